@@ -1,0 +1,158 @@
+"""Settings: one frozen tree, from code, a TOML file or the environment.
+
+Units stand in the names, an unknown key is refused naming the nearest, and no setting changes another. Pure Python.
+"""
+
+import dataclasses
+import difflib
+import os
+import tomllib
+import types
+import typing
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, Self
+
+from .errors import ConfigError
+
+MIB = 1024**2
+GIB = 1024**3
+
+
+@dataclass(frozen=True, slots=True)
+class StoreConfig:
+    """Where entries live and how much of each place they may take."""
+
+    directory: str | None = None  # the disk tier's directory; None: memory tier only
+    memory_bytes: int = 1 * GIB  # capacity of the memory tier
+    disk_bytes: int = 20 * GIB  # capacity of the disk tier
+    policy: str = "lru"  # eviction policy, of every tier
+    write_buffer_bytes: int = 256 * MIB  # entries waiting to be written; a full buffer drops, never delays a token
+    reader_threads: int = 2  # threads that read layer slices ahead
+    read_only: bool = False  # open the directory for reading beside a writer
+    tenant: str = ""  # salt of every key: tenants never share entries
+
+    def __post_init__(self) -> None:
+        _at_least(self, memory_bytes=0, disk_bytes=0, write_buffer_bytes=0, reader_threads=1)
+
+
+@dataclass(frozen=True, slots=True)
+class FusionConfig:
+    """How stored entries become one prompt's KV (CacheBlend sections 4 and 5)."""
+
+    ratio: float = 0.15  # recompute ratio: share of the fused, inexact tokens recomputed in each layer
+    selector: str = "hkvd-gradual"  # which tokens: see ragkv.fusion.SELECTORS
+    read_ahead_layers: int = 2  # B: layers read ahead of the one being fused
+    seed: int = 0  # of the `random` selector
+
+    def __post_init__(self) -> None:
+        _at_least(self, read_ahead_layers=1)
+        if not 0.0 <= self.ratio <= 1.0:
+            raise ConfigError(f"fusion.ratio is {self.ratio}; it is a share and must lie in [0, 1].")
+
+
+@dataclass(frozen=True, slots=True)
+class PromptConfig:
+    """The application's fixed text around the documents."""
+
+    system: str = ""  # system text, before the documents
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    """Everything an engine is built from, besides its model."""
+
+    store: StoreConfig = field(default_factory=StoreConfig)
+    fusion: FusionConfig = field(default_factory=FusionConfig)
+    prompt: PromptConfig = field(default_factory=PromptConfig)
+    device: str = "cpu"  # "cpu", "cuda", "cuda:1"
+    dtype: str = "auto"  # "auto" keeps the checkpoint's; else "float32", "bfloat16", "float16"
+    adapter_id: str = ""  # names a merged LoRA, so that its entries are kept apart
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Self:
+        """A config from nested mappings; raises `ConfigError` on an unknown key or a wrong type."""
+        return _build(cls, values, path="")
+
+    @classmethod
+    def from_toml(cls, path: str | Path) -> Self:
+        """A config from a TOML file whose tables are `[store]`, `[fusion]`, `[prompt]`."""
+        try:
+            values = tomllib.loads(Path(path).read_text(encoding="utf-8"))
+        except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+            raise ConfigError(f"Cannot read settings from {path}: {error}.") from error
+        return cls.from_dict(values)
+
+    @classmethod
+    def from_env(cls, environment: Mapping[str, str] | None = None, prefix: str = "RAGKV_") -> Self:
+        """A config from variables such as `RAGKV_DEVICE=cuda` and `RAGKV_STORE__MEMORY_BYTES=1000`."""
+        source = os.environ if environment is None else environment
+        values: dict[str, Any] = {}
+        for name, text in source.items():
+            if name.startswith(prefix):
+                *rooms, leaf = name.removeprefix(prefix).lower().split("__")
+                place = values
+                for room in rooms:
+                    place = place.setdefault(room, {})
+                place[leaf] = _Text(text)
+        return cls.from_dict(values)
+
+
+class _Text(str):
+    """A value from the environment, still to be read as its setting's type."""
+
+    __slots__ = ()
+
+
+def _build(cls: type[Any], values: Mapping[str, Any], path: str) -> Any:
+    hints = typing.get_type_hints(cls)
+    known = {f.name for f in dataclasses.fields(cls)}
+    arguments = {}
+    for name, value in values.items():
+        if name not in known:
+            near = difflib.get_close_matches(name, known, n=1, cutoff=0)
+            raise ConfigError(f"Unknown setting {path}{name!s}. Did you mean {path}{near[0]}?")
+        arguments[name] = _convert(hints[name], value, f"{path}{name}")
+    return cls(**arguments)
+
+
+def _convert(kind: Any, value: Any, path: str) -> Any:
+    if dataclasses.is_dataclass(kind):
+        if not isinstance(value, Mapping):
+            raise ConfigError(f"{path} is a group of settings, not {value!r}.")
+        return _build(typing.cast(type[Any], kind), value, path=f"{path}.")
+    options = typing.get_args(kind) if isinstance(kind, types.UnionType) else (kind,)
+    if type(None) in options and (value is None or (isinstance(value, _Text) and value.lower() in ("", "none"))):
+        return None
+    wanted = next(option for option in options if option is not type(None))
+    if isinstance(value, _Text):
+        value = _from_text(wanted, value, path)
+    if wanted is float and isinstance(value, int) and not isinstance(value, bool):
+        value = float(value)
+    if not isinstance(value, wanted) or (wanted is int and isinstance(value, bool)):
+        raise ConfigError(f"{path} must be {wanted.__name__}, not {value!r}.")
+    return value
+
+
+def _from_text(wanted: type[Any], text: str, path: str) -> Any:
+    if wanted is bool:
+        if text.lower() in ("1", "true", "yes", "on"):
+            return True
+        if text.lower() in ("0", "false", "no", "off"):
+            return False
+        raise ConfigError(f"{path} must be true or false, not {text!r}.")
+    try:
+        return wanted(str(text))
+    except ValueError as error:
+        raise ConfigError(f"{path} must be {wanted.__name__}, not {text!r}.") from error
+
+
+def _at_least(config: Any, **minimums: int) -> None:
+    for name, minimum in minimums.items():
+        value = getattr(config, name)
+        if value < minimum:
+            raise ConfigError(f"{name} is {value}; it must be at least {minimum}.")
+
+
+ReuseMode = Literal["fused", "prefix", "none"]

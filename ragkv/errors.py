@@ -1,0 +1,75 @@
+"""The one tree of errors. A message says what happened, the values, and what to do. A miss is `None`, not an error.
+
+    RagKVError
+    ├── ConfigError             a setting is unknown, of the wrong type or out of range
+    ├── InputError              a call's arguments cannot be served
+    │   └── PromptTooLongError  the prompt does not fit the model's context
+    ├── ModelError
+    │   ├── ModelNotFoundError      nothing loadable at that path or id
+    │   └── UnsupportedModelError   this architecture cannot be fused exactly; the reason is named
+    ├── StoreError
+    │   ├── StoreLockedError    another process writes to this directory
+    │   ├── StoreReadOnlyError  a write was asked of a store opened read-only
+    │   └── EntryDamagedError   bytes did not match their identity or checksum (inside the house: becomes a miss)
+    ├── DocumentError           a document cannot be read
+    └── MissingExtraError       an optional package is not installed; the message has the pip line
+"""
+
+
+class RagKVError(Exception):
+    """Root of every error ragkv raises on purpose."""
+
+
+class ConfigError(RagKVError):
+    """A setting is unknown, of the wrong type or out of range."""
+
+
+class InputError(RagKVError):
+    """A call's arguments cannot be served."""
+
+
+class PromptTooLongError(InputError):
+    """The prompt and the answer asked for do not fit the model's context."""
+
+
+class ModelError(RagKVError):
+    """Something about the model."""
+
+
+class ModelNotFoundError(ModelError):
+    """Nothing loadable at that path or id."""
+
+
+class UnsupportedModelError(ModelError):
+    """This model cannot be fused exactly; the reason is named."""
+
+
+class StoreError(RagKVError):
+    """Something about the store."""
+
+
+class StoreLockedError(StoreError):
+    """Another process writes to this directory."""
+
+
+class StoreReadOnlyError(StoreError):
+    """A write was asked of a store that was opened read-only."""
+
+
+class EntryDamagedError(StoreError):
+    """Stored bytes do not match their identity or checksum. Becomes a miss; never leaves the engine."""
+
+    def __init__(self, key: str, why: str) -> None:
+        super().__init__(f"Entry {key[:12]} is damaged: {why}. It was dropped and counts as a miss.")
+        self.key = key
+
+
+class DocumentError(RagKVError):
+    """A document cannot be read."""
+
+
+class MissingExtraError(RagKVError):
+    """An optional package is not installed."""
+
+    def __init__(self, package: str, extra: str, purpose: str) -> None:
+        super().__init__(f'{purpose} needs the package {package}: pip install "ragkv[{extra}]"')

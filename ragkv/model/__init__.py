@@ -1,0 +1,8 @@
+"""What a transformer is to us: adapters, rotary tables, row attention, a prompt's layout and its KV, decoding."""
+
+from .adapter import Adapter
+from .probe import adapt, full_pass
+from .promptkv import PromptKV, Recording, Rows
+from .rope import Rope, RotaryTables
+
+__all__ = ["Adapter", "PromptKV", "Recording", "Rope", "RotaryTables", "Rows", "adapt", "full_pass"]

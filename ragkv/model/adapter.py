@@ -1,0 +1,157 @@
+"""What a transformer is to us: its layers driven one at a time over chosen rows of a prompt.
+
+The base class is the llama shape; `families.py` has what differs. The model is never changed: an adapter works on
+shallow copies of its layers that share every weight and differ in the name of their attention function alone. It knows
+nothing of entries, chunks or selection.
+"""
+
+import copy
+import sys
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+import torch
+
+from . import attention
+from .promptkv import Captured, CaptureCache, PromptKV, Recording, RowCache, Rows
+from .rope import Rope, RotaryTables
+
+
+class Adapter:
+    """A decoder-only model of the llama shape."""
+
+    model_types: ClassVar[tuple[str, ...]] = ("llama", "mistral", "mixtral", "qwen3_moe", "starcoder2", "phi3", "olmo2")
+    attention_name: ClassVar[str] = "self_attn"
+    cache_argument: ClassVar[str] = "past_key_values"
+
+    def __init__(self, model: Any) -> None:
+        attention.register()
+        self.model = model
+        self.config = model.config
+        self.body = self._body()
+        self.device: torch.device = next(model.parameters()).device
+        self.dtype: torch.dtype = next(model.parameters()).dtype
+        self.layers = [self._own_view(layer) for layer in self.body.layers]
+        self.rope = Rope(self.body.rotary_emb, self.rope_kinds(), self.device)
+        rotary_dims = self.rope.tables(1).tables[self.rope_kinds()[0]][0].shape[-1]
+        self._identity = (
+            torch.ones((1, 1, rotary_dims), dtype=self.dtype, device=self.device),
+            torch.zeros((1, 1, rotary_dims), dtype=self.dtype, device=self.device),
+        )
+        module = sys.modules[type(self.body).__module__]
+        self._apply_rotary: Callable[..., tuple[torch.Tensor, torch.Tensor]] = module.apply_rotary_pos_emb
+        self.kv_heads, self.head_dim = self._measure_kv()
+
+    @property
+    def layer_count(self) -> int:
+        """L."""
+        return len(self.layers)
+
+    @property
+    def context_length(self) -> int | None:
+        """The longest prompt and answer the model was made for, if its config says."""
+        return getattr(self.config, "max_position_embeddings", None)
+
+    # What families override
+
+    def _body(self) -> Any:
+        return self.model.model
+
+    def embed(self, token_ids: torch.Tensor) -> torch.Tensor:
+        """Token ids (R,) -> hidden (1, R, E), scaled as the model does."""
+        hidden: torch.Tensor = self.body.embed_tokens(token_ids.unsqueeze(0))
+        return hidden
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Last layer's hidden (1, R, E) -> logits (R, V) float32, after any scaling or capping."""
+        return self.scale_logits(self.model.lm_head(self.body.norm(hidden)))[0].float()
+
+    def scale_logits(self, logits: torch.Tensor) -> torch.Tensor:
+        """What the family does to its head's output."""
+        return logits
+
+    def window(self, layer: int) -> int | None:
+        """Keys a row of `layer` may look back, itself included; `None` on full layers."""
+        kinds = getattr(self.config, "layer_types", None)
+        if kinds is not None and kinds[layer] != "sliding_attention":
+            return None
+        return getattr(self.config, "sliding_window", None)
+
+    def rotates(self, layer: int) -> bool:  # noqa: ARG002 - overridden where some layers have no RoPE
+        """Whether `layer` uses RoPE at all."""
+        return True
+
+    def rope_kinds(self) -> tuple[str, ...]:
+        """The kinds of rotary table the model has; ("",) where all layers share one."""
+        return ("",)
+
+    def rope_kind(self, layer: int) -> str:  # noqa: ARG002
+        """The kind of `layer`'s rotary table."""
+        return ""
+
+    # The mechanism
+
+    def rotate(self, layer: int, raw: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+        """Rotate queries or keys (1, heads, R, D) by cos, sin (1, R, rotary dims), in float32, by the model's own code."""
+        if not self.rotates(layer):
+            return raw
+        rotary_dims = cos.shape[-1]
+        turning = raw[..., :rotary_dims].float()
+        _, turned = self._apply_rotary(turning[:, :0], turning, cos, sin)  # no heads of queries: keys alone are turned
+        turned = turned.to(raw.dtype)
+        if rotary_dims == raw.shape[-1]:
+            return turned
+        return torch.cat((turned, raw[..., rotary_dims:]), dim=-1)
+
+    def run_layer(
+        self,
+        layer: int,
+        hidden: torch.Tensor,
+        rows: Rows,
+        kv: PromptKV,
+        tables: RotaryTables,
+        record: Recording | None = None,
+    ) -> torch.Tensor:
+        """Drive `layer` over hidden (1, R, E) of `rows`: their KV is written to `kv`, they attend over all of it."""
+        cos, sin = tables.rows(self.rope_kind(layer), rows.positions)
+
+        def rotate(raw: torch.Tensor) -> torch.Tensor:
+            return self.rotate(layer, raw, cos, sin)
+
+        cache = RowCache(kv, rows, rotate, record)
+        return self._call(layer, hidden, rows, attention.RowMask(rows, self.window(layer), rotate), cache)
+
+    def project_kv(self, layer: int, hidden: torch.Tensor, rows: Rows) -> tuple[torch.Tensor, torch.Tensor]:
+        """Raw keys and values, each (1, G, R, D), that `layer` makes of hidden (1, R, E), without its attention."""
+        try:
+            self._call(layer, hidden, rows, None, CaptureCache())
+        except Captured as captured:
+            return captured.k_raw, captured.v
+        raise AssertionError("a layer ran through without updating its cache")
+
+    def _call(self, layer: int, hidden: torch.Tensor, rows: Rows, mask: Any, cache: Any) -> torch.Tensor:
+        ones, zeros = self._identity
+        shape = (1, len(rows), ones.shape[-1])
+        arguments = {
+            "attention_mask": mask,
+            "position_ids": rows.positions.unsqueeze(0),
+            "position_embeddings": (ones.expand(shape), zeros.expand(shape)),
+            "use_cache": True,
+            self.cache_argument: cache,
+        }
+        out = self.layers[layer](hidden, **arguments)
+        return out[0] if isinstance(out, tuple) else out
+
+    @torch.no_grad()
+    def _measure_kv(self) -> tuple[int, int]:
+        """G and D, read off one token's keys: configs name them in too many ways."""
+        k_raw, _ = self.project_kv(0, self.embed(torch.zeros(1, dtype=torch.int64, device=self.device)), Rows.span(0, 1, self.device))
+        return k_raw.shape[1], k_raw.shape[3]
+
+    def _own_view(self, layer: torch.nn.Module) -> torch.nn.Module:
+        """A shallow copy of `layer` that shares its weights and attends through `row_attention`."""
+        view, attn = copy.copy(layer), copy.copy(getattr(layer, self.attention_name))
+        attn.config = copy.copy(attn.config)
+        attn.config._attn_implementation = attention.IMPLEMENTATION
+        view._modules = {**layer._modules, self.attention_name: attn}
+        return view

@@ -1,0 +1,131 @@
+"""Attention of scattered prompt rows over all keys, masked by absolute position.
+
+Row i at position p_i sees exactly the keys j with j <= p_i, and j > p_i - window on sliding layers. Public CacheBlend
+code masks scattered rows with a bottom-right triangle, which lets them see the future (CacheBlend section 4.2 leaves
+the mask open). Registered through transformers' attention interface; what a layer takes for its mask is a `RowMask`,
+so a pass carries its own state and nothing global changes.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.nn import functional
+from transformers import AttentionInterface
+
+from .promptkv import Rows
+
+IMPLEMENTATION = "ragkv_rows"
+ROWS_PER_BLOCK = 256  # a block of rows reads keys up to its last row's position only
+
+
+@dataclass(frozen=True, slots=True)
+class RowMask:
+    """Stands where transformers expects a mask: who the rows are, and how their queries are rotated."""
+
+    rows: Rows
+    window: int | None  # keys a row may look back on a sliding layer, itself included
+    rotate: Callable[[torch.Tensor], torch.Tensor]  # (1, H, R, D) -> the same, at the rows' positions
+
+
+def row_attention(
+    module: torch.nn.Module,  # noqa: ARG001 - the interface's signature
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: RowMask,
+    scaling: float,
+    softcap: float | None = None,
+    **_: Any,
+) -> tuple[torch.Tensor, None]:
+    """The interface's function: query (1, H, R, D) before RoPE, key and value (1, G, S, D) -> (1, R, H, D)."""
+    mask = attention_mask
+    out = attend(mask.rotate(query), key, value, mask.rows, mask.window, scaling, softcap)
+    return out.transpose(1, 2).contiguous(), None
+
+
+def attend(
+    q_rot: torch.Tensor,
+    k_rot: torch.Tensor,
+    v: torch.Tensor,
+    rows: Rows,
+    window: int | None,
+    scaling: float,
+    softcap: float | None = None,
+) -> torch.Tensor:
+    """Exact attention of `rows` over keys whose index is their position: (1, H, R, D)."""
+    count = q_rot.shape[2]
+    if count <= ROWS_PER_BLOCK:
+        return _attend_block(q_rot, k_rot, v, rows.positions, window, scaling, softcap)
+    blocks = [
+        _attend_block(
+            q_rot[:, :, at : at + ROWS_PER_BLOCK],
+            k_rot,
+            v,
+            rows.positions[at : at + ROWS_PER_BLOCK],
+            window,
+            scaling,
+            softcap,
+        )
+        for at in range(0, count, ROWS_PER_BLOCK)
+    ]
+    return torch.cat(blocks, dim=2)
+
+
+def _attend_block(
+    q_rot: torch.Tensor,
+    k_rot: torch.Tensor,
+    v: torch.Tensor,
+    positions: torch.Tensor,
+    window: int | None,
+    scaling: float,
+    softcap: float | None,
+) -> torch.Tensor:
+    _, heads, count, head_dim = q_rot.shape
+    kv_heads = k_rot.shape[1]
+    low = 0 if window is None else max(0, int(positions[0]) - window + 1)
+    high = int(positions[-1]) + 1
+    k_rot, v = k_rot[:, :, low:high], v[:, :, low:high]
+    group = heads // kv_heads
+    # Fold the query heads of a KV head into rows: masked SDPA would copy K and V once per query head otherwise.
+    q_rot = q_rot.reshape(1, kv_heads, group * count, head_dim)
+    allowed = allowed_keys(positions, low, high, window)
+    if allowed is not None and group > 1:
+        allowed = allowed.repeat(group, 1)  # (group * R, S)
+    if softcap is None:
+        out = functional.scaled_dot_product_attention(q_rot, k_rot, v, attn_mask=allowed, scale=scaling)
+    else:
+        out = _softcapped(q_rot, k_rot, v, allowed, scaling, softcap)
+    return out.reshape(1, heads, count, head_dim)
+
+
+def allowed_keys(positions: torch.Tensor, low: int, high: int, window: int | None) -> torch.Tensor | None:
+    """Which keys low ... high - 1 each row may see, (R, high - low) bool; `None` where that is all of them."""
+    if positions.numel() == 1:
+        return None  # low and high already are the row's own range
+    keys = torch.arange(low, high, device=positions.device)
+    allowed = keys <= positions[:, None]
+    if window is not None:
+        allowed &= keys > positions[:, None] - window
+    return allowed
+
+
+def _softcapped(
+    q_rot: torch.Tensor,
+    k_rot: torch.Tensor,
+    v: torch.Tensor,
+    allowed: torch.Tensor | None,
+    scaling: float,
+    softcap: float,
+) -> torch.Tensor:
+    scores = torch.matmul(q_rot, k_rot.transpose(2, 3)).float() * scaling
+    scores = torch.tanh(scores / softcap) * softcap
+    if allowed is not None:
+        scores = scores.masked_fill(~allowed, float("-inf"))
+    return torch.matmul(scores.softmax(dim=-1).to(v.dtype), v)
+
+
+def register() -> None:
+    """Make `IMPLEMENTATION` known to transformers; harmless when repeated."""
+    AttentionInterface.register(IMPLEMENTATION, row_attention)

@@ -1,0 +1,109 @@
+"""Decoding: one more row a step, over the prompt's KV, with transformers' own logits processors.
+
+Greedy unless `do_sample`. Knows nothing of how the prompt's KV came to be.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from transformers import (
+    GenerationConfig,
+    LogitsProcessorList,
+    MinNewTokensLengthLogitsProcessor,
+    MinPLogitsWarper,
+    NoRepeatNGramLogitsProcessor,
+    RepetitionPenaltyLogitsProcessor,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
+
+from ragkv.errors import InputError
+
+from .adapter import Adapter
+from .probe import full_pass
+from .promptkv import PromptKV
+
+
+class Sampler:
+    """Chooses the next token of one answer, by a `GenerationConfig` and a seed."""
+
+    def __init__(self, generation: GenerationConfig, prompt_ids: torch.Tensor, eos: Sequence[int], seed: int | None):
+        self._sample = bool(generation.do_sample)
+        self._ids = prompt_ids.unsqueeze(0)  # (1, S + generated)
+        self._processors = _processors(generation, prompt_ids, eos)
+        self._generator = torch.Generator(prompt_ids.device)
+        if seed is None:
+            self._generator.seed()
+        else:
+            self._generator.manual_seed(seed)
+
+    def choose(self, logits: torch.Tensor) -> int:
+        """The token after `logits` (V,) float32; it becomes part of what repetition rules see."""
+        scores = self._processors(self._ids, logits.unsqueeze(0))
+        if self._sample:
+            probabilities = scores.softmax(dim=-1)
+            token = torch.multinomial(probabilities, 1, generator=self._generator)
+        else:
+            token = scores.argmax(dim=-1, keepdim=True)
+        self._ids = torch.cat((self._ids, token), dim=1)
+        return int(token)
+
+
+def _processors(generation: GenerationConfig, prompt_ids: torch.Tensor, eos: Sequence[int]) -> LogitsProcessorList:
+    chosen: list[Any] = []
+    if generation.repetition_penalty not in (None, 1.0):
+        chosen.append(RepetitionPenaltyLogitsProcessor(generation.repetition_penalty))
+    if generation.no_repeat_ngram_size:
+        chosen.append(NoRepeatNGramLogitsProcessor(generation.no_repeat_ngram_size))
+    if generation.min_new_tokens and eos:
+        chosen.append(
+            MinNewTokensLengthLogitsProcessor(
+                prompt_ids.numel(), generation.min_new_tokens, list(eos), device=str(prompt_ids.device)
+            )
+        )
+    if generation.do_sample:
+        if generation.temperature not in (None, 1.0):
+            chosen.append(TemperatureLogitsWarper(generation.temperature))
+        if generation.top_k:
+            chosen.append(TopKLogitsWarper(generation.top_k))
+        if generation.top_p is not None and generation.top_p < 1.0:
+            chosen.append(TopPLogitsWarper(generation.top_p))
+        if generation.min_p is not None:
+            chosen.append(MinPLogitsWarper(generation.min_p))
+    return LogitsProcessorList(chosen)
+
+
+def generation_config(settings: dict[str, Any]) -> GenerationConfig:
+    """A `GenerationConfig` from keyword settings; raises `InputError` on what it does not know or allow."""
+    unknown = sorted(name for name in settings if not hasattr(GenerationConfig(), name))
+    if unknown:
+        raise InputError(f"Unknown generation settings: {', '.join(unknown)}. See transformers.GenerationConfig.")
+    try:
+        return GenerationConfig(**settings)
+    except (ValueError, TypeError) as error:
+        raise InputError(f"Generation settings are not valid: {error}") from error
+
+
+def end_tokens(model: Any, tokenizer: Any | None) -> tuple[int, ...]:
+    """Ids that end an answer: the generation config's, else the config's, else the tokenizer's."""
+    for source in (getattr(model, "generation_config", None), model.config, tokenizer):
+        found = getattr(source, "eos_token_id", None)
+        if found is not None:
+            return tuple(found) if isinstance(found, list | tuple) else (int(found),)
+    return ()
+
+
+@torch.no_grad()
+def decode(
+    adapter: Adapter, kv: PromptKV, logits: torch.Tensor, sampler: Sampler, eos: Sequence[int], max_new_tokens: int
+) -> Iterator[int]:
+    """Tokens after a prompt whose last row gave `logits` (V,), until an end token (yielded too) or the limit."""
+    for step in range(max_new_tokens):
+        token = sampler.choose(logits)
+        yield token
+        if token in eos or step + 1 == max_new_tokens:
+            return
+        hidden = full_pass(adapter, torch.tensor([token], device=adapter.device), kv, start=kv.length)
+        logits = adapter.logits(hidden)[-1]

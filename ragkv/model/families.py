@@ -1,0 +1,111 @@
+"""What each model family needs beyond the llama shape, one small class each, and the registry that picks by name."""
+
+from typing import Any, ClassVar
+
+import torch
+
+from ragkv.errors import UnsupportedModelError
+
+from .adapter import Adapter
+
+
+class WindowByLayerType(Adapter):
+    """qwen2, qwen3: a layer is sliding if its `layer_types` says so; the base class reads it. Qwen3's norms sit before RoPE."""
+
+    model_types = ("qwen2", "qwen3")
+
+
+class Granite(Adapter):
+    """Multiplies embeddings in the model's forward and divides logits; its layers scale themselves."""
+
+    model_types = ("granite",)
+
+    def embed(self, token_ids: torch.Tensor) -> torch.Tensor:
+        return super().embed(token_ids) * self.body.embedding_multiplier
+
+    def scale_logits(self, logits: torch.Tensor) -> torch.Tensor:
+        return logits / self.config.logits_scaling
+
+
+class Cohere2(Adapter):
+    """RoPE on sliding layers only, interleaved; logits multiplied."""
+
+    model_types = ("cohere2",)
+
+    def rotates(self, layer: int) -> bool:
+        return self.window(layer) is not None
+
+    def scale_logits(self, logits: torch.Tensor) -> torch.Tensor:
+        return logits * self.model.logit_scale
+
+
+class SmolLM3(Adapter):
+    """Some layers have no RoPE; the windows sit where `layer_types` says."""
+
+    model_types = ("smollm3",)
+
+    def rotates(self, layer: int) -> bool:
+        return bool(self.config.no_rope_layers[layer])
+
+    def window(self, layer: int) -> int | None:
+        return super().window(layer) if self.config.use_sliding_window else None
+
+
+class Softcapped(Adapter):
+    """gemma2: final logits capped; attention is capped inside `row_attention`; embeddings scaled in `embed_tokens`."""
+
+    model_types = ("gemma2",)
+
+    def scale_logits(self, logits: torch.Tensor) -> torch.Tensor:
+        cap = self.config.final_logit_softcapping
+        return logits if cap is None else torch.tanh(logits / cap) * cap
+
+
+class Gemma3(Softcapped):
+    """A rotary table for local layers and one for global ones; final capping optional."""
+
+    model_types = ("gemma3_text",)
+
+    def __init__(self, model: Any) -> None:
+        if getattr(model.config, "use_bidirectional_attention", False):
+            raise UnsupportedModelError("This gemma3 model attends in both directions, so its KV depends on what follows.")
+        super().__init__(model)
+
+    def rope_kinds(self) -> tuple[str, ...]:
+        return tuple(sorted(set(self.config.layer_types)))
+
+    def rope_kind(self, layer: int) -> str:
+        return str(self.config.layer_types[layer])
+
+
+class PartialRotary(Adapter):
+    """glm4, stablelm: RoPE turns the first dimensions of a head; `rotate` reads how many off the table."""
+
+    model_types = ("glm4", "stablelm")
+
+
+class GPTNeoX(Adapter):
+    """Other names throughout, and a layer that swallows `past_key_values` in silence: its cache is `layer_past`."""
+
+    model_types = ("gpt_neox",)
+    attention_name: ClassVar[str] = "attention"
+    cache_argument: ClassVar[str] = "layer_past"
+
+    def _body(self) -> Any:
+        return self.model.gpt_neox
+
+    def embed(self, token_ids: torch.Tensor) -> torch.Tensor:
+        hidden: torch.Tensor = self.body.embed_in(token_ids.unsqueeze(0))
+        return hidden
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        head = self.model.get_output_embeddings()
+        logits: torch.Tensor = head(self.body.final_layer_norm(hidden))
+        return logits[0].float()
+
+
+ADAPTERS: dict[str, type[Adapter]] = {
+    model_type: adapter
+    for adapter in (Adapter, WindowByLayerType, Granite, Cohere2, SmolLM3, Softcapped, Gemma3, PartialRotary, GPTNeoX)
+    for model_type in adapter.model_types
+}

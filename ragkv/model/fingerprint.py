@@ -1,0 +1,68 @@
+"""What an entry's identity says of a model: digests of its weights, architecture, RoPE and tokenizer.
+
+Everything that changes a key or a value must change one of these; what changes neither should not.
+"""
+
+import hashlib
+import json
+from typing import Any
+
+import torch
+import xxhash
+
+from .adapter import Adapter
+
+# Settings that do not take part in the computation of keys and values.
+_IRRELEVANT = (
+    "_name_or_path",
+    "architectures",
+    "transformers_version",
+    "dtype",
+    "torch_dtype",
+    "use_cache",
+    "bos_token_id",
+    "eos_token_id",
+    "pad_token_id",
+    "max_position_embeddings",
+    "attention_dropout",
+    "initializer_range",
+    "rope_parameters",
+)
+
+
+def weights_digest(model: torch.nn.Module) -> str:
+    """Digest over the name, shape, dtype and every byte of every parameter and persistent buffer."""
+    digest = hashlib.blake2b(digest_size=16)
+    for name, tensor in sorted(model.state_dict().items()):
+        flat = tensor.detach().cpu().contiguous().view(-1)
+        digest.update(f"{name}:{tuple(tensor.shape)}:{tensor.dtype}:".encode())
+        if flat.numel():
+            digest.update(xxhash.xxh3_128_digest(flat.view(torch.uint8).numpy()))
+    return digest.hexdigest()
+
+
+def architecture_digest(adapter: Adapter) -> str:
+    """Digest of what the config says of the computation, RoPE apart."""
+    settings = {name: value for name, value in adapter.config.to_dict().items() if name not in _IRRELEVANT}
+    return _digest({"adapter": type(adapter).__name__, **settings})
+
+
+def rope_digest(adapter: Adapter) -> str:
+    """Digest of the RoPE parameters, nested ones too."""
+    config = adapter.config
+    lengths = getattr(config, "max_position_embeddings", None) if adapter.rope.depends_on_length else None
+    return _digest({"rope": getattr(config, "rope_parameters", None), "original_length": lengths})
+
+
+def tokenizer_digest(tokenizer: Any | None) -> str:
+    """Digest of a tokenizer's vocabulary and rules; "" without one."""
+    if tokenizer is None:
+        return ""
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    text = backend.to_str() if backend is not None else json.dumps(tokenizer.get_vocab(), sort_keys=True)
+    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+
+
+def _digest(values: dict[str, Any]) -> str:
+    text = json.dumps(values, sort_keys=True, default=str)
+    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()

@@ -1,0 +1,68 @@
+"""Loading a model and its tokenizer: a local folder, a hub id, or `"reader"`, the one that ships with the package."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ragkv.errors import ConfigError, ModelNotFoundError
+
+READER = Path(__file__).parent / "reader"
+
+
+def load(name: str | os.PathLike[str], device: str, dtype: str) -> tuple[Any, Any | None]:
+    """A causal LM in eval mode and its tokenizer (`None` if it has none). Raises `ModelNotFoundError`."""
+    from transformers import AutoModelForCausalLM
+
+    path = _locate(name)
+    try:
+        model = AutoModelForCausalLM.from_pretrained(path, dtype=_dtype(dtype))
+    except (OSError, ValueError, KeyError) as error:
+        raise ModelNotFoundError(f"Cannot load a causal LM from {str(name)!r}: {_first_line(error)}") from error
+    try:
+        model = model.to(device)
+    except (RuntimeError, AssertionError) as error:
+        raise ConfigError(f"Cannot put the model on device {device!r}: {_first_line(error)}") from error
+    return model.eval(), _tokenizer(path)
+
+
+def _locate(name: str | os.PathLike[str]) -> str:
+    if name == "reader":
+        if not (READER / "config.json").is_file():
+            raise ModelNotFoundError("The bundled reader is not part of this installation; give a model's path.")
+        return str(READER)
+    path = Path(name).expanduser()
+    looks_local = path.is_absolute() or str(name).startswith((".", "~")) or str(name).count("/") != 1
+    if path.is_dir():
+        if not (path / "config.json").is_file():
+            raise ModelNotFoundError(f"{path} has no config.json; a transformers model folder is needed.")
+        return str(path)
+    if looks_local:
+        raise ModelNotFoundError(f"No model folder at {path}. Give a folder, a hub id such as org/name, or 'reader'.")
+    return str(name)
+
+
+def _tokenizer(path: str) -> Any | None:
+    from transformers import AutoTokenizer
+
+    folder = Path(path)
+    if folder.is_dir() and not any((folder / name).exists() for name in ("tokenizer.json", "tokenizer_config.json")):
+        return None
+    try:
+        return AutoTokenizer.from_pretrained(path)
+    except (OSError, ValueError, KeyError) as error:
+        raise ModelNotFoundError(f"The model at {path} loads, its tokenizer does not: {_first_line(error)}") from error
+
+
+def _dtype(name: str) -> Any:
+    if name == "auto":
+        return "auto"
+    dtype = getattr(torch, name, None)
+    if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
+        raise ConfigError(f"dtype is {name!r}; give 'auto', 'float32', 'bfloat16' or 'float16'.")
+    return dtype
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).strip().split("\n")[0] or type(error).__name__

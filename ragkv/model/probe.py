@@ -1,0 +1,72 @@
+"""Builds an adapter and proves it: a few tokens driven through it must give the model's own logits.
+
+This catches every architecture nobody thought of: what is not reproduced here is refused, with the reason.
+"""
+
+from typing import Any
+
+import torch
+
+from ragkv.errors import UnsupportedModelError
+
+from .adapter import Adapter
+from .families import ADAPTERS
+from .promptkv import PromptKV, Rows
+
+PROBE_TOKENS = 32
+_TOLERANCE = {torch.float32: 1e-3, torch.float64: 1e-3}  # of the logits' spread
+_TOLERANCE_HALF = 0.2  # half precisions: rounding alone moves logits by some percent of their spread
+
+
+def adapt(model: Any) -> Adapter:
+    """The proven adapter of a loaded transformers model; raises `UnsupportedModelError`."""
+    config = getattr(model, "config", None)
+    model_type = getattr(config, "model_type", type(model).__name__)
+    if getattr(config, "is_encoder_decoder", False):
+        raise UnsupportedModelError(f"{model_type} is an encoder-decoder model; only decoder-only models keep a prompt KV.")
+    if model_type not in ADAPTERS:
+        raise UnsupportedModelError(
+            f"No adapter for the architecture {model_type!r}. Fusing needs attention layers with rotary positions and "
+            f"a per-token KV (not ALiBi, learned positions, MLA or state spaces). Known: {', '.join(sorted(ADAPTERS))}."
+        )
+    if not hasattr(model, "lm_head") and model.get_output_embeddings() is None:
+        raise UnsupportedModelError(f"{type(model).__name__} has no language-model head; load it as a causal LM.")
+    model.eval()
+    try:
+        adapter = ADAPTERS[model_type](model)
+        worst = _deviation(adapter)
+    except (RuntimeError, TypeError, AttributeError, ValueError, KeyError) as error:
+        raise UnsupportedModelError(f"This {model_type} model cannot be driven layer by layer: {error}") from error
+    if not worst <= _TOLERANCE.get(adapter.dtype, _TOLERANCE_HALF):
+        raise UnsupportedModelError(
+            f"This {model_type} model does not give its own logits when driven layer by layer (off by {worst:.2g} of "
+            f"their spread over {PROBE_TOKENS} tokens), so fused answers would be wrong. It is refused."
+        )
+    return adapter
+
+
+@torch.no_grad()
+def full_pass(adapter: Adapter, token_ids: torch.Tensor, kv: PromptKV, start: int = 0) -> torch.Tensor:
+    """Drive `token_ids` (R,) at positions start ... through every layer: last hidden (1, R, E)."""
+    stop = start + token_ids.numel()
+    rows = Rows.span(start, stop, adapter.device)
+    tables = adapter.rope.tables(stop, start)
+    hidden = adapter.embed(token_ids)
+    for layer in range(adapter.layer_count):
+        hidden = adapter.run_layer(layer, hidden, rows, kv, tables)
+    kv.length = stop
+    return hidden
+
+
+@torch.no_grad()
+def _deviation(adapter: Adapter) -> float:
+    """The largest difference of logits between the adapter's pass and the model's, over the logits' spread."""
+    model = adapter.model
+    vocabulary = model.get_input_embeddings().weight.shape[0]
+    generator = torch.Generator().manual_seed(0)
+    tokens = torch.randint(0, vocabulary, (PROBE_TOKENS,), generator=generator).to(adapter.device)
+    expected = model(tokens.unsqueeze(0), use_cache=False).logits[0].float()
+    kv = PromptKV(adapter.layer_count, adapter.kv_heads, adapter.head_dim, PROBE_TOKENS, adapter.dtype, adapter.device)
+    got = adapter.logits(full_pass(adapter, tokens, kv))
+    spread = float(expected.std()) or 1.0
+    return float((got - expected).abs().max()) / spread

@@ -1,0 +1,153 @@
+"""The KV of one prompt while it is being made and decoded, and the transformers `Cache` that feeds it.
+
+Keys lie here rotated, at their absolute positions; room for the answer is allocated with the prompt. The `Cache` handed
+to a layer receives keys before RoPE (the layer is given the identity rotation), so that every key can be recorded
+position-free at the moment it is made, and nothing is ever un-rotated. Dies with its request.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from transformers import Cache, DynamicCache
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """The prompt positions that are computed in a pass, ascending."""
+
+    positions: torch.Tensor  # (R,) int64
+    start: int | None  # the first position where they are contiguous, else None
+
+    @classmethod
+    def of(cls, positions: torch.Tensor) -> "Rows":
+        """Rows of ascending `positions` (R,)."""
+        count = positions.numel()
+        contiguous = count > 0 and int(positions[-1]) - int(positions[0]) + 1 == count
+        return cls(positions, int(positions[0]) if contiguous else None)
+
+    @classmethod
+    def span(cls, start: int, stop: int, device: torch.device) -> "Rows":
+        """The contiguous rows `start ... stop - 1`."""
+        return cls(torch.arange(start, stop, device=device), start)
+
+    def __len__(self) -> int:
+        return self.positions.numel()
+
+
+class PromptKV:
+    """Rotated keys and values of one prompt, per layer (1, G, capacity, D)."""
+
+    def __init__(
+        self, layers: int, kv_heads: int, head_dim: int, capacity: int, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        shape = (1, kv_heads, capacity, head_dim)
+        self.keys = [torch.empty(shape, dtype=dtype, device=device) for _ in range(layers)]
+        self.values = [torch.empty(shape, dtype=dtype, device=device) for _ in range(layers)]
+        self.length = 0  # S: positions that are valid in every layer once the pass is over
+        self.capacity = capacity
+
+    def write(self, layer: int, rows: Rows, k_rot: torch.Tensor, v: torch.Tensor) -> None:
+        """Put `k_rot` and `v`, each (1, G, R, D), at the positions of `rows`."""
+        if rows.start is not None:
+            self.keys[layer].narrow(2, rows.start, len(rows)).copy_(k_rot)
+            self.values[layer].narrow(2, rows.start, len(rows)).copy_(v)
+        else:
+            self.keys[layer].index_copy_(2, rows.positions, k_rot.to(self.keys[layer].dtype))
+            self.values[layer].index_copy_(2, rows.positions, v)
+
+    def view(self, layer: int, length: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Keys and values of the first `length` positions, each (1, G, length, D): views."""
+        return self.keys[layer].narrow(2, 0, length), self.values[layer].narrow(2, 0, length)
+
+    def reserve(self, capacity: int) -> None:
+        """Make room for `capacity` positions, keeping what is there."""
+        if capacity <= self.capacity:
+            return
+        for tensors in (self.keys, self.values):
+            for layer, old in enumerate(tensors):
+                new = old.new_empty((1, old.shape[1], capacity, old.shape[3]))
+                new.narrow(2, 0, self.length).copy_(old.narrow(2, 0, self.length))
+                tensors[layer] = new
+        self.capacity = capacity
+
+    def to_dynamic_cache(self) -> DynamicCache:
+        """A fresh `DynamicCache` of full layers, S rotated positions each, sharing nothing with this."""
+        cache = DynamicCache()
+        for layer in range(len(self.keys)):
+            k_rot, v = self.view(layer, self.length)
+            cache.update(k_rot, v, layer)  # concatenates, hence copies
+        return cache
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes allocated."""
+        return sum(t.numel() * t.element_size() for t in (*self.keys, *self.values))
+
+
+class Recording:
+    """Collects the raw KV of the positions `start ... stop - 1` as layers make it: (L, 2, G, T, D)."""
+
+    def __init__(self, start: int, stop: int, like: PromptKV) -> None:
+        _, kv_heads, _, head_dim = like.keys[0].shape
+        self._start, self._stop = start, stop
+        self.kv = like.keys[0].new_empty((len(like.keys), 2, kv_heads, stop - start, head_dim))
+
+    def add(self, layer: int, rows: Rows, k_raw: torch.Tensor, v: torch.Tensor) -> None:
+        """Take what of `k_raw`, `v` (1, G, R, D) falls into the recorded range."""
+        if rows.start is not None:
+            low, high = max(rows.start, self._start), min(rows.start + len(rows), self._stop)
+            if low < high:
+                source, target = slice(low - rows.start, high - rows.start), slice(low - self._start, high - self._start)
+                self.kv[layer, 0, :, target] = k_raw[0, :, source]
+                self.kv[layer, 1, :, target] = v[0, :, source]
+            return
+        inside = (rows.positions >= self._start) & (rows.positions < self._stop)
+        target_rows = rows.positions[inside] - self._start
+        self.kv[layer, 0].index_copy_(1, target_rows, k_raw[0][:, inside])
+        self.kv[layer, 1].index_copy_(1, target_rows, v[0][:, inside])
+
+
+class RowCache(Cache):
+    """What a layer sees as its cache during a pass over some rows: takes raw keys, gives the whole prompt's."""
+
+    def __init__(
+        self,
+        kv: PromptKV,
+        rows: Rows,
+        rotate: Callable[[torch.Tensor], torch.Tensor],
+        record: Recording | None,
+    ) -> None:
+        super().__init__(layers=[])
+        self._kv, self._rows, self._rotate, self._record = kv, rows, rotate, record
+
+    def update(  # type: ignore[override]
+        self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *_: Any, **__: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Rotate `key_states` (k_raw) to place, write both, give keys and values of all positions so far."""
+        self._kv.write(layer_idx, self._rows, self._rotate(key_states), value_states)
+        if self._record is not None:
+            self._record.add(layer_idx, self._rows, key_states, value_states)
+        return self._kv.view(layer_idx, int(self._rows.positions[-1]) + 1)
+
+
+class Captured(Exception):  # noqa: N818 - not an error: it carries a layer's raw keys and values out of its forward
+    """Raised by `CaptureCache` so that a layer stops before its attention."""
+
+    def __init__(self, k_raw: torch.Tensor, v: torch.Tensor) -> None:
+        super().__init__()
+        self.k_raw, self.v = k_raw, v
+
+
+class CaptureCache(Cache):
+    """Stops a layer as soon as it has made its keys and values."""
+
+    def __init__(self) -> None:
+        super().__init__(layers=[])
+
+    def update(  # type: ignore[override]
+        self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *_: Any, **__: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Raise `Captured` with k_raw and v, each (1, G, R, D)."""
+        raise Captured(key_states, value_states)

@@ -1,0 +1,83 @@
+"""Rotary tables: the model's own cos and sin, for any range of positions, without touching the model.
+
+A rotary module may keep state (dynamic RoPE grows and does not shrink back, longrope switches sets), so every table is
+made by a pristine copy that is thrown away. Frequencies may depend on the prompt's length; their digest says under
+which ones a table was made, and only equal digests make equal KV. Keys are stored before RoPE and rotated to their
+place here (CacheBlend section 4.3, footnote 3 and appendix A: the paper re-rotates; starting from raw keys is the same
+rotation without the first rounding).
+"""
+
+import copy
+import hashlib
+import threading
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+_LENGTH_DEPENDENT = ("dynamic", "longrope")
+
+
+@dataclass(frozen=True, slots=True)
+class RotaryTables:
+    """cos and sin for the positions `start ... start + n - 1`, per kind of layer, in float32."""
+
+    tables: dict[str, tuple[torch.Tensor, torch.Tensor]]  # kind -> cos, sin, each (n, rotary dims)
+    frequencies: str  # digest of the frequencies
+    start: int = 0
+
+    def rows(self, kind: str, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """cos and sin, each (1, R, rotary dims), of `positions` (R,)."""
+        cos, sin = self.tables[kind]
+        index = positions - self.start
+        return cos[index].unsqueeze(0), sin[index].unsqueeze(0)
+
+    def span(self, kind: str, start: int, stop: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """cos and sin, each (1, stop - start, rotary dims), of a contiguous range: views."""
+        cos, sin = self.tables[kind]
+        place = slice(start - self.start, stop - self.start)
+        return cos[place].unsqueeze(0), sin[place].unsqueeze(0)
+
+
+class Rope:
+    """Makes rotary tables for one model."""
+
+    def __init__(self, rotary: torch.nn.Module, kinds: tuple[str, ...], device: torch.device) -> None:
+        self._kinds = kinds  # ("",) where all layers share one table
+        config: Any = rotary.config
+        self._pristine: Any = type(rotary)(config).to(device)  # type: ignore[call-arg]
+        types = rotary.rope_type
+        names = list(types.values()) if isinstance(types, dict) else [str(types)]
+        self.depends_on_length = any(kind in str(name) for name in names for kind in _LENGTH_DEPENDENT)
+        self._device = device
+        self._lock = threading.Lock()
+        self._static: RotaryTables | None = None
+
+    def tables(self, length: int, start: int = 0) -> RotaryTables:
+        """Tables of the positions `start ... length - 1` under the frequencies of a prompt of `length` tokens."""
+        if self.depends_on_length:
+            return self._make(length, start)
+        with self._lock:
+            if self._static is None or next(iter(self._static.tables.values()))[0].shape[0] < length:
+                self._static = self._make(1 << max(10, (length - 1).bit_length()), 0)
+            return self._static
+
+    def frequencies(self, length: int) -> str:
+        """Digest of the frequencies of a prompt of `length` tokens."""
+        return self.tables(length, start=max(0, length - 1)).frequencies
+
+    def _make(self, length: int, start: int) -> RotaryTables:
+        rotary = copy.deepcopy(self._pristine)
+        like = torch.empty(0, dtype=torch.float32, device=self._device)
+        positions = torch.arange(start, length, device=self._device).unsqueeze(0)
+        # Position 1 turns by the frequencies themselves, whatever range was asked for; the last one sets the length.
+        probe = torch.tensor([[1, length - 1]], device=self._device)
+        digest = hashlib.blake2b(digest_size=8)
+        tables = {}
+        for kind in self._kinds:
+            arguments = (kind,) if kind else ()
+            cos, sin = rotary(like, positions, *arguments)
+            tables[kind] = (cos[0], sin[0])
+            for part in rotary(like, probe, *arguments):
+                digest.update(part[0, 0].cpu().numpy().tobytes())
+        return RotaryTables(tables, digest.hexdigest(), start)

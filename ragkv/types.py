@@ -1,0 +1,91 @@
+"""The values that cross the front door. Frozen, pure Python; tensors are named in annotations only."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+
+class Unset(Enum):
+    """Tells "not given" from `None`, where `None` has a meaning of its own."""
+
+    UNSET = "unset"
+
+
+UNSET = Unset.UNSET
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """A run of tokens that is retrieved, stored and fused as one. Its ids were fixed when it was made."""
+
+    token_ids: tuple[int, ...]
+    text: str = ""
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        return len(self.token_ids)
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """Where the time of one request went, in seconds."""
+
+    queue_s: float = 0.0  # waiting for the model
+    lookup_s: float = 0.0  # laying out the prompt and finding entries
+    load_s: float = 0.0  # waiting for layer slices that were not there yet
+    fuse_s: float = 0.0  # putting stored KV in place: rotation and copies
+    prefill_s: float = 0.0  # the whole pass over the prompt, load_s and fuse_s included
+    first_token_s: float = 0.0  # TTFT: from the call to the first token
+    decode_s: float = 0.0  # from the first token to the last
+
+
+@dataclass(frozen=True, slots=True)
+class Reuse:
+    """What became of the prompt's S tokens. The first four are disjoint and sum to S."""
+
+    exact: int = 0  # reused, and equal to what a full prefill computes
+    fused: int = 0  # reused as stored, without what preceded them
+    recomputed: int = 0  # stored, but selected and computed again in the last layer
+    computed: int = 0  # question, template, misses, unstored history
+    bytes_by_tier: Mapping[str, int] = field(default_factory=dict)  # bytes read, by tier
+    missed_chunks: int = 0  # chunks without a usable entry
+    ratio: float = 0.0  # recompute ratio in force
+    selector: str = "none"  # selector in force
+    compute: float = 1.0  # row-layers computed over a full prefill's, extra passes counted
+    notes: tuple[str, ...] = ()  # what a reader of the report should know: damaged entries, fallbacks
+
+    @property
+    def tokens(self) -> int:
+        """S."""
+        return self.exact + self.fused + self.recomputed + self.computed
+
+
+@dataclass(frozen=True, slots=True)
+class Citation:
+    """Where a chunk says what the answer says."""
+
+    chunk: int  # index into the chunks of the request
+    start: int  # character offsets in the chunk's text
+    end: int
+    source: str  # the chunk's document, from its metadata; "" if unknown
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """An answer and how it was made."""
+
+    text: str
+    token_ids: tuple[int, ...]  # generated ids, without the end token
+    finish_reason: str  # "stop" (end token or stop string) or "length"
+    timing: Timing
+    reuse: Reuse
+    citations: tuple[Citation, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class TokenEvent:
+    """One step of a streamed answer."""
+
+    text: str  # what this step adds; may be "" while a character or a stop string is incomplete
+    token_id: int
