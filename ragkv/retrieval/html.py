@@ -1,0 +1,96 @@
+"""HTML to plain text with the standard library: scripts and styles dropped, block boundaries kept as blank lines.
+
+The stdlib parser is enough because only the text and its block boundaries are wanted, never the tree; it accepts broken
+markup, and keeps a base installation free of another dependency.
+"""
+
+import re
+from html.parser import HTMLParser
+
+SKIPPED = frozenset({"script", "style", "template", "noscript", "svg", "math", "iframe", "select"})
+BLOCKS = frozenset(
+    (
+        *(
+            "address",
+            "article",
+            "aside",
+            "blockquote",
+            "body",
+            "dd",
+            "details",
+            "dialog",
+            "div",
+            "dl",
+            "dt",
+            "fieldset",
+        ),
+        *("figcaption", "figure", "footer", "form", "h1", "h2", "h3", "h4", "h5", "h6", "header", "hr", "html", "main"),
+        *("nav", "ol", "p", "pre", "section", "summary", "table", "tbody", "tfoot", "thead", "title", "ul"),
+    )
+)
+LINES = frozenset({"br", "li", "tr", "option"})
+CELLS = frozenset({"td", "th"})
+
+
+class _TextReader(HTMLParser):
+    def __init__(self) -> None:
+        super().__init__(convert_charrefs=True)
+        self.parts: list[str] = []
+        self.title: list[str] = []
+        self._skipped: list[str] = []  # open elements whose text is dropped
+        self._verbatim = 0  # depth of <pre>
+        self._in_title = False
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:  # noqa: ARG002
+        if tag in SKIPPED:
+            self._skipped.append(tag)
+        elif tag == "title":
+            self._in_title = True
+        elif tag == "pre":
+            self._verbatim += 1
+        self._boundary(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag in self._skipped:
+            while self._skipped.pop() != tag:
+                pass
+        elif tag == "title":
+            self._in_title = False
+        elif tag == "pre":
+            self._verbatim = max(0, self._verbatim - 1)
+        self._boundary(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:  # noqa: ARG002
+        self._boundary(tag)
+
+    def handle_data(self, data: str) -> None:
+        if self._in_title and not self._skipped:
+            self.title.append(data)
+        elif not self._skipped:
+            self.parts.append(data if self._verbatim else re.sub(r"\s+", " ", data))
+
+    def _boundary(self, tag: str) -> None:
+        if self._skipped:
+            return
+        if tag in BLOCKS:
+            self.parts.append("\n\n")
+        elif tag in LINES:
+            self.parts.append("\n")
+        elif tag in CELLS:
+            self.parts.append("\t")
+
+
+def text_of(html: str) -> tuple[str, str]:
+    """The text of an HTML page and its title ("" if it has none)."""
+    reader = _TextReader()
+    reader.feed(html)
+    reader.close()
+    text = re.sub(r"[ \t]*\t[ \t]*", "\t", "".join(reader.parts).replace("\u00a0", " "))
+    text = re.sub(r"[ \t]*\n[ \t]?", "\n", text)
+    return re.sub(r"\n{3,}", "\n\n", text).strip(), " ".join("".join(reader.title).split())
+
+
+def declared_encoding(data: bytes) -> str | None:
+    """The encoding a page names in its first kilobyte, if it does."""
+    found = re.search(rb"""<meta[^>]+charset\s*=\s*["']?\s*([\w.:-]+)""", data[:1024], re.IGNORECASE)
+    return found.group(1).decode("ascii", "replace") if found else None

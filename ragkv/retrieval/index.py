@@ -1,0 +1,313 @@
+"""The index: documents in, hits out, kept in one directory.
+
+Ingesting reads and splits first, embeds what is new, and then changes the index in one transaction: a kill leaves the
+old or the new state, and vectors computed so far are not lost. Embedding is by distinct text, so a passage that two
+documents share is embedded once, found once (`Hit.duplicates` has the others), and stays while one of them does.
+
+What it does not know: models, tokenizers, KV. Who keeps KV for passages encodes `IngestReport.new_passages` and drops
+what `forgotten_passages` names.
+"""
+
+import logging
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import numpy as np
+from filelock import FileLock, Timeout
+
+from ragkv.errors import ConfigError, InputError, ModelError, StoreLockedError, StoreReadOnlyError
+
+from .corpus import IndexCorpus, drop_snapshots
+from .database import Database
+from .document import Document, Hit, Passage
+from .embedders import Embedder
+from .filters import Where, sql_of
+from .reports import IndexStats, IngestReport, Removal
+from .rerankers import Reranker
+from .retrievers import Scored, retriever_type
+from .splitter import Splitter
+
+logger = logging.getLogger(__name__)
+
+EMBED_BATCH = 64  # texts between two commits of vectors
+Progress = Callable[[int, int], None]  # texts embedded, texts to embed
+
+
+@dataclass(slots=True)
+class _Plan:
+    """What an ingestion is about to do; dies with it."""
+
+    kept: dict[str, str] = field(default_factory=dict)  # content hash of every document seen, by id
+    added: list[str] = field(default_factory=list)
+    changed: list[str] = field(default_factory=list)
+    unchanged: list[str] = field(default_factory=list)
+    writes: list[tuple[Document, str, list[Passage]]] = field(default_factory=list)  # document, hash, passages
+
+    @property
+    def passages(self) -> list[Passage]:
+        """Of all documents to be written."""
+        return [passage for _, _, passages in self.writes for passage in passages]
+
+
+class Index:
+    """Documents, passages, vectors and term statistics in one directory; `None` keeps them in memory. Thread-safe."""
+
+    def __init__(
+        self,
+        directory: str | Path | None,
+        *,
+        splitter: Splitter | None = None,
+        embedder: Embedder | None = None,
+        read_only: bool = False,
+    ) -> None:
+        """Opens or creates. `splitter` is needed to ingest; without an `embedder` BM25 works alone."""
+        self.directory = None if directory is None else Path(directory)
+        self._splitter = splitter
+        self._embedder = embedder
+        self._database = Database(self.directory, read_only)
+        self._writing = threading.Lock()
+        self._corpus_lock = threading.Lock()
+        self._corpus: IndexCorpus | None = None
+        self._check_embedder()
+        if embedder is None and self.notice:
+            logger.warning(self.notice)
+
+    # Reading
+
+    @property
+    def notice(self) -> str | None:
+        """What keeps retrieval from its best, in one sentence; `None` if nothing does."""
+        if self._embedder is None:
+            return 'No embedder at hand: retrieval goes by BM25 alone. pip install "ragkv[dense,minilm]" or name one.'
+        counts = self._database.counts()
+        if missing := counts["texts"] - counts["embedded_texts"]:
+            return f"{missing} of {counts['texts']} texts have no vector yet and are found by BM25 only: ingest again."
+        return None
+
+    def search(
+        self,
+        query: str,
+        k: int = 5,
+        *,
+        retriever: str | None = None,
+        where: Where | None = None,
+        reranker: Reranker | None = None,
+        rerank_depth: int = 50,
+    ) -> list[Hit]:
+        """The best `k` passages, fewer if no more match. A blank query finds nothing.
+
+        `retriever` is a name in `RETRIEVERS`; left out, "fused" with an embedder and "bm25" without. `where` filters
+        by metadata before ranking. A `reranker` looks at the best `rerank_depth`.
+        """
+        if k < 1:
+            raise InputError(f"k is {k}; ask for at least 1 passage.")
+        name = retriever or ("bm25" if self._embedder is None else "fused")
+        retriever_type(name)
+        condition, parameters = sql_of(where or {})
+        if not query.strip():
+            return []
+        depth = k if reranker is None else max(k, rerank_depth)
+        for _ in range(3):  # a deletion in between may take a hit away: look again
+            allowed = self._database.text_numbers(condition, parameters) if where else None
+            ranked = self._current_corpus().retriever(name).search(query, depth, allowed)
+            hits = self._hits(ranked, condition, parameters)
+            if len(hits) == len(ranked):
+                break
+        return hits if reranker is None else reranker.rerank(query, hits, k)
+
+    def _hits(self, ranked: Sequence[Scored], condition: str, parameters: Sequence[object]) -> list[Hit]:
+        found = self._database.passages_of_texts([scored.number for scored in ranked], condition, parameters)
+        present = [(scored, found[scored.number]) for scored in ranked if scored.number in found]
+        return [
+            Hit(passages[0], scored.score, rank, tuple(passages[1:]))
+            for rank, (scored, passages) in enumerate(present, start=1)
+        ]
+
+    def _current_corpus(self) -> IndexCorpus:
+        """The corpus of the latest revision, also if another process made it."""
+        with self._corpus_lock:
+            revision = self._database.revision()
+            if self._corpus is None or self._corpus.revision != revision:
+                self._corpus = IndexCorpus(self._database, revision, self._embedder)
+            return self._corpus
+
+    def document(self, document_id: str) -> Document | None:
+        """A document as it was ingested."""
+        return self._database.document(document_id)
+
+    def document_ids(self) -> list[str]:
+        """Every document, in order of ingestion."""
+        return self._database.document_ids()
+
+    def passages(self, document_id: str | None = None) -> list[Passage]:
+        """The passages of one document, or all, in order."""
+        return self._database.passages(document_id)
+
+    def stats(self) -> IndexStats:
+        """Counts, and the embedder."""
+        dimension = self._database.fact("dimension")
+        return IndexStats(
+            **self._database.counts(),
+            embedder=self._database.fact("embedder_name"),
+            dimension=int(dimension) if dimension else None,
+        )
+
+    # Writing
+
+    def ingest(
+        self, documents: Iterable[Document], *, prune: bool = False, progress: Progress | None = None
+    ) -> IngestReport:
+        """Brings the index to these documents; an unchanged one costs a hash. All of it happens, or nothing.
+
+        With `prune`, documents not among these are deleted. The changed documents of one call are held in memory
+        until it is done: feed very large corpora in several calls.
+        """
+        with self._writer():
+            plan = self._plan(documents)
+            gone = [name for name in self.document_ids() if name not in plan.kept] if prune else []
+            if prune and not plan.kept and gone:
+                raise InputError(f"Pruning to no documents would delete all {len(gone)}. Use delete() if you mean it.")
+            embedded = self._embed(plan, progress)
+            with self._database.transaction():
+                old = [passage for name in [*plan.changed, *gone] for passage in self.passages(name)]
+                for write in plan.writes:
+                    self._database.put_document(*write)
+                for name in gone:
+                    self._database.delete_document(name)
+                before, after = {passage.id for passage in old}, {passage.id for passage in plan.passages}
+                new = tuple(passage for passage in plan.passages if passage.id not in before)
+                removed = tuple(passage for passage in old if passage.id not in after)
+                forgotten = self._forget(removed)
+                if new or removed or embedded:
+                    self._database.new_revision()
+        return IngestReport(
+            tuple(plan.added),
+            tuple(plan.changed),
+            tuple(plan.unchanged),
+            deleted=tuple(gone),
+            new_passages=new,
+            removed_passages=removed,
+            forgotten_passages=forgotten,
+            embedded_texts=embedded,
+        )
+
+    def delete(self, document_ids: str | Iterable[str]) -> Removal:
+        """Deletes documents, their passages and vectors; ids that are not there are passed over."""
+        wanted = [document_ids] if isinstance(document_ids, str) else list(dict.fromkeys(document_ids))
+        with self._writer(), self._database.transaction():
+            there = tuple(name for name in wanted if self._database.document_hash(name) is not None)
+            passages = tuple(passage for name in there for passage in self._database.passages(name))
+            for name in there:
+                self._database.delete_document(name)
+            forgotten = self._forget(passages)
+            if there:
+                self._database.new_revision()
+        return Removal(there, passages, forgotten)
+
+    def close(self) -> None:
+        """Twice is harmless."""
+        self._database.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    # The steps of an ingestion
+
+    @contextmanager
+    def _writer(self) -> Iterator[None]:
+        """One writer at a time: threads wait, another process is refused."""
+        if self._database.read_only:
+            raise StoreReadOnlyError(f"The index at {self.directory} was opened read-only. Open it for writing.")
+        with self._writing:
+            if self.directory is None:
+                yield
+                return
+            lock = FileLock(self.directory / "writer.lock", timeout=0)
+            try:
+                lock.acquire()
+            except Timeout as error:
+                message = f"Another process is writing to the index at {self.directory}. Try again when it is done."
+                raise StoreLockedError(message) from error
+            try:
+                yield
+                drop_snapshots(self.directory, self._database.revision())
+            finally:
+                lock.release()
+
+    def _plan(self, documents: Iterable[Document]) -> _Plan:
+        """Which documents are new or changed, and their passages; nothing is written."""
+        plan = _Plan()
+        for document in documents:
+            splitter = self._need_splitter()
+            content_hash = document.content_hash(splitter.fingerprint)
+            if document.id in plan.kept:
+                if plan.kept[document.id] != content_hash:
+                    raise InputError(f"Two different documents have the id {document.id!r}. Give each its own.")
+                continue
+            plan.kept[document.id] = content_hash
+            stored = self._database.document_hash(document.id)
+            if stored == content_hash:
+                plan.unchanged.append(document.id)
+                continue
+            (plan.added if stored is None else plan.changed).append(document.id)
+            plan.writes.append((document, content_hash, splitter.split(document)))
+        return plan
+
+    def _embed(self, plan: _Plan, progress: Progress | None) -> int:
+        """Vectors for every text that has none, committed batch by batch; how many texts were embedded."""
+        if (embedder := self._embedder) is None:
+            return 0
+        texts = dict.fromkeys(passage.text for passage in plan.passages)
+        todo = [text for text in texts if not self._database.has_vectors(text)]
+        todo += [text for text in self._database.texts_without_vectors() if text not in texts]
+        for start in range(0, len(todo), EMBED_BATCH):
+            if progress is not None:
+                progress(start, len(todo))
+            batch = todo[start : start + EMBED_BATCH]
+            vectors = embedder.embed_texts(batch)
+            if not all(v.ndim == 2 and v.shape[1] == embedder.dimension and np.isfinite(v).all() for v in vectors):
+                raise ModelError(f"Embedder {embedder.name} gave vectors of a wrong shape, or not finite ones.")
+            with self._database.transaction():
+                self._record(embedder)
+                self._database.put_vectors(batch, vectors)
+        if progress is not None and todo:
+            progress(len(todo), len(todo))
+        return len(todo)
+
+    def _forget(self, removed: Iterable[Passage]) -> tuple[Passage, ...]:
+        """Drops texts nobody uses; those of `removed` whose text is among them."""
+        forgotten = tuple(passage for passage in removed if not self._database.in_use(passage.text))
+        self._database.sweep()
+        return forgotten
+
+    def _need_splitter(self) -> Splitter:
+        if self._splitter is None:
+            raise InputError("This index was opened without a splitter and cannot ingest. Pass splitter=Splitter(...).")
+        return self._splitter
+
+    def _check_embedder(self) -> None:
+        recorded = self._database.fact("embedder_id")
+        if self._embedder is not None and recorded not in (None, self._embedder.id):
+            name, dimension = self._database.fact("embedder_name"), self._database.fact("dimension")
+            self._database.close()
+            raise ConfigError(
+                f"The index at {self.directory} holds vectors of {name} ({dimension} dimensions, {recorded}), "
+                f"not of {self._embedder.name} ({self._embedder.id}). "
+                "Open it with that embedder, or ingest into a new directory."
+            )
+
+    def _record(self, embedder: Embedder) -> None:
+        if self._database.fact("embedder_id") is None:
+            self._database.set_fact("embedder_id", embedder.id)
+            self._database.set_fact("embedder_name", embedder.name)
+            self._database.set_fact("dimension", str(embedder.dimension))

@@ -1,0 +1,189 @@
+"""Loaders: files and directories to documents. They know formats and nothing about splitting or indexing.
+
+A file that cannot be read is a `DocumentError` that says what, where and what to do; a caller who would rather go on
+passes `on_error` and gets each error as a value. One loader per format, chosen by the file's suffix.
+"""
+
+import codecs
+import json
+import logging
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from ragkv.errors import DocumentError, MissingExtraError
+
+from .document import Document
+from .html import declared_encoding, text_of
+
+logger = logging.getLogger(__name__)
+
+Read = Iterator[Document | DocumentError]  # a loader yields what it read, and what it could not
+OnError = Callable[[DocumentError], None]
+
+
+def load_documents(
+    paths: str | Path | Iterable[str | Path], *, encoding: str = "utf-8", on_error: OnError | None = None
+) -> Iterator[Document]:
+    """The documents of files and directories, in order; directories are walked recursively, in sorted order.
+
+    Inside a directory, hidden files and suffixes without a loader are passed over (logged at info level); a path
+    named by itself must be readable. A document's id is the file's absolute path, or a JSON line's own `id`.
+    Raises `DocumentError` at the first thing that cannot be read, or hands it to `on_error` and goes on.
+    """
+    for path in [paths] if isinstance(paths, str | Path) else paths:
+        for file in _files(Path(path)):
+            for outcome in [file] if isinstance(file, DocumentError) else _load_file(file, encoding):
+                if isinstance(outcome, Document):
+                    yield outcome
+                elif on_error is None:
+                    raise outcome
+                else:
+                    on_error(outcome)
+
+
+def _files(path: Path) -> Iterator[Path | DocumentError]:
+    if not path.is_dir():
+        yield path
+        return
+    found = False
+    for file in sorted(path.rglob("*")):
+        inside = file.relative_to(path)
+        if any(part.startswith(".") for part in inside.parts) or not file.is_file():
+            continue
+        if file.suffix.lower() in LOADERS:
+            found = True
+            yield file
+        else:
+            logger.info("Passed over %s: no loader for %r.", file, file.suffix)
+    if not found:
+        yield DocumentError(f"No documents under {path}: no file there ends in {_known()}.")
+
+
+def _load_file(file: Path, encoding: str) -> Read:
+    loader = LOADERS.get(file.suffix.lower())
+    if loader is None:
+        yield DocumentError(f"Cannot read {file}: no loader for {file.suffix!r}. Known: {_known()}. Convert it to one.")
+        return
+    try:
+        data = file.read_bytes()
+    except OSError as error:
+        yield DocumentError(f"Cannot read {file}: {error.strerror or error}. Check the path and its permissions.")
+        return
+    if not data.strip():
+        yield DocumentError(f"{file} is empty ({len(data)} bytes). Remove it, or skip what cannot be read.")
+        return
+    try:
+        yield from loader(file, data, encoding)
+    except DocumentError as error:
+        yield error
+
+
+def _load_text(file: Path, data: bytes, encoding: str) -> Read:
+    yield _document(file, _decode(file, data, encoding), {})
+
+
+def _load_html(file: Path, data: bytes, encoding: str) -> Read:
+    declared = None if data.startswith((codecs.BOM_UTF8, codecs.BOM_UTF16_LE)) else declared_encoding(data)
+    text, title = text_of(_decode(file, data, declared or encoding))
+    if not text:
+        raise DocumentError(f"{file} holds no text outside scripts and styles. Save the rendered page, or remove it.")
+    yield _document(file, text, {"title": title} if title else {})
+
+
+def _load_jsonl(file: Path, data: bytes, encoding: str) -> Read:
+    """One document a line: `{"id": ..., "text": ..., "metadata": {...}}`; further keys become metadata."""
+    for number, line in enumerate(_decode(file, data, encoding).split("\n"), start=1):
+        if line.strip():
+            try:
+                yield _from_json(file, number, line)
+            except DocumentError as error:
+                yield error
+
+
+def _from_json(file: Path, number: int, line: str) -> Document:
+    def bad(why: str) -> DocumentError:
+        return DocumentError(f'{file}, line {number}: {why}. Each line is {{"id": ..., "text": ..., "metadata": ...}}.')
+
+    try:
+        record = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise bad(f"not JSON ({error})") from error
+    if not isinstance(record, dict):
+        raise bad(f"a JSON {type(record).__name__}, not an object")
+    text = record.pop("text", None)
+    if not isinstance(text, str) or not text.strip():
+        raise bad(f"`text` is {text!r}, not a text")
+    given, source, metadata = record.pop("id", None), record.pop("source", None), record.pop("metadata", None) or {}
+    if given is not None and (isinstance(given, bool) or not isinstance(given, str | int)):
+        raise bad(f"`id` is {given!r}, neither a string nor an integer")
+    if not isinstance(metadata, dict):
+        raise bad(f"`metadata` is {metadata!r}, not an object")
+    path = str(file.absolute())
+    identity = f"{path}#{number}" if given is None else str(given)
+    return Document(identity, text, path if source is None else str(source), {**record, **metadata})
+
+
+def _load_pdf(file: Path, data: bytes, encoding: str) -> Read:  # noqa: ARG001 - every loader takes an encoding
+    try:
+        import pypdf  # an extra
+    except ImportError as error:
+        raise MissingExtraError("pypdf", "pdf", f"Reading {file}") from error
+    import io
+
+    try:
+        pages = [page.extract_text() for page in pypdf.PdfReader(io.BytesIO(data)).pages]
+    except Exception as error:  # pypdf raises many kinds on damaged files, RecursionError and KeyError among them
+        raise DocumentError(f"Cannot read {file} as PDF: {error}. Is it whole, and not encrypted?") from error
+    text, starts = "", []
+    for page in pages:
+        starts.append(len(text))
+        text += page.strip() + "\n\n"
+    if not text.strip():
+        raise DocumentError(f"{file} holds no text in {len(pages)} pages: scanned images? Run OCR on it first.")
+    yield _document(file, text.rstrip(), {}, tuple(starts))
+
+
+def _document(file: Path, text: str, metadata: dict[str, Any], page_starts: tuple[int, ...] = ()) -> Document:
+    path = str(file.absolute())
+    return Document(id=path, text=text, source=path, metadata=metadata, page_starts=page_starts)
+
+
+def _decode(file: Path, data: bytes, encoding: str) -> str:
+    """The text of `data`, line ends as "\\n"; a byte order mark goes before `encoding`."""
+    if data.startswith(codecs.BOM_UTF8):
+        encoding = "utf-8-sig"
+    elif data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        encoding = "utf-16"
+    elif b"\0" in data and "16" not in encoding and "32" not in encoding:
+        raise DocumentError(
+            f"{file} looks binary: zero byte at offset {data.index(0)}. Convert it to text, or skip it."
+        )
+    try:
+        text = data.decode(encoding)
+    except LookupError as error:
+        raise DocumentError(
+            f"{file}: unknown encoding {encoding!r}. Name one Python knows, such as latin-1."
+        ) from error
+    except UnicodeDecodeError as error:
+        raise DocumentError(
+            f"{file} is not {encoding}: byte {data[error.start]:#04x} at offset {error.start}. "
+            f"Convert it (iconv -f latin1 -t utf-8), or name its encoding."
+        ) from error
+    return text.replace("\r\n", "\n").replace("\r", "\n")
+
+
+def _known() -> str:
+    return " ".join(LOADERS)
+
+
+LOADERS: dict[str, Callable[[Path, bytes, str], Read]] = {
+    ".txt": _load_text,
+    ".text": _load_text,
+    ".md": _load_text,
+    ".markdown": _load_text,
+    ".html": _load_html,
+    ".htm": _load_html,
+    ".jsonl": _load_jsonl,
+    ".pdf": _load_pdf,
+}

@@ -1,0 +1,132 @@
+"""Splitting documents into passages of a counted number of tokens. Counts through a callable: knows no tokenizer.
+
+langchain-text-splitters chooses where to cut; the spans are found here, because its own start index mixes tokens and
+characters when lengths are counted in tokens. Invariant: `document.text[start:end] == passage.text`, always.
+"""
+
+import bisect
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import PurePath
+from typing import Any
+
+from ragkv.errors import ConfigError
+
+from .document import Document, Passage, digest
+
+# Where to cut, best first. Each is a regex whose match opens the next passage (and is then stripped from it).
+PLAIN = (r"\n\s*\n", r"\n", r"(?<=[.!?])\s+", r"(?<=[。！？；])", r"\s+", "")
+MARKDOWN = (r"\n(?=# )", r"\n(?=## )", r"\n(?=#{3,6} )", r"\n(?=(?:```|~~~))", *PLAIN)
+
+
+@dataclass(frozen=True, slots=True)
+class Splitter:
+    """Cuts documents into passages of at most `tokens` tokens, at headings, paragraphs, lines, sentences, words.
+
+    Headings count in Markdown: by the source's suffix, or by `metadata["format"] == "markdown"`.
+    """
+
+    count_tokens: Callable[[str], int] = field(repr=False)  # tokens of a text, without special tokens
+    tokens: int = 512  # most tokens of a passage
+    overlap_tokens: int = 0  # tokens a passage shares with the one before; the KV of shared text is stored twice
+    tokenizer_id: str = ""  # names the tokenizer: documents are split anew when it changes
+
+    def __post_init__(self) -> None:
+        if self.tokens < 1:
+            raise ConfigError(f"tokens is {self.tokens}; a passage needs at least 1.")
+        if not 0 <= self.overlap_tokens < self.tokens:
+            raise ConfigError(f"overlap_tokens is {self.overlap_tokens}; it must lie in [0, {self.tokens}).")
+
+    @property
+    def fingerprint(self) -> str:
+        """Changes when the same document would be split otherwise."""
+        return f"recursive-1:{self.tokens}:{self.overlap_tokens}:{self.tokenizer_id}"
+
+    def split(self, document: Document) -> list[Passage]:
+        """The passages of `document`, in order; none if it is blank."""
+        markdown = _is_markdown(document)
+        headings = list(_headings(document.text)) if markdown else []
+        repeats: Counter[str] = Counter()
+        passages = []
+        for start, end in self._spans(document.text, MARKDOWN if markdown else PLAIN):
+            text = document.text[start:end]
+            identity = digest(document.id, text, str(repeats[text]))
+            repeats[text] += 1
+            metadata = {**document.metadata, **_place(document, headings, start)}
+            passages.append(Passage(identity, document.id, text, (start, end), document.source, metadata))
+        return passages
+
+    def _spans(self, text: str, separators: tuple[str, ...]) -> Iterator[tuple[int, int]]:
+        from langchain_text_splitters import RecursiveCharacterTextSplitter  # half a second
+
+        @lru_cache(maxsize=1 << 16)  # the library counts the same words over and over
+        def count(piece: str) -> int:
+            return self.count_tokens(piece) if piece else 0
+
+        cutter = RecursiveCharacterTextSplitter(
+            separators=list(separators),
+            is_separator_regex=True,
+            keep_separator="start",
+            chunk_size=self.tokens,
+            chunk_overlap=self.overlap_tokens,
+            length_function=count,
+        )
+        search_from = 0
+        for piece in cutter.split_text(text):
+            start = text.index(piece, search_from)
+            search_from = start + 1 if self.overlap_tokens else start + len(piece)
+            yield from _fitting(text, start, start + len(piece), count, self.tokens)
+
+
+def _fitting(text: str, start: int, end: int, count: Callable[[str], int], tokens: int) -> Iterator[tuple[int, int]]:
+    """The span, or its halves: joined pieces may count a little more than their sum."""
+    if end - start <= 1 or count(text[start:end]) <= tokens:
+        if text[start:end].strip():
+            yield start, end
+        return
+    middle = (start + end) // 2
+    space = max(text.rfind(" ", start + 1, middle + 1), text.rfind("\n", start + 1, middle + 1))
+    cut = space if space > start else middle
+    yield from _fitting(text, start, cut, count, tokens)
+    right = cut
+    while right < end - 1 and text[right].isspace():
+        right += 1
+    yield from _fitting(text, right, end, count, tokens)
+
+
+def _is_markdown(document: Document) -> bool:
+    kind = document.metadata.get("format")
+    return kind == "markdown" if kind else PurePath(document.source).suffix.lower() in (".md", ".markdown")
+
+
+def _headings(text: str) -> Iterator[tuple[int, int, str]]:
+    """Each ATX heading outside fenced code: its offset, level and title."""
+    fence = ""
+    offset = 0
+    for line in text.split("\n"):
+        mark = re.match(r" {0,3}(`{3,}|~{3,})", line)
+        if mark and not fence:
+            fence = mark.group(1)
+        elif mark and mark.group(1).startswith(fence):
+            fence = ""
+        elif not fence and (heading := re.match(r"(#{1,6}) +(.+?)(?: +#+)? *$", line)):
+            yield offset, len(heading.group(1)), heading.group(2)
+        offset += len(line) + 1
+
+
+def _place(document: Document, headings: list[tuple[int, int, str]], start: int) -> dict[str, Any]:
+    """Where in the document a passage lies, for citations: its page (from 1), its section ("Guide > Install")."""
+    place: dict[str, Any] = {}
+    if document.page_starts:
+        place["page"] = bisect.bisect_right(document.page_starts, start)
+    path: list[tuple[int, str]] = []
+    for offset, level, title in headings:
+        if offset > start:
+            break
+        path = [(above, name) for above, name in path if above < level] + [(level, title)]
+    if path:
+        place["section"] = " > ".join(name for _, name in path)
+    return place

@@ -1,0 +1,47 @@
+"""Embedders and counters without weights, for tests of this room and of whoever builds on it."""
+
+import re
+from collections.abc import Sequence
+
+import numpy as np
+
+from .document import digest
+from .embedders import Embedder
+from .retrievers import Vectors
+from .splitter import Splitter
+
+
+class HashEmbedder(Embedder):
+    """A bag of hashed words: texts that share words are near. Remembers every text it was given."""
+
+    name = "hash"
+
+    def __init__(self, dimension: int = 64, window_words: int | None = None) -> None:
+        self.id = f"hash:{dimension}:{window_words}"
+        self.embedded: list[str] = []  # texts, in order; queries are not counted
+        self._dimension = dimension
+        self._window_words = window_words
+
+    @property
+    def dimension(self) -> int:
+        return self._dimension
+
+    def embed_texts(self, texts: Sequence[str]) -> list[Vectors]:
+        self.embedded += texts
+        return [np.stack([self.embed_query(window) for window in self._windows(text)]) for text in texts]
+
+    def embed_query(self, query: str) -> Vectors:
+        vector = np.zeros(self._dimension, dtype=np.float32)  # (D,)
+        for word in re.findall(r"\w+", query.lower()):
+            vector[int(digest(word), 16) % self._dimension] += 1
+        return vector / max(float(np.linalg.norm(vector)), 1e-9)
+
+    def _windows(self, text: str) -> list[str]:
+        words = text.split()
+        size = self._window_words or max(1, len(words))
+        return [" ".join(words[i : i + size]) for i in range(0, len(words), size)]
+
+
+def word_splitter(tokens: int = 512, overlap_tokens: int = 0) -> Splitter:
+    """A splitter that counts words."""
+    return Splitter(lambda text: len(text.split()), tokens, overlap_tokens, tokenizer_id="words")
