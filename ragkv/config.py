@@ -32,6 +32,7 @@ class StoreConfig:
     reader_threads: int = 2  # threads that read layer slices ahead
     read_only: bool = False  # open the directory for reading beside a writer
     tenant: str = ""  # salt of every key: tenants never share entries
+    direct_reads: bool = False  # read entries past the page cache (O_DIRECT), where the system has it
 
     def __post_init__(self) -> None:
         _at_least(self, memory_bytes=0, disk_bytes=0, write_buffer_bytes=0, reader_threads=1)

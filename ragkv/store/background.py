@@ -1,0 +1,107 @@
+"""The store's one background thread: it writes entries down and copies hits up, so that no request waits for either.
+
+Jobs run in the order they came. What waits is bounded by bytes: a job that does not fit is refused, never waited for.
+"""
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from .entry import Entry
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One thing to do for one key."""
+
+    key: str
+    size_bytes: int  # what it keeps in memory until it is done
+    run: Callable[[], object]
+    cancel: Callable[[], object]  # called instead of `run` when the job is dropped
+    entry: Entry | None = None  # the entry to be written; `None` for other work
+
+
+class Background:
+    """A bounded queue and its thread. All methods are thread-safe."""
+
+    def __init__(self, capacity_bytes: int) -> None:
+        self._capacity_bytes = capacity_bytes
+        self._jobs: deque[Job] = deque()
+        self._running: Job | None = None
+        self._pending_bytes = 0  # of waiting jobs and the running one
+        self._changed = threading.Condition()
+        self._closing = False
+        self._thread = threading.Thread(target=self._work, name="ragkv-store", daemon=True)
+        self._thread.start()
+
+    @property
+    def pending_bytes(self) -> int:
+        """Bytes held by jobs not done yet."""
+        with self._changed:
+            return self._pending_bytes
+
+    def submit(self, job: Job) -> bool:
+        """Queue `job`; `False`, at once, if its bytes do not fit or the thread is closing. Then nothing is called."""
+        with self._changed:
+            if self._closing or self._pending_bytes + job.size_bytes > self._capacity_bytes:
+                return False
+            self._pending_bytes += job.size_bytes
+            self._jobs.append(job)
+            self._changed.notify_all()
+        return True
+
+    def entry(self, key: str) -> Entry | None:
+        """The entry of `key` that waits to be written or is being written."""
+        with self._changed:
+            running = () if self._running is None else (self._running,)
+            return next((job.entry for job in (*self._jobs, *running) if job.key == key and job.entry), None)
+
+    def discard(self, key: str) -> bool:
+        """Drop what waits for `key`, and wait until what runs for it is done; whether there was anything."""
+        with self._changed:
+            dropped = [job for job in self._jobs if job.key == key]
+            self._jobs = deque(job for job in self._jobs if job.key != key)
+            self._pending_bytes -= sum(job.size_bytes for job in dropped)
+            ran = self._runs(key)
+            self._changed.wait_for(lambda: not self._runs(key))
+        for job in dropped:
+            job.cancel()
+        return bool(dropped) or ran
+
+    def flush(self) -> None:
+        """Return when everything submitted so far, and since, is done."""
+        with self._changed:
+            self._changed.wait_for(lambda: not self._jobs and self._running is None)
+
+    def close(self) -> None:
+        """Finish what waits and stop. Twice is harmless."""
+        with self._changed:
+            self._closing = True
+            self._changed.notify_all()
+        self._thread.join()
+
+    def _runs(self, key: str) -> bool:
+        return self._running is not None and self._running.key == key
+
+    def _work(self) -> None:
+        while (job := self._next()) is not None:
+            try:
+                job.run()
+            except Exception:  # whatever it was, the next job must run; a store failure never fails a request
+                log.exception("The store's background work for entry %s failed; going on without it.", job.key[:12])
+            with self._changed:
+                self._running = None
+                self._pending_bytes -= job.size_bytes
+                self._changed.notify_all()
+
+    def _next(self) -> Job | None:
+        with self._changed:
+            self._changed.wait_for(lambda: self._jobs or self._closing)
+            if not self._jobs:
+                return None
+            self._running = self._jobs.popleft()
+            return self._running

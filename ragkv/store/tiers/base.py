@@ -1,0 +1,116 @@
+"""The contract of a tier: a bounded place where entries live, and a lease through which one is read.
+
+A lease pins its entry: while it is open the entry is neither evicted nor are its bytes reused. What a lease returns was
+identified (identity and token ids) and checksummed before; otherwise it raises `EntryDamagedError`, the tier drops the
+entry, and the caller treats it as a miss. All methods are thread-safe. Reads release the GIL.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from types import TracebackType
+from typing import Self
+
+import torch
+
+from ..entry import Entry, EntryInfo, Identity
+
+
+class TierKind(Enum):
+    """Where an entry lies, fastest first."""
+
+    MEMORY = "memory"
+    DISK = "disk"
+    REMOTE = "remote"
+
+
+@dataclass(frozen=True, slots=True)
+class TierStats:
+    """What a tier holds and did since it was opened."""
+
+    kind: TierKind
+    entries: int
+    used_bytes: int
+    capacity_bytes: int
+    hits: int
+    misses: int
+    evictions: int
+    damaged: int  # entries dropped because bytes, identity or checksum were wrong
+    read_bytes: int
+    written_bytes: int
+
+
+class Lease(ABC):
+    """One entry held for reading. Use as a context manager."""
+
+    info: EntryInfo
+    kind: TierKind
+    sensitivity: torch.Tensor | None  # (T,) float16
+
+    @abstractmethod
+    def read_layer(self, layer: int, out: torch.Tensor | None = None) -> torch.Tensor:
+        """The layer slice (2, G, T, D) of `layer`, verified.
+
+        Returns either `out` (contiguous, same shape and dtype, filled) or a view of the tier's own immutable storage:
+        never write to the result. Raises `EntryDamagedError`; afterwards the tier no longer has the entry.
+        """
+
+    @abstractmethod
+    def close(self) -> None:
+        """Unpin. Twice is harmless."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class Tier(ABC):
+    """A bounded place where entries live."""
+
+    kind: TierKind
+    read_only: bool = False  # `put`, `delete` and `gc` raise `StoreReadOnlyError`
+
+    @abstractmethod
+    def lease(self, identity: Identity, token_ids: Sequence[int]) -> Lease | None:
+        """Pin and open the entry of these tokens under this identity, or `None`. Counts as a use."""
+
+    @abstractmethod
+    def put(self, entry: Entry) -> bool:
+        """Keep `entry`, evicting others if needed; returns when it is as durable as the tier gets.
+
+        `False` if it was not kept (larger than the tier, everything pinned, not admitted, write failed: logged).
+        An entry already there is left as it is and counts as kept.
+        """
+
+    @abstractmethod
+    def contains(self, key: str) -> bool:
+        """Whether `key` is here now. Not a use."""
+
+    @abstractmethod
+    def delete(self, key: str) -> bool:
+        """Drop `key`; `True` if it was here. Open leases stay readable, no new one is given."""
+
+    @abstractmethod
+    def infos(self) -> Iterator[EntryInfo]:
+        """What is held, in no particular order. Not a use."""
+
+    def gc(self, keep: Callable[[Identity], bool]) -> int:
+        """Drop every entry whose identity `keep` refuses, and what no version of this code reads; bytes freed."""
+        before = self.stats().used_bytes
+        for info in list(self.infos()):
+            if not keep(info.identity):
+                self.delete(info.key)
+        return before - self.stats().used_bytes
+
+    @abstractmethod
+    def stats(self) -> TierStats:
+        """Counts and bytes."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Flush and release. Twice is harmless."""

@@ -1,0 +1,77 @@
+"""Tiny deterministic entries: whoever knows the number of an entry knows every byte of it."""
+
+import dataclasses
+import hashlib
+
+import torch
+
+from ragkv.store import Entry, EntryInfo, Identity, Lease, dtype_from_name
+
+IDENTITY = Identity(
+    weights="w0", architecture="a0", rope="r0", dtype="bfloat16", adapter="", tokenizer="t0", context="c0"
+)
+
+
+def ids_of(number: int, tokens: int = 4) -> list[int]:
+    """`tokens` token ids, different for every `number`."""
+    return [1000 * number + place for place in range(tokens)]
+
+
+def make_entry(
+    number: int = 0,
+    *,
+    tokens: int = 4,
+    layers: int = 2,
+    identity: Identity = IDENTITY,
+    scored: bool = True,
+    group: str = "",
+    index: int = 0,
+) -> Entry:
+    """The entry of `ids_of(number)`: (L, 2, G=1, T, D=8), random by its number alone."""
+    ids = ids_of(number, tokens)
+    info = EntryInfo(
+        key=identity.key(ids),
+        identity=identity,
+        token_ids=tuple(ids),
+        frequencies="f0",
+        layers=layers,
+        kv_heads=1,
+        head_dim=8,
+        group=group,
+        index=index,
+    )
+    random = torch.Generator().manual_seed(number)
+    shape = (layers, 2, 1, tokens, 8)
+    kv = torch.randn(shape, generator=random).to(dtype_from_name(identity.dtype))
+    scores = torch.rand(tokens, generator=random).half() if scored else None
+    return Entry(info, kv, scores)
+
+
+def digest(*tensors: torch.Tensor | None) -> str:
+    """A digest of the tensors' bytes, to see that nobody wrote to them."""
+    sha = hashlib.sha256()
+    for tensor in tensors:
+        if tensor is not None:
+            sha.update(tensor.contiguous().view(-1).view(torch.uint8).numpy().tobytes())
+    return sha.hexdigest()
+
+
+def read_all(lease: Lease) -> Entry:
+    """The whole entry behind a lease, copied."""
+    return Entry(
+        lease.info, torch.stack([lease.read_layer(layer) for layer in range(lease.info.layers)]), lease.sensitivity
+    )
+
+
+def same(a: Entry, b: Entry) -> bool:
+    """Whether two entries are equal in every bit and every fact."""
+    return a.info == b.info and digest(a.kv, a.sensitivity) == digest(b.kv, b.sensitivity)
+
+
+def other_identities() -> list[tuple[str, Identity]]:
+    """`IDENTITY` with one field changed, for every field."""
+    changed: dict[str, object] = {"dtype": "float16", "format_version": 99}
+    return [
+        (field.name, dataclasses.replace(IDENTITY, **{field.name: changed.get(field.name, "other")}))
+        for field in dataclasses.fields(IDENTITY)
+    ]

@@ -1,0 +1,233 @@
+"""What the stack of tiers must hold: hits climb, puts sink, deletions reach everything, and nothing ever waits."""
+
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from ragkv.config import StoreConfig
+from ragkv.errors import EntryDamagedError, StoreReadOnlyError
+from ragkv.store import LRU, DiskTier, Entry, Identity, Lease, MemoryTier, Store, TierKind
+
+from .entries import IDENTITY, ids_of, make_entry, other_identities, read_all, same
+
+ENTRY_BYTES = make_entry().size_bytes
+
+
+def config(directory: Path | None, **changes: object) -> StoreConfig:
+    place = None if directory is None else str(directory)
+    settings = {"memory_bytes": 100 * ENTRY_BYTES, "disk_bytes": 10**7, **changes}
+    return StoreConfig(directory=place, **settings)  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    with Store.open(config(tmp_path)) as opened:
+        yield opened
+
+
+def served(store: Store, number: int, identity: Identity = IDENTITY) -> Entry | None:
+    """What a request would read, closing its lease; waits for what that sets off in the background."""
+    lease = store.lease(identity, ids_of(number))
+    if lease is None:
+        return None
+    with lease:
+        entry = read_all(lease)
+    store.flush()
+    return entry
+
+
+def kind_of_hit(store: Store, number: int) -> TierKind | None:
+    with store.lease(IDENTITY, ids_of(number)) as lease:  # type: ignore[union-attr]
+        return lease.kind
+
+
+class SlowDisk(DiskTier):
+    """A disk tier whose writes wait for `go`."""
+
+    def __init__(self, directory: Path) -> None:
+        super().__init__(directory, 10**7, LRU())
+        self.go = threading.Event()
+        self.writing = threading.Event()
+
+    def put(self, entry: Entry) -> bool:
+        self.writing.set()
+        assert self.go.wait(20)
+        return super().put(entry)
+
+
+def test_an_entry_put_is_served_at_once_and_reaches_the_disk(store: Store, tmp_path: Path) -> None:
+    store.put(make_entry(1))
+    assert kind_of_hit(store, 1) is TierKind.MEMORY
+    store.flush()
+    memory, disk = store.stats().tiers
+    assert (memory.entries, disk.entries) == (1, 1)
+    assert len(list(tmp_path.glob("entries/*/*.safetensors"))) == 1
+
+
+def test_every_entry_reaches_the_disk_however_small_the_memory(tmp_path: Path) -> None:
+    with Store.open(config(tmp_path, memory_bytes=2 * ENTRY_BYTES)) as store:
+        for number in range(20):
+            store.put(make_entry(number))
+        store.flush()
+        assert store.stats().tiers[1].entries == 20
+        assert store.stats().dropped_writes == 0
+        assert all(same(served(store, number), make_entry(number)) for number in range(20))  # type: ignore[arg-type]
+
+
+def test_entries_survive_a_restart_and_climb_back_to_memory(tmp_path: Path) -> None:
+    with Store.open(config(tmp_path)) as store:
+        store.put(make_entry(1))
+    with Store.open(config(tmp_path)) as store:
+        assert kind_of_hit(store, 1) is TierKind.DISK
+        store.flush()
+        assert kind_of_hit(store, 1) is TierKind.MEMORY
+        assert same(served(store, 1), make_entry(1))  # type: ignore[arg-type]
+
+
+def test_put_durably_returns_when_a_new_store_would_find_it(store: Store, tmp_path: Path) -> None:
+    assert store.put_durably(make_entry(1))
+    with Store.open(config(tmp_path, read_only=True, memory_bytes=0)) as other:
+        assert same(served(other, 1), make_entry(1))  # type: ignore[arg-type]
+
+
+def test_a_put_does_not_wait_for_the_disk_and_a_full_buffer_drops_and_counts(tmp_path: Path) -> None:
+    disk = SlowDisk(tmp_path)
+    with Store([disk], write_buffer_bytes=3 * ENTRY_BYTES) as store:
+        begin = time.perf_counter()
+        for number in range(5):
+            store.put(make_entry(number))
+        assert time.perf_counter() - begin < 5
+        stats = store.stats()
+        assert (stats.pending_bytes, stats.dropped_writes) == (3 * ENTRY_BYTES, 2)
+        disk.go.set()
+        store.flush()
+        assert store.stats().pending_bytes == 0
+        assert {number for number in range(5) if served(store, number)} == {0, 1, 2}
+
+
+def test_what_waits_to_be_written_is_served(tmp_path: Path) -> None:
+    disk = SlowDisk(tmp_path)
+    with Store([disk], write_buffer_bytes=10**6) as store:
+        store.put(make_entry(1))
+        with store.lease(IDENTITY, ids_of(1)) as lease:  # type: ignore[union-attr]
+            assert same(read_all(lease), make_entry(1))
+        assert store.contains(make_entry(1).info.key)
+        disk.go.set()
+
+
+@pytest.mark.parametrize("being_written", [True, False])
+def test_deletion_reaches_every_tier_and_the_write_buffer(tmp_path: Path, being_written: bool) -> None:
+    disk = SlowDisk(tmp_path)
+    with Store([MemoryTier(10**6, LRU()), disk], write_buffer_bytes=10**6) as store:
+        store.put(make_entry(0))
+        store.put(make_entry(1))
+        assert disk.writing.wait(20)  # entry 0; entry 1 waits
+        threading.Timer(0.05, disk.go.set).start()
+        number = 0 if being_written else 1
+        assert store.delete(IDENTITY, ids_of(number))
+        store.flush()
+        assert served(store, number) is None
+        assert not store.contains(make_entry(number).info.key)
+        assert len(list(tmp_path.glob("entries/*/*.safetensors"))) == 1
+        assert not store.delete(IDENTITY, ids_of(number))
+
+
+def test_a_lease_closed_after_the_deletion_does_not_bring_the_entry_back(tmp_path: Path) -> None:
+    with Store.open(config(tmp_path)) as store:
+        store.put_durably(make_entry(1))
+    with Store.open(config(tmp_path)) as store:
+        lease = store.lease(IDENTITY, ids_of(1))
+        store.delete(IDENTITY, ids_of(1))
+        lease.close()  # type: ignore[union-attr]
+        store.flush()
+        assert served(store, 1) is None
+        assert list(store.infos()) == []
+
+
+def test_tenants_share_nothing(store: Store) -> None:
+    store.put(make_entry(1))
+    tenant = dict(other_identities())["tenant"]
+    assert served(store, 1, tenant) is None
+    assert make_entry(1, identity=tenant).info.key != make_entry(1).info.key
+
+
+def test_gc_drops_other_models_everywhere(store: Store) -> None:
+    other = other_identities()[0][1]
+    store.put(make_entry(1))
+    store.put(make_entry(2, identity=other))
+    assert store.gc(lambda identity: identity == IDENTITY) > 0
+    assert [info.key for info in store.infos()] == [make_entry(1).info.key]
+    assert [tier.entries for tier in store.stats().tiers] == [1, 1]
+
+
+def test_without_a_directory_there_is_memory_alone() -> None:
+    with Store.open(config(None)) as store:
+        assert store.put_durably(make_entry(1))
+        assert [tier.kind for tier in store.stats().tiers] == [TierKind.MEMORY]
+        assert same(served(store, 1), make_entry(1))  # type: ignore[arg-type]
+
+
+def test_a_read_only_store_reads_beside_its_writer_and_refuses_to_write(store: Store, tmp_path: Path) -> None:
+    store.put_durably(make_entry(1))
+    with Store.open(config(tmp_path, read_only=True)) as reader:
+        store.put_durably(make_entry(2))
+        assert all(same(served(reader, number), make_entry(number)) for number in (1, 2))  # type: ignore[arg-type]
+        reader.put(make_entry(3))  # kept in the reader's own memory
+        assert same(served(reader, 3), make_entry(3))  # type: ignore[arg-type]
+        assert not store.contains(make_entry(3).info.key)
+        for write in (lambda: reader.put_durably(make_entry(4)), lambda: reader.delete(IDENTITY, ids_of(1))):
+            with pytest.raises(StoreReadOnlyError, match="reading only"):
+                write()
+        store.delete(IDENTITY, ids_of(1))
+        store.delete(IDENTITY, ids_of(2))
+    with Store.open(config(tmp_path, read_only=True)) as reader:
+        assert served(reader, 1) is None
+
+
+class Broken(MemoryTier):
+    """A tier of which everything fails."""
+
+    def lease(self, *_: object) -> Lease | None:
+        raise OSError("no")
+
+    def put(self, *_: object) -> bool:
+        raise RuntimeError("no")
+
+
+def test_a_failing_tier_is_a_miss_and_fails_no_request(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with Store([Broken(10**6, LRU()), DiskTier(tmp_path, 10**6, LRU())], write_buffer_bytes=10**6) as store:
+        store.put(make_entry(1))
+        store.flush()
+        assert same(served(store, 1), make_entry(1))  # type: ignore[arg-type]
+    assert "could not look up an entry" in caplog.text
+
+
+def test_damage_found_while_reading_is_a_miss_from_then_on(tmp_path: Path) -> None:
+    with Store.open(config(tmp_path)) as store:
+        store.put_durably(make_entry(1))
+    (file,) = tmp_path.glob("entries/*/*.safetensors")
+    data = bytearray(file.read_bytes())
+    data[2 * 4096 + 5] ^= 1  # in layer 0
+    file.write_bytes(data)
+    with Store.open(config(tmp_path)) as store:
+        with store.lease(IDENTITY, ids_of(1)) as lease, pytest.raises(EntryDamagedError):  # type: ignore[union-attr]
+            lease.read_layer(0)
+        store.flush()
+        assert served(store, 1) is None
+        assert store.stats().tiers[1].damaged == 1
+        assert store.put_durably(make_entry(1))
+        assert same(served(store, 1), make_entry(1))  # type: ignore[arg-type]
+
+
+def test_closing_writes_what_waits_and_twice_is_harmless(tmp_path: Path) -> None:
+    store = Store.open(config(tmp_path))
+    for number in range(5):
+        store.put(make_entry(number))
+    store.close()
+    store.close()
+    store.put(make_entry(9))  # a late writer is not an error
+    with Store.open(config(tmp_path)) as again:
+        assert again.stats().tiers[1].entries == 5
