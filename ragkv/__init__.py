@@ -1,0 +1,43 @@
+"""ragkv: a RAG application framework with cached knowledge fusion.
+
+Importing it is light: torch and transformers load when an engine is built.
+"""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from .config import EngineConfig, FusionConfig, PromptConfig, StoreConfig
+from .errors import RagKVError
+from .types import Answer, Chunk, Citation, Reuse, Timing, TokenEvent
+
+if TYPE_CHECKING:
+    from .engine import Engine
+    from .session import Session
+
+__version__ = "0.1.0"
+
+_LAZY = {"Engine": ".engine", "Session": ".session"}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _LAZY:
+        return getattr(importlib.import_module(_LAZY[name], __name__), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+__all__ = [
+    "Answer",
+    "Chunk",
+    "Citation",
+    "Engine",
+    "EngineConfig",
+    "FusionConfig",
+    "PromptConfig",
+    "RagKVError",
+    "Reuse",
+    "Session",
+    "StoreConfig",
+    "Timing",
+    "TokenEvent",
+    "__version__",
+]

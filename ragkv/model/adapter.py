@@ -49,8 +49,20 @@ class Adapter:
 
     @property
     def context_length(self) -> int | None:
-        """The longest prompt and answer the model was made for, if its config says."""
+        """The longest prompt and answer the model was made for; `None` if its config sets no end (dynamic RoPE)."""
+        parameters = getattr(self.config, "rope_parameters", None) or {}
+        if parameters.get("rope_type") == "dynamic":
+            return None
         return getattr(self.config, "max_position_embeddings", None)
+
+    def new_kv(self, capacity: int) -> PromptKV:
+        """Empty KV of `capacity` positions in this model's shape."""
+        return PromptKV(self.layer_count, self.kv_heads, self.head_dim, capacity, self.dtype, self.device)
+
+    def new_recording(self, start: int, stop: int) -> Recording:
+        """An empty recording of the positions `start ... stop - 1`."""
+        shape = (self.layer_count, 2, self.kv_heads, stop - start, self.head_dim)
+        return Recording(start, stop, torch.empty(shape, dtype=self.dtype, device=self.device))
 
     # What families override
 
@@ -145,7 +157,8 @@ class Adapter:
     @torch.no_grad()
     def _measure_kv(self) -> tuple[int, int]:
         """G and D, read off one token's keys: configs name them in too many ways."""
-        k_raw, _ = self.project_kv(0, self.embed(torch.zeros(1, dtype=torch.int64, device=self.device)), Rows.span(0, 1, self.device))
+        token = torch.zeros(1, dtype=torch.int64, device=self.device)
+        k_raw, _ = self.project_kv(0, self.embed(token), Rows.span(0, 1, self.device))
         return k_raw.shape[1], k_raw.shape[3]
 
     def _own_view(self, layer: torch.nn.Module) -> torch.nn.Module:

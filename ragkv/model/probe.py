@@ -66,7 +66,7 @@ def _deviation(adapter: Adapter) -> float:
     generator = torch.Generator().manual_seed(0)
     tokens = torch.randint(0, vocabulary, (PROBE_TOKENS,), generator=generator).to(adapter.device)
     expected = model(tokens.unsqueeze(0), use_cache=False).logits[0].float()
-    kv = PromptKV(adapter.layer_count, adapter.kv_heads, adapter.head_dim, PROBE_TOKENS, adapter.dtype, adapter.device)
+    kv = adapter.new_kv(PROBE_TOKENS)
     got = adapter.logits(full_pass(adapter, tokens, kv))
     spread = float(expected.std()) or 1.0
     return float((got - expected).abs().max()) / spread

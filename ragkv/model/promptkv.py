@@ -51,11 +51,15 @@ class PromptKV:
     def write(self, layer: int, rows: Rows, k_rot: torch.Tensor, v: torch.Tensor) -> None:
         """Put `k_rot` and `v`, each (1, G, R, D), at the positions of `rows`."""
         if rows.start is not None:
-            self.keys[layer].narrow(2, rows.start, len(rows)).copy_(k_rot)
-            self.values[layer].narrow(2, rows.start, len(rows)).copy_(v)
+            self.put(layer, rows.start, k_rot, v)
         else:
             self.keys[layer].index_copy_(2, rows.positions, k_rot.to(self.keys[layer].dtype))
             self.values[layer].index_copy_(2, rows.positions, v)
+
+    def put(self, layer: int, start: int, k_rot: torch.Tensor, v: torch.Tensor) -> None:
+        """Put `k_rot` and `v`, each (1, G, T, D), at the positions `start ... start + T - 1`."""
+        self.keys[layer].narrow(2, start, k_rot.shape[2]).copy_(k_rot)
+        self.values[layer].narrow(2, start, v.shape[2]).copy_(v)
 
     def view(self, layer: int, length: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Keys and values of the first `length` positions, each (1, G, length, D): views."""
@@ -89,10 +93,9 @@ class PromptKV:
 class Recording:
     """Collects the raw KV of the positions `start ... stop - 1` as layers make it: (L, 2, G, T, D)."""
 
-    def __init__(self, start: int, stop: int, like: PromptKV) -> None:
-        _, kv_heads, _, head_dim = like.keys[0].shape
+    def __init__(self, start: int, stop: int, kv: torch.Tensor) -> None:
         self._start, self._stop = start, stop
-        self.kv = like.keys[0].new_empty((len(like.keys), 2, kv_heads, stop - start, head_dim))
+        self.kv = kv  # (L, 2, G, T, D), filled as layers run
 
     def add(self, layer: int, rows: Rows, k_raw: torch.Tensor, v: torch.Tensor) -> None:
         """Take what of `k_raw`, `v` (1, G, R, D) falls into the recorded range."""

@@ -1,0 +1,167 @@
+"""Encoding: a chunk's KV computed once, behind the application's prefix alone, and stored position-free.
+
+The prefix gives a chunk the attention sinks it will have in a prompt; its own KV is not part of the entry. A chunk that
+a request missed is encoded here later, in the background: KV that has seen a particular context is never stored under
+the chunk's key (CacheBlend sections 5.1 and 6, "Managing KV cache", which stores what the request computed).
+"""
+
+import dataclasses
+import logging
+import queue
+import threading
+from collections import OrderedDict
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+from ragkv.fusion import Fusor, Plan, ResidentLease, Span, SpanKind, SpanState, make_selector
+from ragkv.model import Adapter
+from ragkv.store import Entry, EntryInfo, Identity, Store, ids_digest
+
+log = logging.getLogger(__name__)
+
+KEPT_PREFIXES = 4  # prefix KV kept, one for each set of RoPE frequencies met lately
+IDLE_PATIENCE_S = 30.0  # a background encoding waits so long for the engine to be idle, then goes ahead
+
+
+class Activity:
+    """Who is using the model: requests, which go first, and background work, which waits for a gap."""
+
+    def __init__(self) -> None:
+        self.compute = threading.Lock()  # one pass at a time
+        self._requests = 0
+        self._changed = threading.Condition()
+
+    @contextmanager
+    def request(self) -> Iterator[None]:
+        """Count a request in and out."""
+        with self._changed:
+            self._requests += 1
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._requests -= 1
+                self._changed.notify_all()
+
+    def wait_idle(self, timeout_s: float) -> None:
+        """Return when no request runs, or after `timeout_s`."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._requests == 0, timeout_s)
+
+
+class Encoder:
+    """Makes entries: the prefix's, which it keeps, and chunks'."""
+
+    def __init__(self, adapter: Adapter, fusor: Fusor, prefix_ids: tuple[int, ...], identity: Identity) -> None:
+        self._adapter, self._fusor, self._prefix_ids = adapter, fusor, prefix_ids
+        self.identity = dataclasses.replace(identity, context=ids_digest(prefix_ids))  # of chunks
+        self._prefixes: OrderedDict[str, Entry] = OrderedDict()  # by frequencies
+        self._lock = threading.Lock()
+
+    def prefix(self, length: int) -> ResidentLease | None:
+        """The prefix's KV under the frequencies of a prompt of `length` tokens; `None` if there is no prefix.
+
+        The caller holds the compute lock.
+        """
+        if not self._prefix_ids:
+            return None
+        frequencies = self._adapter.rope.frequencies(length)
+        with self._lock:
+            entry = self._prefixes.get(frequencies)
+            if entry is None:
+                if self._adapter.rope.frequencies(len(self._prefix_ids)) != frequencies:
+                    return None  # cannot be computed apart from a prompt of that length: the prompt computes it
+                entry = self._encode(self._prefix_ids, behind=())
+                self._prefixes[frequencies] = entry
+                if len(self._prefixes) > KEPT_PREFIXES:
+                    self._prefixes.popitem(last=False)
+            return ResidentLease(entry)
+
+    def chunk(self, token_ids: tuple[int, ...]) -> Entry:
+        """The entry of a chunk. The caller holds the compute lock."""
+        return self._encode(token_ids, behind=self._prefix_ids)
+
+    def _encode(self, token_ids: tuple[int, ...], behind: tuple[int, ...]) -> Entry:
+        start, stop = len(behind), len(behind) + len(token_ids)
+        spans = []
+        if behind:
+            lease = self.prefix(stop)
+            state = SpanState.COMPUTED if lease is None else SpanState.EXACT
+            spans.append(Span(SpanKind.PREFIX, 0, start, state, lease))
+        spans.append(Span(SpanKind.CHUNK, start, stop, SpanState.COMPUTED))
+        record = self._adapter.new_recording(start, stop)
+        plan = Plan.of(torch.tensor(behind + token_ids), spans)
+        self._fusor.fuse(plan, make_selector("none"), 0.0, record=record)
+        identity = dataclasses.replace(self.identity, context=ids_digest(behind))
+        info = EntryInfo(
+            key=identity.key(token_ids),
+            identity=identity,
+            token_ids=token_ids,
+            frequencies=self._adapter.rope.frequencies(stop),
+            layers=self._adapter.layer_count,
+            kv_heads=self._adapter.kv_heads,
+            head_dim=self._adapter.head_dim,
+        )
+        return Entry(info, record.kv.cpu())
+
+
+class BackgroundEncoder:
+    """Encodes missed chunks in gaps between requests, on one thread."""
+
+    def __init__(self, encoder: Encoder, store: Store, activity: Activity) -> None:
+        self._encoder, self._store, self._activity = encoder, store, activity
+        self._waiting: queue.SimpleQueue[tuple[int, ...] | None] = queue.SimpleQueue()
+        self._known: set[tuple[int, ...]] = set()
+        self._changed = threading.Condition()
+        self._closing = False
+        self._thread = threading.Thread(target=self._work, name="ragkv-encoder", daemon=True)
+        self._thread.start()
+
+    def add(self, token_ids: tuple[int, ...]) -> None:
+        """Encode these tokens when there is time; once, however often they are asked for."""
+        with self._changed:
+            if self._closing or token_ids in self._known:
+                return
+            self._known.add(token_ids)
+        self._waiting.put(token_ids)
+
+    def forget(self, token_ids: tuple[int, ...]) -> None:
+        """Do not encode these after all: their chunk was deleted."""
+        with self._changed:
+            self._known.discard(token_ids)
+
+    def flush(self) -> None:
+        """Return when nothing waits any more."""
+        with self._changed:
+            self._changed.wait_for(lambda: not self._known)
+
+    def close(self) -> None:
+        """Finish the encoding under way, drop the rest: it can be encoded when it is missed again."""
+        with self._changed:
+            self._closing = True
+            self._known.clear()
+            self._changed.notify_all()
+        self._waiting.put(None)
+        self._thread.join()
+
+    def _work(self) -> None:
+        while (token_ids := self._waiting.get()) is not None:
+            self._activity.wait_idle(IDLE_PATIENCE_S)
+            try:
+                self._encode(token_ids)
+            except Exception:
+                log.exception("A missed chunk of %d tokens could not be encoded; it stays a miss.", len(token_ids))
+            with self._changed:
+                self._known.discard(token_ids)
+                self._changed.notify_all()
+
+    def _encode(self, token_ids: tuple[int, ...]) -> None:
+        if token_ids not in self._known or self._store.contains(self._encoder.identity.key(token_ids)):
+            return
+        with self._activity.compute:
+            entry = self._encoder.chunk(token_ids)
+        with self._changed:
+            if token_ids in self._known:  # not deleted meanwhile
+                self._store.put(entry)

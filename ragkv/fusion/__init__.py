@@ -1,0 +1,24 @@
+"""Fusion: one prompt's KV from many entries. Plans, selectors, the layer pipeline and the fusor."""
+
+from .fusor import Fused, Fusor
+from .pipeline import LayerReader
+from .plan import Candidates, Plan, Span, SpanKind, SpanState
+from .resident import ResidentLease
+from .selectors import SELECTORS, CheckingSelector, Selector, StaticSelector, make_selector
+
+__all__ = [
+    "SELECTORS",
+    "Candidates",
+    "CheckingSelector",
+    "Fused",
+    "Fusor",
+    "LayerReader",
+    "Plan",
+    "ResidentLease",
+    "Selector",
+    "Span",
+    "SpanKind",
+    "SpanState",
+    "StaticSelector",
+    "make_selector",
+]

@@ -1,0 +1,126 @@
+"""Layer slices read ahead of the fusor (CacheBlend section 5, "pipelining KV loading and recompute").
+
+While layer l is fused, layers l+1 ... l+B are being read by threads into a ring of buffers that is allocated once a
+request; on CUDA the buffers are pinned and copied on a stream of their own, with events, and no device-wide wait. What
+already lies in memory is used where it lies. A damaged entry surfaces here as `EntryDamagedError` of its key.
+"""
+
+import time
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from types import TracebackType
+from typing import Self
+
+import torch
+
+from ragkv.store import Lease, TierKind
+
+
+class LayerReader:
+    """Reads the slices of several leases, layer by layer, for one request."""
+
+    def __init__(
+        self, leases: Sequence[Lease], layers: int, ahead: int, pool: ThreadPoolExecutor, device: torch.device
+    ) -> None:
+        self._leases, self._layers, self._ahead, self._pool = leases, layers, ahead, pool
+        self._ring = [[self._buffer(lease, device) for lease in leases] for _ in range(min(ahead + 1, layers))]
+        self._copier = _Copier(device) if device.type == "cuda" else None
+        self._pending: dict[int, list[Future[torch.Tensor]]] = {}
+        self.waited_s = 0.0  # time the fusor stood still for slices
+        for layer in range(min(ahead, layers)):
+            self._submit(layer)
+
+    def layer(self, layer: int) -> list[torch.Tensor]:
+        """The slices (2, G, T, D) of `layer`, one a lease, on the device; valid until the next call."""
+        if layer + self._ahead < self._layers:
+            self._submit(layer + self._ahead)
+        began = time.perf_counter()
+        slices = [future.result() for future in self._pending.pop(layer)]
+        self.waited_s += time.perf_counter() - began
+        return slices if self._copier is None else self._copier.arrived(layer, slices)
+
+    def bytes_by_tier(self) -> dict[str, int]:
+        """Bytes read, by the tier they came from."""
+        counts: dict[str, int] = {}
+        for lease in self._leases:
+            counts[lease.kind.value] = counts.get(lease.kind.value, 0) + lease.info.size_bytes
+        return counts
+
+    def close(self) -> None:
+        """Wait for reads under way: their buffers must outlive them."""
+        for futures in self._pending.values():
+            for future in futures:
+                if not future.cancel():
+                    future.exception()
+        self._pending.clear()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _submit(self, layer: int) -> None:
+        buffers = self._ring[layer % len(self._ring)]
+        self._pending[layer] = [
+            self._pool.submit(self._read, lease, layer, buffer) if buffer is not None else _done(lease, layer)
+            for lease, buffer in zip(self._leases, buffers, strict=True)
+        ]
+
+    def _read(self, lease: Lease, layer: int, buffer: torch.Tensor) -> torch.Tensor:
+        if self._copier is not None:
+            self._copier.wait_reusable(buffer)
+        found = lease.read_layer(layer, buffer)
+        return found if self._copier is None else self._copier.send(found, layer, buffer)
+
+    @staticmethod
+    def _buffer(lease: Lease, device: torch.device) -> torch.Tensor | None:
+        if lease.kind is TierKind.MEMORY and device.type == "cpu":
+            return None  # used where it lies
+        info = lease.info
+        shape = (2, info.kv_heads, info.tokens, info.head_dim)
+        return torch.empty(shape, dtype=info.dtype, pin_memory=device.type == "cuda")
+
+
+def _done(lease: Lease, layer: int) -> "Future[torch.Tensor]":
+    future: Future[torch.Tensor] = Future()
+    try:
+        future.set_result(lease.read_layer(layer))
+    except Exception as error:  # handed over, like a reader thread's
+        future.set_exception(error)
+    return future
+
+
+class _Copier:
+    """Host to device on a stream of its own."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device, self._stream = device, torch.cuda.Stream(device)
+        self._sent: dict[int, torch.cuda.Event] = {}  # by host buffer: its last copy
+        self._ready: dict[int, list[torch.cuda.Event]] = {}  # by layer
+
+    def wait_reusable(self, buffer: torch.Tensor) -> None:
+        """Block this reader thread until the last copy out of `buffer` is over."""
+        if (event := self._sent.get(buffer.data_ptr())) is not None:
+            event.synchronize()
+
+    def send(self, source: torch.Tensor, layer: int, buffer: torch.Tensor) -> torch.Tensor:
+        """Start copying `source`; the result may be used after `arrived`."""
+        with torch.cuda.stream(self._stream):
+            target = source.to(self._device, non_blocking=True)
+            event = torch.cuda.Event()
+            event.record(self._stream)
+        self._sent[buffer.data_ptr()] = event
+        self._ready.setdefault(layer, []).append(event)
+        return target
+
+    def arrived(self, layer: int, slices: list[torch.Tensor]) -> list[torch.Tensor]:
+        """Make the current stream, not the host, wait for the copies of `layer`."""
+        stream = torch.cuda.current_stream(self._device)
+        for event in self._ready.pop(layer, []):
+            stream.wait_event(event)
+        for piece in slices:
+            piece.record_stream(stream)
+        return slices

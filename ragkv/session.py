@@ -1,0 +1,32 @@
+"""A conversation: the ids of its turns so far.
+
+History stands before new chunks, so that it is an exact prefix. Its KV is not stored yet, so it is computed with every
+turn, which is exact; the report counts it as computed.
+"""
+
+import threading
+
+
+class Session:
+    """One conversation's history. Its turns are serialised by `lock`."""
+
+    def __init__(self, session_id: str) -> None:
+        self.session_id = session_id
+        self.lock = threading.Lock()
+        self._token_ids: tuple[int, ...] = ()
+        self.turns = 0
+
+    @property
+    def token_ids(self) -> tuple[int, ...]:
+        """The history that the next turn stands behind, without the application's prefix."""
+        return self._token_ids
+
+    def append(self, token_ids: tuple[int, ...]) -> None:
+        """Add a turn: its chunks, question, answer and the template's runs between."""
+        self._token_ids += token_ids
+        self.turns += 1
+
+    def reset(self) -> None:
+        """Forget every turn."""
+        self._token_ids = ()
+        self.turns = 0
