@@ -9,7 +9,7 @@ _MARKER = re.compile(r"\[(\d+)\]")
 
 
 def cite(answer: str, chunks: Sequence[Chunk]) -> tuple[Citation, ...]:
-    """First verbatim occurrence (any case, whole words) of the answer in each chunk; chunks named as `[n]` count too."""
+    """Where each chunk has the answer verbatim (first place, any case, whole words); those named as `[n]` count too."""
     named = {int(number) - 1 for number in _MARKER.findall(answer)}
     plain = _MARKER.sub("", answer).strip().strip(".")
     pattern = re.compile(rf"(?<!\w){re.escape(plain)}(?!\w)", re.IGNORECASE) if plain else None

@@ -74,7 +74,7 @@ class EngineConfig:
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
         """A config from nested mappings; raises `ConfigError` on an unknown key or a wrong type."""
-        return _build(cls, values, path="")
+        return typing.cast(Self, _build(cls, values, path=""))
 
     @classmethod
     def from_toml(cls, path: str | Path) -> Self:

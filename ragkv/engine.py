@@ -1,7 +1,7 @@
-"""The engine: answers questions over chunks from stored KV. The main path reads top to bottom in `prefill` and `stream`.
+"""The engine: answers questions over chunks from stored KV. The main path is `stream` and `_prefill`, top to bottom.
 
-Lay out the prompt -> look every chunk up -> plan -> load and fuse, layer by layer -> decode -> save what is new, in the
-background. The engine holds no request's state; any number of threads may call it, and passes over the model take turns.
+Lay out the prompt -> look every chunk up -> plan -> load and fuse, layer by layer -> decode -> save what is new, in
+the background. The engine holds no request's state; any number of threads may call it; passes take turns.
 """
 
 import os
@@ -12,8 +12,6 @@ from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Any, Self
-
-import torch
 
 from .citations import cite
 from .config import EngineConfig, ReuseMode
@@ -104,7 +102,7 @@ class Engine:
         chunks: Sequence[ChunkLike] = (),
         session: Session | None = None,
         *,
-        ratio: float | None | Unset = UNSET,
+        ratio: float | Unset | None = UNSET,
         selector: str | None = None,
         reuse: ReuseMode = "fused",
     ) -> Prefill:
@@ -117,7 +115,11 @@ class Engine:
             return self._prefill(question, self._as_chunks(chunks), session, ratio, selector, reuse, room=0)
 
     def answer(
-        self, question: str | Sequence[int], chunks: Sequence[ChunkLike] = (), session: Session | None = None, **how: Any
+        self,
+        question: str | Sequence[int],
+        chunks: Sequence[ChunkLike] = (),
+        session: Session | None = None,
+        **how: Any,
     ) -> Answer:
         """The answer to `question` over `chunks`. Takes what `stream` takes."""
         *_, answer = self.stream(question, chunks, session, **how)
@@ -133,12 +135,12 @@ class Engine:
         max_new_tokens: int = 64,
         stop: Sequence[str] = (),
         seed: int | None = None,
-        ratio: float | None | Unset = UNSET,
+        ratio: float | Unset | None = UNSET,
         selector: str | None = None,
         reuse: ReuseMode = "fused",
         **generation: Any,
     ) -> Iterator[TokenEvent | Answer]:
-        """Token events, then the `Answer`. Greedy unless `do_sample=True`; `generation` is transformers' own settings."""
+        """Token events, then the `Answer`. Greedy unless `do_sample=True`; `generation` is transformers' settings."""
         if max_new_tokens < 1:
             raise InputError(f"max_new_tokens is {max_new_tokens}; it must be at least 1.")
         settings, began = generation_config(generation), time.perf_counter()
@@ -168,9 +170,7 @@ class Engine:
                 session.append(self._turn_ids(prefill, session, tokens))
             yield Answer(text.text, tuple(tokens), reason, timing, prefill.reuse, cite(text.text, asked))
 
-    def warm(
-        self, chunks: Sequence[ChunkLike], on_progress: Callable[[int, int], None] | None = None
-    ) -> WarmReport:
+    def warm(self, chunks: Sequence[ChunkLike], on_progress: Callable[[int, int], None] | None = None) -> WarmReport:
         """Compute and store the entries of `chunks` that are not stored; returns when they are durable.
 
         `on_progress(done, total)` is called after each chunk.
@@ -230,7 +230,7 @@ class Engine:
         question: str | Sequence[int],
         chunks: Sequence[Chunk],
         session: Session | None,
-        ratio: float | None | Unset,
+        ratio: float | Unset | None,
         selector: str | None,
         reuse: ReuseMode,
         room: int,
@@ -286,7 +286,7 @@ class Engine:
                 "Give fewer or shorter chunks, or ask for fewer new tokens."
             )
 
-    def _ratio(self, ratio: float | None | Unset) -> float:
+    def _ratio(self, ratio: float | Unset | None) -> float:
         if ratio is UNSET or isinstance(ratio, Unset):
             return self.config.fusion.ratio
         if ratio is None:

@@ -1,18 +1,18 @@
 """The one tree of errors. A message says what happened, the values, and what to do. A miss is `None`, not an error.
 
-    RagKVError
-    ├── ConfigError             a setting is unknown, of the wrong type or out of range
-    ├── InputError              a call's arguments cannot be served
-    │   └── PromptTooLongError  the prompt does not fit the model's context
-    ├── ModelError
-    │   ├── ModelNotFoundError      nothing loadable at that path or id
-    │   └── UnsupportedModelError   this architecture cannot be fused exactly; the reason is named
-    ├── StoreError
-    │   ├── StoreLockedError    another process writes to this directory
-    │   ├── StoreReadOnlyError  a write was asked of a store opened read-only
-    │   └── EntryDamagedError   bytes did not match their identity or checksum (inside the house: becomes a miss)
-    ├── DocumentError           a document cannot be read
-    └── MissingExtraError       an optional package is not installed; the message has the pip line
+RagKVError
+├── ConfigError             a setting is unknown, of the wrong type or out of range
+├── InputError              a call's arguments cannot be served
+│   └── PromptTooLongError  the prompt does not fit the model's context
+├── ModelError
+│   ├── ModelNotFoundError      nothing loadable at that path or id
+│   └── UnsupportedModelError   this architecture cannot be fused exactly; the reason is named
+├── StoreError
+│   ├── StoreLockedError    another process writes to this directory
+│   ├── StoreReadOnlyError  a write was asked of a store opened read-only
+│   └── EntryDamagedError   bytes did not match their identity or checksum (inside the house: becomes a miss)
+├── DocumentError           a document cannot be read
+└── MissingExtraError       an optional package is not installed; the message has the pip line
 """
 
 

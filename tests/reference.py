@@ -39,7 +39,9 @@ def embeddings_at(model: Any, layer: int, positions: torch.Tensor, length: int) 
 
 
 @torch.no_grad()
-def encode_at(fresh: Any, prefix: list[int], chunk: list[int], start: int, fresh_long: Any, length: int) -> DynamicCache:
+def encode_at(
+    fresh: Any, prefix: list[int], chunk: list[int], start: int, fresh_long: Any, length: int
+) -> DynamicCache:
     """KV of `chunk` as encoded behind `prefix` alone, its keys rotated to `start` in a prompt of `length` tokens."""
     inputs: list[torch.Tensor] = []
     hooks = [
@@ -103,8 +105,10 @@ def window_of(model: Any, layer: int) -> int | None:
 
 
 @torch.no_grad()
-def selective(fresh: Any, ids: list[int], stored: DynamicCache, rows: torch.Tensor) -> tuple[torch.Tensor, DynamicCache]:
-    """Recompute `rows` (R,) in every layer over `stored` KV of all S positions, with an explicit mask. Logits, cache."""
+def selective(
+    fresh: Any, ids: list[int], stored: DynamicCache, rows: torch.Tensor
+) -> tuple[torch.Tensor, DynamicCache]:
+    """Recompute `rows` (R,) in every layer over `stored` KV of all positions, under an explicit mask. Logits, cache."""
     model = fresh()
     model.set_attn_implementation("eager")
     cache = _Scatter(stored, rows)

@@ -112,7 +112,9 @@ _CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt_neox": ("GPTNeoX", dict(rope_parameters=_rope("default", partial_rotary_factor=0.5))),
     "stablelm": (
         "StableLm",
-        dict(rope_parameters=_rope("default", partial_rotary_factor=0.5), qk_layernorm=True, use_parallel_residual=True),
+        dict(
+            rope_parameters=_rope("default", partial_rotary_factor=0.5), qk_layernorm=True, use_parallel_residual=True
+        ),
     ),
     "starcoder2": ("Starcoder2", dict(sliding_window=WINDOW)),
 }

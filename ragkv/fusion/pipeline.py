@@ -97,7 +97,7 @@ class _Copier:
     """Host to device on a stream of its own."""
 
     def __init__(self, device: torch.device) -> None:
-        self._device, self._stream = device, torch.cuda.Stream(device)
+        self._device, self._stream = device, torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         self._sent: dict[int, torch.cuda.Event] = {}  # by host buffer: its last copy
         self._ready: dict[int, list[torch.cuda.Event]] = {}  # by layer
 
@@ -110,7 +110,7 @@ class _Copier:
         """Start copying `source`; the result may be used after `arrived`."""
         with torch.cuda.stream(self._stream):
             target = source.to(self._device, non_blocking=True)
-            event = torch.cuda.Event()
+            event = torch.cuda.Event()  # type: ignore[no-untyped-call]
             event.record(self._stream)
         self._sent[buffer.data_ptr()] = event
         self._ready.setdefault(layer, []).append(event)

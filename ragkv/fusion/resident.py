@@ -15,7 +15,7 @@ class ResidentLease(Lease):
         self.sensitivity = entry.sensitivity
         self._kv = entry.kv
 
-    def read_layer(self, layer: int, out: torch.Tensor | None = None) -> torch.Tensor:  # noqa: ARG002 - no copy needed
+    def read_layer(self, layer: int, out: torch.Tensor | None = None) -> torch.Tensor:
         return self._kv[layer]
 
     def close(self) -> None:

@@ -13,14 +13,18 @@ from typing import Any, ClassVar
 import torch
 
 from . import attention
-from .promptkv import Captured, CaptureCache, PromptKV, Recording, RowCache, Rows
+from .promptkv import CaptureCache, Captured, PromptKV, Recording, RowCache, Rows
 from .rope import Rope, RotaryTables
 
 
 class Adapter:
     """A decoder-only model of the llama shape."""
 
-    model_types: ClassVar[tuple[str, ...]] = ("llama", "mistral", "mixtral", "qwen3_moe", "starcoder2", "phi3", "olmo2")
+    model_types: ClassVar[tuple[str, ...]] = (
+        *("llama", "mistral", "mixtral", "qwen3_moe", "starcoder2", "phi3", "olmo2"),  # one kind of layer
+        *("qwen2", "qwen3"),  # `layer_types` says which layers slide
+        *("glm4", "stablelm"),  # RoPE turns a part of each head, as wide as the table
+    )
     attention_name: ClassVar[str] = "self_attn"
     cache_argument: ClassVar[str] = "past_key_values"
 
@@ -89,7 +93,7 @@ class Adapter:
             return None
         return getattr(self.config, "sliding_window", None)
 
-    def rotates(self, layer: int) -> bool:  # noqa: ARG002 - overridden where some layers have no RoPE
+    def rotates(self, layer: int) -> bool:
         """Whether `layer` uses RoPE at all."""
         return True
 
@@ -97,14 +101,14 @@ class Adapter:
         """The kinds of rotary table the model has; ("",) where all layers share one."""
         return ("",)
 
-    def rope_kind(self, layer: int) -> str:  # noqa: ARG002
+    def rope_kind(self, layer: int) -> str:
         """The kind of `layer`'s rotary table."""
         return ""
 
     # The mechanism
 
     def rotate(self, layer: int, raw: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-        """Rotate queries or keys (1, heads, R, D) by cos, sin (1, R, rotary dims), in float32, by the model's own code."""
+        """Rotate queries or keys (1, heads, R, D) by cos, sin (1, R, rotary dims), in float32, as the model does."""
         if not self.rotates(layer):
             return raw
         rotary_dims = cos.shape[-1]
@@ -152,7 +156,8 @@ class Adapter:
             self.cache_argument: cache,
         }
         out = self.layers[layer](hidden, **arguments)
-        return out[0] if isinstance(out, tuple) else out
+        result: torch.Tensor = out[0] if isinstance(out, tuple) else out
+        return result
 
     @torch.no_grad()
     def _measure_kv(self) -> tuple[int, int]:

@@ -32,7 +32,7 @@ class Sampler:
     def __init__(self, generation: GenerationConfig, prompt_ids: torch.Tensor, eos: Sequence[int], seed: int | None):
         self._sample = bool(generation.do_sample)
         self._ids = prompt_ids.unsqueeze(0)  # (1, S + generated)
-        self._processors = _processors(generation, prompt_ids, eos)
+        self._processors: Any = _processors(generation, prompt_ids, eos)
         self._generator = torch.Generator(prompt_ids.device)
         if seed is None:
             self._generator.seed()
@@ -77,11 +77,13 @@ def _processors(generation: GenerationConfig, prompt_ids: torch.Tensor, eos: Seq
 
 def generation_config(settings: dict[str, Any]) -> GenerationConfig:
     """A `GenerationConfig` from keyword settings; raises `InputError` on what it does not know or allow."""
-    unknown = sorted(name for name in settings if not hasattr(GenerationConfig(), name))
+    make: Any = GenerationConfig  # untyped in transformers
+    unknown = sorted(name for name in settings if not hasattr(make(), name))
     if unknown:
         raise InputError(f"Unknown generation settings: {', '.join(unknown)}. See transformers.GenerationConfig.")
     try:
-        return GenerationConfig(**settings)
+        config: GenerationConfig = make(**settings)
+        return config
     except (ValueError, TypeError) as error:
         raise InputError(f"Generation settings are not valid: {error}") from error
 

@@ -9,22 +9,16 @@ from ragkv.errors import UnsupportedModelError
 from .adapter import Adapter
 
 
-class WindowByLayerType(Adapter):
-    """qwen2, qwen3: a layer is sliding if its `layer_types` says so; the base class reads it. Qwen3's norms sit before RoPE."""
-
-    model_types = ("qwen2", "qwen3")
-
-
 class Granite(Adapter):
     """Multiplies embeddings in the model's forward and divides logits; its layers scale themselves."""
 
     model_types = ("granite",)
 
     def embed(self, token_ids: torch.Tensor) -> torch.Tensor:
-        return super().embed(token_ids) * self.body.embedding_multiplier
+        return super().embed(token_ids) * float(self.body.embedding_multiplier)
 
     def scale_logits(self, logits: torch.Tensor) -> torch.Tensor:
-        return logits / self.config.logits_scaling
+        return logits / float(self.config.logits_scaling)
 
 
 class Cohere2(Adapter):
@@ -36,7 +30,7 @@ class Cohere2(Adapter):
         return self.window(layer) is not None
 
     def scale_logits(self, logits: torch.Tensor) -> torch.Tensor:
-        return logits * self.model.logit_scale
+        return logits * float(self.model.logit_scale)
 
 
 class SmolLM3(Adapter):
@@ -68,7 +62,9 @@ class Gemma3(Softcapped):
 
     def __init__(self, model: Any) -> None:
         if getattr(model.config, "use_bidirectional_attention", False):
-            raise UnsupportedModelError("This gemma3 model attends in both directions, so its KV depends on what follows.")
+            raise UnsupportedModelError(
+                "This gemma3 model attends in both directions, so its KV depends on what follows."
+            )
         super().__init__(model)
 
     def rope_kinds(self) -> tuple[str, ...]:
@@ -76,12 +72,6 @@ class Gemma3(Softcapped):
 
     def rope_kind(self, layer: int) -> str:
         return str(self.config.layer_types[layer])
-
-
-class PartialRotary(Adapter):
-    """glm4, stablelm: RoPE turns the first dimensions of a head; `rotate` reads how many off the table."""
-
-    model_types = ("glm4", "stablelm")
 
 
 class GPTNeoX(Adapter):
@@ -106,6 +96,6 @@ class GPTNeoX(Adapter):
 
 ADAPTERS: dict[str, type[Adapter]] = {
     model_type: adapter
-    for adapter in (Adapter, WindowByLayerType, Granite, Cohere2, SmolLM3, Softcapped, Gemma3, PartialRotary, GPTNeoX)
+    for adapter in (Adapter, Granite, Cohere2, SmolLM3, Softcapped, Gemma3, GPTNeoX)
     for model_type in adapter.model_types
 }

@@ -26,7 +26,7 @@ class TemplateRuns:
 
 
 def template_runs(tokenizer: Any | None, bos_token_id: int | None, system: str) -> TemplateRuns:
-    """The runs of a tokenizer's chat template; without one the plain layout: BOS (if any), system text, nothing else."""
+    """The runs of a tokenizer's chat template; without one the plain layout: BOS (if any) and system text."""
     if tokenizer is not None and getattr(tokenizer, "chat_template", None):
         return _split_template(tokenizer, system)
     if tokenizer is not None and tokenizer.bos_token_id is not None:
@@ -40,7 +40,9 @@ def encode(tokenizer: Any | None, text_or_ids: str | Sequence[int]) -> tuple[int
     if not isinstance(text_or_ids, str):
         return tuple(int(token) for token in text_or_ids)
     if tokenizer is None:
-        raise InputError("Text was given, but the engine has no tokenizer: give token ids, or build it with a tokenizer.")
+        raise InputError(
+            "Text was given, but the engine has no tokenizer: give token ids, or build it with a tokenizer."
+        )
     return tuple(tokenizer(text_or_ids, add_special_tokens=False)["input_ids"])
 
 

@@ -17,7 +17,7 @@ def load(name: str | os.PathLike[str], device: str, dtype: str) -> tuple[Any, An
 
     path = _locate(name)
     try:
-        model = AutoModelForCausalLM.from_pretrained(path, dtype=_dtype(dtype))
+        model: Any = AutoModelForCausalLM.from_pretrained(path, dtype=_dtype(dtype))
     except (OSError, ValueError, KeyError) as error:
         raise ModelNotFoundError(f"Cannot load a causal LM from {str(name)!r}: {_first_line(error)}") from error
     try:

@@ -23,7 +23,9 @@ def adapt(model: Any) -> Adapter:
     config = getattr(model, "config", None)
     model_type = getattr(config, "model_type", type(model).__name__)
     if getattr(config, "is_encoder_decoder", False):
-        raise UnsupportedModelError(f"{model_type} is an encoder-decoder model; only decoder-only models keep a prompt KV.")
+        raise UnsupportedModelError(
+            f"{model_type} is an encoder-decoder model; only decoder-only models keep a prompt KV."
+        )
     if model_type not in ADAPTERS:
         raise UnsupportedModelError(
             f"No adapter for the architecture {model_type!r}. Fusing needs attention layers with rotary positions and "

@@ -102,7 +102,10 @@ class Recording:
         if rows.start is not None:
             low, high = max(rows.start, self._start), min(rows.start + len(rows), self._stop)
             if low < high:
-                source, target = slice(low - rows.start, high - rows.start), slice(low - self._start, high - self._start)
+                source, target = (
+                    slice(low - rows.start, high - rows.start),
+                    slice(low - self._start, high - self._start),
+                )
                 self.kv[layer, 0, :, target] = k_raw[0, :, source]
                 self.kv[layer, 1, :, target] = v[0, :, source]
             return
@@ -125,7 +128,7 @@ class RowCache(Cache):
         super().__init__(layers=[])
         self._kv, self._rows, self._rotate, self._record = kv, rows, rotate, record
 
-    def update(  # type: ignore[override]
+    def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *_: Any, **__: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Rotate `key_states` (k_raw) to place, write both, give keys and values of all positions so far."""
@@ -135,7 +138,7 @@ class RowCache(Cache):
         return self._kv.view(layer_idx, int(self._rows.positions[-1]) + 1)
 
 
-class Captured(Exception):  # noqa: N818 - not an error: it carries a layer's raw keys and values out of its forward
+class Captured(Exception):
     """Raised by `CaptureCache` so that a layer stops before its attention."""
 
     def __init__(self, k_raw: torch.Tensor, v: torch.Tensor) -> None:
@@ -149,7 +152,7 @@ class CaptureCache(Cache):
     def __init__(self) -> None:
         super().__init__(layers=[])
 
-    def update(  # type: ignore[override]
+    def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *_: Any, **__: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Raise `Captured` with k_raw and v, each (1, G, R, D)."""

@@ -45,7 +45,7 @@ class Rope:
     def __init__(self, rotary: torch.nn.Module, kinds: tuple[str, ...], device: torch.device) -> None:
         self._kinds = kinds  # ("",) where all layers share one table
         config: Any = rotary.config
-        self._pristine: Any = type(rotary)(config).to(device)  # type: ignore[call-arg]
+        self._pristine: Any = type(rotary)(config).to(device)
         types = rotary.rope_type
         names = list(types.values()) if isinstance(types, dict) else [str(types)]
         self.depends_on_length = any(kind in str(name) for name in names for kind in _LENGTH_DEPENDENT)

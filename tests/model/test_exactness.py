@@ -98,7 +98,7 @@ class TestExactness:
         self, engine: Engine, fresh: Any, stored: Any, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         prefill = engine.prefill(QUESTION, CHUNKS, ratio=0.3, selector="random")
-        rows = computed_rows(engine, prefill)
+        rows = computed_rows(prefill)
         logits, cache = reference.selective(fresh, IDS, stored()[1], rows)
         close(prefill.logits, logits)
         same_cache(prefill.cache, cache)
@@ -155,7 +155,7 @@ def test_a_span_encoded_under_other_frequencies_is_not_called_exact(family: str)
         assert (long.logits - logits).abs().max() > 1e-2
 
 
-def computed_rows(engine: Engine, prefill: Any) -> torch.Tensor:
+def computed_rows(prefill: Any) -> torch.Tensor:
     """Positions computed in every layer: question, what was selected, and the prefix where it is not exact."""
     question = torch.arange(len(IDS) - len(QUESTION), len(IDS))
     start = torch.arange(0 if prefill.reuse.exact else len(PREFIX))

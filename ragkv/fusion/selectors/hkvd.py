@@ -8,7 +8,7 @@ class HKVD(CheckingSelector):
 
     name = "hkvd"
 
-    def keep(self, layer: int, layers: int, ratio: float, count: int) -> int | None:  # noqa: ARG002
+    def keep(self, layer: int, layers: int, ratio: float, count: int) -> int | None:
         return budget(ratio, count) if layer == 1 else None
 
 

@@ -11,7 +11,7 @@ class Nothing(StaticSelector):
 
     name = "none"
 
-    def select(self, candidates: Candidates, ratio: float, seed: int) -> torch.Tensor:  # noqa: ARG002
+    def select(self, candidates: Candidates, ratio: float, seed: int) -> torch.Tensor:
         return torch.empty(0, dtype=torch.int64)
 
 
@@ -20,7 +20,7 @@ class Everything(StaticSelector):
 
     name = "all"
 
-    def select(self, candidates: Candidates, ratio: float, seed: int) -> torch.Tensor:  # noqa: ARG002
+    def select(self, candidates: Candidates, ratio: float, seed: int) -> torch.Tensor:
         return torch.arange(len(candidates))
 
 
@@ -36,9 +36,9 @@ class Random(StaticSelector):
 
 
 class FirstK(StaticSelector):
-    """The first tokens of every chunk, equally many of each (EPIC's LegoLink): first all first tokens, then all second."""
+    """The first tokens of every chunk, equally many of each (EPIC's LegoLink): all first ones, then all second ones."""
 
     name = "first-k"
 
-    def select(self, candidates: Candidates, ratio: float, seed: int) -> torch.Tensor:  # noqa: ARG002
+    def select(self, candidates: Candidates, ratio: float, seed: int) -> torch.Tensor:
         return top(-candidates.offset, budget(ratio, len(candidates)))
