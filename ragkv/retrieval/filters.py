@@ -65,8 +65,10 @@ def _test(name: str, operator: str, value: Any) -> tuple[str, list[Any]]:
         return "item.type = 'null'", []
     if isinstance(value, bool) and sign == "=":
         return "item.type = ?", ["true" if value else "false"]
-    if isinstance(value, int | float) and not isinstance(value, bool):
+    if isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 2**63:
         return f"item.type IN ('integer', 'real') AND item.atom {sign} ?", [value]
     if isinstance(value, str):
         return f"item.type = 'text' AND item.atom {sign} ?", [value]
-    raise InputError(f"The filter on {name!r} compares with {value!r}; use a number, a string, true, false or null.")
+    raise InputError(
+        f"The filter on {name!r} compares with {value!r}; use a number or a string; for equality also true, false, null."
+    )

@@ -41,7 +41,7 @@ class _TextReader(HTMLParser):
         self._verbatim = 0  # depth of <pre>
         self._in_title = False
 
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:  # noqa: ARG002
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         if tag in SKIPPED:
             self._skipped.append(tag)
         elif tag == "title":
@@ -58,16 +58,23 @@ class _TextReader(HTMLParser):
             self._in_title = False
         elif tag == "pre":
             self._verbatim = max(0, self._verbatim - 1)
-        self._boundary(tag)
+        if tag in BLOCKS:
+            self._boundary(tag)
 
-    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:  # noqa: ARG002
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self._boundary(tag)
 
     def handle_data(self, data: str) -> None:
         if self._in_title and not self._skipped:
             self.title.append(data)
+        elif not self._skipped and self._verbatim:
+            self.parts.append(data)
         elif not self._skipped:
-            self.parts.append(data if self._verbatim else re.sub(r"\s+", " ", data))
+            text = re.sub(r"\s+", " ", data)
+            self.parts.append(text.lstrip() if self._after_space() else text)
+
+    def _after_space(self) -> bool:
+        return not self.parts or not self.parts[-1] or self.parts[-1][-1].isspace()
 
     def _boundary(self, tag: str) -> None:
         if self._skipped:
@@ -76,7 +83,7 @@ class _TextReader(HTMLParser):
             self.parts.append("\n\n")
         elif tag in LINES:
             self.parts.append("\n")
-        elif tag in CELLS:
+        elif tag in CELLS and not self._after_space():
             self.parts.append("\t")
 
 
@@ -85,8 +92,7 @@ def text_of(html: str) -> tuple[str, str]:
     reader = _TextReader()
     reader.feed(html)
     reader.close()
-    text = re.sub(r"[ \t]*\t[ \t]*", "\t", "".join(reader.parts).replace("\u00a0", " "))
-    text = re.sub(r"[ \t]*\n[ \t]?", "\n", text)
+    text = re.sub(r"[ \t]+\n", "\n", "".join(reader.parts).replace("\u00a0", " "))
     return re.sub(r"\n{3,}", "\n\n", text).strip(), " ".join("".join(reader.title).split())
 
 

@@ -66,19 +66,33 @@ class Splitter:
         def count(piece: str) -> int:
             return self.count_tokens(piece) if piece else 0
 
+        size = self.tokens - self.overlap_tokens
         cutter = RecursiveCharacterTextSplitter(
             separators=list(separators),
             is_separator_regex=True,
             keep_separator="start",
-            chunk_size=self.tokens,
-            chunk_overlap=self.overlap_tokens,
+            chunk_size=size,
+            chunk_overlap=0,
             length_function=count,
         )
-        search_from = 0
-        for piece in cutter.split_text(text):
-            start = text.index(piece, search_from)
-            search_from = start + 1 if self.overlap_tokens else start + len(piece)
-            yield from _fitting(text, start, start + len(piece), count, self.tokens)
+        veiled = _veil_comments(text) if separators is MARKDOWN else text
+        previous = end = 0
+        for piece in cutter.split_text(veiled):
+            start = veiled.index(piece, end)
+            end = start + len(piece)
+            for begin, stop in _fitting(text, start, end, count, size):
+                yield self._reach_back(text, previous, begin, stop, count), stop
+                previous = begin
+
+    def _reach_back(self, text: str, previous: int, start: int, end: int, count: Callable[[str], int]) -> int:
+        """Where the passage begins if it shares up to `overlap_tokens` whole words with the one before."""
+        best = start
+        for word in reversed(list(re.finditer(r"\S+", text[previous:start]))) if self.overlap_tokens else ():
+            begin = previous + word.start()
+            if count(text[begin:start]) > self.overlap_tokens or count(text[begin:end]) > self.tokens:
+                break
+            best = begin
+        return best
 
 
 def _fitting(text: str, start: int, end: int, count: Callable[[str], int], tokens: int) -> Iterator[tuple[int, int]]:
@@ -102,8 +116,8 @@ def _is_markdown(document: Document) -> bool:
     return kind == "markdown" if kind else PurePath(document.source).suffix.lower() in (".md", ".markdown")
 
 
-def _headings(text: str) -> Iterator[tuple[int, int, str]]:
-    """Each ATX heading outside fenced code: its offset, level and title."""
+def _lines(text: str) -> Iterator[tuple[int, str, bool]]:
+    """Each line: its offset, itself, and whether it is fenced code."""
     fence = ""
     offset = 0
     for line in text.split("\n"):
@@ -112,9 +126,20 @@ def _headings(text: str) -> Iterator[tuple[int, int, str]]:
             fence = mark.group(1)
         elif mark and mark.group(1).startswith(fence):
             fence = ""
-        elif not fence and (heading := re.match(r"(#{1,6}) +(.+?)(?: +#+)? *$", line)):
-            yield offset, len(heading.group(1)), heading.group(2)
+        yield offset, line, bool(fence)
         offset += len(line) + 1
+
+
+def _headings(text: str) -> Iterator[tuple[int, int, str]]:
+    """Each ATX heading: its offset, level and title."""
+    for offset, line, code in _lines(text):
+        if not code and (heading := re.match(r"(#{1,6}) +(.+?)(?: +#+)? *$", line)):
+            yield offset, len(heading.group(1)), heading.group(2)
+
+
+def _veil_comments(text: str) -> str:
+    """The text, of equal length, in which no line of code looks like a heading."""
+    return "\n".join("%" + line[1:] if code and line.startswith("#") else line for _, line, code in _lines(text))
 
 
 def _place(document: Document, headings: list[tuple[int, int, str]], start: int) -> dict[str, Any]:

@@ -1,0 +1,75 @@
+"""Filters choose by metadata: equality, lists, ranges, all of a kind with the value they compare with."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from ragkv.errors import InputError
+from ragkv.retrieval import Document, Index
+from ragkv.retrieval.filters import Where
+from ragkv.retrieval.testing import word_splitter
+
+METADATA = {
+    "a": {"year": 1999, "tags": ["x", "y"], "ok": True, "name": "alpha"},
+    "b": {"year": 2005.5, "tags": "x", "ok": False, "name": "beta"},
+    "c": {"year": "2005", "ok": 1, "name": "gamma", "none": None},
+    "d": {"odd key.[0]": "v"},
+}
+
+
+@pytest.fixture(scope="module")
+def index() -> Iterator[Index]:
+    with Index(None, splitter=word_splitter()) as index:
+        index.ingest(Document(name, f"word {name}", f"{name}.txt", metadata) for name, metadata in METADATA.items())
+        yield index
+
+
+@pytest.mark.parametrize(
+    ("where", "passes"),
+    [
+        ({}, "abcd"),
+        ({"name": "beta"}, "b"),
+        ({"year": 1999}, "a"),
+        ({"year": {"gte": 1999, "lt": 2005.5}}, "a"),
+        ({"year": {"gt": 1999}}, "b"),  # never the text "2005"
+        ({"year": {"lte": "2005"}}, "c"),
+        ({"name": {"gt": "alpha", "lte": "gamma"}}, "bc"),
+        ({"name": ["alpha", "gamma"]}, "ac"),
+        ({"name": {"in": ("alpha", 3)}}, "a"),
+        ({"name": []}, ""),
+        ({"name": {"ne": "alpha"}}, "bcd"),
+        ({"tags": "x"}, "ab"),  # a list holds if one of its items does
+        ({"tags": "y", "year": 1999}, "a"),
+        ({"tags": "y", "year": 2005.5}, ""),
+        ({"ok": True}, "a"),  # never the number 1
+        ({"ok": 1}, "c"),
+        ({"none": None}, "c"),
+        ({"odd key.[0]": "v"}, "d"),
+        ({"absent": "x"}, ""),
+        ({"document_id": ["a", "d"]}, "ad"),
+        ({"source": {"ne": "a.txt"}}, "bcd"),
+        ({"name": "'; DROP TABLE passages; --"}, ""),
+    ],
+)
+def test_a_filter_passes_just_these(index: Index, where: Where, passes: str) -> None:
+    hits = index.search("word", k=10, where=where)
+    assert "".join(sorted(hit.passage.document_id for hit in hits)) == passes
+
+
+@pytest.mark.parametrize(
+    ("where", "says"),
+    [
+        ({"year": {"get": 1}}, "Did you mean 'gt'"),
+        ({"year": {}}, "is empty"),
+        ({"year": {"in": 5}}, "wants a list"),
+        ({"year": {"gt": None}}, "compares with None"),
+        ({"year": {"gt": True}}, "compares with True"),
+        ({"year": {"eq": [1]}}, r"compares with \[1\]"),
+        ({'a"b': 1}, "double quote"),
+        ({"year": 2**70}, "compares with"),
+        (["year"], "is a mapping"),
+    ],
+)
+def test_what_is_no_filter_is_refused(index: Index, where: Where, says: str) -> None:
+    with pytest.raises(InputError, match=says):
+        index.search("word", where=where)

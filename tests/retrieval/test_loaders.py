@@ -1,0 +1,165 @@
+"""Files become documents, or errors that say what to do."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from ragkv.errors import DocumentError, MissingExtraError
+from ragkv.retrieval import Document, load_documents
+
+
+def write(path: Path, content: str | bytes) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(content.encode() if isinstance(content, str) else content)
+    return path
+
+
+def test_a_directory_is_walked_recursively_in_sorted_order(tmp_path: Path) -> None:
+    for name in ("b.txt", "a/z.md", "a/c.txt"):
+        write(tmp_path / name, f"text of {name}")
+    assert [Path(d.id).name for d in load_documents(tmp_path)] == ["c.txt", "z.md", "b.txt"]
+
+
+def test_hidden_files_and_unknown_suffixes_in_a_directory_are_passed_over(tmp_path: Path) -> None:
+    for name in ("a.txt", ".hidden.txt", ".git/x.txt", "image.png"):
+        write(tmp_path / name, "text")
+    assert [Path(d.id).name for d in load_documents(tmp_path)] == ["a.txt"]
+
+
+def test_a_document_s_id_is_the_absolute_path_however_it_was_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = write(tmp_path / "a.txt", "text")
+    monkeypatch.chdir(tmp_path)
+    assert [d.id for d in load_documents("a.txt")] == [d.id for d in load_documents([file])] == [str(file)]
+
+
+def test_line_ends_and_byte_order_marks_do_not_change_the_text(tmp_path: Path) -> None:
+    texts = {
+        d.text
+        for d in load_documents(
+            [
+                write(tmp_path / "unix.txt", "one\ntwo"),
+                write(tmp_path / "dos.txt", "one\r\ntwo"),
+                write(tmp_path / "bom.txt", b"\xef\xbb\xbfone\ntwo"),
+                write(tmp_path / "utf16.txt", "one\ntwo".encode("utf-16")),
+            ]
+        )
+    }
+    assert texts == {"one\ntwo"}
+
+
+HTML = """<!doctype html><html><head><title>The  Page</title><style>p {color: red}</style>
+<script>var x = "<p>no</p>";</script></head><body><h1>Head</h1><p>First
+paragraph &amp; more.</p><ul><li>one</li><li>two</li></ul><pre>a
+  b</pre><table><tr><td>x</td><td>y</td></tr></table><noscript>turn it on</noscript></body></html>"""
+
+
+def test_html_keeps_block_boundaries_and_drops_scripts_and_styles(tmp_path: Path) -> None:
+    (document,) = load_documents(write(tmp_path / "page.html", HTML))
+    assert document.text == "Head\n\nFirst paragraph & more.\n\none\ntwo\n\na\n  b\n\nx\ty"
+    assert document.metadata == {"title": "The Page"}
+
+
+def test_html_in_the_encoding_it_declares_is_read(tmp_path: Path) -> None:
+    page = '<meta charset="iso-8859-1"><p>caf\u00e9</p>'.encode("latin-1")
+    (document,) = load_documents(write(tmp_path / "page.html", page))
+    assert document.text == "caf\u00e9"
+
+
+def test_a_json_line_is_a_document_and_its_further_keys_are_metadata(tmp_path: Path) -> None:
+    lines = [
+        {"id": "a", "text": "one", "metadata": {"year": 1}, "title": "T"},
+        {"id": 7, "text": "two", "source": "here"},
+        {"text": "three"},
+    ]
+    file = write(tmp_path / "x.jsonl", "\n".join(map(json.dumps, lines)) + "\n\n")
+    assert list(load_documents(file)) == [
+        Document("a", "one", str(file), {"title": "T", "year": 1}),
+        Document("7", "two", "here"),
+        Document(f"{file}#3", "three", str(file)),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "says"),
+    [
+        ("empty.txt", "", "is empty"),
+        ("blank.md", " \n ", "is empty"),
+        ("binary.txt", b"MZ\x00\x01", "looks binary: zero byte at offset 2"),
+        ("latin.txt", b"caf\xe9", "is not utf-8: byte 0xe9 at offset 3"),
+        ("only.html", "<script>x</script>", "holds no text"),
+        ("photo.png", "x", "no loader for '.png'"),
+        ("broken.pdf", "%PDF-1.4 nothing", "Cannot read .* as PDF"),
+        ("bad.jsonl", "{", "line 1: not JSON"),
+        ("bad.jsonl", "[1]", "line 1: a JSON list"),
+        ("bad.jsonl", '{"id": "a"}', "line 1: `text` is None"),
+        ("bad.jsonl", '{"id": 1.5, "text": "x"}', "line 1: `id` is 1.5"),
+        ("bad.jsonl", '{"id": "a", "text": "x", "metadata": 3}', "line 1: `metadata` is 3"),
+    ],
+)
+def test_a_bad_document_is_an_error_that_names_it(tmp_path: Path, name: str, content: str | bytes, says: str) -> None:
+    file = write(tmp_path / name, content)
+    with pytest.raises(DocumentError, match=says) as caught:
+        list(load_documents(file))
+    assert name in str(caught.value)
+
+
+def test_a_missing_path_and_a_directory_without_documents_are_errors(tmp_path: Path) -> None:
+    with pytest.raises(DocumentError, match="No such file"):
+        list(load_documents(tmp_path / "none.txt"))
+    with pytest.raises(DocumentError, match="No documents under"):
+        list(load_documents(tmp_path))
+
+
+def test_an_unknown_encoding_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(DocumentError, match="unknown encoding 'klingon'"):
+        list(load_documents(write(tmp_path / "a.txt", "x"), encoding="klingon"))
+
+
+def test_with_on_error_the_rest_is_still_loaded_and_every_error_reported(tmp_path: Path) -> None:
+    write(tmp_path / "a.txt", "good")
+    write(tmp_path / "b.txt", b"\x00")
+    write(tmp_path / "c.jsonl", '{"id": "c1", "text": "good"}\n{\n{"id": "c3", "text": "good"}')
+    errors: list[DocumentError] = []
+    ids = [Path(d.id).name for d in load_documents(tmp_path, on_error=errors.append)]
+    assert ids == ["a.txt", "c1", "c3"]
+    assert [("b.txt" in str(e), "line 2" in str(e)) for e in errors] == [(True, False), (False, True)]
+
+
+def test_pdf_pages_are_found_again_by_their_starts(tmp_path: Path) -> None:
+    pytest.importorskip("pypdf", reason="needs pypdf (extra pdf)")
+    (document,) = load_documents(write(tmp_path / "two.pdf", two_page_pdf("First page.", "Second page.")))
+    assert document.text == "First page.\n\nSecond page."
+    assert [document.text[start:].split("\n")[0] for start in document.page_starts] == ["First page.", "Second page."]
+
+
+def test_a_pdf_without_the_extra_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pypdf", None)
+    with pytest.raises(MissingExtraError, match=r'pip install "ragkv\[pdf\]"'):
+        list(load_documents(write(tmp_path / "a.pdf", "%PDF")))
+
+
+def two_page_pdf(*texts: str) -> bytes:
+    """The smallest PDF with a line of text on each page."""
+    objects = ["<< /Type /Catalog /Pages 2 0 R >>"]
+    kids = " ".join(f"{4 + 2 * i} 0 R" for i in range(len(texts)))
+    objects.append(f"<< /Type /Pages /Kids [{kids}] /Count {len(texts)} >>")
+    objects.append("<< /Type /Font /Subtype /Type1 /BaseFont /Helvetica >>")
+    for i, text in enumerate(texts):
+        stream = f"BT /F1 12 Tf 72 720 Td ({text}) Tj ET"
+        font = "/Resources << /Font << /F1 3 0 R >> >>"
+        box = "/MediaBox [0 0 612 792]"
+        objects.append(f"<< /Type /Page /Parent 2 0 R {box} {font} /Contents {5 + 2 * i} 0 R >>")
+        objects.append(f"<< /Length {len(stream)} >>\nstream\n{stream}\nendstream")
+    out, offsets = "%PDF-1.4\n", []
+    for number, body in enumerate(objects, start=1):
+        offsets.append(len(out))
+        out += f"{number} 0 obj\n{body}\nendobj\n"
+    table = "".join(f"{offset:010} 00000 n \n" for offset in offsets)
+    start = len(out)
+    out += f"xref\n0 {len(objects) + 1}\n0000000000 65535 f \n{table}"
+    out += f"trailer\n<< /Size {len(objects) + 1} /Root 1 0 R >>\nstartxref\n{start}\n%%EOF\n"
+    return out.encode()

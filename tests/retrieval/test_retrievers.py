@@ -1,0 +1,140 @@
+"""One contract over every retriever; the arithmetic of each; recall on a tiny corpus."""
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from ragkv.errors import ConfigError, InputError, MissingExtraError
+from ragkv.retrieval import RETRIEVERS, Document, Index
+from ragkv.retrieval.retrievers import Scored, fuse
+from ragkv.retrieval.retrievers.bm25 import terms
+from ragkv.retrieval.testing import HashEmbedder, word_splitter
+
+FACTS = {
+    "paris": "Paris is the capital of France.",
+    "berlin": "Berlin is the capital of Germany.",
+    "rhine": "The river Rhine flows through Germany and France.",
+    "hugo": "Victor Hugo wrote The Hunchback of Notre-Dame.",
+    "goethe": "Goethe wrote Faust in two parts.",
+    "zh": "\u5317\u4eac\u662f\u4e2d\u56fd\u7684\u9996\u90fd\u3002",
+}
+QUESTIONS = {
+    "What is the capital of Germany?": "berlin",
+    "Who wrote Faust?": "goethe",
+    "Which river flows through France?": "rhine",
+    "Who wrote The Hunchback?": "hugo",
+    "\u4e2d\u56fd\u7684\u9996\u90fd\u662f\u54ea\u91cc\uff1f": "zh",
+}
+KINDS = {"paris": "place", "berlin": "place", "rhine": "place", "hugo": "person", "goethe": "person", "zh": "place"}
+
+
+@pytest.fixture
+def index() -> Iterator[Index]:
+    pytest.importorskip("faiss", reason="needs faiss-cpu (extra dense)")
+    with Index(None, splitter=word_splitter(), embedder=HashEmbedder(256)) as index:
+        index.ingest(Document(name, text, metadata={"kind": KINDS[name]}) for name, text in FACTS.items())
+        yield index
+
+
+@pytest.mark.parametrize("name", sorted(RETRIEVERS))
+class TestRetrieverContract:
+    def test_hits_are_ranked_from_1_by_falling_score_each_text_once(self, index: Index, name: str) -> None:
+        hits = index.search("the capital of France", k=4, retriever=name)
+        assert [hit.rank for hit in hits] == list(range(1, len(hits) + 1))
+        assert [hit.score for hit in hits] == sorted((hit.score for hit in hits), reverse=True)
+        assert len({hit.passage.text for hit in hits}) == len(hits)
+        assert hits[0].passage.document_id == "paris"
+
+    def test_more_than_there_are_is_what_there_is(self, index: Index, name: str) -> None:
+        assert 1 <= len(index.search("Faust", k=100, retriever=name)) <= len(FACTS)
+
+    def test_a_filter_comes_before_the_ranking_so_that_k_hits_come_back(self, index: Index, name: str) -> None:
+        hits = index.search("who wrote the capital of France", k=2, retriever=name, where={"kind": "person"})
+        assert {hit.passage.document_id for hit in hits} == {"hugo", "goethe"}
+
+    def test_a_filter_nothing_passes_finds_nothing(self, index: Index, name: str) -> None:
+        assert index.search("capital", retriever=name, where={"kind": "nothing"}) == []
+
+    def test_a_blank_query_finds_nothing(self, index: Index, name: str) -> None:
+        assert index.search(" \n", retriever=name) == []
+
+    def test_an_empty_index_finds_nothing(self, index: Index, name: str) -> None:
+        index.delete(index.document_ids())
+        assert index.search("capital", retriever=name) == []
+
+    def test_equal_scores_are_ordered_by_ingestion(self, index: Index, name: str) -> None:
+        index.delete(index.document_ids())
+        index.ingest([Document("x", "same one"), Document("y", "same two"), Document("z", "same six")])
+        for k in (1, 2, 3):
+            hits = index.search("same", k=k, retriever=name)
+            assert [hit.passage.document_id for hit in hits] == ["x", "y", "z"][:k]
+
+    def test_searching_changes_nothing(self, index: Index, name: str) -> None:
+        first = index.search("river in Germany", k=3, retriever=name)
+        assert index.search("river in Germany", k=3, retriever=name) == first
+
+
+def test_bm25_finds_the_right_passage_first_for_every_question(index: Index) -> None:
+    found = {q: index.search(q, k=1, retriever="bm25")[0].passage.document_id for q in QUESTIONS}
+    assert found == QUESTIONS
+
+
+def test_bm25_leaves_out_what_shares_no_term_with_the_query(index: Index) -> None:
+    assert [hit.passage.document_id for hit in index.search("faust", retriever="bm25")] == ["goethe"]
+    assert index.search("zebra", retriever="bm25") == []
+
+
+def test_bm25_over_texts_without_a_single_term_finds_nothing() -> None:
+    with Index(None, splitter=word_splitter()) as index:
+        index.ingest([Document("marks", "!!! ???")])
+        assert index.search("anything") == []
+
+
+def test_terms_are_lowercase_words_and_pairs_of_unspaced_characters() -> None:
+    assert terms("The KV-Cache of 2024") == ["the", "kv", "cache", "of", "2024"]
+    assert terms("\u5317\u4eacx") == ["\u5317", "\u4eac", "\u5317\u4eac", "x"]
+
+
+def test_fusion_adds_the_reciprocals_of_60_plus_rank() -> None:
+    first = [Scored(1, 9.0), Scored(2, 8.0)]
+    second = [Scored(2, 0.5), Scored(3, 0.4)]
+    assert fuse([first, second]) == [
+        Scored(2, pytest.approx(1 / 62 + 1 / 61)),
+        Scored(1, pytest.approx(1 / 61)),
+        Scored(3, pytest.approx(1 / 62)),
+    ]
+    assert [s.number for s in fuse([[Scored(5, 1.0)], [Scored(4, 1.0)]])] == [4, 5]  # equal: by number
+
+
+def test_a_long_text_scores_as_its_best_window_and_still_k_texts_come_back() -> None:
+    pytest.importorskip("faiss", reason="needs faiss-cpu (extra dense)")
+    with Index(None, splitter=word_splitter(), embedder=HashEmbedder(256, window_words=2)) as index:
+        index.ingest([Document("long", "one two blue whale five six"), Document("short", "blue sky")])
+        hits = index.search("blue whale", k=2, retriever="dense")
+    assert [hit.passage.document_id for hit in hits] == ["long", "short"]
+    np.testing.assert_allclose([hit.score for hit in hits], [1.0, 0.5], atol=1e-6)
+
+
+def test_an_unknown_retriever_is_refused_naming_the_known(index: Index) -> None:
+    with pytest.raises(ConfigError, match="Known: bm25, dense, fused"):
+        index.search("x", retriever="nearest")
+
+
+def test_asking_for_no_hits_is_refused(index: Index) -> None:
+    with pytest.raises(InputError, match="k is 0"):
+        index.search("x", k=0)
+
+
+def test_dense_without_faiss_says_what_to_install(index: Index, monkeypatch: pytest.MonkeyPatch) -> None:
+    import sys
+
+    monkeypatch.setitem(sys.modules, "faiss", None)
+    with pytest.raises(MissingExtraError, match=r'pip install "ragkv\[dense\]"'):
+        index.search("x", retriever="dense")
+
+
+def test_dense_without_an_embedder_says_so() -> None:
+    with Index(None, splitter=word_splitter()) as index, pytest.raises(InputError, match="needs an embedder"):
+        index.ingest([Document("a", "text")])
+        index.search("x", retriever="dense")

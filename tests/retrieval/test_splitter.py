@@ -1,0 +1,114 @@
+"""Passages are counted in tokens, point to their place, and carry nothing but the document's text."""
+
+import itertools
+import random
+
+import pytest
+
+from ragkv.errors import ConfigError
+from ragkv.retrieval import Document, Splitter
+from ragkv.retrieval.testing import word_splitter
+
+GUIDE = """# Guide
+
+Intro words here.
+
+## Install
+
+Run the installer now.
+
+```
+# not a heading
+make
+```
+
+### On Linux
+
+Use the shell.
+
+## Use
+
+Ask it things.
+"""
+
+
+def random_text(seed: int) -> str:
+    choose = random.Random(seed)
+    marks = [" ", "  ", "\n", "\n\n", ". ", "! ", "\u3002", "\n# ", "\n```\n", ""]
+    return "".join(choose.choice(("a", "bb", "\u6587\u5b57", "word")) + choose.choice(marks) for _ in range(300))
+
+
+@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("overlap", [0, 4])
+@pytest.mark.parametrize("source", ["x.txt", "x.md"])
+def test_every_passage_is_the_document_at_its_span_and_within_the_budget(seed: int, overlap: int, source: str) -> None:
+    text = random_text(seed)
+    splitter = Splitter(len, tokens=20, overlap_tokens=overlap)  # a token is a character here
+    passages = splitter.split(Document("d", text, source))
+    for passage in passages:
+        start, end = passage.span
+        assert text[start:end] == passage.text == passage.text.strip()
+        assert 0 < len(passage.text) <= 20
+    covered = set(itertools.chain.from_iterable(range(*p.span) for p in passages))
+    assert all(text[i].isspace() for i in range(len(text)) if i not in covered)
+    starts = [p.span[0] for p in passages]
+    assert starts == sorted(starts)
+    if not overlap:
+        assert all(a.span[1] <= b.span[0] for a, b in itertools.pairwise(passages))
+
+
+def test_a_short_document_is_one_passage() -> None:
+    (passage,) = word_splitter(512).split(Document("d", "  One two.\n\nThree.  ", "d.txt", {"year": 1}))
+    assert (passage.text, passage.span) == ("One two.\n\nThree.", (2, 18))
+    assert (passage.document_id, passage.source, passage.metadata) == ("d", "d.txt", {"year": 1})
+
+
+def test_a_blank_document_has_no_passages() -> None:
+    assert word_splitter().split(Document("d", " \n ")) == []
+
+
+def test_markdown_is_cut_at_its_headings_and_not_at_comments_in_code() -> None:
+    passages = word_splitter(14).split(Document("d", GUIDE, "guide.md"))
+    assert [p.text.split("\n")[0] for p in passages] == ["# Guide", "## Install", "### On Linux", "## Use"]
+    assert "# not a heading\nmake" in passages[1].text
+    sections = [p.metadata["section"] for p in passages]
+    assert sections == ["Guide", "Guide > Install", "Guide > Install > On Linux", "Guide > Use"]
+
+
+def test_sentences_are_kept_whole_where_they_fit() -> None:
+    passages = word_splitter(4).split(Document("d", "One two three. Four five six! Seven eight?"))
+    assert [p.text for p in passages] == ["One two three.", "Four five six!", "Seven eight?"]
+
+
+def test_a_passage_knows_its_page() -> None:
+    document = Document("d", "one two\n\nthree four", page_starts=(0, 9))
+    assert [p.metadata["page"] for p in word_splitter(2).split(document)] == [1, 2]
+
+
+def test_pieces_that_count_more_together_than_apart_are_halved() -> None:
+    def count(text: str) -> int:
+        return len(text.split()) + (5 if len(text.split()) > 4 else 0)
+
+    passages = Splitter(count, tokens=6).split(Document("d", "a b c d e f"))
+    assert [count(p.text) <= 6 for p in passages] == [True] * len(passages)
+    assert " ".join(p.text for p in passages) == "a b c d e f"
+
+
+def test_ids_are_stable_differ_by_document_and_survive_edits_elsewhere() -> None:
+    splitter = word_splitter(2)
+    before = splitter.split(Document("d", "one two\n\nthree four\n\none two"))
+    after = splitter.split(Document("d", "new words\n\none two\n\nthree four\n\none two"))
+    other = splitter.split(Document("e", "one two"))
+    assert [p.id for p in after[1:]] == [p.id for p in before]
+    assert len({p.id for p in [*after, *other]}) == 5
+
+
+def test_overlap_repeats_whole_words_of_the_passage_before_within_the_budget() -> None:
+    passages = word_splitter(4, overlap_tokens=2).split(Document("d", "a b c d e f g"))
+    assert [p.text for p in passages] == ["a b", "a b c d", "c d e f", "e f g"]
+
+
+@pytest.mark.parametrize(("tokens", "overlap"), [(0, 0), (5, 5), (5, -1)])
+def test_impossible_sizes_are_refused(tokens: int, overlap: int) -> None:
+    with pytest.raises(ConfigError):
+        Splitter(len, tokens, overlap)
