@@ -46,9 +46,9 @@ class EntryDirectory:
         """
         try:
             self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
-            self.root.chmod(0o700)  # it may have stood there with another mode
-            for folder in (self._entries, self._temporary):
+            for folder in (self._entries, self._temporary, self.index):
                 folder.mkdir(mode=0o700, exist_ok=True)
+                folder.chmod(0o700)  # it may have stood there with another; the root may hold more than ours
             self._take_lock()
             for orphan in self._temporary.iterdir():
                 orphan.unlink()
@@ -108,10 +108,12 @@ class EntryDirectory:
                 temporary.unlink()
             raise
 
-    def remove(self, key: str) -> None:
-        """Unlink the file of `key`, if it is there. Raises `OSError` if that is refused."""
+    def remove(self, key: str, durably: bool = False) -> None:
+        """Unlink the file of `key`, if it is there; `durably` also over a power cut. Raises `OSError` if refused."""
         with contextlib.suppress(FileNotFoundError):
             self.path(key).unlink()
+            if durably:
+                _sync_directory(self.path(key).parent)
 
     def _publish(self, temporary: Path, final: Path) -> None:
         if not final.parent.is_dir():

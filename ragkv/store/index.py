@@ -12,6 +12,7 @@ the database as well, since their names come out of it.
 
 import json
 import logging
+import math
 import shutil
 import sqlite3
 import threading
@@ -45,6 +46,8 @@ class Row:
         row = cls(**json.loads(text))
         if [type(value) for value in asdict(row).values()] != [int, float, str, int]:
             raise TypeError(f"an index row has wrong types: {text[:100]}")
+        if not math.isfinite(row.used):
+            raise ValueError(f"an index row has no time of use: {text[:100]}")
         return row
 
 
@@ -61,11 +64,11 @@ class JsonDisk(diskcache.Disk):  # type: ignore[misc]
             raise StoreError("The index holds a pickled key. It is refused; the index is rebuilt from the entry files.")
         return _text(key, "key")
 
-    def store(self, value: object, read: bool, key: object = None) -> tuple[int, int, None, str]:  # noqa: ARG002
+    def store(self, value: object, read: bool, key: object = None) -> tuple[int, int, None, str]:
         """A value for the database."""
         return 0, MODE_RAW, None, _text(value, "value")
 
-    def fetch(self, mode: int, filename: str | None, value: object, read: bool) -> str:  # noqa: ARG002
+    def fetch(self, mode: int, filename: str | None, value: object, read: bool) -> str:
         """A value from the database."""
         if mode != MODE_RAW or filename is not None:
             raise StoreError(f"The index holds a value of mode {mode} (4 is pickle). It is refused.")
@@ -169,7 +172,7 @@ def _text(value: object, what: str) -> str:
 
 
 def _database(directory: Path) -> Any:
-    directory.mkdir(mode=0o700, exist_ok=True)
+    directory.mkdir(mode=0o700, exist_ok=True)  # again, after a rebuild threw it away
     (directory / "cache.db").touch(mode=0o600)  # SQLite gives its side files the same mode
     return diskcache.Cache(
         str(directory),

@@ -108,11 +108,19 @@ def read_fully(fd: int, into: memoryview, offset: int) -> int:
     """Fill `into` from `offset` of `fd`; returns the bytes got, fewer at the file's end. Releases the GIL."""
     done = 0
     while done < len(into):
-        got = os.preadv(fd, [into[done:]], offset + done)
+        got = _read_into(fd, into[done:], offset + done)
         if got == 0:
             break
         done += got
     return done
+
+
+def _read_into(fd: int, into: memoryview, offset: int) -> int:
+    if hasattr(os, "preadv"):
+        return os.preadv(fd, [into], offset)
+    data = os.pread(fd, len(into), offset)  # macOS: one copy more
+    into[: len(data)] = data
+    return len(data)
 
 
 def read_head(fd: int, key: str) -> Head:

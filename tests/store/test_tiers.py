@@ -7,20 +7,23 @@ import pytest
 import torch
 
 from ragkv.store import LRU, DiskTier, MemoryTier, Tier
+from ragkv.testing import ThrottledTier
 
 from .entries import IDENTITY, digest, ids_of, make_entry, other_identities, read_all, same
 
 MakeTier = Callable[..., Tier]
 
 
-@pytest.fixture(params=["memory", "disk", "disk-direct"])
+@pytest.fixture(params=["memory", "disk", "disk-direct", "throttled"])
 def make_tier(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[MakeTier]:
     """Builds tiers of one kind; `room` is in entries of the default size."""
     opened: list[Tier] = []
 
     def make(room: float = 100) -> Tier:
-        if request.param == "memory":
+        if request.param in ("memory", "throttled"):
             tier: Tier = MemoryTier(int(room * make_entry().size_bytes), LRU())
+            if request.param == "throttled":
+                tier = ThrottledTier(tier, bandwidth_bytes_per_s=1e9)
         else:
             file_bytes = 4 * 4096  # header, ids and scores, two layers
             place = tmp_path / str(len(opened))

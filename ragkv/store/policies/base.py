@@ -43,6 +43,6 @@ class Policy(ABC):
     def victim(self, pinned: Container[str], now: float) -> str | None:
         """The key to evict next, none of `pinned`; `None` if every key is pinned. Changes nothing."""
 
-    def admits(self, item: Item, now: float) -> bool:  # noqa: ARG002 - a rule of the contract, used by subclasses
+    def admits(self, item: Item, now: float) -> bool:
         """Whether to keep `item` at all. The default keeps everything."""
         return True

@@ -14,16 +14,16 @@ class LRU(Policy):
     def __init__(self) -> None:
         self._order: OrderedDict[str, None] = OrderedDict()
 
-    def inserted(self, item: Item, now: float) -> None:  # noqa: ARG002
+    def inserted(self, item: Item, now: float) -> None:
         self._order[item.key] = None
         self._order.move_to_end(item.key)
 
-    def used(self, key: str, now: float) -> None:  # noqa: ARG002
+    def used(self, key: str, now: float) -> None:
         if key in self._order:
             self._order.move_to_end(key)
 
     def removed(self, key: str) -> None:
         self._order.pop(key, None)
 
-    def victim(self, pinned: Container[str], now: float) -> str | None:  # noqa: ARG002
+    def victim(self, pinned: Container[str], now: float) -> str | None:
         return next((key for key in self._order if key not in pinned), None)

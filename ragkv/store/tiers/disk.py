@@ -102,11 +102,19 @@ class DiskTier(Tier):
             return key in self._ledger
 
     def delete(self, key: str) -> bool:
+        """See `Tier.delete`; durable over a power cut. Raises `StoreError` if the file cannot be removed."""
         with self._lock:
-            slot = self._ledger.remove(key)
-            if slot is not None:
-                self._unlink(key)
-        return slot is not None
+            if key not in self._ledger:
+                return False
+            try:
+                self._directory.remove(key, durably=True)
+            except OSError as error:
+                raise StoreError(
+                    f"Entry {key[:12]} could not be deleted from disk: {error}. It is still there."
+                ) from error
+            self._ledger.remove(key)
+            self._index.forget(key)
+        return True
 
     def infos(self) -> Iterator[EntryInfo]:
         for slot in self._slots():

@@ -64,7 +64,7 @@ class ReadOnlyDiskTier(Tier):
         """Raises `StoreReadOnlyError`."""
         self._refuse(f"delete entry {key[:12]}")
 
-    def gc(self, keep: Callable[[Identity], bool]) -> int:  # noqa: ARG002
+    def gc(self, keep: Callable[[Identity], bool]) -> int:
         """Raises `StoreReadOnlyError`."""
         self._refuse("drop entries")
 

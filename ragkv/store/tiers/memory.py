@@ -33,7 +33,7 @@ class MemoryLease(Lease):
         self._on_read = on_read
         self._on_close: Callable[[], None] | None = on_close
 
-    def read_layer(self, layer: int, out: torch.Tensor | None = None) -> torch.Tensor:  # noqa: ARG002
+    def read_layer(self, layer: int, out: torch.Tensor | None = None) -> torch.Tensor:
         """A view (2, G, T, D) of the stored tensor; `out` is left alone."""
         self._on_read(self.info.layer_bytes)
         return self._kv[layer]

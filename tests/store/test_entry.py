@@ -1,0 +1,82 @@
+"""What an entry's key and shape must hold."""
+
+import ast
+import dataclasses
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import ragkv.store
+from ragkv.store import Entry, Identity, ids_bytes
+
+from .entries import IDENTITY, make_entry, other_identities
+
+
+@pytest.mark.parametrize(("field", "identity"), other_identities())
+def test_every_field_of_the_identity_changes_the_key(field: str, identity: Identity) -> None:
+    assert identity.key([1, 2]) != IDENTITY.key([1, 2]), field
+
+
+def test_every_field_of_the_identity_is_tried() -> None:
+    assert {field for field, _ in other_identities()} == {field.name for field in dataclasses.fields(Identity)}
+
+
+def test_tokens_and_their_order_change_the_key() -> None:
+    assert len({IDENTITY.key(ids) for ids in ([1, 2], [2, 1], [1], [1, 2, 0], [258], [])}) == 6
+
+
+def test_moving_text_between_fields_changes_the_key() -> None:
+    one = dataclasses.replace(IDENTITY, adapter="ab", tokenizer="c")
+    two = dataclasses.replace(IDENTITY, adapter="a", tokenizer="bc")
+    assert one.key([1]) != two.key([1])
+
+
+def test_keys_are_the_same_in_every_process() -> None:
+    program = "from tests.store.entries import IDENTITY; print(IDENTITY.key([1, 2, 3]))"
+    keys = {
+        subprocess.run(
+            [sys.executable, "-c", program],
+            env={"PYTHONHASHSEED": seed, "PYTHONPATH": str(Path(__file__).parents[2])},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout.strip()
+        for seed in ("1", "2")
+    }
+    assert keys == {IDENTITY.key([1, 2, 3])}
+
+
+def test_nothing_in_the_store_calls_hash() -> None:
+    for file in Path(ragkv.store.__file__).parent.rglob("*.py"):
+        calls = [node.func for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, ast.Call)]
+        assert not [call for call in calls if isinstance(call, ast.Name) and call.id == "hash"], file
+
+
+def test_token_ids_are_hashed_as_little_endian_int64() -> None:
+    assert ids_bytes([1, -1]) == b"\x01" + b"\x00" * 7 + b"\xff" * 8
+
+
+def test_an_identity_comes_back_from_its_json() -> None:
+    assert Identity.from_json(IDENTITY.to_json()) == IDENTITY
+
+
+def test_an_entry_of_another_shape_or_dtype_is_refused() -> None:
+    entry = make_entry()
+    with pytest.raises(ValueError, match=r"\(2, 2, 1, 4, 8\) bfloat16"):
+        Entry(entry.info, entry.kv.float())
+    with pytest.raises(ValueError, match=r"\(2, 2, 1, 4, 8\)"):
+        Entry(entry.info, entry.kv[:1])
+    with pytest.raises(ValueError, match=r"\(4,\) float16"):
+        Entry(entry.info, entry.kv, torch.zeros(3, dtype=torch.float16))
+
+
+def test_a_settled_entry_owns_no_more_than_its_bytes() -> None:
+    entry = make_entry()
+    large = torch.cat([entry.kv, entry.kv])
+    settled = Entry(entry.info, large[:2], entry.sensitivity).settled()
+    assert settled.kv.untyped_storage().nbytes() == entry.kv.nbytes
+    assert torch.equal(settled.kv, entry.kv)
+    assert settled.settled() is settled

@@ -1,0 +1,127 @@
+"""What the file of an entry must hold."""
+
+import os
+from pathlib import Path
+
+import pytest
+import safetensors
+import torch
+from safetensors.torch import load_file
+
+from ragkv.errors import EntryDamagedError
+from ragkv.store import Entry
+from ragkv.store.record import ALIGNMENT, Head, OtherVersionError, Record, bytes_of, read_fully, read_head
+
+from .entries import make_entry, other_identities
+
+
+def write(path: Path, entry: Entry) -> Path:
+    path.write_bytes(b"".join(bytes(piece) for piece in Record.of(entry).pieces()))
+    return path
+
+
+def head_of(path: Path, key: str) -> Head:
+    with path.open("rb") as file:
+        return read_head(file.fileno(), key)
+
+
+@pytest.mark.parametrize("tokens", [0, 1, 5, 256])  # 256 tokens: one layer is exactly two pages
+@pytest.mark.parametrize("scored", [True, False])
+def test_the_safetensors_library_reads_it(tmp_path: Path, tokens: int, scored: bool) -> None:
+    entry = make_entry(tokens=tokens, scored=scored)
+    tensors = load_file(write(tmp_path / "entry.safetensors", entry))
+    assert tensors["token_ids"].tolist() == list(entry.info.token_ids)
+    assert torch.equal(tensors["layer.0000"], entry.kv[0])
+    assert torch.equal(tensors["layer.0001"], entry.kv[1])
+    if scored and tokens:
+        assert entry.sensitivity is not None
+        assert torch.equal(tensors["sensitivity"], entry.sensitivity)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16", "float64"])
+def test_every_dtype_comes_back_bit_by_bit(tmp_path: Path, dtype: str) -> None:
+    identity = type(make_entry().info.identity)(**{**_fields(make_entry()), "dtype": dtype})
+    entry = make_entry(identity=identity)
+    head = head_of(write(tmp_path / "e", entry), entry.info.key)
+    assert head.info == entry.info
+    into = torch.empty_like(entry.kv[1])
+    with (tmp_path / "e").open("rb") as file:
+        read_fully(file.fileno(), bytes_of(into), head.layer_offsets[1])
+    assert torch.equal(into, entry.kv[1])
+
+
+def test_every_layer_begins_at_a_page_and_the_file_ends_at_one(tmp_path: Path) -> None:
+    entry = make_entry(tokens=5, layers=3)
+    head = head_of(write(tmp_path / "e", entry), entry.info.key)
+    assert [offset % ALIGNMENT for offset in head.layer_offsets] == [0, 0, 0]
+    assert head.file_bytes % ALIGNMENT == 0
+    assert head.file_bytes == (tmp_path / "e").stat().st_size
+
+
+def test_metadata_tells_what_it_is(tmp_path: Path) -> None:
+    entry = make_entry(1, group="talk", index=2)
+    with safetensors.safe_open(write(tmp_path / "e", entry), "pt") as file:
+        facts = file.metadata()
+    assert facts["key"] == entry.info.key
+    assert facts["identity"] == entry.info.identity.to_json()
+    assert (facts["codec"], facts["group"], facts["index"], facts["frequencies"]) == ("raw", "talk", "2", "f0")
+
+
+def test_a_flip_of_any_bit_of_the_head_is_found(tmp_path: Path) -> None:
+    entry = make_entry()
+    data = bytearray(write(tmp_path / "e", entry).read_bytes())
+    head_end = head_of(tmp_path / "e", entry.info.key).layer_offsets[0]
+    fd = os.open(tmp_path / "e", os.O_RDWR)
+    try:
+        for place in [*range(0, head_end, 7), *range(600)]:
+            os.pwrite(fd, bytes([data[place] ^ 1 << place % 8]), place)
+            with pytest.raises(EntryDamagedError):
+                read_head(fd, entry.info.key)
+            os.pwrite(fd, data[place : place + 1], place)
+        assert read_head(fd, entry.info.key).info == entry.info
+    finally:
+        os.close(fd)
+
+
+@pytest.mark.parametrize("size", [0, 7, 100, 4096, 5000, -1, +1])
+def test_another_length_is_found(tmp_path: Path, size: int) -> None:
+    entry = make_entry()
+    path = write(tmp_path / "e", entry)
+    whole = path.read_bytes()
+    path.write_bytes(whole + b"x" if size == 1 else whole[:size])
+    with pytest.raises(EntryDamagedError):
+        head_of(path, entry.info.key)
+
+
+@pytest.mark.parametrize("content", [b"\0" * 9000, b"{}" * 5000, (2**62).to_bytes(8, "little") * 999, b"\xff" * 9000])
+def test_any_rubbish_is_damage_and_nothing_else(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "e").write_bytes(content)
+    with pytest.raises(EntryDamagedError):
+        head_of(tmp_path / "e", "k")
+
+
+def test_a_sound_file_under_another_key_is_damage(tmp_path: Path) -> None:
+    path = write(tmp_path / "e", make_entry(1))
+    with pytest.raises(EntryDamagedError, match="of entry"):
+        head_of(path, make_entry(2).info.key)
+
+
+def test_another_format_version_is_told_apart_from_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ragkv.store.record.FORMAT_VERSION", 2)
+    path = write(tmp_path / "e", make_entry())
+    monkeypatch.undo()
+    with pytest.raises(OtherVersionError, match="version 2, this is 1"):
+        head_of(path, make_entry().info.key)
+
+
+def test_a_layer_is_checked_against_its_own_checksum(tmp_path: Path) -> None:
+    entry = make_entry()
+    head = head_of(write(tmp_path / "e", entry), entry.info.key)
+    head.check_layer(0, bytes_of(entry.kv[0]))
+    with pytest.raises(EntryDamagedError, match="layer 1"):
+        head.check_layer(1, bytes_of(entry.kv[0]))
+
+
+def _fields(entry: Entry) -> dict[str, object]:
+    identity = entry.info.identity
+    return {name: getattr(identity, name) for name, _ in other_identities()}
