@@ -1,0 +1,391 @@
+"""What the disk tier must hold beyond the contract of all tiers: durability, sweeps, locks and damage."""
+
+import errno
+import logging
+import os
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+import torch
+
+from ragkv.errors import EntryDamagedError, StoreError, StoreLockedError
+from ragkv.store import LRU, DiskTier, ReadOnlyDiskTier, aligned_empty
+
+from .entries import IDENTITY, ids_of, make_entry, read_all, same
+
+FILE_BYTES = 4 * 4096
+
+
+def open_tier(place: Path, room: int = 100, **options: object) -> DiskTier:
+    return DiskTier(place, room * FILE_BYTES, LRU(), **options)  # type: ignore[arg-type]
+
+
+def fill(place: Path, *numbers: int) -> None:
+    tier = open_tier(place)
+    for number in numbers:
+        assert tier.put(make_entry(number))
+    tier.close()
+
+
+def file_of(place: Path, number: int) -> Path:
+    key = make_entry(number).info.key
+    return place / "entries" / key[:2] / f"{key}.safetensors"
+
+
+def held(tier: DiskTier, numbers: range = range(20)) -> set[int]:
+    return {number for number in numbers if tier.contains(make_entry(number).info.key)}
+
+
+def serves(tier: DiskTier | ReadOnlyDiskTier, number: int) -> bool:
+    lease = tier.lease(IDENTITY, ids_of(number))
+    if lease is None:
+        return False
+    with lease:
+        assert same(read_all(lease), make_entry(number))
+    return True
+
+
+def test_the_directory_is_the_owners_alone(tmp_path: Path) -> None:
+    place = tmp_path / "new" / "store"
+    tier = open_tier(place)
+    tier.put(make_entry(1))
+    for path in [place, *place.rglob("*")]:
+        assert path.stat().st_mode & 0o777 == (0o700 if path.is_dir() else 0o600), path
+    tier.close()
+
+
+def test_entries_survive_a_restart(tmp_path: Path) -> None:
+    fill(tmp_path, 1, 2)
+    tier = open_tier(tmp_path)
+    assert serves(tier, 1)
+    assert serves(tier, 2)
+    assert tier.stats().used_bytes == 2 * FILE_BYTES
+    tier.close()
+
+
+def test_the_order_of_use_survives_a_restart(tmp_path: Path) -> None:
+    fill(tmp_path, 1, 2, 3)
+    tier = open_tier(tmp_path)
+    serves(tier, 1)
+    tier.close()
+    tier = open_tier(tmp_path, room=3)
+    tier.put(make_entry(4))
+    assert held(tier) == {1, 3, 4}
+    tier.close()
+
+
+def test_a_smaller_capacity_holds_from_the_next_opening(tmp_path: Path) -> None:
+    fill(tmp_path, 1, 2, 3, 4)
+    tier = open_tier(tmp_path, room=2)
+    assert held(tier) == {3, 4}
+    assert (
+        sum(path.stat().st_size for path in tmp_path.glob("entries/*/*")) == tier.stats().used_bytes == 2 * FILE_BYTES
+    )
+    tier.close()
+
+
+def test_the_bound_counts_orphans_too(tmp_path: Path) -> None:
+    fill(tmp_path, 1, 2, 3, 4)
+    for path in (tmp_path / "index").iterdir():
+        path.unlink()
+    tier = open_tier(tmp_path, room=3)
+    assert len(list(tmp_path.glob("entries/*/*"))) == 3 == tier.stats().entries
+    tier.close()
+
+
+def test_a_file_the_index_does_not_know_is_adopted_if_sound_and_removed_if_not(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    fill(tmp_path, 1, 2)
+    for path in (tmp_path / "index").iterdir():
+        path.unlink()
+    file_of(tmp_path, 2).write_bytes(file_of(tmp_path, 2).read_bytes()[:-1])
+    tier = open_tier(tmp_path)
+    assert held(tier) == {1}
+    assert serves(tier, 1)
+    assert not file_of(tmp_path, 2).exists()
+    assert "orphan" in caplog.text
+    tier.close()
+
+
+def test_a_row_without_its_file_is_dropped(tmp_path: Path) -> None:
+    fill(tmp_path, 1, 2)
+    file_of(tmp_path, 1).unlink()
+    tier = open_tier(tmp_path)
+    assert held(tier) == {2}
+    assert tier.stats().used_bytes == FILE_BYTES
+    tier.close()
+
+
+def test_what_a_killed_writer_left_is_swept(tmp_path: Path) -> None:
+    fill(tmp_path, 1)
+    (tmp_path / "tmp" / "123-1.tmp").write_bytes(b"half an entry")
+    open_tier(tmp_path).close()
+    assert list((tmp_path / "tmp").iterdir()) == []
+
+
+def test_files_that_are_not_ours_are_left_alone(tmp_path: Path) -> None:
+    fill(tmp_path, 1)
+    for name in ("notes.txt", "entries/readme", "entries/ab"):
+        (tmp_path / name).write_text("mine")
+    open_tier(tmp_path).close()
+    assert (tmp_path / "entries" / "readme").read_text() == "mine"
+
+
+def test_nothing_is_visible_before_its_bytes_are_durable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tier, steps = open_tier(tmp_path), list[str]()
+    key = make_entry(1).info.key
+    fsync, replace, record = os.fsync, Path.replace, tier._index.record
+
+    def spy_fsync(fd: int) -> None:
+        target = Path(f"/proc/self/fd/{fd}").readlink()
+        steps.append("sync " + ("file" if target.suffix == ".tmp" else target.name))
+        assert tier.contains(key) is False
+        fsync(fd)
+
+    def spy_replace(source: Path, target: Path) -> Path:
+        steps.append("rename")
+        return replace(source, target)
+
+    monkeypatch.setattr(os, "fsync", spy_fsync)
+    monkeypatch.setattr(Path, "replace", spy_replace)
+    monkeypatch.setattr(tier._index, "record", lambda *row: (steps.append("index"), record(*row)))
+    tier.put(make_entry(1))
+    assert steps == ["sync file", "sync entries", "rename", f"sync {key[:2]}", "index"]
+    monkeypatch.undo()
+    tier.close()
+
+
+@pytest.mark.parametrize("call", ["write", "fsync", "open"])
+def test_a_full_disk_fails_the_write_cleanly_and_is_logged_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, call: str
+) -> None:
+    tier = open_tier(tmp_path)
+    tier.put(make_entry(1))
+
+    def full(*_: object) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, call, full)
+    assert not tier.put(make_entry(2))
+    assert not tier.put(make_entry(3))
+    monkeypatch.undo()
+    assert caplog.text.count("No space left") == 1
+    assert list((tmp_path / "tmp").iterdir()) == []
+    assert held(tier) == {1}
+    assert serves(tier, 1)
+    assert tier.put(make_entry(2))
+    assert serves(tier, 2)
+    tier.close()
+
+
+def test_a_short_write_is_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tier, write = open_tier(tmp_path), os.write
+    monkeypatch.setattr(os, "write", lambda fd, data: write(fd, bytes(data[:1000])))
+    assert tier.put(make_entry(1))
+    monkeypatch.undo()
+    assert serves(tier, 1)
+    tier.close()
+
+
+def test_a_second_writer_is_refused_naming_the_first(tmp_path: Path) -> None:
+    tier = open_tier(tmp_path)
+    with pytest.raises(StoreLockedError, match=rf"pid {os.getpid()} .*read_only=True"):
+        open_tier(tmp_path)
+    tier.close()
+    open_tier(tmp_path).close()
+
+
+@pytest.mark.parametrize("code", [errno.EROFS, errno.EACCES])
+def test_a_place_that_cannot_be_written_is_a_clear_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    def refused(*_: object, **__: object) -> None:
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(Path, "mkdir", refused)
+    with pytest.raises(StoreError, match=r"Cannot write to .*(Read-only|denied).*read_only=True"):
+        open_tier(tmp_path / "store")
+
+
+def test_a_file_where_the_directory_should_be_is_a_clear_error(tmp_path: Path) -> None:
+    (tmp_path / "store").write_text("a file")
+    with pytest.raises(StoreError, match="Cannot write"):
+        open_tier(tmp_path / "store")
+
+
+def test_reading_where_there_is_no_store_is_a_clear_error(tmp_path: Path) -> None:
+    with pytest.raises(StoreError, match="no store to read"):
+        ReadOnlyDiskTier(tmp_path / "nothing")
+    assert not (tmp_path / "nothing").exists()
+
+
+def test_a_reader_beside_the_writer_writes_nothing_and_takes_vanished_files_for_misses(tmp_path: Path) -> None:
+    writer = open_tier(tmp_path)
+    writer.put(make_entry(1))
+    writer.put(make_entry(2))
+    before = {path: path.stat().st_mtime_ns for path in tmp_path.glob("entries/**/*")}
+    reader = ReadOnlyDiskTier(tmp_path)
+    assert serves(reader, 1)
+    assert {path: path.stat().st_mtime_ns for path in tmp_path.glob("entries/**/*")} == before
+    with reader.lease(IDENTITY, ids_of(1)) as lease:  # type: ignore[union-attr]
+        writer.delete(make_entry(1).info.key)
+        assert same(read_all(lease), make_entry(1))
+    assert not serves(reader, 1)
+    assert [info.key for info in reader.infos()] == [make_entry(2).info.key]
+    reader.close()
+    writer.close()
+
+
+def test_a_readers_damage_is_a_miss_and_left_to_the_writer(tmp_path: Path) -> None:
+    fill(tmp_path, 1)
+    file_of(tmp_path, 1).write_bytes(b"rubbish")
+    reader = ReadOnlyDiskTier(tmp_path)
+    assert not serves(reader, 1)
+    assert reader.stats().damaged == 1
+    assert file_of(tmp_path, 1).exists()
+
+
+def test_a_file_that_holds_other_tokens_is_dropped_logged_and_counted(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    fill(tmp_path, 1, 2)
+    file_of(tmp_path, 1).write_bytes(file_of(tmp_path, 2).read_bytes())
+    tier = open_tier(tmp_path)
+    assert not serves(tier, 1)
+    assert tier.stats().damaged == 1
+    assert "damaged" in caplog.text
+    assert not file_of(tmp_path, 1).exists()
+    assert serves(tier, 2)
+    tier.close()
+
+
+def test_a_damaged_layer_raises_is_dropped_and_can_be_put_again(tmp_path: Path) -> None:
+    tier = open_tier(tmp_path)
+    tier.put(make_entry(1))
+    with file_of(tmp_path, 1).open("r+b") as file:
+        file.seek(3 * 4096 + 1)
+        file.write(b"\x55")
+    with tier.lease(IDENTITY, ids_of(1)) as lease:  # type: ignore[union-attr]
+        assert torch.equal(lease.read_layer(0), make_entry(1).kv[0])
+        with pytest.raises(EntryDamagedError, match="layer 1"):
+            lease.read_layer(1)
+        assert not tier.contains(make_entry(1).info.key)
+        assert tier.put(make_entry(1))  # while the lease of the damaged one is open
+    assert serves(tier, 1)
+    tier.close()
+
+
+def test_too_many_open_files_is_a_miss_not_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tier = open_tier(tmp_path)
+    tier.put(make_entry(1))
+
+    def exhausted(*_: object, **__: object) -> int:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    monkeypatch.setattr(os, "open", exhausted)
+    assert not serves(tier, 1)
+    monkeypatch.undo()
+    assert serves(tier, 1)
+    assert tier.stats().damaged == 0
+    tier.close()
+
+
+def test_a_lease_may_be_closed_while_another_thread_reads(tmp_path: Path) -> None:
+    """The descriptor's number must not become another file's under the reader."""
+    tier = open_tier(tmp_path)
+    for number in range(8):
+        tier.put(make_entry(number))
+
+    def read(number: int) -> None:
+        lease = tier.lease(IDENTITY, ids_of(number))
+        assert lease is not None
+        closer = threading.Thread(target=lease.close)
+        try:
+            for turn in range(20):
+                if turn == 3:
+                    closer.start()
+                assert torch.equal(lease.read_layer(turn % 2), make_entry(number).kv[turn % 2])
+        except StoreError as error:
+            assert "closed" in str(error)
+        closer.join()
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(read, list(range(8)) * 10))
+    assert tier.stats().damaged == 0
+    tier.close()
+
+
+def test_a_lease_nobody_closed_gives_its_pin_back(tmp_path: Path) -> None:
+    tier = open_tier(tmp_path, room=1)
+    tier.put(make_entry(1))
+    lease = tier.lease(IDENTITY, ids_of(1))
+    assert not tier.put(make_entry(2))
+    del lease
+    assert tier.put(make_entry(2))
+    tier.close()
+
+
+def test_a_lease_outlives_its_tier(tmp_path: Path) -> None:
+    tier = open_tier(tmp_path)
+    tier.put(make_entry(1))
+    with tier.lease(IDENTITY, ids_of(1)) as lease:  # type: ignore[union-attr]
+        tier.close()
+        assert same(read_all(lease), make_entry(1))
+    assert tier.lease(IDENTITY, ids_of(1)) is None
+    assert not tier.put(make_entry(2))
+
+
+def test_a_deletion_the_disk_refuses_is_an_error_and_the_entry_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tier = open_tier(tmp_path)
+    tier.put(make_entry(1))
+
+    def refused(*_: object, **__: object) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    monkeypatch.setattr(Path, "unlink", refused)
+    with pytest.raises(StoreError, match="could not be deleted"):
+        tier.delete(make_entry(1).info.key)
+    monkeypatch.undo()
+    assert tier.contains(make_entry(1).info.key)
+    tier.close()
+
+
+def test_other_format_versions_are_misses_count_and_are_swept_by_gc(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr("ragkv.store.record.FORMAT_VERSION", 2)
+        fill(tmp_path, 1)
+    for path in (tmp_path / "index").iterdir():
+        path.unlink()
+    tier = open_tier(tmp_path)
+    tier.put(make_entry(2))
+    assert tier.stats().used_bytes == 2 * FILE_BYTES
+    assert [info.key for info in tier.infos()] == [make_entry(2).info.key]
+    assert tier.gc(lambda _: True) == FILE_BYTES
+    assert held(tier) == {2}
+    tier.close()
+
+
+def test_direct_reads_need_no_aligned_buffer_but_use_one(tmp_path: Path) -> None:
+    entry = make_entry(1, tokens=300)  # a layer is not a multiple of a page
+    tier = open_tier(tmp_path, direct=True)
+    tier.put(entry)
+    aligned = aligned_empty(entry.kv[0].shape, entry.kv.dtype)
+    assert aligned.data_ptr() % 4096 == 0
+    with tier.lease(IDENTITY, list(entry.info.token_ids)) as lease:  # type: ignore[union-attr]
+        assert torch.equal(lease.read_layer(0, aligned), entry.kv[0])
+        assert torch.equal(lease.read_layer(1, torch.empty_like(entry.kv[1])), entry.kv[1])
+    tier.close()
+
+
+def test_opening_and_closing_log_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.DEBUG, "ragkv"):
+        fill(tmp_path, 1)
+        open_tier(tmp_path).close()
+    assert caplog.records == []

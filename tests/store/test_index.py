@@ -1,0 +1,119 @@
+"""What the index must hold: it is a hint, it never unpickles, and a broken one costs nothing but the order of use."""
+
+import pickle
+import sqlite3
+from pathlib import Path
+
+import diskcache
+import pytest
+
+from ragkv.errors import StoreError
+from ragkv.store.index import DiskIndex, JsonDisk, Row
+
+ROW = Row(size=4096, used=12.5, group="talk", index=3)
+
+
+class Bomb:
+    """Unpickling it leaves a file behind."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> object:
+        return Path.touch, (self.path,)
+
+
+def rows_of(directory: Path) -> dict[str, Row]:
+    index = DiskIndex(directory)
+    index.close()
+    return dict(index.rows())
+
+
+def test_rows_survive_a_restart(tmp_path: Path) -> None:
+    index = DiskIndex(tmp_path / "index")
+    index.record("a", ROW)
+    index.record("b", ROW)
+    index.forget("b")
+    index.close()
+    assert rows_of(tmp_path / "index") == {"a": ROW}
+
+
+def test_the_last_of_many_changes_counts(tmp_path: Path) -> None:
+    index = DiskIndex(tmp_path / "index")
+    for used in range(200):
+        index.record("a", Row(1, float(used)))
+    index.close()
+    assert rows_of(tmp_path / "index") == {"a": Row(1, 199.0)}
+
+
+@pytest.mark.parametrize("large", [False, True])
+def test_a_pickled_value_is_refused_and_never_loaded(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, large: bool
+) -> None:
+    DiskIndex(tmp_path / "index").close()
+    with diskcache.Cache(str(tmp_path / "index")) as attacker:  # diskcache's own serializer: it pickles
+        attacker["a"] = (Bomb(tmp_path / "boom"), "x" * (10**5 if large else 1))  # a large one goes to a file
+    assert rows_of(tmp_path / "index") == {}
+    assert "pickle" in caplog.text
+    assert not (tmp_path / "boom").exists()
+
+
+def test_a_pickled_key_is_refused_and_the_index_rebuilt(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    DiskIndex(tmp_path / "index").close()
+    with sqlite3.connect(tmp_path / "index" / "cache.db") as connection:
+        connection.execute(
+            "INSERT INTO Cache(key, raw, store_time, mode, value) VALUES (?, 0, 0, 1, 'x')",
+            (pickle.dumps(Bomb(tmp_path / "boom")),),
+        )
+    connection.close()
+    assert rows_of(tmp_path / "index") == {}
+    assert "pickled key" in caplog.text
+    assert not (tmp_path / "boom").exists()
+
+
+@pytest.mark.parametrize("value", ["no json", "[]", '{"size": "4096", "used": 1.0}', '{"size": 1, "used": NaN}', "{}"])
+def test_a_row_that_is_none_is_left_out(tmp_path: Path, value: str) -> None:
+    DiskIndex(tmp_path / "index").close()
+    with diskcache.Cache(str(tmp_path / "index"), disk=JsonDisk) as cache:
+        cache["a"] = value
+    assert rows_of(tmp_path / "index") == {}
+
+
+def test_a_name_in_the_database_is_no_file_to_read_or_remove(tmp_path: Path) -> None:
+    victim = tmp_path / "victim"
+    victim.write_text("precious")
+    disk = JsonDisk(str(tmp_path))
+    disk.remove("victim")
+    assert victim.exists()
+    with pytest.raises(StoreError, match="refused"):
+        disk.fetch(2, "victim", None, False)
+
+
+@pytest.mark.parametrize("write", [lambda disk: disk.put(b"x"), lambda disk: disk.store(("x",), False)])
+def test_only_text_goes_in(tmp_path: Path, write: object) -> None:
+    with pytest.raises(StoreError, match="text only"):
+        write(JsonDisk(str(tmp_path)))  # type: ignore[operator]
+
+
+@pytest.mark.parametrize("content", [b"", b"no database at all" * 1000])
+def test_a_broken_database_is_rebuilt(tmp_path: Path, content: bytes) -> None:
+    index = DiskIndex(tmp_path / "index")
+    index.record("a", ROW)
+    index.close()
+    (tmp_path / "index" / "cache.db").write_bytes(content)
+    index = DiskIndex(tmp_path / "index")
+    assert index.rows() == {}
+    index.record("b", ROW)
+    index.close()
+    assert rows_of(tmp_path / "index") == {"b": ROW}
+
+
+def test_a_database_that_cannot_be_written_is_logged_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    index = DiskIndex(tmp_path / "index")
+    with sqlite3.connect(tmp_path / "index" / "cache.db", isolation_level=None) as connection:
+        connection.execute("DROP TABLE Cache")
+    connection.close()
+    for number in range(3):
+        index.record(str(number), ROW)
+    index.close()
+    assert caplog.text.count("cannot be written") == 1
