@@ -70,5 +70,5 @@ def _test(name: str, operator: str, value: Any) -> tuple[str, list[Any]]:
     if isinstance(value, str):
         return f"item.type = 'text' AND item.atom {sign} ?", [value]
     raise InputError(
-        f"The filter on {name!r} compares with {value!r}; use a number or a string; for equality also true, false, null."
+        f"The filter on {name!r} compares with {value!r}; use numbers or strings; for equality also true, false, null."
     )

@@ -124,7 +124,7 @@ def _from_json(file: Path, number: int, line: str) -> Document:
     return Document(identity, text, path if source is None else str(source), {**record, **metadata})
 
 
-def _load_pdf(file: Path, data: bytes, encoding: str) -> Read:
+def _load_pdf(file: Path, data: bytes, encoding: str) -> Read:  # noqa: ARG001 - every loader takes an encoding
     try:
         import pypdf  # an extra
     except ImportError as error:

@@ -1,6 +1,7 @@
 """Filters choose by metadata: equality, lists, ranges, all of a kind with the value they compare with."""
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -9,7 +10,7 @@ from ragkv.retrieval import Document, Index
 from ragkv.retrieval.filters import Where
 from ragkv.retrieval.testing import word_splitter
 
-METADATA = {
+METADATA: dict[str, dict[str, Any]] = {
     "a": {"year": 1999, "tags": ["x", "y"], "ok": True, "name": "alpha"},
     "b": {"year": 2005.5, "tags": "x", "ok": False, "name": "beta"},
     "c": {"year": "2005", "ok": 1, "name": "gamma", "none": None},

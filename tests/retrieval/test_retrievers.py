@@ -100,9 +100,9 @@ def test_fusion_adds_the_reciprocals_of_60_plus_rank() -> None:
     first = [Scored(1, 9.0), Scored(2, 8.0)]
     second = [Scored(2, 0.5), Scored(3, 0.4)]
     assert fuse([first, second]) == [
-        Scored(2, pytest.approx(1 / 62 + 1 / 61)),
-        Scored(1, pytest.approx(1 / 61)),
-        Scored(3, pytest.approx(1 / 62)),
+        Scored(2, 1 / 62 + 1 / 61),
+        Scored(1, 1 / 61),
+        Scored(3, 1 / 62),
     ]
     assert [s.number for s in fuse([[Scored(5, 1.0)], [Scored(4, 1.0)]])] == [4, 5]  # equal: by number
 

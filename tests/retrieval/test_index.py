@@ -1,0 +1,328 @@
+"""The index: what an ingestion costs and reports, what deletion leaves, what persists, what is refused."""
+
+import logging
+import os
+import sqlite3
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from ragkv.errors import ConfigError, DocumentError, InputError, StoreError, StoreLockedError, StoreReadOnlyError
+from ragkv.retrieval import Document, Index, Splitter
+from ragkv.retrieval.testing import HashEmbedder, word_splitter
+
+pytest.importorskip("faiss", reason="needs faiss-cpu (extra dense)")
+
+A = Document("a", "red fish\n\nblue fish", metadata={"n": 1})
+B = Document("b", "old bread\n\nnew bread")
+
+
+@pytest.fixture
+def embedder() -> HashEmbedder:
+    return HashEmbedder()
+
+
+@pytest.fixture
+def index(tmp_path: Path, embedder: HashEmbedder) -> Iterator[Index]:
+    with Index(tmp_path / "index", splitter=word_splitter(2), embedder=embedder) as index:
+        yield index
+
+
+def test_new_documents_are_added_and_their_passages_reported(index: Index) -> None:
+    report = index.ingest([A, B])
+    assert (report.added, report.changed, report.unchanged, report.deleted) == (("a", "b"), (), (), ())
+    assert [p.text for p in report.new_passages] == ["red fish", "blue fish", "old bread", "new bread"]
+    assert (report.removed_passages, report.forgotten_passages, report.embedded_texts) == ((), (), 4)
+
+
+def test_an_unchanged_document_is_neither_split_nor_embedded(index: Index, embedder: HashEmbedder) -> None:
+    index.ingest([A, B])
+    index.search("fish")
+    files = {file: file.stat().st_mtime_ns for file in Path(index.directory or "").rglob("*.npy")}
+    report = index.ingest([A, B])
+    assert (report.unchanged, report.embedded_texts, report.new_passages) == (("a", "b"), 0, ())
+    assert len(embedder.embedded) == 4
+    index.search("fish")
+    assert {file: file.stat().st_mtime_ns for file in Path(index.directory or "").rglob("*.npy")} == files
+
+
+def test_only_what_changed_in_a_document_is_embedded(index: Index, embedder: HashEmbedder) -> None:
+    index.ingest([A, B])
+    report = index.ingest([Document("a", "one fish\n\nblue fish", metadata={"n": 1})])
+    assert (report.changed, report.added) == (("a",), ())
+    assert [p.text for p in report.new_passages] == ["one fish"]
+    assert [p.text for p in report.removed_passages] == [p.text for p in report.forgotten_passages] == ["red fish"]
+    assert embedder.embedded[4:] == ["one fish"]
+    assert [p.text for p in index.passages("a")] == ["one fish", "blue fish"]
+    assert index.search("red", retriever="bm25") == []
+
+
+def test_changed_metadata_is_found_by_filters_and_embeds_nothing(index: Index, embedder: HashEmbedder) -> None:
+    index.ingest([A])
+    report = index.ingest([Document("a", A.text, metadata={"n": 2})])
+    assert (report.changed, report.new_passages, report.removed_passages) == (("a",), (), ())
+    assert len(embedder.embedded) == 2
+    assert index.search("fish", where={"n": 1}) == []
+    assert len(index.search("fish", where={"n": 2})) == 2
+
+
+def test_another_splitter_makes_documents_changed(tmp_path: Path) -> None:
+    for tokens, expected in ((2, 2), (4, 1)):
+        with Index(tmp_path, splitter=word_splitter(tokens)) as index:
+            report = index.ingest([A])
+            assert len(index.passages()) == len(report.new_passages) == expected
+    assert report.changed == ("a",)
+
+
+def test_pruning_deletes_what_is_not_among_the_documents(index: Index) -> None:
+    index.ingest([A, B])
+    report = index.ingest([B], prune=True)
+    assert (report.unchanged, report.deleted) == (("b",), ("a",))
+    assert [p.text for p in report.forgotten_passages] == ["red fish", "blue fish"]
+    assert index.document_ids() == ["b"]
+    with pytest.raises(InputError, match="would delete all 1"):
+        index.ingest([], prune=True)
+
+
+def test_a_deleted_document_leaves_no_trace_in_any_file(index: Index) -> None:
+    index.ingest([Document("a", "zanzibar spices"), B])
+    index.search("zanzibar")
+    removal = index.delete(["a", "a", "never there"])
+    assert removal.deleted == ("a",)
+    assert [p.text for p in removal.passages] == [p.text for p in removal.forgotten_passages] == ["zanzibar spices"]
+    assert index.document("a") is None
+    assert index.search("zanzibar", retriever="bm25") == []
+    left = [file for file in Path(index.directory or "").rglob("*") if file.is_file()]
+    assert not [file for file in left if b"zanzibar" in file.read_bytes()]
+
+
+def test_a_passage_two_documents_share_is_embedded_once_found_once_and_outlives_one(
+    index: Index, embedder: HashEmbedder
+) -> None:
+    report = index.ingest([Document("x", "same words"), Document("y", "same words")])
+    assert embedder.embedded == ["same words"]
+    assert len({p.id for p in report.new_passages}) == 2
+    (hit,) = index.search("same words")
+    assert [p.document_id for p in (hit.passage, *hit.duplicates)] == ["x", "y"]
+    removal = index.delete("x")
+    assert (len(removal.passages), removal.forgotten_passages) == (1, ())  # the KV of the text is still needed
+    (hit,) = index.search("same words")
+    assert (hit.passage.document_id, hit.duplicates) == ("y", ())
+    assert len(index.delete("y").forgotten_passages) == 1
+
+
+def test_a_text_that_repeats_in_one_document_is_two_passages_with_their_own_spans(index: Index) -> None:
+    index.ingest([Document("x", "same words\n\nsame words")])
+    (hit,) = index.search("same words")
+    assert [p.span for p in (hit.passage, *hit.duplicates)] == [(0, 10), (12, 22)]
+
+
+def test_the_same_document_twice_is_one_and_two_of_one_id_are_refused(index: Index) -> None:
+    assert index.ingest([A, A]).added == ("a",)
+    with pytest.raises(InputError, match="Two different documents have the id 'a'"):
+        index.ingest([A, Document("a", "else")])
+
+
+def test_an_ingestion_that_fails_changes_nothing(index: Index) -> None:
+    index.ingest([A])
+
+    def documents() -> Iterator[Document]:
+        yield B
+        raise DocumentError("unreadable")
+
+    with pytest.raises(DocumentError):
+        index.ingest(documents())
+    assert index.document_ids() == ["a"]
+    with pytest.raises(DocumentError, match="not JSON"):
+        index.ingest([B, Document("c", "text", metadata={"when": object()})])
+    assert index.document_ids() == ["a"]
+
+
+def test_an_interrupted_ingestion_keeps_the_vectors_it_has_paid_for(tmp_path: Path) -> None:
+    class Tiring(HashEmbedder):
+        def embed_texts(self, texts):  # type: ignore[no-untyped-def]
+            if len(self.embedded) >= 64:
+                raise KeyboardInterrupt
+            return super().embed_texts(texts)
+
+    many = [Document(str(i), f"number {i}") for i in range(100)]
+    with Index(tmp_path, splitter=word_splitter(), embedder=Tiring()) as index:
+        with pytest.raises(KeyboardInterrupt):
+            index.ingest(many)
+        assert (index.document_ids(), index.search("number"), index.stats().texts) == ([], [], 0)
+    with Index(tmp_path, splitter=word_splitter(), embedder=HashEmbedder()) as index:
+        assert index.ingest(many).embedded_texts == 100 - 64
+
+
+def test_no_documents_are_an_empty_index(index: Index) -> None:
+    report = index.ingest([])
+    assert (report.added, report.new_passages, index.search("anything"), index.passages()) == ((), (), [], [])
+    assert (index.stats().documents, index.notice) == (0, None)
+
+
+def test_everything_is_there_after_reopening_and_nothing_is_embedded_or_pickled(tmp_path: Path) -> None:
+    with Index(tmp_path, splitter=word_splitter(2), embedder=HashEmbedder()) as index:
+        index.ingest([A, B])
+        before = {name: index.search("blue bread", retriever=name) for name in ("bm25", "dense", "fused")}
+    embedder = HashEmbedder()
+    with Index(tmp_path, embedder=embedder, read_only=True) as index:
+        assert {name: index.search("blue bread", retriever=name) for name in before} == before
+        assert (index.document("a"), index.document_ids()) == (A, ["a", "b"])
+        assert index.stats().embedder == "hash"
+    assert embedder.embedded == []
+    assert not [f for f in tmp_path.rglob("*") if f.suffix in (".pkl", ".pickle", ".pt")]
+
+
+def test_a_damaged_or_missing_snapshot_is_built_anew(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with Index(tmp_path, splitter=word_splitter(2)) as index:
+        index.ingest([A, B])
+        before = index.search("blue bread")
+    (snapshot,) = tmp_path.glob("bm25-*")
+    (snapshot / "numbers.npy").write_bytes(b"nonsense")
+    with Index(tmp_path) as index:
+        assert index.search("blue bread") == before
+    assert "cannot be read" in caplog.text
+    with Index(tmp_path) as index:
+        assert index.search("blue bread") == before
+
+
+def test_what_another_process_ingests_is_found_at_the_next_search(tmp_path: Path) -> None:
+    with Index(tmp_path, splitter=word_splitter()) as writer, Index(tmp_path, read_only=True) as reader:
+        assert reader.search("fish") == []
+        writer.ingest([A])
+        assert [hit.passage.document_id for hit in reader.search("fish")] == ["a"]
+        writer.delete("a")
+        assert reader.search("fish") == []
+
+
+def test_without_an_embedder_bm25_works_alone_and_says_so_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING, "ragkv"), Index(tmp_path, splitter=word_splitter()) as index:
+        report = index.ingest([A])
+        assert (report.embedded_texts, len(index.search("fish"))) == (0, 1)
+        index.search("fish")
+        assert index.notice is not None
+        assert "BM25 alone" in index.notice
+    assert caplog.text.count("BM25 alone") == 1
+
+
+def test_texts_ingested_without_an_embedder_get_their_vectors_at_the_next_ingestion(tmp_path: Path) -> None:
+    with Index(tmp_path, splitter=word_splitter()) as index:
+        index.ingest([A])
+    with Index(tmp_path, splitter=word_splitter(), embedder=HashEmbedder()) as index:
+        assert index.notice is not None
+        assert "1 of 1 texts have no vector" in index.notice
+        assert index.search("fish", retriever="dense") == []
+        assert index.ingest([A]).embedded_texts == 1
+        assert len(index.search("fish", retriever="dense")) == 1
+        assert index.notice is None
+
+
+def test_another_embedder_is_refused_naming_both(tmp_path: Path) -> None:
+    with Index(tmp_path, splitter=word_splitter(), embedder=HashEmbedder(64)) as index:
+        index.ingest([A])
+    with pytest.raises(ConfigError, match=r"vectors of hash \(64 dimensions, hash:64:None\), not of hash \(hash:32"):
+        Index(tmp_path, embedder=HashEmbedder(32))
+
+
+def test_progress_is_reported_from_none_to_all(index: Index) -> None:
+    seen: list[tuple[int, int]] = []
+    index.ingest([A, B], progress=lambda done, total: seen.append((done, total)))
+    assert seen == [(0, 4), (4, 4)]
+
+
+def test_ingesting_needs_a_splitter(tmp_path: Path) -> None:
+    with Index(tmp_path) as index, pytest.raises(InputError, match="without a splitter"):
+        index.ingest([A])
+
+
+def test_a_read_only_index_must_exist_and_is_not_written(tmp_path: Path) -> None:
+    with pytest.raises(StoreError, match="No index at"):
+        Index(tmp_path / "none", read_only=True)
+    assert not (tmp_path / "none").exists()
+    with Index(tmp_path, splitter=word_splitter()) as index:
+        index.ingest([A])
+    with Index(tmp_path, splitter=word_splitter(), read_only=True) as index:
+        for write in (lambda: index.ingest([B]), lambda: index.delete("a")):
+            with pytest.raises(StoreReadOnlyError):
+                write()
+
+
+def test_a_second_writer_in_another_process_is_refused_and_a_reader_is_not(tmp_path: Path) -> None:
+    from filelock import FileLock
+
+    with Index(tmp_path, splitter=word_splitter()) as index:
+        index.ingest([A])
+        with FileLock(tmp_path / "writer.lock"):  # as another process holds it
+            with pytest.raises(StoreLockedError, match="Another process is writing"):
+                index.ingest([B])
+            assert len(index.search("fish")) == 1
+        index.ingest([B])
+
+
+def test_a_file_that_is_no_index_is_a_clear_error(tmp_path: Path) -> None:
+    (tmp_path / "index.sqlite").write_bytes(b"this is no database" * 100)
+    with pytest.raises(StoreError, match="damaged: delete the directory"):
+        Index(tmp_path)
+
+
+def test_an_index_of_a_later_format_is_refused(tmp_path: Path) -> None:
+    Index(tmp_path).close()
+    with sqlite3.connect(tmp_path / "index.sqlite") as connection:
+        connection.execute("UPDATE facts SET value = '99' WHERE name = 'format'")
+    connection.close()
+    with pytest.raises(StoreError, match="has format 99"):
+        Index(tmp_path)
+
+
+def test_a_full_disk_is_a_clear_error_and_the_index_stays_as_it_was(tmp_path: Path) -> None:
+    with Index(tmp_path, splitter=word_splitter()) as index:
+        index.ingest([A])
+        pages = index._database._rows("PRAGMA page_count")[0][0]
+        index._database._rows(f"PRAGMA max_page_count = {pages}")  # what SQLite says of a full disk
+        with pytest.raises(StoreError, match="Free some space"):
+            index.ingest([Document("big", "word " * 100_000)])
+        assert index.document_ids() == ["a"]
+        assert len(index.search("fish")) == 1
+
+
+def test_searches_and_ingestions_in_many_threads_do_not_disturb_each_other(tmp_path: Path) -> None:
+    errors: list[BaseException] = []
+    with Index(tmp_path, splitter=word_splitter(2), embedder=HashEmbedder()) as index:
+        index.ingest([A])
+        done = threading.Event()
+
+        def search() -> None:
+            try:
+                while not done.is_set():
+                    hits = index.search("fish", k=3)
+                    assert len(hits) >= 2
+                    assert all("fish" in hit.passage.text for hit in hits[:2])
+            except BaseException as error:
+                errors.append(error)
+
+        threads = [threading.Thread(target=search) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        for round_ in range(8):
+            index.ingest([Document("b", f"bread {round_}")])
+        index.delete("b")
+        done.set()
+        for thread in threads:
+            thread.join()
+    assert errors == []
+
+
+@pytest.mark.skipif(not hasattr(os, "geteuid"), reason="needs POSIX permissions")
+def test_the_directory_is_private(tmp_path: Path) -> None:
+    Index(tmp_path / "deep" / "index").close()
+    assert (tmp_path / "deep" / "index").stat().st_mode & 0o077 == 0
+
+
+def test_an_index_may_live_in_memory_alone() -> None:
+    with Index(None, splitter=Splitter(len, 100)) as index:
+        index.ingest([A])
+        assert index.search("blue")[0].passage.document_id == "a"
