@@ -133,8 +133,9 @@ class EntryDirectory:
             ) from None
         self._lock = lock
         who = self.root / "writer.json"  # apart from the lock, which whoever tries to take it may truncate
-        who.touch(mode=0o600)
-        who.write_text(json.dumps({"pid": os.getpid(), "host": socket.gethostname()}), encoding="utf-8")
+        with contextlib.suppress(OSError):  # only for the message: a full disk must still open
+            who.touch(mode=0o600)
+            who.write_text(json.dumps({"pid": os.getpid(), "host": socket.gethostname()}), encoding="utf-8")
 
     def _writer(self) -> str:
         try:

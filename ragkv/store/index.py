@@ -10,6 +10,7 @@ diskcache unpickles what it finds (CVE-2025-69872); `JsonDisk` refuses pickle fo
 the database as well, since their names come out of it.
 """
 
+import contextlib
 import json
 import logging
 import math
@@ -78,6 +79,24 @@ class JsonDisk(diskcache.Disk):  # type: ignore[misc]
         """There are no side files: a name found in the database is not one of ours."""
 
 
+class _Database(diskcache.Cache):  # type: ignore[misc]
+    """A diskcache that lets go of its connection when it cannot be opened."""
+
+    def __init__(self, directory: Path) -> None:
+        try:
+            super().__init__(
+                str(directory),
+                disk=JsonDisk,
+                eviction_policy="none",  # what goes is the tier's policy's to say
+                cull_limit=0,
+                sqlite_mmap_size=0,  # a truncated database must be an error, not a SIGBUS
+            )
+        except BaseException:
+            with contextlib.suppress(AttributeError):  # it got less far than having a connection
+                self.close()
+            raise
+
+
 class DiskIndex:
     """Rows by key, written behind by one thread. All methods are thread-safe."""
 
@@ -138,7 +157,7 @@ class DiskIndex:
 
     def _open(self) -> Any | None:
         """The database, rebuilt if it is broken; `None` if there can be none (rows are then not kept)."""
-        for attempt in ("open", "rebuild"):
+        for next_step in ("It is rebuilt.", "Going on without one."):
             cache = None
             try:
                 cache = _database(self._directory)
@@ -147,7 +166,7 @@ class DiskIndex:
             except Exception as error:  # a damaged database makes diskcache raise anything, and none of it matters
                 if cache is not None:
                     _quietly_close(cache)
-                log.warning("The index in %s cannot be used (%s): %s. It is rebuilt.", self._directory, attempt, error)
+                log.warning("The index in %s cannot be used: %s. %s", self._directory, error, next_step)
                 shutil.rmtree(self._directory, ignore_errors=True)
         return None
 
@@ -171,16 +190,10 @@ def _text(value: object, what: str) -> str:
     return value
 
 
-def _database(directory: Path) -> Any:
+def _database(directory: Path) -> _Database:
     directory.mkdir(mode=0o700, exist_ok=True)  # again, after a rebuild threw it away
     (directory / "cache.db").touch(mode=0o600)  # SQLite gives its side files the same mode
-    return diskcache.Cache(
-        str(directory),
-        disk=JsonDisk,
-        eviction_policy="none",  # what goes is the tier's policy's to say
-        cull_limit=0,
-        sqlite_mmap_size=0,  # a truncated database must be an error, not a SIGBUS
-    )
+    return _Database(directory)
 
 
 def _load(cache: Any) -> dict[str, Row]:

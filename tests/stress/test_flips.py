@@ -1,0 +1,103 @@
+"""Random bit flips on the stored files, the index's among them: zero wrong bytes served, each damage a logged miss."""
+
+import collections
+import logging
+import random
+from pathlib import Path
+
+import pytest
+
+from ragkv.errors import EntryDamagedError
+from ragkv.store import DiskTier, Entry, Store
+from ragkv.store.record import read_head
+
+from ..store.entries import IDENTITY, ids_of, make_entry, read_all, same
+from .writing import config_of
+
+ENTRIES = [make_entry(number, tokens=100) for number in range(6)]  # a layer: 3,200 bytes and 896 of padding
+
+
+def covered(path: Path, key: str) -> list[tuple[int, int]]:
+    """The byte ranges of an entry file that a checksum covers: its head and its layers, not the padding between."""
+    with path.open("rb") as file:
+        head = read_head(file.fileno(), key)
+    return [(0, head.layer_offsets[0]), *((start, start + head.layer_bytes) for start in head.layer_offsets)]
+
+
+def flip(path: Path, choose: random.Random) -> int:
+    """Flip one random bit of the file in place; the byte it was in."""
+    place = choose.randrange(path.stat().st_size)
+    with path.open("r+b") as file:
+        file.seek(place)
+        byte = file.read(1)[0]
+        file.seek(place)
+        file.write(bytes([byte ^ 1 << choose.randrange(8)]))
+    return place
+
+
+def served(store: Store, entry: Entry) -> bool:
+    """Whether the entry is served; wrong bytes fail the test."""
+    lease = store.lease(IDENTITY, entry.info.token_ids)
+    if lease is None:
+        return False
+    with lease:
+        try:
+            read = read_all(lease)
+        except EntryDamagedError:
+            return False
+    assert same(read, entry), "wrong bytes were served"
+    return True
+
+
+def trial(directory: Path, choose: random.Random, log: pytest.LogCaptureFixture) -> str:
+    """One flip, and what came of it."""
+    entry_files = sorted(directory.glob("entries/*/*"))
+    index_files = [path for path in sorted(directory.glob("index/*")) if path.stat().st_size]
+    path = choose.choice(entry_files if choose.random() < 0.8 else index_files)
+    ranges = covered(path, path.stem) if path in entry_files else []
+    place = flip(path, choose)
+    log.clear()
+    with Store.open(config_of(directory)) as store:
+        missing = [entry for entry in ENTRIES if not served(store, entry)]
+        (disk,) = store.stats().tiers
+        hit = any(start <= place < end for start, end in ranges)
+        assert [entry.info.key for entry in missing] == ([path.stem] if hit else []), (path, place)
+        assert disk.damaged == len(missing)
+        assert [entry.info.key[:12] in log.text for entry in missing] == [True] * len(missing)
+        for entry in missing:
+            assert store.put_durably(entry)
+        assert all(served(store, entry) for entry in ENTRIES), "the store cannot be used any more"
+    if hit:
+        return "damage, a logged miss"
+    if ranges:
+        return "padding, nothing served changed"
+    return f"{path.name}, " + ("logged and rebuilt" if "index" in log.text else "nothing served changed")
+
+
+@pytest.mark.parametrize("flips", [150, pytest.param(1000, marks=[pytest.mark.slow, pytest.mark.timeout(1500)])])
+def test_bit_flips_never_serve_wrong_bytes(tmp_path: Path, caplog: pytest.LogCaptureFixture, flips: int) -> None:
+    counts: collections.Counter[str] = collections.Counter()
+    choose = random.Random(flips)
+    with Store.open(config_of(tmp_path)) as store:
+        for entry in ENTRIES:
+            assert store.put_durably(entry)
+    with caplog.at_level(logging.WARNING, "ragkv"):
+        for _ in range(flips):
+            counts[trial(tmp_path, choose, caplog)] += 1
+    print(f"\n{dict(sorted(counts.items()))}")
+    assert counts.total() == flips
+    assert counts["damage, a logged miss"] > flips / 3
+
+
+def test_a_flip_under_an_open_store_is_found_by_the_next_read(tmp_path: Path) -> None:
+    choose = random.Random(1)
+    with Store.open(config_of(tmp_path)) as store:
+        for _ in range(50):
+            assert store.put_durably(ENTRIES[0])
+            (path,) = tmp_path.glob("entries/*/*")
+            ranges = covered(path, path.stem)
+            place = flip(path, choose)
+            hit = any(start <= place < end for start, end in ranges)
+            assert served(store, ENTRIES[0]) is not hit
+        assert isinstance(store._tiers[0], DiskTier)
+        assert store.lease(IDENTITY, ids_of(77)) is None

@@ -1,0 +1,90 @@
+"""SIGKILL at random moments while a child writes: nothing wrong is ever served, and what was promised is kept.
+
+The full number of the issue: `pytest tests/stress -m slow -s`.
+"""
+
+import collections
+import functools
+import multiprocessing
+import os
+import random
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from ragkv.store import Store
+
+from ..store.entries import digest, make_entry, read_all
+from .writing import DISK_BYTES, PER_ROUND, config_of, entry_of, number_of, write_for_ever
+
+FORKSERVER = multiprocessing.get_context("forkserver")
+FORKSERVER.set_forkserver_preload(["tests.stress.writing"])
+
+
+@functools.cache
+def expected(number: int) -> str:
+    entry = entry_of(number)
+    return digest(entry.kv, entry.sensitivity)
+
+
+def kill_while_writing(directory: Path, diary: Path, round_number: int, choose: random.Random) -> None:
+    """Start a writer and kill it within 0.3 s of its opening the store; one in ten while it opens it."""
+    child = FORKSERVER.Process(target=write_for_ever, args=(directory, diary, round_number), daemon=True)
+    child.start()
+    wait_for, delay_s = ("", 0.03) if choose.random() < 0.1 else ("open", 0.3)
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline and not (diary.exists() and diary.read_text().startswith(wait_for)):
+        time.sleep(0.0005)
+    time.sleep(delay_s * choose.random())
+    assert child.pid is not None
+    os.kill(child.pid, signal.SIGKILL)
+    child.join()
+    assert child.exitcode == -signal.SIGKILL, "the writer ended by itself"
+    child.close()
+
+
+def check_after_kill(directory: Path, diary: Path, counts: collections.Counter[str]) -> None:
+    """Reopen: all that is served is right, promises hold, the books are true, and the store can be used."""
+    lines = diary.read_text().splitlines() if diary.exists() else []
+    kept = {int(line.split()[1]) for line in lines if line.startswith("kept")}
+    deleted = {int(line.split()[1]) for line in lines if line.startswith("deleted ")}
+    deleting = {int(line.split()[1]) for line in lines if line.startswith("deleting ")}
+    counts["orphans in tmp"] += sum(1 for _ in directory.glob("tmp/*"))
+    with Store.open(config_of(directory)) as store:
+        served = set()
+        for info in list(store.infos()):
+            lease = store.lease(info.identity, info.token_ids)
+            assert lease is not None
+            with lease:
+                entry = read_all(lease)
+            assert digest(entry.kv, entry.sensitivity) == expected(number_of(entry)), "wrong bytes were served"
+            served.add(number_of(entry))
+        assert kept - deleting <= served, "an entry that was promised is lost"
+        assert not deleted & served, "a deleted entry came back"
+        (disk,) = store.stats().tiers
+        assert disk.damaged == 0, "a kill left a damaged entry visible"
+        assert disk.used_bytes == sum(path.stat().st_size for path in directory.glob("entries/*/*")) <= DISK_BYTES
+        assert not list(directory.glob("tmp/*"))
+        probe = make_entry(1)
+        assert store.put_durably(probe)
+        assert store.delete_key(probe.info.key)
+    counts.update({"kills": 1, "entries served": len(served), "promises kept": len(kept - deleting)})
+    counts["deletions kept"] += len(deleted)
+    counts["kills before the store was open"] += "open" not in lines
+
+
+@pytest.mark.parametrize("kills", [12, pytest.param(200, marks=[pytest.mark.slow, pytest.mark.timeout(1500)])])
+def test_kills_while_writing_never_serve_wrong_bytes(tmp_path: Path, kills: int) -> None:
+    counts: collections.Counter[str] = collections.Counter()
+    choose = random.Random(kills)
+    for round_number in range(1, kills + 1):
+        diary = tmp_path / f"diary-{round_number}"
+        kill_while_writing(tmp_path / "store", diary, round_number, choose)
+        if not (tmp_path / "store" / "entries").exists():
+            continue  # killed before there was a store
+        check_after_kill(tmp_path / "store", diary, counts)
+    print(f"\n{dict(counts)}")
+    assert counts["promises kept"] > kills
+    assert round_number < PER_ROUND

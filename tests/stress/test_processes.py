@@ -1,0 +1,45 @@
+"""Two processes on one directory: a second writer is refused, a reader beside the writer never reads wrong bytes."""
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from ragkv.errors import StoreLockedError
+from ragkv.store import Store
+
+from ..store.entries import digest, read_all
+from .test_kills import FORKSERVER, expected
+from .writing import config_of, number_of, write_for_ever
+
+
+def test_a_second_process_is_refused_as_writer_and_reads_safely_beside_it(tmp_path: Path) -> None:
+    directory, diary = tmp_path / "store", tmp_path / "diary"
+    child = FORKSERVER.Process(target=write_for_ever, args=(directory, diary, 1), daemon=True)
+    child.start()
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline and not (diary.exists() and "kept" in diary.read_text()):
+        time.sleep(0.01)
+    try:
+        with pytest.raises(StoreLockedError, match=f"pid {child.pid} "):
+            Store.open(config_of(directory))
+        served = 0
+        with Store.open(config_of(directory, read_only=True)) as reader:
+            until = time.monotonic() + 2  # the writer puts, deletes and evicts meanwhile
+            while time.monotonic() < until:
+                for info in reader.infos():
+                    lease = reader.lease(info.identity, info.token_ids)
+                    if lease is not None:  # else it was deleted or evicted since
+                        with lease:
+                            entry = read_all(lease)
+                        assert digest(entry.kv, entry.sensitivity) == expected(number_of(entry))
+                        served += 1
+            assert served > 50
+            assert reader.stats().tiers[0].damaged == 0
+    finally:
+        assert child.pid is not None
+        os.kill(child.pid, signal.SIGKILL)
+        child.join()
+    Store.open(config_of(directory)).close()  # the lock died with its holder
