@@ -10,7 +10,7 @@ import logging
 import queue
 import threading
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import torch
@@ -45,10 +45,15 @@ class Activity:
                 self._requests -= 1
                 self._changed.notify_all()
 
-    def wait_idle(self, timeout_s: float) -> None:
-        """Return when no request runs, or after `timeout_s`."""
+    def wait_idle(self, timeout_s: float, hurried: Callable[[], bool]) -> None:
+        """Return when no request runs, when `hurried` says so after a `wake`, or after `timeout_s`."""
         with self._changed:
-            self._changed.wait_for(lambda: self._requests == 0, timeout_s)
+            self._changed.wait_for(lambda: self._requests == 0 or hurried(), timeout_s)
+
+    def wake(self) -> None:
+        """Let who waits look again whether to hurry."""
+        with self._changed:
+            self._changed.notify_all()
 
 
 class Encoder:
@@ -116,6 +121,7 @@ class BackgroundEncoder:
         self._known: set[tuple[int, ...]] = set()
         self._changed = threading.Condition()
         self._closing = False
+        self._flushing = 0  # calls of `flush` under way: no patience then
         self._thread = threading.Thread(target=self._work, name="ragkv-encoder", daemon=True)
         self._thread.start()
 
@@ -133,9 +139,12 @@ class BackgroundEncoder:
             self._known.discard(token_ids)
 
     def flush(self) -> None:
-        """Return when nothing waits any more."""
+        """Return when nothing waits any more. Does not wait for requests to end."""
         with self._changed:
+            self._flushing += 1
+            self._activity.wake()
             self._changed.wait_for(lambda: not self._known)
+            self._flushing -= 1
 
     def close(self) -> None:
         """Finish the encoding under way, drop the rest: it can be encoded when it is missed again."""
@@ -143,12 +152,13 @@ class BackgroundEncoder:
             self._closing = True
             self._known.clear()
             self._changed.notify_all()
+        self._activity.wake()
         self._waiting.put(None)
         self._thread.join()
 
     def _work(self) -> None:
         while (token_ids := self._waiting.get()) is not None:
-            self._activity.wait_idle(IDLE_PATIENCE_S)
+            self._activity.wait_idle(IDLE_PATIENCE_S, lambda: self._closing or self._flushing > 0)
             try:
                 self._encode(token_ids)
             except Exception:

@@ -13,6 +13,7 @@ from typing import Self
 
 import torch
 
+from ragkv.errors import EntryDamagedError
 from ragkv.store import Lease, TierKind
 
 
@@ -72,7 +73,7 @@ class LayerReader:
     def _read(self, lease: Lease, layer: int, buffer: torch.Tensor) -> torch.Tensor:
         if self._copier is not None:
             self._copier.wait_reusable(buffer)
-        found = lease.read_layer(layer, buffer)
+        found = _slice(lease, layer, buffer)
         return found if self._copier is None else self._copier.send(found, layer, buffer)
 
     @staticmethod
@@ -84,10 +85,20 @@ class LayerReader:
         return torch.empty(shape, dtype=info.dtype, pin_memory=device.type == "cuda")
 
 
+def _slice(lease: Lease, layer: int, buffer: torch.Tensor | None = None) -> torch.Tensor:
+    """The slice of `layer`; whatever goes wrong in a tier is the damage of that entry, so a miss."""
+    try:
+        return lease.read_layer(layer, buffer)
+    except EntryDamagedError:
+        raise
+    except Exception as error:
+        raise EntryDamagedError(lease.info.key, f"layer {layer} cannot be read ({error})") from error
+
+
 def _done(lease: Lease, layer: int) -> "Future[torch.Tensor]":
     future: Future[torch.Tensor] = Future()
     try:
-        future.set_result(lease.read_layer(layer))
+        future.set_result(_slice(lease, layer))
     except Exception as error:  # handed over, like a reader thread's
         future.set_exception(error)
     return future

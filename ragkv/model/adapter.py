@@ -52,6 +52,12 @@ class Adapter:
         return len(self.layers)
 
     @property
+    def vocabulary(self) -> int:
+        """How many token ids it knows, 0 first."""
+        rows: int = self.model.get_input_embeddings().weight.shape[0]
+        return rows
+
+    @property
     def context_length(self) -> int | None:
         """The longest prompt and answer the model was made for; `None` if its config sets no end (dynamic RoPE)."""
         parameters = getattr(self.config, "rope_parameters", None) or {}

@@ -25,6 +25,20 @@ from .adapter import Adapter
 from .probe import full_pass
 from .promptkv import PromptKV
 
+# Those of transformers' GenerationConfig that take effect here.
+SETTINGS = frozenset(
+    (
+        "do_sample",
+        "temperature",
+        "top_k",
+        "top_p",
+        "min_p",
+        "repetition_penalty",
+        "no_repeat_ngram_size",
+        "min_new_tokens",
+    )
+)
+
 
 class Sampler:
     """Chooses the next token of one answer, by a `GenerationConfig` and a seed."""
@@ -68,7 +82,7 @@ def _processors(generation: GenerationConfig, prompt_ids: torch.Tensor, eos: Seq
             chosen.append(TemperatureLogitsWarper(generation.temperature))
         if generation.top_k:
             chosen.append(TopKLogitsWarper(generation.top_k))
-        if generation.top_p is not None and generation.top_p < 1.0:
+        if generation.top_p not in (None, 1.0):
             chosen.append(TopPLogitsWarper(generation.top_p))
         if generation.min_p is not None:
             chosen.append(MinPLogitsWarper(generation.min_p))
@@ -76,16 +90,17 @@ def _processors(generation: GenerationConfig, prompt_ids: torch.Tensor, eos: Seq
 
 
 def generation_config(settings: dict[str, Any]) -> GenerationConfig:
-    """A `GenerationConfig` from keyword settings; raises `InputError` on what it does not know or allow."""
-    make: Any = GenerationConfig  # untyped in transformers
-    unknown = sorted(name for name in settings if not hasattr(make(), name))
+    """A `GenerationConfig` from keyword settings; raises `InputError` on what would be ignored or is not valid."""
+    unknown = sorted(settings.keys() - SETTINGS)
     if unknown:
-        raise InputError(f"Unknown generation settings: {', '.join(unknown)}. See transformers.GenerationConfig.")
+        raise InputError(f"Unknown generation settings: {', '.join(unknown)}. Known: {', '.join(sorted(SETTINGS))}.")
+    make: Any = GenerationConfig  # untyped in transformers
     try:
         config: GenerationConfig = make(**settings)
-        return config
+        _processors(config, torch.zeros(1, dtype=torch.int64), eos=(0,))  # these check their values when made
     except (ValueError, TypeError) as error:
         raise InputError(f"Generation settings are not valid: {error}") from error
+    return config
 
 
 def end_tokens(model: Any, tokenizer: Any | None) -> tuple[int, ...]:

@@ -59,7 +59,11 @@ def tokenizer_digest(tokenizer: Any | None) -> str:
     if tokenizer is None:
         return ""
     backend = getattr(tokenizer, "backend_tokenizer", None)
-    text = backend.to_str() if backend is not None else json.dumps(tokenizer.get_vocab(), sort_keys=True)
+    if backend is None:
+        text = json.dumps(tokenizer.get_vocab(), sort_keys=True)
+    else:
+        rules = json.loads(backend.to_str())
+        text = json.dumps({**rules, "truncation": None, "padding": None}, sort_keys=True)  # left by whoever called last
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 

@@ -6,11 +6,12 @@ template is split once, by rendering it around marks, into the four runs between
 the chunks, so that it is an exact prefix.
 """
 
+import operator
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from ragkv.errors import InputError
+from ragkv.errors import InputError, UnsupportedModelError
 
 _MARKS = ("\u27e6ragkv-1\u27e7", "\u27e6ragkv-2\u27e7", "\u27e6ragkv-3\u27e7")
 
@@ -38,7 +39,10 @@ def template_runs(tokenizer: Any | None, bos_token_id: int | None, system: str) 
 def encode(tokenizer: Any | None, text_or_ids: str | Sequence[int]) -> tuple[int, ...]:
     """Text as ids, without special tokens; ids pass through. Raises `InputError` for text without a tokenizer."""
     if not isinstance(text_or_ids, str):
-        return tuple(int(token) for token in text_or_ids)
+        try:
+            return tuple(operator.index(token) for token in text_or_ids)
+        except TypeError as error:
+            raise InputError(f"Text or a sequence of whole token ids is needed, not {text_or_ids!r:.80}.") from error
     if tokenizer is None:
         raise InputError(
             "Text was given, but the engine has no tokenizer: give token ids, or build it with a tokenizer."
@@ -47,27 +51,37 @@ def encode(tokenizer: Any | None, text_or_ids: str | Sequence[int]) -> tuple[int
 
 
 def _split_template(tokenizer: Any, system: str) -> TemplateRuns:
+    """Raises `UnsupportedModelError` for a template that does not put out a message as it was given."""
+    try:
+        runs = _around_marks(tokenizer, system)
+    except Exception as error:  # the template's own language: it raises what it likes on roles it does not know
+        if not system:
+            raise UnsupportedModelError(
+                f"The tokenizer's chat template cannot be split around a question and an answer: {error}. "
+                "Set tokenizer.chat_template to None for the plain layout."
+            ) from error
+        runs = None
+    return _system_in_user_turn(tokenizer, system) if runs is None else runs
+
+
+def _around_marks(tokenizer: Any, system: str) -> TemplateRuns | None:
+    """The runs, or `None` if the template drops the system text."""
     documents, answer, again = _MARKS
     opening = [{"role": "system", "content": system}] if system else []
     first = [*opening, {"role": "user", "content": documents}]
-    try:
-        one_turn = _render(tokenizer, first, True)
-    except Exception:  # the template's own language: it raises what it likes on roles it does not know
-        if not opening:
-            raise
-        return _system_in_user_turn(tokenizer, system)
-    prefix, tail = one_turn.split(documents, 1)
+    prefix, tail = _parted(_render(tokenizer, first, True), documents)
+    if system.strip() not in prefix:
+        return None
     turns = [*first, {"role": "assistant", "content": answer}]
-    closed = _render(tokenizer, turns, False)
-    next_turn = _render(tokenizer, [*turns, {"role": "user", "content": again}], True)
-    between = next_turn.split(answer, 1)[1].split(again, 1)[0]
-    closing = closed.split(answer, 1)[1]
+    _, closing = _parted(_render(tokenizer, turns, False), answer)
+    _, rest = _parted(_render(tokenizer, [*turns, {"role": "user", "content": again}], True), answer)
+    between, _ = _parted(rest, again)
     if not between.startswith(closing):  # the template writes a past answer otherwise than a last one
         closing = ""
     return TemplateRuns(
         encode(tokenizer, prefix),
         encode(tokenizer, tail),
-        encode(tokenizer, closing) if closing else (),
+        encode(tokenizer, closing),
         encode(tokenizer, between[len(closing) :]),
     )
 
@@ -75,11 +89,17 @@ def _split_template(tokenizer: Any, system: str) -> TemplateRuns:
 def _system_in_user_turn(tokenizer: Any, system: str) -> TemplateRuns:
     """For templates that know no system role: its text opens the first user turn."""
     runs = _split_template(tokenizer, "")
-    return TemplateRuns(
-        runs.before_documents + encode(tokenizer, system), runs.after_question, runs.after_answer, runs.before_next_turn
-    )
+    return replace(runs, before_documents=runs.before_documents + encode(tokenizer, system))
 
 
 def _render(tokenizer: Any, messages: list[dict[str, str]], generation_prompt: bool) -> str:
     text: str = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=generation_prompt)
     return text
+
+
+def _parted(text: str, mark: str) -> tuple[str, str]:
+    """What stands before and behind the one `mark`."""
+    if text.count(mark) != 1:
+        raise ValueError(f"a message came out {text.count(mark)} times in {text!r:.200}")
+    before, behind = text.split(mark)
+    return before, behind

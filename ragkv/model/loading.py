@@ -5,21 +5,33 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 
 from ragkv.errors import ConfigError, ModelNotFoundError
+
+from .probe import refuse_unsupported
 
 READER = Path(__file__).parent / "reader"
 
 
 def load(name: str | os.PathLike[str], device: str, dtype: str) -> tuple[Any, Any | None]:
-    """A causal LM in eval mode and its tokenizer (`None` if it has none). Raises `ModelNotFoundError`."""
-    from transformers import AutoModelForCausalLM
+    """A causal LM in eval mode and its tokenizer (`None` if it has none).
 
-    path = _locate(name)
+    Raises `ModelNotFoundError`, `UnsupportedModelError` (before any weight is read) or `ConfigError`.
+    """
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    path, kind = locate(name), _dtype(dtype)
+    auto: Any = AutoModelForCausalLM
     try:
-        model: Any = AutoModelForCausalLM.from_pretrained(path, dtype=_dtype(dtype))
-    except (OSError, ValueError, KeyError) as error:
+        refuse_unsupported(AutoConfig.from_pretrained(path))
+        model, found = auto.from_pretrained(path, dtype=kind, output_loading_info=True)
+    except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
         raise ModelNotFoundError(f"Cannot load a causal LM from {str(name)!r}: {_first_line(error)}") from error
+    if missing := sorted(found["missing_keys"]):  # transformers would go on with random ones
+        raise ModelNotFoundError(
+            f"The weights in {str(name)!r} are incomplete: {len(missing)} missing, {missing[0]} first."
+        )
     try:
         model = model.to(device)
     except (RuntimeError, AssertionError) as error:
@@ -27,7 +39,8 @@ def load(name: str | os.PathLike[str], device: str, dtype: str) -> tuple[Any, An
     return model.eval(), _tokenizer(path)
 
 
-def _locate(name: str | os.PathLike[str]) -> str:
+def locate(name: str | os.PathLike[str]) -> str:
+    """The folder or hub id to load from; raises `ModelNotFoundError` where a local name leads nowhere."""
     if name == "reader":
         if not (READER / "config.json").is_file():
             raise ModelNotFoundError("The bundled reader is not part of this installation; give a model's path.")

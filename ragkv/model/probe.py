@@ -18,19 +18,23 @@ _TOLERANCE = {torch.float32: 1e-3, torch.float64: 1e-3}  # of the logits' spread
 _TOLERANCE_HALF = 0.2  # half precisions: rounding alone moves logits by some percent of their spread
 
 
+def refuse_unsupported(config: Any) -> None:
+    """Raise `UnsupportedModelError`, with the reason, for an architecture that no adapter drives."""
+    kind = getattr(config, "model_type", None)
+    if getattr(config, "is_encoder_decoder", False):
+        raise UnsupportedModelError(f"{kind} is an encoder-decoder model; only decoder-only models keep a prompt KV.")
+    if kind not in ADAPTERS:
+        raise UnsupportedModelError(
+            f"No adapter for the architecture {kind!r}: {_why_not(config)}. Fusing needs attention layers with "
+            f"rotary positions and a KV a token. Known: {', '.join(sorted(ADAPTERS))}."
+        )
+
+
 def adapt(model: Any) -> Adapter:
     """The proven adapter of a loaded transformers model; raises `UnsupportedModelError`."""
     config = getattr(model, "config", None)
-    model_type = getattr(config, "model_type", type(model).__name__)
-    if getattr(config, "is_encoder_decoder", False):
-        raise UnsupportedModelError(
-            f"{model_type} is an encoder-decoder model; only decoder-only models keep a prompt KV."
-        )
-    if model_type not in ADAPTERS:
-        raise UnsupportedModelError(
-            f"No adapter for the architecture {model_type!r}. Fusing needs attention layers with rotary positions and "
-            f"a per-token KV (not ALiBi, learned positions, MLA or state spaces). Known: {', '.join(sorted(ADAPTERS))}."
-        )
+    refuse_unsupported(config)
+    model_type = config.model_type  # type: ignore[union-attr]
     if not hasattr(model, "lm_head") and model.get_output_embeddings() is None:
         raise UnsupportedModelError(f"{type(model).__name__} has no language-model head; load it as a causal LM.")
     model.eval()
@@ -45,6 +49,19 @@ def adapt(model: Any) -> Adapter:
             f"their spread over {PROBE_TOKENS} tokens), so fused answers would be wrong. It is refused."
         )
     return adapter
+
+
+def _why_not(config: Any) -> str:
+    """What stands in the way, as far as a config tells."""
+    if getattr(config, "kv_lora_rank", None):
+        return "it keeps a compressed latent of keys and values (MLA)"
+    if any(hasattr(config, name) for name in ("state_size", "ssm_state_size", "mamba_d_state")):
+        return "it keeps a running state (state-space layers), which cannot be fused from parts"
+    if getattr(config, "alibi", False) or getattr(config, "model_type", "") in ("bloom", "mpt"):
+        return "its positions are biases of the attention (ALiBi)"
+    if getattr(config, "rope_parameters", None) is None:
+        return "it has no rotary positions (they are learned or absolute)"
+    return "nobody has proven that driving it layer by layer is exact"
 
 
 @torch.no_grad()
