@@ -154,6 +154,8 @@ class DiskIndex:
                 break
         if cache is not None:
             _quietly_close(cache)
+        if self._broken:
+            shutil.rmtree(self._directory, ignore_errors=True)  # rows are missing in it: the next open rebuilds it
 
     def _open(self) -> Any | None:
         """The database, rebuilt if it is broken; `None` if there can be none (rows are then not kept)."""
@@ -192,7 +194,12 @@ def _text(value: object, what: str) -> str:
 
 def _database(directory: Path) -> _Database:
     directory.mkdir(mode=0o700, exist_ok=True)  # again, after a rebuild threw it away
-    (directory / "cache.db").touch(mode=0o600)  # SQLite gives its side files the same mode
+    file = directory / "cache.db"
+    file.touch(mode=0o600)  # SQLite gives its side files the same mode
+    with contextlib.closing(sqlite3.connect(file)) as connection:  # else damage may hide rows for ever, in silence
+        found = connection.execute("PRAGMA integrity_check(1)").fetchone()[0]
+    if found != "ok":
+        raise StoreError(found)
     return _Database(directory)
 
 

@@ -164,6 +164,7 @@ class DiskTier(Tier):
             row = Row(size, 0.0)  # another version's; it counts, goes first, and `gc` sweeps it
         except (EntryDamagedError, OSError) as error:
             log.warning("An orphan in the store was removed: %s", error)
+            self._counts.damaged += 1
             self._unlink(key)
             return None
         else:
