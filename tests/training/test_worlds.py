@@ -1,0 +1,207 @@
+"""The rules a world, its questions and its tokens keep."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from functools import cache
+from random import Random
+
+import pytest
+
+from training.batches import IGNORE, Encoder
+from training.discourse import How
+from training.names import Kind, NameBook, is_held_out
+from training.questions import TYPES, UNKNOWN
+from training.templates import BY_NAME, COMPARISON, RELATIONS, ROLES
+from training.tokenizer import ASSISTANT, BOS, END, USER, build
+from training.worlds import QUESTION_WEIGHTS, World, level, record, world
+
+SEEDS = range(60)
+
+
+@cache
+def worlds(number: int = 3) -> tuple[World, ...]:
+    return tuple(world(seed, replace(level(number), questions=40)) for seed in SEEDS)
+
+
+def told(made: World) -> dict[tuple[str, str], str]:
+    """Subject and relation -> object, read off the statements."""
+    return {(one.fact.subject, one.fact.relation): one.fact.object for one in made.statements}
+
+
+def test_the_same_seed_makes_the_same_world() -> None:
+    assert world(11, level(3)) == world(11, level(3))
+    assert record(world(11, level(3))) != record(world(12, level(3)))
+
+
+def test_nothing_is_told_twice_so_nothing_is_contradicted() -> None:
+    for made in worlds():
+        keys = [(one.fact.subject, one.fact.relation) for one in made.statements]
+        assert len(keys) == len(set(keys))
+
+
+def test_a_statement_stands_where_it_says() -> None:
+    for made in worlds():
+        for one in made.statements:
+            text = made.chunks[one.chunk]
+            assert text[one.start : one.end].endswith(".")
+            assert (
+                one.start <= min(one.subject.start, one.object.start)
+                and max(one.subject.end, one.object.end) <= one.end
+            )
+            for mention in (one.subject, one.object):
+                if mention.how in (How.NAME, How.WORD):
+                    assert text[mention.start : mention.end] == mention.entity
+
+
+def test_a_pronoun_means_the_person_of_that_gender_named_last() -> None:
+    for made in worlds():
+        for one in made.statements:
+            if one.subject.how is How.PRON:
+                assert one.subject.entity == last_named(made, one.chunk, one.subject.start, like=one.subject.entity)
+
+
+def last_named(made: World, chunk: int, start: int, like: str) -> str:
+    """Whom a plain reader takes: the last name before this place with an ending of the same kind."""
+    endings = next(e for e in (MEN, WOMEN) if like.endswith(tuple(e)))
+    people = {one.fact.subject for one in made.statements if BY_NAME[one.fact.relation].subject == "person"}
+    before = " ".join((*made.chunks[:chunk], made.chunks[chunk][:start]))
+    names = [word for word in re.findall(r"\w+", before) if word in people and gender(word) == gender(like)]
+    assert endings
+    return names[-1]
+
+
+MEN = "o us ric ald ton win mund dor".split()
+WOMEN = "a ia elle ina ette issa une wyn".split()
+
+
+def gender(name: str) -> bool:
+    return max((len(e) for e in MEN if name.endswith(e)), default=0) > max(
+        (len(e) for e in WOMEN if name.endswith(e)), default=0
+    )
+
+
+def test_the_chunk_a_reference_names_as_its_source_introduces_it() -> None:
+    kinds = set()
+    for made in worlds():
+        for one in made.statements:
+            for mention in one.references:
+                assert mention.source < one.chunk
+                assert mention.entity in made.chunks[mention.source]
+                kinds.add(mention.how)
+    assert kinds == {How.PRON, How.THAT, How.SAME, How.ALIAS, How.DESC}
+
+
+def test_answers_follow_from_what_is_told() -> None:
+    seen = set()
+    for made in worlds():
+        facts = told(made)
+        for question in made.questions:
+            seen.add(question.type)
+            assert list(question.support) == sorted(set(question.support))
+            if question.answer == UNKNOWN:
+                assert question.type == "unanswerable" and not question.support
+            elif question.type == "comparison":
+                first, second = [
+                    (name, facts[name, "founded"])
+                    for name, relation in facts
+                    if relation == "founded" and named(name, question.question)
+                ]
+                assert question.answer == min(first, second, key=lambda pair: int(pair[1]))[0]
+            else:
+                assert question.answer in facts.values()
+    assert seen == set(TYPES) == set(QUESTION_WEIGHTS)
+
+
+def named(name: str, text: str) -> bool:
+    return name in re.findall(r"\w+", text)
+
+
+def test_a_local_question_is_answered_in_one_chunk_and_a_hop_in_several() -> None:
+    for made in worlds():
+        for question in made.questions:
+            if question.type == "local":
+                assert len(question.support) == 1
+                assert question.answer in made.chunks[question.support[0]]
+            elif question.type in ("pron", "same", "alias", "desc", "hop2", "hop2ref"):
+                assert len(question.support) >= 2
+
+
+def test_a_follow_up_brings_the_turn_before_it() -> None:
+    for made in worlds():
+        for question in made.questions:
+            assert bool(question.history) == (question.type == "followup")
+            assert question.question.startswith("And ") == (question.type == "followup")
+
+
+def test_guessing_the_right_kind_of_word_is_not_enough() -> None:
+    floors = [question.guess for made in worlds() for question in made.questions]
+    assert sum(floors) / len(floors) < 0.35
+
+
+def test_held_out_names_are_never_drawn_in_training() -> None:
+    training = {NameBook(Random(seed), "train").draw(kind) for seed in range(200) for kind in Kind}
+    held_out = {NameBook(Random(seed), "heldout").draw(kind) for seed in range(200) for kind in Kind}
+    assert not training & held_out
+    assert all(map(is_held_out, held_out)) and not any(map(is_held_out, training))
+
+
+def test_held_out_templates_are_not_training_templates() -> None:
+    for relation in RELATIONS:
+        assert not set(relation.train) & set(relation.heldout)
+        assert not set(relation.questions) & set(relation.heldout_questions)
+    assert not set(COMPARISON["train"]) & set(COMPARISON["heldout"])
+    assert set(ROLES) <= set(BY_NAME)
+
+
+@pytest.mark.parametrize(("number", "least", "most"), [(3, 120, 700), (4, 400, 1536)])
+def test_chunks_and_contexts_have_the_promised_size(number: int, least: int, most: int) -> None:
+    encoder = Encoder(build())
+    for made in worlds(number)[:20]:
+        sizes = [len(encoder.ids(chunk)) for chunk in made.chunks]
+        assert 4 <= len(sizes) <= 12
+        assert 12 <= min(sizes) and max(sizes) <= 160
+        assert least <= sum(sizes) <= most
+
+
+def test_a_chunk_alone_has_the_ids_it_has_in_a_prompt() -> None:
+    tokenizer, encoder = build(), Encoder(build())
+    for made in worlds()[:10]:
+        question = made.questions[0].question
+        runs = [encoder.ids(chunk) for chunk in made.chunks] + [encoder.ids(question)]
+        content = " ".join((*made.chunks, question))
+        prompt = tokenizer.apply_chat_template(
+            [{"role": "user", "content": content}], tokenize=False, add_generation_prompt=True
+        )
+        assert tokenizer(prompt, add_special_tokens=False)["input_ids"] == [BOS, USER, *sum(runs, []), ASSISTANT]
+
+
+def test_the_template_falls_into_its_four_runs() -> None:
+    tokenizer = build()
+    turns = [
+        {"role": "system", "content": "S"},
+        {"role": "user", "content": "A"},
+        {"role": "assistant", "content": "B"},
+        {"role": "user", "content": "C"},
+    ]
+    text = tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
+    assert text == "<bos>S<user>A<assistant>B<end><user>C<assistant>"
+    assert tokenizer.convert_tokens_to_ids(["<bos>", "<end>", "<user>", "<assistant>"]) == [BOS, END, USER, ASSISTANT]
+
+
+def test_an_unseen_name_falls_into_few_pieces_and_comes_back() -> None:
+    tokenizer = build()
+    book = NameBook(Random(3), "heldout")
+    names = [book.draw(kind) for kind in Kind for _ in range(30)]
+    assert sum(len(tokenizer.encode(name)) for name in names) / len(names) < 3
+    assert all(tokenizer.decode(tokenizer.encode(name)).strip() == name for name in names)
+
+
+def test_a_branch_learns_its_answer_and_nothing_else() -> None:
+    encoder = Encoder(build())
+    made = replace(worlds()[0], questions=worlds()[0].questions[:1])
+    row = encoder.row(made, Random(0), None, extras=False)
+    learned = [target for target in row.targets if target != IGNORE]
+    assert learned == [*encoder.ids(made.questions[0].answer), END]
+    assert len(row.ids) == len(row.positions) == len(row.branch) == len(row.targets)

@@ -1,0 +1,169 @@
+"""Exact match by question type, on worlds the training never drew, beside what guessing, no context and full reuse give.
+
+    python -m training.evaluate runs/reader/export --worlds 160
+
+Every question is a branch of its context's row, and all are scored in one pass: the argmax at every place of the answer, its
+`<end>` included, is right exactly when greedy decoding gives the answer word for word. Full reuse is the same pass with every
+chunk blind to the other chunks (positions as in the prompt), which is what position-aligned stored KV sees.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections import defaultdict
+from dataclasses import dataclass, replace
+from pathlib import Path
+from random import Random
+
+import torch
+from torch import Tensor
+
+from training.batches import IGNORE, Batch, Encoder, Row, collate
+from training.model import Reader, bias, load
+from training.names import NameSplit
+from training.questions import TYPES, Question
+from training.templates import TemplateSplit
+from training.tokenizer import USER, build
+from training.worlds import World, level, world
+
+EVALUATION_SEED = 7_000_000_000_000  # far from the seeds of training
+SETS: dict[str, tuple[NameSplit, TemplateSplit, int]] = {
+    "held-out worlds": ("train", "train", 3),
+    "unseen names": ("heldout", "train", 3),
+    "unseen templates": ("train", "heldout", 3),
+    "unseen names and templates": ("heldout", "heldout", 3),
+    "long contexts": ("train", "train", 4),
+}
+
+
+@dataclass(frozen=True)
+class Score:
+    """How one question went."""
+
+    type: str
+    guess: float
+    full: bool
+    reuse: bool
+    blank: bool  # without any context
+
+
+def worlds(name: str, count: int, questions: int = 30) -> list[World]:
+    """The worlds of one evaluation set."""
+    names, templates, number = SETS[name]
+    spec = level(number)
+    telling = replace(spec.telling, templates=templates)
+    base = EVALUATION_SEED + 1_000_000 * list(SETS).index(name)
+    return [
+        world(base + index, replace(spec, names=names, telling=telling, questions=questions)) for index in range(count)
+    ]
+
+
+def score(reader: Reader, made: World, encoder: Encoder, dtype: torch.dtype = torch.float32) -> list[Score]:
+    """Every question of a world under full prefill, full reuse and no context."""
+    row = encoder.row(made, Random(0), None, extras=False)
+    empty = encoder.row(replace(made, chunks=(), statements=()), Random(0), None, extras=False)
+    batch, bare = collate([row], len(row.ids)), collate([empty], len(empty.ids))
+    mask = bias(batch.branch, torch.float32)
+    full = right(reader, batch, mask, made.questions, dtype)
+    reuse = right(reader, batch, mask + apart(row, made, encoder), made.questions, dtype)
+    blank = right(reader, bare, bias(bare.branch, torch.float32), made.questions, dtype)
+    return [Score(q.type, q.guess, *flags) for q, *flags in zip(made.questions, full, reuse, blank, strict=True)]
+
+
+def apart(row: Row, made: World, encoder: Encoder) -> Tensor:
+    """(S, S), very negative where a chunk would see another one."""
+    chunk = torch.full((len(row.ids),), -1)
+    start = row.ids.index(USER) + 1
+    for number, text in enumerate(made.chunks):
+        length = len(encoder.ids(text))
+        chunk[start : start + length] = number
+        start += length
+    other = (chunk[:, None] != chunk[None, :]) & (chunk[:, None] >= 0) & (chunk[None, :] >= 0)
+    return torch.zeros(other.shape).masked_fill(other, -30000.0)
+
+
+@torch.inference_mode()
+def right(
+    reader: Reader, batch: Batch, mask: Tensor, questions: tuple[Question, ...], dtype: torch.dtype
+) -> list[bool]:
+    """Whether each branch's last answer is word for word right."""
+    with torch.autocast("cpu", torch.bfloat16, enabled=dtype is torch.bfloat16):
+        hidden, _ = reader(batch.ids, batch.positions, mask, torch.float32)
+        targets, branch = batch.targets[0], batch.branch[0]
+        learned = torch.nonzero(targets != IGNORE)[:, 0]
+        hit = torch.full(targets.shape, True)
+        hit[learned] = reader.logits(hidden[0, learned]).argmax(-1) == targets[learned]
+    results = []
+    for number in range(1, len(questions) + 1):
+        places = torch.nonzero(branch == number)[:, 0]
+        users = places[batch.ids[0, places] == USER]
+        begin = users[-1] if len(users) else places[0]
+        results.append(bool(hit[places[places >= begin]].all()))
+    return results
+
+
+def table(scores: list[Score]) -> dict[str, dict[str, float]]:
+    """Per type and over all: n, full, reuse, no context, guess."""
+    groups: dict[str, list[Score]] = defaultdict(list)
+    for one in scores:
+        groups[one.type].append(one)
+    rows = {kind: groups[kind] for kind in TYPES if kind in groups} | {"all": scores}
+    return {kind: _means(group) for kind, group in rows.items()}
+
+
+def _means(group: list[Score]) -> dict[str, float]:
+    def mean(values: list[float]) -> float:
+        return round(sum(values) / len(values), 4)
+
+    return {
+        "n": len(group),
+        "full": mean([one.full for one in group]),
+        "reuse": mean([one.reuse for one in group]),
+        "no context": mean([one.blank for one in group]),
+        "guess": mean([one.guess for one in group]),
+    }
+
+
+def markdown(tables: dict[str, dict[str, dict[str, float]]]) -> str:
+    """One table a set."""
+    lines = []
+    for name, rows in tables.items():
+        lines += [
+            f"\n**{name}**\n",
+            "| type | n | full prefill | full reuse | no context | guess floor |",
+            "|---|---|---|---|---|---|",
+        ]
+        for kind, row in rows.items():
+            lines.append(
+                f"| {kind} | {row['n']} | "
+                + " | ".join(f"{row[key]:.3f}" for key in ("full", "reuse", "no context", "guess"))
+                + " |"
+            )
+    return "\n".join(lines) + "\n"
+
+
+def main() -> None:
+    """Score a reader and print the model card's tables."""
+    parser = argparse.ArgumentParser(description=main.__doc__)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--worlds", type=int, default=160)
+    parser.add_argument("--sets", nargs="*", default=list(SETS))
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--quick", action="store_true", help="bf16 arithmetic")
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    reader, encoder = load(options.folder), Encoder(build())
+    dtype = torch.bfloat16 if options.quick else torch.float32
+    tables = {
+        name: table([one for made in worlds(name, options.worlds) for one in score(reader, made, encoder, dtype)])
+        for name in options.sets
+    }
+    print(markdown(tables))
+    if options.json:
+        options.json.write_text(json.dumps(tables, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

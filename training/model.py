@@ -1,0 +1,164 @@
+"""The reader as it is trained: a Llama in plain torch, quick on a small CPU, with throwaway heads beside it.
+
+The weights it exports load into `LlamaForCausalLM` and give the same logits (`tests/training` holds that). Projections of the
+same input are one matrix here, and all attention is two batched products. Knows nothing of worlds.
+
+Shapes: B rows, S positions, H query heads, G KV heads, D head dim, E hidden.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from safetensors import safe_open
+from torch import Tensor, nn
+
+from training.batches import HEADS
+
+
+@dataclass(frozen=True)
+class Shape:
+    """The size of a reader."""
+
+    vocabulary: int = 1664
+    hidden: int = 160
+    layers: int = 8
+    heads: int = 4
+    kv_heads: int = 2
+    head_dim: int = 64
+    inner: int = 320
+    rope_theta: float = 10000.0
+    eps: float = 1e-5
+
+
+class Block(nn.Module):
+    """Attention and MLP of one layer."""
+
+    def __init__(self, shape: Shape) -> None:
+        super().__init__()
+        self.shape = shape
+        rows = (shape.heads + 2 * shape.kv_heads) * shape.head_dim
+        self.qkv = nn.Parameter(torch.randn(rows, shape.hidden) * shape.hidden**-0.5)
+        self.out = nn.Parameter(torch.zeros(shape.hidden, shape.heads * shape.head_dim))
+        self.gate_up = nn.Parameter(torch.randn(2 * shape.inner, shape.hidden) * shape.hidden**-0.5)
+        self.down = nn.Parameter(torch.zeros(shape.hidden, shape.inner))
+        self.norm1 = nn.Parameter(torch.ones(shape.hidden))
+        self.norm2 = nn.Parameter(torch.ones(shape.hidden))
+
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, bias: Tensor) -> Tensor:
+        """x (B, S, E); cos, sin (B, S, 1, D/2); bias (B, 1, S, S), added to the scores."""
+        s = self.shape
+        heads, groups, dim = s.heads, s.kv_heads, s.head_dim
+        rows, length, _ = x.shape
+        normed = F.rms_norm(x, (s.hidden,), self.norm1.to(x.dtype), s.eps)
+        qkv = F.linear(normed, self.qkv).view(rows, length, heads + 2 * groups, dim)
+        first, second = qkv[:, :, : heads + groups].chunk(2, -1)
+        rotated = torch.cat((first * cos - second * sin, second * cos + first * sin), -1)
+        query = rotated[:, :, :heads].transpose(1, 2).reshape(rows * groups, heads // groups * length, dim)
+        key = rotated[:, :, heads:].transpose(1, 2).reshape(rows * groups, length, dim)
+        value = qkv[:, :, heads + groups :].transpose(1, 2).reshape(rows * groups, length, dim)
+        scores = torch.bmm(query, key.transpose(1, 2)).view(rows, heads, length, length) * dim**-0.5 + bias
+        weights = scores.softmax(-1, dtype=x.dtype).view(rows * groups, heads // groups * length, length)
+        mixed = (
+            torch.bmm(weights, value).view(rows, heads, length, dim).transpose(1, 2).reshape(rows, length, heads * dim)
+        )
+        x = x + F.linear(mixed, self.out)
+        gate, up = F.linear(F.rms_norm(x, (s.hidden,), self.norm2.to(x.dtype), s.eps), self.gate_up).chunk(2, -1)
+        return x + F.linear(F.silu(gate) * up, self.down)
+
+
+class Reader(nn.Module):
+    """Embedding, blocks, head, and the throwaway heads of training."""
+
+    def __init__(self, shape: Shape) -> None:
+        super().__init__()
+        self.shape = shape
+        self.embed = nn.Parameter(torch.randn(shape.vocabulary, shape.hidden))
+        self.blocks = nn.ModuleList(Block(shape) for _ in range(shape.layers))
+        self.norm = nn.Parameter(torch.full((shape.hidden,), 0.05))  # small, since the head is the embedding
+        self.auxiliary = nn.Parameter(torch.zeros(len(HEADS), 2, shape.hidden, shape.hidden))
+        self.taps = {
+            name: round(depth * shape.layers / 8) for name, depth in zip(HEADS, (1, 3, 5, 5, 6, 3), strict=True)
+        }
+
+    def forward(
+        self, ids: Tensor, positions: Tensor, bias: Tensor, dtype: torch.dtype
+    ) -> tuple[Tensor, dict[int, Tensor]]:
+        """The last hidden states (B, S, E) and those behind the tapped layers; bias (B, 1, S, S)."""
+        frequency = self.shape.rope_theta ** -(torch.arange(0, self.shape.head_dim, 2).float() / self.shape.head_dim)
+        angle = positions[..., None, None].float() * frequency  # (B, S, 1, D/2)
+        cos, sin = angle.cos().to(dtype), angle.sin().to(dtype)
+        x = F.embedding(ids, self.embed).to(dtype)
+        tapped = {}
+        for number, block in enumerate(self.blocks, start=1):
+            x = block(x, cos, sin, bias)
+            if number in self.taps.values():
+                tapped[number] = x
+        return F.rms_norm(x, (self.shape.hidden,), self.norm.to(x.dtype), self.shape.eps), tapped
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """(N, E) -> (N, V), float32; the head is the embedding, so that what copies one word copies all."""
+        return F.linear(hidden, self.embed).float()
+
+    def told(self, head: int, piece: int, hidden: Tensor) -> Tensor:
+        """(N, E) behind a tapped layer -> (N, V): which name a throwaway head reads there."""
+        normed = F.rms_norm(hidden, (self.shape.hidden,))
+        return self.logits(F.linear(normed, self.auxiliary[head, piece]))
+
+
+def bias(branch: Tensor, dtype: torch.dtype) -> Tensor:
+    """(B, S) branch numbers -> (B, 1, S, S): nought where a position may look, very negative where not."""
+    length = branch.shape[1]
+    causal = torch.ones(length, length, dtype=torch.bool).tril()
+    same = branch[:, :, None] == branch[:, None, :]
+    allowed = causal & (same | (branch[:, None, :] == 0))
+    return torch.zeros(allowed.shape, dtype=dtype).masked_fill(~allowed, -30000.0)[:, None]
+
+
+def export(reader: Reader) -> tuple[dict[str, object], dict[str, Tensor]]:
+    """The transformers config and weights of this reader, views of its own, without the throwaway heads."""
+    shape = reader.shape
+    dim, queries, keys = shape.head_dim, shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
+    weights = {"model.embed_tokens.weight": reader.embed, "model.norm.weight": reader.norm}
+    for number, block in enumerate(reader.blocks):
+        assert isinstance(block, Block)
+        query, key, value = block.qkv.split([queries, keys, keys])
+        gate, up = block.gate_up.chunk(2)
+        names = {
+            "self_attn.q_proj": query, "self_attn.k_proj": key, "self_attn.v_proj": value, "self_attn.o_proj": block.out,
+            "mlp.gate_proj": gate, "mlp.up_proj": up, "mlp.down_proj": block.down,
+            "input_layernorm": block.norm1, "post_attention_layernorm": block.norm2,
+        }  # fmt: skip
+        weights.update({f"model.layers.{number}.{name}.weight": value for name, value in names.items()})
+    config = {
+        "vocab_size": shape.vocabulary, "hidden_size": shape.hidden, "intermediate_size": shape.inner,
+        "num_hidden_layers": shape.layers, "num_attention_heads": shape.heads, "num_key_value_heads": shape.kv_heads,
+        "head_dim": dim, "rms_norm_eps": shape.eps, "max_position_embeddings": 2048, "tie_word_embeddings": True,
+        "rope_parameters": {"rope_type": "default", "rope_theta": shape.rope_theta},
+        "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
+    }  # fmt: skip
+    return config, {name: value.detach() for name, value in weights.items()}
+
+
+def load(folder: Path) -> Reader:
+    """The reader of a transformers folder that `export` wrote, in float32, without throwaway heads."""
+    config = json.loads((folder / "config.json").read_text())
+    shape = Shape(
+        config["vocab_size"], config["hidden_size"], config["num_hidden_layers"], config["num_attention_heads"],
+        config["num_key_value_heads"], config["head_dim"], config["intermediate_size"], config["rope_parameters"]["rope_theta"],
+        config["rms_norm_eps"],
+    )  # fmt: skip
+    reader = Reader(shape)
+    with safe_open(str(folder / "model.safetensors"), framework="pt") as stored, torch.no_grad():
+        for name, value in export(reader)[1].items():
+            value.copy_(stored.get_tensor(name))
+    return reader
+
+
+def as_record(shape: Shape) -> dict[str, object]:
+    """The shape as plain values, for a checkpoint."""
+    return asdict(shape)

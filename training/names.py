@@ -1,0 +1,75 @@
+"""Invented names, and the split into names seen in training and names held out.
+
+A name is a first syllable, sometimes a middle one, and an ending that tells its kind (a man's name ends otherwise than a
+woman's, a city's otherwise than a company's). This file knows nothing of worlds or of tokens.
+
+Invariant: `is_held_out` is a function of the name alone, so a name held out here is held out in every run.
+"""
+
+from __future__ import annotations
+
+import zlib
+from enum import Enum
+from random import Random
+from typing import Literal
+
+NameSplit = Literal["train", "heldout", "any"]
+
+
+class Kind(Enum):
+    """What a name stands for; the ending of a name tells it."""
+
+    MAN = "man"
+    WOMAN = "woman"
+    COMPANY = "company"
+    CITY = "city"
+    COUNTRY = "country"
+    EVENT = "event"
+    CODE = "code"
+
+
+FIRST = (
+    "Tal Bren Mor Zek Quin Lir Vas Dor Hal Fen Gar Jun Kel Nor Pel Ras Sil Tor Ulm Ver Wex Yar Zan Bal Cor Dran Eld Fos Gil Hurn "
+    "Ist Jas Kor Lam Mel Nim Osk Pra Rul Sten Tig Urs Vel Wim Yol Zor Ald Bir Cas Der Ens Fal Gor Hest Ing Jor Kam Lun Mar Nes "
+    "Orl Pon Rem Sor Tam Uld Vin Wol Yst Zim Arn Bos Cul Dim Ebb Fin Gul Hob Ilk Jel Kir Lod Mun Nal Ost Pik Rov Sal Tul Umb "
+    "Vor Wen Yed Zul Ack Bel Cad Dus Erl Fir Gat Hin Irv Jod Kos Les Mik Nad Opp Pir Rad Sev Tes Ung Vid War"
+).split()
+MIDDLE = "ar el in or am ud ev is ok al en ur ib om".split()
+ENDINGS: dict[Kind, list[str]] = {
+    Kind.MAN: "o us ric ald ton win mund dor".split(),
+    Kind.WOMAN: "a ia elle ina ette issa une wyn".split(),
+    Kind.COMPANY: "corp tex soft max dyne works lab tron co gen".split(),
+    Kind.CITY: "ville stad burg mouth ford haven dale gate bridge minster".split(),
+    Kind.COUNTRY: "land onia istan mark avia eria reich desh".split(),
+    Kind.EVENT: "fest fair con gala rally fete".split(),
+    Kind.CODE: "ix ox ax yx zar que".split(),
+}
+_HELD_OUT_SHARE = 6  # one name in six
+
+
+def is_held_out(name: str) -> bool:
+    """Whether training never sees this name."""
+    return zlib.crc32(name.encode()) % _HELD_OUT_SHARE == 0
+
+
+def syllables(kind: Kind) -> list[str]:
+    """The endings of one kind of name."""
+    return ENDINGS[kind]
+
+
+class NameBook:
+    """Draws names of one world, never one twice."""
+
+    def __init__(self, random: Random, split: NameSplit, middle_share: float = 0.25, pool: int = len(FIRST)) -> None:
+        self._random, self._split, self._middle_share, self._first = random, split, middle_share, FIRST[:pool]
+        self._taken: set[str] = set()
+
+    def draw(self, kind: Kind) -> str:
+        """A new name of this kind, from this book's side of the split."""
+        while True:
+            middle = self._random.choice(MIDDLE) if self._random.random() < self._middle_share else ""
+            name = self._random.choice(self._first) + middle + self._random.choice(ENDINGS[kind])
+            wanted = self._split == "any" or is_held_out(name) == (self._split == "heldout")
+            if wanted and name not in self._taken:
+                self._taken.add(name)
+                return name

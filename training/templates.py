@@ -1,0 +1,319 @@
+"""The sentences and questions of a world: words and phrasings, no logic.
+
+A relation links a subject of one kind to an object of one kind or to a plain word. Every relation has sentence templates
+seen in training and others held out; so has every question. `{s}` and `{o}` stand for the mentions of subject and object.
+
+Invariant: a held-out template uses no phrasing of the training ones; a relation is told by the kinds it links.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+TemplateSplit = Literal["train", "heldout"]
+
+
+@dataclass(frozen=True)
+class Relation:
+    """One fact a subject may have."""
+
+    name: str
+    subject: str  # "person", "company", "city", "event"
+    object: str  # the kind of the object: one of the above, "country", "code" or a word list of WORDS
+    train: tuple[str, ...]
+    heldout: tuple[str, ...]
+    questions: tuple[str, ...]
+    heldout_questions: tuple[str, ...]
+    follow_up: str  # asks for the object when a question before named the subject; {p}, {m} and {h} are its pronouns
+
+    def sentences(self, split: TemplateSplit) -> tuple[str, ...]:
+        """The sentence templates of one side of the split."""
+        return self.train if split == "train" else self.heldout
+
+    def asked(self, split: TemplateSplit) -> tuple[str, ...]:
+        """The question templates of one side of the split."""
+        return self.questions if split == "train" else self.heldout_questions
+
+
+WORDS: dict[str, tuple[str, ...]] = {
+    "job": tuple(
+        "baker teacher pilot doctor lawyer painter sailor tailor gardener librarian carpenter dentist potter weaver butcher "
+        "judge clerk plumber printer singer dancer writer barber miller fisher hunter jeweller chemist".split()
+    ),
+    "hobby": tuple(
+        "harp flute violin cello piano drums trumpet guitar banjo lute organ fiddle horn oboe bassoon tuba mandolin zither "
+        "clarinet trombone bagpipes ukulele".split()
+    ),
+    "product": tuple(
+        "lamps chairs boats clocks shoes pens radios cameras ovens ladders mirrors bicycles kettles hats tents knives candles "
+        "carpets engines pumps bottles umbrellas blankets locks keys scales".split()
+    ),
+    "year": tuple(str(year) for year in range(1920, 1990)),
+    "dish": tuple(
+        "cheese honey bread soup wine beer plums cherries sausages mustard jam pickles cakes olives figs nuts pears trout "
+        "salmon dumplings".split()
+    ),
+    "month": tuple("January February March April May June July August September October November December".split()),
+}
+
+RELATIONS: tuple[Relation, ...] = (
+    Relation(
+        "employer",
+        "person",
+        "company",
+        (
+            "{s} works for {o}.",
+            "{o} employs {s}.",
+            "{s} has a post at {o}.",
+            "{s} is employed by {o}.",
+            "{s} is on the staff of {o}.",
+            "{o} hired {s}.",
+            "{s} joined {o}.",
+        ),
+        ("{s} took a job with {o}.", "{s} is paid by {o}.", "{o} gave a post to {s}."),
+        ("Which company employs {s}?", "For which company does {s} work?", "Who employs {s}?"),
+        ("At which company does {s} have a job?", "By which company is {s} employed?"),
+        "And which company employs {m}?",
+    ),
+    Relation(
+        "job",
+        "person",
+        "job",
+        (
+            "{s} is a {o}.",
+            "{s} works as a {o}.",
+            "{s} is a {o} by trade.",
+            "{s} trained as a {o}.",
+            "{s} has been a {o} for years.",
+            "The job of {s} is that of a {o}.",
+        ),
+        ("{s} earns money as a {o}.", "The trade of {s} is that of a {o}.", "{s} is known as a good {o}."),
+        ("What is the job of {s}?", "What does {s} do for a living?", "As what does {s} work?"),
+        ("What is the trade of {s}?", "What work does {s} do?"),
+        "And what is {h} job?",
+    ),
+    Relation(
+        "hobby",
+        "person",
+        "hobby",
+        (
+            "{s} plays the {o}.",
+            "{s} is fond of the {o}.",
+            "{s} is learning the {o}.",
+            "{s} practises the {o} every week.",
+            "The favourite instrument of {s} is the {o}.",
+            "{s} owns an old {o}.",
+        ),
+        ("{s} took up the {o}.", "The instrument that {s} plays is the {o}.", "{s} likes to play the {o}."),
+        ("Which instrument does {s} play?", "What does {s} play?", "What is the instrument of {s}?"),
+        ("On which instrument does {s} practise?", "What is the favourite instrument of {s}?"),
+        "And which instrument does {p} play?",
+    ),
+    Relation(
+        "home",
+        "person",
+        "city",
+        (
+            "{s} lives in {o}.",
+            "{s} moved to {o}.",
+            "{s} has a house in {o}.",
+            "{s} settled in {o}.",
+            "The home of {s} is in {o}.",
+            "{s} rents a flat in {o}.",
+        ),
+        ("{s} is at home in {o}.", "{s} bought a house in {o}.", "{s} lives near the centre of {o}."),
+        ("In which city does {s} live?", "Where does {s} live?", "Where is the home of {s}?"),
+        ("Which city is the home of {s}?", "In which city does {s} have a house?"),
+        "And in which city does {p} live?",
+    ),
+    Relation(
+        "alias",
+        "person",
+        "code",
+        (
+            "{s} is also known as {o}.",
+            "The code name of {s} is {o}.",
+            "Friends call {s} by the name of {o}.",
+            "{s} goes by the name of {o}.",
+            "{s} signs letters as {o}.",
+        ),
+        ("{s} is called {o} by friends.", "Letters of {s} are signed {o}.", "The other name of {s} is {o}."),
+        ("What is the code name of {s}?", "By what other name is {s} known?"),
+        ("What do friends call {s}?", "By what name does {s} go?"),
+        "And what is {h} code name?",
+    ),
+    Relation(
+        "seat",
+        "company",
+        "city",
+        (
+            "{s} is based in {o}.",
+            "{s} has its head office in {o}.",
+            "The head office of {s} is in {o}.",
+            "{s} was set up in {o}.",
+            "{s} runs a plant in {o}.",
+            "{o} is the seat of {s}.",
+        ),
+        ("{s} is at home in {o}.", "The seat of {s} is in {o}.", "{s} settled in {o}."),
+        ("In which city is {s} based?", "Where is {s} based?", "Where is the head office of {s}?"),
+        ("Which city is the seat of {s}?", "In which city is the head office of {s}?"),
+        "And in which city is it based?",
+    ),
+    Relation(
+        "product",
+        "company",
+        "product",
+        (
+            "{s} makes {o}.",
+            "{s} is known for its {o}.",
+            "The main product of {s} is {o}.",
+            "{s} sells {o}.",
+            "{s} builds {o}.",
+            "{s} has made {o} for years.",
+        ),
+        ("{s} lives by its {o}.", "{s} is a maker of {o}.", "{s} earns its money with {o}."),
+        ("What does {s} make?", "What is the main product of {s}?", "What does {s} sell?"),
+        ("For which product is {s} known?", "Which product does {s} make?"),
+        "And what does it make?",
+    ),
+    Relation(
+        "founded",
+        "company",
+        "year",
+        (
+            "{s} was founded in {o}.",
+            "{s} opened its doors in {o}.",
+            "The founding year of {s} is {o}.",
+            "{s} has existed since {o}.",
+            "{s} was started in {o}.",
+        ),
+        ("{s} was set up in {o}.", "In {o}, {s} was founded.", "{s} began its work in {o}."),
+        ("When was {s} founded?", "In which year was {s} founded?", "What is the founding year of {s}?"),
+        ("When was {s} started?", "Since when has {s} existed?"),
+        "And when was it founded?",
+    ),
+    Relation(
+        "country",
+        "city",
+        "country",
+        (
+            "{s} is a city in {o}.",
+            "{s} lies in the north of {o}.",
+            "{s} lies in {o}.",
+            "{s} belongs to {o}.",
+            "{s} is one of the old towns of {o}.",
+            "{s} stands on the coast of {o}.",
+        ),
+        ("{s} is in the south of {o}.", "{s} is an old city of {o}.", "{o} governs {s}."),
+        ("In which country is {s}?", "To which country does {s} belong?", "In which country does {s} lie?"),
+        ("Of which country is {s} a city?", "Which country does {s} belong to?"),
+        "And in which country is it?",
+    ),
+    Relation(
+        "dish",
+        "city",
+        "dish",
+        (
+            "{s} is famous for its {o}.",
+            "{s} is proud of its {o}.",
+            "People visit {s} for the {o}.",
+            "The {o} of {s} won a prize.",
+            "{s} is the best place for {o}.",
+        ),
+        ("The markets of {s} sell {o}.", "{s} is known all over for {o}.", "People like the {o} of {s}."),
+        ("For what is {s} famous?", "What is {s} famous for?", "For what do people visit {s}?"),
+        ("Of what is {s} proud?", "What do people like in {s}?"),
+        "And for what is it famous?",
+    ),
+    Relation(
+        "venue",
+        "event",
+        "city",
+        (
+            "{s} takes place in {o}.",
+            "{s} is held in {o}.",
+            "{o} is the host of {s}.",
+            "{s} fills the streets of {o}.",
+            "Visitors of {s} travel to {o}.",
+        ),
+        ("{s} is a feast of {o}.", "The place of {s} is {o}.", "{s} brings visitors to {o}."),
+        ("In which city is {s} held?", "Where does {s} take place?", "Which city is the host of {s}?"),
+        ("In which city does {s} take place?", "Where is {s} held?"),
+        "And in which city is it held?",
+    ),
+    Relation(
+        "month",
+        "event",
+        "month",
+        (
+            "{s} takes place in {o}.",
+            "{s} is held every {o}.",
+            "{s} starts in {o}.",
+            "The date of {s} is in {o}.",
+            "{s} opens in {o}.",
+        ),
+        ("In {o}, {s} begins.", "{s} is a feast of {o}.", "{s} comes every year in {o}."),
+        ("In which month is {s} held?", "In which month does {s} start?"),
+        ("When in the year is {s} held?", "In which month does {s} take place?"),
+        "And in which month is it held?",
+    ),
+    Relation(
+        "sponsor",
+        "event",
+        "company",
+        ("{s} is paid for by {o}.", "{o} pays for {s}.", "{s} is a project of {o}.", "{o} is the sponsor of {s}."),
+        ("The money for {s} comes from {o}.", "{o} gave money for {s}."),
+        ("Which company pays for {s}?", "Which company is the sponsor of {s}?"),
+        ("By which company is {s} paid for?", "From which company does the money for {s} come?"),
+        "And which company pays for it?",
+    ),
+)
+BY_NAME: dict[str, Relation] = {relation.name: relation for relation in RELATIONS}
+
+# How the answer of a first question is named inside a second one: "the employer of Talus".
+ROLES: dict[str, str] = {
+    "employer": "the employer of {s}",
+    "home": "the home city of {s}",
+    "seat": "the city of {s}",
+    "venue": "the host city of {s}",
+    "sponsor": "the sponsor of {s}",
+}
+SAME: dict[str, tuple[str, ...]] = {
+    "company": ("the same company", "that company"),
+    "city": ("the same city", "that city"),
+}
+THAT: dict[str, tuple[str, ...]] = {
+    "company": ("that company", "this company", "the company"),
+    "city": ("that city", "this city", "the city"),
+    "event": ("that event", "this event", "the event"),
+}
+COMPARISON: dict[TemplateSplit, tuple[str, ...]] = {
+    "train": (
+        "Which company was founded earlier, {a} or {b}?",
+        "Who was founded earlier, {a} or {b}?",
+        "Which is older, {a} or {b}?",
+    ),
+    "heldout": ("Which company is older, {a} or {b}?", "Who was started earlier, {a} or {b}?"),
+}
+LEADS = (
+    "Today ", "By all accounts, ", "As far as we know, ", "For some time now, ", "According to the register, ", "As everyone knows, ",
+    "In fact, ", "Once more: ",
+)  # fmt: skip
+FILLERS = (
+    "The weather stayed mild until late autumn.", "Prices rose a little in the spring.", "Many reports were written on the matter.",
+    "Critics were not impressed at first.", "The old road was closed for repairs.", "Nothing else was recorded at the time.",
+    "A short film was made about it.", "Readers asked for more details later.", "The archive keeps a copy of this note.",
+    "The markets were busy that week.", "Letters from friends were lost in the post.", "Visitors brought flowers and cakes.",
+    "The feast went on all night.", "The place was quiet again by the next year.", "Some people like it, and others do not.",
+    "A map of the centre hangs on the wall.", "No money comes from that source any more.", "The streets were empty in the south.",
+    "Snow covered the coast for a week.", "The trade in wool was never large.", "Work began early and went on all day.",
+    "The bridge was painted green.", "Nobody took notice of the news.", "The papers called it a good year.",
+    "It rained on the day of the parade.", "A new school was planned but never built.", "The train was late as always.",
+    "Two of the letters are signed and dated.", "The museum bought three old maps.", "Tea was served in the garden.",
+    "The story was told in many ways.", "A dog slept in front of the door.",
+)  # fmt: skip
+SYSTEM = (
+    "Answer from the documents.", "Answer in one word.", "You are a careful reader.", "Use only what the documents say.",
+    "If the documents do not say, answer unknown.", "Read the notes and answer the question.",
+)  # fmt: skip
