@@ -15,8 +15,8 @@ class TextStream:
         if self._stop and tokenizer is None:
             raise InputError("Stop strings were given, but the engine has no tokenizer: build it with one.")
         self._ids: list[int] = []
-        self._given = 0  # characters already handed out
-        self.text = ""  # everything decoded so far, cut at a stop string
+        self._decoded = ""  # of all tokens so far, cut at a stop string; its end may still change
+        self.text = ""  # what was handed out
         self.stopped = False
 
     def add(self, token: int) -> str:
@@ -24,25 +24,23 @@ class TextStream:
         self._ids.append(token)
         if self._tokenizer is None:
             return ""
-        self.text = self._tokenizer.decode(self._ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
-        cut = min((at for s in self._stop if (at := self.text.find(s)) >= 0), default=None)
-        if cut is not None:
-            self.text, self.stopped = self.text[:cut], True
-            return self._hand_out(cut)
-        return self._hand_out(len(self.text) - self._held_back())
+        decoded: str = self._tokenizer.decode(self._ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+        cut = min((at for s in self._stop if (at := decoded.find(s)) >= 0), default=None)
+        self._decoded, self.stopped = decoded[:cut], cut is not None
+        return self._hand_out(len(decoded) - self._held_back(decoded) if cut is None else cut)
 
     def finish(self) -> str:
         """What was held back."""
-        return self._hand_out(len(self.text))
+        return self._hand_out(len(self._decoded))
 
     def _hand_out(self, until: int) -> str:
-        piece = self.text[self._given : until]
-        self._given = max(self._given, until)
+        piece = self._decoded[len(self.text) : until]
+        self.text += piece
         return piece
 
-    def _held_back(self) -> int:
-        whole = self.text.rstrip("\ufffd")  # bytes of a character still to come: one mark, or one a byte
-        unfinished = len(self.text) - len(whole)
+    def _held_back(self, decoded: str) -> int:
+        whole = decoded.rstrip("\ufffd")  # bytes of a character still to come: one mark, or one a byte
+        unfinished = len(decoded) - len(whole)
         longest = max((len(s) for s in self._stop), default=0) - 1
         for length in range(min(longest, len(whole)), 0, -1):
             if any(s.startswith(whole[-length:]) for s in self._stop):

@@ -1,0 +1,97 @@
+"""A streamed answer: whole characters, nothing of a stop string, and the pieces are the text."""
+
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ragkv.errors import InputError
+from ragkv.model.stopping import TextStream
+from tests.toy_tokenizers import byte_tokenizer, fallback_tokenizer
+
+BYTES, FALLBACK = byte_tokenizer(), fallback_tokenizer()
+
+
+def ids_of(text: str, tokenizer: Any = BYTES) -> list[int]:
+    return tokenizer(text, add_special_tokens=False)["input_ids"]
+
+
+def pieces(tokenizer: Any, ids: list[int], stop: Any = ()) -> tuple[list[str], TextStream]:
+    """What is handed out token by token until a stop string or the end, and the stream."""
+    stream, out = TextStream(tokenizer, stop), []
+    for token in ids:
+        out.append(stream.add(token))
+        if stream.stopped:
+            break
+    return [*out, stream.finish()], stream
+
+
+@pytest.mark.parametrize("tokenizer", [BYTES, FALLBACK], ids=["byte-level", "byte-fallback"])
+@pytest.mark.parametrize("text", ["é", "€", "🦊", "a🦊b", "👩‍👩‍👧"])
+def test_a_character_of_many_bytes_comes_whole(tokenizer: Any, text: str) -> None:
+    ids = ids_of(text, tokenizer)
+    assert len(ids) > len(text)
+    out, stream = pieces(tokenizer, ids)
+    assert "".join(out) == stream.text == text
+    assert not any("\ufffd" in piece for piece in out)
+
+
+def test_text_is_handed_out_as_soon_as_it_is_certain() -> None:
+    out, _ = pieces(BYTES, ids_of("ab"))
+    assert out == ["a", "b", ""]
+
+
+@pytest.mark.parametrize(
+    ("text", "stop", "left"),
+    [
+        ("one two", ["two"], "one "),
+        ("two", ["two"], ""),
+        ("one tw", ["two"], "one tw"),
+        ("aab", ["ab"], "a"),
+        ("one two", ["wo", "two"], "one "),
+        ("one\n\ntwo", "\n\n", "one"),
+        ("ab€c", ["b€"], "a"),
+        ("one", [""], "one"),
+    ],
+)
+def test_nothing_of_a_stop_string_leaks(text: str, stop: Any, left: str) -> None:
+    out, stream = pieces(BYTES, ids_of(text), stop)
+    assert "".join(out) == stream.text == left
+
+
+def test_a_stop_string_inside_one_token_is_found() -> None:
+    stop_token = FALLBACK.convert_tokens_to_ids("stop")
+    out, stream = pieces(FALLBACK, [*ids_of("s", FALLBACK), stop_token], ["to"])
+    assert stream.stopped
+    assert "".join(out) == "ss"
+
+
+def test_special_tokens_have_no_text() -> None:
+    out, _ = pieces(BYTES, [*ids_of("a"), BYTES.eos_token_id, *ids_of("b")])
+    assert "".join(out) == "ab"
+
+
+def test_stop_strings_without_a_tokenizer_are_refused() -> None:
+    assert TextStream(None).add(5) == ""
+    with pytest.raises(InputError, match="no tokenizer"):
+        TextStream(None, ["end"])
+
+
+@settings(max_examples=100, deadline=None)
+@given(text=st.text("ab€🦊", max_size=8), stop=st.lists(st.text("ab€", min_size=1, max_size=3), max_size=2))
+def test_the_pieces_are_the_text_up_to_the_first_stop_string(text: str, stop: list[str]) -> None:
+    for tokenizer in (BYTES, FALLBACK):
+        out, stream = pieces(tokenizer, ids_of(text, tokenizer), stop)
+        cut = min((text.find(s) for s in stop if s in text), default=len(text))
+        assert "".join(out) == stream.text == text[:cut]
+        assert stream.stopped == (cut < len(text))
+
+
+@settings(max_examples=100, deadline=None)
+@given(ids=st.lists(st.integers(3, 258), max_size=12), fallback=st.booleans())
+def test_the_pieces_are_the_text_whatever_bytes_come(ids: list[int], fallback: bool) -> None:
+    tokenizer = FALLBACK if fallback else BYTES
+    out, stream = pieces(tokenizer, ids)
+    assert "".join(out) == stream.text
+    assert len(stream.text) == len(tokenizer.decode(ids))
