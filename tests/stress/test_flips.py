@@ -53,7 +53,7 @@ def trial(directory: Path, choose: random.Random, log: pytest.LogCaptureFixture)
     """One flip, and what came of it."""
     entry_files = sorted(directory.glob("entries/*/*"))
     index_files = [path for path in sorted(directory.glob("index/*")) if path.stat().st_size]
-    path = choose.choice(entry_files if choose.random() < 0.8 else index_files)
+    path = choose.choice(entry_files if choose.random() < 0.8 or not index_files else index_files)
     ranges = covered(path, path.stem) if path in entry_files else []
     place = flip(path, choose)
     log.clear()
