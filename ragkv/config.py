@@ -58,6 +58,7 @@ class PromptConfig:
     """The application's fixed text around the documents."""
 
     system: str = ""  # system text, before the documents
+    chunk_end: str = ""  # appended to the text of every chunk when it is made, so part of its identity; e.g. "\n\n"
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,12 +11,12 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, replace
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, get_args
 
 from .citations import cite
 from .config import EngineConfig, ReuseMode
 from .encoding import Activity, BackgroundEncoder, Encoder
-from .errors import ConfigError, EntryDamagedError, InputError, PromptTooLongError
+from .errors import ConfigError, EntryDamagedError, InputError, PromptTooLongError, RagKVError
 from .fusion import Fused, Fusor, Plan, Selector, SpanState, make_selector
 from .model import adapt
 from .model.decoding import Sampler, decode, end_tokens, generation_config
@@ -65,14 +65,15 @@ class Engine:
         self._adapter = adapt(model)
         self._runs = template_runs(tokenizer, getattr(model.config, "bos_token_id", None), self.config.prompt.system)
         self._end_tokens = end_tokens(model, tokenizer)
+        self._check_ids(self._runs.before_documents)
         self._activity = Activity()
-        settings = self.config.store
-        self._store = Store.open(settings, pin=self._adapter.device.type == "cuda")
-        self._pool = ThreadPoolExecutor(settings.reader_threads, thread_name_prefix="ragkv-reader")
-        fusion = self.config.fusion
+        settings, fusion = self.config.store, self.config.fusion
         make_selector(fusion.selector)  # refuses an unknown name now
+        identity = self._base_identity()
+        self._store = Store.open(settings, pin=self._adapter.device.type == "cuda")  # from here on nothing can fail
+        self._pool = ThreadPoolExecutor(settings.reader_threads, thread_name_prefix="ragkv-reader")
         self._fusor = Fusor(self._adapter, self._pool, fusion.read_ahead_layers, fusion.seed)
-        self._encoder = Encoder(self._adapter, self._fusor, self._runs.before_documents, self._base_identity())
+        self._encoder = Encoder(self._adapter, self._fusor, self._runs.before_documents, identity)
         self._planner = Planner(self._adapter, self._encoder, self._store)
         self._background = BackgroundEncoder(self._encoder, self._store, self._activity)
         self._sessions: dict[str, Session] = {}
@@ -86,11 +87,21 @@ class Engine:
         return cls(model, tokenizer, config)
 
     def chunk(self, content: str | Sequence[int], metadata: Mapping[str, Any] | None = None) -> Chunk:
-        """A chunk of text or token ids; its ids are fixed here."""
+        """A chunk of text or token ids; its ids are fixed here. Text gets the config's `chunk_end` appended."""
+        if isinstance(content, str):
+            content += self.config.prompt.chunk_end if content else ""
         token_ids = encode(self.tokenizer, content)
-        if not token_ids:
-            raise InputError("A chunk has no tokens; leave empty chunks out.")
+        self._check_chunk(token_ids)
         return Chunk(token_ids, content if isinstance(content, str) else "", dict(metadata or {}))
+
+    def count_tokens(self, text: str) -> int:
+        """How many tokens `text` has, without special tokens."""
+        return len(encode(self.tokenizer, text))
+
+    @property
+    def tokenizer_id(self) -> str:
+        """Digest of the tokenizer: text splits the same under the same id."""
+        return self._encoder.identity.tokenizer
 
     def session(self, session_id: str) -> Session:
         """The conversation of that id, new or as it stands."""
@@ -143,12 +154,13 @@ class Engine:
         """Token events, then the `Answer`. Greedy unless `do_sample=True`; `generation` is transformers' settings."""
         if max_new_tokens < 1:
             raise InputError(f"max_new_tokens is {max_new_tokens}; it must be at least 1.")
-        settings, began = generation_config(generation), time.perf_counter()
+        began = time.perf_counter()
+        settings, text = generation_config(generation), TextStream(self.tokenizer, stop)
         with self._activity.request(), session.lock if session else nullcontext():
             asked = self._as_chunks(chunks)
             prefill = self._prefill(question, asked, session, ratio, selector, reuse, room=max_new_tokens)
             sampler = Sampler(settings, prefill.token_ids.to(self._adapter.device), self._end_tokens, seed)
-            kv, text = prefill.fused.kv, TextStream(self.tokenizer, stop)
+            kv = prefill.fused.kv
             steps = decode(self._adapter, kv, prefill.logits, sampler, self._end_tokens, max_new_tokens)
             tokens, reason, first_s = [], "length", None
             while (token := self._step(steps)) is not None:
@@ -183,20 +195,28 @@ class Engine:
                 present += 1
             else:
                 with self._activity.compute:
+                    self._check_open()
                     entry = self._encoder.chunk(token_ids)
                 stored = self._store.put_durably(entry)
                 encoded, failed = encoded + stored, failed + (not stored)
             if on_progress:
                 on_progress(done, len(unique))
+        self._store.flush()  # what was present may still have been waiting to be written
         return WarmReport(encoded, present, failed)
 
     def delete(self, chunks: Sequence[ChunkLike]) -> int:
         """Drop the entries of `chunks` from every tier; how many of them were stored anywhere."""
+        self._check_open()
         deleted = 0
         for chunk in self._as_chunks(chunks):
             self._background.forget(chunk.token_ids)
             deleted += bool(self._store.delete(self._encoder.identity, chunk.token_ids))
         return deleted
+
+    def gc(self) -> int:
+        """Drop the entries of other models, dtypes, adapters and tokenizers, of any tenant; the bytes freed."""
+        mine = self._encoder.identity
+        return self._store.gc(lambda other: replace(other, context=mine.context, tenant=mine.tenant) == mine)
 
     def stats(self) -> EngineStats:
         """What the engine is and what its store holds."""
@@ -214,8 +234,9 @@ class Engine:
         if not self._closed:
             self._closed = True
             self._background.close()
-            self._store.close()
-            self._pool.shutdown()
+            with self._activity.compute:  # after the pass under way
+                self._store.close()
+                self._pool.shutdown()
 
     def __enter__(self) -> Self:
         return self
@@ -236,22 +257,25 @@ class Engine:
         room: int,
     ) -> Prefill:
         began = time.perf_counter()
-        ratio, chosen = self._ratio(ratio), make_selector(selector or self.config.fusion.selector)
+        ratio, chosen = self._ratio(ratio), make_selector(self.config.fusion.selector if selector is None else selector)
+        if reuse not in get_args(ReuseMode):
+            raise InputError(f"reuse is {reuse!r}; it must be one of {', '.join(map(repr, get_args(ReuseMode)))}.")
         prompt = self._lay_out(question, chunks, session, room)
         damaged: dict[str, str] = {}  # entries that turned out bad while being read: misses of this request
         with self._activity.compute:
+            self._check_open()
             queued = time.perf_counter()
             while True:
                 with ExitStack() as leases:
                     planned = self._planner.plan(prompt, reuse, damaged, leases)
+                    for index in planned.missed:  # now, so that a deletion from here on takes them out again
+                        self._background.add(prompt.chunks[index])
                     looked_up = time.perf_counter()
                     try:
                         fused = self._fusor.fuse(planned.plan, chosen, ratio, room)
                         break
                     except EntryDamagedError as error:
                         damaged[error.key] = str(error)
-        for index in planned.missed:
-            self._background.add(prompt.chunks[index])
         timing = Timing(
             queue_s=queued - began,
             lookup_s=looked_up - queued,
@@ -266,11 +290,13 @@ class Engine:
     def _lay_out(
         self, question: str | Sequence[int], chunks: Sequence[Chunk], session: Session | None, room: int
     ) -> Prompt:
+        asked = encode(self.tokenizer, question)
+        self._check_ids(asked)
         prompt = Prompt(
             prefix=self._runs.before_documents,
             history=session.token_ids if session else (),
             chunks=tuple(chunk.token_ids for chunk in chunks),
-            question=encode(self.tokenizer, question) + self._runs.after_question,
+            question=asked + self._runs.after_question,
         )
         length = len(prompt.token_ids)
         if length == 0:
@@ -296,7 +322,27 @@ class Engine:
         return float(ratio)
 
     def _as_chunks(self, chunks: Sequence[ChunkLike]) -> list[Chunk]:
-        return [chunk if isinstance(chunk, Chunk) else self.chunk(chunk) for chunk in chunks]
+        if isinstance(chunks, str | Chunk):
+            raise InputError("One chunk was given where a sequence of chunks is needed: put it in a list.")
+        made = [chunk if isinstance(chunk, Chunk) else self.chunk(chunk) for chunk in chunks]
+        for chunk in made:
+            self._check_chunk(chunk.token_ids)
+        return made
+
+    def _check_chunk(self, token_ids: Sequence[int]) -> None:
+        if not token_ids:
+            raise InputError("A chunk has no tokens; leave empty chunks out.")
+        self._check_ids(token_ids)
+
+    def _check_ids(self, token_ids: Sequence[int]) -> None:
+        vocabulary = self._adapter.vocabulary
+        if token_ids and (min(token_ids) < 0 or max(token_ids) >= vocabulary):
+            wrong = next(token for token in token_ids if not 0 <= token < vocabulary)
+            raise InputError(f"Token id {wrong} is not in the model's vocabulary of {vocabulary}.")
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise RagKVError("The engine is closed; build a new one.")
 
     def _step(self, steps: Iterator[int]) -> int | None:
         with self._activity.compute:

@@ -17,7 +17,7 @@ from transformers import AttentionInterface
 from .promptkv import Rows
 
 IMPLEMENTATION = "ragkv_rows"
-ROWS_PER_BLOCK = 256  # a block of rows reads keys up to its last row's position only
+ROWS_PER_BLOCK = 512  # a block of rows reads keys up to its last row's position only
 
 
 @dataclass(frozen=True, slots=True)

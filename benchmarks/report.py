@@ -1,0 +1,63 @@
+"""What every benchmark shares: the machine's name, a table on the terminal, JSON beside it, medians of alternating runs."""
+
+import json
+import os
+import platform
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+RESULTS = Path(__file__).parent / "results"
+
+
+def machine() -> dict[str, Any]:
+    """Where the numbers come from."""
+    name = next(
+        (line.split(":", 1)[1].strip() for line in _cpuinfo() if line.startswith("model name")), platform.processor()
+    )
+    return {
+        "cpu": name,
+        "cores": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "load_before": os.getloadavg()[0],
+        "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+    }
+
+
+def _cpuinfo() -> list[str]:
+    path = Path("/proc/cpuinfo")
+    return path.read_text().splitlines() if path.exists() else []
+
+
+def alternate(actions: Mapping[str, Callable[[], Any]], runs: int) -> dict[str, float]:
+    """Median seconds of each action, run in turns so that all meet the same noise; one unmeasured round first."""
+    times: dict[str, list[float]] = {name: [] for name in actions}
+    for turn in range(runs + 1):
+        for name, action in actions.items():
+            began = time.perf_counter()
+            action()
+            if turn:
+                times[name].append(time.perf_counter() - began)
+    return {name: statistics.median(values) for name, values in times.items()}
+
+
+def table(headings: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
+    """Print rows under headings, columns aligned."""
+    cells = [[f"{c:.3f}" if isinstance(c, float) else str(c) for c in row] for row in rows]
+    widths = [max(len(str(h)), *(len(r[i]) for r in cells)) if cells else len(str(h)) for i, h in enumerate(headings)]
+    for row in ([str(h) for h in headings], ["-" * w for w in widths], *cells):
+        print("  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)))
+
+
+def save(name: str, results: Any) -> Path:
+    """JSON of the results and the machine; the path."""
+    RESULTS.mkdir(exist_ok=True)
+    path = RESULTS / f"{name}.json"
+    path.write_text(json.dumps({"machine": machine(), "results": results}, indent=2) + "\n")
+    return path

@@ -1,0 +1,5 @@
+"""`python -m ragkv` is `ragkv`."""
+
+from .cli import main
+
+main()

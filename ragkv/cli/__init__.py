@@ -1,0 +1,34 @@
+"""The command line: `ragkv demo | ingest | ask | stats | size | gc`.
+
+Results go to standard output (text, or JSON with `--json`), progress and notices to standard error; an error is one
+sentence and exit code 1, wrong usage exit code 2. Heavy imports happen inside the commands.
+"""
+
+import logging
+import os
+import sys
+
+from ragkv.errors import RagKVError
+
+
+def main() -> None:
+    """Run the command line; never shows a traceback for an error raised on purpose."""
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    logging.basicConfig(level=logging.WARNING, format="%(levelname)s: %(message)s", stream=sys.stderr)
+    logging.getLogger("bm25s").setLevel(logging.WARNING)  # it sets itself to DEBUG
+    from .app import app
+
+    try:
+        app()
+    except RagKVError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(1)
+    except BrokenPipeError:  # the reader of our output went away, as `head` does
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115, PTH123 - so that the interpreter's last flush is quiet
+        sys.exit(0)
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        sys.exit(130)
+
+
+__all__ = ["main"]

@@ -1,0 +1,218 @@
+"""The commands."""
+
+import logging
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from ragkv import __version__
+from ragkv.errors import ConfigError, DocumentError, InputError
+
+from . import output
+from .output import console, print_json
+from .workplace import Workplace, notice
+
+app = typer.Typer(
+    name="ragkv",
+    help="Answer questions over documents from stored KV: chunks are computed once and fused at question time.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+Home = Annotated[Path, typer.Option(envvar="RAGKV_HOME", help="Where index and KV of this corpus lie.")]
+Model = Annotated[str, typer.Option(envvar="RAGKV_MODEL", help="'reader' (bundled), a model folder or a hub id.")]
+Settings = Annotated[Path | None, typer.Option("--config", help="TOML file of settings.")]
+Device = Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1 ...")]
+Dtype = Annotated[str | None, typer.Option(help="float32, bfloat16, float16 or auto.")]
+AsJson = Annotated[bool, typer.Option("--json", help="One JSON document instead of text.")]
+HOME = Path(".ragkv")
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        console.print(f"ragkv {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _main(
+    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True)] = False,  # noqa: ARG001
+) -> None:
+    os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
+
+
+@app.command()
+def ingest(
+    paths: Annotated[list[Path], typer.Argument(help="Files or folders: .txt .md .html .jsonl .pdf")],
+    home: Home = HOME,
+    model: Model = "reader",
+    config: Settings = None,
+    device: Device = None,
+    dtype: Dtype = None,
+    chunk_tokens: Annotated[int | None, typer.Option(help="Most tokens of a chunk [default: 512; reader: 128]")] = None,
+    prune: Annotated[bool, typer.Option(help="Delete indexed documents that are not among these.")] = False,
+    skip_unreadable: Annotated[bool, typer.Option(help="Report unreadable files and go on.")] = False,
+    index_only: Annotated[bool, typer.Option(help="Do not compute KV now; questions will.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Index documents and compute the KV of their chunks; what is unchanged costs nothing."""
+    from ragkv.retrieval import load_documents
+
+    skipped: list[str] = []
+
+    def skip(error: DocumentError) -> None:
+        skipped.append(str(error))
+        notice(f"skipped: {error}")
+
+    documents = list(load_documents(paths, on_error=skip if skip_unreadable else None))
+    if not documents:
+        raise InputError(f"No documents in {', '.join(map(str, paths))}: nothing was changed.")
+    with (
+        Workplace(home, model, config, device, dtype).rag(chunk_tokens) as rag,
+        output.progress("embedding") as on_embed,
+        output.progress("encoding KV") as on_encode,
+    ):
+        done = rag.ingest(documents, prune=prune, encode=not index_only, on_embed=on_embed, on_encode=on_encode)
+        if rag.index.notice:
+            notice(rag.index.notice)
+    if done.kv.failed:
+        notice(f"{done.kv.failed} entries could not be stored; their chunks will be computed when asked for.")
+    if as_json:
+        print_json({**output.plain(done), "skipped": skipped})
+        return
+    index, kv = done.index, done.kv
+    parts = {"added": index.added, "changed": index.changed, "unchanged": index.unchanged, "deleted": index.deleted}
+    counts = ", ".join(f"{len(ids)} {what}" for what, ids in {**parts, "skipped": skipped}.items() if ids)
+    console.print(
+        f"Documents: {counts}. "
+        f"Chunks: {kv.encoded} encoded, {kv.present} already stored, {done.deleted_entries} dropped."
+    )
+
+
+@app.command()
+def ask(
+    question: Annotated[str, typer.Argument(help="The question.")],
+    home: Home = HOME,
+    model: Model = "reader",
+    config: Settings = None,
+    device: Device = None,
+    dtype: Dtype = None,
+    k: Annotated[int, typer.Option("--k", "-k", min=1, help="Passages to retrieve.")] = 6,
+    retriever: Annotated[str | None, typer.Option(help="bm25, dense or fused.")] = None,
+    where: Annotated[list[str] | None, typer.Option(help="Metadata filter name=value; repeat for more.")] = None,
+    ratio: Annotated[float | None, typer.Option(min=0, max=1, help="Recompute ratio.")] = None,
+    selector: Annotated[str | None, typer.Option(help="Which tokens are recomputed.")] = None,
+    reuse: Annotated[str, typer.Option(help="fused, prefix or none.")] = "fused",
+    max_new_tokens: Annotated[int, typer.Option(min=1)] = 64,
+    as_json: AsJson = False,
+) -> None:
+    """Answer a question from the ingested documents, with sources and a line on what was reused."""
+    _need_home(home)
+    how: dict[str, Any] = {"selector": selector, "reuse": reuse, "max_new_tokens": max_new_tokens}
+    if ratio is not None:
+        how["ratio"] = ratio
+    with Workplace(home, model, config, device, dtype).rag() as rag:
+        found = rag.ask(question, k, retriever=retriever, where=_filters(where or []), **how)
+        rag.engine.flush()
+    if as_json:
+        print_json({"question": question, **output.plain(found)})
+        return
+    if not found.hits:
+        notice("no passage matches; the answer rests on the model alone.")
+    console.print(found.answer.text, style="bold")
+    cited = {citation.chunk for citation in found.answer.citations}
+    for number, hit in enumerate(found.hits):
+        mark = "*" if number in cited else " "
+        start, end = hit.passage.span
+        console.print(f" {mark} [{number + 1}] {hit.passage.source or hit.passage.document_id} ({start}-{end})")
+    console.print(output.reuse_line(found.answer), style="dim")
+    for note in found.answer.reuse.notes:
+        notice(note)
+
+
+@app.command()
+def stats(home: Home = HOME, as_json: AsJson = False) -> None:
+    """What the index and the store hold."""
+    from ragkv.config import StoreConfig
+    from ragkv.retrieval import Index
+    from ragkv.store import Store
+
+    _need_home(home)
+    logging.getLogger("ragkv.retrieval").setLevel(logging.ERROR)  # an index that is only counted needs no embedder
+    with Index(home / "index", read_only=True) as index:
+        holds = index.stats()
+    settings = StoreConfig(directory=str(home / "kv"), memory_bytes=0, read_only=True)
+    with Store.open(settings) as store:
+        tiers = store.stats().tiers
+        tokens = sum(info.tokens for info in store.infos())
+    if as_json:
+        print_json({"index": output.plain(holds), "tiers": output.plain(tiers), "tokens": tokens})
+        return
+    console.print(
+        f"{holds.documents} documents, {holds.passages} passages, embedder: {holds.embedder or 'none (BM25)'}"
+    )
+    for tier in tiers:
+        console.print(f"{tier.kind.value}: {tier.entries} entries, {tokens} tokens, {output.size(tier.used_bytes)}")
+
+
+@app.command()
+def size(
+    model: Annotated[str, typer.Argument(help="'reader', a model folder or a hub id; its config alone is read.")],
+    chunk_tokens: Annotated[int, typer.Option(min=1, help="Tokens of a chunk.")] = 512,
+    chunks: Annotated[int, typer.Option(min=1, help="Chunks of the corpus.")] = 10_000,
+    dtype: Annotated[str, typer.Option(help="dtype the KV would be kept in.")] = "bfloat16",
+    as_json: AsJson = False,
+) -> None:
+    """How many bytes the KV of a model takes: per token, per chunk, for a corpus."""
+    from ragkv.model.size import kv_size
+
+    per_token = kv_size(model, dtype)
+    numbers = {"token": per_token, "chunk": per_token * chunk_tokens, "corpus": per_token * chunk_tokens * chunks}
+    if as_json:
+        print_json({"model": model, "dtype": dtype, "bytes_per": numbers})
+        return
+    console.print(f"{output.size(numbers['token'])} per token")
+    console.print(f"{output.size(numbers['chunk'])} per chunk of {chunk_tokens} tokens")
+    console.print(f"{output.size(numbers['corpus'])} for {chunks:,} chunks")
+
+
+@app.command()
+def gc(
+    home: Home = HOME, model: Model = "reader", config: Settings = None, device: Device = None, dtype: Dtype = None
+) -> None:
+    """Drop the KV that other models left behind."""
+    _need_home(home)
+    with Workplace(home, model, config, device, dtype).engine() as engine:
+        console.print(f"{output.size(engine.gc())} freed.")
+
+
+@app.command()
+def demo(
+    model: Model = "reader",
+    home: Annotated[Path | None, typer.Option(help="Keep index and KV here [default: a temporary folder].")] = None,
+    repeats: Annotated[int, typer.Option(min=1, help="Runs of each timing; the median is shown.")] = 3,
+    as_json: AsJson = False,
+) -> None:
+    """Ingest the example corpus and answer its questions four ways: full, exact-prefix, cold and warm fused."""
+    from .demo import run
+
+    run(model, home, repeats, as_json)
+
+
+def _need_home(home: Path) -> None:
+    if not (home / "index").is_dir():
+        raise InputError(f"Nothing was ingested at {home}: run `ragkv ingest PATH --home {home}` first.")
+
+
+def _filters(pairs: Sequence[str]) -> dict[str, Any]:
+    filters: dict[str, Any] = {}
+    for pair in pairs:
+        name, equals, value = pair.partition("=")
+        if not equals or not name:
+            raise ConfigError(f"--where {pair!r} is not of the form name=value.")
+        filters[name] = value
+    return filters

@@ -1,0 +1,77 @@
+"""How results look: one place for JSON, tables, bytes, times and progress bars."""
+
+import dataclasses
+import json
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from ragkv.types import Answer, Reuse
+
+console = Console(soft_wrap=True, highlight=False)
+errors = Console(stderr=True, soft_wrap=True, highlight=False)
+
+
+def print_json(value: Any) -> None:
+    """One JSON document on standard output."""
+    console.file.write(json.dumps(plain(value), ensure_ascii=False, indent=2) + "\n")
+
+
+def plain(value: Any) -> Any:
+    """Dataclasses, enums and paths as what JSON knows."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {field.name: plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
+    if isinstance(value, Mapping):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple | set | frozenset):
+        return [plain(item) for item in value]
+    if isinstance(value, Enum):
+        return value.value
+    return str(value) if isinstance(value, Path) else value
+
+
+def size(count: float) -> str:
+    """Bytes for people: 128 KiB."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if count < 1024:
+            return f"{count:.0f} {unit}" if unit == "B" or count >= 100 else f"{count:.1f} {unit}"
+        count /= 1024
+    return f"{count:.1f} TiB"
+
+
+def milliseconds(seconds: float) -> str:
+    """Seconds as milliseconds for people."""
+    return f"{seconds * 1000:.1f} ms" if seconds < 0.1 else f"{seconds * 1000:.0f} ms"
+
+
+def reuse_line(answer: Answer) -> str:
+    """One line on what was reused and how long the first token took."""
+    reuse = answer.reuse
+    read = ", ".join(f"{size(count)} from {tier}" for tier, count in reuse.bytes_by_tier.items() if count)
+    return (
+        f"{reuse.tokens} tokens: {counts(reuse)} · first token {milliseconds(answer.timing.first_token_s)}"
+        f"{f' · read {read}' if read else ''}"
+    )
+
+
+def counts(reuse: Reuse) -> str:
+    """The four disjoint token counts."""
+    return f"{reuse.exact} exact, {reuse.fused} fused, {reuse.recomputed} recomputed, {reuse.computed} computed"
+
+
+@contextmanager
+def progress(label: str) -> Iterator[Callable[[int, int], None]]:
+    """A bar on a terminal's standard error, nothing in a pipe: call with (done, total)."""
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=errors, disable=not errors.is_terminal, transient=True) as bar:
+        task = bar.add_task(label, total=None)
+
+        def update(done: int, total: int) -> None:
+            bar.update(task, completed=done, total=total)
+
+        yield update

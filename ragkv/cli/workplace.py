@@ -1,0 +1,79 @@
+"""What the commands share: where an application's files lie, and building its engine and corpus from options."""
+
+import dataclasses
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ragkv.config import EngineConfig
+
+from .output import errors
+
+if TYPE_CHECKING:
+    from ragkv.engine import Engine
+    from ragkv.rag import Rag
+
+CHUNK_END = "\n\n"  # between documents, for models other than the reader, which was taught to do without
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Workplace:
+    """The options every command takes."""
+
+    home: Path
+    model: str
+    settings: Path | None
+    device: str | None
+    dtype: str | None
+
+    def config(self) -> EngineConfig:
+        """Settings from the TOML file if one is given, else from the environment; the options win."""
+        config = EngineConfig.from_toml(self.settings) if self.settings else EngineConfig.from_env()
+        changes: dict[str, object] = {}
+        if config.store.directory is None:
+            changes["store"] = dataclasses.replace(config.store, directory=str(self.home / "kv"))
+        if self.model != "reader" and not config.prompt.chunk_end:
+            changes["prompt"] = dataclasses.replace(config.prompt, chunk_end=CHUNK_END)
+        if self.device:
+            changes["device"] = self.device
+        if self.dtype:
+            changes["dtype"] = self.dtype
+        return dataclasses.replace(config, **changes)  # type: ignore[arg-type]
+
+    @contextmanager
+    def engine(self) -> Iterator["Engine"]:
+        """The engine, closed at the end."""
+        from transformers.utils import logging as transformers_logging
+
+        from ragkv.engine import Engine
+
+        transformers_logging.set_verbosity_error()  # type: ignore[no-untyped-call]
+        transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+        with Engine.from_pretrained(self.model, self.config()) as engine:
+            yield engine
+
+    @contextmanager
+    def rag(self, chunk_tokens: int | None = None) -> Iterator["Rag"]:
+        """The corpus on its engine; says once on standard error what keeps retrieval from its best."""
+        from ragkv.rag import Rag
+        from ragkv.retrieval import resolve_embedder
+
+        with self.engine() as engine:
+            embedder = resolve_embedder(device=self.device or "cpu")
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", DeprecationWarning)  # third parties' own, not the user's to mend
+                tokens = chunk_tokens or default_chunk_tokens(self.model)
+                with Rag(engine, self.home / "index", chunk_tokens=tokens, embedder=embedder) as rag:
+                    yield rag
+
+
+def default_chunk_tokens(model: str) -> int:
+    """The bundled reader was trained on chunks of up to 128 tokens; others get the usual 512."""
+    return 128 if model == "reader" else 512
+
+
+def notice(text: str) -> None:
+    """Something the user should know, on standard error."""
+    errors.print(f"note: {text}", style="yellow")
