@@ -1,4 +1,4 @@
-"""What every benchmark shares: the machine's name, a table on the terminal, JSON beside it, medians of alternating runs."""
+"""What every benchmark shares: the machine's name, a table, JSON beside it, medians of alternating runs."""
 
 import json
 import os
