@@ -1,4 +1,4 @@
-"""Tokenizers made here, small enough to read: one token a byte, so that no text ever tokenizes differently in company."""
+"""Tokenizers made here, small enough to read: one token a byte, so that text tokenizes alike in any company."""
 
 from typing import Any
 

@@ -26,6 +26,12 @@ _IRRELEVANT = (
     "max_position_embeddings",
     "attention_dropout",
     "initializer_range",
+    "output_hidden_states",
+    "output_attentions",
+    "return_dict",
+    "id2label",
+    "label2id",
+    "problem_type",
     "rope_parameters",
 )
 

@@ -1,0 +1,125 @@
+"""Loading: a model and its tokenizer, or one clear sentence."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from safetensors.torch import load_file, save_file
+
+from ragkv import Engine, EngineConfig
+from ragkv.errors import ConfigError, ModelNotFoundError, UnsupportedModelError
+from ragkv.model.loading import load
+from tests import tiny_models
+from tests.toy_tokenizers import byte_tokenizer
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    tiny_models.model("llama").save_pretrained(tmp_path)
+    return tmp_path
+
+
+def refused(name: Any, error: type[Exception] = ModelNotFoundError, device: str = "cpu", dtype: str = "auto") -> str:
+    with pytest.raises(error) as caught:
+        load(name, device, dtype)
+    message = str(caught.value)
+    assert len(message) < 600
+    assert "\n" not in message
+    return message
+
+
+def test_a_folder_loads_in_eval_mode_in_its_own_dtype(folder: Path) -> None:
+    model, tokenizer = load(folder, "cpu", "auto")
+    assert (model.training, model.dtype, tokenizer) == (False, torch.float32, None)
+    assert load(str(folder), "cpu", "bfloat16")[0].dtype is torch.bfloat16
+
+
+def test_the_folder_s_tokenizer_comes_along(folder: Path) -> None:
+    byte_tokenizer().save_pretrained(folder)
+    _, tokenizer = load(folder, "cpu", "auto")
+    assert tokenizer.decode(tokenizer("aé", add_special_tokens=False)["input_ids"]) == "aé"
+
+
+def test_an_engine_is_built_from_a_folder(folder: Path) -> None:
+    with Engine.from_pretrained(folder, EngineConfig(dtype="float32")) as engine:
+        assert engine.answer([5, 6], max_new_tokens=2).reuse.tokens == 3
+
+
+@pytest.mark.parametrize("name", ["no-such-model", "./no/such/folder", "/no/such/folder", "~/no/such/folder"])
+def test_a_missing_folder_is_named(name: str) -> None:
+    assert "No model folder at" in refused(name)
+
+
+def test_a_hub_id_that_is_not_at_hand_is_named() -> None:
+    assert "no-such/model" in refused("no-such/model")
+
+
+def test_a_folder_without_a_config_is_no_model(tmp_path: Path) -> None:
+    assert "no config.json" in refused(tmp_path)
+
+
+@pytest.mark.parametrize("text", ["{", "[]", "{}", '{"model_type": "no-such-type"}', "\x00\x01"])
+def test_a_config_that_says_nothing_is_no_model(folder: Path, text: str) -> None:
+    (folder / "config.json").write_text(text)
+    assert str(folder) in refused(folder)
+
+
+def test_damaged_weights_are_refused(folder: Path) -> None:
+    weights = folder / "model.safetensors"
+    whole = weights.read_bytes()
+    for damaged in (b"", b"not a tensor " * 99, whole[: len(whole) // 2]):
+        weights.write_bytes(damaged)
+        assert str(folder) in refused(folder)
+    weights.unlink()
+    assert "model.safetensors" in refused(folder)
+
+
+def test_incomplete_weights_are_refused_rather_than_made_up(folder: Path) -> None:
+    weights = load_file(folder / "model.safetensors")
+    del weights["model.layers.1.mlp.up_proj.weight"]
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    assert "1 missing, model.layers.1.mlp.up_proj.weight" in refused(folder)
+
+
+def test_weights_of_another_shape_are_refused(folder: Path) -> None:
+    weights = load_file(folder / "model.safetensors")
+    weights["model.norm.weight"] = torch.zeros(3)
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    assert str(folder) in refused(folder)
+
+
+def test_an_unsupported_architecture_is_refused_before_its_weights_are_read(tmp_path: Path) -> None:
+    transformers.T5Config().save_pretrained(tmp_path)  # no weights at all
+    assert "encoder-decoder" in refused(tmp_path, UnsupportedModelError)
+    transformers.GPT2Config().save_pretrained(tmp_path)
+    assert "gpt2" in refused(tmp_path, UnsupportedModelError)
+
+
+def test_a_damaged_tokenizer_is_told_from_a_damaged_model(folder: Path) -> None:
+    (folder / "tokenizer.json").write_text("{")
+    assert "its tokenizer does not" in refused(folder)
+
+
+@pytest.mark.parametrize("dtype", ["int8", "float", "no-such-dtype", ""])
+def test_an_unknown_dtype_is_refused(folder: Path, dtype: str) -> None:
+    if dtype == "float":
+        assert load(folder, "cpu", dtype)[0].dtype is torch.float32  # torch's own name for it
+    else:
+        assert "'bfloat16'" in refused(folder, ConfigError, dtype=dtype)
+
+
+def test_an_unknown_device_is_refused(folder: Path) -> None:
+    assert "'no-such-device'" in refused(folder, ConfigError, device="no-such-device")
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
+def test_a_missing_device_is_refused(folder: Path) -> None:
+    assert "'cuda'" in refused(folder, ConfigError, device="cuda")
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_a_model_goes_to_the_device_asked_for(folder: Path) -> None:
+    assert load(folder, "cuda", "bfloat16")[0].device.type == "cuda"

@@ -1,0 +1,132 @@
+"""What is not reproduced layer by layer is refused when the engine is built, with the reason."""
+
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from torch import nn
+
+from ragkv import Engine
+from ragkv.errors import UnsupportedModelError
+from ragkv.model import adapt
+from tests import tiny_models
+
+SMALL = dict(vocab_size=50, hidden_size=16, num_hidden_layers=2, num_attention_heads=2)
+UNSUPPORTED: dict[str, tuple[type[Any], Any, str]] = {
+    "gpt2": (
+        transformers.GPT2LMHeadModel,
+        lambda: transformers.GPT2Config(vocab_size=50, n_embd=16, n_layer=1, n_head=2),
+        "no rotary positions",
+    ),
+    "opt": (
+        transformers.OPTForCausalLM,
+        lambda: transformers.OPTConfig(**SMALL, ffn_dim=16, word_embed_proj_dim=16),
+        "no rotary positions",
+    ),
+    "bloom": (
+        transformers.BloomForCausalLM,
+        lambda: transformers.BloomConfig(vocab_size=50, hidden_size=16, n_layer=1, n_head=2),
+        "ALiBi",
+    ),
+    "deepseek_v3": (
+        transformers.DeepseekV3ForCausalLM,
+        lambda: transformers.DeepseekV3Config(
+            **SMALL,
+            intermediate_size=16,
+            moe_intermediate_size=16,
+            num_key_value_heads=2,
+            kv_lora_rank=8,
+            q_lora_rank=8,
+            qk_rope_head_dim=8,
+            qk_nope_head_dim=8,
+            v_head_dim=8,
+            n_routed_experts=2,
+            num_experts_per_tok=1,
+            n_group=1,
+            topk_group=1,
+            first_k_dense_replace=2,
+        ),
+        "MLA",
+    ),
+    "mamba": (
+        transformers.MambaForCausalLM,
+        lambda: transformers.MambaConfig(vocab_size=50, hidden_size=16, num_hidden_layers=1, state_size=4),
+        "state-space",
+    ),
+    "t5": (
+        transformers.T5ForConditionalGeneration,
+        lambda: transformers.T5Config(vocab_size=50, d_model=16, d_kv=4, d_ff=16, num_layers=1, num_heads=2),
+        "encoder-decoder",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", UNSUPPORTED)
+def test_an_architecture_that_cannot_be_fused_is_refused_with_the_reason(name: str) -> None:
+    model_class, config, reason = UNSUPPORTED[name]
+    with pytest.raises(UnsupportedModelError, match=reason) as caught:
+        Engine(model_class(config()))
+    assert name in str(caught.value)
+
+
+def test_what_is_no_model_is_refused() -> None:
+    for thing in (nn.Linear(2, 2), None, "path/to/model"):
+        with pytest.raises(UnsupportedModelError):
+            Engine(thing)
+
+
+def test_a_model_without_a_head_is_refused() -> None:
+    with pytest.raises(UnsupportedModelError, match="causal LM"):
+        Engine(tiny_models.model("llama").model)
+
+
+class ScaledEmbeddings(transformers.LlamaForCausalLM):
+    """Looks like a llama and is none."""
+
+    def forward(self, input_ids: torch.Tensor, **kwargs: Any) -> Any:
+        return super().forward(inputs_embeds=self.get_input_embeddings()(input_ids) * 3.0, **kwargs)
+
+
+class CappedLogits(transformers.LlamaForCausalLM):
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        out = super().forward(*args, **kwargs)
+        out.logits = torch.tanh(out.logits)
+        return out
+
+
+@pytest.mark.parametrize("altered", [ScaledEmbeddings, CappedLogits])
+def test_a_model_whose_forward_does_more_is_refused(altered: type[Any]) -> None:
+    model = altered(tiny_models.config("llama")).eval()
+    model.load_state_dict(tiny_models.weights("llama"))
+    with pytest.raises(UnsupportedModelError, match="its own logits"):
+        adapt(model)
+
+
+def test_a_model_whose_layers_were_altered_is_refused() -> None:
+    model = tiny_models.model("llama")
+    model.model.rotary_emb.inv_freq = model.model.rotary_emb.inv_freq * 2
+    with pytest.raises(UnsupportedModelError, match="its own logits"):
+        adapt(model)
+
+
+def test_a_model_of_nan_is_refused() -> None:
+    model = tiny_models.model("llama")
+    model.lm_head.weight.data.fill_(torch.nan)
+    with pytest.raises(UnsupportedModelError, match="its own logits"):
+        adapt(model)
+
+
+def test_bidirectional_attention_is_refused() -> None:
+    model = transformers.Gemma3ForCausalLM(tiny_models.config("gemma3_text", use_bidirectional_attention=True))
+    with pytest.raises(UnsupportedModelError, match="both directions"):
+        adapt(model)
+
+
+def test_dropout_is_off_once_an_engine_is_built() -> None:
+    config = tiny_models.config("gpt_neox", hidden_dropout=0.5, attention_dropout=0.5)
+    model = transformers.GPTNeoXForCausalLM(config).train()
+    with Engine(model) as engine:
+        assert not model.training
+        first, second = (engine.prefill([5, 6, 7], reuse="none").logits for _ in range(2))
+    assert torch.equal(first, second)
