@@ -128,8 +128,8 @@ class EntryDirectory:
             lock.acquire()
         except filelock.Timeout:
             raise StoreLockedError(
-                f"Another process ({self._writer()}) writes to the store directory {self.root}. "
-                "Stop it, choose another directory, or open this one with read_only=True."
+                f"The store directory {self.root} is written by {self._writer()} already. "
+                "Stop that one, choose another directory, or open this one with read_only=True."
             ) from None
         self._lock = lock
         who = self.root / "writer.json"  # apart from the lock, which whoever tries to take it may truncate
@@ -140,9 +140,10 @@ class EntryDirectory:
     def _writer(self) -> str:
         try:
             who = json.loads((self.root / "writer.json").read_text(encoding="utf-8"))
-            return f"pid {int(who['pid'])} on {who['host']}"
+            pid = int(who["pid"])
+            return "this very process" if pid == os.getpid() else f"another process (pid {pid} on {who['host']})"
         except (OSError, ValueError, KeyError, TypeError):
-            return "unknown"
+            return "another process"
 
 
 def _listed(folder: Path) -> list[os.DirEntry[str]]:

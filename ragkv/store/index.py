@@ -29,6 +29,8 @@ from ragkv.errors import StoreError
 
 log = logging.getLogger(__name__)
 
+_LINGER_S = 0.05  # rows that come within this time are written together: a request's leases cost one transaction
+
 
 @dataclass(frozen=True, slots=True)
 class Row:
@@ -144,8 +146,8 @@ class DiskIndex:
             self._ready.set()
         while True:
             with self._wake:
-                while not self._pending and not self._closing:
-                    self._wake.wait()
+                self._wake.wait_for(lambda: self._pending or self._closing)
+                self._wake.wait_for(lambda: self._closing, timeout=_LINGER_S)
                 batch, self._pending = self._pending, {}
                 closing = self._closing
             if batch and cache is not None:

@@ -56,6 +56,7 @@ class Store:
     def open(cls, config: StoreConfig, *, pin: bool = False) -> "Store":
         """The store that `config` describes: memory (unless 0 bytes), then disk (if a directory is given).
 
+        A read-only store has a memory tier of its own: what it read once it may serve after the writer deleted it.
         Raises `StoreLockedError`, `StoreError` or `ConfigError`.
         """
         tiers: list[Tier] = []
@@ -123,6 +124,10 @@ class Store:
     def contains(self, key: str) -> bool:
         """Whether `key` is in a tier or waits to be written. Not a use."""
         return any(tier.contains(key) for tier in self._tiers) or self._background.entry(key) is not None
+
+    def is_durable(self, key: str) -> bool:
+        """Whether `key` is in the slowest tier, where `put_durably` would bring it. Not a use."""
+        return bool(self._tiers) and self._tiers[-1].contains(key)
 
     def infos(self) -> Iterator[EntryInfo]:
         """What the tiers hold, each key once, in no particular order. Not a use."""

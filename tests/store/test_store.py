@@ -1,11 +1,14 @@
 """What the stack of tiers must hold: hits climb, puts sink, deletions reach everything, and nothing ever waits."""
 
+import random
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+import torch
 
 from ragkv.config import StoreConfig
 from ragkv.errors import EntryDamagedError, StoreReadOnlyError
@@ -115,7 +118,10 @@ def test_what_waits_to_be_written_is_served(tmp_path: Path) -> None:
         with store.lease(IDENTITY, ids_of(1)) as lease:  # type: ignore[union-attr]
             assert same(read_all(lease), make_entry(1))
         assert store.contains(make_entry(1).info.key)
+        assert not store.is_durable(make_entry(1).info.key)
         disk.go.set()
+        store.flush()
+        assert store.is_durable(make_entry(1).info.key)
 
 
 @pytest.mark.parametrize("being_written", [True, False])
@@ -231,3 +237,46 @@ def test_closing_writes_what_waits_and_twice_is_harmless(tmp_path: Path) -> None
     store.put(make_entry(9))  # a late writer is not an error
     with Store.open(config(tmp_path)) as again:
         assert again.stats().tiers[1].entries == 5
+
+
+def test_many_threads_at_once_never_see_anything_wrong(tmp_path: Path) -> None:
+    """Small tiers, so that everything is evicted, promoted, deleted and rewritten all the time."""
+    entries = [make_entry(number) for number in range(12)]
+
+    def work(seed: int) -> int:
+        choose, served_here = random.Random(seed), 0
+        for _ in range(60):
+            number = choose.randrange(12)
+            action = choose.choice(["put", "put", "durably", "delete", "lease", "lease", "lease"])
+            if action == "put":
+                store.put(entries[number])
+            elif action == "durably":
+                store.put_durably(entries[number])
+            elif action == "delete":
+                store.delete(IDENTITY, ids_of(number))
+            elif (lease := store.lease(IDENTITY, ids_of(number))) is not None:
+                with lease:
+                    assert same(read_all(lease), entries[number])
+                served_here += 1
+        return served_here
+
+    settings = config(tmp_path, memory_bytes=3 * ENTRY_BYTES, disk_bytes=6 * 4 * 4096)
+    with Store.open(settings) as store, ThreadPoolExecutor(6) as pool:
+        assert sum(pool.map(work, range(6))) > 20
+        store.flush()
+        for tier in store.stats().tiers:
+            assert tier.used_bytes <= tier.capacity_bytes
+            assert tier.damaged == 0
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_on_cuda_entries_are_kept_pinned_and_pinned_memory_is_counted(tmp_path: Path) -> None:
+    entry = make_entry(1)
+    on_device = Entry(entry.info, entry.kv.cuda(), entry.sensitivity)
+    with Store.open(config(tmp_path), pin=True) as store:
+        store.put(on_device)
+        with store.lease(IDENTITY, ids_of(1)) as lease:  # type: ignore[union-attr]
+            assert lease.read_layer(0).is_pinned()
+            assert same(read_all(lease), entry)
+        assert store.stats().tiers[0].used_bytes >= entry.size_bytes

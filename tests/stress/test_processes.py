@@ -23,7 +23,7 @@ def test_a_second_process_is_refused_as_writer_and_reads_safely_beside_it(tmp_pa
     while time.monotonic() < deadline and not (diary.exists() and "kept" in diary.read_text()):
         time.sleep(0.01)
     try:
-        with pytest.raises(StoreLockedError, match=f"pid {child.pid} "):
+        with pytest.raises(StoreLockedError, match=rf"another process \(pid {child.pid} on "):
             Store.open(config_of(directory))
         served = 0
         with Store.open(config_of(directory, read_only=True)) as reader:

@@ -76,7 +76,7 @@ class MemoryTier(Tier):
         return MemoryLease(slot.payload, self._count_read, lambda: self._unpin(slot))
 
     def put(self, entry: Entry) -> bool:
-        item = Item(entry.info.key, entry.size_bytes, entry.info.group, entry.info.index)
+        item = Item(entry.info.key, self._footprint(entry), entry.info.group, entry.info.index)
         if self.contains(item.key):
             return True
         if item.size > self._ledger.capacity_bytes:
@@ -114,6 +114,12 @@ class MemoryTier(Tier):
         with self._lock:
             for slot in list(self._ledger):
                 self._ledger.remove(slot.item.key)
+
+    def _footprint(self, entry: Entry) -> int:
+        """Bytes the entry takes here: torch hands out pinned memory in powers of two."""
+        if not (self._pin and torch.cuda.is_available()):
+            return entry.size_bytes
+        return (1 << (entry.kv.nbytes - 1).bit_length()) + entry.size_bytes - entry.kv.nbytes
 
     def _unpin(self, slot: Slot[Entry]) -> None:
         with self._lock:
