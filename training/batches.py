@@ -1,7 +1,7 @@
 """Worlds as rows of token ids: one context, many questions side by side, and what the throwaway heads should see.
 
-A row is `<bos><user>` chunks, then one branch a question; every branch sees the context and itself and starts where the context
-ends, as if it were the only one. Knows the layout and the labels; knows nothing of the model.
+A row is `<bos><user>` chunks, then one branch a question; every branch sees the context and itself and starts where
+the context ends, as if it were the only one. Knows the layout and the labels; knows nothing of the model.
 
 Invariant: a branch's ids and positions equal those of the same question asked alone.
 """

@@ -1,11 +1,11 @@
 """Telling facts as prose: which sentence comes next, and how it mentions its subject and object.
 
-The teller keeps what a reader keeps: the man, the woman, the company, the city and the event named last, which code names
-were introduced, which jobs and products were told. A mention is a name or a reference to one of these. It knows nothing of
-questions or of tokens.
+The teller keeps what a reader keeps: the man, the woman, the company, the city and the event named last, which code
+names were introduced, which jobs and products were told. A mention is a name or a reference to one of these. It knows
+nothing of questions or of tokens.
 
-Invariant: a reference means the entity of its kind *named* last, or the one description or code name introduced before; where
-another kind of mention has blurred that, no reference is made until the next name.
+Invariant: a reference means the entity of its kind *named* last, or the one description or code name introduced
+before; where another kind of mention has blurred that, no reference is made until the next name.
 """
 
 from __future__ import annotations

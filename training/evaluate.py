@@ -1,10 +1,11 @@
-"""Exact match by question type, on worlds the training never drew, beside what guessing, no context and full reuse give.
+"""Exact match by question type, on worlds training never drew, beside guessing, no context and full reuse.
 
     python -m training.evaluate runs/reader/export --worlds 160
 
-Every question is a branch of its context's row, and all are scored in one pass: the argmax at every place of the answer, its
-`<end>` included, is right exactly when greedy decoding gives the answer word for word. Full reuse is the same pass with every
-chunk blind to the other chunks (positions as in the prompt), which is what position-aligned stored KV sees.
+Every question is a branch of its context's row, and all are scored in one pass: the argmax at every place of the
+answer, its `<end>` included, is right exactly when greedy decoding gives the answer word for word. Full reuse is the
+same pass with every chunk blind to the other chunks (positions as in the prompt), which is what position-aligned
+stored KV sees.
 """
 
 from __future__ import annotations

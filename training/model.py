@@ -1,7 +1,7 @@
 """The reader as it is trained: a Llama in plain torch, quick on a small CPU, with throwaway heads beside it.
 
-The weights it exports load into `LlamaForCausalLM` and give the same logits (`tests/training` holds that). Projections of the
-same input are one matrix here, and all attention is two batched products. Knows nothing of worlds.
+The weights it exports load into `LlamaForCausalLM` and give the same logits (`tests/training` holds that).
+Projections of the same input are one matrix here, and all attention is two batched products. Knows nothing of worlds.
 
 Shapes: B rows, S positions, H query heads, G KV heads, D head dim, E hidden.
 """
@@ -129,7 +129,8 @@ def export(reader: Reader) -> tuple[dict[str, object], dict[str, Tensor]]:
         query, key, value = block.qkv.split([queries, keys, keys])
         gate, up = block.gate_up.chunk(2)
         names = {
-            "self_attn.q_proj": query, "self_attn.k_proj": key, "self_attn.v_proj": value, "self_attn.o_proj": block.out,
+            "self_attn.q_proj": query, "self_attn.k_proj": key, "self_attn.v_proj": value,
+            "self_attn.o_proj": block.out,
             "mlp.gate_proj": gate, "mlp.up_proj": up, "mlp.down_proj": block.down,
             "input_layernorm": block.norm1, "post_attention_layernorm": block.norm2,
         }  # fmt: skip
@@ -149,8 +150,8 @@ def load(folder: Path) -> Reader:
     config = json.loads((folder / "config.json").read_text())
     shape = Shape(
         config["vocab_size"], config["hidden_size"], config["num_hidden_layers"], config["num_attention_heads"],
-        config["num_key_value_heads"], config["head_dim"], config["intermediate_size"], config["rope_parameters"]["rope_theta"],
-        config["rms_norm_eps"],
+        config["num_key_value_heads"], config["head_dim"], config["intermediate_size"],
+        config["rope_parameters"]["rope_theta"], config["rms_norm_eps"],
     )  # fmt: skip
     reader = Reader(shape)
     with safe_open(str(folder / "model.safetensors"), framework="pt") as stored, torch.no_grad():

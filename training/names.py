@@ -1,7 +1,7 @@
 """Invented names, and the split into names seen in training and names held out.
 
-A name is a first syllable, sometimes a middle one, and an ending that tells its kind (a man's name ends otherwise than a
-woman's, a city's otherwise than a company's). This file knows nothing of worlds or of tokens.
+A name is a first syllable, sometimes a middle one, and an ending that tells its kind (a man's name ends otherwise
+than a woman's, a city's otherwise than a company's). This file knows nothing of worlds or of tokens.
 
 Invariant: `is_held_out` is a function of the name alone, so a name held out here is held out in every run.
 """
@@ -28,21 +28,27 @@ class Kind(Enum):
     CODE = "code"
 
 
-FIRST = (
-    "Tal Bren Mor Zek Quin Lir Vas Dor Hal Fen Gar Jun Kel Nor Pel Ras Sil Tor Ulm Ver Wex Yar Zan Bal Cor Dran Eld Fos Gil Hurn "
-    "Ist Jas Kor Lam Mel Nim Osk Pra Rul Sten Tig Urs Vel Wim Yol Zor Ald Bir Cas Der Ens Fal Gor Hest Ing Jor Kam Lun Mar Nes "
-    "Orl Pon Rem Sor Tam Uld Vin Wol Yst Zim Arn Bos Cul Dim Ebb Fin Gul Hob Ilk Jel Kir Lod Mun Nal Ost Pik Rov Sal Tul Umb "
-    "Vor Wen Yed Zul Ack Bel Cad Dus Erl Fir Gat Hin Irv Jod Kos Les Mik Nad Opp Pir Rad Sev Tes Ung Vid War"
-).split()
-MIDDLE = "ar el in or am ud ev is ok al en ur ib om".split()
-ENDINGS: dict[Kind, list[str]] = {
-    Kind.MAN: "o us ric ald ton win mund dor".split(),
-    Kind.WOMAN: "a ia elle ina ette issa une wyn".split(),
-    Kind.COMPANY: "corp tex soft max dyne works lab tron co gen".split(),
-    Kind.CITY: "ville stad burg mouth ford haven dale gate bridge minster".split(),
-    Kind.COUNTRY: "land onia istan mark avia eria reich desh".split(),
-    Kind.EVENT: "fest fair con gala rally fete".split(),
-    Kind.CODE: "ix ox ax yx zar que".split(),
+def words(text: str) -> tuple[str, ...]:
+    """The words of a text, for lists that read better without quotes."""
+    return tuple(text.split())
+
+
+FIRST = words(
+    "Tal Bren Mor Zek Quin Lir Vas Dor Hal Fen Gar Jun Kel Nor Pel Ras Sil Tor Ulm Ver Wex Yar Zan Bal Cor Dran Eld "
+    "Fos Gil Hurn Ist Jas Kor Lam Mel Nim Osk Pra Rul Sten Tig Urs Vel Wim Yol Zor Ald Bir Cas Der Ens Fal Gor Hest "
+    "Ing Jor Kam Lun Mar Nes Orl Pon Rem Sor Tam Uld Vin Wol Yst Zim Arn Bos Cul Dim Ebb Fin Gul Hob Ilk Jel Kir Lod "
+    "Mun Nal Ost Pik Rov Sal Tul Umb Vor Wen Yed Zul Ack Bel Cad Dus Erl Fir Gat Hin Irv Jod Kos Les Mik Nad Opp Pir "
+    "Rad Sev Tes Ung Vid War"
+)
+MIDDLE = words("ar el in or am ud ev is ok al en ur ib om")
+ENDINGS: dict[Kind, tuple[str, ...]] = {
+    Kind.MAN: words("o us ric ald ton win mund dor"),
+    Kind.WOMAN: words("a ia elle ina ette issa une wyn"),
+    Kind.COMPANY: words("corp tex soft max dyne works lab tron co gen"),
+    Kind.CITY: words("ville stad burg mouth ford haven dale gate bridge minster"),
+    Kind.COUNTRY: words("land onia istan mark avia eria reich desh"),
+    Kind.EVENT: words("fest fair con gala rally fete"),
+    Kind.CODE: words("ix ox ax yx zar que"),
 }
 _HELD_OUT_SHARE = 6  # one name in six
 
@@ -50,11 +56,6 @@ _HELD_OUT_SHARE = 6  # one name in six
 def is_held_out(name: str) -> bool:
     """Whether training never sees this name."""
     return zlib.crc32(name.encode()) % _HELD_OUT_SHARE == 0
-
-
-def syllables(kind: Kind) -> list[str]:
-    """The endings of one kind of name."""
-    return ENDINGS[kind]
 
 
 class NameBook:

@@ -1,7 +1,7 @@
 """Muon for the matrices of the blocks, AdamW for everything else, one learning rate over both.
 
-Muon (Jordan 2024) replaces a matrix's momentum by its nearest orthogonal one, by five Newton-Schulz steps; matrices of one
-shape are stacked, since one batched product is quicker than eight small ones.
+Muon (Jordan 2024) replaces a matrix's momentum by its nearest orthogonal one, by five Newton-Schulz steps; matrices
+of one shape are stacked, since one batched product is quicker than eight small ones.
 """
 
 from __future__ import annotations

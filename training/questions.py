@@ -120,7 +120,7 @@ class Asker:
                 if second is first:
                     continue
                 words = BY_NAME[second.fact.relation].follow_up.format(**_PRONOUNS[self.entities[about].gender])
-                support = second.support | (first.support if about == first.fact.object else frozenset())
+                support = second.support | first.support
                 guess = self._guess(second.fact.relation)
                 yield Question(
                     "followup", words, second.fact.object, tuple(sorted(support)), guess, (turn,), bridge=about
@@ -152,7 +152,7 @@ class Asker:
         for first in self.statements:
             role = ROLES.get(first.fact.relation)
             for relation in self.relations:
-                if role and relation.subject == BY_NAME[first.fact.relation].object:
-                    if (first.fact.object, relation.name) not in told:
-                        words = self._words(relation.name, role.format(s=first.fact.subject))
-                        yield Question("unanswerable", words, UNKNOWN, (), 0.0, asked=first.fact.subject)
+                fitting = relation.subject == BY_NAME[first.fact.relation].object
+                if role and fitting and (first.fact.object, relation.name) not in told:
+                    words = self._words(relation.name, role.format(s=first.fact.subject))
+                    yield Question("unanswerable", words, UNKNOWN, (), 0.0, asked=first.fact.subject)

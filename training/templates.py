@@ -1,7 +1,8 @@
 """The sentences and questions of a world: words and phrasings, no logic.
 
-A relation links a subject of one kind to an object of one kind or to a plain word. Every relation has sentence templates
-seen in training and others held out; so has every question. `{s}` and `{o}` stand for the mentions of subject and object.
+A relation links a subject of one kind to an object of one kind or to a plain word. Every relation has sentence
+templates seen in training and others held out; so has every question. `{s}` and `{o}` stand for the mentions of
+subject and object.
 
 Invariant: a held-out template uses no phrasing of the training ones; a relation is told by the kinds it links.
 """
@@ -10,6 +11,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Literal
+
+from training.names import words
 
 TemplateSplit = Literal["train", "heldout"]
 
@@ -37,24 +40,24 @@ class Relation:
 
 
 WORDS: dict[str, tuple[str, ...]] = {
-    "job": tuple(
-        "baker teacher pilot doctor lawyer painter sailor tailor gardener librarian carpenter dentist potter weaver butcher "
-        "judge clerk plumber printer singer dancer writer barber miller fisher hunter jeweller chemist".split()
+    "job": words(
+        "baker teacher pilot doctor lawyer painter sailor tailor gardener librarian carpenter dentist potter weaver "
+        "butcher judge clerk plumber printer singer dancer writer barber miller fisher hunter jeweller chemist"
     ),
-    "hobby": tuple(
-        "harp flute violin cello piano drums trumpet guitar banjo lute organ fiddle horn oboe bassoon tuba mandolin zither "
-        "clarinet trombone bagpipes ukulele".split()
+    "hobby": words(
+        "harp flute violin cello piano drums trumpet guitar banjo lute organ fiddle horn oboe bassoon tuba mandolin "
+        "zither clarinet trombone bagpipes ukulele"
     ),
-    "product": tuple(
-        "lamps chairs boats clocks shoes pens radios cameras ovens ladders mirrors bicycles kettles hats tents knives candles "
-        "carpets engines pumps bottles umbrellas blankets locks keys scales".split()
+    "product": words(
+        "lamps chairs boats clocks shoes pens radios cameras ovens ladders mirrors bicycles kettles hats tents knives "
+        "candles carpets engines pumps bottles umbrellas blankets locks keys scales"
     ),
     "year": tuple(str(year) for year in range(1920, 1990)),
-    "dish": tuple(
-        "cheese honey bread soup wine beer plums cherries sausages mustard jam pickles cakes olives figs nuts pears trout "
-        "salmon dumplings".split()
+    "dish": words(
+        "cheese honey bread soup wine beer plums cherries sausages mustard jam pickles cakes olives figs nuts pears "
+        "trout salmon dumplings"
     ),
-    "month": tuple("January February March April May June July August September October November December".split()),
+    "month": words("January February March April May June July August September October November December"),
 }
 
 RELATIONS: tuple[Relation, ...] = (
@@ -297,23 +300,54 @@ COMPARISON: dict[TemplateSplit, tuple[str, ...]] = {
     "heldout": ("Which company is older, {a} or {b}?", "Who was started earlier, {a} or {b}?"),
 }
 LEADS = (
-    "Today ", "By all accounts, ", "As far as we know, ", "For some time now, ", "According to the register, ", "As everyone knows, ",
-    "In fact, ", "Once more: ",
-)  # fmt: skip
+    "Today ",
+    "By all accounts, ",
+    "As far as we know, ",
+    "For some time now, ",
+    "According to the register, ",
+    "As everyone knows, ",
+    "In fact, ",
+    "Once more: ",
+)
 FILLERS = (
-    "The weather stayed mild until late autumn.", "Prices rose a little in the spring.", "Many reports were written on the matter.",
-    "Critics were not impressed at first.", "The old road was closed for repairs.", "Nothing else was recorded at the time.",
-    "A short film was made about it.", "Readers asked for more details later.", "The archive keeps a copy of this note.",
-    "The markets were busy that week.", "Letters from friends were lost in the post.", "Visitors brought flowers and cakes.",
-    "The feast went on all night.", "The place was quiet again by the next year.", "Some people like it, and others do not.",
-    "A map of the centre hangs on the wall.", "No money comes from that source any more.", "The streets were empty in the south.",
-    "Snow covered the coast for a week.", "The trade in wool was never large.", "Work began early and went on all day.",
-    "The bridge was painted green.", "Nobody took notice of the news.", "The papers called it a good year.",
-    "It rained on the day of the parade.", "A new school was planned but never built.", "The train was late as always.",
-    "Two of the letters are signed and dated.", "The museum bought three old maps.", "Tea was served in the garden.",
-    "The story was told in many ways.", "A dog slept in front of the door.",
-)  # fmt: skip
+    "The weather stayed mild until late autumn.",
+    "Prices rose a little in the spring.",
+    "Many reports were written on the matter.",
+    "Critics were not impressed at first.",
+    "The old road was closed for repairs.",
+    "Nothing else was recorded at the time.",
+    "A short film was made about it.",
+    "Readers asked for more details later.",
+    "The archive keeps a copy of this note.",
+    "The markets were busy that week.",
+    "Letters from friends were lost in the post.",
+    "Visitors brought flowers and cakes.",
+    "The feast went on all night.",
+    "The place was quiet again by the next year.",
+    "Some people like it, and others do not.",
+    "A map of the centre hangs on the wall.",
+    "No money comes from that source any more.",
+    "The streets were empty in the south.",
+    "Snow covered the coast for a week.",
+    "The trade in wool was never large.",
+    "Work began early and went on all day.",
+    "The bridge was painted green.",
+    "Nobody took notice of the news.",
+    "The papers called it a good year.",
+    "It rained on the day of the parade.",
+    "A new school was planned but never built.",
+    "The train was late as always.",
+    "Two of the letters are signed and dated.",
+    "The museum bought three old maps.",
+    "Tea was served in the garden.",
+    "The story was told in many ways.",
+    "A dog slept in front of the door.",
+)
 SYSTEM = (
-    "Answer from the documents.", "Answer in one word.", "You are a careful reader.", "Use only what the documents say.",
-    "If the documents do not say, answer unknown.", "Read the notes and answer the question.",
-)  # fmt: skip
+    "Answer from the documents.",
+    "Answer in one word.",
+    "You are a careful reader.",
+    "Use only what the documents say.",
+    "If the documents do not say, answer unknown.",
+    "Read the notes and answer the question.",
+)

@@ -1,8 +1,8 @@
 """The reader's subword tokenizer and its chat template.
 
-A byte-level BPE whose merges are learned from the words of the templates and from the syllables of names, each on its own: a
-common word is one token, an invented name two or three. Every run of text starts with a space of its own, so a chunk
-tokenised alone equals itself in a prompt. Knows the words of a world, never a world.
+A byte-level BPE whose merges are learned from the words of the templates and from the syllables of names, each on its
+own: a common word is one token, an invented name two or three. Every run of text starts with a space of its own, so a
+chunk tokenised alone equals itself in a prompt. Knows the words of a world, never a world.
 
 Invariant, the only layout there is: `<bos>` system `<user>` chunks question `<assistant>` answer `<end>` `<user>` ...
 Command line: `python -m training.tokenizer OUT_FOLDER`.

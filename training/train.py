@@ -117,7 +117,7 @@ class Run:
             "progress": vars(self.progress), "shape": as_record(self.shape), "seed": self.seed,
         }  # fmt: skip
         torch.save(kept, self.out / "checkpoint.new")
-        os.replace(self.out / "checkpoint.new", self.out / "checkpoint.pt")
+        (self.out / "checkpoint.new").replace(self.out / "checkpoint.pt")
         save_reader(self.reader, self.out / "export")
 
     def log(self, values: dict[str, float]) -> None:
@@ -152,7 +152,7 @@ def save_reader(reader: Reader, folder: Path) -> None:
     (folder / "generation_config.json").write_text(json.dumps(generation, indent=2) + "\n")
     half = {name: value.to(torch.bfloat16).clone() for name, value in weights.items()}
     save_file(half, str(folder / "model.new"), metadata={"format": "pt"})
-    os.replace(folder / "model.new", folder / "model.safetensors")
+    (folder / "model.new").replace(folder / "model.safetensors")
     build().save_pretrained(str(folder))
 
 
@@ -211,6 +211,8 @@ class Clock:
 def worker(rank: int, options: argparse.Namespace) -> None:
     """One worker's whole life."""
     torch.set_num_threads(options.threads)
+    if options.sessions:
+        os.setsid()
     if options.workers > 1:
         dist.init_process_group(
             "gloo", init_method=f"file://{options.out.resolve()}/rendezvous", rank=rank, world_size=options.workers
@@ -234,6 +236,9 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=4000, help="tokens a step, all workers together")
     parser.add_argument("--threads", type=int, default=1, help="threads a worker")
     parser.add_argument("--workers", type=int, default=2, help="processes that share a step; quicker than threads here")
+    parser.add_argument(
+        "--sessions", action="store_true", help="a session a worker, for kernels that share time by session"
+    )
     parser.add_argument("--export-minutes", type=float, default=8)
     parser.add_argument("--muon", type=float, default=0.02)
     parser.add_argument("--adam", type=float, default=0.004)

@@ -1,7 +1,7 @@
 """Fictional worlds: who and what there is, what holds of them, told as chunks of prose, with typed questions.
 
-`world(seed, spec)` is the one door: the same seed and spec give the same world on every machine. It knows nothing of tokens;
-chunk sizes are sentences here and are checked in tokens by the tests.
+`world(seed, spec)` is the one door: the same seed and spec give the same world on every machine. It knows nothing of
+tokens; chunk sizes are sentences here and are checked in tokens by the tests.
 
 Invariant: a world has one object for a subject and relation, so no two sentences contradict each other.
 Command line: `python -m training.worlds --count 200 --seed 1 --out worlds.jsonl`.
@@ -30,7 +30,7 @@ QUESTION_WEIGHTS = {
 class Spec:
     """What kind of world to make."""
 
-    telling: Telling = Telling()
+    telling: Telling
     names: NameSplit = "train"
     pool: int = len(FIRST)  # first syllables to draw names from
     middle: float = 0.25  # share of names of three syllables
