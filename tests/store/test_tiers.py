@@ -1,12 +1,13 @@
 """What every tier must hold: one contract, run over all of them."""
 
+import dataclasses
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 import torch
 
-from ragkv.store import LRU, DiskTier, MemoryTier, Tier
+from ragkv.store import LRU, DiskTier, Entry, MemoryTier, Tier
 from ragkv.testing import ThrottledTier
 
 from .entries import IDENTITY, digest, ids_of, make_entry, other_identities, read_all, same
@@ -67,6 +68,18 @@ class TestEveryTier:
         tier = make_tier()
         tier.put(make_entry(1))
         assert tier.lease(identity, ids_of(1)) is None, field  # type: ignore[arg-type]
+
+    @pytest.mark.parametrize("impostor", [make_entry(2), make_entry(1, identity=other_identities()[0][1])])
+    def test_a_key_alone_proves_nothing(
+        self, make_tier: MakeTier, impostor: Entry, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        """As if two entries had one key: other tokens or another model's, under the key that is asked for."""
+        tier, key = make_tier(), make_entry(1).info.key
+        tier.put(Entry(dataclasses.replace(impostor.info, key=key), impostor.kv, impostor.sensitivity))
+        assert tier.lease(IDENTITY, ids_of(1)) is None
+        assert tier.stats().damaged == 1
+        assert not tier.contains(key)
+        assert "not those asked for" in caplog.text
 
     def test_evicts_the_least_recently_used(self, make_tier: MakeTier) -> None:
         tier = make_tier(room=2)
