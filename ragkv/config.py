@@ -18,6 +18,7 @@ from .errors import ConfigError
 
 MIB = 1024**2
 GIB = 1024**3
+NOT_SETTINGS = ("RAGKV_HOME", "RAGKV_MODEL")  # options of the command line that share the prefix
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,9 +47,10 @@ class FusionConfig:
     selector: str = "hkvd-gradual"  # which tokens: see ragkv.fusion.SELECTORS
     read_ahead_layers: int = 2  # B: layers read ahead of the one being fused
     seed: int = 0  # of the `random` selector
+    sensitivity_prefixes: int = 2  # k: unrelated texts behind which a chunk is scored at ingest; 0 stores no scores
 
     def __post_init__(self) -> None:
-        _at_least(self, read_ahead_layers=1)
+        _at_least(self, read_ahead_layers=1, sensitivity_prefixes=0)
         if not 0.0 <= self.ratio <= 1.0:
             raise ConfigError(f"fusion.ratio is {self.ratio}; it is a share and must lie in [0, 1].")
 
@@ -92,7 +94,7 @@ class EngineConfig:
         source = os.environ if environment is None else environment
         values: dict[str, Any] = {}
         for name, text in source.items():
-            if name.startswith(prefix):
+            if name.startswith(prefix) and name not in NOT_SETTINGS:
                 *rooms, leaf = name.removeprefix(prefix).lower().split("__")
                 place = values
                 for room in rooms:

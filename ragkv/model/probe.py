@@ -14,8 +14,8 @@ from .families import ADAPTERS
 from .promptkv import PromptKV, Rows
 
 PROBE_TOKENS = 32
-_TOLERANCE = {torch.float32: 1e-3, torch.float64: 1e-3}  # of the logits' spread
-_TOLERANCE_HALF = 0.2  # half precisions: rounding alone moves logits by some percent of their spread
+_TOLERANCE = {torch.float32: 1e-4, torch.float64: 1e-4}  # of the logits' spread, root mean square
+_TOLERANCE_HALF = 0.15  # half precisions: rounding alone moves logits by some percent of their spread
 
 
 def refuse_unsupported(config: Any) -> None:
@@ -40,12 +40,12 @@ def adapt(model: Any) -> Adapter:
     model.eval()
     try:
         adapter = ADAPTERS[model_type](model)
-        worst = _deviation(adapter)
+        off = _deviation(adapter)
     except (RuntimeError, TypeError, AttributeError, ValueError, KeyError) as error:
         raise UnsupportedModelError(f"This {model_type} model cannot be driven layer by layer: {error}") from error
-    if not worst <= _TOLERANCE.get(adapter.dtype, _TOLERANCE_HALF):
+    if not off <= _TOLERANCE.get(adapter.dtype, _TOLERANCE_HALF):
         raise UnsupportedModelError(
-            f"This {model_type} model does not give its own logits when driven layer by layer (off by {worst:.2g} of "
+            f"This {model_type} model does not give its own logits when driven layer by layer (off by {off:.2g} of "
             f"their spread over {PROBE_TOKENS} tokens), so fused answers would be wrong. It is refused."
         )
     return adapter
@@ -79,7 +79,7 @@ def full_pass(adapter: Adapter, token_ids: torch.Tensor, kv: PromptKV, start: in
 
 @torch.no_grad()
 def _deviation(adapter: Adapter) -> float:
-    """The largest difference of logits between the adapter's pass and the model's, over the logits' spread."""
+    """Root mean square difference of logits, the adapter's pass against the model's, over the logits' spread."""
     model = adapter.model
     vocabulary = model.get_input_embeddings().weight.shape[0]
     generator = torch.Generator().manual_seed(0)
@@ -88,4 +88,4 @@ def _deviation(adapter: Adapter) -> float:
     kv = adapter.new_kv(PROBE_TOKENS)
     got = adapter.logits(full_pass(adapter, tokens, kv))
     spread = float(expected.std()) or 1.0
-    return float((got - expected).abs().max()) / spread
+    return float((got - expected).square().mean().sqrt()) / spread

@@ -4,10 +4,10 @@ import os
 
 import torch
 
-from ragkv.errors import ConfigError, ModelNotFoundError, UnsupportedModelError
+from ragkv.errors import ConfigError, ModelNotFoundError
 
-from .families import ADAPTERS
 from .loading import locate
+from .probe import refuse_unsupported
 
 
 def kv_size(model: str | os.PathLike[str], dtype: str) -> int:
@@ -21,8 +21,7 @@ def kv_size(model: str | os.PathLike[str], dtype: str) -> int:
         config = AutoConfig.from_pretrained(locate(model))
     except (OSError, ValueError, KeyError) as error:
         raise ModelNotFoundError(f"Cannot read a config from {str(model)!r}: {str(error).splitlines()[0]}") from error
-    if config.model_type not in ADAPTERS:
-        raise UnsupportedModelError(f"{config.model_type} keeps no per-token KV that ragkv can fuse.")
+    refuse_unsupported(config)
     kv_heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     return int(config.num_hidden_layers * 2 * kv_heads * head_dim * kind.itemsize)

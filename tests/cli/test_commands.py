@@ -1,0 +1,184 @@
+"""The command line as a newcomer meets it."""
+
+import json
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+from ragkv.config import StoreConfig
+from ragkv.store import Store
+
+from .conftest import Run
+
+
+def entries(home: Path) -> int:
+    with Store.open(StoreConfig(directory=str(home / "kv"), memory_bytes=0, read_only=True)) as store:
+        return len(list(store.infos()))
+
+
+def test_ingest_then_ask_gives_answer_sources_and_report(run: Run, documents: Path, tmp_path: Path) -> None:
+    done = run("ingest", documents)
+    assert done.code == 0, done.err
+    assert "2 added" in done.out
+    assert "2 encoded" in done.out
+    assert entries(tmp_path / "home") == 2
+    asked = run("ask", "Who founded Marl?", "--max-new-tokens", "3")
+    assert asked.code == 0, asked.err
+    assert "marl.md" in asked.out
+    assert "fused" in asked.out
+    assert "first token" in asked.out
+
+
+def test_ask_as_json_is_one_document_with_hits_and_timing(run: Run, documents: Path) -> None:
+    run("ingest", documents)
+    asked = run("ask", "Who founded Marl?", "--json", "--max-new-tokens", "2").json
+    reuse = asked["answer"]["reuse"]
+    assert {hit["passage"]["source"].rsplit("/", 1)[-1] for hit in asked["hits"]} == {"marl.md", "mill.txt"}
+    assert reuse["exact"] + reuse["fused"] + reuse["recomputed"] + reuse["computed"] > 20
+    assert asked["answer"]["timing"]["first_token_s"] > 0
+
+
+def test_an_unchanged_reingest_encodes_nothing(run: Run, documents: Path) -> None:
+    run("ingest", documents)
+    again = run("ingest", documents, "--json").json
+    assert again["kv"] == {"encoded": 0, "present": 2, "failed": 0}
+    assert again["index"]["embedded_texts"] == 0
+    assert len(again["index"]["unchanged"]) == 2
+
+
+def test_a_changed_document_is_encoded_again_and_its_old_entry_is_gone(
+    run: Run, documents: Path, tmp_path: Path
+) -> None:
+    run("ingest", documents)
+    (documents / "mill.txt").write_text("The mill of Marl makes rope.\n")
+    changed = run("ingest", documents, "--json").json
+    assert changed["kv"]["encoded"] == 1
+    assert changed["deleted_entries"] == 1
+    assert entries(tmp_path / "home") == 2
+
+
+def test_a_pruned_document_leaves_no_entry(run: Run, documents: Path, tmp_path: Path) -> None:
+    run("ingest", documents)
+    (documents / "mill.txt").unlink()
+    pruned = run("ingest", documents, "--prune", "--json").json
+    assert len(pruned["index"]["deleted"]) == 1
+    assert entries(tmp_path / "home") == 1
+
+
+def test_index_only_leaves_kv_to_the_first_question(run: Run, documents: Path, tmp_path: Path) -> None:
+    assert run("ingest", documents, "--index-only", "--json").json["kv"]["encoded"] == 0
+    first = run("ask", "mill of marl", "--json", "--max-new-tokens", "1").json["answer"]["reuse"]
+    assert first["missed_chunks"] == 2
+    assert entries(tmp_path / "home") == 2
+    second = run("ask", "mill of marl", "--json", "--max-new-tokens", "1").json["answer"]["reuse"]
+    assert second["missed_chunks"] == 0
+
+
+def test_stats_and_size_say_bytes(run: Run, documents: Path, model_folder: Path) -> None:
+    run("ingest", documents)
+    stats = run("stats", "--json").json
+    assert stats["index"]["documents"] == 2
+    assert stats["tiers"][0]["entries"] == 2
+    size = run("size", model_folder, "--dtype", "float32", "--chunk-tokens", "10", "--chunks", "3", "--json").json
+    per_token = 4 * 2 * 2 * 16 * 4  # layers, K and V, KV heads, head dim, bytes
+    assert size["bytes_per"] == {"token": per_token, "chunk": per_token * 10, "corpus": per_token * 30}
+
+
+def test_gc_drops_what_another_model_left(run: Run, documents: Path, tmp_path: Path, model_folder: Path) -> None:
+    run("ingest", documents)
+    other = tmp_path / "other"
+    shutil.copytree(model_folder, other)
+    second = run("ingest", documents, "--model", other, "--dtype", "bfloat16")
+    assert second.code == 0, second.err
+    assert entries(tmp_path / "home") == 4
+    assert run("gc").code == 0
+    assert entries(tmp_path / "home") == 2
+
+
+def test_no_progress_bar_in_a_pipe(run: Run, documents: Path) -> None:
+    done = run("ingest", documents)
+    assert "\x1b" not in done.out + done.err
+    assert "━" not in done.err
+
+
+def test_without_an_embedder_it_says_that_bm25_works_alone(run: Run, documents: Path) -> None:
+    assert "BM25" in run("ingest", documents).err
+
+
+class TestErrorsAreOneSentenceAndExitCodeOne:
+    @pytest.mark.parametrize(
+        ("arguments", "says"),
+        [
+            (("ask", "who?"), "Nothing was ingested"),
+            (("ingest", "/nowhere/at/all.txt"), "/nowhere/at/all.txt"),
+            (("size", "/nowhere/model"), "No model folder"),
+            (("stats",), "Nothing was ingested"),
+        ],
+    )
+    def test_before_anything_is_there(self, run: Run, arguments: tuple[str, ...], says: str) -> None:
+        ran = run(*arguments)
+        assert ran.code == 1
+        assert says in ran.err
+        assert "Traceback" not in ran.err
+        assert ran.out == ""
+
+    def test_an_empty_corpus(self, run: Run, tmp_path: Path) -> None:
+        empty = tmp_path / "empty"
+        empty.mkdir()
+        ran = run("ingest", empty)
+        assert (ran.code, "No documents" in ran.err) == (1, True)
+
+    def test_a_binary_document(self, run: Run, documents: Path) -> None:
+        (documents / "noise.txt").write_bytes(bytes(range(256)) * 20)
+        ran = run("ingest", documents)
+        assert ran.code == 1
+        assert "noise.txt" in ran.err
+        skipped = run("ingest", documents, "--skip-unreadable", "--json")
+        assert skipped.code == 0
+        assert len(skipped.json["skipped"]) == 1
+
+    def test_an_unreadable_document(self, run: Run, documents: Path) -> None:
+        secret = documents / "secret.txt"
+        secret.write_text("x")
+        secret.chmod(0)
+        if os.access(secret, os.R_OK):
+            pytest.skip("this user reads everything (root)")
+        assert run("ingest", documents).code == 1
+
+    def test_a_missing_and_an_unsupported_model(self, run: Run, documents: Path, tmp_path: Path) -> None:
+        assert "No model folder" in run("ingest", documents, "--model", tmp_path / "none").err
+        folder = tmp_path / "gpt2"
+        folder.mkdir()
+        (folder / "config.json").write_text(json.dumps({"model_type": "gpt2"}))
+        assert "No adapter for the architecture" in run("size", folder).err
+
+    def test_an_unknown_setting_names_the_nearest(self, run: Run, documents: Path, tmp_path: Path) -> None:
+        settings = tmp_path / "settings.toml"
+        settings.write_text("[store]\nmemory_byte = 5\n")
+        ran = run("ingest", documents, "--config", settings)
+        assert (ran.code, "store.memory_bytes" in ran.err) == (1, True)
+
+    def test_wrong_usage_is_exit_code_two(self, run: Run) -> None:
+        assert run("ask").code == 2
+        assert run("bogus").code == 2
+
+    def test_unknown_selector_and_reuse(self, run: Run, documents: Path) -> None:
+        run("ingest", documents)
+        for option in ("--selector", "--reuse", "--retriever"):
+            ran = run("ask", "who?", option, "bogus")
+            assert ran.code == 1, (option, ran.err)
+            assert "bogus" in ran.err
+
+    def test_two_writers(self, run: Run, documents: Path, tmp_path: Path) -> None:
+        run("ingest", documents)
+        with Store.open(StoreConfig(directory=str(tmp_path / "home" / "kv"))):
+            ran = run("ask", "who?")
+        assert ran.code == 1
+        assert "Traceback" not in ran.err
+
+    def test_a_prompt_longer_than_the_context(self, run: Run, documents: Path) -> None:
+        run("ingest", documents)
+        ran = run("ask", "who? " * 600)
+        assert (ran.code, "context" in ran.err) == (1, True)
