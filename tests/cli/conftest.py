@@ -16,8 +16,8 @@ import transformers
 from ragkv.cli import main
 from tests import tiny_models
 
-WORDS = ("the", "a", "mill", "town", "of", "marl", "quill", "makes", "paper", "rope", "was", "founded", "by", "ada", "in")
-WORDS += ("1820", "1901", "who", "what", "?", ".")
+WORDS = ("the", "a", "mill", "town", "of", "marl", "quill", "makes", "paper", "rope", "was")
+WORDS += ("founded", "by", "ada", "in", "1820", "1901", "who", "what", "?", ".")
 
 
 @dataclass(frozen=True)
