@@ -1,0 +1,59 @@
+"""Retrieval and engine joined: what the index forgets, the store forgets."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from ragkv import Engine, EngineConfig, StoreConfig
+from ragkv.rag import Rag
+from ragkv.retrieval import Document
+from tests.cli.conftest import model_folder  # noqa: F401 - a fixture
+
+DOCUMENTS = [
+    Document("a", "The town of Marl was founded by Ada Quill in 1820.", "a.txt", {"year": 1820}),
+    Document("b", "The mill of Marl makes paper.", "b.txt", {"year": 1901}),
+    Document("c", "The mill of Marl makes paper.", "c.txt", {"year": 1902}),
+]
+
+
+@pytest.fixture
+def rag(model_folder: Path, tmp_path: Path) -> Iterator[Rag]:  # noqa: F811
+    config = EngineConfig(store=StoreConfig(directory=str(tmp_path / "kv")))
+    with Engine.from_pretrained(model_folder, config) as engine, Rag(engine, tmp_path / "index") as rag:
+        yield rag
+
+
+def test_documents_that_share_a_text_share_an_entry(rag: Rag) -> None:
+    assert rag.ingest(DOCUMENTS).kv.encoded == 2
+
+
+def test_deleting_one_of_two_documents_with_a_text_keeps_its_entry(rag: Rag) -> None:
+    rag.ingest(DOCUMENTS)
+    entries = rag.engine.stats().store.tiers[-1].entries
+    rag.delete("b")
+    assert rag.engine.stats().store.tiers[-1].entries == entries
+    rag.delete("c")
+    for tier in rag.engine.stats().store.tiers:
+        assert tier.entries == entries - 1, "the last holder is gone: so is the entry, in every tier"
+
+
+def test_hits_can_stand_as_they_do_in_the_corpus(rag: Rag) -> None:
+    rag.ingest(DOCUMENTS)
+    best_first = [hit.passage.document_id for hit in rag.retrieve("paper of the mill of Marl", 3)]
+    in_order = [hit.passage.document_id for hit in rag.retrieve("paper of the mill of Marl", 3, order="document")]
+    assert best_first[0] == "b"
+    assert in_order == ["a", "b"]
+
+
+def test_a_filter_leaves_out_what_does_not_match(rag: Rag) -> None:
+    rag.ingest(DOCUMENTS)
+    hits = rag.retrieve("Marl", 5, where={"year": {"gte": 1900}})
+    assert {hit.passage.document_id for hit in hits} == {"b"}
+
+
+def test_a_chunk_knows_where_it_came_from(rag: Rag) -> None:
+    rag.ingest(DOCUMENTS)
+    found = rag.ask("who makes paper?", 2, max_new_tokens=1)
+    chunk = rag.chunk(found.hits[0].passage)
+    assert (chunk.metadata["source"], chunk.metadata["document"], chunk.metadata["span"]) == ("b.txt", "b", (0, 29))
