@@ -31,7 +31,11 @@ class Document:
             metadata = json.dumps(self.metadata, sort_keys=True, ensure_ascii=False, allow_nan=False)
         except (TypeError, ValueError) as error:
             raise DocumentError(f"Metadata of document {self.id!r} is not JSON: {error}. Use JSON values.") from error
-        return digest(salt, self.source, metadata, ",".join(map(str, self.page_starts)), self.text)
+        try:
+            return digest(salt, self.id, self.source, metadata, ",".join(map(str, self.page_starts)), self.text)
+        except UnicodeEncodeError as error:
+            half = error.object[error.start]
+            raise DocumentError(f"Document {self.id!r} holds {half!r}, half a character. Decode it rightly.") from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +64,7 @@ def digest(*parts: str) -> str:
     """A stable content hash of some strings (blake2b, 32 hex digits); where one part ends is part of it."""
     state = hashlib.blake2b(digest_size=16)
     for part in parts:
-        data = part.encode("utf-8", "surrogatepass")
+        data = part.encode()
         state.update(len(data).to_bytes(8, "little"))
         state.update(data)
     return state.hexdigest()

@@ -109,6 +109,7 @@ class Index:
         name = retriever or ("bm25" if self._embedder is None else "fused")
         retriever_type(name)
         condition, parameters = sql_of(where or {})
+        query = query.encode("utf-8", "replace").decode()  # a shell may hand over half characters
         if not query.strip():
             return []
         depth = k if reranker is None else max(k, rerank_depth)

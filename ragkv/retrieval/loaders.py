@@ -7,6 +7,7 @@ passes `on_error` and gets each error as a value. One loader per format, chosen 
 import codecs
 import json
 import logging
+import os
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -47,7 +48,11 @@ def _files(path: Path) -> Iterator[Path | DocumentError]:
         yield path
         return
     found = False
-    for file in sorted(path.rglob("*")):
+    unreadable: list[OSError] = []
+    files = [Path(folder, name) for folder, _, names in os.walk(path, onerror=unreadable.append) for name in names]
+    for error in unreadable:
+        yield DocumentError(f"Cannot list {error.filename}: {error.strerror}. Check its permissions.")
+    for file in sorted(files):
         inside = file.relative_to(path)
         if any(part.startswith(".") for part in inside.parts) or not file.is_file():
             continue
@@ -64,6 +69,9 @@ def _load_file(file: Path, encoding: str) -> Read:
     loader = LOADERS.get(file.suffix.lower())
     if loader is None:
         yield DocumentError(f"Cannot read {file}: no loader for {file.suffix!r}. Known: {_known()}. Convert it to one.")
+        return
+    if file.exists() and not file.is_file():
+        yield DocumentError(f"Cannot read {file}: neither a file nor a directory. Write it to a file first.")
         return
     try:
         data = file.read_bytes()

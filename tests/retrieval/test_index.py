@@ -140,6 +140,15 @@ def test_an_ingestion_that_fails_changes_nothing(index: Index) -> None:
     assert index.document_ids() == ["a"]
 
 
+def test_half_a_character_in_a_document_is_an_error_and_in_a_query_harmless(index: Index) -> None:
+    for bad in (Document("c", "half \ud800"), Document("c\udcff", "x"), Document("c", "x", metadata={"k": "\ud800"})):
+        with pytest.raises(DocumentError, match="half a character"):
+            index.ingest([A, bad])
+    assert index.document_ids() == []
+    index.ingest([A])
+    assert len(index.search("fish \udcff")) == 2
+
+
 def test_an_interrupted_ingestion_keeps_the_vectors_it_has_paid_for(tmp_path: Path) -> None:
     class Tiring(HashEmbedder):
         def embed_texts(self, texts):  # type: ignore[no-untyped-def]

@@ -1,6 +1,7 @@
 """Files become documents, or errors that say what to do."""
 
 import json
+import os
 import sys
 from pathlib import Path
 
@@ -112,6 +113,21 @@ def test_a_missing_path_and_a_directory_without_documents_are_errors(tmp_path: P
         list(load_documents(tmp_path / "none.txt"))
     with pytest.raises(DocumentError, match="No documents under"):
         list(load_documents(tmp_path))
+
+
+def test_what_is_no_regular_file_is_an_error_and_never_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.txt")
+    with pytest.raises(DocumentError, match="neither a file nor a directory"):
+        list(load_documents(tmp_path / "pipe.txt"))
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may list everything")
+def test_a_folder_that_cannot_be_listed_is_reported(tmp_path: Path) -> None:
+    write(tmp_path / "a.txt", "text")
+    (tmp_path / "closed").mkdir(mode=0o000)
+    errors: list[DocumentError] = []
+    assert len(list(load_documents(tmp_path, on_error=errors.append))) == 1
+    assert "Cannot list" in str(errors[0])
 
 
 def test_an_unknown_encoding_is_an_error(tmp_path: Path) -> None:
