@@ -10,12 +10,13 @@ import logging
 import queue
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 
 import torch
 
-from ragkv.fusion import Fusor, Plan, ResidentLease, Span, SpanKind, SpanState, make_selector
+from ragkv.errors import StoreReadOnlyError
+from ragkv.fusion import Fusor, Plan, ResidentLease, Scorer, Span, SpanKind, SpanState, make_selector
 from ragkv.model import Adapter
 from ragkv.store import Entry, EntryInfo, Identity, Store, ids_digest
 
@@ -59,8 +60,17 @@ class Activity:
 class Encoder:
     """Makes entries: the prefix's, which it keeps, and chunks'."""
 
-    def __init__(self, adapter: Adapter, fusor: Fusor, prefix_ids: tuple[int, ...], identity: Identity) -> None:
+    def __init__(
+        self,
+        adapter: Adapter,
+        fusor: Fusor,
+        prefix_ids: tuple[int, ...],
+        identity: Identity,
+        sensitivity_prefixes: int = 0,
+    ) -> None:
+        """`sensitivity_prefixes` is k of `Scorer`; with 0 entries are stored without scores."""
         self._adapter, self._fusor, self._prefix_ids = adapter, fusor, prefix_ids
+        self._scorer = Scorer(adapter, prefix_ids, sensitivity_prefixes) if sensitivity_prefixes else None
         self.identity = dataclasses.replace(identity, context=ids_digest(prefix_ids))  # of chunks
         self._prefixes: OrderedDict[str, Entry] = OrderedDict()  # by frequencies
         self._lock = threading.Lock()
@@ -85,8 +95,21 @@ class Encoder:
             return ResidentLease(entry)
 
     def chunk(self, token_ids: tuple[int, ...]) -> Entry:
-        """The entry of a chunk. The caller holds the compute lock."""
-        return self._encode(token_ids, behind=self._prefix_ids)
+        """The entry of a chunk, scored if there is a scorer. The caller holds the compute lock."""
+        entry = self._encode(token_ids, behind=self._prefix_ids)
+        if self._scorer is None:
+            return entry
+        return dataclasses.replace(entry, sensitivity=self._scorer.scores(token_ids, entry.kv))
+
+    def meet(self, chunks: Sequence[tuple[int, ...]]) -> None:
+        """These are about to be encoded: some may become texts to score behind. The caller holds the compute lock."""
+        if self._scorer is not None:
+            self._scorer.meet(chunks)
+
+    @property
+    def scores(self) -> bool:
+        """Whether entries are scored."""
+        return self._scorer is not None
 
     def _encode(self, token_ids: tuple[int, ...], behind: tuple[int, ...]) -> Entry:
         start, stop = len(behind), len(behind) + len(token_ids)
@@ -113,7 +136,7 @@ class Encoder:
 
 
 class BackgroundEncoder:
-    """Encodes missed chunks in gaps between requests, on one thread."""
+    """Encodes missed chunks, and scores those stored unscored, in gaps between requests, on one thread."""
 
     def __init__(self, encoder: Encoder, store: Store, activity: Activity) -> None:
         self._encoder, self._store, self._activity = encoder, store, activity
@@ -168,10 +191,20 @@ class BackgroundEncoder:
                 self._changed.notify_all()
 
     def _encode(self, token_ids: tuple[int, ...]) -> None:
-        if token_ids not in self._known or self._store.contains(self._encoder.identity.key(token_ids)):
+        if token_ids not in self._known or self._complete(token_ids):
             return
         with self._activity.compute:
             entry = self._encoder.chunk(token_ids)
         with self._changed:
             if token_ids in self._known:  # not deleted meanwhile
+                with suppress(StoreReadOnlyError):
+                    self._store.delete_key(entry.info.key)  # the same KV without scores, if it was there
                 self._store.put(entry)
+
+    def _complete(self, token_ids: tuple[int, ...]) -> bool:
+        """Whether the entry is stored with all that the encoder would give it."""
+        lease = self._store.lease(self._encoder.identity, token_ids)
+        if lease is None:
+            return False
+        with lease:
+            return lease.sensitivity is not None or not self._encoder.scores

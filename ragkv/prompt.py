@@ -38,6 +38,7 @@ class Planned:
 
     plan: Plan
     missed: tuple[int, ...]  # indices of chunks without a usable entry, of those looked up
+    unscored: tuple[int, ...]  # indices of chunks whose entry lacks the sensitivity it is to have
 
 
 class Planner:
@@ -53,7 +54,7 @@ class Planner:
         """
         length = len(prompt.token_ids)
         frequencies = self._adapter.rope.frequencies(length)
-        spans, missed, at = [], [], 0
+        spans, missed, unscored, at = [], [], [], 0
         prefix = self._encoder.prefix(length) if reuse != "none" else None
         exact_until = 0  # everything before this position is what a full prefill would have
         if prompt.prefix:
@@ -73,12 +74,14 @@ class Planner:
                 state = SpanState.FUSED
             if wanted and lease is None:
                 missed.append(index)
+            if lease is not None and lease.sensitivity is None and self._encoder.scores:
+                unscored.append(index)
             lease = None if state is SpanState.COMPUTED else lease
             spans.append(Span(SpanKind.CHUNK, at, at + len(token_ids), state, lease, index))
             at += len(token_ids)
         if prompt.question:
             spans.append(Span(SpanKind.QUESTION, at, length, SpanState.COMPUTED))
-        return Planned(Plan.of(torch.tensor(prompt.token_ids), spans), tuple(missed))
+        return Planned(Plan.of(torch.tensor(prompt.token_ids), spans), tuple(missed), tuple(unscored))
 
     def _lease(self, token_ids: tuple[int, ...], without: Container[str], leases: ExitStack) -> Lease | None:
         if self._encoder.identity.key(token_ids) in without:

@@ -4,7 +4,8 @@ from .fusor import Fused, Fusor
 from .pipeline import LayerReader
 from .plan import Candidates, Plan, Span, SpanKind, SpanState
 from .resident import ResidentLease
-from .selectors import SELECTORS, CheckingSelector, Selector, StaticSelector, make_selector
+from .selectors import SELECTORS, CheckingSelector, Selector, StaticSelector, make_selector, usable
+from .sensitivity import Scorer
 
 __all__ = [
     "SELECTORS",
@@ -15,10 +16,12 @@ __all__ = [
     "LayerReader",
     "Plan",
     "ResidentLease",
+    "Scorer",
     "Selector",
     "Span",
     "SpanKind",
     "SpanState",
     "StaticSelector",
     "make_selector",
+    "usable",
 ]

@@ -24,6 +24,7 @@ class Selector(ABC):
     """Chooses which candidates are recomputed."""
 
     name: ClassVar[str]
+    needs_scores: ClassVar[bool] = False  # whether every entry must have its sensitivity
 
 
 class StaticSelector(Selector):

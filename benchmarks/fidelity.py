@@ -1,0 +1,176 @@
+"""How close fused prompts come to a full prefill, without any question: KL of the next tokens over the ratio.
+
+Text is sampled from the model itself (`stories260K` beside this repository, or any folder given), cut into chunks; each
+token of the next stretch is compared with what a full prefill says (CacheBlend figures 6 and 8 by other means). Three
+claims: KL falls as the ratio grows and is 0 at 1, HKVD finds better tokens than chance; deviations of neighbouring
+layers rank tokens alike (insight 2); the exact mask against the bottom-right triangle of public code.
+"""
+
+import argparse
+from collections import defaultdict
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+
+import torch
+from scipy.stats import spearmanr
+from transformers import AutoModelForCausalLM, DynamicCache
+
+from benchmarks import lens, report
+from ragkv import Engine, EngineConfig, FusionConfig
+from ragkv.fusion import Selector
+from ragkv.model import full_pass
+
+SELECTORS = ("hkvd", "hkvd-gradual", "sensitivity", "sensitivity-query", "first-k", "random", "oracle")
+RATIOS = (0.0, 0.05, 0.15, 0.3, 1.0)
+MASK_RATIOS = (0.05, 0.15, 0.3)
+
+
+@dataclass(frozen=True)
+class Text:
+    """A stretch of text: chunks, and what comes next."""
+
+    chunks: list[list[int]]
+    after: list[int]
+
+
+def main() -> None:
+    options = _options()
+    torch.set_num_threads(options.threads)
+    if not (options.model / "config.json").exists():
+        print(f"skipped: there is no model in {options.model}; give its folder with --model.")
+        return
+    model = AutoModelForCausalLM.from_pretrained(options.model).eval()
+    texts = sampled(model, options.prompts, options.chunks, options.tokens, options.after)
+    config = EngineConfig(fusion=FusionConfig(sensitivity_prefixes=options.prefixes))
+    with Engine(model, config=config) as engine:
+        results = _measure(engine, texts, options.selectors)
+    shape = f"{len(texts)} texts of {options.chunks} x {options.tokens} tokens, KL over {options.after} tokens"
+    print(f"{options.model.name}, {shape}")
+    _print(results)
+    print("written:", report.save(f"fidelity-{options.model.name}", results))
+
+
+@torch.no_grad()
+def sampled(model: torch.nn.Module, count: int, chunks: int, tokens: int, after: int) -> list[Text]:
+    """`count` texts drawn from the model at temperature 1, without BOS, never ending."""
+    generator = torch.Generator().manual_seed(0)
+    config = model.config
+    never = [token for token in (config.bos_token_id, config.eos_token_id) if token is not None]
+    step = torch.full((count, 1), config.bos_token_id or 0)
+    cache, drawn = DynamicCache(), []
+    for _ in range(chunks * tokens + after):
+        logits = model(step, past_key_values=cache).logits[:, -1].float()
+        logits[:, never] = -torch.inf
+        step = torch.multinomial(logits.softmax(-1), 1, generator=generator)
+        drawn.append(step)
+    rows = torch.cat(drawn, dim=1).tolist()
+    cut = [[row[at : at + tokens] for at in range(0, chunks * tokens, tokens)] for row in rows]
+    return [Text(pieces, row[chunks * tokens :]) for pieces, row in zip(cut, rows, strict=True)]
+
+
+def _measure(engine: Engine, texts: list[Text], selectors: list[str]) -> dict[str, object]:
+    kl: dict[tuple[str, float], list[float]] = defaultdict(list)
+    compute: dict[tuple[str, float], list[float]] = defaultdict(list)
+    triangle: dict[tuple[str, float], list[float]] = defaultdict(list)
+    recall: dict[str, list[float]] = defaultdict(list)
+    ranks: list[list[float]] = []
+    for text in texts:
+        engine.warm(text.chunks)
+        wanted, _ = next_tokens(engine, text, "none", 0.0, reuse="none")
+        truth = lens.truth(engine, text.chunks)
+        ranks.append(_rank_correlations(truth))
+        for name in selectors:
+            selector: str | Selector = lens.Oracle(truth) if name == "oracle" else name
+            for ratio in RATIOS:
+                got, share = next_tokens(engine, text, selector, ratio)
+                kl[name, ratio].append(divergence(wanted, got))
+                compute[name, ratio].append(share)
+                if name in ("hkvd", "sensitivity") and ratio in MASK_RATIOS:
+                    with lens.bottom_right_triangle():
+                        triangle[name, ratio].append(divergence(wanted, next_tokens(engine, text, selector, ratio)[0]))
+            recall[name].append(_recall(engine, text, selector, truth))
+    return {
+        "kl": _means(kl),
+        "compute": _means(compute),
+        "kl_bottom_right_triangle": _means(triangle),
+        "recall_of_true_top_15_percent": {name: sum(values) / len(values) for name, values in recall.items()},
+        "spearman_of_neighbouring_layers": torch.tensor(ranks).mean(0).tolist(),
+    }
+
+
+def next_tokens(
+    engine: Engine, text: Text, selector: str | Selector, ratio: float, reuse: str = "fused"
+) -> tuple[torch.Tensor, float]:
+    """Log-probabilities (A, V) of each token of `text.after` and the one behind it, and the compute of the prefill."""
+    prefill = engine.prefill(text.after[:1], text.chunks, ratio=ratio, selector=selector, reuse=reuse)  # type: ignore[arg-type]
+    kv = prefill.fused.kv
+    kv.reserve(kv.length + len(text.after))
+    hidden = full_pass(engine._adapter, torch.tensor(text.after[1:]), kv, start=kv.length)
+    with torch.no_grad():
+        logits = torch.cat((prefill.logits.unsqueeze(0), engine._adapter.logits(hidden)))
+    return logits.log_softmax(-1), prefill.reuse.compute
+
+
+def divergence(wanted: torch.Tensor, got: torch.Tensor) -> float:
+    """KL(wanted || got) in nats, the mean over rows of log-probabilities (A, V)."""
+    return float((wanted.exp() * (wanted - got)).sum(-1).mean())
+
+
+def _recall(engine: Engine, text: Text, selector: str | Selector, truth: lens.Truth) -> float:
+    """Share of the truly most deviating 15 % among the selected 15 %."""
+    chosen = engine.prefill(text.after[:1], text.chunks, ratio=0.15, selector=selector).selected
+    candidates = torch.arange(truth.chunk_start + len(text.chunks[0]), truth.chunk_start + truth.moved.shape[2])
+    best = candidates[truth.score(candidates).topk(len(chosen)).indices]
+    return len(set(chosen.tolist()) & set(best.tolist())) / len(chosen)
+
+
+def _rank_correlations(truth: lens.Truth) -> list[float]:
+    """Spearman's correlation between the true deviations in layers l and l + 1, for every l >= 1."""
+    layers = truth.deviation()[1:]
+    return [float(spearmanr(one, following).statistic) for one, following in pairwise(layers)]
+
+
+def _means(values: dict[tuple[str, float], list[float]]) -> dict[str, dict[str, float]]:
+    means: dict[str, dict[str, float]] = defaultdict(dict)
+    for (name, ratio), numbers in values.items():
+        means[name][str(ratio)] = sum(numbers) / len(numbers)
+    return dict(means)
+
+
+def _print(results: dict) -> None:
+    print("\nKL(full prefill || fused), nats a token; in brackets row-layers over a full prefill's")
+    rows = []
+    for name, by_ratio in results["kl"].items():
+        cells = [f"{kl:.4f} ({results['compute'][name][ratio]:.2f})" for ratio, kl in by_ratio.items()]
+        rows.append([name, *cells, results["recall_of_true_top_15_percent"][name]])
+    report.table(("selector", *RATIOS, "recall"), rows)
+    print("\nthe exact mask against the bottom-right triangle, KL")
+    rows = []
+    for name, by_ratio in results["kl_bottom_right_triangle"].items():
+        for ratio, kl in by_ratio.items():
+            rows.append((name, ratio, f"{results['kl'][name][ratio]:.4f}", f"{kl:.4f}"))
+    report.table(("selector", "ratio", "exact mask", "triangle"), rows)
+    print("\nSpearman's correlation of true deviations, layers l and l + 1 from l = 1:")
+    print("  " + "  ".join(f"{value:.3f}" for value in results["spearman_of_neighbouring_layers"]))
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--model", type=Path, default=Path("../shared/data/models/stories260K"))
+    parser.add_argument("--selectors", nargs="+", default=list(SELECTORS), choices=SELECTORS)
+    parser.add_argument("--prompts", type=int, default=60)
+    parser.add_argument("--chunks", type=int, default=6)
+    parser.add_argument("--tokens", type=int, default=64)
+    parser.add_argument("--after", type=int, default=16, help="tokens of text after the chunks")
+    parser.add_argument("--prefixes", type=int, default=2, help="k of sensitivity")
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--quick", action="store_true", help="8 texts")
+    options = parser.parse_args()
+    if options.quick:
+        options.prompts = 8
+    return options
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,91 @@
+"""What quality benchmarks look through: true KV beside stored KV, selectors that know the truth, the wrong mask.
+
+Only benchmarks may know these things; nothing here runs when a question is answered.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+
+from ragkv import Engine
+from ragkv.fusion import Candidates, StaticSelector
+from ragkv.fusion.selectors import budget, top
+from ragkv.model import Rows, attention
+
+
+@dataclass(frozen=True)
+class Truth:
+    """What a full prefill computes for the chunks of one prompt, beside what is stored."""
+
+    chunk_start: int  # position of the first chunk's first token
+    moved: torch.Tensor  # (L, 2, C) squared deviation of K (raw) and V of every chunk token, true against stored
+    norm: torch.Tensor  # (L, 2) mean squared norm of the true K and V
+
+    def deviation(self) -> torch.Tensor:
+        """sqrt(sum dK^2 + sum dV^2) of every chunk token in every layer, (L, C)."""
+        return self.moved.sum(dim=1).sqrt()
+
+    def score(self, positions: torch.Tensor) -> torch.Tensor:
+        """One number for each of `positions` (N,), as sensitivity has it: later half, every layer weighing the same."""
+        later = self.moved.shape[0] // 2
+        relative = (self.moved / self.norm.unsqueeze(-1))[later:].sum(dim=(0, 1))  # (C,)
+        return relative[positions - self.chunk_start]
+
+
+class Oracle(StaticSelector):
+    """Selects by the true deviation, which nobody has at question time."""
+
+    name = "oracle"
+
+    def __init__(self, truth: Truth) -> None:
+        self._truth = truth
+
+    def select(self, candidates: Candidates, ratio: float, seed: int) -> torch.Tensor:
+        return top(self._truth.score(candidates.positions), budget(ratio, len(candidates)))
+
+
+@torch.no_grad()
+def raw_kv(engine: Engine, ids: Sequence[int], start: int, stop: int) -> torch.Tensor:
+    """Raw KV (L, 2, G, stop - start, D) of the positions start ... stop - 1 under a full prefill of `ids`."""
+    adapter = engine._adapter
+    rows, tables = Rows.span(0, len(ids), adapter.device), adapter.rope.tables(len(ids))
+    kv, record = adapter.new_kv(len(ids)), adapter.new_recording(start, stop)
+    hidden = adapter.embed(torch.tensor(ids, device=adapter.device))
+    for layer in range(adapter.layer_count):
+        hidden = adapter.run_layer(layer, hidden, rows, kv, tables, record)
+    return record.kv
+
+
+def truth(engine: Engine, chunks: Sequence[Sequence[int]]) -> Truth:
+    """The truth about a prompt of these chunks, all of them stored."""
+    prefix = engine._encoder._prefix_ids
+    ids = [*prefix, *(token for chunk in chunks for token in chunk)]
+    true = raw_kv(engine, ids, len(prefix), len(ids)).float()  # (L, 2, G, C, D)
+    pieces = []
+    for chunk in chunks:
+        lease = engine._store.lease(engine._encoder.identity, tuple(chunk))
+        assert lease is not None, "the engine was not warmed with this chunk"
+        with lease:
+            pieces.append(torch.stack([lease.read_layer(layer) for layer in range(true.shape[0])]))
+    stored = torch.cat(pieces, dim=3).float()
+    moved = (true - stored).square().sum(dim=(2, 4))
+    norm = true.square().sum(dim=(2, 4)).mean(dim=-1).clamp_min(1e-12)
+    return Truth(len(prefix), moved, norm)
+
+
+@contextmanager
+def bottom_right_triangle() -> Iterator[None]:
+    """Mask as public CacheBlend code does: row i of R sees the first S - R + i + 1 keys, wherever it stands."""
+
+    def wrong(positions: torch.Tensor, low: int, high: int, _window: int | None) -> torch.Tensor:
+        count = positions.numel()
+        return torch.ones(count, high - low, dtype=torch.bool).tril(diagonal=high - low - count)
+
+    right = attention.allowed_keys
+    attention.allowed_keys = wrong
+    try:
+        yield
+    finally:
+        attention.allowed_keys = right
