@@ -94,7 +94,7 @@ WHOLE = Splitter(len, tokens=1_000_000, tokenizer_id="characters")  # passages a
 
 
 def musique(path: Path, quick: bool) -> Task:
-    records = json.loads(path.read_text())[: 20 if quick else None]
+    records = json.loads(path.read_text())[: 10 if quick else None]
     ids: dict[str, str] = {}
     for record in records:
         for context in record["ctxs"]:
@@ -110,7 +110,7 @@ def musique(path: Path, quick: bool) -> Task:
 
 
 def xquad(path: Path, quick: bool) -> Task:
-    articles = json.loads(path.read_text())["data"][: 12 if quick else None]
+    articles = json.loads(path.read_text())["data"][: 6 if quick else None]
     documents, questions = [], []
     for number, paragraph in enumerate(p for article in articles for p in article["paragraphs"]):
         key = f"xquad-{number}"
@@ -120,7 +120,7 @@ def xquad(path: Path, quick: bool) -> Task:
 
 
 def xquad_long(path: Path, quick: bool) -> Task:
-    articles = json.loads(path.read_text())["data"][: 12 if quick else None]
+    articles = json.loads(path.read_text())["data"][: 6 if quick else None]
     splitter = Splitter(count_words_and_marks, tokens=512, tokenizer_id="words-and-marks")
     documents, questions = [], []
     for number, article in enumerate(articles):
