@@ -196,7 +196,7 @@ class BackgroundEncoder:
         with self._activity.compute:
             entry = self._encoder.chunk(token_ids)
         with self._changed:
-            if token_ids in self._known:  # not deleted meanwhile
+            if token_ids in self._known and not self._complete(token_ids):  # neither deleted nor warmed meanwhile
                 with suppress(StoreReadOnlyError):
                     self._store.delete_key(entry.info.key)  # the same KV without scores, if it was there
                 self._store.put(entry)

@@ -89,9 +89,9 @@ def _slice(lease: Lease, layer: int, buffer: torch.Tensor | None = None) -> torc
     """The slice of `layer`; whatever goes wrong in a tier is the damage of that entry, so a miss."""
     try:
         return lease.read_layer(layer, buffer)
-    except EntryDamagedError:
-        raise
     except Exception as error:
+        if isinstance(error, EntryDamagedError) and error.key == lease.info.key:
+            raise
         raise EntryDamagedError(lease.info.key, f"layer {layer} cannot be read ({error})") from error
 
 
