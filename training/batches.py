@@ -26,6 +26,7 @@ from training.worlds import World, level, world
 IGNORE = -100
 BUCKETS = (128, 192, 256, 320, 384, 448, 512, 640, 768, 1024, 1280, 1536)
 HEADS = ("previous", "reference", "subject", "object", "bridge", "asked")
+LOOKS = ("reference", "first", "last")  # a reference at its name, a question at its first and at its last statement
 
 
 @dataclass(frozen=True)
@@ -37,6 +38,7 @@ class Row:
     branch: list[int]  # 0 context, then 1, 2, ... a branch each
     targets: list[int]  # the next id where an answer is learned, else IGNORE
     marks: list[tuple[int, int, int, int]]  # head, position in the row, first and last piece of the name to tell
+    looks: list[tuple[int, int, int, int]]  # what for, position in the row, two positions it should look at
 
 
 @dataclass(frozen=True)
@@ -48,7 +50,16 @@ class Batch:
     branch: Tensor  # (B, S), -1 padding
     targets: Tensor  # (B, S)
     marks: Tensor  # (M, 5): head, row, position, first piece, last piece
+    looks: Tensor  # (N, 5): what for, row, position, two positions to look at
     worlds: int  # worlds drawn so far, those of the rows still waiting included
+
+
+@dataclass(frozen=True)
+class _Places:
+    """Where in a row things stand."""
+
+    named: dict[str, int]  # an entity's last mention by name
+    statements: dict[int, tuple[int, int]]  # a statement's later mention, and its end
 
 
 class Encoder:
@@ -66,7 +77,7 @@ class Encoder:
     def row(self, made: World, random: Random, length: int | None, extras: bool) -> Row:
         """The world as a row; `extras` now and then adds a system text, a turn in the middle, or takes chunks away."""
         made, kept = _some_chunks(made, random) if extras else (made, tuple(range(len(made.chunks))))
-        row = Row([BOS], [], [], [IGNORE], [])
+        row, places = Row([BOS], [], [], [IGNORE], [], []), _Places({}, {})
         if extras and random.random() < 0.1:
             self._put(row, self.ids(random.choice(SYSTEM)))
         self._put(row, [USER])
@@ -75,49 +86,55 @@ class Encoder:
             if turn and turn[0] == number:
                 self._answer(row, turn[1].question, turn[1].answer)
                 self._put(row, [USER])
-            self._chunk(row, made, number, set(kept))
+            self._chunk(row, made, number, set(kept), places)
         context = len(row.ids)
         row.positions.extend(range(context))
         row.branch.extend([0] * context)
         for number, question in enumerate(made.questions, start=1):
-            if not self._branch(row, question, number, context, length):
+            if not self._branch(row, question, number, length, places):
                 break
         return row
 
-    def _chunk(self, row: Row, made: World, number: int, kept: set[int]) -> None:
+    def _chunk(self, row: Row, made: World, number: int, kept: set[int], places: _Places) -> None:
         encoding = self._tokenizer.encode(made.chunks[number], add_special_tokens=False)
         base = len(row.ids)
         last = {end: base + index for index, (_, end) in enumerate(encoding.offsets)}
         self._put(row, encoding.ids)
-        for told in made.statements:
+        for index, told in enumerate(made.statements):
             if told.chunk != number or not told.support <= kept:
                 continue
             for mention in (told.subject, told.object):
-                self._mention(row, mention, last[mention.end])
-            for position in (last[max(told.subject.end, told.object.end)], last[told.end]):
+                self._mention(row, mention, last[mention.end], places)
+            places.statements[index] = (last[max(told.subject.end, told.object.end)], last[told.end])
+            for position in places.statements[index]:
                 row.marks.append((2, position, *self._name(told.fact.subject)))
                 row.marks.append((3, position, *self._name(told.fact.object)))
 
-    def _mention(self, row: Row, mention: Mention, position: int) -> None:
+    def _mention(self, row: Row, mention: Mention, position: int, places: _Places) -> None:
         if mention.how is How.NAME:
+            places.named[mention.entity] = position
             row.marks.append((0, position, row.ids[position - 1], row.ids[position - 1]))
         elif mention.how is not How.WORD:
             row.marks.append((1, position, *self._name(mention.entity)))
+            if mention.how in (How.PRON, How.THAT, How.SAME) and mention.entity in places.named:
+                row.looks.append((0, position, places.named[mention.entity], places.named[mention.entity]))
 
-    def _branch(self, row: Row, question: Question, number: int, context: int, length: int | None) -> bool:
-        start = len(row.ids)
-        marks = len(row.marks)
+    def _branch(self, row: Row, question: Question, number: int, length: int | None, places: _Places) -> bool:
+        start, context = len(row.ids), row.branch.count(0)
         for asked, answer in (*question.history, (question.question, question.answer)):
             if len(row.ids) > start:
                 self._put(row, [USER])
             self._answer(row, asked, answer)
         if length is not None and len(row.ids) > length:
-            del row.ids[start:], row.targets[start:], row.marks[marks:]
+            del row.ids[start:], row.targets[start:]
             return False
         asked_at = max(index for index in range(start, len(row.ids)) if row.ids[index] == ASSISTANT)
         for head, name in ((4, question.bridge), (5, question.asked)):
             if name:
                 row.marks.append((head, asked_at, *self._name(name)))
+        if question.answer != UNKNOWN and question.told:
+            for what, told in ((1, question.told[0]), (2, question.told[-1])):
+                row.looks.append((what, asked_at, *places.statements[told]))
         row.positions.extend(range(context, context + len(row.ids) - start))
         row.branch.extend([number] * (len(row.ids) - start))
         return True
@@ -207,11 +224,13 @@ def collate(rows: list[Row], length: int, worlds: int = 0) -> Batch:
         return torch.from_numpy(out)
 
     marks = [(mark[0], index, *mark[1:]) for index, row in enumerate(rows) for mark in row.marks]
+    looks = [(look[0], index, *look[1:]) for index, row in enumerate(rows) for look in row.looks]
     return Batch(
         padded([row.ids for row in rows], PAD),
         padded([row.positions for row in rows], 0),
         padded([row.branch for row in rows], -1),
         padded([row.targets for row in rows], IGNORE),
-        torch.tensor(marks, dtype=torch.int64),
+        torch.tensor(marks, dtype=torch.int64).view(-1, 5),
+        torch.tensor(looks, dtype=torch.int64).view(-1, 5),
         worlds,
     )

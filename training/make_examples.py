@@ -2,8 +2,8 @@
 
     python -m training.make_examples --reader ragkv/model/reader
 
-Writes `examples/corpus/*.md`, a document a chunk, and `examples/questions.jsonl`. A question lists the documents it is asked
-on in their order in the world, those that support it and some others, so references keep their meaning.
+Writes `examples/corpus/*.md`, a document a chunk, and `examples/questions.jsonl`. A question lists the documents it is
+asked on in their order in the world, those that support it and some others, so references keep their meaning.
 """
 
 from __future__ import annotations

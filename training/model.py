@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from safetensors import safe_open
 from torch import Tensor, nn
 
-from training.batches import HEADS
+from training.batches import HEADS, LOOKS
 
 
 @dataclass(frozen=True)
@@ -33,6 +33,12 @@ class Shape:
     inner: int = 320
     rope_theta: float = 10000.0
     eps: float = 1e-5
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """x (..., D), its two halves turned by cos, sin (..., D/2)."""
+    first, second = x.chunk(2, -1)
+    return torch.cat((first * cos - second * sin, second * cos + first * sin), -1)
 
 
 class Block(nn.Module):
@@ -56,8 +62,7 @@ class Block(nn.Module):
         rows, length, _ = x.shape
         normed = F.rms_norm(x, (s.hidden,), self.norm1.to(x.dtype), s.eps)
         qkv = F.linear(normed, self.qkv).view(rows, length, heads + 2 * groups, dim)
-        first, second = qkv[:, :, : heads + groups].chunk(2, -1)
-        rotated = torch.cat((first * cos - second * sin, second * cos + first * sin), -1)
+        rotated = rotate(qkv[:, :, : heads + groups], cos, sin)
         query = rotated[:, :, :heads].transpose(1, 2).reshape(rows * groups, heads // groups * length, dim)
         key = rotated[:, :, heads:].transpose(1, 2).reshape(rows * groups, length, dim)
         value = qkv[:, :, heads + groups :].transpose(1, 2).reshape(rows * groups, length, dim)
@@ -79,8 +84,9 @@ class Reader(nn.Module):
         self.shape = shape
         self.embed = nn.Parameter(torch.randn(shape.vocabulary, shape.hidden))
         self.blocks = nn.ModuleList(Block(shape) for _ in range(shape.layers))
-        self.norm = nn.Parameter(torch.full((shape.hidden,), 0.05))  # small, since the head is the embedding
+        self.norm = nn.Parameter(torch.full((shape.hidden,), 0.1))  # small, since the head is the embedding
         self.auxiliary = nn.Parameter(torch.zeros(len(HEADS), 2, shape.hidden, shape.hidden))
+        self.looking = {name: round(depth * shape.layers / 8) for name, depth in zip(LOOKS, (2, 5, 6), strict=True)}
         self.taps = {
             name: round(depth * shape.layers / 8) for name, depth in zip(HEADS, (1, 3, 5, 5, 6, 3), strict=True)
         }
@@ -89,20 +95,38 @@ class Reader(nn.Module):
         self, ids: Tensor, positions: Tensor, bias: Tensor, dtype: torch.dtype
     ) -> tuple[Tensor, dict[int, Tensor]]:
         """The last hidden states (B, S, E) and those behind the tapped layers; bias (B, 1, S, S)."""
-        frequency = self.shape.rope_theta ** -(torch.arange(0, self.shape.head_dim, 2).float() / self.shape.head_dim)
-        angle = positions[..., None, None].float() * frequency  # (B, S, 1, D/2)
-        cos, sin = angle.cos().to(dtype), angle.sin().to(dtype)
+        cos, sin = (part[:, :, None] for part in self.rotation(positions, dtype))  # (B, S, 1, D/2)
         x = F.embedding(ids, self.embed).to(dtype)
         tapped = {}
         for number, block in enumerate(self.blocks, start=1):
             x = block(x, cos, sin, bias)
-            if number in self.taps.values():
+            if number in self.taps.values() or number in self.looking.values():
                 tapped[number] = x
         return F.rms_norm(x, (self.shape.hidden,), self.norm.to(x.dtype), self.shape.eps), tapped
 
     def logits(self, hidden: Tensor) -> Tensor:
         """(N, E) -> (N, V), float32; the head is the embedding, so that what copies one word copies all."""
         return F.linear(hidden, self.embed).float()
+
+    def looks(self, what: str, tapped: dict[int, Tensor], positions: Tensor, bias: Tensor, at: Tensor) -> Tensor:
+        """Log attention weights (N, S) of head 0 in the block that should do this look, from places `at` (N, 2)."""
+        behind = self.looking[what]
+        block = self.blocks[behind]
+        assert isinstance(block, Block)
+        heads, dim = self.shape.heads, self.shape.head_dim
+        normed = F.rms_norm(tapped[behind], (self.shape.hidden,), block.norm1, self.shape.eps)
+        cos, sin = self.rotation(positions, torch.float32)
+        key = rotate(F.linear(normed, block.qkv[heads * dim : (heads + 1) * dim]), cos, sin)  # (B, S, D)
+        rows, places = at[:, 0], at[:, 1]
+        query = rotate(F.linear(normed[rows, places], block.qkv[:dim]), cos[rows, places], sin[rows, places])  # (N, D)
+        scores = torch.einsum("nd,nsd->ns", query, key[rows]).float() * dim**-0.5
+        return (scores + bias[rows, 0, places].float()).log_softmax(-1)
+
+    def rotation(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """(..., S) -> cosines and sines (..., S, D/2)."""
+        frequency = self.shape.rope_theta ** -(torch.arange(0, self.shape.head_dim, 2).float() / self.shape.head_dim)
+        angle = positions[..., None].float() * frequency
+        return angle.cos().to(dtype), angle.sin().to(dtype)
 
     def told(self, head: int, piece: int, hidden: Tensor) -> Tensor:
         """(N, E) behind a tapped layer -> (N, V): which name a throwaway head reads there."""

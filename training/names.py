@@ -61,15 +61,15 @@ def is_held_out(name: str) -> bool:
 class NameBook:
     """Draws names of one world, never one twice."""
 
-    def __init__(self, random: Random, split: NameSplit, middle_share: float = 0.25, pool: int = len(FIRST)) -> None:
-        self._random, self._split, self._middle_share, self._first = random, split, middle_share, FIRST[:pool]
+    def __init__(self, random: Random, split: NameSplit, middle_share: float = 0.25) -> None:
+        self._random, self._split, self._middle_share = random, split, middle_share
         self._taken: set[str] = set()
 
     def draw(self, kind: Kind) -> str:
         """A new name of this kind, from this book's side of the split."""
         while True:
             middle = self._random.choice(MIDDLE) if self._random.random() < self._middle_share else ""
-            name = self._random.choice(self._first) + middle + self._random.choice(ENDINGS[kind])
+            name = self._random.choice(FIRST) + middle + self._random.choice(ENDINGS[kind])
             wanted = self._split == "any" or is_held_out(name) == (self._split == "heldout")
             if wanted and name not in self._taken:
                 self._taken.add(name)

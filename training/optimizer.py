@@ -35,7 +35,7 @@ class Optimizer:
     """Steps the reader's parameters."""
 
     def __init__(
-        self, reader: Reader, muon: float = 0.02, adam: float = 0.004, momentum: float = 0.95, decay: float = 0.01
+        self, reader: Reader, muon: float = 0.006, adam: float = 0.004, momentum: float = 0.95, decay: float = 0.1
     ) -> None:
         self._rates, self._momentum, self._decay = (muon, adam), momentum, decay
         blocks = [block for block in reader.blocks if isinstance(block, Block)]
@@ -44,7 +44,7 @@ class Optimizer:
         gains = [p for p in reader.parameters() if id(p) not in matrices and p.dim() == 1]
         groups = [
             {"params": [reader.embed], "share": 1.0},
-            {"params": gains, "share": 0.25},
+            {"params": gains, "share": 0.5},
             {"params": [reader.auxiliary], "share": 0.12},
         ]
         self._adam = torch.optim.AdamW(groups, lr=adam, betas=(0.9, 0.98), weight_decay=0.0, eps=1e-10, fused=True)

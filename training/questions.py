@@ -36,6 +36,7 @@ class Question:
     guess: float  # chance of a right answer for one who picks a word of the right kind from the context
     history: tuple[tuple[str, str], ...] = ()  # earlier turns: question, answer
     asked: str = ""  # the entity the question names, where it is one
+    told: tuple[int, ...] = ()  # numbers of the statements to look up, in the order of the hops
     bridge: str = ""  # the entity in the middle of two hops, or the one a follow-up is about
 
 
@@ -88,6 +89,9 @@ class Asker:
     def _words(self, relation: str, subject: str) -> str:
         return self.random.choice(BY_NAME[relation].asked(self.templates)[: self.variety]).format(s=subject)
 
+    def _numbers(self, *told: Statement) -> tuple[int, ...]:
+        return tuple(self.statements.index(one) for one in told)
+
     def _guess(self, relation: str) -> float:
         return 1 / max(1, len(self._answers[BY_NAME[relation].object]))
 
@@ -95,8 +99,9 @@ class Asker:
         kind = _TYPE_OF[told.references[0].how] if told.references else "local"
         fact = told.fact
         words = self._words(fact.relation, fact.subject)
+        guess = self._guess(fact.relation)
         return Question(
-            kind, words, fact.object, tuple(sorted(told.support)), self._guess(fact.relation), asked=fact.subject
+            kind, words, fact.object, _sorted(told.support), guess, asked=fact.subject, told=self._numbers(told)
         )
 
     def _two_hops(self, first: Statement) -> Iterator[Question]:
@@ -107,10 +112,12 @@ class Asker:
             if not references and first.chunk == second.chunk:
                 continue
             words = self._words(second.fact.relation, role.format(s=first.fact.subject))
-            support = tuple(sorted(first.support | second.support))
             kind = "hop2ref" if references else "hop2"
-            guess, bridge = self._guess(second.fact.relation), first.fact.object
-            yield Question(kind, words, second.fact.object, support, guess, asked=first.fact.subject, bridge=bridge)
+            yield Question(
+                kind, words, second.fact.object, _sorted(first.support | second.support),
+                self._guess(second.fact.relation), asked=first.fact.subject,
+                told=self._numbers(first, second), bridge=first.fact.object,
+            )  # fmt: skip
 
     def _follow_ups(self, first: Statement) -> Iterator[Question]:
         """The turn before asks for `first`; this one goes on about its subject or about its answer."""
@@ -120,11 +127,10 @@ class Asker:
                 if second is first:
                     continue
                 words = BY_NAME[second.fact.relation].follow_up.format(**_PRONOUNS[self.entities[about].gender])
-                support = second.support | first.support
-                guess = self._guess(second.fact.relation)
                 yield Question(
-                    "followup", words, second.fact.object, tuple(sorted(support)), guess, (turn,), bridge=about
-                )
+                    "followup", words, second.fact.object, _sorted(first.support | second.support),
+                    self._guess(second.fact.relation), (turn,), told=self._numbers(second), bridge=about,
+                )  # fmt: skip
 
     def _comparisons(self) -> Iterator[Question]:
         founded = [told for told in self.statements if told.fact.relation == "founded"]
@@ -136,9 +142,8 @@ class Asker:
                     a=first.fact.subject, b=second.fact.subject
                 )
                 older = min(first, second, key=lambda told: int(told.fact.object))
-                yield Question(
-                    "comparison", words, older.fact.subject, tuple(sorted(first.support | second.support)), 0.5
-                )
+                support = _sorted(first.support | second.support)
+                yield Question("comparison", words, older.fact.subject, support, 0.5, told=self._numbers(first, second))
 
     def _unanswerable(self) -> Iterator[Question]:
         told = {(s.fact.subject, s.fact.relation) for s in self.statements}
@@ -156,3 +161,7 @@ class Asker:
                 if role and fitting and (first.fact.object, relation.name) not in told:
                     words = self._words(relation.name, role.format(s=first.fact.subject))
                     yield Question("unanswerable", words, UNKNOWN, (), 0.0, asked=first.fact.subject)
+
+
+def _sorted(chunks: frozenset[int]) -> tuple[int, ...]:
+    return tuple(sorted(chunks))

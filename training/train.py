@@ -22,7 +22,7 @@ import torch.nn.functional as F
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from training.batches import HEADS, IGNORE, Batch, Stream
+from training.batches import HEADS, IGNORE, LOOKS, Batch, Stream
 from training.model import Block, Reader, Shape, as_record, bias, export
 from training.optimizer import Optimizer
 from training.tokenizer import build
@@ -57,10 +57,16 @@ def rate(step: int, progress: float) -> float:
     return min(1.0, (step + 1) / WARMUP_STEPS) * (0.02 + 0.98 * down)
 
 
-def losses(reader: Reader, batch: Batch, auxiliary: float) -> tuple[Tensor, dict[str, float]]:
+def pushes(progress: float) -> tuple[float, float]:
+    """How much the throwaway heads and the looks weigh: they start what the answers then carry on."""
+    return (1.0 if progress < 0.8 else 0.5), 0.3 * max(0.0, 1 - progress / 0.6)
+
+
+def losses(reader: Reader, batch: Batch, auxiliary: float, looking: float) -> tuple[Tensor, dict[str, float]]:
     """The loss of a batch, and what the log shows of it."""
     with torch.autocast("cpu", torch.bfloat16):
-        hidden, tapped = reader(batch.ids, batch.positions, bias(batch.branch, torch.bfloat16), torch.float32)
+        mask = bias(batch.branch, torch.bfloat16)
+        hidden, tapped = reader(batch.ids, batch.positions, mask, torch.float32)
         learned = batch.targets != IGNORE
         logits, targets = reader.logits(hidden[learned]), batch.targets[learned]
         total = F.cross_entropy(logits, targets)
@@ -74,6 +80,13 @@ def losses(reader: Reader, batch: Batch, auxiliary: float) -> tuple[Tensor, dict
                 guessed = reader.told(number, piece, at)
                 total = total + auxiliary * HEAD_WEIGHTS[name] * F.cross_entropy(guessed, marks[:, 3 + piece])
                 shown[name] = (guessed.argmax(-1) == marks[:, 3 + piece]).float().mean().item()
+        for number, name in enumerate(LOOKS):
+            looks = batch.looks[batch.looks[:, 0] == number]
+            if len(looks) and looking:
+                weights = reader.looks(name, tapped, batch.positions, mask, looks[:, 1:3])
+                seen = weights.gather(1, looks[:, 3:]).logsumexp(-1) - (looks[:, 3] == looks[:, 4]) * 0.6931
+                total = total - looking * seen.mean()
+                shown[f"look {name}"] = seen.exp().mean().item()
     return total, shown
 
 
@@ -168,7 +181,7 @@ def train(run: Run, minutes: float, tokens: int, export_minutes: float, stop: fl
         stream = Stream(run.seed, mix, tokens // run.workers, start, run.workers)
         for batch in torch.utils.data.DataLoader(stream, batch_size=None, num_workers=1, prefetch_factor=8):
             progress = clock.minutes / minutes
-            loss, shown = losses(run.reader, batch, auxiliary=1.0 if progress < 0.8 else 0.5)
+            loss, shown = losses(run.reader, batch, *pushes(progress))
             loss.backward()
             run.share()
             nn.utils.clip_grad_norm_(run.reader.parameters(), 1.0)
@@ -240,7 +253,7 @@ def main() -> None:
         "--sessions", action="store_true", help="a session a worker, for kernels that share time by session"
     )
     parser.add_argument("--export-minutes", type=float, default=8)
-    parser.add_argument("--muon", type=float, default=0.02)
+    parser.add_argument("--muon", type=float, default=0.006)
     parser.add_argument("--adam", type=float, default=0.004)
     parser.add_argument("--hidden", type=int, default=160)
     parser.add_argument("--layers", type=int, default=8)

@@ -16,7 +16,7 @@ from pathlib import Path
 from random import Random
 
 from training.discourse import Entity, Fact, Statement, Teller, Telling
-from training.names import FIRST, Kind, NameBook, NameSplit
+from training.names import Kind, NameBook, NameSplit
 from training.questions import Asker, Question
 from training.templates import RELATIONS, ROLES, WORDS, Relation
 
@@ -32,7 +32,6 @@ class Spec:
 
     telling: Telling
     names: NameSplit = "train"
-    pool: int = len(FIRST)  # first syllables to draw names from
     middle: float = 0.25  # share of names of three syllables
     questions: int = 10
     relations: tuple[int, int] = (4, 6)  # few, so that each has many objects to choose among
@@ -58,14 +57,14 @@ def level(number: int) -> Spec:
         (Telling((8, 12), (6, 10), 0.6, 0.2, 0.12), (4, 8)),
     )
     telling, relations = sizes[number]
-    pool, middle = ((24, 0.0), (60, 0.0), *[(len(FIRST), 0.25)] * 3)[number]
-    return Spec(telling, pool=pool, middle=middle, relations=relations)
+    middle = (0.0, 0.1, 0.25, 0.25, 0.25)[number]
+    return Spec(telling, middle=middle, relations=relations)
 
 
 def world(seed: int, spec: Spec) -> World:
     """The world of this seed."""
     random = Random(seed)
-    names = NameBook(random, spec.names, spec.middle, spec.pool)
+    names = NameBook(random, spec.names, spec.middle)
     telling = replace(spec.telling, chunks=(count := random.randint(*spec.telling.chunks), count))
     sentences = count * sum(telling.sentences) / 2 * (1 - telling.fillers)
     relations = _relations(random, random.randint(*spec.relations))
