@@ -132,7 +132,7 @@ class Encoder:
         for head, name in ((4, question.bridge), (5, question.asked)):
             if name:
                 row.marks.append((head, asked_at, *self._name(name)))
-        if question.answer != UNKNOWN and question.told:
+        if question.told and all(told in places.statements for told in question.told):
             for what, told in ((1, question.told[0]), (2, question.told[-1])):
                 row.looks.append((what, asked_at, *places.statements[told]))
         row.positions.extend(range(context, context + len(row.ids) - start))

@@ -119,8 +119,8 @@ class Reader(nn.Module):
         key = rotate(F.linear(normed, block.qkv[heads * dim : (heads + 1) * dim]), cos, sin)  # (B, S, D)
         rows, places = at[:, 0], at[:, 1]
         query = rotate(F.linear(normed[rows, places], block.qkv[:dim]), cos[rows, places], sin[rows, places])  # (N, D)
-        scores = torch.einsum("nd,nsd->ns", query, key[rows]).float() * dim**-0.5
-        return (scores + bias[rows, 0, places].float()).log_softmax(-1)
+        scores: Tensor = torch.einsum("nd,nsd->ns", query, key[rows]).float() * dim**-0.5
+        return F.log_softmax(scores + bias[rows, 0, places].float(), dim=-1)
 
     def rotation(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """(..., S) -> cosines and sines (..., S, D/2)."""
@@ -147,10 +147,10 @@ def export(reader: Reader) -> tuple[dict[str, object], dict[str, Tensor]]:
     """The transformers config and weights of this reader, views of its own, without the throwaway heads."""
     shape = reader.shape
     dim, queries, keys = shape.head_dim, shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
-    weights = {"model.embed_tokens.weight": reader.embed, "model.norm.weight": reader.norm}
+    weights: dict[str, Tensor] = {"model.embed_tokens.weight": reader.embed, "model.norm.weight": reader.norm}
     for number, block in enumerate(reader.blocks):
         assert isinstance(block, Block)
-        query, key, value = block.qkv.split([queries, keys, keys])
+        query, key, value = torch.split(block.qkv, [queries, keys, keys])
         gate, up = block.gate_up.chunk(2)
         names = {
             "self_attn.q_proj": query, "self_attn.k_proj": key, "self_attn.v_proj": value,

@@ -28,7 +28,8 @@ def orthogonal(stack: Tensor) -> Tensor:
     for a, b, c in _STEPS:
         gram = x @ x.transpose(1, 2)
         x = a * x + (b * gram + c * gram @ gram) @ x
-    return x if wide else x.transpose(1, 2)
+    turned: Tensor = x if wide else x.transpose(1, 2)
+    return turned
 
 
 class Optimizer:

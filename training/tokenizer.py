@@ -46,7 +46,7 @@ def build() -> PreTrainedTokenizerFast:
     tokenizer.train_from_iterator(_pieces(), trainer)
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True, use_regex=True)
     tokenizer.decoder = decoders.ByteLevel()
-    fast = PreTrainedTokenizerFast(
+    fast: PreTrainedTokenizerFast = PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
         tokenizer_object=tokenizer, pad_token="<pad>", bos_token="<bos>", eos_token="<end>",
         additional_special_tokens=["<user>", "<assistant>"], model_max_length=2048, clean_up_tokenization_spaces=False,
     )  # fmt: skip

@@ -21,6 +21,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from safetensors.torch import save_file
 from torch import Tensor, nn
+from torch.multiprocessing.spawn import spawn
 
 from training.batches import HEADS, IGNORE, LOOKS, Batch, Stream
 from training.model import Block, Reader, Shape, as_record, bias, export
@@ -109,7 +110,7 @@ class Run:
         flat = torch.cat([parameter.grad.flatten() for parameter in parameters if parameter.grad is not None])
         dist.all_reduce(flat)
         flat /= self.workers
-        for parameter, part in zip(parameters, flat.split([p.numel() for p in parameters]), strict=True):
+        for parameter, part in zip(parameters, torch.split(flat, [p.numel() for p in parameters]), strict=True):
             parameter.grad = part.view_as(parameter)
 
     def resume(self) -> None:
@@ -182,7 +183,7 @@ def train(run: Run, minutes: float, tokens: int, export_minutes: float, stop: fl
         for batch in torch.utils.data.DataLoader(stream, batch_size=None, num_workers=1, prefetch_factor=8):
             progress = clock.minutes / minutes
             loss, shown = losses(run.reader, batch, *pushes(progress))
-            loss.backward()
+            torch.autograd.backward(loss)
             run.share()
             nn.utils.clip_grad_norm_(run.reader.parameters(), 1.0)
             run.optimizer.step(rate(p.step, progress))
@@ -264,7 +265,7 @@ def main() -> None:
     if options.workers == 1:
         worker(0, options)
     else:
-        torch.multiprocessing.spawn(worker, (options,), nprocs=options.workers)
+        spawn(worker, (options,), nprocs=options.workers)  # type: ignore[no-untyped-call]
 
 
 if __name__ == "__main__":

@@ -53,7 +53,7 @@ def test_a_step_of_training_has_a_gradient_for_every_parameter() -> None:
     made = reader()
     batch = next(iter(Stream(1, {1: 1.0}, 1500)))
     total, shown = losses(made, batch, auxiliary=1.0, looking=1.0)
-    total.backward()
+    torch.autograd.backward(total)
     assert all(parameter.grad is not None for parameter in made.parameters())
     assert 0 <= shown["right"] <= 1
 
