@@ -188,9 +188,10 @@ class Engine:
         `on_progress(done, total)` is called after each chunk.
         """
         unique = list(dict.fromkeys(chunk.token_ids for chunk in self._as_chunks(chunks)))
+        for token_ids in unique:
+            self._check_length(len(self._runs.before_documents) + len(token_ids), 0)
         encoded = present = failed = 0
         for done, token_ids in enumerate(unique, 1):
-            self._check_length(len(self._runs.before_documents) + len(token_ids), 0)
             if self._store.contains(self._encoder.identity.key(token_ids)):
                 present += 1
             else:
@@ -317,8 +318,8 @@ class Engine:
             return self.config.fusion.ratio
         if ratio is None:
             raise ConfigError("ratio=None asks for the loading controller, which this version does not have: give one.")
-        if not 0.0 <= ratio <= 1.0:
-            raise InputError(f"ratio is {ratio}; it is a share and must lie in [0, 1].")
+        if not isinstance(ratio, int | float) or not 0.0 <= ratio <= 1.0:
+            raise InputError(f"ratio is {ratio!r}; it is a share and must lie in [0, 1].")
         return float(ratio)
 
     def _as_chunks(self, chunks: Sequence[ChunkLike]) -> list[Chunk]:
