@@ -95,10 +95,12 @@ class CappedLogits(transformers.LlamaForCausalLM):
         return out
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("altered", [ScaledEmbeddings, CappedLogits])
-def test_a_model_whose_forward_does_more_is_refused(altered: type[Any]) -> None:
+def test_a_model_whose_forward_does_more_is_refused(altered: type[Any], dtype: torch.dtype) -> None:
     model = altered(tiny_models.config("llama")).eval()
     model.load_state_dict(tiny_models.weights("llama"))
+    model.to(dtype)
     with pytest.raises(UnsupportedModelError, match="its own logits"):
         adapt(model)
 
