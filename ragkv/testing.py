@@ -11,7 +11,7 @@ from enum import Enum
 import torch
 
 from ragkv.errors import EntryDamagedError
-from ragkv.store import Entry, EntryInfo, Identity, Lease, Tier, TierStats
+from ragkv.store import Entry, EntryInfo, Identity, Lease, Tier, TierStats, Turn
 
 
 class WrappedTier(Tier):
@@ -32,6 +32,9 @@ class WrappedTier(Tier):
 
     def put(self, entry: Entry) -> bool:
         return self.tier.put(entry)
+
+    def served(self, turn: Turn) -> None:
+        self.tier.served(turn)
 
     def contains(self, key: str) -> bool:
         return self.tier.contains(key)

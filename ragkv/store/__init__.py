@@ -14,7 +14,7 @@ from .entry import (
     ids_bytes,
     ids_digest,
 )
-from .policies import LRU, POLICIES, Item, Policy, make_policy
+from .policies import LRU, POLICIES, Item, Policy, Turn, make_policy
 from .store import Store, StoreStats
 from .tiers import DiskTier, Lease, MemoryTier, ReadOnlyDiskTier, Tier, TierKind, TierStats, aligned_empty
 
@@ -36,6 +36,7 @@ __all__ = [
     "Tier",
     "TierKind",
     "TierStats",
+    "Turn",
     "aligned_empty",
     "dtype_from_name",
     "dtype_name",

@@ -20,7 +20,7 @@ from ragkv.errors import EntryDamagedError, StoreReadOnlyError
 
 from .background import Background, Job
 from .entry import Entry, EntryInfo, Identity
-from .policies import make_policy
+from .policies import Turn, make_policy
 from .tiers import DiskTier, Lease, MemoryTier, ReadOnlyDiskTier, Tier, TierKind, TierStats
 from .tiers.memory import MemoryLease
 
@@ -105,6 +105,14 @@ class Store:
         for tier in self._tiers:
             kept = bool(_or_none("keep an entry", tier.put, entry))
         return kept
+
+    def served(self, turn: Turn) -> None:
+        """Tell every tier's policy that a conversation's turn was served, before its blocks are put.
+
+        The blocks are entries whose `group` is the turn's and whose `index` counts them from 0.
+        """
+        for tier in self._tiers:
+            _or_none("tell a policy of a turn", tier.served, turn)
 
     def delete(self, identity: Identity, token_ids: Sequence[int]) -> bool:
         """Drop the entry of these tokens from every tier; see `delete_key`."""

@@ -5,12 +5,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ragkv.errors import ConfigError
-from ragkv.store import LRU, POLICIES, Item, Policy, make_policy
+from ragkv.store import LRU, POLICIES, Policy, make_policy
+from ragkv.store.policies import PolicySettings, Turn
+
+NAMES = sorted(POLICIES)
 
 
-@pytest.fixture(params=sorted(POLICIES))
+def turn(group: str, at: float, length: int, prompt: int = 1, number: int = 1) -> Turn:
+    """A served turn whose future nobody knows."""
+    return Turn(at, int(at), group, prompt, 0, length, number, None if number == 1 else 1.0)
+
+
+@pytest.fixture(params=NAMES)
 def policy(request: pytest.FixtureRequest) -> Policy:
-    return make_policy(request.param)
+    return make_policy(request.param, offline=True)
 
 
 class TestEveryPolicy:
@@ -18,62 +26,96 @@ class TestEveryPolicy:
         assert policy.victim(set(), 0.0) is None
 
     def test_names_only_what_it_holds_and_is_not_pinned(self, policy: Policy) -> None:
-        for number, key in enumerate("abc"):
-            policy.inserted(Item(key, 1), float(number))
-        policy.removed("a")
-        assert policy.victim({"b"}, 3.0) == "c"
+        for number, group in enumerate("abc"):
+            policy.held(group, 1, 1, float(number))
+        policy.held("a", 0, 0, 3.0)
+        cut = policy.victim({"b"}, 3.0)
+        assert cut is not None and (cut.group, cut.keep) == ("c", 0)
         assert policy.victim({"b", "c"}, 3.0) is None
 
     def test_naming_a_victim_changes_nothing(self, policy: Policy) -> None:
-        for number, key in enumerate("abc"):
-            policy.inserted(Item(key, 1), float(number))
+        for number, group in enumerate("abc"):
+            policy.held(group, 1, 1, float(number))
         assert policy.victim(set(), 3.0) == policy.victim(set(), 3.0)
 
-    def test_ignores_keys_it_does_not_know(self, policy: Policy) -> None:
+    def test_ignores_groups_it_does_not_know(self, policy: Policy) -> None:
         policy.used("x", 0.0)
-        policy.removed("x")
+        policy.held("x", 0, 0, 0.0)
         assert policy.victim(set(), 0.0) is None
 
-    def test_a_key_may_come_back(self, policy: Policy) -> None:
-        policy.inserted(Item("a", 1), 0.0)
-        policy.removed("a")
-        policy.inserted(Item("a", 2), 1.0)
-        assert policy.victim(set(), 2.0) == "a"
+    def test_a_group_may_come_back(self, policy: Policy) -> None:
+        policy.held("a", 1, 1, 0.0)
+        policy.held("a", 0, 0, 0.0)
+        policy.held("a", 1, 2, 1.0)
+        cut = policy.victim(set(), 2.0)
+        assert cut is not None and cut.group == "a"
 
-    @pytest.mark.parametrize("name", sorted(POLICIES))
+    @pytest.mark.parametrize("name", NAMES)
     @given(
-        steps=st.lists(st.tuples(st.sampled_from(["insert", "use", "remove", "evict"]), st.sampled_from("abcdef"))),
+        steps=st.lists(
+            st.tuples(
+                st.sampled_from(["serve", "hold", "use", "shrink", "evict", "queue", "start"]),
+                st.sampled_from("abcdef"),
+                st.integers(0, 9),
+            )
+        ),
         pinned=st.sets(st.sampled_from("abcdef")),
+        xi=st.integers(0, 6),
     )
-    def test_always_finds_a_victim_while_one_is_unpinned(
-        self, name: str, steps: list[tuple[str, str]], pinned: set[str]
+    def test_always_names_a_cut_that_frees_something_while_a_group_is_unpinned(
+        self, name: str, steps: list[tuple[str, str, int]], pinned: set[str], xi: int
     ) -> None:
-        policy, held = make_policy(name), set[str]()
-        for now, (step, key) in enumerate(steps):
-            if step == "insert" and key not in held:
-                policy.inserted(Item(key, 1), float(now))
-                held.add(key)
+        policy, held, queue = (
+            make_policy(name, PolicySettings(xi_blocks=xi), offline=True),
+            dict[str, int](),
+            list[str](),
+        )
+        for now, (step, group, number) in enumerate(steps):
+            if step == "serve":
+                policy.served(turn(group, float(now), number, number=1 + number % 3))
+            elif step == "hold":
+                held[group] = number
+                policy.held(group, number, number, float(now))
             elif step == "use":
-                policy.used(key, float(now))
-            elif step == "remove":
-                policy.removed(key)
-                held.discard(key)
+                policy.used(group, float(now))
+            elif step == "shrink":
+                held[group] = min(held.get(group, 0), number)
+                policy.held(group, held[group], held[group], float(now))
+            elif step == "queue":
+                policy.queued(group)
+                queue.append(group)
+            elif step == "start" and queue:
+                policy.started(queue.pop(0))
             elif step == "evict":
-                victim = policy.victim(pinned, float(now))
-                assert (victim in held - pinned) if held - pinned else victim is None
-                if victim is not None:
-                    policy.removed(victim)
-                    held.discard(victim)
+                cut = policy.victim(pinned, float(now))
+                there = {other for other, blocks in held.items() if blocks} - pinned
+                assert (cut is None) == (not there)
+                if cut is not None:
+                    assert cut.group in there and 0 <= cut.keep < held[cut.group]
+                    held[cut.group] = cut.keep
+                    policy.held(cut.group, cut.keep, cut.keep, float(now))
 
 
 def test_lru_evicts_what_was_not_used_for_longest() -> None:
     policy = LRU()
-    for key in "abc":
-        policy.inserted(Item(key, 1), 0.0)
+    for group in "abc":
+        policy.held(group, 1, 1, 0.0)
     policy.used("a", 1.0)
-    assert policy.victim(set(), 2.0) == "b"
+    cut = policy.victim(set(), 2.0)
+    assert cut is not None and cut.group == "b"
 
 
 def test_an_unknown_policy_is_refused_naming_the_known_ones() -> None:
     with pytest.raises(ConfigError, match=r"'lfu'.*lru"):
         make_policy("lfu")
+
+
+def test_a_policy_that_needs_the_future_is_refused_where_nobody_knows_it() -> None:
+    with pytest.raises(ConfigError, match=r"'belady' needs the future.*lru"):
+        make_policy("belady")
+
+
+@pytest.mark.parametrize("setting", ["xi_blocks", "new_blocks", "capacity_blocks", "window_groups"])
+def test_negative_settings_are_refused(setting: str) -> None:
+    with pytest.raises(ConfigError, match=f"{setting} is -1"):
+        PolicySettings(**{setting: -1})

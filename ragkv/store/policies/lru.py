@@ -3,7 +3,7 @@
 from collections import OrderedDict
 from collections.abc import Container
 
-from .base import Item, Policy
+from .base import Cut, Policy, PolicySettings, Turn
 
 
 class LRU(Policy):
@@ -11,19 +11,35 @@ class LRU(Policy):
 
     name = "lru"
 
-    def __init__(self) -> None:
-        self._order: OrderedDict[str, None] = OrderedDict()
+    def __init__(self, settings: PolicySettings | None = None) -> None:
+        super().__init__(settings)
+        self._held: OrderedDict[str, int] = OrderedDict()  # group -> blocks, the last used last
 
-    def inserted(self, item: Item, now: float) -> None:
-        self._order[item.key] = None
-        self._order.move_to_end(item.key)
+    def served(self, turn: Turn) -> None:
+        if turn.group in self._held:
+            self._held.move_to_end(turn.group)
 
-    def used(self, key: str, now: float) -> None:
-        if key in self._order:
-            self._order.move_to_end(key)
+    def used(self, group: str, now: float) -> None:
+        if group in self._held:
+            self._held.move_to_end(group)
 
-    def removed(self, key: str) -> None:
-        self._order.pop(key, None)
+    def held(self, group: str, blocks: int, size: int, now: float) -> None:
+        before = self._held.get(group, 0)
+        if blocks:
+            self._held[group] = blocks
+            if 0 < before < blocks:
+                self._held.move_to_end(group)
+        elif before:
+            del self._held[group]
 
-    def victim(self, pinned: Container[str], now: float) -> str | None:
-        return next((key for key in self._order if key not in pinned), None)
+    def victim(self, pinned: Container[str], now: float) -> Cut | None:
+        oldest = first_unpinned(self._held, pinned)
+        return None if oldest is None else Cut(oldest)
+
+
+def first_unpinned(groups: OrderedDict[str, int], pinned: Container[str]) -> str | None:
+    """The first of `groups` that is not pinned, or `None`."""
+    for group in groups:
+        if group not in pinned:
+            return group
+    return None

@@ -15,6 +15,7 @@ from typing import Self
 import torch
 
 from ..entry import Entry, EntryInfo, Identity
+from ..policies import Turn
 
 
 class TierKind(Enum):
@@ -86,6 +87,9 @@ class Tier(ABC):
         `False` if it was not kept (larger than the tier, everything pinned, not admitted, write failed: logged).
         An entry already there is left as it is and counts as kept.
         """
+
+    def served(self, turn: Turn) -> None:  # noqa: B027
+        """A conversation's turn was served: tell the policy, which may trim. Comes before the turn's blocks are put."""
 
     @abstractmethod
     def contains(self, key: str) -> bool:

@@ -19,7 +19,7 @@ from ragkv.errors import EntryDamagedError, StoreError
 from ..directory import EntryDirectory
 from ..entry import Entry, EntryInfo, Identity
 from ..index import DiskIndex, Row
-from ..policies import Item, Policy
+from ..policies import Item, Policy, Turn
 from ..record import OtherVersionError, Record, read_head
 from .base import Lease, Tier, TierKind, TierStats
 from .disk_lease import open_lease
@@ -79,7 +79,7 @@ class DiskTier(Tier):
             now = self._clock()
             self._counts.hits += 1
             if self._ledger.get(key) is slot:
-                self._ledger.policy.used(key, now)
+                self._ledger.used(slot, now)
                 self._index.record(key, _row(slot.item, now))
         return lease
 
@@ -96,6 +96,10 @@ class DiskTier(Tier):
                 if self._closed or not self._ledger.make_room(item, self._clock(), self._evict):
                     return False
             return self._write(item, record)
+
+    def served(self, turn: Turn) -> None:
+        with self._write_lock, self._lock:  # not while room that was made waits for its bytes
+            self._ledger.served(turn, self._clock(), self._evict)
 
     def contains(self, key: str) -> bool:
         with self._lock:
@@ -199,6 +203,8 @@ class DiskTier(Tier):
             if not self._write_failed:  # once: a full disk would say it for every entry
                 log.warning("Entries cannot be written to %s: %s. Going on without.", self._directory.root, error)
             self._write_failed = True
+            with self._lock:
+                self._ledger.cancel(item, self._clock())
             return False
         now = self._clock()
         with self._lock:

@@ -4,17 +4,18 @@ Metadata only; the tier holds the lock and moves the bytes. The invariants: `use
 sizes and never above the capacity, and a pinned item is never a victim.
 """
 
+from bisect import insort
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 from typing import Generic, TypeVar
 
-from ..policies import Item, Policy
+from ..policies import Cut, Item, Policy, Turn
 from .base import TierKind, TierStats
 
 P = TypeVar("P")
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Slot(Generic[P]):
     """One held item. A lease keeps its slot, so a key deleted and put again is never mistaken for the old one."""
 
@@ -40,6 +41,15 @@ class Counts:
 
 
 @dataclass(slots=True)
+class Group(Generic[P]):
+    """What is held of one conversation, or a chunk that stands alone. A policy decides by groups."""
+
+    slots: list[Slot[P]] = field(default_factory=list)  # by index, the tail last
+    size: int = 0
+    pins: int = 0  # open leases of any of them
+
+
+@dataclass(slots=True)
 class Ledger(Generic[P]):
     """Not thread-safe: its tier holds the lock."""
 
@@ -47,8 +57,9 @@ class Ledger(Generic[P]):
     policy: Policy
     used_bytes: int = 0
     _slots: dict[str, Slot[P]] = field(default_factory=dict)
-    _pinned: set[str] = field(default_factory=set)
-    _pinned_bytes: int = 0
+    _groups: dict[str, Group[P]] = field(default_factory=dict)
+    _pinned: set[str] = field(default_factory=set)  # groups
+    _pinned_bytes: int = 0  # of everything in those groups
 
     def __len__(self) -> int:
         return len(self._slots)
@@ -63,55 +74,130 @@ class Ledger(Generic[P]):
         """The slot of `key`, or `None`."""
         return self._slots.get(key)
 
+    def served(self, turn: Turn, now: float, evict: Callable[[Slot[P]], None]) -> None:
+        """A conversation's turn was served; the policy may trim."""
+        self.policy.served(turn)
+        self._trim(0, None, now, evict)
+
+    def used(self, slot: Slot[P], now: float) -> None:
+        """A slot that is held was leased."""
+        self.policy.used(group_of(slot.item), now)
+
+    def make_room(self, item: Item, now: float, evict: Callable[[Slot[P]], None]) -> bool:
+        """Evict until `item` fits, and tell the policy of it; `add` or `cancel` must follow.
+
+        `False` if it never can fit, with nothing evicted, or if the policy would rather lose `item` than what is left.
+        Each victim is out of the books before `evict` is called with its slot.
+        """
+        name = group_of(item)
+        group = self._groups.get(name) or Group()
+        if item.size > self.capacity_bytes - self._pinned_bytes:
+            return False
+        self.policy.held(name, max(_extent(group), item.index + 1), group.size + item.size, now)
+        wanted = self._trim(item.size, item, now, evict)
+        while wanted and self.used_bytes + item.size > self.capacity_bytes:
+            cut = self.policy.victim(self._pinned, now)
+            assert cut is not None and cut.group not in self._pinned, "a policy must cut while a group is unpinned"
+            wanted = self._take(cut, item.size, item, now, evict)
+        if not wanted:
+            self.cancel(item, now)
+        return wanted
+
     def add(self, item: Item, payload: P, now: float) -> None:
         """Enter an item for which `make_room` made room."""
         assert item.key not in self._slots
-        self._slots[item.key] = Slot(item, payload)
+        slot = self._slots[item.key] = Slot(item, payload)
+        name = group_of(item)
+        group = self._groups.setdefault(name, Group())
+        insort(group.slots, slot, key=lambda other: other.item.index)
+        group.size += item.size
+        if group.pins:
+            self._pinned_bytes += item.size
         self.used_bytes += item.size
-        self.policy.inserted(item, now)
+        self._tell(name, group, now)  # again: the group may have changed since room was made
 
-    def remove(self, key: str) -> Slot[P] | None:
+    def cancel(self, item: Item, now: float) -> None:
+        """Tell the policy that an item for which `make_room` made room does not come."""
+        name = group_of(item)
+        self._tell(name, self._groups.get(name) or Group(), now)
+
+    def remove(self, key: str, now: float = 0.0) -> Slot[P] | None:
         """Take `key` out, pinned or not; its leases live on without it."""
         slot = self._slots.pop(key, None)
-        if slot is not None:
-            self.used_bytes -= slot.item.size
-            self._mark_unpinned(slot)
-            self.policy.removed(key)
+        if slot is None:
+            return None
+        name = group_of(slot.item)
+        group = self._groups[name]
+        group.slots.remove(slot)
+        group.size -= slot.item.size
+        self.used_bytes -= slot.item.size
+        if group.pins:
+            self._pinned_bytes -= slot.item.size
+            self._unpin_group(name, group, slot.pins)
+        if not group.slots:
+            del self._groups[name]
+        self._tell(name, group, now)
         return slot
 
     def pin(self, slot: Slot[P]) -> None:
-        """Count a lease: the slot is no victim until it is unpinned."""
+        """Count a lease: nothing of the slot's group is a victim until it is unpinned."""
         slot.pins += 1
-        if slot.pins == 1:
-            self._pinned.add(slot.item.key)
-            self._pinned_bytes += slot.item.size
+        name = group_of(slot.item)
+        group = self._groups[name]
+        group.pins += 1
+        if group.pins == 1:
+            self._pinned.add(name)
+            self._pinned_bytes += group.size
 
     def unpin(self, slot: Slot[P]) -> None:
         """A lease was closed; harmless for a slot that was removed meanwhile."""
         slot.pins -= 1
-        if slot.pins == 0 and self._slots.get(slot.item.key) is slot:
-            self._mark_unpinned(slot)
-
-    def make_room(self, item: Item, now: float, evict: Callable[[Slot[P]], None]) -> bool:
-        """Evict until `item` fits; `False`, and nothing evicted, if it never can or the policy does not want it.
-
-        Each victim is out of the books before `evict` is called with its slot.
-        """
-        if item.size > self.capacity_bytes - self._pinned_bytes or not self.policy.admits(item, now):
-            return False
-        while self.used_bytes + item.size > self.capacity_bytes:
-            key = self.policy.victim(self._pinned, now)
-            assert key is not None and key not in self._pinned, "a policy must name a victim while one is unpinned"
-            slot = self.remove(key)
-            assert slot is not None, "a policy must only name what is held"
-            evict(slot)
-        return True
+        if self._slots.get(slot.item.key) is slot:
+            name = group_of(slot.item)
+            self._unpin_group(name, self._groups[name], 1)
 
     def stats(self, kind: TierKind, counts: Counts) -> TierStats:
         """What is held, and what happened."""
         return counts.stats(kind, len(self), self.used_bytes, self.capacity_bytes)
 
-    def _mark_unpinned(self, slot: Slot[P]) -> None:
-        if slot.item.key in self._pinned:
-            self._pinned.discard(slot.item.key)
-            self._pinned_bytes -= slot.item.size
+    def _trim(self, need: int, item: Item | None, now: float, evict: Callable[[Slot[P]], None]) -> bool:
+        """Take the cuts the policy wants whole; whether `item` itself is not among them."""
+        overflows = self.used_bytes + need > self.capacity_bytes
+        cuts = list(self.policy.trims(overflows, now))
+        kept = [self._take(cut._replace(whole=True), need, item, now, evict) for cut in cuts]
+        return all(kept)
+
+    def _take(self, cut: Cut, need: int, item: Item | None, now: float, evict: Callable[[Slot[P]], None]) -> bool:
+        """Drop the tail of a group down to the cut, or until `need` bytes are free; whether `item` is no part of it."""
+        group = self._groups.get(cut.group) or Group()
+        is_item = item is not None and cut.group == group_of(item) and item.index >= max(cut.keep, _extent(group))
+        if cut.group in self._pinned or (is_item and not cut.whole):
+            return not is_item  # the tail that goes first is the one that comes
+        while group.slots and group.slots[-1].item.index >= cut.keep:
+            if not cut.whole and self.used_bytes + need <= self.capacity_bytes:
+                break
+            slot = self.remove(group.slots[-1].item.key, now)
+            assert slot is not None
+            evict(slot)
+        return not is_item
+
+    def _tell(self, name: str, group: Group[P], now: float) -> None:
+        self.policy.held(name, _extent(group), group.size, now)
+
+    def _unpin_group(self, name: str, group: Group[P], leases: int) -> None:
+        if not leases:
+            return
+        group.pins -= leases
+        if not group.pins:
+            self._pinned.discard(name)
+            self._pinned_bytes -= group.size
+
+
+def group_of(item: Item) -> str:
+    """The group an item belongs to: a chunk that stands alone is its own."""
+    return item.group or item.key
+
+
+def _extent(group: Group[P]) -> int:
+    """Blocks up to the last one held."""
+    return group.slots[-1].item.index + 1 if group.slots else 0

@@ -14,7 +14,7 @@ import torch
 from ragkv.errors import EntryDamagedError
 
 from ..entry import Entry, EntryInfo, Identity
-from ..policies import Item, Policy
+from ..policies import Item, Policy, Turn
 from .base import Lease, Tier, TierKind, TierStats
 from .ledger import Counts, Ledger, Slot
 
@@ -72,7 +72,7 @@ class MemoryTier(Tier):
                 return None
             self._counts.hits += 1
             self._ledger.pin(slot)
-            self._ledger.policy.used(key, self._clock())
+            self._ledger.used(slot, self._clock())
         return MemoryLease(slot.payload, self._count_read, lambda: self._unpin(slot))
 
     def put(self, entry: Entry) -> bool:
@@ -91,6 +91,10 @@ class MemoryTier(Tier):
             self._ledger.add(item, entry, now)
             self._counts.written_bytes += item.size
         return True
+
+    def served(self, turn: Turn) -> None:
+        with self._lock:
+            self._ledger.served(turn, self._clock(), self._count_eviction)
 
     def contains(self, key: str) -> bool:
         with self._lock:
