@@ -98,7 +98,10 @@ class EngineConfig:
                 *rooms, leaf = name.removeprefix(prefix).lower().split("__")
                 place = values
                 for room in rooms:
-                    place = place.setdefault(room, {})
+                    inner = place.setdefault(room, {})
+                    if not isinstance(inner, dict):
+                        raise ConfigError(f"{room} is a group of settings, not {str(inner)!r}.")
+                    place = inner
                 place[leaf] = _Text(text)
         return cls.from_dict(values)
 
@@ -115,7 +118,7 @@ def _build(cls: type[Any], values: Mapping[str, Any], path: str) -> Any:
     arguments = {}
     for name, value in values.items():
         if name not in known:
-            near = difflib.get_close_matches(name, known, n=1, cutoff=0)
+            near = difflib.get_close_matches(str(name), known, n=1, cutoff=0)
             raise ConfigError(f"Unknown setting {path}{name!s}. Did you mean {path}{near[0]}?")
         arguments[name] = _convert(hints[name], value, f"{path}{name}")
     return cls(**arguments)

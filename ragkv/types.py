@@ -88,4 +88,4 @@ class TokenEvent:
     """One step of a streamed answer."""
 
     text: str  # what this step adds; may be "" while a character or a stop string is incomplete
-    token_id: int
+    token_id: int  # a last event, if text was held back to the end, repeats that of the one before

@@ -1,0 +1,168 @@
+"""Many threads, one engine: everybody gets what they would get alone."""
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from ragkv import Answer, Engine, RagKVError, StoreConfig
+from tests import tiny_models
+
+from .house import A, B, C, Q, engine_of, stored, text_engine
+
+CHUNKS = [A, B, C]
+ORDERS = [[A, B, C], [C, B, A], [B, A], [A, A], [C], [], [B, C, B], [A, C]]
+QUESTIONS = [tiny_models.tokens(3, seed) for seed in range(30, 38)]
+
+
+def together(calls: list[Callable[[], Any]]) -> list[Any]:
+    """Run the calls at once, each on a thread of its own."""
+    start = threading.Barrier(len(calls))
+
+    def run(call: Callable[[], Any]) -> Any:
+        start.wait(20)
+        return call()
+
+    with ThreadPoolExecutor(len(calls)) as pool:
+        return list(pool.map(run, calls, timeout=60))
+
+
+@pytest.mark.parametrize("memory_bytes", [10**6, 0], ids=["memory", "disk"])
+def test_eight_threads_get_their_solo_results(tmp_path: Path, memory_bytes: int) -> None:
+    with engine_of(store=StoreConfig(directory=str(tmp_path), memory_bytes=memory_bytes)) as engine:
+        engine.warm(CHUNKS)
+
+        def answers() -> list[Callable[[], Answer]]:
+            how: dict[str, Any] = dict(max_new_tokens=6, ratio=0.3, do_sample=True, seed=4)
+            return [
+                lambda q=q, chunks=chunks: engine.answer(q, chunks, **how)
+                for q, chunks in zip(QUESTIONS, ORDERS, strict=True)
+            ]
+
+        def prefills() -> list[Callable[[], torch.Tensor]]:
+            return [
+                lambda q=q, chunks=chunks: engine.prefill(q, chunks, ratio=0.3).logits
+                for q, chunks in zip(QUESTIONS, ORDERS, strict=True)
+            ]
+
+        alone = [call().token_ids for call in answers()]
+        assert [answer.token_ids for answer in together(answers())] == alone
+        alone_logits = [call() for call in prefills()]
+        assert all(map(torch.equal, together(prefills()), alone_logits))
+
+
+def test_threads_that_miss_warm_and_delete_at_once_get_whole_answers() -> None:
+    with engine_of() as engine:
+        alone = engine.answer(Q, CHUNKS, ratio=1.0, max_new_tokens=4).token_ids
+        calls: list[Callable[[], Any]] = [lambda: engine.answer(Q, CHUNKS, ratio=1.0, max_new_tokens=4)] * 5
+        results = together([*calls, lambda: engine.warm(CHUNKS), lambda: engine.delete([A, B])])
+        assert all(answer.token_ids == alone for answer in results[:5])
+
+
+def test_streams_of_one_thread_may_be_interleaved() -> None:
+    with engine_of() as engine:
+        engine.warm(CHUNKS)
+        how: dict[str, Any] = dict(max_new_tokens=5, min_new_tokens=5, ratio=0.3)
+        alone = [engine.answer(Q, order, **how).token_ids for order in ORDERS[:2]]
+        streams = [engine.stream(Q, order, **how) for order in ORDERS[:2]]
+        *_, last = zip(*streams, strict=True)
+        assert [answer.token_ids for answer in last] == alone
+
+
+class TestAnAbandonedStream:
+    def test_lets_the_engine_and_its_session_go_on(self) -> None:
+        with text_engine() as engine:
+            session = engine.session("s")
+            events = engine.stream("one", ["ab"], session, max_new_tokens=20, min_new_tokens=20)
+            next(events)
+            assert session.lock.locked()
+            events.close()  # type: ignore[attr-defined]
+            assert not session.lock.locked()
+            assert session.turns == 0
+            assert engine.answer("two", ["ab"], session, max_new_tokens=2).reuse.tokens > 0
+            assert session.turns == 1
+
+    def test_keeps_neither_flush_nor_close_waiting(self) -> None:
+        engine = engine_of()
+        events = engine.stream(Q, [A], max_new_tokens=20, min_new_tokens=20)
+        next(events)
+        done = threading.Thread(target=lambda: (engine.flush(), engine.close()))
+        done.start()
+        done.join(10)
+        assert not done.is_alive()
+        assert len(list(events)) == 20  # the stream itself goes on: what it needs is its own
+
+
+def test_turns_of_one_session_take_turns() -> None:
+    with text_engine() as engine:
+        session = engine.session("s")
+        how: dict[str, Any] = dict(session=session, max_new_tokens=3, min_new_tokens=3)
+        together([lambda n=n: engine.answer(f"question {n}", ["ab"], **how) for n in range(4)])
+        assert session.turns == 4
+        assert len(session.token_ids) == 4 * (len("question 0") + 2 + 3)
+        assert engine.session("s") is session
+
+
+class TestClosing:
+    def test_during_background_work_ends_it(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        before = set(threading.enumerate())
+        engine = engine_of()
+        started = threading.Event()
+        original = engine._encoder.chunk
+
+        def chunk(token_ids: tuple[int, ...]) -> Any:
+            started.set()
+            return original(token_ids)
+
+        monkeypatch.setattr(engine._encoder, "chunk", chunk)
+        engine.prefill(Q, CHUNKS)
+        assert started.wait(20)
+        engine.close()
+        assert set(threading.enumerate()) <= before
+
+    def test_while_threads_ask_ends_in_answers_or_one_clear_error(self) -> None:
+        engine = engine_of()
+        engine.warm(CHUNKS)
+        wanted = engine.prefill(Q, CHUNKS).logits
+
+        def ask() -> int:
+            for _ in range(200):
+                try:
+                    assert torch.equal(engine.prefill(Q, CHUNKS).logits, wanted)
+                except RagKVError as error:
+                    assert "closed" in str(error)
+                    return 1
+            return 0
+
+        def close() -> int:
+            engine.close()
+            return 0
+
+        together([ask, ask, ask, close])
+
+    def test_leaves_no_thread_behind(self, tmp_path: Path) -> None:
+        before = set(threading.enumerate())
+        for directory in (None, str(tmp_path)):
+            with engine_of(store=StoreConfig(directory=directory)) as engine:
+                engine.prefill(Q, [A])
+        assert set(threading.enumerate()) <= before
+
+
+def test_background_work_lets_requests_go_first() -> None:
+    with engine_of() as engine:
+        with engine._activity.request():
+            engine.prefill(Q, [A])
+            engine.prefill(Q, [B])
+            assert stored(engine, A) is None
+        engine.flush()
+        assert stored(engine, A) is not None
+
+
+def test_an_engine_is_a_context() -> None:
+    with pytest.raises(ZeroDivisionError), Engine(tiny_models.model("llama")) as engine:
+        raise ZeroDivisionError
+    assert engine._closed

@@ -1,0 +1,140 @@
+"""What is on disk serves the same model under the same settings after a restart, and nobody else."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+
+from ragkv import Engine, EngineConfig, FusionConfig, PromptConfig, StoreConfig
+from ragkv.errors import RagKVError, StoreLockedError
+from tests import tiny_models
+from tests.toy_tokenizers import VOCABULARY, byte_tokenizer
+
+from .house import A, B, C, Q, close, engine_of, full_prefill, ids, stored
+
+
+def config(directory: Path, tenant: str = "", **changes: Any) -> EngineConfig:
+    return EngineConfig(store=StoreConfig(directory=str(directory), tenant=tenant), **changes)
+
+
+def test_a_second_engine_on_the_directory_hits(tmp_path: Path) -> None:
+    with Engine(tiny_models.model("llama"), config=config(tmp_path)) as engine:
+        engine.prefill(Q, [A, B])  # both missed, encoded in the background
+        engine.flush()
+        engine.warm([C])
+        logits = engine.prefill(Q, [A, B, C], ratio=0.3).logits
+    with Engine(tiny_models.model("llama"), config=config(tmp_path)) as engine:
+        prefill = engine.prefill(Q, [A, B, C], ratio=0.3)
+        assert prefill.reuse.missed_chunks == 0
+        assert prefill.reuse.bytes_by_tier["disk"] > 0
+        assert torch.equal(prefill.logits, logits)
+        assert engine.warm([A, B, C]).present == 3
+
+
+def test_closing_drops_nothing_that_was_computed(tmp_path: Path) -> None:
+    engine = Engine(tiny_models.model("llama"), config=config(tmp_path))
+    with engine._store._background._changed:  # nothing is written before close
+        entry = engine._encoder.chunk(tuple(A))
+        engine._store.put(entry)
+    engine.close()
+    with Engine(tiny_models.model("llama"), config=config(tmp_path)) as engine:
+        assert engine.prefill(Q, [A]).reuse.missed_chunks == 0
+
+
+def other_weights() -> Any:
+    model = tiny_models.model("llama")
+    with torch.no_grad():
+        model.model.layers[2].mlp.up_proj.weight[0, 0] += 1e-3
+    return model
+
+
+def other_rope() -> Any:
+    changed = tiny_models.config("llama", rope_parameters={"rope_type": "default", "rope_theta": 20_000.0})
+    model = transformers.LlamaForCausalLM(changed).eval()
+    model.load_state_dict(tiny_models.weights("llama"))
+    return model
+
+
+def other_prefix() -> Any:
+    model = tiny_models.model("llama")
+    model.config.bos_token_id = 3
+    return model
+
+
+OTHERS: dict[str, tuple[Callable[[], Any], dict[str, Any]]] = {
+    "weights": (other_weights, {}),
+    "dtype": (lambda: tiny_models.model("llama").to(torch.bfloat16), {}),
+    "rope": (other_rope, {}),
+    "prefix": (other_prefix, {}),
+    "adapter": (lambda: tiny_models.model("llama"), dict(adapter_id="lora")),
+    "tenant": (lambda: tiny_models.model("llama"), dict(tenant="other")),
+}
+
+
+@pytest.mark.parametrize("other", OTHERS)
+def test_an_engine_of_another_identity_misses_and_leaves_what_is_there(tmp_path: Path, other: str) -> None:
+    make, changes = OTHERS[other]
+    with Engine(tiny_models.model("llama"), config=config(tmp_path)) as engine:
+        engine.warm([A, B])
+    with Engine(make(), config=config(tmp_path, **changes)) as engine:
+        assert engine.prefill(Q, [A, B]).reuse.missed_chunks == 2
+        engine.flush()
+        assert engine.delete([A]) == 1  # its own
+    with Engine(tiny_models.model("llama"), config=config(tmp_path)) as engine:
+        prefill = engine.prefill(Q, [A, B], ratio=1.0)
+        assert prefill.reuse.missed_chunks == 0
+        close(prefill.logits, full_prefill(ids([A, B]))[0])
+
+
+def test_another_system_text_or_tokenizer_misses(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = transformers.LlamaForCausalLM(tiny_models.config("llama", vocab_size=VOCABULARY + 1)).eval()
+    more = byte_tokenizer()
+    more.add_tokens(["more"])
+    with Engine(model, byte_tokenizer(), config(tmp_path)) as engine:
+        engine.warm(["ab"])
+        assert engine.prefill("c", ["ab"]).reuse.missed_chunks == 0
+    for tokenizer, system in ((more, ""), (byte_tokenizer(), "Be brief.")):
+        with Engine(model, tokenizer, config(tmp_path, prompt=PromptConfig(system=system))) as engine:
+            assert engine.prefill("c", ["ab"]).reuse.missed_chunks == 1
+
+
+def test_gc_clears_what_other_models_left_and_keeps_ours(tmp_path: Path) -> None:
+    with Engine(other_weights(), config=config(tmp_path)) as engine:
+        engine.warm([A, B])
+    with Engine(tiny_models.model("llama"), config=config(tmp_path, tenant="other")) as engine:
+        engine.warm([A])
+    with Engine(tiny_models.model("llama"), config=config(tmp_path)) as engine:
+        engine.warm([A, C])
+        assert engine.gc() > 0
+        assert engine.gc() == 0
+        assert engine.warm([A, C]).present == 2
+        assert len(list(tmp_path.glob("entries/*/*.safetensors"))) == 3  # ours, and our other tenant's
+
+
+class TestTwoEnginesOnOneDirectory:
+    def test_a_second_writer_is_refused(self, tmp_path: Path) -> None:
+        store = StoreConfig(directory=str(tmp_path))
+        with engine_of(store=store), pytest.raises(StoreLockedError, match="read_only"):
+            engine_of(store=store)
+        engine_of(store=store).close()
+
+    def test_an_engine_that_could_not_be_built_holds_no_lock(self, tmp_path: Path) -> None:
+        for wrong in (dict(fusion=FusionConfig(selector="bogus")), dict(prompt=PromptConfig(system="text"))):
+            with pytest.raises(RagKVError):
+                engine_of(store=StoreConfig(directory=str(tmp_path)), **wrong)
+        engine_of(store=StoreConfig(directory=str(tmp_path))).close()
+
+    def test_a_reader_beside_the_writer_sees_what_it_writes_and_keeps_its_own_to_itself(self, tmp_path: Path) -> None:
+        with engine_of(store=StoreConfig(directory=str(tmp_path))) as writer:
+            writer.warm([A])
+            with engine_of(store=StoreConfig(directory=str(tmp_path), read_only=True)) as reader:
+                assert reader.prefill(Q, [A, B]).reuse.missed_chunks == 1
+                reader.flush()
+                assert reader.prefill(Q, [A, B]).reuse.missed_chunks == 0
+                writer.warm([C])
+                assert reader.prefill(Q, [C]).reuse.missed_chunks == 0
+            assert stored(writer, B) is None

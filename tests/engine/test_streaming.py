@@ -1,0 +1,157 @@
+"""A streamed answer: the events are the answer, the end token never shows, the seed decides."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from ragkv import Answer, Engine, TokenEvent
+from tests import tiny_models
+from tests.toy_tokenizers import EOS
+
+from .house import A, B, Q, engine_of, full_prefill, ids, text_engine
+
+
+@pytest.fixture(scope="module")
+def engine() -> Any:
+    with text_engine() as engine:
+        engine.warm(["ab", "cd"])
+        yield engine
+
+
+def run(engine: Engine, question: Any = "Why?", **how: Any) -> tuple[list[TokenEvent], Answer]:
+    *events, answer = engine.stream(question, ["ab", "cd"], **{"max_new_tokens": 24, **how})
+    assert isinstance(answer, Answer)
+    assert all(isinstance(event, TokenEvent) for event in events)
+    return events, answer
+
+
+def write(engine: Engine, text: str, monkeypatch: pytest.MonkeyPatch, end: bool = True) -> None:
+    """Make the engine's next answers say `text`, and then end."""
+    said = [*engine.tokenizer(text, add_special_tokens=False)["input_ids"], *([EOS] if end else [])]
+    adapter, original = engine._adapter, engine._adapter.logits
+    step = iter(said)
+
+    def logits(hidden: torch.Tensor) -> torch.Tensor:
+        out = torch.full_like(original(hidden), -100.0)
+        out[:, next(step, EOS)] = 100.0
+        return out
+
+    monkeypatch.setattr(adapter, "logits", logits)
+
+
+@pytest.mark.parametrize("sampled", [dict(), dict(do_sample=True, seed=5)], ids=["greedy", "sampled"])
+def test_the_events_are_the_answer(engine: Engine, sampled: dict[str, Any]) -> None:
+    events, answer = run(engine, **sampled)
+    assert "".join(event.text for event in events) == answer.text
+    assert tuple(event.token_id for event in events)[: len(answer.token_ids)] == answer.token_ids
+    assert answer.text.rstrip("\ufffd") in engine.tokenizer.decode(answer.token_ids, skip_special_tokens=True)
+    assert engine.answer("Why?", ["ab", "cd"], max_new_tokens=24, **sampled).token_ids == answer.token_ids
+
+
+def test_characters_of_many_bytes_come_whole(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(engine, "é€🦊.", monkeypatch)
+    events, answer = run(engine)
+    assert answer.text == "é€🦊."
+    assert [event.text for event in events] == ["", "é", "", "", "€", "", "", "", "🦊", "."]
+
+
+@pytest.mark.parametrize(
+    ("text", "stop", "left", "reason"),
+    [
+        ("one END two", ["END"], "one ", "stop"),
+        ("one END two", "END", "one ", "stop"),
+        ("END", ["END"], "", "stop"),
+        ("one EN", ["END"], "one EN", "stop"),
+        ("one\n\ntwo", ["two", "\n\n"], "one", "stop"),
+        ("é€", ["€"], "é", "stop"),
+        ("one", [], "one", "stop"),
+    ],
+)
+def test_nothing_of_a_stop_string_leaks(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch, text: str, stop: Any, left: str, reason: str
+) -> None:
+    write(engine, text, monkeypatch)
+    events, answer = run(engine, stop=stop)
+    assert (answer.text, answer.finish_reason) == (left, reason)
+    assert "".join(event.text for event in events) == left
+
+
+def test_an_answer_that_ends_at_once_is_empty(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(engine, "", monkeypatch)
+    events, answer = run(engine)
+    assert (events, answer.text, answer.token_ids, answer.finish_reason) == ([], "", (), "stop")
+
+
+def test_the_end_token_is_never_part_of_the_answer(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(engine, "so", monkeypatch)
+    _, answer = run(engine)
+    assert (len(answer.token_ids), answer.finish_reason) == (2, "stop")
+    assert EOS not in answer.token_ids
+
+
+def test_an_answer_cut_by_the_limit_says_so(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(engine, "so it is", monkeypatch)
+    events, answer = run(engine, max_new_tokens=3)
+    assert (answer.text, len(events), answer.finish_reason) == ("so ", 3, "length")
+
+
+def test_a_character_cut_by_the_limit_is_marked_once(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(engine, "a🦊", monkeypatch)
+    _, answer = run(engine, max_new_tokens=3)
+    assert answer.text == "a\ufffd"
+
+
+class TestChoice:
+    def test_is_greedy_whatever_the_model_s_generation_config_says(self) -> None:
+        model = tiny_models.model("llama")
+        model.generation_config.update(do_sample=True, temperature=5.0, repetition_penalty=3.0)
+        with Engine(model) as engine:
+            answers = {engine.answer(Q, [A], ratio=1.0, max_new_tokens=6).token_ids for _ in range(3)}
+        with engine_of() as plain:
+            assert answers == {plain.answer(Q, [A], ratio=1.0, max_new_tokens=6).token_ids}
+
+    def test_follows_the_seed(self) -> None:
+        with engine_of() as engine:
+
+            def sample(seed: int | None) -> tuple[int, ...]:
+                return engine.answer(Q, [A], do_sample=True, seed=seed, max_new_tokens=12, min_new_tokens=12).token_ids
+
+            assert sample(1) == sample(1)
+            assert sample(1) != sample(2)
+            assert sample(None) != sample(None)
+
+    def test_first_token_is_the_prefill_s_best(self) -> None:
+        with engine_of() as engine:
+            engine.warm([A, B])
+            for how in (dict(ratio=0.0), dict(ratio=1.0), dict(reuse="none")):
+                best = engine.prefill(Q, [A, B], **how).logits.argmax()
+                assert engine.answer(Q, [A, B], max_new_tokens=1, **how).token_ids == (best,)
+
+    @pytest.mark.parametrize("family", ["llama", "llama-dynamic", "mistral", "phi3", "gemma2"])
+    def test_follows_the_model_s_own_generation(self, family: str) -> None:
+        model = tiny_models.model(family)
+        prompt = torch.tensor([ids([A, B])])
+        own = model.generate(
+            prompt, attention_mask=torch.ones_like(prompt), do_sample=False, max_new_tokens=10, min_new_tokens=10
+        )
+        with engine_of(family) as engine:
+            answer = engine.answer(Q, [A, B], ratio=1.0, max_new_tokens=10, min_new_tokens=10)
+        assert list(answer.token_ids) == own[0, prompt.shape[1] :].tolist()
+
+
+def test_without_a_tokenizer_an_answer_is_ids_alone() -> None:
+    with engine_of() as engine:
+        *events, answer = engine.stream(Q, [A], max_new_tokens=4, min_new_tokens=4)
+        assert (answer.text, len(answer.token_ids), len(events)) == ("", 4, 4)
+        assert {event.text for event in events} == {""}
+        assert full_prefill(ids([A]))[0].argmax() == answer.token_ids[0]
+
+
+def test_an_answer_cites_the_chunks_that_say_it(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(engine, "the fox", monkeypatch)
+    chunks = [engine.chunk(text, {"source": text[0]}) for text in ("a dog", "See The Fox run.", "the foxes")]
+    answer = engine.answer("Who?", chunks)
+    assert [(c.chunk, c.source, chunks[c.chunk].text[c.start : c.end]) for c in answer.citations] == [
+        (1, "S", "The Fox")
+    ]

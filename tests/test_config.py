@@ -1,0 +1,168 @@
+"""Settings: frozen, typed, from code, TOML or the environment; a wrong one is refused by its name."""
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ragkv import EngineConfig, FusionConfig, PromptConfig, StoreConfig
+from ragkv.config import GIB
+from ragkv.errors import ConfigError
+
+NESTED: dict[str, Any] = {
+    "device": "cuda:1",
+    "store": {"directory": "kv", "memory_bytes": 7, "read_only": True},
+    "fusion": {"ratio": 0.5, "selector": "hkvd"},
+    "prompt": {"system": "Be brief."},
+}
+BUILT = EngineConfig(
+    device="cuda:1",
+    store=StoreConfig(directory="kv", memory_bytes=7, read_only=True),
+    fusion=FusionConfig(ratio=0.5, selector="hkvd"),
+    prompt=PromptConfig(system="Be brief."),
+)
+
+
+def test_mappings_make_what_code_makes() -> None:
+    assert EngineConfig.from_dict(NESTED) == BUILT
+    assert EngineConfig.from_dict({}) == EngineConfig()
+
+
+def test_a_config_goes_to_a_mapping_and_back() -> None:
+    assert EngineConfig.from_dict(dataclasses.asdict(BUILT)) == BUILT
+
+
+def test_defaults_are_bounded_and_those_of_the_paper() -> None:
+    config = EngineConfig()
+    assert (config.fusion.ratio, config.device, config.store.directory) == (0.15, "cpu", None)
+    assert (config.store.memory_bytes, config.store.disk_bytes) == (1 * GIB, 20 * GIB)
+
+
+@pytest.mark.parametrize("config", [EngineConfig(), StoreConfig(), FusionConfig(), PromptConfig()], ids=repr)
+def test_settings_are_frozen_and_hashable(config: Any) -> None:
+    name = dataclasses.fields(config)[0].name
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        setattr(config, name, None)
+    assert len({config, dataclasses.replace(config)}) == 1
+
+
+@pytest.mark.parametrize(
+    ("values", "says"),
+    [
+        ({"devise": "cpu"}, "Unknown setting devise. Did you mean device?"),
+        ({"fusion": {"ratoi": 1.0}}, "Unknown setting fusion.ratoi. Did you mean fusion.ratio?"),
+        ({"store": {"memory": 1}}, "Did you mean store.memory_bytes?"),
+        ({"Device": "cpu"}, "Did you mean device?"),
+        ({"xyz": 1}, "Unknown setting xyz"),
+        ({5: 1}, "Unknown setting 5"),
+        ({"store": {"memory_bytes": "7"}}, "store.memory_bytes must be int, not '7'"),
+        ({"store": {"memory_bytes": 7.0}}, "store.memory_bytes must be int"),
+        ({"store": {"memory_bytes": True}}, "store.memory_bytes must be int, not True"),
+        ({"store": {"memory_bytes": None}}, "store.memory_bytes must be int, not None"),
+        ({"store": {"directory": 5}}, "store.directory must be str, not 5"),
+        ({"store": {"read_only": 1}}, "store.read_only must be bool, not 1"),
+        ({"store": {"read_only": "yes"}}, "store.read_only must be bool"),
+        ({"fusion": {"ratio": True}}, "fusion.ratio must be float, not True"),
+        ({"fusion": {"ratio": "0.5"}}, "fusion.ratio must be float"),
+        ({"fusion": 0.5}, "fusion is a group of settings, not 0.5"),
+        ({"fusion": {"ratio": 1.5}}, "ratio is 1.5"),
+        ({"fusion": {"ratio": float("nan")}}, "ratio is nan"),
+        ({"fusion": {"read_ahead_layers": 0}}, "read_ahead_layers is 0; it must be at least 1"),
+        ({"store": {"memory_bytes": -1}}, "memory_bytes is -1; it must be at least 0"),
+        ({"store": {"reader_threads": 0}}, "reader_threads is 0"),
+    ],
+    ids=str,
+)
+def test_a_wrong_setting_is_refused_by_name(values: dict[Any, Any], says: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        EngineConfig.from_dict(values)
+    assert says in str(caught.value)
+
+
+def test_a_whole_number_is_a_share_too() -> None:
+    ratio = EngineConfig.from_dict({"fusion": {"ratio": 1}}).fusion.ratio
+    assert (ratio, type(ratio)) == (1.0, float)
+
+
+@pytest.mark.parametrize(
+    "wrong", [dict(memory_bytes=-1), dict(disk_bytes=-1), dict(write_buffer_bytes=-1), dict(reader_threads=0)], ids=str
+)
+def test_code_is_held_to_the_same_bounds(wrong: dict[str, int]) -> None:
+    with pytest.raises(ConfigError, match="at least"):
+        StoreConfig(**wrong)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=r"\[0, 1\]"):
+        FusionConfig(ratio=-0.1)
+
+
+class TestToml:
+    def test_tables_are_groups(self, tmp_path: Path) -> None:
+        file = tmp_path / "ragkv.toml"
+        file.write_text(
+            'device = "cuda:1"\n[store]\ndirectory = "kv"\nmemory_bytes = 7\nread_only = true\n'
+            '[fusion]\nratio = 0.5\nselector = "hkvd"\n[prompt]\nsystem = "Be brief."\n'
+        )
+        assert EngineConfig.from_toml(file) == EngineConfig.from_toml(str(file)) == BUILT
+
+    @pytest.mark.parametrize("text", [b"device = ", b"\xff\xfe", b"[store]\nmemory = 1\n", b"fusion = 3\n"])
+    def test_a_wrong_file_is_refused(self, tmp_path: Path, text: bytes) -> None:
+        file = tmp_path / "ragkv.toml"
+        file.write_bytes(text)
+        with pytest.raises(ConfigError):
+            EngineConfig.from_toml(file)
+
+    def test_a_missing_file_is_named(self, tmp_path: Path) -> None:
+        with pytest.raises(ConfigError, match=r"no\.toml"):
+            EngineConfig.from_toml(tmp_path / "no.toml")
+
+
+class TestEnvironment:
+    def test_two_underscores_go_into_a_group(self) -> None:
+        environment = {
+            "RAGKV_DEVICE": "cuda:1",
+            "RAGKV_STORE__DIRECTORY": "kv",
+            "RAGKV_STORE__MEMORY_BYTES": "7",
+            "RAGKV_STORE__READ_ONLY": "true",
+            "RAGKV_FUSION__RATIO": "0.5",
+            "RAGKV_FUSION__SELECTOR": "hkvd",
+            "RAGKV_PROMPT__SYSTEM": "Be brief.",
+            "HOME": "elsewhere",
+        }
+        assert EngineConfig.from_env(environment) == BUILT
+
+    def test_is_the_process_s_own_by_default(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("RAGKV_ADAPTER_ID", "lora")
+        assert EngineConfig.from_env().adapter_id == "lora"
+        assert EngineConfig.from_env({}) == EngineConfig.from_env(prefix="NOBODYS_") == EngineConfig()
+
+    @pytest.mark.parametrize("text", ["1", "true", "YES", "on"])
+    def test_says_yes_in_many_ways(self, text: str) -> None:
+        assert EngineConfig.from_env({"RAGKV_STORE__READ_ONLY": text}).store.read_only is True
+
+    @pytest.mark.parametrize("text", ["0", "False", "no", "off"])
+    def test_says_no_in_many_ways(self, text: str) -> None:
+        assert EngineConfig.from_env({"RAGKV_STORE__READ_ONLY": text}).store.read_only is False
+
+    @pytest.mark.parametrize("text", ["", "none", "None"])
+    def test_says_nothing_where_none_has_a_meaning(self, text: str) -> None:
+        assert EngineConfig.from_env({"RAGKV_STORE__DIRECTORY": text}).store.directory is None
+
+    @pytest.mark.parametrize(
+        ("environment", "says"),
+        [
+            ({"RAGKV_DEVISE": "cpu"}, "Did you mean device?"),
+            ({"RAGKV_STORE__MEMORY_BYTES": "1.5"}, "store.memory_bytes must be int, not '1.5'"),
+            ({"RAGKV_STORE__MEMORY_BYTES": ""}, "store.memory_bytes must be int"),
+            ({"RAGKV_STORE__READ_ONLY": "maybe"}, "store.read_only must be true or false, not 'maybe'"),
+            ({"RAGKV_FUSION__RATIO": "half"}, "fusion.ratio must be float, not 'half'"),
+            ({"RAGKV_STORE": "kv"}, "store is a group of settings"),
+            ({"RAGKV_STORE": "kv", "RAGKV_STORE__DIRECTORY": "kv"}, "store is a group of settings"),
+            ({"RAGKV_STORE__DIRECTORY": "kv", "RAGKV_STORE": "kv"}, "store is a group of settings"),
+            ({"RAGKV_DEVICE__X": "1"}, "device must be str"),
+        ],
+        ids=str,
+    )
+    def test_a_wrong_variable_is_refused(self, environment: dict[str, str], says: str) -> None:
+        with pytest.raises(ConfigError) as caught:
+            EngineConfig.from_env(environment)
+        assert says in str(caught.value)

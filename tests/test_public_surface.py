@@ -1,0 +1,105 @@
+"""The names others build on, and what importing them costs."""
+
+import importlib
+import inspect
+import os
+import pkgutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import ragkv
+from ragkv import errors
+
+DESIGNED = [
+    "Chunk",
+    "Engine",
+    "EngineConfig",
+    "FusionConfig",
+    "PromptConfig",
+    "RagKVError",
+    "Session",
+    "StoreConfig",
+]
+ROOT = Path(__file__).parents[1]
+
+
+def python(code: str, *flags: str) -> str:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    ran = subprocess.run(
+        [sys.executable, *flags, "-c", code], env=environment, cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    return ran.stdout
+
+
+def test_the_designed_names_are_there() -> None:
+    assert set(DESIGNED) <= set(ragkv.__all__)
+
+
+def test_all_is_true() -> None:
+    for name in ragkv.__all__:
+        assert getattr(ragkv, name) is not None
+    public = {name for name, value in vars(ragkv).items() if not name.startswith("_") and not inspect.ismodule(value)}
+    assert public - {"TYPE_CHECKING", "Any"} <= set(ragkv.__all__)
+    assert list(ragkv.__all__) == sorted(ragkv.__all__, key=lambda name: (name.startswith("_"), name))
+
+
+@pytest.mark.parametrize("room", ["ragkv.fusion", "ragkv.model", "ragkv.retrieval", "ragkv.store"])
+def test_every_room_s_door_is_true(room: str) -> None:
+    door = importlib.import_module(room)
+    assert door.__doc__
+    assert all(hasattr(door, name) for name in door.__all__)
+    assert len(set(door.__all__)) == len(door.__all__)
+
+
+def test_an_unknown_name_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="nonsense"):
+        ragkv.nonsense  # noqa: B018
+
+
+def test_what_the_engine_offers_keeps_its_parameters() -> None:
+    def parameters(name: str) -> list[str]:
+        return list(inspect.signature(getattr(ragkv.Engine, name)).parameters)[1:]
+
+    assert parameters("__init__") == ["model", "tokenizer", "config"]
+    assert list(inspect.signature(ragkv.Engine.from_pretrained).parameters) == ["name", "config"]
+    assert parameters("chunk") == ["content", "metadata"]
+    assert parameters("prefill") == ["question", "chunks", "session", "ratio", "selector", "reuse"]
+    assert {"question", "chunks", "session", "max_new_tokens", "stop", "seed"} <= set(parameters("stream"))
+    for name in ("answer", "warm", "session", "delete", "stats", "close"):
+        assert callable(getattr(ragkv.Engine, name))
+
+
+def test_importing_is_light_and_silent() -> None:
+    code = (
+        "import time; began = time.perf_counter(); import ragkv; took = time.perf_counter() - began; import sys; "
+        "heavy = {'torch', 'transformers', 'numpy', 'diskcache', 'faiss', 'typer'} & set(sys.modules); "
+        "print(sorted(heavy), took < 1.0)"
+    )
+    assert python(code, "-W", "error") == "[] True\n"
+
+
+def test_settings_and_errors_need_no_torch() -> None:
+    code = (
+        "import sys; from ragkv import EngineConfig, Chunk, RagKVError; EngineConfig(); print('torch' in sys.modules)"
+    )
+    assert python(code) == "False\n"
+
+
+def test_every_error_is_in_the_one_tree_and_in_its_picture() -> None:
+    made = [value for value in vars(errors).values() if inspect.isclass(value) and issubclass(value, Exception)]
+    assert all(issubclass(error, ragkv.RagKVError) for error in made)
+    assert all(error.__name__ in (errors.__doc__ or "") for error in made)
+    assert all(error.__doc__ for error in made)
+
+
+def test_every_module_says_what_lives_there() -> None:
+    silent = []
+    for found in pkgutil.walk_packages(ragkv.__path__, "ragkv."):
+        spec = found.module_finder.find_spec(found.name, None)  # type: ignore[call-arg]
+        source = Path(spec.origin).read_text(encoding="utf-8")  # type: ignore[union-attr, arg-type]
+        if not source.lstrip().startswith('"""'):
+            silent.append(found.name)
+    assert silent == []
