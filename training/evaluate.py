@@ -144,6 +144,13 @@ def markdown(tables: dict[str, dict[str, dict[str, float]]]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def write_card(card: Path, tables: str) -> None:
+    """Puts the tables between the card's two marks."""
+    head, rest = card.read_text().split("<!-- tables -->")
+    _, tail = rest.split("<!-- end of tables -->")
+    card.write_text(f"{head}<!-- tables -->\n{tables}\n<!-- end of tables -->{tail}")
+
+
 def main() -> None:
     """Score a reader and print the model card's tables."""
     parser = argparse.ArgumentParser(description=main.__doc__)
@@ -153,6 +160,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--quick", action="store_true", help="bf16 arithmetic")
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--card", type=Path, help="a model card whose tables to replace")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     reader, encoder = load(options.folder), Encoder(build())
@@ -162,6 +170,8 @@ def main() -> None:
         for name in options.sets
     }
     print(markdown(tables))
+    if options.card:
+        write_card(options.card, markdown(tables))
     if options.json:
         options.json.write_text(json.dumps(tables, indent=1) + "\n")
 

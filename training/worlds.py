@@ -18,11 +18,11 @@ from random import Random
 from training.discourse import Entity, Fact, Statement, Teller, Telling
 from training.names import Kind, NameBook, NameSplit
 from training.questions import Asker, Question
-from training.templates import RELATIONS, ROLES, WORDS, Relation
+from training.templates import BY_NAME, RELATIONS, ROLES, WORDS, Relation
 
 QUESTION_WEIGHTS = {
-    "local": 0.7, "pron": 1.5, "same": 1.5, "alias": 1.2, "desc": 1.0, "hop2": 1.3, "hop2ref": 1.6,
-    "comparison": 0.8, "followup": 1.0, "unanswerable": 0.7,
+    "local": 0.7, "pron": 1.5, "same": 1.5, "alias": 1.5, "desc": 1.5, "hop2": 1.3, "hop2ref": 1.6,
+    "comparison": 2.0, "followup": 1.0, "unanswerable": 0.7,
 }  # fmt: skip
 
 
@@ -96,6 +96,9 @@ def _relations(random: Random, count: int) -> list[Relation]:
     ]
     about_people = [relation for relation in RELATIONS if relation.subject == "person"]
     chosen = list(random.choice(chains)) if random.random() < 0.75 else random.sample(about_people, 2)
+    for relation, share in ((BY_NAME["founded"], 0.3), (BY_NAME["alias"], 0.3)):
+        if relation not in chosen and random.random() < share:
+            chosen.append(relation)
     while len(chosen) < count:
         relation = random.choice(about_people if random.random() < 0.4 else RELATIONS)
         if relation not in chosen:
