@@ -191,6 +191,33 @@ def gc(
 
 
 @app.command()
+def simulate(
+    trace: Annotated[str, typer.Option(help="rows.csv, a published trace, or birth-death or sharegpt-like.")],
+    policy: Annotated[str, typer.Option(help="Policies, with commas between.")] = "lru,t-lru,t-lru-guarded,tail-belady",
+    capacity_blocks: Annotated[int | None, typer.Option(help="Capacity in blocks.")] = None,
+    capacity_share: Annotated[float | None, typer.Option(help="Capacity as a share of the peak live blocks.")] = None,
+    memory: Annotated[str | None, typer.Option(help="Capacity in bytes, such as 128G.")] = None,
+    disk: Annotated[str | None, typer.Option(help="A tier below, in bytes, such as 10T.")] = None,
+    xi: Annotated[str | None, typer.Option(help="Threshold: tokens (2000), or a TTFT target (200ms).")] = None,
+    xi_blocks: Annotated[int | None, typer.Option(help="Threshold in blocks.")] = None,
+    new_blocks: Annotated[int | None, typer.Option(help="Blocks a turn is expected to add [default: the mean]")] = None,
+    block_tokens: Annotated[int, typer.Option(help="Tokens of a block.")] = 16,
+    kv_bytes_per_token: Annotated[int, typer.Option(help="For --memory and --disk; see `ragkv size`.")] = 131_072,
+    slo_ms: Annotated[float, typer.Option(help="TTFT above which a request misses.")] = 200.0,
+    profile: Annotated[Path | None, typer.Option(help="JSON: token_ms, fixed_ms, load_token_ms.")] = None,
+    requests: Annotated[int | None, typer.Option(min=1, help="Only the first so many requests.")] = None,
+    forced: Annotated[bool, typer.Option(help="Forced caching: what was just served stays.")] = False,
+    plot: Annotated[Path | None, typer.Option(help="Write a plot here.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Replay a trace through eviction policies: hits, TTFT, TEL, beside each other."""
+    from ragkv.simulate.command import Options, run
+
+    options = {name: value for name, value in locals().items() if name in Options.__dataclass_fields__}
+    run(Options(policies=policy, **options), as_json, console)
+
+
+@app.command()
 def demo(
     model: Model = "reader",
     home: Annotated[Path | None, typer.Option(help="Keep index and KV here [default: a temporary folder].")] = None,

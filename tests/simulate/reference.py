@@ -1,4 +1,4 @@
-"""Policies one block at a time, straight from docs/policies.md: slow, naive, and sharing no code with what it checks."""
+"""Policies one block at a time, straight from docs/policies.md: slow, naive, sharing no code with what it checks."""
 
 import itertools
 import random

@@ -75,6 +75,7 @@ class PolicySettings:
     turn_rate_per_s: float | None = None  # lambda of the paper's model: turns of a living conversation
     end_rate_per_s: float | None = None  # mu of the paper's model: deaths of a living conversation
     capacity_blocks: int | None = None  # of the tier, for shadow caches; None: the largest amount held so far
+    load_share: float = 1.0  # what a dropped block costs, of computing it: below 1 where a slower tier still holds it
     window_groups: int | None = None  # look-ahead eviction window, in waiting sessions; None: the whole queue
 
     def __post_init__(self) -> None:
@@ -86,6 +87,8 @@ class PolicySettings:
             raise ConfigError(f"block_tokens is {self.block_tokens}; it must be at least 1.")
         if not 0.0 < self.guard_quantile <= 1.0:
             raise ConfigError(f"guard_quantile is {self.guard_quantile}; it must lie in (0, 1].")
+        if not 0.0 <= self.load_share <= 1.0:
+            raise ConfigError(f"load_share is {self.load_share}; it must lie in [0, 1].")
 
 
 class Policy(ABC):

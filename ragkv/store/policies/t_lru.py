@@ -25,8 +25,14 @@ class TLRU(LRU):
         self._expected = Expected(self.settings.new_blocks)
 
     def budget(self, turn: Turn) -> int:
-        """Blocks of the conversation that may still help its next turn: max(0, L + Q^ - xi)."""
-        return max(0, turn.length + self._expected.blocks - self.settings.xi_blocks)
+        """Blocks of the conversation that may still help its next turn: max(0, L + Q^ - xi).
+
+        Over a slower tier a dropped block costs the share r of a computed one, so that (xi - Q^) / r may go.
+        """
+        spare, share = self.settings.xi_blocks - self._expected.blocks, self.settings.load_share
+        if share < 1.0 and spare > 0:
+            spare = turn.length if share == 0 else min(turn.length, int(spare / share))
+        return max(0, turn.length - spare)
 
     def served(self, turn: Turn) -> None:
         super().served(turn)

@@ -1,0 +1,140 @@
+"""The command `ragkv simulate`: options read, tables and JSON written."""
+
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+
+from ragkv.errors import ConfigError
+
+from .profile import Profile
+from .report import Report, plot
+from .run import Setting, load_trace, simulate
+from .trace import Trace
+
+HEADINGS = (
+    "policy", "uncached", "TEL", "largest", "hits", "memory", "disk", "median ms", "P90", "P95", "P99", "over SLO",
+)  # fmt: skip
+UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
+
+
+@dataclass(frozen=True)
+class Options:
+    """What the command line gives; see `ragkv simulate --help`."""
+
+    trace: str
+    policies: str
+    capacity_blocks: int | None = None
+    capacity_share: float | None = None
+    memory: str | None = None
+    disk: str | None = None
+    xi: str | None = None
+    xi_blocks: int | None = None
+    new_blocks: int | None = None
+    block_tokens: int = 16
+    kv_bytes_per_token: int = 131_072
+    slo_ms: float = 200.0
+    profile: Path | None = None
+    requests: int | None = None
+    forced: bool = False
+    plot: Path | None = None
+
+
+def run(options: Options, as_json: bool, console: Console) -> None:
+    """Replay and show. Raises `InputError` or `ConfigError` in one sentence."""
+    if options.block_tokens < 1:
+        raise ConfigError(f"--block-tokens is {options.block_tokens}; it must be at least 1.")
+    trace = load_trace(options.trace, options.block_tokens)
+    if options.requests is not None:
+        trace = trace.first(options.requests)
+    names = list(dict.fromkeys(name.strip() for name in options.policies.split(",") if name.strip()))
+    if not names:
+        raise ConfigError("--policy names no policy.")
+    setting = setting_for(options, trace)
+    reports = simulate(trace, names, setting)
+    if options.plot is not None:
+        plot(trace, reports, str(options.plot))
+    if as_json:
+        console.file.write("[\n" + ",\n".join(json.dumps(report.plain()) for report in reports) + "\n]\n")
+    else:
+        show(trace, setting, reports, console)
+
+
+def setting_for(options: Options, trace: Trace) -> Setting:
+    """The replay's setting, in blocks of the trace."""
+    profile = Profile() if options.profile is None else Profile.read(options.profile)
+    xi_ms, xi_blocks = xi_of(options, profile, trace.block_tokens)
+    return Setting(
+        capacity_blocks=capacity_of(options, trace),
+        disk_blocks=blocks_of(options.disk, "--disk", options) if options.disk else 0,
+        xi_blocks=xi_blocks,
+        xi_ms=xi_ms,
+        new_blocks=options.new_blocks,
+        slo_ms=options.slo_ms,
+        forced=options.forced,
+        profile=profile,
+    )
+
+
+def capacity_of(options: Options, trace: Trace) -> int:
+    """Blocks of memory; exactly one of the three ways to say it."""
+    given = [options.capacity_blocks, options.capacity_share, options.memory]
+    if sum(value is not None for value in given) != 1:
+        raise ConfigError("Give one of --capacity-blocks, --capacity-share (of peak live) and --memory.")
+    if options.capacity_blocks is not None:
+        return options.capacity_blocks
+    if options.memory is not None:
+        return blocks_of(options.memory, "--memory", options)
+    assert options.capacity_share is not None
+    if not options.capacity_share >= 0:
+        raise ConfigError(f"--capacity-share is {options.capacity_share}; it must be at least 0.")
+    return int(options.capacity_share * trace.peak_live)
+
+
+def blocks_of(text: str, option: str, options: Options) -> int:
+    """Whole blocks in an amount of bytes such as 128G."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(?:i?B)?", text.strip(), re.IGNORECASE)
+    if found is None or options.kv_bytes_per_token < 1:
+        raise ConfigError(f"{option} {text!r} is no amount of bytes such as 128G, or --kv-bytes-per-token is below 1.")
+    return int(float(found[1]) * UNITS[found[2].upper()] / (options.kv_bytes_per_token * options.block_tokens))
+
+
+def xi_of(options: Options, profile: Profile, block_tokens: int) -> tuple[float | None, int]:
+    """The threshold as a time, where it was given as one, and in blocks."""
+    if options.xi is not None and options.xi_blocks is not None:
+        raise ConfigError("Give one of --xi and --xi-blocks.")
+    if options.xi is None:
+        return None, options.xi_blocks or 0
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(ms|)", options.xi.strip())
+    if found is None:
+        raise ConfigError(f"--xi {options.xi!r} is neither tokens (2000) nor a TTFT target (200ms).")
+    if found[2] == "ms":
+        return float(found[1]), profile.xi_blocks(float(found[1]), block_tokens)
+    return None, int(float(found[1])) // block_tokens
+
+
+def show(trace: Trace, setting: Setting, reports: Sequence[Report], console: Console) -> None:
+    """The table for people."""
+    share = f"{setting.capacity_blocks / trace.peak_live:.2f} of peak live" if trace.peak_live else "nobody returns"
+    console.print(
+        f"{trace.name}: {len(trace.turns)} requests, blocks of {trace.block_tokens} tokens; "
+        f"capacity {setting.capacity_blocks} blocks ({share}); xi {setting.xi_blocks} blocks; simulated"
+    )
+    for note in trace.notes:
+        console.print(note, style="dim")
+    rows = [HEADINGS, *(cells(report) for report in reports)]
+    widths = [max(len(row[place]) for row in rows) for place in range(len(HEADINGS))]
+    for name, *numbers in rows:
+        right = (number.rjust(width) for number, width in zip(numbers, widths[1:], strict=True))
+        console.print("  ".join([name.ljust(widths[0]), *right]))
+
+
+def cells(r: Report) -> tuple[str, ...]:
+    """A report as a row under HEADINGS."""
+    counts = (str(count) for count in (r.uncached_blocks, r.tel_blocks, r.max_uncached_blocks))
+    rates = (f"{rate:.1%}" for rate in (r.hit_rate, r.memory_hit_rate, r.disk_hit_rate))
+    times = (f"{time:.1f}" for time in (r.median_ms, r.p90_ms, r.p95_ms, r.p99_ms))
+    return (r.policy, *counts, *rates, *times, str(r.slo_misses))

@@ -1,0 +1,41 @@
+"""How blocks become time: TTFT = c + alpha B b + load B d, b blocks computed, d loaded (T-LRU paper, figure 3)."""
+
+import json
+from dataclasses import dataclass, fields
+from pathlib import Path
+
+from ragkv.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Profile:
+    """Seconds of prefill and loading, measured or given. The default is the paper's alpha, and no fixed cost."""
+
+    token_ms: float = 0.1  # alpha: computing one token
+    fixed_ms: float = 0.0  # c: any request
+    load_token_ms: float = 0.0  # loading one token's KV from the slower tier
+
+    def __post_init__(self) -> None:
+        if not self.token_ms > 0 or self.fixed_ms < 0 or self.load_token_ms < 0:
+            raise ConfigError(f"A profile needs token_ms > 0 and no negative time, not {self}.")
+
+    @classmethod
+    def read(cls, path: Path) -> "Profile":
+        """From a JSON object with any of the fields; raises `ConfigError`."""
+        try:
+            values = json.loads(path.read_text(encoding="utf-8"))
+            known = {field.name for field in fields(cls)}
+            if not isinstance(values, dict) or set(values) - known:
+                raise ConfigError(f"The profile {path} must be a JSON object of {', '.join(sorted(known))}.")
+            return cls(**{name: float(value) for name, value in values.items()})
+        except (OSError, ValueError, TypeError) as error:
+            raise ConfigError(f"The profile {path} cannot be read: {error}.") from error
+
+    def xi_blocks(self, xi_ms: float, block_tokens: int) -> int:
+        """The blocks that may be computed within `xi_ms`, rounded down."""
+        # a hair up: 100 ms / (.1 ms * 16) is 62.5, but .3 / .1 is 2.9999999999999996
+        return max(0, int((xi_ms - self.fixed_ms) / (self.token_ms * block_tokens) * (1 + 1e-12)))
+
+    def xi_ms(self, xi_blocks: int, block_tokens: int) -> float:
+        """The time of a request with `xi_blocks` computed blocks."""
+        return self.fixed_ms + self.token_ms * block_tokens * xi_blocks

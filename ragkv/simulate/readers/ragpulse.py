@@ -1,0 +1,75 @@
+"""RAGPulse: a week of real RAG requests, each a list of parts (system text, passages, history, web, user) by id.
+
+Two views: `read_rag_requests` keeps the parts, for chunk entries; `read_ragpulse` takes sessions for conversations,
+whose prompts share what their part lists have in common from the start.
+"""
+
+from pathlib import Path
+from typing import NamedTuple
+
+from ragkv.errors import InputError
+
+from ..trace import Trace
+from .growth import Growth, common
+from .lines import json_lines
+
+PARTS = {  # file, its id field; prompts are laid out in this order
+    "sys_prompt": ("1_sys_prompt.jsonl", "sys_prompt_id"),
+    "passages_ids": ("2_passages.jsonl", "passage_id"),
+    "history": ("3_history.jsonl", "history_id"),
+    "web_search": ("5_web_search.jsonl", "web_search_id"),
+    "user_input": ("4_user_input.jsonl", "user_input_id"),
+}
+
+
+class Part(NamedTuple):
+    """A run of tokens of a prompt."""
+
+    kind: str  # a key of PARTS
+    number: int
+    tokens: int
+
+
+class RagRequest(NamedTuple):
+    """One request, as its parts in order."""
+
+    at: float  # seconds
+    session: str
+    parts: tuple[Part, ...]
+    response_tokens: int
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of the prompt."""
+        return sum(part.tokens for part in self.parts)
+
+
+def read_rag_requests(folder: Path) -> list[RagRequest]:
+    """RAGPulse's requests in order of time."""
+    lengths = {
+        (kind, entry[field]): int(entry["token_length"])
+        for kind, (name, field) in PARTS.items()
+        for entry in json_lines(folder / name, field, "token_length")
+    }
+    requests = []
+    for entry in json_lines(folder / "0_trace.jsonl", "timestamp", "session_id", "hash_ids", "output_length"):
+        try:
+            parts = tuple(Part(kind, n, lengths[kind, n]) for kind in PARTS for n in entry["hash_ids"].get(kind, ()))
+        except KeyError as error:
+            raise InputError(f"{folder}: request at {entry['timestamp']} names an unknown part {error}.") from error
+        requests.append(RagRequest(float(entry["timestamp"]), entry["session_id"], parts, int(entry["output_length"])))
+    return sorted(requests, key=lambda request: request.at)
+
+
+def read_ragpulse(folder: Path, block_tokens: int) -> Trace:
+    """RAGPulse's sessions as conversations."""
+    growth, last = Growth(block_tokens), dict[str, RagRequest]()
+    for request in read_rag_requests(folder):
+        before = last.get(request.session)
+        same = common((p.number for p in before.parts), (p.number for p in request.parts)) if before else 0
+        shared = sum(part.tokens for part in request.parts[:same])
+        growth.add(request.at, request.session, request.tokens, shared, request.response_tokens)
+        last[request.session] = request
+    return growth.trace(
+        "RAGPulse sessions", "sessions as conversations; shared are equal parts from the prompt's start"
+    )

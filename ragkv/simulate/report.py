@@ -1,0 +1,110 @@
+"""What came of a replay: integers in blocks to be compared exactly, and times a profile turns them into."""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from importlib import import_module
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ragkv.errors import MissingExtraError
+
+from .profile import Profile
+from .replay import Replay
+from .trace import Trace
+
+PERCENTILES = {"median": 50, "p90": 90, "p95": 95, "p99": 99}
+
+
+@dataclass(frozen=True)
+class Report:
+    """One policy at one capacity. Percentiles interpolate linearly over all requests, first turns included."""
+
+    policy: str
+    uncached_blocks: int  # sum of b
+    tel_blocks: int  # sum of (b - xi)+
+    max_uncached_blocks: int
+    capacity_blocks: int
+    capacity_over_peak_live: float | None  # None where nobody returns
+    hit_rate: float  # reused blocks / blocks of all prompts
+    memory_hit_rate: float  # of these, read from memory; equal where there is no disk
+    disk_hit_rate: float
+    median_ms: float
+    p90_ms: float
+    p95_ms: float
+    p99_ms: float
+    tel_ms: float  # sum of (TTFT - xi)+
+    slo_misses: int  # requests with TTFT above the SLO
+
+    def plain(self) -> dict[str, Any]:
+        """As a dictionary of JSON values, the exact integers first."""
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class Measure:
+    """What a replay is measured with."""
+
+    profile: Profile
+    xi_blocks: int
+    xi_ms: float
+    slo_ms: float
+
+    def report(self, trace: Trace, memory: Replay, disk: Replay | None = None) -> Report:
+        """The report of a tier, or of memory above a disk that holds what memory drops.
+
+        Both tiers see every turn and neither sees the other, as in the live store, where puts land in both; what is
+        reused is the longer of the two prefixes.
+        """
+        prompts = np.array([turn.prompt for turn in trace.turns])
+        fast = prompts - np.array(memory.uncached)
+        reused = fast if disk is None else np.maximum(fast, prompts - np.array(disk.uncached))
+        uncached, loaded = prompts - reused, reused - fast
+        per_block = trace.block_tokens * np.array([self.profile.token_ms, self.profile.load_token_ms])
+        ttft = self.profile.fixed_ms + per_block[0] * uncached + per_block[1] * loaded
+        total = max(1, int(prompts.sum()))
+        return Report(
+            policy=memory.policy,
+            uncached_blocks=int(uncached.sum()),
+            tel_blocks=int(np.maximum(uncached - self.xi_blocks, 0).sum()),
+            max_uncached_blocks=int(uncached.max()),
+            capacity_blocks=memory.capacity_blocks,
+            capacity_over_peak_live=memory.capacity_blocks / trace.peak_live if trace.peak_live else None,
+            hit_rate=float(reused.sum()) / total,
+            memory_hit_rate=float(fast.sum()) / total,
+            disk_hit_rate=float(loaded.sum()) / total,
+            tel_ms=float(np.maximum(ttft - self.xi_ms, 0).sum()),
+            slo_misses=int((ttft > self.slo_ms + 1e-9).sum()),
+            **percentiles(ttft),
+        )
+
+
+def percentiles(ttft: NDArray[np.float64]) -> dict[str, float]:
+    """Median, P90, P95 and P99, by linear interpolation."""
+    values = np.percentile(ttft, list(PERCENTILES.values()))
+    return {f"{name}_ms": float(value) for name, value in zip(PERCENTILES, values, strict=True)}
+
+
+def plot(trace: Trace, reports: Sequence[Report], path: str) -> None:
+    """Bars of median, P90, P95 and P99 TTFT for each policy (T-LRU paper, figures 5 and 7).
+
+    Raises `MissingExtraError` without matplotlib.
+    """
+    try:
+        plt = import_module("matplotlib.pyplot")
+    except ImportError as error:
+        raise MissingExtraError("matplotlib", "dev", "A plot") from error
+    figure, axes = plt.subplots(figsize=(9, 4), layout="constrained")
+    width = 0.8 / max(1, len(reports))
+    for number, report in enumerate(reports):
+        heights = [getattr(report, f"{name}_ms") for name in PERCENTILES]
+        axes.bar(np.arange(len(PERCENTILES)) + number * width, heights, width, label=report.policy)
+    axes.set_xticks(np.arange(len(PERCENTILES)) + 0.4 - width / 2, list(PERCENTILES))
+    axes.set(
+        ylabel="TTFT, ms (simulated)",
+        title=f"{trace.name}: {reports[0].capacity_blocks} blocks of {trace.block_tokens}",
+    )
+    axes.legend(fontsize="small")
+    figure.savefig(path, dpi=150)
+    plt.close(figure)

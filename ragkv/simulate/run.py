@@ -1,0 +1,81 @@
+"""One run of many policies over one trace: what `ragkv simulate` does, as a function."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from ragkv.errors import ConfigError
+from ragkv.store.policies import Policy, PolicySettings, make_policy
+
+from .profile import Profile
+from .readers import read_trace
+from .replay import replay
+from .report import Measure, Report
+from .trace import Trace
+from .workloads import BirthDeath, ShareGPTLike
+
+GENERATED: dict[str, type[BirthDeath] | type[ShareGPTLike]] = {"birth-death": BirthDeath, "sharegpt-like": ShareGPTLike}
+
+
+@dataclass(frozen=True)
+class Setting:
+    """How a trace is replayed."""
+
+    capacity_blocks: int  # of memory
+    disk_blocks: int = 0  # of the tier below; 0: none
+    xi_blocks: int = 0
+    xi_ms: float | None = None  # None: the time of xi_blocks computed blocks
+    new_blocks: int | None = None  # Q^; None: the trace's mean
+    slo_ms: float = 200.0
+    forced: bool = False  # forced caching: what was just served is not evicted
+    profile: Profile = field(default_factory=Profile)
+
+    def __post_init__(self) -> None:
+        for name in ("capacity_blocks", "disk_blocks", "xi_blocks"):
+            if getattr(self, name) < 0:
+                raise ConfigError(f"{name} is {getattr(self, name)}; it must be at least 0.")
+
+
+def load_trace(where: str, block_tokens: int) -> Trace:
+    """A trace file or folder, or a generated load by its name; raises `InputError`."""
+    if where in GENERATED:
+        return GENERATED[where]().trace(block_tokens)
+    return read_trace(Path(where), block_tokens)
+
+
+def policy_for(name: str, trace: Trace, setting: Setting, *, load_share: float = 1.0) -> Policy:
+    """A policy that knows of the trace what the papers let it know: Q^, Q's distribution, the model's rates."""
+    turns, ends = trace.rates
+    settings = PolicySettings(
+        xi_blocks=setting.xi_blocks,
+        block_tokens=trace.block_tokens,
+        new_blocks=trace.expected_new_blocks if setting.new_blocks is None else setting.new_blocks,
+        new_blocks_seen=tuple(trace.new_blocks),
+        turn_rate_per_s=turns,
+        end_rate_per_s=ends,
+        capacity_blocks=setting.capacity_blocks,
+        load_share=load_share,
+    )
+    return make_policy(name, settings, offline=True)
+
+
+def simulate(trace: Trace, names: Sequence[str], setting: Setting) -> list[Report]:
+    """Every policy over the trace, one report each; raises `ConfigError` for a policy nobody knows."""
+    xi_ms = setting.profile.xi_ms(setting.xi_blocks, trace.block_tokens) if setting.xi_ms is None else setting.xi_ms
+    measure = Measure(setting.profile, setting.xi_blocks, xi_ms, setting.slo_ms)
+    for name in names:
+        policy_for(name, trace, setting)  # every name is checked before anything runs
+    return [_one(trace, name, setting, measure) for name in names]
+
+
+def _one(trace: Trace, name: str, setting: Setting, measure: Measure) -> Report:
+    share = 1.0
+    if setting.disk_blocks:  # a block that memory drops costs loading, not computing
+        share = min(1.0, setting.profile.load_token_ms / setting.profile.token_ms)
+    memory = replay(
+        trace, policy_for(name, trace, setting, load_share=share), setting.capacity_blocks, forced=setting.forced
+    )
+    if not setting.disk_blocks:
+        return measure.report(trace, memory)
+    disk = replay(trace, policy_for(name, trace, setting), setting.disk_blocks, forced=setting.forced)
+    return measure.report(trace, memory, disk)

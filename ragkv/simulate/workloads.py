@@ -1,0 +1,114 @@
+"""Generated loads: the T-LRU paper's birth-death model of conversations, and a ShareGPT-like load for CachedAttention.
+
+Simulated, not measured: lengths are drawn from the distributions stated here, with a fixed seed.
+"""
+
+import random
+from dataclasses import dataclass
+from heapq import heappop, heappush
+from itertools import count
+
+from .readers.growth import Growth
+from .trace import Trace
+
+
+@dataclass(frozen=True)
+class BirthDeath:
+    """The paper's model: conversations are born, have turns and die, all at constant rates.
+
+    Q and responses are log-normal. The paper gives no rates; these make four turns a conversation, and its mean prompt
+    of 200 tokens (WildChat).
+    """
+
+    births_per_s: float = 0.5  # lambda_conv
+    turns_per_s: float = 1 / 60  # lambda, of a living conversation
+    deaths_per_s: float = 1 / 180  # mu
+    prompt_tokens: float = 200.0  # mean of Q
+    response_tokens: float = 300.0  # mean of A
+    spread: float = 1.0  # sigma of both logarithms
+    requests: int = 12_000
+    seed: int = 0
+
+    def trace(self, block_tokens: int) -> Trace:
+        """The first `requests` turns. A conversation is born with its first turn."""
+        draw, growth, stored = random.Random(self.seed), Growth(block_tokens), dict[int, int]()
+        events: list[tuple[float, int]] = [(0.0, 0)]
+        numbers = count(1)
+        for _ in range(self.requests):
+            at, number = heappop(events)
+            if number not in stored:
+                heappush(events, (at + draw.expovariate(self.births_per_s), next(numbers)))
+            history = stored.get(number, 0)
+            prompt, response = history + _length(draw, self.prompt_tokens, self.spread), 0
+            response = _length(draw, self.response_tokens, self.spread)
+            growth.add(at, f"b{number}", prompt, history, response)
+            stored[number] = prompt + response
+            gap = draw.expovariate(self.turns_per_s + self.deaths_per_s)
+            if draw.random() < self.turns_per_s / (self.turns_per_s + self.deaths_per_s):
+                heappush(events, (at + gap, number))
+        return growth.trace("birth-death", f"simulated: {self}")
+
+
+@dataclass(frozen=True)
+class Session:
+    """A ShareGPT-like session: when it comes, and per turn its new prompt tokens, response tokens and thinking time."""
+
+    at: float
+    turns: tuple[tuple[int, int, float], ...]
+
+
+@dataclass(frozen=True)
+class ShareGPTLike:
+    """Sessions as CachedAttention section 4.1 has them: Poisson arrivals, 5.75 turns on average.
+
+    Turn counts are 1 with chance .3, else geometric; prompts and responses log-normal with a heavy tail (means 100 and
+    300 tokens); the user thinks an exponential time after each answer.
+    """
+
+    sessions: int = 2_000
+    arrivals_per_s: float = 1.0
+    mean_turns: float = 5.75
+    prompt_tokens: float = 100.0
+    response_tokens: float = 300.0
+    think_s: float = 60.0
+    seed: int = 0
+
+    def draw(self) -> list[Session]:
+        """The sessions, in order of arrival."""
+        draw, at, sessions = random.Random(self.seed), 0.0, []
+        more = (self.mean_turns - 0.3) / 0.7 - 1  # mean of turns beyond the first, of those that have any
+        for _ in range(self.sessions):
+            at += draw.expovariate(self.arrivals_per_s)
+            turns = 1
+            if draw.random() >= 0.3:
+                while draw.random() < more / (1 + more):
+                    turns += 1
+            lengths = tuple(
+                (
+                    _length(draw, self.prompt_tokens, 1.5),
+                    _length(draw, self.response_tokens, 0.8),
+                    draw.expovariate(1 / self.think_s),
+                )
+                for _ in range(turns)
+            )
+            sessions.append(Session(at, lengths))
+        return sessions
+
+    def trace(self, block_tokens: int) -> Trace:
+        """Every turn at its session's arrival plus the thinking so far: service takes no time here."""
+        requests = []
+        for number, session in enumerate(self.draw()):
+            at, history = session.at, 0
+            for new, response, think in session.turns:
+                requests.append((at, number, history + new, history, response))
+                history += new + response
+                at += think
+        growth = Growth(block_tokens)
+        for at, number, prompt, history, response in sorted(requests):
+            growth.add(at, f"s{number}", prompt, history, response)
+        return growth.trace("ShareGPT-like", f"simulated: {self}")
+
+
+def _length(draw: random.Random, mean: float, spread: float) -> int:
+    """A log-normal number of tokens of this mean, at least 1."""
+    return max(1, round(mean * draw.lognormvariate(-spread * spread / 2, spread)))
