@@ -4,11 +4,12 @@ from .fusor import Fused, Fusor
 from .pipeline import LayerReader
 from .plan import Candidates, Plan, Span, SpanKind, SpanState
 from .resident import ResidentLease
-from .selectors import SELECTORS, CheckingSelector, Selector, StaticSelector, make_selector, usable
+from .selectors import SELECTORS, AskingSelector, CheckingSelector, Selector, StaticSelector, make_selector, usable
 from .sensitivity import Scorer
 
 __all__ = [
     "SELECTORS",
+    "AskingSelector",
     "Candidates",
     "CheckingSelector",
     "Fused",

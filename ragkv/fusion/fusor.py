@@ -1,8 +1,9 @@
 """The fusor: one prompt's KV out of many entries, layer by layer (CacheBlend sections 4.2, 4.3 and 5.1).
 
 For each layer: take its slices -> rotate them to their places -> decide who is recomputed -> drive the layer over those
-rows and the computed ones, whose fresh KV overwrites what was placed -> next. It knows no text, no documents and no
-tiers; entries are read, never written.
+rows and the computed ones, whose fresh KV overwrites what was placed -> next. Where the question is asked first, that
+pass places everything and a second one, without loading, recomputes what it chose. It knows no text, no documents and
+no tiers; entries are read, never written.
 """
 
 import time
@@ -12,11 +13,11 @@ from dataclasses import dataclass
 
 import torch
 
-from ragkv.model import Adapter, PromptKV, Recording, RotaryTables, Rows
+from ragkv.model import Adapter, PromptKV, Recording, Rows, Watch
 
 from .pipeline import LayerReader
 from .plan import Plan, Span
-from .selectors import CheckingSelector, Selector, StaticSelector, budget
+from .selectors import AskingSelector, CheckingSelector, Selector, StaticSelector, budget
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,9 +47,9 @@ class Fusor:
         """Carry out `plan`; allocate `room` more positions for an answer. Raises `EntryDamagedError` of a lease."""
         adapter, began = self._adapter, time.perf_counter()
         length = plan.token_ids.numel()
-        kv = adapter.new_kv(length + room)
-        work = _Pass(adapter, plan, selector, ratio, self._seed, adapter.rope.tables(length), kv, record)
-        spans = plan.loaded()
+        work = _Pass(adapter, plan, selector, ratio, adapter.new_kv(length + room), record)
+        work.choose(self._first_choice(plan, selector, ratio))
+        spans = work.needed_spans()
         leases = [span.lease for span in spans if span.lease is not None]
         with LayerReader(leases, adapter.layer_count, self._ahead, self._pool, adapter.device) as reader:
             for layer in range(adapter.layer_count):
@@ -56,11 +57,14 @@ class Fusor:
                 work.place(layer, spans, slices)
                 work.narrow(layer, spans, slices)
                 work.run(layer)
-            kv.length = length
-            logits = adapter.logits(work.hidden[:, -1:])[0]
+            if work.asking is not None:  # all is in place, and the question has looked at it
+                work.choose(work.asking.select(plan.candidates, work.attention(), ratio))
+                for layer in range(adapter.layer_count):
+                    work.run(layer)
+            work.kv.length = length
             return Fused(
-                kv,
-                logits,
+                work.kv,
+                adapter.logits(work.hidden[:, -1:])[0],
                 tuple(work.selected_by_layer),
                 work.row_layers,
                 reader.bytes_by_tier(),
@@ -69,36 +73,57 @@ class Fusor:
                 time.perf_counter() - began,
             )
 
+    def _first_choice(self, plan: Plan, selector: Selector, ratio: float) -> torch.Tensor:
+        """Indices of the candidates recomputed in layer 0."""
+        count = len(plan.candidates)
+        if isinstance(selector, StaticSelector):
+            return selector.select(plan.candidates, ratio, self._seed)
+        return torch.arange(count if isinstance(selector, CheckingSelector) and budget(ratio, count) else 0)
+
 
 class _Pass:
-    """The state of one pass over a prompt; dies with it."""
+    """The state of one prompt being fused; dies with it."""
 
     def __init__(
-        self,
-        adapter: Adapter,
-        plan: Plan,
-        selector: Selector,
-        ratio: float,
-        seed: int,
-        tables: RotaryTables,
-        kv: PromptKV,
-        record: Recording | None,
+        self, adapter: Adapter, plan: Plan, selector: Selector, ratio: float, kv: PromptKV, record: Recording | None
     ) -> None:
-        self._adapter, self._plan, self._ratio, self._tables, self._kv = adapter, plan, ratio, tables, kv
-        self._record = record
-        self._device = adapter.device
-        count = len(plan.candidates)
-        self._checking = selector if isinstance(selector, CheckingSelector) and budget(ratio, count) else None
-        if isinstance(selector, StaticSelector):
-            chosen = selector.select(plan.candidates, ratio, seed)
-        else:
-            chosen = torch.arange(count if self._checking else 0)
-        self._chosen = chosen  # indices into the candidates that are recomputed in this layer, CPU
-        self._set_rows(plan.candidates.positions[chosen])
-        self.hidden = adapter.embed(plan.token_ids.to(self._device)[self._rows.positions])  # (1, R, E)
-        self.selected_by_layer: list[torch.Tensor] = []
+        self._adapter, self._plan, self._ratio, self._record, self._device = (
+            adapter,
+            plan,
+            ratio,
+            record,
+            adapter.device,
+        )
+        self._tables = adapter.rope.tables(plan.token_ids.numel())
+        wanted = budget(ratio, len(plan.candidates)) > 0
+        self._checking = selector if isinstance(selector, CheckingSelector) and wanted else None
+        self.asking = selector if isinstance(selector, AskingSelector) and wanted else None
+        self._watch = Watch(plan.token_ids.numel(), adapter.device) if self.asking else None
+        self.kv = kv
         self.row_layers = 0
         self.placing_s = 0.0
+
+    def choose(self, chosen: torch.Tensor) -> None:
+        """Begin a pass through the layers over the computed rows and those candidates, given by index (C,)."""
+        self._chosen = chosen  # indices into the candidates that are recomputed in this layer, CPU
+        self._set_rows(self._plan.candidates.positions[chosen])
+        self.hidden = self._adapter.embed(self._plan.token_ids.to(self._device)[self._rows.positions])  # (1, R, E)
+        self.selected_by_layer: list[torch.Tensor] = []
+
+    def needed_spans(self) -> tuple[Span, ...]:
+        """The spans to be read: not those of which every token is recomputed in every layer anyway."""
+        loaded = self._plan.loaded()
+        if self._checking is not None:
+            return loaded
+        computed = torch.zeros(self._plan.token_ids.numel(), dtype=torch.bool)
+        computed[self._rows.positions.cpu()] = True
+        return tuple(span for span in loaded if not computed[span.start : span.stop].all())
+
+    def attention(self) -> torch.Tensor:
+        """What the question pays to each candidate, (N,); it looks once."""
+        assert self._watch is not None
+        watch, self._watch = self._watch, None
+        return watch.received()[self._plan.candidates.positions]
 
     def place(self, layer: int, spans: Sequence[Span], slices: Sequence[torch.Tensor]) -> None:
         """Rotate each span's slice (2, G, T, D) to its positions and put it into the prompt's KV."""
@@ -107,7 +132,7 @@ class _Pass:
         for span, piece in zip(spans, slices, strict=True):
             cos, sin = self._tables.span(kind, span.start, span.stop)
             k_rot = self._adapter.rotate(layer, piece[0].unsqueeze(0), cos, sin)
-            self._kv.put(layer, span.start, k_rot, piece[1].unsqueeze(0))
+            self.kv.put(layer, span.start, k_rot, piece[1].unsqueeze(0))
         self.placing_s += time.perf_counter() - began
 
     def narrow(self, layer: int, spans: Sequence[Span], slices: Sequence[torch.Tensor]) -> None:
@@ -126,7 +151,10 @@ class _Pass:
 
     def run(self, layer: int) -> None:
         """Drive the layer over the rows in force."""
-        self.hidden = self._adapter.run_layer(layer, self.hidden, self._rows, self._kv, self._tables, self._record)
+        watch = self._watch if layer >= self._adapter.layer_count // 2 else None
+        self.hidden = self._adapter.run_layer(
+            layer, self.hidden, self._rows, self.kv, self._tables, self._record, watch
+        )
         self.selected_by_layer.append(self._plan.candidates.positions[self._chosen])
         self.row_layers += len(self._rows)
 

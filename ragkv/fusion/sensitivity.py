@@ -14,7 +14,6 @@ import torch
 
 from ragkv.model import Adapter, PromptKV, Recording, Rows
 
-
 TEXT_TOKENS = 128  # of a text behind which chunks are scored
 
 
@@ -97,18 +96,26 @@ class Scorer:
 
 
 def sensitivity(stored: torch.Tensor, others: Sequence[torch.Tensor]) -> torch.Tensor:
-    """How far a chunk's KV (L, 2, G, T, D) moves between its encodings, (T,) float32.
+    """How far a chunk's KV (L, 2, G, T, D) moves with what stands before it, (T,) float32.
 
-    Over the later half of the layers, the sum of |dK|^2 / mean |K|^2 + |dV|^2 / mean |V|^2: K before RoPE, differences
-    averaged over `others`, norms over the chunk's tokens, so that every layer weighs the same.
+    The geometric mean of two numbers: how far it is from what is stored, and how far the `others` are from each other.
+    The first alone is high where a chunk begins, behind whatever text; the second alone, where nothing comes of it.
     """
     later = stored.shape[0] // 2
     base = stored[later:].float()  # (L', 2, G, T, D)
-    norm = base.square().sum(dim=(2, 4)).mean(dim=-1, keepdim=True)  # (L', 2, 1)
-    moved = torch.zeros(base.shape[0], 2, base.shape[3], device=base.device)  # (L', 2, T)
-    for other in others:
-        moved += (other[later:].float() - base).square().sum(dim=(2, 4)) / len(others)
-    return (moved / norm.clamp_min(1e-12)).sum(dim=(0, 1))
+    norm = base.square().sum(dim=(2, 4)).mean(dim=-1, keepdim=True).clamp_min(1e-12)  # (L', 2, 1)
+    behind = [other[later:].float() for other in others]
+    moved = torch.stack([_relative(other - base, norm) for other in behind]).mean(dim=0)
+    if len(behind) == 1:
+        return moved
+    centre = torch.stack(behind).mean(dim=0)
+    varied = torch.stack([_relative(other - centre, norm) for other in behind]).sum(dim=0) / (len(behind) - 1)
+    return (moved * varied).sqrt()
+
+
+def _relative(difference: torch.Tensor, norm: torch.Tensor) -> torch.Tensor:
+    """|dK|^2 / mean |K|^2 + |dV|^2 / mean |V|^2, summed over layers: (L', 2, G, T, D), (L', 2, 1) -> (T,)."""
+    return (difference.square().sum(dim=(2, 4)) / norm).sum(dim=(0, 1))
 
 
 @torch.no_grad()

@@ -133,6 +133,7 @@ class Adapter:
         kv: PromptKV,
         tables: RotaryTables,
         record: Recording | None = None,
+        watch: attention.Watch | None = None,
     ) -> torch.Tensor:
         """Drive `layer` over hidden (1, R, E) of `rows`: their KV is written to `kv`, they attend over all of it."""
         cos, sin = tables.rows(self.rope_kind(layer), rows.positions)
@@ -141,7 +142,7 @@ class Adapter:
             return self.rotate(layer, raw, cos, sin)
 
         cache = RowCache(kv, rows, rotate, record)
-        return self._call(layer, hidden, rows, attention.RowMask(rows, self.window(layer), rotate), cache)
+        return self._call(layer, hidden, rows, attention.RowMask(rows, self.window(layer), rotate, watch), cache)
 
     def project_kv(self, layer: int, hidden: torch.Tensor, rows: Rows) -> tuple[torch.Tensor, torch.Tensor]:
         """Raw keys and values, each (1, G, R, D), that `layer` makes of hidden (1, R, E), without its attention."""

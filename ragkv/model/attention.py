@@ -27,6 +27,32 @@ class RowMask:
     rows: Rows
     window: int | None  # keys a row may look back on a sliding layer, itself included
     rotate: Callable[[torch.Tensor], torch.Tensor]  # (1, H, R, D) -> the same, at the rows' positions
+    watch: "Watch | None" = None
+
+
+class Watch:
+    """Collects what the last row of a pass attends to: the mean over heads and over the layers it saw."""
+
+    def __init__(self, length: int, device: torch.device) -> None:
+        self._sum = torch.zeros(length, device=device)
+        self._layers = 0
+
+    def add(
+        self, mask: RowMask, q_rot: torch.Tensor, k_rot: torch.Tensor, scaling: float, softcap: float | None
+    ) -> None:
+        """One layer: queries (1, H, R, D), of which the last row's counts, over keys (1, G, S, D)."""
+        kv_heads, stop = k_rot.shape[1], int(mask.rows.positions[-1]) + 1
+        start = 0 if mask.window is None else max(0, stop - mask.window)
+        last = q_rot[:, :, -1].reshape(kv_heads, -1, q_rot.shape[3])  # (G, H / G, D)
+        scores = torch.matmul(last.float(), k_rot[0, :, start:stop].float().transpose(1, 2)) * scaling
+        if softcap is not None:
+            scores = torch.tanh(scores / softcap) * softcap
+        self._sum[start:stop] += scores.softmax(dim=-1).mean(dim=(0, 1))
+        self._layers += 1
+
+    def received(self) -> torch.Tensor:
+        """Attention that each position got, (S,) float32, on the host; sums to 1."""
+        return (self._sum / max(1, self._layers)).cpu()
 
 
 def row_attention(
@@ -41,7 +67,10 @@ def row_attention(
 ) -> tuple[torch.Tensor, None]:
     """The interface's function: query (1, H, R, D) before RoPE, key and value (1, G, S, D) -> (1, R, H, D)."""
     mask = attention_mask
-    out = attend(mask.rotate(query), key, value, mask.rows, mask.window, scaling, softcap)
+    q_rot = mask.rotate(query)
+    if mask.watch is not None:
+        mask.watch.add(mask, q_rot, key, scaling, softcap)
+    out = attend(q_rot, key, value, mask.rows, mask.window, scaling, softcap)
     return out.transpose(1, 2).contiguous(), None
 
 

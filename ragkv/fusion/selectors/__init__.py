@@ -3,13 +3,14 @@
 from ragkv.errors import ConfigError
 
 from ..plan import Candidates
-from .base import CheckingSelector, Selector, StaticSelector, budget, top
+from .base import AskingSelector, CheckingSelector, Selector, StaticSelector, budget, top
 from .hkvd import HKVD, GradualHKVD
-from .sensitivity import Sensitivity
+from .sensitivity import QuerySensitivity, Sensitivity
 from .static import Everything, FirstK, Nothing, Random
 
 SELECTORS: dict[str, type[Selector]] = {
-    selector.name: selector for selector in (HKVD, GradualHKVD, Sensitivity, FirstK, Random, Nothing, Everything)
+    selector.name: selector
+    for selector in (HKVD, GradualHKVD, Sensitivity, QuerySensitivity, FirstK, Random, Nothing, Everything)
 }
 
 
@@ -34,6 +35,7 @@ def usable(selector: Selector, candidates: Candidates, ratio: float) -> tuple[Se
 
 __all__ = [
     "SELECTORS",
+    "AskingSelector",
     "CheckingSelector",
     "Selector",
     "StaticSelector",

@@ -1,9 +1,10 @@
 """The contract of a selector: which of N candidate tokens are recomputed, under one budget of ceil(ratio N) a layer.
 
-Two kinds. A `StaticSelector` knows its tokens before anything is loaded, and they are recomputed from layer 0 on (keys
-and values of layer 0 do not depend on context, so nothing is approximate there). A `CheckingSelector` has every
+Three kinds. A `StaticSelector` knows its tokens before anything is loaded, and they are recomputed from layer 0 on
+(keys and values of layer 0 do not depend on context, so nothing is approximate there). A `CheckingSelector` has every
 candidate pass layer 0 and then narrows by KV deviation, `sqrt(sum dK^2 + sum dV^2)` of fresh against stored, K before
-RoPE, in float32; it only says how many stay at which layer (CacheBlend section 4.3).
+RoPE, in float32; it only says how many stay at which layer (CacheBlend section 4.3). An `AskingSelector` is told what
+the question attends to, from one pass of the computed rows over what is reused, and then is as a static one.
 """
 
 import math
@@ -41,6 +42,18 @@ class CheckingSelector(Selector):
     @abstractmethod
     def keep(self, layer: int, layers: int, ratio: float, count: int) -> int | None:
         """How many of the N = `count` candidates are recomputed in `layer` >= 1; `None`: those of the layer before."""
+
+
+class AskingSelector(Selector):
+    """Knows its tokens once the question has looked at what is reused; that pass is counted in the compute."""
+
+    @abstractmethod
+    def select(self, candidates: Candidates, attention: torch.Tensor, ratio: float) -> torch.Tensor:
+        """Indices into the candidates, ascending, `budget(ratio, N)` of them.
+
+        `attention` (N,) float32 is what the prompt's last row pays to each candidate, the mean over heads and over the
+        later half of the layers.
+        """
 
 
 def top(scores: torch.Tensor, count: int) -> torch.Tensor:
