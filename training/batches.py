@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
-from training.discourse import How, Mention
+from training.discourse import Fact, How, Mention
 from training.questions import UNKNOWN, Question
 from training.templates import SYSTEM
 from training.tokenizer import ASSISTANT, BOS, END, PAD, USER, build
@@ -25,8 +25,12 @@ from training.worlds import World, level, world
 
 IGNORE = -100
 BUCKETS = (128, 192, 256, 320, 384, 448, 512, 640, 768, 1024, 1280, 1536)
-HEADS = ("previous", "reference", "subject", "object", "bridge", "asked")
-LOOKS = ("reference", "first", "last")  # a reference at its name, a question at its first and at its last statement
+HEADS = ("previous", "reference", "subject", "object", "bridge", "asked", "described")
+# A reference at its name, a question at its first and at its last statement, a description at what introduced it.
+LOOKS = ("reference", "first", "last", "described")
+
+
+_INTRODUCES = {"alias": How.ALIAS, "job": How.DESC, "product": How.DESC}
 
 
 @dataclass(frozen=True)
@@ -60,6 +64,10 @@ class _Places:
 
     named: dict[str, int]  # an entity's last mention by name
     statements: dict[int, tuple[int, int]]  # a statement's later mention, and its end
+    introduced: dict[
+        tuple[str, How], tuple[int, int]
+    ]  # the same, of what introduced an entity's code name or description
+    facts: dict[int, Fact]  # what each of the statements told
 
 
 class Encoder:
@@ -77,7 +85,7 @@ class Encoder:
     def row(self, made: World, random: Random, length: int | None, extras: bool) -> Row:
         """The world as a row; `extras` now and then adds a system text, a turn in the middle, or takes chunks away."""
         made, kept = _some_chunks(made, random) if extras else (made, tuple(range(len(made.chunks))))
-        row, places = Row([BOS], [], [], [IGNORE], [], []), _Places({}, {})
+        row, places = Row([BOS], [], [], [IGNORE], [], []), _Places({}, {}, {}, {})
         if extras and random.random() < 0.1:
             self._put(row, self.ids(random.choice(SYSTEM)))
         self._put(row, [USER])
@@ -106,6 +114,9 @@ class Encoder:
             for mention in (told.subject, told.object):
                 self._mention(row, mention, last[mention.end], places)
             places.statements[index] = (last[max(told.subject.end, told.object.end)], last[told.end])
+            places.facts[index] = told.fact
+            if told.subject.how is How.NAME and told.fact.relation in _INTRODUCES:
+                places.introduced[told.fact.subject, _INTRODUCES[told.fact.relation]] = places.statements[index]
             for position in places.statements[index]:
                 row.marks.append((2, position, *self._name(told.fact.subject)))
                 row.marks.append((3, position, *self._name(told.fact.object)))
@@ -114,9 +125,13 @@ class Encoder:
         if mention.how is How.NAME:
             places.named[mention.entity] = position
             row.marks.append((0, position, row.ids[position - 1], row.ids[position - 1]))
+        elif mention.how in (How.ALIAS, How.DESC):
+            row.marks.append((6, position, *self._name(mention.entity)))
+            if (mention.entity, mention.how) in places.introduced:
+                row.looks.append((3, position, *places.introduced[mention.entity, mention.how]))
         elif mention.how is not How.WORD:
             row.marks.append((1, position, *self._name(mention.entity)))
-            if mention.how in (How.PRON, How.THAT, How.SAME) and mention.entity in places.named:
+            if mention.entity in places.named:
                 row.looks.append((0, position, places.named[mention.entity], places.named[mention.entity]))
 
     def _branch(self, row: Row, question: Question, number: int, length: int | None, places: _Places) -> bool:
@@ -133,11 +148,22 @@ class Encoder:
             if name:
                 row.marks.append((head, asked_at, *self._name(name)))
         if question.told and all(told in places.statements for told in question.told):
-            for what, told in ((1, question.told[0]), (2, question.told[-1])):
-                row.looks.append((what, asked_at, *places.statements[told]))
+            if question.type == "comparison":
+                self._compared(row, question, start, places)
+            else:
+                for what, told in ((1, question.told[0]), (2, question.told[-1])):
+                    row.looks.append((what, asked_at, *places.statements[told]))
         row.positions.extend(range(context, context + len(row.ids) - start))
         row.branch.extend([number] * (len(row.ids) - start))
         return True
+
+    def _compared(self, row: Row, question: Question, start: int, places: _Places) -> None:
+        """Each name in the question looks up its own year."""
+        for told in question.told:
+            name = self.ids(places.facts[told].subject)
+            end = next(i for i in range(start + len(name), len(row.ids)) if row.ids[i - len(name) + 1 : i + 1] == name)
+            row.marks.append((4, end, *self._name(places.facts[told].object)))
+            row.looks.append((1, end, *places.statements[told]))
 
     def _answer(self, row: Row, question: str, answer: str) -> None:
         """A question and its answer, learned from `<assistant>` on."""

@@ -33,12 +33,20 @@ STAGES: tuple[tuple[float, dict[int, float]], ...] = (
     (0.05, {0: 1.0}),
     (0.14, {0: 0.2, 1: 0.8}),
     (0.30, {1: 0.3, 2: 0.7}),
-    (0.50, {1: 0.1, 2: 0.4, 3: 0.5}),
-    (0.87, {2: 0.3, 3: 0.7}),
-    (1.01, {2: 0.2, 3: 0.55, 4: 0.25}),
+    (0.55, {1: 0.1, 2: 0.5, 3: 0.4}),
+    (0.88, {2: 0.35, 3: 0.65}),
+    (1.01, {2: 0.2, 3: 0.6, 4: 0.2}),
 )
 WARMUP_STEPS, DECAY_FROM = 60, 0.45
-HEAD_WEIGHTS = {"previous": 0.2, "reference": 0.3, "subject": 0.3, "object": 0.2, "bridge": 0.3, "asked": 0.2}
+HEAD_WEIGHTS = {
+    "previous": 0.2,
+    "reference": 0.3,
+    "subject": 0.3,
+    "object": 0.2,
+    "bridge": 0.3,
+    "asked": 0.2,
+    "described": 0.3,
+}
 
 
 @dataclass
@@ -60,7 +68,7 @@ def rate(step: int, progress: float) -> float:
 
 def pushes(progress: float) -> tuple[float, float]:
     """How much the throwaway heads and the looks weigh: they start what the answers then carry on."""
-    return (1.0 if progress < 0.8 else 0.5), 0.3 * max(0.0, 1 - progress / 0.6)
+    return (1.0 if progress < 0.8 else 0.5), 0.4 * max(0.0, 1 - progress / 0.75)
 
 
 def losses(reader: Reader, batch: Batch, auxiliary: float, looking: float) -> tuple[Tensor, dict[str, float]]:
