@@ -1,0 +1,288 @@
+"""Answer quality of fusion: methods x recompute ratio x question type, with everything that is reused measured against
+full prefill in the same run.
+
+    python -m benchmarks.quality                                      # the bundled reader on held-out worlds
+    python -m benchmarks.quality --quick                              # under a minute
+    python -m benchmarks.quality --model PATH --data FILE             # any model; worlds JSONL, MuSiQue, LongBench
+
+EM, F1, ROUGE-L; PGR = (method - no context) / (full prefill - no context); gap closed = (method - full reuse) / (full
+prefill - full reuse); KL of the answer's first token; attention deviation. "compute" is row-layers beyond full reuse
+over those of recomputing all that is fused, extra passes counted: `sensitivity` at 15 % costs .15, HKVD also a layer.
+Intervals are 95 % bootstraps over contexts, differences paired. This measures one small model's reading of prose like
+its training's; `benchmarks/fidelity.py` asks a model nobody here trained.
+"""
+
+import argparse
+import dataclasses
+import statistics
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from benchmarks import quality_data, report
+from benchmarks.quality_data import Context
+from benchmarks.quality_run import Asker, Method, Outcome
+from ragkv import Engine, EngineConfig, FusionConfig
+
+SELECTORS = (
+    "hkvd", "hkvd-gradual", "sensitivity", "sensitivity-query", "first-k", "random", "oracle",
+)  # fmt: skip
+RATIOS = (0.05, 0.1, 0.15, 0.3, 0.5)
+SWEEP = ("full prefill", "full reuse", "hkvd 0.15", "sensitivity 0.15")
+RESAMPLES = 2000
+
+Outcomes = dict[str, list[Outcome]]
+
+
+def main() -> None:
+    options = _options()
+    torch.set_num_threads(options.threads)
+    began = time.perf_counter()
+    contexts = _contexts(options)
+    config = EngineConfig(fusion=FusionConfig(sensitivity_prefixes=options.prefixes))
+    engine = Engine.from_pretrained(options.model, config)
+    with engine:
+        methods = _methods(options, engine._adapter.layer_count)
+        outcomes, seconds = measured(engine, contexts, methods, options.map_rerank)
+        sweeps = {} if options.quick or not options.orders else _orders(engine, contexts, options.orders)
+    guess = [question.guess for context in contexts for question in context.questions]
+    results = summarized(outcomes, statistics.mean(guess)) | {"orders": sweeps, "map_rerank_s": seconds}
+    results["by_chunk_count"] = _grouped(outcomes, lambda number: len(contexts[number].chunks))
+    results["by_chunk_words"] = _grouped(outcomes, lambda number: _length_class(contexts[number]))
+    _print(results)
+    name = f"quality-{Path(options.model).name}{'-quick' if options.quick else ''}{options.tag}"
+    print("written:", report.save(name, results), f"{time.perf_counter() - began:.0f} s")
+    _plot(results, report.RESULTS / f"{name}.png")
+
+
+def measured(
+    engine: Engine, contexts: Sequence[Context], methods: Sequence[Method], map_rerank: bool
+) -> tuple[Outcomes, dict[str, float]]:
+    """Every question under every method; seconds a question of MapRerank, if wanted."""
+    outcomes: Outcomes = defaultdict(list)
+    spent = []
+    for number, context in enumerate(contexts):
+        asker = Asker(engine, context, number)
+        outcomes["no context"] += asker.no_context()
+        for method in methods:
+            outcomes[method.name] += asker.outcomes(method)
+        if map_rerank:
+            for outcome, seconds in asker.map_rerank():
+                outcomes["map-rerank"].append(outcome)
+                spent.append(seconds)
+    return outcomes, {"map-rerank": statistics.median(spent)} if spent else {}
+
+
+def summarized(outcomes: Outcomes, guess: float) -> dict[str, Any]:
+    """Means, intervals, gaps closed and paired differences."""
+    contexts = np.array([outcome.context for outcome in outcomes["full prefill"]])
+    _, contexts = np.unique(contexts, return_inverse=True)
+    draws = np.random.default_rng(0).multinomial(
+        contexts.max() + 1, np.full(contexts.max() + 1, 1 / (contexts.max() + 1)), RESAMPLES
+    )  # (resamples, contexts): how often each context was drawn
+    sums = {name: np.bincount(contexts, [o.exact for o in found]) for name, found in outcomes.items()}
+    count = np.bincount(contexts)
+    drawn = {name: draws @ total / (draws @ count) for name, total in sums.items()}
+    rows = {}
+    for name, found in outcomes.items():
+        means = {
+            field.name: statistics.fmean(getattr(outcome, field.name) for outcome in found)
+            for field in dataclasses.fields(Outcome)
+            if field.type is float
+        }
+        rows[name] = means | {
+            "exact_95": _interval(drawn[name]),
+            "gap_closed": _share(sums, name, "full reuse", sum),
+            "gap_closed_95": _interval(_share(drawn, name, "full reuse")),
+            "pgr": _share(sums, name, "no context", sum),
+            "minus_hkvd_95": _against_hkvd(drawn, name),
+            "types": _by_type(found),
+        }
+    return {"guess": guess, "questions": len(contexts), "contexts": int(contexts.max()) + 1, "methods": rows}
+
+
+def _share(values: dict[str, Any], name: str, floor: str, total: Callable[[Any], Any] = lambda value: value) -> Any:
+    """(method - floor) / (full prefill - floor)."""
+    low, high = total(values[floor]), total(values["full prefill"])
+    gap = np.where(np.abs(high - low) < 1e-12, np.nan, high - low)
+    share = (total(values[name]) - low) / gap
+    return float(share) if np.ndim(share) == 0 else share
+
+
+def _interval(values: np.ndarray) -> list[float]:
+    found = values[~np.isnan(values)]
+    return [round(float(v), 4) for v in np.percentile(found, (2.5, 97.5))] if found.size else []
+
+
+def _against_hkvd(drawn: dict[str, np.ndarray], name: str) -> list[float]:
+    """The paired interval of EM minus HKVD's at the same ratio."""
+    rival = f"hkvd {name.rpartition(' ')[2]}"
+    return _interval(drawn[name] - drawn[rival]) if rival in drawn and name != rival else []
+
+
+def _by_type(found: Iterable[Outcome]) -> dict[str, float]:
+    types: dict[str, list[float]] = defaultdict(list)
+    for outcome in found:
+        types[outcome.type].append(outcome.exact)
+    return {kind: statistics.fmean(values) for kind, values in sorted(types.items())}
+
+
+def _grouped(outcomes: Outcomes, group: Callable[[int], Any]) -> dict[str, dict[str, float]]:
+    """EM of a few methods by a property of the context."""
+    groups: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
+    for name in SWEEP:
+        for outcome in outcomes.get(name, ()):
+            groups[str(group(outcome.context))][name].append(outcome.exact)
+    return {
+        key: {name: statistics.fmean(values) for name, values in found.items()}
+        | {"questions": len(found["full prefill"])}
+        for key, found in sorted(groups.items(), key=lambda item: float(item[0].split("-")[0]))
+    }
+
+
+def _length_class(context: Context) -> str:
+    words = statistics.fmean(len(chunk.split()) for chunk in context.chunks)
+    low = int(words // 16 * 16)
+    return f"{low}-{low + 15}"
+
+
+def _orders(engine: Engine, contexts: Sequence[Context], count: int) -> dict[str, dict[str, Any]]:
+    """A few methods on the first contexts, their chunks as told, reversed and shuffled."""
+    methods = [
+        Method("full prefill", reuse="none"),
+        Method("full reuse", 0.0, "none"),
+        Method("hkvd 0.15", 0.15, "hkvd"),
+        Method("sensitivity 0.15", 0.15, "sensitivity"),
+    ]
+    found: dict[str, dict[str, Any]] = {}
+    for order in ("told", "reversed", "shuffled"):
+        changed = [quality_data.reordered(context, order) for context in contexts[:count]]
+        outcomes, _ = measured(engine, changed, methods, map_rerank=False)
+        found[order] = {
+            m.name: {key: statistics.fmean(getattr(o, key) for o in outcomes[m.name]) for key in ("exact", "kl")}
+            for m in methods
+        }
+    return found
+
+
+def _methods(options: argparse.Namespace, layers: int) -> list[Method]:
+    methods = [
+        Method("full prefill", reuse="none"),
+        Method("exact-prefix reuse", reuse="prefix"),
+        Method("full reuse", 0.0, "none"),
+    ]
+    for ratio in options.ratios:
+        methods += [Method(f"{name} {ratio}", ratio, name) for name in options.selectors]
+        for name in {"hkvd", "sensitivity"} & set(options.selectors):
+            methods.append(Method(f"{name}, triangle {ratio}", ratio, name, triangle=True))
+        equal = (ratio * layers - 1) / (layers - 1)  # what HKVD has left once its check layer is paid for
+        if "hkvd" in options.selectors and equal > 0:
+            methods.append(Method(f"hkvd, equal compute {ratio}", equal, "hkvd"))
+    return methods
+
+
+def _contexts(options: argparse.Namespace) -> list[Context]:
+    if options.data is not None:
+        contexts = quality_data.read(options.data)
+    else:
+        contexts = quality_data.worlds(options.worlds, options.seed, options.level)
+    contexts = quality_data.balanced(contexts, options.each)
+    return quality_data.limited(contexts, options.questions)
+
+
+def _print(results: dict[str, Any]) -> None:
+    methods = results["methods"]
+    types = list(methods["full prefill"]["types"])
+    print(f"{results['questions']} questions on {results['contexts']} contexts, guess floor {results['guess']:.3f}\n")
+    heads = ("method", *types, "EM", "95 %", "F1", "ROUGE-L", "KL", "attn dev", "PGR", "gap closed", "compute")
+    rows = []
+    for name, row in methods.items():
+        low_high = "-".join(f"{v:.3f}" for v in row["exact_95"])
+        closed = f"{row['gap_closed']:.2f}"
+        rows.append(
+            (
+                name, *(f"{row['types'][kind]:.2f}" for kind in types), row["exact"], low_high, row["f1"], row["rouge"],
+                row["kl"], row["attention_deviation"], f"{row['pgr']:.2f}", closed, f"{row['compute']:.3f}",
+            )
+        )  # fmt: skip
+    report.table(heads, rows)
+    print("\npaired differences of EM to hkvd at the same ratio, 95 %")
+    for name, row in methods.items():
+        if row["minus_hkvd_95"]:
+            print(f"  {name:28s} {row['minus_hkvd_95']}  gap closed {row['gap_closed_95']}")
+    for title in ("by_chunk_count", "by_chunk_words"):
+        print(f"\nEM {title.replace('_', ' ')}")
+        report.table(
+            ("", *SWEEP, "n"),
+            [(key, *(v.get(n, float("nan")) for n in SWEEP), v["questions"]) for key, v in results[title].items()],
+        )
+    if results["orders"]:
+        print("\nby order of chunks: EM (KL)")
+        cells = [
+            (key, *(f"{v[n]['exact']:.3f} ({v[n]['kl']:.2f})" for n in SWEEP)) for key, v in results["orders"].items()
+        ]
+        report.table(("", *SWEEP), cells)
+    if results["map_rerank_s"]:
+        print(f"\nMapRerank: {results['map_rerank_s']['map-rerank'] * 1e3:.0f} ms a question (median)")
+
+
+def _plot(results: dict[str, Any], path: Path) -> None:
+    """Quality against compute, a line a selector; without matplotlib, a sentence."""
+    try:
+        import matplotlib
+    except ImportError:
+        print("no plot: matplotlib is not installed (pip install matplotlib)")
+        return
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(figsize=(7, 4.5))
+    for selector in SELECTORS:
+        points = [
+            (row["compute"], row["exact"])
+            for name, row in results["methods"].items()
+            if name.rpartition(" ")[0] == selector
+        ]
+        if points:
+            axes.plot(*zip(*sorted(points), strict=True), marker="o", label=selector)
+    for name, style in (("full prefill", "--"), ("full reuse", ":"), ("no context", "-.")):
+        axes.axhline(results["methods"][name]["exact"], linestyle=style, color="grey", linewidth=1, label=name)
+    axes.set_xlabel("compute beyond full reuse, share of a full recompute")
+    axes.set_ylabel("exact match")
+    axes.set_xlim(0, 0.65)
+    axes.legend(fontsize=8)
+    figure.savefig(path, dpi=150, bbox_inches="tight")
+    print("plot:", path)
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default="reader", help='a model folder, or "reader", the bundled one')
+    parser.add_argument("--data", type=Path, help="questions: worlds JSONL, MuSiQue or LongBench; else new worlds")
+    parser.add_argument("--worlds", type=int, default=150, help="worlds to make without --data")
+    parser.add_argument("--seed", type=int, default=0, help="of those worlds")
+    parser.add_argument("--level", type=int, default=3, help="of those worlds: 3 as trained, 4 long contexts")
+    parser.add_argument("--questions", type=int, help="at most so many questions")
+    parser.add_argument("--each", type=int, default=10**9, help="at most so many questions of a type")
+    parser.add_argument("--selectors", nargs="+", default=list(SELECTORS), choices=SELECTORS)
+    parser.add_argument("--ratios", nargs="+", type=float, default=list(RATIOS))
+    parser.add_argument("--prefixes", type=int, default=2, help="k of sensitivity")
+    parser.add_argument("--orders", type=int, default=40, help="contexts on which chunk order is tried; 0: none")
+    parser.add_argument("--map-rerank", action=argparse.BooleanOptionalAction, default=True)
+    parser.add_argument("--tag", default="", help="added to the results' name")
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--quick", action="store_true", help="few questions and methods, under a minute")
+    options = parser.parse_args()
+    if options.quick:
+        options.worlds, options.questions = 4, 40
+        options.ratios, options.selectors = [0.15], ["hkvd", "sensitivity", "random"]
+    return options
+
+
+if __name__ == "__main__":
+    main()

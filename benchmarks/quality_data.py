@@ -1,0 +1,121 @@
+"""Question sets for the quality benchmark: the project's worlds, and the public forms people already have.
+
+One `Context` is a list of chunks with every question asked of it, so that work on the chunks is done once. Forms are
+told apart by what is in the file: worlds JSONL (`chunks`, `questions`), MuSiQue as CacheBlend has it (`ctxs`),
+LongBench prompts (`origin_prompt`).
+"""
+
+import ast
+import json
+import random
+import re
+from collections import defaultdict
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Question:
+    """One question, what came before it in the conversation, and what is right."""
+
+    type: str
+    text: str
+    golds: tuple[str, ...]
+    history: tuple[tuple[str, str], ...] = ()  # earlier turns: question, answer
+    guess: float = 0.0  # chance of one who picks a word of the right kind from the context
+
+
+@dataclass(frozen=True)
+class Context:
+    """Chunks and the questions asked of them."""
+
+    chunks: tuple[str, ...]
+    questions: tuple[Question, ...]
+
+
+def read(path: Path, questions: int | None = None) -> list[Context]:
+    """The contexts of a file, at most `questions` questions over all, whole contexts first come."""
+    text = path.read_text(encoding="utf-8")
+    if path.suffix == ".jsonl":
+        contexts = [_world(json.loads(line)) for line in text.splitlines() if line.strip()]
+    else:
+        loaded = json.loads(text)
+        records = list(loaded.values()) if isinstance(loaded, dict) else loaded
+        contexts = [_musique(record) if "ctxs" in record else _longbench(record) for record in records]
+    return limited([context for context in contexts if context.questions], questions)
+
+
+def limited(contexts: list[Context], questions: int | None) -> list[Context]:
+    """The first contexts, with `questions` questions over all."""
+    kept: list[Context] = []
+    for context in contexts:
+        left = len(context.questions) if questions is None else questions - sum(len(c.questions) for c in kept)
+        if left <= 0:
+            break
+        kept.append(replace(context, questions=context.questions[:left]))
+    return kept
+
+
+def balanced(contexts: list[Context], each: int) -> list[Context]:
+    """At most `each` questions of every type, in order of appearance."""
+    counts: dict[str, int] = defaultdict(int)
+    kept = []
+    for context in contexts:
+        chosen = []
+        for question in context.questions:
+            if counts[question.type] < each:
+                counts[question.type] += 1
+                chosen.append(question)
+        if chosen:
+            kept.append(replace(context, questions=tuple(chosen)))
+    return kept
+
+
+def worlds(count: int, seed: int, level: int) -> list[Context]:
+    """Held-out worlds out of the project's own generator; needs the repository, which has `training`."""
+    from training.worlds import level as spec_of
+    from training.worlds import record, world
+
+    spec = replace(spec_of(level), questions=30)
+    base = 8_000_000_000_000 + seed * 1_000_000  # far from training's seeds and from its evaluation's
+    return [_world(json.loads(json.dumps(record(world(base + number, spec))))) for number in range(count)]
+
+
+def reordered(context: Context, order: str) -> Context:
+    """The same chunks "reversed" or "shuffled"; "told" leaves them."""
+    chunks = list(context.chunks)
+    if order == "reversed":
+        chunks.reverse()
+    elif order == "shuffled":
+        random.Random(len(chunks[0])).shuffle(chunks)
+    return replace(context, chunks=tuple(chunks))
+
+
+def _world(record: dict[str, Any]) -> Context:
+    def question(made: dict[str, Any]) -> Question:
+        history = tuple((str(asked), str(answer)) for asked, answer in made.get("history", ()))
+        golds = made.get("answers") or [made["answer"]]
+        return Question(made.get("type", "all"), made["question"], tuple(golds), history, made.get("guess", 0.0))
+
+    return Context(tuple(record["chunks"]), tuple(map(question, record["questions"])))
+
+
+def _musique(record: dict[str, Any]) -> Context:
+    chunks = tuple(
+        f"{ctx['title']}\n{ctx['text']}\n\n" if ctx["title"] else f"{ctx['text']}\n\n" for ctx in record["ctxs"]
+    )
+    golds = record["answers"]
+    golds = [gold for group in golds for gold in (group if isinstance(group, list) else [group])]
+    return Context(chunks, (Question("musique", record["question"], tuple(golds)),))
+
+
+def _longbench(record: dict[str, Any]) -> Context:
+    """A whole prompt, cut where its passages or dialogues begin; what follows the last blank line is the question."""
+    pieces = [piece for piece in re.split(r"(?=Passage \d+:)|(?=\n\nDialogue:)", record["origin_prompt"]) if piece]
+    body, _, tail = pieces[-1].rpartition("\n\n")
+    chunks = (*pieces[:-1], body) if body else tuple(pieces[:-1])
+    golds = record["gold"]
+    golds = ast.literal_eval(golds) if isinstance(golds, str) and golds.startswith("[") else golds
+    golds = golds if isinstance(golds, list) else [golds]
+    return Context(tuple(chunks), (Question("longbench", tail, tuple(map(str, golds))),))
