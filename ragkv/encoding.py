@@ -15,7 +15,7 @@ from contextlib import contextmanager, suppress
 
 import torch
 
-from ragkv.errors import StoreReadOnlyError
+from ragkv.errors import RagKVError, StoreReadOnlyError
 from ragkv.fusion import Fusor, Plan, ResidentLease, Scorer, Span, SpanKind, SpanState, make_selector
 from ragkv.model import Adapter
 from ragkv.store import Entry, EntryInfo, Identity, Store, ids_digest
@@ -32,7 +32,21 @@ class Activity:
     def __init__(self) -> None:
         self.compute = threading.Lock()  # one pass at a time
         self._requests = 0
+        self._closed = False
         self._changed = threading.Condition()
+
+    @contextmanager
+    def turn(self) -> Iterator[None]:
+        """The model, alone. Raises `RagKVError` once closed."""
+        with self.compute:
+            if self._closed:
+                raise RagKVError("The engine is closed; build a new one.")
+            yield
+
+    def close(self) -> None:
+        """Let the pass under way end, and none begin."""
+        with self.compute:
+            self._closed = True
 
     @contextmanager
     def request(self) -> Iterator[None]:

@@ -1,11 +1,21 @@
-"""What a prefill gives: the prompt's KV and last logits, and the report of how they came to be."""
+"""Prefilling: one prompt's KV and last logits, and the report of how they came to be.
 
+Plan -> load and fuse -> report. An entry that turns out bad while it is read becomes a miss of this request, and the
+pass starts again without it: rows of a hole must have passed every earlier layer.
+"""
+
+import time
+from contextlib import ExitStack
 from dataclasses import dataclass
 
 import torch
 from transformers import DynamicCache
 
-from .fusion import Fused
+from .encoding import Activity, BackgroundEncoder
+from .errors import EntryDamagedError
+from .fusion import Fused, Fusor, Selector, SpanState, usable
+from .intake import How, Prompt
+from .prompt import Planned, Planner
 from .types import Reuse, Timing
 
 
@@ -29,3 +39,66 @@ class Prefill:
     def cache(self) -> DynamicCache:
         """A fresh transformers cache: full layers, S rotated positions each, on sliding layers too."""
         return self.fused.kv.to_dynamic_cache()
+
+
+class Prefiller:
+    """Makes prefills for one model. Holds no request's state."""
+
+    def __init__(
+        self, planner: Planner, fusor: Fusor, background: BackgroundEncoder, activity: Activity, layers: int
+    ) -> None:
+        """`background` is given every chunk whose entry is missing or incomplete."""
+        self._planner, self._fusor, self._background = planner, fusor, background
+        self._activity, self._layers = activity, layers
+
+    def prefill(self, prompt: Prompt, how: How, room: int, began: float) -> Prefill:
+        """The prefill of `prompt`, with room for an answer of `room` tokens; times count from `began`."""
+        damaged: dict[str, str] = {}  # why, by key
+        with self._activity.turn():
+            queued = time.perf_counter()
+            while True:
+                with ExitStack() as leases:
+                    planned = self._planner.plan(prompt, how.reuse, damaged, leases)
+                    for index in planned.missed + planned.unscored:  # now: a deletion from here on undoes it
+                        self._background.add(prompt.chunks[index])
+                    looked_up = time.perf_counter()
+                    selector, fallback = usable(how.selector, planned.plan.candidates, how.ratio)
+                    try:
+                        fused = self._fusor.fuse(planned.plan, selector, how.ratio, room)
+                        break
+                    except EntryDamagedError as error:
+                        damaged[error.key] = str(error)
+        timing = Timing(
+            queue_s=queued - began,
+            lookup_s=looked_up - queued,
+            load_s=fused.load_s,
+            fuse_s=fused.fuse_s,
+            prefill_s=fused.prefill_s,
+            first_token_s=time.perf_counter() - began,
+        )
+        notes = (*damaged.values(), *([fallback] if fallback else []))
+        report = self._report(planned, fused, how.ratio, selector, notes)
+        return Prefill(planned.plan.token_ids, fused.selected_by_layer, fused.logits, report, timing, fused)
+
+    def _report(
+        self, planned: Planned, fused: Fused, ratio: float, selector: Selector, notes: tuple[str, ...]
+    ) -> Reuse:
+        plan, length = planned.plan, planned.plan.token_ids.numel()
+        forced, recomputed = plan.forced.numel(), fused.selected_by_layer[-1].numel()
+        exact = sum(
+            len(span) - (span.stop == length)  # the last token is computed
+            for span in plan.spans
+            if span.state is SpanState.EXACT
+        )
+        return Reuse(
+            exact=exact,
+            fused=length - exact - forced - recomputed,
+            recomputed=recomputed,
+            computed=forced,
+            bytes_by_tier=fused.bytes_by_tier,
+            missed_chunks=len(planned.missed),
+            ratio=ratio,
+            selector=selector.name,
+            compute=fused.row_layers / (self._layers * length),
+            notes=notes,
+        )

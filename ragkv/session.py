@@ -6,6 +6,9 @@ turn, which is exact; the report counts it as computed.
 
 import threading
 
+from .intake import Prompt
+from .model.layout import TemplateRuns
+
 
 class Session:
     """One conversation's history. Its turns are serialised by `lock`."""
@@ -21,9 +24,10 @@ class Session:
         """The history that the next turn stands behind, without the application's prefix."""
         return self._token_ids
 
-    def append(self, token_ids: tuple[int, ...]) -> None:
-        """Add a turn: its chunks, question, answer and the template's runs between."""
-        self._token_ids += token_ids
+    def append(self, prompt: Prompt, answer: tuple[int, ...], runs: TemplateRuns) -> None:
+        """Add a turn: what the prompt asked, its answer, and the template's runs between turns."""
+        asked = prompt.token_ids[len(prompt.prefix) :]
+        self._token_ids = asked + answer + runs.after_answer + runs.before_next_turn
         self.turns += 1
 
     def reset(self) -> None:

@@ -55,18 +55,15 @@ def test_the_counts_of_random_layouts_are_those_of_a_recount(engine: Engine) -> 
         assert counts(prefill.reuse) == (len(exact), len(fused) - share, share, computed)
         assert prefill.reuse.tokens == len(prefill.token_ids) == length
         assert set(prefill.selected.tolist()) <= set(fused)
-        looked_up = chunks if reuse == "fused" else chunks[:1] if reuse == "prefix" else []
+        looked_up = {"fused": chunks, "prefix": chunks[:1], "none": []}[reuse]
         assert prefill.reuse.missed_chunks == sum(chunk not in WARM for chunk in looked_up)
-        read = 0 if reuse == "none" else 1 + sum(map(len, (c for c in (looked_up) if c in WARM)))
-        if selector != "hkvd":  # known before loading: chunks of which every token is recomputed are not read
-            starts = [1 + sum(map(len, chunks[:index])) for index in range(len(chunks))]
-            computed_too = {*prefill.selected.tolist(), length - 1}
-            spans = [
-                set(range(at, at + len(chunk))) & {*fused, length - 1} for at, chunk in zip(starts, chunks, strict=True)
-            ]
-            read -= sum(
-                len(c) for c, span in zip(chunks, spans, strict=True) if len(span) == len(c) and span <= computed_too
-            )
+        read = 1 if reuse != "none" and length > 1 else 0  # the prefix
+        recomputed, at = {*prefill.selected.tolist(), length - 1}, 1
+        for index, chunk in enumerate(chunks):
+            whole = set(range(at, at + len(chunk))) <= recomputed
+            if index < len(looked_up) and chunk in WARM and not (whole and selector != "hkvd"):
+                read += len(chunk)  # what is recomputed whole, and known to be before loading, is not read
+            at += len(chunk)
         assert prefill.reuse.bytes_by_tier == ({"memory": read * TOKEN_BYTES} if read else {})
 
 

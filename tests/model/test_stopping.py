@@ -83,7 +83,7 @@ def test_stop_strings_without_a_tokenizer_are_refused() -> None:
 def test_the_pieces_are_the_text_up_to_the_first_stop_string(text: str, stop: list[str]) -> None:
     for tokenizer in (BYTES, FALLBACK):
         out, stream = pieces(tokenizer, ids_of(text, tokenizer), stop)
-        cut = min((text.find(s) for s in stop if s in text), default=len(text))
+        _, cut = min(((text.find(s) + len(s), text.find(s)) for s in stop if s in text), default=(0, len(text)))
         assert "".join(out) == stream.text == text[:cut]
         assert stream.stopped == (cut < len(text))
 

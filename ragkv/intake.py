@@ -1,0 +1,117 @@
+"""Intake: what callers give, as checked values. What a request is refused for is found here, before any work."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any, get_args
+
+from .config import EngineConfig, ReuseMode
+from .errors import ConfigError, InputError, PromptTooLongError
+from .fusion import Selector, make_selector
+from .model import Adapter
+from .model.layout import TemplateRuns, encode
+from .types import Chunk, Unset
+
+ChunkLike = Chunk | str | Sequence[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """A prompt as runs of ids, in order."""
+
+    prefix: tuple[int, ...]
+    history: tuple[int, ...]
+    chunks: tuple[tuple[int, ...], ...]
+    question: tuple[int, ...]  # with the template's tail
+
+    @property
+    def token_ids(self) -> tuple[int, ...]:
+        """All S ids."""
+        return tuple(chain(self.prefix, self.history, *self.chunks, self.question))
+
+
+@dataclass(frozen=True, slots=True)
+class How:
+    """In which way a prompt's KV is to be made."""
+
+    ratio: float  # recompute ratio, in [0, 1]
+    selector: Selector
+    reuse: ReuseMode
+
+
+class Intake:
+    """Checks for one model and its application. Holds no request's state."""
+
+    def __init__(self, adapter: Adapter, tokenizer: Any | None, runs: TemplateRuns, config: EngineConfig) -> None:
+        self._tokenizer, self._runs, self._config = tokenizer, runs, config
+        self._vocabulary, self._context_length = adapter.vocabulary, adapter.context_length
+        self._check_ids(runs.before_documents)
+
+    def chunk(self, content: str | Sequence[int], metadata: Mapping[str, Any] | None = None) -> Chunk:
+        """A chunk of text or ids; raises `InputError` for one without tokens or with ids the model does not know."""
+        if isinstance(content, str):
+            content += self._config.prompt.chunk_end if content else ""
+        chunk = Chunk(self.encode(content), content if isinstance(content, str) else "", dict(metadata or {}))
+        return self._checked(chunk)
+
+    def chunks(self, chunks: Sequence[ChunkLike]) -> list[Chunk]:
+        """Chunks of whatever form."""
+        if isinstance(chunks, str | Chunk):
+            raise InputError("One chunk was given where a sequence of chunks is needed: put it in a list.")
+        return [self._checked(chunk) if isinstance(chunk, Chunk) else self.chunk(chunk) for chunk in chunks]
+
+    def encode(self, text_or_ids: str | Sequence[int]) -> tuple[int, ...]:
+        """Text as ids, without special tokens; ids as they are."""
+        return encode(self._tokenizer, text_or_ids)
+
+    def prompt(
+        self, question: str | Sequence[int], chunks: Sequence[Chunk], history: tuple[int, ...], room: int
+    ) -> Prompt:
+        """The prompt's runs. Raises `PromptTooLongError` if it and an answer of `room` tokens do not fit."""
+        asked = self.encode(question)
+        self._check_ids(asked)
+        runs = self._runs
+        prompt = Prompt(
+            runs.before_documents, history, tuple(chunk.token_ids for chunk in chunks), asked + runs.after_question
+        )
+        length = len(prompt.token_ids)
+        if length == 0:
+            raise InputError("The prompt is empty: no prefix, chunk or question.")
+        self._check_length(length, room)
+        return prompt
+
+    def how(self, ratio: float | Unset | None, selector: str | Selector | None, reuse: ReuseMode) -> How:
+        """The way to make a prompt's KV; what is left out is the config's."""
+        fusion = self._config.fusion
+        if isinstance(ratio, Unset):
+            ratio = fusion.ratio
+        if ratio is None:
+            raise ConfigError("ratio=None asks for the loading controller, which this version does not have: give one.")
+        if not isinstance(ratio, int | float) or not 0.0 <= ratio <= 1.0:
+            raise InputError(f"ratio is {ratio!r}; it is a share and must lie in [0, 1].")
+        if reuse not in get_args(ReuseMode):
+            raise InputError(f"reuse is {reuse!r}; it must be one of {', '.join(map(repr, get_args(ReuseMode)))}.")
+        return How(float(ratio), make_selector(fusion.selector if selector is None else selector), reuse)
+
+    def check_encodable(self, chunks: Sequence[Chunk]) -> None:
+        """Raise `PromptTooLongError` for a chunk that does not fit the context behind the prefix."""
+        for chunk in chunks:
+            self._check_length(len(self._runs.before_documents) + len(chunk), 0)
+
+    def _check_length(self, length: int, room: int) -> None:
+        if self._context_length is not None and length + room > self._context_length:
+            raise PromptTooLongError(
+                f"The prompt has {length} tokens and the answer may take {room}; the model's context is "
+                f"{self._context_length}. Give fewer or shorter chunks, or ask for fewer new tokens."
+            )
+
+    def _checked(self, chunk: Chunk) -> Chunk:
+        if not chunk.token_ids:
+            raise InputError("A chunk has no tokens; leave empty chunks out.")
+        self._check_ids(chunk.token_ids)
+        return chunk
+
+    def _check_ids(self, token_ids: Sequence[int]) -> None:
+        if token_ids and (min(token_ids) < 0 or max(token_ids) >= self._vocabulary):
+            wrong = next(token for token in token_ids if not 0 <= token < self._vocabulary)
+            raise InputError(f"Token id {wrong} is not in the model's vocabulary of {self._vocabulary}.")
