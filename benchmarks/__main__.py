@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 for path in sorted(Path(__file__).parent.glob("*.py")):
-    if path.stem not in ("__init__", "__main__", "report", "shapes") and "def main()" in path.read_text():
+    if path.stem not in ("__init__", "__main__", "report") and "def main()" in path.read_text():
         print(f"\n== {path.stem}")
         sys.argv = [str(path), *sys.argv[1:]]
         runpy.run_module(f"benchmarks.{path.stem}", run_name="__main__")

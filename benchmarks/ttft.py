@@ -10,8 +10,9 @@ import tempfile
 import torch
 from transformers import DynamicCache
 
-from benchmarks import report, shapes
+from benchmarks import report
 from ragkv import Engine, EngineConfig, StoreConfig
+from ragkv.model.shapes import SHAPES, random_model
 
 QUESTION_TOKENS = 32
 
@@ -19,7 +20,7 @@ QUESTION_TOKENS = 32
 def main() -> None:
     options = _options()
     torch.set_num_threads(options.threads)
-    model = shapes.make(options.shape)
+    model = random_model(options.shape)
     generator = torch.Generator().manual_seed(0)
     vocabulary = model.config.vocab_size
 
@@ -68,7 +69,7 @@ def _measure(engine: Engine, model: torch.nn.Module, chunks: list, question: lis
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="a tiny shape, for a minute on a laptop")
-    parser.add_argument("--shape", default="qwen2.5-0.5b", choices=sorted(shapes.SHAPES))
+    parser.add_argument("--shape", default="qwen2.5-0.5b", choices=sorted(SHAPES))
     parser.add_argument("--chunks", type=int, default=6)
     parser.add_argument("--tokens", type=int, default=512)
     parser.add_argument("--runs", type=int, default=5)

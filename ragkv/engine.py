@@ -198,6 +198,14 @@ class Engine:
             deleted += bool(self._store.delete(self._encoder.identity, chunk.token_ids))
         return deleted
 
+    def retain(self, chunks: Sequence[ChunkLike]) -> int:
+        """Drop the entries of this model and application that are not of `chunks`; how many."""
+        self.flush()
+        mine = self._encoder.identity
+        kept = {mine.key(chunk.token_ids) for chunk in self._intake.chunks(chunks)}
+        stale = [info.key for info in self._store.infos() if info.identity == mine and info.key not in kept]
+        return sum(self._store.delete_key(key) for key in stale)
+
     def gc(self) -> int:
         """Drop the entries of other models, dtypes, adapters and tokenizers, of any tenant; the bytes freed."""
         mine = self._encoder.identity

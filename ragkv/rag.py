@@ -119,6 +119,10 @@ class Rag:
         answer = self.engine.answer(question, [self.chunk(hit.passage) for hit in hits], session, **how)
         return Sourced(answer, hits)
 
+    def sweep(self) -> int:
+        """Drop the KV of passages that no document holds, which a kill between index and store may leave; how many."""
+        return self.engine.retain([self.chunk(passage) for passage in self.index.passages()])
+
     def chunk(self, passage: Passage) -> Chunk:
         """The chunk a passage is stored as."""
         place = {"source": passage.source, "document": passage.document_id, "span": passage.span}

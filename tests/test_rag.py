@@ -38,6 +38,14 @@ def test_deleting_one_of_two_documents_with_a_text_keeps_its_entry(rag: Rag) -> 
         assert tier.entries == entries - 1, "the last holder is gone: so is the entry, in every tier"
 
 
+def test_a_sweep_drops_what_a_kill_between_index_and_store_left(rag: Rag) -> None:
+    rag.ingest(DOCUMENTS)
+    rag.index.delete("a")  # the process dies before the engine hears of it
+    assert rag.sweep() == 1
+    assert rag.engine.stats().store.tiers[-1].entries == 1
+    assert rag.sweep() == 0
+
+
 def test_hits_can_stand_as_they_do_in_the_corpus(rag: Rag) -> None:
     rag.ingest(DOCUMENTS)
     best_first = [hit.passage.document_id for hit in rag.retrieve("paper of the mill of Marl", 3)]

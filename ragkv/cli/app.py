@@ -161,7 +161,9 @@ def stats(home: Home = HOME, as_json: AsJson = False) -> None:
 
 @app.command()
 def size(
-    model: Annotated[str, typer.Argument(help="'reader', a model folder or a hub id; its config alone is read.")],
+    model: Annotated[
+        str, typer.Argument(help="'reader', a model folder, a hub id or a known shape such as llama-3-8b.")
+    ],
     chunk_tokens: Annotated[int, typer.Option(min=1, help="Tokens of a chunk.")] = 512,
     chunks: Annotated[int, typer.Option(min=1, help="Chunks of the corpus.")] = 10_000,
     dtype: Annotated[str, typer.Option(help="dtype the KV would be kept in.")] = "bfloat16",
@@ -184,10 +186,11 @@ def size(
 def gc(
     home: Home = HOME, model: Model = "reader", config: Settings = None, device: Device = None, dtype: Dtype = None
 ) -> None:
-    """Drop the KV that other models left behind."""
+    """Drop the KV that other models and gone documents left behind."""
     _need_home(home)
-    with Workplace(home, model, config, device, dtype).engine() as engine:
-        console.print(f"{output.size(engine.gc())} freed.")
+    with Workplace(home, model, config, device, dtype).rag() as rag:
+        freed, swept = rag.engine.gc(), rag.sweep()
+        console.print(f"{output.size(freed)} of other models freed, {swept} entries without a document dropped.")
 
 
 @app.command()
@@ -222,12 +225,13 @@ def demo(
     model: Model = "reader",
     home: Annotated[Path | None, typer.Option(help="Keep index and KV here [default: a temporary folder].")] = None,
     repeats: Annotated[int, typer.Option(min=1, help="Runs of each timing; the median is shown.")] = 3,
+    shape: Annotated[str, typer.Option(help="Time this shape too, random weights; or none.")] = "qwen2.5-0.5b",
     as_json: AsJson = False,
 ) -> None:
     """Ingest the example corpus and answer its questions four ways: full, exact-prefix, cold and warm fused."""
     from .demo import run
 
-    run(model, home, repeats, as_json)
+    run(model, home, repeats, None if shape == "none" else shape, as_json)
 
 
 def _need_home(home: Path) -> None:

@@ -47,7 +47,7 @@ class Asked:
     reuse: Any  # of the warm answer
 
 
-def run(model: str, home: Path | None, repeats: int, as_json: bool) -> None:
+def run(model: str, home: Path | None, repeats: int, shape: str | None, as_json: bool) -> None:
     """Run the demo and print it."""
     examples = next((place for place in _PLACES if (place / "questions.jsonl").is_file()), None)
     if examples is None:
@@ -64,10 +64,10 @@ def run(model: str, home: Path | None, repeats: int, as_json: bool) -> None:
             results.append(_ask(rag, asked, repeats))
             say(_lines(results[-1]))
         summary = _summary(results)
-        if as_json:
-            output.print_json({"questions": results, "summary": summary})
-        else:
-            say(_closing(summary, model))
+        say(_closing(summary, model))
+    timed = _time_shape(shape, repeats, say) if shape else None
+    if as_json:
+        output.print_json({"questions": results, "summary": summary, "shape": timed})
 
 
 def _ingest(rag: "Rag", corpus: Path) -> str:
@@ -114,6 +114,39 @@ def _ask(rag: "Rag", asked: dict[str, Any], repeats: int) -> Asked:
 def _timed(rag: "Rag", question: str, chunks: list[Chunk], reuse: ReuseMode, repeats: int) -> tuple[Answer, float]:
     answers = [rag.engine.answer(question, chunks, reuse=reuse, max_new_tokens=_NEW_TOKENS) for _ in range(repeats)]
     return answers[-1], statistics.median(answer.timing.first_token_s for answer in answers)
+
+
+def _time_shape(shape: str, repeats: int, say: Callable[[str], None]) -> dict[str, float]:
+    """TTFT of a real architecture's shape, six chunks of 512 tokens; random weights, so no answers."""
+    import torch
+
+    from ragkv.engine import Engine
+    from ragkv.model.shapes import random_model
+
+    say(f"\nThe same at a real size: {shape}, random weights (they do not change time), 6 chunks of 512 tokens + 32.")
+    generator = torch.Generator().manual_seed(0)
+    ids = torch.randint(3, 30_000, (6 * 512 + 32,), generator=generator).tolist()
+    chunks, question = [ids[at : at + 512] for at in range(0, 6 * 512, 512)], ids[6 * 512 :]
+    ways: dict[str, dict[str, Any]] = {
+        "full": {"reuse": "none"},
+        "prefix": {"reuse": "prefix"},
+        "warm": {},
+        "reuse alone": {"ratio": 0.0},
+    }
+    with Engine(random_model(shape)) as engine, output.progress("encoding KV") as on_encode:
+        engine.warm(chunks, on_encode)
+        times = {
+            name: statistics.median(
+                engine.prefill(question, chunks, **how).timing.first_token_s for _ in range(repeats + 1)
+            )
+            for name, how in ways.items()
+        }
+    say(
+        f"First token: full {output.milliseconds(times['full'])}, exact prefix {output.milliseconds(times['prefix'])}, "
+        f"warm {output.milliseconds(times['warm'])} = {times['full'] / times['warm']:.1f}x, nothing recomputed "
+        f"{output.milliseconds(times['reuse alone'])} = {times['full'] / times['reuse alone']:.1f}x."
+    )
+    return times
 
 
 def _same(answer: str, gold: str) -> bool:

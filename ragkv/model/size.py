@@ -8,6 +8,7 @@ from ragkv.errors import ConfigError, ModelNotFoundError
 
 from .loading import locate
 from .probe import refuse_unsupported
+from .shapes import SHAPES, shape_config
 
 
 def kv_size(model: str | os.PathLike[str], dtype: str) -> int:
@@ -18,7 +19,7 @@ def kv_size(model: str | os.PathLike[str], dtype: str) -> int:
     if not isinstance(kind, torch.dtype):
         raise ConfigError(f"dtype is {dtype!r}; give 'float32', 'bfloat16' or 'float16'.")
     try:
-        config = AutoConfig.from_pretrained(locate(model))
+        config = shape_config(str(model)) if model in SHAPES else AutoConfig.from_pretrained(locate(model))
     except (OSError, ValueError, KeyError) as error:
         raise ModelNotFoundError(f"Cannot read a config from {str(model)!r}: {str(error).splitlines()[0]}") from error
     refuse_unsupported(config)

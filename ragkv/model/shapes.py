@@ -4,6 +4,8 @@ from typing import Any
 
 import torch
 
+from ragkv.errors import ConfigError
+
 SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen2.5-0.5b": (
         "Qwen2",
@@ -32,6 +34,18 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
             "tie_word_embeddings": True,
         },
     ),
+    "llama-3-8b": (
+        "Llama",
+        {
+            "hidden_size": 4096,
+            "intermediate_size": 14336,
+            "num_hidden_layers": 32,
+            "num_attention_heads": 32,
+            "num_key_value_heads": 8,
+            "vocab_size": 128256,
+            "max_position_embeddings": 8192,
+        },
+    ),
     "tiny": (
         "Llama",
         {
@@ -47,14 +61,23 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-def make(shape: str, dtype: torch.dtype = torch.bfloat16) -> Any:
+def shape_config(shape: str) -> Any:
+    """The transformers config of a shape; raises `ConfigError` naming the known ones."""
+    import transformers
+
+    if shape not in SHAPES:
+        raise ConfigError(f"Unknown shape {shape!r}. Known: {', '.join(sorted(SHAPES))}.")
+    name, settings = SHAPES[shape]
+    return getattr(transformers, f"{name}Config")(**settings)
+
+
+def random_model(shape: str, dtype: torch.dtype = torch.bfloat16) -> Any:
     """A causal LM of that shape with small random weights, in eval mode."""
     import transformers
 
-    name, settings = SHAPES[shape]
-    config = getattr(transformers, f"{name}Config")(**settings)
+    config = shape_config(shape)
     with torch.device("meta"):
-        model = getattr(transformers, f"{name}ForCausalLM")(config)
+        model = getattr(transformers, f"{SHAPES[shape][0]}ForCausalLM")(config)
     model = model.to_empty(device="cpu").to(dtype)
     torch.manual_seed(0)
     for parameter in model.parameters():
