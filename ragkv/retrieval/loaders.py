@@ -67,7 +67,9 @@ def _files(path: Path) -> Iterator[Path | DocumentError]:
 
 def _load_file(file: Path, encoding: str) -> Read:
     loader = LOADERS.get(file.suffix.lower())
-    if loader is None:
+    if not file.exists():
+        yield DocumentError(f"Cannot read {file}: there is no such file or folder.")
+    elif loader is None:
         yield DocumentError(f"Cannot read {file}: no loader for {file.suffix!r}. Known: {_known()}. Convert it to one.")
         return
     if file.exists() and not file.is_file():

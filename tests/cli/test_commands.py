@@ -112,7 +112,8 @@ class TestErrorsAreOneSentenceAndExitCodeOne:
         ("arguments", "says"),
         [
             (("ask", "who?"), "Nothing was ingested"),
-            (("ingest", "/nowhere/at/all.txt"), "/nowhere/at/all.txt"),
+            (("ingest", "/nowhere/at/all.txt"), "no such file"),
+            (("ingest", "/nowhere"), "no such file"),
             (("size", "/nowhere/model"), "No model folder"),
             (("stats",), "Nothing was ingested"),
         ],
