@@ -68,11 +68,12 @@ def _files(path: Path) -> Iterator[Path | DocumentError]:
 def _load_file(file: Path, encoding: str) -> Read:
     loader = LOADERS.get(file.suffix.lower())
     if not file.exists():
-        yield DocumentError(f"Cannot read {file}: there is no such file or folder.")
-    elif loader is None:
+        yield DocumentError(f"Cannot read {file}: there is no such file or folder. Check the path.")
+        return
+    if loader is None:
         yield DocumentError(f"Cannot read {file}: no loader for {file.suffix!r}. Known: {_known()}. Convert it to one.")
         return
-    if file.exists() and not file.is_file():
+    if not file.is_file():
         yield DocumentError(f"Cannot read {file}: neither a file nor a directory. Write it to a file first.")
         return
     try:
