@@ -21,7 +21,7 @@ from training.questions import Asker, Question
 from training.templates import BY_NAME, RELATIONS, ROLES, WORDS, Relation
 
 QUESTION_WEIGHTS = {
-    "local": 0.7, "pron": 1.5, "same": 1.5, "alias": 1.5, "desc": 1.5, "hop2": 1.3, "hop2ref": 1.6,
+    "local": 0.7, "pron": 1.5, "same": 1.5, "alias": 2.0, "desc": 2.5, "hop2": 1.3, "hop2ref": 1.6,
     "comparison": 2.0, "followup": 1.0, "unanswerable": 0.7,
 }  # fmt: skip
 
@@ -96,9 +96,9 @@ def _relations(random: Random, count: int) -> list[Relation]:
     ]
     about_people = [relation for relation in RELATIONS if relation.subject == "person"]
     chosen = list(random.choice(chains)) if random.random() < 0.75 else random.sample(about_people, 2)
-    for relation, share in ((BY_NAME["founded"], 0.3), (BY_NAME["alias"], 0.3)):
-        if relation not in chosen and random.random() < share:
-            chosen.append(relation)
+    for name, share in (("founded", 0.35), ("alias", 0.35), ("job", 0.3)):
+        if BY_NAME[name] not in chosen and random.random() < share:
+            chosen.append(BY_NAME[name])
     while len(chosen) < count:
         relation = random.choice(about_people if random.random() < 0.4 else RELATIONS)
         if relation not in chosen:
