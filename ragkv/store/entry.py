@@ -5,6 +5,7 @@ its token ids, and the stored record repeats both, so that a hit is proven, not 
 cache store"; the paper hashes the text alone, which serves one model's KV to another). This file knows no transformers.
 """
 
+import functools
 import hashlib
 import json
 import sys
@@ -41,13 +42,18 @@ class Identity:
 
     def to_json(self) -> str:
         """Canonical JSON: sorted keys, no spaces."""
-        return json.dumps(asdict(self), sort_keys=True, separators=(",", ":"))
+        return _canonical(self)
 
     @classmethod
     def from_json(cls, text: str) -> "Identity":
         """Inverse of `to_json`; raises `TypeError` or `ValueError` on anything else."""
         fields: dict[str, Any] = json.loads(text)
         return cls(**fields)
+
+
+@functools.lru_cache(maxsize=64)  # a request hashes a key a chunk, all under one identity
+def _canonical(identity: Identity) -> str:
+    return json.dumps(asdict(identity), sort_keys=True, separators=(",", ":"))
 
 
 def ids_bytes(token_ids: Sequence[int]) -> bytes:

@@ -129,6 +129,7 @@ class TestPower:
     def test_without_mask(self, engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
         right = engine.prefill(QUESTION, CHUNKS, reuse="none").logits
         monkeypatch.setattr(attention, "allowed_keys", lambda *_: None)
+        monkeypatch.setattr(attention, "is_whole_prompt", lambda *_: False)
         assert (engine.prefill(QUESTION, CHUNKS, reuse="none").logits - right).abs().max() > 1e-2
 
     def test_without_window(self, engine: Engine, family: str, monkeypatch: pytest.MonkeyPatch) -> None:
