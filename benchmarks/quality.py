@@ -14,6 +14,7 @@ its training's; `benchmarks/fidelity.py` asks a model nobody here trained.
 
 import argparse
 import dataclasses
+import math
 import statistics
 import time
 from collections import defaultdict
@@ -91,7 +92,7 @@ def summarized(outcomes: Outcomes, guess: float) -> dict[str, Any]:
     rows = {}
     for name, found in outcomes.items():
         means = {
-            field.name: statistics.fmean(getattr(outcome, field.name) for outcome in found)
+            field.name: _mean(getattr(outcome, field.name) for outcome in found)
             for field in dataclasses.fields(Outcome)
             if field.type is float
         }
@@ -104,6 +105,12 @@ def summarized(outcomes: Outcomes, guess: float) -> dict[str, Any]:
             "types": _by_type(found),
         }
     return {"guess": guess, "questions": len(contexts), "contexts": int(contexts.max()) + 1, "methods": rows}
+
+
+def _mean(values: Iterable[float]) -> float | None:
+    """The mean of what was measured, `None` if nothing was."""
+    known = [value for value in values if not math.isnan(value)]
+    return statistics.fmean(known) if known else None
 
 
 def _share(values: dict[str, Any], name: str, floor: str, total: Callable[[Any], Any] = lambda value: value) -> Any:
@@ -178,7 +185,7 @@ def _methods(options: argparse.Namespace, layers: int) -> list[Method]:
     ]
     for ratio in options.ratios:
         methods += [Method(f"{name} {ratio}", ratio, name) for name in options.selectors]
-        for name in {"hkvd", "sensitivity"} & set(options.selectors):
+        for name in {"hkvd", "sensitivity"} & set(options.selectors) if ratio in options.triangle else ():
             methods.append(Method(f"{name}, triangle {ratio}", ratio, name, triangle=True))
         equal = (ratio * layers - 1) / (layers - 1)  # what HKVD has left once its check layer is paid for
         if "hkvd" in options.selectors and equal > 0:
@@ -207,7 +214,7 @@ def _print(results: dict[str, Any]) -> None:
         rows.append(
             (
                 name, *(f"{row['types'][kind]:.2f}" for kind in types), row["exact"], low_high, row["f1"], row["rouge"],
-                row["kl"], row["attention_deviation"], f"{row['pgr']:.2f}", closed, f"{row['compute']:.3f}",
+                row["kl"], row["attention_deviation"], f"{row['pgr']:.2f}", closed, row["compute"],
             )
         )  # fmt: skip
     report.table(heads, rows)
@@ -271,6 +278,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--each", type=int, default=10**9, help="at most so many questions of a type")
     parser.add_argument("--selectors", nargs="+", default=list(SELECTORS), choices=SELECTORS)
     parser.add_argument("--ratios", nargs="+", type=float, default=list(RATIOS))
+    parser.add_argument("--triangle", nargs="*", type=float, default=[0.15], help="ratios of the wrong mask")
     parser.add_argument("--prefixes", type=int, default=2, help="k of sensitivity")
     parser.add_argument("--orders", type=int, default=40, help="contexts on which chunk order is tried; 0: none")
     parser.add_argument("--map-rerank", action=argparse.BooleanOptionalAction, default=True)

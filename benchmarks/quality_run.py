@@ -5,6 +5,7 @@ driven over that KV, which is what a request would do with it. Exactness of that
 (`tests/fusion/test_quality_benchmark.py`).
 """
 
+import math
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
@@ -44,8 +45,8 @@ class Outcome:
     exact: float
     f1: float
     rouge: float
-    kl: float  # nats, full prefill against this method, of the first token of the answer
-    attention_deviation: float  # see `Attention`
+    kl: float  # nats, full prefill against this method, of the answer's first token; NaN for MapRerank
+    attention_deviation: float  # see `Attention`; NaN where it was not measured
     compute: float  # row-layers beyond full reuse over those of a full recompute of what is fused
     prefill_compute: float  # row-layers over a full prefill's, question included
 
@@ -73,21 +74,22 @@ class Reference:
     """What a full prefill says to one question."""
 
     log_probabilities: torch.Tensor  # (V,)
-    attention: Attention
+    tokens: tuple[int, ...]  # the greedy answer, its end token included
+    attention: Attention | None  # watched on the first question of a context
 
 
 class Asker:
     """Asks the questions of one context through one engine."""
 
-    def __init__(self, engine: Engine, context: Context, number: int, deviations: bool = True) -> None:
-        self._engine, self._context, self._number, self._deviations = engine, context, number, deviations
+    def __init__(self, engine: Engine, context: Context, number: int) -> None:
+        self._engine, self._context, self._number = engine, context, number
         self._adapter, self._runs = engine._adapter, engine._runs
         self._end_tokens = end_tokens(self._adapter.model, engine.tokenizer)
         self.chunks = [engine.chunk(text) for text in context.chunks]
         engine.warm(self.chunks)
         self._truth = lens.truth(engine, [chunk.token_ids for chunk in self.chunks])
         self._full = self._context_kv(Method("full prefill", reuse="none"))[0]
-        self._references = [self._reference(question) for question in context.questions]
+        self._references = [self._reference(q, watched=number == 0) for number, q in enumerate(context.questions)]
 
     def outcomes(self, method: Method) -> Iterator[Outcome]:
         """Every question under `method`."""
@@ -142,48 +144,65 @@ class Asker:
 
     @torch.no_grad()
     def _drive(self, kv: PromptKV, ids: Sequence[int], start: int, watch: Watch | None = None) -> torch.Tensor:
-        """Log-probabilities (V,) behind `ids` at positions start ... over `kv`."""
+        """The last layer's hidden (1, R, E) of `ids` at positions start ... over `kv`."""
         adapter, stop = self._adapter, start + len(ids)
         rows, tables = Rows.span(start, stop, adapter.device), adapter.rope.tables(stop)
         hidden = adapter.embed(torch.tensor(ids, device=adapter.device))
         for layer in range(adapter.layer_count):
             hidden = adapter.run_layer(layer, hidden, rows, kv, tables, None, watch)
-        return adapter.logits(hidden[:, -1:])[0].log_softmax(-1).cpu()
+        return hidden
 
-    def _reference(self, question: Question) -> Reference:
+    @torch.no_grad()
+    def answer(
+        self, kv: PromptKV, ids: Sequence[int], start: int, draft: tuple[int, ...] = ()
+    ) -> tuple[torch.Tensor, tuple[int, ...]]:
+        """What is said to `ids` at positions start ... over `kv`: first log-probabilities (V,), greedy tokens.
+
+        `draft` is a guess at the answer: it is driven along, and as far as it is what greedy decoding gives it costs no
+        further step. The end token counts as a token here. What is written to `kv` is forgotten.
+        """
+        kv.reserve(start + len(ids) + len(draft) + MAX_NEW_TOKENS)
+        hidden = self._drive(kv, (*ids, *draft), start)
+        logits = self._adapter.logits(hidden[:, len(ids) - 1 :])  # (1 + draft, V)
+        tokens: list[int] = []
+        for place, row in enumerate(logits):
+            tokens.append(int(row.argmax()))
+            if place == len(draft) or tokens[-1] != draft[place]:
+                break
+        while tokens[-1] not in self._end_tokens and len(tokens) < MAX_NEW_TOKENS:
+            at = start + len(ids) + len(tokens) - 1
+            tokens.append(int(self._adapter.logits(self._drive(kv, tokens[-1:], at)[:, -1:])[0].argmax()))
+        return logits[0].log_softmax(-1).cpu(), tuple(tokens)
+
+    def _attention(self, kv: PromptKV, ids: Sequence[int]) -> Attention:
+        kv.reserve(kv.length + len(ids) + MAX_NEW_TOKENS)
+        attention = Attention(kv.length + len(ids), self._adapter.device)
+        self._drive(kv, ids, kv.length, attention)
+        return attention
+
+    def _reference(self, question: Question, watched: bool) -> Reference:
         ids = self.tail(question)
-        self._full.reserve(self._full.length + len(ids) + MAX_NEW_TOKENS)
-        attention = Attention(self._full.length + len(ids), self._adapter.device)
-        return Reference(self._drive(self._full, ids, self._full.length, attention), attention)
+        log_probabilities, tokens = self.answer(self._full, ids, self._full.length)
+        return Reference(log_probabilities, tokens, self._attention(self._full, ids) if watched else None)
 
     def _outcome(self, question: Question, reference: Reference, kv: PromptKV, rows: int, candidates: int) -> Outcome:
         ids, layers = self.tail(question), self._adapter.layer_count
-        kv.reserve(kv.length + len(ids) + MAX_NEW_TOKENS)
-        attention = Attention(kv.length + len(ids), self._adapter.device) if self._deviations else None
-        logits = self._drive(kv, ids, kv.length, attention)
-        answer = self.decoded(kv, logits, kv.length + len(ids))
+        log_probabilities, tokens = self.answer(kv, ids, kv.length, reference.tokens)
+        deviation = self._attention(kv, ids).deviation(reference.attention) if reference.attention else math.nan
         whole = kv.length + len(ids)
         return self._scored(
             question,
-            answer,
-            _divergence(reference.log_probabilities, logits),
-            attention.deviation(reference.attention) if attention else 0.0,
+            self.text(tokens),
+            _divergence(reference.log_probabilities, log_probabilities),
+            deviation,
             rows / (layers * max(1, candidates)),
             (rows + layers * len(ids)) / (layers * whole),
         )
 
-    def decoded(self, kv: PromptKV, log_probabilities: torch.Tensor, at: int) -> str:
-        """The greedy answer from position `at` on; what is written to `kv` is forgotten."""
-        tokens: list[int] = []
-        while len(tokens) < MAX_NEW_TOKENS:
-            token = int(log_probabilities.argmax())
-            if token in self._end_tokens:
-                break
-            tokens.append(token)
-            if len(tokens) < MAX_NEW_TOKENS:
-                log_probabilities = self._drive(kv, [token], at + len(tokens) - 1)
+    def text(self, tokens: Sequence[int]) -> str:
+        """An answer's tokens as text."""
         assert self._engine.tokenizer is not None
-        return str(self._engine.tokenizer.decode(tokens, skip_special_tokens=True)).strip()
+        return str(self._engine.tokenizer.decode(list(tokens), skip_special_tokens=True)).strip()
 
     def _scored(
         self, question: Question, answer: str, kl: float, deviation: float, compute: float, prefill_compute: float
@@ -194,12 +213,10 @@ class Asker:
     def no_context(self) -> Iterator[Outcome]:
         """Every question without chunks."""
         for question, reference in zip(self._context.questions, self._references, strict=True):
-            prefix = self._runs.before_documents
-            kv = self._adapter.new_kv(256)
-            logits = self._drive(kv, (*prefix, *self.tail(question)), 0)
-            answer = self.decoded(kv, logits, len(prefix) + len(self.tail(question)))
-            kl = _divergence(reference.log_probabilities, logits)
-            yield self._scored(question, answer, kl, 0.0, 0.0, 0.0)
+            ids = (*self._runs.before_documents, *self.tail(question))
+            log_probabilities, tokens = self.answer(self._adapter.new_kv(0), ids, 0)
+            kl = _divergence(reference.log_probabilities, log_probabilities)
+            yield self._scored(question, self.text(tokens), kl, math.nan, 0.0, 0.0)
 
     def map_rerank(self) -> Iterator[tuple[Outcome, float]]:
         """Every question asked of each chunk alone; the surest answer that is not "unknown" wins. Seconds beside it."""
@@ -207,12 +224,11 @@ class Asker:
             began, ids, answers = time.perf_counter(), self.tail(question), []
             for chunk in self.chunks:
                 head = (*self._runs.before_documents, *chunk.token_ids)
-                kv = self._adapter.new_kv(len(head) + len(ids) + MAX_NEW_TOKENS)
-                logits = self._drive(kv, (*head, *ids), 0)
-                answers.append((float(logits.max()), self.decoded(kv, logits, len(head) + len(ids))))
+                log_probabilities, tokens = self.answer(self._adapter.new_kv(0), (*head, *ids), 0)
+                answers.append((float(log_probabilities.max()), self.text(tokens)))
             known = [pair for pair in answers if pair[1].lower() != "unknown"] or answers
             spent = time.perf_counter() - began
-            yield self._scored(question, max(known)[1], 0.0, 0.0, 1.0, 1.0), spent
+            yield self._scored(question, max(known)[1], math.nan, math.nan, 1.0, 1.0), spent
 
 
 def _divergence(wanted: torch.Tensor, got: torch.Tensor) -> float:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Any, Self
 
+from . import verdict
 from .answering import Answerer
 from .config import EngineConfig, ReuseMode
 from .encoding import Activity, BackgroundEncoder, Encoder
@@ -75,6 +76,8 @@ class Engine:
         prefix = self._runs.before_documents
         self._encoder = Encoder(adapter, self._fusor, prefix, identity, fusion.sensitivity_prefixes)
         self._background = BackgroundEncoder(self._encoder, self._store, self._activity)
+        if settings.directory is not None:
+            self._intake.heed(verdict.load(settings.directory, self._encoder.identity, fusion.selector))
         planner = Planner(adapter, self._encoder, self._store)
         self._prefiller = Prefiller(planner, self._fusor, self._background, self._activity, adapter.layer_count)
         self._answerer = Answerer(adapter, tokenizer, self._activity)

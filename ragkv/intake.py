@@ -1,7 +1,7 @@
 """Intake: what callers give, as checked values. What a request is refused for is found here, before any work."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Any, get_args
 
@@ -11,6 +11,7 @@ from .fusion import Selector, make_selector
 from .model import Adapter
 from .model.layout import TemplateRuns, encode
 from .types import Chunk, Unset
+from .verdict import Verdict
 
 ChunkLike = Chunk | str | Sequence[int]
 
@@ -37,6 +38,8 @@ class How:
     ratio: float  # recompute ratio, in [0, 1]
     selector: Selector
     reuse: ReuseMode
+    most_left: float | None = None  # the guard's limit: expected deviation left a token; None: no guard
+    notes: tuple[str, ...] = ()  # what the gate's verdict changed
 
 
 class Intake:
@@ -45,6 +48,7 @@ class Intake:
     def __init__(self, adapter: Adapter, tokenizer: Any | None, runs: TemplateRuns, config: EngineConfig) -> None:
         self._tokenizer, self._runs, self._config = tokenizer, runs, config
         self._vocabulary, self._context_length = adapter.vocabulary, adapter.context_length
+        self._verdict: Verdict | None = None
         self._check_ids(runs.before_documents)
 
     def chunk(self, content: str | Sequence[int], metadata: Mapping[str, Any] | None = None) -> Chunk:
@@ -83,6 +87,7 @@ class Intake:
     def how(self, ratio: float | Unset | None, selector: str | Selector | None, reuse: ReuseMode) -> How:
         """The way to make a prompt's KV; what is left out is the config's."""
         fusion = self._config.fusion
+        left_out = isinstance(ratio, Unset)
         if isinstance(ratio, Unset):
             ratio = fusion.ratio
         if ratio is None:
@@ -91,7 +96,23 @@ class Intake:
             raise InputError(f"ratio is {ratio!r}; it is a share and must lie in [0, 1].")
         if reuse not in get_args(ReuseMode):
             raise InputError(f"reuse is {reuse!r}; it must be one of {', '.join(map(repr, get_args(ReuseMode)))}.")
-        return How(float(ratio), make_selector(fusion.selector if selector is None else selector), reuse)
+        how = How(float(ratio), make_selector(fusion.selector if selector is None else selector), reuse)
+        return self._judged(how) if left_out else how
+
+    def heed(self, verdict: Verdict | None) -> None:
+        """Go by the quality gate's verdict wherever a request leaves the ratio to the config."""
+        self._verdict = verdict
+
+    def _judged(self, how: How) -> How:
+        verdict = self._verdict
+        if verdict is None or how.reuse != "fused" or how.selector.name != verdict.selector:
+            return how
+        if verdict.ratio is None:
+            return replace(how, reuse="none", notes=(f"quality gate {verdict}",))
+        if verdict.ratio <= how.ratio:
+            return replace(how, most_left=verdict.left)
+        note = f"quality gate {verdict}; ratio raised from {how.ratio}"
+        return replace(how, ratio=verdict.ratio, most_left=verdict.left, notes=(note,))
 
     def check_encodable(self, chunks: Sequence[Chunk]) -> None:
         """Raise `PromptTooLongError` for a chunk that does not fit the context behind the prefix."""

@@ -13,7 +13,7 @@ from transformers import DynamicCache
 
 from .encoding import Activity, BackgroundEncoder
 from .errors import EntryDamagedError
-from .fusion import Fused, Fusor, Selector, SpanState, usable
+from .fusion import Fused, Fusor, Selector, SpanState, raised, usable
 from .intake import How, Prompt
 from .prompt import Planned, Planner
 from .types import Reuse, Timing
@@ -63,8 +63,9 @@ class Prefiller:
                         self._background.add(prompt.chunks[index])
                     looked_up = time.perf_counter()
                     selector, fallback = usable(how.selector, planned.plan.candidates, how.ratio)
+                    ratio, guarded = self._guarded(how, planned)
                     try:
-                        fused = self._fusor.fuse(planned.plan, selector, how.ratio, room)
+                        fused = self._fusor.fuse(planned.plan, selector, ratio, room)
                         break
                     except EntryDamagedError as error:
                         damaged[error.key] = str(error)
@@ -76,9 +77,17 @@ class Prefiller:
             prefill_s=fused.prefill_s,
             first_token_s=time.perf_counter() - began,
         )
-        notes = (*damaged.values(), *([fallback] if fallback else []))
-        report = self._report(planned, fused, how.ratio, selector, notes)
+        notes = (*damaged.values(), *how.notes, *filter(None, (fallback, guarded)))
+        report = self._report(planned, fused, ratio, selector, notes)
         return Prefill(planned.plan.token_ids, fused.selected_by_layer, fused.logits, report, timing, fused)
+
+    def _guarded(self, how: How, planned: Planned) -> tuple[float, str | None]:
+        """The ratio that leaves no more deviation than the gate allows, and what to say if it was raised."""
+        if how.most_left is None or not how.selector.needs_scores:
+            return how.ratio, None
+        ratio = raised(planned.plan.candidates, how.ratio, how.most_left)
+        note = f"guard: ratio raised from {how.ratio} to {ratio:.3f}, these chunks depend on context more than most"
+        return ratio, note if ratio > how.ratio else None
 
     def _report(
         self, planned: Planned, fused: Fused, ratio: float, selector: Selector, notes: tuple[str, ...]

@@ -1,6 +1,7 @@
 """Fusion: one prompt's KV from many entries. Plans, selectors, the layer pipeline and the fusor."""
 
 from .fusor import Fused, Fusor
+from .guard import raised
 from .pipeline import LayerReader
 from .plan import Candidates, Plan, Span, SpanKind, SpanState
 from .resident import ResidentLease
@@ -24,5 +25,6 @@ __all__ = [
     "SpanState",
     "StaticSelector",
     "make_selector",
+    "raised",
     "usable",
 ]

@@ -15,6 +15,7 @@ import torch
 
 from ragkv.model import Adapter, PromptKV, Recording, Rows, Watch
 
+from .guard import left
 from .pipeline import LayerReader
 from .plan import Plan, Span
 from .selectors import AskingSelector, CheckingSelector, Selector, StaticSelector, budget
@@ -28,6 +29,7 @@ class Fused:
     logits: torch.Tensor  # (V,) float32, of the last position
     selected_by_layer: tuple[torch.Tensor, ...]  # L tensors of candidate positions recomputed there, int64, CPU
     row_layers: int  # rows computed, summed over layers
+    left: float | None  # expected deviation left a candidate (see `guard`); None if an entry has no scores
     bytes_by_tier: dict[str, int]
     load_s: float
     fuse_s: float
@@ -67,6 +69,7 @@ class Fusor:
                 adapter.logits(work.hidden[:, -1:])[0],
                 tuple(work.selected_by_layer),
                 work.row_layers,
+                work.left(),
                 reader.bytes_by_tier(),
                 reader.waited_s,
                 work.placing_s,
@@ -102,6 +105,7 @@ class _Pass:
         self.kv = kv
         self.row_layers = 0
         self.placing_s = 0.0
+        self._placed_turns: dict[str, tuple[torch.Tensor, torch.Tensor]] = {}  # by kind of rotary table
 
     def choose(self, chosen: torch.Tensor) -> None:
         """Begin a pass through the layers over the computed rows and those candidates, given by index (C,)."""
@@ -119,6 +123,10 @@ class _Pass:
         computed[self._rows.positions.cpu()] = True
         return tuple(span for span in loaded if not computed[span.start : span.stop].all())
 
+    def left(self) -> float | None:
+        """Expected deviation left a candidate."""
+        return left(self._plan.candidates, self._chosen)
+
     def attention(self) -> torch.Tensor:
         """What the question pays to each candidate, (N,); it looks once."""
         assert self._watch is not None
@@ -127,13 +135,24 @@ class _Pass:
 
     def place(self, layer: int, spans: Sequence[Span], slices: Sequence[torch.Tensor]) -> None:
         """Rotate each span's slice (2, G, T, D) to its positions and put it into the prompt's KV."""
+        if not spans:
+            return
         began = time.perf_counter()
-        kind = self._adapter.rope_kind(layer)
-        for span, piece in zip(spans, slices, strict=True):
-            cos, sin = self._tables.span(kind, span.start, span.stop)
-            k_rot = self._adapter.rotate(layer, piece[0].unsqueeze(0), cos, sin)
-            self.kv.put(layer, span.start, k_rot, piece[1].unsqueeze(0))
+        cos, sin = self._turns(layer, spans)
+        k_raw = torch.cat([piece[0] for piece in slices], dim=1).unsqueeze(0)  # (1, G, sum T, D): one rotation for all
+        k_rot = torch.split(self._adapter.rotate(layer, k_raw, cos, sin), [len(span) for span in spans], dim=2)
+        for span, turned, piece in zip(spans, k_rot, slices, strict=True):
+            self.kv.put(layer, span.start, turned, piece[1].unsqueeze(0))
         self.placing_s += time.perf_counter() - began
+
+    def _turns(self, layer: int, spans: Sequence[Span]) -> tuple[torch.Tensor, torch.Tensor]:
+        """cos and sin of the spans' positions, each (1, sum T, rotary dims); the same for all layers of a kind."""
+        kind = self._adapter.rope_kind(layer)
+        if kind not in self._placed_turns:
+            parts = [self._tables.span(kind, span.start, span.stop) for span in spans]
+            cos, sin = (torch.cat(turns, dim=1) for turns in zip(*parts, strict=True))
+            self._placed_turns[kind] = cos, sin
+        return self._placed_turns[kind]
 
     def narrow(self, layer: int, spans: Sequence[Span], slices: Sequence[torch.Tensor]) -> None:
         """From layer 1 on, keep those rows of a checking selector that deviate most from what is stored."""
