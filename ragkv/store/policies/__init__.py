@@ -5,8 +5,10 @@ from ragkv.errors import ConfigError
 from .base import NEVER, Cut, Item, Next, Policy, PolicySettings, Turn
 from .belady import Belady, TailBelady
 from .et_lru import ETLRU, ETLRUPosterior
+from .et_lru_learned import LearnedETLRU
 from .fifo import FIFO
 from .foresight import EndAware, LengthAware
+from .gdsf import GDSF, LFUDA, LFUDAMemory
 from .lookahead import LookAhead
 from .lru import LRU
 from .t_lru import TLRU, TLRUAll, TLRUEager, TLRULiteral
@@ -27,6 +29,10 @@ POLICIES: dict[str, type[Policy]] = {
         GuardedTLRU,
         ETLRU,
         ETLRUPosterior,
+        LearnedETLRU,
+        GDSF,
+        LFUDA,
+        LFUDAMemory,
         EndAware,
         LengthAware,
         Belady,
@@ -58,9 +64,13 @@ __all__ = [
     "ETLRUPosterior",
     "EndAware",
     "FIFO",
+    "GDSF",
     "GuardedTLRU",
+    "LFUDA",
+    "LFUDAMemory",
     "Item",
     "LRU",
+    "LearnedETLRU",
     "LengthAware",
     "LookAhead",
     "NEVER",

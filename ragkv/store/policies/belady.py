@@ -3,6 +3,7 @@
 from collections.abc import Container, Iterable
 
 from .base import NEVER, Cut, Policy, PolicySettings, Turn
+from .departed import Departed
 from .ranking import Ranking
 
 
@@ -21,6 +22,7 @@ class Belady(Policy):
         self._next: dict[str, tuple[int, int]] = {}  # group -> (-position of its next request, number of its last use)
         self._held = Ranking()
         self._uses = 0
+        self._departed = Departed(self._forget)
 
     def served(self, turn: Turn) -> None:
         self._expect(turn.group, (turn.next or NEVER).position)
@@ -32,21 +34,28 @@ class Belady(Policy):
     def held(self, group: str, blocks: int, size: int, now: float) -> None:
         if not blocks:
             self._held.drop(group)
-            self._next.pop(group, None)
+            if group in self._next:
+                self._departed.add(group)
         elif group not in self._held:
             if group not in self._next:
                 self._expect(group, NEVER.position)
             self._held.put(group, self._next[group])
+            self._departed.discard(group)
 
     def victim(self, pinned: Container[str], now: float) -> Cut | None:
         first = self._held.first(pinned)
         return None if first is None else Cut(first[1])
+
+    def _forget(self, group: str) -> None:
+        del self._next[group]
 
     def _expect(self, group: str, position: int) -> None:
         self._uses += 1
         self._next[group] = -position, self._uses
         if group in self._held:
             self._held.put(group, self._next[group])
+        else:
+            self._departed.add(group)
 
 
 class TailBelady(Belady):

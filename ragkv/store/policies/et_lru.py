@@ -17,6 +17,7 @@ from math import exp, inf, log
 from typing import NamedTuple
 
 from .base import Cut, Policy, PolicySettings, Turn
+from .departed import Departed
 from .model import Learner
 from .ranking import Rank, Ranking
 
@@ -35,12 +36,15 @@ class _Expected(Policy):
     def __init__(self, settings: PolicySettings | None = None) -> None:
         super().__init__(settings)
         self._learner = Learner(self.settings)
+        self._model = self._learner.model
         self._known: dict[str, _Known] = {}
         self._held: OrderedDict[str, int] = OrderedDict()  # group -> blocks, the last used last
         self._uses = 0
+        self._departed = Departed(self._forget)
 
     def served(self, turn: Turn) -> None:
         if self._learner.learn(turn):
+            self._model = self._learner.model
             self._forget_ranks()
             for group in self._held:
                 self._enter(group)
@@ -55,9 +59,11 @@ class _Expected(Policy):
         if not blocks:
             self._leave(group)
             self._held.pop(group, None)
-            self._known.pop(group, None)
+            if group in self._known:
+                self._departed.add(group)
             return
         self._held[group] = blocks
+        self._departed.discard(group)
         if blocks > before:
             known = self._known.get(group)
             self._note(group, known.length if known else None, now)
@@ -71,20 +77,25 @@ class _Expected(Policy):
         if group in self._held:
             self._held.move_to_end(group)
             self._enter(group)
+        else:
+            self._departed.add(group)
+
+    def _forget(self, group: str) -> None:
+        del self._known[group]
 
     def _worth(self, group: str) -> int:
         """The class of the group's last held block."""
         length = self._known[group].length
         if length is None:
             return 0
-        return self._learner.model.worth(self._held[group] - length + self.settings.xi_blocks)
+        return self._model.worth(self._held[group] - length + self.settings.xi_blocks)
 
     def _floor(self, group: str, worth: int) -> int:
         """The blocks that are left when all of class `worth` and above are gone."""
         length = self._known[group].length
         if length is None or worth == 0:
             return 0
-        return max(0, length - self.settings.xi_blocks + self._learner.model.steps[worth - 1])
+        return max(0, length - self.settings.xi_blocks + self._model.steps[worth - 1])
 
     @abstractmethod
     def _enter(self, group: str) -> None:
@@ -122,7 +133,7 @@ class ETLRU(_Expected):
 
     def _rank(self, group: str, worth: int) -> Rank:
         known = self._known[group]
-        return self._learner.model.end_rate_per_s * known.last - self._costs[worth], known.number
+        return self._model.end_rate_per_s * known.last - self._costs[worth], known.number
 
     def _enter(self, group: str) -> None:
         self._ranking.put(group, self._rank(group, self._worth(group)))
@@ -135,7 +146,7 @@ class ETLRU(_Expected):
         self._set_logs()
 
     def _set_logs(self) -> None:
-        self._costs = [-log(share) if share else inf for share in self._learner.model.shares]  # rising
+        self._costs = [-log(share) if share else inf for share in self._model.shares]  # rising
 
 
 class ETLRUPosterior(_Expected):
@@ -154,7 +165,7 @@ class ETLRUPosterior(_Expected):
         if best is None:
             return None
         _, number, worth, group = best
-        shares, chance = self._learner.model.shares, self._belief(self._known[group].last, now)
+        shares, chance = self._model.shares, self._belief(self._known[group].last, now)
         _, (last, follower) = self._classes[worth].two(pinned)  # the next of the same class
         if last < inf:
             bound = min(bound, (shares[worth] * self._belief(last, now), follower))
@@ -166,7 +177,7 @@ class ETLRUPosterior(_Expected):
         self, pinned: Container[str], now: float
     ) -> tuple[tuple[float, int, int, str] | None, tuple[float, int]]:
         """The lowest (score, number of last use, class, group), and below what no other class's score is."""
-        shares = self._learner.model.shares
+        shares = self._model.shares
         likeliest_gone = self._belief(self._known[next(iter(self._held))].last, now) if self._held else 1.0
         best: tuple[float, int, int, str] | None = None
         bound = (inf, 0)
@@ -186,7 +197,7 @@ class ETLRUPosterior(_Expected):
 
     def _belief(self, last: float, now: float) -> float:
         """That a conversation idle since `last` lives."""
-        turns, ends = self._learner.model.turn_rate_per_s, self._learner.model.end_rate_per_s
+        turns, ends = self._model.turn_rate_per_s, self._model.end_rate_per_s
         silent = exp(-(turns + ends) * max(0.0, now - last))
         dead = ends / (turns + ends) * (1 - silent) if turns + ends else 0.0
         return silent / (silent + dead) if silent + dead else 0.0

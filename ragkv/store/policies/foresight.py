@@ -33,10 +33,9 @@ class EndAware(TLRU):
             self._returns.learn(turn)
             self._unsure[turn.group] = turn.number, turn.at
 
-    def held(self, group: str, blocks: int, size: int, now: float) -> None:
-        super().held(group, blocks, size, now)
-        if not blocks:
-            self._unsure.pop(group, None)
+    def _forget(self, group: str) -> None:
+        super()._forget(group)
+        self._unsure.pop(group, None)
 
     def victim(self, pinned: Container[str], now: float) -> Cut | None:
         for group in self._held if self._unsure else ():  # the longest unused is the least likely to return

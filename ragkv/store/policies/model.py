@@ -6,7 +6,7 @@ A living conversation has turns at rate lambda and dies at rate mu. Then an obse
 
 from bisect import bisect_left
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from .base import PolicySettings, Turn
 
@@ -23,6 +23,18 @@ class ConversationModel:
     def worth(self, level: int) -> int:
         """The class of level q: classes with higher numbers have lower P(Q >= q)."""
         return bisect_left(self.steps, level)
+
+    def coarse(self, ratio: float) -> "ConversationModel":
+        """The same with fewer classes: those within `ratio` of the highest P of their class are one."""
+        steps: list[int] = []
+        shares: list[float] = []
+        for step, share in zip(self.steps, self.shares, strict=False):
+            if shares and share >= ratio * shares[-1]:
+                steps[-1] = step
+            else:
+                steps.append(step)
+                shares.append(share)
+        return replace(self, steps=tuple(steps), shares=(*shares, 0.0))
 
 
 class Learner:
@@ -55,9 +67,14 @@ class Learner:
         self.model = self._look()
         return True
 
+    @property
+    def returning(self) -> float:
+        """The share of turns that had a successor, never 0 or 1."""
+        return (self._returns + 1) / (self._turns + 2)
+
     def _look(self) -> ConversationModel:
         rate = self._returns / self._gaps_s if self._gaps_s > 0 else 1.0
-        share = self._returns / self._turns if self._returns else 0.5
+        share = self.returning
         given = self._settings
         total, above, shares = sum(self._new.values()) or 1, 0, [0.0]
         for value in sorted(self._new, reverse=True):

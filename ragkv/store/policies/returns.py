@@ -16,6 +16,7 @@ class Gaps:
     """The last return gaps, in seconds: their quantiles and survival function."""
 
     def __init__(self) -> None:
+        self.count = 0  # gaps ever added
         self._recent: deque[float] = deque()
         self._sorted: list[float] = []
 
@@ -24,6 +25,7 @@ class Gaps:
 
     def add(self, gap: float) -> None:
         """One more conversation returned after `gap` seconds."""
+        self.count += 1
         self._recent.append(gap)
         insort(self._sorted, gap)
         if len(self._recent) > KEPT_GAPS:

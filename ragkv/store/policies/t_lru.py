@@ -9,6 +9,7 @@ from collections import OrderedDict
 from collections.abc import Container, Iterable
 
 from .base import Cut, PolicySettings, Turn
+from .departed import Departed
 from .lru import LRU, first_unpinned
 
 
@@ -23,6 +24,7 @@ class TLRU(LRU):
         self._budget: dict[str, int] = {}  # blocks worth keeping, set when a turn is served
         self._free: OrderedDict[str, int] = OrderedDict()  # groups beyond their budget -> budget, the last used last
         self._expected = Expected(self.settings.new_blocks)
+        self._departed = Departed(self._forget)
 
     def budget(self, turn: Turn) -> int:
         """Blocks of the conversation that may still help its next turn: max(0, L + Q^ - xi).
@@ -38,6 +40,8 @@ class TLRU(LRU):
         super().served(turn)
         self._expected.learn(turn)
         self._budget[turn.group] = self.budget(turn)
+        if turn.group not in self._held:
+            self._departed.add(turn.group)
         self._sort_in(turn.group)
 
     def used(self, group: str, now: float) -> None:
@@ -50,8 +54,9 @@ class TLRU(LRU):
         super().held(group, blocks, size, now)
         if not blocks:
             self._free.pop(group, None)
-            self._budget.pop(group, None)
+            self._departed.add(group)
         elif grown:
+            self._departed.discard(group)
             self._sort_in(group)
         elif group in self._free and blocks <= self._free[group]:
             del self._free[group]
@@ -59,6 +64,10 @@ class TLRU(LRU):
     def victim(self, pinned: Container[str], now: float) -> Cut | None:
         group = first_unpinned(self._free, pinned)
         return super().victim(pinned, now) if group is None else Cut(group, self._free[group])
+
+    def _forget(self, group: str) -> None:
+        """Nothing of the group was held for long."""
+        self._budget.pop(group, None)
 
     def _sort_in(self, group: str) -> None:
         """Enter a group just used among those with free blocks, or take it out."""
@@ -101,10 +110,9 @@ class TLRULiteral(TLRU):
         super().served(turn)
         self._printed[turn.group] = turn.length + self._expected.blocks - self.settings.xi_blocks
 
-    def held(self, group: str, blocks: int, size: int, now: float) -> None:
-        super().held(group, blocks, size, now)
-        if not blocks:
-            self._printed.pop(group, None)
+    def _forget(self, group: str) -> None:
+        super()._forget(group)
+        self._printed.pop(group, None)
 
     def trims(self, overflows: bool, now: float) -> Iterable[Cut]:
         if not overflows:

@@ -20,7 +20,7 @@ class GuardedTLRU(TLRU):
     def __init__(self, settings: PolicySettings | None = None) -> None:
         super().__init__(settings)
         self._gaps = Gaps()
-        self._last: dict[str, float] = {}  # when a conversation that is held had its last turn
+        self._last: dict[str, float] = {}  # when a conversation had its last turn
         self._limit = float("inf")  # seconds
 
     def served(self, turn: Turn) -> None:
@@ -30,10 +30,9 @@ class GuardedTLRU(TLRU):
             self._gaps.add(turn.since)
             self._limit = self._gaps.quantile(self.settings.guard_quantile)
 
-    def held(self, group: str, blocks: int, size: int, now: float) -> None:
-        super().held(group, blocks, size, now)
-        if not blocks:
-            self._last.pop(group, None)
+    def _forget(self, group: str) -> None:
+        super()._forget(group)
+        self._last.pop(group, None)
 
     def victim(self, pinned: Container[str], now: float) -> Cut | None:
         oldest = first_unpinned(self._held, pinned)

@@ -1,0 +1,80 @@
+"""Chunk entries: a request reads its passages wherever they stand, and each is held whole or not at all.
+
+The same policies, each chunk a group of one block that never grows; capacity and hits are counted in tokens. Two other
+readings of the same requests stand beside it: exact-prefix reuse, where a chunk counts only if all before it is equal,
+and that with passages put in canonical order first.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from ragkv.store.policies import NEVER, Next, Policy, Turn
+
+OnEvict = Callable[[str], None]
+
+
+class Read(NamedTuple):
+    """One chunk of one request."""
+
+    at: float
+    key: str
+    tokens: int
+
+
+@dataclass(frozen=True)
+class ChunkReplay:
+    """What one policy made of the reads at one capacity."""
+
+    policy: str
+    capacity_tokens: int
+    reads: int
+    hits: int
+    tokens: int
+    hit_tokens: int
+
+    @property
+    def token_hit_rate(self) -> float:
+        """Tokens found over tokens read."""
+        return self.hit_tokens / self.tokens if self.tokens else 0.0
+
+
+def futures(reads: Sequence[Read]) -> list[Next]:
+    """When each read's chunk is read next."""
+    nexts: dict[str, Next] = {}
+    found = []
+    for position in range(len(reads) - 1, -1, -1):
+        key = reads[position].key
+        found.append(nexts.get(key, NEVER))
+        nexts[key] = Next(position, 1, 1)
+    return found[::-1]
+
+
+def replay_chunks(
+    reads: Sequence[Read], policy: Policy, capacity_tokens: int, *, on_evict: OnEvict | None = None
+) -> ChunkReplay:
+    """Run reads through `policy`. A chunk that was not found is computed and put; the policy may rather drop it."""
+    held: dict[str, int] = {}
+    used = hits = hit_tokens = 0
+    tell = policy.offline
+    nexts = futures(reads) if tell else []
+    for number, (at, key, tokens) in enumerate(reads):
+        found = key in held
+        if found:
+            hits, hit_tokens = hits + 1, hit_tokens + tokens
+            policy.used(key, at)
+        if tell:
+            policy.served(Turn(at, number, key, 1, 1, 1, 1, None, nexts[number]))
+        if found or tokens > capacity_tokens:
+            continue
+        held[key] = tokens
+        used += tokens
+        policy.held(key, 1, tokens, at)
+        while used > capacity_tokens:
+            cut = policy.victim((), at)
+            assert cut is not None and cut.group in held
+            used -= held.pop(cut.group)
+            policy.held(cut.group, 0, 0, at)
+            if on_evict is not None and cut.group != key:
+                on_evict(cut.group)
+    return ChunkReplay(policy.name, capacity_tokens, len(reads), hits, sum(read.tokens for read in reads), hit_tokens)
