@@ -1,0 +1,31 @@
+"""What the tests of fusion share: a tiny engine, its chunks, and plans made by hand."""
+
+from typing import Any
+
+import torch
+
+from ragkv import Engine, EngineConfig, FusionConfig
+from ragkv.fusion import Candidates
+from tests import tiny_models
+
+CHUNKS = [tiny_models.tokens(count, seed) for seed, count in enumerate((30, 26, 34, 41))]
+QUESTION = tiny_models.tokens(7, seed=9)
+PREFIX = [1]
+FIRST = len(PREFIX) + len(CHUNKS[0])  # the first chunk is exact: candidates begin here
+N = sum(map(len, CHUNKS[1:]))
+
+
+def engine(family: str = "llama", **fusion: Any) -> Engine:
+    """A tiny engine that has seen the chunks."""
+    made = Engine(tiny_models.model(family), config=EngineConfig(fusion=FusionConfig(**fusion)))
+    made.warm(CHUNKS)
+    return made
+
+
+def candidates(count: int, spans: int = 1, scored: bool = True, start: int = 5) -> Candidates:
+    """`count` candidates from position `start` on, in `spans` spans of about equal length, with random scores."""
+    place = torch.arange(count)
+    index = place * spans // max(1, count)
+    first = torch.searchsorted(index, index)  # where a candidate's span begins
+    scores = torch.rand(count, generator=torch.Generator().manual_seed(count)) if scored else None
+    return Candidates(place + start, index, place - first, scores)

@@ -1,0 +1,61 @@
+"""HKVD against a deviation top-k computed naively, from the model's own projections over whole tensors."""
+
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import torch
+
+from ragkv import Engine
+from tests import tiny_models
+from tests.fusion import house
+
+
+@pytest.fixture(scope="module")
+def engine() -> Engine:
+    with house.engine() as engine:
+        yield engine
+
+
+@torch.no_grad()
+def projections(ids: list[int], layer: int) -> torch.Tensor:
+    """What `layer` of the model itself makes of the prompt `ids`: keys before RoPE and values, (S, 2, G * D)."""
+    model: Any = tiny_models.model("llama")
+    found: dict[str, torch.Tensor] = {}
+    attention = model.model.layers[layer].self_attn
+    attention.k_proj.register_forward_hook(lambda _m, _i, out: found.update(k=out[0]))
+    attention.v_proj.register_forward_hook(lambda _m, _i, out: found.update(v=out[0]))
+    model(torch.tensor([ids]))
+    return torch.stack((found["k"], found["v"]), dim=1)
+
+
+def deviations(layer: int) -> torch.Tensor:
+    """sqrt(sum dK^2 + sum dV^2) of every candidate from its chunk alone to a full prefill, (N,)."""
+    whole = projections(house.PREFIX + sum(house.CHUNKS, []), layer)[house.FIRST :]
+    apart = torch.cat([projections(house.PREFIX + chunk, layer)[len(house.PREFIX) :] for chunk in house.CHUNKS[1:]])
+    return (whole - apart).square().sum(dim=(1, 2)).sqrt()
+
+
+@pytest.mark.parametrize("ratio", [0.05, 0.15, 0.5])
+def test_hkvd_is_the_top_of_the_naive_deviations_at_layer_one(engine: Engine, ratio: float) -> None:
+    prefill = engine.prefill(house.QUESTION, house.CHUNKS, ratio=ratio, selector="hkvd")
+    count = len(prefill.selected)
+    naive = (deviations(layer=1).topk(count).indices + house.FIRST).sort().values
+    assert torch.equal(prefill.selected, naive)
+
+
+def test_graduals_first_choice_is_the_naive_one(engine: Engine) -> None:
+    selected = engine.prefill(house.QUESTION, house.CHUNKS, ratio=0.2, selector="hkvd-gradual").selected_by_layer
+    naive = (deviations(layer=1).topk(len(selected[1])).indices + house.FIRST).sort().values
+    assert torch.equal(selected[1], naive)
+
+
+@pytest.mark.parametrize("ratio", [0.05, 0.15, 0.4, 0.9])
+def test_gradual_narrows_from_layer_to_layer_and_means_its_ratio(engine: Engine, ratio: float) -> None:
+    selected = engine.prefill(house.QUESTION, house.CHUNKS, ratio=ratio, selector="hkvd-gradual").selected_by_layer
+    for wide, narrow in pairwise(selected[1:]):
+        assert set(narrow.tolist()) <= set(wide.tolist())
+        assert len(narrow) <= len(wide)
+    assert len(selected[0]) == house.N
+    mean = sum(map(len, selected[1:])) / (len(selected) - 1)
+    assert ratio * house.N <= mean < ratio * house.N + 1

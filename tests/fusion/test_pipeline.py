@@ -1,0 +1,84 @@
+"""The layer reader: what is read when, and what a bad entry does."""
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+
+from ragkv.errors import EntryDamagedError
+from ragkv.fusion import LayerReader
+from ragkv.store import Lease, TierKind
+from tests.store.entries import make_entry
+
+CPU = torch.device("cpu")
+LAYERS = 6
+
+
+class FakeLease(Lease):
+    """A slow tier's lease that tells which layers were asked for; `bad` ones are damaged."""
+
+    kind = TierKind.DISK
+    sensitivity = None
+
+    def __init__(self, bad: int | None = None) -> None:
+        self.entry = make_entry(tokens=4, layers=LAYERS)
+        self.info, self.bad = self.entry.info, bad
+        self.asked: list[int] = []
+        self.arrived = threading.Semaphore(0)
+
+    def read_layer(self, layer: int, out: torch.Tensor | None = None) -> torch.Tensor:
+        self.asked.append(layer)
+        self.arrived.release()
+        if layer == self.bad:
+            raise EntryDamagedError(self.info.key, f"layer {layer}")
+        assert out is not None
+        return out.copy_(self.entry.kv[layer])
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.fixture
+def pool() -> ThreadPoolExecutor:
+    with ThreadPoolExecutor(1) as pool:
+        yield pool
+
+
+@pytest.mark.parametrize("ahead", [1, 2, 3, 9])
+def test_reads_so_many_layers_ahead_and_no_more(pool: ThreadPoolExecutor, ahead: int) -> None:
+    lease = FakeLease()
+    with LayerReader([lease], LAYERS, ahead, pool, CPU) as reader:
+        for layer in range(LAYERS):
+            (piece,) = reader.layer(layer)
+            for _ in range(len(lease.asked), min(layer + ahead + 1, LAYERS)):
+                assert lease.arrived.acquire(timeout=5)
+            pool.submit(int).result()  # everything submitted so far has been read
+            assert lease.asked == list(range(min(layer + ahead + 1, LAYERS)))
+            assert torch.equal(piece, lease.entry.kv[layer]), "a buffer was overwritten while in use"
+
+
+def test_a_damaged_layer_surfaces_when_it_is_due(pool: ThreadPoolExecutor) -> None:
+    lease = FakeLease(bad=3)
+    with LayerReader([lease], LAYERS, 2, pool, CPU) as reader:
+        for layer in range(3):
+            reader.layer(layer)
+        with pytest.raises(EntryDamagedError) as damaged:
+            reader.layer(3)
+    assert damaged.value.key == lease.info.key
+
+
+def test_leaving_early_waits_for_reads_under_way(pool: ThreadPoolExecutor) -> None:
+    held = threading.Event()
+    pool.submit(held.wait, 5)
+    lease = FakeLease()
+    with LayerReader([lease], LAYERS, 2, pool, CPU):
+        held.set()
+    pool.submit(int).result()
+    assert lease.asked in ([], [0], [0, 1])
+
+
+def test_bytes_are_counted_by_tier(pool: ThreadPoolExecutor) -> None:
+    lease = FakeLease()
+    with LayerReader([lease, lease], LAYERS, 2, pool, CPU) as reader:
+        assert reader.bytes_by_tier() == {"disk": 2 * lease.info.size_bytes}

@@ -1,0 +1,53 @@
+"""The quality benchmark's shortcuts change nothing, and its question forms are read as they are."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+quality_data = pytest.importorskip("benchmarks.quality_data")
+quality_run = pytest.importorskip("benchmarks.quality_run")
+
+from ragkv import Engine  # noqa: E402
+
+PROTOTYPE = Path(__file__).resolve().parents[3] / "shared" / "data" / "models" / "reader-prototype"
+
+
+@pytest.mark.skipif(not (PROTOTYPE / "config.json").exists(), reason="the reader prototype is not in ../shared")
+@pytest.mark.parametrize("selector", ["hkvd", "sensitivity", "sensitivity-query"])
+def test_answers_over_shared_chunks_are_those_of_whole_requests(selector: str) -> None:
+    contexts = quality_data.read(PROTOTYPE / "worlds.jsonl", questions=12)
+    with Engine.from_pretrained(PROTOTYPE) as engine:
+        for number, context in enumerate(contexts):
+            asker = quality_run.Asker(engine, context, number)
+            found = asker.outcomes(quality_run.Method("m", 0.15, selector))
+            for question, outcome in zip(context.questions, found, strict=True):
+                answer = engine.answer(
+                    asker.tail(question), asker.chunks, ratio=0.15, selector=selector, max_new_tokens=12
+                )
+                assert outcome.answer == answer.text.strip()
+                assert outcome.prefill_compute == pytest.approx(answer.reuse.compute)
+
+
+def test_every_form_of_questions_is_read(tmp_path: Path) -> None:
+    def contexts(name: str, text: str) -> list:
+        (tmp_path / name).write_text(text)
+        return quality_data.read(tmp_path / name)
+
+    world = {"chunks": ["A.", "B."], "questions": [{"type": "local", "question": "q?", "answer": "a"}] * 2}
+    (read,) = contexts("w.jsonl", json.dumps(world) + "\n")
+    assert (read.chunks, len(read.questions), read.questions[0].golds) == (("A.", "B."), 2, ("a",))
+    musique = [{"ctxs": [{"title": "T", "text": "x"}], "question": "q?", "answers": [["a"], ["b"]]}]
+    (read,) = contexts("m.json", json.dumps(musique))
+    assert (read.chunks, read.questions[0].golds) == (("T\nx\n\n",), ("a", "b"))
+    prompt = "Answer.\n\nPassage 1:\none\nPassage 2:\ntwo\n\nQuestion: q?\nAnswer:"
+    (read,) = contexts("l.json", json.dumps({"0": {"origin_prompt": prompt, "gold": "['no']"}}))
+    assert read.chunks == ("Answer.\n\n", "Passage 1:\none\n", "Passage 2:\ntwo")
+    assert (read.questions[0].text, read.questions[0].golds) == ("Question: q?\nAnswer:", ("no",))
+
+
+def test_at_most_so_many_questions_of_a_type() -> None:
+    question = quality_data.Question("local", "q?", ("a",))
+    contexts = [quality_data.Context(("x",), (question,) * 3)] * 3
+    assert [len(c.questions) for c in quality_data.balanced(contexts, 4)] == [3, 1]
+    assert [len(c.questions) for c in quality_data.limited(contexts, 5)] == [3, 2]

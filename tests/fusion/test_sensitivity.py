@@ -1,0 +1,203 @@
+"""Sensitivity: the score against a naive reference, its way through the store, and what happens without it."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from ragkv import Engine, EngineConfig, FusionConfig, StoreConfig
+from ragkv.fusion import Candidates, StaticSelector
+from ragkv.fusion.sensitivity import TEXT_TOKENS, Scorer, sensitivity
+from ragkv.model import Rows, Watch
+from tests import tiny_models
+from tests.fusion import house
+
+CHUNK = tuple(tiny_models.tokens(20, seed=40))
+OTHERS = [tuple(tiny_models.tokens(70, seed)) for seed in range(50, 56)]  # two make a text
+
+
+@torch.no_grad()
+def projections(ids: tuple[int, ...], wanted: int) -> torch.Tensor:
+    """Keys before RoPE and values of the last `wanted` tokens of `ids`, by the model itself: (L, 2, T, G * D)."""
+    model: Any = tiny_models.model("llama")
+    found: list[torch.Tensor] = []
+    for layer in model.model.layers:
+        for name in ("k_proj", "v_proj"):
+            getattr(layer.self_attn, name).register_forward_hook(lambda _m, _i, out: found.append(out[0, -wanted:]))
+    model(torch.tensor([ids]))
+    return torch.stack(found).reshape(len(model.model.layers), 2, wanted, -1)
+
+
+def naive(prefix: tuple[int, ...], texts: list[tuple[int, ...]]) -> list[float]:
+    """The score of every token of `CHUNK`, loop by loop."""
+    stored = projections(prefix + CHUNK, len(CHUNK))
+    others = [projections(prefix + text + CHUNK, len(CHUNK)) for text in texts]
+    centre = sum(others) / len(others)
+    scores = []
+    for token in range(len(CHUNK)):
+        moved = varied = 0.0
+        for layer in range(2, 4):
+            for part in range(2):
+                norm = stored[layer, part].square().sum(-1).mean()
+                for other in others:
+                    moved += (other - stored)[layer, part, token].square().sum() / norm / len(others)
+                    varied += (other - centre)[layer, part, token].square().sum() / norm / (len(others) - 1)
+        scores.append(float((moved * varied) ** 0.5))
+    return scores
+
+
+class TestScorer:
+    @pytest.mark.parametrize("family", ["llama", "llama-dynamic", "gemma2", "phi3"])
+    def test_scores_of_any_family_are_finite_and_positive(self, family: str) -> None:
+        with Engine(tiny_models.model(family)) as engine:
+            engine.warm([CHUNK, *OTHERS])
+            for chunk in (CHUNK, *OTHERS):
+                with engine._store.lease(engine._encoder.identity, chunk) as lease:
+                    assert lease.sensitivity.dtype == torch.float16
+                    assert torch.isfinite(lease.sensitivity).all() and (lease.sensitivity > 0).all()
+
+    def test_equals_the_naive_reference(self) -> None:
+        with Engine(tiny_models.model("llama"), config=no_scores()) as engine:
+            entry = engine._encoder.chunk(CHUNK)
+            scorer = Scorer(engine._adapter, (1,), 2)
+            scorer.meet(OTHERS)
+            got = scorer.scores(CHUNK, entry.kv)
+        texts = [sum(OTHERS[place : place + 2], ())[:TEXT_TOKENS] for place in (0, 2)]
+        assert got.tolist() == pytest.approx(naive((1,), texts), rel=2e-3)
+
+    def test_a_chunk_is_never_scored_behind_itself(self) -> None:
+        with Engine(tiny_models.model("llama"), config=no_scores()) as engine:
+            entry = engine._encoder.chunk(OTHERS[0])
+            with_itself, without = Scorer(engine._adapter, (1,), 2), Scorer(engine._adapter, (1,), 2)
+            with_itself.meet(OTHERS)
+            without.meet(OTHERS[2:])
+            expected = without.scores(OTHERS[0], entry.kv)
+            assert torch.equal(with_itself.scores(OTHERS[0], entry.kv), expected)
+
+    def test_one_chunk_alone_is_scored_behind_its_own_tokens(self) -> None:
+        with Engine(tiny_models.model("llama")) as engine:
+            engine.warm([CHUNK])
+            with engine._store.lease(engine._encoder.identity, CHUNK) as lease:
+                assert lease.sensitivity is not None and (lease.sensitivity > 0).all()
+
+    def test_a_token_that_nothing_moves_scores_nothing(self) -> None:
+        stored = torch.randn(4, 2, 1, 3, 8)
+        other = stored.clone()
+        other[:, :, :, 1] += 1.0
+        scores = sensitivity(stored, [other, other + 1.0])
+        assert sensitivity(stored, [other])[[0, 2]].tolist() == [0.0, 0.0]
+        assert scores.argmax() == 1
+
+    def test_what_varies_counts_and_what_only_shifts_does_not(self) -> None:
+        stored = torch.randn(4, 2, 1, 2, 8)
+        one, two = stored.clone(), stored.clone()
+        one[:, :, :, 0] += 1.0
+        two[:, :, :, 0] += 1.0  # token 0 moves alike behind both
+        one[:, :, :, 1] += 1.0
+        two[:, :, :, 1] -= 1.0
+        shifted, varied = sensitivity(stored, [one, two]).tolist()
+        assert shifted == 0.0 < varied
+
+
+def no_scores(**store: Any) -> EngineConfig:
+    return EngineConfig(store=StoreConfig(**store), fusion=FusionConfig(sensitivity_prefixes=0))
+
+
+def scored(engine: Engine, chunk: list[int]) -> torch.Tensor | None:
+    with engine._store.lease(engine._encoder.identity, tuple(chunk)) as lease:
+        return lease.sensitivity
+
+
+class TestTheWayThroughTheStore:
+    def test_scores_travel_through_memory_and_disk(self, tmp_path: Path) -> None:
+        config = EngineConfig(store=StoreConfig(directory=str(tmp_path)))
+        with Engine(tiny_models.model("llama"), config=config) as engine:
+            engine.warm(house.CHUNKS)
+            in_memory = [scored(engine, chunk) for chunk in house.CHUNKS]
+            before = engine.prefill(house.QUESTION, house.CHUNKS, selector="sensitivity", ratio=0.2).selected
+        config = EngineConfig(store=StoreConfig(directory=str(tmp_path), memory_bytes=0))
+        with Engine(tiny_models.model("llama"), config=config) as engine:
+            for kept, chunk in zip(in_memory, house.CHUNKS, strict=True):
+                assert torch.equal(scored(engine, chunk), kept)
+            again = engine.prefill(house.QUESTION, house.CHUNKS, selector="sensitivity", ratio=0.2).selected
+        assert torch.equal(before, again)
+
+    def test_k_0_stores_no_scores(self) -> None:
+        with house.engine(sensitivity_prefixes=0) as engine:
+            assert scored(engine, house.CHUNKS[0]) is None
+
+    def test_entries_stored_without_are_scored_in_the_background_and_until_then_hkvd_gradual_serves(
+        self, tmp_path: Path
+    ) -> None:
+        with Engine(tiny_models.model("llama"), config=no_scores(directory=str(tmp_path))) as engine:
+            engine.warm(house.CHUNKS)
+            kv = engine._store.lease(engine._encoder.identity, tuple(house.CHUNKS[1])).read_layer(2).clone()
+        config = EngineConfig(store=StoreConfig(directory=str(tmp_path)))
+        with Engine(tiny_models.model("llama"), config=config) as engine:
+            first = engine.prefill(house.QUESTION, house.CHUNKS, selector="sensitivity", ratio=0.2)
+            assert first.reuse.selector == "hkvd-gradual"
+            assert any("sensitivity" in note for note in first.reuse.notes)
+            engine.flush()
+            second = engine.prefill(house.QUESTION, house.CHUNKS, selector="sensitivity", ratio=0.2)
+            assert (second.reuse.selector, second.reuse.notes) == ("sensitivity", ())
+            assert second.reuse.missed_chunks == 0
+        with (
+            Engine(tiny_models.model("llama"), config=config) as engine,
+            engine._store.lease(engine._encoder.identity, tuple(house.CHUNKS[1])) as lease,
+        ):
+            assert lease.sensitivity is not None
+            torch.testing.assert_close(lease.read_layer(2), kv)
+
+    def test_without_a_scorer_unscored_entries_are_left_alone(self) -> None:
+        with house.engine(sensitivity_prefixes=0) as engine:
+            prefill = engine.prefill(house.QUESTION, house.CHUNKS, selector="sensitivity", ratio=0.2)
+            engine.flush()
+            assert prefill.reuse.selector == "hkvd-gradual"
+            assert scored(engine, house.CHUNKS[1]) is None
+
+
+class Given(StaticSelector):
+    """Was told its positions."""
+
+    name = "given"
+
+    def __init__(self, positions: torch.Tensor) -> None:
+        self._positions = positions
+
+    def select(self, candidates: Candidates, ratio: float, seed: int) -> torch.Tensor:
+        return torch.searchsorted(candidates.positions, self._positions)
+
+
+class TestAsking:
+    def test_the_extra_pass_of_the_question_is_counted(self) -> None:
+        with house.engine() as engine:
+            plain, asking = (
+                engine.prefill(house.QUESTION, house.CHUNKS, selector=name, ratio=0.2)
+                for name in ("sensitivity", "sensitivity-query")
+            )
+        layers, length = 4, len(plain.token_ids)
+        extra = (asking.reuse.compute - plain.reuse.compute) * layers * length
+        assert extra == pytest.approx(layers * len(house.QUESTION))
+        assert asking.reuse.bytes_by_tier == plain.reuse.bytes_by_tier
+
+    def test_what_it_selects_is_recomputed_as_if_it_had_been_known(self) -> None:
+        with house.engine() as engine:
+            asking = engine.prefill(house.QUESTION, house.CHUNKS, selector="sensitivity-query", ratio=0.2)
+            known = engine.prefill(house.QUESTION, house.CHUNKS, selector=Given(asking.selected), ratio=0.2)
+        assert torch.equal(asking.logits, known.logits)
+
+    @torch.no_grad()
+    def test_the_watch_sees_the_attention_weights_of_the_model(self) -> None:
+        model = tiny_models.model("llama")
+        model.set_attn_implementation("eager")
+        ids = tiny_models.tokens(25)
+        weights = model(torch.tensor([ids]), output_attentions=True).attentions  # L of (1, H, S, S)
+        wanted = torch.stack([layer[0, :, -1].mean(0) for layer in weights]).mean(0)
+        with Engine(tiny_models.model("llama")) as engine:
+            adapter = engine._adapter
+            kv, watch, hidden = adapter.new_kv(25), Watch(25, adapter.device), adapter.embed(torch.tensor(ids))
+            for layer in range(4):
+                rows, tables = Rows.span(0, 25, adapter.device), adapter.rope.tables(25)
+                hidden = adapter.run_layer(layer, hidden, rows, kv, tables, None, watch)
+        torch.testing.assert_close(watch.received(), wanted, atol=1e-5, rtol=1e-4)
