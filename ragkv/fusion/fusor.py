@@ -90,13 +90,8 @@ class _Pass:
     def __init__(
         self, adapter: Adapter, plan: Plan, selector: Selector, ratio: float, kv: PromptKV, record: Recording | None
     ) -> None:
-        self._adapter, self._plan, self._ratio, self._record, self._device = (
-            adapter,
-            plan,
-            ratio,
-            record,
-            adapter.device,
-        )
+        self._adapter, self._plan, self._ratio, self._record = adapter, plan, ratio, record
+        self._device = adapter.device
         self._tables = adapter.rope.tables(plan.token_ids.numel())
         wanted = budget(ratio, len(plan.candidates)) > 0
         self._checking = selector if isinstance(selector, CheckingSelector) and wanted else None
@@ -169,11 +164,13 @@ class _Pass:
         self.hidden = self.hidden[:, torch.searchsorted(before, self._rows.positions)]
 
     def run(self, layer: int) -> None:
-        """Drive the layer over the rows in force."""
-        watch = self._watch if layer >= self._adapter.layer_count // 2 else None
-        self.hidden = self._adapter.run_layer(
-            layer, self.hidden, self._rows, self.kv, self._tables, self._record, watch
-        )
+        """Drive the layer over the rows in force; of the last one, only the last row's output is wanted."""
+        adapter, rows = self._adapter, self._rows
+        watch = self._watch if layer >= adapter.layer_count // 2 else None
+        if layer == adapter.layer_count - 1 and len(rows) > 1:
+            adapter.write_kv(layer, self.hidden, rows, self.kv, self._tables, self._record)
+            self.hidden, rows = self.hidden[:, -1:], Rows.of(rows.positions[-1:])
+        self.hidden = adapter.run_layer(layer, self.hidden, rows, self.kv, self._tables, self._record, watch)
         self.selected_by_layer.append(self._plan.candidates.positions[self._chosen])
         self.row_layers += len(self._rows)
 

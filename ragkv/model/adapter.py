@@ -144,6 +144,16 @@ class Adapter:
         cache = RowCache(kv, rows, rotate, record)
         return self._call(layer, hidden, rows, attention.RowMask(rows, self.window(layer), rotate, watch), cache)
 
+    def write_kv(
+        self, layer: int, hidden: torch.Tensor, rows: Rows, kv: PromptKV, tables: RotaryTables, record: Recording | None
+    ) -> None:
+        """Write to `kv` what `layer` makes of hidden (1, R, E) of `rows`, without its attention: no output."""
+        k_raw, v = self.project_kv(layer, hidden, rows)
+        cos, sin = tables.rows(self.rope_kind(layer), rows.positions)
+        kv.write(layer, rows, self.rotate(layer, k_raw, cos, sin), v)
+        if record is not None:
+            record.add(layer, rows, k_raw, v)
+
     def project_kv(self, layer: int, hidden: torch.Tensor, rows: Rows) -> tuple[torch.Tensor, torch.Tensor]:
         """Raw keys and values, each (1, G, R, D), that `layer` makes of hidden (1, R, E), without its attention."""
         try:
