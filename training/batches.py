@@ -26,8 +26,9 @@ from training.worlds import World, level, world
 IGNORE = -100
 BUCKETS = (128, 192, 256, 320, 384, 448, 512, 640, 768, 1024, 1280, 1536)
 HEADS = ("previous", "reference", "subject", "object", "bridge", "asked", "described")
-# A reference at its name, a question at its first and at its last statement, a description at what introduced it.
-LOOKS = ("reference", "first", "last", "described")
+# A reference at its name, a question at its first and at its last statement, a description at what introduced it,
+# a comparison at the older name.
+LOOKS = ("reference", "first", "last", "described", "older")
 
 
 _INTRODUCES = {"alias": How.ALIAS, "job": How.DESC, "product": How.DESC}
@@ -149,7 +150,7 @@ class Encoder:
                 row.marks.append((head, asked_at, *self._name(name)))
         if question.told and all(told in places.statements for told in question.told):
             if question.type == "comparison":
-                self._compared(row, question, start, places)
+                self._compared(row, question, start, asked_at, places)
             else:
                 for what, told in ((1, question.told[0]), (2, question.told[-1])):
                     row.looks.append((what, asked_at, *places.statements[told]))
@@ -157,13 +158,15 @@ class Encoder:
         row.branch.extend([number] * (len(row.ids) - start))
         return True
 
-    def _compared(self, row: Row, question: Question, start: int, places: _Places) -> None:
+    def _compared(self, row: Row, question: Question, start: int, asked_at: int, places: _Places) -> None:
         """Each name in the question looks up its own year."""
         for told in question.told:
             name = self.ids(places.facts[told].subject)
             end = next(i for i in range(start + len(name), len(row.ids)) if row.ids[i - len(name) + 1 : i + 1] == name)
             row.marks.append((4, end, *self._name(places.facts[told].object)))
             row.looks.append((1, end, *places.statements[told]))
+            if places.facts[told].subject == question.answer:
+                row.looks.append((4, asked_at, end, end))
 
     def _answer(self, row: Row, question: str, answer: str) -> None:
         """A question and its answer, learned from `<assistant>` on."""

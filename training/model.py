@@ -86,7 +86,9 @@ class Reader(nn.Module):
         self.blocks = nn.ModuleList(Block(shape) for _ in range(shape.layers))
         self.norm = nn.Parameter(torch.full((shape.hidden,), 0.1))  # small, since the head is the embedding
         self.auxiliary = nn.Parameter(torch.zeros(len(HEADS), 2, shape.hidden, shape.hidden))
-        self.looking = {name: round(depth * shape.layers / 8) for name, depth in zip(LOOKS, (2, 5, 6, 3), strict=True)}
+        self.looking = {
+            name: round(depth * shape.layers / 8) for name, depth in zip(LOOKS, (2, 5, 6, 3, 7), strict=True)
+        }
         self.taps = {
             name: round(depth * shape.layers / 8) for name, depth in zip(HEADS, (1, 3, 5, 5, 6, 3, 4), strict=True)
         }

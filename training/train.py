@@ -94,7 +94,7 @@ def losses(reader: Reader, batch: Batch, auxiliary: float, looking: float) -> tu
             if len(looks) and looking:
                 weights = reader.looks(name, tapped, batch.positions, mask, looks[:, 1:3])
                 seen = weights.gather(1, looks[:, 3:]).logsumexp(-1) - (looks[:, 3] == looks[:, 4]) * 0.6931
-                total = total - looking * seen.mean()
+                total = total - (0.3 if name == "older" else looking) * seen.mean()
                 shown[f"look {name}"] = seen.exp().mean().item()
     return total, shown
 

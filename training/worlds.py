@@ -22,7 +22,7 @@ from training.templates import BY_NAME, RELATIONS, ROLES, WORDS, Relation
 
 QUESTION_WEIGHTS = {
     "local": 0.7, "pron": 1.5, "same": 1.5, "alias": 2.0, "desc": 2.5, "hop2": 1.3, "hop2ref": 1.6,
-    "comparison": 2.0, "followup": 1.0, "unanswerable": 0.7,
+    "comparison": 3.0, "followup": 1.0, "unanswerable": 1.2,
 }  # fmt: skip
 
 
