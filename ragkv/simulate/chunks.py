@@ -5,11 +5,14 @@ readings of the same requests stand beside it: exact-prefix reuse, where a chunk
 and that with passages put in canonical order first.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import dataclass
+from hashlib import blake2b
 from typing import NamedTuple
 
 from ragkv.store.policies import NEVER, Next, Policy, Turn
+
+from .readers.ragpulse import PARTS, Part, RagRequest
 
 OnEvict = Callable[[str], None]
 
@@ -78,3 +81,43 @@ def replay_chunks(
             if on_evict is not None and cut.group != key:
                 on_evict(cut.group)
     return ChunkReplay(policy.name, capacity_tokens, len(reads), hits, sum(read.tokens for read in reads), hit_tokens)
+
+
+STORED = frozenset({"sys_prompt", "passages_ids", "web_search"})  # parts worth an entry: others are a user's own words
+
+
+def position_free(requests: Iterable[RagRequest], kinds: Container[str] = STORED) -> list[Read]:
+    """A read for each stored part, found wherever it stood before."""
+    return [
+        Read(request.at, f"{part.kind}:{part.number}", part.tokens)
+        for request in requests
+        for part in request.parts
+        if part.kind in kinds
+    ]
+
+
+def exact_prefix(
+    requests: Iterable[RagRequest], *, canonical: bool = False, kinds: Container[str] = STORED
+) -> list[Read]:
+    """A read for each stored part by everything up to and with it; `canonical`: passages sorted by number first.
+
+    The last part of a prompt is read first, so that its prefix is always younger and a part never outlives what it
+    stands on under LRU. What follows the first part that is not stored is no stored prefix.
+    """
+    reads: list[Read] = []
+    for request in requests:
+        chain: list[Read] = []
+        key = ""
+        for part in _in_order(request.parts, canonical):
+            if part.kind not in kinds:
+                break
+            key = blake2b(f"{key}/{part.kind}:{part.number}".encode(), digest_size=12).hexdigest()
+            chain.append(Read(request.at, key, part.tokens))
+        reads += reversed(chain)
+    return reads
+
+
+def _in_order(parts: Sequence[Part], canonical: bool) -> list[Part]:
+    """Parts as they stand, or with the passages, which stand together, by number."""
+    kinds = list(PARTS)
+    return sorted(parts, key=lambda part: (kinds.index(part.kind), part.number)) if canonical else list(parts)

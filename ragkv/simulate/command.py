@@ -106,7 +106,7 @@ def xi_of(options: Options, profile: Profile, block_tokens: int) -> tuple[float 
     """The threshold as a time, where it was given as one, and in blocks."""
     if options.xi is not None and options.xi_blocks is not None:
         raise ConfigError("Give one of --xi and --xi-blocks.")
-    if options.xi is None:
+    if options.xi is None or options.xi == "auto":
         return None, options.xi_blocks or 0
     found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(ms|)", options.xi.strip())
     if found is None:

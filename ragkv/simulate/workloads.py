@@ -59,30 +59,30 @@ class Session:
 
 @dataclass(frozen=True)
 class ShareGPTLike:
-    """Sessions as CachedAttention section 4.1 has them: Poisson arrivals, 5.75 turns on average.
+    """Sessions as CachedAttention sections 2.3 and 4.1 have them: Poisson arrivals, 5.75 turns on average, 73 % of
+    sessions with more than one, 30 % longer than 4K tokens.
 
-    Turn counts are 1 with chance .3, else geometric; prompts and responses log-normal with a heavy tail (means 100 and
-    300 tokens); the user thinks an exponential time after each answer.
+    Turn counts are 1 with chance .27, else geometric; prompts and responses log-normal with means that give those 30 %;
+    the user thinks an exponential time after each answer.
     """
 
     sessions: int = 2_000
     arrivals_per_s: float = 1.0
     mean_turns: float = 5.75
-    prompt_tokens: float = 100.0
-    response_tokens: float = 300.0
+    prompt_tokens: float = 200.0
+    response_tokens: float = 430.0
     think_s: float = 60.0
     seed: int = 0
 
     def draw(self) -> list[Session]:
         """The sessions, in order of arrival."""
         draw, at, sessions = random.Random(self.seed), 0.0, []
-        more = (self.mean_turns - 0.3) / 0.7 - 1  # mean of turns beyond the first, of those that have any
+        more = (self.mean_turns - 0.27) / 0.73 - 2  # mean of turns beyond the second, of those that have any
         for _ in range(self.sessions):
             at += draw.expovariate(self.arrivals_per_s)
-            turns = 1
-            if draw.random() >= 0.3:
-                while draw.random() < more / (1 + more):
-                    turns += 1
+            turns = 1 if draw.random() < 0.27 else 2
+            while turns > 1 and draw.random() < more / (1 + more):
+                turns += 1
             lengths = tuple(
                 (
                     _length(draw, self.prompt_tokens, 1.5),

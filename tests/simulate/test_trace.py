@@ -78,6 +78,9 @@ def test_a_generated_load_is_the_same_for_the_same_seed() -> None:
     assert ShareGPTLike(sessions=5).trace(16) == ShareGPTLike(sessions=5).trace(16)
 
 
-def test_sharegpt_like_sessions_have_575_turns_on_average() -> None:
+def test_sharegpt_like_sessions_have_the_papers_turns_and_lengths() -> None:
     sessions = ShareGPTLike(sessions=5_000).draw()
     assert sum(len(session.turns) for session in sessions) / 5_000 == pytest.approx(5.75, rel=0.05)
+    assert sum(len(session.turns) > 1 for session in sessions) / 5_000 == pytest.approx(0.73, rel=0.05)
+    long = sum(sum(new + out for new, out, _ in session.turns) > 4096 for session in sessions)
+    assert long / 5_000 == pytest.approx(0.30, rel=0.1)

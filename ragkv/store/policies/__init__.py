@@ -2,6 +2,7 @@
 
 from ragkv.errors import ConfigError
 
+from .auto import Auto
 from .base import NEVER, Cut, Item, Next, Policy, PolicySettings, Turn
 from .belady import Belady, TailBelady
 from .et_lru import ETLRU, ETLRUPosterior
@@ -30,6 +31,7 @@ POLICIES: dict[str, type[Policy]] = {
         ETLRU,
         ETLRUPosterior,
         LearnedETLRU,
+        Auto,
         GDSF,
         LFUDA,
         LFUDAMemory,
@@ -58,6 +60,7 @@ def make_policy(name: str, settings: PolicySettings | None = None, *, offline: b
 
 
 __all__ = [
+    "Auto",
     "Belady",
     "Cut",
     "ETLRU",

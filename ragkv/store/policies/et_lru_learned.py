@@ -3,7 +3,7 @@
 Real gaps are not exponential, and no rate is known in advance. A conversation idle for s seconds has its next turn
 within the horizon h with chance `p (S(s) - S(s + h)) / (p S(s) + 1 - p)`: p is the share of turns that had a successor,
 S the share of recent return gaps longer than s. A block is worth that chance times P(Q >= X - L + xi), as in ET-LRU;
-blocks whose P differ by less than a factor of two are one class, which makes it fast. Nothing is known before it is seen.
+blocks whose P differ by less than a factor of two are one class, which makes it fast. Nothing is known beforehand.
 
 With exponential gaps every horizon ranks as the posterior does. With heavy tails a conversation that may return some
 day is worth less than one that returns soon; h is twice the 90th percentile of the gaps.

@@ -1,0 +1,165 @@
+"""Sessions in a scheduler's queue over memory and disk: CachedAttention's placement (sections 3.3 and 4.3).
+
+One server takes requests first come first served; a request takes its uncached tokens' prefill and its share of
+decoding. A session's whole history is held in memory or on disk; what memory evicts goes to disk, what disk evicts is
+gone. With look-ahead, sessions among the next `C_mem / S_kv` waiting requests are fetched to memory before their turn.
+Histories longer than the context lose their older half and stay usable, as they are stored without positions.
+"""
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from heapq import heapify, heappop, heappush
+from itertools import islice
+
+from ragkv.store.policies import Policy, PolicySettings, make_policy
+
+from .workloads import Session
+
+
+@dataclass(frozen=True)
+class Server:
+    """What serves the queue. The defaults are CachedAttention's LLaMA-13B: .78 MB a token, a context of 4,096."""
+
+    memory_tokens: int
+    disk_tokens: int
+    token_ms: float = 0.1  # prefill of one token
+    turn_ms: float = 350.0  # a turn's share of decoding in a batch
+    context_tokens: int = 4096
+    ttl_s: float = float("inf")  # a history unused for longer is dropped
+
+
+@dataclass(frozen=True)
+class Hits:
+    """Turns from the second on, after the warm-up, by where their history was; first turns have none."""
+
+    policy: str
+    turns: int
+    from_memory: int
+    from_disk: int
+    first_turns: int
+    mean_queue: float  # waiting requests when one is started
+    mean_wait_s: float
+
+    @property
+    def hit_rate(self) -> float:
+        """Of turns that have a history."""
+        return (self.from_memory + self.from_disk) / max(1, self.turns)
+
+    @property
+    def hit_rate_with_first_turns(self) -> float:
+        """Of all turns, as if first turns could hit."""
+        return (self.from_memory + self.from_disk) / max(1, self.turns + self.first_turns)
+
+    @property
+    def memory_share(self) -> float:
+        """Of the hits, those in memory."""
+        return self.from_memory / max(1, self.from_memory + self.from_disk)
+
+
+class _Place:
+    """Memory or disk: sessions held whole, under one policy."""
+
+    def __init__(self, policy: Policy, capacity: int) -> None:
+        self.policy = policy
+        self.held: dict[str, int] = {}
+        self._capacity = capacity
+        self._used = 0
+
+    def put(self, session: str, tokens: int, now: float) -> list[tuple[str, int]]:
+        """Hold a session; who had to leave for it, perhaps itself."""
+        self._used += tokens - self.held.get(session, 0)
+        self.held[session] = tokens
+        self.policy.held(session, tokens, tokens, now)
+        left = []
+        while self._used > self._capacity:
+            cut = self.policy.victim((), now)
+            assert cut is not None
+            left.append((cut.group, self.take(cut.group, now)))
+        return left
+
+    def take(self, session: str, now: float) -> int:
+        """Let a session go; its tokens."""
+        tokens = self.held.pop(session, 0)
+        self._used -= tokens
+        self.policy.held(session, 0, 0, now)
+        return tokens
+
+
+class _Hierarchy:
+    """Memory above disk."""
+
+    def __init__(self, name: str, server: Server, mean_tokens: float) -> None:
+        window = int((server.memory_tokens + server.disk_tokens) / mean_tokens)
+        settings = PolicySettings(window_groups=max(1, window))
+        self.memory = _Place(make_policy(name, settings), server.memory_tokens)
+        self.disk = _Place(make_policy(name, settings), server.disk_tokens)
+        self.fetch_window = int(server.memory_tokens / mean_tokens) if name == "lookahead" else 0
+
+    def queued(self, session: str) -> None:
+        for place in (self.memory, self.disk):
+            place.policy.queued(session)
+
+    def started(self, session: str) -> None:
+        for place in (self.memory, self.disk):
+            place.policy.started(session)
+
+    def keep(self, session: str, tokens: int, now: float) -> bool:
+        """Hold a session in memory, demoting others; whether it stayed there itself."""
+        self.disk.take(session, now)
+        left = self.memory.put(session, tokens, now)
+        for other, size in left:
+            self.disk.put(other, size, now)
+        return all(other != session for other, _ in left)
+
+    def drop(self, session: str, now: float) -> None:
+        self.memory.take(session, now)
+        self.disk.take(session, now)
+
+    def fetch(self, waiting: Sequence[str], now: float) -> None:
+        """Bring waiting sessions from disk to memory, the first to be served first, until one does not stay."""
+        for session in waiting:
+            if session in self.disk.held and not self.keep(session, self.disk.held[session], now):
+                break
+
+
+def serve(sessions: Sequence[Session], name: str, server: Server, warm_up_turns: int = 0) -> Hits:
+    """Serve all sessions under one policy for memory and disk."""
+    lengths = [min(server.context_tokens, sum(new + out for new, out, _ in s.turns)) for s in sessions]
+    tiers = _Hierarchy(name, server, sum(lengths) / len(lengths))
+    arrivals = [(session.at, number, 0) for number, session in enumerate(sessions)]
+    heapify(arrivals)
+    queue: deque[tuple[float, int, int]] = deque()
+    history, last = [0] * len(sessions), [0.0] * len(sessions)
+    now, done = 0.0, 0
+    turns = first = memory = disk = waiting = 0
+    waited = 0.0
+    while arrivals or queue:
+        if not queue:
+            now = max(now, arrivals[0][0])
+        while arrivals and arrivals[0][0] <= now:
+            queue.append(heappop(arrivals))
+            tiers.queued(str(queue[-1][1]))
+        came, number, turn = queue.popleft()
+        key, (new, out, think) = str(number), sessions[number].turns[turn]
+        if now - last[number] > server.ttl_s:
+            tiers.drop(key, now)
+        in_memory, on_disk = key in tiers.memory.held, key in tiers.disk.held
+        if done >= warm_up_turns:
+            waiting, waited = waiting + len(queue), waited + now - came
+            turns, first = turns + (turn > 0), first + (turn == 0)
+            memory, disk = memory + in_memory, disk + on_disk
+        done += 1
+        tiers.started(key)
+        if history[number] + new > server.context_tokens:
+            history[number] //= 2  # truncation; the stored KV is cut alike
+        uncached = new + (0 if in_memory or on_disk else history[number])
+        tiers.fetch([str(n) for _, n, _ in islice(queue, tiers.fetch_window)], now)
+        now += (server.token_ms * uncached + server.turn_ms) / 1000
+        history[number] = min(server.context_tokens, history[number] + new + out)
+        last[number] = now
+        tiers.keep(key, history[number], now)
+        if turn + 1 < len(sessions[number].turns):
+            heappush(arrivals, (now + think, number, turn + 1))
+    counted = max(1, turns + first)
+    return Hits(name, turns, memory, disk, first, waiting / counted, waited / counted)

@@ -1,0 +1,111 @@
+"""xi = auto (ours): trim only as far as shadow caches say that trimming pays.
+
+Every candidate threshold, 0 (which is LRU) among them, runs a shadow cache: integers only, of the tier's capacity. The
+shadow with the least TEL lately leads, and the tier evicts as the leader's policy says. The TEL is that of the target
+xi; without one, of what LRU's own 90th percentile is (T-LRU paper, "sensitivity to the threshold").
+"""
+
+from bisect import insort
+from collections import deque
+from collections.abc import Container, Iterable
+from dataclasses import replace
+
+from .base import Cut, Policy, PolicySettings, Turn
+from .et_lru_learned import LearnedETLRU
+from .lru import LRU
+
+WINDOW = 1_000  # turns over which LRU's 90th percentile is taken
+HALF_LIFE = 2_000  # turns after which a shadow's TEL counts half
+LEAD = 0.97  # a challenger must have less than this share of the leader's TEL
+GRID_TOKENS = (1_000, 2_000, 4_000)  # thresholds that are tried where no target is given
+
+
+class Shadow:
+    """A cache of block counts under one policy, and its discounted TEL."""
+
+    def __init__(self, policy: Policy) -> None:
+        self.policy = policy
+        self.tel = 0.0  # blocks
+        self._held: dict[str, int] = {}
+        self._used = 0
+
+    def serve(self, turn: Turn, capacity: int, xi: int) -> int:
+        """Serve a turn; its uncached blocks."""
+        had = self._held.get(turn.group, 0)
+        uncached = turn.prompt - min(had, turn.shared)
+        self.tel = self.tel * 0.5 ** (1 / HALF_LIFE) + max(0, uncached - xi)
+        self.policy.served(turn)
+        self._hold(turn.group, turn.length, turn.at)
+        while self._used > capacity:
+            cut = self.policy.victim((), turn.at)
+            assert cut is not None
+            self._hold(cut.group, max(cut.keep, self._held[cut.group] - self._used + capacity), turn.at)
+        return uncached
+
+    def _hold(self, group: str, blocks: int, now: float) -> None:
+        self._used += blocks - self._held.get(group, 0)
+        self._held[group] = blocks
+        if not blocks:
+            del self._held[group]
+        self.policy.held(group, blocks, blocks, now)
+
+
+class Auto(Policy):
+    """Follows the best of LRU and learned ET-LRU at one or several thresholds."""
+
+    name = "auto"
+
+    def __init__(self, settings: PolicySettings | None = None) -> None:
+        super().__init__(settings)
+        block, target = self.settings.block_tokens, self.settings.xi_blocks
+        grid = [target] if target else [tokens // block for tokens in GRID_TOKENS]
+        self._policies: list[Policy] = [LRU(), *(self._candidate(xi) for xi in grid)]
+        self._shadows = [Shadow(LRU()), *(Shadow(self._candidate(xi)) for xi in grid)]
+        self._leader = 0  # LRU, until another has shown better
+        self._recent: deque[int] = deque()
+        self._sorted: list[int] = []
+        self._blocks: dict[str, int] = {}
+        self._used = self._most = 0
+
+    def served(self, turn: Turn) -> None:
+        for policy in self._policies:
+            policy.served(turn)
+        capacity = self.settings.capacity_blocks
+        xi = self.settings.xi_blocks or self._p90()
+        uncached = [shadow.serve(turn, self._most if capacity is None else capacity, xi) for shadow in self._shadows]
+        self._note(uncached[0])
+        tel = [shadow.tel for shadow in self._shadows]
+        best = min(range(len(tel)), key=tel.__getitem__)
+        if tel[best] < LEAD * tel[self._leader]:
+            self._leader = best
+
+    def used(self, group: str, now: float) -> None:
+        for policy in self._policies:
+            policy.used(group, now)
+
+    def held(self, group: str, blocks: int, size: int, now: float) -> None:
+        self._used += blocks - self._blocks.pop(group, 0)
+        self._most = max(self._most, self._used)
+        if blocks:
+            self._blocks[group] = blocks
+        for policy in self._policies:
+            policy.held(group, blocks, size, now)
+
+    def victim(self, pinned: Container[str], now: float) -> Cut | None:
+        return self._policies[self._leader].victim(pinned, now)
+
+    def trims(self, overflows: bool, now: float) -> Iterable[Cut]:
+        return self._policies[self._leader].trims(overflows, now)
+
+    def _candidate(self, xi: int) -> Policy:
+        return LearnedETLRU(replace(self.settings, xi_blocks=xi))
+
+    def _p90(self) -> int:
+        """The 90th percentile of LRU's uncached blocks."""
+        return self._sorted[len(self._sorted) * 9 // 10] if self._sorted else 0
+
+    def _note(self, uncached: int) -> None:
+        self._recent.append(uncached)
+        insort(self._sorted, uncached)
+        if len(self._recent) > WINDOW:
+            self._sorted.remove(self._recent.popleft())
