@@ -1,6 +1,5 @@
 """The commands."""
 
-import logging
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -142,9 +141,8 @@ def stats(home: Home = HOME, as_json: AsJson = False) -> None:
     from ragkv.store import Store
 
     _need_home(home)
-    logging.getLogger("ragkv.retrieval").setLevel(logging.ERROR)  # an index that is only counted needs no embedder
-    with Index(home / "index", read_only=True) as index:
-        holds = index.stats()
+    with output.quiet("ragkv.retrieval"), Index(home / "index", read_only=True) as index:
+        holds = index.stats()  # an index that is only counted needs no embedder
     settings = StoreConfig(directory=str(home / "kv"), memory_bytes=0, read_only=True)
     with Store.open(settings) as store:
         tiers = store.stats().tiers

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from enum import Enum
@@ -62,6 +63,18 @@ def reuse_line(answer: Answer) -> str:
 def counts(reuse: Reuse) -> str:
     """The four disjoint token counts."""
     return f"{reuse.exact} exact, {reuse.fused} fused, {reuse.recomputed} recomputed, {reuse.computed} computed"
+
+
+@contextmanager
+def quiet(name: str) -> Iterator[None]:
+    """No warnings of that logger, for a while."""
+    logger = logging.getLogger(name)
+    before = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(before)
 
 
 @contextmanager
