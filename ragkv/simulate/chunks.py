@@ -120,4 +120,6 @@ def exact_prefix(
 def _in_order(parts: Sequence[Part], canonical: bool) -> list[Part]:
     """Parts as they stand, or with the passages, which stand together, by number."""
     kinds = list(PARTS)
-    return sorted(parts, key=lambda part: (kinds.index(part.kind), part.number)) if canonical else list(parts)
+    if not canonical:
+        return list(parts)
+    return sorted(parts, key=lambda part: (kinds.index(part.kind), part.kind == "passages_ids" and part.number))

@@ -53,7 +53,7 @@ def test_frequency_keeps_what_recency_forgets() -> None:
 
 
 def test_memory_of_uses_outlives_the_chunk() -> None:
-    policy = make_policy("lfu-da-memory")
+    policy = make_policy("gdsf-memory")
     for group, uses in (("often", 4), ("once", 1)):
         policy.held(group, 1, 1, 0.0)
         for _ in range(uses - 1):

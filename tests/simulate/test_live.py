@@ -96,7 +96,7 @@ def test_two_thousand_requests_evict_the_same_chunks_in_the_same_order(name: str
 
 
 @pytest.mark.skipif(not RAGPULSE.is_dir(), reason="RAGPulse is not part of this repository")
-@pytest.mark.parametrize("name", ["lru", "lfu-da-memory"])
+@pytest.mark.parametrize("name", ["lru", "gdsf-memory"])
 def test_the_disk_tier_evicts_as_the_simulator_does(name: str, tmp_path: Path) -> None:
     made = {number: tiny(number, tokens) for _, number, tokens in passages(40)}
     entries = [made[number] for _, number, _ in passages(40)]
@@ -130,7 +130,7 @@ def run_session(tier: MemoryTier, turn: Turn, blocks: dict[tuple[str, int], Entr
 
 
 # The others decide on whole sessions, or once a turn where a live store overflows at every block.
-BY_BLOCK = sorted(set(POLICIES) - {"lookahead", "t-lru-all", "t-lru-literal", "gdsf", "lfu-da", "lfu-da-memory"})
+BY_BLOCK = sorted(set(POLICIES) - {"lookahead", "t-lru-all", "t-lru-literal", "gdsf", "lfu-da", "gdsf-memory"})
 
 
 @pytest.mark.parametrize("name", BY_BLOCK)

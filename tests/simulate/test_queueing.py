@@ -30,9 +30,10 @@ def test_an_expired_history_is_a_miss() -> None:
 
 
 def test_under_overload_look_ahead_hits_more_and_nearly_all_in_memory() -> None:
-    server = Server(memory_tokens=20_000, disk_tokens=60_000)
-    lru, ahead = serve(LOAD, "lru", server), serve(LOAD, "lookahead", server)
-    assert lru.mean_queue > 15
+    at_once = ShareGPTLike(sessions=300, arrivals_per_s=10.0, think_s=5.0).draw()
+    server = Server(memory_tokens=40_000, disk_tokens=160_000)
+    lru, ahead = serve(at_once, "lru", server), serve(at_once, "lookahead", server)
+    assert lru.mean_queue > 50
     assert ahead.hit_rate > 1.3 * lru.hit_rate
     assert ahead.memory_share > 0.9 > lru.memory_share
 

@@ -15,7 +15,7 @@ OURS = {
     "et-lru-learned",
     "gdsf",
     "lfu-da",
-    "lfu-da-memory",
+    "gdsf-memory",
 }  # no definition in docs/policies.md to compare with
 SIBLINGS = sorted(set(POLICIES) - OURS - {"lookahead"})  # whose unit is a session
 FIGURE_1 = [Row(0, 0, "A", 100, 0, 100), Row(1, 1, "B", 100, 0, 100)]

@@ -9,7 +9,7 @@ from .et_lru import ETLRU, ETLRUPosterior
 from .et_lru_learned import LearnedETLRU
 from .fifo import FIFO
 from .foresight import EndAware, LengthAware
-from .gdsf import GDSF, LFUDA, LFUDAMemory
+from .gdsf import GDSF, LFUDA, GDSFMemory
 from .lookahead import LookAhead
 from .lru import LRU
 from .t_lru import TLRU, TLRUAll, TLRUEager, TLRULiteral
@@ -34,7 +34,7 @@ POLICIES: dict[str, type[Policy]] = {
         Auto,
         GDSF,
         LFUDA,
-        LFUDAMemory,
+        GDSFMemory,
         EndAware,
         LengthAware,
         Belady,
@@ -70,7 +70,7 @@ __all__ = [
     "GDSF",
     "GuardedTLRU",
     "LFUDA",
-    "LFUDAMemory",
+    "GDSFMemory",
     "Item",
     "LRU",
     "LearnedETLRU",

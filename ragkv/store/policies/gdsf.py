@@ -7,6 +7,7 @@ cancels (LFU with dynamic aging); `gdsf` counts every chunk as equally dear and 
 
 from collections import OrderedDict
 from collections.abc import Container
+from math import sqrt
 
 from .base import Cut, Policy, PolicySettings
 from .ranking import Ranking
@@ -69,14 +70,14 @@ class LFUDA(GDSF):
         return self._uses[group]
 
 
-class LFUDAMemory(LFUDA):
-    """Ours for chunks: uses are remembered after a chunk has left, and weigh as uses^1.5.
+class GDSFMemory(GDSF):
+    """Ours for chunks: uses are remembered after a chunk has left, and weigh squared; small chunks weigh a little more.
 
-    A chunk that comes back is worth what it was; one that was read once does not push out what is read daily. The
-    exponent was chosen on RAGPulse (1.5 to 2 were best at all but the smallest capacity).
+    A chunk that comes back is worth what it was; one that was read once does not push out what is read daily. Rank
+    `clock + uses^2 / sqrt(size)`; both exponents were chosen on RAGPulse.
     """
 
-    name = "lfu-da-memory"
+    name = "gdsf-memory"
     REMEMBERED = 100_000  # chunks that left, the last of them
 
     def __init__(self, settings: PolicySettings | None = None) -> None:
@@ -84,7 +85,7 @@ class LFUDAMemory(LFUDA):
         self._gone: OrderedDict[str, None] = OrderedDict()
 
     def worth(self, group: str) -> float:
-        return float(self._uses[group] ** 1.5)
+        return self._uses[group] ** 2 / sqrt(max(1, self._size[group]))
 
     def _count(self, group: str) -> None:
         self._gone.pop(group, None)

@@ -1,0 +1,290 @@
+"""Eviction policies on real traces and generated loads: what serving the tail gains, and where it does not.
+
+    python -m benchmarks.policies [--quick] [--traces DIR] [--part tail|short|tiers|queue|passages|speed ...]
+
+Everything here is simulated: blocks of 16 tokens, TTFT = .1 ms a computed token (alpha of the T-LRU paper), cold start,
+first turns included, optional caching, Q^ the trace's mean. Capacities are shares of peak live, the most blocks of
+conversations that will return. The traces are published by others and not part of this repository (docs/policies.md);
+without them the two generated loads are measured alone.
+
+Claims: (1) T-LRU lowers TEL against LRU where capacity is tight, and can be worse than LRU where it is not. (2) Learned
+ET-LRU has TEL at most 1 % above LRU's and at least 80 % of T-LRU's gain in every cell. (3) Look-ahead needs a queue.
+(4) Reuse by content finds more of a RAG prompt than reuse by prefix, at every capacity.
+"""
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from benchmarks.report import save, table
+from ragkv.simulate import (
+    BirthDeath,
+    Profile,
+    Report,
+    Setting,
+    ShareGPTLike,
+    Trace,
+    load_trace,
+    policy_for,
+    read_rag_requests,
+    replay,
+    simulate,
+)
+from ragkv.simulate.chunks import exact_prefix, position_free, replay_chunks
+from ragkv.simulate.queueing import Server, serve
+from ragkv.store.policies import make_policy
+
+TRACES = Path(__file__).parents[2] / "shared" / "data" / "traces"
+FILES = {
+    "Mooncake": "mooncake/conversation_trace.jsonl",
+    "kv-cache-tester": "kv-cache-tester/sample_120.jsonl.gz",
+    "RAGPulse": "ragpulse",
+}
+BLOCK = 16
+SHARES = (0.1, 0.3, 0.6, 1.0, 1.5, 3.0)
+XIS_MS = (100.0, 200.0, 300.0)
+SLO_MS = 200.0
+STEADY = ("lru", "threshold-lru")  # they do not know xi
+ONLINE = ("t-lru", "t-lru-guarded", "et-lru", "et-lru-learned", "auto")
+OFFLINE = ("end-aware", "length-aware", "tail-belady")
+PAPER = {  # the T-LRU paper's claims against LRU: WildChat (tables 1 and 3), ShareGPT (tables 4 and 6)
+    "P90": "up to -27.5 % / -10 %",
+    "P95": "up to -23.9 % / -7 %",
+    "over SLO": "-8.8 to -40.7 % / -2 to -8 %",
+}
+GIB_TOKENS = 1024 / 0.78  # tokens of LLaMA-13B in a GiB (CachedAttention section 4.2)
+
+
+def traces(folder: Path, quick: bool) -> Iterator[Trace]:
+    """Every trace at hand, and both generated loads; their first 2,000 requests if quick."""
+    for name in FILES.values():
+        if (folder / name).exists():
+            yield _short(load_trace(str(folder / name), BLOCK), quick)
+    yield _short(BirthDeath().trace(BLOCK), quick)
+    yield _short(ShareGPTLike().trace(BLOCK), quick)
+
+
+def _short(trace: Trace, short: bool) -> Trace:
+    return trace.first(2_000) if short else trace
+
+
+def cell(trace: Trace, share: float, xi_ms: float, names: tuple[str, ...]) -> dict[str, Report]:
+    """Reports of policies at one capacity and threshold."""
+    setting = Setting(
+        int(share * trace.peak_live), xi_blocks=Profile().xi_blocks(xi_ms, BLOCK), xi_ms=xi_ms, slo_ms=SLO_MS
+    )
+    return {report.policy: report for report in simulate(trace, names, setting)}
+
+
+def change(new: float, old: float) -> float:
+    """Per cent, negative where it is less."""
+    return 100 * (new - old) / old if old else 0.0
+
+
+def tail(folder: Path, quick: bool) -> list[dict[str, Any]]:
+    """The T-LRU paper's tables 1 to 6 and figures 5 and 7 over capacities: TEL, P90, P95, SLO misses against LRU."""
+    rows: list[dict[str, Any]] = []
+    for trace in traces(folder, quick):
+        print(f"\n{trace.name}: {len(trace.turns)} requests, peak live {trace.peak_live}, W {trace.weight} blocks")
+        shown = []
+        for share in (0.3, 1.0) if quick else SHARES:
+            for xi_ms in (200.0,) if quick else XIS_MS:
+                reports = cell(trace, share, xi_ms, STEADY + ONLINE + OFFLINE)
+                rows += [
+                    {"trace": trace.name, "share": share, "xi_ms": xi_ms, **report.plain()}
+                    for report in reports.values()
+                ]
+                lru = reports["lru"]
+                shown.append(
+                    [share, int(xi_ms), lru.tel_blocks]
+                    + [f"{change(reports[n].tel_blocks, lru.tel_blocks):+.1f}" for n in (STEADY + ONLINE + OFFLINE)[1:]]
+                )
+        print("TEL against LRU, per cent (negative is better)")
+        table(["capacity", "xi ms", "LRU blocks", *(STEADY + ONLINE + OFFLINE)[1:]], shown)
+    for policy in ("t-lru-guarded", "et-lru-learned", "auto"):
+        judge(rows, policy)
+    latencies(rows)
+    return rows
+
+
+def judge(rows: list[dict[str, Any]], policy: str) -> None:
+    """Whether a policy is ever worse than LRU, and how much of T-LRU's gain it keeps where there is one."""
+    cells: dict[tuple[Any, ...], dict[str, int]] = {}
+    for row in rows:
+        cells.setdefault((row["trace"], row["share"], row["xi_ms"]), {})[row["policy"]] = row["tel_blocks"]
+    worst = max((change(tel[policy], tel["lru"]), where) for where, tel in cells.items())
+    kept = sorted(
+        ((tel["lru"] - tel[policy]) / (tel["lru"] - tel["t-lru"]), where)
+        for where, tel in cells.items()
+        if tel["lru"] - tel["t-lru"] > 0.001 * tel["lru"]
+    )
+    plain = sum(tel["t-lru"] > 1.001 * tel["lru"] for tel in cells.values())
+    print(f"\n{policy}, {len(cells)} cells: TEL at worst {worst[0]:+.2f} % of LRU's, at {worst[1]}.")
+    print(f"T-LRU is worse than LRU in {plain}, better in {len(kept)}.", end=" ")
+    if kept:
+        enough = sum(share >= 0.8 for share, _ in kept)
+        middle = statistics.median(share for share, _ in kept)
+        print(
+            f"Of that gain it keeps {middle:.0%} (median), {kept[0][0]:.0%} (least, at {kept[0][1]}); 80 % in {enough}."
+        )
+
+
+def latencies(rows: list[dict[str, Any]]) -> None:
+    """P90, P95 and SLO misses against LRU and Threshold-LRU beside the paper's claims: tables 1 to 6."""
+    by_cell: dict[tuple[Any, ...], dict[str, dict[str, Any]]] = {}
+    for row in rows:
+        by_cell.setdefault((row["trace"], row["share"], row["xi_ms"]), {})[row["policy"]] = row
+    print(f"\nPer cent against LRU / Threshold-LRU at xi 200 ms. The paper, T-LRU: {PAPER}")
+    shown = []
+    for (trace, share, xi_ms), found in by_cell.items():
+        if xi_ms == 200.0:
+            for policy in ("t-lru", "et-lru-learned", "tail-belady"):
+                pairs = [
+                    "/".join(f"{change(found[policy][key], found[base][key]):+.1f}" for base in STEADY)
+                    for key in ("median_ms", "p90_ms", "p95_ms", "p99_ms", "slo_misses")
+                ]
+                shown.append([trace, share, policy, *pairs])
+    table(["trace", "capacity", "policy", "median", "P90", "P95", "P99", "over SLO"], shown)
+
+
+def short(folder: Path, quick: bool) -> list[dict[str, Any]]:
+    """The paper's own size: the first 2,000 requests, cold, at tight capacities."""
+    rows = []
+    for trace in traces(folder, True):
+        for share in (0.3,) if quick else (0.1, 0.3, 0.6, 1.0):
+            reports = cell(trace, share, 200.0, ("lru", "t-lru", "et-lru-learned", "et-lru-posterior", "tail-belady"))
+            lru = reports.pop("lru")
+            for report in reports.values():
+                changes = [
+                    change(getattr(report, k), getattr(lru, k)) for k in ("tel_ms", "p90_ms", "p95_ms", "slo_misses")
+                ]
+                rows.append([trace.name, share, report.policy, *(f"{value:+.1f}" for value in changes)])
+    print(f"\nFirst 2,000 requests, xi 200 ms, per cent against LRU. The paper: {PAPER}")
+    table(["trace", "capacity", "policy", "TEL", "P90", "P95", "over SLO"], rows)
+    return [dict(zip(("trace", "share", "policy", "tel", "p90", "p95", "slo"), row, strict=True)) for row in rows]
+
+
+def tiers(_folder: Path, quick: bool) -> list[dict[str, Any]]:
+    """Memory over disk, demotion instead of dropping: T-LRU's gain against the cost of loading a block."""
+    rows: list[dict[str, Any]] = []
+    for trace in (_short(BirthDeath().trace(BLOCK), quick), _short(ShareGPTLike().trace(BLOCK), quick)):
+        for load in (0.0, 0.1, 0.25, 0.5, 0.75, 1.0):
+            profile = Profile(load_token_ms=0.1 * load)
+            memory, disk = int(0.3 * trace.peak_live), int(2 * trace.peak_live)
+            setting = Setting(memory, disk, profile.xi_blocks(200, BLOCK), 200.0, profile=profile)
+            lru, t_lru, learned = simulate(trace, ("lru", "t-lru", "et-lru-learned"), setting)
+            row: dict[str, Any] = {"trace": trace.name, "load/compute": load, "LRU TEL ms": round(lru.tel_ms)}
+            row |= {f"{r.policy} %": f"{change(r.tel_ms, lru.tel_ms):+.1f}" for r in (t_lru, learned)}
+            row |= {f"{r.policy} P95 ms": round(r.p95_ms) for r in (lru, t_lru, learned)}
+            rows.append(row)
+    print("\nMemory .3 and disk 2 of peak live, xi 200 ms: TEL against LRU by the cost of loading over computing")
+    table(list(rows[0]), [list(row.values()) for row in rows])
+    return rows
+
+
+def queue(_folder: Path, quick: bool) -> list[dict[str, Any]]:
+    """CachedAttention's figures 21, 23 and 25: hit rates by memory/disk, by capacity over CCpUT, by arrival rate."""
+    sessions = 1_500 if quick else 9_000
+    rows: list[dict[str, Any]] = []
+
+    def run(
+        what: str, load: ShareGPTLike, server: Server, names: tuple[str, ...] = ("fifo", "lru", "lookahead")
+    ) -> None:
+        drawn = load.draw()
+        for name in names:
+            hits = serve(drawn, name, server, warm_up_turns=sessions * 10 // 9)
+            rate, with_first = hits.hit_rate, hits.hit_rate_with_first_turns
+            row: dict[str, Any] = {"setting": what, "policy": name, "hits": rate, "with first turns": with_first}
+            row |= {"of hits in memory": hits.memory_share, "mean queue": round(hits.mean_queue)}
+            rows.append(row | {"wait s": round(hits.mean_wait_s)})
+
+    load, scale = ShareGPTLike(sessions=sessions), sessions / 9_000
+    for turn_ms, name in ((350.0, "overload"), (100.0, "no overload")):
+        for disk_gib in (1024, 2048, 4096, 10240):
+            server = Server(int(128 * GIB_TOKENS * scale), int(disk_gib * GIB_TOKENS * scale), turn_ms=turn_ms)
+            run(f"128G/{disk_gib // 1024}T {name}", load, server)
+    per_hour = 3_600 * 4_096 * scale  # CCpUT: distinct sessions an hour times the context
+    for share in (0.05, 0.1, 0.25, 0.5, 1.0):
+        memory = int(min(128 * GIB_TOKENS * scale, share * per_hour / 2))
+        server = Server(memory, int(share * per_hour) - memory, turn_ms=100.0, ttl_s=3_600.0)
+        run(f"RCC/CCpUT {share}", load, server, ("lru", "lookahead"))
+    for rate in (0.5, 1.0, 1.5, 2.0):
+        server = Server(int(128 * GIB_TOKENS * scale), int(2048 * GIB_TOKENS * scale))
+        run(
+            f"{rate:g} sessions/s, 128G/2T",
+            ShareGPTLike(sessions=sessions, arrivals_per_s=rate),
+            server,
+            ("lru", "lookahead"),
+        )
+    print("\nSessions in a queue (LLaMA-13B, ShareGPT-like)")
+    print("The paper, with 128G/2T: FIFO 9.5, LRU 12.9, look-ahead about 40 %; with 10T: 48, 58, 86 %.")
+    table(list(rows[0]), [list(row.values()) for row in rows])
+    return rows
+
+
+def passages(folder: Path, quick: bool) -> list[dict[str, Any]]:
+    """RAGPulse: reuse by content and by prefix, token-weighted, by policy and capacity."""
+    if not (folder / FILES["RAGPulse"]).is_dir():
+        return []
+    requests = read_rag_requests(folder / FILES["RAGPulse"])[: 1_000 if quick else None]
+    tokens = sum(request.tokens for request in requests)
+    by_content, as_prefix = position_free(requests), exact_prefix(requests)
+    sorted_prefix = exact_prefix(requests, canonical=True)
+    stored = sum({read.key: read.tokens for read in by_content}.values())
+    rows = []
+    for share in (0.02, 0.05, 0.1, 0.2, 0.4, 1.0):
+        for name, reads, policies in (
+            ("by content", by_content, ("fifo", "lru", "gdsf", "lfu-da", "gdsf-memory", "belady")),
+            ("exact prefix", as_prefix, ("lru",)),
+            ("prefix, canonical order", sorted_prefix, ("lru",)),
+        ):
+            for policy in policies:
+                done = replay_chunks(reads, make_policy(policy, offline=True), int(share * stored))
+                rows.append({"share": share, "reuse": name, "policy": policy, "found": done.hit_tokens / tokens})
+    print(f"\nRAGPulse: {len(requests)} requests, {tokens} prompt tokens; stored parts {stored} tokens in all")
+    shares = sorted({row["share"] for row in rows})
+    kinds = list(dict.fromkeys((row["reuse"], row["policy"]) for row in rows))
+    found = {(row["share"], row["reuse"], row["policy"]): row["found"] for row in rows}
+    print("Share of all prompt tokens found, by capacity as a share of all stored parts")
+    table(["reuse", "policy", *map(str, shares)], [[*k, *(f"{found[s, *k]:.1%}" for s in shares)] for k in kinds])
+    return rows
+
+
+def speed(_folder: Path, quick: bool) -> list[dict[str, Any]]:
+    """Requests a second on one core; floors: LRU 100k, T-LRU and ET-LRU 20k. Best of three."""
+    rows = []
+    for trace in (BirthDeath(requests=2_000 if quick else 12_000).trace(BLOCK),):
+        setting = Setting(int(0.6 * trace.peak_live), xi_blocks=125)
+        for name in (*STEADY, *ONLINE, "et-lru-posterior", *OFFLINE):
+            rates = []
+            for _ in range(3):
+                policy, began = policy_for(name, trace, setting), time.perf_counter()
+                replay(trace, policy, setting.capacity_blocks)
+                rates.append(len(trace.turns) / (time.perf_counter() - began))
+            rows.append({"trace": trace.name, "policy": name, "requests_per_s": round(max(rates))})
+    print("\nSpeed at .6 of peak live, xi 200 ms")
+    table(["policy", "requests/s"], [[row["policy"], row["requests_per_s"]] for row in rows])
+    return rows
+
+
+PARTS: dict[str, Callable[[Path, bool], list[dict[str, Any]]]] = {
+    "tail": tail, "short": short, "tiers": tiers, "queue": queue, "passages": passages, "speed": speed,
+}  # fmt: skip
+
+
+def main() -> None:
+    """Measure, show, and write the JSON beside."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="2,000 requests a trace, few cells")
+    parser.add_argument("--traces", type=Path, default=TRACES, help="folder of the published traces")
+    parser.add_argument("--part", choices=list(PARTS), action="append", help="only this part; repeat for more")
+    options = parser.parse_args()
+    results = {name: PARTS[name](options.traces, options.quick) for name in options.part or PARTS}
+    save("policies" if not options.part else f"policies-{'-'.join(options.part)}", results)
+
+
+if __name__ == "__main__":
+    main()
