@@ -219,6 +219,39 @@ def simulate(
 
 
 @app.command()
+def gate(
+    model: Annotated[
+        str, typer.Argument(envvar="RAGKV_MODEL", help="'reader', a model folder or a hub id.")
+    ] = "reader",
+    home: Home = HOME,
+    config: Settings = None,
+    device: Device = None,
+    dtype: Dtype = None,
+    selector: Annotated[str | None, typer.Option(help="Which tokens are recomputed [default: the settings']")] = None,
+    kl: Annotated[float, typer.Option(min=0, help="Tolerance: nats a token, full prefill against fused.")] = 0.05,
+    agreement: Annotated[float, typer.Option(min=0, max=1, help="Tolerance: share of tokens foretold alike.")] = 0.95,
+    as_json: AsJson = False,
+) -> None:
+    """Measure from which ratio on fusion is good enough on this model and corpus; engines on this home go by it."""
+    from ragkv.gate import file
+    from ragkv.gate import gate as measure
+    from ragkv.verdict import Tolerance
+
+    place = Workplace(home, model, config, device, dtype)
+    with place.rag() as rag, output.progress("comparing with full prefill") as on_progress:
+        own = [rag.chunk(passage) for passage in rag.index.passages()]
+        limits = Tolerance(kl, agreement)
+        verdict = measure(rag.engine, own, selector=selector, tolerance=limits, on_progress=on_progress)
+        file(rag.engine, verdict)
+    if as_json:
+        print_json({**output.plain(verdict), "ratio": verdict.ratio, "verdict": str(verdict)})
+        return
+    for point in verdict.points:
+        console.print(f"ratio {point.ratio:.2f}: KL {point.kl:.4f}, agreement {point.agreement:.3f}")
+    console.print(f"{verdict} ({verdict.contexts} prompts, {verdict.tokens} tokens).")
+
+
+@app.command()
 def demo(
     model: Model = "reader",
     home: Annotated[Path | None, typer.Option(help="Keep index and KV here [default: a temporary folder].")] = None,

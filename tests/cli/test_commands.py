@@ -97,6 +97,16 @@ def test_gc_drops_what_another_model_left(run: Run, documents: Path, tmp_path: P
     assert entries(tmp_path / "home") == 2
 
 
+def test_the_gate_gives_a_verdict_that_the_next_question_goes_by(run: Run, documents: Path) -> None:
+    run("ingest", documents)
+    refused = run("gate", "--kl", "0", "--agreement", "1", "--json")
+    assert refused.code == 0, refused.err
+    assert refused.json["ratio"] is None, "random weights cannot be fused without loss"
+    asked = run("ask", "mill of marl", "--json", "--max-new-tokens", "1").json["answer"]["reuse"]
+    assert asked["fused"] == 0
+    assert any("quality gate refused" in note for note in asked["notes"])
+
+
 def test_no_progress_bar_in_a_pipe(run: Run, documents: Path) -> None:
     done = run("ingest", documents)
     assert "\x1b" not in done.out + done.err
