@@ -16,10 +16,12 @@ import argparse
 import statistics
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from benchmarks.report import save, table
+from benchmarks.report import RESULTS, save, table
+from ragkv.errors import MissingExtraError
 from ragkv.simulate import (
     BirthDeath,
     Profile,
@@ -35,6 +37,7 @@ from ragkv.simulate import (
 )
 from ragkv.simulate.chunks import exact_prefix, position_free, replay_chunks
 from ragkv.simulate.queueing import Server, serve
+from ragkv.simulate.report import plot
 from ragkv.store.policies import make_policy
 
 TRACES = Path(__file__).parents[2] / "shared" / "data" / "traces"
@@ -49,6 +52,7 @@ XIS_MS = (100.0, 200.0, 300.0)
 SLO_MS = 200.0
 STEADY = ("lru", "threshold-lru")  # they do not know xi
 ONLINE = ("t-lru", "t-lru-guarded", "et-lru", "et-lru-learned", "auto")
+DRAWN = ("lru", "threshold-lru", "t-lru", "et-lru-learned", "end-aware", "length-aware", "tail-belady")
 OFFLINE = ("end-aware", "length-aware", "tail-belady")
 PAPER = {  # the T-LRU paper's claims against LRU: WildChat (tables 1 and 3), ShareGPT (tables 4 and 6)
     "P90": "up to -27.5 % / -10 %",
@@ -98,6 +102,8 @@ def tail(folder: Path, quick: bool) -> list[dict[str, Any]]:
                     for report in reports.values()
                 ]
                 lru = reports["lru"]
+                if share == 0.3:
+                    draw(trace, [reports[name] for name in DRAWN], xi_ms)
                 shown.append(
                     [share, int(xi_ms), lru.tel_blocks]
                     + [f"{change(reports[n].tel_blocks, lru.tel_blocks):+.1f}" for n in (STEADY + ONLINE + OFFLINE)[1:]]
@@ -108,6 +114,14 @@ def tail(folder: Path, quick: bool) -> list[dict[str, Any]]:
         judge(rows, policy)
     latencies(rows)
     return rows
+
+
+def draw(trace: Trace, reports: list[Report], xi_ms: float) -> None:
+    """The paper's figures 5 and 7: percentiles of TTFT by policy; nothing where matplotlib is not installed."""
+    RESULTS.mkdir(exist_ok=True)
+    name = trace.name.split()[0].lower()
+    with suppress(MissingExtraError):
+        plot(trace, reports, str(RESULTS / f"policies-{name}-{int(xi_ms)}ms.png"))
 
 
 def judge(rows: list[dict[str, Any]], policy: str) -> None:

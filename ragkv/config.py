@@ -28,7 +28,9 @@ class StoreConfig:
     directory: str | None = None  # the disk tier's directory; None: memory tier only
     memory_bytes: int = 1 * GIB  # capacity of the memory tier
     disk_bytes: int = 20 * GIB  # capacity of the disk tier
-    policy: str = "lru"  # eviction policy, of every tier
+    policy: str = "lru"  # eviction policy, of every tier: see ragkv.store.POLICIES
+    xi_tokens: int = 0  # what a turn may compute within its TTFT target; policies that serve the tail trim to it
+    history_block_tokens: int = 64  # tokens of a block of a session's history, the unit of trimming
     write_buffer_bytes: int = 256 * MIB  # entries waiting to be written; a full buffer drops, never delays a token
     reader_threads: int = 2  # threads that read layer slices ahead
     read_only: bool = False  # open the directory for reading beside a writer
@@ -37,6 +39,7 @@ class StoreConfig:
 
     def __post_init__(self) -> None:
         _at_least(self, memory_bytes=0, disk_bytes=0, write_buffer_bytes=0, reader_threads=1)
+        _at_least(self, xi_tokens=0, history_block_tokens=1)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,22 +1,39 @@
 """The store's door: where entries live. It knows no transformers.
 
 An `Entry` is one run of tokens' KV without positions, proven by its `Identity`; a `Store` is a stack of tiers that
-keeps entries and leases them out for reading.
+keeps entries and leases them out for reading. Policies know no torch, so torch loads with the first name that needs it.
 """
 
-from .entry import (
-    FORMAT_VERSION,
-    Entry,
-    EntryInfo,
-    Identity,
-    dtype_from_name,
-    dtype_name,
-    ids_bytes,
-    ids_digest,
-)
+import importlib
+from typing import TYPE_CHECKING, Any
+
 from .policies import LRU, POLICIES, Item, Policy, Turn, make_policy
-from .store import Store, StoreStats
-from .tiers import DiskTier, Lease, MemoryTier, ReadOnlyDiskTier, Tier, TierKind, TierStats, aligned_empty
+
+if TYPE_CHECKING:
+    from .entry import (
+        FORMAT_VERSION,
+        Entry,
+        EntryInfo,
+        Identity,
+        dtype_from_name,
+        dtype_name,
+        ids_bytes,
+        ids_digest,
+    )
+    from .store import Store, StoreStats
+    from .tiers import DiskTier, Lease, MemoryTier, ReadOnlyDiskTier, Tier, TierKind, TierStats, aligned_empty
+
+_ROOMS = (".entry", ".store", ".tiers")
+
+
+def __getattr__(name: str) -> Any:
+    if name in __all__:
+        for room in _ROOMS:
+            module = importlib.import_module(room, __name__)
+            if hasattr(module, name):
+                return getattr(module, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
 
 __all__ = [
     "DiskTier",

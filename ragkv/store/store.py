@@ -20,7 +20,7 @@ from ragkv.errors import EntryDamagedError, StoreReadOnlyError
 
 from .background import Background, Job
 from .entry import Entry, EntryInfo, Identity
-from .policies import Turn, make_policy
+from .policies import PolicySettings, Turn, make_policy
 from .tiers import DiskTier, Lease, MemoryTier, ReadOnlyDiskTier, Tier, TierKind, TierStats
 from .tiers.memory import MemoryLease
 
@@ -60,12 +60,14 @@ class Store:
         Raises `StoreLockedError`, `StoreError` or `ConfigError`.
         """
         tiers: list[Tier] = []
+        block = config.history_block_tokens
+        settings = PolicySettings(xi_blocks=config.xi_tokens // block, block_tokens=block)
         if config.memory_bytes:
-            tiers.append(MemoryTier(config.memory_bytes, make_policy(config.policy), pin))
+            tiers.append(MemoryTier(config.memory_bytes, make_policy(config.policy, settings), pin))
         if config.directory is not None and config.read_only:
             tiers.append(ReadOnlyDiskTier(config.directory, config.direct_reads))
         elif config.directory is not None:
-            policy = make_policy(config.policy)
+            policy = make_policy(config.policy, settings)
             tiers.append(DiskTier(config.directory, config.disk_bytes, policy, config.direct_reads))
         return cls(tiers, write_buffer_bytes=config.write_buffer_bytes, pin=pin)
 

@@ -4,9 +4,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ragkv.config import StoreConfig
 from ragkv.errors import ConfigError
-from ragkv.store import LRU, POLICIES, Policy, make_policy
-from ragkv.store.policies import PolicySettings, Turn
+from ragkv.store import LRU, POLICIES, Policy, Store, make_policy
+from ragkv.store.policies import Cut, PolicySettings, Turn
+from ragkv.store.policies.departed import Departed
+from ragkv.store.policies.returns import KEPT_GAPS, Gaps, Returns
 
 NAMES = sorted(POLICIES)
 
@@ -119,3 +122,67 @@ def test_a_policy_that_needs_the_future_is_refused_where_nobody_knows_it() -> No
 def test_negative_settings_are_refused(setting: str) -> None:
     with pytest.raises(ConfigError, match=f"{setting} is -1"):
         PolicySettings(**{setting: -1})
+
+
+def test_a_store_gives_its_policies_the_threshold_in_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[PolicySettings | None] = []
+
+    def make(name: str, settings: PolicySettings | None = None) -> Policy:
+        given.append(settings)
+        return make_policy(name, settings)
+
+    monkeypatch.setattr("ragkv.store.store.make_policy", make)
+    Store.open(StoreConfig(policy="t-lru", xi_tokens=1000, history_block_tokens=64)).close()
+    assert given == [PolicySettings(xi_blocks=15, block_tokens=64)]
+
+
+def test_a_store_refuses_a_policy_that_needs_the_future() -> None:
+    with pytest.raises(ConfigError, match="needs the future"):
+        Store.open(StoreConfig(policy="tail-belady"))
+
+
+class TestLearning:
+    def test_a_conversation_idle_beyond_every_gap_will_hardly_return(self) -> None:
+        returns = Returns()
+        for number in range(100):
+            returns.learn(turn("a", 10.0 * number, 1, number=1))
+            returns.learn(turn("a", 10.0 * number + 1, 1, number=2))
+        assert returns.chance(1, 0.0, 0.5) > 0.9 > 0.05 > returns.chance(1, 0.0, 2.0)
+
+    def test_gaps_of_long_ago_are_forgotten(self) -> None:
+        gaps = Gaps()
+        for gap in [100.0] * KEPT_GAPS + [1.0] * KEPT_GAPS:
+            gaps.add(gap)
+        assert (len(gaps), gaps.quantile(0.99), gaps.survival(50.0)) == (KEPT_GAPS, 1.0, 0.0)
+
+    def test_end_aware_lets_the_doubtful_go_first_when_live(self) -> None:
+        policy = make_policy("end-aware", PolicySettings(xi_blocks=5, new_blocks=1))
+        for number in range(50):
+            policy.served(turn(f"x{number}", number, 10, number=1))
+            policy.served(turn(f"x{number}", number, 10, number=2))
+        policy.served(turn("gone", 100.0, 10))
+        policy.held("gone", 10, 10, 100.0)
+        policy.served(turn("here", 199.5, 10))
+        policy.held("here", 10, 10, 199.5)
+        assert policy.victim((), 200.0) == Cut("gone")  # whole, before anybody is trimmed
+
+    def test_auto_follows_lru_until_trimming_has_shown_better(self) -> None:
+        auto, lru = make_policy("auto", PolicySettings(xi_blocks=4, capacity_blocks=10)), make_policy("lru")
+        for policy in (auto, lru):
+            for number, group in enumerate("abc"):
+                policy.served(turn(group, float(number), 4))
+                policy.held(group, 4, 4, float(number))
+        assert auto.victim((), 3.0) == lru.victim((), 3.0)
+
+    def test_what_is_known_of_a_conversation_outlives_its_blocks_but_not_for_ever(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("ragkv.store.policies.departed.MOST", 3)
+        forgotten: list[str] = []
+        departed = Departed(forgotten.append)
+        for group in "abcad":
+            departed.add(group)
+        departed.discard("c")
+        departed.add("e")
+        departed.add("f")
+        assert forgotten == ["b", "a"]

@@ -59,7 +59,6 @@ class Item:
     size: int  # bytes
     group: str = ""  # the conversation it belongs to; "" for a chunk that stands alone
     index: int = 0  # the number of its block in the group
-    cost_s: float = 0.0  # seconds to compute it again; 0 where nobody measured
 
 
 @dataclass(frozen=True, slots=True)
