@@ -183,15 +183,21 @@ class BackgroundEncoder:
             self._changed.wait_for(lambda: not self._known)
             self._flushing -= 1
 
-    def close(self) -> None:
-        """Finish the encoding under way, drop the rest: it can be encoded when it is missed again."""
+    def close(self) -> bool:
+        """Finish the encoding under way, drop the rest: it can be encoded when it is missed again.
+
+        `False` if this is its own thread, where garbage collection may call: it then ends by itself, soon.
+        """
         with self._changed:
             self._closing = True
             self._known.clear()
             self._changed.notify_all()
         self._activity.wake()
         self._waiting.put(None)
+        if threading.current_thread() is self._thread:
+            return False
         self._thread.join()
+        return True
 
     def _work(self) -> None:
         while (token_ids := self._waiting.get()) is not None:

@@ -6,6 +6,7 @@ the background. The engine holds no request's state; any number of threads may c
 
 import os
 import time
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
@@ -82,7 +83,8 @@ class Engine:
         self._prefiller = Prefiller(planner, self._fusor, self._background, self._activity, adapter.layer_count)
         self._answerer = Answerer(adapter, tokenizer, self._activity)
         self._sessions: dict[str, Session] = {}
-        self._closed = False
+        # Also when it is forgotten, or the process ends: no thread may be inside the model when the interpreter goes.
+        self._shut = weakref.finalize(self, _shut, self._background, self._activity, self._store, self._pool)
 
     @classmethod
     def from_pretrained(cls, name: str | os.PathLike[str], config: EngineConfig | None = None) -> Self:
@@ -227,12 +229,7 @@ class Engine:
 
     def close(self) -> None:
         """Flush what is computed, release the store. Twice is harmless."""
-        if not self._closed:
-            self._closed = True
-            self._background.close()
-            self._activity.close()  # after the pass under way
-            self._store.close()
-            self._pool.shutdown()
+        self._shut()
 
     def __enter__(self) -> Self:
         return self
@@ -243,7 +240,7 @@ class Engine:
         self.close()
 
     def _check_open(self) -> None:
-        if self._closed:
+        if not self._shut.alive:
             raise RagKVError("The engine is closed; build a new one.")
 
     def _base_identity(self) -> Identity:
@@ -258,3 +255,10 @@ class Engine:
             context="",
             tenant=self.config.store.tenant,
         )
+
+
+def _shut(background: BackgroundEncoder, activity: Activity, store: Store, pool: ThreadPoolExecutor) -> None:
+    if background.close():
+        activity.close()  # after the pass under way
+        store.close()
+        pool.shutdown()

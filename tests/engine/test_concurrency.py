@@ -1,5 +1,7 @@
 """Many threads, one engine: everybody gets what they would get alone."""
 
+import subprocess
+import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -165,4 +167,15 @@ def test_background_work_lets_requests_go_first() -> None:
 def test_an_engine_is_a_context() -> None:
     with pytest.raises(ZeroDivisionError), Engine(tiny_models.model("llama")) as engine:
         raise ZeroDivisionError
-    assert engine._closed
+    assert not engine._shut.alive
+
+
+def test_a_process_that_forgets_to_close_ends_cleanly() -> None:
+    script = (
+        "from ragkv import Engine\n"
+        "from tests import tiny_models as tiny\n"
+        "Engine(tiny.model('llama')).answer([5, 6], [tiny.tokens(60, seed) for seed in range(6)], max_new_tokens=1)\n"
+        "print('answered')\n"
+    )
+    ran = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=False)
+    assert (ran.returncode, ran.stdout.split()[-1]) == (0, "answered"), ran.stderr
