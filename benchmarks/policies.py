@@ -119,7 +119,7 @@ def tail(folder: Path, quick: bool) -> list[dict[str, Any]]:
 def draw(trace: Trace, reports: list[Report], xi_ms: float) -> None:
     """The paper's figures 5 and 7: percentiles of TTFT by policy; nothing where matplotlib is not installed."""
     RESULTS.mkdir(exist_ok=True)
-    name = trace.name.split()[0].lower()
+    name = trace.name.split()[0].strip(",").lower()
     with suppress(MissingExtraError):
         plot(trace, reports, str(RESULTS / f"policies-{name}-{int(xi_ms)}ms.png"))
 

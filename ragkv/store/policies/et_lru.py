@@ -43,7 +43,7 @@ class _Expected(Policy):
         self._departed = Departed(self._forget)
 
     def served(self, turn: Turn) -> None:
-        if self._learner.learn(turn):
+        if self._learner.learn(turn, self._new_blocks(turn)):
             self._model = self._learner.model
             self._forget_ranks()
             for group in self._held:
@@ -69,6 +69,10 @@ class _Expected(Policy):
             self._note(group, known.length if known else None, now)
         else:
             self._enter(group)
+
+    def _new_blocks(self, turn: Turn) -> int:
+        """Q of a turn."""
+        return turn.prompt - turn.shared
 
     def _note(self, group: str, length: int | None, now: float) -> None:
         """A use: the group is the youngest now."""

@@ -5,6 +5,10 @@ within the horizon h with chance `p (S(s) - S(s + h)) / (p S(s) + 1 - p)`: p is 
 S the share of recent return gaps longer than s. A block is worth that chance times P(Q >= X - L + xi), as in ET-LRU;
 blocks whose P differ by less than a factor of two are one class, which makes it fast. Nothing is known beforehand.
 
+Conversations contract, and then blocks that the next prompt does not share served nobody. So a turn's Q is taken from
+what proved useful, min(sh, in - xi) of the L blocks before it: Q = xi - (L - useful), which is in - sh where nothing
+was lost. Without a threshold it is therefore not LRU, but better.
+
 With exponential gaps every horizon ranks as the posterior does. With heavy tails a conversation that may return some
 day is worth less than one that returns soon; h is twice the 90th percentile of the gaps.
 """
@@ -38,6 +42,13 @@ class LearnedETLRU(ETLRUPosterior):
                 times, share = self.HORIZON
                 self._horizon_s = times * self._gaps.quantile(share)
         super().served(turn)
+
+    def _new_blocks(self, turn: Turn) -> int:
+        known = self._known.get(turn.group)
+        if known is None or known.length is None:
+            return super()._new_blocks(turn)
+        useful = min(turn.shared, turn.prompt - self.settings.xi_blocks)  # below 0 of a short prompt, as Q may be
+        return self.settings.xi_blocks - (known.length - useful)
 
     def _forget_ranks(self) -> None:
         super()._forget_ranks()

@@ -52,8 +52,8 @@ class Learner:
         self.complete = self._given and None not in rates  # nothing is left to learn
         self.model = self._look()
 
-    def learn(self, turn: Turn) -> bool:
-        """Take a turn into the counts; whether `model` changed."""
+    def learn(self, turn: Turn, new_blocks: int) -> bool:
+        """Take a turn, and its Q, into the counts; whether `model` changed."""
         if self.complete:
             return False
         self._turns += 1
@@ -61,7 +61,7 @@ class Learner:
             self._returns += 1
             self._gaps_s += turn.since
             if not self._given:
-                self._new[turn.prompt - turn.shared] += 1
+                self._new[new_blocks] += 1
         if self._turns % self.EVERY and self._turns != 64:
             return False
         self.model = self._look()
