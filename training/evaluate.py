@@ -13,7 +13,10 @@ from __future__ import annotations
 import argparse
 import json
 from collections import defaultdict
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
+from functools import partial
+from multiprocessing import get_context
 from pathlib import Path
 from random import Random
 
@@ -29,12 +32,14 @@ from training.tokenizer import USER, build
 from training.worlds import World, level, world
 
 EVALUATION_SEED = 7_000_000_000_000  # far from the seeds of training
-SETS: dict[str, tuple[NameSplit, TemplateSplit, int]] = {
-    "held-out worlds": ("train", "train", 3),
-    "unseen names": ("heldout", "train", 3),
-    "unseen templates": ("train", "heldout", 3),
-    "unseen names and templates": ("heldout", "heldout", 3),
-    "long contexts": ("train", "train", 4),
+# Names, templates, level, and how many of `--worlds` worlds.
+SETS: dict[str, tuple[NameSplit, TemplateSplit, int, float]] = {
+    "held-out worlds": ("train", "train", 3, 1.0),
+    "unseen names": ("heldout", "train", 3, 0.5),
+    "unseen templates of seen words": ("train", "variants", 3, 0.5),
+    "unseen names and templates of seen words": ("heldout", "variants", 3, 0.5),
+    "unseen templates with unseen words": ("train", "heldout", 3, 0.25),
+    "long contexts": ("train", "train", 4, 0.15),
 }
 
 
@@ -49,15 +54,21 @@ class Score:
     blank: bool  # without any context
 
 
-def worlds(name: str, count: int, questions: int = 30) -> list[World]:
-    """The worlds of one evaluation set."""
-    names, templates, number = SETS[name]
+def made_world(name: str, index: int, questions: int = 30) -> World:
+    """One world of an evaluation set, its question types as even as the world allows."""
+    names, templates, number, _ = SETS[name]
     spec = level(number)
     telling = replace(spec.telling, templates=templates)
-    base = EVALUATION_SEED + 1_000_000 * list(SETS).index(name)
-    return [
-        world(base + index, replace(spec, names=names, telling=telling, questions=questions)) for index in range(count)
-    ]
+    seed = EVALUATION_SEED + 1_000_000 * list(SETS).index(name) + index
+    return world(seed, replace(spec, names=names, telling=telling, questions=questions, even=True))
+
+
+def scores(folder: Path, name: str, indices: range, quick: bool) -> list[Score]:
+    """All scores of some worlds of a set, on one thread."""
+    torch.set_num_threads(1)
+    reader, encoder = load(folder), Encoder(build())
+    dtype = torch.bfloat16 if quick else torch.float32
+    return [one for index in indices for one in score(reader, made_world(name, index), encoder, dtype)]
 
 
 def score(reader: Reader, made: World, encoder: Encoder, dtype: torch.dtype = torch.float32) -> list[Score]:
@@ -155,20 +166,20 @@ def main() -> None:
     """Score a reader and print the model card's tables."""
     parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--worlds", type=int, default=160)
+    parser.add_argument("--worlds", type=int, default=240)
     parser.add_argument("--sets", nargs="*", default=list(SETS))
-    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--quick", action="store_true", help="bf16 arithmetic")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--card", type=Path, help="a model card whose tables to replace")
     options = parser.parse_args()
-    torch.set_num_threads(options.threads)
-    reader, encoder = load(options.folder), Encoder(build())
-    dtype = torch.bfloat16 if options.quick else torch.float32
-    tables = {
-        name: table([one for made in worlds(name, options.worlds) for one in score(reader, made, encoder, dtype)])
-        for name in options.sets
-    }
+    tables = {}
+    with ProcessPoolExecutor(options.workers, mp_context=get_context("spawn")) as pool:
+        for name in options.sets:
+            count = max(1, round(options.worlds * SETS[name][3]))
+            parts = [range(first, count, 4 * options.workers) for first in range(4 * options.workers)]
+            found = pool.map(partial(scores, options.folder, name, quick=options.quick), parts)
+            tables[name] = table([one for part in found for one in part])
     print(markdown(tables))
     if options.card:
         write_card(options.card, markdown(tables))

@@ -1,10 +1,10 @@
 """The sentences and questions of a world: words and phrasings, no logic.
 
-A relation links a subject of one kind to an object of one kind or to a plain word. Every relation has sentence
-templates seen in training and others held out; so has every question. `{s}` and `{o}` stand for the mentions of
-subject and object.
+A relation links a subject of one kind to an object of one kind or to a plain word. Every relation has sentence and
+question templates of three splits: those of training, variants that put the same words together otherwise, and held-out
+ones with words training never sees. `{s}` and `{o}` stand for the mentions of subject and object.
 
-Invariant: a held-out template uses no phrasing of the training ones; a relation is told by the kinds it links.
+Invariant: the splits share no template; a relation is told by the kinds it links.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Literal
 
 from training.names import words
 
-TemplateSplit = Literal["train", "heldout"]
+TemplateSplit = Literal["train", "variants", "heldout"]
 
 
 @dataclass(frozen=True)
@@ -29,14 +29,16 @@ class Relation:
     questions: tuple[str, ...]
     heldout_questions: tuple[str, ...]
     follow_up: str  # asks for the object when a question before named the subject; {p}, {m} and {h} are its pronouns
+    variants: tuple[str, ...] = ()  # of words training uses, put together otherwise
+    variant_questions: tuple[str, ...] = ()
 
     def sentences(self, split: TemplateSplit) -> tuple[str, ...]:
         """The sentence templates of one side of the split."""
-        return self.train if split == "train" else self.heldout
+        return {"train": self.train, "variants": self.variants, "heldout": self.heldout}[split]
 
     def asked(self, split: TemplateSplit) -> tuple[str, ...]:
         """The question templates of one side of the split."""
-        return self.questions if split == "train" else self.heldout_questions
+        return {"train": self.questions, "variants": self.variant_questions, "heldout": self.heldout_questions}[split]
 
 
 WORDS: dict[str, tuple[str, ...]] = {
@@ -78,6 +80,8 @@ RELATIONS: tuple[Relation, ...] = (
         ("Which company employs {s}?", "For which company does {s} work?", "Who employs {s}?"),
         ("At which company does {s} have a job?", "By which company is {s} employed?"),
         "And which company employs {m}?",
+        variants=("{s} works at {o}.", "{o} has {s} on the staff."),
+        variant_questions=("Which company does {s} work for?", "Who hired {s}?"),
     ),
     Relation(
         "job",
@@ -95,6 +99,8 @@ RELATIONS: tuple[Relation, ...] = (
         ("What is the job of {s}?", "What does {s} do for a living?", "As what does {s} work?"),
         ("What is the trade of {s}?", "What work does {s} do?"),
         "And what is {h} job?",
+        variants=("{s} works as a {o} by trade.", "For years {s} has been a {o}."),
+        variant_questions=("What does {s} work as?", "What is {s} by trade?"),
     ),
     Relation(
         "hobby",
@@ -112,6 +118,8 @@ RELATIONS: tuple[Relation, ...] = (
         ("Which instrument does {s} play?", "What does {s} play?", "What is the instrument of {s}?"),
         ("On which instrument does {s} practise?", "What is the favourite instrument of {s}?"),
         "And which instrument does {p} play?",
+        variants=("{s} practises the {o}.", "{s} plays an old {o}."),
+        variant_questions=("What instrument does {s} play?", "Which is the favourite instrument of {s}?"),
     ),
     Relation(
         "home",
@@ -129,6 +137,8 @@ RELATIONS: tuple[Relation, ...] = (
         ("In which city does {s} live?", "Where does {s} live?", "Where is the home of {s}?"),
         ("Which city is the home of {s}?", "In which city does {s} have a house?"),
         "And in which city does {p} live?",
+        variants=("{s} has a home in {o}.", "{s} lives in a flat in {o}."),
+        variant_questions=("Which city does {s} live in?", "In which city is the home of {s}?"),
     ),
     Relation(
         "alias",
@@ -145,6 +155,8 @@ RELATIONS: tuple[Relation, ...] = (
         ("What is the code name of {s}?", "By what other name is {s} known?"),
         ("What do friends call {s}?", "By what name does {s} go?"),
         "And what is {h} code name?",
+        variants=("{s} is known as {o}.", "{s} goes by the code name of {o}."),
+        variant_questions=("What is the other name of {s}?", "By what code name is {s} known?"),
     ),
     Relation(
         "seat",
@@ -162,6 +174,8 @@ RELATIONS: tuple[Relation, ...] = (
         ("In which city is {s} based?", "Where is {s} based?", "Where is the head office of {s}?"),
         ("Which city is the seat of {s}?", "In which city is the head office of {s}?"),
         "And in which city is it based?",
+        variants=("{s} has its seat in {o}.", "{s} runs its head office in {o}."),
+        variant_questions=("Which city is {s} based in?", "In which city is the head office of {s} based?"),
     ),
     Relation(
         "product",
@@ -179,6 +193,8 @@ RELATIONS: tuple[Relation, ...] = (
         ("What does {s} make?", "What is the main product of {s}?", "What does {s} sell?"),
         ("For which product is {s} known?", "Which product does {s} make?"),
         "And what does it make?",
+        variants=("{s} makes and sells {o}.", "{s} is known for {o}."),
+        variant_questions=("What product does {s} make?", "What is the product of {s}?"),
     ),
     Relation(
         "founded",
@@ -195,6 +211,8 @@ RELATIONS: tuple[Relation, ...] = (
         ("When was {s} founded?", "In which year was {s} founded?", "What is the founding year of {s}?"),
         ("When was {s} started?", "Since when has {s} existed?"),
         "And when was it founded?",
+        variants=("{s} was opened in {o}.", "{s} was founded and opened its doors in {o}."),
+        variant_questions=("Which year was {s} founded in?", "In which year was {s} started?"),
     ),
     Relation(
         "country",
@@ -212,6 +230,8 @@ RELATIONS: tuple[Relation, ...] = (
         ("In which country is {s}?", "To which country does {s} belong?", "In which country does {s} lie?"),
         ("Of which country is {s} a city?", "Which country does {s} belong to?"),
         "And in which country is it?",
+        variants=("{s} is an old city in {o}.", "{s} stands in the north of {o}."),
+        variant_questions=("Which country is {s} in?", "In which country is the city of {s}?"),
     ),
     Relation(
         "dish",
@@ -228,6 +248,8 @@ RELATIONS: tuple[Relation, ...] = (
         ("For what is {s} famous?", "What is {s} famous for?", "For what do people visit {s}?"),
         ("Of what is {s} proud?", "What do people like in {s}?"),
         "And for what is it famous?",
+        variants=("{s} is known for its {o}.", "{s} is the best place to visit for {o}."),
+        variant_questions=("What is {s} proud of?", "For what is {s} known?"),
     ),
     Relation(
         "venue",
@@ -244,6 +266,8 @@ RELATIONS: tuple[Relation, ...] = (
         ("In which city is {s} held?", "Where does {s} take place?", "Which city is the host of {s}?"),
         ("In which city does {s} take place?", "Where is {s} held?"),
         "And in which city is it held?",
+        variants=("{s} is held in the streets of {o}.", "{o} is the place of {s}."),
+        variant_questions=("Which city does {s} take place in?", "Which is the host city of {s}?"),
     ),
     Relation(
         "month",
@@ -260,6 +284,8 @@ RELATIONS: tuple[Relation, ...] = (
         ("In which month is {s} held?", "In which month does {s} start?"),
         ("When in the year is {s} held?", "In which month does {s} take place?"),
         "And in which month is it held?",
+        variants=("{s} opens every {o}.", "{s} is held in {o}."),
+        variant_questions=("Which month is {s} held in?", "In which month is the date of {s}?"),
     ),
     Relation(
         "sponsor",
@@ -270,6 +296,8 @@ RELATIONS: tuple[Relation, ...] = (
         ("Which company pays for {s}?", "Which company is the sponsor of {s}?"),
         ("By which company is {s} paid for?", "From which company does the money for {s} come?"),
         "And which company pays for it?",
+        variants=("{s} is a project paid for by {o}.", "{o} is the company that pays for {s}."),
+        variant_questions=("Who pays for {s}?", "Who is the sponsor of {s}?"),
     ),
 )
 BY_NAME: dict[str, Relation] = {relation.name: relation for relation in RELATIONS}
@@ -297,6 +325,7 @@ COMPARISON: dict[TemplateSplit, tuple[str, ...]] = {
         "Who was founded earlier, {a} or {b}?",
         "Which is older, {a} or {b}?",
     ),
+    "variants": ("Which was founded earlier, {a} or {b}?", "Who is older, {a} or {b}?"),
     "heldout": ("Which company is older, {a} or {b}?", "Who was started earlier, {a} or {b}?"),
 }
 LEADS = (

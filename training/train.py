@@ -68,7 +68,7 @@ def rate(step: int, progress: float) -> float:
 
 def pushes(progress: float) -> tuple[float, float]:
     """How much the throwaway heads and the looks weigh: they start what the answers then carry on."""
-    return (1.0 if progress < 0.8 else 0.5), 0.4 * max(0.0, 1 - progress / 0.75)
+    return (1.0 if progress < 0.8 else 0.5), max(0.08, 0.4 * (1 - progress / 0.75))
 
 
 def losses(reader: Reader, batch: Batch, auxiliary: float, looking: float) -> tuple[Tensor, dict[str, float]]:

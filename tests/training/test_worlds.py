@@ -13,7 +13,7 @@ from training.batches import IGNORE, Encoder
 from training.discourse import How
 from training.names import ENDINGS, Kind, NameBook, is_held_out
 from training.questions import TYPES, UNKNOWN
-from training.templates import BY_NAME, COMPARISON, RELATIONS, ROLES
+from training.templates import BY_NAME, COMPARISON, FILLERS, LEADS, RELATIONS, ROLES
 from training.tokenizer import ASSISTANT, BOS, END, USER, build
 from training.worlds import QUESTION_WEIGHTS, World, level, record, world
 
@@ -144,12 +144,27 @@ def test_held_out_names_are_never_drawn_in_training() -> None:
     assert all(map(is_held_out, held_out)) and not any(map(is_held_out, training))
 
 
-def test_held_out_templates_are_not_training_templates() -> None:
+def test_the_splits_share_no_template() -> None:
     for relation in RELATIONS:
-        assert not set(relation.train) & set(relation.heldout)
-        assert not set(relation.questions) & set(relation.heldout_questions)
-    assert not set(COMPARISON["train"]) & set(COMPARISON["heldout"])
+        for groups in (
+            (relation.train, relation.variants, relation.heldout),
+            (relation.questions, relation.variant_questions, relation.heldout_questions),
+        ):
+            assert all(groups)
+            assert len({template for group in groups for template in group}) == sum(map(len, groups))
     assert set(ROLES) <= set(BY_NAME)
+
+
+def test_variants_are_made_of_words_seen_in_training() -> None:
+    def words_of(*templates: str) -> set[str]:
+        return {word for template in templates for word in re.findall(r"\w+", re.sub(r"\{\w\}", "", template))}
+
+    seen = words_of(*FILLERS, *LEADS, *ROLES.values(), *COMPARISON["train"])
+    for relation in RELATIONS:
+        seen |= words_of(*relation.train, *relation.questions, relation.follow_up)
+    for relation in RELATIONS:
+        assert words_of(*relation.variants, *relation.variant_questions) <= seen
+    assert words_of(*COMPARISON["variants"]) <= seen
 
 
 @pytest.mark.parametrize(("number", "least", "most"), [(3, 120, 700), (4, 400, 1536)])
