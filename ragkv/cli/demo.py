@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from ragkv.config import ReuseMode
 from ragkv.errors import InputError
+from ragkv.session import Session
 from ragkv.types import Answer, Chunk
 
 from . import output
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 
 _PLACES = (Path(__file__).parents[1] / "examples", Path(__file__).parents[2] / "examples")  # installed; a checkout
 _NEW_TOKENS = 24
+_K = 12  # passages a question: the whole example world
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +35,7 @@ class Asked:
     """One question of the demo and what came of it."""
 
     kind: str
+    before: tuple[str, ...]  # earlier questions of the conversation
     question: str
     gold: str
     answer: str  # warm and fused
@@ -85,18 +88,20 @@ def _ingest(rag: "Rag", corpus: Path) -> str:
 
 
 def _ask(rag: "Rag", asked: dict[str, Any], repeats: int) -> Asked:
-    question, gold = asked["question"], asked["answer"]
-    hits = rag.retrieve(question, k=asked.get("k", 12), order="document")
+    gold, before = asked["answer"], [turn[0] for turn in asked.get("history", [])]
+    turns = [*before, asked["question"]]
+    hits = rag.retrieve(turns[0], k=_K, order="document")
     chunks = [rag.chunk(hit.passage) for hit in hits]
     rag.engine.delete(chunks)
-    cold = _timed(rag, question, chunks, "fused", 1)
+    cold = _timed(rag, turns, chunks, "fused", 1)
     rag.engine.flush()
-    warm, full = (_timed(rag, question, chunks, mode, repeats) for mode in ("fused", "none"))
-    prefix = _timed(rag, question, chunks, "prefix", repeats)
+    warm, full = (_timed(rag, turns, chunks, mode, repeats) for mode in ("fused", "none"))
+    prefix = _timed(rag, turns, chunks, "prefix", repeats)
     cited = sorted({Path(citation.source).name for citation in warm[0].citations})
     return Asked(
         kind=asked["type"],
-        question=question,
+        before=tuple(before),
+        question=asked["question"],
         gold=gold,
         answer=warm[0].text.strip(),
         right=_same(warm[0].text, gold),
@@ -111,8 +116,15 @@ def _ask(rag: "Rag", asked: dict[str, Any], repeats: int) -> Asked:
     )
 
 
-def _timed(rag: "Rag", question: str, chunks: list[Chunk], reuse: ReuseMode, repeats: int) -> tuple[Answer, float]:
-    answers = [rag.engine.answer(question, chunks, reuse=reuse, max_new_tokens=_NEW_TOKENS) for _ in range(repeats)]
+def _timed(rag: "Rag", turns: list[str], chunks: list[Chunk], reuse: ReuseMode, repeats: int) -> tuple[Answer, float]:
+    """The last turn's answer and median TTFT; the chunks are given with the first turn."""
+    answers = []
+    for _ in range(repeats):
+        session = Session("demo") if len(turns) > 1 else None
+        for number, turn in enumerate(turns):
+            given = chunks if number == 0 else []
+            answer = rag.engine.answer(turn, given, session, reuse=reuse, max_new_tokens=_NEW_TOKENS)
+        answers.append(answer)
     return answers[-1], statistics.median(answer.timing.first_token_s for answer in answers)
 
 
@@ -164,8 +176,9 @@ def _lines(asked: Asked) -> str:
             ("warm", asked.warm_s),
         )
     )
+    question = " ... ".join((*asked.before, asked.question))
     return (
-        f"{asked.kind:>10}  {asked.question}\n"
+        f"{asked.kind:>10}  {question}\n"
         f"            {asked.answer}  ({verdict})  sources: {', '.join(asked.sources) or 'none word for word'}\n"
         f"            first token: {times} = {asked.full_s / asked.warm_s:.1f}x\n"
         f"            {asked.reuse.tokens} tokens: {output.counts(asked.reuse)}\n"
@@ -173,8 +186,10 @@ def _lines(asked: Asked) -> str:
 
 
 def _summary(results: list[Asked]) -> dict[str, Any]:
+    single = [asked for asked in results if not asked.before]  # history is computed every turn, not yet stored
+
     def median(name: str) -> float:
-        return float(statistics.median(getattr(asked, name) for asked in results))
+        return float(statistics.median(getattr(asked, name) for asked in single))
 
     return {
         "questions": len(results),
@@ -182,7 +197,7 @@ def _summary(results: list[Asked]) -> dict[str, Any]:
         "right_cold": sum(asked.cold_right for asked in results),
         "right_full": sum(asked.full_right for asked in results),
         "ttft_median_s": {name: median(f"{name}_s") for name in ("full", "prefix", "cold", "warm")},
-        "speedup_median": statistics.median(asked.full_s / asked.warm_s for asked in results),
+        "speedup_median": statistics.median(asked.full_s / asked.warm_s for asked in single),
     }
 
 
