@@ -6,7 +6,7 @@ check layer and is known before anything is loaded (ours; it takes the place of 
 layer). It knows nothing of requests or stores; `docs/selection.md` has what was measured.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
 
@@ -14,12 +14,13 @@ import torch
 
 from ragkv.model import Adapter, PromptKV, Recording, Rows
 
-TEXT_TOKENS = 128  # of a text behind which chunks are scored
+TEXT_TOKENS = 256  # of a kept text behind which chunks are scored
+NEIGHBOUR_TOKENS = 128  # of the text beside a chunk in its document
 
 
 @dataclass(slots=True)
 class _Text:
-    """An unrelated text behind the application's prefix, encoded."""
+    """A text behind the application's prefix, encoded."""
 
     chunks: set[tuple[int, ...]]  # what it is made of
     token_ids: tuple[int, ...]  # the application's prefix, then those chunks, cut to length
@@ -29,20 +30,26 @@ class _Text:
 class Scorer:
     """Scores chunks of one model behind one application prefix. The caller holds the compute lock.
 
-    The texts are the first other chunks it met: text of the application's own kind measures best (random tokens do not
-    measure at all), and a chunk is never scored behind itself. Until there are k of them, the chunk's own tokens in
-    another order stand in.
+    Of the k texts one is what stands beside the chunk where it was ingested, most likely its own document: a name or a
+    description that is explained there is resolved behind it and nowhere else. The others are kept texts, the first
+    other chunks that were met; random tokens do not do. A chunk is never scored behind itself, and while texts are
+    wanting its own tokens in another order stand in.
     """
 
     def __init__(self, adapter: Adapter, prefix_ids: Sequence[int], count: int) -> None:
         """`count` is k, the number of texts; the sinks are those of `prefix_ids`, which stands before each."""
         self._adapter, self._prefix_ids, self._count = adapter, tuple(prefix_ids), count
-        self._texts: list[_Text] = []  # at most k + 1, so that k are left for a chunk that one is made of
+        self._texts: list[_Text] = []  # at most k + 1, so that enough are left for a chunk that one is made of
         self._waiting: list[tuple[int, ...]] = []  # chunks that do not fill a text yet
+        self._batch: Sequence[tuple[int, ...]] = ()  # what is being ingested together, in order
+        self._places: dict[tuple[int, ...], int] = {}  # in the batch
 
-    def meet(self, chunks: Iterable[tuple[int, ...]]) -> None:
-        """Take the first of `chunks` for texts, while some are wanting."""
-        for token_ids in chunks:
+    def meet(self, chunks: Sequence[tuple[int, ...]]) -> None:
+        """`chunks` are about to be scored: they are each other's neighbours, and kept texts while some are wanting."""
+        if chunks is self._batch:
+            return
+        self._batch, self._places = chunks, {token_ids: place for place, token_ids in enumerate(chunks)}
+        for token_ids in self._batch:
             if len(self._texts) > self._count:
                 return
             if token_ids in self._waiting or any(token_ids in text.chunks for text in self._texts):
@@ -54,16 +61,30 @@ class Scorer:
 
     def scores(self, token_ids: tuple[int, ...], stored: torch.Tensor) -> torch.Tensor:
         """The sensitivity (T,) float16, on the host, of a chunk whose entry is `stored` (L, 2, G, T, D)."""
-        self.meet([token_ids])
-        texts = [text for text in self._texts if token_ids not in text.chunks][: self._count]
-        others = [self._chunk_behind(text, token_ids) for text in texts]
-        others += [self._chunk_shuffled(token_ids, seed) for seed in range(self._count - len(texts))]
+        if token_ids not in self._places:
+            self.meet([token_ids])
+        others = []
+        if neighbours := self._neighbours(token_ids):
+            others.append(self._chunk_after(self._prefix_ids + neighbours, token_ids))
+        texts = [text for text in self._texts if token_ids not in text.chunks][: self._count - len(others)]
+        others += [self._chunk_behind(text, token_ids) for text in texts]
+        others += [self._chunk_shuffled(token_ids, seed) for seed in range(self._count - len(others))]
         scores = sensitivity(stored.to(self._adapter.device), others)
         return scores.clamp_max(torch.finfo(torch.float16).max).half().cpu()
 
+    def _neighbours(self, token_ids: tuple[int, ...]) -> tuple[int, ...]:
+        """The text before the chunk where it was ingested, then, while it is too short, what follows; () if alone."""
+        place = self._places[token_ids]
+        taken: list[int] = []
+        for other in (*range(place - 1, -1, -1), *range(place + 1, len(self._batch))):
+            if sum(len(self._batch[index]) for index in taken) >= NEIGHBOUR_TOKENS:
+                break
+            taken.append(other)
+        return tuple(chain(*(self._batch[index] for index in sorted(taken))))[-NEIGHBOUR_TOKENS:]
+
     def _encoded(self, chunks: Sequence[tuple[int, ...]]) -> _Text:
         head = self._prefix_ids + tuple(chain(*chunks))[:TEXT_TOKENS]
-        kv = self._adapter.new_kv(len(head) + 2 * TEXT_TOKENS)
+        kv = self._adapter.new_kv(len(head) + TEXT_TOKENS)
         if not self._adapter.rope.depends_on_length:
             drive(self._adapter, head, kv, 0, None)
         return _Text(set(chunks), head, kv)
@@ -82,7 +103,7 @@ class Scorer:
 
     def _chunk_shuffled(self, token_ids: tuple[int, ...], seed: int) -> torch.Tensor:
         """The chunk's raw KV (L, 2, G, T, D) behind its own tokens in another order."""
-        order = torch.randperm(len(token_ids), generator=torch.Generator().manual_seed(seed))[:TEXT_TOKENS]
+        order = torch.randperm(len(token_ids), generator=torch.Generator().manual_seed(seed))[:NEIGHBOUR_TOKENS]
         return self._chunk_after(self._prefix_ids + tuple(token_ids[place] for place in order.tolist()), token_ids)
 
     def _chunk_after(self, head: tuple[int, ...], token_ids: tuple[int, ...]) -> torch.Tensor:
@@ -98,19 +119,16 @@ class Scorer:
 def sensitivity(stored: torch.Tensor, others: Sequence[torch.Tensor]) -> torch.Tensor:
     """How far a chunk's KV (L, 2, G, T, D) moves with what stands before it, (T,) float32.
 
-    The geometric mean of two numbers: how far it is from what is stored, and how far the `others` are from each other.
-    The first alone is high where a chunk begins, behind whatever text; the second alone, where nothing comes of it.
+    The variance over the `others`, in units of the squared norm of what is stored, over the later half of the layers:
+    how far they are from what is stored counts only where there is just one, since it is high wherever a chunk begins,
+    behind whatever text, and nothing comes of that.
     """
     later = stored.shape[0] // 2
     base = stored[later:].float()  # (L', 2, G, T, D)
     norm = base.square().sum(dim=(2, 4)).mean(dim=-1, keepdim=True).clamp_min(1e-12)  # (L', 2, 1)
     behind = [other[later:].float() for other in others]
-    moved = torch.stack([_relative(other - base, norm) for other in behind]).mean(dim=0)
-    if len(behind) == 1:
-        return moved
-    centre = torch.stack(behind).mean(dim=0)
-    varied = torch.stack([_relative(other - centre, norm) for other in behind]).sum(dim=0) / (len(behind) - 1)
-    return (moved * varied).sqrt()
+    centre = base if len(behind) == 1 else torch.stack(behind).mean(dim=0)
+    return torch.stack([_relative(other - centre, norm) for other in behind]).sum(dim=0) / max(1, len(behind) - 1)
 
 
 def _relative(difference: torch.Tensor, norm: torch.Tensor) -> torch.Tensor:

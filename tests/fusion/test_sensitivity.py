@@ -8,13 +8,13 @@ import torch
 
 from ragkv import Engine, EngineConfig, FusionConfig, StoreConfig
 from ragkv.fusion import Candidates, StaticSelector
-from ragkv.fusion.sensitivity import TEXT_TOKENS, Scorer, sensitivity
+from ragkv.fusion.sensitivity import NEIGHBOUR_TOKENS, TEXT_TOKENS, Scorer, sensitivity
 from ragkv.model import Rows, Watch
 from tests import tiny_models
 from tests.fusion import house
 
 CHUNK = tuple(tiny_models.tokens(20, seed=40))
-OTHERS = [tuple(tiny_models.tokens(70, seed)) for seed in range(50, 56)]  # two make a text
+OTHERS = [tuple(tiny_models.tokens(70, seed)) for seed in range(50, 62)]  # four make a text
 
 
 @torch.no_grad()
@@ -36,14 +36,13 @@ def naive(prefix: tuple[int, ...], texts: list[tuple[int, ...]]) -> list[float]:
     centre = sum(others) / len(others)
     scores = []
     for token in range(len(CHUNK)):
-        moved = varied = 0.0
+        varied = 0.0
         for layer in range(2, 4):
             for part in range(2):
                 norm = stored[layer, part].square().sum(-1).mean()
                 for other in others:
-                    moved += (other - stored)[layer, part, token].square().sum() / norm / len(others)
                     varied += (other - centre)[layer, part, token].square().sum() / norm / (len(others) - 1)
-        scores.append(float((moved * varied) ** 0.5))
+        scores.append(float(varied))
     return scores
 
 
@@ -63,17 +62,30 @@ class TestScorer:
             scorer = Scorer(engine._adapter, (1,), 2)
             scorer.meet(OTHERS)
             got = scorer.scores(CHUNK, entry.kv)
-        texts = [sum(OTHERS[place : place + 2], ())[:TEXT_TOKENS] for place in (0, 2)]
+        texts = [sum(OTHERS[place : place + 4], ())[:TEXT_TOKENS] for place in (0, 4)]
         assert got.tolist() == pytest.approx(naive((1,), texts), rel=2e-3)
 
-    def test_a_chunk_is_never_scored_behind_itself(self) -> None:
+    def test_one_of_the_texts_is_what_stands_beside_the_chunk(self) -> None:
+        beside = [OTHERS[9], CHUNK, OTHERS[10], OTHERS[11]]
         with Engine(tiny_models.model("llama"), config=no_scores()) as engine:
-            entry = engine._encoder.chunk(OTHERS[0])
+            entry = engine._encoder.chunk(CHUNK)
+            scorer = Scorer(engine._adapter, (1,), 2)
+            scorer.meet(OTHERS[:8])
+            scorer.meet(beside)
+            got = scorer.scores(CHUNK, entry.kv)
+        neighbours = (OTHERS[9] + OTHERS[10])[-NEIGHBOUR_TOKENS:]
+        kept = sum(OTHERS[:4], ())[:TEXT_TOKENS]
+        assert got.tolist() == pytest.approx(naive((1,), [neighbours, kept]), rel=2e-3)
+
+    def test_a_chunk_is_never_scored_behind_itself(self) -> None:
+        chunk = OTHERS[0]
+        with Engine(tiny_models.model("llama"), config=no_scores()) as engine:
+            entry = engine._encoder.chunk(chunk)
             with_itself, without = Scorer(engine._adapter, (1,), 2), Scorer(engine._adapter, (1,), 2)
             with_itself.meet(OTHERS)
-            without.meet(OTHERS[2:])
-            expected = without.scores(OTHERS[0], entry.kv)
-            assert torch.equal(with_itself.scores(OTHERS[0], entry.kv), expected)
+            with_itself.meet([chunk])
+            without.meet(OTHERS[4:])
+            assert torch.equal(with_itself.scores(chunk, entry.kv), without.scores(chunk, entry.kv))
 
     def test_one_chunk_alone_is_scored_behind_its_own_tokens(self) -> None:
         with Engine(tiny_models.model("llama")) as engine:
@@ -83,11 +95,12 @@ class TestScorer:
 
     def test_a_token_that_nothing_moves_scores_nothing(self) -> None:
         stored = torch.randn(4, 2, 1, 3, 8)
-        other = stored.clone()
-        other[:, :, :, 1] += 1.0
-        scores = sensitivity(stored, [other, other + 1.0])
-        assert sensitivity(stored, [other])[[0, 2]].tolist() == [0.0, 0.0]
-        assert scores.argmax() == 1
+        one, two = stored.clone(), stored.clone()
+        one[:, :, :, 1] += 1.0
+        two[:, :, :, 1] -= 1.0
+        for scores in (sensitivity(stored, [one]), sensitivity(stored, [one, two])):
+            assert scores[[0, 2]].tolist() == [0.0, 0.0]
+            assert scores[1] > 0
 
     def test_what_varies_counts_and_what_only_shifts_does_not(self) -> None:
         stored = torch.randn(4, 2, 1, 2, 8)

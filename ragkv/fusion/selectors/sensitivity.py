@@ -8,7 +8,7 @@ import torch
 from ..plan import Candidates
 from .base import AskingSelector, StaticSelector, budget, top
 
-ATTENTION_POWER = 0.2  # of the question's attention against the stored score: stale keys make it a weak witness
+ATTENTION_POWER = 0.3  # of the question's attention against the stored score: stale keys make it a weak witness
 HAND_DOWN = 0.7  # what a token before an attended one inherits of its attention, a step
 
 
