@@ -68,6 +68,13 @@ def replay_chunks(
             policy.used(key, at)
         if tell:
             policy.served(Turn(at, number, key, 1, 1, 1, 1, None, nexts[number]))
+            if any(cut.group == key and not cut.keep for cut in policy.trims(False, at)):  # never read again
+                if found:
+                    used -= held.pop(key)
+                    policy.held(key, 0, 0, at)
+                    if on_evict is not None:
+                        on_evict(key)
+                continue
         if found or tokens > capacity_tokens:
             continue
         held[key] = tokens

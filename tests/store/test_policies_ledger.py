@@ -1,0 +1,120 @@
+"""Every policy behind the live books: after any sequence the bound holds, pins hold, and the books equal a recount."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ragkv.store import POLICIES, Item, Turn, make_policy
+from ragkv.store.policies import PolicySettings
+from ragkv.store.tiers.ledger import Ledger, Slot
+
+CAPACITY = 12
+STEP = st.tuples(
+    st.sampled_from(["put", "put", "put", "lease", "unlease", "delete", "serve"]),
+    st.sampled_from(["a", "b", "c", ""]),  # the conversation, or none
+    st.integers(0, 5),  # the block, or the chunk
+    st.integers(1, 4),  # its size
+)
+
+
+class Books:
+    """A ledger, and what a caller knows of it."""
+
+    def __init__(self, name: str, xi: int) -> None:
+        policy = make_policy(name, PolicySettings(xi_blocks=xi, threshold_tokens=32), offline=True)
+        self.ledger: Ledger[None] = Ledger(CAPACITY, policy)
+        self.leases: list[Slot[None]] = []
+        self.now = 0.0
+
+    def do(self, what: str, group: str, index: int, size: int) -> None:
+        self.now += 1
+        key = f"{group or 'chunk'}{index}"
+        slot = self.ledger.get(key)
+        if what == "put" and slot is None:
+            item = Item(key, size, group, index if group else 0)
+            if self.ledger.make_room(item, self.now, self.evicted):
+                self.ledger.add(item, None, self.now)
+        elif what == "lease" and slot is not None:
+            self.ledger.pin(slot)
+            self.ledger.used(slot, self.now)
+            self.leases.append(slot)
+        elif what == "unlease" and self.leases:
+            self.ledger.unpin(self.leases.pop(index % len(self.leases)))
+        elif what == "delete":
+            self.ledger.remove(key)
+        elif what == "serve" and group:
+            turn = Turn(
+                self.now, int(self.now), group, index + size, index, index + size, 1 + index, 1.0 if index else None
+            )
+            self.ledger.served(turn, self.now, self.evicted)
+
+    def evicted(self, slot: Slot[None]) -> None:
+        """A victim: out of the books already, and nobody's."""
+        assert self.ledger.get(slot.item.key) is not slot
+        assert all(lease is not slot for lease in self.leases)
+
+    def check(self) -> None:
+        held = list(self.ledger)
+        assert self.ledger.used_bytes == sum(slot.item.size for slot in held) <= CAPACITY
+        leased = [lease for lease in self.leases if self.ledger.get(lease.item.key) is lease]
+        assert all(slot.pins == sum(lease is slot for lease in leased) for slot in held)
+
+
+@pytest.mark.parametrize("name", sorted(POLICIES))
+@given(steps=st.lists(STEP, max_size=60), xi=st.integers(0, 3))
+@settings(max_examples=60, deadline=None)
+def test_the_bound_the_pins_and_the_books_hold(name: str, steps: list[tuple[str, str, int, int]], xi: int) -> None:
+    books = Books(name, xi)
+    for step in steps:
+        books.do(*step)
+        books.check()
+
+
+@pytest.mark.parametrize("name", sorted(POLICIES))
+def test_a_put_that_is_refused_leaves_no_trace(name: str) -> None:
+    ledger: Ledger[None] = Ledger(4, make_policy(name, offline=True))
+    item = Item("held", 4)
+    assert ledger.make_room(item, 0.0, lambda _: None)
+    ledger.add(item, None, 0.0)
+    slot = ledger.get("held")
+    assert slot is not None
+    ledger.pin(slot)
+    assert not ledger.make_room(Item("more", 1), 1.0, lambda _: pytest.fail("nothing may go"))
+    ledger.unpin(slot)
+    cut = ledger.policy.victim((), 2.0)
+    assert cut is not None and cut.group == "held"
+
+
+def test_a_conversation_loses_its_tail_first() -> None:
+    ledger: Ledger[None] = Ledger(4, make_policy("lru"))
+    for index in range(4):
+        item = Item(f"a{index}", 1, "a", index)
+        assert ledger.make_room(item, 0.0, lambda _: None)
+        ledger.add(item, None, 0.0)
+    gone: list[str] = []
+    assert ledger.make_room(Item("b0", 2, "b", 0), 1.0, lambda slot: gone.append(slot.item.key))
+    assert gone == ["a3", "a2"]
+
+
+def test_a_block_that_would_evict_its_own_conversation_does_not_come() -> None:
+    ledger: Ledger[None] = Ledger(2, make_policy("lru"))
+    kept = []
+    for index in range(4):
+        item = Item(f"a{index}", 1, "a", index)
+        if ledger.make_room(item, 0.0, lambda _: pytest.fail("its own blocks stay")):
+            ledger.add(item, None, 0.0)
+            kept.append(index)
+    assert kept == [0, 1]
+
+
+def test_free_blocks_of_a_conversation_go_before_anybodys_last_use() -> None:
+    ledger: Ledger[None] = Ledger(6, make_policy("t-lru", PolicySettings(xi_blocks=3, new_blocks=1)))
+    gone: list[str] = []
+    for number, group in enumerate("ab"):
+        ledger.served(Turn(float(number), number, group, 4, 0, 4), float(number), lambda _: None)
+        for index in range(4):
+            item = Item(f"{group}{index}", 1, group, index)
+            if ledger.make_room(item, float(number), lambda slot: gone.append(slot.item.key)):
+                ledger.add(item, None, float(number))
+    assert gone == ["a3", "a2"]  # budget 4 + 1 - 3 = 2 each; b's third and fourth block are free, too, but younger
+    assert [slot.item.key for slot in ledger] == ["a0", "a1", "b0", "b1", "b2", "b3"]
