@@ -7,7 +7,8 @@ full prefill in the same run.
 
 EM, F1, ROUGE-L; PGR = (method - no context) / (full prefill - no context); gap closed = (method - full reuse) / (full
 prefill - full reuse); KL of the answer's first token; attention deviation. "compute" is row-layers beyond full reuse
-over those of recomputing all that is fused, extra passes counted: `sensitivity` at 15 % costs .15, HKVD also a layer.
+over those of recomputing all that is fused, extra passes counted: `sensitivity` at 15 % costs .15, HKVD also a layer,
+`sensitivity-query` also the question; "compute .15" in a name gives what is left after that to recompute.
 Intervals are 95 % bootstraps over contexts, differences paired. This measures one small model's reading of prose like
 its training's; `benchmarks/fidelity.py` asks a model nobody here trained.
 """
@@ -18,7 +19,9 @@ import math
 import statistics
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -45,14 +48,14 @@ def main() -> None:
     torch.set_num_threads(options.threads)
     began = time.perf_counter()
     contexts = _contexts(options)
-    config = EngineConfig(fusion=FusionConfig(sensitivity_prefixes=options.prefixes))
-    engine = Engine.from_pretrained(options.model, config)
-    with engine:
-        methods = _methods(options, engine._adapter.layer_count)
-        outcomes, seconds = measured(engine, contexts, methods, options.map_rerank)
-        sweeps = {} if options.quick or not options.orders else _orders(engine, contexts, options.orders)
+    outcomes, spent = _shared_out(options)
+    orders = {}
+    if options.orders and not options.quick:
+        with _engine(options) as engine:
+            orders = _orders(engine, contexts, options.orders)
     guess = [question.guess for context in contexts for question in context.questions]
-    results = summarized(outcomes, statistics.mean(guess)) | {"orders": sweeps, "map_rerank_s": seconds}
+    results = summarized(outcomes, statistics.mean(guess)) | {"orders": orders}
+    results["map_rerank_s"] = statistics.median(spent) if spent else None
     results["by_chunk_count"] = _grouped(outcomes, lambda number: len(contexts[number].chunks))
     results["by_chunk_words"] = _grouped(outcomes, lambda number: _length_class(contexts[number]))
     _print(results)
@@ -61,13 +64,39 @@ def main() -> None:
     _plot(results, report.RESULTS / f"{name}.png")
 
 
+def _engine(options: argparse.Namespace) -> Engine:
+    config = EngineConfig(dtype=options.dtype, fusion=FusionConfig(sensitivity_prefixes=options.prefixes))
+    return Engine.from_pretrained(options.model, config)
+
+
+def _shared_out(options: argparse.Namespace) -> tuple[Outcomes, list[float]]:
+    """All outcomes, the contexts shared out to processes; seconds of every MapRerank."""
+    if options.workers == 1:
+        return _part(options, 0)
+    with ProcessPoolExecutor(options.workers, mp_context=get_context("spawn")) as pool:
+        parts = list(pool.map(_part, [options] * options.workers, range(options.workers)))
+    outcomes: Outcomes = defaultdict(list)
+    for found, _ in parts:
+        for name, values in found.items():
+            outcomes[name] += values
+    return outcomes, [seconds for _, spent in parts for seconds in spent]
+
+
+def _part(options: argparse.Namespace, part: int) -> tuple[Outcomes, list[float]]:
+    """One process's share of the contexts."""
+    torch.set_num_threads(options.threads)
+    contexts = dict(list(enumerate(_contexts(options)))[part :: options.workers])
+    with _engine(options) as engine:
+        return measured(engine, contexts, _methods(options, engine._adapter.layer_count), options.map_rerank)
+
+
 def measured(
-    engine: Engine, contexts: Sequence[Context], methods: Sequence[Method], map_rerank: bool
-) -> tuple[Outcomes, dict[str, float]]:
-    """Every question under every method; seconds a question of MapRerank, if wanted."""
+    engine: Engine, contexts: Mapping[int, Context], methods: Sequence[Method], map_rerank: bool
+) -> tuple[Outcomes, list[float]]:
+    """Every question of numbered contexts under every method; seconds of every MapRerank, if wanted."""
     outcomes: Outcomes = defaultdict(list)
     spent = []
-    for number, context in enumerate(contexts):
+    for number, context in contexts.items():
         asker = Asker(engine, context, number)
         outcomes["no context"] += asker.no_context()
         for method in methods:
@@ -76,7 +105,7 @@ def measured(
             for outcome, seconds in asker.map_rerank():
                 outcomes["map-rerank"].append(outcome)
                 spent.append(seconds)
-    return outcomes, {"map-rerank": statistics.median(spent)} if spent else {}
+    return outcomes, spent
 
 
 def summarized(outcomes: Outcomes, guess: float) -> dict[str, Any]:
@@ -168,7 +197,7 @@ def _orders(engine: Engine, contexts: Sequence[Context], count: int) -> dict[str
     ]
     found: dict[str, dict[str, Any]] = {}
     for order in ("told", "reversed", "shuffled"):
-        changed = [quality_data.reordered(context, order) for context in contexts[:count]]
+        changed = {n: quality_data.reordered(context, order) for n, context in enumerate(contexts[:count])}
         outcomes, _ = measured(engine, changed, methods, map_rerank=False)
         found[order] = {
             m.name: {key: statistics.fmean(getattr(o, key) for o in outcomes[m.name]) for key in ("exact", "kl")}
@@ -187,9 +216,10 @@ def _methods(options: argparse.Namespace, layers: int) -> list[Method]:
         methods += [Method(f"{name} {ratio}", ratio, name) for name in options.selectors]
         for name in {"hkvd", "sensitivity"} & set(options.selectors) if ratio in options.triangle else ():
             methods.append(Method(f"{name}, triangle {ratio}", ratio, name, triangle=True))
-        equal = (ratio * layers - 1) / (layers - 1)  # what HKVD has left once its check layer is paid for
-        if "hkvd" in options.selectors and equal > 0:
-            methods.append(Method(f"hkvd, equal compute {ratio}", equal, "hkvd"))
+        if "hkvd" in options.selectors and ratio * layers > 1:  # its check layer can be paid for
+            methods.append(Method(f"hkvd, compute {ratio}", (ratio * layers - 1) / (layers - 1), "hkvd"))
+        if "sensitivity-query" in options.selectors:
+            methods.append(Method(f"sensitivity-query, compute {ratio}", ratio, "sensitivity-query", all_in=True))
     return methods
 
 
@@ -235,7 +265,7 @@ def _print(results: dict[str, Any]) -> None:
         ]
         report.table(("", *SWEEP), cells)
     if results["map_rerank_s"]:
-        print(f"\nMapRerank: {results['map_rerank_s']['map-rerank'] * 1e3:.0f} ms a question (median)")
+        print(f"\nMapRerank: {results['map_rerank_s'] * 1e3:.0f} ms a question (median)")
 
 
 def _plot(results: dict[str, Any], path: Path) -> None:
@@ -283,11 +313,13 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--orders", type=int, default=40, help="contexts on which chunk order is tried; 0: none")
     parser.add_argument("--map-rerank", action=argparse.BooleanOptionalAction, default=True)
     parser.add_argument("--tag", default="", help="added to the results' name")
+    parser.add_argument("--dtype", default="float32", help="float32 keeps rounding out of it")
+    parser.add_argument("--workers", type=int, default=1, help="processes; times mean little with more than one")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--quick", action="store_true", help="few questions and methods, under a minute")
     options = parser.parse_args()
     if options.quick:
-        options.worlds, options.questions = 4, 40
+        options.worlds, options.each = 8, 4
         options.ratios, options.selectors = [0.15], ["hkvd", "sensitivity", "random"]
     return options
 

@@ -33,6 +33,7 @@ class Method:
     selector: str | None = None  # "oracle" is the lens'
     reuse: str = "fused"
     triangle: bool = False  # mask as public code does
+    all_in: bool = False  # `ratio` is the compute: the extra pass of an asking selector is paid out of it
 
 
 @dataclass(frozen=True)
@@ -133,7 +134,7 @@ class Asker:
         prefill = self._engine.prefill(
             question,
             self.chunks,
-            ratio=method.ratio or 0.0,
+            ratio=self._affordable(method, len(ids)),
             selector=self._selector(method) or "none",
             reuse=method.reuse,  # type: ignore[arg-type]
         )
@@ -141,6 +142,11 @@ class Asker:
         kv.length = len(prefill.token_ids) - len(ids)
         rows = prefill.fused.row_layers - len(ids) * self._adapter.layer_count
         return kv, rows, kv.length - len(self._runs.before_documents) - len(self.chunks[0])
+
+    def _affordable(self, method: Method, question: int) -> float:
+        fused = sum(map(len, self.chunks[1:]))
+        ratio = method.ratio or 0.0
+        return max(0.0, ratio - question / fused) if method.all_in and fused else ratio
 
     @torch.no_grad()
     def _drive(self, kv: PromptKV, ids: Sequence[int], start: int, watch: Watch | None = None) -> torch.Tensor:
