@@ -199,7 +199,7 @@ def simulate(
     capacity_share: Annotated[float | None, typer.Option(help="Capacity as a share of the peak live blocks.")] = None,
     memory: Annotated[str | None, typer.Option(help="Capacity in bytes, such as 128G.")] = None,
     disk: Annotated[str | None, typer.Option(help="A tier below, in bytes, such as 10T.")] = None,
-    xi: Annotated[str | None, typer.Option(help="Threshold: tokens (2000), or a TTFT target (200ms).")] = None,
+    xi: Annotated[str | None, typer.Option(help="Threshold: tokens (2000), a TTFT target (200ms), or auto.")] = None,
     xi_blocks: Annotated[int | None, typer.Option(help="Threshold in blocks.")] = None,
     new_blocks: Annotated[int | None, typer.Option(help="Blocks a turn is expected to add [default: the mean]")] = None,
     block_tokens: Annotated[int, typer.Option(help="Tokens of a block.")] = 16,

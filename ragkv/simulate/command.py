@@ -103,14 +103,16 @@ def blocks_of(text: str, option: str, options: Options) -> int:
 
 
 def xi_of(options: Options, profile: Profile, block_tokens: int) -> tuple[float | None, int]:
-    """The threshold as a time, where it was given as one, and in blocks."""
+    """The threshold as a time, where it was given as one, and in blocks; `auto` is the policy `auto`'s to find."""
     if options.xi is not None and options.xi_blocks is not None:
         raise ConfigError("Give one of --xi and --xi-blocks.")
+    if options.xi == "auto" and "auto" not in options.policies.split(","):
+        raise ConfigError("--xi auto is found by the policy auto alone: name it in --policy.")
     if options.xi is None or options.xi == "auto":
         return None, options.xi_blocks or 0
     found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(ms|)", options.xi.strip())
     if found is None:
-        raise ConfigError(f"--xi {options.xi!r} is neither tokens (2000) nor a TTFT target (200ms).")
+        raise ConfigError(f"--xi {options.xi!r} is neither tokens (2000) nor a TTFT target (200ms) nor auto.")
     if found[2] == "ms":
         return float(found[1]), profile.xi_blocks(float(found[1]), block_tokens)
     return None, int(float(found[1])) // block_tokens

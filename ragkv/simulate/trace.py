@@ -107,7 +107,7 @@ class Trace:
 def read_rows(path: Path, block_tokens: int) -> Trace:
     """A trace from its CSV form; raises `InputError` naming the line and what is wrong with it."""
     try:
-        with path.open(newline="", encoding="utf-8") as file:
+        with path.open(newline="", encoding="utf-8-sig") as file:
             reader = csv.reader(file)
             header = [name.strip() for name in next(reader, [])]
             missing = [name for name in COLUMNS if name not in header]

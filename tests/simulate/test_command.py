@@ -67,6 +67,7 @@ def test_a_disk_below_serves_what_memory_dropped(rows: Path, capsys: pytest.Capt
         ({"memory": "much"}, "'much' is no amount of bytes"),
         ({"capacity_blocks": 1, "xi": "soon"}, "'soon' is neither tokens"),
         ({"capacity_blocks": 1, "xi": "5", "xi_blocks": 5}, "Give one of --xi"),
+        ({"capacity_blocks": 1, "xi": "auto"}, "found by the policy auto alone"),
         ({"capacity_blocks": 1, "xi_blocks": -5}, "xi_blocks is -5"),
         ({"capacity_blocks": 1, "new_blocks": -5}, "new_blocks is -5"),
         ({"capacity_blocks": 1, "block_tokens": 0}, "block-tokens is 0"),
