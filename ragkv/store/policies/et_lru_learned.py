@@ -10,7 +10,7 @@ what proved useful, min(sh, in - xi) of the L blocks before it: Q = xi - (L - us
 was lost. Without a threshold it is therefore not LRU, but better.
 
 With exponential gaps every horizon ranks as the posterior does. With heavy tails a conversation that may return some
-day is worth less than one that returns soon; h is twice the 90th percentile of the gaps.
+day is worth less than one that returns soon; h is twice the 95th percentile of the gaps.
 """
 
 from dataclasses import replace
@@ -25,7 +25,7 @@ class LearnedETLRU(ETLRUPosterior):
 
     name = "et-lru-learned"
     RATIO = 0.5  # of P within a class
-    HORIZON = 2.0, 0.9  # times this quantile of gaps
+    HORIZON = 2.0, 0.95  # times this quantile of gaps
     EVERY = 64  # gaps between two looks at the horizon
 
     def __init__(self, settings: PolicySettings | None = None) -> None:
