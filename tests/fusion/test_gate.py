@@ -83,6 +83,19 @@ def test_a_refused_engine_and_every_later_one_like_it_use_a_full_prefill(
     assert reuse.fused == 0 and "refused" in reuse.notes[0]
 
 
+READER = Path(__file__).resolve().parents[2] / "ragkv" / "model" / "reader" / "model.safetensors"
+
+
+@pytest.mark.skipif(not READER.exists(), reason="the reader's weights are not in the package yet")
+def test_the_bundled_reader_passes_on_the_built_in_text_and_is_refused_without_re_rotation(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with Engine.from_pretrained("reader") as engine:
+        assert gate(engine, ratios=[0.2, 0.3]).ratio is not None
+        monkeypatch.setattr(fusor._Pass, "place", unrotated)
+        assert gate(engine, ratios=[0.3, 0.5]).ratio is None
+
+
 def test_ratio_1_is_a_full_prefill_and_progress_is_told() -> None:
     told: list[tuple[int, int]] = []
     with house.engine() as engine:
