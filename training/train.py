@@ -175,6 +175,7 @@ def save_reader(reader: Reader, folder: Path) -> None:
     half = {name: value.to(torch.bfloat16).clone() for name, value in weights.items()}
     save_file(half, str(folder / "model.new"), metadata={"format": "pt"})
     (folder / "model.new").replace(folder / "model.safetensors")
+    (folder / "model.safetensors").chmod(0o644)
     build().save_pretrained(str(folder))
 
 
