@@ -15,7 +15,6 @@ def main() -> None:
     """Run the command line; never shows a traceback for an error raised on purpose."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s: %(message)s", stream=sys.stderr)
-    logging.getLogger("bm25s").setLevel(logging.WARNING)  # it sets itself to DEBUG
     from .app import app
 
     try:

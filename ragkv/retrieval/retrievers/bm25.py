@@ -5,6 +5,7 @@ a snapshot for the next process. A text that shares no term with the query is no
 """
 
 import json
+import logging
 import re
 from pathlib import Path
 from typing import Any, Self
@@ -45,7 +46,7 @@ class Bm25(Retriever):
         loaded = corpus.load_snapshot(cls.name, cls._read)
         if isinstance(loaded, cls):
             return loaded
-        import bm25s  # a third of a second
+        bm25s = _bm25s()
 
         numbers, texts = corpus.texts()
         tokenized = [terms(text) for text in texts]
@@ -78,7 +79,7 @@ class Bm25(Retriever):
 
     @classmethod
     def _read(cls, directory: Path) -> Self:
-        import bm25s
+        bm25s = _bm25s()
 
         numbers = np.load(directory / "numbers.npy", allow_pickle=False)
         scorer = bm25s.BM25.load(directory, mmap=True, show_progress=False)
@@ -86,3 +87,10 @@ class Bm25(Retriever):
         if saved != len(numbers):
             raise ValueError(f"{saved} scored texts, {len(numbers)} numbers")
         return cls(numbers, scorer)
+
+
+def _bm25s() -> Any:
+    import bm25s  # a third of a second
+
+    logging.getLogger("bm25s").setLevel(logging.WARNING)  # it sets itself to DEBUG
+    return bm25s
