@@ -166,7 +166,7 @@ def main() -> None:
     """Score a reader and print the model card's tables."""
     parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--worlds", type=int, default=240)
+    parser.add_argument("--worlds", type=int, default=264)
     parser.add_argument("--sets", nargs="*", default=list(SETS))
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--quick", action="store_true", help="bf16 arithmetic")
