@@ -118,9 +118,9 @@ class TestDamage:
     def test_in_an_answer_shows_in_its_report(self, tmp_path: Path) -> None:
         with on_disk(tmp_path) as engine:
             engine.warm([A, B])
-            clean = engine.answer(Q, [B, A], ratio=1.0, max_new_tokens=4)
+            clean = engine.answer(Q, [B, A], ratio=1.0, selector="hkvd", max_new_tokens=4)
             damage_layer(file_of(engine, tmp_path, A), 3)
-            hurt = engine.answer(Q, [B, A], ratio=1.0, max_new_tokens=4)
+            hurt = engine.answer(Q, [B, A], ratio=1.0, selector="hkvd", max_new_tokens=4)
             assert hurt.token_ids == clean.token_ids
             assert len(hurt.reuse.notes) == 1
 
