@@ -8,7 +8,8 @@ full prefill in the same run.
 EM, F1, ROUGE-L; PGR = (method - no context) / (full prefill - no context); gap closed = (method - full reuse) / (full
 prefill - full reuse); KL of the answer's first token; attention deviation. "compute" is row-layers beyond full reuse
 over those of recomputing all that is fused, extra passes counted: `sensitivity` at 15 % costs .15, HKVD also a layer,
-`sensitivity-query` also the question; "compute .15" in a name gives what is left after that to recompute.
+`sensitivity-query` also the question; "compute .15" in a name gives what is left after that to recompute. "context" is
+the same over the row-layers of the whole context, of which the first chunk is exact.
 Intervals are 95 % bootstraps over contexts, differences paired. This measures one small model's reading of prose like
 its training's; `benchmarks/fidelity.py` asks a model nobody here trained.
 """
@@ -39,6 +40,7 @@ SELECTORS = (
 RATIOS = (0.05, 0.1, 0.15, 0.3, 0.5)
 SWEEP = ("full prefill", "full reuse", "hkvd 0.15", "sensitivity 0.15")
 RESAMPLES = 2000
+TIMED = 15  # contexts on which MapReduce is timed
 
 Outcomes = dict[str, list[Outcome]]
 
@@ -49,13 +51,14 @@ def main() -> None:
     began = time.perf_counter()
     contexts = _contexts(options)
     outcomes, spent = _shared_out(options)
-    orders = {}
+    orders, seconds = {}, {}
     if options.orders and not options.quick:
         with _engine(options) as engine:
             orders = _orders(engine, contexts, options.orders)
+            seconds |= _seconds(engine, contexts[:TIMED])
     guess = [question.guess for context in contexts for question in context.questions]
     results = summarized(outcomes, statistics.mean(guess)) | {"orders": orders}
-    results["map_rerank_s"] = statistics.median(spent) if spent else None
+    results["seconds"] = seconds | ({"map-rerank": statistics.median(spent)} if spent else {})
     results["by_chunk_count"] = _grouped(outcomes, lambda number: len(contexts[number].chunks))
     results["by_chunk_words"] = _grouped(outcomes, lambda number: _length_class(contexts[number]))
     _print(results)
@@ -206,6 +209,15 @@ def _orders(engine: Engine, contexts: Sequence[Context], count: int) -> dict[str
     return found
 
 
+def _seconds(engine: Engine, contexts: Sequence[Context]) -> dict[str, float]:
+    """Median seconds of one question: full prefill and MapReduce, which is here for its time alone."""
+    askers = [Asker(engine, context, 0) for context in contexts]
+    return {
+        "full prefill": statistics.median(asker.full_prefill_s() for asker in askers),
+        "map-reduce": statistics.median(asker.map_reduce_s() for asker in askers),
+    }
+
+
 def _methods(options: argparse.Namespace, layers: int) -> list[Method]:
     methods = [
         Method("full prefill", reuse="none"),
@@ -236,7 +248,20 @@ def _print(results: dict[str, Any]) -> None:
     methods = results["methods"]
     types = list(methods["full prefill"]["types"])
     print(f"{results['questions']} questions on {results['contexts']} contexts, guess floor {results['guess']:.3f}\n")
-    heads = ("method", *types, "EM", "95 %", "F1", "ROUGE-L", "KL", "attn dev", "PGR", "gap closed", "compute")
+    heads = (
+        "method",
+        *types,
+        "EM",
+        "95 %",
+        "F1",
+        "ROUGE-L",
+        "KL",
+        "attn dev",
+        "PGR",
+        "gap closed",
+        "compute",
+        "context",
+    )
     rows = []
     for name, row in methods.items():
         low_high = "-".join(f"{v:.3f}" for v in row["exact_95"])
@@ -245,6 +270,7 @@ def _print(results: dict[str, Any]) -> None:
             (
                 name, *(f"{row['types'][kind]:.2f}" for kind in types), row["exact"], low_high, row["f1"], row["rouge"],
                 row["kl"], row["attention_deviation"], f"{row['pgr']:.2f}", closed, row["compute"],
+                row["context_compute"],
             )
         )  # fmt: skip
     report.table(heads, rows)
@@ -264,8 +290,8 @@ def _print(results: dict[str, Any]) -> None:
             (key, *(f"{v[n]['exact']:.3f} ({v[n]['kl']:.2f})" for n in SWEEP)) for key, v in results["orders"].items()
         ]
         report.table(("", *SWEEP), cells)
-    if results["map_rerank_s"]:
-        print(f"\nMapRerank: {results['map_rerank_s'] * 1e3:.0f} ms a question (median)")
+    if results["seconds"]:
+        print("\nmedian ms a question:", {name: round(value * 1e3) for name, value in results["seconds"].items()})
 
 
 def _plot(results: dict[str, Any], path: Path) -> None:

@@ -22,6 +22,7 @@ from ragkv.model import PromptKV, Rows, Watch
 from ragkv.model.decoding import end_tokens
 
 MAX_NEW_TOKENS = 12
+SUMMARY_TOKENS = 24
 
 
 @dataclass(frozen=True)
@@ -49,6 +50,7 @@ class Outcome:
     kl: float  # nats, full prefill against this method, of the answer's first token; NaN for MapRerank
     attention_deviation: float  # see `Attention`; NaN where it was not measured
     compute: float  # row-layers beyond full reuse over those of a full recompute of what is fused
+    context_compute: float  # the same over those of the whole context, of which some is exact
     prefill_compute: float  # row-layers over a full prefill's, question included
 
 
@@ -202,6 +204,7 @@ class Asker:
             _divergence(reference.log_probabilities, log_probabilities),
             deviation,
             rows / (layers * max(1, candidates)),
+            rows / (layers * kv.length),
             (rows + layers * len(ids)) / (layers * whole),
         )
 
@@ -210,11 +213,9 @@ class Asker:
         assert self._engine.tokenizer is not None
         return str(self._engine.tokenizer.decode(list(tokens), skip_special_tokens=True)).strip()
 
-    def _scored(
-        self, question: Question, answer: str, kl: float, deviation: float, compute: float, prefill_compute: float
-    ) -> Outcome:
+    def _scored(self, question: Question, answer: str, kl: float, deviation: float, *compute: float) -> Outcome:
         scores = [best(metric, answer, question.golds) for metric in (exact_match, token_f1, rouge_l)]
-        return Outcome(self._number, question.type, answer, *scores, kl, deviation, compute, prefill_compute)
+        return Outcome(self._number, question.type, answer, *scores, kl, deviation, *compute)
 
     def no_context(self) -> Iterator[Outcome]:
         """Every question without chunks."""
@@ -222,7 +223,7 @@ class Asker:
             ids = (*self._runs.before_documents, *self.tail(question))
             log_probabilities, tokens = self.answer(self._adapter.new_kv(0), ids, 0)
             kl = _divergence(reference.log_probabilities, log_probabilities)
-            yield self._scored(question, self.text(tokens), kl, math.nan, 0.0, 0.0)
+            yield self._scored(question, self.text(tokens), kl, math.nan, 0.0, 0.0, 0.0)
 
     def map_rerank(self) -> Iterator[tuple[Outcome, float]]:
         """Every question asked of each chunk alone; the surest answer that is not "unknown" wins. Seconds beside it."""
@@ -234,7 +235,30 @@ class Asker:
                 answers.append((float(log_probabilities.max()), self.text(tokens)))
             known = [pair for pair in answers if pair[1].lower() != "unknown"] or answers
             spent = time.perf_counter() - began
-            yield self._scored(question, max(known)[1], math.nan, math.nan, 1.0, 1.0), spent
+            yield self._scored(question, max(known)[1], math.nan, math.nan, 1.0, 1.0, 1.0), spent
+
+    def map_reduce_s(self) -> float:
+        """Seconds of the first question by MapReduce: a summary of every chunk, then the question over those.
+
+        Time alone: the reader cannot summarise, so its tokens stand in for a summary of `SUMMARY_TOKENS`.
+        """
+        began, ids, summaries = time.perf_counter(), self.tail(self._context.questions[0]), []
+        prefix = self._runs.before_documents
+        for chunk in self.chunks:
+            kv = self._adapter.new_kv(len(prefix) + len(chunk) + SUMMARY_TOKENS)
+            self._drive(kv, (*prefix, *chunk.token_ids), 0)
+            for step, token in enumerate(chunk.token_ids[:SUMMARY_TOKENS]):
+                self._drive(kv, [token], len(prefix) + len(chunk) + step)
+            summaries += chunk.token_ids[:SUMMARY_TOKENS]
+        self.answer(self._adapter.new_kv(0), (*prefix, *summaries, *ids), 0)
+        return time.perf_counter() - began
+
+    def full_prefill_s(self) -> float:
+        """Seconds of the first question over a full prefill."""
+        began, ids = time.perf_counter(), self.tail(self._context.questions[0])
+        context = [token for chunk in self.chunks for token in chunk.token_ids]
+        self.answer(self._adapter.new_kv(0), (*self._runs.before_documents, *context, *ids), 0)
+        return time.perf_counter() - began
 
 
 def _divergence(wanted: torch.Tensor, got: torch.Tensor) -> float:
