@@ -47,7 +47,7 @@ class FusionConfig:
     """How stored entries become one prompt's KV (CacheBlend sections 4 and 5)."""
 
     ratio: float = 0.15  # recompute ratio: share of the fused, inexact tokens recomputed in each layer
-    selector: str = "sensitivity"  # which tokens: see ragkv.fusion.SELECTORS
+    selector: str = "sensitivity-query"  # which tokens: see ragkv.fusion.SELECTORS
     read_ahead_layers: int = 2  # B: layers read ahead of the one being fused
     seed: int = 0  # of the `random` selector
     sensitivity_prefixes: int = 2  # k: unrelated texts behind which a chunk is scored at ingest; 0 stores no scores

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 _PLACES = (Path(__file__).parents[1] / "examples", Path(__file__).parents[2] / "examples")  # installed; a checkout
 _NEW_TOKENS = 24
+_SHAPE_RUNS = 2
 _K = 12  # passages a question: the whole example world
 
 
@@ -68,7 +69,7 @@ def run(model: str, home: Path | None, repeats: int, shape: str | None, as_json:
             say(_lines(results[-1]))
         summary = _summary(results)
         say(_closing(summary, model))
-    timed = _time_shape(shape, repeats, say) if shape else None
+    timed = _time_shape(shape, say) if shape else None
     if as_json:
         output.print_json({"questions": results, "summary": summary, "shape": timed})
 
@@ -128,7 +129,7 @@ def _timed(rag: "Rag", turns: list[str], chunks: list[Chunk], reuse: ReuseMode, 
     return answers[-1], statistics.median(answer.timing.first_token_s for answer in answers)
 
 
-def _time_shape(shape: str, repeats: int, say: Callable[[str], None]) -> dict[str, float]:
+def _time_shape(shape: str, say: Callable[[str], None]) -> dict[str, float]:
     """TTFT of a real architecture's shape, six chunks of 512 tokens; random weights, so no answers."""
     import torch
 
@@ -149,7 +150,7 @@ def _time_shape(shape: str, repeats: int, say: Callable[[str], None]) -> dict[st
         engine.warm(chunks, on_encode)
         times = {
             name: statistics.median(
-                engine.prefill(question, chunks, **how).timing.first_token_s for _ in range(repeats + 1)
+                engine.prefill(question, chunks, **how).timing.first_token_s for _ in range(_SHAPE_RUNS)
             )
             for name, how in ways.items()
         }
