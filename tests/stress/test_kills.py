@@ -17,7 +17,7 @@ import pytest
 from ragkv.store import Store
 
 from ..store.entries import digest, make_entry, read_all
-from .writing import DISK_BYTES, PER_ROUND, config_of, entry_of, number_of, write_for_ever
+from .writing import DISK_BYTES, LARGEST_BYTES, PER_ROUND, config_of, entry_of, number_of, write_for_ever
 
 FORKSERVER = multiprocessing.get_context("forkserver")
 FORKSERVER.set_forkserver_preload(["tests.stress.writing"])
@@ -61,7 +61,11 @@ def check_after_kill(directory: Path, diary: Path, counts: collections.Counter[s
                 entry = read_all(lease)
             assert digest(entry.kv, entry.sensitivity) == expected(number_of(entry)), "wrong bytes were served"
             served.add(number_of(entry))
-        assert kept - deleting <= served, "an entry that was promised is lost"
+        promised = kept - deleting
+        lost = promised - served
+        if lost:  # on a fast machine a round overflows the tier, which evicts its oldest entries
+            full = DISK_BYTES - store.stats().tiers[0].used_bytes < LARGEST_BYTES
+            assert full and max(lost) < min(promised & served), "an entry that was promised is lost"
         assert not deleted & served, "a deleted entry came back"
         (disk,) = store.stats().tiers
         assert disk.damaged == 0, "a kill left a damaged entry visible"

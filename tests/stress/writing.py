@@ -11,6 +11,7 @@ from ragkv.store import Entry, Store
 from ..store.entries import IDENTITY, ids_of, make_entry
 
 DISK_BYTES = 6 * 1024**2
+LARGEST_BYTES = 1024**2  # room that may be left when the tier is full: its evictions free some more than needed
 PER_ROUND = 10_000  # numbers of one round's entries
 
 
