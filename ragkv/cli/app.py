@@ -256,13 +256,13 @@ def demo(
     model: Model = "reader",
     home: Annotated[Path | None, typer.Option(help="Keep index and KV here [default: a temporary folder].")] = None,
     repeats: Annotated[int, typer.Option(min=1, help="Runs of each timing; the median is shown.")] = 3,
-    shape: Annotated[str, typer.Option(help="Time this shape too, random weights; or none.")] = "qwen2.5-0.5b",
+    shape: Annotated[str | None, typer.Option(help="Time this shape too, random weights: qwen2.5-0.5b.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Ingest the example corpus and answer its questions four ways: full, exact-prefix, cold and warm fused."""
     from .demo import run
 
-    run(model, home, repeats, None if shape == "none" else shape, as_json)
+    run(model, home, repeats, shape, as_json)
 
 
 def _need_home(home: Path) -> None:
