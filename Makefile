@@ -7,7 +7,7 @@ STAMP := $(VENV)/.installed
 .PHONY: demo test test-slow check bench clean
 
 demo: $(STAMP)
-	HF_HUB_OFFLINE=1 $(BIN)/ragkv demo
+	HF_HUB_OFFLINE=1 $(BIN)/ragkv demo --shape qwen2.5-0.5b
 
 test: $(STAMP)
 	HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -m "not slow"
