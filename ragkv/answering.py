@@ -18,7 +18,7 @@ class Answerer:
     """Decodes answers for one model. Holds no request's state."""
 
     def __init__(self, adapter: Adapter, tokenizer: Any | None, activity: Activity) -> None:
-        self._adapter, self._tokenizer, self._activity = adapter, tokenizer, activity
+        self._adapter, self._activity = adapter, activity
         self._end_tokens = end_tokens(adapter.model, tokenizer)
 
     def stream(
