@@ -48,12 +48,12 @@ class FusionConfig:
 
     ratio: float = 0.15  # recompute ratio: share of the fused, inexact tokens recomputed in each layer
     selector: str = "sensitivity-query"  # which tokens: see ragkv.fusion.SELECTORS
-    read_ahead_layers: int = 2  # B: layers read ahead of the one being fused
+    read_ahead_layers: int = 2  # B: layers read ahead of the one being fused; 0: none
     seed: int = 0  # of the `random` selector
     sensitivity_prefixes: int = 2  # k: unrelated texts behind which a chunk is scored at ingest; 0 stores no scores
 
     def __post_init__(self) -> None:
-        _at_least(self, read_ahead_layers=1, sensitivity_prefixes=0)
+        _at_least(self, read_ahead_layers=0, sensitivity_prefixes=0)
         if not 0.0 <= self.ratio <= 1.0:
             raise ConfigError(f"fusion.ratio is {self.ratio}; it is a share and must lie in [0, 1].")
 

@@ -11,7 +11,7 @@ import queue
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 
 import torch
 
@@ -89,24 +89,28 @@ class Encoder:
         self._prefixes: OrderedDict[str, Entry] = OrderedDict()  # by frequencies
         self._lock = threading.Lock()
 
-    def prefix(self, length: int) -> ResidentLease | None:
+    def prefix(
+        self, length: int, turn: Callable[[], AbstractContextManager[object]] = nullcontext
+    ) -> ResidentLease | None:
         """The prefix's KV under the frequencies of a prompt of `length` tokens; `None` if there is no prefix.
 
-        The caller holds the compute lock.
+        `turn` gives the compute lock, should it have to be encoded; by default the caller holds it.
         """
         if not self._prefix_ids:
             return None
         frequencies = self._adapter.rope.frequencies(length)
         with self._lock:
             entry = self._prefixes.get(frequencies)
-            if entry is None:
-                if self._adapter.rope.frequencies(len(self._prefix_ids)) != frequencies:
-                    return None  # cannot be computed apart from a prompt of that length: the prompt computes it
+        if entry is None:
+            if self._adapter.rope.frequencies(len(self._prefix_ids)) != frequencies:
+                return None  # cannot be computed apart from a prompt of that length: the prompt computes it
+            with turn():
                 entry = self._encode(self._prefix_ids, behind=())
+            with self._lock:
                 self._prefixes[frequencies] = entry
                 if len(self._prefixes) > KEPT_PREFIXES:
                     self._prefixes.popitem(last=False)
-            return ResidentLease(entry)
+        return ResidentLease(entry)
 
     def chunk(self, token_ids: tuple[int, ...]) -> Entry:
         """The entry of a chunk, scored if there is a scorer. The caller holds the compute lock."""
@@ -135,7 +139,8 @@ class Encoder:
         spans.append(Span(SpanKind.CHUNK, start, stop, SpanState.COMPUTED))
         record = self._adapter.new_recording(start, stop)
         plan = Plan.of(torch.tensor(behind + token_ids), spans)
-        self._fusor.fuse(plan, make_selector("none"), 0.0, record=record)
+        with self._fusor.open(plan, make_selector("none"), 0.0) as fusing:
+            fusing.run(record=record)
         identity = dataclasses.replace(self.identity, context=ids_digest(behind))
         info = EntryInfo(
             key=identity.key(token_ids),

@@ -79,7 +79,7 @@ class Engine:
         self._background = BackgroundEncoder(self._encoder, self._store, self._activity)
         if settings.directory is not None:
             self._intake.heed(verdict.load(settings.directory, self._encoder.identity, fusion.selector))
-        planner = Planner(adapter, self._encoder, self._store)
+        planner = Planner(adapter, self._encoder, self._store, self._activity)
         self._prefiller = Prefiller(planner, self._fusor, self._background, self._activity, adapter.layer_count)
         self._answerer = Answerer(adapter, tokenizer, self._activity)
         self._sessions: dict[str, Session] = {}

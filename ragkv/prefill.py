@@ -52,26 +52,32 @@ class Prefiller:
         self._activity, self._layers = activity, layers
 
     def prefill(self, prompt: Prompt, how: How, room: int, began: float) -> Prefill:
-        """The prefill of `prompt`, with room for an answer of `room` tokens; times count from `began`."""
+        """The prefill of `prompt`, with room for an answer of `room` tokens; times count from `began`.
+
+        Its first layers are read while others still compute; the model is taken only then.
+        """
         damaged: dict[str, str] = {}  # why, by key
-        with self._activity.turn():
-            queued = time.perf_counter()
-            while True:
-                with ExitStack() as leases:
-                    planned = self._planner.plan(prompt, how.reuse, damaged, leases)
-                    for index in planned.missed + planned.unscored:  # now: a deletion from here on undoes it
-                        self._background.add(prompt.chunks[index])
-                    looked_up = time.perf_counter()
-                    selector, fallback = usable(how.selector, planned.plan.candidates, how.ratio)
-                    ratio, guarded = self._guarded(how, planned)
-                    try:
-                        fused = self._fusor.fuse(planned.plan, selector, ratio, room)
-                        break
-                    except EntryDamagedError as error:
-                        damaged[error.key] = str(error)
+        lookup_s = 0.0
+        while True:
+            with ExitStack() as held:
+                looking = time.perf_counter()
+                planned = self._planner.plan(prompt, how.reuse, damaged, held)
+                for index in planned.missed + planned.unscored:  # now: a deletion from here on undoes it
+                    self._background.add(prompt.chunks[index])
+                selector, fallback = usable(how.selector, planned.plan.candidates, how.ratio)
+                ratio, guarded = self._guarded(how, planned)
+                fusing = held.enter_context(self._fusor.open(planned.plan, selector, ratio))
+                lookup_s += time.perf_counter() - looking
+                try:
+                    with self._activity.turn():
+                        waited = time.perf_counter() - began - lookup_s
+                        fused = fusing.run(room)
+                    break
+                except EntryDamagedError as error:
+                    damaged[error.key] = str(error)
         timing = Timing(
-            queue_s=queued - began,
-            lookup_s=looked_up - queued,
+            queue_s=waited,
+            lookup_s=lookup_s,
             load_s=fused.load_s,
             fuse_s=fused.fuse_s,
             prefill_s=fused.prefill_s,

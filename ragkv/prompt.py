@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 
 from .config import ReuseMode
-from .encoding import Encoder
+from .encoding import Activity, Encoder
 from .fusion import Plan, Span, SpanKind, SpanState
 from .intake import Prompt
 from .model import Adapter
@@ -29,13 +29,13 @@ class Planned:
 class Planner:
     """Decides every span's fate."""
 
-    def __init__(self, adapter: Adapter, encoder: Encoder, store: Store) -> None:
-        self._adapter, self._encoder, self._store = adapter, encoder, store
+    def __init__(self, adapter: Adapter, encoder: Encoder, store: Store, activity: Activity) -> None:
+        self._adapter, self._encoder, self._store, self._activity = adapter, encoder, store, activity
 
     def plan(self, prompt: Prompt, reuse: ReuseMode, without: Container[str], leases: ExitStack) -> Planned:
         """The plan of `prompt`, its leases opened on `leases`; keys in `without` are taken as misses.
 
-        The caller holds the compute lock: the prefix may have to be encoded.
+        Takes its turn at the model if the prefix has to be encoded.
         """
         length, behind_prefix = len(prompt.token_ids), len(prompt.prefix)
         spans = [self._prefix(prompt, reuse, length)] if prompt.prefix else []
@@ -65,7 +65,7 @@ class Planner:
         return Planned(Plan.of(torch.tensor(prompt.token_ids), spans), tuple(missed), tuple(unscored))
 
     def _prefix(self, prompt: Prompt, reuse: ReuseMode, length: int) -> Span:
-        lease = self._encoder.prefix(length) if reuse != "none" else None
+        lease = self._encoder.prefix(length, self._activity.turn) if reuse != "none" else None
         state = SpanState.COMPUTED if lease is None else SpanState.EXACT
         return Span(SpanKind.PREFIX, 0, len(prompt.prefix), state, lease)
 

@@ -7,13 +7,16 @@ no tiers; entries are read, never written.
 """
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from types import TracebackType
+from typing import Self
 
 import torch
 
 from ragkv.model import Adapter, PromptKV, Recording, Rows, Watch
+from ragkv.store import Lease
 
 from .guard import left
 from .pipeline import LayerReader
@@ -34,6 +37,7 @@ class Fused:
     load_s: float
     fuse_s: float
     prefill_s: float
+    record: Recording | None  # what was to be collected on the way
 
 
 class Fusor:
@@ -42,39 +46,12 @@ class Fusor:
     def __init__(self, adapter: Adapter, pool: ThreadPoolExecutor, read_ahead_layers: int, seed: int) -> None:
         self._adapter, self._pool, self._ahead, self._seed = adapter, pool, read_ahead_layers, seed
 
-    @torch.no_grad()
-    def fuse(
-        self, plan: Plan, selector: Selector, ratio: float, room: int = 0, record: Recording | None = None
-    ) -> Fused:
-        """Carry out `plan`; allocate `room` more positions for an answer. Raises `EntryDamagedError` of a lease."""
-        adapter, began = self._adapter, time.perf_counter()
-        length = plan.token_ids.numel()
-        work = _Pass(adapter, plan, selector, ratio, adapter.new_kv(length + room), record)
-        work.choose(self._first_choice(plan, selector, ratio))
-        spans = work.needed_spans()
-        leases = [span.lease for span in spans if span.lease is not None]
-        with LayerReader(leases, adapter.layer_count, self._ahead, self._pool, adapter.device) as reader:
-            for layer in range(adapter.layer_count):
-                slices = reader.layer(layer)
-                work.place(layer, spans, slices)
-                work.narrow(layer, spans, slices)
-                work.run(layer)
-            if work.asking is not None:  # all is in place, and the question has looked at it
-                work.choose(work.asking.select(plan.candidates, work.attention(), ratio))
-                for layer in range(adapter.layer_count):
-                    work.run(layer)
-            work.kv.length = length
-            return Fused(
-                work.kv,
-                adapter.logits(work.hidden[:, -1:])[0],
-                tuple(work.selected_by_layer),
-                work.row_layers,
-                work.left(),
-                reader.bytes_by_tier(),
-                reader.waited_s,
-                work.placing_s,
-                time.perf_counter() - began,
-            )
+    def open(self, plan: Plan, selector: Selector, ratio: float) -> "Fusing":
+        """Begin to read what `plan` needs; whoever has the model then calls `run`. Close it, run or not."""
+        return Fusing(self._adapter, plan, selector, ratio, self._first_choice(plan, selector, ratio), self._reader)
+
+    def _reader(self, leases: Sequence[Lease]) -> LayerReader:
+        return LayerReader(leases, self._adapter.layer_count, self._ahead, self._pool, self._adapter.device)
 
     def _first_choice(self, plan: Plan, selector: Selector, ratio: float) -> torch.Tensor:
         """Indices of the candidates recomputed in layer 0."""
@@ -82,6 +59,86 @@ class Fusor:
         if isinstance(selector, StaticSelector):
             return selector.select(plan.candidates, ratio, self._seed)
         return torch.arange(count if isinstance(selector, CheckingSelector) and budget(ratio, count) else 0)
+
+
+class Fusing:
+    """One plan being carried out: its first layers are read while other requests still compute (CachedAttention 3.2.1)."""
+
+    def __init__(
+        self,
+        adapter: Adapter,
+        plan: Plan,
+        selector: Selector,
+        ratio: float,
+        first_choice: torch.Tensor,
+        reader: Callable[[Sequence[Lease]], LayerReader],
+    ) -> None:
+        self._adapter, self._plan, self._selector, self._ratio = adapter, plan, selector, ratio
+        self._first_choice = first_choice
+        self._spans = _needed(plan, selector, ratio, first_choice)
+        self._reader = reader([span.lease for span in self._spans if span.lease is not None])
+
+    @torch.no_grad()
+    def run(
+        self, room: int = 0, record: Recording | None = None, between: Callable[[], None] = lambda: None
+    ) -> Fused:
+        """Carry out the plan; allocate `room` more positions for an answer. The caller has the model to itself.
+
+        `record` collects what lies in its range, placed or computed. `between` is called between layers: others may
+        decode a step there, and what it raises ends the pass. Raises `EntryDamagedError` of a lease.
+        """
+        adapter, reader, began = self._adapter, self._reader, time.perf_counter()
+        length = self._plan.token_ids.numel()
+        kv = adapter.new_kv(length + room)
+        work = _Pass(adapter, self._plan, self._selector, self._ratio, kv, record)
+        work.choose(self._first_choice)
+        for layer in range(adapter.layer_count):
+            slices = reader.layer(layer)
+            work.place(layer, self._spans, slices)
+            work.narrow(layer, self._spans, slices)
+            work.run(layer)
+            between()
+        if work.asking is not None:  # all is in place, and the question has looked at it
+            work.choose(work.asking.select(self._plan.candidates, work.attention(), self._ratio))
+            for layer in range(adapter.layer_count):
+                work.run(layer)
+                between()
+        kv.length = length
+        return Fused(
+            kv,
+            adapter.logits(work.hidden[:, -1:])[0],
+            tuple(work.selected_by_layer),
+            work.row_layers,
+            work.left(),
+            reader.bytes_by_tier(),
+            reader.waited_s,
+            work.placing_s,
+            time.perf_counter() - began,
+            record,
+        )
+
+    def close(self) -> None:
+        """Wait for reads under way. Twice is harmless."""
+        self._reader.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _needed(plan: Plan, selector: Selector, ratio: float, chosen: torch.Tensor) -> tuple[Span, ...]:
+    """The spans to be read: not those of which every token is recomputed in every layer anyway."""
+    loaded = plan.loaded()
+    if isinstance(selector, CheckingSelector) and budget(ratio, len(plan.candidates)):
+        return loaded
+    computed = torch.zeros(plan.token_ids.numel(), dtype=torch.bool)
+    computed[plan.forced] = True
+    computed[plan.candidates.positions[chosen]] = True
+    return tuple(span for span in loaded if not computed[span.start : span.stop].all())
 
 
 class _Pass:
@@ -92,7 +149,7 @@ class _Pass:
     ) -> None:
         self._adapter, self._plan, self._ratio, self._record = adapter, plan, ratio, record
         self._device = adapter.device
-        self._tables = adapter.rope.tables(plan.token_ids.numel())
+        self._tables = adapter.rope.tables(plan.reach)
         wanted = budget(ratio, len(plan.candidates)) > 0
         self._checking = selector if isinstance(selector, CheckingSelector) and wanted else None
         self.asking = selector if isinstance(selector, AskingSelector) and wanted else None
@@ -108,15 +165,6 @@ class _Pass:
         self._set_rows(self._plan.candidates.positions[chosen])
         self.hidden = self._adapter.embed(self._plan.token_ids.to(self._device)[self._rows.positions])  # (1, R, E)
         self.selected_by_layer: list[torch.Tensor] = []
-
-    def needed_spans(self) -> tuple[Span, ...]:
-        """The spans to be read: not those of which every token is recomputed in every layer anyway."""
-        loaded = self._plan.loaded()
-        if self._checking is not None:
-            return loaded
-        computed = torch.zeros(self._plan.token_ids.numel(), dtype=torch.bool)
-        computed[self._rows.positions.cpu()] = True
-        return tuple(span for span in loaded if not computed[span.start : span.stop].all())
 
     def left(self) -> float | None:
         """Expected deviation left a candidate."""
@@ -134,17 +182,20 @@ class _Pass:
             return
         began = time.perf_counter()
         cos, sin = self._turns(layer, spans)
-        k_raw = torch.cat([piece[0] for piece in slices], dim=1).unsqueeze(0)  # (1, G, sum T, D): one rotation for all
+        parts = [piece[:, :, span.offset :][:, :, : len(span)] for span, piece in zip(spans, slices, strict=True)]
+        k_raw = torch.cat([part[0] for part in parts], dim=1).unsqueeze(0)  # (1, G, sum T, D): one rotation for all
         k_rot = torch.split(self._adapter.rotate(layer, k_raw, cos, sin), [len(span) for span in spans], dim=2)
-        for span, turned, piece in zip(spans, k_rot, slices, strict=True):
-            self.kv.put(layer, span.start, turned, piece[1].unsqueeze(0))
+        for span, turned, part in zip(spans, k_rot, parts, strict=True):
+            self.kv.put(layer, span.start, turned, part[1].unsqueeze(0))
+            if self._record is not None:
+                self._record.put(layer, span.start, part)
         self.placing_s += time.perf_counter() - began
 
     def _turns(self, layer: int, spans: Sequence[Span]) -> tuple[torch.Tensor, torch.Tensor]:
         """cos and sin of the spans' positions, each (1, sum T, rotary dims); the same for all layers of a kind."""
         kind = self._adapter.rope_kind(layer)
         if kind not in self._placed_turns:
-            parts = [self._tables.span(kind, span.start, span.stop) for span in spans]
+            parts = [self._tables.span(kind, at := span.turned_at, at + len(span)) for span in spans]
             cos, sin = (torch.cat(turns, dim=1) for turns in zip(*parts, strict=True))
             self._placed_turns[kind] = cos, sin
         return self._placed_turns[kind]
@@ -188,6 +239,6 @@ class _Pass:
         for span, piece in zip(spans, slices, strict=True):
             low, high = torch.searchsorted(positions, torch.tensor([span.start, span.stop], device=self._device))
             if low < high:
-                stored = piece[:, :, positions[low:high] - span.start].float()
+                stored = piece[:, :, positions[low:high] - span.start + span.offset].float()
                 squared[low:high] = (fresh[:, :, low:high] - stored).square().sum(dim=(0, 1, 3))
         return squared.sqrt()

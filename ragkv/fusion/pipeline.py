@@ -33,7 +33,7 @@ class LayerReader:
 
     def layer(self, layer: int) -> list[torch.Tensor]:
         """The slices (2, G, T, D) of `layer`, one a lease, on the device; valid until the next call."""
-        if layer + self._ahead < self._layers:
+        if layer + self._ahead < self._layers:  # with nothing read ahead, that is this very layer
             self._submit(layer + self._ahead)
         began = time.perf_counter()
         slices = [future.result() for future in self._pending.pop(layer)]

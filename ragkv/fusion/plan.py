@@ -26,8 +26,9 @@ class SpanKind(Enum):
 class SpanState(Enum):
     """What becomes of it."""
 
-    EXACT = "exact"
-    FUSED = "fused"
+    EXACT = "exact"  # reused, and equal to what a full prefill computes
+    KEPT = "kept"  # history reused as it was made, never recomputed: a fused or a truncated turn left it
+    FUSED = "fused"  # reused, and its tokens are candidates for recompute
     COMPUTED = "computed"
 
 
@@ -39,11 +40,18 @@ class Span:
     start: int
     stop: int
     state: SpanState
-    lease: Lease | None = None  # what EXACT and FUSED spans are read from
+    lease: Lease | None = None  # what all but COMPUTED spans are read from
     chunk: int | None = None  # index into the request's chunks
+    offset: int = 0  # the token of the entry it begins with
+    turned_from: int | None = None  # the position its first key is rotated to, where that is not `start` (NKVT alone)
 
     def __len__(self) -> int:
         return self.stop - self.start
+
+    @property
+    def turned_at(self) -> int:
+        """The position its first key is rotated to."""
+        return self.start if self.turned_from is None else self.turned_from
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +88,11 @@ class Plan:
         forced = computed.nonzero().squeeze(1)
         return cls(token_ids, tuple(spans), forced, _candidates(spans, last))
 
+    @property
+    def reach(self) -> int:
+        """Positions that keys are rotated to: S, unless a span turns its keys further."""
+        return max(self.token_ids.numel(), *(span.turned_at + len(span) for span in self.spans))
+
     def loaded(self) -> tuple[Span, ...]:
         """The spans that are read from leases."""
         return tuple(span for span in self.spans if span.lease is not None)
@@ -95,7 +108,7 @@ def _candidates(spans: Sequence[Span], last: int) -> Candidates:
         index.append(torch.full_like(here, number))
         offset.append(here - span.start)
         if span.lease is not None and span.lease.sensitivity is not None:
-            scores.append(span.lease.sensitivity[: stop - span.start].float())
+            scores.append(span.lease.sensitivity[span.offset :][: stop - span.start].float())
     empty = torch.empty(0, dtype=torch.int64)
     known = bool(fused) and len(scores) == len(fused)
     return Candidates(

@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from transformers import Cache, DynamicCache
 
+from .attention import attend_one
+
 
 @dataclass(frozen=True, slots=True)
 class Rows:
@@ -65,6 +67,13 @@ class PromptKV:
         """Keys and values of the first `length` positions, each (1, G, length, D): views."""
         return self.keys[layer].narrow(2, 0, length), self.values[layer].narrow(2, 0, length)
 
+    def attend(
+        self, layer: int, q_rot: torch.Tensor, window: int | None, scaling: float, softcap: float | None
+    ) -> torch.Tensor:
+        """Attention of the row being decoded, q_rot (1, H, 1, D): it has just been `put` at position `length`."""
+        k_rot, v = self.view(layer, self.length + 1)
+        return attend_one(q_rot, k_rot, v, window, scaling, softcap)
+
     def reserve(self, capacity: int) -> None:
         """Make room for `capacity` positions, keeping what is there."""
         if capacity <= self.capacity:
@@ -96,6 +105,17 @@ class Recording:
     def __init__(self, start: int, stop: int, kv: torch.Tensor) -> None:
         self._start, self._stop = start, stop
         self.kv = kv  # (L, 2, G, T, D), filled as layers run
+
+    @property
+    def start(self) -> int:
+        """The first recorded position."""
+        return self._start
+
+    def put(self, layer: int, start: int, part: torch.Tensor) -> None:
+        """Take what of the stored `part` (2, G, T, D), placed at `start`, falls into the recorded range."""
+        low, high = max(start, self._start), min(start + part.shape[2], self._stop)
+        if low < high:
+            self.kv[layer, :, :, low - self._start : high - self._start] = part[:, :, low - start : high - start]
 
     def add(self, layer: int, rows: Rows, k_raw: torch.Tensor, v: torch.Tensor) -> None:
         """Take what of `k_raw`, `v` (1, G, R, D) falls into the recorded range."""

@@ -192,13 +192,13 @@ class TestDeletion:
 
     def test_during_a_request_that_missed_it_wins(self, monkeypatch: pytest.MonkeyPatch) -> None:
         with engine_of() as engine:
-            original = engine._fusor.fuse
+            original = engine._fusor.open
 
             def fuse(*args: Any, **kwargs: Any) -> Any:
                 engine.delete([A])
                 return original(*args, **kwargs)
 
-            monkeypatch.setattr(engine._fusor, "fuse", fuse)
+            monkeypatch.setattr(engine._fusor, "open", fuse)
             engine.prefill(Q, [A])
             monkeypatch.undo()
             engine.flush()
