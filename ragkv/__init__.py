@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from .config import EngineConfig, FusionConfig, PromptConfig, StoreConfig
 from .errors import RagKVError
-from .types import Answer, Chunk, Citation, Reuse, Timing, TokenEvent
+from .types import Answer, Chunk, Citation, Reuse, Text, Timing, TokenEvent
 
 if TYPE_CHECKING:
     from .engine import Engine
@@ -37,6 +37,7 @@ __all__ = [
     "Reuse",
     "Session",
     "StoreConfig",
+    "Text",
     "Timing",
     "TokenEvent",
     "__version__",

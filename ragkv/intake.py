@@ -10,7 +10,7 @@ from .errors import ConfigError, InputError, PromptTooLongError
 from .fusion import Selector, make_selector
 from .model import Adapter
 from .model.layout import TemplateRuns, encode
-from .types import Chunk, Unset
+from .types import Chunk, Text, Unset
 from .verdict import Verdict
 
 ChunkLike = Chunk | str | Sequence[int]
@@ -24,6 +24,8 @@ class Prompt:
     history: tuple[int, ...]
     chunks: tuple[tuple[int, ...], ...]
     question: tuple[int, ...]  # with the template's tail
+    plain: frozenset[int] = frozenset()  # indices of those chunks that are mere text: computed, never stored
+    own_prefix: bool = True  # whether `prefix` is the application's, behind which entries were encoded
 
     @property
     def token_ids(self) -> tuple[int, ...]:
@@ -75,8 +77,16 @@ class Intake:
         asked = self.encode(question)
         self._check_ids(asked)
         runs = self._runs
+        prefix = runs.before_documents
+        if chunks and isinstance(chunks[0], Text) and chunks[0].opening:
+            prefix, chunks = chunks[0].token_ids, chunks[1:]
         prompt = Prompt(
-            runs.before_documents, history, tuple(chunk.token_ids for chunk in chunks), asked + runs.after_question
+            prefix,
+            history,
+            tuple(chunk.token_ids for chunk in chunks),
+            asked + runs.after_question,
+            frozenset(index for index, chunk in enumerate(chunks) if isinstance(chunk, Text)),
+            prefix == runs.before_documents,
         )
         length = len(prompt.token_ids)
         if length == 0:

@@ -45,7 +45,8 @@ class Planner:
         missed, unscored = [], []
         frequencies = self._adapter.rope.frequencies(length)
         for index, token_ids in enumerate(prompt.chunks):
-            wanted = reuse == "fused" or (reuse == "prefix" and at == behind_prefix)
+            exact = at == behind_prefix and prompt.own_prefix
+            wanted = index not in prompt.plain and (reuse == "fused" or (reuse == "prefix" and exact))
             lease = self._lease(token_ids, without, leases) if wanted else None
             if wanted and lease is None:
                 missed.append(index)
@@ -53,7 +54,7 @@ class Planner:
                 unscored.append(index)
             if lease is None:
                 state = SpanState.COMPUTED
-            elif at == behind_prefix and lease.info.frequencies == frequencies:
+            elif exact and lease.info.frequencies == frequencies:
                 state = SpanState.EXACT  # it saw just what precedes it here
             else:
                 state = SpanState.FUSED if reuse == "fused" else SpanState.COMPUTED
@@ -65,7 +66,8 @@ class Planner:
         return Planned(Plan.of(torch.tensor(prompt.token_ids), spans), tuple(missed), tuple(unscored))
 
     def _prefix(self, prompt: Prompt, reuse: ReuseMode, length: int) -> Span:
-        lease = self._encoder.prefix(length, self._activity.turn) if reuse != "none" else None
+        wanted = reuse != "none" and prompt.own_prefix
+        lease = self._encoder.prefix(length, self._activity.turn) if wanted else None
         state = SpanState.COMPUTED if lease is None else SpanState.EXACT
         return Span(SpanKind.PREFIX, 0, len(prompt.prefix), state, lease)
 

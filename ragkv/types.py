@@ -28,6 +28,16 @@ class Chunk:
 
 
 @dataclass(frozen=True, slots=True)
+class Text(Chunk):
+    """A run of the prompt among its chunks, such as a heading or a separator: always computed, never stored.
+
+    The first may be the prompt's opening, in place of the application's prefix; then no chunk right behind it is exact.
+    """
+
+    opening: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Timing:
     """Where the time of one request went, in seconds."""
 
