@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any, ClassVar
 
 import torch
+from transformers import Cache
 
 from . import attention
 from .promptkv import CaptureCache, Captured, PromptKV, Recording, RowCache, Rows
@@ -142,7 +143,7 @@ class Adapter:
             return self.rotate(layer, raw, cos, sin)
 
         cache = RowCache(kv, rows, rotate, record)
-        return self._call(layer, hidden, rows, attention.RowMask(rows, self.window(layer), rotate, watch), cache)
+        return self.drive(layer, hidden, rows, attention.RowMask(rows, self.window(layer), rotate, watch), cache)
 
     def write_kv(
         self, layer: int, hidden: torch.Tensor, rows: Rows, kv: PromptKV, tables: RotaryTables, record: Recording | None
@@ -157,12 +158,15 @@ class Adapter:
     def project_kv(self, layer: int, hidden: torch.Tensor, rows: Rows) -> tuple[torch.Tensor, torch.Tensor]:
         """Raw keys and values, each (1, G, R, D), that `layer` makes of hidden (1, R, E), without its attention."""
         try:
-            self._call(layer, hidden, rows, None, CaptureCache())
+            self.drive(layer, hidden, rows, None, CaptureCache())
         except Captured as captured:
             return captured.k_raw, captured.v
         raise AssertionError("a layer ran through without updating its cache")
 
-    def _call(self, layer: int, hidden: torch.Tensor, rows: Rows, mask: Any, cache: Any) -> torch.Tensor:
+    def drive(
+        self, layer: int, hidden: torch.Tensor, rows: Rows, mask: attention.Mask | None, cache: Cache
+    ) -> torch.Tensor:
+        """Call `layer` on hidden (1, R, E): `cache` takes its raw keys and values, `mask` its raw queries."""
         ones, zeros = self._identity
         shape = (1, len(rows), ones.shape[-1])
         arguments = {

@@ -3,31 +3,51 @@
 Row i at position p_i sees exactly the keys j with j <= p_i, and j > p_i - window on sliding layers. Public CacheBlend
 code masks scattered rows with a bottom-right triangle, which lets them see the future (CacheBlend section 4.2 leaves
 the mask open). Registered through transformers' attention interface; what a layer takes for its mask is a `RowMask`,
-so a pass carries its own state and nothing global changes.
+so a pass carries its own state and nothing global changes. While many prompts decode together it is another one of
+ours (`batching.py`).
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch.nn import functional
 from transformers import AttentionInterface
 
-from .promptkv import Rows
+if TYPE_CHECKING:
+    from .promptkv import Rows  # which attends over itself, by `attend_one`
 
 IMPLEMENTATION = "ragkv_rows"
 ROWS_PER_BLOCK = 64  # a block of rows reads keys up to its last position only: 1.6x over one block for scattered rows
 
 
+class Mask(Protocol):
+    """What stands where transformers expects a mask: it attends."""
+
+    def attend(
+        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scaling: float, softcap: float | None
+    ) -> torch.Tensor:
+        """Queries (1, H, R, D) before RoPE, keys and values as the layer's `Cache` gave them -> (1, H, R, D)."""
+
+
 @dataclass(frozen=True, slots=True)
 class RowMask:
-    """Stands where transformers expects a mask: who the rows are, and how their queries are rotated."""
+    """The mask of one prompt's rows: who they are, and how their queries are rotated."""
 
-    rows: Rows
+    rows: "Rows"
     window: int | None  # keys a row may look back on a sliding layer, itself included
     rotate: Callable[[torch.Tensor], torch.Tensor]  # (1, H, R, D) -> the same, at the rows' positions
     watch: "Watch | None" = None
+
+    def attend(
+        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scaling: float, softcap: float | None
+    ) -> torch.Tensor:
+        """Queries (1, H, R, D) over keys and values (1, G, S, D) of the whole prompt -> (1, H, R, D)."""
+        q_rot = self.rotate(query)
+        if self.watch is not None:
+            self.watch.add(self, q_rot, key, scaling, softcap)
+        return attend(q_rot, key, value, self.rows, self.window, scaling, softcap)
 
 
 class Watch:
@@ -60,17 +80,13 @@ def row_attention(
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
-    attention_mask: RowMask,
+    attention_mask: Mask,
     scaling: float,
     softcap: float | None = None,
     **_: Any,
 ) -> tuple[torch.Tensor, None]:
-    """The interface's function: query (1, H, R, D) before RoPE, key and value (1, G, S, D) -> (1, R, H, D)."""
-    mask = attention_mask
-    q_rot = mask.rotate(query)
-    if mask.watch is not None:
-        mask.watch.add(mask, q_rot, key, scaling, softcap)
-    out = attend(q_rot, key, value, mask.rows, mask.window, scaling, softcap)
+    """The interface's function: query (1, H, R, D) before RoPE -> (1, R, H, D)."""
+    out = attention_mask.attend(query, key, value, scaling, softcap)
     return out.transpose(1, 2).contiguous(), None
 
 
@@ -78,7 +94,7 @@ def attend(
     q_rot: torch.Tensor,
     k_rot: torch.Tensor,
     v: torch.Tensor,
-    rows: Rows,
+    rows: "Rows",
     window: int | None,
     scaling: float,
     softcap: float | None = None,
@@ -107,7 +123,20 @@ def attend(
     return torch.cat(blocks, dim=2)
 
 
-def is_whole_prompt(rows: Rows, window: int | None) -> bool:
+def attend_one(
+    q_rot: torch.Tensor,
+    k_rot: torch.Tensor,
+    v: torch.Tensor,
+    window: int | None,
+    scaling: float,
+    softcap: float | None = None,
+) -> torch.Tensor:
+    """Exact attention of the row of the last position, q_rot (1, H, 1, D), over keys (1, G, S, D): (1, H, 1, D)."""
+    low = 0 if window is None else max(0, k_rot.shape[2] - window)
+    return _attend_span(q_rot, k_rot[:, :, low:], v[:, :, low:], None, scaling, softcap)
+
+
+def is_whole_prompt(rows: "Rows", window: int | None) -> bool:
     """Whether the rows are all positions from 0 on and no window cuts them: then the plain causal kernel is exact."""
     return rows.start == 0 and len(rows) > 1 and (window is None or window >= len(rows))
 
@@ -121,15 +150,26 @@ def _attend_block(
     scaling: float,
     softcap: float | None,
 ) -> torch.Tensor:
-    _, heads, count, head_dim = q_rot.shape
-    kv_heads = k_rot.shape[1]
     low = 0 if window is None else max(0, int(positions[0]) - window + 1)
     high = int(positions[-1]) + 1
-    k_rot, v = k_rot[:, :, low:high], v[:, :, low:high]
+    allowed = allowed_keys(positions, low, high, window)
+    return _attend_span(q_rot, k_rot[:, :, low:high], v[:, :, low:high], allowed, scaling, softcap)
+
+
+def _attend_span(
+    q_rot: torch.Tensor,
+    k_rot: torch.Tensor,
+    v: torch.Tensor,
+    allowed: torch.Tensor | None,
+    scaling: float,
+    softcap: float | None,
+) -> torch.Tensor:
+    """Rows (1, H, R, D) over those keys and values (1, G, N, D) of which `allowed` (R, N) says who sees which."""
+    _, heads, count, head_dim = q_rot.shape
+    kv_heads = k_rot.shape[1]
     group = heads // kv_heads
     # Fold the query heads of a KV head into rows: masked SDPA would copy K and V once per query head otherwise.
     q_rot = q_rot.reshape(1, kv_heads, group * count, head_dim)
-    allowed = allowed_keys(positions, low, high, window)
     if allowed is not None and group > 1:
         allowed = allowed.repeat(group, 1)  # (group * R, S)
     if softcap is None:

@@ -1,0 +1,124 @@
+"""Decoding for many: every row gets what it would get alone, whoever else takes part."""
+
+import random
+from dataclasses import dataclass
+
+import pytest
+import torch
+
+from ragkv.model import Adapter, PromptKV, Recording, adapt, full_pass
+from ragkv.model.batching import DecodeRow, decode_rows
+from tests import tiny_models
+
+ROOM = 12
+LENGTHS = (3, 45, 30, 61, 24, 47)  # around the window and around the length where RoPE changes
+
+
+@dataclass
+class Talk:
+    """A prompt and what was decoded behind it, alone and together."""
+
+    kv: PromptKV
+    alone: PromptKV
+    record: Recording
+    decoded: int = 0
+
+
+def talk(adapter: Adapter, length: int, seed: int) -> Talk:
+    prompt = torch.tensor(tiny_models.tokens(length, seed))
+    kvs = [adapter.new_kv(length + ROOM) for _ in range(2)]
+    for kv in kvs:
+        full_pass(adapter, prompt, kv)
+    return Talk(*kvs, adapter.new_recording(length, length + ROOM))
+
+
+@torch.no_grad()
+def solo(adapter: Adapter, talk: Talk, token: int) -> torch.Tensor:
+    """Logits (V,) after one more token, by the pass that prefills."""
+    hidden = full_pass(adapter, torch.tensor([token]), talk.alone, start=talk.alone.length)
+    return adapter.logits(hidden)[-1]
+
+
+def same_kv(got: PromptKV, wanted: PromptKV) -> None:
+    assert got.length == wanted.length
+    for layer in range(len(got.keys)):
+        for own, other in zip(got.view(layer, got.length), wanted.view(layer, got.length), strict=True):
+            torch.testing.assert_close(own, other, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("family", tiny_models.FAMILIES)
+class TestEveryFamily:
+    def test_rows_that_join_and_leave_at_any_step_get_their_solo_logits(self, family: str) -> None:
+        adapter, chance = adapt(tiny_models.model(family)), random.Random(7)
+        talks = [talk(adapter, length, seed) for seed, length in enumerate(LENGTHS)]
+        while able := [t for t in talks if t.decoded < ROOM]:
+            present = chance.sample(able, chance.randint(1, len(able)))
+            tokens = tiny_models.tokens(len(present), seed=chance.randrange(10**6))
+            together = decode_rows(
+                adapter, [DecodeRow(t.kv, token, t.record) for t, token in zip(present, tokens, strict=True)]
+            )
+            for own, token, logits in zip(present, tokens, together, strict=True):
+                alone = solo(adapter, own, token)
+                torch.testing.assert_close(logits, alone, atol=1e-5 * float(alone.abs().max()), rtol=0)
+                own.decoded += 1
+        for own in talks:
+            same_kv(own.kv, own.alone)
+
+    def test_a_batch_of_one_is_the_solo_pass_bit_for_bit(self, family: str) -> None:
+        adapter = adapt(tiny_models.model(family))
+        one = talk(adapter, 46, seed=1)
+        for token in tiny_models.tokens(4, seed=2):
+            assert torch.equal(decode_rows(adapter, [DecodeRow(one.kv, token)])[0], solo(adapter, one, token))
+
+    def test_what_is_recorded_is_what_is_in_place_before_rope(self, family: str) -> None:
+        adapter = adapt(tiny_models.model(family))
+        talks = [talk(adapter, length, seed) for seed, length in enumerate((20, 33))]
+        for token in tiny_models.tokens(3, seed=3):
+            decode_rows(adapter, [DecodeRow(t.kv, token, t.record) for t in talks])
+        for own, start in zip(talks, (20, 33), strict=True):
+            for layer in range(adapter.layer_count):
+                k_rot, v = (part[:, :, start:] for part in own.kv.view(layer, start + 3))
+                for at in range(3):
+                    cos, sin = adapter.rope.tables(start + at + 1).span(
+                        adapter.rope_kind(layer), start + at, start + at + 1
+                    )
+                    turned = adapter.rotate(layer, own.record.kv[layer, 0, :, at : at + 1].unsqueeze(0), cos, sin)
+                    torch.testing.assert_close(turned, k_rot[:, :, at : at + 1], atol=1e-6, rtol=1e-6)
+                assert torch.equal(own.record.kv[layer, 1, :, :3], v[0])
+
+
+def test_a_step_that_fails_may_be_tried_again() -> None:
+    adapter = adapt(tiny_models.model("llama"))
+    talks = [talk(adapter, length, seed) for seed, length in enumerate((5, 9))]
+
+    class Broken(PromptKV):
+        def attend(self, layer: int, *_: object) -> torch.Tensor:  # type: ignore[override]
+            if layer == 2:
+                raise RuntimeError("on purpose")
+            return super().attend(layer, *_)  # type: ignore[arg-type]
+
+    broken = adapter.new_kv(1)
+    broken.__class__ = Broken
+    rows = [DecodeRow(t.kv, 7) for t in talks]
+    with pytest.raises(RuntimeError, match="on purpose"):
+        decode_rows(adapter, [*rows, DecodeRow(broken, 7)])
+    assert [t.kv.length for t in talks] == [5, 9]
+    for own, logits in zip(talks, decode_rows(adapter, rows), strict=True):
+        torch.testing.assert_close(logits, solo(adapter, own, 7), atol=1e-5, rtol=1e-5)
+
+
+def test_a_kv_of_another_kind_attends_its_own_way() -> None:
+    adapter = adapt(tiny_models.model("mistral"))
+    talks = [talk(adapter, length, seed) for seed, length in enumerate((5, 30))]
+    asked: list[tuple[int, tuple[int, ...], int | None]] = []
+
+    class Watched(PromptKV):
+        def attend(self, layer, q_rot, window, scaling, softcap):  # type: ignore[no-untyped-def]
+            asked.append((layer, tuple(q_rot.shape), window))
+            return super().attend(layer, q_rot, window, scaling, softcap)
+
+    talks[1].kv.__class__ = Watched
+    logits = decode_rows(adapter, [DecodeRow(t.kv, 7) for t in talks])
+    assert asked == [(layer, (1, 4, 1, 16), tiny_models.WINDOW) for layer in range(4)]
+    for own, got in zip(talks, logits, strict=True):
+        torch.testing.assert_close(got, solo(adapter, own, 7), atol=1e-5, rtol=1e-5)
