@@ -112,6 +112,7 @@ class Prefiller:
             computed=forced,
             bytes_by_tier=fused.bytes_by_tier,
             missed_chunks=len(planned.missed),
+            missed_tokens=sum(len(span) for span in plan.spans if span.chunk in planned.missed),
             ratio=ratio,
             selector=selector.name,
             compute=fused.row_layers / (self._layers * length),

@@ -60,6 +60,7 @@ class Reuse:
     computed: int = 0  # question, template, misses, unstored history
     bytes_by_tier: Mapping[str, int] = field(default_factory=dict)  # bytes read, by tier
     missed_chunks: int = 0  # chunks without a usable entry
+    missed_tokens: int = 0  # their tokens, of those computed; their entries are made afterwards
     ratio: float = 0.0  # recompute ratio in force
     selector: str = "none"  # selector in force
     compute: float = 1.0  # row-layers computed over a full prefill's, extra passes counted

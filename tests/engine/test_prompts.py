@@ -35,7 +35,7 @@ class TestHoles:
 
             missing = sum(len(chunks[index]) for index in holes)
             assert prefill.reuse.computed == missing + len(Q)
-            assert prefill.reuse.missed_chunks == len(holes)
+            assert (prefill.reuse.missed_chunks, prefill.reuse.missed_tokens) == (len(holes), missing)
             _, joined = reference.concatenation(llama, PREFIX, chunks, Q)
             starts = [1, 1 + len(A), 1 + len(A) + len(B)]
             rows = [range(starts[index], starts[index] + len(chunks[index])) for index in holes]
