@@ -46,7 +46,7 @@ class StoreConfig:
 class FusionConfig:
     """How stored entries become one prompt's KV (CacheBlend sections 4 and 5)."""
 
-    ratio: float = 0.15  # recompute ratio: share of the fused, inexact tokens recomputed in each layer
+    ratio: float | None = 0.15  # share of the fused, inexact tokens recomputed in each layer; None: the controller's
     selector: str = "sensitivity-query"  # which tokens: see ragkv.fusion.SELECTORS
     read_ahead_layers: int = 2  # B: layers read ahead of the one being fused; 0: none
     seed: int = 0  # of the `random` selector
@@ -54,8 +54,36 @@ class FusionConfig:
 
     def __post_init__(self) -> None:
         _at_least(self, read_ahead_layers=0, sensitivity_prefixes=0)
-        if not 0.0 <= self.ratio <= 1.0:
+        if self.ratio is not None and not 0.0 <= self.ratio <= 1.0:
             raise ConfigError(f"fusion.ratio is {self.ratio}; it is a share and must lie in [0, 1].")
+
+
+@dataclass(frozen=True, slots=True)
+class PricesConfig:
+    """What keeping KV costs, in USD a GB (1e9 bytes) and month (730 h). Defaults: what clouds ask, rounded."""
+
+    memory_usd_per_gb_month: float = 2.5  # what a machine with more memory costs more
+    disk_usd_per_gb_month: float = 0.08  # a network SSD
+    remote_usd_per_gb_month: float = 0.023  # an object store
+
+    def __post_init__(self) -> None:
+        for field_ in dataclasses.fields(self):
+            if not 0.0 <= (price := getattr(self, field_.name)) < float("inf"):
+                raise ConfigError(f"controller.prices.{field_.name} is {price}; a price is finite and not negative.")
+
+    def of(self, tier: str) -> float:
+        """The price of a tier by its kind, USD a GB and month; raises `ConfigError` for one without."""
+        price: float | None = getattr(self, f"{tier}_usd_per_gb_month", None)
+        if price is None:
+            raise ConfigError(f"There is no price for tier {tier!r}; there is one for memory, disk and remote.")
+        return price
+
+
+@dataclass(frozen=True, slots=True)
+class ControllerConfig:
+    """The loading controller, which chooses where a ratio is None (CacheBlend section 5.1)."""
+
+    prices: PricesConfig = field(default_factory=PricesConfig)  # of the tiers it compares
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +101,7 @@ class EngineConfig:
     store: StoreConfig = field(default_factory=StoreConfig)
     fusion: FusionConfig = field(default_factory=FusionConfig)
     prompt: PromptConfig = field(default_factory=PromptConfig)
+    controller: ControllerConfig = field(default_factory=ControllerConfig)
     device: str = "cpu"  # "cpu", "cuda", "cuda:1"
     dtype: str = "auto"  # "auto" keeps the checkpoint's; else "float32", "bfloat16", "float16"
     adapter_id: str = ""  # names a merged LoRA, so that its entries are kept apart
@@ -84,7 +113,7 @@ class EngineConfig:
 
     @classmethod
     def from_toml(cls, path: str | Path) -> Self:
-        """A config from a TOML file whose tables are `[store]`, `[fusion]`, `[prompt]`."""
+        """A config from a TOML file whose tables are `[store]`, `[fusion]`, `[prompt]`, `[controller.prices]`."""
         try:
             values = tomllib.loads(Path(path).read_text(encoding="utf-8"))
         except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
@@ -135,6 +164,8 @@ def _convert(kind: Any, value: Any, path: str) -> Any:
     options = typing.get_args(kind) if isinstance(kind, types.UnionType) else (kind,)
     if type(None) in options and (value is None or (isinstance(value, _Text) and value.lower() in ("", "none"))):
         return None
+    if type(None) in options and str not in options and isinstance(value, str) and value.lower() == "none":
+        return None  # TOML has no null
     wanted = next(option for option in options if option is not type(None))
     if isinstance(value, _Text):
         value = _from_text(wanted, value, path)

@@ -2,6 +2,7 @@
 
 RagKVError
 ├── ConfigError             a setting is unknown, of the wrong type or out of range
+├── ProfileError            there is no profile of this model on this machine, or it cannot be read
 ├── InputError              a call's arguments cannot be served
 │   └── PromptTooLongError  the prompt does not fit the model's context
 ├── ModelError
@@ -22,6 +23,10 @@ class RagKVError(Exception):
 
 class ConfigError(RagKVError):
     """A setting is unknown, of the wrong type or out of range."""
+
+
+class ProfileError(RagKVError):
+    """There is no profile of this model on this machine, or it cannot be read."""
 
 
 class InputError(RagKVError):

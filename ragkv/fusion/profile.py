@@ -1,0 +1,276 @@
+"""A profile: the measured speeds of one model on one machine; the controller estimates from them (CacheBlend 5.1).
+
+It is measured once (`ragkv profile`), kept beside the store, and good for that model, dtype, device and machine alone:
+any other is refused, saying what differs. Where the paper has one figure, `Prefill(LLM, L)`, and takes a share of it,
+recompute has a fit of its own here: a row costs more in a small pass than in a large one. Times in seconds. Pure
+Python.
+"""
+
+import hashlib
+import json
+import math
+import os
+import platform
+import typing
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields, is_dataclass
+from pathlib import Path
+from typing import Any, Self
+
+from ragkv.errors import ProfileError
+
+FILE_NAME = "profile.json"
+VERSION = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """What was measured, on what. The digests are those of an entry's `Identity`."""
+
+    weights: str
+    architecture: str
+    rope: str
+    dtype: str
+    machine: str  # the machine's name
+    cpu: str  # its processor's model
+    threads: int  # that compute one layer
+    device: str  # "cpu", or the GPU's name
+    version: int = VERSION
+
+    @property
+    def key(self) -> str:
+        """Hex digest under which a profile is filed."""
+        return hashlib.blake2b(json.dumps(asdict(self), sort_keys=True).encode(), digest_size=16).hexdigest()
+
+    def differences(self, other: Self) -> tuple[str, ...]:
+        """What is not the same in `other`: "threads is 2, not 8"."""
+        pairs = ((field.name, getattr(self, field.name), getattr(other, field.name)) for field in fields(self))
+        return tuple(f"{name} is {_short(mine)}, not {_short(its)}" for name, mine, its in pairs if mine != its)
+
+
+@dataclass(frozen=True, slots=True)
+class LengthPoint:
+    """One measurement over a length."""
+
+    tokens: int
+    measured_s: float
+    fitted_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class LengthFit:
+    """A time over a length: fixed + per_token S + per_token_squared S^2."""
+
+    fixed_s: float
+    per_token_s: float
+    per_token_squared_s: float
+    points: tuple[LengthPoint, ...] = ()
+
+    def at(self, tokens: float) -> float:
+        """Seconds at that length."""
+        return self.fixed_s + tokens * (self.per_token_s + tokens * self.per_token_squared_s)
+
+
+@dataclass(frozen=True, slots=True)
+class RecomputePoint:
+    """One selective pass, as time of one layer without placing and waiting."""
+
+    rows: int  # R computed in each layer
+    keys: int  # S they attend over
+    measured_s: float
+    fitted_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class RecomputeFit:
+    """Time of one layer over R rows and S keys: fixed + per_row R + per_row_key R S."""
+
+    fixed_s: float
+    per_row_s: float
+    per_row_key_s: float
+    points: tuple[RecomputePoint, ...] = ()
+
+    def at(self, rows: float, keys: float) -> float:
+        """Seconds of one layer."""
+        return self.fixed_s + rows * self.row_s(keys)
+
+    def row_s(self, keys: float) -> float:
+        """Seconds that one more row takes."""
+        return self.per_row_s + self.per_row_key_s * keys
+
+
+@dataclass(frozen=True, slots=True)
+class TierPoint:
+    """Reading many layer slices of one size, by as many threads as the engine has."""
+
+    slice_bytes: int
+    measured_s: float  # of one slice, the mean
+    fitted_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class TierSpeed:
+    """How fast a tier gives slices: each takes latency + its bytes, one after another."""
+
+    latency_s: float
+    per_byte_s: float  # 0 where slices are used where they lie
+    points: tuple[TierPoint, ...] = ()
+
+    @property
+    def bytes_per_s(self) -> float:
+        """Bandwidth; infinite where slices are used where they lie."""
+        return 1.0 / self.per_byte_s if self.per_byte_s else math.inf
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """Speeds of one model on one machine."""
+
+    subject: Subject
+    layers: int  # L
+    kv_bytes_per_token: int  # over all layers
+    prefill: LengthFit  # computing a whole prompt of S tokens
+    recompute: RecomputeFit  # one layer of a selective pass
+    place_token_layer_s: float  # rotating and copying one token's KV of one layer
+    start_s: float  # of a request, whatever its size: embedding, the head's logits of one row
+    decode: LengthFit  # one decode step over S tokens
+    tiers: Mapping[str, TierSpeed]  # by tier kind: "memory", "disk"
+    copy_bytes_per_s: float | None = None  # host to device; None on a CPU
+
+    def __post_init__(self) -> None:
+        for name, value in _numbers(asdict(self), ""):
+            if not math.isfinite(value) or value < 0:
+                raise ProfileError(
+                    f"{name} is {value}; a profile's numbers are finite and not negative. Measure again."
+                )
+        if self.layers < 1 or self.kv_bytes_per_token < 1 or self.copy_bytes_per_s == 0:
+            raise ProfileError("A profile needs at least one layer, one byte a token and a copy bandwidth above 0.")
+
+    def tier(self, name: str) -> TierSpeed:
+        """The speed of a tier; raises `ProfileError` naming those measured."""
+        if name not in self.tiers:
+            known = ", ".join(sorted(self.tiers))
+            raise ProfileError(f"The profile has no tier {name!r}; it has {known}. Measure again: `ragkv profile`.")
+        return self.tiers[name]
+
+    def check(self, subject: Subject) -> None:
+        """Raise `ProfileError`, saying what differs, unless this was measured on `subject`."""
+        if different := self.subject.differences(subject):
+            raise ProfileError(
+                f"The profile is of another model or machine: in it {'; '.join(different)}. Measure: `ragkv profile`."
+            )
+
+    def to_json(self) -> str:
+        """One JSON object."""
+        return json.dumps(asdict(self), indent=1)
+
+    @classmethod
+    def from_json(cls, text: str) -> Self:
+        """Inverse of `to_json`; raises `ProfileError` on anything else."""
+        try:
+            return cls.from_dict(json.loads(text))
+        except ValueError as error:
+            raise ProfileError(f"This is no profile: {error}. Measure: `ragkv profile`.") from error
+
+    @classmethod
+    def from_dict(cls, values: Any) -> Self:
+        """A profile from nested mappings; raises `ProfileError`."""
+        try:
+            return typing.cast(Self, _build(cls, values))
+        except (KeyError, TypeError, AttributeError, OverflowError) as error:
+            raise ProfileError(f"This is no profile of this version ({error}). Measure: `ragkv profile`.") from error
+
+
+def cpu_model() -> str:
+    """The processor's name, as the system has it."""
+    try:
+        with Path("/proc/cpuinfo").open(encoding="utf-8") as lines:
+            found = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), "")
+    except OSError:
+        found = ""
+    return found or platform.processor() or platform.machine()
+
+
+def save(profile: Profile, directory: str | Path) -> Path:
+    """File `profile` in `directory`, in place of an earlier one of the same subject; the file's path."""
+    path = Path(directory) / FILE_NAME
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    try:
+        filed = _read(path)
+    except ProfileError:
+        filed = {}  # what cannot be read is measured anew
+    filed[profile.subject.key] = asdict(profile)
+    draft = path.with_suffix(f".{os.getpid()}.tmp")
+    draft.write_text(json.dumps(filed, indent=1) + "\n", encoding="utf-8")
+    draft.replace(path)
+    return path
+
+
+def load(directory: str | Path, subject: Subject) -> Profile:
+    """The profile of `subject` filed in `directory`.
+
+    Raises `ProfileError` if there is none: if there are others, saying what differs in the nearest.
+    """
+    filed = _read(Path(directory) / FILE_NAME)
+    if subject.key in filed:
+        profile = Profile.from_dict(filed[subject.key])
+        profile.check(subject)  # the key was right, the file's inside may have been changed by hand
+        return profile
+    others = [Profile.from_dict(values) for values in filed.values()]
+    if not others:
+        raise ProfileError(f"No profile in {directory}. Measure one: `ragkv profile`.")
+    nearest = min(others, key=lambda other: len(other.subject.differences(subject)))
+    nearest.check(subject)
+    raise AssertionError("a profile with the subject asked for lies under another key")
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        filed = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError) as error:
+        raise ProfileError(
+            f"The profiles in {path} cannot be read ({error}). Measure again: `ragkv profile`."
+        ) from error
+    if not isinstance(filed, dict):
+        raise ProfileError(f"The profiles in {path} are not a JSON object. Measure again: `ragkv profile`.")
+    return filed
+
+
+def _build(kind: Any, value: Any) -> Any:
+    """`value`, from JSON, as `kind`: a dataclass, a tuple or mapping of such, or a plain value."""
+    origin, inner = typing.get_origin(kind), typing.get_args(kind)
+    if is_dataclass(kind):
+        hints = typing.get_type_hints(kind)
+        if unknown := set(value) - set(hints):
+            raise TypeError(f"unknown: {', '.join(sorted(unknown))}")
+        return typing.cast(Any, kind)(**{name: _build(hints[name], item) for name, item in value.items()})
+    if origin is tuple:
+        return tuple(_build(inner[0], item) for item in value)
+    if origin is Mapping:
+        return {name: _build(inner[1], item) for name, item in value.items()}
+    wanted = inner if inner else (kind,)
+    if float in wanted and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    if not isinstance(value, wanted):
+        raise TypeError(f"{value!r} is not {' or '.join(one.__name__ for one in wanted)}")
+    return value
+
+
+def _numbers(value: Any, name: str) -> typing.Iterator[tuple[str, float]]:
+    """Every number in nested mappings and sequences, with its path."""
+    if isinstance(value, Mapping):
+        for key, item in value.items():
+            yield from _numbers(item, f"{name}.{key}" if name else str(key))
+    elif isinstance(value, list | tuple):
+        for index, item in enumerate(value):
+            yield from _numbers(item, f"{name}[{index}]")
+    elif isinstance(value, int | float):
+        yield name, value
+
+
+def _short(value: object) -> str:
+    """A value for a message; a digest by its beginning."""
+    text = str(value)
+    return f"{text[:12]}..." if len(text) == 32 and all(c in "0123456789abcdef" for c in text) else repr(value)
