@@ -4,7 +4,8 @@ RagKVError
 ├── ConfigError             a setting is unknown, of the wrong type or out of range
 ├── ProfileError            there is no profile of this model on this machine, or it cannot be read
 ├── InputError              a call's arguments cannot be served
-│   └── PromptTooLongError  the prompt does not fit the model's context
+│   ├── PromptTooLongError  the prompt does not fit the model's context
+│   └── UnsupportedError    what is asked for is not offered (also a NotImplementedError)
 ├── ModelError
 │   ├── ModelNotFoundError      nothing loadable at that path or id
 │   └── UnsupportedModelError   this architecture cannot be fused exactly; the reason is named
@@ -35,6 +36,10 @@ class InputError(RagKVError):
 
 class PromptTooLongError(InputError):
     """The prompt and the answer asked for do not fit the model's context."""
+
+
+class UnsupportedError(InputError, NotImplementedError):
+    """What is asked for is not offered; the reason is named."""
 
 
 class ModelError(RagKVError):
