@@ -15,6 +15,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext, supp
 
 import torch
 
+from ragkv.compute import Compute
 from ragkv.errors import RagKVError, StoreReadOnlyError
 from ragkv.fusion import Fusor, Plan, ResidentLease, Scorer, Span, SpanKind, SpanState, make_selector
 from ragkv.model import Adapter
@@ -30,7 +31,7 @@ class Activity:
     """Who is using the model: requests, which go first, and background work, which waits for a gap."""
 
     def __init__(self) -> None:
-        self.compute = threading.Lock()  # one pass at a time
+        self.compute = Compute()  # one pass at a time
         self._requests = 0
         self._closed = False
         self._changed = threading.Condition()

@@ -16,6 +16,7 @@ from typing import Any, Self
 
 from . import verdict
 from .answering import Answerer
+from .batch import Batch
 from .config import EngineConfig, ReuseMode
 from .encoding import Activity, BackgroundEncoder, Encoder
 from .errors import InputError, RagKVError
@@ -79,9 +80,10 @@ class Engine:
         self._background = BackgroundEncoder(self._encoder, self._store, self._activity)
         if settings.directory is not None:
             self._intake.heed(verdict.load(settings.directory, self._encoder.identity, fusion.selector))
+        batch = Batch(adapter, self._activity.compute)
         planner = Planner(adapter, self._encoder, self._store, self._activity)
-        self._prefiller = Prefiller(planner, self._fusor, self._background, self._activity, adapter.layer_count)
-        self._answerer = Answerer(adapter, tokenizer, self._activity)
+        self._prefiller = Prefiller(planner, self._fusor, self._background, self._activity, batch, adapter.layer_count)
+        self._answerer = Answerer(adapter, tokenizer, batch)
         self._sessions: dict[str, Session] = {}
         # Also when it is forgotten, or the process ends: no thread may be inside the model when the interpreter goes.
         self._shut = weakref.finalize(self, _shut, self._background, self._activity, self._store, self._pool)
@@ -254,6 +256,7 @@ class Engine:
             tokenizer=tokenizer_digest(self.tokenizer),
             context="",
             tenant=self.config.store.tenant,
+            codec=self.config.store.codec,
         )
 
 

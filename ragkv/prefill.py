@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 from transformers import DynamicCache
 
+from .batch import Batch
 from .encoding import Activity, BackgroundEncoder
 from .errors import EntryDamagedError
 from .fusion import Fused, Fusor, Selector, SpanState, raised, usable
@@ -45,11 +46,17 @@ class Prefiller:
     """Makes prefills for one model. Holds no request's state."""
 
     def __init__(
-        self, planner: Planner, fusor: Fusor, background: BackgroundEncoder, activity: Activity, layers: int
+        self,
+        planner: Planner,
+        fusor: Fusor,
+        background: BackgroundEncoder,
+        activity: Activity,
+        batch: Batch,
+        layers: int,
     ) -> None:
-        """`background` is given every chunk whose entry is missing or incomplete."""
+        """`background` is given every chunk whose entry is missing or incomplete; `batch` may decode between layers."""
         self._planner, self._fusor, self._background = planner, fusor, background
-        self._activity, self._layers = activity, layers
+        self._activity, self._batch, self._layers = activity, batch, layers
 
     def prefill(self, prompt: Prompt, how: How, room: int, began: float) -> Prefill:
         """The prefill of `prompt`, with room for an answer of `room` tokens; times count from `began`.
@@ -71,7 +78,7 @@ class Prefiller:
                 try:
                     with self._activity.turn():
                         waited = time.perf_counter() - began - lookup_s
-                        fused = fusing.run(room)
+                        fused = fusing.run(room, between=self._batch.step_waiting)
                     break
                 except EntryDamagedError as error:
                     damaged[error.key] = str(error)

@@ -1,9 +1,9 @@
 """Decoding: one more row a step, over the prompt's KV, with transformers' own logits processors.
 
-Greedy unless `do_sample`. Knows nothing of how the prompt's KV came to be.
+Greedy unless `do_sample`. Knows nothing of how the prompt's KV came to be, nor of who else decodes in the same step.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -22,8 +22,8 @@ from transformers import (
 from ragkv.errors import InputError
 
 from .adapter import Adapter
-from .probe import full_pass
-from .promptkv import PromptKV
+from .batching import DecodeRow, decode_rows
+from .promptkv import PromptKV, Recording
 
 # Those of transformers' GenerationConfig that take effect here.
 SETTINGS = frozenset(
@@ -114,13 +114,20 @@ def end_tokens(model: Any, tokenizer: Any | None) -> tuple[int, ...]:
 
 @torch.no_grad()
 def decode(
-    adapter: Adapter, kv: PromptKV, logits: torch.Tensor, sampler: Sampler, eos: Sequence[int], max_new_tokens: int
+    step: Callable[[int], torch.Tensor], logits: torch.Tensor, sampler: Sampler, eos: Sequence[int], max_new_tokens: int
 ) -> Iterator[int]:
-    """Tokens after a prompt whose last row gave `logits` (V,), until an end token (yielded too) or the limit."""
-    for step in range(max_new_tokens):
+    """Tokens after a prompt whose last row gave `logits` (V,), until an end token (yielded too) or the limit.
+
+    `step` takes a token and gives the logits (V,) behind it; `alone` makes one.
+    """
+    for place in range(1, max_new_tokens + 1):
         token = sampler.choose(logits)
         yield token
-        if token in eos or step + 1 == max_new_tokens:
+        if token in eos or place == max_new_tokens:
             return
-        hidden = full_pass(adapter, torch.tensor([token], device=adapter.device), kv, start=kv.length)
-        logits = adapter.logits(hidden)[-1]
+        logits = step(token)
+
+
+def alone(adapter: Adapter, kv: PromptKV, record: Recording | None = None) -> Callable[[int], torch.Tensor]:
+    """Steps of one prompt by itself."""
+    return lambda token: decode_rows(adapter, [DecodeRow(kv, token, record)])[0]

@@ -1,0 +1,71 @@
+"""The model, for one pass at a time, first come first served.
+
+A plain lock will not do: a request that waits for one token must be able to leave the line as soon as somebody else has
+decoded it, and a prefill must not starve behind requests that come back for every token.
+"""
+
+import threading
+from collections import deque
+from collections.abc import Iterable
+
+
+class Waiter:
+    """A place in the line, for one acquisition."""
+
+    def __init__(self) -> None:
+        self.called = threading.Event()
+        self.granted = False
+        self.excused = False
+
+
+class Compute:
+    """A fair lock: whoever releases it hands it to the first in line."""
+
+    def __init__(self) -> None:
+        self._guard = threading.Lock()
+        self._held = False
+        self._line: deque[Waiter] = deque()
+
+    def acquire(self, waiter: Waiter | None = None) -> bool:
+        """Wait for the model and have it: `True`; or `False` if `waiter` was excused instead."""
+        waiter = waiter or Waiter()
+        try:
+            with self._guard:
+                if waiter.excused:
+                    return False
+                if not self._held:
+                    self._held = waiter.granted = True
+                    return True
+                self._line.append(waiter)
+            waiter.called.wait()
+        except BaseException:  # interrupted: nobody may hand the model to who is gone
+            self.excuse((waiter,))
+            if waiter.granted:
+                self.release()
+            raise
+        return waiter.granted
+
+    def release(self) -> None:
+        """Hand the model on."""
+        with self._guard:
+            if not self._line:
+                self._held = False
+                return
+            first = self._line.popleft()
+            first.granted = True
+            first.called.set()
+
+    def excuse(self, waiters: Iterable[Waiter]) -> None:
+        """Let those who wait, or are about to, go without the model: what they wanted it for is done."""
+        with self._guard:
+            for waiter in waiters:
+                waiter.excused = True
+                if waiter in self._line:
+                    self._line.remove(waiter)
+                waiter.called.set()
+
+    def __enter__(self) -> None:
+        self.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
