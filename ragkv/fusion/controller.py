@@ -28,6 +28,7 @@ from .estimators import (
 from .profile import Profile
 
 R_STAR = 0.15  # where the quality gate never ran: the paper's, from its figure 16
+SLACK = 1e-6  # of a time: the same sum in another order
 MOST_SUBSETS = 256  # tried one by one; beyond it only those that compute what loads slowest first
 
 
@@ -60,6 +61,8 @@ def choose_ratio(profile: Profile, shape: Shape, tiers: Sequence[Load], r_star: 
     """The highest ratio that costs no time, never below `r_star`. `tiers` is what is loaded, and from where."""
     found = crossing(profile, shape, tiers)
     ratio = r_star if found is None else min(1.0, max(r_star, found))
+    if ttft_s(profile, shape, ratio, tiers) > ttft_s(profile, shape, r_star, tiers) * (1 + SLACK):
+        ratio = r_star  # a first recomputed token has a checking selector's every candidate pass layer 0
     return Decision(
         ratio, None, (), ttft_s(profile, shape, ratio, tiers), _why_ratio(profile, shape, tiers, r_star, ratio)
     )

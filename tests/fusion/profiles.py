@@ -1,0 +1,28 @@
+"""Profiles made by hand, with numbers that fit the head."""
+
+from typing import Any
+
+from ragkv.fusion.profile import LengthFit, Profile, RecomputeFit, Subject, TierSpeed
+
+SUBJECT = Subject("w" * 32, "arch", "rope", "bfloat16", "desk", "Abacus 2000", 2, "cpu")
+
+
+def profile(**changes: Any) -> Profile:
+    """Three layers of 1 kB a token: a layer takes 1 s + 10 ms a row; placing is free; disk gives 1 kB a second."""
+    values: dict[str, Any] = dict(
+        subject=SUBJECT,
+        layers=3,
+        kv_bytes_per_token=3000,
+        prefill=LengthFit(1.0, 0.03, 0.0),
+        recompute=RecomputeFit(1.0, 0.01, 0.0),
+        place_token_layer_s=0.0,
+        start_s=0.5,
+        decode=LengthFit(0.1, 0.001, 0.0),
+        tiers={"memory": TierSpeed(0.0, 0.0), "disk": TierSpeed(0.0, 1e-3)},
+    )
+    return Profile(**{**values, **changes})
+
+
+def disk(seconds_a_token: float, latency_s: float = 0.0) -> TierSpeed:
+    """A tier that gives one layer of one token in that time."""
+    return TierSpeed(latency_s, seconds_a_token / 1000)

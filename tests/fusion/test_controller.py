@@ -1,0 +1,230 @@
+"""The controller: the crossing, exactly, and clamped; the cheapest hidden tier; what is computed, not loaded."""
+
+import dataclasses
+import itertools
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ragkv.config import PricesConfig
+from ragkv.fusion.controller import (
+    MOST_SUBSETS,
+    R_STAR,
+    choose_computed,
+    choose_ratio,
+    choose_tier,
+    crossing,
+    decide,
+    loads_slower,
+)
+from ragkv.fusion.estimators import Load, Selection, Shape, load_s, recompute_s, ttft_s
+from ragkv.fusion.profile import Profile, RecomputeFit, TierSpeed
+
+from .profiles import disk, profile
+
+SHAPE = Shape(fused_tokens=100, forced_rows=10, prompt_tokens=110)  # a layer takes 1.1 s at ratio 0, 2.1 s at 1
+LOADS = [Load("disk", 50), Load("disk", 50)]
+
+
+def on_disk(seconds: float) -> Profile:
+    """A layer of LOADS takes that long from disk."""
+    return profile(tiers={"disk": disk(seconds / 100), "memory": TierSpeed(0.0, 0.0)})
+
+
+class TestRatio:
+    @pytest.mark.parametrize(("seconds", "ratio"), [(1.3, 0.2), (1.6, 0.5), (2.0, 0.9), (2.1, 1.0)])
+    def test_is_where_recompute_takes_as_long_as_loading(self, seconds: float, ratio: float) -> None:
+        made = on_disk(seconds)
+        assert crossing(made, SHAPE, LOADS) == pytest.approx(ratio)
+        decision = choose_ratio(made, SHAPE, LOADS, 0.15)
+        assert decision.ratio == pytest.approx(ratio)
+        assert recompute_s(made, decision.ratio, SHAPE).layer_s == pytest.approx(load_s(made, LOADS).layer_s)
+
+    def test_placing_and_attention_take_their_share(self) -> None:
+        made = dataclasses.replace(
+            on_disk(3.0), place_token_layer_s=0.002, recompute=RecomputeFit(1.0, 0.01, 0.0001), layers=3
+        )
+        ratio = choose_ratio(made, SHAPE, LOADS, 0.15).ratio
+        assert ratio == pytest.approx((3.0 - 1.0 - 0.2 - 10 * 0.021) / (100 * 0.021))
+
+    @pytest.mark.parametrize("seconds", [0.0, 1.0, 1.2, 1.25])
+    def test_is_never_below_r_star(self, seconds: float) -> None:
+        decision = choose_ratio(on_disk(seconds), SHAPE, LOADS, 0.15)
+        assert decision.ratio == 0.15
+        assert "more would cost time" in decision.why[0]
+
+    @pytest.mark.parametrize("seconds", [2.2, 50.0])
+    def test_is_never_above_one(self, seconds: float) -> None:
+        assert choose_ratio(on_disk(seconds), SHAPE, LOADS, 0.15).ratio == 1.0
+
+    def test_is_r_star_where_nothing_can_be_chosen(self) -> None:
+        for shape in (Shape(0, 10, 110), dataclasses.replace(SHAPE, selection=Selection.ASKING)):
+            assert crossing(on_disk(9.0), shape, LOADS) is None
+            assert choose_ratio(on_disk(9.0), shape, LOADS, 0.4).ratio == 0.4
+        free = dataclasses.replace(on_disk(9.0), recompute=RecomputeFit(1.0, 0.0, 0.0))
+        assert choose_ratio(free, SHAPE, LOADS, 0.4).ratio == 0.4
+
+    def test_the_paper_s_r_star_is_the_default(self) -> None:
+        assert R_STAR == 0.15
+        assert choose_ratio(on_disk(0.0), SHAPE, LOADS).ratio == R_STAR
+
+    def test_costs_no_time(self) -> None:
+        for seconds in (0.5, 1.3, 1.7, 2.05):
+            made = on_disk(seconds)
+            decision = choose_ratio(made, SHAPE, LOADS, 0.15)
+            assert decision.ttft_s == pytest.approx(ttft_s(made, SHAPE, 0.15, LOADS))
+
+    def test_of_a_checking_selector_is_that_of_its_later_layers(self) -> None:
+        checking = dataclasses.replace(SHAPE, selection=Selection.CHECKING)
+        assert choose_ratio(on_disk(1.6), checking, LOADS, 0.15).ratio == pytest.approx(0.5)
+
+    def test_does_not_begin_to_check_every_candidate_where_nothing_was_to_be_recomputed(self) -> None:
+        checking = dataclasses.replace(SHAPE, selection=Selection.CHECKING)
+        assert choose_ratio(on_disk(1.6), checking, LOADS, 0.0).ratio == 0.0
+        assert choose_ratio(on_disk(1.6), SHAPE, LOADS, 0.0).ratio == pytest.approx(0.5)
+
+    def test_says_why_with_numbers(self) -> None:
+        (why,) = choose_ratio(on_disk(1.6), SHAPE, LOADS, 0.15).why
+        assert "15%" in why and "50%" in why and "1.6e+03 ms" in why and "100 tokens from disk" in why
+
+
+prices = st.builds(PricesConfig, *(st.floats(0, 10),) * 3)
+tiers = st.dictionaries(
+    st.sampled_from(["memory", "disk", "remote"]),
+    st.builds(TierSpeed, st.floats(0, 0.5), st.floats(0, 1e-4)),
+    min_size=1,
+)
+
+
+class TestTier:
+    @given(tiers, prices, st.floats(0, 1))
+    def test_is_the_cheapest_that_is_hidden_or_else_the_fastest(
+        self, speeds: dict[str, TierSpeed], price: PricesConfig, ratio: float
+    ) -> None:
+        made = profile(tiers=speeds)
+        busy = recompute_s(made, ratio, SHAPE).layer_s
+        loading = {name: load_s(made, [Load(name, 50), Load(name, 50)]).layer_s for name in speeds}
+        hidden = [name for name in speeds if loading[name] <= busy]
+        best = choose_tier(made, SHAPE, ratio, price, LOADS).tier
+        assert best is not None
+        if hidden:
+            assert loading[best] <= busy
+            assert price.of(best) == min(price.of(name) for name in hidden)
+        else:
+            assert loading[best] == min(loading.values())
+
+    def test_memory_for_the_fast_disk_for_the_slow(self) -> None:
+        assert choose_tier(on_disk(1.2), SHAPE, 0.15, PricesConfig(), LOADS).tier == "disk"
+        assert choose_tier(on_disk(1.3), SHAPE, 0.15, PricesConfig(), LOADS).tier == "memory"
+        assert choose_tier(on_disk(1.3), SHAPE, 0.5, PricesConfig(), LOADS).tier == "disk"
+
+    def test_says_so_where_none_is_hidden(self) -> None:
+        slow = profile(tiers={"disk": disk(1.0), "remote": disk(2.0)})
+        decision = choose_tier(slow, SHAPE, 0.15, PricesConfig(), LOADS)
+        assert decision.tier == "disk"
+        assert "no tier's loading is hidden" in decision.why[0]
+
+    def test_asks_for_all_that_is_placed_where_no_entries_are_named(self) -> None:
+        named = choose_tier(on_disk(1.2), SHAPE, 0.15, PricesConfig(), [Load("memory", 100)])
+        assert choose_tier(on_disk(1.2), SHAPE, 0.15, PricesConfig()) == named
+
+
+chunk = st.builds(Load, st.sampled_from(["memory", "disk", "remote"]), st.integers(1, 60), st.booleans())
+
+
+class TestComputedInstead:
+    @settings(max_examples=200)
+    @given(st.lists(chunk, max_size=6), st.floats(0, 0.03), st.floats(0, 0.1), st.floats(0, 0.99), st.integers(0, 30))
+    def test_is_the_best_of_all_sets_of_chunks_that_load_slower_than_they_compute(
+        self, loads: list[Load], of_disk: float, of_remote: float, ratio: float, question: int
+    ) -> None:
+        speeds = {"memory": TierSpeed(0.0, 0.0), "disk": disk(of_disk), "remote": disk(of_remote, latency_s=0.2)}
+        made = profile(tiers=speeds)
+        fused = sum(load.tokens for load in loads if load.fused)
+        shape = Shape(fused, question, question + sum(load.tokens for load in loads))
+        slow = [i for i, load in enumerate(loads) if load_s(made, [load]).layer_s > load.tokens * 0.01]
+        best = min(
+            self.ttft(made, shape, loads, ratio, chosen)
+            for count in range(len(slow) + 1)
+            for chosen in itertools.combinations(slow, count)
+        )
+        decision = choose_computed(made, shape, loads, ratio)
+        assert set(decision.computed) <= set(slow)
+        assert decision.ttft_s == pytest.approx(best)
+        assert decision.ttft_s == pytest.approx(self.ttft(made, shape, loads, ratio, decision.computed))
+
+    @staticmethod
+    def ttft(made: Profile, shape: Shape, loads: list[Load], ratio: float, computed: tuple[int, ...]) -> float:
+        """Written anew: the rows, the layers, the pipeline."""
+        kept = [load for i, load in enumerate(loads) if i not in computed]
+        holes = sum(loads[i].tokens for i in computed)
+        rows = shape.forced_rows + holes + ratio * sum(load.tokens for load in kept if load.fused)
+        loading = load_s(made, kept).layer_s
+        return made.start_s + loading + 2 * max(loading, 1.0 + 0.01 * rows)
+
+    def test_a_slow_tier_s_chunks_are_computed_while_the_fast_one_s_load(self) -> None:
+        made = profile(tiers={"disk": disk(0.001), "remote": disk(1.0)})
+        loads = [Load("disk", 50), Load("remote", 25), Load("disk", 25), Load("remote", 10)]
+        decision = choose_computed(made, Shape(100, 10, 120), loads, 0.15)
+        assert decision.computed == (1, 3)
+        assert "2 of 4 chunks are computed" in decision.why[0]
+
+    def test_some_load_for_nothing_while_others_are_computed(self) -> None:
+        """Each loads 1.5 times as long as it computes; yet computing all six is not the fastest."""
+        made = profile(tiers={"disk": disk(0.015)}, recompute=RecomputeFit(0.0, 0.01, 0.0))
+        loads = [Load("disk", 100)] * 6
+        shape = Shape(600, 0, 600)
+        computed = choose_computed(made, shape, loads, 0.0).computed
+        assert 0 < len(computed) < 6
+        assert len(computed) == 4  # 3 s of loading beside 4 s of computing
+
+    def test_none_that_loads_faster_than_it_computes(self) -> None:
+        made = profile(tiers={"disk": disk(0.0099)}, recompute=RecomputeFit(0.0, 0.01, 0.0))
+        assert not loads_slower(made, Shape(600, 0, 600), Load("disk", 100))
+        decision = choose_computed(made, Shape(600, 0, 600), [Load("disk", 100)] * 6, 0.0)
+        assert (decision.computed, decision.why) == ((), ())
+
+    def test_many_different_chunks_are_still_decided_well(self) -> None:
+        made = profile(tiers={"disk": disk(0.015)}, recompute=RecomputeFit(0.0, 0.01, 0.0))
+        loads = [Load("disk", 20 + i) for i in range(24)]
+        assert 2 ** len(loads) > MOST_SUBSETS
+        tokens = sum(load.tokens for load in loads)
+        decision = choose_computed(made, Shape(tokens, 0, tokens), loads, 0.0)
+        divisible = 0.5 + 2 * tokens * 0.006 + 0.006 * tokens  # .015 x = .01 (1 - x): x = .4
+        assert divisible <= decision.ttft_s + 1e-9 <= divisible * 1.05
+
+    def test_the_last_token_of_the_prompt_is_no_candidate(self) -> None:
+        """Without a question a chunk's last token is computed anyway."""
+        made = profile(tiers={"disk": disk(1.0)})
+        assert choose_computed(made, Shape(99, 1, 100), [Load("disk", 100)], 0.15).computed == (0,)
+
+
+class TestDecide:
+    def test_computes_what_is_slow_then_raises_the_ratio_over_the_rest(self) -> None:
+        made = profile(tiers={"disk": disk(0.016), "remote": disk(1.0), "memory": TierSpeed(0.0, 0.0)})
+        made = dataclasses.replace(made, recompute=RecomputeFit(0.0, 0.02, 0.0))
+        loads = [Load("disk", 100), Load("remote", 20)]
+        decision = decide(made, Shape(120, 10, 130), loads, 0.15, PricesConfig())
+        assert decision.computed == (1,)
+        assert decision.ratio == pytest.approx((1.6 - 0.02 * 30) / 2.0)
+        assert decision.tier == "memory"
+        assert len(decision.why) == 3
+        assert decision.ttft_s <= ttft_s(made, Shape(120, 10, 130), 0.15, loads)
+
+    @given(
+        st.lists(chunk, max_size=5), st.floats(0, 0.03), st.floats(0, 0.1), st.floats(0, 1), st.sampled_from(Selection)
+    )
+    def test_never_takes_longer_than_loading_all_at_r_star(
+        self, loads: list[Load], of_disk: float, of_remote: float, r_star: float, selection: Selection
+    ) -> None:
+        made = profile(tiers={"memory": TierSpeed(0.0, 0.0), "disk": disk(of_disk), "remote": disk(of_remote)})
+        fused = sum(load.tokens for load in loads if load.fused)
+        shape = Shape(fused, 5, 5 + sum(load.tokens for load in loads), selection)
+        decision = decide(made, shape, loads, r_star, PricesConfig())
+        assert decision.ttft_s <= ttft_s(made, shape, r_star, loads) * (1 + 1e-9)
+        assert r_star <= decision.ratio <= 1
+
+    def test_nothing_loaded_is_nothing_to_decide(self) -> None:
+        decision = decide(profile(), Shape(0, 10, 10), [], 0.15, PricesConfig())
+        assert (decision.ratio, decision.tier, decision.computed) == (0.15, None, ())

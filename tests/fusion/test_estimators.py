@@ -1,0 +1,153 @@
+"""Estimates: by hand on small numbers, and never falling where they must rise."""
+
+import dataclasses
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ragkv.config import PricesConfig
+from ragkv.errors import ConfigError, ProfileError
+from ragkv.fusion.estimators import Load, Selection, Shape, load_s, recompute_s, storage_cost, ttft_s
+from ragkv.fusion.profile import LengthFit, Profile, RecomputeFit, TierSpeed
+
+from .profiles import disk, profile
+
+SHAPE = Shape(fused_tokens=100, forced_rows=10, prompt_tokens=110)
+
+times = st.floats(0, 10)
+profiles = st.builds(
+    lambda fixed, row, key, place, start, layers: profile(
+        recompute=RecomputeFit(fixed, row, key / 1000), place_token_layer_s=place, start_s=start, layers=layers
+    ),
+    *(times,) * 5,
+    st.integers(1, 5),
+)
+ratios = st.floats(0, 1)
+shapes = st.builds(
+    lambda fused, forced, exact, kind: Shape(fused, forced, fused + forced + exact, kind),
+    *(st.integers(0, 500),) * 3,
+    st.sampled_from(Selection),
+)
+
+
+def test_recompute_counts_the_ratio_s_tokens_the_question_and_what_is_placed() -> None:
+    placing = profile(place_token_layer_s=0.001)
+    assert recompute_s(profile(), 0.0, SHAPE).layer_s == pytest.approx(1 + 0.01 * 10)
+    assert recompute_s(profile(), 0.5, SHAPE).layer_s == pytest.approx(1 + 0.01 * 60)
+    assert recompute_s(placing, 0.5, SHAPE).layer_s == pytest.approx(1 + 0.01 * 60 + 0.001 * 100)
+    assert recompute_s(profile(), 0.5, SHAPE).total_s == pytest.approx(2 * 1.6)  # of three layers the last is no work
+
+
+def test_a_row_costs_more_the_more_it_sees() -> None:
+    seeing = profile(recompute=RecomputeFit(0.0, 0.01, 0.001))
+    assert recompute_s(seeing, 0.0, Shape(0, 10, 100)).layer_s == pytest.approx(10 * (0.01 + 0.1))
+
+
+def test_a_checking_selector_has_every_candidate_pass_the_first_layer() -> None:
+    checking = dataclasses.replace(SHAPE, selection=Selection.CHECKING)
+    assert recompute_s(profile(), 0.1, checking).layer_s == recompute_s(profile(), 0.1, SHAPE).layer_s
+    assert recompute_s(profile(), 0.1, checking).total_s == pytest.approx((1 + 1.1) + (1 + 0.2))
+    assert recompute_s(profile(), 0.0, checking) == recompute_s(profile(), 0.0, SHAPE)
+
+
+def test_an_asking_selector_recomputes_in_a_pass_of_its_own() -> None:
+    asking = dataclasses.replace(SHAPE, selection=Selection.ASKING)
+    assert recompute_s(profile(), 0.5, asking).layer_s == pytest.approx(1.1)
+    assert recompute_s(profile(), 0.5, asking).total_s == pytest.approx(2 * 1.1 + 2 * 1.6)
+    slow = [Load("disk", 100)]  # 100 s a layer hides the first pass, not the second
+    assert ttft_s(profile(), asking, 0.5, slow) == pytest.approx(0.5 + 3 * 100 + 2 * 1.6)
+
+
+def test_loading_takes_its_bytes_over_the_bandwidth_and_a_latency_a_slice() -> None:
+    late = profile(tiers={"disk": disk(0.002, latency_s=0.1), "memory": TierSpeed(0.0, 0.0)})
+    assert load_s(late, [Load("disk", 50)]).layer_s == pytest.approx(0.1 + 0.1)
+    assert load_s(late, [Load("disk", 50), Load("disk", 50)]).layer_s == pytest.approx(0.4)
+    assert load_s(late, [Load("disk", 50), Load("memory", 5000)]).total_s == pytest.approx(3 * 0.2)
+    assert load_s(late, []).total_s == 0
+
+
+def test_on_a_gpu_the_slower_of_reading_and_copying_counts() -> None:
+    copied = profile(copy_bytes_per_s=500.0)
+    assert load_s(copied, [Load("memory", 10)]).layer_s == pytest.approx(20.0)
+    assert load_s(dataclasses.replace(copied, copy_bytes_per_s=1e6), [Load("disk", 10)]).layer_s == pytest.approx(10.0)
+
+
+def test_an_unmeasured_tier_is_refused() -> None:
+    with pytest.raises(ProfileError, match="remote"):
+        load_s(profile(), [Load("remote", 1)])
+
+
+@pytest.mark.parametrize(("seconds_a_token", "ttft"), [(0.001, 0.5 + 0.1 + 2 * 1.6), (0.1, 0.5 + 10 + 2 * 10)])
+def test_the_first_layer_s_load_then_the_longer_of_both_a_layer(seconds_a_token: float, ttft: float) -> None:
+    tiers = {"disk": disk(seconds_a_token)}
+    assert ttft_s(profile(tiers=tiers), SHAPE, 0.5, [Load("disk", 100)]) == pytest.approx(ttft)
+
+
+def test_what_is_recomputed_whole_is_not_loaded() -> None:
+    loads = [Load("disk", 100), Load("disk", 5, fused=False)]
+    assert ttft_s(profile(), Shape(100, 10, 115), 1.0, loads) == pytest.approx(0.5 + 5 + 2 * 5)
+    checking = Shape(100, 10, 115, Selection.CHECKING)  # checked against what is stored: loaded all the same
+    assert ttft_s(profile(), checking, 1.0, loads) == pytest.approx(0.5 + 105 + 2 * 105)
+
+
+def test_one_layer_is_enough() -> None:
+    assert ttft_s(profile(layers=1), SHAPE, 0.5, []) == pytest.approx(0.5 + 1.6)
+
+
+@given(profiles, shapes, ratios, ratios)
+def test_recompute_never_falls_with_the_ratio(made: Profile, shape: Shape, one: float, other: float) -> None:
+    less, more = (recompute_s(made, ratio, shape) for ratio in sorted((one, other)))
+    assert less.layer_s <= more.layer_s + 1e-9
+    assert less.total_s <= more.total_s + 1e-9
+
+
+@given(profiles, shapes, ratios, st.integers(1, 100))
+def test_a_hole_never_costs_less_than_reusing(made: Profile, shape: Shape, ratio: float, hole: int) -> None:
+    hole = min(hole, shape.fused_tokens)
+    free = dataclasses.replace(made, place_token_layer_s=0.0)
+    holed = dataclasses.replace(
+        shape, fused_tokens=shape.fused_tokens - hole, forced_rows=shape.forced_rows + hole, selection=Selection.STATIC
+    )
+    whole = dataclasses.replace(shape, selection=Selection.STATIC)
+    assert recompute_s(free, ratio, holed).layer_s >= recompute_s(free, ratio, whole).layer_s - 1e-9
+
+
+@given(profiles, shapes, ratios, st.lists(st.integers(1, 300), max_size=4), st.floats(0, 1), st.floats(0, 1))
+def test_ttft_never_falls_with_the_ratio_or_a_slower_tier(
+    made: Profile, shape: Shape, ratio: float, tokens: list[int], one: float, other: float
+) -> None:
+    loads = [Load("disk", count) for count in tokens]
+    fast, slow = (dataclasses.replace(made, tiers={"disk": disk(speed)}) for speed in sorted((one, other)))
+    assert ttft_s(fast, shape, ratio, loads) <= ttft_s(slow, shape, ratio, loads) + 1e-9
+    assert ttft_s(slow, shape, ratio / 2, loads) <= ttft_s(slow, shape, min(ratio, 0.99), loads) + 1e-9
+    assert (
+        ttft_s(slow, shape, ratio, loads) <= ttft_s(slow, shape, ratio, [*loads, Load("disk", 1)]) + 1e-9 or ratio == 1
+    )
+
+
+def test_more_tokens_than_the_prompt_has_are_refused() -> None:
+    with pytest.raises(ValueError, match="110"):
+        Shape(101, 10, 110)
+    with pytest.raises(ValueError, match="-1"):
+        Shape(-1, 0, 5)
+
+
+def test_storing_costs_its_gigabytes_times_price_times_months() -> None:
+    prices = PricesConfig(memory_usd_per_gb_month=3.0, disk_usd_per_gb_month=0.1)
+    million = 1_000_000  # tokens of 3 kB: 3 GB
+    assert storage_cost(profile(), million, "memory", prices, 730) == pytest.approx(9.0)
+    assert storage_cost(profile(), million, "disk", prices, 1460) == pytest.approx(0.6)
+    assert storage_cost(profile(), 0, "remote", prices, 730) == 0
+    with pytest.raises(ConfigError, match="tape"):
+        storage_cost(profile(), 1, "tape", prices, 1)
+
+
+@pytest.mark.parametrize("price", [-1.0, float("inf"), float("nan")])
+def test_a_price_is_a_price(price: float) -> None:
+    with pytest.raises(ConfigError, match="disk_usd_per_gb_month"):
+        PricesConfig(disk_usd_per_gb_month=price)
+
+
+def test_a_time_over_a_length_is_a_parabola() -> None:
+    assert LengthFit(1.0, 0.5, 0.25).at(4) == 1 + 2 + 4

@@ -1,0 +1,138 @@
+"""A profile goes to its file and back, and is refused wherever it was not measured."""
+
+import dataclasses
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ragkv.errors import ProfileError
+from ragkv.fusion.profile import (
+    FILE_NAME,
+    LengthFit,
+    LengthPoint,
+    Profile,
+    RecomputeFit,
+    RecomputePoint,
+    TierPoint,
+    TierSpeed,
+    cpu_model,
+    load,
+    save,
+)
+
+from .profiles import SUBJECT, profile
+
+MEASURED = profile(
+    prefill=LengthFit(0.1, 0.2, 1e-9, (LengthPoint(128, 1.25, 1.5), LengthPoint(256, 3.0, 2.9))),
+    recompute=RecomputeFit(0.5, 0.25, 0.0, (RecomputePoint(32, 1024, 0.1, 0.11),)),
+    tiers={"memory": TierSpeed(1e-6, 0.0), "disk": TierSpeed(1e-4, 1e-9, (TierPoint(4096, 0.01, 0.011),))},
+    copy_bytes_per_s=1e10,
+)
+
+
+def test_a_profile_goes_to_json_and_back() -> None:
+    assert Profile.from_json(MEASURED.to_json()) == MEASURED
+    assert Profile.from_json(profile().to_json()).copy_bytes_per_s is None
+
+
+def test_a_filed_profile_is_found_again_and_another_stays_beside_it(tmp_path: Path) -> None:
+    other = profile(subject=dataclasses.replace(SUBJECT, threads=8))
+    save(MEASURED, tmp_path)
+    save(other, tmp_path)
+    assert load(tmp_path, SUBJECT) == MEASURED
+    assert load(tmp_path, other.subject) == other
+    save(profile(), tmp_path)
+    assert load(tmp_path, SUBJECT) == profile()
+
+
+def test_none_measured_says_how_to(tmp_path: Path) -> None:
+    with pytest.raises(ProfileError, match="ragkv profile"):
+        load(tmp_path, SUBJECT)
+
+
+@pytest.mark.parametrize(
+    ("other", "says"),
+    [
+        (dict(weights="0123456789abcdef" * 2), "weights is 'wwww"),
+        (dict(dtype="float32"), "dtype is 'bfloat16', not 'float32'"),
+        (dict(machine="lap"), "machine is 'desk', not 'lap'"),
+        (dict(cpu="Abacus 3000"), "cpu is 'Abacus 2000', not 'Abacus 3000'"),
+        (dict(threads=3), "threads is 2, not 3"),
+        (dict(device="H200"), "device is 'cpu', not 'H200'"),
+        (dict(rope="other", threads=3), "rope is 'rope', not 'other'; threads is 2, not 3"),
+    ],
+    ids=str,
+)
+def test_another_model_or_machine_is_refused_saying_what_differs(
+    tmp_path: Path, other: dict[str, Any], says: str
+) -> None:
+    save(profile(), tmp_path)
+    save(profile(subject=dataclasses.replace(SUBJECT, machine="far", cpu="else", threads=99, device="x")), tmp_path)
+    wanted = dataclasses.replace(SUBJECT, **other)
+    with pytest.raises(ProfileError) as caught:
+        load(tmp_path, wanted)
+    assert says in str(caught.value)
+    with pytest.raises(ProfileError, match="another model or machine"):
+        profile().check(wanted)
+
+
+def test_a_profile_filed_under_a_key_that_is_not_its_own_is_refused(tmp_path: Path) -> None:
+    save(profile(), tmp_path)
+    path = tmp_path / FILE_NAME
+    filed = json.loads(path.read_text())
+    filed[SUBJECT.key]["subject"]["threads"] = 64
+    path.write_text(json.dumps(filed))
+    with pytest.raises(ProfileError, match="threads is 64, not 2"):
+        load(tmp_path, SUBJECT)
+
+
+@pytest.mark.parametrize("text", ["", "[1]", "{", '{"a": 1}', "7"])
+def test_a_file_that_is_no_profile_is_an_error_not_a_crash_and_is_measured_over(tmp_path: Path, text: str) -> None:
+    (tmp_path / FILE_NAME).write_text(text)
+    with pytest.raises(ProfileError):
+        load(tmp_path, SUBJECT)
+    with pytest.raises(ProfileError):
+        Profile.from_json(text)
+    if text != '{"a": 1}':  # that one stays, as another's
+        save(profile(), tmp_path)
+        assert load(tmp_path, SUBJECT) == profile()
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        dict(start_s=-1.0),
+        dict(place_token_layer_s=math.nan),
+        dict(recompute=RecomputeFit(0.0, -1e-9, 0.0)),
+        dict(tiers={"disk": TierSpeed(0.0, math.inf)}),
+        dict(layers=0),
+        dict(kv_bytes_per_token=0),
+        dict(copy_bytes_per_s=0.0),
+    ],
+    ids=str,
+)
+def test_numbers_that_no_clock_gives_are_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ProfileError):
+        profile(**wrong)
+
+
+def test_a_missing_or_unknown_field_is_refused() -> None:
+    values = json.loads(profile().to_json())
+    with pytest.raises(ProfileError):
+        Profile.from_dict({name: value for name, value in values.items() if name != "layers"})
+    with pytest.raises(ProfileError, match="speed"):
+        Profile.from_dict({**values, "speed": 1})
+    with pytest.raises(ProfileError):
+        Profile.from_dict({**values, "layers": "three"})
+
+
+def test_a_tier_that_was_not_measured_is_named() -> None:
+    with pytest.raises(ProfileError, match=r"no tier 'remote'; it has disk, memory"):
+        profile().tier("remote")
+
+
+def test_the_processor_has_a_name() -> None:
+    assert cpu_model()
