@@ -18,6 +18,8 @@ from .errors import ConfigError
 
 MIB = 1024**2
 GIB = 1024**3
+CODEC_NAMES = ("raw", "int8")  # of ragkv.store.CODECS, which loads torch
+TRUNCATIONS = ("kv", "tokens", "naive")
 NOT_SETTINGS = ("RAGKV_HOME", "RAGKV_MODEL")  # options of the command line that share the prefix
 
 
@@ -30,16 +32,19 @@ class StoreConfig:
     disk_bytes: int = 20 * GIB  # capacity of the disk tier
     policy: str = "lru"  # eviction policy, of every tier: see ragkv.store.POLICIES
     xi_tokens: int = 0  # what a turn may compute within its TTFT target; policies that serve the tail trim to it
-    history_block_tokens: int = 64  # tokens of a block of a session's history, the unit of trimming
     write_buffer_bytes: int = 256 * MIB  # entries waiting to be written; a full buffer drops, never delays a token
     reader_threads: int = 2  # threads that read layer slices ahead
     read_only: bool = False  # open the directory for reading beside a writer
     tenant: str = ""  # salt of every key: tenants never share entries
     direct_reads: bool = False  # read entries past the page cache (O_DIRECT), where the system has it
+    codec: str = "raw"  # how KV is kept in every tier: "raw", or "int8", about half the bytes of bfloat16 and rounded
 
     def __post_init__(self) -> None:
         _at_least(self, memory_bytes=0, disk_bytes=0, write_buffer_bytes=0, reader_threads=1)
-        _at_least(self, xi_tokens=0, history_block_tokens=1)
+        _at_least(self, xi_tokens=0)
+        if self.codec not in CODEC_NAMES:
+            known = ", ".join(CODEC_NAMES)
+            raise ConfigError(f"store.codec is {self.codec!r}; it must be one of: {known}.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,12 +100,36 @@ class PromptConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class SessionConfig:
+    """How conversations are kept (CachedAttention sections 3.1 to 3.4)."""
+
+    block_tokens: int = 256  # most tokens of a block of history, the unit of storing and of trimming
+    save_buffer_bytes: int = 256 * MIB  # KV of turns waiting to be stored; a full buffer drops, never delays a token
+    truncation: str = "kv"  # "kv"; to compare: "tokens" computes what is kept again, "naive" keeps old rotations
+    truncation_ratio: float = 0.5  # share of the history dropped at a time when a prompt would overflow the context
+    sink_tokens: int = 0  # first tokens of a history that truncation leaves
+    discard: str = "oldest"  # which tokens go: "oldest", or "keep-dialogue" (documents of past turns first)
+    ttl_s: float | None = None  # a conversation idle for longer is deleted; None: never
+
+    def __post_init__(self) -> None:
+        _at_least(self, block_tokens=1, save_buffer_bytes=0, sink_tokens=0)
+        if self.truncation not in TRUNCATIONS:
+            known = ", ".join(TRUNCATIONS)
+            raise ConfigError(f"session.truncation is {self.truncation!r}; it must be one of: {known}.")
+        if not 0.0 < self.truncation_ratio <= 1.0:
+            raise ConfigError(f"session.truncation_ratio is {self.truncation_ratio}; it must lie in (0, 1].")
+        if self.ttl_s is not None and not self.ttl_s > 0.0:
+            raise ConfigError(f"session.ttl_s is {self.ttl_s}; it must be more than 0, or None.")
+
+
+@dataclass(frozen=True, slots=True)
 class EngineConfig:
     """Everything an engine is built from, besides its model."""
 
     store: StoreConfig = field(default_factory=StoreConfig)
     fusion: FusionConfig = field(default_factory=FusionConfig)
     prompt: PromptConfig = field(default_factory=PromptConfig)
+    session: SessionConfig = field(default_factory=SessionConfig)
     controller: ControllerConfig = field(default_factory=ControllerConfig)
     device: str = "cpu"  # "cpu", "cuda", "cuda:1"
     dtype: str = "auto"  # "auto" keeps the checkpoint's; else "float32", "bfloat16", "float16"
@@ -113,7 +142,7 @@ class EngineConfig:
 
     @classmethod
     def from_toml(cls, path: str | Path) -> Self:
-        """A config from a TOML file whose tables are `[store]`, `[fusion]`, `[prompt]`, `[controller.prices]`."""
+        """A config from a TOML file; its tables are `[store]`, `[fusion]`, `[prompt]`, `[session]`, `[controller.prices]`."""
         try:
             values = tomllib.loads(Path(path).read_text(encoding="utf-8"))
         except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:

@@ -53,15 +53,14 @@ class Store:
         atexit.register(self.close)
 
     @classmethod
-    def open(cls, config: StoreConfig, *, pin: bool = False) -> "Store":
+    def open(cls, config: StoreConfig, *, pin: bool = False, block_tokens: int = 256) -> "Store":
         """The store that `config` describes: memory (unless 0 bytes), then disk (if a directory is given).
 
         A read-only store has a memory tier of its own: what it read once it may serve after the writer deleted it.
         Raises `StoreLockedError`, `StoreError` or `ConfigError`.
         """
         tiers: list[Tier] = []
-        block = config.history_block_tokens
-        settings = PolicySettings(xi_blocks=config.xi_tokens // block, block_tokens=block)
+        settings = PolicySettings(xi_blocks=config.xi_tokens // block_tokens, block_tokens=block_tokens)
         if config.memory_bytes:
             tiers.append(MemoryTier(config.memory_bytes, make_policy(config.policy, settings), pin))
         if config.directory is not None and config.read_only:

@@ -132,7 +132,7 @@ def test_a_store_gives_its_policies_the_threshold_in_blocks(monkeypatch: pytest.
         return make_policy(name, settings)
 
     monkeypatch.setattr("ragkv.store.store.make_policy", make)
-    Store.open(StoreConfig(policy="t-lru", xi_tokens=1000, history_block_tokens=64)).close()
+    Store.open(StoreConfig(policy="t-lru", xi_tokens=1000), block_tokens=64).close()
     assert given == [PolicySettings(xi_blocks=15, block_tokens=64)]
 
 
