@@ -54,7 +54,7 @@ class Planner:
                 unscored.append(index)
             if lease is None:
                 state = SpanState.COMPUTED
-            elif exact and lease.info.frequencies == frequencies:
+            elif exact and lease.info.lossless and lease.info.frequencies == frequencies:
                 state = SpanState.EXACT  # it saw just what precedes it here
             else:
                 state = SpanState.FUSED if reuse == "fused" else SpanState.COMPUTED

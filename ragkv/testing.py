@@ -5,13 +5,13 @@ store = Store([ThrottledTier(MemoryTier(10**9, LRU()), bandwidth_bytes_per_s=1e9
 
 import threading
 import time
-from collections.abc import Callable, Container, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence, Set
 from enum import Enum
 
 import torch
 
 from ragkv.errors import EntryDamagedError
-from ragkv.store import Entry, EntryInfo, Identity, Lease, Tier, TierStats, Turn
+from ragkv.store import EncodedEntry, Entry, EntryInfo, Identity, Lease, Tier, TierStats, Turn
 
 
 class WrappedTier(Tier):
@@ -30,8 +30,20 @@ class WrappedTier(Tier):
         lease = self.tier.lease(identity, token_ids)
         return None if lease is None else self.wrap(lease)
 
-    def put(self, entry: Entry) -> bool:
+    def put(self, entry: Entry | EncodedEntry) -> bool:
         return self.tier.put(entry)
+
+    def put_sparing(self, entry: Entry | EncodedEntry, spared: Set[str]) -> bool:
+        return self.tier.put_sparing(entry, spared)
+
+    def free(self, size_bytes: int) -> None:
+        self.tier.free(size_bytes)
+
+    def queued(self, groups: Sequence[str]) -> None:
+        self.tier.queued(groups)
+
+    def left(self, places: Sequence[tuple[str, int]]) -> None:
+        self.tier.left(places)
 
     def served(self, turn: Turn) -> None:
         self.tier.served(turn)
@@ -60,7 +72,12 @@ class WrappedLease(Lease):
 
     def __init__(self, lease: Lease) -> None:
         self.info, self.kind, self.sensitivity = lease.info, lease.kind, lease.sensitivity
+        self.in_place = lease.in_place
         self.lease = lease
+
+    @property
+    def stored_bytes(self) -> int:
+        return self.lease.stored_bytes
 
     def read_layer(self, layer: int, out: torch.Tensor | None = None) -> torch.Tensor:
         return self.lease.read_layer(layer, out)
@@ -95,7 +112,7 @@ class _ThrottledLease(WrappedLease):
         self._pipe = pipe
 
     def read_layer(self, layer: int, out: torch.Tensor | None = None) -> torch.Tensor:
-        due_at = self._pipe.due_at(self.info.layer_bytes)
+        due_at = self._pipe.due_at(self.stored_bytes // self.info.layers)
         read = self.lease.read_layer(layer, out)
         time.sleep(max(0.0, due_at - time.monotonic()))
         return read

@@ -14,7 +14,7 @@ from typing import Self
 import torch
 
 from ragkv.errors import EntryDamagedError
-from ragkv.store import Lease, TierKind
+from ragkv.store import Lease, aligned_empty
 
 
 class LayerReader:
@@ -44,7 +44,7 @@ class LayerReader:
         """Bytes read, by the tier they came from."""
         counts: dict[str, int] = {}
         for lease in self._leases:
-            counts[lease.kind.value] = counts.get(lease.kind.value, 0) + lease.info.size_bytes
+            counts[lease.kind.value] = counts.get(lease.kind.value, 0) + lease.stored_bytes
         return counts
 
     def close(self) -> None:
@@ -78,11 +78,11 @@ class LayerReader:
 
     @staticmethod
     def _buffer(lease: Lease, device: torch.device) -> torch.Tensor | None:
-        if lease.kind is TierKind.MEMORY and device.type == "cpu":
+        if lease.in_place and device.type == "cpu":
             return None  # used where it lies
-        info = lease.info
-        shape = (2, info.kv_heads, info.tokens, info.head_dim)
-        return torch.empty(shape, dtype=info.dtype, pin_memory=device.type == "cuda")
+        if device.type == "cpu":
+            return aligned_empty(lease.info.shape, lease.info.dtype)  # else reads past the page cache would be copied
+        return torch.empty(lease.info.shape, dtype=lease.info.dtype, pin_memory=True)
 
 
 def _slice(lease: Lease, layer: int, buffer: torch.Tensor | None = None) -> torch.Tensor:

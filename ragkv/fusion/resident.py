@@ -9,6 +9,7 @@ class ResidentLease(Lease):
     """A lease on an entry that is not evicted."""
 
     kind = TierKind.MEMORY
+    in_place = True
 
     def __init__(self, entry: Entry) -> None:
         self.info = entry.info

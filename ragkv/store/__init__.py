@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 from .policies import LRU, POLICIES, Item, Policy, Turn, make_policy
 
 if TYPE_CHECKING:
+    from .codecs import CODECS, Codec
+    from .encoded import EncodedEntry
     from .entry import (
         FORMAT_VERSION,
         Entry,
@@ -23,7 +25,7 @@ if TYPE_CHECKING:
     from .store import Store, StoreStats
     from .tiers import DiskTier, Lease, MemoryTier, ReadOnlyDiskTier, Tier, TierKind, TierStats, aligned_empty
 
-_ROOMS = (".entry", ".store", ".tiers")
+_ROOMS = (".codecs", ".encoded", ".entry", ".store", ".tiers")
 
 
 def __getattr__(name: str) -> Any:
@@ -36,7 +38,10 @@ def __getattr__(name: str) -> Any:
 
 
 __all__ = [
+    "CODECS",
+    "Codec",
     "DiskTier",
+    "EncodedEntry",
     "Entry",
     "EntryInfo",
     "FORMAT_VERSION",

@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from .entry import Entry
+from .encoded import EncodedEntry
 
 log = logging.getLogger(__name__)
 
@@ -22,7 +22,7 @@ class Job:
     size_bytes: int  # what it keeps in memory until it is done
     run: Callable[[], object]
     cancel: Callable[[], object]  # called instead of `run` when the job is dropped
-    entry: Entry | None = None  # the entry to be written; `None` for other work
+    entry: EncodedEntry | None = None  # the entry to be written; `None` for other work
 
 
 class Background:
@@ -54,7 +54,7 @@ class Background:
             self._changed.notify_all()
         return True
 
-    def entry(self, key: str) -> Entry | None:
+    def entry(self, key: str) -> EncodedEntry | None:
         """The entry of `key` that waits to be written or is being written."""
         with self._changed:
             running = () if self._running is None else (self._running,)

@@ -16,7 +16,9 @@ from typing import Any
 
 import torch
 
-FORMAT_VERSION = 1
+from .codecs import CODECS
+
+FORMAT_VERSION = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +33,7 @@ class Identity:
     tokenizer: str  # digest of the tokenizer, "" for none
     context: str  # digest of the token ids seen before this run: the application's prefix, for a chunk
     tenant: str = ""  # salt: tenants never share entries
+    codec: str = "raw"  # how the bytes are kept: rounded ones never stand in for the model's own, nor the reverse
     format_version: int = FORMAT_VERSION
 
     def key(self, token_ids: Sequence[int]) -> str:
@@ -98,13 +101,23 @@ class EntryInfo:
         return dtype_from_name(self.identity.dtype)
 
     @property
+    def shape(self) -> tuple[int, int, int, int]:
+        """(2, G, T, D), of one layer slice."""
+        return 2, self.kv_heads, self.tokens, self.head_dim
+
+    @property
+    def lossless(self) -> bool:
+        """Whether what is read is bit by bit what was computed: else a span of it is never exact."""
+        return CODECS[self.identity.codec].lossless
+
+    @property
     def layer_bytes(self) -> int:
-        """Bytes of one layer slice, (2, G, T, D)."""
+        """Bytes of one layer slice (2, G, T, D), decoded."""
         return 2 * self.kv_heads * self.tokens * self.head_dim * self.dtype.itemsize
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of all keys and values."""
+        """Bytes of all keys and values, decoded."""
         return self.layers * self.layer_bytes
 
 
@@ -137,14 +150,15 @@ class Entry:
 
         Itself when it already is so: a view of a larger tensor would keep all of that alive, behind every bound.
         """
-        kv = _settle(self.kv, pin)
-        scores = None if self.sensitivity is None else _settle(self.sensitivity, pin=False)
+        kv = settle(self.kv, pin)
+        scores = None if self.sensitivity is None else settle(self.sensitivity, pin=False)
         if kv is self.kv and scores is self.sensitivity:
             return self
         return Entry(self.info, kv, scores)
 
 
-def _settle(tensor: torch.Tensor, pin: bool) -> torch.Tensor:
+def settle(tensor: torch.Tensor, pin: bool) -> torch.Tensor:
+    """`tensor` on the host, contiguous, owning no more memory than it needs; itself when it already is so."""
     pin = pin and torch.cuda.is_available()
     tensor = tensor.detach() if tensor.requires_grad else tensor
     compact = tensor.is_contiguous() and tensor.untyped_storage().nbytes() == tensor.nbytes

@@ -2,16 +2,16 @@
 
     [8 bytes: header length][JSON header, padded with spaces to 4 KiB]       \\
     [token_ids int64][sensitivity float16, optional][pad.head]                > the head, one checksum over all of it
-    [layer.0000 (2, G, T, D)][pad.0000][layer.0001]...                        > one checksum a layer, in the header
+    [layer.0000][pad.0000][layer.0001]...                                    > one checksum a layer, in the header
 
-Any safetensors reader opens it; the `pad.*` tensors only exist because that format allows no holes. What lies here is
+A layer is (2, G, T, D), or what the entry's codec made of it. Any safetensors reader opens it; the `pad.*` tensors only exist because that format allows no holes. What lies here is
 pure format: no directory, no index, no policy. Whatever is wrong with a file is an `EntryDamagedError`; a file of
 another format version is an `OtherVersionError`, which is not damage.
 """
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,7 +20,8 @@ import xxhash
 
 from ragkv.errors import EntryDamagedError
 
-from .codec import CODECS, Codec
+from .codecs import CODECS, Codec, Layout
+from .encoded import EncodedEntry
 from .entry import FORMAT_VERSION, Entry, EntryInfo, Identity, ids_bytes
 
 Bytes = bytes | bytearray | memoryview
@@ -29,7 +30,7 @@ FORMAT_NAME = "ragkv-entry"
 _CHECKSUM_START = 8 + len('{"__metadata__":{"checksum":"')  # its place in the file is fixed, so that it can be blanked
 _CHECKSUM_CHARS = 32  # xxh3_128, hex
 _BLANK = "0" * _CHECKSUM_CHARS
-_HEAD_GUESS = 16384  # bytes; one read gets the whole head of most entries
+_HEAD_GUESS = 32768  # bytes; one read gets the whole head of most entries
 _MAX_HEADER = 64 * 1024**2  # bytes; a longer header is damage, not a reason to allocate
 _DTYPE_NAMES = {
     torch.float64: "F64",
@@ -74,15 +75,14 @@ class Record:
     file_bytes: int
 
     @classmethod
-    def of(cls, entry: Entry, codec: str = "raw") -> "Record":
-        """Lay `entry` out; hashes every layer. The tensors are shared with the entry, not copied."""
-        chosen = CODECS[codec]
-        layers = tuple(chosen.encode(layer) for layer in entry.kv.cpu())
-        checksums = [checksum(bytes_of(layer)) for layer in layers]
-        facts = _facts(entry.info, chosen.name, checksums)
-        scores = b"" if entry.sensitivity is None else bytes(bytes_of(entry.sensitivity.cpu().contiguous()))
-        stored = (_DTYPE_NAMES[chosen.stored_dtype(entry.info)], chosen.stored_shape(entry.info))
-        head, file_bytes = _head_bytes(facts, ids_bytes(entry.info.token_ids), scores, layers, stored)
+    def of(cls, entry: Entry | EncodedEntry) -> "Record":
+        """Lay `entry` out, encoded if it is not yet; hashes every layer. Its tensors are shared, not copied."""
+        encoded = EncodedEntry.of(entry).settled()
+        info, layers = encoded.info, tuple(encoded.layers)
+        facts = _facts(info, encoded.codec.name, [checksum(bytes_of(layer)) for layer in layers])
+        scores = b"" if encoded.sensitivity is None else bytes(bytes_of(encoded.sensitivity))
+        layout = encoded.codec.layout(info.shape, info.dtype)
+        head, file_bytes = _head_bytes(facts, ids_bytes(info.token_ids), scores, layers, layout)
         return cls(head, layers, file_bytes)
 
     def pieces(self) -> Iterator[Bytes]:
@@ -129,14 +129,18 @@ def read_head(fd: int, key: str) -> Head:
     Raises `EntryDamagedError` if a byte of the head is not as written, the file's length is not, or it holds another
     key; `OtherVersionError` if the record says so; `OSError` if reading fails.
     """
-    size = os.fstat(fd).st_size
-    start = os.pread(fd, _HEAD_GUESS, 0)
+    return parse_head(key, lambda size: os.pread(fd, size, 0), os.fstat(fd).st_size)
+
+
+def parse_head(key: str, first: Callable[[int], bytes], size: int) -> Head:
+    """See `read_head`: of a record of `size` bytes, of which `first(n)` are the first n, or all it has."""
+    start = first(_HEAD_GUESS)
     try:
-        header_end, tensors, facts = _parse_header(fd, start)
+        header_end, tensors, facts = _parse_header(first, start)
         if facts["version"] != str(FORMAT_VERSION):
             raise OtherVersionError(key, f"format version {facts['version']}, this is {FORMAT_VERSION}")
         head_end = header_end + int(tensors["layer.0000"]["data_offsets"][0]) if "layer.0000" in tensors else size
-        head = start[:head_end] if head_end <= len(start) else os.pread(fd, head_end, 0)
+        head = start[:head_end] if head_end <= len(start) else first(head_end)
         _check_head(key, head, head_end)
         return _head(key, head, header_end, tensors, facts, size)
     except EntryDamagedError:
@@ -162,11 +166,7 @@ def _facts(info: EntryInfo, codec: str, checksums: list[str]) -> dict[str, str]:
 
 
 def _head_bytes(
-    facts: dict[str, str],
-    ids: bytes,
-    scores: bytes,
-    layers: tuple[torch.Tensor, ...],
-    stored: tuple[str, tuple[int, ...]],
+    facts: dict[str, str], ids: bytes, scores: bytes, layers: tuple[torch.Tensor, ...], layout: Layout
 ) -> tuple[bytes, int]:
     """The head with its checksum in place, and the length of the whole file."""
     # 1. every tensor in file order: (name, dtype, shape, bytes)
@@ -177,7 +177,7 @@ def _head_bytes(
     plan += _pad("pad.head", len(ids) + len(scores))
     head_data = sum(size for *_, size in plan)
     for number, layer in enumerate(layers):
-        plan.append((f"layer.{number:04d}", stored[0], stored[1], layer.nbytes))
+        plan.append((f"layer.{number:04d}", _DTYPE_NAMES[layout.dtype], layout.shape, layer.nbytes))
         plan += _pad(f"pad.{number:04d}", layer.nbytes)
     # 2. the header
     header: dict[str, Any] = {"__metadata__": facts}
@@ -199,13 +199,13 @@ def _pad(name: str, size: int) -> list[tuple[str, str, tuple[int, ...], int]]:
     return [(name, "U8", (missing,), missing)] if missing else []
 
 
-def _parse_header(fd: int, start: bytes) -> tuple[int, dict[str, Any], dict[str, str]]:
+def _parse_header(first: Callable[[int], bytes], start: bytes) -> tuple[int, dict[str, Any], dict[str, str]]:
     """Where the header ends, its tensors and its metadata; nothing is verified yet."""
     length = int.from_bytes(start[:8], "little")
     if not 0 < length <= _MAX_HEADER or (8 + length) % ALIGNMENT:
         raise ValueError(f"a header of {length} bytes")
-    text = start[8 : 8 + length] if 8 + length <= len(start) else os.pread(fd, length, 8)
-    tensors: dict[str, Any] = json.loads(text)
+    text = start if 8 + length <= len(start) else first(8 + length)
+    tensors: dict[str, Any] = json.loads(text[8 : 8 + length])
     facts: dict[str, str] = tensors.pop("__metadata__")
     if facts["format"] != FORMAT_NAME:
         raise ValueError(f"format {facts['format']!r}")

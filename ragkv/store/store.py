@@ -19,6 +19,7 @@ from ragkv.config import StoreConfig
 from ragkv.errors import EntryDamagedError, StoreReadOnlyError
 
 from .background import Background, Job
+from .encoded import EncodedEntry
 from .entry import Entry, EntryInfo, Identity
 from .policies import PolicySettings, Turn, make_policy
 from .tiers import DiskTier, Lease, MemoryTier, ReadOnlyDiskTier, Tier, TierKind, TierStats
@@ -89,11 +90,11 @@ class Store:
 
         Nobody may write to the entry's tensors from now on.
         """
-        entry = entry.settled(self._pin)
+        encoded = EncodedEntry.of(entry).settled(self._pin)
         for tier in self._tiers:
             if tier.kind is TierKind.MEMORY:
-                _or_none("keep an entry", tier.put, entry)
-            elif not tier.read_only and not self._write_behind(tier, entry):
+                _or_none("keep an entry", tier.put, encoded)
+            elif not tier.read_only and not self._write_behind(tier, encoded):
                 self._count_drop()
 
     def put_durably(self, entry: Entry) -> bool:
@@ -101,10 +102,10 @@ class Store:
 
         Raises `StoreReadOnlyError` if that tier is read-only.
         """
-        entry = entry.settled(self._pin)
+        encoded = EncodedEntry.of(entry).settled(self._pin)
         kept = False
         for tier in self._tiers:
-            kept = bool(_or_none("keep an entry", tier.put, entry))
+            kept = bool(_or_none("keep an entry", tier.put, encoded))
         return kept
 
     def served(self, turn: Turn) -> None:
@@ -176,7 +177,7 @@ class Store:
     ) -> None:
         self.close()
 
-    def _write_behind(self, tier: Tier, entry: Entry) -> bool:
+    def _write_behind(self, tier: Tier, entry: EncodedEntry) -> bool:
         def write() -> None:
             if not tier.put(entry):
                 self._count_drop()
@@ -193,13 +194,13 @@ class Store:
             with lease:
                 if fastest.contains(info.key):
                     return
-                entry = _read_entry(lease, self._pin)
+                entry = lease.read_encoded(self._pin)
             with self._order:
                 if any(tier.contains(info.key) for tier in self._tiers[1:]):  # not deleted meanwhile
                     fastest.put(entry)
 
-        fits = info.size_bytes <= fastest.stats().capacity_bytes
-        if not fits or not self._background.submit(Job(info.key, info.size_bytes, copy, lease.close)):
+        fits = lease.stored_bytes <= fastest.stats().capacity_bytes
+        if not fits or not self._background.submit(Job(info.key, lease.stored_bytes, copy, lease.close)):
             lease.close()
 
     def _count_drop(self) -> None:
@@ -213,6 +214,7 @@ class _PromotingLease(Lease):
     def __init__(self, lease: Lease, promote: Callable[[Lease], None]) -> None:
         self.info, self.kind, self.sensitivity = lease.info, lease.kind, lease.sensitivity
         self._lease = lease
+        self.in_place = lease.in_place
         self._damaged = False
         self._promote: Callable[[Lease], None] | None = promote
 
@@ -223,6 +225,10 @@ class _PromotingLease(Lease):
             self._damaged = True
             raise
 
+    @property
+    def stored_bytes(self) -> int:
+        return self._lease.stored_bytes
+
     def close(self) -> None:
         promote, self._promote = self._promote, None
         if promote is not None:
@@ -230,18 +236,6 @@ class _PromotingLease(Lease):
                 self._lease.close()
             else:
                 promote(self._lease)
-
-
-def _read_entry(lease: Lease, pin: bool) -> Entry:
-    info = lease.info
-    shape = (info.layers, 2, info.kv_heads, info.tokens, info.head_dim)
-    kv = torch.empty(shape, dtype=info.dtype, pin_memory=pin and torch.cuda.is_available())
-    for layer in range(info.layers):
-        target = kv[layer]
-        got = lease.read_layer(layer, target)
-        if got.data_ptr() != target.data_ptr():  # a view of the tier's own storage
-            target.copy_(got)
-    return Entry(info, kv, lease.sensitivity)
 
 
 def _or_none(what: str, action: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T | None:

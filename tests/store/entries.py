@@ -5,7 +5,9 @@ import hashlib
 
 import torch
 
-from ragkv.store import Entry, EntryInfo, Identity, Lease, dtype_from_name
+from ragkv.store import EncodedEntry, Entry, EntryInfo, Identity, Lease, dtype_from_name
+
+CODEC_NAMES = ("raw", "int8")
 
 IDENTITY = Identity(
     weights="w0", architecture="a0", rope="r0", dtype="bfloat16", adapter="", tokenizer="t0", context="c0"
@@ -47,6 +49,18 @@ def make_entry(
     return Entry(info, kv, scores)
 
 
+def kept(entry: Entry) -> Entry:
+    """What a store gives back of `entry`: itself, or what its codec rounds it to."""
+    encoded = EncodedEntry.of(entry)
+    layers = [encoded.read_layer(layer) for layer in range(entry.info.layers)]
+    return dataclasses.replace(entry, kv=torch.stack(layers) if layers else entry.kv)
+
+
+def with_codec(codec: str, identity: Identity = IDENTITY) -> Identity:
+    """`identity` of entries kept in that codec."""
+    return dataclasses.replace(identity, codec=codec)
+
+
 def digest(*tensors: torch.Tensor | None) -> str:
     """A digest of the tensors' bytes, to see that nobody wrote to them."""
     sha = hashlib.sha256()
@@ -70,7 +84,7 @@ def same(a: Entry, b: Entry) -> bool:
 
 def other_identities() -> list[tuple[str, Identity]]:
     """`IDENTITY` with one field changed, for every field."""
-    changed: dict[str, object] = {"dtype": "float16", "format_version": 99}
+    changed: dict[str, object] = {"dtype": "float16", "format_version": 99, "codec": "int8"}
     return [
         (field.name, dataclasses.replace(IDENTITY, **{field.name: changed.get(field.name, "other")}))
         for field in dataclasses.fields(IDENTITY)

@@ -359,7 +359,7 @@ def test_other_format_versions_are_misses_count_and_are_swept_by_gc(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr("ragkv.store.record.FORMAT_VERSION", 2)
+        patch.setattr("ragkv.store.record.FORMAT_VERSION", 1)
         fill(tmp_path, 1)
     for path in (tmp_path / "index").iterdir():
         path.unlink()

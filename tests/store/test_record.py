@@ -107,10 +107,10 @@ def test_a_sound_file_under_another_key_is_damage(tmp_path: Path) -> None:
 
 
 def test_another_format_version_is_told_apart_from_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ragkv.store.record.FORMAT_VERSION", 2)
+    monkeypatch.setattr("ragkv.store.record.FORMAT_VERSION", 1)
     path = write(tmp_path / "e", make_entry())
     monkeypatch.undo()
-    with pytest.raises(OtherVersionError, match="version 2, this is 1"):
+    with pytest.raises(OtherVersionError, match="version 1, this is 2"):
         head_of(path, make_entry().info.key)
 
 

@@ -2,7 +2,7 @@
 
 from .base import Lease, Tier, TierKind, TierStats
 from .disk import DiskTier
-from .disk_lease import aligned_empty
+from .disk_file import aligned_empty
 from .disk_readonly import ReadOnlyDiskTier
 from .memory import MemoryTier
 

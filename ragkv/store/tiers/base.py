@@ -6,7 +6,7 @@ entry, and the caller treats it as a miss. All methods are thread-safe. Reads re
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence, Set
 from dataclasses import dataclass
 from enum import Enum
 from types import TracebackType
@@ -14,6 +14,8 @@ from typing import Self
 
 import torch
 
+from ..codecs import RAW
+from ..encoded import EncodedEntry
 from ..entry import Entry, EntryInfo, Identity
 from ..policies import Turn
 
@@ -48,6 +50,12 @@ class Lease(ABC):
     info: EntryInfo
     kind: TierKind
     sensitivity: torch.Tensor | None  # (T,) float16
+    in_place: bool = False  # `read_layer` returns views of the tier's own storage and needs no `out`
+
+    @property
+    def stored_bytes(self) -> int:
+        """Bytes of keys and values as they are held, so of reading all layers once."""
+        return self.info.size_bytes
 
     @abstractmethod
     def read_layer(self, layer: int, out: torch.Tensor | None = None) -> torch.Tensor:
@@ -56,6 +64,20 @@ class Lease(ABC):
         Returns either `out` (contiguous, same shape and dtype, filled) or a view of the tier's own immutable storage:
         never write to the result. Raises `EntryDamagedError`; afterwards the tier no longer has the entry.
         """
+
+    def read_encoded(self, pin: bool = False) -> EncodedEntry:
+        """The whole entry in memory of its own, as it is held, verified: to be put into another tier.
+
+        `pin` asks for page-locked memory if CUDA is there. Raises as `read_layer` does.
+        """
+        info = self.info
+        shape = (info.layers, *info.shape)
+        kv = torch.empty(shape, dtype=info.dtype, pin_memory=pin and torch.cuda.is_available())
+        for layer, target in enumerate(kv):
+            got = self.read_layer(layer, target)
+            if got.data_ptr() != target.data_ptr():  # a view of the tier's own storage
+                target.copy_(got)
+        return EncodedEntry(info, RAW, kv, self.sensitivity)
 
     @abstractmethod
     def close(self) -> None:
@@ -81,12 +103,25 @@ class Tier(ABC):
         """Pin and open the entry of these tokens under this identity, or `None`. Counts as a use."""
 
     @abstractmethod
-    def put(self, entry: Entry) -> bool:
-        """Keep `entry`, evicting others if needed; returns when it is as durable as the tier gets.
+    def put(self, entry: Entry | EncodedEntry) -> bool:
+        """Keep `entry`, in its identity's codec, evicting others if needed; returns when it is as durable as can be.
 
         `False` if it was not kept (larger than the tier, everything pinned, not admitted, write failed: logged).
         An entry already there is left as it is and counts as kept.
         """
+
+    def put_sparing(self, entry: Entry | EncodedEntry, spared: Set[str]) -> bool:
+        """As `put`, evicting nothing of the groups `spared`: what waiting requests will read before this entry is."""
+        return self.put(entry)
+
+    def free(self, size_bytes: int) -> None:  # noqa: B027
+        """Evict until so much is free, or what is left may not go: later puts up to it find their room made."""
+
+    def queued(self, groups: Sequence[str]) -> None:  # noqa: B027
+        """A request that will read these groups waits from now on: tell the policy (CachedAttention section 3.3)."""
+
+    def left(self, places: Sequence[tuple[str, int]]) -> None:  # noqa: B027
+        """A request waits no longer. Of each group it was to read: how many before it wait for the same."""
 
     def served(self, turn: Turn) -> None:  # noqa: B027
         """A conversation's turn was served: tell the policy, which may trim. Comes before the turn's blocks are put."""

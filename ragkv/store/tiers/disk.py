@@ -17,6 +17,7 @@ from pathlib import Path
 from ragkv.errors import EntryDamagedError, StoreError
 
 from ..directory import EntryDirectory
+from ..encoded import EncodedEntry
 from ..entry import Entry, EntryInfo, Identity
 from ..index import DiskIndex, Row
 from ..policies import Item, Policy, Turn
@@ -83,19 +84,28 @@ class DiskTier(Tier):
                 self._index.record(key, _row(slot.item, now))
         return lease
 
-    def put(self, entry: Entry) -> bool:
+    def put(self, entry: Entry | EncodedEntry) -> bool:
         key = entry.info.key
         with self._write_lock:
             if self.contains(key):
                 return True
-            if entry.size_bytes > self._ledger.capacity_bytes:
+            encoded = EncodedEntry.of(entry)
+            if encoded.size_bytes > self._ledger.capacity_bytes:
                 return False
-            record = Record.of(entry)
+            record = Record.of(encoded)
             item = Item(key, record.file_bytes, entry.info.group, entry.info.index)
             with self._lock:
                 if self._closed or not self._ledger.make_room(item, self._clock(), self._evict):
                     return False
             return self._write(item, record)
+
+    def queued(self, groups: Sequence[str]) -> None:
+        with self._lock:
+            self._ledger.queued(groups)
+
+    def left(self, places: Sequence[tuple[str, int]]) -> None:
+        with self._lock:
+            self._ledger.left(places)
 
     def served(self, turn: Turn) -> None:
         with self._write_lock, self._lock:  # not while room that was made waits for its bytes

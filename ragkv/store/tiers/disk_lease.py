@@ -3,9 +3,6 @@
 The open descriptor is the lease's hold on its bytes: a file unlinked meanwhile stays readable until `close`.
 """
 
-import contextlib
-import logging
-import os
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -14,11 +11,11 @@ import torch
 
 from ragkv.errors import EntryDamagedError, StoreError
 
+from ..encoded import EncodedEntry
 from ..entry import Identity
-from ..record import ALIGNMENT, Head, bytes_of, read_fully, read_head
+from ..record import Head, bytes_of
 from .base import Lease, TierKind
-
-log = logging.getLogger(__name__)
+from .disk_file import EntryFile, aligned_empty, scratch
 
 
 class DiskLease(Lease):
@@ -29,8 +26,7 @@ class DiskLease(Lease):
     def __init__(
         self,
         head: Head,
-        fd: int,
-        direct_fd: int | None,
+        file: EntryFile,
         on_read: Callable[[int], None],
         on_damage: Callable[[EntryDamagedError], None],
         on_close: Callable[[], None],
@@ -38,28 +34,37 @@ class DiskLease(Lease):
         self.info = head.info
         self.sensitivity = head.sensitivity
         self._head = head
-        self._fd = fd
-        self._direct_fd = direct_fd
+        self._file = file
         self._on_read, self._on_damage, self._on_close = on_read, on_damage, on_close
         self._lock = threading.Lock()
         self._readers = 0
         self._closed = False
 
+    @property
+    def stored_bytes(self) -> int:
+        return self.info.layers * self._head.layer_bytes
+
     def read_layer(self, layer: int, out: torch.Tensor | None = None) -> torch.Tensor:
         """The slice (2, G, T, D), read into `out` or a fresh tensor, on the host; see `Lease.read_layer`."""
         head, info = self._head, self.info
         if out is None:
-            out = torch.empty((2, info.kv_heads, info.tokens, info.head_dim), dtype=info.dtype)
-        shape, dtype = head.codec.stored_shape(info), head.codec.stored_dtype(info)
-        same = tuple(out.shape) == shape and out.dtype == dtype and out.is_contiguous()
-        stored = out if same else torch.empty(shape, dtype=dtype)
-        try:
-            self._read(layer, bytes_of(stored))
-        except EntryDamagedError as error:
-            self._on_damage(error)
-            raise
-        self._on_read(head.layer_bytes)
-        return head.codec.decode(stored, out)
+            out = aligned_empty(info.shape, info.dtype)
+        if head.codec.in_place and out.is_contiguous():
+            self._read(layer, out.view(-1).view(torch.uint8))
+            return out
+        layout = head.codec.layout(info.shape, info.dtype)
+        stored = scratch(head.layer_bytes)  # this thread's: what is in it is decoded before the next read
+        self._read(layer, stored)
+        return head.codec.decode(stored.view(layout.dtype).view(layout.shape), out)
+
+    def read_encoded(self, pin: bool = False) -> EncodedEntry:
+        head, info = self._head, self.info
+        layout = head.codec.layout(info.shape, info.dtype)
+        pin = pin and head.codec.in_place and torch.cuda.is_available()
+        layers = torch.empty((info.layers, *layout.shape), dtype=layout.dtype, pin_memory=pin)
+        for layer, stored in enumerate(layers):
+            self._read(layer, stored.view(-1).view(torch.uint8))
+        return EncodedEntry(info, head.codec, layers, self.sensitivity)
 
     def close(self) -> None:
         """Unpin, and let the descriptor go once no read is under way: its number may be another file's then."""
@@ -72,16 +77,22 @@ class DiskLease(Lease):
     def __del__(self) -> None:  # a lease nobody closed must not keep its descriptor and its pin for ever
         self.close()
 
-    def _read(self, layer: int, into: memoryview) -> None:
-        self._enter()
+    def _read(self, layer: int, into: torch.Tensor) -> None:
+        """Fill `into`, bytes, with the stored layer, verified and counted."""
         try:
-            if self._fill(into, self._head.layer_offsets[layer]) != self._head.layer_bytes:
-                raise EntryDamagedError(self.info.key, f"the file ends inside layer {layer}")
-            self._head.check_layer(layer, into)
-        except OSError as error:
-            raise EntryDamagedError(self.info.key, f"layer {layer} cannot be read ({error})") from error
-        finally:
-            self._leave()
+            self._enter()
+            try:
+                if self._file.read(into, self._head.layer_offsets[layer]) != self._head.layer_bytes:
+                    raise EntryDamagedError(self.info.key, f"the file ends inside layer {layer}")
+                self._head.check_layer(layer, bytes_of(into))
+            except OSError as error:
+                raise EntryDamagedError(self.info.key, f"layer {layer} cannot be read ({error})") from error
+            finally:
+                self._leave()
+        except EntryDamagedError as error:
+            self._on_damage(error)
+            raise
+        self._on_read(self._head.layer_bytes)
 
     def _enter(self) -> None:
         with self._lock:
@@ -96,18 +107,8 @@ class DiskLease(Lease):
         if last:
             self._release()
 
-    def _fill(self, into: memoryview, offset: int) -> int:
-        """Read the whole of `into`; the page-sized part past the page cache if asked for and aligned."""
-        whole = len(into) // ALIGNMENT * ALIGNMENT
-        if self._direct_fd is None or not whole or _address(into) % ALIGNMENT:
-            return read_fully(self._fd, into, offset)
-        done = read_fully(self._direct_fd, into[:whole], offset)
-        return done if done < whole else done + read_fully(self._fd, into[whole:], offset + whole)
-
     def _release(self) -> None:
-        for fd in (self._fd, self._direct_fd):
-            if fd is not None:
-                os.close(fd)
+        self._file.close()
         self._on_close()
 
 
@@ -125,36 +126,12 @@ def open_lease(
 
     Raises `EntryDamagedError` if it is not, `OSError` if it cannot be opened; the callbacks are not called then.
     """
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    file = EntryFile.open(path, direct)
     try:
-        head = read_head(fd, key)
+        head = file.head(key)
         if not head.info.proves(identity, token_ids):
             raise EntryDamagedError(key, "its identity or tokens are not those asked for")
-        return DiskLease(head, fd, _open_direct(path) if direct else None, on_read, on_damage, on_close)
+        return DiskLease(head, file, on_read, on_damage, on_close)
     except BaseException:
-        os.close(fd)
+        file.close()
         raise
-
-
-def aligned_empty(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-    """An uninitialised host tensor that begins at a multiple of 4 KiB, as O_DIRECT reads need."""
-    size = dtype.itemsize
-    for side in shape:
-        size *= side
-    raw = torch.empty(size + ALIGNMENT, dtype=torch.uint8)
-    start = -raw.data_ptr() % ALIGNMENT
-    return raw[start : start + size].view(dtype).view(tuple(shape))
-
-
-def _open_direct(path: Path) -> int | None:
-    """A descriptor past the page cache, or `None` where the system or file system has none."""
-    flag = getattr(os, "O_DIRECT", None)
-    if flag is None:
-        return None
-    with contextlib.suppress(OSError):
-        return os.open(path, os.O_RDONLY | os.O_CLOEXEC | flag)
-    return None
-
-
-def _address(view: memoryview) -> int:
-    return torch.frombuffer(view, dtype=torch.uint8).data_ptr()

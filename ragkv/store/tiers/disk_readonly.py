@@ -14,6 +14,7 @@ from typing import Never
 from ragkv.errors import EntryDamagedError, StoreReadOnlyError
 
 from ..directory import EntryDirectory
+from ..encoded import EncodedEntry
 from ..entry import Entry, EntryInfo, Identity
 from ..record import OtherVersionError, read_head
 from .base import Lease, Tier, TierKind, TierStats
@@ -56,7 +57,7 @@ class ReadOnlyDiskTier(Tier):
             self._counts.misses += lease is None
         return lease
 
-    def put(self, entry: Entry) -> bool:
+    def put(self, entry: Entry | EncodedEntry) -> bool:
         """Raises `StoreReadOnlyError`."""
         self._refuse(f"keep entry {entry.info.key[:12]}")
 

@@ -1,18 +1,20 @@
-"""The memory tier: entries in host memory (pinned when CUDA will read them), served as views without a copy.
+"""The memory tier: entries in host memory, as their codec lays them down.
 
-What it holds are the very tensors it was given when those are compact already: entries are immutable, and nobody may
-write to them afterwards. Bounded by the bytes of its tensors.
+Raw ones are served as views without a copy (pinned when CUDA will read them), and what is held are the very tensors that
+were given when those are compact already: entries are immutable, and nobody may write to them afterwards. Others are
+decoded into the reader's buffer. Bounded by the bytes of its tensors.
 """
 
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence, Set
 
 import torch
 
 from ragkv.errors import EntryDamagedError
 
+from ..encoded import EncodedEntry
 from ..entry import Entry, EntryInfo, Identity
 from ..policies import Item, Policy, Turn
 from .base import Lease, Tier, TierKind, TierStats
@@ -26,17 +28,27 @@ class MemoryLease(Lease):
 
     kind = TierKind.MEMORY
 
-    def __init__(self, entry: Entry, on_read: Callable[[int], None], on_close: Callable[[], None]) -> None:
+    def __init__(self, entry: EncodedEntry, on_read: Callable[[int], None], on_close: Callable[[], None]) -> None:
         self.info = entry.info
         self.sensitivity = entry.sensitivity
-        self._kv = entry.kv
+        self.in_place = entry.codec.in_place
+        self._entry = entry
         self._on_read = on_read
         self._on_close: Callable[[], None] | None = on_close
 
     def read_layer(self, layer: int, out: torch.Tensor | None = None) -> torch.Tensor:
-        """A view (2, G, T, D) of the stored tensor; `out` is left alone."""
-        self._on_read(self.info.layer_bytes)
-        return self._kv[layer]
+        """The slice (2, G, T, D): a view of the stored tensor if `in_place`, `out` is left alone then."""
+        self._on_read(self._entry.layers[layer].nbytes)
+        return self._entry.read_layer(layer, out)
+
+    @property
+    def stored_bytes(self) -> int:
+        return self._entry.stored_bytes
+
+    def read_encoded(self, pin: bool = False) -> EncodedEntry:
+        """What is held, itself: it is immutable."""
+        self._on_read(self.stored_bytes)
+        return self._entry
 
     def close(self) -> None:
         on_close, self._on_close = self._on_close, None
@@ -52,7 +64,7 @@ class MemoryTier(Tier):
     def __init__(
         self, capacity_bytes: int, policy: Policy, pin: bool = False, clock: Callable[[], float] = time.time
     ) -> None:
-        self._ledger: Ledger[Entry] = Ledger(capacity_bytes, policy)
+        self._ledger: Ledger[EncodedEntry] = Ledger(capacity_bytes, policy)
         self._counts = Counts()
         self._pin = pin
         self._clock = clock
@@ -75,22 +87,38 @@ class MemoryTier(Tier):
             self._ledger.used(slot, self._clock())
         return MemoryLease(slot.payload, self._count_read, lambda: self._unpin(slot))
 
-    def put(self, entry: Entry) -> bool:
-        item = Item(entry.info.key, self._footprint(entry), entry.info.group, entry.info.index)
-        if self.contains(item.key):
+    def put(self, entry: Entry | EncodedEntry) -> bool:
+        return self.put_sparing(entry, frozenset())
+
+    def put_sparing(self, entry: Entry | EncodedEntry, spared: Set[str]) -> bool:
+        if self.contains(entry.info.key):
             return True
+        encoded = EncodedEntry.of(entry)  # outside the lock, as what follows: it may take time
+        item = Item(entry.info.key, self._footprint(encoded), entry.info.group, entry.info.index)
         if item.size > self._ledger.capacity_bytes:
             return False
-        entry = entry.settled(self._pin)  # outside the lock: it may copy
+        encoded = encoded.settled(self._pin)
         with self._lock:
             if item.key in self._ledger:
                 return True
             now = self._clock()
-            if not self._ledger.make_room(item, now, self._count_eviction):
+            if not self._ledger.make_room(item, now, self._count_eviction, spared):
                 return False
-            self._ledger.add(item, entry, now)
+            self._ledger.add(item, encoded, now)
             self._counts.written_bytes += item.size
         return True
+
+    def free(self, size_bytes: int) -> None:
+        with self._lock:
+            self._ledger.free(size_bytes, self._clock(), self._count_eviction)
+
+    def queued(self, groups: Sequence[str]) -> None:
+        with self._lock:
+            self._ledger.queued(groups)
+
+    def left(self, places: Sequence[tuple[str, int]]) -> None:
+        with self._lock:
+            self._ledger.left(places)
 
     def served(self, turn: Turn) -> None:
         with self._lock:
@@ -119,13 +147,13 @@ class MemoryTier(Tier):
             for slot in list(self._ledger):
                 self._ledger.remove(slot.item.key)
 
-    def _footprint(self, entry: Entry) -> int:
+    def _footprint(self, entry: EncodedEntry) -> int:
         """Bytes the entry takes here: torch hands out pinned memory in powers of two."""
-        if not (self._pin and torch.cuda.is_available()):
+        if not (self._pin and entry.codec.in_place and torch.cuda.is_available()):
             return entry.size_bytes
-        return (1 << (entry.kv.nbytes - 1).bit_length()) + entry.size_bytes - entry.kv.nbytes
+        return (1 << (entry.stored_bytes - 1).bit_length()) + entry.size_bytes - entry.stored_bytes
 
-    def _unpin(self, slot: Slot[Entry]) -> None:
+    def _unpin(self, slot: Slot[EncodedEntry]) -> None:
         with self._lock:
             self._ledger.unpin(slot)
 
@@ -133,5 +161,5 @@ class MemoryTier(Tier):
         with self._lock:
             self._counts.read_bytes += size
 
-    def _count_eviction(self, _slot: Slot[Entry]) -> None:
+    def _count_eviction(self, _slot: Slot[EncodedEntry]) -> None:
         self._counts.evictions += 1

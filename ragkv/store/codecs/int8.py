@@ -1,0 +1,69 @@
+"""Eight bits a number: keys scaled by channel, values by token, about half the bytes of half precision.
+
+Keys have channels whose values are large, or far from zero, for every token alike; values have not (KIVI, Liu et al.
+2024, finds the same of keys and values after RoPE; ours are stored before, where a channel is one frequency's still).
+So a key channel gets a scale and its lowest value over the slice's tokens, and a token of values a scale. What is
+stored, in order, all little-endian:
+
+    key scale (G, D) float32 | key low (G, D) float32 | value scale (G, T) float32 | keys (G, T, D) uint8 | values int8
+
+and up to three bytes, so that the length is a multiple of four.
+
+A number comes back within half a scale of what it was, and is then rounded to the model's dtype. Not a number, an
+infinity, or a range that float32 cannot hold has no such scale: `encode` says `None`, and the entry is kept raw.
+"""
+
+import torch
+
+from .base import Codec, Layout
+
+_DTYPES = (torch.float32, torch.float16, torch.bfloat16)  # float64 does not fit through float32
+_TINY = torch.finfo(torch.float32).tiny  # a scale below it would be rounded away
+
+
+class Int8Codec(Codec):
+    """Asymmetric keys by channel, symmetric values by token."""
+
+    name = "int8"
+    lossless = False
+
+    def layout(self, shape: tuple[int, int, int, int], dtype: torch.dtype) -> Layout:
+        _, kv_heads, tokens, head_dim = shape
+        size = 4 * kv_heads * (2 * head_dim + tokens) + 2 * kv_heads * tokens * head_dim
+        return Layout((size + -size % 4,), torch.uint8)  # so that scales are aligned in every row of a tensor of layers
+
+    def encode(self, layer: torch.Tensor) -> torch.Tensor | None:
+        if layer.dtype not in _DTYPES:
+            return None
+        stored = torch.zeros(self.layout(_sides(layer), layer.dtype).shape, dtype=torch.uint8, device=layer.device)
+        if not layer.numel():
+            return stored
+        keys, values = layer[0].float(), layer[1].float()  # (G, T, D)
+        low, high = keys.aminmax(dim=1, keepdim=True)  # (G, 1, D); not a number if any of them is not
+        key_scale = ((high - low) / 255).clamp_min(_TINY)
+        value_scale = (values.abs().amax(dim=2, keepdim=True) / 127).clamp_min(_TINY)  # (G, T, 1)
+        scales = torch.cat([part.flatten() for part in (key_scale, low, value_scale)])
+        if not scales.isfinite().all():
+            return None
+        key_codes = ((keys - low) / key_scale).round_().clamp_(0, 255).to(torch.uint8)
+        value_codes = (values / value_scale).round_().clamp_(-127, 127).to(torch.int8)
+        parts = [scales.view(torch.uint8), key_codes.flatten(), value_codes.flatten().view(torch.uint8)]
+        torch.cat(parts, out=stored[: sum(part.numel() for part in parts)])
+        return stored
+
+    def decode(self, stored: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+        _, kv_heads, tokens, head_dim = _sides(out)
+        channels, rows = kv_heads * head_dim, kv_heads * tokens
+        scales = stored[: 4 * (2 * channels + rows)].view(torch.float32)
+        key_scale, low = scales[: 2 * channels].view(2, kv_heads, 1, head_dim)
+        value_scale = scales[2 * channels :].view(kv_heads, tokens, 1)
+        codes = stored[4 * (2 * channels + rows) :][: 2 * rows * head_dim].view(2, kv_heads, tokens, head_dim)
+        work = codes[0].float()  # (G, T, D); an addcmul that broadcasts takes ten times as long as these two
+        out[0].copy_(work.mul_(key_scale).add_(low))
+        out[1].copy_(work.copy_(codes[1].view(torch.int8)).mul_(value_scale))
+        return out
+
+
+def _sides(layer: torch.Tensor) -> tuple[int, int, int, int]:
+    two, kv_heads, tokens, head_dim = layer.shape
+    return two, kv_heads, tokens, head_dim
