@@ -76,9 +76,10 @@ class PolicySettings:
     capacity_blocks: int | None = None  # of the tier, for shadow caches; None: the largest amount held so far
     load_share: float = 1.0  # what a dropped block costs, of computing it: below 1 where a slower tier still holds it
     window_groups: int | None = None  # look-ahead eviction window, in waiting sessions; None: the whole queue
+    window_bytes: int | None = None  # the same as C_mem + C_disk, where the size of a session is to be seen live
 
     def __post_init__(self) -> None:
-        for name in ("xi_blocks", "new_blocks", "threshold_tokens", "capacity_blocks", "window_groups"):
+        for name in ("xi_blocks", "new_blocks", "threshold_tokens", "capacity_blocks", "window_groups", "window_bytes"):
             value = getattr(self, name)
             if value is not None and value < 0:
                 raise ConfigError(f"{name} is {value}; it must be at least 0.")
@@ -120,5 +121,12 @@ class Policy(ABC):
     def queued(self, group: str) -> None:  # noqa: B027
         """A request of `group` joined the tail of the scheduler's queue (CachedAttention section 3.3)."""
 
-    def started(self, group: str) -> None:  # noqa: B027
-        """The request at the head of the scheduler's queue, of `group`, left it to be served."""
+    def started(self, group: str) -> None:
+        """The first waiting request of `group` left the queue to be served."""
+        self.left(group)
+
+    def left(self, group: str, place: int = 0) -> None:  # noqa: B027
+        """A request of `group` is out of the queue, served or given up; `place` requests of it joined before and wait.
+
+        Of a request that never joined: ignored.
+        """

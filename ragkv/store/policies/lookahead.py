@@ -1,8 +1,15 @@
 """Look-ahead eviction (CachedAttention section 3.3.2): who waits in the scheduler's queue is not evicted.
 
-The unit is a session: all of it goes or none. Sessions among the first `window_groups` waiting requests are exempt; the
-others go least recently used first. If all are exempt, the one that waits nearest the queue's tail goes. The window is
-`(C_mem + C_disk) / S_kv` sessions; with a short queue this is LRU.
+The unit is a session: all of it goes or none. The first sessions that wait, as many as the window has, are exempt; the
+others go least recently used first. If all are exempt, the one that waits nearest the queue's tail goes. With a short
+queue this is LRU.
+
+The window is `(C_mem + C_disk) / S_kv` sessions. A simulator states it (`window_groups`); a live tier states the bytes
+(`window_bytes`) and S_kv is the mean size of the sessions it holds. The paper's memory and disk are exclusive, so that
+this many sessions fit into both together. In our store what is in memory is on disk as well: only `C_disk / S_kv`
+sessions fit, and the window is longer than the disk by what memory could hold. That costs nothing: those too many
+stand at the window's tail, and the tail goes first. A window that shrinks, as sessions grow, expels nobody; it lets
+nobody in until it is short enough.
 """
 
 from collections import OrderedDict, deque
@@ -23,23 +30,28 @@ class LookAhead(LRU):
         self._outside: OrderedDict[str, int] = OrderedDict()  # held and not exempt, the last used last
         self._inside = Ranking()  # held and exempt, the last to be served first
         self._places: dict[str, deque[int]] = {}  # exempt group -> numbers of its requests inside the window
-        self._beyond: deque[str] = deque()  # requests that wait behind the window
-        self._joined = self._left = 0  # requests that ever entered the window, and that were started
+        self._beyond: deque[tuple[str, int]] = deque()  # requests that wait behind the window, and their numbers
+        self._joined = 0  # requests that ever joined the queue
+        self._sizes: dict[str, int] = {}  # of the groups held
+        self._size = 0  # their sum
 
     def queued(self, group: str) -> None:
-        self._beyond.append(group)
+        self._beyond.append((group, self._joined))
+        self._joined += 1
         self._fill_window()
 
-    def started(self, group: str) -> None:
-        places = self._places.get(group)
-        if places is None:
+    def left(self, group: str, place: int = 0) -> None:
+        places = self._places.get(group, deque())
+        if place < len(places):
+            del places[place]
+            if not places:
+                del self._places[group]
+            self._settle(group)
+            self._fill_window()
             return
-        self._left += 1
-        places.popleft()
-        if not places:
-            del self._places[group]
-        self._settle(group)
-        self._fill_window()
+        behind = [request for request in self._beyond if request[0] == group]
+        if place - len(places) < len(behind):
+            self._beyond.remove(behind[place - len(places)])
 
     def served(self, turn: Turn) -> None:
         self.used(turn.group, turn.at)
@@ -52,6 +64,9 @@ class LookAhead(LRU):
     def held(self, group: str, blocks: int, size: int, now: float) -> None:
         grown = blocks > self._held.get(group, 0)
         super().held(group, blocks, size, now)
+        self._size += (size if blocks else 0) - self._sizes.pop(group, 0)
+        if blocks:
+            self._sizes[group] = size
         if grown or not blocks:
             self._settle(group)
 
@@ -62,12 +77,17 @@ class LookAhead(LRU):
             group = None if last is None else last[1]
         return None if group is None else Cut(group, whole=True)
 
+    def _window(self) -> float:
+        """How many sessions are exempt."""
+        if self.settings.window_bytes is not None and self._size:
+            return self.settings.window_bytes * len(self._sizes) / self._size
+        return float("inf") if self.settings.window_groups is None else self.settings.window_groups
+
     def _fill_window(self) -> None:
-        window = self.settings.window_groups
-        while self._beyond and (window is None or self._joined - self._left < window):
-            group = self._beyond.popleft()
-            self._places.setdefault(group, deque()).append(self._joined)
-            self._joined += 1
+        window = self._window()
+        while self._beyond and (self._beyond[0][0] in self._places or len(self._places) < window):
+            group, number = self._beyond.popleft()
+            self._places.setdefault(group, deque()).append(number)
             self._settle(group)
 
     def _settle(self, group: str) -> None:

@@ -5,7 +5,7 @@ sizes and never above the capacity, and a pinned item is never a victim.
 """
 
 from bisect import insort
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence, Set
 from dataclasses import asdict, dataclass, field
 from typing import Generic, TypeVar
 
@@ -77,31 +77,51 @@ class Ledger(Generic[P]):
     def served(self, turn: Turn, now: float, evict: Callable[[Slot[P]], None]) -> None:
         """A conversation's turn was served; the policy may trim."""
         self.policy.served(turn)
-        self._trim(0, None, now, evict)
+        self._trim(0, None, self._pinned, now, evict)
 
     def used(self, slot: Slot[P], now: float) -> None:
         """A slot that is held was leased."""
         self.policy.used(group_of(slot.item), now)
 
-    def make_room(self, item: Item, now: float, evict: Callable[[Slot[P]], None]) -> bool:
+    def queued(self, groups: Sequence[str]) -> None:
+        """A request that will read these groups waits from now on."""
+        for group in groups:
+            self.policy.queued(group)
+
+    def left(self, places: Sequence[tuple[str, int]]) -> None:
+        """A request waits no longer. Of each group it was to read: how many before it wait for the same."""
+        for group, place in places:
+            self.policy.left(group, place)
+
+    def make_room(
+        self, item: Item, now: float, evict: Callable[[Slot[P]], None], spared: Set[str] = frozenset()
+    ) -> bool:
         """Evict until `item` fits, and tell the policy of it; `add` or `cancel` must follow.
 
         `False` if it never can fit, with nothing evicted, or if the policy would rather lose `item` than what is left.
-        Each victim is out of the books before `evict` is called with its slot.
+        Nothing of the groups `spared` goes. Each victim is out of the books before `evict` is called with its slot.
         """
         name = group_of(item)
         group = self._groups.get(name) or Group()
-        if item.size > self.capacity_bytes - self._pinned_bytes:
+        kept, kept_bytes = self._kept(spared)
+        if item.size > self.capacity_bytes - kept_bytes:
             return False
         self.policy.held(name, max(_extent(group), item.index + 1), group.size + item.size, now)
-        wanted = self._trim(item.size, item, now, evict)
+        wanted = self._trim(item.size, item, kept, now, evict)
         while wanted and self.used_bytes + item.size > self.capacity_bytes:
-            cut = self.policy.victim(self._pinned, now)
-            assert cut is not None and cut.group not in self._pinned, "a policy must cut while a group is unpinned"
-            wanted = self._take(cut, item.size, item, now, evict)
+            cut = self.policy.victim(kept, now)
+            assert cut is not None and cut.group not in kept, "a policy must cut while a group is unpinned"
+            wanted = self._take(cut, item.size, item, kept, now, evict)
         if not wanted:
             self.cancel(item, now)
         return wanted
+
+    def free(self, size: int, now: float, evict: Callable[[Slot[P]], None]) -> None:
+        """Evict as the policy says until `size` bytes are free, or everything left is pinned."""
+        while self.used_bytes + size > self.capacity_bytes and self.used_bytes > self._pinned_bytes:
+            cut = self.policy.victim(self._pinned, now)
+            assert cut is not None and cut.group not in self._pinned, "a policy must cut while a group is unpinned"
+            self._take(cut, size, None, self._pinned, now, evict)
 
     def add(self, item: Item, payload: P, now: float) -> None:
         """Enter an item for which `make_room` made room."""
@@ -160,18 +180,38 @@ class Ledger(Generic[P]):
         """What is held, and what happened."""
         return counts.stats(kind, len(self), self.used_bytes, self.capacity_bytes)
 
-    def _trim(self, need: int, item: Item | None, now: float, evict: Callable[[Slot[P]], None]) -> bool:
+    def _kept(self, spared: Set[str]) -> tuple[Set[str], int]:
+        """The groups that may not be cut, and their bytes."""
+        if not spared:
+            return self._pinned, self._pinned_bytes
+        more = [name for name in spared if name in self._groups and name not in self._pinned]
+        return self._pinned.union(spared), self._pinned_bytes + sum(self._groups[name].size for name in more)
+
+    def _trim(
+        self, need: int, item: Item | None, kept: Set[str], now: float, evict: Callable[[Slot[P]], None]
+    ) -> bool:
         """Take the cuts the policy wants whole; whether `item` itself is not among them."""
         overflows = self.used_bytes + need > self.capacity_bytes
         cuts = list(self.policy.trims(overflows, now))
-        kept = [self._take(cut._replace(whole=True), need, item, now, evict) for cut in cuts]
-        return all(kept)
+        wanted = [self._take(cut._replace(whole=True), need, item, kept, now, evict) for cut in cuts]
+        return all(wanted)
 
-    def _take(self, cut: Cut, need: int, item: Item | None, now: float, evict: Callable[[Slot[P]], None]) -> bool:
-        """Drop the tail of a group down to the cut, or until `need` bytes are free; whether `item` is no part of it."""
+    def _take(
+        self,
+        cut: Cut,
+        need: int,
+        item: Item | None,
+        kept: Set[str],
+        now: float,
+        evict: Callable[[Slot[P]], None],
+    ) -> bool:
+        """Drop the tail of a group down to the cut, or until `need` bytes are free; whether `item` is no part of it.
+
+        Nothing of the groups `kept` goes.
+        """
         group = self._groups.get(cut.group) or Group()
         is_item = item is not None and cut.group == group_of(item) and item.index >= max(cut.keep, _extent(group))
-        if cut.group in self._pinned or (is_item and not cut.whole):
+        if cut.group in kept or (is_item and not cut.whole):
             return not is_item  # the tail that goes first is the one that comes
         while group.slots and group.slots[-1].item.index >= cut.keep:
             if not cut.whole and self.used_bytes + need <= self.capacity_bytes:
