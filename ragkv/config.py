@@ -123,6 +123,21 @@ class SessionConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class KCacheConfig:
+    """Decoding with K on the device and V in host memory (KCache sections 3.1 and 3.3)."""
+
+    top_n: int | None = 128  # N: V rows a query head attends with, those of the largest weights; None: ordinary attention
+    resident_layers: int = 1  # L: the first layers, whose V stays on the device
+    renormalise: bool = False  # whether the N weights are scaled to sum to 1; the paper leaves them as they are
+    fall_back: bool = True  # ordinary attention where N leaves nothing out; False takes the top-N path all the same
+
+    def __post_init__(self) -> None:
+        _at_least(self, resident_layers=0)
+        if self.top_n is not None and self.top_n < 1:
+            raise ConfigError(f"kcache.top_n is {self.top_n}; it must be at least 1, or None.")
+
+
+@dataclass(frozen=True, slots=True)
 class EngineConfig:
     """Everything an engine is built from, besides its model."""
 
@@ -131,6 +146,7 @@ class EngineConfig:
     prompt: PromptConfig = field(default_factory=PromptConfig)
     session: SessionConfig = field(default_factory=SessionConfig)
     controller: ControllerConfig = field(default_factory=ControllerConfig)
+    kcache: KCacheConfig | None = None  # V in host memory while decoding; None: off
     device: str = "cpu"  # "cpu", "cuda", "cuda:1"
     dtype: str = "auto"  # "auto" keeps the checkpoint's; else "float32", "bfloat16", "float16"
     adapter_id: str = ""  # names a merged LoRA, so that its entries are kept apart
@@ -186,16 +202,16 @@ def _build(cls: type[Any], values: Mapping[str, Any], path: str) -> Any:
 
 
 def _convert(kind: Any, value: Any, path: str) -> Any:
-    if dataclasses.is_dataclass(kind):
-        if not isinstance(value, Mapping):
-            raise ConfigError(f"{path} is a group of settings, not {value!r}.")
-        return _build(typing.cast(type[Any], kind), value, path=f"{path}.")
     options = typing.get_args(kind) if isinstance(kind, types.UnionType) else (kind,)
     if type(None) in options and (value is None or (isinstance(value, _Text) and value.lower() in ("", "none"))):
         return None
     if type(None) in options and str not in options and isinstance(value, str) and value.lower() == "none":
         return None  # TOML has no null
     wanted = next(option for option in options if option is not type(None))
+    if dataclasses.is_dataclass(wanted):
+        if not isinstance(value, Mapping):
+            raise ConfigError(f"{path} is a group of settings, not {value!r}.")
+        return _build(typing.cast(type[Any], wanted), value, path=f"{path}.")
     if isinstance(value, _Text):
         value = _from_text(wanted, value, path)
     if wanted is float and isinstance(value, int) and not isinstance(value, bool):

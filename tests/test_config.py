@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from ragkv import EngineConfig, FusionConfig, PromptConfig, StoreConfig
+from ragkv import EngineConfig, FusionConfig, KCacheConfig, PromptConfig, StoreConfig
 from ragkv.config import GIB
 from ragkv.errors import ConfigError
 
@@ -15,12 +15,14 @@ NESTED: dict[str, Any] = {
     "store": {"directory": "kv", "memory_bytes": 7, "read_only": True},
     "fusion": {"ratio": 0.5, "selector": "hkvd"},
     "prompt": {"system": "Be brief."},
+    "kcache": {"top_n": 64, "resident_layers": 2},
 }
 BUILT = EngineConfig(
     device="cuda:1",
     store=StoreConfig(directory="kv", memory_bytes=7, read_only=True),
     fusion=FusionConfig(ratio=0.5, selector="hkvd"),
     prompt=PromptConfig(system="Be brief."),
+    kcache=KCacheConfig(top_n=64, resident_layers=2),
 )
 
 

@@ -18,6 +18,7 @@ DESIGNED = [
     "Engine",
     "EngineConfig",
     "FusionConfig",
+    "KCacheConfig",
     "PromptConfig",
     "RagKVError",
     "Session",

@@ -80,16 +80,21 @@ class Fusing:
 
     @torch.no_grad()
     def run(
-        self, room: int = 0, record: Recording | None = None, between: Callable[[], None] = lambda: None
+        self,
+        room: int = 0,
+        record: Recording | None = None,
+        between: Callable[[], None] = lambda: None,
+        new_kv: Callable[[int], PromptKV] | None = None,
     ) -> Fused:
         """Carry out the plan; allocate `room` more positions for an answer. The caller has the model to itself.
 
         `record` collects what lies in its range, placed or computed. `between` is called between layers: others may
-        decode a step there, and what it raises ends the pass. Raises `EntryDamagedError` of a lease.
+        decode a step there, and what it raises ends the pass. `new_kv` makes the KV of a capacity; left out, the
+        adapter's. Raises `EntryDamagedError` of a lease.
         """
         adapter, reader, began = self._adapter, self._reader, time.perf_counter()
         length = self._plan.token_ids.numel()
-        kv = adapter.new_kv(length + room)
+        kv = (new_kv or adapter.new_kv)(length + room)
         work = _Pass(adapter, self._plan, self._selector, self._ratio, kv, record)
         work.choose(self._first_choice)
         for layer in range(adapter.layer_count):
@@ -97,11 +102,14 @@ class Fusing:
             work.place(layer, self._spans, slices)
             work.narrow(layer, self._spans, slices)
             work.run(layer)
+            if work.asking is None:
+                kv.settle(layer, length)
             between()
         if work.asking is not None:  # all is in place, and the question has looked at it
             work.choose(work.asking.select(self._plan.candidates, work.attention(), self._ratio))
             for layer in range(adapter.layer_count):
                 work.run(layer)
+                kv.settle(layer, length)
                 between()
         kv.length = length
         return Fused(

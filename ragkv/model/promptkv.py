@@ -42,11 +42,23 @@ class PromptKV:
     """Rotated keys and values of one prompt, per layer (1, G, capacity, D)."""
 
     def __init__(
-        self, layers: int, kv_heads: int, head_dim: int, capacity: int, dtype: torch.dtype, device: torch.device
+        self,
+        layers: int,
+        kv_heads: int,
+        head_dim: int,
+        capacity: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        resident: int | None = None,
     ) -> None:
-        shape = (1, kv_heads, capacity, head_dim)
-        self.keys = [torch.empty(shape, dtype=dtype, device=device) for _ in range(layers)]
-        self.values = [torch.empty(shape, dtype=dtype, device=device) for _ in range(layers)]
+        """`resident` is how many layers have room for values from the start; all, but where they live elsewhere."""
+
+        def empty(positions: int) -> torch.Tensor:
+            return torch.empty((1, kv_heads, positions, head_dim), dtype=dtype, device=device)
+
+        resident = layers if resident is None else min(resident, layers)
+        self.keys = [empty(capacity) for _ in range(layers)]
+        self.values = [empty(capacity if layer < resident else 0) for layer in range(layers)]
         self.length = 0  # S: positions that are valid in every layer once the pass is over
         self.capacity = capacity
 
@@ -74,16 +86,23 @@ class PromptKV:
         k_rot, v = self.view(layer, self.length + 1)
         return attend_one(q_rot, k_rot, v, window, scaling, softcap)
 
+    def settle(self, layer: int, length: int) -> None:
+        """The prefill is through with `layer`, of which `length` positions are valid: what is left is decoding."""
+
     def reserve(self, capacity: int) -> None:
         """Make room for `capacity` positions, keeping what is there."""
         if capacity <= self.capacity:
             return
         for tensors in (self.keys, self.values):
             for layer, old in enumerate(tensors):
-                new = old.new_empty((1, old.shape[1], capacity, old.shape[3]))
-                new.narrow(2, 0, self.length).copy_(old.narrow(2, 0, self.length))
-                tensors[layer] = new
+                tensors[layer] = self._grown(old, capacity)
         self.capacity = capacity
+
+    def _grown(self, old: torch.Tensor, capacity: int) -> torch.Tensor:
+        """What is valid of `old` (1, G, *, D), with room for `capacity` positions."""
+        new = old.new_empty((1, old.shape[1], capacity, old.shape[3]))
+        new.narrow(2, 0, self.length).copy_(old.narrow(2, 0, self.length))
+        return new
 
     def to_dynamic_cache(self) -> DynamicCache:
         """A fresh `DynamicCache` of full layers, S rotated positions each, sharing nothing with this."""
@@ -96,7 +115,17 @@ class PromptKV:
     @property
     def size_bytes(self) -> int:
         """Bytes allocated."""
+        return self.device_bytes + self.host_bytes
+
+    @property
+    def device_bytes(self) -> int:
+        """Bytes allocated on the model's device; a CPU engine's is a device, too."""
         return sum(t.numel() * t.element_size() for t in (*self.keys, *self.values))
+
+    @property
+    def host_bytes(self) -> int:
+        """Bytes allocated in host memory, apart from the device."""
+        return 0
 
 
 class Recording:
@@ -105,11 +134,17 @@ class Recording:
     def __init__(self, start: int, stop: int, kv: torch.Tensor) -> None:
         self._start, self._stop = start, stop
         self.kv = kv  # (L, 2, G, T, D), filled as layers run
+        self.filled_to = start  # every position before it is there once the pass or the decoding step is over
 
     @property
     def start(self) -> int:
         """The first recorded position."""
         return self._start
+
+    @property
+    def stop(self) -> int:
+        """The position behind the last that may be recorded."""
+        return self._stop
 
     def put(self, layer: int, start: int, part: torch.Tensor) -> None:
         """Take what of the stored `part` (2, G, T, D), placed at `start`, falls into the recorded range."""
@@ -128,11 +163,18 @@ class Recording:
                 )
                 self.kv[layer, 0, :, target] = k_raw[0, :, source]
                 self.kv[layer, 1, :, target] = v[0, :, source]
+                self._reached(layer, high)
             return
         inside = (rows.positions >= self._start) & (rows.positions < self._stop)
         target_rows = rows.positions[inside] - self._start
         self.kv[layer, 0].index_copy_(1, target_rows, k_raw[0][:, inside])
         self.kv[layer, 1].index_copy_(1, target_rows, v[0][:, inside])
+        if target_rows.numel():
+            self._reached(layer, int(rows.positions[inside][-1]) + 1)
+
+    def _reached(self, layer: int, stop: int) -> None:
+        if layer == self.kv.shape[0] - 1:  # a pass ends with the prompt's last row, a step with its only one
+            self.filled_to = max(self.filled_to, stop)
 
 
 class RowCache(Cache):
