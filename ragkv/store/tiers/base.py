@@ -65,15 +65,17 @@ class Lease(ABC):
         never write to the result. Raises `EntryDamagedError`; afterwards the tier no longer has the entry.
         """
 
-    def read_encoded(self, pin: bool = False) -> EncodedEntry:
+    def read_encoded(self, pin: bool = False, between: Callable[[], None] = lambda: None) -> EncodedEntry:
         """The whole entry in memory of its own, as it is held, verified: to be put into another tier.
 
-        `pin` asks for page-locked memory if CUDA is there. Raises as `read_layer` does.
+        `pin` asks for page-locked memory if CUDA is there. `between` is called before each layer; what it raises ends
+        the read. Raises as `read_layer` does.
         """
         info = self.info
         shape = (info.layers, *info.shape)
         kv = torch.empty(shape, dtype=info.dtype, pin_memory=pin and torch.cuda.is_available())
         for layer, target in enumerate(kv):
+            between()
             got = self.read_layer(layer, target)
             if got.data_ptr() != target.data_ptr():  # a view of the tier's own storage
                 target.copy_(got)

@@ -57,12 +57,13 @@ class DiskLease(Lease):
         self._read(layer, stored)
         return head.codec.decode(stored.view(layout.dtype).view(layout.shape), out)
 
-    def read_encoded(self, pin: bool = False) -> EncodedEntry:
+    def read_encoded(self, pin: bool = False, between: Callable[[], None] = lambda: None) -> EncodedEntry:
         head, info = self._head, self.info
         layout = head.codec.layout(info.shape, info.dtype)
         pin = pin and head.codec.in_place and torch.cuda.is_available()
         layers = torch.empty((info.layers, *layout.shape), dtype=layout.dtype, pin_memory=pin)
         for layer, stored in enumerate(layers):
+            between()
             self._read(layer, stored.view(-1).view(torch.uint8))
         return EncodedEntry(info, head.codec, layers, self.sensitivity)
 

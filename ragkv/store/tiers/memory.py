@@ -45,7 +45,7 @@ class MemoryLease(Lease):
     def stored_bytes(self) -> int:
         return self._entry.stored_bytes
 
-    def read_encoded(self, pin: bool = False) -> EncodedEntry:
+    def read_encoded(self, pin: bool = False, between: Callable[[], None] = lambda: None) -> EncodedEntry:
         """What is held, itself: it is immutable."""
         self._on_read(self.stored_bytes)
         return self._entry
