@@ -30,7 +30,9 @@ class StoreConfig:
     directory: str | None = None  # the disk tier's directory; None: memory tier only
     memory_bytes: int = 1 * GIB  # capacity of the memory tier
     disk_bytes: int = 20 * GIB  # capacity of the disk tier
+    memory_reserve_bytes: int | None = None  # kept free in memory above a disk; None: a sixteenth of memory_bytes
     policy: str = "lru"  # eviction policy, of every tier: see ragkv.store.POLICIES
+    prefetch: bool = True  # bring what waiting requests will read from disk to memory before they start
     xi_tokens: int = 0  # what a turn may compute within its TTFT target; policies that serve the tail trim to it
     write_buffer_bytes: int = 256 * MIB  # entries waiting to be written; a full buffer drops, never delays a token
     reader_threads: int = 2  # threads that read layer slices ahead
@@ -42,6 +44,11 @@ class StoreConfig:
     def __post_init__(self) -> None:
         _at_least(self, memory_bytes=0, disk_bytes=0, write_buffer_bytes=0, reader_threads=1)
         _at_least(self, xi_tokens=0)
+        if not 0 <= (self.memory_reserve_bytes or 0) <= self.memory_bytes:
+            raise ConfigError(
+                f"store.memory_reserve_bytes is {self.memory_reserve_bytes}; it must lie in 0 ... memory_bytes, "
+                f"{self.memory_bytes}."
+            )
         if self.codec not in CODEC_NAMES:
             known = ", ".join(CODEC_NAMES)
             raise ConfigError(f"store.codec is {self.codec!r}; it must be one of: {known}.")
@@ -126,7 +133,7 @@ class SessionConfig:
 class KCacheConfig:
     """Decoding with K on the device and V in host memory (KCache sections 3.1 and 3.3)."""
 
-    top_n: int | None = 128  # N: V rows a query head attends with, those of the largest weights; None: ordinary attention
+    top_n: int | None = 128  # N: V rows a query head attends with, those of the largest weights; None: all of them
     resident_layers: int = 1  # L: the first layers, whose V stays on the device
     renormalise: bool = False  # whether the N weights are scaled to sum to 1; the paper leaves them as they are
     fall_back: bool = True  # ordinary attention where N leaves nothing out; False takes the top-N path all the same
@@ -158,7 +165,7 @@ class EngineConfig:
 
     @classmethod
     def from_toml(cls, path: str | Path) -> Self:
-        """A config from a TOML file; its tables are `[store]`, `[fusion]`, `[prompt]`, `[session]`, `[controller.prices]`."""
+        """A config from a TOML file with tables `[store]`, `[fusion]`, `[prompt]`, `[session]`, `[controller.prices]`."""
         try:
             values = tomllib.loads(Path(path).read_text(encoding="utf-8"))
         except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:

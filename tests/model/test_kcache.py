@@ -1,0 +1,412 @@
+"""KCache: the rows chosen are those of a naive reference, N of at least S is ordinary attention, bytes are where they
+are said to be, and what is done to values in host memory is what would be done to a tensor."""
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ragkv import KCacheConfig
+from ragkv.errors import ConfigError
+from ragkv.model import Adapter, PromptKV, adapt, full_pass
+from ragkv.model.batching import DecodeRow, decode_rows
+from ragkv.model.kcache import ATTENTION, HostValues, KCacheLayer, OffloadedKV, Offloading, attend_top, choose, kcache
+from tests import tiny_models
+
+CPU = torch.device("cpu")
+STEPS = 200
+PROMPT = 60
+ROOM = STEPS + 5
+TOP = ("llama", "gemma2", "mistral", "qwen3", "gpt_neox", "llama-dynamic", "cohere2")  # the last three: MHA, RoPE, NoPE
+
+
+def offloaded(adapter: Adapter, capacity: int, config: KCacheConfig, staged_rows: int = 8) -> OffloadedKV:
+    shape = (adapter.layer_count, adapter.kv_heads, adapter.head_dim, capacity)
+    return OffloadedKV(*shape, adapter.dtype, adapter.device, config, staged_rows)
+
+
+@torch.no_grad()
+def prefilled(adapter: Adapter, kv: PromptKV, seed: int = 1, length: int = PROMPT) -> int:
+    """Fill `kv` and let it settle; the next token, greedily."""
+    hidden = full_pass(adapter, torch.tensor(tiny_models.tokens(length, seed)), kv)
+    for layer in range(adapter.layer_count):
+        kv.settle(layer, length)
+    return int(adapter.logits(hidden)[-1].argmax())
+
+
+def step(adapter: Adapter, kv: PromptKV, token: int) -> torch.Tensor:
+    return decode_rows(adapter, [DecodeRow(kv, token)])[0]
+
+
+def same(got: torch.Tensor, wanted: torch.Tensor) -> None:
+    torch.testing.assert_close(got, wanted, atol=1e-5 * float(wanted.abs().max()), rtol=0)
+
+
+# What is chosen
+
+
+def naive(q_rot: torch.Tensor, k_rot: torch.Tensor, v: torch.Tensor, top_n: int, scaling: float, softcap: float | None):  # type: ignore[no-untyped-def]
+    """Per query head: softmax over all keys, the N largest weights, their rows. Rows of each KV head, output."""
+    rows, out = set(), torch.zeros(q_rot.shape[0], q_rot.shape[1], v.shape[2])
+    for group, queries in enumerate(q_rot):
+        for head, query in enumerate(queries):
+            scores = (k_rot[group] @ query) * scaling
+            if softcap is not None:
+                scores = torch.tanh(scores / softcap) * softcap
+            weights = (scores - scores.max()).double().exp()
+            weights = weights / weights.sum()
+            best = sorted(range(len(weights)), key=lambda at: -float(scores[at]))[:top_n]
+            rows |= {(at, group) for at in best}
+            out[group, head] = sum(float(weights[at]) * v[group, at] for at in best)
+    return rows, out
+
+
+@given(
+    kv_heads=st.integers(1, 3),
+    group=st.integers(1, 4),
+    keys=st.integers(1, 40),
+    top_n=st.integers(1, 45),
+    start=st.integers(0, 9),
+    softcap=st.sampled_from([None, 3.0]),
+    seed=st.integers(0, 99),
+)
+@settings(max_examples=150, deadline=None)
+def test_the_rows_chosen_and_what_they_give_are_a_naive_reference_s_for_every_n(
+    kv_heads: int, group: int, keys: int, top_n: int, start: int, softcap: float | None, seed: int
+) -> None:
+    chance = torch.Generator().manual_seed(seed)
+    q_rot = torch.randn(kv_heads, group, 8, generator=chance)
+    k_rot, v = (torch.randn(kv_heads, keys, 8, generator=chance) for _ in range(2))
+    wanted_rows, wanted = naive(q_rot, k_rot, v, top_n, 0.3, softcap)
+    choice = choose(q_rot, k_rot, top_n, 0.3, softcap, start=start)
+    rows = choice.rows.tolist()
+    assert {(row // kv_heads - start, row % kv_heads) for row in rows} == wanted_rows
+    assert rows == sorted(set(rows))  # once each, for all query heads of a KV head
+    by_position = v.transpose(0, 1).reshape(-1, 8)
+    got = attend_top(choice, lambda rows: by_position[rows - start * kv_heads])
+    torch.testing.assert_close(got, wanted, atol=1e-5, rtol=1e-5)
+    whole = choose(q_rot, k_rot, top_n, 0.3, softcap, renormalise=True).weights.sum(-1)
+    torch.testing.assert_close(whole, torch.ones_like(whole))
+    if top_n < keys:
+        assert (choice.weights.sum(-1) < 1.0 - 1e-7).all()  # the paper leaves them as they are
+
+
+def test_keys_that_may_not_be_seen_have_no_weight() -> None:
+    q_rot, k_rot = torch.randn(1, 2, 8), torch.randn(1, 10, 8)
+    allowed = torch.ones(1, 1, 10, dtype=torch.bool)
+    allowed[..., :7] = False
+    choice = choose(q_rot, k_rot, 5, 1.0, allowed=allowed)
+    positions = choice.rows[choice.places]
+    assert (choice.weights[positions < 7] == 0).all()
+    torch.testing.assert_close(choice.weights.sum(-1), torch.ones(1, 2))
+
+
+# Where values lie
+
+
+@given(st.data())
+@settings(max_examples=80, deadline=None)
+def test_values_in_host_memory_are_as_a_tensor_would_be(data: st.DataObject) -> None:
+    heads, staged, loaded = 2, data.draw(st.integers(1, 5)), data.draw(st.integers(0, 9))
+    chance = torch.Generator().manual_seed(data.draw(st.integers(0, 99)))
+    capacity = 12
+    plain = torch.zeros(heads, 60, 3)
+    away = HostValues(heads, 3, capacity, torch.float32, CPU, staged)
+    plain[:, :loaded] = torch.randn(heads, loaded, 3, generator=chance)
+    away.load(plain[:, :loaded])
+    end = loaded
+    for _ in range(data.draw(st.integers(1, 8))):
+        start = data.draw(st.integers(max(0, end - 4), end))  # a step tried again, a tail forgotten
+        count = data.draw(st.integers(1, 6))
+        end = start + count
+        if end > capacity:
+            capacity = 2 * end
+            away.reserve(capacity)
+        plain[:, start:end] = torch.randn(heads, count, 3, generator=chance)
+        away.put(start, plain[:, start:end])
+        low = data.draw(st.integers(0, end - 1))
+        assert torch.equal(away.take(low, end), plain[:, low:end])
+        rows = torch.tensor(sorted(data.draw(st.sets(st.integers(0, end * heads - 1), min_size=1))))
+        values, fetched = away.fetch(rows)
+        assert torch.equal(values, plain[:, :end].transpose(0, 1).reshape(-1, 3)[rows])
+        edge = away.on_host(0, 60)
+        assert fetched == sum(row < edge for row in rows.tolist())
+        assert edge >= (end - staged) * heads  # no more than that many positions are staged
+
+
+@pytest.mark.parametrize("resident", [0, 1, 2, 3])
+def test_device_bytes_fall_to_the_resident_share_with_staging_counted(resident: int) -> None:
+    adapter, capacity, staged = adapt(tiny_models.model("llama")), PROMPT + 8, 8
+    ordinary, kv = adapter.new_kv(capacity), offloaded(adapter, capacity, KCacheConfig(4, resident), staged)
+    prefilled(adapter, kv)
+    layers, row_bytes = 4, 2 * 16 * 4  # G D float32
+    away = layers - resident
+    assert kv.device_bytes == ordinary.size_bytes * (layers + resident) // (2 * layers) + away * staged * row_bytes
+    assert kv.host_bytes == away * capacity * row_bytes
+    assert kv.size_bytes == kv.device_bytes + kv.host_bytes
+    assert sum(v.shape[2] > 0 for v in kv.values) == resident  # their device memory is released
+
+
+def test_while_a_prompt_is_prefilled_one_layer_more_is_on_the_device() -> None:
+    adapter = adapt(tiny_models.model("llama"))
+    kv = offloaded(adapter, PROMPT, KCacheConfig(4, resident_layers=1))
+    tables = adapter.rope.tables(PROMPT)
+    ids = torch.tensor(tiny_models.tokens(PROMPT))
+    from ragkv.model import Rows
+
+    hidden, rows = adapter.embed(ids), Rows.span(0, PROMPT, CPU)
+    with torch.no_grad():
+        for layer in range(4):
+            hidden = adapter.run_layer(layer, hidden, rows, kv, tables)
+            kv.settle(layer, PROMPT)
+    one_layer, staging = PROMPT * 2 * 16 * 4, 8 * 2 * 16 * 4
+    assert kv.peak_device_bytes == 4 * one_layer + 2 * one_layer + 2 * staging  # K; V of one resident, one under way
+
+
+def test_rows_fetched_are_those_of_the_host() -> None:
+    adapter = adapt(tiny_models.model("llama"))
+    kv = offloaded(adapter, PROMPT + ROOM, KCacheConfig(top_n=5, resident_layers=1))
+    token = prefilled(adapter, kv)
+    for _ in range(3):
+        before = kv.rows_fetched
+        step(adapter, kv, token)
+        fetched = kv.rows_fetched - before
+        assert 0 < fetched <= 3 * 2 * 10  # three layers, two KV heads of two query heads that ask for 5 each
+
+
+# What decoding gives
+
+
+@pytest.mark.parametrize("family", TOP)
+def test_the_forced_path_with_n_of_all_keys_is_ordinary_decoding_over_200_tokens(family: str) -> None:
+    adapter = adapt(tiny_models.model(family))
+    ordinary = adapter.new_kv(PROMPT + ROOM)
+    forced = offloaded(adapter, PROMPT + ROOM, KCacheConfig(PROMPT + ROOM, resident_layers=1, fall_back=False))
+    token = prefilled(adapter, ordinary)
+    assert prefilled(adapter, forced) == token
+    for _ in range(STEPS):
+        wanted = step(adapter, ordinary, token)
+        same(step(adapter, forced, token), wanted)
+        token = int(wanted.argmax())
+    assert forced.rows_fetched > 0
+    for layer in range(adapter.layer_count):
+        for own, other in zip(forced.view(layer, forced.length), ordinary.view(layer, forced.length), strict=True):
+            torch.testing.assert_close(own, other, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma2"])
+def test_top_n_of_none_is_ordinary_attention_over_values_from_the_host(family: str) -> None:
+    adapter = adapt(tiny_models.model(family))
+    kvs = [adapter.new_kv(PROMPT + 9), offloaded(adapter, PROMPT + 9, KCacheConfig(None, 0, fall_back=False))]
+    token, _ = (prefilled(adapter, kv) for kv in kvs)
+    for _ in range(9):
+        wanted, got = (step(adapter, kv, token) for kv in kvs)
+        assert torch.equal(got, wanted)
+        token = int(wanted.argmax())
+
+
+def test_a_window_within_n_is_ordinary_attention() -> None:
+    adapter = adapt(tiny_models.model("mistral"))  # all its layers slide
+    kvs = [adapter.new_kv(PROMPT + 40), offloaded(adapter, PROMPT + 40, KCacheConfig(tiny_models.WINDOW, 0))]
+    token, _ = (prefilled(adapter, kv) for kv in kvs)
+    for _ in range(40):
+        wanted, got = (step(adapter, kv, token) for kv in kvs)
+        assert torch.equal(got, wanted)
+        token = int(wanted.argmax())
+
+
+def test_few_rows_are_not_all_rows() -> None:
+    adapter = adapt(tiny_models.model("llama"))
+    kvs = [adapter.new_kv(PROMPT + 3), *(offloaded(adapter, PROMPT + 3, KCacheConfig(n, 0)) for n in (4, 30))]
+    token, *_ = (prefilled(adapter, kv) for kv in kvs)
+    wanted, few, many = (step(adapter, kv, token) for kv in kvs)
+    assert float((few - wanted).norm()) > 3 * float((many - wanted).norm()) > 0
+
+
+def test_rows_with_and_without_kcache_decode_together() -> None:
+    adapter = adapt(tiny_models.model("gemma2"))
+
+    def fresh() -> list[PromptKV]:
+        kinds = (None, KCacheConfig(7, 0), KCacheConfig(12, 2, renormalise=True), None, KCacheConfig(5, 1))
+        return [
+            adapter.new_kv(PROMPT + 40) if kind is None else offloaded(adapter, PROMPT + 40, kind, staged_rows=3)
+            for kind in kinds
+        ]
+
+    together, alone = fresh(), fresh()
+    for kvs in (together, alone):
+        for at, kv in enumerate(kvs):
+            prefilled(adapter, kv, seed=at, length=20 + 7 * at)
+    for at in range(20):
+        tokens = tiny_models.tokens(5, seed=100 + at)
+        logits = decode_rows(adapter, [DecodeRow(kv, token) for kv, token in zip(together, tokens, strict=True)])
+        for got, kv, token in zip(logits, alone, tokens, strict=True):
+            same(got, step(adapter, kv, token))
+
+
+def test_a_step_that_fails_may_be_tried_again() -> None:
+    adapter = adapt(tiny_models.model("llama"))
+
+    class Broken(PromptKV):
+        def attend(self, layer: int, *_: Any) -> torch.Tensor:
+            if layer == 2:
+                raise RuntimeError("on purpose")
+            return super().attend(layer, *_)
+
+    kvs = [offloaded(adapter, PROMPT + ROOM, KCacheConfig(9, 1), staged_rows=2) for _ in range(2)]
+    for kv in kvs:
+        prefilled(adapter, kv)
+    broken = Broken(4, 2, 16, 1, torch.float32, CPU)
+    for token in tiny_models.tokens(7):
+        with pytest.raises(RuntimeError, match="on purpose"):
+            decode_rows(adapter, [DecodeRow(kvs[0], token), DecodeRow(broken, 7)])
+        same(step(adapter, kvs[0], token), step(adapter, kvs[1], token))
+
+
+def test_what_reads_the_kv_whole_finds_it_whole() -> None:
+    adapter = adapt(tiny_models.model("llama"))
+    ordinary = adapter.new_kv(PROMPT + 5)
+    kv = offloaded(adapter, PROMPT + 5, KCacheConfig(PROMPT + 99, 1, fall_back=False), staged_rows=2)
+    for each in (ordinary, kv):
+        prefilled(adapter, each)
+        for token in tiny_models.tokens(5):
+            step(adapter, each, token)
+        each.reserve(PROMPT + 50)
+        with torch.no_grad():  # five more at once, as a pass does
+            full_pass(adapter, torch.tensor(tiny_models.tokens(5, 9)), each, start=each.length)
+    mine, its = kv.to_dynamic_cache(), ordinary.to_dynamic_cache()
+    for own, other in zip(mine.layers, its.layers, strict=True):
+        torch.testing.assert_close(own.keys, other.keys, atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(own.values, other.values, atol=1e-5, rtol=1e-5)
+
+
+# When it is not used
+
+
+@pytest.mark.parametrize(
+    ("config", "says"),
+    [
+        (KCacheConfig(top_n=None), "top_n is None"),
+        (KCacheConfig(top_n=60), "top_n is 60, the prompt has 60 tokens"),
+        (KCacheConfig(top_n=8, resident_layers=4), "resident_layers is 4, the model has 4"),
+    ],
+)
+def test_settings_that_cannot_help_fall_back_and_say_so(config: KCacheConfig, says: str) -> None:
+    offloading = Offloading(adapt(tiny_models.model("llama")), config)
+    assert says in str(offloading.refusal(PROMPT))
+    assert type(offloading.new_kv(PROMPT)(70)) is PromptKV
+
+
+def test_settings_that_help_are_not_refused() -> None:
+    adapter = adapt(tiny_models.model("llama"))
+    for config in (KCacheConfig(top_n=59, resident_layers=3), KCacheConfig(top_n=99, fall_back=False)):
+        offloading = Offloading(adapter, config)
+        assert offloading.refusal(PROMPT) is None
+        assert type(offloading.new_kv(PROMPT)(70)) is OffloadedKV
+    assert Offloading(adapter, None).refusal(PROMPT) is None
+    assert type(Offloading(adapter, None).new_kv(PROMPT)(70)) is PromptKV
+
+
+@pytest.mark.parametrize("wrong", [{"top_n": 0}, {"top_n": -1}, {"resident_layers": -1}])
+def test_a_wrong_setting_is_refused(wrong: dict[str, int]) -> None:
+    with pytest.raises(ConfigError, match=next(iter(wrong))):
+        KCacheConfig(**wrong)  # type: ignore[arg-type]
+
+
+# For transformers alone
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma2", "qwen3", "gpt_neox", "mistral"])
+class TestGenerate:
+    def generated(self, family: str, config: KCacheConfig | None, **how: Any) -> Any:
+        model = tiny_models.model(family)
+        ids = torch.tensor([tiny_models.tokens(40, seed) for seed in (1, 2)])
+        padding = torch.ones_like(ids)
+        padding[1, :7] = 0
+        past = None
+        if config is not None:
+            model.set_attn_implementation(ATTENTION)
+            past = kcache(model.config, config)
+        settings = {"max_new_tokens": 45, "min_new_tokens": 45, "do_sample": False, "attention_mask": padding, **how}
+        out = model.generate(ids, past_key_values=past, output_scores=True, return_dict_in_generate=True, **settings)
+        return out, past
+
+    def test_n_of_all_keys_generates_what_an_ordinary_cache_does(self, family: str) -> None:
+        wanted, _ = self.generated(family, None)
+        got, past = self.generated(family, KCacheConfig(999, resident_layers=1, fall_back=False))
+        assert torch.equal(got.sequences, wanted.sequences)
+        for own, other in zip(got.scores, wanted.scores, strict=True):
+            torch.testing.assert_close(own.nan_to_num(), other.nan_to_num(), atol=1e-4, rtol=1e-4)
+        assert family == "mistral" or sum(getattr(layer, "rows_fetched", 0) for layer in past.layers) > 0
+
+    def test_before_n_keys_are_there_nothing_leaves_the_device(self, family: str) -> None:
+        wanted, _ = self.generated(family, None)
+        got, past = self.generated(family, KCacheConfig(999, resident_layers=0))
+        assert torch.equal(got.sequences, wanted.sequences)
+        assert all(layer.host_bytes == 0 for layer in past.layers if isinstance(layer, KCacheLayer))
+
+    def test_beams_may_be_put_into_another_order(self, family: str) -> None:
+        wanted, _ = self.generated(family, None, num_beams=3, max_new_tokens=12, min_new_tokens=12)
+        config = KCacheConfig(999, resident_layers=0, fall_back=False)
+        got, _ = self.generated(family, config, num_beams=3, max_new_tokens=12, min_new_tokens=12)
+        assert torch.equal(got.sequences, wanted.sequences)
+
+
+@torch.no_grad()
+def test_the_cache_layer_and_the_prompt_s_kv_give_the_same_logits() -> None:
+    config, ids = KCacheConfig(top_n=6, resident_layers=1), tiny_models.tokens(PROMPT, 1)
+    model, adapter = tiny_models.model("llama"), adapt(tiny_models.model("llama"))
+    model.set_attn_implementation(ATTENTION)
+    past, kv = kcache(model.config, config), offloaded(adapter, PROMPT + 40, config)
+    model(torch.tensor([ids]), past_key_values=past)
+    prefilled(adapter, kv)
+    for token in tiny_models.tokens(40, 5):
+        same(step(adapter, kv, token), model(torch.tensor([[token]]), past_key_values=past).logits[0, -1])
+    assert sum(getattr(layer, "rows_fetched", 0) for layer in past.layers) == pytest.approx(kv.rows_fetched, rel=0.2)
+
+
+@torch.no_grad()
+def test_a_cropped_cache_goes_on_as_if_it_had_never_been_longer() -> None:
+    model = tiny_models.model("llama")
+    model.set_attn_implementation(ATTENTION)
+    ids = torch.tensor([tiny_models.tokens(70, 1)])
+    config = KCacheConfig(top_n=6, resident_layers=0)
+    long, short = kcache(model.config, config), kcache(model.config, config)
+    model(ids[:, :60], past_key_values=long)
+    model(ids[:, 60:64], past_key_values=long)  # several at once, over values from the host
+    long.crop(-14)
+    model(ids[:, :50], past_key_values=short)
+    for at in range(50, 60):
+        own, other = (model(ids[:, at : at + 1], past_key_values=past).logits for past in (long, short))
+        torch.testing.assert_close(own, other, atol=1e-4, rtol=1e-4)
+    assert long.layers[1].host_bytes > 0
+    assert long.layers[1].device_bytes < 60 * 2 * 2 * 16 * 4  # less than K and V
+    long.reset()
+    assert long.get_seq_length() == 0
+
+
+def test_a_model_that_attends_otherwise_is_refused() -> None:
+    with pytest.raises(ConfigError, match="set_attn_implementation"):
+        kcache(tiny_models.model("llama").config, KCacheConfig())
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
+@pytest.mark.parametrize("family", ["llama", "gemma2", "mistral", "qwen3"])
+def test_on_a_gpu_n_of_all_keys_is_ordinary_decoding(family: str) -> None:
+    adapter = adapt(tiny_models.model(family).cuda())
+    kvs = [adapter.new_kv(PROMPT + ROOM), offloaded(adapter, PROMPT + ROOM, KCacheConfig(999, 1, fall_back=False))]
+    token = 5
+    for kv in kvs:
+        with torch.no_grad():
+            full_pass(adapter, torch.tensor(tiny_models.tokens(PROMPT, 1), device="cuda"), kv)
+        for layer in range(adapter.layer_count):
+            kv.settle(layer, PROMPT)
+    for _ in range(STEPS):
+        wanted, got = (step(adapter, kv, token) for kv in kvs)
+        torch.testing.assert_close(got, wanted, atol=1e-3 * float(wanted.abs().max()), rtol=0)
+        token = int(wanted.argmax())
+    assert math.isfinite(float(wanted.abs().max()))
