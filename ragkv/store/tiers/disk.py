@@ -225,12 +225,13 @@ class DiskTier(Tier):
         return True
 
     def _drop(self, slot: Slot[None], why: EntryDamagedError) -> None:
-        log.warning("%s", why)
         with self._lock:
+            if self._ledger.get(slot.item.key) is not slot:
+                return  # deleted or evicted meanwhile, so its file is gone rightly; or dropped already
+            log.warning("%s", why)
             self._counts.damaged += 1
-            if self._ledger.get(slot.item.key) is slot:
-                self._ledger.remove(slot.item.key)
-                self._unlink(slot.item.key)
+            self._ledger.remove(slot.item.key)
+            self._unlink(slot.item.key)
 
     def _evict(self, slot: Slot[None]) -> None:
         self._counts.evictions += 1
