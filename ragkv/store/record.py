@@ -45,7 +45,7 @@ _DTYPE_NAMES = {
 
 
 class OtherVersionError(EntryDamagedError):
-    """A sound-looking record of a format version this code does not read."""
+    """A sound-looking record of a format version, or in a codec, that this code does not read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,6 +139,8 @@ def parse_head(key: str, first: Callable[[int], bytes], size: int) -> Head:
         header_end, tensors, facts = _parse_header(first, start)
         if facts["version"] != str(FORMAT_VERSION):
             raise OtherVersionError(key, f"format version {facts['version']}, this is {FORMAT_VERSION}")
+        if facts["codec"] not in CODECS:
+            raise OtherVersionError(key, f"codec {facts['codec']!r}, known are {', '.join(CODECS)}")
         head_end = header_end + int(tensors["layer.0000"]["data_offsets"][0]) if "layer.0000" in tensors else size
         head = start[:head_end] if head_end <= len(start) else first(head_end)
         _check_head(key, head, head_end)

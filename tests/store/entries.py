@@ -82,10 +82,11 @@ def same(a: Entry, b: Entry) -> bool:
     return a.info == b.info and digest(a.kv, a.sensitivity) == digest(b.kv, b.sensitivity)
 
 
-def other_identities() -> list[tuple[str, Identity]]:
-    """`IDENTITY` with one field changed, for every field."""
-    changed: dict[str, object] = {"dtype": "float16", "format_version": 99, "codec": "int8"}
+def other_identities(identity: Identity = IDENTITY) -> list[tuple[str, Identity]]:
+    """`identity` with one field changed, for every field."""
+    other_codec = "int8" if identity.codec == "raw" else "raw"
+    changed: dict[str, object] = {"dtype": "float16", "format_version": 99, "codec": other_codec}
     return [
-        (field.name, dataclasses.replace(IDENTITY, **{field.name: changed.get(field.name, "other")}))
+        (field.name, dataclasses.replace(identity, **{field.name: changed.get(field.name, "other")}))
         for field in dataclasses.fields(IDENTITY)
     ]

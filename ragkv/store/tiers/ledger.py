@@ -187,9 +187,7 @@ class Ledger(Generic[P]):
         more = [name for name in spared if name in self._groups and name not in self._pinned]
         return self._pinned.union(spared), self._pinned_bytes + sum(self._groups[name].size for name in more)
 
-    def _trim(
-        self, need: int, item: Item | None, kept: Set[str], now: float, evict: Callable[[Slot[P]], None]
-    ) -> bool:
+    def _trim(self, need: int, item: Item | None, kept: Set[str], now: float, evict: Callable[[Slot[P]], None]) -> bool:
         """Take the cuts the policy wants whole; whether `item` itself is not among them."""
         overflows = self.used_bytes + need > self.capacity_bytes
         cuts = list(self.policy.trims(overflows, now))

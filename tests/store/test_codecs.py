@@ -1,0 +1,241 @@
+"""What every codec must hold: what comes back, within what bound, and what it refuses rather than get wrong."""
+
+import itertools
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ragkv.config import CODEC_NAMES, EngineConfig, StoreConfig
+from ragkv.errors import ConfigError, EntryDamagedError
+from ragkv.store import CODECS, LRU, Codec, DiskTier, EncodedEntry, Entry, Store
+from ragkv.store.codecs import RAW, Int8Codec
+from ragkv.store.record import OtherVersionError, Record, read_head
+
+from .entries import IDENTITY, ids_of, kept, make_entry, read_all, same, with_codec
+
+INT8 = Int8Codec()
+DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+SHAPES = st.tuples(st.integers(1, 3), st.integers(1, 40), st.integers(1, 17))  # G, T, D, odd ones among them
+
+
+@pytest.fixture(params=list(CODECS.values()), ids=lambda codec: codec.name)
+def codec(request: pytest.FixtureRequest) -> Codec:
+    found: Codec = request.param
+    return found
+
+
+def there_and_back(codec: Codec, layer: torch.Tensor) -> torch.Tensor:
+    stored = codec.encode(layer)
+    assert stored is not None
+    layout = codec.layout(tuple(layer.shape), layer.dtype)  # type: ignore[arg-type]
+    assert (tuple(stored.shape), stored.dtype, stored.nbytes) == (layout.shape, layout.dtype, layout.nbytes)
+    assert stored.is_contiguous()
+    return codec.decode(stored, torch.full_like(layer, 77.0))
+
+
+def half_scales(layer: torch.Tensor) -> torch.Tensor:
+    """Half of what int8's scales must be, (2, G, T, D) float64, worked out without it."""
+    keys, values = layer.double()
+    spread = (keys.amax(1, keepdim=True) - keys.amin(1, keepdim=True)) / 255
+    largest = values.abs().amax(2, keepdim=True) / 127
+    return torch.stack([spread.expand_as(keys), largest.expand_as(values)]) / 2
+
+
+def rounding(layer: torch.Tensor) -> torch.Tensor:
+    """What rounding to the layer's dtype and working in float32 may add, (2, G, T, D) float64."""
+    channel = layer[0].double().abs().amax(1, keepdim=True).expand_as(layer[0])
+    token = layer[1].double().abs().amax(2, keepdim=True).expand_as(layer[1])
+    size = torch.stack([channel, token])
+    info = torch.finfo(layer.dtype)
+    return size * (info.eps / 2 + 4 * torch.finfo(torch.float32).eps) + info.smallest_normal
+
+
+@settings(max_examples=150, deadline=None)
+@given(SHAPES, st.sampled_from(DTYPES), st.integers(0, 2**31), st.floats(-4, 4), st.floats(-3, 3))
+def test_int8_comes_back_within_half_a_scale(
+    sides: tuple[int, int, int], dtype: torch.dtype, seed: int, offset: float, exponent: float
+) -> None:
+    random = torch.Generator().manual_seed(seed)
+    layer = torch.randn((2, *sides), generator=random) * 10**exponent
+    layer = (layer * torch.rand(sides[-1], generator=random) + offset * 10**exponent).to(dtype)
+    error = (there_and_back(INT8, layer).double() - layer.double()).abs()
+    assert (error <= half_scales(layer) + rounding(layer)).all()
+
+
+def test_the_bound_bites() -> None:
+    """Scales twice as large would break it."""
+    layer = torch.randn(2, 2, 64, 16, generator=torch.Generator().manual_seed(0))
+    error = (there_and_back(INT8, layer).double() - layer.double()).abs()
+    assert (error > 0.9 * half_scales(layer)).any()
+    assert (error <= half_scales(layer) + rounding(layer)).all()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_channel_far_from_zero_costs_its_neighbours_nothing(dtype: torch.dtype) -> None:
+    layer = torch.randn(2, 1, 50, 4, generator=torch.Generator().manual_seed(0)).to(dtype)
+    far = layer.clone()
+    far[0, :, :, 2] += 64
+    near, back = there_and_back(INT8, layer), there_and_back(INT8, far)
+    assert torch.equal(near[0, :, :, [0, 1, 3]], back[0, :, :, [0, 1, 3]])
+
+
+@pytest.mark.parametrize("value", [0.0, 3.5, -1e-3, 6e4, 1e-40])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_what_is_the_same_everywhere_comes_back_as_it_is(codec: Codec, value: float, dtype: torch.dtype) -> None:
+    layer = torch.full((2, 2, 5, 3), value).to(dtype)
+    back = there_and_back(codec, layer)
+    assert torch.equal(back[0], layer[0])  # a channel without spread: its lowest value
+    assert torch.allclose(back[1].double(), layer[1].double(), rtol=1e-6, atol=1e-37)
+
+
+@pytest.mark.parametrize("sides", list(itertools.product([0, 1, 3], [0, 1, 7], [1, 5])))
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_every_shape_has_a_layout_that_holds_it(codec: Codec, sides: tuple[int, int, int], dtype: torch.dtype) -> None:
+    layer = torch.randn(2, *sides).to(dtype)
+    back = there_and_back(codec, layer)
+    assert back.shape == layer.shape
+    assert back.dtype == dtype
+
+
+def test_a_lossless_codec_gives_back_every_bit(codec: Codec) -> None:
+    layer = torch.randint(-(2**15), 2**15, (2, 2, 9, 7), dtype=torch.int16).view(torch.bfloat16)  # not numbers, too
+    if codec.lossless:
+        assert torch.equal(there_and_back(codec, layer).view(torch.int16), layer.view(torch.int16))
+    else:
+        finite = torch.randn(2, 2, 9, 7)
+        assert not torch.equal(there_and_back(codec, finite), finite)
+
+
+def test_encoding_does_not_modify_and_decoding_does_not_write_to_what_is_stored(codec: Codec) -> None:
+    layer = torch.randn(2, 2, 9, 7)
+    before, stored = layer.clone(), codec.encode(layer)
+    assert stored is not None
+    copy = stored.clone()
+    codec.decode(stored, torch.empty_like(layer))
+    assert torch.equal(layer, before)
+    assert torch.equal(stored, copy)
+
+
+@pytest.mark.parametrize("place", [0, 1])  # among keys, among values
+@pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_int8_refuses_what_has_no_scale(place: int, value: float, dtype: torch.dtype) -> None:
+    layer = torch.randn(2, 2, 9, 7).to(dtype)
+    layer[place, 1, 4, 3] = value
+    assert INT8.encode(layer) is None
+
+
+def test_int8_refuses_a_range_beyond_float32_and_a_dtype_beyond_it() -> None:
+    layer = torch.randn(2, 1, 4, 2)
+    layer[0, 0, :2, 0] = torch.tensor([3e38, -3e38])
+    assert INT8.encode(layer) is None
+    assert INT8.encode(torch.randn(2, 1, 4, 2, dtype=torch.float64)) is None
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16", "float64"])
+def test_an_entry_that_cannot_be_told_is_kept_raw_under_the_same_identity(dtype: str) -> None:
+    entry = make_entry(identity=with_codec("int8", type(IDENTITY)(**{**vars_of(IDENTITY), "dtype": dtype})))
+    assert EncodedEntry.of(entry).codec is (RAW if dtype == "float64" else CODECS["int8"])
+    entry.kv[1, 0, 0, 1, 1] = torch.nan  # in the second layer alone
+    encoded = EncodedEntry.of(entry)
+    assert encoded.codec is RAW
+    assert same(kept(entry), entry)
+    assert not entry.info.lossless  # an entry of this identity may be rounded: no span of one is exact
+
+
+def vars_of(identity: object) -> dict[str, object]:
+    return {name: getattr(identity, name) for name in identity.__slots__}  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(("kv_heads", "head_dim", "share"), [(8, 128, 0.52), (2, 64, 0.52)])
+def test_int8_takes_about_half_of_bfloat16(kv_heads: int, head_dim: int, share: float) -> None:
+    shape = (2, kv_heads, 512, head_dim)
+    raw, int8 = (CODECS[name].layout(shape, torch.bfloat16).nbytes for name in ("raw", "int8"))
+    assert 0.5 < int8 / raw < share
+
+
+def test_an_encoded_entry_is_encoded_no_further() -> None:
+    encoded = EncodedEntry.of(make_entry(identity=with_codec("int8")))
+    assert EncodedEntry.of(encoded) is encoded
+    assert encoded.settled() is encoded
+
+
+def test_a_raw_entry_shares_its_tensors() -> None:
+    entry = make_entry()
+    assert EncodedEntry.of(entry).layers is entry.kv
+
+
+def test_the_settings_know_every_codec_by_name() -> None:
+    assert set(CODEC_NAMES) == set(CODECS)
+    assert EngineConfig.from_dict({"store": {"codec": "int8"}}).store.codec == "int8"
+    with pytest.raises(ConfigError, match=r"store\.codec is 'int4'; it must be one of: raw, int8"):
+        StoreConfig(codec="int4")
+
+
+def test_only_raw_is_lossless() -> None:
+    assert {name for name, codec in CODECS.items() if codec.lossless} == {"raw"}
+    assert make_entry().info.lossless
+    assert not make_entry(identity=with_codec("int8")).info.lossless
+
+
+@pytest.mark.parametrize("name", CODEC_NAMES)
+def test_a_store_serves_its_codec_from_every_tier_and_after_a_restart(name: str, tmp_path: Path) -> None:
+    identity = with_codec(name)
+    entry = make_entry(1, tokens=64, identity=identity)
+    config = StoreConfig(directory=str(tmp_path), codec=name)
+    with Store.open(config) as store:
+        store.put(entry)
+        assert served(store, entry)  # from memory
+    for _ in range(2):
+        with Store.open(config) as store:
+            assert served(store, entry)  # from disk
+            store.flush()
+            memory, disk = store.stats().tiers
+            assert memory.entries == disk.entries == 1
+            assert memory.used_bytes == EncodedEntry.of(entry).size_bytes
+            assert served(store, entry)  # from memory again, copied up as it was stored
+            assert store.lease(with_codec("raw" if name == "int8" else "int8"), entry.info.token_ids) is None
+
+
+def served(store: Store, entry: Entry) -> bool:
+    with store.lease(entry.info.identity, entry.info.token_ids) as lease:  # type: ignore[union-attr]
+        return same(read_all(lease), kept(entry))
+
+
+@pytest.mark.parametrize("direct", [False, True])
+def test_a_flip_of_any_bit_of_a_layer_is_found(tmp_path: Path, direct: bool) -> None:
+    entry = make_entry(1, tokens=9, layers=1, identity=with_codec("int8"))
+    tier = DiskTier(tmp_path, 10**6, LRU(), direct=direct)
+    tier.put(entry)
+    (path,) = tmp_path.glob("entries/*/*")
+    sound = path.read_bytes()
+    with path.open("rb") as file:
+        head = read_head(file.fileno(), entry.info.key)
+    assert head.codec is CODECS["int8"]
+    (start,) = head.layer_offsets
+    for place in range(start, start + head.layer_bytes, 5):
+        data = bytearray(sound)
+        data[place] ^= 1 << place % 8
+        path.write_bytes(data)
+        with tier.lease(entry.info.identity, entry.info.token_ids) as lease:  # type: ignore[union-attr]
+            with pytest.raises(EntryDamagedError, match="layer 0"):
+                lease.read_layer(0)
+        assert tier.put(entry)
+    with tier.lease(entry.info.identity, ids_of(1, 9)) as lease:  # type: ignore[union-attr]
+        assert same(read_all(lease), kept(entry))
+    tier.close()
+
+
+def test_a_record_in_a_codec_not_known_here_is_another_versions(tmp_path: Path) -> None:
+    entry = make_entry(1)
+
+    class Later(Int8Codec):
+        name = "later"
+
+    encoded = EncodedEntry(entry.info, Later(), CODECS["int8"].encode(entry.kv[0]).repeat(2, 1))  # type: ignore[union-attr]
+    (tmp_path / "e").write_bytes(b"".join(bytes(piece) for piece in Record.of(encoded).pieces()))
+    with (tmp_path / "e").open("rb") as file, pytest.raises(OtherVersionError, match="codec 'later'"):
+        read_head(file.fileno(), entry.info.key)
