@@ -220,9 +220,10 @@ def test_a_flip_of_any_bit_of_a_layer_is_found(tmp_path: Path, direct: bool) -> 
         data = bytearray(sound)
         data[place] ^= 1 << place % 8
         path.write_bytes(data)
-        with tier.lease(entry.info.identity, entry.info.token_ids) as lease:  # type: ignore[union-attr]
-            with pytest.raises(EntryDamagedError, match="layer 0"):
-                lease.read_layer(0)
+        lease = tier.lease(entry.info.identity, entry.info.token_ids)
+        assert lease is not None
+        with lease, pytest.raises(EntryDamagedError, match="layer 0"):
+            lease.read_layer(0)
         assert tier.put(entry)
     with tier.lease(entry.info.identity, ids_of(1, 9)) as lease:  # type: ignore[union-attr]
         assert same(read_all(lease), kept(entry))

@@ -1,8 +1,8 @@
 """The memory tier: entries in host memory, as their codec lays them down.
 
-Raw ones are served as views without a copy (pinned when CUDA will read them), and what is held are the very tensors that
-were given when those are compact already: entries are immutable, and nobody may write to them afterwards. Others are
-decoded into the reader's buffer. Bounded by the bytes of its tensors.
+Raw ones are served as views without a copy (pinned when CUDA will read them), and what is held are the very tensors
+that were given when those are compact already: entries are immutable, and nobody may write to them afterwards. Others
+are decoded into the reader's buffer. Bounded by the bytes of its tensors.
 """
 
 import logging
