@@ -11,6 +11,7 @@ from .policies import LRU, POLICIES, Item, Policy, Turn, make_policy
 
 if TYPE_CHECKING:
     from .codecs import CODECS, Codec
+    from .demand import Demand, Wanted
     from .encoded import EncodedEntry
     from .entry import (
         FORMAT_VERSION,
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from .store import Store, StoreStats
     from .tiers import DiskTier, Lease, MemoryTier, ReadOnlyDiskTier, Tier, TierKind, TierStats, aligned_empty
 
-_ROOMS = (".codecs", ".encoded", ".entry", ".store", ".tiers")
+_ROOMS = (".codecs", ".demand", ".encoded", ".entry", ".store", ".tiers")
 
 
 def __getattr__(name: str) -> Any:
@@ -40,6 +41,7 @@ def __getattr__(name: str) -> Any:
 __all__ = [
     "CODECS",
     "Codec",
+    "Demand",
     "DiskTier",
     "EncodedEntry",
     "Entry",
@@ -59,6 +61,7 @@ __all__ = [
     "TierKind",
     "TierStats",
     "Turn",
+    "Wanted",
     "aligned_empty",
     "dtype_from_name",
     "dtype_name",

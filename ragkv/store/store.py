@@ -1,14 +1,15 @@
 """The store: a stack of tiers, fastest first, behind one door.
 
 Lookups fall down the stack and hits below climb up in the background; puts land in memory at once and sink to disk in
-the background. It holds no request's state, and none of its failures fails a request: what goes wrong is logged and is
-a miss (CacheBlend section 5.1, "KV cache store").
+the background. It is told who waits (`queued`, `started`, `left`): policies spare what they will read, and it is
+brought up before they start. None of its failures fails a request: what goes wrong is logged and is a miss (CacheBlend
+section 5.1, "KV cache store").
 """
 
 import atexit
 import logging
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence, Set
 from dataclasses import dataclass
 from types import TracebackType
 from typing import ParamSpec, Self, TypeVar
@@ -19,9 +20,12 @@ from ragkv.config import StoreConfig
 from ragkv.errors import EntryDamagedError, StoreReadOnlyError
 
 from .background import Background, Job
+from .demand import Demand, Wanted
 from .encoded import EncodedEntry
 from .entry import Entry, EntryInfo, Identity
 from .policies import PolicySettings, Turn, make_policy
+from .prefetch import Prefetcher
+from .reserve import Reserve
 from .tiers import DiskTier, Lease, MemoryTier, ReadOnlyDiskTier, Tier, TierKind, TierStats
 from .tiers.memory import MemoryLease
 
@@ -38,19 +42,36 @@ class StoreStats:
     tiers: tuple[TierStats, ...]  # fastest first
     pending_bytes: int  # waiting to be written, or to be copied to a faster tier
     dropped_writes: int  # entries that never reached the tiers below: the write buffer was full, or the write failed
+    prefetched: int = 0  # entries brought to the fastest tier for requests that waited
 
 
 class Store:
-    """Tiers, fastest first, and the background thread between them. All methods are thread-safe."""
+    """Tiers, fastest first, and the background threads between them. All methods are thread-safe."""
 
-    def __init__(self, tiers: Sequence[Tier], *, write_buffer_bytes: int, pin: bool = False) -> None:
-        """A store over opened tiers, which it owns from now on. `pin` keeps entries in page-locked memory on CUDA."""
+    def __init__(
+        self,
+        tiers: Sequence[Tier],
+        *,
+        write_buffer_bytes: int,
+        pin: bool = False,
+        prefetch: bool = True,
+        memory_reserve_bytes: int = 0,
+    ) -> None:
+        """A store over opened tiers, which it owns from now on. `pin` keeps entries in page-locked memory on CUDA.
+
+        Where memory stands before slower tiers: `prefetch` brings up what waiting requests will read, and
+        `memory_reserve_bytes` of it are kept free.
+        """
         self._tiers = tuple(tiers)
         self._pin = pin
         self._background = Background(write_buffer_bytes)
         self._order = threading.Lock()  # a promotion and a deletion: never an entry brought back from the dead
         self._dropped_lock = threading.Lock()
         self._dropped_writes = 0
+        stacked = len(self._tiers) > 1 and self._tiers[0].kind is TierKind.MEMORY
+        reserve_bytes = memory_reserve_bytes if stacked else 0
+        self._reserve = Reserve(self._tiers[0], reserve_bytes) if reserve_bytes else None
+        self._line = Prefetcher(self._tiers, self._fetch if stacked and prefetch else None, reserve_bytes)
         atexit.register(self.close)
 
     @classmethod
@@ -61,7 +82,11 @@ class Store:
         Raises `StoreLockedError`, `StoreError` or `ConfigError`.
         """
         tiers: list[Tier] = []
-        settings = PolicySettings(xi_blocks=config.xi_tokens // block_tokens, block_tokens=block_tokens)
+        settings = PolicySettings(
+            xi_blocks=config.xi_tokens // block_tokens,
+            block_tokens=block_tokens,
+            window_bytes=config.memory_bytes + (0 if config.directory is None else config.disk_bytes),
+        )
         if config.memory_bytes:
             tiers.append(MemoryTier(config.memory_bytes, make_policy(config.policy, settings), pin))
         if config.directory is not None and config.read_only:
@@ -69,7 +94,14 @@ class Store:
         elif config.directory is not None:
             policy = make_policy(config.policy, settings)
             tiers.append(DiskTier(config.directory, config.disk_bytes, policy, config.direct_reads))
-        return cls(tiers, write_buffer_bytes=config.write_buffer_bytes, pin=pin)
+        reserve = config.memory_bytes // 16 if config.memory_reserve_bytes is None else config.memory_reserve_bytes
+        return cls(
+            tiers,
+            write_buffer_bytes=config.write_buffer_bytes,
+            pin=pin,
+            prefetch=config.prefetch,
+            memory_reserve_bytes=reserve,
+        )
 
     def lease(self, identity: Identity, token_ids: Sequence[int]) -> Lease | None:
         """Pin and open the entry of these tokens in the fastest tier that has it, or `None`.
@@ -94,6 +126,7 @@ class Store:
         for tier in self._tiers:
             if tier.kind is TierKind.MEMORY:
                 _or_none("keep an entry", tier.put, encoded)
+                self._make_reserve()
             elif not tier.read_only and not self._write_behind(tier, encoded):
                 self._count_drop()
 
@@ -106,7 +139,20 @@ class Store:
         kept = False
         for tier in self._tiers:
             kept = bool(_or_none("keep an entry", tier.put, encoded))
+        self._make_reserve()
         return kept
+
+    def queued(self, demand: Demand) -> None:
+        """A request that will look `demand` up waits from now on, behind all others told of."""
+        _or_none("note who waits", self._line.queued, demand)
+
+    def started(self, demand: Demand) -> None:
+        """The request waits no longer: nothing is fetched for it any more. What it needs is spared until it `left`."""
+        _or_none("note who starts", self._line.started, demand)
+
+    def left(self, demand: Demand) -> None:
+        """The request has opened what it needs, or gave up. Twice is harmless."""
+        _or_none("note who left", self._line.left, demand)
 
     def served(self, turn: Turn) -> None:
         """Tell every tier's policy that a conversation's turn was served, before its blocks are put.
@@ -151,12 +197,13 @@ class Store:
     def gc(self, keep: Callable[[Identity], bool]) -> int:
         """Drop every entry whose identity `keep` refuses, in every tier; the bytes freed, over all tiers."""
         self.flush()
-        return sum(tier.gc(keep) for tier in self._tiers)
+        with self._order:
+            return sum(tier.gc(keep) for tier in self._tiers)
 
     def stats(self) -> StoreStats:
         """Counts and bytes of every tier and of the way between them."""
         tiers = tuple(tier.stats() for tier in self._tiers)
-        return StoreStats(tiers, self._background.pending_bytes, self._dropped_writes)
+        return StoreStats(tiers, self._background.pending_bytes, self._dropped_writes, self._line.fetched)
 
     def flush(self) -> None:
         """Return when everything put so far is written, or was dropped."""
@@ -165,7 +212,10 @@ class Store:
     def close(self) -> None:
         """Write what waits and close every tier. Twice is harmless; leases stay readable until they are closed."""
         atexit.unregister(self.close)
+        self._line.close()
         self._background.close()
+        if self._reserve is not None:
+            self._reserve.close()
         for tier in self._tiers:
             _or_none("close a tier", tier.close)
 
@@ -198,10 +248,33 @@ class Store:
             with self._order:
                 if any(tier.contains(info.key) for tier in self._tiers[1:]):  # not deleted meanwhile
                     fastest.put(entry)
+            self._make_reserve()
 
         fits = lease.stored_bytes <= fastest.stats().capacity_bytes
         if not fits or not self._background.submit(Job(info.key, lease.stored_bytes, copy, lease.close)):
             lease.close()
+
+    def _fetch(self, wanted: Wanted, spared: Set[str], check: Callable[[], None]) -> bool:
+        """Copy an entry up ahead of its use, evicting nothing of `spared`; whether any tier has it."""
+        entry = self._background.entry(wanted.key)  # waits to be written: memory has dropped it already
+        if entry is None:
+            leases = (tier.lease(wanted.identity, wanted.token_ids) for tier in self._tiers[1:])
+            lease = next((lease for lease in leases if lease is not None), None)
+            if lease is None:
+                return False
+            with lease:
+                entry = lease.read_encoded(self._pin, check)
+        with self._order:
+            check()
+            waits = self._background.entry(wanted.key) is not None
+            if waits or any(tier.contains(wanted.key) for tier in self._tiers[1:]):  # not deleted meanwhile
+                self._tiers[0].put_sparing(entry, spared)
+        self._make_reserve()
+        return True
+
+    def _make_reserve(self) -> None:
+        if self._reserve is not None:
+            self._reserve.used()
 
     def _count_drop(self) -> None:
         with self._dropped_lock:

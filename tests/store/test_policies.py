@@ -132,8 +132,8 @@ def test_a_store_gives_its_policies_the_threshold_in_blocks(monkeypatch: pytest.
         return make_policy(name, settings)
 
     monkeypatch.setattr("ragkv.store.store.make_policy", make)
-    Store.open(StoreConfig(policy="t-lru", xi_tokens=1000), block_tokens=64).close()
-    assert given == [PolicySettings(xi_blocks=15, block_tokens=64)]
+    Store.open(StoreConfig(policy="t-lru", xi_tokens=1000, memory_bytes=10**6), block_tokens=64).close()
+    assert given == [PolicySettings(xi_blocks=15, block_tokens=64, window_bytes=10**6)]
 
 
 def test_a_store_refuses_a_policy_that_needs_the_future() -> None:
