@@ -9,7 +9,6 @@ import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Any, Self
@@ -21,17 +20,21 @@ from .config import EngineConfig, ReuseMode
 from .encoding import Activity, BackgroundEncoder, Encoder
 from .errors import InputError, RagKVError
 from .fusion import Fusor, Selector, make_selector
-from .intake import ChunkLike, Intake
+from .intake import ChunkLike, Intake, Past
+from .manifest import Manifests
 from .model import adapt
 from .model.decoding import generation_config
 from .model.fingerprint import architecture_digest, rope_digest, tokenizer_digest, weights_digest
+from .model.kcache import Offloading
 from .model.layout import template_runs
 from .model.loading import load
 from .model.stopping import TextStream
 from .prefill import Prefill, Prefiller
 from .prompt import Planner
-from .session import Session
+from .saving import Saver
+from .session import House, Session, SessionInfo, Sessions
 from .store import Identity, Store, StoreStats, dtype_name
+from .truncation import Discard
 from .types import UNSET, Answer, Chunk, TokenEvent, Unset
 
 
@@ -72,7 +75,8 @@ class Engine:
         settings, fusion = self.config.store, self.config.fusion
         make_selector(fusion.selector)  # refuses an unknown name now
         identity = self._base_identity()
-        self._store = Store.open(settings, pin=adapter.device.type == "cuda")  # from here on nothing can fail
+        cuda, block_tokens = adapter.device.type == "cuda", self.config.session.block_tokens
+        self._store = Store.open(settings, pin=cuda, block_tokens=block_tokens)  # from here on nothing can fail
         self._pool = ThreadPoolExecutor(settings.reader_threads, thread_name_prefix="ragkv-reader")
         self._fusor = Fusor(adapter, self._pool, fusion.read_ahead_layers, fusion.seed)
         prefix = self._runs.before_documents
@@ -81,12 +85,16 @@ class Engine:
         if settings.directory is not None:
             self._intake.heed(verdict.load(settings.directory, self._encoder.identity, fusion.selector))
         batch = Batch(adapter, self._activity.compute)
-        planner = Planner(adapter, self._encoder, self._store, self._activity)
-        self._prefiller = Prefiller(planner, self._fusor, self._background, self._activity, batch, adapter.layer_count)
+        saver = Saver(self._store, identity, self.config.session.save_buffer_bytes)
+        planner = Planner(adapter, self._encoder, self._store, self._activity, saver)
+        offloading = Offloading(adapter, self.config.kcache)
+        self._prefiller = Prefiller(planner, self._fusor, self._background, self._activity, batch, adapter, offloading)
         self._answerer = Answerer(adapter, tokenizer, batch)
-        self._sessions: dict[str, Session] = {}
+        self._sessions = self._open_sessions(identity, saver)
         # Also when it is forgotten, or the process ends: no thread may be inside the model when the interpreter goes.
-        self._shut = weakref.finalize(self, _shut, self._background, self._activity, self._store, self._pool)
+        self._shut = weakref.finalize(
+            self, _shut, self._background, self._activity, self._sessions, self._store, self._pool
+        )
 
     @classmethod
     def from_pretrained(cls, name: str | os.PathLike[str], config: EngineConfig | None = None) -> Self:
@@ -108,9 +116,46 @@ class Engine:
         """Digest of the tokenizer: text splits the same under the same id."""
         return self._encoder.identity.tokenizer
 
-    def session(self, session_id: str) -> Session:
-        """The conversation of that id, new or as it stands."""
-        return self._sessions.setdefault(session_id, Session(session_id))
+    def session(self, session_id: str, *, ttl_s: float | None = None, discard: str | Discard | None = None) -> Session:
+        """The conversation of that id, new or as it stands, also after a restart if the store has a directory.
+
+        Idle for longer than `ttl_s` it is deleted; `discard` says which tokens go when it outgrows the context (see
+        `truncation.py`). What is left out is as it was, or the config's.
+        """
+        self._check_open()
+        return self._sessions.session(session_id, ttl_s, discard)
+
+    def sessions(self) -> tuple[SessionInfo, ...]:
+        """The conversations that have turns, the last used first."""
+        return self._sessions.list()
+
+    def delete_session(self, session_id: str) -> None:
+        """Delete a conversation: its manifest, and its blocks in every tier where no other session has them."""
+        self.session(session_id).delete()
+
+    def append(
+        self,
+        session: Session,
+        question: str | Sequence[int],
+        answer: str | Sequence[int],
+        chunks: Sequence[ChunkLike] = (),
+        *,
+        ratio: float | Unset | None = UNSET,
+        selector: str | Selector | None = None,
+        reuse: ReuseMode = "fused",
+    ) -> Prefill:
+        """Add a turn whose answer is given: it is computed and stored like one that was decoded, in one pass.
+
+        Raises what `prefill` raises.
+        """
+        began = time.perf_counter()
+        how, asked = self._intake.how(ratio, selector, reuse), self._intake.chunks(chunks)
+        with self._activity.request(), self._sessions.turn(session) as turn:
+            prompt = self._intake.prompt(question, asked, turn.past, 0, answer)
+            prefill = self._prefiller.prefill(prompt, how, 0, began, keep=True)
+            turn.prefilled(prompt, prefill)
+            turn.end()
+        return prefill
 
     def prefill(
         self,
@@ -130,7 +175,7 @@ class Engine:
         began = time.perf_counter()
         how, asked = self._intake.how(ratio, selector, reuse), self._intake.chunks(chunks)
         with self._activity.request():
-            prompt = self._intake.prompt(question, asked, session.token_ids if session else (), room=0)
+            prompt = self._intake.prompt(question, asked, session.past if session else Past(), room=0)
             return self._prefiller.prefill(prompt, how, room=0, began=began)
 
     def answer(
@@ -165,12 +210,13 @@ class Engine:
         began = time.perf_counter()
         settings, text = generation_config(generation), TextStream(self.tokenizer, stop)
         how, asked = self._intake.how(ratio, selector, reuse), self._intake.chunks(chunks)
-        with self._activity.request(), session.lock if session else nullcontext():
-            prompt = self._intake.prompt(question, asked, session.token_ids if session else (), max_new_tokens)
-            prefill = self._prefiller.prefill(prompt, how, max_new_tokens, began)
-            for event in self._answerer.stream(prefill, asked, settings, seed, text, max_new_tokens, began):
-                if session and isinstance(event, Answer):
-                    session.append(prompt, event.token_ids, self._runs)
+        with self._activity.request(), self._sessions.turn(session) as turn:
+            prompt = self._intake.prompt(question, asked, turn.past, max_new_tokens)
+            prefill = self._prefiller.prefill(prompt, how, max_new_tokens, began, turn.keeps)
+            turn.prefilled(prompt, prefill)
+            record = prefill.made.record if prefill.made else None
+            for event in self._answerer.stream(prefill, asked, settings, seed, text, max_new_tokens, began, record):
+                turn.follow(event)
                 yield event
 
     def warm(self, chunks: Sequence[ChunkLike], on_progress: Callable[[int, int], None] | None = None) -> WarmReport:
@@ -227,6 +273,7 @@ class Engine:
     def flush(self) -> None:
         """Return when missed chunks are encoded and everything waiting is written."""
         self._background.flush()
+        self._sessions.flush()
         self._store.flush()
 
     def close(self) -> None:
@@ -245,6 +292,19 @@ class Engine:
         if not self._shut.alive:
             raise RagKVError("The engine is closed; build a new one.")
 
+    def _open_sessions(self, identity: Identity, saver: Saver) -> Sessions:
+        settings, adapter = self.config.store, self._adapter
+        durable = settings.directory is not None and not settings.read_only
+        house = House(
+            identity,
+            self._runs,
+            self.config.session,
+            adapter.layer_count * 2 * adapter.kv_heads * adapter.head_dim * adapter.dtype.itemsize,
+            adapter.context_length,
+            adapter.rope.frequencies,
+        )
+        return Sessions(house, saver, Manifests(settings.directory, identity) if durable else None)  # type: ignore[arg-type]
+
     def _base_identity(self) -> Identity:
         adapter = self._adapter
         return Identity(
@@ -260,8 +320,11 @@ class Engine:
         )
 
 
-def _shut(background: BackgroundEncoder, activity: Activity, store: Store, pool: ThreadPoolExecutor) -> None:
+def _shut(
+    background: BackgroundEncoder, activity: Activity, sessions: Sessions, store: Store, pool: ThreadPoolExecutor
+) -> None:
     if background.close():
         activity.close()  # after the pass under way
+        sessions.close()
         store.close()
         pool.shutdown()

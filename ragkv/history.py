@@ -1,8 +1,9 @@
 """A conversation's history as values: runs of tokens that have KV, a tail that has none yet, and what each run was.
 
-A block is position-free and never changes; an edit (truncation, a discarded range) changes the list alone (CachedAttention
-section 3.4). A block's context says what it saw. Where that is what stands before it in a prompt, the block is exact
-there, whoever made it; KV that saw an approximation has a random taint in its context and is found by its own session only.
+A block is position-free and never changes; an edit (truncation, a discarded range) changes the list alone
+(CachedAttention section 3.4). A block's context says what it saw. Where that is what stands before it in a prompt, the
+block is exact there, whoever made it; KV that saw an approximation has a random taint in its context, so that only its
+own session, or a fork of it, finds it.
 """
 
 import hashlib
@@ -92,8 +93,8 @@ class History:
     def without(self, ranges: Ranges, mode: str, prefix_tokens: int) -> "History":
         """What is left without these token ranges.
 
-        "kv": the KV of the rest is kept and turned to its new places; "tokens": it is dropped (token truncation); "naive":
-        it is kept as it was turned before, which is wrong (NKVT).
+        "kv": the KV of the rest is kept and turned to its new places; "tokens": it is dropped (token truncation);
+        "naive": it is kept as it was turned before, which is wrong (NKVT).
         """
         kept = list(_between(ranges, len(self)))
         blocks, at = [], 0
@@ -112,6 +113,28 @@ class History:
             at += len(part)
         cut = History(tuple(blocks), tail, tuple(parts))
         return History((), cut.token_ids, cut.parts) if mode == "tokens" else cut
+
+
+EMPTY = History()
+
+
+@dataclass(frozen=True, slots=True)
+class PastTurn:
+    """A turn that was answered."""
+
+    began: History  # what it stood behind, before anything was dropped for it: what `rewind` goes back to
+    at: float  # when it ended, seconds since the epoch
+
+
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    """All that is known of a session."""
+
+    turns: tuple[PastTurn, ...] = ()
+    history: History = EMPTY  # what the next turn stands behind
+    created_at: float = 0.0  # seconds since the epoch
+    used_at: float = 0.0
+    ttl_s: float | None = None  # its own; None: the setting's
 
 
 class Chain:
@@ -146,4 +169,4 @@ def _within(ranges: Ranges, low: int, high: int) -> Iterator[tuple[int, int]]:
             yield max(start, low), min(stop, high)
 
 
-__all__ = ["Block", "Chain", "History", "Part", "PartKind", "Ranges"]
+__all__ = ["EMPTY", "Block", "Chain", "Conversation", "History", "Part", "PartKind", "PastTurn", "Ranges"]

@@ -8,8 +8,10 @@ from typing import Any, get_args
 from .config import EngineConfig, ReuseMode
 from .errors import ConfigError, InputError, PromptTooLongError
 from .fusion import Selector, make_selector
+from .history import EMPTY, History, Part, PartKind
 from .model import Adapter
 from .model.layout import TemplateRuns, encode
+from .truncation import Discard, find, fitted
 from .types import Chunk, Text, Unset
 from .verdict import Verdict
 
@@ -17,20 +19,31 @@ ChunkLike = Chunk | str | Sequence[int]
 
 
 @dataclass(frozen=True, slots=True)
+class Past:
+    """What a turn is to stand behind."""
+
+    history: History = EMPTY
+    discard: str | Discard | None = None  # what goes if it does not fit; None: the config's
+    notes: tuple[str, ...] = ()  # what its report should say of it
+
+
+@dataclass(frozen=True, slots=True)
 class Prompt:
     """A prompt as runs of ids, in order."""
 
     prefix: tuple[int, ...]
-    history: tuple[int, ...]
+    history: History  # as far as it fits
     chunks: tuple[tuple[int, ...], ...]
-    question: tuple[int, ...]  # with the template's tail
+    question: tuple[int, ...]  # with the template's tail, and a given answer behind it
     plain: frozenset[int] = frozenset()  # indices of those chunks that are mere text: computed, never stored
     own_prefix: bool = True  # whether `prefix` is the application's, behind which entries were encoded
+    parts: tuple[Part, ...] = ()  # what stands behind the history, by what it is
+    notes: tuple[str, ...] = ()  # what the report should say of the history
 
     @property
     def token_ids(self) -> tuple[int, ...]:
         """All S ids."""
-        return tuple(chain(self.prefix, self.history, *self.chunks, self.question))
+        return tuple(chain(self.prefix, self.history.token_ids, *self.chunks, self.question))
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +64,7 @@ class Intake:
         self._tokenizer, self._runs, self._config = tokenizer, runs, config
         self._vocabulary, self._context_length = adapter.vocabulary, adapter.context_length
         self._verdict: Verdict | None = None
+        find(config.session.discard)  # refuses an unknown name now
         self._check_ids(runs.before_documents)
 
     def chunk(self, content: str | Sequence[int], metadata: Mapping[str, Any] | None = None) -> Chunk:
@@ -71,27 +85,41 @@ class Intake:
         return encode(self._tokenizer, text_or_ids)
 
     def prompt(
-        self, question: str | Sequence[int], chunks: Sequence[Chunk], history: tuple[int, ...], room: int
+        self,
+        question: str | Sequence[int],
+        chunks: Sequence[Chunk],
+        past: Past,
+        room: int,
+        answer: str | Sequence[int] = (),
     ) -> Prompt:
-        """The prompt's runs. Raises `PromptTooLongError` if it and an answer of `room` tokens do not fit."""
-        asked = self.encode(question)
+        """The prompt's runs; its history is cut until it and an answer of `room` tokens fit (CachedAttention 3.4).
+
+        A given `answer` stands behind the question. Raises `PromptTooLongError` if even no history fits.
+        """
+        asked, given = self.encode(question), self.encode(answer)
         self._check_ids(asked)
+        self._check_ids(given)
         runs = self._runs
         prefix = runs.before_documents
         if chunks and isinstance(chunks[0], Text) and chunks[0].opening:
             prefix, chunks = chunks[0].token_ids, chunks[1:]
+        kinds = [Part(PartKind.CHUNK, len(chunk), source=str(chunk.metadata.get("source", ""))) for chunk in chunks]
+        kinds += [Part(PartKind.QUESTION, len(asked + runs.after_question)), Part(PartKind.ANSWER, len(given))]
+        length = len(prefix) + sum(map(len, kinds))  # without history
+        if length + len(past.history) == 0:
+            raise InputError("The prompt is empty: no prefix, chunk or question.")
+        history, cut = self._fitted(past, length + room, len(prefix))
         prompt = Prompt(
             prefix,
             history,
             tuple(chunk.token_ids for chunk in chunks),
-            asked + runs.after_question,
+            asked + runs.after_question + given,
             frozenset(index for index, chunk in enumerate(chunks) if isinstance(chunk, Text)),
             prefix == runs.before_documents,
+            tuple(part for part in kinds if len(part)),
+            (*past.notes, *filter(None, (cut,))),
         )
-        length = len(prompt.token_ids)
-        if length == 0:
-            raise InputError("The prompt is empty: no prefix, chunk or question.")
-        self._check_length(length, room)
+        self._check_length(length + len(history), room)
         return prompt
 
     def how(self, ratio: float | Unset | None, selector: str | Selector | None, reuse: ReuseMode) -> How:
@@ -128,6 +156,14 @@ class Intake:
         """Raise `PromptTooLongError` for a chunk that does not fit the context behind the prefix."""
         for chunk in chunks:
             self._check_length(len(self._runs.before_documents) + len(chunk), 0)
+
+    def _fitted(self, past: Past, others: int, prefix_tokens: int) -> tuple[History, str | None]:
+        """The history as far as it fits beside `others` tokens, and what to say of it."""
+        settings = self._config.session
+        if self._context_length is None:
+            return past.history, None
+        discard = settings.discard if past.discard is None else past.discard
+        return fitted(past.history, self._context_length - others, settings, discard, prefix_tokens)
 
     def _check_length(self, length: int, room: int) -> None:
         if self._context_length is not None and length + room > self._context_length:

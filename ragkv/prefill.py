@@ -16,8 +16,20 @@ from .encoding import Activity, BackgroundEncoder
 from .errors import EntryDamagedError
 from .fusion import Fused, Fusor, Selector, SpanState, raised, usable
 from .intake import How, Prompt
+from .model import Adapter, Recording
+from .model.kcache import OffloadedKV, Offloading
 from .prompt import Planned, Planner
 from .types import Reuse, Timing
+
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    """The KV that a turn of a conversation makes, by position; decoding goes on filling it."""
+
+    record: Recording
+    remade: tuple[int, ...]  # indices of the history's blocks that were computed for good
+    exact_to: int  # what lies behind this position saw, or is, something not exact
+    frequencies: str  # digest of the RoPE frequencies it was made under
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +42,7 @@ class Prefill:
     reuse: Reuse
     timing: Timing
     fused: Fused  # the live KV; `cache` copies it
+    made: Made | None = None  # what a conversation may keep
 
     @property
     def selected(self) -> torch.Tensor:
@@ -52,33 +65,38 @@ class Prefiller:
         background: BackgroundEncoder,
         activity: Activity,
         batch: Batch,
-        layers: int,
+        adapter: Adapter,
+        offloading: Offloading,
     ) -> None:
         """`background` is given every chunk whose entry is missing or incomplete; `batch` may decode between layers."""
         self._planner, self._fusor, self._background = planner, fusor, background
-        self._activity, self._batch, self._layers = activity, batch, layers
+        self._activity, self._batch, self._adapter, self._offloading = activity, batch, adapter, offloading
 
-    def prefill(self, prompt: Prompt, how: How, room: int, began: float) -> Prefill:
+    def prefill(self, prompt: Prompt, how: How, room: int, began: float, keep: bool = False) -> Prefill:
         """The prefill of `prompt`, with room for an answer of `room` tokens; times count from `began`.
 
-        Its first layers are read while others still compute; the model is taken only then.
+        `keep` is of a conversation's turn: what it makes is recorded, from the first token that has no block. Its first
+        layers are read while others still compute; the model is taken only then.
         """
         damaged: dict[str, str] = {}  # why, by key
         lookup_s = 0.0
         while True:
             with ExitStack() as held:
                 looking = time.perf_counter()
-                planned = self._planner.plan(prompt, how.reuse, damaged, held)
+                keeps = how.ratio < 1.0 and how.selector.name != "all"  # these equal a full prefill, always
+                planned = self._planner.plan(prompt, how.reuse, keeps, damaged, held)
                 for index in planned.missed + planned.unscored:  # now: a deletion from here on undoes it
                     self._background.add(prompt.chunks[index])
                 selector, fallback = usable(how.selector, planned.plan.candidates, how.ratio)
                 ratio, guarded = self._guarded(how, planned)
                 fusing = held.enter_context(self._fusor.open(planned.plan, selector, ratio))
+                record = self._recording(prompt, planned, room) if keep else None
+                length = planned.plan.token_ids.numel()
                 lookup_s += time.perf_counter() - looking
                 try:
                     with self._activity.turn():
                         waited = time.perf_counter() - began - lookup_s
-                        fused = fusing.run(room, between=self._batch.step_waiting)
+                        fused = fusing.run(room, record, self._batch.step_waiting, self._offloading.new_kv(length))
                     break
                 except EntryDamagedError as error:
                     damaged[error.key] = str(error)
@@ -90,9 +108,28 @@ class Prefiller:
             prefill_s=fused.prefill_s,
             first_token_s=time.perf_counter() - began,
         )
-        notes = (*damaged.values(), *how.notes, *filter(None, (fallback, guarded)))
+        extra = (fallback, guarded, self._offloading.refusal(length))
+        notes = (*damaged.values(), *prompt.notes, *planned.notes, *how.notes, *filter(None, extra))
         report = self._report(planned, fused, ratio, selector, notes)
-        return Prefill(planned.plan.token_ids, fused.selected_by_layer, fused.logits, report, timing, fused)
+        made = None if record is None else self._made(record, planned, fused)
+        return Prefill(planned.plan.token_ids, fused.selected_by_layer, fused.logits, report, timing, fused, made)
+
+    def _recording(self, prompt: Prompt, planned: Planned, room: int) -> Recording | None:
+        """A recording of what has no block; `None` where no longer prompt could use it (dynamic RoPE)."""
+        length, blocks = planned.plan.token_ids.numel(), prompt.history.blocks
+        rope = self._adapter.rope
+        if rope.frequencies(length) != rope.frequencies(length + 1):
+            return None
+        reused = blocks[: min(planned.remade, default=len(blocks))]
+        return self._adapter.new_recording(len(prompt.prefix) + sum(map(len, reused)), length + room)
+
+    def _made(self, record: Recording, planned: Planned, fused: Fused) -> Made:
+        left = any(len(planned.plan.candidates) > chosen.numel() for chosen in fused.selected_by_layer)
+        inexact = {SpanState.KEPT, SpanState.FUSED} if left else {SpanState.KEPT}
+        length = planned.plan.token_ids.numel()
+        decoded = length if isinstance(fused.kv, OffloadedKV) else record.stop  # the top values alone are no full prefill
+        exact_to = min((span.start for span in planned.plan.spans if span.state in inexact), default=decoded)
+        return Made(record, planned.remade, min(exact_to, decoded), self._adapter.rope.frequencies(length))
 
     def _guarded(self, how: How, planned: Planned) -> tuple[float, str | None]:
         """The ratio that leaves no more deviation than the gate allows, and what to say if it was raised."""
@@ -122,6 +159,6 @@ class Prefiller:
             missed_tokens=sum(len(span) for span in plan.spans if span.chunk in planned.missed),
             ratio=ratio,
             selector=selector.name,
-            compute=fused.row_layers / (self._layers * length),
+            compute=fused.row_layers / (self._adapter.layer_count * length),
             notes=notes,
         )

@@ -12,9 +12,11 @@ import torch
 from .config import ReuseMode
 from .encoding import Activity, Encoder
 from .fusion import Plan, Span, SpanKind, SpanState
+from .history import Block, Chain
 from .intake import Prompt
 from .model import Adapter
-from .store import Lease, Store
+from .saving import Saver
+from .store import Lease, Store, ids_digest
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,24 +26,30 @@ class Planned:
     plan: Plan
     missed: tuple[int, ...]  # indices of chunks without a usable entry, of those looked up
     unscored: tuple[int, ...]  # indices of chunks whose entry lacks the sensitivity it is to have
+    remade: tuple[int, ...] = ()  # indices of blocks of history that this pass computes for good
+    notes: tuple[str, ...] = ()  # why history is computed
 
 
 class Planner:
     """Decides every span's fate."""
 
-    def __init__(self, adapter: Adapter, encoder: Encoder, store: Store, activity: Activity) -> None:
+    def __init__(self, adapter: Adapter, encoder: Encoder, store: Store, activity: Activity, saver: Saver) -> None:
         self._adapter, self._encoder, self._store, self._activity = adapter, encoder, store, activity
+        self._saver = saver
 
-    def plan(self, prompt: Prompt, reuse: ReuseMode, without: Container[str], leases: ExitStack) -> Planned:
-        """The plan of `prompt`, its leases opened on `leases`; keys in `without` are taken as misses.
+    def plan(
+        self, prompt: Prompt, reuse: ReuseMode, keeps: bool, without: Container[str], leases: ExitStack
+    ) -> Planned:
+        """The plan of `prompt`, its leases opened on `leases`; entries whose key is in `without` are taken as misses.
 
-        Takes its turn at the model if the prefix has to be encoded.
+        `keeps` says whether history that is not exact may be used. Takes its turn at the model if the prefix has to be
+        encoded.
         """
         length, behind_prefix = len(prompt.token_ids), len(prompt.prefix)
         spans = [self._prefix(prompt, reuse, length)] if prompt.prefix else []
         at = behind_prefix + len(prompt.history)
-        if prompt.history:
-            spans.append(Span(SpanKind.HISTORY, behind_prefix, at, SpanState.COMPUTED))
+        past = _PastPlan(self._saver, prompt, self._adapter.rope.frequencies(length), without, leases)
+        spans += past.spans(reuse, keeps and reuse == "fused")
         missed, unscored = [], []
         frequencies = self._adapter.rope.frequencies(length)
         for index, token_ids in enumerate(prompt.chunks):
@@ -63,7 +71,8 @@ class Planner:
             at += len(token_ids)
         if prompt.question:
             spans.append(Span(SpanKind.QUESTION, at, length, SpanState.COMPUTED))
-        return Planned(Plan.of(torch.tensor(prompt.token_ids), spans), tuple(missed), tuple(unscored))
+        plan = Plan.of(torch.tensor(prompt.token_ids), spans)
+        return Planned(plan, tuple(missed), tuple(unscored), tuple(past.remade), past.notes)
 
     def _prefix(self, prompt: Prompt, reuse: ReuseMode, length: int) -> Span:
         wanted = reuse != "none" and prompt.own_prefix
@@ -76,3 +85,58 @@ class Planner:
             return None
         lease = self._store.lease(self._encoder.identity, token_ids)
         return None if lease is None else leases.enter_context(lease)
+
+
+class _PastPlan:
+    """The fate of a prompt's history."""
+
+    def __init__(
+        self, saver: Saver, prompt: Prompt, frequencies: str, without: Container[str], leases: ExitStack
+    ) -> None:
+        self._saver, self._prompt, self._frequencies = saver, prompt, frequencies
+        self._without, self._leases = without, leases
+        self._computed: dict[str, int] = {}  # tokens by the reason
+        self.remade: list[int] = []
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Why what is computed is."""
+        return tuple(f"{count} history tokens recomputed: {why}" for why, count in self._computed.items())
+
+    def spans(self, reuse: ReuseMode, keeps: bool) -> list[Span]:
+        """The history's spans, in order; `keeps` says whether what is not exact may be used."""
+        prompt, spans, at = self._prompt, [], len(self._prompt.prefix)
+        chain, behind = Chain(prompt.prefix), ids_digest(prompt.prefix)
+        for index, block in enumerate(prompt.history.blocks):
+            unmoved = block.start == 0 and block.turned_from in (None, at)
+            exact = unmoved and block.context == chain.context(self._frequencies)
+            lease, why = (None, None) if reuse == "none" else self._found(block, behind, exact or keeps)
+            if why is not None:
+                self._computed[why] = self._computed.get(why, 0) + len(block)
+                self.remade.append(index)
+            state = SpanState.COMPUTED
+            if lease is not None:
+                state = SpanState.EXACT if exact and lease.info.lossless else SpanState.KEPT
+            if state is SpanState.KEPT and not keeps:  # rounded by its codec
+                lease, state = None, SpanState.COMPUTED
+            stop = at + len(block)
+            turned = block.turned_from if lease is not None else None
+            spans.append(
+                Span(SpanKind.HISTORY, at, stop, state, lease, offset=block.start if lease else 0, turned_from=turned)
+            )
+            chain.saw(block.kept_ids)
+            at = stop
+        if prompt.history.tail:
+            spans.append(Span(SpanKind.HISTORY, at, at + len(prompt.history.tail), SpanState.COMPUTED))
+        return spans
+
+    def _found(self, block: Block, behind: str, usable: bool) -> tuple[Lease | None, str | None]:
+        """What `block` is read from, or why it is computed."""
+        if block.behind != behind:
+            return None, "it stood behind another prefix"
+        if block.frequencies != self._frequencies:
+            return None, "the RoPE frequencies changed"
+        if not usable:
+            return None, "it was not exact"
+        lease = None if self._saver.key(block) in self._without else self._saver.lease(block)
+        return (None, "its block was lost") if lease is None else (self._leases.enter_context(lease), None)

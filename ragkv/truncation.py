@@ -39,7 +39,7 @@ def oldest(view: Discardable) -> list[tuple[int, int]]:
 
 
 def keep_dialogue(view: Discardable) -> list[tuple[int, int]]:
-    """The documents of past turns, oldest turn first, as many as the ratio says; the oldest tokens if that is too few."""
+    """The documents of past turns, oldest turn first, as many as the ratio says; then the oldest tokens."""
     ranges: list[tuple[int, int]] = []
     dropped, turn = 0, -1
     for start, stop, part in view.spans():

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 
 from ragkv.config import ReuseMode
 from ragkv.errors import InputError
-from ragkv.session import Session
 from ragkv.types import Answer, Chunk
 
 from . import output
@@ -121,11 +120,13 @@ def _timed(rag: "Rag", turns: list[str], chunks: list[Chunk], reuse: ReuseMode, 
     """The last turn's answer and median TTFT; the chunks are given with the first turn."""
     answers = []
     for _ in range(repeats):
-        session = Session("demo") if len(turns) > 1 else None
+        session = rag.engine.session("demo") if len(turns) > 1 else None
         for number, turn in enumerate(turns):
             given = chunks if number == 0 else []
             answer = rag.engine.answer(turn, given, session, reuse=reuse, max_new_tokens=_NEW_TOKENS)
         answers.append(answer)
+        if session is not None:
+            session.delete()
     return answers[-1], statistics.median(answer.timing.first_token_s for answer in answers)
 
 
