@@ -192,7 +192,7 @@ class _Pass:
         cos, sin = self._turns(layer, spans)
         parts = [piece[:, :, span.offset :][:, :, : len(span)] for span, piece in zip(spans, slices, strict=True)]
         k_raw = torch.cat([part[0] for part in parts], dim=1).unsqueeze(0)  # (1, G, sum T, D): one rotation for all
-        k_rot = torch.split(self._adapter.rotate(layer, k_raw, cos, sin), [len(span) for span in spans], dim=2)
+        k_rot = torch.split(self._adapter.turn(layer, k_raw, cos, sin), [len(span) for span in spans], dim=2)
         for span, turned, part in zip(spans, k_rot, parts, strict=True):
             self.kv.put(layer, span.start, turned, part[1].unsqueeze(0))
             if self._record is not None:

@@ -45,6 +45,7 @@ class Adapter:
         )
         module = sys.modules[type(self.body).__module__]
         self._apply_rotary: Callable[..., tuple[torch.Tensor, torch.Tensor]] = module.apply_rotary_pos_emb
+        self._in_halves = self._turns_in_halves(rotary_dims)
         self.kv_heads, self.head_dim = self._measure_kv()
 
     @property
@@ -116,15 +117,41 @@ class Adapter:
 
     def rotate(self, layer: int, raw: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
         """Rotate queries or keys (1, heads, R, D) by cos, sin (1, R, rotary dims), in float32, as the model does."""
+        return self.turn(layer, raw, cos, sin).to(raw.dtype)
+
+    def turn(self, layer: int, raw: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+        """As `rotate`, still in float32 (but `raw` itself where the layer has no RoPE): rounded by who copies it."""
         if not self.rotates(layer):
             return raw
         rotary_dims = cos.shape[-1]
         turning = raw[..., :rotary_dims].float()
-        _, turned = self._apply_rotary(turning[:, :0], turning, cos, sin)  # no heads of queries: keys alone are turned
-        turned = turned.to(raw.dtype)
+        turned = self._turn_halves(turning, cos, sin) if self._in_halves else self._turn_by_model(turning, cos, sin)
         if rotary_dims == raw.shape[-1]:
             return turned
-        return torch.cat((turned, raw[..., rotary_dims:]), dim=-1)
+        return torch.cat((turned, raw[..., rotary_dims:].float()), dim=-1)
+
+    def _turn_by_model(self, raw: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+        _, turned = self._apply_rotary(raw[:, :0], raw, cos, sin)  # no heads of queries: keys alone are turned
+        return turned
+
+    @staticmethod
+    def _turn_halves(raw: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+        """raw cos + rotate_half(raw) sin in half the passes over memory that the model's own function takes."""
+        half = cos.shape[-1] // 2
+        cos, sin = cos.unsqueeze(1), sin.unsqueeze(1)
+        turned = raw * cos
+        turned[..., :half].addcmul_(raw[..., half:], sin[..., :half], value=-1)
+        turned[..., half:].addcmul_(raw[..., :half], sin[..., half:])
+        return turned
+
+    def _turns_in_halves(self, rotary_dims: int) -> bool:
+        """Whether the model's rotary function is `_turn_halves`: tried, not read off a name."""
+        generator = torch.Generator().manual_seed(0)
+        raw, cos, sin = (torch.randn((1, 3, rotary_dims), generator=generator).to(self.device) for _ in range(3))
+        raw = torch.stack((raw, -2 * raw), dim=1)  # (1, 2, 3, rotary dims)
+        return rotary_dims % 2 == 0 and torch.allclose(
+            self._turn_by_model(raw, cos, sin), self._turn_halves(raw, cos, sin), atol=1e-5
+        )
 
     def run_layer(
         self,

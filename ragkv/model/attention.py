@@ -7,7 +7,7 @@ so a pass carries its own state and nothing global changes. While many prompts d
 ours (`batching.py`).
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -19,7 +19,10 @@ if TYPE_CHECKING:
     from .promptkv import Rows  # which attends over itself, by `attend_one`
 
 IMPLEMENTATION = "ragkv_rows"
-ROWS_PER_BLOCK = 64  # a block of rows reads keys up to its last position only: 1.6x over one block for scattered rows
+FEWEST_ROWS = 16  # of a block of scattered rows; see `cut`
+MOST_ROWS = 128
+MOST_ROWS_ON_DEVICE = 512  # where a launch costs more than keys read in vain
+KEPT_BYTES = 64 << 20  # biases of a pass that may be kept from layer to layer; larger ones are made in each
 
 
 class Mask(Protocol):
@@ -100,27 +103,20 @@ def attend(
     softcap: float | None = None,
 ) -> torch.Tensor:
     """Exact attention of `rows` over keys whose index is their position: (1, H, R, D)."""
-    count = q_rot.shape[2]
+    _, heads, count, head_dim = q_rot.shape
+    kv_heads = k_rot.shape[1]
     if is_whole_prompt(rows, window) and softcap is None:
-        k_rot, v, grouped = k_rot[:, :, :count], v[:, :, :count], q_rot.shape[1] != k_rot.shape[1]
         return functional.scaled_dot_product_attention(
-            q_rot, k_rot, v, is_causal=True, scale=scaling, enable_gqa=grouped
+            q_rot, k_rot[:, :, :count], v[:, :, :count], is_causal=True, scale=scaling, enable_gqa=heads != kv_heads
         )
-    if count <= ROWS_PER_BLOCK:
-        return _attend_block(q_rot, k_rot, v, rows.positions, window, scaling, softcap)
-    blocks = [
-        _attend_block(
-            q_rot[:, :, at : at + ROWS_PER_BLOCK],
-            k_rot,
-            v,
-            rows.positions[at : at + ROWS_PER_BLOCK],
-            window,
-            scaling,
-            softcap,
+    out = q_rot.new_empty((1, count, heads, head_dim))  # as the layer wants it, so that it copies nothing
+    for block, bias in _blocks(rows, window, heads // kv_heads, q_rot.dtype):
+        keys = slice(block.low, block.high)
+        done = _attend_span(
+            q_rot[:, :, block.at : block.stop], k_rot[:, :, keys], v[:, :, keys], bias, scaling, softcap
         )
-        for at in range(0, count, ROWS_PER_BLOCK)
-    ]
-    return torch.cat(blocks, dim=2)
+        out[:, block.at : block.stop] = done.transpose(1, 2)
+    return out.transpose(1, 2)
 
 
 def attend_one(
@@ -141,42 +137,59 @@ def is_whole_prompt(rows: "Rows", window: int | None) -> bool:
     return rows.start == 0 and len(rows) > 1 and (window is None or window >= len(rows))
 
 
-def _attend_block(
-    q_rot: torch.Tensor,
-    k_rot: torch.Tensor,
-    v: torch.Tensor,
-    positions: torch.Tensor,
-    window: int | None,
-    scaling: float,
-    softcap: float | None,
-) -> torch.Tensor:
-    low = 0 if window is None else max(0, int(positions[0]) - window + 1)
-    high = int(positions[-1]) + 1
-    allowed = allowed_keys(positions, low, high, window)
-    return _attend_span(q_rot, k_rot[:, :, low:high], v[:, :, low:high], allowed, scaling, softcap)
+@dataclass(frozen=True, slots=True)
+class Block:
+    """The rows at ... stop - 1 of a pass, taken together over the keys low ... high - 1."""
+
+    at: int
+    stop: int
+    low: int
+    high: int
 
 
-def _attend_span(
-    q_rot: torch.Tensor,
-    k_rot: torch.Tensor,
-    v: torch.Tensor,
-    allowed: torch.Tensor | None,
-    scaling: float,
-    softcap: float | None,
-) -> torch.Tensor:
-    """Rows (1, H, R, D) over those keys and values (1, G, N, D) of which `allowed` (R, N) says who sees which."""
-    _, heads, count, head_dim = q_rot.shape
-    kv_heads = k_rot.shape[1]
-    group = heads // kv_heads
-    # Fold the query heads of a KV head into rows: masked SDPA would copy K and V once per query head otherwise.
-    q_rot = q_rot.reshape(1, kv_heads, group * count, head_dim)
-    if allowed is not None and group > 1:
-        allowed = allowed.repeat(group, 1)  # (group * R, S)
-    if softcap is None:
-        out = functional.scaled_dot_product_attention(q_rot, k_rot, v, attn_mask=allowed, scale=scaling)
-    else:
-        out = _softcapped(q_rot, k_rot, v, allowed, scaling, softcap)
-    return out.reshape(1, heads, count, head_dim)
+def cut(places: Sequence[int], window: int | None, most_rows: int) -> list[Block]:
+    """Blocks of the rows at `places`, ascending: many rows where they lie densely, few where they lie scattered.
+
+    A block reads keys up to its last row's position, so that about half of rows x span is computed in vain, while every
+    block costs something by itself: it ends where rows x span outgrow `most_rows` squared.
+    """
+    blocks, at = [], 0
+    for stop in range(1, len(places) + 1):
+        if stop < len(places) and stop - at < most_rows:
+            rows = stop + 1 - at
+            if rows <= FEWEST_ROWS or rows * (places[stop] - places[at] + 1) <= most_rows**2:
+                continue
+        low = 0 if window is None else max(0, places[at] - window + 1)
+        blocks.append(Block(at, stop, low, places[stop - 1] + 1))
+        at = stop
+    return blocks
+
+
+def _blocks(
+    rows: "Rows", window: int | None, group: int, dtype: torch.dtype
+) -> Iterator[tuple[Block, torch.Tensor | None]]:
+    """The blocks of `rows` and the bias of each; both are the same in all layers of a pass, so the rows keep them."""
+    kept = rows.blocks.get((window, group, dtype))
+    if kept is None:
+        most = MOST_ROWS if rows.positions.device.type == "cpu" else MOST_ROWS_ON_DEVICE
+        blocks = cut(rows.positions.tolist(), window, most)
+        size = sum((block.stop - block.at) * (block.high - block.low) for block in blocks) * group * dtype.itemsize
+        biases = [_bias(rows, block, window, group, dtype) if size <= KEPT_BYTES else None for block in blocks]
+        kept = rows.blocks[window, group, dtype] = list(zip(blocks, biases, strict=True))
+    for block, bias in kept:
+        yield block, _bias(rows, block, window, group, dtype) if bias is None else bias
+
+
+def _bias(rows: "Rows", block: Block, window: int | None, group: int, dtype: torch.dtype) -> torch.Tensor | None:
+    """0 where a row of the block sees a key and -inf elsewhere, (group * R, N); `None` where it sees all.
+
+    Not bool: SDPA would make this of it in every layer anew, which cost 5 % of a fused prefill.
+    """
+    allowed = allowed_keys(rows.positions[block.at : block.stop], block.low, block.high, window)
+    if allowed is None:
+        return None
+    bias = torch.zeros(allowed.shape, dtype=dtype, device=allowed.device).masked_fill_(~allowed, float("-inf"))
+    return bias.repeat(group, 1) if group > 1 else bias
 
 
 def allowed_keys(positions: torch.Tensor, low: int, high: int, window: int | None) -> torch.Tensor | None:
@@ -190,18 +203,38 @@ def allowed_keys(positions: torch.Tensor, low: int, high: int, window: int | Non
     return allowed
 
 
+def _attend_span(
+    q_rot: torch.Tensor,
+    k_rot: torch.Tensor,
+    v: torch.Tensor,
+    bias: torch.Tensor | None,
+    scaling: float,
+    softcap: float | None,
+) -> torch.Tensor:
+    """Rows (1, H, R, D) over those keys and values (1, G, N, D); `bias` (H / G * R, N) is added to the scores."""
+    _, heads, count, head_dim = q_rot.shape
+    kv_heads = k_rot.shape[1]
+    # Fold the query heads of a KV head into rows: masked SDPA would copy K and V once per query head otherwise.
+    q_rot = q_rot.reshape(1, kv_heads, heads // kv_heads * count, head_dim)
+    if softcap is None:
+        out = functional.scaled_dot_product_attention(q_rot, k_rot, v, attn_mask=bias, scale=scaling)
+    else:
+        out = _softcapped(q_rot, k_rot, v, bias, scaling, softcap)
+    return out.reshape(1, heads, count, head_dim)
+
+
 def _softcapped(
     q_rot: torch.Tensor,
     k_rot: torch.Tensor,
     v: torch.Tensor,
-    allowed: torch.Tensor | None,
+    bias: torch.Tensor | None,
     scaling: float,
     softcap: float,
 ) -> torch.Tensor:
     scores = torch.matmul(q_rot, k_rot.transpose(2, 3)).float() * scaling
     scores = torch.tanh(scores / softcap) * softcap
-    if allowed is not None:
-        scores = scores.masked_fill(~allowed, float("-inf"))
+    if bias is not None:
+        scores = scores + bias
     return torch.matmul(scores.softmax(dim=-1).to(v.dtype), v)
 
 

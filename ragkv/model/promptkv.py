@@ -6,7 +6,8 @@ position-free at the moment it is made, and nothing is ever un-rotated. Dies wit
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -15,12 +16,18 @@ from transformers import Cache, DynamicCache
 from .attention import attend_one
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Rows:
     """The prompt positions that are computed in a pass, ascending."""
 
     positions: torch.Tensor  # (R,) int64
     start: int | None  # the first position where they are contiguous, else None
+    blocks: dict[Any, Any] = field(default_factory=dict, repr=False, compare=False)  # what attention derived from them
+
+    @cached_property
+    def stop(self) -> int:
+        """One past the last position; read from the device once."""
+        return int(self.positions[-1]) + 1
 
     @classmethod
     def of(cls, positions: torch.Tensor) -> "Rows":
@@ -197,7 +204,7 @@ class RowCache(Cache):
         self._kv.write(layer_idx, self._rows, self._rotate(key_states), value_states)
         if self._record is not None:
             self._record.add(layer_idx, self._rows, key_states, value_states)
-        return self._kv.view(layer_idx, int(self._rows.positions[-1]) + 1)
+        return self._kv.view(layer_idx, self._rows.stop)
 
 
 class Captured(Exception):
