@@ -1,38 +1,71 @@
-"""How fast each tier gives an entry back, beside what the machine can do: raw preadv of the same file, same run.
+"""How fast each tier gives entries back, beside what the machine can do: raw preadv of the same files, same run.
 
     python -m benchmarks.tiers [--quick] [--directory DIR]
 
-Claim: a checked read from the disk tier (identity, token ids and a checksum of every byte) reaches 85 % of a raw preadv
-of the same bytes. Cold means that the files' pages were dropped from the page cache before (posix_fadvise), one reader
-thread unless a row says otherwise. Entries are random numbers: their values do not change time. Not shown: other
-processes' load on the disk, and a device's own cache, which no unprivileged program can drop.
+Claim: checked reads from the disk tier (identity, token ids and a checksum of every byte) reach 85 % of raw preadvs
+of the same bytes, past the page cache (O_DIRECT), by as many threads. "lease" reads entry after entry into one buffer
+a thread; "fusor" is what a request does: leases on up to eight chunks, their slices read ahead by `LayerReader`. Raw
+reads ask for a layer at a time, as ours do, and look at no byte. Every way reads all files once a round, the ways in
+turns; a share is the median over the rounds of a way's rate over that of the raw reads in the same round. Files are
+made cold by posix_fadvise. Rates are of stored bytes, but for "of KV", decoded. Not shown: other processes' load on the
+disk, and a device's own cache, which no unprivileged program can drop. Values are random: they do not change time.
 """
 
 import argparse
-import json
 import os
-import platform
 import statistics
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from contextlib import ExitStack, closing
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import torch
-from rich.console import Console
-from rich.table import Table
 from safetensors.torch import load_file
 
-from ragkv.store import LRU, DiskTier, Entry, EntryInfo, Identity, MemoryTier, Tier, aligned_empty
+from benchmarks import report
+from ragkv.fusion import LayerReader
+from ragkv.store import (
+    LRU,
+    DiskTier,
+    EncodedEntry,
+    Entry,
+    EntryInfo,
+    Identity,
+    Lease,
+    MemoryTier,
+    ReadOnlyDiskTier,
+    Tier,
+    aligned_empty,
+)
+from ragkv.store.record import read_head
 
 GIB = 1024**3
+CPU = torch.device("cpu")
 IDENTITY = Identity("w", "a", "r", "bfloat16", "", "t", "c")
 SHAPES = {  # layers, KV heads, head dim; 512 tokens each
     "Qwen2.5-0.5B": (24, 2, 64),
     "Llama-3-8B": (32, 8, 128),
 }
+CHUNKS = 8  # of a request, at most
+READ_AHEAD = 2  # layers, as the settings have it
+
+
+@dataclass(frozen=True)
+class Way:
+    """One way to read every file once."""
+
+    what: str
+    condition: str  # "direct" (past the page cache), "cold", "warm"
+    threads: int
+    read: Callable[[], None]
+    rival: tuple[str, str, int] | None = None  # the raw reads it is held against
+
+    @property
+    def name(self) -> tuple[str, str, int]:
+        return self.what, self.condition, self.threads
 
 
 @dataclass(frozen=True)
@@ -40,163 +73,218 @@ class Row:
     """One line of the table."""
 
     shape: str
-    condition: str  # "cold", "direct" (cold, past the page cache), "warm"; "" for writing
+    codec: str
+    condition: str
     what: str
-    gib_per_s: float  # best of the rounds, as what disturbs only slows
-    share_of_raw: float | None = None  # of the raw preadv in the same condition
-    cpu_s_per_gib: float | None = None
-    p50_ms: float | None = None  # of one entry
-    p99_ms: float | None = None
+    threads: int
+    gib_per_s: float  # of stored bytes, median of the rounds
+    kv_gib_per_s: float  # of keys and values, decoded
+    share_of_raw: float | None  # median of the rounds' shares
+    least_share: float | None  # of any round
+    cpu_s_per_gib: float  # of stored bytes
 
 
-def make_entries(shape: str, total_bytes: int) -> list[Entry]:
+class Files:
+    """Entries of one shape in one codec, on disk and in memory, and the ways to read them."""
+
+    def __init__(self, shape: str, codec: str, directory: Path, total_bytes: int) -> None:
+        self.entries = make_entries(shape, codec, total_bytes)
+        self.kv_bytes = sum(entry.info.size_bytes for entry in self.entries)
+        self.stored_bytes = sum(EncodedEntry.of(entry).stored_bytes for entry in self.entries)
+        self.identity, self.directory, self.codec = self.entries[0].info.identity, directory, codec
+        self.memory = MemoryTier(2 * self.kv_bytes, LRU())
+        with closing(self.tier()) as tier:
+            begin = time.perf_counter()
+            for entry in self.entries:
+                assert tier.put(entry)
+            self.put_gib_per_s = self.stored_bytes / GIB / (time.perf_counter() - begin)
+        for entry in self.entries:
+            assert self.memory.put(entry)
+        self.paths = [next(directory.glob(f"entries/*/{entry.info.key}.safetensors")) for entry in self.entries]
+        with self.paths[0].open("rb") as file:
+            head = read_head(file.fileno(), self.entries[0].info.key)
+        self.layer_bytes, self.offsets = head.layer_bytes, head.layer_offsets
+
+    def tier(self) -> DiskTier:
+        return DiskTier(self.directory, 3 * self.kv_bytes + GIB, LRU())
+
+    def lease(self, tier: Tier, entry: Entry) -> Lease:
+        found = tier.lease(self.identity, entry.info.token_ids)
+        assert found is not None
+        return found
+
+    def raw(self, flags: int, threads: int) -> Callable[[], None]:
+        """By preadv, a layer a request, unchecked."""
+        size = self.layer_bytes + -self.layer_bytes % 4096
+        buffers = [memoryview(aligned_empty((size,), torch.uint8).zero_().numpy()) for _ in range(threads)]
+
+        def read(share: int) -> None:
+            for path in self.paths[share::threads]:
+                fd = os.open(path, os.O_RDONLY | flags)
+                for offset in self.offsets:
+                    assert os.preadv(fd, [buffers[share]], offset) == size
+                os.close(fd)
+
+        return lambda: spread(read, threads)
+
+    def leases(self, tier: Tier, threads: int) -> Callable[[], None]:
+        """By leases, a layer a call, into a buffer."""
+        info = self.entries[0].info
+        outs = [aligned_empty(info.shape, info.dtype).zero_() for _ in range(threads)]
+
+        def read(share: int) -> None:
+            for entry in self.entries[share::threads]:
+                with self.lease(tier, entry) as lease:
+                    for layer in range(info.layers):
+                        lease.read_layer(layer, outs[share])
+
+        return lambda: spread(read, threads)
+
+    def fusor(self, tier: Tier, threads: int) -> Callable[[], None]:
+        """As a request reads: several leases, layers read ahead."""
+
+        def read() -> None:
+            with ThreadPoolExecutor(threads) as pool:
+                for first in range(0, len(self.entries), CHUNKS):
+                    with ExitStack() as stack:
+                        leases = [
+                            stack.enter_context(self.lease(tier, entry))
+                            for entry in self.entries[first : first + CHUNKS]
+                        ]
+                        layers = leases[0].info.layers
+                        reader = stack.enter_context(LayerReader(leases, layers, READ_AHEAD, pool, CPU))
+                        for layer in range(layers):
+                            reader.layer(layer)
+
+        return read
+
+    def ways(self, direct: Tier, buffered: Tier) -> Iterator[Way]:
+        """Every way, the raw ones before those held against them."""
+        for condition, tier, flags in (("direct", direct, os.O_DIRECT), ("cold", buffered, 0)):
+            for threads in (1, 2):
+                rival = ("raw preadv", condition, threads)
+                yield Way("raw preadv", condition, threads, self.raw(flags, threads))
+                yield Way("lease", condition, threads, self.leases(tier, threads), rival)
+                yield Way("fusor", condition, threads, self.fusor(tier, threads), rival)
+        if self.codec == "raw":
+            yield Way("safetensors, unchecked", "cold", 1, self._load_files, ("raw preadv", "cold", 1))
+        yield Way("raw preadv", "warm", 1, self.raw(0, 1))
+        yield Way("lease", "warm", 1, self.leases(buffered, 1), ("raw preadv", "warm", 1))
+        yield Way("memory tier", "warm", 1, self.leases(self.memory, 1), ("raw preadv", "warm", 1))
+
+    def _load_files(self) -> None:
+        for path in self.paths:
+            load_file(path)
+
+    def drop_pages(self) -> None:
+        """Make the next read of the files a cold one."""
+        for path in self.paths:
+            fd = os.open(path, os.O_RDONLY)
+            os.fsync(fd)
+            os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+            os.close(fd)
+
+
+def spread(read: Callable[[int], None], threads: int) -> None:
+    """`read(0)` ... `read(threads - 1)`, at once."""
+    if threads == 1:
+        read(0)
+        return
+    with ThreadPoolExecutor(threads) as pool:
+        list(pool.map(read, range(threads)))
+
+
+def make_entries(shape: str, codec: str, total_bytes: int) -> list[Entry]:
     """Random entries (L, 2, G, 512, D) of at most `total_bytes`."""
     layers, kv_heads, head_dim = SHAPES[shape]
-    entry_bytes = layers * 2 * kv_heads * 512 * head_dim * 2
+    identity = replace(IDENTITY, codec=codec)
     entries = []
-    for number in range(max(2, total_bytes // entry_bytes)):
+    for number in range(max(2, total_bytes // (layers * 2 * kv_heads * 512 * head_dim * 2))):
         ids = tuple(range(number * 1000, number * 1000 + 512))
-        info = EntryInfo(IDENTITY.key(ids), IDENTITY, ids, "f", layers, kv_heads, head_dim)
-        kv = torch.randint(-(2**15), 2**15, (layers, 2, kv_heads, 512, head_dim), dtype=torch.int16)
-        entries.append(Entry(info, kv.view(torch.bfloat16)))
+        info = EntryInfo(identity.key(ids), identity, ids, "f", layers, kv_heads, head_dim)
+        kv = torch.randint(-(2**13), 2**13, (layers, *info.shape), dtype=torch.int16)
+        entries.append(Entry(info, (kv / 2**10).bfloat16()))
     return entries
 
 
-def drop_pages(paths: list[Path]) -> None:
-    """Make the next read of `paths` a cold one."""
-    for path in paths:
-        fd = os.open(path, os.O_RDONLY)
-        os.fsync(fd)
-        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
-        os.close(fd)
+def measure(files: Files, ways: list[Way], rounds: int, shape: str) -> list[Row]:
+    """Every way in turns, `rounds` times."""
+    rates: dict[tuple[str, str, int], list[float]] = {way.name: [] for way in ways}
+    spent: dict[tuple[str, str, int], list[float]] = {way.name: [] for way in ways}
+    for turn in range(rounds):
+        for way in ways if turn % 2 == 0 else reversed(ways):  # what comes first is no one's privilege
+            if way.condition == "warm":
+                way.read()
+            else:
+                files.drop_pages()
+            begin, cpu_begin = time.perf_counter(), time.process_time()
+            way.read()
+            rates[way.name].append(files.stored_bytes / GIB / (time.perf_counter() - begin))
+            spent[way.name].append((time.process_time() - cpu_begin) / (files.stored_bytes / GIB))
+    rows = []
+    for way in ways:
+        shares = [a / b for a, b in zip(rates[way.name], rates[way.rival], strict=True)] if way.rival else []
+        rate = statistics.median(rates[way.name])
+        rows.append(
+            Row(
+                shape,
+                files.codec,
+                way.condition,
+                way.what,
+                way.threads,
+                rate,
+                rate * files.kv_bytes / files.stored_bytes,
+                statistics.median(shares) if shares else None,
+                min(shares) if shares else None,
+                statistics.median(spent[way.name]),
+            )
+        )
+    return rows
 
 
-def read_through(tier: Tier, entry: Entry, out: torch.Tensor) -> None:
-    """One entry out of a tier, as the fusor reads it."""
-    lease = tier.lease(IDENTITY, entry.info.token_ids)
-    assert lease is not None
-    with lease:
-        for layer in range(entry.info.layers):
-            lease.read_layer(layer, out)
-
-
-def read_raw(path: Path, out: torch.Tensor, flags: int) -> None:
-    """The bytes of one file by preadv, in requests of one layer slice, unchecked."""
-    fd = os.open(path, os.O_RDONLY | flags)
-    view = memoryview(out.view(-1).view(torch.uint8).numpy())
-    offset = 0
-    while (got := os.preadv(fd, [view], offset)) == len(view):
-        offset += got
-    os.close(fd)
-
-
-def measure(
-    work: Callable[[int], object], count: int, size: int, prepare: Callable[[], object], rounds: int, threads: int = 1
-) -> tuple[float, float, float, float]:
-    """GiB/s, CPU seconds per GiB and the P50 and P99 milliseconds of `work(0..count - 1)`, `size` bytes in all."""
-    best, cpu, times = 0.0, 0.0, list[float]()
-
-    def timed(number: int) -> None:
-        begin = time.perf_counter()
-        work(number)
-        times.append(1e3 * (time.perf_counter() - begin))
-
-    for _ in range(rounds):
-        prepare()
-        begin, cpu_begin = time.perf_counter(), time.process_time()
-        if threads == 1:
-            for number in range(count):
-                timed(number)
-        else:
-            with ThreadPoolExecutor(threads) as pool:
-                list(pool.map(timed, range(count)))
-        rate = size / GIB / (time.perf_counter() - begin)
-        if rate > best:
-            best, cpu = rate, (time.process_time() - cpu_begin) / (size / GIB)
-    return best, cpu, statistics.median(times), statistics.quantiles(times, n=100)[98]
-
-
-def run(shape: str, directory: Path, total_bytes: int, rounds: int) -> list[Row]:
-    """Every way to get the entries of one shape back."""
-    entries = make_entries(shape, total_bytes)
-    size = sum(entry.kv.nbytes for entry in entries)
-    rows: list[Row] = []
-    raw: dict[str, float] = {}
-
-    def add(what: str, condition: str, work: Callable[[int], object], threads: int = 1) -> None:
-        prepare = (lambda: drop_pages(paths)) if condition != "warm" else (lambda: None)
-        rate, cpu, p50, p99 = measure(work, len(entries), size, prepare, rounds, threads)
-        if what.startswith("raw"):
-            raw[condition] = rate
-        share = rate / raw[condition] if condition in raw else None
-        rows.append(Row(shape, condition, what, rate, share, cpu, p50, p99))
-
-    memory = MemoryTier(2 * size, LRU())
-    disk = DiskTier(directory, 2 * size, LRU())
-    for entry in entries:
-        assert memory.put(entry)
-    begin = time.perf_counter()
-    for entry in entries:
-        assert disk.put(entry)
-    written = size / GIB / (time.perf_counter() - begin)
-    paths = [next(directory.glob(f"entries/*/{entry.info.key}.safetensors")) for entry in entries]
-    outs = [aligned_empty(entries[0].kv[0].shape, torch.bfloat16) for _ in range(len(entries))]
-
-    add("raw preadv", "cold", lambda n: read_raw(paths[n], outs[n], 0))
-    add("disk tier", "cold", lambda n: read_through(disk, entries[n], outs[n]))
-    add("disk tier, 2 threads", "cold", lambda n: read_through(disk, entries[n], outs[n]), threads=2)
-    add("safetensors, unchecked", "cold", lambda n: load_file(paths[n]))
-    add("raw preadv", "direct", lambda n: read_raw(paths[n], outs[n], os.O_DIRECT))
-    disk.close()
-    disk = DiskTier(directory, 2 * size, LRU(), direct=True)
-    add("disk tier", "direct", lambda n: read_through(disk, entries[n], outs[n]))
-    add("disk tier, 2 threads", "direct", lambda n: read_through(disk, entries[n], outs[n]), threads=2)
-    disk.close()
-    disk = DiskTier(directory, 2 * size, LRU())
-    add("raw preadv", "warm", lambda n: read_raw(paths[n], outs[n], 0))
-    add("disk tier", "warm", lambda n: read_through(disk, entries[n], outs[n]))
-    add("memory tier (views)", "warm", lambda n: read_through(memory, entries[n], outs[n]))
-    rows.append(Row(shape, "", "put, synced to disk", written))
-    for entry in entries:
-        disk.delete(entry.info.key)
-    disk.close()
+def run(shape: str, codec: str, directory: Path, total_bytes: int, rounds: int) -> list[Row]:
+    """One shape in one codec."""
+    files = Files(shape, codec, directory, total_bytes)
+    with closing(files.tier()) as buffered, closing(ReadOnlyDiskTier(directory, direct=True)) as direct:
+        rows = measure(files, list(files.ways(direct, buffered)), rounds, shape)
+    put = files.put_gib_per_s
+    rows.append(
+        Row(shape, codec, "", "put, synced", 1, put, put * files.kv_bytes / files.stored_bytes, None, None, 0.0)
+    )
     return rows
 
 
 def show(rows: list[Row]) -> None:
     """The table on the terminal."""
-    table = Table(title="entries of 512 tokens, bf16; random values, real shapes")
-    for name in ("shape", "", "read by", "GiB/s", "of raw", "CPU s/GiB", "P50 ms", "P99 ms"):
-        table.add_column(name, no_wrap=True, justify="left" if name in ("shape", "", "read by") else "right")
+    print("entries of 512 tokens, bf16 or what int8 makes of it; random values, real shapes")
+    headings = ("shape", "codec", "", "read by", "threads", "GiB/s", "of KV", "of raw", "least", "CPU s/GiB")
+    cells = []
     for row in rows:
-        numbers = [(row.gib_per_s, ".2f"), (row.share_of_raw, ".0%"), (row.cpu_s_per_gib, ".3f")]
-        numbers += [(row.p50_ms, ".2f"), (row.p99_ms, ".2f")]
-        cells = ["" if value is None else format(value, style) for value, style in numbers]
-        table.add_row(row.shape, row.condition, row.what, *cells)
-    Console().print(table)
+        shares = ["" if share is None else f"{share:.0%}" for share in (row.share_of_raw, row.least_share)]
+        numbers = (f"{row.gib_per_s:.2f}", f"{row.kv_gib_per_s:.2f}", *shares, f"{row.cpu_s_per_gib:.3f}")
+        cells.append((row.shape, row.codec, row.condition, row.what, row.threads, *numbers))
+    report.table(headings, cells)
 
 
 def main() -> None:
     """Measure, show, and write the JSON beside."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="256 MiB a shape, two rounds")
+    parser.add_argument("--quick", action="store_true", help="128 MiB a shape, three rounds")
+    parser.add_argument("--shapes", nargs="+", default=list(SHAPES), choices=SHAPES)
+    parser.add_argument("--codecs", nargs="+", default=["raw", "int8"])
     parser.add_argument(
         "--directory", type=Path, help="on the device to measure; the system's temporary one if not given"
     )
     options = parser.parse_args()
     torch.set_num_threads(1)
-    total_bytes, rounds = (GIB // 4, 2) if options.quick else (GIB, 5)
+    total_bytes, rounds = (GIB // 8, 3) if options.quick else (GIB, 9)
     rows = []
-    for shape in SHAPES:
-        with tempfile.TemporaryDirectory(dir=options.directory) as directory:
-            rows += run(shape, Path(directory), total_bytes, rounds)
+    for shape in options.shapes:
+        for codec in options.codecs:
+            with tempfile.TemporaryDirectory(dir=options.directory) as directory:
+                rows += run(shape, codec, Path(directory), total_bytes, rounds)
     show(rows)
-    results = Path(__file__).parent / "results"
-    results.mkdir(exist_ok=True)
-    machine = {"cpus": os.cpu_count(), "machine": platform.machine(), "system": platform.system()}
-    (results / "tiers.json").write_text(
-        json.dumps({"machine": machine, "rows": [asdict(row) for row in rows]}, indent=1)
-    )
+    print("written:", report.save("tiers-quick" if options.quick else "tiers", [asdict(row) for row in rows]))
 
 
 if __name__ == "__main__":

@@ -4,9 +4,11 @@
     [token_ids int64][sensitivity float16, optional][pad.head]                > the head, one checksum over all of it
     [layer.0000][pad.0000][layer.0001]...                                    > one checksum a layer, in the header
 
-A layer is (2, G, T, D), or what the entry's codec made of it. Any safetensors reader opens it; the `pad.*` tensors only exist because that format allows no holes. What lies here is
-pure format: no directory, no index, no policy. Whatever is wrong with a file is an `EntryDamagedError`; a file of
-another format version is an `OtherVersionError`, which is not damage.
+A layer is (2, G, T, D), or what the entry's codec made of it. Any safetensors reader opens it; the `pad.*` tensors only
+exist because that format allows no holes. What lies here is pure format: no directory, no index, no policy. Whatever is
+wrong with a file is an `EntryDamagedError`; a file of another format version is an `OtherVersionError`, which is not
+damage. The checksum (xxh3_128) is against damage, not against forgery: whoever may write to the directory, which is its
+owner's alone, can write what checks; that an entry is the one asked for is proven by identity and token ids.
 """
 
 import json
