@@ -6,7 +6,9 @@ decoded it, and a prefill must not starve behind requests that come back for eve
 
 import threading
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+
+POLL_S = 0.02  # how often who may be called off looks whether it was
 
 
 class Waiter:
@@ -26,8 +28,11 @@ class Compute:
         self._held = False
         self._line: deque[Waiter] = deque()
 
-    def acquire(self, waiter: Waiter | None = None) -> bool:
-        """Wait for the model and have it: `True`; or `False` if `waiter` was excused instead."""
+    def acquire(self, waiter: Waiter | None = None, check: Callable[[], None] | None = None) -> bool:
+        """Wait for the model and have it: `True`; or `False` if `waiter` was excused instead.
+
+        `check` is called now and then; what it raises ends the wait.
+        """
         waiter = waiter or Waiter()
         try:
             with self._guard:
@@ -37,7 +42,9 @@ class Compute:
                     self._held = waiter.granted = True
                     return True
                 self._line.append(waiter)
-            waiter.called.wait()
+            while not waiter.called.wait(None if check is None else POLL_S):
+                if check is not None:
+                    check()
         except BaseException:  # interrupted: nobody may hand the model to who is gone
             self.excuse((waiter,))
             if waiter.granted:

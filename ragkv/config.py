@@ -145,6 +145,20 @@ class KCacheConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class SchedulerConfig:
+    """The request queue before the prefill (CachedAttention section 3.3)."""
+
+    workers: int = 2  # requests past the queue at once: one computes, the others look up and read ahead
+    queue_limit: int = 256  # requests that may wait; more are refused
+    deadline_s: float | None = None  # a request's, from the call to its last token, unless it has its own; None: none
+
+    def __post_init__(self) -> None:
+        _at_least(self, workers=1, queue_limit=0)
+        if self.deadline_s is not None and not self.deadline_s > 0.0:
+            raise ConfigError(f"scheduler.deadline_s is {self.deadline_s}; it must be more than 0, or None.")
+
+
+@dataclass(frozen=True, slots=True)
 class EngineConfig:
     """Everything an engine is built from, besides its model."""
 
@@ -152,6 +166,7 @@ class EngineConfig:
     fusion: FusionConfig = field(default_factory=FusionConfig)
     prompt: PromptConfig = field(default_factory=PromptConfig)
     session: SessionConfig = field(default_factory=SessionConfig)
+    scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
     controller: ControllerConfig = field(default_factory=ControllerConfig)
     kcache: KCacheConfig | None = None  # V in host memory while decoding; None: off
     device: str = "cpu"  # "cpu", "cuda", "cuda:1"

@@ -37,12 +37,15 @@ class Activity:
         self._changed = threading.Condition()
 
     @contextmanager
-    def turn(self) -> Iterator[None]:
-        """The model, alone. Raises `RagKVError` once closed."""
-        with self.compute:
+    def turn(self, check: Callable[[], None] | None = None) -> Iterator[None]:
+        """The model, alone. Raises `RagKVError` once closed, and what `check` raises while it waits."""
+        self.compute.acquire(check=check)
+        try:
             if self._closed:
                 raise RagKVError("The engine is closed; build a new one.")
             yield
+        finally:
+            self.compute.release()
 
     def close(self) -> None:
         """Let the pass under way end, and none begin."""

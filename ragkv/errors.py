@@ -13,6 +13,10 @@ RagKVError
 │   ├── StoreLockedError    another process writes to this directory
 │   ├── StoreReadOnlyError  a write was asked of a store opened read-only
 │   └── EntryDamagedError   bytes did not match their identity or checksum (inside the house: becomes a miss)
+├── QueueError              the request was not served, though nothing is wrong with it
+│   ├── QueueFullError      too many wait already
+│   ├── DeadlineError       its deadline passed
+│   └── CancelledError      its caller called it off
 ├── DocumentError           a document cannot be read
 └── MissingExtraError       an optional package is not installed; the message has the pip line
 """
@@ -72,6 +76,22 @@ class EntryDamagedError(StoreError):
     def __init__(self, key: str, why: str) -> None:
         super().__init__(f"Entry {key[:12]} is damaged: {why}. It was dropped and counts as a miss.")
         self.key = key
+
+
+class QueueError(RagKVError):
+    """The request was not served, though nothing is wrong with it."""
+
+
+class QueueFullError(QueueError):
+    """Too many requests wait already."""
+
+
+class DeadlineError(QueueError):
+    """The request's deadline passed."""
+
+
+class CancelledError(QueueError):
+    """The request's caller called it off."""
 
 
 class DocumentError(RagKVError):

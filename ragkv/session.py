@@ -25,6 +25,7 @@ from .manifest import Manifests, Summary
 from .model.layout import TemplateRuns
 from .prefill import Made, Prefill
 from .saving import Saver, Worker
+from .scheduler import Ticket
 from .store import Identity, Turn, ids_digest
 from .truncation import Discard, Discardable, find, fitted, merged
 from .types import Answer, TokenEvent
@@ -153,20 +154,27 @@ class Session:
         return len(history) - len(cut)
 
     @contextmanager
-    def held(self) -> Iterator[None]:
-        """The session, alone. Raises `InputError` instead of waiting for this very thread, and once deleted."""
+    def held(self, ticket: Ticket | None = None) -> Iterator[None]:
+        """The session, alone. Raises `InputError` instead of waiting for this very thread, and once deleted.
+
+        Raises what `ticket` raises while it waits.
+        """
         if self._owner == threading.get_ident() and self.lock.locked():
             raise InputError(
                 f"Session {self.session_id!r} has an answer under way on this thread: finish or close its stream first."
             )
-        with self.lock:
+        if ticket is None:
+            self.lock.acquire()
+        else:
+            ticket.acquire(self.lock)
+        try:
             if self.deleted:
                 raise InputError(f"Session {self.session_id!r} was deleted; ask the engine for a new one.")
             self._owner = threading.get_ident()
-            try:
-                yield
-            finally:
-                self._owner = None
+            yield
+        finally:
+            self._owner = None
+            self.lock.release()
 
 
 class Sessions:
@@ -214,12 +222,12 @@ class Sessions:
         return session
 
     @contextmanager
-    def turn(self, session: Session | None) -> "Iterator[OpenTurn]":
+    def turn(self, session: Session | None, ticket: Ticket | None = None) -> "Iterator[OpenTurn]":
         """A turn of `session`, or one that nobody keeps. Given up, it leaves the session as it was."""
         if session is None:
             yield OpenTurn()
             return
-        with session.held():
+        with session.held(ticket):
             if self._expired(session.session_id):
                 self.clear(session)
             self._sweep()
