@@ -180,7 +180,7 @@ class EngineConfig:
 
     @classmethod
     def from_toml(cls, path: str | Path) -> Self:
-        """A config from a TOML file with tables `[store]`, `[fusion]`, `[prompt]`, `[session]`, `[controller.prices]`."""
+        """A config from a TOML file; its tables are the groups: `[store]`, `[fusion]`, `[controller.prices]` ..."""
         try:
             values = tomllib.loads(Path(path).read_text(encoding="utf-8"))
         except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:

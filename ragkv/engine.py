@@ -17,6 +17,7 @@ from . import verdict
 from .answering import Answerer
 from .batch import Batch
 from .config import EngineConfig, ReuseMode
+from .control import Control, subject_of
 from .encoding import Activity, BackgroundEncoder, Encoder
 from .errors import InputError, RagKVError
 from .fusion import Fusor, Selector, make_selector
@@ -86,9 +87,13 @@ class Engine:
             self._intake.heed(verdict.load(settings.directory, self._encoder.identity, fusion.selector))
         batch = Batch(adapter, self._activity.compute)
         saver = Saver(self._store, identity, self.config.session.save_buffer_bytes)
+        subject = subject_of(adapter, self._encoder.identity)
+        self._control = Control(subject, settings.directory, self.config.controller.prices)
         planner = Planner(adapter, self._encoder, self._store, self._activity, saver)
         offloading = Offloading(adapter, self.config.kcache)
-        self._prefiller = Prefiller(planner, self._fusor, self._background, self._activity, batch, adapter, offloading)
+        self._prefiller = Prefiller(
+            planner, self._fusor, self._background, self._activity, batch, self._control, adapter, offloading
+        )
         self._answerer = Answerer(adapter, tokenizer, batch)
         self._sessions = self._open_sessions(identity, saver)
         # Also when it is forgotten, or the process ends: no thread may be inside the model when the interpreter goes.
@@ -169,7 +174,8 @@ class Engine:
     ) -> Prefill:
         """The prompt's KV and last logits (CacheBlend section 5.2). See `Prefill` for shapes.
 
-        `ratio` and `selector` left out are the config's. `reuse`: "fused", "prefix" (what is exact alone) or "none"
+        `ratio` and `selector` left out are the config's; a ratio of `None` is the loading
+        controller's. `reuse`: "fused", "prefix" (what is exact alone) or "none"
         (full recompute). Raises `InputError`, `PromptTooLongError`, `ConfigError`.
         """
         began = time.perf_counter()

@@ -6,8 +6,9 @@ from itertools import chain
 from typing import Any, get_args
 
 from .config import EngineConfig, ReuseMode
-from .errors import ConfigError, InputError, PromptTooLongError
+from .errors import InputError, PromptTooLongError
 from .fusion import Selector, make_selector
+from .fusion.controller import R_STAR
 from .history import EMPTY, History, Part, PartKind
 from .model import Adapter
 from .model.layout import TemplateRuns, encode
@@ -50,11 +51,12 @@ class Prompt:
 class How:
     """In which way a prompt's KV is to be made."""
 
-    ratio: float  # recompute ratio, in [0, 1]
+    ratio: float  # recompute ratio, in [0, 1]; if `controlled`, the least: r*
     selector: Selector
     reuse: ReuseMode
     most_left: float | None = None  # the guard's limit: expected deviation left a token; None: no guard
     notes: tuple[str, ...] = ()  # what the gate's verdict changed
+    controlled: bool = False  # whether the loading controller chooses the ratio
 
 
 class Intake:
@@ -128,13 +130,16 @@ class Intake:
         left_out = isinstance(ratio, Unset)
         if isinstance(ratio, Unset):
             ratio = fusion.ratio
+        controlled = ratio is None
         if ratio is None:
-            raise ConfigError("ratio=None asks for the loading controller, which this version does not have: give one.")
+            ratio = R_STAR
         if not isinstance(ratio, int | float) or not 0.0 <= ratio <= 1.0:
             raise InputError(f"ratio is {ratio!r}; it is a share and must lie in [0, 1].")
         if reuse not in get_args(ReuseMode):
             raise InputError(f"reuse is {reuse!r}; it must be one of {', '.join(map(repr, get_args(ReuseMode)))}.")
         how = How(float(ratio), make_selector(fusion.selector if selector is None else selector), reuse)
+        if controlled:
+            return self._judged(replace(how, controlled=reuse == "fused"))
         return self._judged(how) if left_out else how
 
     def heed(self, verdict: Verdict | None) -> None:
@@ -146,7 +151,9 @@ class Intake:
         if verdict is None or how.reuse != "fused" or how.selector.name != verdict.selector:
             return how
         if verdict.ratio is None:
-            return replace(how, reuse="none", notes=(f"quality gate {verdict}",))
+            return replace(how, reuse="none", controlled=False, notes=(f"quality gate {verdict}",))
+        if how.controlled:
+            return replace(how, ratio=verdict.ratio, most_left=verdict.left)
         if verdict.ratio <= how.ratio:
             return replace(how, most_left=verdict.left)
         note = f"quality gate {verdict}; ratio raised from {how.ratio}"

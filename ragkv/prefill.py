@@ -6,12 +6,13 @@ pass starts again without it: rows of a hole must have passed every earlier laye
 
 import time
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from transformers import DynamicCache
 
 from .batch import Batch
+from .control import Control
 from .encoding import Activity, BackgroundEncoder
 from .errors import EntryDamagedError
 from .fusion import Fused, Fusor, Selector, SpanState, raised, usable
@@ -65,11 +66,13 @@ class Prefiller:
         background: BackgroundEncoder,
         activity: Activity,
         batch: Batch,
+        control: Control,
         adapter: Adapter,
         offloading: Offloading,
     ) -> None:
         """`background` is given every chunk whose entry is missing or incomplete; `batch` may decode between layers."""
         self._planner, self._fusor, self._background = planner, fusor, background
+        self._control = control
         self._activity, self._batch, self._adapter, self._offloading = activity, batch, adapter, offloading
 
     def prefill(self, prompt: Prompt, how: How, room: int, began: float, keep: bool = False) -> Prefill:
@@ -88,7 +91,8 @@ class Prefiller:
                 for index in planned.missed + planned.unscored:  # now: a deletion from here on undoes it
                     self._background.add(prompt.chunks[index])
                 selector, fallback = usable(how.selector, planned.plan.candidates, how.ratio)
-                ratio, guarded = self._guarded(how, planned)
+                planned, asked, decision = self._controlled(planned, how, selector)
+                ratio, guarded = self._guarded(asked, planned)
                 fusing = held.enter_context(self._fusor.open(planned.plan, selector, ratio))
                 record = self._recording(prompt, planned, room) if keep else None
                 length = planned.plan.token_ids.numel()
@@ -109,8 +113,8 @@ class Prefiller:
             first_token_s=time.perf_counter() - began,
         )
         extra = (fallback, guarded, self._offloading.refusal(length))
-        notes = (*damaged.values(), *prompt.notes, *planned.notes, *how.notes, *filter(None, extra))
-        report = self._report(planned, fused, ratio, selector, notes)
+        notes = (*damaged.values(), *prompt.notes, *planned.notes, *asked.notes, *filter(None, extra))
+        report = self._report(planned, fused, ratio, selector, notes, decision)
         made = None if record is None else self._made(record, planned, fused)
         return Prefill(planned.plan.token_ids, fused.selected_by_layer, fused.logits, report, timing, fused, made)
 
@@ -127,9 +131,18 @@ class Prefiller:
         left = any(len(planned.plan.candidates) > chosen.numel() for chosen in fused.selected_by_layer)
         inexact = {SpanState.KEPT, SpanState.FUSED} if left else {SpanState.KEPT}
         length = planned.plan.token_ids.numel()
-        decoded = length if isinstance(fused.kv, OffloadedKV) else record.stop  # the top values alone are no full prefill
+        # an answer decoded over the top values alone is no full prefill's
+        decoded = length if isinstance(fused.kv, OffloadedKV) else record.stop
         exact_to = min((span.start for span in planned.plan.spans if span.state in inexact), default=decoded)
         return Made(record, planned.remade, min(exact_to, decoded), self._adapter.rope.frequencies(length))
+
+    def _controlled(self, planned: Planned, how: How, selector: Selector) -> tuple[Planned, How, tuple[str, ...]]:
+        """Plan and ratio as the loading controller wants them, if it is asked, and why."""
+        if not how.controlled:
+            return planned, how, ()
+        found = self._control.decide(planned.plan, selector, how.ratio)
+        notes = how.notes if found.note is None else (*how.notes, found.note)
+        return replace(planned, plan=found.plan), replace(how, ratio=found.ratio, notes=notes), found.why
 
     def _guarded(self, how: How, planned: Planned) -> tuple[float, str | None]:
         """The ratio that leaves no more deviation than the gate allows, and what to say if it was raised."""
@@ -140,7 +153,13 @@ class Prefiller:
         return ratio, note if ratio > how.ratio else None
 
     def _report(
-        self, planned: Planned, fused: Fused, ratio: float, selector: Selector, notes: tuple[str, ...]
+        self,
+        planned: Planned,
+        fused: Fused,
+        ratio: float,
+        selector: Selector,
+        notes: tuple[str, ...],
+        decision: tuple[str, ...],
     ) -> Reuse:
         plan, length = planned.plan, planned.plan.token_ids.numel()
         forced, recomputed = plan.forced.numel(), fused.selected_by_layer[-1].numel()
@@ -161,4 +180,5 @@ class Prefiller:
             selector=selector.name,
             compute=fused.row_layers / (self._adapter.layer_count * length),
             notes=notes,
+            decision=decision,
         )

@@ -65,6 +65,7 @@ class Reuse:
     selector: str = "none"  # selector in force
     compute: float = 1.0  # row-layers computed over a full prefill's, extra passes counted
     notes: tuple[str, ...] = ()  # what a reader of the report should know: damaged entries, fallbacks
+    decision: tuple[str, ...] = ()  # why the loading controller chose as it did, where it was asked
 
     @property
     def tokens(self) -> int:

@@ -11,7 +11,10 @@ from ragkv import __version__
 from ragkv.errors import ConfigError, DocumentError, InputError
 
 from . import output
+from .explain import explain
+from .options import HOME, AsJson, Device, Dtype, Home, Model, Settings
 from .output import console, print_json
+from .profile import profile
 from .workplace import Workplace, notice
 
 app = typer.Typer(
@@ -21,14 +24,8 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-
-Home = Annotated[Path, typer.Option(envvar="RAGKV_HOME", help="Where index and KV of this corpus lie.")]
-Model = Annotated[str, typer.Option(envvar="RAGKV_MODEL", help="'reader' (bundled), a model folder or a hub id.")]
-Settings = Annotated[Path | None, typer.Option("--config", help="TOML file of settings.")]
-Device = Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1 ...")]
-Dtype = Annotated[str | None, typer.Option(help="float32, bfloat16, float16 or auto.")]
-AsJson = Annotated[bool, typer.Option("--json", help="One JSON document instead of text.")]
-HOME = Path(".ragkv")
+app.command()(profile)
+app.command()(explain)
 
 
 def _version(wanted: bool) -> None:

@@ -133,8 +133,8 @@ def decide(profile: Profile, shape: Shape, loads: Sequence[Load], r_star: float,
 
 
 def loads_slower(profile: Profile, shape: Shape, load: Load) -> bool:
-    """Whether a layer of `load` takes longer to read than to compute."""
-    return load_s(profile, [load]).layer_s > _computing_s(profile, shape, load)
+    """Whether a layer of `load` takes longer to read than to compute, and it may be computed."""
+    return not load.fixed and load_s(profile, [load]).layer_s > _computing_s(profile, shape, load)
 
 
 @dataclass(frozen=True, slots=True)

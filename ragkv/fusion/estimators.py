@@ -53,6 +53,7 @@ class Load:
     tier: str  # "memory", "disk", "remote"
     tokens: int
     fused: bool = True  # whether its tokens are candidates; an exact chunk's are not
+    fixed: bool = False  # not to be computed instead: a piece of a history
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,9 +97,9 @@ def ttft_s(profile: Profile, shape: Shape, ratio: float, loads: Sequence[Load]) 
     return profile.start_s + layer_s + sum(max(layer_s, work) for work in busy) + afterwards
 
 
-def stored_bytes(profile: Profile, tokens: int) -> int:
-    """Bytes of the KV of `tokens`."""
-    return tokens * profile.kv_bytes_per_token
+def stored_bytes(profile: Profile, tokens: int) -> float:
+    """Bytes of the KV of `tokens`, as it is kept."""
+    return tokens * profile.stored_bytes_per_token
 
 
 def storage_cost(profile: Profile, tokens: int, tier: str, prices: PricesConfig, hours: float) -> float:
@@ -114,16 +115,13 @@ def tokens_by_tier(loads: Sequence[Load]) -> Mapping[str, int]:
     return counts
 
 
-def slice_bytes(profile: Profile, tokens: int) -> float:
-    """Bytes of one layer of the KV of `tokens`."""
-    return stored_bytes(profile, tokens) / profile.layers
-
-
 def _slice_s(profile: Profile, load: Load) -> float:
     """Seconds that reading one layer of `load` adds; on a GPU the copy runs beside the next slice's read."""
-    speed, size = profile.tier(load.tier), slice_bytes(profile, load.tokens)
-    read_s = speed.latency_s + size * speed.per_byte_s
-    return read_s if profile.copy_bytes_per_s is None else max(read_s, size / profile.copy_bytes_per_s)
+    speed = profile.tier(load.tier)
+    read_s = speed.latency_s + stored_bytes(profile, load.tokens) / profile.layers * speed.per_byte_s
+    if profile.copy_bytes_per_s is None:
+        return read_s
+    return max(read_s, load.tokens * profile.kv_bytes_per_token / profile.layers / profile.copy_bytes_per_s)
 
 
 def _passes(profile: Profile, ratio: float, shape: Shape) -> tuple[list[float], float]:

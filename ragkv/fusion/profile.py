@@ -31,6 +31,7 @@ class Subject:
     architecture: str
     rope: str
     dtype: str
+    codec: str  # how entries are kept: decoding is a part of loading
     machine: str  # the machine's name
     cpu: str  # its processor's model
     threads: int  # that compute one layer
@@ -128,7 +129,8 @@ class Profile:
 
     subject: Subject
     layers: int  # L
-    kv_bytes_per_token: int  # over all layers
+    kv_bytes_per_token: int  # over all layers, as the model has them
+    stored_bytes_per_token: float  # the same, as they are kept
     prefill: LengthFit  # computing a whole prompt of S tokens
     recompute: RecomputeFit  # one layer of a selective pass
     place_token_layer_s: float  # rotating and copying one token's KV of one layer
@@ -143,7 +145,12 @@ class Profile:
                 raise ProfileError(
                     f"{name} is {value}; a profile's numbers are finite and not negative. Measure again."
                 )
-        if self.layers < 1 or self.kv_bytes_per_token < 1 or self.copy_bytes_per_s == 0:
+        if (
+            self.layers < 1
+            or self.kv_bytes_per_token < 1
+            or self.stored_bytes_per_token == 0
+            or self.copy_bytes_per_s == 0
+        ):
             raise ProfileError("A profile needs at least one layer, one byte a token and a copy bandwidth above 0.")
 
     def tier(self, name: str) -> TierSpeed:

@@ -179,7 +179,6 @@ class TestRefusals:
             (dict(ratio=1.1), InputError, "ratio is 1.1"),
             (dict(ratio=float("nan")), InputError, "ratio is nan"),
             (dict(ratio="much"), InputError, "ratio is 'much'"),
-            (dict(ratio=None), ConfigError, "controller"),
             (dict(selector="bogus"), ConfigError, "hkvd-gradual"),
             (dict(selector=""), ConfigError, "Known"),
             (dict(reuse="bogus"), InputError, "'fused', 'prefix', 'none'"),

@@ -4,7 +4,7 @@ from typing import Any
 
 from ragkv.fusion.profile import LengthFit, Profile, RecomputeFit, Subject, TierSpeed
 
-SUBJECT = Subject("w" * 32, "arch", "rope", "bfloat16", "desk", "Abacus 2000", 2, "cpu")
+SUBJECT = Subject("w" * 32, "arch", "rope", "bfloat16", "raw", "desk", "Abacus 2000", 2, "cpu")
 
 
 def profile(**changes: Any) -> Profile:
@@ -13,6 +13,7 @@ def profile(**changes: Any) -> Profile:
         subject=SUBJECT,
         layers=3,
         kv_bytes_per_token=3000,
+        stored_bytes_per_token=3000.0,
         prefill=LengthFit(1.0, 0.03, 0.0),
         recompute=RecomputeFit(1.0, 0.01, 0.0),
         place_token_layer_s=0.0,

@@ -185,6 +185,11 @@ class TestComputedInstead:
         decision = choose_computed(made, Shape(600, 0, 600), [Load("disk", 100)] * 6, 0.0)
         assert (decision.computed, decision.why) == ((), ())
 
+    def test_none_that_may_not_be(self) -> None:
+        made = profile(tiers={"disk": disk(1.0)})
+        loads = [Load("disk", 50, fused=False, fixed=True), Load("disk", 50)]
+        assert choose_computed(made, Shape(50, 10, 110), loads, 0.15).computed == (1,)
+
     def test_many_different_chunks_are_still_decided_well(self) -> None:
         made = profile(tiers={"disk": disk(0.015)}, recompute=RecomputeFit(0.0, 0.01, 0.0))
         loads = [Load("disk", 20 + i) for i in range(24)]

@@ -73,6 +73,13 @@ def test_on_a_gpu_the_slower_of_reading_and_copying_counts() -> None:
     assert load_s(dataclasses.replace(copied, copy_bytes_per_s=1e6), [Load("disk", 10)]).layer_s == pytest.approx(10.0)
 
 
+def test_what_is_kept_in_fewer_bytes_loads_and_costs_less_and_is_copied_whole() -> None:
+    small = profile(stored_bytes_per_token=1500.0)
+    assert load_s(small, [Load("disk", 10)]).layer_s == pytest.approx(5.0)
+    assert storage_cost(small, 1000, "disk", PricesConfig(), 730) == pytest.approx(1.5e-3 * 0.08)
+    assert load_s(dataclasses.replace(small, copy_bytes_per_s=1e3), [Load("disk", 10)]).layer_s == pytest.approx(10.0)
+
+
 def test_an_unmeasured_tier_is_refused() -> None:
     with pytest.raises(ProfileError, match="remote"):
         load_s(profile(), [Load("remote", 1)])

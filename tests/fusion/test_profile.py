@@ -58,6 +58,7 @@ def test_none_measured_says_how_to(tmp_path: Path) -> None:
     [
         (dict(weights="0123456789abcdef" * 2), "weights is 'wwww"),
         (dict(dtype="float32"), "dtype is 'bfloat16', not 'float32'"),
+        (dict(codec="int8"), "codec is 'raw', not 'int8'"),
         (dict(machine="lap"), "machine is 'desk', not 'lap'"),
         (dict(cpu="Abacus 3000"), "cpu is 'Abacus 2000', not 'Abacus 3000'"),
         (dict(threads=3), "threads is 2, not 3"),
