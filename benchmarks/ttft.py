@@ -1,83 +1,229 @@
-"""TTFT of a fused prefill against transformers' full prefill and our own full recompute, same run, same work.
+"""TTFT of a fused prefill against full prefills: ratio x chunks x length x tier, baselines in the same run.
 
-A real architecture with random weights (weights do not change time), chunks in memory and on disk, one question of 32
-tokens. Baselines compute the last row's logits only, as we do.
+    python -m benchmarks.ttft [--quick] [--peak]                        6 x 512 tokens, all methods
+    python -m benchmarks.ttft --lengths 3 6 12 24 --tokens 128 512 1024  how the gain grows with length
+    python -m benchmarks.ttft --memory                                  peak memory, a process a method
+    python -m benchmarks.ttft --device cuda                             Llama-3-8B shape, pinned memory and disk
+
+Real architectures with random weights and random entries (neither changes time), one question of 32 tokens, batch 1.
+Baselines are transformers' own full prefill (SDPA) and its own reuse of an exact prefix, both with the last row's
+logits alone, as ours. Every chunk is fused, the first too, which in practice is mostly exact and free. Methods take
+turns and medians are shown. `--peak` adds the share reached of the limit that the computed rows set:
+full / (1/L + r (1 - 1/L) + question share), without the 1/L where no check layer is needed.
 """
 
 import argparse
+import itertools
+import json
+import subprocess
+import sys
 import tempfile
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
 
 import torch
-from transformers import DynamicCache
 
 from benchmarks import report
-from ragkv import Engine, EngineConfig, StoreConfig
-from ragkv.model.shapes import SHAPES, random_model
+from benchmarks.ttft_memory import peak_bytes
+from benchmarks.ttft_world import (
+    OUR_FULL,
+    OUR_PREFIX,
+    QUESTION_TOKENS,
+    TIERS,
+    TRANSFORMERS_FULL,
+    TRANSFORMERS_PREFIX,
+    Method,
+    World,
+    model_of,
+)
+from ragkv.model.shapes import SHAPES
 
-QUESTION_TOKENS = 32
+SELECTORS = ("hkvd", "hkvd-gradual", "sensitivity", "sensitivity-query", "first-k")
+LONG = 4096  # tokens from which on fewer runs must do, as a full prefill takes so long
+VERY_LONG = 10_000
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of the table."""
+
+    shape: str
+    chunks: int
+    tokens: int
+    tier: str
+    method: str
+    ratio: float
+    seconds: float  # median
+    speedup: float  # over transformers' full prefill in the same run
+    limit: float | None  # of the speedup, by rows computed; None for a baseline
+
+    @property
+    def share(self) -> float | None:
+        """Of the limit, what was reached."""
+        return None if self.limit is None else self.speedup / self.limit
 
 
 def main() -> None:
     options = _options()
     torch.set_num_threads(options.threads)
-    model = random_model(options.shape)
-    generator = torch.Generator().manual_seed(0)
-    vocabulary = model.config.vocab_size
+    if options.one:
+        print(json.dumps(_one_peak(options)))
+        return
+    if options.memory:
+        _memory(options)
+        return
+    longest = max(options.lengths) * max(options.tokens) + QUESTION_TOKENS
+    for shape in options.shapes:
+        model = model_of(shape, options.device, longest)
+        rows = [row for case in _cases(options) for row in _measure(model, shape, *case, options)]
+        where = torch.cuda.get_device_name() if options.device == "cuda" else f"cpu, {options.threads} threads"
+        print(f"\n{shape}, random weights and entries, + {QUESTION_TOKENS} question tokens, bf16, {where}")
+        _table(rows, options.peak)
+        name = f"ttft-{shape}-{options.device}{'-' + options.tag if options.tag else ''}"
+        print("written:", report.save(name, [{**asdict(row), "share_of_limit": row.share} for row in rows]))
+        if len(options.lengths) * len(options.tokens) > 1:
+            _plot(rows, report.RESULTS / f"{name}.png")
 
-    def ids(count: int) -> list[int]:
-        return torch.randint(3, vocabulary, (count,), generator=generator).tolist()
 
-    chunks = [ids(options.tokens) for _ in range(options.chunks)]
-    question = ids(QUESTION_TOKENS)
-    rows = []
-    for tier in options.tiers:
-        with tempfile.TemporaryDirectory() as directory:
-            store = StoreConfig(
-                directory=directory if tier == "disk" else None, memory_bytes=0 if tier == "disk" else 4 << 30
-            )
-            with Engine(model, config=EngineConfig(store=store)) as engine:
-                engine.warm(chunks)
-                rows += _measure(engine, model, chunks, question, tier, options.runs)
-    print(
-        f"{options.shape} (random weights), {options.chunks} x {options.tokens} + {QUESTION_TOKENS} tokens, bf16, cpu"
+def _cases(options: argparse.Namespace) -> list[tuple[int, int, str]]:
+    return list(itertools.product(options.lengths, options.tokens, options.tiers))
+
+
+def _methods(options: argparse.Namespace, long: bool) -> list[Method]:
+    baselines = [Method(TRANSFORMERS_FULL)]
+    if not long:
+        baselines += [Method(TRANSFORMERS_PREFIX), Method(OUR_FULL), Method(OUR_PREFIX)]
+    fused = [Method(selector, ratio) for selector in options.selectors for ratio in options.ratios]
+    return [*baselines, Method("none", 0.0), *fused]
+
+
+def _measure(model: Any, shape: str, chunks: int, tokens: int, tier: str, options: argparse.Namespace) -> list[Row]:
+    with tempfile.TemporaryDirectory() as directory, World(model, chunks, tokens, tier, directory) as world:
+        methods = _methods(options, world.length > VERY_LONG)
+        runs = options.runs if world.length < LONG else max(1, min(options.runs, 3 if world.length < VERY_LONG else 1))
+        medians = report.alternate({method: world.action(method) for method in methods}, runs)
+    base = medians[methods[0]]
+    return [
+        Row(shape, chunks, tokens, tier, m.name, m.ratio, s, base / s, m.limit(world.layers, world.length))
+        for m, s in medians.items()
+    ]
+
+
+def _table(rows: list[Row], peak: bool) -> None:
+    headings = ["chunks", "tier", "method", "ratio", "TTFT ms", "speedup", *(("limit", "share of limit") * peak)]
+    report.table(
+        headings,
+        [
+            [
+                f"{row.chunks} x {row.tokens}",
+                row.tier,
+                row.method,
+                f"{row.ratio:.2f}",
+                f"{row.seconds * 1e3:.0f}",
+                f"{row.speedup:.2f}x",
+                *(("", "") if row.share is None else (f"{row.limit:.2f}x", f"{row.share:.0%}"))[: 2 * peak],
+            ]
+            for row in rows
+        ],
     )
-    report.table(("tier", "method", "ratio", "TTFT s", "speedup"), rows)
-    print("written:", report.save(f"ttft-{options.shape}-{options.chunks}x{options.tokens}", rows))
 
 
-def _measure(engine: Engine, model: torch.nn.Module, chunks: list, question: list, tier: str, runs: int) -> list:
-    whole = engine.prefill(question, chunks, reuse="none").token_ids.unsqueeze(0)
+def _memory(options: argparse.Namespace) -> None:
+    """Peak memory beyond model and store of each method, a process each: what one touched, another would find there."""
+    chunks, tokens = options.lengths[0], options.tokens[0]
+    methods = [Method(TRANSFORMERS_FULL), Method(OUR_FULL), Method("none", 0.0)]
+    methods += [Method(selector, ratio) for selector in options.selectors for ratio in options.ratios]
+    for shape in options.shapes:
+        found: list[dict[str, Any]] = []
+        for method in methods:
+            command = [sys.executable, "-m", "benchmarks.ttft", "--one", method.name, str(method.ratio)]
+            command += ["--shapes", shape, "--lengths", str(chunks), "--tokens", str(tokens)]
+            command += ["--threads", str(options.threads), "--device", options.device]
+            done = subprocess.run(command, check=True, capture_output=True, text=True)
+            found.append({"method": method.name, "ratio": method.ratio, **json.loads(done.stdout.splitlines()[-1])})
+        full = found[0]
+        print(f"\n{shape}, {chunks} x {tokens} + {QUESTION_TOKENS}: peak memory of a prefill, random weights, bf16")
+        report.table(
+            ("method", "ratio", "beyond model and store MiB", "of full", "whole process MiB", "of full"),
+            [
+                (
+                    row["method"],
+                    f"{row['ratio']:.2f}",
+                    f"{row['peak_bytes'] / 2**20:.0f}",
+                    row["peak_bytes"] / full["peak_bytes"],
+                    f"{row['process_bytes'] / 2**20:.0f}",
+                    row["process_bytes"] / full["process_bytes"],
+                )
+                for row in found
+            ],
+        )
+        print("written:", report.save(f"ttft-memory-{shape}-{options.device}", found))
 
-    @torch.no_grad()
-    def transformers_full() -> None:
-        model(whole, past_key_values=DynamicCache(), logits_to_keep=1)
 
-    actions = {
-        ("transformers full", 1.0): transformers_full,
-        ("full recompute", 1.0): lambda: engine.prefill(question, chunks, reuse="none"),
-        ("exact prefix", 1.0): lambda: engine.prefill(question, chunks, reuse="prefix"),
-        ("full reuse", 0.0): lambda: engine.prefill(question, chunks, ratio=0.0, selector="none"),
-    }
-    for ratio in (0.05, 0.15):
-        for selector in ("hkvd", "hkvd-gradual", "first-k"):
-            actions[selector, ratio] = lambda s=selector, r=ratio: engine.prefill(question, chunks, ratio=r, selector=s)
-    medians = report.alternate(actions, runs)
-    base = medians["transformers full", 1.0]
-    return [(tier, name, ratio, seconds, base / seconds) for (name, ratio), seconds in medians.items()]
+def _one_peak(options: argparse.Namespace) -> dict[str, int]:
+    """In a process of its own: peak of one method."""
+    name, ratio = options.one
+    chunks, tokens = options.lengths[0], options.tokens[0]
+    model = model_of(options.shapes[0], options.device, chunks * tokens + QUESTION_TOKENS)
+    with tempfile.TemporaryDirectory() as directory, World(model, chunks, tokens, "memory", directory) as world:
+        world.engine.prefill(world.question, [], ratio=0.0)  # what the first pass ever sets up
+        return peak_bytes(world.action(Method(name, float(ratio))), options.device)
+
+
+def _plot(rows: list[Row], path: Path) -> None:
+    """Speedup over prompt length, a line a method and ratio; without matplotlib, a sentence."""
+    try:
+        import matplotlib
+    except ImportError:
+        print("no plot: matplotlib is not installed (pip install matplotlib)")
+        return
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    tokens = sorted({row.tokens for row in rows})
+    tier = rows[0].tier
+    figure, panels = pyplot.subplots(1, len(tokens), figsize=(4.5 * len(tokens), 4), sharey=True, squeeze=False)
+    for axes, count in zip(panels[0], tokens, strict=True):
+        here = [row for row in rows if row.tokens == count and row.tier == tier and row.limit is not None]
+        for number, (method, ratio) in enumerate(dict.fromkeys((row.method, row.ratio) for row in here)):
+            points = [row for row in here if (row.method, row.ratio) == (method, ratio)]
+            lengths = [row.chunks for row in points]
+            axes.plot(
+                lengths, [row.speedup for row in points], marker="o", label=f"{method} {ratio:g}", color=f"C{number}"
+            )
+            axes.plot(lengths, [row.limit for row in points], linestyle=":", linewidth=1, color=f"C{number}")
+        axes.set_title(f"{count} tokens a chunk")
+        axes.set_xlabel("chunks")
+        axes.set_yscale("log")
+    panels[0][0].set_ylabel("speedup over transformers' full prefill (dotted: limit)")
+    panels[0][-1].legend(fontsize=7)
+    figure.savefig(path, dpi=150, bbox_inches="tight")
+    print("plot:", path)
 
 
 def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="a tiny shape, for a minute on a laptop")
-    parser.add_argument("--shape", default="qwen2.5-0.5b", choices=sorted(SHAPES))
-    parser.add_argument("--chunks", type=int, default=6)
-    parser.add_argument("--tokens", type=int, default=512)
-    parser.add_argument("--runs", type=int, default=5)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="a tiny shape and few runs, for a minute on a laptop")
+    parser.add_argument("--shapes", nargs="+", choices=sorted(SHAPES), help="default: qwen2.5-0.5b; CUDA: llama-3-8b")
+    parser.add_argument("--lengths", nargs="+", type=int, help="chunks of a prompt; default 6; CUDA: 6 and 32")
+    parser.add_argument("--tokens", nargs="+", type=int, default=[512], help="of a chunk")
+    parser.add_argument("--tiers", nargs="+", default=["memory", "disk"], choices=TIERS)
+    parser.add_argument("--selectors", nargs="+", default=list(SELECTORS), choices=SELECTORS)
+    parser.add_argument("--ratios", nargs="+", type=float, default=[0.05, 0.15])
+    parser.add_argument("--runs", type=int, default=5, help="of each method; fewer where prompts are long")
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--tiers", nargs="+", default=["memory", "disk"], choices=("memory", "disk"))
+    parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
+    parser.add_argument("--peak", action="store_true", help="show the share of the compute limit that is reached")
+    parser.add_argument("--memory", action="store_true", help="peak memory in place of times")
+    parser.add_argument("--tag", default="", help="added to the results' name")
+    parser.add_argument("--one", nargs=2, metavar=("METHOD", "RATIO"), help=argparse.SUPPRESS)
     options = parser.parse_args()
+    cuda = options.device == "cuda"
+    options.shapes = options.shapes or ["llama-3-8b" if cuda else "qwen2.5-0.5b"]
+    options.lengths = options.lengths or ([6, 32] if cuda else [6])
     if options.quick:
-        options.shape, options.tokens, options.runs = "tiny", 256, 3
+        options.shapes, options.tokens, options.runs, options.tag = ["tiny"], [256], 3, "quick"
     return options
 
 

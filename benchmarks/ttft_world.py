@@ -1,0 +1,150 @@
+"""What `ttft.py` measures on: a real shape with random weights, an engine, and entries that cost no time to make.
+
+Entries hold random keys, values and scores and go in through the store's own door: neither weights nor values change
+time. Every chunk is stored twice over its place: as KV made under other RoPE frequencies, which is fused wherever it
+stands, so that all chunks count in full; and the first one once more as what directly follows the prefix, exact, for
+the baselines that reuse exact prefixes.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Self
+
+import torch
+from transformers import DynamicCache
+
+from ragkv import Engine, EngineConfig, StoreConfig
+from ragkv.model.shapes import random_model
+from ragkv.store import Entry, EntryInfo
+
+QUESTION_TOKENS = 32
+TIERS = ("memory", "disk", "disk-direct")  # from the page cache, or past it
+
+
+@dataclass(frozen=True, slots=True)
+class Method:
+    """One way to make a prompt's KV and its last logits."""
+
+    name: str
+    ratio: float = 1.0
+
+    @property
+    def fuses(self) -> bool:
+        """Whether chunks are fused: the others are baselines."""
+        return self.name not in (TRANSFORMERS_FULL, TRANSFORMERS_PREFIX, OUR_FULL, OUR_PREFIX)
+
+    def limit(self, layers: int, length: int) -> float | None:
+        """The speedup over a full prefill that the rows computed allow; `None` for a baseline."""
+        if not self.fuses:
+            return None
+        question = QUESTION_TOKENS / length * (2 if self.name == "sensitivity-query" and self.ratio else 1)
+        check = 1 / layers if self.name.startswith("hkvd") and self.ratio else 0.0
+        return 1 / (check + self.ratio * (1 - check) + question)
+
+
+TRANSFORMERS_FULL, TRANSFORMERS_PREFIX = "transformers full", "transformers exact prefix"
+OUR_FULL, OUR_PREFIX = "full recompute", "exact prefix"
+
+
+def model_of(shape: str, device: str, longest: int) -> Any:
+    """The shape's model with random weights, its context at least `longest` tokens."""
+    model = random_model(shape).to(device)
+    model.config.max_position_embeddings = max(longest, model.config.max_position_embeddings)
+    return model
+
+
+class World:
+    """One model, and the entries of `chunks` x `tokens` tokens in one tier."""
+
+    def __init__(self, model: Any, chunks: int, tokens: int, tier: str, directory: str) -> None:
+        self.model, self.tier = model, tier
+        self.layers: int = model.config.num_hidden_layers
+        generator = torch.Generator().manual_seed(0)
+
+        def ids(count: int) -> tuple[int, ...]:
+            return tuple(torch.randint(3, model.config.vocab_size, (count,), generator=generator).tolist())
+
+        self.chunks, self.first, self.question = [ids(tokens) for _ in range(chunks)], ids(tokens), ids(QUESTION_TOKENS)
+        self.length = chunks * tokens + QUESTION_TOKENS
+        size = (chunks + 2) * tokens * self._token_bytes()
+        in_memory = tier == "memory"
+        store = StoreConfig(
+            directory=None if in_memory else directory,
+            memory_bytes=size if in_memory else 0,
+            disk_bytes=2 * size,
+            direct_reads=tier == "disk-direct",
+        )
+        self.engine = Engine(model, config=EngineConfig(store=store, device=str(model.device)))
+        self._fill(tokens)
+
+    def _token_bytes(self) -> int:
+        config = self.model.config
+        head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        return self.layers * 2 * config.num_key_value_heads * head_dim * 2 + 2
+
+    def _fill(self, tokens: int) -> None:
+        adapter, identity, store = self.engine._adapter, self.engine._encoder.identity, self.engine._store
+        shape = (self.layers, 2, adapter.kv_heads, tokens, adapter.head_dim)
+        kv = torch.randn(shape).to(adapter.dtype)
+        for chunk in (*self.chunks, self.first):
+            exact = adapter.rope.frequencies(tokens) if chunk is self.first else "of another prompt"
+            info = EntryInfo(
+                identity.key(chunk), identity, chunk, exact, self.layers, adapter.kv_heads, adapter.head_dim
+            )
+            store.put(Entry(info, kv.roll(1, dims=3), torch.rand(tokens).half()))
+            store.flush()
+
+    def action(self, method: Method) -> Callable[[], Any]:
+        """What is timed: a prefill up to the last row's logits."""
+        run = self._action(method)
+        if self.model.device.type != "cuda":
+            return run
+
+        def synchronized() -> Any:
+            result = run()
+            torch.cuda.synchronize()
+            return result
+
+        return synchronized
+
+    def _action(self, method: Method) -> Callable[[], Any]:
+        with_exact = [self.first, *self.chunks[1:]]
+        if method.name == TRANSFORMERS_FULL:
+            whole = self._tensor(with_exact)
+            return lambda: self._transformers(whole, DynamicCache())
+        if method.name == TRANSFORMERS_PREFIX:
+            return self._prefix_action(self._tensor(with_exact))
+        if method.name == OUR_FULL:
+            return lambda: self.engine.prefill(self.question, with_exact, reuse="none")
+        if method.name == OUR_PREFIX:
+            return lambda: self.engine.prefill(self.question, with_exact, reuse="prefix")
+        return lambda: self.engine.prefill(self.question, self.chunks, ratio=method.ratio, selector=method.name)
+
+    def _prefix_action(self, whole: torch.Tensor) -> Callable[[], Any]:
+        """transformers' own prefix reuse: its cache holds the first chunk, the rest is prefilled behind it."""
+        stop, held = len(self.first), DynamicCache()
+        self._transformers(whole[:, :stop], held)
+
+        def run() -> Any:
+            cache = DynamicCache()  # a prefill grows its cache: each run gets one over the held tensors
+            for layer, kept in enumerate(held.layers):
+                cache.update(kept.keys, kept.values, layer)
+            return self._transformers(whole[:, stop:], cache)
+
+        return run
+
+    def _tensor(self, chunks: list[tuple[int, ...]]) -> torch.Tensor:
+        return torch.tensor([[*(i for chunk in chunks for i in chunk), *self.question]], device=self.model.device)
+
+    @torch.no_grad()
+    def _transformers(self, token_ids: torch.Tensor, cache: DynamicCache) -> Any:
+        return self.model(token_ids, past_key_values=cache, logits_to_keep=1)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.engine.close()
