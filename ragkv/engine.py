@@ -5,6 +5,7 @@ the background. The engine holds no request's state; any number of threads may c
 """
 
 import os
+import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -21,7 +22,7 @@ from .control import Control, subject_of
 from .encoding import Activity, BackgroundEncoder, Encoder
 from .errors import InputError, RagKVError
 from .fusion import Fusor, Selector, make_selector
-from .intake import ChunkLike, Intake, Past
+from .intake import ChunkLike, How, Intake, Past, Prompt
 from .manifest import Manifests
 from .model import adapt
 from .model.decoding import generation_config
@@ -33,6 +34,7 @@ from .model.stopping import TextStream
 from .prefill import Prefill, Prefiller
 from .prompt import Planner
 from .saving import Saver
+from .scheduler import QueueStats, Scheduler, Ticket
 from .session import House, Session, SessionInfo, Sessions
 from .store import Identity, Store, StoreStats, dtype_name
 from .truncation import Discard
@@ -56,6 +58,7 @@ class EngineStats:
     layers: int
     kv_bytes_per_token: int
     store: StoreStats
+    queue: QueueStats
 
 
 class Engine:
@@ -85,11 +88,12 @@ class Engine:
         self._background = BackgroundEncoder(self._encoder, self._store, self._activity)
         if settings.directory is not None:
             self._intake.heed(verdict.load(settings.directory, self._encoder.identity, fusion.selector))
+        self._scheduler = Scheduler(self.config.scheduler, self._store)
         batch = Batch(adapter, self._activity.compute)
         saver = Saver(self._store, identity, self.config.session.save_buffer_bytes)
         subject = subject_of(adapter, self._encoder.identity)
         self._control = Control(subject, settings.directory, self.config.controller.prices)
-        planner = Planner(adapter, self._encoder, self._store, self._activity, saver)
+        self._planner = planner = Planner(adapter, self._encoder, self._store, self._activity, saver)
         offloading = Offloading(adapter, self.config.kcache)
         self._prefiller = Prefiller(
             planner, self._fusor, self._background, self._activity, batch, self._control, adapter, offloading
@@ -148,6 +152,8 @@ class Engine:
         ratio: float | Unset | None = UNSET,
         selector: str | Selector | None = None,
         reuse: ReuseMode = "fused",
+        deadline_s: float | None = None,
+        cancel: threading.Event | None = None,
     ) -> Prefill:
         """Add a turn whose answer is given: it is computed and stored like one that was decoded, in one pass.
 
@@ -155,9 +161,10 @@ class Engine:
         """
         began = time.perf_counter()
         how, asked = self._intake.how(ratio, selector, reuse), self._intake.chunks(chunks)
-        with self._activity.request(), self._sessions.turn(session) as turn:
+        ticket = self._scheduler.ticket(deadline_s, cancel)
+        with self._activity.request(), self._sessions.turn(session, ticket) as turn:
             prompt = self._intake.prompt(question, asked, turn.past, 0, answer)
-            prefill = self._prefiller.prefill(prompt, how, 0, began, keep=True)
+            prefill = self._prefill(prompt, how, 0, began, session, ticket, keep=True)
             turn.prefilled(prompt, prefill)
             turn.end()
         return prefill
@@ -171,6 +178,8 @@ class Engine:
         ratio: float | Unset | None = UNSET,
         selector: str | Selector | None = None,
         reuse: ReuseMode = "fused",
+        deadline_s: float | None = None,
+        cancel: threading.Event | None = None,
     ) -> Prefill:
         """The prompt's KV and last logits (CacheBlend section 5.2). See `Prefill` for shapes.
 
@@ -180,9 +189,10 @@ class Engine:
         """
         began = time.perf_counter()
         how, asked = self._intake.how(ratio, selector, reuse), self._intake.chunks(chunks)
+        ticket = self._scheduler.ticket(deadline_s, cancel)
         with self._activity.request():
             prompt = self._intake.prompt(question, asked, session.past if session else Past(), room=0)
-            return self._prefiller.prefill(prompt, how, room=0, began=began)
+            return self._prefill(prompt, how, 0, began, session, ticket)
 
     def answer(
         self,
@@ -208,20 +218,30 @@ class Engine:
         ratio: float | Unset | None = UNSET,
         selector: str | Selector | None = None,
         reuse: ReuseMode = "fused",
+        deadline_s: float | None = None,
+        cancel: threading.Event | None = None,
         **generation: Any,
     ) -> Iterator[TokenEvent | Answer]:
-        """Token events, then the `Answer`. Greedy unless `do_sample=True`; `generation` is transformers' settings."""
+        """Token events, then the `Answer`. Greedy unless `do_sample=True`; `generation` is transformers' settings.
+
+        Requests are admitted in the order they come, a session's in the order of its lock. `deadline_s` counts from the
+        first event asked for; `cancel` calls the request off once it is set. Raises `QueueFullError`, `DeadlineError`
+        and `CancelledError`; then everything it held is released and its session is as it was.
+        """
         if max_new_tokens < 1:
             raise InputError(f"max_new_tokens is {max_new_tokens}; it must be at least 1.")
         began = time.perf_counter()
         settings, text = generation_config(generation), TextStream(self.tokenizer, stop)
         how, asked = self._intake.how(ratio, selector, reuse), self._intake.chunks(chunks)
-        with self._activity.request(), self._sessions.turn(session) as turn:
+        ticket = self._scheduler.ticket(deadline_s, cancel)
+        with self._activity.request(), self._sessions.turn(session, ticket) as turn:
             prompt = self._intake.prompt(question, asked, turn.past, max_new_tokens)
-            prefill = self._prefiller.prefill(prompt, how, max_new_tokens, began, turn.keeps)
+            prefill = self._prefill(prompt, how, max_new_tokens, began, session, ticket, turn.keeps)
             turn.prefilled(prompt, prefill)
             record = prefill.made.record if prefill.made else None
             for event in self._answerer.stream(prefill, asked, settings, seed, text, max_new_tokens, began, record):
+                if isinstance(event, TokenEvent):  # an answer that is complete is not taken back
+                    ticket.check()
                 turn.follow(event)
                 yield event
 
@@ -274,7 +294,7 @@ class Engine:
         """What the engine is and what its store holds."""
         adapter = self._adapter
         per_token = adapter.layer_count * 2 * adapter.kv_heads * adapter.head_dim * adapter.dtype.itemsize
-        return EngineStats(adapter.config.model_type, adapter.layer_count, per_token, self._store.stats())
+        return EngineStats(adapter.config.model_type, adapter.layer_count, per_token, self._store.stats(), self._scheduler.stats())
 
     def flush(self) -> None:
         """Return when missed chunks are encoded and everything waiting is written."""
@@ -293,6 +313,21 @@ class Engine:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+    def _prefill(
+        self,
+        prompt: Prompt,
+        how: How,
+        room: int,
+        began: float,
+        session: Session | None,
+        ticket: Ticket,
+        keep: bool = False,
+    ) -> Prefill:
+        """Wait for admission and prefill; the store sees what is waited for."""
+        demand = self._planner.demand(prompt, how.reuse, session.session_id if session else "")
+        with self._scheduler.admitted(demand, ticket):
+            return self._prefiller.prefill(prompt, how, room, began, keep, ticket.check)
 
     def _check_open(self) -> None:
         if not self._shut.alive:

@@ -5,6 +5,7 @@ pass starts again without it: rows of a hole must have passed every earlier laye
 """
 
 import time
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 
@@ -75,12 +76,26 @@ class Prefiller:
         self._control = control
         self._activity, self._batch, self._adapter, self._offloading = activity, batch, adapter, offloading
 
-    def prefill(self, prompt: Prompt, how: How, room: int, began: float, keep: bool = False) -> Prefill:
+    def prefill(
+        self,
+        prompt: Prompt,
+        how: How,
+        room: int,
+        began: float,
+        keep: bool = False,
+        check: Callable[[], None] = lambda: None,
+    ) -> Prefill:
         """The prefill of `prompt`, with room for an answer of `room` tokens; times count from `began`.
 
         `keep` is of a conversation's turn: what it makes is recorded, from the first token that has no block. Its first
-        layers are read while others still compute; the model is taken only then.
+        layers are read while others still compute; the model is taken only then. `check` is called while it waits for
+        the model and between layers; what it raises ends the prefill.
         """
+
+        def between() -> None:
+            check()
+            self._batch.step_waiting()
+
         damaged: dict[str, str] = {}  # why, by key
         lookup_s = 0.0
         while True:
@@ -98,9 +113,9 @@ class Prefiller:
                 length = planned.plan.token_ids.numel()
                 lookup_s += time.perf_counter() - looking
                 try:
-                    with self._activity.turn():
+                    with self._activity.turn(check):
                         waited = time.perf_counter() - began - lookup_s
-                        fused = fusing.run(room, record, self._batch.step_waiting, self._offloading.new_kv(length))
+                        fused = fusing.run(room, record, between, self._offloading.new_kv(length))
                     break
                 except EntryDamagedError as error:
                     damaged[error.key] = str(error)

@@ -3,7 +3,7 @@
 Leases are opened here and closed by the caller's exit stack. Which spans are exact is decided here and nowhere else.
 """
 
-from collections.abc import Container
+from collections.abc import Container, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 
@@ -16,7 +16,7 @@ from .history import Block, Chain
 from .intake import Prompt
 from .model import Adapter
 from .saving import Saver
-from .store import Lease, Store, ids_digest
+from .store import CODECS, Demand, Lease, Store, Wanted, ids_digest
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +73,28 @@ class Planner:
             spans.append(Span(SpanKind.QUESTION, at, length, SpanState.COMPUTED))
         plan = Plan.of(torch.tensor(prompt.token_ids), spans)
         return Planned(plan, tuple(missed), tuple(unscored), tuple(past.remade), past.notes)
+
+    def demand(self, prompt: Prompt, reuse: ReuseMode, session_id: str = "") -> Demand:
+        """What `plan` will look up in the store, as far as can be told before: history in order, then chunks."""
+        if reuse == "none":
+            return Demand()
+        identity, frequencies = self._encoder.identity, self._adapter.rope.frequencies(len(prompt.token_ids))
+        wanted = [
+            Wanted(block.identity(identity), block.token_ids, self._bytes(block.token_ids), session_id)
+            for block in prompt.history.blocks
+            if block.frequencies == frequencies
+        ]
+        if reuse == "fused":
+            stored = [ids for index, ids in enumerate(prompt.chunks) if index not in prompt.plain]
+        else:  # exact alone: the chunk right behind the prefix
+            stored = list(prompt.chunks[:1]) if not prompt.history and 0 not in prompt.plain else []
+        return Demand((*wanted, *(Wanted(identity, ids, self._bytes(ids)) for ids in stored)))
+
+    def _bytes(self, token_ids: Sequence[int]) -> int:
+        """Bytes of an entry of these tokens, as it is stored."""
+        adapter, codec = self._adapter, CODECS[self._encoder.identity.codec]
+        shape = (2, adapter.kv_heads, len(token_ids), adapter.head_dim)
+        return adapter.layer_count * codec.layout(shape, adapter.dtype).nbytes
 
     def _prefix(self, prompt: Prompt, reuse: ReuseMode, length: int) -> Span:
         wanted = reuse != "none" and prompt.own_prefix
