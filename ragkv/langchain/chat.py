@@ -16,7 +16,7 @@ from langchain_core.documents import Document
 from langchain_core.language_models import BaseChatModel, LangSmithParams
 from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage
 from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResult
-from pydantic import ConfigDict, Field, PrivateAttr, SkipValidation
+from pydantic import ConfigDict, Field, PrivateAttr, SecretStr, SkipValidation
 
 from ragkv.config import EngineConfig, ReuseMode
 from ragkv.engine import Engine, WarmReport
@@ -60,6 +60,7 @@ class ChatRagKV(BaseChatModel):
     )
     timeout: float | None = None  # seconds an answer may take before `TimeoutError`
     max_retries: int = 0  # accepted for LangChain's sake: nothing here is worth trying again
+    api_key: SecretStr | None = Field(default=None, exclude=True)  # likewise: the model is here
     streaming: bool = False  # stream even where `invoke` was called, for callbacks
 
     _shared: registry.Shared | None = PrivateAttr(default=None)

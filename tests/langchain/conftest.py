@@ -1,0 +1,26 @@
+"""Models made once, engines closed at the end; event loops may use sockets of their own."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from ragkv.langchain import close_engines
+
+from .house import tiny_folder
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _engines() -> Iterator[None]:
+    yield
+    close_engines()
+
+
+@pytest.fixture(scope="session")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return tiny_folder(tmp_path_factory.mktemp("tiny"))
+
+
+@pytest.fixture(scope="session")
+def other(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return tiny_folder(tmp_path_factory.mktemp("other"), seed=8)

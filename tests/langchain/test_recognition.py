@@ -1,0 +1,165 @@
+"""Every known text is found where a flattened prompt has it whole, and nothing else is."""
+
+import random
+import string
+from collections import defaultdict
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ragkv.langchain import recognition
+from ragkv.langchain.recognition import WINDOW, Found, Texts
+from ragkv.langchain.template import Template, Turn
+from tests.model.test_layout import CHATML, HEADERS
+from tests.toy_tokenizers import byte_tokenizer
+
+
+def naive(prompt: str, known: Sequence[str]) -> list[Found]:
+    """Leftmost, longest, whole words: by trying every text at every place."""
+    found, at = [], 0
+    candidates = defaultdict(list)
+    for text in sorted((text for text in known if len(text) >= WINDOW), key=len, reverse=True):
+        candidates[text[:4]].append(text)
+    while at < len(prompt):
+        for text in candidates.get(prompt[at : at + 4], ()):
+            stop = at + len(text)
+            inside = at > 0 and prompt[at - 1].isalnum() and text[0].isalnum()
+            inside |= stop < len(prompt) and prompt[stop].isalnum() and text[-1].isalnum()
+            if prompt.startswith(text, at) and not inside:
+                found.append(Found(at, stop, text))
+                at = stop - 1
+                break
+        at += 1
+    return found
+
+
+def known(*texts: str) -> Texts:
+    made = Texts()
+    made.add(texts)
+    return made
+
+
+def words(rng: random.Random, count: int) -> str:
+    return " ".join("".join(rng.choices("abcdeé", k=rng.randint(1, 7))) for _ in range(count))
+
+
+class Prompts:
+    """500 rendered prompts over one corpus, and what was put into each whole."""
+
+    def __init__(self) -> None:
+        self.rng = rng = random.Random(5)
+        long = words(rng, 400).split()
+        overlapping = [" ".join(long[at : at + 40]) for at in range(0, 360, 30)]  # ten words shared with the next
+        alike = [f"# The report of the mill, page\n\n{words(rng, 25)}." for _ in range(40)]
+        nested = [words(rng, 30) for _ in range(10)]
+        self.corpus = [*(words(rng, rng.randint(5, 60)) + "." for _ in range(300)), *overlapping, *alike, *nested]
+        self.corpus += [text + " and " + words(rng, 6) for text in nested]  # longer ones that begin with a known one
+        self.templates = [Template(byte_tokenizer(form), "Be brief.") for form in (CHATML, HEADERS, None)]
+
+    def one(self, number: int) -> tuple[str, list[str]]:
+        """A prompt, and the texts it holds whole; two more are in it a character short."""
+        rng = self.rng
+        whole = rng.choices(self.corpus, k=rng.randint(1, 8))  # with replacement: some stand there twice
+        cut = rng.sample(self.corpus, 2)
+        pieces = [(text, True) for text in whole]
+        pieces += [(text[1:] if rng.random() < 0.5 else text[:-1], False) for text in cut]
+        rng.shuffle(pieces)
+        form = rng.choice(("\n\n{}", "\n{}\n", "[{n}] {}\n\n", "<doc id={n}>{}</doc>", " {}", "\n- {}"))
+        context = "".join(form.format(text, n=n) for n, (text, _) in enumerate(pieces))
+        turns = [Turn("system", "Use what follows."), Turn("user", f"Context:{context}\n\nQuestion: {words(rng, 5)}?")]
+        if number % 3 == 0:  # documents in the system message
+            turns = [Turn("system", f"Use what follows.{context}"), Turn("user", words(rng, 5) + "?")]
+        prompt = self.templates[number % len(self.templates)].render(turns)
+        return prompt, [text for text, is_whole in pieces if is_whole]
+
+
+def test_500_prompts_every_chunk_found_and_nothing_else() -> None:
+    prompts = Prompts()
+    texts = known(*prompts.corpus)
+    placed = 0
+    for number in range(500):
+        prompt, whole = prompts.one(number)
+        found = texts.find(prompt)
+        assert found == naive(prompt, prompts.corpus)
+        assert all(prompt[one.start : one.stop] == one.text for one in found)
+        for text in whole:  # itself, or a longer known text that begins with it
+            assert any(one.text.startswith(text) for one in found)
+        placed += len(whole)
+    assert placed > 2_000
+
+
+class TestAText:
+    SENTENCE = "The mill of Marl makes paper."
+
+    def test_is_found_wherever_it_stands(self) -> None:
+        prompt = f"{self.SENTENCE} x {self.SENTENCE}{self.SENTENCE}"
+        starts = [0, 32, 61]
+        assert [one.start for one in known(self.SENTENCE).find(prompt)] == starts
+
+    @pytest.mark.parametrize("prompt", [SENTENCE[1:], SENTENCE[:-1], SENTENCE.replace("mill", "Mill"), ""])
+    def test_is_not_found_a_character_short_or_changed(self, prompt: str) -> None:
+        assert known(self.SENTENCE).find(f"Read: {prompt} Why?") == []
+
+    def test_is_not_found_inside_a_word(self) -> None:
+        text = "the mill makes paper"
+        assert known(text).find("the mill makes papers") == []
+        assert known(text).find("bathe mill makes paper") == []
+        assert len(known(text).find("(the mill makes paper)")) == 1
+
+    def test_longer_ones_win_at_a_place_and_the_leftmost_wins_over_all(self) -> None:
+        texts = known("abcdefgh ijklmnop", "abcdefgh ijklmnop qrst", "ijklmnop qrst uvwxyz 0123456789")
+        assert [one.text for one in texts.find("abcdefgh ijklmnop qrst uvwxyz 0123456789")] == [
+            "abcdefgh ijklmnop qrst"
+        ]
+
+    def test_that_was_dropped_or_is_short_is_not_looked_for(self) -> None:
+        texts = known(self.SENTENCE, "too short")
+        assert (len(texts), self.SENTENCE in texts, "too short" in texts) == (1, True, False)
+        texts.discard([self.SENTENCE, "never known to anybody"])
+        assert texts.find(self.SENTENCE) == []
+        assert len(texts) == 0
+
+    def test_of_many_recent_ones_is_found_like_those_sorted_in(self) -> None:
+        rng = random.Random(1)
+        corpus = list({words(rng, 12) for _ in range(1_500)})
+        texts = Texts()
+        for text in corpus:
+            texts.add([text])
+        assert [one.text for one in texts.find("\n".join(corpus))] == corpus
+
+
+def test_hashes_that_collide_cost_time_and_match_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every run of characters of one length has the same hash: only the texts themselves tell them apart."""
+    import numpy as np
+
+    monkeypatch.setattr(recognition._Sums, "hashes", lambda self, length: np.zeros(len(self._sums) - length, np.uint64))
+    monkeypatch.setattr(recognition._Sums, "hashes_at", lambda self, start, lengths: np.zeros(len(lengths), np.uint64))
+    corpus = ["one text of some length", "another of some length", "a third that is not there"]
+    prompt = "x another of some length, one text of some length. another of some lengt"
+    assert known(*corpus).find(prompt) == naive(prompt, corpus)
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.data())
+def test_it_finds_what_trying_everything_finds(data: st.DataObject) -> None:
+    text = st.text(alphabet="ab \n𝒳", min_size=WINDOW, max_size=WINDOW + 8)
+    corpus = data.draw(st.lists(text, min_size=1, max_size=6))
+    parts = data.draw(st.lists(st.one_of(st.sampled_from(corpus), st.text(alphabet="ab \n", max_size=9)), max_size=8))
+    prompt = "".join(parts)
+    assert known(*corpus).find(prompt) == naive(prompt, corpus)
+
+
+def test_threads_may_add_and_find_at_once() -> None:
+    rng = random.Random(2)
+    corpus = [words(rng, 10) + string.ascii_letters[n % 50] for n in range(400)]
+    texts, first = Texts(), corpus[0]
+    texts.add([first])
+    with ThreadPoolExecutor(8) as pool:
+        adding = [pool.submit(texts.add, [text]) for text in corpus]
+        assert all(pool.map(lambda _: texts.find(f"x {first} y")[0].text == first, range(200)))
+        for done in adding:
+            done.result()
+    assert len(texts) == len(set(corpus))

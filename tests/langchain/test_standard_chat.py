@@ -1,0 +1,77 @@
+"""LangChain's own suites for chat models. What does not apply is switched off here and named in docs/langchain.md."""
+
+from typing import Any
+
+from langchain_core.language_models import BaseChatModel
+from langchain_core.messages import AIMessage, AIMessageChunk
+from langchain_tests.integration_tests import ChatModelIntegrationTests
+from langchain_tests.unit_tests import ChatModelUnitTests
+
+from ragkv import EngineConfig
+from ragkv.langchain import ChatRagKV
+from ragkv.model.loading import READER
+
+from .house import documents, needs_reader
+
+CONFIG = EngineConfig()
+
+
+class _Common:
+    @property
+    def chat_model_class(self) -> type[BaseChatModel]:
+        return ChatRagKV
+
+    @property
+    def chat_model_params(self) -> dict[str, Any]:
+        return {"model": "reader", "config": CONFIG, "min_new_tokens": 1}
+
+    @property
+    def has_tool_calling(self) -> bool:
+        return False  # `bind_tools` is there only to refuse
+
+    @property
+    def has_tool_choice(self) -> bool:
+        return False
+
+    @property
+    def has_structured_output(self) -> bool:
+        return False  # so is `with_structured_output`
+
+
+class TestUnit(_Common, ChatModelUnitTests):
+    pass
+
+
+@needs_reader
+class TestIntegration(_Common, ChatModelIntegrationTests):
+    @property
+    def supports_model_override(self) -> bool:
+        return True
+
+    @property
+    def model_override_value(self) -> str | None:
+        return str(READER)  # the same model by another name: another engine all the same
+
+    @property
+    def supported_usage_metadata_details(self) -> Any:
+        return {kind: ["cache_read_input", "cache_creation_input"] for kind in ("invoke", "stream")}
+
+    def invoke_with_cache_read_input(self, *, stream: bool = False) -> AIMessage:
+        llm = ChatRagKV(**self.chat_model_params)
+        llm.ingest(documents())
+        return _say(llm, f"{documents()[0].page_content} What does Nesibissa do for a living?", stream)
+
+    def invoke_with_cache_creation_input(self, *, stream: bool = False) -> AIMessage:
+        llm = ChatRagKV(**self.chat_model_params)
+        llm.forget(documents())
+        return _say(llm, "What does Nesibissa do for a living?", stream, documents=documents())
+
+
+def _say(llm: ChatRagKV, text: str, stream: bool, **how: Any) -> AIMessage:
+    if not stream:
+        return llm.invoke(text, **how)
+    said: AIMessageChunk | None = None
+    for chunk in llm.stream(text, **how):
+        said = chunk if said is None else said + chunk  # type: ignore[assignment]
+    assert said is not None
+    return said
