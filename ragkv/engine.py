@@ -294,7 +294,8 @@ class Engine:
         """What the engine is and what its store holds."""
         adapter = self._adapter
         per_token = adapter.layer_count * 2 * adapter.kv_heads * adapter.head_dim * adapter.dtype.itemsize
-        return EngineStats(adapter.config.model_type, adapter.layer_count, per_token, self._store.stats(), self._scheduler.stats())
+        queue, store = self._scheduler.stats(), self._store.stats()
+        return EngineStats(adapter.config.model_type, adapter.layer_count, per_token, store, queue)
 
     def flush(self) -> None:
         """Return when missed chunks are encoded and everything waiting is written."""

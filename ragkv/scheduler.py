@@ -61,8 +61,8 @@ class Ticket:
             error = CancelledError("The request was cancelled by its caller; what it held is released.")
         elif self._deadline_s is not None and time.monotonic() - self._began >= self._deadline_s:
             error = DeadlineError(
-                f"The request's deadline of {self._deadline_s:g} s passed; what it held is released. Give it more time, "
-                "ask for fewer tokens, or ask again when the queue is shorter."
+                f"The request's deadline of {self._deadline_s:g} s passed; what it held is released. Give it more "
+                "time, ask for fewer tokens, or ask again when the queue is shorter."
             )
         else:
             return
