@@ -1,0 +1,222 @@
+"""What a codec costs and what it saves: answers, next tokens, bytes, and the time to encode and decode.
+
+    python -m benchmarks.codecs [--quick]
+
+Claim: int8 entries take about half the bytes of bfloat16 in every tier and answer as raw ones do. Every codec answers
+the same questions by the bundled reader (`benchmarks/quality.py`'s worlds and runner) and continues the same texts of a
+model nobody here trained (`benchmarks/fidelity.py`'s; skipped where it is not), in float32, at ratio 0 (all as stored),
+.15 and 1 (all recomputed). A lossy codec's first chunk is fused, not exact, so a little more is recomputed at the same
+ratio; "all fused" holds raw to the same. Two siblings of int8 that were not taken stand beside it: keys symmetric by
+channel, and keys by token like the values. Error is the root mean square of what comes back less what was stored, over
+that of what was stored, keys and values apart, on the reader's own entries.
+"""
+
+import argparse
+import statistics
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM
+
+from benchmarks import fidelity, quality_data, report
+from benchmarks.quality_run import Asker, Method
+from ragkv import Engine, EngineConfig, FusionConfig, StoreConfig
+from ragkv.store import CODECS, Codec
+from ragkv.store.codecs import RAW, Int8Codec, Layout, RawCodec
+
+RATIOS = (0.0, 0.15, 1.0)
+SELECTOR = "sensitivity"
+SHAPES = {"Llama-3-8B": (2, 8, 512, 128), "Qwen2.5-0.5B": (2, 2, 512, 64)}  # of a slice, bfloat16
+
+
+class FusedRaw(RawCodec):
+    """The model's own bits, but never called exact: raw under int8's conditions."""
+
+    name = "raw, all fused"
+    lossless = False
+
+
+class SymmetricKeys(Int8Codec):
+    """Keys by channel, from minus the largest to the largest: one scale a channel, no lowest value."""
+
+    name = "int8, symmetric keys"
+
+    def layout(self, shape: tuple[int, int, int, int], dtype: torch.dtype) -> Layout:
+        (size,), kind = super().layout(shape, dtype)
+        return Layout((size - 4 * shape[1] * shape[3],), kind)
+
+    def encode(self, layer: torch.Tensor) -> torch.Tensor | None:
+        keys, values = layer.float()
+        return self._pack(keys, keys.abs().amax(1, keepdim=True), values)
+
+    def decode(self, stored: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+        return self._unpack(stored, out, (out.shape[1], 1, out.shape[3]))
+
+    @staticmethod
+    def _pack(keys: torch.Tensor, largest: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+        key_scale = (largest / 127).clamp_min(1e-30)
+        value_scale = (values.abs().amax(2, keepdim=True) / 127).clamp_min(1e-30)
+        codes = [(part / scale).round().to(torch.int8) for part, scale in ((keys, key_scale), (values, value_scale))]
+        parts = [key_scale.flatten().view(torch.uint8), value_scale.flatten().view(torch.uint8)]
+        return torch.cat([*parts, *(code.flatten().view(torch.uint8) for code in codes)])
+
+    @staticmethod
+    def _unpack(stored: torch.Tensor, out: torch.Tensor, scales: tuple[int, int, int]) -> torch.Tensor:
+        _, kv_heads, tokens, head_dim = out.shape
+        keys, values = 4 * scales[0] * scales[1] * scales[2], 4 * kv_heads * tokens
+        key_scale = stored[:keys].view(torch.float32).view(scales)
+        value_scale = stored[keys:][:values].view(torch.float32).view(kv_heads, tokens, 1)
+        codes = stored[keys + values :].view(torch.int8).view(2, kv_heads, tokens, head_dim)
+        out[0].copy_(codes[0] * key_scale)
+        out[1].copy_(codes[1] * value_scale)
+        return out
+
+
+class KeysByToken(SymmetricKeys):
+    """Keys as the values: one scale a token."""
+
+    name = "int8, keys by token"
+
+    def layout(self, shape: tuple[int, int, int, int], dtype: torch.dtype) -> Layout:
+        _, kv_heads, tokens, head_dim = shape
+        return Layout((8 * kv_heads * tokens + 2 * kv_heads * tokens * head_dim,), torch.uint8)
+
+    def encode(self, layer: torch.Tensor) -> torch.Tensor | None:
+        keys, values = layer.float()
+        return self._pack(keys, keys.abs().amax(2, keepdim=True), values)
+
+    def decode(self, stored: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+        return self._unpack(stored, out, (out.shape[1], out.shape[2], 1))
+
+
+VARIANTS: tuple[Codec, ...] = (RAW, FusedRaw(), CODECS["int8"], SymmetricKeys(), KeysByToken())
+
+
+@contextmanager
+def standing_in(codec: Codec) -> Iterator[str]:
+    """The name under which engines built meanwhile use `codec`."""
+    if codec is RAW:
+        yield "raw"
+        return
+    taken, CODECS["int8"] = CODECS["int8"], codec
+    try:
+        yield "int8"
+    finally:
+        CODECS["int8"] = taken
+
+
+def config(codec: str) -> EngineConfig:
+    """float32 keeps other rounding out of it."""
+    return EngineConfig(dtype="float32", store=StoreConfig(codec=codec), fusion=FusionConfig(sensitivity_prefixes=2))
+
+
+def answers(codec: Codec, contexts: list[quality_data.Context]) -> dict[str, Any]:
+    """EM and KL of the reader over the ratio, and the error of its entries."""
+    found: dict[float, list[Any]] = defaultdict(list)
+    errors: list[list[float]] = []
+    with standing_in(codec) as name, Engine.from_pretrained("reader", config(name)) as engine:
+        for number, context in enumerate(contexts):
+            asker = Asker(engine, context, number)
+            for ratio in RATIOS:
+                found[ratio] += asker.outcomes(Method(str(ratio), ratio, SELECTOR if ratio else "none"))
+            errors += [error(codec, engine, chunk.token_ids) for chunk in asker.chunks[:2]]
+    return {
+        "questions": len(found[0.0]),
+        "em": {str(ratio): statistics.fmean(o.exact for o in outcomes) for ratio, outcomes in found.items()},
+        "kl": {str(ratio): statistics.fmean(o.kl for o in outcomes) for ratio, outcomes in found.items()},
+        "error": [statistics.fmean(values) for values in zip(*errors, strict=True)],
+    }
+
+
+def error(codec: Codec, engine: Engine, token_ids: tuple[int, ...]) -> list[float]:
+    """Relative root mean square error of keys and of values, the mean over layers."""
+    with engine._activity.turn():
+        entry = engine._encoder.chunk(token_ids)
+    pairs = []
+    for layer in entry.kv:
+        stored = codec.encode(layer)
+        assert stored is not None
+        off = codec.decode(stored, torch.empty_like(layer)) - layer
+        pairs.append([float(off[side].norm() / layer[side].norm()) for side in (0, 1)])
+    return [statistics.fmean(values) for values in zip(*pairs, strict=True)]
+
+
+def continuations(codec: Codec, model: Any, texts: list[fidelity.Text]) -> dict[str, float]:
+    """KL of the next tokens over the ratio, full prefill against fused."""
+    kl: dict[float, list[float]] = defaultdict(list)
+    with standing_in(codec) as name, Engine(model, config=config(name)) as engine:
+        for text in texts:
+            engine.warm(text.chunks)
+            wanted, _ = fidelity.next_tokens(engine, text, "none", 0.0, reuse="none")
+            for ratio in RATIOS:
+                got, _ = fidelity.next_tokens(engine, text, SELECTOR if ratio else "none", ratio)
+                kl[ratio].append(fidelity.divergence(wanted, got))
+    return {str(ratio): statistics.fmean(values) for ratio, values in kl.items()}
+
+
+def times(runs: int) -> list[dict[str, Any]]:
+    """Milliseconds per MiB of bfloat16 KV to encode and decode a slice, on this one thread, and its share of bytes."""
+    rows = []
+    for shape_name, shape in SHAPES.items():
+        layer = torch.randn(shape).bfloat16()
+        out, mib = torch.empty_like(layer), layer.nbytes / 2**20
+        actions: dict[str, Any] = {}
+        for codec in VARIANTS:
+            stored = codec.encode(layer)
+            actions[f"encode {codec.name}"] = partial(codec.encode, layer)
+            actions[f"decode {codec.name}"] = partial(codec.decode, stored, out)
+        measured = report.alternate(actions, runs)
+        for codec in VARIANTS:
+            spent = {what: 1e3 * measured[f"{what} {codec.name}"] / mib for what in ("encode", "decode")}
+            share = codec.layout(shape, layer.dtype).nbytes / layer.nbytes
+            rows.append({"shape": shape_name, "codec": codec.name, "share_of_bytes": share, **spent})
+    return rows
+
+
+def main() -> None:
+    """Measure, show, and write the JSON beside."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--worlds", type=int, default=60)
+    parser.add_argument("--texts", type=int, default=60)
+    parser.add_argument("--model", type=Path, default=Path("../shared/data/models/stories260K"))
+    parser.add_argument("--quick", action="store_true", help="4 worlds, 6 texts")
+    options = parser.parse_args()
+    if options.quick:
+        options.worlds, options.texts = 4, 6
+    torch.set_num_threads(1)
+    contexts = quality_data.worlds(options.worlds, seed=0, level=3)
+    results: dict[str, Any] = {"times": times(10 if options.quick else 50)}
+    results["reader"] = {codec.name: answers(codec, contexts) for codec in VARIANTS}
+    if (options.model / "config.json").exists():
+        model = AutoModelForCausalLM.from_pretrained(options.model).eval()
+        texts = fidelity.sampled(model, options.texts, chunks=6, tokens=64, after=16)
+        results[options.model.name] = {codec.name: continuations(codec, model, texts) for codec in VARIANTS}
+    show(results, options.model.name)
+    print("written:", report.save("codecs-quick" if options.quick else "codecs", results))
+
+
+def show(results: dict[str, Any], model: str) -> None:
+    """The tables on the terminal."""
+    questions = results["reader"]["raw"]["questions"]
+    print(f"the bundled reader, {questions} questions, {SELECTOR}; KL of the first token, nats; error of K and V")
+    rows = []
+    for name, found in results["reader"].items():
+        scores = [f"{found[kind][str(ratio)]:.4f}" for ratio in RATIOS for kind in ("em", "kl")]
+        rows.append((name, *scores, *(f"{value:.5f}" for value in found["error"])))
+    heads = [f"{kind} {ratio:g}" for ratio in RATIOS for kind in ("EM", "KL")]
+    report.table(("codec", *heads, "error K", "error V"), rows)
+    if model in results:
+        print(f"\n{model}, KL of the next tokens, nats a token")
+        found_rows = [(name, *(f"{kl:.6f}" for kl in found.values())) for name, found in results[model].items()]
+        report.table(("codec", *(f"ratio {ratio:g}" for ratio in RATIOS)), found_rows)
+    print("\none slice of 512 tokens, ms per MiB of bfloat16, one thread")
+    report.table(("shape", "codec", "bytes", "encode", "decode"), [tuple(row.values()) for row in results["times"]])
+
+
+if __name__ == "__main__":
+    main()
