@@ -1,0 +1,183 @@
+"""Every turn is a full prefill of the whole conversation, and costs its new tokens: across turns, restarts and families."""
+
+from pathlib import Path
+
+import pytest
+
+from ragkv import Chunk, PromptConfig
+from ragkv.model.layout import TemplateRuns
+from tests import tiny_models
+from tests.engine.house import A, B, C, close, full_prefill, text_engine
+from tests.model.test_layout import CHATML
+
+from .house import ask, carry_on, engine_at, is_full_prefill, question, with_kv
+
+TAIL = 1  # the last token of an answer has no KV yet
+
+
+@pytest.mark.parametrize("family", tiny_models.FAMILIES)
+def test_every_turn_is_a_full_prefill_across_a_restart(tmp_path: Path, family: str) -> None:
+    carry_on(tmp_path, family, turns=4, restarts={2})
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma3_text", "llama-dynamic", "phi3"])
+def test_twelve_turns_and_restarts_in_between(tmp_path: Path, family: str) -> None:
+    carry_on(tmp_path, family, turns=12, restarts={1, 2, 5, 6, 11})
+
+
+@pytest.mark.parametrize("restart", [1, 2, 6, 11])
+def test_a_restart_between_any_two_turns_costs_no_exact_token(tmp_path: Path, restart: int) -> None:
+    prefills = carry_on(tmp_path, "llama", turns=12, restarts={restart})
+    for turn, prefill in enumerate(prefills):
+        history = 9 * turn
+        assert prefill.reuse.exact == 1 + max(0, history - TAIL)
+        assert prefill.reuse.computed == 5 + (TAIL if turn else 0)
+        assert prefill.reuse.notes == ()
+    assert ("disk" in prefills[restart].reuse.bytes_by_tier) and "disk" not in prefills[restart - 1].reuse.bytes_by_tier
+
+
+@pytest.mark.parametrize("family", tiny_models.LENGTH_DEPENDENT)
+def test_history_is_recomputed_across_a_change_of_frequencies_and_the_report_says_so(
+    tmp_path: Path, family: str
+) -> None:
+    prefills = carry_on(tmp_path, family, turns=9, restarts={3, 7})
+    changed = [any("RoPE frequencies changed" in note for note in prefill.reuse.notes) for prefill in prefills]
+    short = [prefill.token_ids.numel() <= tiny_models.ORIGINAL_LENGTH for prefill in prefills]
+    assert not any(said and fits for said, fits in zip(changed, short, strict=True))
+    first = short.index(False)
+    assert changed[first]
+    assert prefills[first].reuse.exact <= 1
+    if family == "phi3":  # two sets: once past the change, history is exact again
+        assert not any(changed[first + 1 :])
+        assert prefills[-1].reuse.exact > prefills[-1].reuse.computed
+    else:  # every length has its own: what is made there is of no use to any later turn
+        assert all(changed[first:])
+
+
+def test_history_alone_adds_no_deviation_at_any_ratio(tmp_path: Path) -> None:
+    with engine_at(tmp_path) as engine:
+        session = engine.session("s")
+        for turn in range(4):
+            ask(engine, session, turn)
+        for how in (dict(ratio=0.0), dict(ratio=0.5), dict(reuse="prefix"), dict(reuse="none")):
+            reuse = is_full_prefill(engine, session, 4, **how).reuse
+            assert reuse.exact == (0 if how.get("reuse") == "none" else 1 + with_kv(session))
+
+
+def test_the_exact_chunk_of_a_first_turn_is_part_of_the_history(tmp_path: Path) -> None:
+    with engine_at(tmp_path) as engine:
+        engine.warm([A])
+        session = engine.session("s")
+        engine.answer(question(0), [A], session, max_new_tokens=4, min_new_tokens=4)
+        engine.delete([A])
+        assert with_kv(session) == len(A) + 5 + 3
+        assert is_full_prefill(engine, session, 1, ratio=0.2).reuse.exact == 1 + with_kv(session)
+
+
+class TestTurnsWithFusedChunks:
+    def test_are_kept_as_made_below_ratio_one_and_computed_at_it(self, tmp_path: Path) -> None:
+        with engine_at(tmp_path) as engine:
+            engine.warm([A, B, C])
+            session = engine.session("s")
+            ask(engine, session, 0)
+            engine.answer(question(1), [A, B], session, ratio=0.3, max_new_tokens=4, min_new_tokens=4)
+            exact, kept = 1 + 8, with_kv(session) - 8
+            reuse = engine.prefill(question(2), session=session, ratio=0.3).reuse
+            assert (reuse.exact, reuse.fused, reuse.computed) == (exact, kept, 1 + 5)
+            whole = is_full_prefill(engine, session, 2, ratio=1.0).reuse
+            assert (whole.exact, whole.fused) == (exact, 0)
+            assert whole.notes == (f"{kept} history tokens recomputed: it was not exact",)
+            is_full_prefill(engine, session, 2, reuse="prefix")
+            is_full_prefill(engine, session, 2, selector="all")
+
+    def test_come_true_again_by_a_turn_at_ratio_one(self, tmp_path: Path) -> None:
+        with engine_at(tmp_path) as engine:
+            engine.warm([A, B])
+            session = engine.session("s")
+            ask(engine, session, 0)
+            engine.answer(question(1), [A, B], session, ratio=0.3, max_new_tokens=4, min_new_tokens=4)
+            ask(engine, session, 2, ratio=1.0)
+            reuse = is_full_prefill(engine, session, 3, ratio=0.3).reuse
+            assert (reuse.exact, reuse.fused, reuse.notes) == (1 + with_kv(session), 0, ())
+
+    def test_are_exact_if_every_fused_token_was_recomputed(self, tmp_path: Path) -> None:
+        with engine_at(tmp_path) as engine:
+            engine.warm([A, B])
+            session = engine.session("s")
+            ask(engine, session, 0)
+            engine.answer(question(1), [A, B], session, ratio=1.0, max_new_tokens=4, min_new_tokens=4)
+            assert is_full_prefill(engine, session, 2, ratio=0.0).reuse.exact == 1 + with_kv(session)
+
+    def test_serve_nobody_else_what_is_not_exact(self, tmp_path: Path) -> None:
+        """Two equal conversations, one of them made with fused chunks: the exact one finds exact blocks alone."""
+        with engine_at(tmp_path) as engine:
+            engine.warm([A, B])
+            sloppy, exact = engine.session("sloppy"), engine.session("exact")
+            answer = list(tiny_models.tokens(4, seed=9))
+            for session, ratio in ((sloppy, 0.0), (exact, 1.0)):
+                engine.append(session, question(0), answer, ratio=ratio)
+                engine.append(session, question(1), answer, [A, B], ratio=ratio)
+            assert sloppy.token_ids == exact.token_ids
+            assert is_full_prefill(engine, exact, 2, ratio=0.0).reuse.fused == 0
+            assert engine.prefill(question(2), session=sloppy, ratio=0.0).reuse.fused > 0
+            first, second = (
+                {block.key(engine._encoder.identity) for block in session.conversation.history.blocks}
+                for session in (sloppy, exact)
+            )
+            assert len(first & second) == 2  # those of the first turn: the same KV, so the same entries
+
+
+def test_equal_conversations_share_their_blocks(tmp_path: Path) -> None:
+    with engine_at(tmp_path) as engine:
+        one, two = engine.session("1"), engine.session("2")
+        for session in (one, two):
+            for turn in range(3):
+                ask(engine, session, turn)
+        engine.flush()
+        assert engine.stats().store.tiers[-1].entries == len(one.conversation.history.blocks)
+        one.delete()
+        assert is_full_prefill(engine, two, 3).reuse.exact == 1 + with_kv(two)
+        two.delete()
+        assert engine.stats().store.tiers[-1].entries == 0
+
+
+def test_a_given_turn_equals_a_decoded_one(tmp_path: Path) -> None:
+    with engine_at(tmp_path) as engine:
+        said, given = engine.session("said"), engine.session("given")
+        for turn in range(3):
+            answer = ask(engine, said, turn)
+            prefill = engine.append(given, question(turn), answer.token_ids)
+            assert given.token_ids == said.token_ids
+            close(prefill.logits, full_prefill([1, *given.token_ids])[0])
+        assert is_full_prefill(engine, given, 3).reuse.exact == 1 + len(given.token_ids)  # no token is without KV
+
+
+def test_the_runs_of_a_template_between_turns_are_computed_by_the_next_one(tmp_path: Path) -> None:
+    with text_engine(CHATML, prompt=PromptConfig(system="Be brief.")) as engine:
+        session = engine.session("s")
+        first = engine.answer("Why?", session=session, max_new_tokens=4, min_new_tokens=4)
+        runs: TemplateRuns = engine._runs
+        reuse = engine.prefill("And?", session=session).reuse
+        between = len(runs.after_answer) + len(runs.before_next_turn)
+        assert between > 0
+        question_tokens = len(engine.chunk("Why?")) + len(runs.after_question)
+        assert reuse.computed == 1 + between + len(engine.chunk("And?")) + len(runs.after_question)
+        assert reuse.exact == len(runs.before_documents) + question_tokens + len(first.token_ids) - 1
+
+
+def test_parts_say_what_every_token_of_a_history_was(tmp_path: Path) -> None:
+    with engine_at(tmp_path) as engine:
+        session = engine.session("s")
+        chunks = [Chunk(tuple(A), metadata={"source": "a.md"}), engine.chunk(B)]
+        engine.answer(question(0), chunks, session, max_new_tokens=4, min_new_tokens=4)
+        ask(engine, session, 1)
+        parts = [(part.kind.value, len(part), part.turn, part.source) for part in session.conversation.history.parts]
+        assert parts == [
+            ("chunk", len(A), 0, "a.md"),
+            ("chunk", len(B), 0, ""),
+            ("question", 5, 0, ""),
+            ("answer", 4, 0, ""),
+            ("question", 5, 1, ""),
+            ("answer", 4, 1, ""),
+        ]
+        assert sum(len(part) for part in session.conversation.history.parts) == len(session.token_ids)
