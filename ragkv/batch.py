@@ -119,7 +119,6 @@ class Batch:
         with self._changed:
             if self._due:
                 self._changed.wait_for(lambda: not self._due, self._step_s * self._patience)
-                self._due.clear()
 
     def _step(self) -> None:
         """One step for all who wait. The caller has the model."""
