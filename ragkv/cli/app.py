@@ -162,15 +162,20 @@ def size(
     chunk_tokens: Annotated[int, typer.Option(min=1, help="Tokens of a chunk.")] = 512,
     chunks: Annotated[int, typer.Option(min=1, help="Chunks of the corpus.")] = 10_000,
     dtype: Annotated[str, typer.Option(help="dtype the KV would be kept in.")] = "bfloat16",
+    codec: Annotated[str, typer.Option(help="How it would be kept: raw, or int8.")] = "raw",
     as_json: AsJson = False,
 ) -> None:
     """How many bytes the KV of a model takes: per token, per chunk, for a corpus."""
-    from ragkv.model.size import kv_size
+    from ragkv.model.size import float_dtype, kv_sides
+    from ragkv.store import CODECS
 
-    per_token = kv_size(model, dtype)
-    numbers = {"token": per_token, "chunk": per_token * chunk_tokens, "corpus": per_token * chunk_tokens * chunks}
+    if codec not in CODECS:
+        raise ConfigError(f"codec is {codec!r}; it must be one of: {', '.join(CODECS)}.")
+    kind, (layers, kv_heads, head_dim) = float_dtype(dtype), kv_sides(model)
+    per_chunk = layers * CODECS[codec].layout((2, kv_heads, chunk_tokens, head_dim), kind).nbytes
+    numbers = {"token": round(per_chunk / chunk_tokens), "chunk": per_chunk, "corpus": per_chunk * chunks}
     if as_json:
-        print_json({"model": model, "dtype": dtype, "bytes_per": numbers})
+        print_json({"model": model, "dtype": dtype, "codec": codec, "bytes_per": numbers})
         return
     console.print(f"{output.size(numbers['token'])} per token")
     console.print(f"{output.size(numbers['chunk'])} per chunk of {chunk_tokens} tokens")

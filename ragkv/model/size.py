@@ -1,6 +1,7 @@
-"""KV bytes a token takes, read off a model's config alone: no weights are loaded."""
+"""KV bytes, read off a model's config alone: no weights are loaded."""
 
 import os
+from typing import NamedTuple
 
 import torch
 
@@ -11,13 +12,26 @@ from .probe import refuse_unsupported
 from .shapes import SHAPES, shape_config
 
 
-def kv_size(model: str | os.PathLike[str], dtype: str) -> int:
-    """Bytes of keys and values of one token, over all layers. Raises `ModelNotFoundError`, `UnsupportedModelError`."""
+class KVSides(NamedTuple):
+    """What the KV of a token is."""
+
+    layers: int  # L
+    kv_heads: int  # G
+    head_dim: int  # D
+
+
+def float_dtype(name: str) -> torch.dtype:
+    """The torch dtype of that name; raises `ConfigError`."""
+    kind = getattr(torch, name, None)
+    if not isinstance(kind, torch.dtype):
+        raise ConfigError(f"dtype is {name!r}; give 'float32', 'bfloat16' or 'float16'.")
+    return kind
+
+
+def kv_sides(model: str | os.PathLike[str]) -> KVSides:
+    """L, G and D of a model. Raises `ModelNotFoundError`, `UnsupportedModelError`."""
     from transformers import AutoConfig
 
-    kind = getattr(torch, dtype, None)
-    if not isinstance(kind, torch.dtype):
-        raise ConfigError(f"dtype is {dtype!r}; give 'float32', 'bfloat16' or 'float16'.")
     try:
         config = shape_config(str(model)) if model in SHAPES else AutoConfig.from_pretrained(locate(model))
     except (OSError, ValueError, KeyError) as error:
@@ -25,4 +39,4 @@ def kv_size(model: str | os.PathLike[str], dtype: str) -> int:
     refuse_unsupported(config)
     kv_heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    return int(config.num_hidden_layers * 2 * kv_heads * head_dim * kind.itemsize)
+    return KVSides(int(config.num_hidden_layers), int(kv_heads), int(head_dim))

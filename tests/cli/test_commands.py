@@ -86,6 +86,14 @@ def test_stats_and_size_say_bytes(run: Run, documents: Path, model_folder: Path)
     assert size["bytes_per"] == {"token": per_token, "chunk": per_token * 10, "corpus": per_token * 30}
 
 
+def test_size_knows_what_int8_takes(run: Run) -> None:
+    raw, int8 = (run("size", "llama-3-8b", "--codec", name, "--json").json["bytes_per"] for name in ("raw", "int8"))
+    assert raw["token"] == 128 * 1024
+    for unit in ("token", "chunk", "corpus"):
+        assert 0.5 < int8[unit] / raw[unit] < 0.52
+    assert "must be one of: raw, int8" in run("size", "llama-3-8b", "--codec", "int4").err
+
+
 def test_gc_drops_what_another_model_left(run: Run, documents: Path, tmp_path: Path, model_folder: Path) -> None:
     run("ingest", documents)
     other = tmp_path / "other"

@@ -1,0 +1,81 @@
+"""What an engine whose entries are rounded must hold: never called exact, told apart, and close."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from ragkv import FusionConfig, StoreConfig
+
+from .house import PREFIX, A, B, C, Q, close, counts, engine_of, full_prefill, ids, stored
+
+INT8 = StoreConfig(codec="int8")
+
+
+def test_a_rounded_chunk_behind_the_prefix_is_fused_not_exact() -> None:
+    with engine_of() as raw, engine_of(store=INT8) as int8:
+        for engine in (raw, int8):
+            engine.warm([A, B])
+        assert counts(raw.prefill(Q, [A, B], ratio=0.0).reuse) == (len(PREFIX) + len(A), len(B), 0, len(Q))
+        prefill = int8.prefill(Q, [A, B], ratio=0.0)
+        assert counts(prefill.reuse) == (len(PREFIX), len(A) + len(B), 0, len(Q))  # the prefix stays exact: it is raw
+        recomputed = int8.prefill(Q, [A, B], ratio=0.5, selector="first-k")
+        assert len(PREFIX) in recomputed.selected.tolist()  # the first chunk's tokens may be chosen
+
+
+def test_at_ratio_one_nothing_rounded_is_left() -> None:
+    with engine_of(store=INT8) as engine:
+        engine.warm([A, B, C])
+        prefill = engine.prefill(Q, [A, B, C], ratio=1.0)
+    close(prefill.logits, full_prefill(ids([A, B, C]))[0])
+
+
+def test_asked_for_exact_reuse_a_rounded_chunk_is_computed() -> None:
+    with engine_of(store=INT8) as engine:
+        engine.warm([A])
+        prefill = engine.prefill(Q, [A], reuse="prefix")
+        assert counts(prefill.reuse) == (len(PREFIX), 0, 0, len(A) + len(Q))
+    close(prefill.logits, full_prefill(ids([A]))[0])
+
+
+def test_rounding_is_small_and_there() -> None:
+    with engine_of() as raw, engine_of(store=INT8) as int8:
+        kv = []
+        for engine in (raw, int8):
+            engine.warm([A])
+            found = stored(engine, A)
+            assert found is not None
+            kv.append(found)
+    error = (kv[0] - kv[1]).norm() / kv[0].norm()
+    assert 1e-5 < error < 0.02
+
+
+def test_scores_are_measured_before_rounding() -> None:
+    scores = []
+    for store in (StoreConfig(), INT8):
+        with engine_of(store=store, fusion=FusionConfig(sensitivity_prefixes=1)) as engine:
+            engine.warm([A])
+            with engine._store.lease(engine._encoder.identity, tuple(A)) as lease:  # type: ignore[union-attr]
+                scores.append(lease.sensitivity)
+    assert torch.equal(*scores)
+
+
+def test_raw_and_int8_share_a_directory_and_no_entry(tmp_path: Path) -> None:
+    for codec, encoded in (("raw", 1), ("int8", 1), ("raw", 0), ("int8", 0)):
+        with engine_of(store=StoreConfig(directory=str(tmp_path), codec=codec)) as engine:
+            assert engine.warm([A]).encoded == encoded, codec
+    assert len(list(tmp_path.glob("entries/*/*"))) == 2
+
+
+@pytest.mark.parametrize("memory_bytes", [0, 10**6])
+def test_bytes_read_are_counted_as_they_are_kept(tmp_path: Path, memory_bytes: int) -> None:
+    store = StoreConfig(directory=str(tmp_path), codec="int8", memory_bytes=memory_bytes)
+    with engine_of(store=store) as engine:
+        engine.warm([A])
+        reuse = engine.prefill(Q, [A], ratio=0.0).reuse
+        tier = engine.stats().store.tiers[0]
+        with engine._store.lease(engine._encoder.identity, tuple(A)) as lease:  # type: ignore[union-attr]
+            assert lease.stored_bytes < lease.info.size_bytes  # float32 here: about a quarter
+            prefix_bytes = reuse.bytes_by_tier.get("memory", 0) - (lease.stored_bytes if memory_bytes else 0)
+            assert prefix_bytes == len(PREFIX) * lease.info.size_bytes // len(A)
+            assert reuse.bytes_by_tier[tier.kind.value] >= tier.read_bytes == lease.stored_bytes
