@@ -34,6 +34,18 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
             "tie_word_embeddings": True,
         },
     ),
+    "llama-2-7b": (
+        "Llama",
+        {
+            "hidden_size": 4096,
+            "intermediate_size": 11008,
+            "num_hidden_layers": 32,
+            "num_attention_heads": 32,
+            "num_key_value_heads": 32,
+            "vocab_size": 32000,
+            "max_position_embeddings": 32768,  # the model was made for 4096; time does not know
+        },
+    ),
     "llama-3-8b": (
         "Llama",
         {
@@ -61,28 +73,32 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-def shape_config(shape: str) -> Any:
-    """The transformers config of a shape; raises `ConfigError` naming the known ones."""
+def shape_config(shape: str, layers: int | None = None) -> Any:
+    """The transformers config of a shape, of fewer `layers` if given; raises `ConfigError` naming the known ones."""
     import transformers
 
     if shape not in SHAPES:
         raise ConfigError(f"Unknown shape {shape!r}. Known: {', '.join(sorted(SHAPES))}.")
     name, settings = SHAPES[shape]
+    if layers is not None:
+        settings = {**settings, "num_hidden_layers": layers}
     return getattr(transformers, f"{name}Config")(**settings)
 
 
-def random_model(shape: str, dtype: torch.dtype = torch.bfloat16) -> Any:
-    """A causal LM of that shape with small random weights, in eval mode."""
+def random_model(
+    shape: str, dtype: torch.dtype = torch.bfloat16, device: str = "cpu", layers: int | None = None
+) -> Any:
+    """A causal LM of that shape with small random weights, in eval mode; `layers` where fewer will do."""
     import transformers
 
-    config = shape_config(shape)
+    config = shape_config(shape, layers)
     with torch.device("meta"):
         model = getattr(transformers, f"{SHAPES[shape][0]}ForCausalLM")(config)
-    model = model.to_empty(device="cpu").to(dtype)
+    model = model.to(dtype).to_empty(device=device)
     torch.manual_seed(0)
     for parameter in model.parameters():
         parameter.data.normal_(0.0, 0.02) if parameter.dim() > 1 else parameter.data.fill_(1.0)
     model.tie_weights()
     body = model.model
-    body.rotary_emb = type(body.rotary_emb)(config)  # its buffers are not weights
+    body.rotary_emb = type(body.rotary_emb)(config).to(device)  # its buffers are not weights
     return model.eval()

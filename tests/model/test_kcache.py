@@ -94,6 +94,18 @@ def test_the_rows_chosen_and_what_they_give_are_a_naive_reference_s_for_every_n(
         assert (choice.weights.sum(-1) < 1.0 - 1e-7).all()  # the paper leaves them as they are
 
 
+@pytest.mark.parametrize("keys", [4095, 4096, 5003, 8200])
+@pytest.mark.parametrize("top_n", [1, 16, 64, 128, 250, 512])
+def test_over_many_keys_the_rows_are_still_the_largest_s(keys: int, top_n: int) -> None:
+    chance = torch.Generator().manual_seed(keys + top_n)
+    q_rot, k_rot = torch.randn(2, 3, 8, generator=chance), torch.randn(2, keys, 8, generator=chance)
+    k_rot[:, -3:] *= 10  # some of the largest are in the last, broken block
+    choice = choose(q_rot, k_rot, top_n, 0.3)
+    wanted = (torch.bmm(q_rot, k_rot.transpose(1, 2)) * 0.3).softmax(-1).topk(top_n).values
+    torch.testing.assert_close(choice.weights.sort(-1, descending=True).values, wanted)
+    assert choice.places.flatten(1).shape == (2, 3 * top_n)
+
+
 def test_keys_that_may_not_be_seen_have_no_weight() -> None:
     q_rot, k_rot = torch.randn(1, 2, 8), torch.randn(1, 10, 8)
     allowed = torch.ones(1, 1, 10, dtype=torch.bool)

@@ -1,6 +1,6 @@
 """KCache: K stays on the device, V lies in host memory, decoding attends with the top-N values (arXiv 2404.18057)."""
 
-from .offloaded import OffloadedKV, Offloading
+from .offloaded import OffloadedKV, Offloading, offload
 from .topn import Choice, attend_top, choose
 from .transformers_cache import ATTENTION, KCacheLayer, kcache
 from .values import STAGED_ROWS, HostValues
@@ -16,4 +16,5 @@ __all__ = [
     "attend_top",
     "choose",
     "kcache",
+    "offload",
 ]

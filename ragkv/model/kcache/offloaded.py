@@ -132,6 +132,18 @@ class OffloadedKV(PromptKV):
         return values
 
 
+def offload(kv: PromptKV, config: KCacheConfig, staged_rows: int = STAGED_ROWS) -> OffloadedKV:
+    """A copy of a prefilled `kv`, its values in host memory where `config` has them there. `kv` stays as it is."""
+    _, kv_heads, _, head_dim = kv.keys[0].shape
+    layers, dtype, device = len(kv.keys), kv.keys[0].dtype, kv.keys[0].device
+    made = OffloadedKV(layers, kv_heads, head_dim, kv.capacity, dtype, device, config, staged_rows)
+    for layer in range(layers):
+        made.put(layer, 0, *kv.view(layer, kv.length))
+        made.settle(layer, kv.length)
+    made.length = kv.length
+    return made
+
+
 class Offloading:
     """Decides for one model which prompts are decoded with their V in host memory, and makes their KV."""
 

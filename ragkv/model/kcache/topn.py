@@ -15,6 +15,9 @@ import torch
 
 FLOAT32_SCORES = hasattr(torch.ops.aten.bmm, "dtype")  # of half-precision factors, on CUDA; since torch 2.8
 
+MANY_KEYS = 4096
+BLOCKS = ((32, 8), (8, 4))  # keys a block, and how many blocks there must be for each of the N
+
 
 @dataclass(frozen=True, slots=True)
 class Choice:
@@ -41,13 +44,15 @@ def choose(
     N is at most S. `allowed` (G, 1, S) bool says which keys may be seen. Of equal weights any may be chosen.
     """
     kv_heads, keys = k_rot.shape[:2]
-    scores = _scores(q_rot, k_rot) * scaling  # (G, H / G, S) float32
+    scores = _scores(q_rot, k_rot).mul_(scaling)  # (G, H / G, S) float32
     if softcap is not None:
         scores = torch.tanh(scores / softcap) * softcap
     if allowed is not None:
         scores = scores.masked_fill(~allowed, float("-inf"))
-    top, positions = scores.topk(min(top_n, keys), dim=-1, sorted=False)  # softmax keeps the order, and makes ties
-    weights = top.softmax(-1) if renormalise else (top - scores.logsumexp(-1, keepdim=True)).exp()
+    positions = _largest(scores, min(top_n, keys))  # softmax keeps the order, and makes ties
+    weights = scores.softmax(-1).gather(-1, positions)
+    if renormalise:
+        weights = weights / weights.sum(-1, keepdim=True)
     heads = torch.arange(kv_heads, device=k_rot.device)[:, None, None]
     rows, places = torch.unique((positions + start) * kv_heads + heads, return_inverse=True)
     return Choice(rows, places, weights)
@@ -65,6 +70,27 @@ def attend_top(choice: Choice, fetch: Callable[[torch.Tensor], torch.Tensor]) ->
 def _scores(q_rot: torch.Tensor, k_rot: torch.Tensor) -> torch.Tensor:
     """q k^T as float32, (G, H / G, S)."""
     turned = k_rot.transpose(1, 2)
-    if q_rot.is_cuda and q_rot.dtype != torch.float32 and FLOAT32_SCORES:
-        return torch.bmm(q_rot, turned, out_dtype=torch.float32)
-    return torch.bmm(q_rot, turned).float()
+    if q_rot.dtype == torch.float32:
+        return torch.bmm(q_rot, turned)
+    if q_rot.is_cpu:  # one head after another: bmm of half-precision factors is 5 to 15x slower there
+        return torch.stack([torch.mm(query, keys) for query, keys in zip(q_rot, turned, strict=True)]).float()
+    return torch.bmm(q_rot, turned, out_dtype=torch.float32) if FLOAT32_SCORES else torch.bmm(q_rot, turned).float()
+
+
+def _largest(scores: torch.Tensor, count: int) -> torch.Tensor:
+    """Where the `count` largest of scores (..., S) are, in no order: (..., count).
+
+    They lie in the `count` blocks whose maxima are largest, so over many keys on a CPU only those blocks are looked
+    through: up to 2.5x over `topk` (16,384 keys, N 16 to 512).
+    """
+    keys = scores.shape[-1]
+    block = next((size for size, least in BLOCKS if keys >= MANY_KEYS and keys // size >= least * count), None)
+    if block is None or not scores.is_cpu:
+        return scores.topk(count, dim=-1, sorted=False).indices
+    whole = keys - keys % block
+    maxima = scores[..., :whole].unflatten(-1, (-1, block)).amax(-1)
+    blocks = maxima.topk(count, dim=-1, sorted=False).indices
+    inside = (blocks.unsqueeze(-1) * block + torch.arange(block)).flatten(-2)
+    rest = torch.arange(whole, keys).expand(*inside.shape[:-1], -1)
+    candidates = torch.cat((inside, rest), dim=-1)
+    return candidates.gather(-1, scores.gather(-1, candidates).topk(count, dim=-1, sorted=False).indices)
