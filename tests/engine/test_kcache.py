@@ -1,0 +1,105 @@
+"""KCache composes: fused prompts, conversations and concurrent requests decode under it as they would without."""
+
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+from ragkv import Answer, Engine, KCacheConfig
+from ragkv.model import PromptKV
+from ragkv.model.kcache import OffloadedKV
+from tests import tiny_models
+
+from .house import A, B, C, Q, close, engine_of
+
+CHUNKS = [tiny_models.tokens(count, seed) for seed, count in enumerate((9, 14, 8, 21, 7, 12), 20)]  # six
+FORCED = KCacheConfig(top_n=10_000, resident_layers=1, fall_back=False)  # all keys, and the top-N path all the same
+FEW = KCacheConfig(top_n=4, resident_layers=0)
+
+
+def answers(engine: Engine, **how: Any) -> tuple[int, ...]:
+    return engine.answer(Q, CHUNKS, max_new_tokens=40, min_new_tokens=40, **how).token_ids
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma2", "mistral", "qwen3"])
+@pytest.mark.parametrize("selector", ["sensitivity-query", "hkvd-gradual"])
+def test_a_fused_prompt_of_six_chunks_is_answered_as_without(family: str, selector: str) -> None:
+    said = []
+    for kcache in (None, FORCED):
+        with engine_of(family, kcache=kcache) as engine:
+            engine.warm(CHUNKS)
+            prefill = engine.prefill(Q, CHUNKS, ratio=0.3, selector=selector)
+            assert type(prefill.fused.kv) is (OffloadedKV if kcache else PromptKV)
+            assert prefill.reuse.fused > 0
+            said.append(answers(engine, ratio=0.3, selector=selector))
+    assert said[0] == said[1]
+
+
+def test_a_conversation_of_five_turns_is_answered_as_without_and_keeps_the_same_history() -> None:
+    turns = []
+    for kcache in (None, FORCED):
+        with engine_of(kcache=kcache) as engine:
+            engine.warm(CHUNKS)
+            session = engine.session("s")
+            talk = [
+                engine.answer(
+                    tiny_models.tokens(4, 50 + turn), CHUNKS[turn : turn + 2], session, max_new_tokens=12, ratio=0.3
+                )
+                for turn in range(5)
+            ]
+            turns.append([(answer.token_ids, answer.reuse.tokens, answer.reuse.exact) for answer in talk])
+            turns[-1].append(session.token_ids)
+    assert turns[0] == turns[1]
+
+
+def test_requests_with_v_on_the_host_decode_side_by_side() -> None:
+    with engine_of(kcache=FEW) as engine:
+        engine.warm([A, B, C])
+        asked = [[A, B], [B, C], [C, A], [A, B, C]]
+
+        def answer(chunks: list[list[int]]) -> Answer:
+            return engine.answer(Q, chunks, max_new_tokens=24, min_new_tokens=24)
+
+        alone = [answer(chunks).token_ids for chunks in asked]
+        with ThreadPoolExecutor(4) as pool:
+            together = [found.token_ids for found in pool.map(answer, asked)]
+    assert together == alone
+
+
+def test_a_prompt_shorter_than_n_falls_back_bit_for_bit_and_says_so() -> None:
+    said = []
+    for kcache in (None, KCacheConfig(top_n=128)):
+        with engine_of(kcache=kcache) as engine:
+            engine.warm(CHUNKS)
+            answer = engine.answer(Q, CHUNKS, max_new_tokens=40, min_new_tokens=40)
+            prefill = engine.prefill(Q, CHUNKS)
+            assert type(prefill.fused.kv) is PromptKV
+            said.append((answer.token_ids, prefill.logits.tolist()))
+            notes = [note for note in answer.reuse.notes if note.startswith("kcache")]
+            assert notes == (
+                [f"kcache: top_n is 128, the prompt has {prefill.reuse.tokens} tokens: attention is ordinary"]
+                if kcache
+                else []
+            )
+    assert said[0] == said[1]
+
+
+def test_v_leaves_the_device_and_can_still_be_had() -> None:
+    prefills = []
+    for kcache in (None, FEW):
+        with engine_of(kcache=kcache) as engine:
+            engine.warm(CHUNKS)
+            prefills.append(engine.prefill(Q, CHUNKS, ratio=0.3))
+    ordinary, offloaded = prefills
+    assert isinstance(offloaded.fused.kv, OffloadedKV)
+    assert offloaded.fused.kv.host_bytes == ordinary.fused.kv.device_bytes // 2
+    assert not any(note.startswith("kcache") for note in offloaded.reuse.notes)
+    close(offloaded.logits, ordinary.logits)  # prefill is ordinary attention
+    for mine, its in zip(offloaded.cache.layers, ordinary.cache.layers, strict=True):
+        close(mine.keys, its.keys)
+        close(mine.values, its.values)
+
+
+def test_few_values_change_what_is_said() -> None:
+    with engine_of() as engine, engine_of(kcache=FEW) as other:
+        assert answers(engine) != answers(other)
