@@ -8,8 +8,8 @@ import torch
 
 from ragkv.errors import EntryDamagedError
 from ragkv.fusion import LayerReader
-from ragkv.store import Lease, TierKind
-from tests.store.entries import make_entry
+from ragkv.store import LRU, Lease, MemoryTier, TierKind
+from tests.store.entries import kept, make_entry, with_codec
 
 CPU = torch.device("cpu")
 LAYERS = 6
@@ -33,6 +33,7 @@ class FakeLease(Lease):
         if layer == self.bad:
             raise EntryDamagedError(self.info.key, f"layer {layer}")
         assert out is not None
+        assert out.data_ptr() % 4096 == 0, "reads past the page cache would be copied"
         return out.copy_(self.entry.kv[layer])
 
     def close(self) -> None:
@@ -82,3 +83,22 @@ def test_bytes_are_counted_by_tier(pool: ThreadPoolExecutor) -> None:
     lease = FakeLease()
     with LayerReader([lease, lease], LAYERS, 2, pool, CPU) as reader:
         assert reader.bytes_by_tier() == {"disk": 2 * lease.info.size_bytes}
+
+
+def test_what_lies_in_memory_is_read_in_place_and_what_must_be_decoded_into_a_buffer(pool: ThreadPoolExecutor) -> None:
+    """Also where another tier gives views, or memory needs decoding: the lease says which, not its tier's kind."""
+    for codec in ("raw", "int8"):
+        entry = make_entry(1, tokens=4, layers=LAYERS, identity=with_codec(codec))
+        tier = MemoryTier(10**6, LRU())
+        tier.put(entry)
+        lease = tier.lease(entry.info.identity, entry.info.token_ids)
+        assert lease is not None
+        with lease, LayerReader([lease], LAYERS, 2, pool, CPU) as reader:
+            pieces = [reader.layer(layer)[0] for layer in range(LAYERS)]
+            buffers = {piece.data_ptr() for piece in pieces}
+            assert reader.bytes_by_tier() == {"memory": lease.stored_bytes}
+        if codec == "raw":
+            assert buffers == {layer.data_ptr() for layer in entry.kv}
+        else:
+            assert len(buffers) == 3
+            assert torch.equal(pieces[-1], kept(entry).kv[-1])

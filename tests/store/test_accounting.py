@@ -7,12 +7,15 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from ragkv.store import LRU, DiskTier, Entry, Lease, MemoryTier, Tier
+from ragkv.store import LRU, DiskTier, EncodedEntry, Entry, Lease, MemoryTier, Tier
 
-from .entries import IDENTITY, ids_of, make_entry, read_all, same
+from .entries import CODEC_NAMES, ids_of, kept, make_entry, read_all, same, with_codec
 
 NUMBERS = st.integers(0, 7)
-ENTRIES = [make_entry(number, layers=1 + number % 3) for number in range(8)]  # three sizes
+ENTRIES = [  # of three sizes in two codecs
+    make_entry(number, layers=1 + number % 3, identity=with_codec(CODEC_NAMES[number % 2])) for number in range(8)
+]
+KEPT = [kept(entry) for entry in ENTRIES]
 
 
 class AnyTier(RuleBasedStateMachine):
@@ -40,10 +43,10 @@ class AnyTier(RuleBasedStateMachine):
     def lease(self, number: int) -> None:
         entry = ENTRIES[number]
         held = self.tier.contains(entry.info.key)
-        lease = self.tier.lease(IDENTITY, ids_of(number))
+        lease = self.tier.lease(entry.info.identity, ids_of(number))
         assert (lease is not None) == held
         if lease is not None:
-            assert same(read_all(lease), entry)
+            assert same(read_all(lease), KEPT[number])
             self.leases.append((number, lease))
             self.live.add(id(lease))
 
@@ -74,7 +77,7 @@ class AnyTier(RuleBasedStateMachine):
     @invariant()
     def what_is_leased_is_there_and_readable(self) -> None:
         for number, lease in self.leases:
-            assert same(read_all(lease), ENTRIES[number])
+            assert same(read_all(lease), KEPT[number])
             if id(lease) in self.live:
                 assert self.tier.contains(ENTRIES[number].info.key)
 
@@ -90,7 +93,7 @@ class AnyMemoryTier(AnyTier):
 
     def recount(self) -> int:
         by_key: dict[str, Entry] = {entry.info.key: entry for entry in ENTRIES}
-        return sum(by_key[info.key].size_bytes for info in self.tier.infos())
+        return sum(EncodedEntry.of(by_key[info.key]).size_bytes for info in self.tier.infos())
 
 
 class AnyDiskTier(AnyTier):

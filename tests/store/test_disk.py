@@ -1,6 +1,7 @@
 """What the disk tier must hold beyond the contract of all tiers: durability, sweeps, locks and damage."""
 
 import errno
+import fcntl
 import logging
 import os
 import threading
@@ -13,9 +14,10 @@ import torch
 from ragkv.errors import EntryDamagedError, StoreError, StoreLockedError
 from ragkv.store import LRU, DiskTier, ReadOnlyDiskTier, aligned_empty
 
-from .entries import IDENTITY, ids_of, make_entry, read_all, same
+from .entries import CODEC_NAMES, IDENTITY, ids_of, kept, make_entry, read_all, same, with_codec
 
 FILE_BYTES = 4 * 4096
+needs_direct = pytest.mark.skipif(not hasattr(os, "O_DIRECT"), reason="the system has no O_DIRECT")
 
 
 def open_tier(place: Path, room: int = 100, **options: object) -> DiskTier:
@@ -29,8 +31,8 @@ def fill(place: Path, *numbers: int) -> None:
     tier.close()
 
 
-def file_of(place: Path, number: int) -> Path:
-    key = make_entry(number).info.key
+def file_of(place: Path, number: int, tokens: int = 4) -> Path:
+    key = make_entry(number, tokens=tokens).info.key
     return place / "entries" / key[:2] / f"{key}.safetensors"
 
 
@@ -372,15 +374,60 @@ def test_other_format_versions_are_misses_count_and_are_swept_by_gc(
     tier.close()
 
 
-def test_direct_reads_need_no_aligned_buffer_but_use_one(tmp_path: Path) -> None:
-    entry = make_entry(1, tokens=300)  # a layer is not a multiple of a page
+@needs_direct
+@pytest.mark.parametrize("codec", CODEC_NAMES)
+@pytest.mark.parametrize("tokens", [3, 300, 512])  # less than a page, pages and a part, pages
+def test_direct_reads_go_past_the_page_cache_whatever_the_buffer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, codec: str, tokens: int
+) -> None:
+    entry = make_entry(1, tokens=tokens, identity=with_codec(codec))
     tier = open_tier(tmp_path, direct=True)
     tier.put(entry)
+    flags = set[int]()
+
+    def spy_preadv(fd: int, buffers: list[memoryview], offset: int) -> int:
+        flags.add(fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_DIRECT)
+        return preadv(fd, buffers, offset)
+
+    preadv = os.preadv
+    monkeypatch.setattr(os, "preadv", spy_preadv)
+    monkeypatch.setattr(os, "pread", None)
     aligned = aligned_empty(entry.kv[0].shape, entry.kv.dtype)
     assert aligned.data_ptr() % 4096 == 0
-    with tier.lease(IDENTITY, list(entry.info.token_ids)) as lease:  # type: ignore[union-attr]
-        assert torch.equal(lease.read_layer(0, aligned), entry.kv[0])
-        assert torch.equal(lease.read_layer(1, torch.empty_like(entry.kv[1])), entry.kv[1])
+    unaligned = torch.empty(entry.kv[0].numel() + 1, dtype=entry.kv.dtype)[1:].view(entry.kv[0].shape)
+    with tier.lease(entry.info.identity, entry.info.token_ids) as lease:  # type: ignore[union-attr]
+        for out in (aligned, unaligned, None):
+            assert torch.equal(lease.read_layer(0, out), kept(entry).kv[0])
+    assert flags == {os.O_DIRECT}
+    tier.close()
+
+
+@needs_direct
+def test_a_file_system_that_opens_but_does_not_read_directly_is_read_through_the_page_cache(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refusing(fd: int, buffers: list[memoryview], offset: int) -> int:
+        if fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_DIRECT:
+            raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+        return preadv(fd, buffers, offset)
+
+    preadv = os.preadv
+    monkeypatch.setattr(os, "preadv", refusing)
+    tier = open_tier(tmp_path, direct=True)
+    tier.put(make_entry(1))
+    assert serves(tier, 1)
+    tier.close()
+
+
+@needs_direct
+def test_a_direct_read_of_a_file_cut_short_is_damage(tmp_path: Path) -> None:
+    tier = open_tier(tmp_path, direct=True)
+    entry = make_entry(1, tokens=300)
+    tier.put(entry)
+    with tier.lease(IDENTITY, entry.info.token_ids) as lease:  # type: ignore[union-attr]
+        os.truncate(file_of(tmp_path, 1, 300), 4 * 4096 + 100)
+        with pytest.raises(EntryDamagedError, match="layer 1"):
+            lease.read_layer(1)
     tier.close()
 
 

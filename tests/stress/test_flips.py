@@ -11,10 +11,12 @@ from ragkv.errors import EntryDamagedError
 from ragkv.store import DiskTier, Entry, Store
 from ragkv.store.record import read_head
 
-from ..store.entries import IDENTITY, ids_of, make_entry, read_all, same
+from ..store.entries import CODEC_NAMES, IDENTITY, ids_of, kept, make_entry, read_all, same, with_codec
 from .writing import config_of
 
-ENTRIES = [make_entry(number, tokens=100) for number in range(6)]  # a layer: 3,200 bytes and 896 of padding
+ENTRIES = [  # a layer: 3,200 bytes and 896 of padding if raw, 2,064 and 2,032 if int8
+    make_entry(number, tokens=100, identity=with_codec(CODEC_NAMES[number % 2])) for number in range(6)
+]
 
 
 def covered(path: Path, key: str) -> list[tuple[int, int]]:
@@ -37,7 +39,7 @@ def flip(path: Path, choose: random.Random) -> int:
 
 def served(store: Store, entry: Entry) -> bool:
     """Whether the entry is served; wrong bytes fail the test."""
-    lease = store.lease(IDENTITY, entry.info.token_ids)
+    lease = store.lease(entry.info.identity, entry.info.token_ids)
     if lease is None:
         return False
     with lease:
@@ -45,7 +47,7 @@ def served(store: Store, entry: Entry) -> bool:
             read = read_all(lease)
         except EntryDamagedError:
             return False
-    assert same(read, entry), "wrong bytes were served"
+    assert same(read, kept(entry)), "wrong bytes were served"
     return True
 
 
