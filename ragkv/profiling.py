@@ -145,7 +145,7 @@ class _Measuring:
                     self._step()
             if time.perf_counter() - self._began > BUDGET_S:
                 break
-        fit, placed_s = _fit_recompute(layers, apart=self._adapter.device.type == "cuda")
+        fit, placed_s = _fit_recompute(layers, together=self._adapter.device.type == "cuda")
         placing_s = statistics.median(placing) if placed_s is None else placed_s
         return _fit_length(full), _fit_length(steps, quadratic=False), fit, placing_s
 
@@ -289,17 +289,20 @@ def _fit_length(times: dict[int, list[float]], quadratic: bool = True) -> Length
     return replace(fit, points=points)
 
 
-def _fit_recompute(times: dict[tuple[int, int, int], list[float]], apart: bool) -> tuple[RecomputeFit, float | None]:
-    """A layer's time over rows and keys; if placing was not timed `apart`, its time a token too."""
+def _fit_recompute(times: dict[tuple[int, int, int], list[float]], together: bool) -> tuple[RecomputeFit, float | None]:
+    """A layer's time over rows and keys. With placing timed `together`, that a token too."""
     medians = {at: statistics.median(several) for at, several in times.items()}
-    columns = [[1.0, float(rows), float(rows * keys), float(placed) * apart] for rows, keys, placed in medians]
-    fixed_s, per_row_s, per_row_key_s, placed_s = _fit(columns, list(medians.values()))
-    fit = RecomputeFit(fixed_s, per_row_s, per_row_key_s)
+    columns = [
+        [1.0, float(placed if together else keys), float(rows), float(rows * keys)] for rows, keys, placed in medians
+    ]
+    fixed_s, per_key_s, per_row_s, per_row_key_s = _fit(columns, list(medians.values()))
+    placed_s, per_key_s = (per_key_s, 0.0) if together else (0.0, per_key_s)
+    fit = RecomputeFit(fixed_s, per_key_s, per_row_s, per_row_key_s)
     points = tuple(
         RecomputePoint(rows, keys, max(0.0, took - placed * placed_s), fit.at(rows, keys))
         for (rows, keys, placed), took in medians.items()
     )
-    return replace(fit, points=points), placed_s if apart else None
+    return replace(fit, points=points), placed_s if together else None
 
 
 def _fit(columns: Sequence[Sequence[float]], times: Sequence[float]) -> list[float]:

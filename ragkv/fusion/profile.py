@@ -84,16 +84,17 @@ class RecomputePoint:
 
 @dataclass(frozen=True, slots=True)
 class RecomputeFit:
-    """Time of one layer over R rows and S keys: fixed + per_row R + per_row_key R S."""
+    """Time of one layer over R rows and S keys: fixed + per_key S + per_row R + per_row_key R S."""
 
     fixed_s: float
+    per_key_s: float  # masks, and keys that are read however few rows see them
     per_row_s: float
     per_row_key_s: float
     points: tuple[RecomputePoint, ...] = ()
 
     def at(self, rows: float, keys: float) -> float:
         """Seconds of one layer."""
-        return self.fixed_s + rows * self.row_s(keys)
+        return self.fixed_s + self.per_key_s * keys + rows * self.row_s(keys)
 
     def row_s(self, keys: float) -> float:
         """Seconds that one more row takes."""

@@ -35,7 +35,7 @@ def hand_made(made: Engine, disk_token_s: float) -> Profile:
         kv_bytes_per_token=a_token,
         stored_bytes_per_token=float(a_token),
         prefill=LengthFit(0.0, 0.03, 0.0),
-        recompute=RecomputeFit(0.0, 0.01, 0.0),
+        recompute=RecomputeFit(0.0, 0.0, 0.01, 0.0),
         place_token_layer_s=0.0,
         start_s=0.0,
         decode=LengthFit(0.01, 0.0, 0.0),

@@ -15,7 +15,7 @@ def profile(**changes: Any) -> Profile:
         kv_bytes_per_token=3000,
         stored_bytes_per_token=3000.0,
         prefill=LengthFit(1.0, 0.03, 0.0),
-        recompute=RecomputeFit(1.0, 0.01, 0.0),
+        recompute=RecomputeFit(1.0, 0.0, 0.01, 0.0),
         place_token_layer_s=0.0,
         start_s=0.5,
         decode=LengthFit(0.1, 0.001, 0.0),

@@ -43,7 +43,7 @@ class TestRatio:
 
     def test_placing_and_attention_take_their_share(self) -> None:
         made = dataclasses.replace(
-            on_disk(3.0), place_token_layer_s=0.002, recompute=RecomputeFit(1.0, 0.01, 0.0001), layers=3
+            on_disk(3.0), place_token_layer_s=0.002, recompute=RecomputeFit(1.0, 0.0, 0.01, 0.0001), layers=3
         )
         ratio = choose_ratio(made, SHAPE, LOADS, 0.15).ratio
         assert ratio == pytest.approx((3.0 - 1.0 - 0.2 - 10 * 0.021) / (100 * 0.021))
@@ -62,7 +62,7 @@ class TestRatio:
         for shape in (Shape(0, 10, 110), dataclasses.replace(SHAPE, selection=Selection.ASKING)):
             assert crossing(on_disk(9.0), shape, LOADS) is None
             assert choose_ratio(on_disk(9.0), shape, LOADS, 0.4).ratio == 0.4
-        free = dataclasses.replace(on_disk(9.0), recompute=RecomputeFit(1.0, 0.0, 0.0))
+        free = dataclasses.replace(on_disk(9.0), recompute=RecomputeFit(1.0, 0.0, 0.0, 0.0))
         assert choose_ratio(free, SHAPE, LOADS, 0.4).ratio == 0.4
 
     def test_the_paper_s_r_star_is_the_default(self) -> None:
@@ -172,7 +172,7 @@ class TestComputedInstead:
 
     def test_some_load_for_nothing_while_others_are_computed(self) -> None:
         """Each loads 1.5 times as long as it computes; yet computing all six is not the fastest."""
-        made = profile(tiers={"disk": disk(0.015)}, recompute=RecomputeFit(0.0, 0.01, 0.0))
+        made = profile(tiers={"disk": disk(0.015)}, recompute=RecomputeFit(0.0, 0.0, 0.01, 0.0))
         loads = [Load("disk", 100)] * 6
         shape = Shape(600, 0, 600)
         computed = choose_computed(made, shape, loads, 0.0).computed
@@ -180,7 +180,7 @@ class TestComputedInstead:
         assert len(computed) == 4  # 3 s of loading beside 4 s of computing
 
     def test_none_that_loads_faster_than_it_computes(self) -> None:
-        made = profile(tiers={"disk": disk(0.0099)}, recompute=RecomputeFit(0.0, 0.01, 0.0))
+        made = profile(tiers={"disk": disk(0.0099)}, recompute=RecomputeFit(0.0, 0.0, 0.01, 0.0))
         assert not loads_slower(made, Shape(600, 0, 600), Load("disk", 100))
         decision = choose_computed(made, Shape(600, 0, 600), [Load("disk", 100)] * 6, 0.0)
         assert (decision.computed, decision.why) == ((), ())
@@ -191,7 +191,7 @@ class TestComputedInstead:
         assert choose_computed(made, Shape(50, 10, 110), loads, 0.15).computed == (1,)
 
     def test_many_different_chunks_are_still_decided_well(self) -> None:
-        made = profile(tiers={"disk": disk(0.015)}, recompute=RecomputeFit(0.0, 0.01, 0.0))
+        made = profile(tiers={"disk": disk(0.015)}, recompute=RecomputeFit(0.0, 0.0, 0.01, 0.0))
         loads = [Load("disk", 20 + i) for i in range(24)]
         assert 2 ** len(loads) > MOST_SUBSETS
         tokens = sum(load.tokens for load in loads)
@@ -208,7 +208,7 @@ class TestComputedInstead:
 class TestDecide:
     def test_computes_what_is_slow_then_raises_the_ratio_over_the_rest(self) -> None:
         made = profile(tiers={"disk": disk(0.016), "remote": disk(1.0), "memory": TierSpeed(0.0, 0.0)})
-        made = dataclasses.replace(made, recompute=RecomputeFit(0.0, 0.02, 0.0))
+        made = dataclasses.replace(made, recompute=RecomputeFit(0.0, 0.0, 0.02, 0.0))
         loads = [Load("disk", 100), Load("remote", 20)]
         decision = decide(made, Shape(120, 10, 130), loads, 0.15, PricesConfig())
         assert decision.computed == (1,)

@@ -18,7 +18,7 @@ SHAPE = Shape(fused_tokens=100, forced_rows=10, prompt_tokens=110)
 times = st.floats(0, 10)
 profiles = st.builds(
     lambda fixed, row, key, place, start, layers: profile(
-        recompute=RecomputeFit(fixed, row, key / 1000), place_token_layer_s=place, start_s=start, layers=layers
+        recompute=RecomputeFit(fixed, 0.0, row, key / 1000), place_token_layer_s=place, start_s=start, layers=layers
     ),
     *(times,) * 5,
     st.integers(1, 5),
@@ -40,7 +40,7 @@ def test_recompute_counts_the_ratio_s_tokens_the_question_and_what_is_placed() -
 
 
 def test_a_row_costs_more_the_more_it_sees() -> None:
-    seeing = profile(recompute=RecomputeFit(0.0, 0.01, 0.001))
+    seeing = profile(recompute=RecomputeFit(0.0, 0.0, 0.01, 0.001))
     assert recompute_s(seeing, 0.0, Shape(0, 10, 100)).layer_s == pytest.approx(10 * (0.01 + 0.1))
 
 
@@ -158,3 +158,8 @@ def test_a_price_is_a_price(price: float) -> None:
 
 def test_a_time_over_a_length_is_a_parabola() -> None:
     assert LengthFit(1.0, 0.5, 0.25).at(4) == 1 + 2 + 4
+
+
+def test_keys_are_read_however_few_rows_see_them() -> None:
+    made = profile(recompute=RecomputeFit(1.0, 0.5, 0.0, 0.0))
+    assert recompute_s(made, 0.9, Shape(10, 10, 100)).layer_s == pytest.approx(51.0)

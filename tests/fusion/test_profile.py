@@ -27,7 +27,7 @@ from .profiles import SUBJECT, profile
 
 MEASURED = profile(
     prefill=LengthFit(0.1, 0.2, 1e-9, (LengthPoint(128, 1.25, 1.5), LengthPoint(256, 3.0, 2.9))),
-    recompute=RecomputeFit(0.5, 0.25, 0.0, (RecomputePoint(32, 1024, 0.1, 0.11),)),
+    recompute=RecomputeFit(0.5, 0.0, 0.25, 0.0, (RecomputePoint(32, 1024, 0.1, 0.11),)),
     tiers={"memory": TierSpeed(1e-6, 0.0), "disk": TierSpeed(1e-4, 1e-9, (TierPoint(4096, 0.01, 0.011),))},
     copy_bytes_per_s=1e10,
 )
@@ -107,7 +107,7 @@ def test_a_file_that_is_no_profile_is_an_error_not_a_crash_and_is_measured_over(
     [
         dict(start_s=-1.0),
         dict(place_token_layer_s=math.nan),
-        dict(recompute=RecomputeFit(0.0, -1e-9, 0.0)),
+        dict(recompute=RecomputeFit(0.0, 0.0, -1e-9, 0.0)),
         dict(tiers={"disk": TierSpeed(0.0, math.inf)}),
         dict(layers=0),
         dict(kv_bytes_per_token=0),

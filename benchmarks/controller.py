@@ -1,0 +1,318 @@
+"""The loading controller against measurements: its estimates, ratio and device (CacheBlend section 5.1, figure 10).
+
+    python -m benchmarks.controller [--quick]
+
+Claims, on a real shape with random weights (weights do not change time), chunks on a disk tier throttled to chosen
+bandwidths, the profile measured in the same run: TTFT is the first layer's load, then the longer of loading and
+recompute for every layer, then the last row's logits, to 10 %; the controller's ratio is within 10 % of the crossing of
+the measured T_recompute with T_load; TTFT at that ratio is at most 5 % above TTFT at r*; the chosen device is what an
+exhaustive sweep calls the cheapest without delay; estimates are within 15 % of measurements over ratios and sizes. r*
+is set to 5 %, so that every crossing lies above it. Not shown: a disk that other processes use too.
+"""
+
+import argparse
+import dataclasses
+import importlib
+import importlib.util
+import statistics
+import tempfile
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks import report
+from ragkv import Engine, EngineConfig, FusionConfig, StoreConfig
+from ragkv.config import PricesConfig
+from ragkv.fusion.controller import choose_ratio, choose_tier, crossing
+from ragkv.fusion.estimators import Load, Shape, load_s, recompute_s, storage_cost, ttft_s
+from ragkv.fusion.profile import Profile, TierSpeed
+from ragkv.model.shapes import SHAPES, random_model
+from ragkv.profiling import file, measure
+from ragkv.store import aligned_empty
+from ragkv.testing import ThrottledTier
+from ragkv.verdict import Point, Tolerance, Verdict
+
+FIGURE = Path(__file__).parents[1] / "docs" / "figures" / "estimators.png"
+QUESTION_TOKENS = 32
+CROSSINGS = (0.1, 0.3, 0.6, 0.9)
+SWEEP = (0.0, 0.1, 0.2, 0.3, 0.45, 0.6, 0.8, 0.99)  # at 1 nothing would be placed
+R_STAR = 0.05
+UNTHROTTLED = 1e15  # bytes a second
+DEVICE_CROSSINGS = {"memory": 0.0, "disk": 0.3, "remote": 0.65}  # loading takes what this ratio's recompute takes
+DEVICE_RATIOS = (0.15, 0.45, 0.85)
+SLACK = 1.05  # of a time: no delay
+
+
+class Bench:
+    """One engine over one throttled disk tier, and requests of several sizes."""
+
+    def __init__(self, engine: Engine, vocabulary: int, runs: int) -> None:
+        self.engine, self.runs = engine, runs
+        store = engine._store
+        self.tier = ThrottledTier(store._tiers[0], UNTHROTTLED)
+        store._tiers = (self.tier,)
+        generator = torch.Generator().manual_seed(0)
+        self._ids = lambda count: torch.randint(3, vocabulary, (count,), generator=generator).tolist()
+        self.question = self._ids(QUESTION_TOKENS)
+        engine._intake.heed(Verdict("first-k", Tolerance(), (Point(R_STAR, 0.0, 0.0, 1.0, 1.0, None),), 1, 1))
+
+    def chunks(self, count: int, tokens: int) -> list[list[int]]:
+        """So many chunks, stored."""
+        made = [self._ids(tokens) for _ in range(count)]
+        self.engine.warm(made)
+        return made
+
+    def passes(self, chunks: Sequence[list[int]], ratios: Sequence[float]) -> dict[float, tuple[float, float]]:
+        """Medians, by ratio, of a layer's recompute without waiting and of the whole TTFT; unthrottled, in turns."""
+        self.tier.bandwidth_bytes_per_s = UNTHROTTLED
+        start_s, inner = self.profile.start_s, max(1, self.profile.layers - 1)
+        layers: dict[float, list[float]] = {ratio: [] for ratio in ratios}
+        wholes: dict[float, list[float]] = {ratio: [] for ratio in ratios}
+        for turn in range(self.runs + 1):
+            for ratio in ratios:
+                timing = self.engine.prefill(self.question, chunks, ratio=ratio).timing
+                if turn:
+                    layers[ratio].append((timing.prefill_s - timing.load_s - start_s) / inner)
+                    wholes[ratio].append(timing.first_token_s)
+        return {ratio: (statistics.median(layers[ratio]), statistics.median(wholes[ratio])) for ratio in ratios}
+
+    def ttft(self, chunks: Sequence[list[int]], layer_s: float, ratios: Sequence[float | None]) -> list[float]:
+        """Median TTFT of each ratio, in turns, where a layer of all chunks loads in `layer_s`; `None`: controlled."""
+        a_layer = sum(map(len, chunks)) * self.profile.stored_bytes_per_token / self.profile.layers
+        bandwidth = a_layer / layer_s if layer_s else UNTHROTTLED
+        self.tier.bandwidth_bytes_per_s = bandwidth
+        self.engine._control.heed(at_speed(self.profile, 1 / bandwidth))
+        actions = {
+            i: lambda r=ratio: self.engine.prefill(self.question, chunks, ratio=r) for i, ratio in enumerate(ratios)
+        }
+        return list(report.alternate(actions, self.runs).values())  # type: ignore[arg-type]
+
+    def cold_load_s(self, chunks: Sequence[list[int]]) -> float:
+        """Reading one layer of all chunks from disk, past the page cache, the mean over the layers."""
+        self.tier.bandwidth_bytes_per_s = UNTHROTTLED
+        engine, identity = self.engine, self.engine._encoder.identity
+        with ExitStack() as held, ThreadPoolExecutor(engine.config.store.reader_threads) as pool:
+            leases = [held.enter_context(self.tier.tier.lease(identity, tuple(ids))) for ids in chunks]  # type: ignore[arg-type]
+            buffers = [aligned_empty(lease.info.shape, lease.info.dtype) for lease in leases]
+            began = time.perf_counter()
+            for layer in range(self.profile.layers):
+                list(pool.map(lambda lease, out, at=layer: lease.read_layer(at, out), leases, buffers))
+            return (time.perf_counter() - began) / self.profile.layers
+
+    def shape(self, chunks: Sequence[list[int]]) -> tuple[Shape, list[Load]]:
+        """What the controller sees: the first chunk stands right behind the prefix, so it is exact."""
+        loads = [Load("disk", len(ids), fused=number > 0) for number, ids in enumerate(chunks)]
+        fused = sum(load.tokens for load in loads if load.fused)
+        prefix, tail = len(self.engine._runs.before_documents), len(self.engine._runs.after_question)
+        forced = QUESTION_TOKENS + tail
+        return Shape(fused, forced, prefix + sum(map(len, chunks)) + forced), loads
+
+    profile: Profile
+
+
+def at_speed(profile: Profile, per_byte_s: float) -> Profile:
+    """`profile` with a disk of that speed."""
+    return dataclasses.replace(profile, tiers={**profile.tiers, "disk": TierSpeed(0.0, per_byte_s)})
+
+
+def interpolated(sweep: dict[float, tuple[float, float]], ratio: float) -> float:
+    """Measured T_recompute of a layer at `ratio`."""
+    known = sorted(sweep)
+    high = next((i for i in range(1, len(known)) if known[i] >= ratio), len(known) - 1)
+    (low_r, low), (high_r, top) = ((known[i], sweep[known[i]][0]) for i in (high - 1, high))
+    return low + (top - low) * (ratio - low_r) / (high_r - low_r)
+
+
+def measured_crossing(sweep: dict[float, tuple[float, float]], layer_s: float) -> float:
+    """The ratio at which the measured T_recompute is `layer_s`."""
+    low, high = 0.0, max(sweep)
+    for _ in range(50):
+        middle = (low + high) / 2
+        low, high = (middle, high) if interpolated(sweep, middle) < layer_s else (low, middle)
+    return low
+
+
+def ratios(bench: Bench, chunks: Sequence[list[int]]) -> list[dict[str, Any]]:
+    """Bandwidths at which the profile's crossing lies at known ratios: ratio and TTFT against what was measured."""
+    profile, (shape, loads) = bench.profile, bench.shape(chunks)
+    sweep, rows = bench.passes(chunks, SWEEP), []
+    inner = max(1, profile.layers - 1)
+    for wanted in CROSSINGS:
+        layer_s = recompute_s(profile, wanted, shape).layer_s
+        a_layer = sum(load.tokens for load in loads) * profile.stored_bytes_per_token / profile.layers
+        slow = at_speed(profile, layer_s / a_layer)
+        decision, truth = choose_ratio(slow, shape, loads, R_STAR), measured_crossing(sweep, layer_s)
+        at_r_star, chosen, controlled = bench.ttft(chunks, layer_s, (R_STAR, decision.ratio, None))
+        expected = profile.start_s + layer_s + inner * max(layer_s, interpolated(sweep, decision.ratio))
+        rows.append(
+            {
+                "crossing": wanted,
+                "bandwidth_mb_per_s": a_layer / layer_s / 1e6,
+                "ratio": decision.ratio,
+                "measured_crossing": truth,
+                "ratio_off": decision.ratio / max(R_STAR, truth) - 1,
+                "ttft_r_star_s": at_r_star,
+                "ttft_s": chosen,
+                "ttft_controlled_s": controlled,
+                "over_r_star": chosen / at_r_star - 1,
+                "formula_s": expected,
+                "formula_off": expected / chosen - 1,
+                "estimate_s": decision.ttft_s,
+            }
+        )
+    return rows
+
+
+def devices(bench: Bench, chunks: Sequence[list[int]], prices: PricesConfig) -> list[dict[str, Any]]:
+    """The chosen device against every device tried."""
+    profile, (shape, loads) = bench.profile, bench.shape(chunks)
+    tokens = sum(load.tokens for load in loads)
+    layers_s = {name: recompute_s(profile, at, shape).layer_s if at else 0.0 for name, at in DEVICE_CROSSINGS.items()}
+    a_layer = tokens * profile.stored_bytes_per_token / profile.layers
+    speeds = {name: TierSpeed(0.0, layer_s / a_layer) for name, layer_s in layers_s.items()}
+    costs = {name: storage_cost(profile, tokens, name, prices, 730) for name in speeds}
+    rows = []
+    for ratio in DEVICE_RATIOS:
+        times = {name: bench.ttft(chunks, layer_s, (ratio,))[0] for name, layer_s in layers_s.items()}
+        fastest = times["memory"]  # the first layer's load comes on top of it in any tier
+        hidden = [name for name in times if times[name] <= (fastest + layers_s[name]) * SLACK]
+        best = min(hidden, key=lambda name: costs[name])
+        chosen = choose_tier(dataclasses.replace(profile, tiers=speeds), shape, ratio, prices, loads).tier
+        rows.append({"ratio": ratio, "chosen": chosen, "sweep": best, "ttft_s": times})
+    return rows
+
+
+def estimates(bench: Bench, counts: Sequence[int], sizes: Sequence[int]) -> list[dict[str, Any]]:
+    """Estimated and measured times over ratios, chunks and tokens."""
+    rows = []
+    for tokens in sizes:
+        chunks = bench.chunks(max(counts), tokens)
+        for count in counts:
+            some = chunks[:count]
+            shape, loads = bench.shape(some)
+            free = at_speed(bench.profile, 0.0)
+            for ratio, (layer_s, whole_s) in bench.passes(some, CROSSINGS).items():
+                what = {"chunks": count, "tokens": tokens, "ratio": ratio}
+                estimate = recompute_s(free, ratio, shape).layer_s
+                rows.append({"what": "recompute", **what, "measured_s": layer_s, "estimate_s": estimate})
+                rows.append(
+                    {"what": "TTFT", **what, "measured_s": whole_s, "estimate_s": ttft_s(free, shape, ratio, loads)}
+                )
+            cold_s = statistics.median(bench.cold_load_s(some) for _ in range(bench.runs))
+            estimate = load_s(bench.profile, loads).layer_s
+            rows.append(
+                {"what": "load", "chunks": count, "tokens": tokens, "measured_s": cold_s, "estimate_s": estimate}
+            )
+    return rows
+
+
+def draw(rows: Sequence[dict[str, Any]], title: str, path: Path) -> None:
+    """Estimated against measured times, with lines at 15 %."""
+    importlib.import_module("matplotlib").use("Agg")
+    plots: Any = importlib.import_module("matplotlib.pyplot")
+    figure, axes = plots.subplots(figsize=(5.5, 5))
+    for what, mark in (("TTFT", "o"), ("recompute", "^"), ("load", "s")):
+        points = [row for row in rows if row["what"] == what]
+        name = what if what == "TTFT" else f"{what}, a layer"
+        axes.plot([row["measured_s"] for row in points], [row["estimate_s"] for row in points], mark, ms=4, label=name)
+    ends = [min(row["measured_s"] for row in rows) / 1.5, max(row["measured_s"] for row in rows) * 1.5]
+    for factor, style in ((1.0, "-"), (0.85, ":"), (1.15, ":")):
+        axes.plot(ends, [factor * end for end in ends], style, color="grey", lw=1)
+    axes.set(xscale="log", yscale="log", xlabel="measured, s", ylabel="estimated, s", title=title)
+    axes.legend()
+    figure.tight_layout()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=120)
+
+
+def main() -> None:
+    """Measure, show, and write the JSON beside."""
+    options = _options()
+    torch.set_num_threads(options.threads)
+    model = random_model(options.shape)
+    with tempfile.TemporaryDirectory(dir=options.directory) as directory:
+        store = StoreConfig(directory=directory, memory_bytes=0, direct_reads=True)
+        fusion = FusionConfig(selector="first-k", sensitivity_prefixes=0)
+        with Engine(model, config=EngineConfig(store=store, fusion=fusion)) as engine:
+            bench = Bench(engine, model.config.vocab_size, options.runs)
+            bench.profile = measure(engine, quick=options.quick)
+            file(engine, bench.profile)
+            chunks = bench.chunks(options.chunks, options.tokens)
+            found = {
+                "ratios": ratios(bench, chunks),
+                "devices": devices(bench, chunks, PricesConfig()),
+                "estimates": estimates(bench, options.counts, options.sizes),
+            }
+            exact = crossing(bench.profile, *bench.shape(chunks))
+    title = f"{options.shape} (random weights), bf16, {engine._control.subject.device}, {options.threads} threads"
+    print(
+        f"{title}; {options.chunks} x {options.tokens} + {QUESTION_TOKENS} tokens; on this disk crossing at {exact:.2f}"
+    )
+    show(found)
+    if importlib.util.find_spec("matplotlib") is not None:
+        path = report.RESULTS / "controller-quick.png" if options.quick else FIGURE
+        draw(found["estimates"], title, path)
+        print("drawn:", path)
+    print(
+        "written:", report.save(f"controller-{options.shape}", {**found, "profile": dataclasses.asdict(bench.profile)})
+    )
+
+
+def show(found: dict[str, list[dict[str, Any]]]) -> None:
+    """The tables on the terminal, and what of the claims holds."""
+    names = ("crossing", "bandwidth_mb_per_s", "ratio", "measured_crossing", "ratio_off", "ttft_r_star_s", "ttft_s")
+    names += ("ttft_controlled_s", "over_r_star", "formula_s", "formula_off", "estimate_s")
+    report.table(names, [[row[name] for name in names] for row in found["ratios"]])
+    print()
+    devices_ = [(row["ratio"], row["chosen"], row["sweep"], *row["ttft_s"].values()) for row in found["devices"]]
+    report.table(("ratio", "chosen", "sweep", *(f"TTFT {name}" for name in DEVICE_CROSSINGS)), devices_)
+    print()
+    summary = []
+    for what in ("recompute", "TTFT", "load"):
+        off = sorted(
+            abs(row["estimate_s"] / row["measured_s"] - 1) for row in found["estimates"] if row["what"] == what
+        )
+        summary.append((what, len(off), statistics.median(off), off[-1], sum(one <= 0.15 for one in off) / len(off)))
+    report.table(("estimate of", "points", "median off", "most off", "share within 15 %"), summary)
+    print()
+    claims = {
+        "TTFT is max(load, recompute) + first layer + start, to 10 %": max(
+            abs(row["formula_off"]) for row in found["ratios"]
+        )
+        <= 0.10,
+        "the ratio is the measured crossing, to 10 %": max(abs(row["ratio_off"]) for row in found["ratios"]) <= 0.10,
+        "TTFT at that ratio is at most 5 % above r*": max(row["over_r_star"] for row in found["ratios"]) <= 0.05,
+        "the device is the sweep's": all(row["chosen"] == row["sweep"] for row in found["devices"]),
+        "estimates within 15 %": all(share == 1.0 for *_, share in summary),
+    }
+    for claim, holds in claims.items():
+        print(f"{'holds' if holds else 'FAILS'}: {claim}")
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument(
+        "--quick", action="store_true", help="the tiny shape, for a minute on a laptop: checks the code"
+    )
+    parser.add_argument("--shape", default="llama-3.2-1b", choices=sorted(SHAPES))
+    parser.add_argument("--chunks", type=int, default=6)
+    parser.add_argument("--tokens", type=int, default=256)
+    parser.add_argument("--runs", type=int, default=3)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument(
+        "--directory", type=Path, help="on the disk to measure; the system's temporary one if not given"
+    )
+    options = parser.parse_args()
+    options.counts, options.sizes = (2, 4, 6), (128, 256)
+    if options.quick:
+        options.shape, options.runs, options.counts, options.sizes = "tiny", 3, (2, 4), (128,)
+    return options
+
+
+if __name__ == "__main__":
+    main()
