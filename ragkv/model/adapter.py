@@ -5,7 +5,6 @@ shallow copies of its layers that share every weight and differ in the name of t
 nothing of entries, chunks or selection.
 """
 
-import copy
 import sys
 from collections.abc import Callable
 from typing import Any, ClassVar
@@ -16,6 +15,7 @@ from transformers import Cache
 from . import attention
 from .promptkv import CaptureCache, Captured, PromptKV, Recording, RowCache, Rows
 from .rope import Rope, RotaryTables
+from .views import TILE_ROWS, attending_view, key_view
 
 
 class Adapter:
@@ -36,7 +36,9 @@ class Adapter:
         self.body = self._body()
         self.device: torch.device = next(model.parameters()).device
         self.dtype: torch.dtype = next(model.parameters()).dtype
-        self.layers = [self._own_view(layer) for layer in self.body.layers]
+        on_cpu = self.device.type == "cpu"
+        self.layers = [attending_view(layer, self.attention_name, in_tiles=on_cpu) for layer in self.body.layers]
+        self._key_layers = self.layers  # for keys and values alone
         self.rope = Rope(self.body.rotary_emb, self.rope_kinds(), self.device)
         rotary_dims = self.rope.tables(1).tables[self.rope_kinds()[0]][0].shape[-1]
         self._identity = (
@@ -47,6 +49,7 @@ class Adapter:
         self._apply_rotary: Callable[..., tuple[torch.Tensor, torch.Tensor]] = module.apply_rotary_pos_emb
         self._in_halves = self._turns_in_halves(rotary_dims)
         self.kv_heads, self.head_dim = self._measure_kv()
+        self._leave_out_queries()
 
     @property
     def layer_count(self) -> int:
@@ -117,7 +120,13 @@ class Adapter:
 
     def rotate(self, layer: int, raw: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
         """Rotate queries or keys (1, heads, R, D) by cos, sin (1, R, rotary dims), in float32, as the model does."""
-        return self.turn(layer, raw, cos, sin).to(raw.dtype)
+        if raw.shape[2] <= TILE_ROWS or self.device.type != "cpu":
+            return self.turn(layer, raw, cos, sin).to(raw.dtype)
+        out = torch.empty_like(raw)
+        for at in range(0, raw.shape[2], TILE_ROWS):
+            tile = slice(at, at + TILE_ROWS)
+            out[:, :, tile] = self.turn(layer, raw[:, :, tile], cos[:, tile], sin[:, tile])
+        return out
 
     def turn(self, layer: int, raw: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
         """As `rotate`, still in float32 (but `raw` itself where the layer has no RoPE): rounded by who copies it."""
@@ -185,7 +194,7 @@ class Adapter:
     def project_kv(self, layer: int, hidden: torch.Tensor, rows: Rows) -> tuple[torch.Tensor, torch.Tensor]:
         """Raw keys and values, each (1, G, R, D), that `layer` makes of hidden (1, R, E), without its attention."""
         try:
-            self.drive(layer, hidden, rows, None, CaptureCache())
+            self._call(self._key_layers[layer], hidden, rows, None, CaptureCache())
         except Captured as captured:
             return captured.k_raw, captured.v
         raise AssertionError("a layer ran through without updating its cache")
@@ -194,6 +203,11 @@ class Adapter:
         self, layer: int, hidden: torch.Tensor, rows: Rows, mask: attention.Mask | None, cache: Cache
     ) -> torch.Tensor:
         """Call `layer` on hidden (1, R, E): `cache` takes its raw keys and values, `mask` its raw queries."""
+        return self._call(self.layers[layer], hidden, rows, mask, cache)
+
+    def _call(
+        self, view: torch.nn.Module, hidden: torch.Tensor, rows: Rows, mask: attention.Mask | None, cache: Cache
+    ) -> torch.Tensor:
         ones, zeros = self._identity
         shape = (1, len(rows), ones.shape[-1])
         arguments = {
@@ -203,7 +217,7 @@ class Adapter:
             "use_cache": True,
             self.cache_argument: cache,
         }
-        out = self.layers[layer](hidden, **arguments)
+        out = view(hidden, **arguments)
         result: torch.Tensor = out[0] if isinstance(out, tuple) else out
         return result
 
@@ -214,10 +228,17 @@ class Adapter:
         k_raw, _ = self.project_kv(0, self.embed(token), Rows.span(0, 1, self.device))
         return k_raw.shape[1], k_raw.shape[3]
 
-    def _own_view(self, layer: torch.nn.Module) -> torch.nn.Module:
-        """A shallow copy of `layer` that shares its weights and attends through `row_attention`."""
-        view, attn = copy.copy(layer), copy.copy(getattr(layer, self.attention_name))
-        attn.config = copy.copy(attn.config)
-        attn.config._attn_implementation = attention.IMPLEMENTATION
-        view._modules = {**layer._modules, self.attention_name: attn}
-        return view
+    @torch.no_grad()
+    def _leave_out_queries(self) -> None:
+        """From here on `project_kv` makes no queries, if a trial shows that this family's keys do without."""
+        tokens, rows = torch.arange(5, device=self.device) % self.vocabulary, Rows.span(0, 5, self.device)
+        hidden = self.embed(tokens)
+        wanted = self.project_kv(0, hidden, rows)
+        self._key_layers = [key_view(view, self.attention_name, self.head_dim) for view in self.layers]
+        try:
+            found = self.project_kv(0, hidden, rows)
+        except (RuntimeError, ValueError, TypeError, AttributeError):  # such as a norm over all query heads (olmo2)
+            self._key_layers = self.layers
+            return
+        if not all(torch.equal(one, other) for one, other in zip(found, wanted, strict=True)):
+            self._key_layers = self.layers

@@ -1,0 +1,93 @@
+"""Views of layers give what the layers themselves give."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from ragkv.model import adapter as adapter_module
+from ragkv.model import attention, views
+from ragkv.model.probe import adapt, full_pass
+from ragkv.model.promptkv import Rows
+from tests import tiny_models
+
+TOKENS = torch.tensor(tiny_models.tokens(29, seed=3))
+ROWS = Rows.span(0, len(TOKENS), torch.device("cpu"))
+FUSED_PROJECTIONS = ("phi3", "gpt_neox")
+
+
+@pytest.mark.parametrize("family", tiny_models.FAMILIES)
+def test_keys_without_queries_are_the_layers_own(family: str) -> None:
+    adapter = adapt(tiny_models.model(family))
+    hidden = torch.randn((1, len(TOKENS), adapter.embed(TOKENS).shape[2]), generator=torch.Generator().manual_seed(1))
+    for layer in range(adapter.layer_count):
+        found = adapter.project_kv(layer, hidden, ROWS)
+        adapter._key_layers, kept = adapter.layers, adapter._key_layers
+        wanted = adapter.project_kv(layer, hidden, ROWS)
+        adapter._key_layers = kept
+        for one, other in zip(found, wanted, strict=True):
+            torch.testing.assert_close(one, other)
+
+
+def test_queries_are_left_out_where_they_have_a_projection_of_their_own() -> None:
+    def left_out(family: str) -> bool:
+        adapter = adapt(tiny_models.model(family))
+        return adapter._key_layers[0] is not adapter.layers[0]
+
+    assert left_out("llama")
+    assert left_out("qwen3")
+    assert not any(map(left_out, FUSED_PROJECTIONS))
+
+
+@pytest.mark.parametrize("family", tiny_models.FAMILIES)
+def test_tiles_change_nothing(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    adapter = adapt(tiny_models.model(family))
+    whole = adapter.logits(full_pass(adapter, TOKENS, adapter.new_kv(len(TOKENS))))
+    monkeypatch.setattr(views, "TILE_ROWS", 8)
+    monkeypatch.setattr(adapter_module, "TILE_ROWS", 8)
+    tiled = adapter.logits(full_pass(adapter, TOKENS, adapter.new_kv(len(TOKENS))))
+    torch.testing.assert_close(tiled, whole, atol=1e-4, rtol=1e-4)
+
+
+def test_experts_are_not_tiled() -> None:
+    def tiled(family: str) -> bool:
+        mlp: Any = adapt(tiny_models.model(family)).layers[-1]._modules.get("mlp")
+        return isinstance(mlp, views.InTiles)
+
+    assert tiled("llama")
+    assert not tiled("mixtral")
+    assert not tiled("qwen3_moe")
+
+
+class TestBlocks:
+    """Rows are taken together where they lie densely."""
+
+    def test_blocks_cover_every_row_once_and_read_up_to_its_position(self) -> None:
+        places = sorted({7 * i % 900 for i in range(140)} | set(range(950, 1100)))
+        blocks = attention.cut(places, None, 64)
+        assert [row for block in blocks for row in range(block.at, block.stop)] == list(range(len(places)))
+        assert all(block.low == 0 and block.high == places[block.stop - 1] + 1 for block in blocks)
+
+    def test_a_window_bounds_the_keys_from_below(self) -> None:
+        (block,) = attention.cut([100, 101, 102], 10, 64)
+        assert (block.low, block.high) == (91, 103)
+
+    def test_scattered_rows_come_in_smaller_blocks_than_dense_ones(self) -> None:
+        dense, scattered = (attention.cut(list(range(0, 400 * step, step)), None, 64) for step in (1, 8))
+        assert max(block.stop - block.at for block in dense) == 64
+        assert max(block.stop - block.at for block in scattered) == 23  # 23 rows x 177 positions: within 64 squared
+
+    @pytest.mark.parametrize("kept_bytes", [0, 1 << 20])
+    def test_masks_kept_or_made_anew_are_the_same(self, kept_bytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(attention, "KEPT_BYTES", kept_bytes)
+        generator = torch.Generator().manual_seed(0)
+        positions = torch.tensor([0, 3, 4, 9, 20, 21, 22, 40])
+        q_rot = torch.randn((1, 4, 8, 16), generator=generator)
+        k_rot, v = (torch.randn((1, 2, 50, 16), generator=generator) for _ in range(2))
+        rows = Rows.of(positions)
+        for _ in range(2):
+            out = attention.attend(q_rot, k_rot, v, rows, 12, 0.25)
+            for row, position in enumerate(positions.tolist()):
+                keys = slice(max(0, position - 11), position + 1)
+                one = attention.attend_one(q_rot[:, :, row : row + 1], k_rot[:, :, keys], v[:, :, keys], None, 0.25)
+                torch.testing.assert_close(out[:, :, row : row + 1], one)
