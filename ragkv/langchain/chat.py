@@ -4,11 +4,8 @@ The constructor loads nothing; engines are shared (see `registry`). Documents re
 carry them (see `messages` and `recognition`). Any number of threads and tasks may call one model.
 """
 
-import asyncio
-import contextlib
 import threading
-import time
-from collections.abc import AsyncIterator, Callable, Generator, Iterable, Sequence
+from collections.abc import AsyncIterator, Generator, Iterable, Sequence
 from typing import Any, Literal, NoReturn
 
 from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackManagerForLLMRun
@@ -24,6 +21,7 @@ from ragkv.errors import UnsupportedError
 from ragkv.types import Answer, TokenEvent
 
 from . import registry, reporting
+from .background import drained
 from .messages import given, request
 from .prompting import Asked, asked
 from .settings import OWN, engine_arguments, refuse_unknown
@@ -58,7 +56,7 @@ class ChatRagKV(BaseChatModel):
     document_separator: str | None = (
         None  # behind a document put into the prompt; None: a blank line, a space for the reader
     )
-    timeout: float | None = None  # seconds an answer may take before `TimeoutError`
+    timeout: float | None = None  # seconds an answer may take before `DeadlineError`
     max_retries: int = 0  # accepted for LangChain's sake: nothing here is worth trying again
     api_key: SecretStr | None = Field(default=None, exclude=True)  # likewise: the model is here
     streaming: bool = False  # stream even where `invoke` was called, for callbacks
@@ -137,14 +135,19 @@ class ChatRagKV(BaseChatModel):
         run_manager: CallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> ChatResult:
-        *_, (answer, question, model) = self._events(messages, stop, kwargs)
-        assert isinstance(answer, Answer)
-        message = AIMessage(
-            content=answer.text,
-            usage_metadata=reporting.usage(answer),
-            response_metadata=reporting.metadata(answer, question, model),
-        )
-        return ChatResult(generations=[ChatGeneration(message=message)], llm_output={"model_name": model})
+        *_, last = self._events(messages, stop, kwargs)
+        return _result(*last)
+
+    async def _agenerate(
+        self,
+        messages: list[BaseMessage],
+        stop: list[str] | None = None,
+        run_manager: AsyncCallbackManagerForLLMRun | None = None,
+        **kwargs: Any,
+    ) -> ChatResult:
+        async for event in drained(lambda left: self._events(messages, stop, kwargs, left)):
+            last = event
+        return _result(*last)
 
     def _stream(
         self,
@@ -153,8 +156,8 @@ class ChatRagKV(BaseChatModel):
         run_manager: CallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> Generator[ChatGenerationChunk]:
-        for event, question, model in self._events(messages, stop, kwargs):
-            if (chunk := _chunk(event, question, model)) is not None:
+        for event in self._events(messages, stop, kwargs):
+            if (chunk := _chunk(*event)) is not None:
                 if run_manager is not None:
                     run_manager.on_llm_new_token(chunk.text, chunk=chunk)
                 yield chunk
@@ -166,39 +169,40 @@ class ChatRagKV(BaseChatModel):
         run_manager: AsyncCallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> AsyncIterator[ChatGenerationChunk]:
-        async for chunk in _on_a_thread(lambda: self._stream(messages, stop, None, **kwargs)):
-            if run_manager is not None:
-                await run_manager.on_llm_new_token(chunk.text, chunk=chunk)
-            yield chunk
+        async for event in drained(lambda left: self._events(messages, stop, kwargs, left)):
+            if (chunk := _chunk(*event)) is not None:
+                if run_manager is not None:
+                    await run_manager.on_llm_new_token(chunk.text, chunk=chunk)
+                yield chunk
 
     def _events(
-        self, messages: Sequence[BaseMessage], stop: Sequence[str] | None, call: dict[str, Any]
+        self,
+        messages: Sequence[BaseMessage],
+        stop: Sequence[str] | None,
+        call: dict[str, Any],
+        cancel: threading.Event | None = None,
     ) -> Generator[tuple[TokenEvent | Answer, Asked, str]]:
         """What the engine says, what it was asked, and the model's name."""
         refuse_unknown(call)
-        began = time.monotonic()
         settings = {name: getattr(self, name, None) for name in OWN} | call
         model = str(settings["model"])
         shared = self._shared_for(model)
         model = shared.name if self.engine is not None and model == self.model else model
         spoken = request(messages, settings["documents"] or (), self._separator(shared, model))
         question = asked(shared, spoken, self.conversations and not settings["session_id"], settings["session_id"])
-        how = {**engine_arguments(settings), "stop": tuple(self.stop or () if stop is None else stop)}
-        answer = None
-        session = question.conversation.session if question.conversation else None
+        how = {**engine_arguments(settings), "deadline_s": self.timeout}
+        how["stop"] = tuple(self.stop or () if stop is None else stop)
+        conversation, answer = question.conversation, None
+        session = conversation.session if conversation else None
         try:
-            for event in shared.engine.stream(question.question, question.chunks, session, **how):
+            for event in shared.engine.stream(question.question, question.chunks, session, cancel=cancel, **how):
                 if isinstance(event, Answer):
                     answer = event  # handed on when the session is free again
-                    continue
-                yield event, question, model
-                if self.timeout is not None and time.monotonic() - began > self.timeout:
-                    raise TimeoutError(
-                        f"The answer was not done after {self.timeout} s: give it longer, or ask for less."
-                    )
+                else:
+                    yield event, question, model
         finally:
-            if answer is None:
-                _give_back(shared, question)
+            if answer is None and conversation is not None and conversation.by_content:
+                shared.conversations.drop(conversation)
         assert answer is not None
         _file(shared, question, answer)
         yield answer, question, model
@@ -218,6 +222,16 @@ class ChatRagKV(BaseChatModel):
             return self.document_separator
         # The reader was taught documents end to end; each begins with its own space.
         return shared.engine.config.prompt.chunk_end or (" " if shared.is_reader(model) else "\n\n")
+
+
+def _result(answer: TokenEvent | Answer, question: Asked, model: str) -> ChatResult:
+    assert isinstance(answer, Answer)
+    message = AIMessage(
+        content=answer.text,
+        usage_metadata=reporting.usage(answer),
+        response_metadata=reporting.metadata(answer, question, model),
+    )
+    return ChatResult(generations=[ChatGeneration(message=message)], llm_output={"model_name": model})
 
 
 def _chunk(event: TokenEvent | Answer, question: Asked, model: str) -> ChatGenerationChunk | None:
@@ -243,52 +257,3 @@ def _file(shared: registry.Shared, question: Asked, answer: Answer) -> None:
         shared.conversations.file(head, conversation)
     else:
         shared.conversations.drop(conversation)
-
-
-def _give_back(shared: registry.Shared, question: Asked) -> None:
-    """A request that came to nothing left its session as it was."""
-    conversation = question.conversation
-    if conversation is None or not conversation.by_content:
-        return
-    if conversation.state:
-        shared.conversations.file(shared.template.head(question.turns), conversation)
-    else:
-        shared.conversations.drop(conversation)
-
-
-async def _on_a_thread(
-    make: Callable[[], Generator[ChatGenerationChunk]],
-) -> AsyncIterator[ChatGenerationChunk]:
-    """What an iterator gives, drained on a thread of its own, as it comes.
-
-    Not on a shared pool: streams that wait for one another there would wait for ever. A reader who leaves ends it.
-    """
-    loop, queue = asyncio.get_running_loop(), asyncio.Queue[ChatGenerationChunk | BaseException | None]()
-    left = threading.Event()
-
-    def put(item: ChatGenerationChunk | BaseException | None) -> None:
-        if not left.is_set():
-            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
-                loop.call_soon_threadsafe(queue.put_nowait, item)
-
-    def drain() -> None:
-        chunks = make()
-        try:
-            for chunk in chunks:
-                if left.is_set():
-                    break
-                put(chunk)
-            put(None)
-        except BaseException as error:  # it belongs to the reader
-            put(error)
-        finally:
-            chunks.close()
-
-    threading.Thread(target=drain, name="ragkv-stream", daemon=True).start()
-    try:
-        while (item := await queue.get()) is not None:
-            if isinstance(item, BaseException):
-                raise item
-            yield item
-    finally:
-        left.set()

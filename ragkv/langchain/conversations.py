@@ -1,13 +1,16 @@
 """Conversations by their content: a list of messages that goes on from an earlier one finds that one's session.
 
 What identifies a conversation is the text before its next question, word for word, as the template writes it. After
-each answer the session is filed under the text that a next question would follow; a request looks for the text it
-does follow. So nothing is asked of the user, and a session is used only where its stored ids are those that the
-messages would give: whoever edits an earlier message, goes back or lets the session go elsewhere starts afresh, which
-costs time, never an answer. A session is taken out while a request uses it: two that go on from the same text never
-share one.
+each answer its session is filed under a digest of the text that a next question would follow; a request looks for the
+text it does follow. So nothing is asked of the user, it outlives the process where the engine's sessions do, and a
+session is used only where its stored ids are those that the messages would give: whoever edits an earlier message
+starts afresh, which costs time, never an answer.
+
+Filed sessions do not change: a turn works on a fork, which shares their blocks. So an answer can be asked for again, a
+conversation can branch, and two requests that go on from the same text do not meet.
 """
 
+import contextlib
 import hashlib
 import threading
 import uuid
@@ -15,19 +18,22 @@ from collections import OrderedDict
 from dataclasses import dataclass
 
 from ragkv.engine import Engine
+from ragkv.errors import InputError
 from ragkv.session import Session
 
-KEPT = 1_000  # conversations; the one that rested longest goes first
+KEPT = 1_000  # filed sessions, a turn each; the one that rested longest goes first
+_FILED, _WORKING = "chat-", "chat-turn-"
 
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """A session, and the opening its prompts begin with."""
+    """A session for one turn."""
 
     session: Session
     opening: str | None = None  # text in place of the application's prefix; None: the prefix itself
-    state: bytes = b""  # digest of the session's ids when it was filed
-    by_content: bool = True  # found, and filed again, by what its messages say; else its session was named
+    by_content: bool = True  # filed by what its messages say; else its session was named
+    turns: int = 0  # that were said before
+    tokens: int = 0  # of those turns
 
 
 class Conversations:
@@ -36,46 +42,67 @@ class Conversations:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._lock = threading.Lock()
-        self._filed: OrderedDict[bytes, Conversation] = OrderedDict()
+        ids = [info.session_id for info in reversed(engine.sessions())]  # the last used last
+        for session_id in ids:
+            if session_id.startswith(_WORKING):  # a turn that its process did not end
+                engine.delete_session(session_id)
+        filed = (name for name in ids if name.startswith(_FILED) and not name.startswith(_WORKING))
+        self._filed: OrderedDict[str, None] = OrderedDict.fromkeys(filed)
 
     def __len__(self) -> int:
         return len(self._filed)
 
     def begin(self, opening: str | None) -> Conversation:
         """A new conversation."""
-        return Conversation(self._engine.session(f"chat-{uuid.uuid4().hex}"), opening)
+        return Conversation(self._engine.session(_working_id()), opening)
 
     def named(self, session_id: str, opening: str | None) -> Conversation:
         """The conversation in the session of that id."""
-        return Conversation(self._engine.session(session_id), opening, by_content=False)
+        session = self._engine.session(session_id)
+        return Conversation(session, opening, False, session.turns, len(session.token_ids))
 
-    def take(self, text: str) -> Conversation | None:
-        """The conversation whose next question follows `text`, taken out; `None` if there is none as it was left."""
+    def going_on(self, text: str, opening: str | None) -> Conversation | None:
+        """The conversation whose next question follows `text`; `None` if there is none."""
+        name = _filed_id(text)
         with self._lock:
-            found = self._filed.pop(_digest(text), None)
-        if found is None or _state(found.session) != found.state:
+            if name not in self._filed:
+                return None
+            self._filed.move_to_end(name)
+        filed = self._engine.session(name)
+        if not filed.turns:  # it was deleted, or rested for longer than the engine keeps sessions
             return None
-        return found
+        session = filed.fork(_working_id())
+        return Conversation(session, opening, True, session.turns, len(session.token_ids))
 
     def file(self, text: str, conversation: Conversation) -> None:
-        """Its next question would follow `text`."""
-        filed = Conversation(conversation.session, conversation.opening, _state(conversation.session))
+        """The turn is answered: a next question would follow `text`."""
+        name = _filed_id(text)
+        with contextlib.suppress(InputError):  # the very same was said before
+            conversation.session.fork(name)
+        conversation.session.delete()
         with self._lock:
-            replaced = self._filed.pop(_digest(text), None)
-            self._filed[_digest(text)] = filed
-            dropped = [self._filed.popitem(last=False)[1] for _ in range(len(self._filed) - KEPT)]
-        for old in (replaced, *dropped):
-            if old is not None:
-                self.drop(old)
+            self._filed[name] = None
+            self._filed.move_to_end(name)
+            gone = [self._filed.popitem(last=False)[0] for _ in range(len(self._filed) - KEPT)]
+        for old in gone:
+            self._engine.delete_session(old)
 
     def drop(self, conversation: Conversation) -> None:
-        """Forget a conversation: nobody will go on with it."""
-        conversation.session.reset()
+        """The turn came to nothing, or nobody can go on from it."""
+        conversation.session.delete()
+
+    def forget(self, text: str) -> None:
+        """Delete the session that a question behind `text` would find."""
+        name = _filed_id(text)
+        with self._lock:
+            known = self._filed.pop(name, _FILED) is None
+        if known:
+            self._engine.delete_session(name)
 
 
-def _digest(text: str) -> bytes:
-    return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).digest()
+def _working_id() -> str:
+    return f"{_WORKING}{uuid.uuid4().hex}"
 
 
-def _state(session: Session) -> bytes:
-    return hashlib.blake2b(repr(session.token_ids).encode(), digest_size=16).digest()
+def _filed_id(text: str) -> str:
+    return _FILED + hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()

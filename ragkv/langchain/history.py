@@ -60,8 +60,7 @@ class RagKVChatMessageHistory(BaseChatMessageHistory):
             head = self._shared.template.head([*turns, Turn("user", "")])
         except RagKVError:  # messages that the model would not take have no session
             return
-        if (conversation := self._shared.conversations.take(head)) is not None:
-            self._shared.conversations.drop(conversation)
+        self._shared.conversations.forget(head)
 
     @property
     def _shared(self) -> Shared:

@@ -66,7 +66,8 @@ class _Pieces:
 def asked(shared: Shared, request: Request, converse: bool, session_id: str | None = None) -> Asked:
     """Lay `request` out; with `converse` it goes on from an earlier one that said the same so far.
 
-    With a `session_id` the session's turns stand for everything before what the last turn says.
+    With a `session_id` the session's turns stand for everything before what the last turn says. Where chunks are found
+    in what opens the prompt there is no conversation: its next turn would open otherwise.
     """
     began = time.perf_counter()
     template = shared.template
@@ -81,19 +82,16 @@ def asked(shared: Shared, request: Request, converse: bool, session_id: str | No
     found = [one for one in found if one.stop <= stop]
 
     pieces = _Pieces(shared, metadata)
-    conversation = _going_on(shared, turns) if converse else None
-    if conversation is not None:
-        start, opening = len(template.head(turns)), conversation.opening
-    elif prompt.startswith(template.own_opening):
-        start, opening = len(template.own_opening), None
-    else:
-        start = _opening_length(shared, turns, prompt, found, stop)
-        opening = prompt[:start]
+    opening, start = _opening(shared, turns, prompt, found, stop)
+    conversation = None
     if session_id:
         conversation = shared.conversations.named(session_id, opening)
         start = len(template.head(turns)) if conversation.session.turns else start
-    elif converse and conversation is None and template.is_chat:
-        conversation = shared.conversations.begin(opening)
+    elif converse and template.is_chat and opening in (None, _whole_opening(shared, turns)):
+        head = template.head(turns) if turns[-1].role == "user" else prompt
+        conversation = shared.conversations.going_on(head, opening)
+        start = start if conversation is None else len(head)
+        conversation = conversation or shared.conversations.begin(opening)
     if opening is not None:
         pieces.laid.append(Text(template.opening_ids(opening), opening, opening=True))
     inside = [Found(one.start - start, one.stop - start, one.text) for one in found if one.start >= start]
@@ -103,16 +101,22 @@ def asked(shared: Shared, request: Request, converse: bool, session_id: str | No
     )
 
 
-def _going_on(shared: Shared, turns: Sequence[Turn]) -> Conversation | None:
-    """The conversation of which `turns` are the next step."""
-    if not shared.template.is_chat or len(turns) < 2 or turns[-1].role != "user":
-        return None
-    return shared.conversations.take(shared.template.head(turns))
+def _opening(
+    shared: Shared, turns: Sequence[Turn], prompt: str, found: Sequence[Found], stop: int
+) -> tuple[str | None, int]:
+    """What opens the prompt, `None` for the application's prefix; and how many characters that are.
 
-
-def _opening_length(shared: Shared, turns: Sequence[Turn], prompt: str, found: Sequence[Found], stop: int) -> int:
-    """How many characters open a prompt that begins otherwise than the application's: up to the first chunk at most."""
-    system = "\n\n".join(turn.text for turn in turns if turn.role == "system")
-    opening = shared.template.opening(system)
+    An opening that is not the application's goes to where the first user turn begins, or to the first chunk before.
+    """
+    own = shared.template.own_opening
+    if prompt.startswith(own):
+        return None, len(own)
+    whole = _whole_opening(shared, turns)
     first = next((one.start for one in found if one.start > 0), stop)
-    return min(first, len(opening)) if opening and prompt.startswith(opening) else first
+    start = min(first, len(whole)) if whole and prompt.startswith(whole) else first
+    return prompt[:start], start
+
+
+def _whole_opening(shared: Shared, turns: Sequence[Turn]) -> str:
+    """The text before the first user turn."""
+    return shared.template.opening("\n\n".join(turn.text for turn in turns if turn.role == "system"))

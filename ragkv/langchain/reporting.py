@@ -45,7 +45,11 @@ def report(answer: Answer, asked: Asked) -> dict[str, Any]:
         "timing": {**_plain(asdict(answer.timing)), "recognition_s": asked.recognition_s, "layout_s": asked.layout_s},
         "documents": [_plain(chunk.metadata) for chunk in asked.documents],
         "citations": [_plain(asdict(found)) for found in cite(answer.text, asked.documents)],
-        "session": conversation.session.session_id if conversation else None,
+        "conversation": {
+            "session": None if conversation is None or conversation.by_content else conversation.session.session_id,
+            "turns": conversation.turns if conversation else 0,
+            "tokens": conversation.tokens if conversation else 0,
+        },
     }
 
 

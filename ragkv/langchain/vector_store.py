@@ -177,7 +177,7 @@ class RagKVVectorStore(VectorStore):
                 {"id": name, "text": one.page_content, "metadata": one.metadata}
                 for name, one in self._documents.items()
             ]
-        vectors = save({"vectors": np.array(rows, np.float32).reshape(len(rows), -1)})
+        vectors = save({"vectors": np.array(rows or np.empty((0, 0)), np.float32)})
         digest = hashlib.sha256(vectors).hexdigest()
         try:
             text = json.dumps({"version": 1, "vectors": digest, "documents": documents}, ensure_ascii=False)

@@ -1,7 +1,6 @@
 """Models made once, engines closed at the end; event loops may use sockets of their own."""
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 

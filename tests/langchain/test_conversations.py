@@ -9,7 +9,7 @@ from langchain_core.runnables.history import RunnableWithMessageHistory
 
 from ragkv import EngineConfig, StoreConfig
 from ragkv.errors import InputError
-from ragkv.langchain import ChatRagKV, RagKVChatMessageHistory
+from ragkv.langchain import ChatRagKV, RagKVChatMessageHistory, close_engines
 
 from .house import chat, documents, needs_reader
 from .test_documents import A, kv
@@ -20,8 +20,14 @@ def llm(tiny: str) -> ChatRagKV:
     return chat(tiny)
 
 
-def session(message: BaseMessage) -> str:
-    return str(kv(message)["session"])
+def turns(message: BaseMessage) -> int:
+    """How many earlier turns were found stored."""
+    return int(kv(message)["conversation"]["turns"])
+
+
+def read(message: BaseMessage) -> int:
+    """Tokens that were reused and are exact."""
+    return int(message.usage_metadata["input_token_details"]["cache_read"])  # type: ignore[attr-defined]
 
 
 def talk(llm: ChatRagKV, *questions: str, system: str | None = None, **how: Any) -> list[BaseMessage]:
@@ -33,12 +39,22 @@ def talk(llm: ChatRagKV, *questions: str, system: str | None = None, **how: Any)
     return messages
 
 
-@pytest.mark.parametrize("system", [None, "Be brief.", f"Use this: {A.page_content}"])
-def test_a_conversation_keeps_its_session(llm: ChatRagKV, system: str | None) -> None:
+@pytest.mark.parametrize("system", [None, "Be brief."])
+def test_a_conversation_finds_its_turns_and_reuses_them_exactly(llm: ChatRagKV, system: str | None) -> None:
+    answers = [one for one in talk(llm, "Who?", "And why?", "Really?", system=system) if isinstance(one, AIMessage)]
+    assert [turns(answer) for answer in answers] == [0, 1, 2]
+    prefix = 0 if system else read(answers[0])  # a system text that is not the application's is computed
+    for answer in answers[1:]:
+        stored = kv(answer)["conversation"]["tokens"]
+        assert prefix + stored - 32 < read(answer) <= prefix + stored, "all but the template's run behind an answer"
+    assert turns(llm.invoke("Someone else?")) == 0
+
+
+def test_context_in_the_system_text_leaves_conversations_alone(llm: ChatRagKV) -> None:
     llm.ingest([A])
-    answers = talk(llm, "Who?", "And why?", "Really?", system=system)[1 if system is None else 2 :: 2]
-    assert len({session(answer) for answer in answers}) == 1
-    assert session(talk(llm, "Someone else?")[-1]) != session(answers[0])
+    said = talk(llm, "Who?", "And why?", system=f"Use this: {A.page_content}")
+    assert turns(said[-1]) == 0
+    assert len(kv(said[-1])["documents"]) == 1
 
 
 @needs_reader
@@ -55,11 +71,11 @@ def test_what_is_said_is_what_would_be_said_afresh(system: str | None) -> None:
     messages = talk(llm, *questions, system=system)
     answers = [(at, one) for at, one in enumerate(messages) if isinstance(one, AIMessage)]
     assert [str(one.content).strip() for _, one in answers[:2]] == ["Ackox", "oboe"]
+    alone = chat("reader", config=llm.config, min_new_tokens=None, ratio=1.0, conversations=False)
     for at, answer in answers:
-        afresh = llm.invoke(messages[:at])
+        afresh = alone.invoke(messages[:at])
         assert afresh.content == answer.content
         assert afresh.usage_metadata["input_tokens"] == answer.usage_metadata["input_tokens"]  # type: ignore[index]
-        assert session(afresh) != session(answer)
 
 
 def test_history_is_seen_in_the_prompt_s_length(llm: ChatRagKV) -> None:
@@ -70,39 +86,35 @@ def test_history_is_seen_in_the_prompt_s_length(llm: ChatRagKV) -> None:
 
 def test_an_edited_message_starts_afresh(llm: ChatRagKV) -> None:
     messages = talk(llm, "Who?", "And why?")
-    edited = [HumanMessage("Whom?"), *messages[1:]]
-    assert session(llm.invoke([*edited, HumanMessage("So?")])) != session(messages[-1])
-    assert session(llm.invoke([*messages, HumanMessage("So?")])) == session(messages[-1])
+    assert turns(llm.invoke([HumanMessage("Whom?"), *messages[1:], HumanMessage("So?")])) == 0
+    assert turns(llm.invoke([*messages, HumanMessage("So?")])) == 2
 
 
-def test_going_back_starts_afresh(llm: ChatRagKV) -> None:
+def test_an_answer_may_be_asked_for_again_and_a_conversation_may_branch(llm: ChatRagKV) -> None:
     messages = talk(llm, "Who?", "And why?")
-    assert session(llm.invoke(messages[:3])) != session(messages[-1])
+    again = llm.invoke(messages[:3])
+    assert (turns(again), again.content) == (1, messages[3].content)
+    assert turns(llm.invoke([*messages[:2], HumanMessage("But where?")])) == 1
+    assert turns(llm.invoke([*messages, HumanMessage("So?")])) == 2
 
 
-def test_a_session_that_went_elsewhere_is_not_gone_on_with(llm: ChatRagKV) -> None:
-    messages = talk(llm, "Who?")
-    llm.shared.engine.answer("Something else.", (), llm.shared.engine.session(session(messages[-1])), max_new_tokens=1)
-    assert session(llm.invoke([*messages, HumanMessage("So?")])) != session(messages[-1])
-
-
-def test_an_answer_that_was_left_or_failed_leaves_the_session_as_it_was(llm: ChatRagKV) -> None:
+def test_an_answer_that_was_left_or_failed_leaves_no_trace(llm: ChatRagKV) -> None:
     messages = talk(llm, "Who?")
     more = [*messages, HumanMessage("And why?")]
+    before = {info.session_id for info in llm.shared.engine.sessions()}
     stream = llm.stream(more)
     next(stream)
     stream.close()  # type: ignore[attr-defined]
     with pytest.raises(InputError):
         llm.invoke([*messages, HumanMessage("x" * 9_000)])
-    assert session(llm.invoke(more)) == session(messages[-1])
+    assert {info.session_id for info in llm.shared.engine.sessions()} == before
+    assert turns(llm.invoke(more)) == 1
 
 
-def test_streams_keep_their_session_too(llm: ChatRagKV) -> None:
+def test_streams_keep_their_conversation_too(llm: ChatRagKV) -> None:
     messages: list[BaseMessage] = [HumanMessage("Who, then?")]
-    said = list(llm.stream(messages))
-    text = "".join(str(chunk.content) for chunk in said)
-    again = llm.invoke([*messages, AIMessage(text), HumanMessage("And why?")])
-    assert session(again) == kv(next(c for c in said if c.response_metadata))["session"]
+    text = "".join(str(chunk.content) for chunk in llm.stream(messages))
+    assert turns(llm.invoke([*messages, AIMessage(text), HumanMessage("And why?")])) == 1
 
 
 def test_a_named_session_needs_only_what_is_new(llm: ChatRagKV) -> None:
@@ -111,20 +123,29 @@ def test_a_named_session_needs_only_what_is_new(llm: ChatRagKV) -> None:
     second = llm.invoke("And why?", session_id="named")
     assert [first.content, second.content] == [one.content for one in whole[1::2]]
     assert second.usage_metadata == whole[3].usage_metadata  # type: ignore[attr-defined]
-    assert session(second) == "named"
+    assert kv(second)["conversation"]["session"] == "named"
 
 
-def test_without_conversations_there_is_no_session(tiny: str) -> None:
-    assert kv(chat(tiny, conversations=False).invoke("Who?"))["session"] is None
+def test_without_conversations_nothing_is_kept(tiny: str) -> None:
+    assert turns(talk(chat(tiny, conversations=False), "Who are they?", "Why?")[-1]) == 0
 
 
 def test_forgotten_conversations_make_room(llm: ChatRagKV, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ragkv.langchain.conversations.KEPT", 2)
     talks = [talk(llm, f"Question {n}?") for n in range(3)]
-    sessions = [session(messages[-1]) for messages in talks]
-    gone_on = [session(llm.invoke([*messages, HumanMessage("So?")])) for messages in reversed(talks)]
-    assert [a == b for a, b in zip(gone_on, reversed(sessions), strict=True)] == [True, True, False]
-    assert llm.shared.engine.session(sessions[0]).token_ids == ()
+    assert len([one for one in llm.shared.engine.sessions() if one.session_id.startswith("chat-")]) == 2
+    assert turns(llm.invoke([*talks[1], HumanMessage("So?")])) == 1
+    assert turns(llm.invoke([*talks[0], HumanMessage("So?")])) == 0
+
+
+def test_conversations_outlive_their_process(tiny: str, tmp_path: Path) -> None:
+    """A closed engine and a new one on its directory stand for two processes."""
+    config = EngineConfig(store=StoreConfig(directory=str(tmp_path)))
+    messages = talk(chat(tiny, config=config), "Who?", "And why?", system="Be brief.")
+    close_engines()
+    again = chat(tiny, config=config).invoke([*messages, HumanMessage("Really?")])
+    assert turns(again) == 2
+    assert read(again) > 0.8 * kv(again)["conversation"]["tokens"]
 
 
 class TestHistories:
@@ -138,14 +159,23 @@ class TestHistories:
         chain = RunnableWithMessageHistory(llm, lambda session_id: RagKVChatMessageHistory(session_id, llm))
         how: Any = {"configurable": {"session_id": "s"}}
         answers = [chain.invoke(HumanMessage(text), config=how) for text in ("Who?", "And why?", "Really?")]
-        assert len({session(answer) for answer in answers}) == 1
+        assert [turns(answer) for answer in answers] == [0, 1, 2]
+        assert read(answers[2]) > read(answers[1]) > read(answers[0]), "history reuse is seen"
         history = RagKVChatMessageHistory("s", llm)
         assert [one.content for one in history.messages][0::2] == ["Who?", "And why?", "Really?"]
         assert [one.content for one in history.messages][1::2] == [answer.content for answer in answers]
         assert RagKVChatMessageHistory("t", llm).messages == []
         history.clear()
         assert RagKVChatMessageHistory("s", llm).messages == []
-        assert llm.shared.engine.session(session(answers[0])).token_ids == ()
+        said = [
+            HumanMessage("Who?"),
+            answers[0],
+            HumanMessage("And why?"),
+            answers[1],
+            HumanMessage("Really?"),
+            answers[2],
+        ]
+        assert turns(llm.invoke([*said, HumanMessage("So?")])) == 0, "its session went with it"
 
     def test_one_in_a_directory_outlives_its_process_and_is_private(self, tiny: str, tmp_path: Path) -> None:
         llm = chat(tiny, config=EngineConfig(store=StoreConfig(directory=str(tmp_path))))
