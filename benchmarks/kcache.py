@@ -1,0 +1,279 @@
+"""KCache beside ordinary decoding in the same run: speed, bytes, rows fetched, batches that fit, and what is said.
+
+Speed is of a real shape with random weights and a random KV (neither changes time, but a random KV makes the query
+heads of a KV head ask for different rows, so U is at its worst: N H / G). Quality is of trained models.
+"matmul" is ordinary decoding, too, by the matmuls that KCache's scores are made with instead of SDPA: what KCache gains
+over it is KCache's, the rest is the kernel's.
+`--device cuda` is the paper's table 3: the LLaMA-2-7B shape, its contexts and batch sizes.
+"""
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks import kcache_quality as quality
+from benchmarks import report
+from ragkv.config import KCacheConfig
+from ragkv.model import Adapter, PromptKV, adapt
+from ragkv.model.batching import DecodeRow, decode_rows
+from ragkv.model.kcache import OffloadedKV
+from ragkv.model.layout import template_runs
+from ragkv.model.loading import load
+from ragkv.model.shapes import random_model
+
+PARTS = ("speed", "batches", "quality")
+MIB, GIB = 1 << 20, 1 << 30
+TABLE_3 = {1024: (1, 8, 16), 4096: (1, 8, 14, 23), 7168: (1, 8, 13), 15360: (1, 3, 5)}  # batch sizes by context
+STORIES = Path(__file__).resolve().parents[2] / "shared" / "data" / "models" / "stories260K"
+
+
+def main() -> None:
+    options = _options()
+    torch.set_num_threads(options.threads)
+    results: dict[str, Any] = {"options": {key: str(value) for key, value in vars(options).items()}}
+    if options.device == "cuda":
+        model = random_model(options.shape, torch.float16, "cuda", options.layers)
+        results["table 3"] = table_3(adapt(model), options)
+    else:
+        adapter = adapt(random_model(options.shape, getattr(torch, options.dtype), layers=options.layers))
+        if "speed" in options.parts:
+            results["speed"] = speed(adapter, options)
+        if "batches" in options.parts:
+            results["batches"] = batches(adapter, options)
+        if "quality" in options.parts:
+            results["quality"] = trained(options)
+    print("written:", report.save(f"kcache-{options.shape}-{options.device}", results))
+
+
+# Speed and bytes
+
+
+def random_kv(adapter: Adapter, length: int, config: KCacheConfig | None, kind: type[PromptKV] = PromptKV) -> PromptKV:
+    """The KV of `length` random positions, as a prefill would leave it: of `kind`, where there is no `config`."""
+    shape = (adapter.layer_count, adapter.kv_heads, adapter.head_dim, length + 8, adapter.dtype, adapter.device)
+    kv = kind(*shape) if config is None else OffloadedKV(*shape, config)
+    generator = torch.Generator(adapter.device).manual_seed(length)
+    size = (2, 1, adapter.kv_heads, length, adapter.head_dim)
+    noise = torch.randn(size, generator=generator, device=adapter.device).to(adapter.dtype)
+    for layer in range(adapter.layer_count):
+        kv.put(layer, 0, noise[0], noise[1])
+        kv.settle(layer, length)
+    kv.length = length
+    return kv
+
+
+class MatmulKV(PromptKV):
+    """Ordinary attention by the matmuls KCache's scores are made with, over all values."""
+
+    def attend(
+        self, layer: int, q_rot: torch.Tensor, window: int | None, scaling: float, softcap: float | None
+    ) -> torch.Tensor:
+        assert window is None and softcap is None
+        k_rot, v = (part[0] for part in self.view(layer, self.length + 1))
+        grouped = q_rot.view(k_rot.shape[0], -1, q_rot.shape[3])
+        pairs = zip(grouped, k_rot, v, strict=True)
+        out = [torch.mm((torch.mm(q, k.T).float() * scaling).softmax(-1).to(v.dtype), v) for q, k, v in pairs]
+        return torch.stack(out).view(q_rot.shape)
+
+
+def stepper(adapter: Adapter, kvs: Sequence[PromptKV], length: int) -> Callable[[], None]:
+    """One decode step of all, over `length` positions each time."""
+
+    def step() -> None:
+        for kv in kvs:
+            kv.length = length
+        decode_rows(adapter, [DecodeRow(kv, 7) for kv in kvs])
+        if adapter.device.type == "cuda":
+            torch.cuda.synchronize()
+
+    return step
+
+
+def speed(adapter: Adapter, options: argparse.Namespace) -> list[dict[str, Any]]:
+    """One prompt: every N and L at every context, against ordinary decoding in turns."""
+    found = []
+    for length in options.contexts:
+        ordinary, matmul = random_kv(adapter, length, None), random_kv(adapter, length, None, MatmulKV)
+        for resident in options.resident:
+            kv = random_kv(adapter, length, KCacheConfig(1, resident))
+            assert isinstance(kv, OffloadedKV)
+            fetched: dict[int, int] = {}
+
+            def step(top_n: int, kv: OffloadedKV = kv, seen: dict[int, int] = fetched, length: int = length) -> None:
+                kv._config = replace(kv._config, top_n=top_n)  # every N over the same bytes
+                before = kv.rows_fetched
+                stepper(adapter, [kv], length)()
+                seen[top_n] = kv.rows_fetched - before
+
+            actions: dict[Any, Callable[[], None]] = {None: stepper(adapter, [ordinary], length)}
+            if options.device == "cpu":
+                actions["matmul"] = stepper(adapter, [matmul], length)
+            actions |= {n: lambda n=n, step=step: step(n) for n in options.top_n if n < length}
+            medians = report.alternate(actions, options.runs)
+            share = (adapter.layer_count + resident) / (2 * adapter.layer_count)
+            for top_n, seconds in medians.items():
+                whole = top_n in (None, "matmul")
+                own = ordinary if whole else kv
+                found.append(
+                    {
+                        "context": length,
+                        "N": top_n,
+                        "L": None if whole else resident,
+                        "tokens/s": 1 / seconds,
+                        "against ordinary": medians[None] / seconds,
+                        "device MiB": own.device_bytes / MIB,
+                        "of ordinary": own.device_bytes / ordinary.device_bytes,
+                        "(n+L)/2n": 1.0 if whole else share,
+                        "host MiB": own.host_bytes / MIB,
+                        "rows a step": fetched.get(top_n, 0),
+                        "rows a head": fetched.get(top_n, 0)
+                        / max(1, adapter.layer_count - resident)
+                        / adapter.kv_heads,
+                    }
+                )
+    print(f"\n{_what(options)}, one prompt, ordinary decoding in the same turns")
+    _table(found)
+    return found
+
+
+def batches(adapter: Adapter, options: argparse.Namespace) -> list[dict[str, Any]]:
+    """As many prompts as fit where `options.batch` fit without KCache, and what they decode together."""
+    found, length = [], options.batch_context
+    budget = random_kv(adapter, length, None).device_bytes * options.batch
+    actions: dict[Any, Callable[[], None]] = {}
+    sizes: dict[Any, tuple[int, int]] = {}
+    for top_n in (None, "matmul", *options.batch_top_n):
+        config = None if top_n in (None, "matmul") else KCacheConfig(top_n, 1)
+        kind = MatmulKV if top_n == "matmul" else PromptKV
+        single = random_kv(adapter, length, config, kind)
+        count = budget // single.device_bytes
+        kvs = [single, *(random_kv(adapter, length, config, kind) for _ in range(count - 1))]
+        actions[top_n], sizes[top_n] = stepper(adapter, kvs, length), (count, single.device_bytes * count)
+    medians = report.alternate(actions, options.runs)
+    for top_n, seconds in medians.items():
+        count, size = sizes[top_n]
+        found.append(
+            {
+                "context": length,
+                "N": top_n,
+                "batch": count,
+                "device MiB": size / MIB,
+                "step ms": seconds * 1e3,
+                "tokens/s": count / seconds,
+                "against ordinary": count / seconds / (sizes[None][0] / medians[None]),
+            }
+        )
+    print(f"\n{_what(options)}, L=1: the largest batch in {budget / MIB:.0f} MiB of KV on the device")
+    _table(found)
+    return found
+
+
+def table_3(adapter: Adapter, options: argparse.Namespace) -> list[dict[str, Any]]:
+    """The paper's contexts and batch sizes; what does not fit `--device-gib` is not run (OOM in the paper)."""
+    found = []
+    weights = sum(p.numel() * p.element_size() for p in adapter.model.parameters())
+    left = int(options.device_gib * GIB) - weights
+    for length, counts in TABLE_3.items():
+        for count in counts:
+            for top_n in (None, 32, 64, 128):
+                config = None if top_n is None else KCacheConfig(top_n, 1)
+                kvs = [random_kv(adapter, length, config)]
+                size = kvs[0].device_bytes * count
+                row = {"context": length, "batch": count, "N": top_n, "device GiB": size / GIB, "tokens/s": None}
+                if size <= left:
+                    kvs += [random_kv(adapter, length, config) for _ in range(count - 1)]
+                    step = stepper(adapter, kvs, length)
+                    step()
+                    times = []
+                    for _ in range(options.runs):
+                        began = time.perf_counter()
+                        step()
+                        times.append(time.perf_counter() - began)
+                    row["tokens/s"] = count / statistics.median(times)
+                found.append(row)
+                del kvs
+    print(f"\n{options.shape} (random weights, random KV), float16, L=1, {options.device_gib} GiB of device memory")
+    _table(found)
+    return found
+
+
+# What is said
+
+
+def trained(options: argparse.Namespace) -> dict[str, Any]:
+    """Perplexity and agreement on texts, the reader's exact match."""
+    found: dict[str, Any] = {}
+    plain = [KCacheConfig(n, r) for n in options.text_top_n for r in options.resident]
+    settings = [None, *plain, *(replace(config, renormalise=True) for config in plain if config.resident_layers < 2)]
+    if STORIES.exists():
+        model, _ = load(STORIES, "cpu", "float32")
+        texts = quality.stories(STORIES, options.texts)
+        found["stories260K"] = quality.perplexities(adapt(model), texts, 64, settings)
+        _quality_table(f"stories260K, {len(texts)} stories of {sum(map(len, texts)) // len(texts)} tokens", found)
+    model, tokenizer = load("reader", "cpu", "float32")
+    runs = template_runs(tokenizer, model.config.bos_token_id, "")
+    reader = quality.Reader(adapt(model), tokenizer, runs, worlds=options.questions, level=options.level)
+    asked = [None, *(KCacheConfig(n, r) for n in options.answer_top_n for r in options.resident)]
+    for stepped in (False, True):
+        answers, length = reader.answers(asked, options.questions, stepped)
+        title = "reader, question under KCache" if stepped else "reader, as served"
+        found[title] = answers
+        _quality_table(f"{title}: {options.questions} questions over {length:.0f} tokens", found)
+    return found
+
+
+def _quality_table(title: str, found: dict[str, Any]) -> None:
+    print(f"\n{title}")
+    last = list(found.values())[-1]
+    _table([{"setting": setting, **values} for setting, values in last.items()])
+
+
+def _table(rows: list[dict[str, Any]]) -> None:
+    report.table(list(rows[0]), [["-" if cell is None else cell for cell in row.values()] for row in rows])
+
+
+def _what(options: argparse.Namespace) -> str:
+    layers = f", {options.layers} layers" if options.layers else ""
+    return f"{options.shape}{layers} (random weights, random KV), {options.dtype}, cpu, {options.threads} threads"
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="a tiny shape and few settings, for a minute")
+    parser.add_argument("--parts", nargs="+", default=list(PARTS), choices=PARTS, help="of the CPU's")
+    parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
+    parser.add_argument("--device-gib", type=float, default=64.0, help="device memory that counts as full; the paper's")
+    parser.add_argument("--shape", default=None, help="[default: qwen2.5-0.5b; llama-2-7b on cuda]")
+    parser.add_argument("--layers", type=int, help="fewer layers than the shape has")
+    parser.add_argument("--dtype", default="bfloat16", help="of the CPU's part")
+    parser.add_argument("--contexts", type=int, nargs="+", default=[1024, 2048, 4096, 8192, 16384])
+    parser.add_argument("--top-n", type=int, nargs="+", default=[16, 32, 64, 128, 256, 512])
+    parser.add_argument("--resident", type=int, nargs="+", default=[0, 1, 2, 3])
+    parser.add_argument("--batch", type=int, default=4, help="prompts whose KV is the memory of the batched part")
+    parser.add_argument("--batch-context", type=int, default=8192)
+    parser.add_argument("--batch-top-n", type=int, nargs="+", default=[32, 64, 128])
+    parser.add_argument("--text-top-n", type=int, nargs="+", default=[4, 8, 16, 32, 64, 128])
+    parser.add_argument("--answer-top-n", type=int, nargs="+", default=[1, 2, 4, 8, 16, 32, 64, 128])
+    parser.add_argument("--texts", type=int, default=5)
+    parser.add_argument("--questions", type=int, default=100)
+    parser.add_argument("--level", type=int, default=4, help="of the reader's worlds: 3 as trained, 4 long contexts")
+    parser.add_argument("--runs", type=int, default=5)
+    parser.add_argument("--threads", type=int, default=2)
+    options = parser.parse_args()
+    options.shape = options.shape or ("llama-2-7b" if options.device == "cuda" else "qwen2.5-0.5b")
+    if options.quick:
+        options.shape = "llama-2-7b" if options.device == "cuda" else "tiny"
+        options.contexts, options.top_n, options.resident = [1024, 4096, 16384], [16, 128], [0, 1]
+        options.text_top_n, options.answer_top_n, options.texts, options.questions = [8, 64], [2, 8, 64], 1, 15
+        options.runs = 3
+    return options
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,153 @@
+"""What KCache does to what trained models say: next tokens of known texts, and the reader's answers.
+
+All settings of N and L decode the same token in one step, each over its own copy of one prefill (KCache table 2).
+Knows nothing of tables and of time.
+"""
+
+import json
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks import quality_data
+from ragkv.config import KCacheConfig
+from ragkv.metrics import best, exact_match
+from ragkv.model import Adapter, PromptKV, full_pass
+from ragkv.model.batching import DecodeRow, decode_rows
+from ragkv.model.decoding import end_tokens
+from ragkv.model.kcache import offload
+from ragkv.model.layout import TemplateRuns, encode
+
+MAX_NEW_TOKENS = 12
+
+
+@dataclass
+class Texts:
+    """Next tokens of known texts under one setting, against those of ordinary decoding."""
+
+    nll: list[float] = field(default_factory=list)
+    agreed: int = 0
+
+    def summary(self) -> dict[str, float]:
+        """Perplexity, and the share of steps whose most probable token is ordinary decoding's."""
+        return {"perplexity": math.exp(sum(self.nll) / len(self.nll)), "agreement": self.agreed / len(self.nll)}
+
+
+@dataclass
+class Answers:
+    """Answers under one setting."""
+
+    exact: list[float] = field(default_factory=list)
+    same: int = 0  # as ordinary decoding's
+
+    def summary(self) -> dict[str, float]:
+        """Mean exact match, and the share of answers that are ordinary decoding's."""
+        return {"exact": sum(self.exact) / len(self.exact), "same": self.same / len(self.exact)}
+
+
+Settings = Sequence[KCacheConfig | None]  # None is ordinary decoding, and comes first
+
+
+def name(config: KCacheConfig | None) -> str:
+    """A setting as tables show it."""
+    if config is None:
+        return "ordinary"
+    return f"N={config.top_n} L={config.resident_layers}{' renormalised' if config.renormalise else ''}"
+
+
+def copies(kv: PromptKV, settings: Settings) -> list[PromptKV]:
+    """One KV a setting, with what `kv` has."""
+    return [offload(kv, config or KCacheConfig(top_n=None, resident_layers=10**6)) for config in settings]
+
+
+def perplexities(
+    adapter: Adapter, texts: Iterable[Sequence[int]], prefilled: int, settings: Settings
+) -> dict[str, dict[str, float]]:
+    """Each text's tokens behind its first `prefilled` ones, decoded one by one whatever the model would have said."""
+    found = {name(config): Texts() for config in settings}
+    for ids in texts:
+        kv = adapter.new_kv(len(ids))
+        with torch.no_grad():
+            full_pass(adapter, torch.tensor(ids[:prefilled]), kv)
+        kvs = copies(kv, settings)
+        for token, following in zip(ids[prefilled:-1], ids[prefilled + 1 :], strict=True):
+            logits = decode_rows(adapter, [DecodeRow(own, token) for own in kvs])
+            nll, chosen = -logits.log_softmax(-1)[:, following], logits.argmax(-1)
+            for texts_, row_nll, row_chosen in zip(found.values(), nll.tolist(), chosen.tolist(), strict=True):
+                texts_.nll.append(row_nll)
+                texts_.agreed += row_chosen == int(chosen[0])
+    return {setting: texts_.summary() for setting, texts_ in found.items()}
+
+
+def stories(folder: Path, limit: int) -> list[list[int]]:
+    """The token ids that come with the stories model."""
+    loaded: list[list[int]] = json.loads((folder / "stories_ids.json").read_text())
+    return loaded[:limit]
+
+
+class Reader:
+    """Asks the reader about held-out worlds, each question under every setting."""
+
+    def __init__(self, adapter: Adapter, tokenizer: Any, runs: TemplateRuns, worlds: int, level: int) -> None:
+        self._adapter, self._tokenizer, self._runs = adapter, tokenizer, runs
+        self._ends = end_tokens(adapter.model, tokenizer)
+        self._contexts = quality_data.worlds(worlds, seed=5, level=level)
+
+    def ids(self, context: quality_data.Context) -> list[int]:
+        """A context's ids."""
+        chunks = [encode(self._tokenizer, chunk) for chunk in context.chunks]
+        return [*self._runs.before_documents, *(token for chunk in chunks for token in chunk)]
+
+    def answers(self, settings: Settings, questions: int, stepped: bool) -> tuple[dict[str, dict[str, float]], float]:
+        """Exact match of every setting, and the mean length of a prompt.
+
+        As served, the prefill ends with the question: KCache begins with the answer's second token. `stepped` decodes
+        the question's tokens, too, so that all the model reads of it is read under KCache.
+        """
+        found, lengths = {name(config): Answers() for config in settings}, []
+        for context in quality_data.limited(self._contexts, questions):
+            ids = self.ids(context)
+            kv = self._adapter.new_kv(len(ids) + 100)
+            with torch.no_grad():
+                full_pass(self._adapter, torch.tensor(ids), kv)
+            for question in context.questions:
+                asked = [*encode(self._tokenizer, question.text), *self._runs.after_question]
+                kv.length = len(ids)
+                said = self._say(kv, asked, settings, stepped)
+                lengths.append(len(ids) + len(asked))
+                for answers, text in zip(found.values(), said, strict=True):
+                    answers.exact.append(best(exact_match, text, question.golds))
+                    answers.same += text == said[0]
+        return {setting: answers.summary() for setting, answers in found.items()}, sum(lengths) / len(lengths)
+
+    @torch.no_grad()
+    def _say(self, kv: PromptKV, asked: Sequence[int], settings: Settings, stepped: bool) -> list[str]:
+        """The greedy answer of each setting."""
+        adapter = self._adapter
+        if stepped:
+            kvs = copies(kv, settings)
+            for token in asked:
+                logits = decode_rows(adapter, [DecodeRow(own, token) for own in kvs])
+        else:
+            hidden = full_pass(adapter, torch.tensor(asked), kv, start=kv.length)
+            logits = adapter.logits(hidden[:, -1:]).expand(len(settings), -1)
+            kvs = copies(kv, settings)
+        said: list[list[int]] = [[] for _ in settings]
+        active = list(range(len(settings)))
+        for _ in range(MAX_NEW_TOKENS):
+            tokens = logits.argmax(-1).tolist()
+            rows, still = [], []
+            for at, token in zip(active, tokens, strict=True):
+                if token not in self._ends:
+                    said[at].append(token)
+                    rows.append(DecodeRow(kvs[at], token))
+                    still.append(at)
+            active = still
+            if not active:
+                break
+            logits = decode_rows(adapter, rows)
+        return [str(self._tokenizer.decode(tokens, skip_special_tokens=True)).strip() for tokens in said]
