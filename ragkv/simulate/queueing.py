@@ -123,8 +123,10 @@ class _Hierarchy:
                 break
 
 
-def serve(sessions: Sequence[Session], name: str, server: Server, warm_up_turns: int = 0) -> Hits:
-    """Serve all sessions under one policy for memory and disk."""
+def serve(
+    sessions: Sequence[Session], name: str, server: Server, warm_up_turns: int = 0, until_s: float = float("inf")
+) -> Hits:
+    """Serve all sessions under one policy for memory and disk; turns asked later than `until_s` are not counted."""
     lengths = [min(server.context_tokens, sum(new + out for new, out, _ in s.turns)) for s in sessions]
     tiers = _Hierarchy(name, server, sum(lengths) / len(lengths))
     arrivals = [(session.at, number, 0) for number, session in enumerate(sessions)]
@@ -145,7 +147,7 @@ def serve(sessions: Sequence[Session], name: str, server: Server, warm_up_turns:
         if now - last[number] > server.ttl_s:
             tiers.drop(key, now)
         in_memory, on_disk = key in tiers.memory.held, key in tiers.disk.held
-        if done >= warm_up_turns:
+        if done >= warm_up_turns and came <= until_s:
             waiting, waited = waiting + len(queue), waited + now - came
             turns, first = turns + (turn > 0), first + (turn == 0)
             memory, disk = memory + in_memory, disk + on_disk
