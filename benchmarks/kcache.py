@@ -1,7 +1,7 @@
 """KCache beside ordinary decoding in the same run: speed, bytes, rows fetched, batches that fit, and what is said.
 
-Speed is of a real shape with random weights and a random KV (neither changes time, but a random KV makes the query
-heads of a KV head ask for different rows, so U is at its worst: N H / G). Quality is of trained models.
+Speed is of a real shape with random weights and a random KV: neither changes the time of ordinary decoding, but how far
+the query heads of a KV head agree on rows, and so U, is this KV's and not a trained model's.
 "matmul" is ordinary decoding, too, by the matmuls that KCache's scores are made with instead of SDPA: what KCache gains
 over it is KCache's, the rest is the kernel's.
 `--device cuda` is the paper's table 3: the LLaMA-2-7B shape, its contexts and batch sizes.
@@ -263,7 +263,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--texts", type=int, default=5)
     parser.add_argument("--questions", type=int, default=100)
     parser.add_argument("--level", type=int, default=4, help="of the reader's worlds: 3 as trained, 4 long contexts")
-    parser.add_argument("--runs", type=int, default=5)
+    parser.add_argument("--runs", type=int, default=4)
     parser.add_argument("--threads", type=int, default=2)
     options = parser.parse_args()
     options.shape = options.shape or ("llama-2-7b" if options.device == "cuda" else "qwen2.5-0.5b")

@@ -89,7 +89,7 @@ def _described(
         "ratio": decision.ratio,
         "computed_chunks": decision.computed,
         "tier": decision.tier,
-        "decision": decision.why,
+        "decision": (*decision.why, *_kcache(engine, shape.prompt_tokens)),
         "notes": how.notes,
         "times_s": {name: (seconds, None) for name, seconds in times.items()},
         "usd_a_month": _costs(engine, chunks * tokens),
@@ -118,6 +118,7 @@ def _asked(rag: "Rag", question: str, k: int, selector: str | None) -> dict[str,
     except ProfileError:
         return found  # a note of the report says so
     shape, loads = engine._control.seen(reuse)
+    found["decision"] = (*reuse.decision, *_kcache(engine, shape.prompt_tokens))
     whole, unwaiting = ttft_s(profile, shape, reuse.ratio, loads), ttft_s(profile, shape, reuse.ratio, [])
     placing = profile.place_token_layer_s * shape.placed_tokens * max(1, profile.layers - 1)
     recompute = recompute_s(profile, reuse.ratio, shape).total_s
@@ -130,6 +131,17 @@ def _asked(rag: "Rag", question: str, k: int, selector: str | None) -> dict[str,
     }
     found["usd_a_month"] = _costs(engine, sum(load.tokens for load in loads))
     return found
+
+
+def _kcache(engine: "Engine", tokens: int) -> tuple[str, ...]:
+    """Whether decoding with V in host memory pays, if the settings have it."""
+    from ragkv.fusion.kcache_gain import advise
+
+    if engine.config.kcache is None:
+        return ()
+    adapter = engine._adapter
+    group = adapter.config.num_attention_heads // adapter.kv_heads
+    return advise(engine._control.profile, engine.config.kcache, tokens, group).why
 
 
 def _costs(engine: "Engine", tokens: int) -> dict[str, float]:

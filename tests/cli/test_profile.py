@@ -75,3 +75,13 @@ def test_explain_needs_a_question_or_a_description(run: Run) -> None:
     assert "--chunks" in run("explain").err
     assert run("explain", "Who?", "--chunks", "3").code == 1
     assert "ingest" in run("explain", "Who?").err
+
+
+def test_explain_says_whether_kcache_pays_where_the_settings_have_it(run: Run, tmp_path: Path) -> None:
+    run("profile", "--quick")
+    settings = tmp_path / "kcache.toml"
+    settings.write_text("[kcache]\ntop_n = 8\n")
+    said = run("explain", "--chunks", "4", "--tokens", "64", "--config", settings)
+    assert said.code == 0, said.err
+    assert "kcache: S / U is" in said.out
+    assert "kcache" not in run("explain", "--chunks", "4", "--tokens", "64").out
