@@ -68,7 +68,7 @@ class WrappedTier(Tier):
 
 
 class WrappedLease(Lease):
-    """A lease that is another one but for `read_layer`."""
+    """A lease that is another one: override `read_layer`, and `read_encoded`, which copies between tiers use."""
 
     def __init__(self, lease: Lease) -> None:
         self.info, self.kind, self.sensitivity = lease.info, lease.kind, lease.sensitivity
@@ -82,15 +82,24 @@ class WrappedLease(Lease):
     def read_layer(self, layer: int, out: torch.Tensor | None = None) -> torch.Tensor:
         return self.lease.read_layer(layer, out)
 
+    def read_encoded(self, pin: bool = False) -> EncodedEntry:
+        return self.lease.read_encoded(pin)
+
     def close(self) -> None:
         self.lease.close()
 
 
 class ThrottledTier(WrappedTier):
-    """A tier behind one pipe: each read takes at least `latency_s` plus its bytes over the bandwidth they all share."""
+    """A tier behind one pipe: each read takes at least `latency_s` plus its bytes over the bandwidth they all share.
 
-    def __init__(self, tier: Tier, bandwidth_bytes_per_s: float, latency_s: float = 0.0) -> None:
+    With `writes` so does each `put`, on a pipe of its own.
+    """
+
+    def __init__(
+        self, tier: Tier, bandwidth_bytes_per_s: float, latency_s: float = 0.0, *, writes: bool = False
+    ) -> None:
         super().__init__(tier)
+        self.writes = writes
         self.bandwidth_bytes_per_s = bandwidth_bytes_per_s
         self.latency_s = latency_s
         self._free_at = 0.0  # when the pipe has carried everything asked for so far, on the monotonic clock
@@ -98,6 +107,13 @@ class ThrottledTier(WrappedTier):
 
     def wrap(self, lease: Lease) -> Lease:
         return _ThrottledLease(lease, self)
+
+    def put(self, entry: Entry | EncodedEntry) -> bool:
+        began = time.monotonic()
+        kept = self.tier.put(entry)
+        due_at = began + self.latency_s + entry.size_bytes / self.bandwidth_bytes_per_s
+        time.sleep(max(0.0, due_at - time.monotonic()) if self.writes else 0.0)
+        return kept
 
     def due_at(self, size_bytes: int) -> float:
         """Take the pipe for `size_bytes` more; the time at which they will have arrived."""
@@ -114,6 +130,12 @@ class _ThrottledLease(WrappedLease):
     def read_layer(self, layer: int, out: torch.Tensor | None = None) -> torch.Tensor:
         due_at = self._pipe.due_at(self.stored_bytes // self.info.layers)
         read = self.lease.read_layer(layer, out)
+        time.sleep(max(0.0, due_at - time.monotonic()))
+        return read
+
+    def read_encoded(self, pin: bool = False) -> EncodedEntry:
+        due_at = self._pipe.due_at(self.stored_bytes)
+        read = self.lease.read_encoded(pin)
         time.sleep(max(0.0, due_at - time.monotonic()))
         return read
 
@@ -143,8 +165,17 @@ class _FailingLease(WrappedLease):
         self._tier = tier
 
     def read_layer(self, layer: int, out: torch.Tensor | None = None) -> torch.Tensor:
+        self._check(layer)
+        return self.lease.read_layer(layer, out)
+
+    def read_encoded(self, pin: bool = False) -> EncodedEntry:
+        for layer in range(self.info.layers):
+            self._check(layer)
+        return self.lease.read_encoded(pin)
+
+    def _check(self, layer: int) -> None:
         if layer not in self._tier.layers:
-            return self.lease.read_layer(layer, out)
+            return
         if self._tier.failure is Failure.BROKEN:
             raise OSError(f"layer {layer} fails on purpose")
         self._tier.delete(self.info.key)

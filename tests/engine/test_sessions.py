@@ -27,14 +27,15 @@ def test_a_turn_stands_behind_everything_before_it() -> None:
 
 
 @pytest.mark.parametrize(("ratio", "recomputed"), [(0.0, 0), (0.4, 7), (1.0, 16)])
-def test_history_is_computed_and_chunks_behind_it_are_fused(ratio: float, recomputed: int) -> None:
+def test_history_is_exact_and_chunks_behind_it_are_fused(ratio: float, recomputed: int) -> None:
     with engine_of() as engine:
         engine.warm([A, B])
         session = engine.session("s")
         engine.answer(Q, [A], session, max_new_tokens=3, min_new_tokens=3)
         history = len(session.token_ids)
         reuse = engine.prefill([9, 8], [A, B], session, ratio=ratio, selector="first-k").reuse
-        assert (reuse.exact, reuse.computed, reuse.recomputed) == (1, history + 2, recomputed)
+        last = 1  # the answer's last token: nothing followed it, so it has no KV yet
+        assert (reuse.exact, reuse.computed, reuse.recomputed) == (history, last + 2, recomputed)
         assert reuse.fused == len(A) + len(B) - recomputed
 
 

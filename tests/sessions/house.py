@@ -4,8 +4,6 @@ from collections.abc import Container
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from ragkv import Engine, EngineConfig, FusionConfig, Session, StoreConfig
 from ragkv.config import SessionConfig
 from ragkv.prefill import Prefill
@@ -15,7 +13,9 @@ from tests.engine.house import close, full_prefill
 BLOCK = 8  # tokens: a turn of the tests makes a block or two
 
 
-def engine_at(directory: Path | None, family: str = "llama", session: dict[str, Any] | None = None, **store: Any) -> Engine:
+def engine_at(
+    directory: Path | None, family: str = "llama", session: dict[str, Any] | None = None, **store: Any
+) -> Engine:
     config = EngineConfig(
         store=StoreConfig(directory=None if directory is None else str(directory), **store),
         fusion=FusionConfig(selector="first-k", sensitivity_prefixes=0),
@@ -69,9 +69,6 @@ def files(directory: Path) -> int:
 
 
 def pinned(engine: Engine) -> int:
-    """Bytes that open leases keep from being evicted, in all tiers."""
+    """Bytes that open leases keep from being evicted, in all tiers, once all is still."""
+    engine.flush()
     return sum(getattr(tier, "_ledger")._pinned_bytes for tier in engine._store._tiers)
-
-
-def same(one: torch.Tensor, other: torch.Tensor) -> bool:
-    return torch.equal(one, other)
