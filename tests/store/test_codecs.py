@@ -1,6 +1,7 @@
 """What every codec must hold: what comes back, within what bound, and what it refuses rather than get wrong."""
 
 import itertools
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -155,6 +156,18 @@ def test_int8_takes_about_half_of_bfloat16(kv_heads: int, head_dim: int, share: 
     shape = (2, kv_heads, 512, head_dim)
     raw, int8 = (CODECS[name].layout(shape, torch.bfloat16).nbytes for name in ("raw", "int8"))
     assert 0.5 < int8 / raw < share
+
+
+@pytest.mark.parametrize("tokens", [1, 2, 3, 5])
+def test_scales_of_every_layer_can_be_read_where_they_lie(tokens: int) -> None:
+    """Layers of an odd number of bytes stand in one tensor, and scales are four bytes each."""
+    info = replace(make_entry(1, tokens=tokens, layers=3, identity=with_codec("int8")).info, kv_heads=1, head_dim=3)
+    entry = Entry(info, torch.randn(3, *info.shape).bfloat16())
+    encoded = EncodedEntry.of(entry)
+    for layer in range(3):
+        alone = CODECS["int8"].encode(entry.kv[layer])
+        assert alone is not None
+        assert torch.equal(encoded.read_layer(layer), INT8.decode(alone, torch.empty_like(entry.kv[layer])))
 
 
 def test_an_encoded_entry_is_encoded_no_further() -> None:

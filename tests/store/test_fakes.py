@@ -45,6 +45,20 @@ def test_a_damaged_layer_is_dropped_and_the_others_are_served() -> None:
     assert tier.lease(IDENTITY, ids_of(1)) is None
 
 
+def test_copies_between_tiers_are_as_slow_and_fail_as_reads_do() -> None:
+    entry = make_entry(1)
+    slow = ThrottledTier(filled(), bandwidth_bytes_per_s=entry.info.size_bytes / 0.04, latency_s=0.02)
+    with slow.lease(IDENTITY, ids_of(1)) as lease:  # type: ignore[union-attr]
+        begin = time.monotonic()
+        lease.read_encoded()
+        assert 0.06 <= time.monotonic() - begin < 1
+    failing = FailingTier(filled(), layers={1})
+    failed = failing.lease(IDENTITY, ids_of(1))
+    assert failed is not None
+    with failed, pytest.raises(EntryDamagedError, match="layer 1"):
+        failed.read_encoded()
+
+
 def test_a_broken_layer_raises_what_nobody_expects_until_it_is_mended() -> None:
     tier = FailingTier(filled(), layers={0}, failure=Failure.BROKEN)
     with tier.lease(IDENTITY, ids_of(1)) as lease:  # type: ignore[union-attr]

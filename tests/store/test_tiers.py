@@ -215,7 +215,10 @@ class TestEveryTier:
         first, second, entry = make_tier(), make_tier(), house.entry(1, tokens=64)
         first.put(entry)
         with first.lease(house.identity, entry.info.token_ids) as lease:  # type: ignore[union-attr]
-            second.put(lease.read_encoded())
+            copy = lease.read_encoded()
+        assert (copy.codec, copy.stored_bytes) == (EncodedEntry.of(entry).codec, EncodedEntry.of(entry).stored_bytes)
+        second.put(copy)
+        assert second.stats().used_bytes == first.stats().used_bytes
         with second.lease(house.identity, entry.info.token_ids) as lease:  # type: ignore[union-attr]
             assert same(read_all(lease), kept(entry))
 
