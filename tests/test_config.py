@@ -103,6 +103,7 @@ class TestToml:
         file.write_text(
             'device = "cuda:1"\n[store]\ndirectory = "kv"\nmemory_bytes = 7\nread_only = true\n'
             '[fusion]\nratio = 0.5\nselector = "hkvd"\n[prompt]\nsystem = "Be brief."\n'
+            "[kcache]\ntop_n = 64\nresident_layers = 2\n"
         )
         assert EngineConfig.from_toml(file) == EngineConfig.from_toml(str(file)) == BUILT
 
@@ -128,6 +129,8 @@ class TestEnvironment:
             "RAGKV_FUSION__RATIO": "0.5",
             "RAGKV_FUSION__SELECTOR": "hkvd",
             "RAGKV_PROMPT__SYSTEM": "Be brief.",
+            "RAGKV_KCACHE__TOP_N": "64",
+            "RAGKV_KCACHE__RESIDENT_LAYERS": "2",
             "HOME": "elsewhere",
         }
         assert EngineConfig.from_env(environment) == BUILT
@@ -168,3 +171,14 @@ class TestEnvironment:
         with pytest.raises(ConfigError) as caught:
             EngineConfig.from_env(environment)
         assert says in str(caught.value)
+
+
+def test_a_group_that_may_be_off_is_off_by_default_and_by_name() -> None:
+    assert EngineConfig().kcache is None
+    assert EngineConfig.from_dict({"kcache": None}).kcache is None
+    assert EngineConfig.from_env({"RAGKV_KCACHE": "none"}).kcache is None
+    assert EngineConfig.from_env({"RAGKV_KCACHE__TOP_N": "none"}).kcache == KCacheConfig(top_n=None)
+    with pytest.raises(ConfigError, match=r"kcache is a group of settings, not True"):
+        EngineConfig.from_dict({"kcache": True})
+    with pytest.raises(ConfigError, match=r"kcache.topn. Did you mean kcache.top_n"):
+        EngineConfig.from_dict({"kcache": {"topn": 3}})

@@ -88,7 +88,7 @@ def _largest(scores: torch.Tensor, count: int) -> torch.Tensor:
     if block is None or not scores.is_cpu:
         return scores.topk(count, dim=-1, sorted=False).indices
     whole = keys - keys % block
-    maxima = scores[..., :whole].unflatten(-1, (-1, block)).amax(-1)
+    maxima = scores[..., :whole].view(*scores.shape[:-1], -1, block).amax(-1)
     blocks = maxima.topk(count, dim=-1, sorted=False).indices
     inside = (blocks.unsqueeze(-1) * block + torch.arange(block)).flatten(-2)
     rest = torch.arange(whole, keys).expand(*inside.shape[:-1], -1)
