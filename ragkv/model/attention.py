@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from .promptkv import Rows  # which attends over itself, by `attend_one`
 
 IMPLEMENTATION = "ragkv_rows"
-FEWEST_ROWS = 16  # of a block of scattered rows; see `cut`
-MOST_ROWS = 128
+FEWEST_ROWS = 28  # of a block of scattered rows; see `cut`. SDPA tiles 192 folded rows and more by 64, fewer by 32
+MOST_ROWS = 96
 MOST_ROWS_ON_DEVICE = 512  # where a launch costs more than keys read in vain
 KEPT_BYTES = 64 << 20  # biases of a pass that may be kept from layer to layer; larger ones are made in each
 

@@ -73,9 +73,9 @@ class TestBlocks:
         assert (block.low, block.high) == (91, 103)
 
     def test_scattered_rows_come_in_smaller_blocks_than_dense_ones(self) -> None:
-        dense, scattered = (attention.cut(list(range(0, 400 * step, step)), None, 64) for step in (1, 8))
-        assert max(block.stop - block.at for block in dense) == 64
-        assert max(block.stop - block.at for block in scattered) == 23  # 23 rows x 177 positions: within 64 squared
+        dense, scattered = (attention.cut(list(range(0, 400 * step, step)), None, 96) for step in (1, 8))
+        assert max(block.stop - block.at for block in dense) == 96
+        assert max(block.stop - block.at for block in scattered) == 34  # 34 rows x 265 positions: within 96 squared
 
     @pytest.mark.parametrize("kept_bytes", [0, 1 << 20])
     def test_masks_kept_or_made_anew_are_the_same(self, kept_bytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
