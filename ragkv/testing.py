@@ -82,8 +82,8 @@ class WrappedLease(Lease):
     def read_layer(self, layer: int, out: torch.Tensor | None = None) -> torch.Tensor:
         return self.lease.read_layer(layer, out)
 
-    def read_encoded(self, pin: bool = False) -> EncodedEntry:
-        return self.lease.read_encoded(pin)
+    def read_encoded(self, pin: bool = False, between: Callable[[], None] = lambda: None) -> EncodedEntry:
+        return self.lease.read_encoded(pin, between)
 
     def close(self) -> None:
         self.lease.close()
@@ -133,10 +133,12 @@ class _ThrottledLease(WrappedLease):
         time.sleep(max(0.0, due_at - time.monotonic()))
         return read
 
-    def read_encoded(self, pin: bool = False) -> EncodedEntry:
-        due_at = self._pipe.due_at(self.stored_bytes)
+    def read_encoded(self, pin: bool = False, between: Callable[[], None] = lambda: None) -> EncodedEntry:
         read = self.lease.read_encoded(pin)
-        time.sleep(max(0.0, due_at - time.monotonic()))
+        for _ in range(self.info.layers):
+            between()
+            due_at = self._pipe.due_at(self.stored_bytes // self.info.layers)
+            time.sleep(max(0.0, due_at - time.monotonic()))
         return read
 
 
@@ -168,10 +170,10 @@ class _FailingLease(WrappedLease):
         self._check(layer)
         return self.lease.read_layer(layer, out)
 
-    def read_encoded(self, pin: bool = False) -> EncodedEntry:
+    def read_encoded(self, pin: bool = False, between: Callable[[], None] = lambda: None) -> EncodedEntry:
         for layer in range(self.info.layers):
             self._check(layer)
-        return self.lease.read_encoded(pin)
+        return self.lease.read_encoded(pin, between)
 
     def _check(self, layer: int) -> None:
         if layer not in self._tier.layers:
