@@ -60,12 +60,14 @@ class FusionConfig:
 
     ratio: float | None = 0.15  # share of the fused, inexact tokens recomputed in each layer; None: the controller's
     selector: str = "sensitivity-query"  # which tokens: see ragkv.fusion.SELECTORS
-    read_ahead_layers: int = 2  # B: layers read ahead of the one being fused; 0: none
+    read_ahead_layers: int | None = 2  # layers read ahead of the one being fused; 0: none; None: as measured
     seed: int = 0  # of the `random` selector
     sensitivity_prefixes: int = 2  # k: unrelated texts behind which a chunk is scored at ingest; 0 stores no scores
 
     def __post_init__(self) -> None:
-        _at_least(self, read_ahead_layers=0, sensitivity_prefixes=0)
+        _at_least(self, sensitivity_prefixes=0)
+        if self.read_ahead_layers is not None:
+            _at_least(self, read_ahead_layers=0)
         if self.ratio is not None and not 0.0 <= self.ratio <= 1.0:
             raise ConfigError(f"fusion.ratio is {self.ratio}; it is a share and must lie in [0, 1].")
 

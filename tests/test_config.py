@@ -70,7 +70,7 @@ def test_settings_are_frozen_and_hashable(config: Any) -> None:
         ({"fusion": 0.5}, "fusion is a group of settings, not 0.5"),
         ({"fusion": {"ratio": 1.5}}, "ratio is 1.5"),
         ({"fusion": {"ratio": float("nan")}}, "ratio is nan"),
-        ({"fusion": {"read_ahead_layers": 0}}, "read_ahead_layers is 0; it must be at least 1"),
+        ({"fusion": {"read_ahead_layers": -1}}, "read_ahead_layers is -1; it must be at least 0"),
         ({"store": {"memory_bytes": -1}}, "memory_bytes is -1; it must be at least 0"),
         ({"store": {"reader_threads": 0}}, "reader_threads is 0"),
     ],

@@ -21,6 +21,7 @@ from ragkv.store import Lease
 from .guard import left
 from .pipeline import LayerReader
 from .plan import Plan, Span
+from .readahead import Speeds
 from .selectors import AskingSelector, CheckingSelector, Selector, StaticSelector, budget
 
 
@@ -43,15 +44,29 @@ class Fused:
 class Fusor:
     """Fuses prompts for one model. Holds no request's state."""
 
-    def __init__(self, adapter: Adapter, pool: ThreadPoolExecutor, read_ahead_layers: int, seed: int) -> None:
+    def __init__(self, adapter: Adapter, pool: ThreadPoolExecutor, read_ahead_layers: int | None, seed: int) -> None:
+        """Without `read_ahead_layers` it goes by what it measures of earlier requests."""
         self._adapter, self._pool, self._ahead, self._seed = adapter, pool, read_ahead_layers, seed
+        self._speeds = Speeds()
 
     def open(self, plan: Plan, selector: Selector, ratio: float) -> "Fusing":
         """Begin to read what `plan` needs; whoever has the model then calls `run`. Close it, run or not."""
-        return Fusing(self._adapter, plan, selector, ratio, self._first_choice(plan, selector, ratio), self._reader)
+        first_choice = self._first_choice(plan, selector, ratio)
 
-    def _reader(self, leases: Sequence[Lease]) -> LayerReader:
-        return LayerReader(leases, self._adapter.layer_count, self._ahead, self._pool, self._adapter.device)
+        def reader(leases: Sequence[Lease]) -> LayerReader:
+            rows = plan.forced.numel() + budget(ratio, len(plan.candidates))
+            return LayerReader(leases, layers, self._ahead_of(leases, rows), self._pool, self._adapter.device)
+
+        layers = self._adapter.layer_count
+        return Fusing(self._adapter, plan, selector, ratio, first_choice, reader, self._speeds)
+
+    def _ahead_of(self, leases: Sequence[Lease], rows: int) -> int:
+        """Layers to read ahead of a pass over `rows` rows (CachedAttention section 3.2.1)."""
+        if self._ahead is not None:
+            return self._ahead
+        layers = self._adapter.layer_count
+        size = sum(lease.stored_bytes for lease in leases if not lease.in_place)
+        return self._speeds.ahead(size, rows * layers, layers)
 
     def _first_choice(self, plan: Plan, selector: Selector, ratio: float) -> torch.Tensor:
         """Indices of the candidates recomputed in layer 0."""
@@ -72,9 +87,10 @@ class Fusing:
         ratio: float,
         first_choice: torch.Tensor,
         reader: Callable[[Sequence[Lease]], LayerReader],
+        speeds: Speeds,
     ) -> None:
         self._adapter, self._plan, self._selector, self._ratio = adapter, plan, selector, ratio
-        self._first_choice = first_choice
+        self._first_choice, self._speeds = first_choice, speeds
         self._spans = _needed(plan, selector, ratio, first_choice)
         self._reader = reader([span.lease for span in self._spans if span.lease is not None])
 
@@ -112,16 +128,20 @@ class Fusing:
                 kv.settle(layer, length)
                 between()
         kv.length = length
+        logits = adapter.logits(work.hidden[:, -1:])[0]
+        took_s = time.perf_counter() - began
+        self._speeds.read(*reader.measured())
+        self._speeds.computed(work.row_layers, took_s - reader.waited_s)
         return Fused(
             kv,
-            adapter.logits(work.hidden[:, -1:])[0],
+            logits,
             tuple(work.selected_by_layer),
             work.row_layers,
             work.left(),
             reader.bytes_by_tier(),
             reader.waited_s,
             work.placing_s,
-            time.perf_counter() - began,
+            took_s,
             record,
         )
 

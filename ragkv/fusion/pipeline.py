@@ -28,6 +28,7 @@ class LayerReader:
         self._copier = _Copier(device) if device.type == "cuda" else None
         self._pending: dict[int, list[Future[torch.Tensor]]] = {}
         self.waited_s = 0.0  # time the fusor stood still for slices
+        self._reads: list[tuple[int, float]] = []  # bytes and seconds of each slice that a thread read
         for layer in range(min(ahead, layers)):
             self._submit(layer)
 
@@ -46,6 +47,12 @@ class LayerReader:
         for lease in self._leases:
             counts[lease.kind.value] = counts.get(lease.kind.value, 0) + lease.stored_bytes
         return counts
+
+    def measured(self) -> tuple[int, float]:
+        """Bytes that threads read, and how long one pipe would have been busy with them."""
+        by_threads = sum(not lease.in_place for lease in self._leases)
+        together = max(1, min(by_threads, self._pool._max_workers))
+        return sum(size for size, _ in self._reads), sum(seconds for _, seconds in self._reads) / together
 
     def close(self) -> None:
         """Wait for reads under way: their buffers must outlive them."""
@@ -73,7 +80,9 @@ class LayerReader:
     def _read(self, lease: Lease, layer: int, buffer: torch.Tensor) -> torch.Tensor:
         if self._copier is not None:
             self._copier.wait_reusable(buffer)
+        began = time.perf_counter()
         found = _slice(lease, layer, buffer)
+        self._reads.append((lease.stored_bytes // self._layers, time.perf_counter() - began))
         return found if self._copier is None else self._copier.send(found, layer, buffer)
 
     @staticmethod

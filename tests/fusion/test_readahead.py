@@ -1,0 +1,51 @@
+"""The read buffer: as deep as loading falls behind computing (CachedAttention section 3.2.1)."""
+
+import pytest
+
+from ragkv.fusion.readahead import MOST_BYTES, UNMEASURED, Speeds, buffer_bytes, layers_ahead
+
+LAYERS = 24
+
+
+def test_the_buffer_is_what_loading_falls_behind() -> None:
+    assert buffer_bytes(1e9, load_s=3.0, compute_s=1.0) == 2e9
+    assert buffer_bytes(1e9, load_s=1.0, compute_s=3.0) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("load_s", "compute_s", "layers"), [(2.0, 1.0, 12), (1.0, 0.0, 24), (4.0, 1.0, 18), (1.0, 1.0, 1), (0.0, 1.0, 1)]
+)
+def test_in_layers_it_is_the_share_that_computing_does_not_cover(load_s: float, compute_s: float, layers: int) -> None:
+    assert layers_ahead(load_s, compute_s, LAYERS) == layers
+
+
+@pytest.mark.parametrize("load", [0.5, 1.0, 1.7, 4.0])
+@pytest.mark.parametrize("compute", [0.3, 1.0, 2.0])
+def test_a_buffer_so_deep_that_was_filled_before_leaves_no_gap(load: float, compute: float) -> None:
+    """By hand: with that many layers loaded when computing begins, each layer is there when its turn comes."""
+    ahead = layers_ahead(load * LAYERS, compute * LAYERS, LAYERS)
+    loaded = [max(0.0, (layer - ahead + 1) * load) for layer in range(LAYERS)]
+    at = waited = 0.0
+    for layer in range(LAYERS):
+        waited += max(0.0, loaded[layer] - at)
+        at = max(at, loaded[layer]) + compute
+    assert waited <= load + 1e-9  # rounding up to whole layers; a buffer of none would wait `load` times as often
+
+
+def test_speeds_are_learned() -> None:
+    speeds = Speeds()
+    assert speeds.ahead(1000, 10, LAYERS) == UNMEASURED
+    speeds.read(1000, 2.0)
+    speeds.computed(100, 1.0)
+    assert speeds.ahead(1000, 100, LAYERS) == 12
+    for _ in range(50):  # the disk became as fast as the model
+        speeds.read(1000, 1.0)
+    assert speeds.ahead(1000, 100, LAYERS) == 1
+
+
+def test_a_buffer_is_bounded_whatever_was_measured() -> None:
+    speeds = Speeds()
+    speeds.read(1, 1.0)
+    speeds.computed(100, 1e-6)
+    assert speeds.ahead(6 * MOST_BYTES, 1, LAYERS) == LAYERS // 6
+    assert speeds.ahead(100 * MOST_BYTES, 1, LAYERS) == 1
