@@ -11,6 +11,7 @@ from ragkv import __version__
 from ragkv.errors import ConfigError, DocumentError, InputError
 
 from . import output
+from .chat import chat
 from .explain import explain
 from .options import HOME, AsJson, Device, Dtype, Home, Model, Settings
 from .output import console, print_json
@@ -26,6 +27,7 @@ app = typer.Typer(
 )
 app.command()(profile)
 app.command()(explain)
+app.command()(chat)
 
 
 def _version(wanted: bool) -> None:
