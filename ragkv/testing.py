@@ -68,7 +68,7 @@ class WrappedTier(Tier):
 
 
 class WrappedLease(Lease):
-    """A lease that is another one: override `read_layer`, and `read_encoded`, which copies between tiers use."""
+    """A lease that is another one but for `read_layer`; whole entries are copied by it, layer by layer, decoded."""
 
     def __init__(self, lease: Lease) -> None:
         self.info, self.kind, self.sensitivity = lease.info, lease.kind, lease.sensitivity
@@ -81,9 +81,6 @@ class WrappedLease(Lease):
 
     def read_layer(self, layer: int, out: torch.Tensor | None = None) -> torch.Tensor:
         return self.lease.read_layer(layer, out)
-
-    def read_encoded(self, pin: bool = False, between: Callable[[], None] = lambda: None) -> EncodedEntry:
-        return self.lease.read_encoded(pin, between)
 
     def close(self) -> None:
         self.lease.close()

@@ -302,6 +302,9 @@ class _PromotingLease(Lease):
     def stored_bytes(self) -> int:
         return self._lease.stored_bytes
 
+    def read_encoded(self, pin: bool = False, between: Callable[[], None] = lambda: None) -> EncodedEntry:
+        return self._lease.read_encoded(pin, between)
+
     def close(self) -> None:
         promote, self._promote = self._promote, None
         if promote is not None:

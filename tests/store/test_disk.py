@@ -436,3 +436,43 @@ def test_opening_and_closing_log_nothing(tmp_path: Path, caplog: pytest.LogCaptu
         fill(tmp_path, 1)
         open_tier(tmp_path).close()
     assert caplog.records == []
+
+
+@needs_direct
+def test_small_layers_are_read_many_at_a_time_past_the_page_cache(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ragkv.store.tiers.disk_blocks.BLOCK_BYTES", 3 * 4096)
+    tier = open_tier(tmp_path, direct=True)
+    entry = make_entry(1, layers=8)
+    tier.put(entry)
+    read = list[int]()
+    preadv = os.preadv
+
+    def spy(fd: int, buffers: list[memoryview], offset: int) -> int:
+        read.append(offset // 4096)
+        return preadv(fd, buffers, offset)
+
+    with tier.lease(IDENTITY, entry.info.token_ids) as lease:  # type: ignore[union-attr]
+        monkeypatch.setattr(os, "preadv", spy)
+        for layer in [0, 1, 2, 3, 5, 4, 7, 0]:  # back again, and forward past a block
+            assert torch.equal(lease.read_layer(layer), entry.kv[layer])
+    assert [page - read[0] for page in read] == [0, 3, 7, 0]
+    assert tier.stats().read_bytes == 8 * entry.info.layer_bytes  # what was asked for
+    tier.close()
+
+
+@needs_direct
+@pytest.mark.parametrize("codec", CODEC_NAMES)
+def test_many_threads_read_the_layers_of_one_block(tmp_path: Path, codec: str) -> None:
+    tier = open_tier(tmp_path, direct=True)
+    entry = make_entry(1, tokens=33, layers=24, identity=with_codec(codec))
+    tier.put(entry)
+    wanted = kept(entry)
+    with tier.lease(entry.info.identity, entry.info.token_ids) as lease, ThreadPoolExecutor(8) as pool:  # type: ignore[union-attr]
+
+        def right(layer: int) -> bool:
+            return torch.equal(lease.read_layer(layer), wanted.kv[layer])
+
+        assert all(pool.map(right, list(range(24)) * 20))
+    tier.close()

@@ -36,6 +36,11 @@ class EntryFile:
                 return cls(os.open(path, os.O_RDONLY | os.O_CLOEXEC | flag), path, True)
         return cls(os.open(path, os.O_RDONLY | os.O_CLOEXEC), path, False)
 
+    @property
+    def direct(self) -> bool:
+        """Whether reads go past the page cache, so that no kernel reads ahead."""
+        return self._direct
+
     def close(self) -> None:
         """Let the descriptor go; once only."""
         os.close(self._fd)

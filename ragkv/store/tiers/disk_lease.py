@@ -15,7 +15,8 @@ from ..encoded import EncodedEntry
 from ..entry import Identity
 from ..record import Head, bytes_of
 from .base import Lease, TierKind
-from .disk_file import EntryFile, aligned_empty, scratch
+from .disk_blocks import Blocks
+from .disk_file import EntryFile, aligned_empty
 
 
 class DiskLease(Lease):
@@ -35,6 +36,7 @@ class DiskLease(Lease):
         self.sensitivity = head.sensitivity
         self._head = head
         self._file = file
+        self._blocks = Blocks(file, head)
         self._on_read, self._on_damage, self._on_close = on_read, on_damage, on_close
         self._lock = threading.Lock()
         self._readers = 0
@@ -53,8 +55,7 @@ class DiskLease(Lease):
             self._read(layer, out.view(-1).view(torch.uint8))
             return out
         layout = head.codec.layout(info.shape, info.dtype)
-        stored = scratch(head.layer_bytes)  # this thread's: what is in it is decoded before the next read
-        self._read(layer, stored)
+        stored = self._read(layer)
         return head.codec.decode(stored.view(layout.dtype).view(layout.shape), out)
 
     def read_encoded(self, pin: bool = False, between: Callable[[], None] = lambda: None) -> EncodedEntry:
@@ -78,14 +79,15 @@ class DiskLease(Lease):
     def __del__(self) -> None:  # a lease nobody closed must not keep its descriptor and its pin for ever
         self.close()
 
-    def _read(self, layer: int, into: torch.Tensor) -> None:
-        """Fill `into`, bytes, with the stored layer, verified and counted."""
+    def _read(self, layer: int, into: torch.Tensor | None = None) -> torch.Tensor:
+        """The stored layer, bytes, verified and counted: in `into`, or in memory good until this thread's next read."""
         try:
             self._enter()
             try:
-                if self._file.read(into, self._head.layer_offsets[layer]) != self._head.layer_bytes:
+                stored = self._blocks.read(layer, into)
+                if stored.numel() != self._head.layer_bytes:
                     raise EntryDamagedError(self.info.key, f"the file ends inside layer {layer}")
-                self._head.check_layer(layer, bytes_of(into))
+                self._head.check_layer(layer, bytes_of(stored))
             except OSError as error:
                 raise EntryDamagedError(self.info.key, f"layer {layer} cannot be read ({error})") from error
             finally:
@@ -94,6 +96,7 @@ class DiskLease(Lease):
             self._on_damage(error)
             raise
         self._on_read(self._head.layer_bytes)
+        return stored
 
     def _enter(self) -> None:
         with self._lock:
