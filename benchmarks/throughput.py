@@ -165,8 +165,7 @@ def _requests(model: Any, options: argparse.Namespace) -> None:
                 row["saturation"],
                 row["rate"],
                 f"{row['of_full']:.2f}x",
-                row["real_ttft_s"],
-                row["computed_ttft_s"],
+                *("-" if row[name] is None else row[name] for name in ("real_ttft_s", "computed_ttft_s")),
             )
             for row in found
         ],
@@ -215,8 +214,8 @@ def _measure(
         "after_s": statistics.fmean(service.after_s for service in times),
         "saturation": serving.saturation(times),
         "rate": rate,
-        "real_ttft_s": statistics.fmean(serving.really(server, load.real, arrivals)),
-        "computed_ttft_s": statistics.fmean(serving.queued(times, arrivals)),
+        "real_ttft_s": statistics.fmean(serving.really(server, load.real, arrivals)) if arrivals else None,
+        "computed_ttft_s": statistics.fmean(serving.queued(times, arrivals)) if arrivals else None,
     }
 
 
@@ -235,7 +234,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--chunk-tokens", type=int, default=256)
     parser.add_argument("--before", type=int, default=300, help="requests that filled the stores")
     parser.add_argument("--requests", type=int, default=80)
-    parser.add_argument("--real", type=int, default=40, help="requests of the real run")
+    parser.add_argument("--real", type=int, default=40, help="requests of the real run; 0: none")
     parser.add_argument("--ratio", type=float, default=0.15)
     parser.add_argument("--budget", type=float, default=1.0, help="of each store, as a share of the corpus's KV")
     parser.set_defaults(tag="")
