@@ -2,12 +2,12 @@
 
     python -m benchmarks.truncation [--quick] [--model ../shared/data/models/stories260K]
 
-Claim: when a conversation overflows the window, dropping the oldest half of its stored KV and turning the rest to its new
-places (CA) costs at most 2 % of perplexity against computing the kept text again (TT), while keeping the old rotations
-(NKVT) ruins it; and a turn after a truncation then computes its new tokens alone. Text is sampled from the model itself,
-batches of one window each, joined at the token that begins a story; it is fed to sessions of the engine as given turns.
-Every token of a turn but its first is scored, from the KV the engine makes for that very turn. OF, the paper's overflow
-baseline, computes the truncated text again just as TT does: the same numbers. Not shown: other models and languages.
+Claim: when a conversation overflows the window, dropping the oldest half of its stored KV and turning the rest to its
+new places (CA) costs at most 2 % of perplexity against computing the kept text again (TT), while keeping the old
+rotations (NKVT) ruins it; and a turn after a truncation then computes its new tokens alone. Text is sampled from the
+model itself, in runs of one window, joined at the token that begins a story; it is fed to sessions of the engine as
+given turns. Every token of a turn but its first is scored, from the KV the engine makes for that very turn. OF, the
+paper's overflow baseline, computes the truncated text again just as TT does: the same numbers. Not shown: other models.
 """
 
 import argparse
@@ -123,10 +123,9 @@ def main() -> None:
                 converse(engine, part, options.turn, f"{method}-{number}", tallies[method])
     base = tallies["TT"].perplexity
     window = model.config.max_position_embeddings
-    print(
-        f"{Path(options.model).name}, window {window}, {len(text):,} tokens sampled from it, conversations of "
-        f"{options.conversation}, turns of {options.turn}, truncation ratio {options.ratio}, sinks {options.sinks}, float32"
-    )
+    how = f"turns of {options.turn}, truncation ratio {options.ratio}, sinks {options.sinks}, float32"
+    print(f"{Path(options.model).name}, window {window}, {len(text):,} tokens sampled from it,")
+    print(f"conversations of {options.conversation}, {how}")
     rows = [
         (
             method,

@@ -1,0 +1,308 @@
+"""What a conversation's next turn costs: stored history against recomputing it (CachedAttention figures 6, 17 to 20).
+
+    python -m benchmarks.conversation [--quick] [--parts ttft overlap queue saving cost]
+
+Claims, on a real architecture with random weights (weights do not change time), bf16, CPU:
+ttft: 12 turns of 64 new and 192 answer tokens; the TTFT of turn 12 is at least 8x below that of recomputing history (RE).
+overlap: under a throttled disk reading ahead hides at least 80 % of what can be: max(load, compute) is the bound.
+queue: a request's reads begin while the one before computes; its time falls until the buffer is S_buf layers deep.
+saving: decoding with saving on is within 5 % of saving off; no token waits for a disk of 20 MB/s.
+cost: USD of the compute and of keeping the KV, at the paper's prices.
+Answers of past turns are given, not decoded: `Engine.append` computes and stores them as it would decoded ones.
+Compared variants alternate within one run; medians. Not shown: a GPU's copy stream, and other sizes.
+"""
+
+import argparse
+import statistics
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+from unittest import mock
+
+import torch
+
+from benchmarks import report
+from ragkv import Engine, EngineConfig, FusionConfig, Session, StoreConfig
+from ragkv.fusion.readahead import buffer_bytes, layers_ahead
+from ragkv.model.shapes import SHAPES, random_model
+from ragkv.session import SessionTurn
+from ragkv.testing import ThrottledTier
+from ragkv.types import Answer
+
+NEW, ANSWERED = 64, 192  # tokens of a turn
+PARTS = ("ttft", "overlap", "queue", "saving", "cost")
+
+
+class Bench:
+    """A model, and conversations on it."""
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        self.options = options
+        self.model = random_model(options.shape)
+        self._generator = torch.Generator().manual_seed(0)
+        self.turns = [(self.ids(NEW), self.ids(ANSWERED)) for _ in range(options.turns)]
+        self.recomputed_s: dict[int, float] = {}  # TTFT of RE and CA by turn, for the cost table
+        self.reused_s: dict[int, float] = {}
+
+    def ids(self, count: int) -> list[int]:
+        """Random token ids."""
+        return torch.randint(3, self.model.config.vocab_size, (count,), generator=self._generator).tolist()
+
+    @contextmanager
+    def engine(self, disk: bool, read_ahead_layers: int | None = 2) -> Iterator[Engine]:
+        """An engine that keeps KV in memory alone, or on disk alone."""
+        with tempfile.TemporaryDirectory(dir=self.options.directory) as directory:
+            store = StoreConfig(directory=directory if disk else None, memory_bytes=0 if disk else 8 << 30)
+            fusion = FusionConfig(sensitivity_prefixes=0, selector="first-k", read_ahead_layers=read_ahead_layers)
+            with Engine(self.model, config=EngineConfig(store=store, fusion=fusion)) as engine:
+                yield engine
+
+    def talked(self, engine: Engine, turns: int) -> Session:
+        """A session of so many turns, all stored."""
+        session = engine.session("s")
+        for question, answer in self.turns[session.turns : turns]:
+            engine.append(session, question, answer)
+        engine.flush()
+        return session
+
+    def ttft(self) -> list[list[Any]]:
+        """TTFT by turn: recomputed, from memory, from disk."""
+        rows = []
+        with self.engine(disk=False) as fast, self.engine(disk=True) as slow:
+            for turn in range(1, self.options.turns + 1):
+                sessions = {"memory": (fast, self.talked(fast, turn - 1)), "disk": (slow, self.talked(slow, turn - 1))}
+                if turn not in self.options.measured and turn != self.options.turns:
+                    continue
+                question = self.turns[turn - 1][0]
+                actions = {
+                    name: lambda e=engine, s=session, q=question: e.prefill(q, session=s)
+                    for name, (engine, session) in sessions.items()
+                }
+                actions["RE"] = lambda s=sessions["memory"][1], q=question: fast.prefill(q, session=s, reuse="none")
+                medians = report.alternate(actions, self.options.runs)
+                reuse = actions["disk"]().reuse
+                self.recomputed_s[turn], self.reused_s[turn] = medians["RE"], medians["memory"]
+                rows.append(
+                    [
+                        turn,
+                        reuse.tokens,
+                        reuse.exact,
+                        reuse.computed,
+                        *(medians[name] for name in ("RE", "memory", "disk")),
+                        medians["RE"] / medians["memory"],
+                        medians["RE"] / medians["disk"],
+                    ]
+                )
+        return rows
+
+    def overlap(self) -> list[list[Any]]:
+        """The last turn under a throttled disk, with and without reading ahead."""
+        rows = []
+        with self.engine(disk=True) as engine:
+            session = self.talked(engine, self.options.turns - 1)
+            question, layers = self.turns[-1][0], self._layers(engine)
+            guess, size = self._compute(engine, session, question)
+            disk = engine._store._tiers[0]
+            for ratio in (0.5, 1.0, 2.0):
+                load_s = ratio * guess
+                slow = ThrottledTier(disk, size / load_s)
+                wanted = layers_ahead(load_s, guess, layers)
+                depths = {"none": 0, "1": 1, "2": 2, "S_buf": wanted, "measured": None}
+                times: dict[str, list[float]] = {name: [] for name in (*depths, "compute")}
+                for _ in range(self.options.runs + 1):  # the first is for what goes by measurements
+                    for name, depth in depths.items():
+                        engine._store._tiers = (slow,)
+                        times[name].append(self._prefill(engine, session, question, depth).timing.first_token_s)
+                    engine._store._tiers = (disk,)
+                    times["compute"].append(self._computed(engine, session, question))
+                medians = {name: statistics.median(values[1:]) for name, values in times.items()}
+                compute_s = medians.pop("compute")
+                bound = max(load_s, compute_s)
+                for name, seconds in medians.items():
+                    hidden = (medians["none"] - seconds) / (medians["none"] - bound)
+                    depth = depths[name] if name != "measured" else "-"
+                    rows.append([ratio, load_s, compute_s, bound, name, depth, seconds, f"{hidden:.0%}"])
+        return rows
+
+    def queue(self) -> list[list[Any]]:
+        """The last turn waiting behind another request, by depth of the read buffer."""
+        rows = []
+        with self.engine(disk=True) as engine:
+            session = self.talked(engine, self.options.turns - 1)
+            question, before = self.turns[-1][0], self.ids(4 * NEW)
+            compute_s, size = self._compute(engine, session, question)
+            disk, layers = engine._store._tiers[0], self._layers(engine)
+            load_s = 2.0 * compute_s
+            engine._store._tiers = (ThrottledTier(disk, size / load_s),)
+            wanted = layers_ahead(load_s, compute_s, layers)
+            s_buf = buffer_bytes(size / load_s, load_s, compute_s)
+            depths = sorted({0, 1, 2, wanted // 2, wanted, layers})
+            times: dict[int, list[float]] = {depth: [] for depth in depths}
+            for _ in range(self.options.runs):
+                for depth in depths:
+                    times[depth].append(self._behind_another(engine, session, question, before, depth))
+            engine._store._tiers = (disk,)
+            first = statistics.median(times[0])
+            for depth in depths:
+                seconds = statistics.median(times[depth])
+                mark = "= S_buf" if depth == wanted else ""
+                rows.append([depth, mark, depth * size / layers / 2**20, seconds, f"{1 - seconds / first:.0%}"])
+            print(
+                f"T_load L_hist {load_s:.3f} s, T_pref L_new {compute_s:.3f} s, B {size / load_s / 2**20:.1f} MiB/s: "
+                f"S_buf {s_buf / 2**20:.1f} MiB, {wanted} of {layers} layers"
+            )
+        return rows
+
+    def saving(self) -> list[list[Any]]:
+        """Decoding with and without saving, and the longest wait for a token."""
+        rows = []
+        for what, bandwidth in (("disk", None), ("disk of 20 MB/s", 20e6)):
+            with self.engine(disk=True) as engine:
+                if bandwidth is not None:
+                    disk = engine._store._tiers[0]
+                    engine._store._tiers = (ThrottledTier(disk, bandwidth, writes=True),)
+                prompt = self.ids(self.options.prompt)
+                decoded: dict[bool, list[float]] = {True: [], False: []}
+                longest: dict[bool, list[float]] = {True: [], False: []}
+                written = 0
+                for number in range(self.options.runs + 1):
+                    for on in (True, False):
+                        with mock.patch.object(SessionTurn, "keeps", on):
+                            answer, gap = self._decode(engine, f"{on}-{number}", prompt)
+                        if number:
+                            decoded[on].append(answer.timing.decode_s)
+                            longest[on].append(gap)
+                engine._store._tiers = tuple(getattr(tier, "tier", tier) for tier in engine._store._tiers)
+                engine.flush()
+                written = engine.stats().store.tiers[0].written_bytes
+                for on in (False, True):
+                    seconds = statistics.median(decoded[on])
+                    rows.append(
+                        [
+                            what,
+                            "on" if on else "off",
+                            seconds,
+                            f"{seconds / statistics.median(decoded[False]) - 1:+.1%}",
+                            1e3 * statistics.median(longest[on]),
+                            written / 2**20 if on else 0.0,
+                        ]
+                    )
+        return rows
+
+    def cost(self) -> list[list[Any]]:
+        """USD of 1,000 such conversations: prefills, and keeping every conversation's KV."""
+        options, rows = self.options, []
+        if not self.recomputed_s:
+            self.ttft()
+        tokens = options.turns * (NEW + ANSWERED)
+        config = self.model.config
+        head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        gb = tokens * config.num_hidden_layers * 2 * config.num_key_value_heads * head_dim * 2 / 1e9
+        for name, seconds, memory_gb, disk_gb in (
+            ("RE", self.recomputed_s, 0.0, 0.0),
+            ("CA, memory", self.reused_s, gb, 0.0),
+            ("CA, disk and a tenth in memory", self.reused_s, gb / 10, gb),
+        ):
+            # Turns that were not measured cost what those around them do.
+            compute = 1000 * statistics.mean(seconds.values()) * options.turns / 3600 * options.compute_usd_per_hour
+            memory = 1000 * memory_gb * options.kept_hours * options.memory_usd_per_gb_hour
+            disk = 1000 * disk_gb * options.kept_hours * options.disk_usd_per_gb_hour
+            rows.append([name, compute, memory, disk, compute + memory + disk])
+        for row in rows:
+            row.append(f"{1 - row[4] / rows[0][4]:.0%}")
+        return rows
+
+    def _compute(self, engine: Engine, session: Session, question: list[int]) -> tuple[float, int]:
+        """Seconds of the turn's prefill but for loading, and the bytes of its history."""
+        size = sum(len(block) for block in session.conversation.history.blocks) * engine.stats().kv_bytes_per_token
+        self._computed(engine, session, question)
+        return statistics.median(self._computed(engine, session, question) for _ in range(self.options.runs)), size
+
+    def _computed(self, engine: Engine, session: Session, question: list[int]) -> float:
+        timing = self._prefill(engine, session, question, self._layers(engine)).timing
+        return timing.first_token_s - timing.load_s
+
+    @staticmethod
+    def _layers(engine: Engine) -> int:
+        return engine.stats().layers
+
+    @staticmethod
+    def _prefill(engine: Engine, session: Session, question: list[int], depth: int | None) -> Any:
+        engine._fusor._ahead = depth
+        return engine.prefill(question, session=session)
+
+    def _behind_another(
+        self, engine: Engine, session: Session, question: list[int], before: list[int], depth: int
+    ) -> float:
+        """Seconds from when the turn has the model, if another request had it when the turn came."""
+        engine._fusor._ahead = depth
+        ahead = threading.Thread(target=engine.prefill, args=(before,))
+        ahead.start()
+        time.sleep(0.05)  # the other has the model by now
+        timing = engine.prefill(question, session=session).timing
+        ahead.join()
+        return timing.prefill_s
+
+    @staticmethod
+    def _decode(engine: Engine, name: str, prompt: list[int]) -> tuple[Answer, float]:
+        """An answer, and its longest wait between two tokens."""
+        session, gap, last, answer = engine.session(name), 0.0, 0.0, None
+        for event in engine.stream(prompt, session=session, max_new_tokens=ANSWERED // 3, min_new_tokens=ANSWERED // 3):
+            now = time.perf_counter()
+            if isinstance(event, Answer):
+                answer = event
+            else:
+                gap, last = (max(gap, now - last) if last else 0.0), now
+        assert answer is not None
+        return answer, gap
+
+
+HEADINGS: dict[str, Sequence[str]] = {
+    "ttft": ("turn", "tokens", "exact", "computed", "RE s", "memory s", "disk s", "RE/memory", "RE/disk"),
+    "overlap": ("load/compute", "load s", "compute s", "bound s", "read ahead", "layers", "prefill s", "hidden"),
+    "queue": ("layers ahead", "", "MiB", "prefill s", "saved"),
+    "saving": ("store", "saving", "decode s", "against off", "longest wait ms", "written MiB"),
+    "cost": ("method", "compute USD", "memory USD", "disk USD", "total USD", "saved"),
+}
+
+
+def main() -> None:
+    """Measure, show, write."""
+    options = _options()
+    torch.set_num_threads(options.threads)
+    bench, results = Bench(options), {}
+    sizes = f"{options.turns} turns of {NEW} new and {ANSWERED} answer tokens"
+    print(f"{options.shape} (random weights), bf16, cpu, {options.threads} threads, {sizes}")
+    for part in options.parts:
+        print(f"\n{part}")
+        results[part] = getattr(bench, part)()
+        report.table(HEADINGS[part], results[part])
+    print("written:", report.save(f"conversation-{options.shape}", {"options": vars(options), **results}))
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="three turns, one run")
+    parser.add_argument("--parts", nargs="+", default=list(PARTS), choices=PARTS)
+    parser.add_argument("--shape", default="qwen2.5-0.5b", choices=sorted(SHAPES))
+    parser.add_argument("--turns", type=int, default=12)
+    parser.add_argument("--measured", type=int, nargs="+", default=list(range(1, 13)), help="turns whose TTFT is taken")
+    parser.add_argument("--prompt", type=int, default=1024, help="tokens of the prompt whose answer's saving is timed")
+    parser.add_argument("--runs", type=int, default=3)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--directory", help="on the disk to measure; the system's temporary one if not given")
+    parser.add_argument("--compute-usd-per-hour", type=float, default=5.0)
+    parser.add_argument("--memory-usd-per-gb-hour", type=float, default=0.0088)
+    parser.add_argument("--disk-usd-per-gb-hour", type=float, default=0.000082)
+    parser.add_argument("--kept-hours", type=float, default=1.0, help="how long a conversation's KV is kept (its TTL)")
+    options = parser.parse_args()
+    if options.quick:
+        options.turns, options.runs, options.prompt, options.threads = 3, 1, 256, 1
+    return options
+
+
+if __name__ == "__main__":
+    main()
