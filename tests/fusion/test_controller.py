@@ -199,6 +199,14 @@ class TestComputedInstead:
         divisible = 0.5 + 2 * tokens * 0.006 + 0.006 * tokens  # .015 x = .01 (1 - x): x = .4
         assert divisible <= decision.ttft_s + 1e-9 <= divisible * 1.05
 
+    def test_of_many_the_slowest_are_computed_first(self) -> None:
+        speeds = {"disk": disk(0.011), "remote": disk(0.1)}
+        made = profile(tiers=speeds, recompute=RecomputeFit(0.0, 0.0, 0.01, 0.0))
+        loads = [Load("remote" if i % 4 == 1 else "disk", 20 + i) for i in range(24)]
+        tokens = sum(load.tokens for load in loads)
+        computed = choose_computed(made, Shape(tokens, 0, tokens), loads, 0.0).computed
+        assert {1, 5, 9, 13, 17, 21} < set(computed) < set(range(24))
+
     def test_the_last_token_of_the_prompt_is_no_candidate(self) -> None:
         """Without a question a chunk's last token is computed anyway."""
         made = profile(tiers={"disk": disk(1.0)})
