@@ -17,6 +17,8 @@ from .workplace import Workplace, notice
 if TYPE_CHECKING:
     from ragkv.fusion.profile import LengthFit, Profile
 
+FAR_OFF = 0.25  # a fit as bad as that tells of other work on the machine
+
 
 def profile(
     home: Home = HOME,
@@ -42,6 +44,8 @@ def profile(
         return
     show(measured)
     console.print(f"filed in {path}" + (f", drawn in {picture}" if drawn else ""), style="dim")
+    if (off := _most_off(measured)) > FAR_OFF:
+        notice(f"the fit is off by up to {off:.0%}; if the machine was busy, measure again when it is not.")
     if not drawn:
         notice("no plot was drawn: it needs matplotlib, `pip install matplotlib`.")
 
@@ -102,6 +106,12 @@ def draw(measured: "Profile", path: Path) -> bool:
     figure.savefig(path, dpi=120)
     plots.close(figure)
     return True
+
+
+def _most_off(measured: "Profile") -> float:
+    """The largest relative distance of a fit from what was measured, over whole passes and layers."""
+    points = (*measured.prefill.points, *measured.recompute.points)
+    return max((abs(point.fitted_s / point.measured_s - 1) for point in points if point.measured_s), default=0.0)
 
 
 def _row(table: Table, what: str, at: str, measured_s: float, fitted_s: float) -> None:

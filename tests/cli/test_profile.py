@@ -85,3 +85,10 @@ def test_explain_says_whether_kcache_pays_where_the_settings_have_it(run: Run, t
     assert said.code == 0, said.err
     assert "kcache: S / U is" in said.out
     assert "kcache" not in run("explain", "--chunks", "4", "--tokens", "64").out
+
+
+def test_a_fit_far_off_is_said(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ragkv.cli.profile.FAR_OFF", -1.0)
+    assert "when it is not" in run("profile", "--quick").err
+    monkeypatch.setattr("ragkv.cli.profile.FAR_OFF", 1e9)
+    assert "when it is not" not in run("profile", "--quick").err
