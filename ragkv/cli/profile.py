@@ -110,8 +110,9 @@ def draw(measured: "Profile", path: Path) -> bool:
 
 def _most_off(measured: "Profile") -> float:
     """The largest relative distance of a fit from what was measured, over whole passes and layers."""
-    points = (*measured.prefill.points, *measured.recompute.points)
-    return max((abs(point.fitted_s / point.measured_s - 1) for point in points if point.measured_s), default=0.0)
+    pairs = [(point.measured_s, point.fitted_s) for point in measured.prefill.points]
+    pairs += [(point.measured_s, point.fitted_s) for point in measured.recompute.points]
+    return max((abs(fitted / taken - 1) for taken, fitted in pairs if taken), default=0.0)
 
 
 def _row(table: Table, what: str, at: str, measured_s: float, fitted_s: float) -> None:
