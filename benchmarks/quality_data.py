@@ -2,7 +2,7 @@
 
 One `Context` is a list of chunks with every question asked of it, so that work on the chunks is done once. Forms are
 told apart by what is in the file: worlds JSONL (`chunks`, `questions`), MuSiQue as CacheBlend has it (`ctxs`),
-LongBench prompts (`origin_prompt`).
+LongBench prompts (`origin_prompt`), and any JSONL of a question, its contexts and its answers a line.
 """
 
 import ast
@@ -38,7 +38,7 @@ def read(path: Path, questions: int | None = None) -> list[Context]:
     """The contexts of a file, at most `questions` questions over all, whole contexts first come."""
     text = path.read_text(encoding="utf-8")
     if path.suffix == ".jsonl":
-        contexts = [_world(json.loads(line)) for line in text.splitlines() if line.strip()]
+        contexts = [_line(json.loads(line)) for line in text.splitlines() if line.strip()]
     else:
         loaded = json.loads(text)
         records = list(loaded.values()) if isinstance(loaded, dict) else loaded
@@ -90,6 +90,27 @@ def reordered(context: Context, order: str) -> Context:
     elif order == "shuffled":
         random.Random(len(chunks[0])).shuffle(chunks)
     return replace(context, chunks=tuple(chunks))
+
+
+def _line(record: dict[str, Any]) -> Context:
+    if "questions" in record:
+        return _world(record)
+    return _musique(record) if "ctxs" in record else _plain(record)
+
+
+def _plain(record: dict[str, Any]) -> Context:
+    """`{"question": ..., "contexts": [text or {"title", "text"}], "answers": [...]}`, also in mtRAG's words."""
+    turns = record["input"] if isinstance(record.get("input"), list) else []  # {"speaker", "text"}, the question last
+    asked = record["question"] if "question" in record else turns[-1]["text"]
+    history = tuple((one["text"], other["text"]) for one, other in zip(turns[:-1:2], turns[1:-1:2], strict=False))
+    golds = next(record[name] for name in ("answers", "targets", "answer") if name in record)
+    listed = golds if isinstance(golds, list) else [golds]
+    texts = tuple(str(gold["text"] if isinstance(gold, dict) else gold) for gold in listed)
+    chunks = next(record[name] for name in ("contexts", "documents", "chunks") if name in record)
+    titled = ((c.get("title", ""), c["text"]) if isinstance(c, dict) else ("", str(c)) for c in chunks)
+    texts_of_chunks = tuple(f"{title}\n{text.strip()}" if title else text.strip() for title, text in titled)
+    questions = (Question(str(record.get("type", "all")), asked, texts, history),)
+    return Context(texts_of_chunks, questions if texts and chunks else ())
 
 
 def _world(record: dict[str, Any]) -> Context:

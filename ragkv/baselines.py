@@ -31,7 +31,7 @@ def map_reduce(
     question: str,
     chunks: Sequence[Chunk],
     summary_prompt: str = SUMMARY_PROMPT,
-    summary_tokens: int = 128,
+    summary_tokens: int = 64,
     **how: Any,
 ) -> Mapped:
     """Have each chunk summarised, then ask over the summaries, all within one prompt. `how` is for `Engine.answer`."""

@@ -18,7 +18,7 @@ from .chat import ChatRagKV
 
 
 def map_reduce_chain(
-    llm: ChatRagKV, *, summary_prompt: str = SUMMARY_PROMPT, summary_tokens: int = 128, **how: Any
+    llm: ChatRagKV, *, summary_prompt: str = SUMMARY_PROMPT, summary_tokens: int = 64, **how: Any
 ) -> Runnable[dict[str, Any], str]:
     """Takes `{"context": [Document, ...], "question": ...}`. `how` goes to `Engine.answer`, `reuse="none"` for one."""
 

@@ -28,7 +28,11 @@ from .settings import OWN, engine_arguments, refuse_unknown
 
 
 class ChatRagKV(BaseChatModel):
-    """A chat model over a `ragkv` engine. `config` left out is `EngineConfig.from_env()`."""
+    """A chat model over a `ragkv` engine. `config` left out is `EngineConfig.from_env()`.
+
+    `corpus` is what the chain's retriever may find, split as the retriever has it: recognised wherever a prompt holds
+    it, its KV stored when it is first met. `ingest` computes it beforehand.
+    """
 
     model_config = ConfigDict(
         extra="forbid", populate_by_name=True, protected_namespaces=(), arbitrary_types_allowed=True
@@ -52,6 +56,7 @@ class ChatRagKV(BaseChatModel):
     ratio: float | Literal["auto"] | None = None  # recompute ratio; None: the config's; "auto": the controller's
     selector: str | None = None
     reuse: ReuseMode | None = None
+    corpus: SkipValidation[Sequence[Document | str]] = Field(default=(), exclude=True, repr=False)  # chunks to know
     conversations: bool = True  # find a conversation's session by the content of its messages
     document_separator: str | None = (
         None  # behind a document put into the prompt; None: a blank line, a space for the reader
@@ -215,6 +220,7 @@ class ChatRagKV(BaseChatModel):
                 self._shared = registry.around(self.engine)
             else:
                 self._shared = registry.shared(model, self.config or EngineConfig.from_env())
+            self._shared.catalogue.know(map(given, self.corpus))
         return self._shared
 
     def _separator(self, shared: registry.Shared, model: str) -> str:

@@ -8,7 +8,6 @@ learn about it: the texts it has ingested and the conversations it has led.
 import atexit
 import hashlib
 import threading
-import weakref
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -39,11 +38,10 @@ class Shared:
         return model == "reader" or self.name == str(READER)
 
 
+_ATTRIBUTE = "_ragkv_langchain"
 _lock = threading.Lock()  # of the books; held shortly
 _shared: dict[tuple[str, EngineConfig], Shared] = {}
 _making: dict[tuple[str, EngineConfig], threading.Lock] = {}  # so that a slow load blocks nobody else
-# Engines that were given, by identity: their owners close them, and what is here lives as long as who uses it.
-_around: weakref.WeakValueDictionary[int, Shared] = weakref.WeakValueDictionary()
 
 
 def shared(model: str, config: EngineConfig) -> Shared:
@@ -66,9 +64,12 @@ def shared(model: str, config: EngineConfig) -> Shared:
 def around(engine: Engine) -> Shared:
     """What belongs to an engine somebody else made."""
     with _lock:
-        found = _around.get(id(engine))
-        if found is None or found.engine is not engine:
-            found = _around[id(engine)] = Shared(engine)
+        found: Shared | None = getattr(engine, _ATTRIBUTE, None)
+        if found is None:
+            found = Shared(engine)
+            setattr(
+                engine, _ATTRIBUTE, found
+            )  # so that it lives as long as the engine: nothing else knows when that ends
         return found
 
 
@@ -86,7 +87,6 @@ def close_engines() -> None:
     with _lock:
         made = list(_shared.values())
         _shared.clear()
-        _around.clear()
     for one in made:
         one.closed = True
         one.engine.close()

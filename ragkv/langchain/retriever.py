@@ -9,14 +9,14 @@ from typing import Any
 from langchain_core.callbacks import CallbackManagerForRetrieverRun
 from langchain_core.documents import Document
 from langchain_core.retrievers import BaseRetriever
-from pydantic import ConfigDict, Field, PrivateAttr, SkipValidation
+from pydantic import ConfigDict, Field, SkipValidation
 
 from ragkv.rag import Rag
 from ragkv.retrieval import Hit, Index, Reranker, Where
 
 from .catalogue import Given
 from .chat import ChatRagKV
-from .registry import Shared, around
+from .registry import around
 
 
 class RagKVRetriever(BaseRetriever):
@@ -33,8 +33,6 @@ class RagKVRetriever(BaseRetriever):
     search: str | None = None  # "bm25", "dense" or "fused"; None: the best that the index can do
     where: Where | None = None  # a filter by metadata: see `ragkv.retrieval.filters`
     reranker: SkipValidation[Reranker] | None = Field(default=None, exclude=True)
-
-    _of_rag: Shared | None = PrivateAttr(default=None)  # held, so that what was found stays known
 
     def _get_relevant_documents(
         self,
@@ -55,8 +53,7 @@ class RagKVRetriever(BaseRetriever):
         documents = [_document(hit) for hit in hits]
         known = [Given(one.page_content, one.metadata) for one in documents]
         if self.rag is not None:
-            self._of_rag = around(self.rag.engine)
-            self._of_rag.catalogue.know(known)
+            around(self.rag.engine).catalogue.know(known)
         if self.llm is not None:
             self.llm.shared.catalogue.know(known)
         return documents

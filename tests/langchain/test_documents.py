@@ -134,6 +134,17 @@ def test_what_was_not_ingested_is_missed_once_and_stored(llm: ChatRagKV) -> None
     assert len(kv(second)["documents"]) == 2
 
 
+def test_a_corpus_is_known_from_the_start_and_stored_when_it_is_met(tiny: str) -> None:
+    new = ["A harbour town of three thousand souls.", Document(page_content="Its ropes are sold as far as Irvburg.")]
+    llm = chat(tiny, corpus=new)
+    prompt = f"Read: {new[0]}\n{A.page_content} Why?"
+    first = llm.invoke(prompt)
+    llm.shared.engine.flush()
+    second = llm.invoke(prompt)
+    assert [kv(one)["reuse"]["missed_chunks"] for one in (first, second)] == [1, 0]
+    llm.forget(new)
+
+
 def test_cache_read_is_only_what_is_exact(llm: ChatRagKV) -> None:
     answer = llm.invoke(QUESTION, documents=[A, B, C])
     prefix, first = len(llm.shared.template.encode(llm.shared.template.own_opening)), len(A.page_content)

@@ -1,0 +1,156 @@
+"""The one-line change: TTFT of an LCEL chain on ragkv against the same chain on plain transformers, in the same run.
+
+The chain flattens its documents into one string, as chains do; ragkv recognises the ingested ones in it. On the bundled
+reader the answers of both are compared, at ratio 1 and at the default; a real shape has random weights (they do not
+change time) and the reader's tokenizer. What recognition costs is a share of TTFT. `python -m benchmarks.langchain`
+"""
+
+import argparse
+import json
+import statistics
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from langchain_core.documents import Document
+from langchain_core.output_parsers import StrOutputParser
+from langchain_core.prompts import ChatPromptTemplate
+from langchain_core.runnables import Runnable
+
+from benchmarks import report
+from examples.plain_transformers import PlainTransformers
+from ragkv import Engine, EngineConfig
+from ragkv.langchain import ChatRagKV
+from ragkv.model.loading import load
+from ragkv.model.shapes import SHAPES, random_model
+
+EXAMPLES = Path(__file__).parents[1] / "examples"
+PROMPT = ChatPromptTemplate.from_messages([("human", "{context} {question}")])
+RATIOS = {"ragkv, ratio 1": 1.0, "ragkv": None, "ragkv, ratio 0": 0.0}
+
+
+def main() -> None:
+    options = _options()
+    torch.set_num_threads(options.threads)
+    reader = options.shape is None
+    model, tokenizer = load("reader", "cpu", options.dtype)
+    if not reader:
+        model = random_model(options.shape, getattr(torch, options.dtype))
+        model.generation_config.eos_token_id = None
+    documents = _documents(None if reader else options.chunks, options.tokens, tokenizer)
+    asked = _questions() if reader else ["What does Verlab sell?"]
+    plain = PlainTransformers(net=model, tokenizer=tokenizer, max_tokens=12)
+    with Engine(model, tokenizer, EngineConfig()) as engine:
+        chains: dict[str, Runnable[Any, str]] = {"transformers": PROMPT | plain | StrOutputParser()}
+        for name, ratio in RATIOS.items():
+            chains[name] = PROMPT | ChatRagKV(engine=engine, ratio=ratio, max_tokens=12) | StrOutputParser()
+        ChatRagKV(engine=engine).ingest(documents)
+        inputs = [{"context": " ".join(one.page_content for one in documents), "question": one} for one in asked]
+        rows = _timed(chains, inputs, options.runs)
+        same = _same(chains, inputs)
+        llm = ChatRagKV(engine=engine, max_tokens=1)
+        reports = [llm.invoke(PROMPT.invoke(one)).response_metadata["kv_cache"] for one in inputs * options.runs]
+    for row in rows:
+        row["same_answers"], row["questions"] = same[row["chain"]], len(inputs)
+    tokens = reports[0]["reuse"]
+    found = sorted({len(one["documents"]) for one in reports})
+    shares = [one["timing"]["recognition_s"] / one["timing"]["first_token_s"] for one in reports]
+    recognition_s = statistics.median(one["timing"]["recognition_s"] for one in reports)
+    layout_s = statistics.median(one["timing"]["layout_s"] for one in reports)
+    name = "reader" if reader else f"{options.shape} (random weights)"
+    print(
+        f"{name}, {options.dtype}, {len(documents)} documents of {len(documents)} recognised in every prompt: {found}"
+    )
+    report.table(
+        ("chain", "TTFT ms", "speedup", "answers as transformers'"),
+        [
+            (row["chain"], 1e3 * row["ttft_s"], row["speedup"], f"{row['same_answers']} of {row['questions']}")
+            for row in rows
+        ],
+    )
+    print(
+        f"recognition {1e3 * recognition_s:.2f} ms a prompt, median {100 * statistics.median(shares):.2f} % of TTFT; "
+        f"the whole layout {1e3 * layout_s:.2f} ms. Prompt: {tokens}"
+    )
+    results = {
+        "rows": rows,
+        "recognition_s": recognition_s,
+        "recognition_share": statistics.median(shares),
+        "layout_s": layout_s,
+        "documents_found": found,
+        "documents": len(documents),
+        "model": name,
+        "dtype": options.dtype,
+    }
+    print("written:", report.save(f"langchain-{options.shape or 'reader'}{'-quick' * options.quick}", results))
+
+
+def _timed(chains: dict[str, Runnable[Any, str]], inputs: list[dict[str, str]], runs: int) -> list[dict[str, Any]]:
+    """Median over questions of the median time to the first piece, chains in turns."""
+    medians: dict[str, list[float]] = {name: [] for name in chains}
+    for one in inputs:
+        for name, seconds in _alternate(chains, one, runs).items():
+            medians[name].append(seconds)
+    ttft = {name: statistics.median(seconds) for name, seconds in medians.items()}
+    return [{"chain": n, "ttft_s": s, "speedup": ttft["transformers"] / s} for n, s in ttft.items()]
+
+
+def _alternate(chains: dict[str, Runnable[Any, str]], one: dict[str, str], runs: int) -> dict[str, float]:
+    times: dict[str, list[float]] = {name: [] for name in chains}
+    for turn in range(runs + 1):
+        for name, chain in chains.items():
+            began = time.perf_counter()
+            pieces = chain.stream(one)
+            next(pieces)
+            if turn:
+                times[name].append(time.perf_counter() - began)
+            for _ in pieces:
+                pass
+    return {name: statistics.median(values) for name, values in times.items()}
+
+
+def _same(chains: dict[str, Runnable[Any, str]], inputs: list[dict[str, str]]) -> dict[str, int]:
+    """How many answers of each chain are those of transformers."""
+    wanted = [chains["transformers"].invoke(one) for one in inputs]
+    return {
+        name: sum(chain.invoke(one) == answer for one, answer in zip(inputs, wanted, strict=True))
+        for name, chain in chains.items()
+    }
+
+
+def _documents(chunks: int | None, tokens: int, tokenizer: Any) -> list[Document]:
+    texts = [path.read_text("utf-8").strip() for path in sorted((EXAMPLES / "corpus").glob("*.md"))]
+    if chunks is None:
+        return [Document(page_content=text) for text in texts]
+    ids = tokenizer(" ".join(texts), add_special_tokens=False)["input_ids"] * (1 + chunks * tokens // 500)
+    cuts = [tokenizer.decode(ids[at : at + tokens]).strip() for at in range(0, chunks * tokens, tokens)]
+    return [Document(page_content=f"Part {number}. {text}") for number, text in enumerate(cuts)]
+
+
+def _questions() -> list[str]:
+    lines = (EXAMPLES / "questions.jsonl").read_text("utf-8").splitlines()
+    records = [json.loads(line) for line in lines if line]
+    return [record["question"] for record in records if "history" not in record]
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="fewer runs")
+    parser.add_argument(
+        "--shape", choices=sorted(SHAPES), help="a real shape with random weights in place of the reader"
+    )
+    parser.add_argument("--chunks", type=int, default=6, help="with --shape")
+    parser.add_argument("--tokens", type=int, default=512, help="of a chunk, with --shape")
+    parser.add_argument("--dtype", help="default float32 for the reader, bfloat16 for a shape")
+    parser.add_argument("--runs", type=int, default=5)
+    parser.add_argument("--threads", type=int, default=2)
+    options = parser.parse_args()
+    options.dtype = options.dtype or ("bfloat16" if options.shape else "float32")
+    if options.quick:
+        options.runs = 2
+    return options
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,66 @@
+"""A conversation over a folder of documents that retrieves every turn and outlives its context window.
+
+The history's KV is kept from turn to turn. Where a prompt would overflow the context, the engine drops the documents
+of past turns, the oldest first, and goes on with the KV of the rest. `--context` is small enough to see that.
+
+    python examples/chat_over_docs.py [--model PATH] [--docs FOLDER] [--turns N]       (or type your own: --interactive)
+"""
+
+import argparse
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+from ragkv import Engine, EngineConfig
+from ragkv.config import SessionConfig
+from ragkv.model.loading import load
+from ragkv.rag import Rag
+from ragkv.retrieval import load_documents
+
+HERE = Path(__file__).parent
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--model", default="reader", help="a model folder, a hub id, or the bundled reader")
+    parser.add_argument("--docs", type=Path, default=HERE / "corpus")
+    parser.add_argument("--turns", type=int, default=8)
+    parser.add_argument("--context", type=int, default=768, help="tokens; 0: the model's own")
+    parser.add_argument("-k", type=int, default=3, help="passages a turn")
+    parser.add_argument("--interactive", action="store_true")
+    options = parser.parse_args()
+
+    model, tokenizer = load(options.model, "cpu", "auto")
+    if options.context:
+        model.config.max_position_embeddings = options.context
+    config = EngineConfig(session=SessionConfig(discard="keep-dialogue"))
+    said = 0
+    with Engine(model, tokenizer, config) as engine, Rag(engine, None, chunk_tokens=128) as rag:
+        rag.ingest(load_documents(options.docs))
+        session = engine.session("chat")
+        for number, question in enumerate(typed() if options.interactive else prepared(options.turns), 1):
+            answer = rag.ask(question, options.k, order="document", session=session, max_new_tokens=16).answer
+            said += answer.reuse.computed + answer.reuse.recomputed
+            print(f"{number}. {question}\n   {answer.text.strip()}")
+            reused = f"{answer.reuse.tokens} tokens, {answer.reuse.exact + answer.reuse.fused} of them reused"
+            print(f"   {reused}; the history has {len(session.token_ids)} now", *answer.reuse.notes, sep="; ")
+    print(f"\n{said} tokens were computed in all, in a window of {model.config.max_position_embeddings}.")
+
+
+def prepared(turns: int) -> Iterator[str]:
+    """The example questions, one after the other."""
+    lines = (HERE / "questions.jsonl").read_text("utf-8").splitlines()
+    records = [json.loads(line) for line in lines if line]
+    questions = [record["question"] for record in records if record["type"] in ("local", "alias", "pron", "hop2")]
+    for turn in range(turns):
+        yield questions[turn % len(questions)]
+
+
+def typed() -> Iterator[str]:
+    """Whatever is typed, until an empty line."""
+    while question := input("> ").strip():
+        yield question
+
+
+if __name__ == "__main__":
+    main()

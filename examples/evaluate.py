@@ -1,0 +1,80 @@
+"""How good and how fast every method is on your questions: EM, F1, ROUGE-L, recall@k and TTFT; a table and a plot.
+
+Reads JSONL with a question, its contexts and its answers a line, and the MuSiQue, 2Wiki and LongBench forms.
+"""
+
+import argparse
+import logging
+import statistics
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1]))  # the loaders and the table of the benchmarks
+from benchmarks import quality_data
+from benchmarks.report import table
+from ragkv import Chunk, Engine, EngineConfig, PromptConfig
+from ragkv.baselines import map_reduce, map_rerank
+from ragkv.metrics import best, exact_match, rouge_l, token_f1
+from ragkv.retrieval import Document, Index, Splitter
+
+METRICS = (exact_match, token_f1, rouge_l)
+METHODS = {"full prefill": {"reuse": "none"}, "exact prefix": {"reuse": "prefix"}, "fused": {}}
+METHODS |= {"full reuse": {"ratio": 0.0}, "MapRerank": {"reuse": "none"}, "MapReduce": {"reuse": "none"}}
+MAPPED = {"MapRerank": map_rerank, "MapReduce": map_reduce}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("file", type=Path)
+    parser.add_argument("--model", default="reader", help="a model folder, a hub id, or the bundled reader")
+    parser.add_argument("-k", type=int, default=6, help="of a question's own contexts, how many are retrieved")
+    parser.add_argument("--questions", type=int, default=50, help="at most so many")
+    parser.add_argument("--methods", nargs="+", default=list(METHODS), choices=METHODS)
+    parser.add_argument("--plot", type=Path, default="evaluation.png", help="where to draw F1 over TTFT")
+    options = parser.parse_args()
+    logging.getLogger("ragkv").setLevel(logging.ERROR)  # retrieval by BM25 is meant
+    prompt = PromptConfig() if options.model == "reader" else PromptConfig("Answer in a few words.", "\n\n")
+    scores, recalls = {name: [] for name in options.methods}, []
+    with Engine.from_pretrained(options.model, EngineConfig(prompt=prompt)) as engine:
+        for context in quality_data.read(options.file, options.questions):
+            index = Index(None, splitter=Splitter(engine.count_tokens, 10**6))
+            index.ingest(Document(str(n), text) for n, text in enumerate(context.chunks))
+            for question in context.questions:
+                hits = index.search(question.text, options.k)
+                found = sorted({int(hit.passage.document_id) for hit in hits}) or [0]  # in their own order
+                right = {n for n, text in enumerate(context.chunks) if any(g in text for g in question.golds)}
+                recalls += [bool(right & set(found))] if right else []
+                chunks = [engine.chunk(context.chunks[n]) for n in found]
+                engine.warm(chunks)
+                for name in options.methods:
+                    text, ttft_s = ask(engine, name, question.text, chunks)
+                    scores[name].append([*(best(metric, text, question.golds) for metric in METRICS), 1e3 * ttft_s])
+    recall, rows = statistics.fmean(recalls or [float("nan")]), []
+    for name, scored in scores.items():
+        *metrics, times = zip(*scored, strict=True)
+        rows += [(name, *map(statistics.fmean, metrics), recall, statistics.median(times), len(scored))]
+    table(("method", "EM", "F1", "ROUGE-L", f"recall@{options.k}", "TTFT ms", "questions"), rows)
+    plot(rows, options.plot)
+
+
+def ask(engine: Engine, name: str, question: str, chunks: list[Chunk]) -> tuple[str, float]:
+    how = {"max_new_tokens": 16, **METHODS[name]}
+    if mapped := MAPPED.get(name):
+        told = mapped(engine, question, chunks, **how)
+        return told.text, told.first_token_s
+    answer = engine.answer(question, chunks, **how)
+    return answer.text, answer.timing.first_token_s
+
+
+def plot(rows: list[tuple], path: Path) -> None:
+    from matplotlib import pyplot
+
+    for name, _, f1, *_, ttft_ms, _ in rows:
+        pyplot.scatter(ttft_ms, f1, label=name)
+    pyplot.gca().set(xlabel="TTFT, ms", ylabel="F1", xscale="log")
+    pyplot.legend()
+    pyplot.savefig(path)
+
+
+if __name__ == "__main__":
+    main()
