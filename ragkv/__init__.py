@@ -6,7 +6,7 @@ Importing it is light: torch and transformers load when an engine is built.
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from .config import EngineConfig, FusionConfig, KCacheConfig, PromptConfig, StoreConfig
+from .config import EngineConfig, FusionConfig, KCacheConfig, PromptConfig, SessionConfig, StoreConfig
 from .errors import RagKVError
 from .types import Answer, Chunk, Citation, Reuse, Text, Timing, TokenEvent
 
@@ -37,6 +37,7 @@ __all__ = [
     "RagKVError",
     "Reuse",
     "Session",
+    "SessionConfig",
     "StoreConfig",
     "Text",
     "Timing",
