@@ -1,5 +1,6 @@
-"""Models made once, engines closed at the end; event loops may use sockets of their own."""
+"""Models made once, engines closed at the end; what the standard suites did, for their table."""
 
+from collections import defaultdict
 from collections.abc import Iterator
 
 import pytest
@@ -7,6 +8,25 @@ import pytest
 from ragkv.langchain import close_engines
 
 from .house import tiny_folder
+from .standard_table import Suite, suite_of
+
+ran: dict[str, Suite] = defaultdict(Suite)  # by title, of this session
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    title = suite_of(report.nodeid)
+    if title is None or not (report.when == "call" or report.outcome != "passed"):
+        return
+    name = report.nodeid.rpartition("::")[2]
+    if report.skipped:
+        ran[title].skipped[name] = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
+    else:
+        (ran[title].passed if report.passed else ran[title].failed).append(name)
+
+
+@pytest.fixture
+def suites() -> dict[str, Suite]:
+    return ran
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -1,0 +1,29 @@
+"""The page's table is what the standard suites did in this very session; it runs behind them."""
+
+import os
+
+import pytest
+
+from .standard_table import BEGIN, END, PAGE, SUITES, Suite, lines, reason
+
+
+def test_the_page_s_table_is_true(suites: dict[str, Suite]) -> None:
+    counts = {title: len(one.passed) + len(one.skipped) for title, one in suites.items()}
+    if counts.keys() != set(SUITES.values()) or counts["chat model, integration"] < 50:
+        pytest.skip("the standard suites did not run, or not all of them")
+    if any("bundled reader" in why for one in suites.values() for why in one.skipped.values()):
+        pytest.skip("the bundled reader is not there")
+    assert not any(one.failed for one in suites.values())
+    before, _, rest = PAGE.read_text("utf-8").partition(BEGIN)
+    shown, _, behind = rest.partition(END)
+    table = "\n" + "\n".join(lines(suites)) + "\n"
+    if os.environ.get("RAGKV_WRITE_TABLE"):
+        PAGE.write_text(before + BEGIN + table + END + behind, "utf-8")
+        return
+    assert shown == table, "run the tests of tests/langchain with RAGKV_WRITE_TABLE=1"
+
+
+def test_a_skip_that_nobody_explained_is_an_error() -> None:
+    assert reason("test_image_inputs", "Model does not support image message.") == "text alone"
+    with pytest.raises(LookupError, match="test_new"):
+        reason("test_new", "some new requirement")
