@@ -85,10 +85,14 @@ class Encoder:
         prefix_ids: tuple[int, ...],
         identity: Identity,
         sensitivity_prefixes: int = 0,
+        between: Callable[[], None] = lambda: None,
     ) -> None:
-        """`sensitivity_prefixes` is k of `Scorer`; with 0 entries are stored without scores."""
-        self._adapter, self._fusor, self._prefix_ids = adapter, fusor, prefix_ids
-        self._scorer = Scorer(adapter, prefix_ids, sensitivity_prefixes) if sensitivity_prefixes else None
+        """`sensitivity_prefixes` is k of `Scorer`; with 0 entries are stored without scores.
+
+        `between` is called between layers: others may decode a step there.
+        """
+        self._adapter, self._fusor, self._prefix_ids, self._between = adapter, fusor, prefix_ids, between
+        self._scorer = Scorer(adapter, prefix_ids, sensitivity_prefixes, between) if sensitivity_prefixes else None
         self.identity = dataclasses.replace(identity, context=ids_digest(prefix_ids))  # of chunks
         self._prefixes: OrderedDict[str, Entry] = OrderedDict()  # by frequencies
         self._lock = threading.Lock()
@@ -144,7 +148,7 @@ class Encoder:
         record = self._adapter.new_recording(start, stop)
         plan = Plan.of(torch.tensor(behind + token_ids), spans)
         with self._fusor.open(plan, make_selector("none"), 0.0) as fusing:
-            fusing.run(record=record)
+            fusing.run(record=record, between=self._between)
         identity = dataclasses.replace(self.identity, context=ids_digest(behind))
         info = EntryInfo(
             key=identity.key(token_ids),

@@ -84,12 +84,13 @@ class Engine:
         self._pool = ThreadPoolExecutor(settings.reader_threads, thread_name_prefix="ragkv-reader")
         self._fusor = Fusor(adapter, self._pool, fusion.read_ahead_layers, fusion.seed)
         prefix = self._runs.before_documents
-        self._encoder = Encoder(adapter, self._fusor, prefix, identity, fusion.sensitivity_prefixes)
+        batch = Batch(adapter, self._activity.compute)
+        between = batch.step_waiting
+        self._encoder = Encoder(adapter, self._fusor, prefix, identity, fusion.sensitivity_prefixes, between)
         self._background = BackgroundEncoder(self._encoder, self._store, self._activity)
         if settings.directory is not None:
             self._intake.heed(verdict.load(settings.directory, self._encoder.identity, fusion.selector))
         self._scheduler = Scheduler(self.config.scheduler, self._store)
-        batch = Batch(adapter, self._activity.compute)
         saver = Saver(self._store, identity, self.config.session.save_buffer_bytes)
         subject = subject_of(adapter, self._encoder.identity)
         self._control = Control(subject, settings.directory, self.config.controller.prices)

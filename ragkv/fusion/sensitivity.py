@@ -6,7 +6,7 @@ check layer and is known before anything is loaded (ours; it takes the place of 
 layer). It knows nothing of requests or stores; `docs/selection.md` has what was measured.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import chain
 
@@ -36,9 +36,15 @@ class Scorer:
     wanting its own tokens in another order stand in.
     """
 
-    def __init__(self, adapter: Adapter, prefix_ids: Sequence[int], count: int) -> None:
-        """`count` is k, the number of texts; the sinks are those of `prefix_ids`, which stands before each."""
+    def __init__(
+        self, adapter: Adapter, prefix_ids: Sequence[int], count: int, between: Callable[[], None] = lambda: None
+    ) -> None:
+        """`count` is k, the number of texts; the sinks are those of `prefix_ids`, which stands before each.
+
+        `between` is called between layers: others may decode a step there.
+        """
         self._adapter, self._prefix_ids, self._count = adapter, tuple(prefix_ids), count
+        self._between = between
         self._texts: list[_Text] = []  # at most k + 1, so that enough are left for a chunk that one is made of
         self._waiting: list[tuple[int, ...]] = []  # chunks that do not fill a text yet
         self._batch: Sequence[tuple[int, ...]] = ()  # what is being ingested together, in order
@@ -86,7 +92,7 @@ class Scorer:
         head = self._prefix_ids + tuple(chain(*chunks))[:TEXT_TOKENS]
         kv = self._adapter.new_kv(len(head) + TEXT_TOKENS)
         if not self._adapter.rope.depends_on_length:
-            drive(self._adapter, head, kv, 0, None)
+            drive(self._adapter, head, kv, 0, None, self._between)
         return _Text(set(chunks), head, kv)
 
     def _chunk_behind(self, text: _Text, token_ids: tuple[int, ...]) -> torch.Tensor:
@@ -97,7 +103,7 @@ class Scorer:
             return self._chunk_after(text.token_ids, token_ids)
         text.kv.reserve(length)
         record = self._adapter.new_recording(start, length)
-        drive(self._adapter, token_ids, text.kv, start, record)
+        drive(self._adapter, token_ids, text.kv, start, record, self._between)
         text.kv.length = start
         return record.kv
 
@@ -112,7 +118,7 @@ class Scorer:
         head = head if limit is None else head[: max(0, limit - len(token_ids))]
         length = len(head) + len(token_ids)
         record = self._adapter.new_recording(len(head), length)
-        drive(self._adapter, head + token_ids, self._adapter.new_kv(length), 0, record)
+        drive(self._adapter, head + token_ids, self._adapter.new_kv(length), 0, record, self._between)
         return record.kv
 
 
@@ -137,11 +143,19 @@ def _relative(difference: torch.Tensor, norm: torch.Tensor) -> torch.Tensor:
 
 
 @torch.no_grad()
-def drive(adapter: Adapter, token_ids: Sequence[int], kv: PromptKV, start: int, record: Recording | None) -> None:
+def drive(
+    adapter: Adapter,
+    token_ids: Sequence[int],
+    kv: PromptKV,
+    start: int,
+    record: Recording | None,
+    between: Callable[[], None] = lambda: None,
+) -> None:
     """Push `token_ids` (T,) through every layer at positions start ... over what `kv` holds."""
     stop = start + len(token_ids)
     rows, tables = Rows.span(start, stop, adapter.device), adapter.rope.tables(stop)
     hidden = adapter.embed(torch.tensor(token_ids, device=adapter.device))
     for layer in range(adapter.layer_count):
         hidden = adapter.run_layer(layer, hidden, rows, kv, tables, record)
+        between()
     kv.length = stop
