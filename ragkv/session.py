@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from types import TracebackType
 from typing import Self
 from weakref import WeakValueDictionary
@@ -92,12 +93,6 @@ class Session:
     def past(self) -> Past:
         """What the next turn stands behind."""
         return Past(self.conversation.history, self.discard_by, self.notes)
-
-    @property
-    def entries(self) -> tuple[tuple[Identity, tuple[int, ...]], ...]:
-        """Identity and token ids of every entry its next turn will look for, in order: to be fetched ahead."""
-        base = self._sessions.house.identity
-        return tuple((block.identity(base), block.token_ids) for block in self.conversation.history.blocks)
 
     def reset(self) -> None:
         """Forget every turn; blocks nobody else's history has are deleted."""
@@ -198,6 +193,7 @@ class Sessions:
             self._known[summary.session_id] = summary
             self._references.update(summary.keys)
         self._sweep()
+        self._writer.flush()
 
     def session(self, session_id: str, ttl_s: float | None = None, discard: str | Discard | None = None) -> Session:
         """The conversation of that id, new or as it stands; a given `ttl_s` or `discard` holds from now on."""
@@ -214,11 +210,7 @@ class Sessions:
             if ttl_s not in (None, session.conversation.ttl_s):
                 session.conversation = replace(session.conversation, ttl_s=ttl_s)
                 self._write_behind(session)
-        if self._expired(session_id) and session.lock.acquire(blocking=False):
-            try:
-                self.clear(session)
-            finally:
-                session.lock.release()
+        self._clear_idle(session)
         return session
 
     @contextmanager
@@ -244,7 +236,7 @@ class Sessions:
             self._references.update(new.keys)
             self._references.subtract(old.keys if old else ())
         for key in set(old.keys if old else ()) - set(new.keys):
-            self._saver.then(lambda key=key: self.drop(key))  # type: ignore[misc]
+            self._saver.then(partial(self.drop, key))
         self._write_behind(session)
 
     def drop(self, key: str) -> None:
@@ -367,16 +359,23 @@ class Sessions:
         ttl_s = self.house.settings.ttl_s if own is None else own
         return summary is not None and ttl_s is not None and self._clock() - summary.used_at > ttl_s
 
+    def _clear_idle(self, session: Session) -> None:
+        """Clear a session that was idle for too long; not while somebody has it."""
+        if self._expired(session.session_id) and session.lock.acquire(blocking=False):
+            try:
+                self.clear(session)
+            finally:
+                session.lock.release()
+
     def _sweep(self) -> None:
-        """Clear sessions that were idle for too long; not those of which a turn runs."""
+        """Have sessions cleared that were idle for too long, behind; not those of which a turn runs."""
         now = self._clock()
         with self._lock:
             if now - self._swept_at < SWEEP_S:
                 return
             self._swept_at, known = now, list(self._known)
         for session_id in filter(self._expired, known):
-            session = self.session(session_id)  # which clears it, unless somebody has it
-            del session
+            self._writer.submit(partial(self.session, session_id))  # which clears it, unless somebody has it
 
     def _info(self, summary: Summary) -> SessionInfo:
         sizes = zip(summary.keys, summary.key_tokens, strict=True)
@@ -522,7 +521,7 @@ class SessionTurn(OpenTurn):
         """Let go of blocks that were saved and are part of no history."""
         kept = {self._saver.key(block) for block in self._session.conversation.history.blocks}
         for key in set(self._saved) - kept:
-            self._saver.then(lambda key=key: self._sessions.drop(key))  # type: ignore[misc]
+            self._saver.then(partial(self._sessions.drop, key))
 
 
 __all__ = ["House", "OpenTurn", "Session", "SessionInfo", "SessionTurn", "Sessions"]

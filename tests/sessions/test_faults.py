@@ -22,9 +22,10 @@ from ragkv.testing import FailingTier, Failure, ThrottledTier, WrappedTier
 from tests import tiny_models
 from tests.engine.house import A, B, Q
 
+from .house import ask, engine_at, files, is_full_prefill, pinned, question, with_kv
+
 FORKSERVER = multiprocessing.get_context("forkserver")
 FORKSERVER.set_forkserver_preload(["tests.stress.writing", "tests.sessions.test_faults"])
-from .house import ask, engine_at, files, is_full_prefill, pinned, question, with_kv
 
 
 def talk(engine: Engine, turns: int = 3, session_id: str = "s") -> Any:

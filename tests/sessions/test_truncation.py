@@ -102,7 +102,7 @@ class TestWhoGoes:
     def test_keep_dialogue_drops_the_oldest_words_once_all_documents_are_gone(self) -> None:
         assert merged(keep_dialogue(self.view(13, 10)), 20) == [(0, 16)]  # of the 8 words left half go
 
-    @pytest.mark.parametrize("discard", ["oldest", "keep-dialogue", lambda view: []])
+    @pytest.mark.parametrize("discard", ["oldest", "keep-dialogue", lambda _: []])
     def test_everything_goes_before_a_prompt_is_refused(self, discard: Any) -> None:
         history = History((), tuple(range(20)), self.parts)
         settings = SessionConfig(sink_tokens=3)
@@ -278,13 +278,13 @@ class TestDiscardingLists:
 
     def test_one_that_drops_nothing_gives_way_and_the_report_says_so(self) -> None:
         with small_engine() as engine:
-            session = engine.session("s", discard=lambda view: [])
+            session = engine.session("s", discard=lambda _: [])
             fill(engine, 6)
             assert "so the oldest went" in ask(engine, session, 6).reuse.notes[0]
 
     def test_one_that_names_no_range_is_refused_and_drops_nothing(self) -> None:
         with small_engine() as engine:
-            session = engine.session("s", discard=lambda view: [(5, 1000)])
+            session = engine.session("s", discard=lambda _: [(5, 1000)])
             fill(engine, 6)
             before = session.conversation
             with pytest.raises(InputError, match="no range"):

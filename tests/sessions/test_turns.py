@@ -1,4 +1,4 @@
-"""Every turn is a full prefill of the whole conversation, and costs its new tokens: across turns, restarts and families."""
+"""Every turn is a full prefill of the conversation, and costs its new tokens: across turns, restarts, families."""
 
 from pathlib import Path
 
@@ -152,7 +152,7 @@ def test_a_given_turn_equals_a_decoded_one(tmp_path: Path) -> None:
         assert is_full_prefill(engine, given, 3).reuse.exact == 1 + len(given.token_ids)  # no token is without KV
 
 
-def test_the_runs_of_a_template_between_turns_are_computed_by_the_next_one(tmp_path: Path) -> None:
+def test_the_runs_of_a_template_between_turns_are_computed_by_the_next_one() -> None:
     with text_engine(CHATML, prompt=PromptConfig(system="Be brief.")) as engine:
         session = engine.session("s")
         first = engine.answer("Why?", session=session, max_new_tokens=4, min_new_tokens=4)
