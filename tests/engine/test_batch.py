@@ -326,6 +326,32 @@ class TestALongPrefill:
             assert len(list(events)) == 60 - 9 + 1
             assert at_rest(batch)
 
+    def test_so_does_a_chunk_being_encoded_and_scored(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        with engine_of() as engine:
+            batch, adapter = batch_of(engine), engine._adapter
+            events = engine.stream([5, 6], max_new_tokens=60, min_new_tokens=60)
+            next(events)
+            layers, tokens, run_layer, begun = 0, 0, adapter.run_layer, threading.Event()
+
+            def slow(*how: Any, **more: Any) -> torch.Tensor:
+                nonlocal layers
+                layers += 1
+                begun.set()
+                until(lambda: batch._waiting and time.perf_counter() - batch._stepped_at >= batch._step_s)
+                return run_layer(*how, **more)
+
+            monkeypatch.setattr(adapter, "run_layer", slow)
+            thread = threading.Thread(target=engine.warm, args=([A],))
+            thread.start()
+            assert begun.wait(20)
+            while thread.is_alive() and tokens < 58:
+                next(events)
+                tokens += 1
+            thread.join(20)
+            assert layers == 3 * adapter.layer_count  # the chunk, and behind two other texts
+            assert tokens >= layers - 1
+            events.close()
+
     def test_has_as_much_time_for_itself_as_a_step_took(self, adapter: Adapter, sizes: list[int]) -> None:
         compute = Compute()
         batch = Batch(adapter, compute)
