@@ -30,6 +30,7 @@ def test_a_fused_prompt_of_six_chunks_is_answered_as_without(family: str, select
             engine.warm(CHUNKS)
             prefill = engine.prefill(Q, CHUNKS, ratio=0.3, selector=selector)
             assert type(prefill.fused.kv) is (OffloadedKV if kcache else PromptKV)
+            assert (prefill.fused.kv.host_bytes > 0) == (kcache is not None)  # whichever pass was the last
             assert prefill.reuse.fused > 0
             said.append(answers(engine, ratio=0.3, selector=selector))
     assert said[0] == said[1]
