@@ -371,6 +371,15 @@ class TestLookAhead:
         policy.left("b", 1)
         assert policy.victim({"a"}, 1.0) == Cut("b", whole=True)
 
+    def test_keeps_the_place_of_a_group_whose_later_request_left(self) -> None:
+        policy = make_policy("lookahead")
+        for group in "ab":
+            policy.held(group, 1, 1, 0.0)
+        for group in "aba":
+            policy.queued(group)
+        policy.left("a", 1)  # a still stands before b
+        assert policy.victim((), 1.0) == Cut("b", whole=True)
+
     def test_lets_those_behind_the_window_go_too(self) -> None:
         policy = make_policy("lookahead", PolicySettings(window_groups=1))
         for group in "abc":
