@@ -60,7 +60,8 @@ def main() -> None:
     layout_s = statistics.median(one["timing"]["layout_s"] for one in reports)
     name = "reader" if reader else f"{options.shape} (random weights)"
     print(
-        f"{name}, {options.dtype}, {len(documents)} documents of {len(documents)} recognised in every prompt: {found}"
+        f"{name}, {options.dtype}, {options.threads} threads; {len(documents)} documents, "
+        f"recognised in a prompt: {', '.join(map(str, found))}"
     )
     report.table(
         ("chain", "TTFT ms", "speedup", "answers as transformers'"),
