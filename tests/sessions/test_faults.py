@@ -120,6 +120,13 @@ class TestAManifest:
         data[len(data) // 2] ^= 1
         path.write_bytes(data)
 
+    def digit(self, path: Path) -> None:
+        """A single digit of a single token id: still JSON, another conversation."""
+        data = path.read_bytes()
+        at = data.index(b"],", data.index(b'"blocks"')) - 1
+        other = b"1" if data[at : at + 1] == b"0" else b"0"
+        path.write_bytes(data[:at] + other + data[at + 1 :])
+
     def empty(self, path: Path) -> None:
         path.write_bytes(b"")
 
@@ -138,7 +145,7 @@ class TestAManifest:
     def age(self, path: Path) -> None:
         path.write_bytes(path.read_bytes().replace(b'"version": 1', b'"version": 0', 1))
 
-    @pytest.mark.parametrize("harm", ["cut", "flip", "empty", "garble", "swap", "age"])
+    @pytest.mark.parametrize("harm", ["cut", "flip", "digit", "empty", "garble", "swap", "age"])
     def test_that_cannot_be_read_is_moved_aside_and_the_next_report_says_so(
         self, tmp_path: Path, harm: str, caplog: pytest.LogCaptureFixture
     ) -> None:

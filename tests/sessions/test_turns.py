@@ -10,7 +10,7 @@ from tests import tiny_models
 from tests.engine.house import A, B, C, close, full_prefill, text_engine
 from tests.model.test_layout import CHATML
 
-from .house import ask, carry_on, engine_at, is_full_prefill, question, with_kv
+from .house import ask, carry_on, engine_at, files, is_full_prefill, question, with_kv
 
 TAIL = 1  # the last token of an answer has no KV yet
 
@@ -52,6 +52,21 @@ def test_history_is_recomputed_across_a_change_of_frequencies_and_the_report_say
         assert prefills[-1].reuse.exact > prefills[-1].reuse.computed
     else:  # every length has its own: what is made there is of no use to any later turn
         assert all(changed[first:])
+
+
+@pytest.mark.parametrize("family", tiny_models.LENGTH_DEPENDENT)
+def test_what_no_longer_prompt_could_use_is_not_stored(tmp_path: Path, family: str) -> None:
+    """The answer that crosses the change of frequencies, and the question before it, get no blocks."""
+    with engine_at(tmp_path, family) as engine:
+        session = engine.session("s")
+        for turn in range(5):
+            ask(engine, session, turn)
+        blocks = session.conversation.history.blocks
+        answer = engine.answer([5], session=session, max_new_tokens=6, min_new_tokens=6)
+        assert answer.reuse.tokens == tiny_models.ORIGINAL_LENGTH - 1
+        engine.flush()
+        assert session.conversation.history.blocks == blocks
+        assert files(tmp_path) == len(blocks)
 
 
 def test_history_alone_adds_no_deviation_at_any_ratio(tmp_path: Path) -> None:
