@@ -145,8 +145,9 @@ def test_a_corpus_is_known_from_the_start_and_stored_when_it_is_met(tiny: str) -
     llm.forget(new)
 
 
-def test_cache_read_is_only_what_is_exact(llm: ChatRagKV) -> None:
-    answer = llm.invoke(QUESTION, documents=[A, B, C])
+@pytest.mark.parametrize("ratio", [0.0, 0.5, 1.0])
+def test_cache_read_is_only_what_is_exact(ratio: float, llm: ChatRagKV) -> None:
+    answer = llm.invoke(QUESTION, documents=[A, B, C], ratio=ratio)
     prefix, first = len(llm.shared.template.encode(llm.shared.template.own_opening)), len(A.page_content)
     assert answer.usage_metadata is not None
     assert answer.usage_metadata["input_token_details"] == {"cache_read": prefix + first, "cache_creation": 0}
