@@ -164,11 +164,11 @@ class Bench:
                 if bandwidth is not None:
                     disk = engine._store._tiers[0]
                     engine._store._tiers = (ThrottledTier(disk, bandwidth, writes=True),)
-                prompt = self.ids(self.options.prompt)
                 decoded: dict[bool, list[float]] = {True: [], False: []}
                 longest: dict[bool, list[float]] = {True: [], False: []}
                 written = 0
                 for number in range(self.options.runs + 1):
+                    prompt = self.ids(self.options.prompt)  # a new one: equal conversations share what is stored
                     for on in (True, False):
                         with mock.patch.object(SessionTurn, "keeps", on):
                             answer, gap = self._decode(engine, f"{on}-{number}", prompt)
