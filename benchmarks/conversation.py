@@ -3,7 +3,7 @@
     python -m benchmarks.conversation [--quick] [--parts ttft overlap queue saving cost]
 
 Claims, on a real architecture with random weights (weights do not change time), bf16, CPU:
-ttft: 12 turns of 64 new and 192 answer tokens; the TTFT of turn 12 is at least 8x below that of recomputing history (RE).
+ttft: 12 turns of 64 new and 192 answer tokens; the TTFT of turn 12 is at least 8x below recomputing history (RE).
 overlap: under a throttled disk reading ahead hides at least 80 % of what can be: max(load, compute) is the bound.
 queue: a request's reads begin while the one before computes; its time falls until the buffer is S_buf layers deep.
 saving: decoding with saving on is within 5 % of saving off; no token waits for a disk of 20 MB/s.
