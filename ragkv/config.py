@@ -31,7 +31,7 @@ class StoreConfig:
     memory_bytes: int = 1 * GIB  # capacity of the memory tier
     disk_bytes: int = 20 * GIB  # capacity of the disk tier
     memory_reserve_bytes: int | None = None  # kept free in memory above a disk; None: a sixteenth of memory_bytes
-    policy: str = "lru"  # eviction policy, of every tier: see ragkv.store.POLICIES
+    policy: str = "lookahead"  # eviction policy of every tier, LRU that spares who waits: see ragkv.store.POLICIES
     prefetch: bool = True  # bring what waiting requests will read from disk to memory before they start
     xi_tokens: int = 0  # what a turn may compute within its TTFT target; policies that serve the tail trim to it
     write_buffer_bytes: int = 256 * MIB  # entries waiting to be written; a full buffer drops, never delays a token

@@ -3,7 +3,7 @@
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -17,6 +17,9 @@ from .options import HOME, AsJson, Device, Dtype, Home, Model, Settings
 from .output import console, print_json
 from .profile import profile
 from .workplace import Workplace, notice
+
+if TYPE_CHECKING:
+    from ragkv.rag import Sourced
 
 app = typer.Typer(
     name="ragkv",
@@ -115,10 +118,15 @@ def ask(
         how["ratio"] = ratio
     with Workplace(home, model, config, device, dtype).rag() as rag:
         found = rag.ask(question, k, retriever=retriever, where=_filters(where or []), **how)
-        rag.engine.flush()
-    if as_json:
-        print_json({"question": question, **output.plain(found)})
-        return
+        if as_json:
+            print_json({"question": question, **output.plain(found)})
+        else:
+            _show(found)
+        rag.engine.flush()  # what was missed is encoded for the next question, once this one has its answer
+
+
+def _show(found: "Sourced") -> None:
+    """An answer, its sources, and what was reused."""
     if not found.hits:
         notice("no passage matches; the answer rests on the model alone.")
     console.print(found.answer.text, style="bold")
