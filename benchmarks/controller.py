@@ -32,7 +32,7 @@ from ragkv.fusion.controller import choose_ratio, choose_tier, crossing
 from ragkv.fusion.estimators import Load, Shape, load_s, recompute_s, storage_cost, ttft_s
 from ragkv.fusion.profile import Profile, TierSpeed
 from ragkv.model.shapes import SHAPES, random_model
-from ragkv.profiling import file, measure
+from ragkv.profiling import disk_speed, file, measure
 from ragkv.store import aligned_empty
 from ragkv.testing import ThrottledTier
 from ragkv.verdict import Point, Tolerance, Verdict
@@ -193,8 +193,15 @@ def estimates(bench: Bench, counts: Sequence[int], sizes: Sequence[int]) -> list
     for tokens in sizes:
         chunks = bench.chunks(max(counts), tokens)
         for count in counts:
+            disk = disk_speed(bench.engine, quick=bench.runs == 1)  # now: a shared one drifts within minutes
+            now = dataclasses.replace(bench.profile, tiers={**bench.profile.tiers, "disk": disk})
             some = chunks[:count]
             shape, loads = bench.shape(some)
+            cold_s = statistics.median(bench.cold_load_s(some) for _ in range(bench.runs))
+            estimate = load_s(now, loads).layer_s
+            rows.append(
+                {"what": "load", "chunks": count, "tokens": tokens, "measured_s": cold_s, "estimate_s": estimate}
+            )
             free = at_speed(bench.profile, 0.0)
             for ratio, (layer_s, whole_s) in bench.passes(some, CROSSINGS).items():
                 what = {"chunks": count, "tokens": tokens, "ratio": ratio}
@@ -203,11 +210,6 @@ def estimates(bench: Bench, counts: Sequence[int], sizes: Sequence[int]) -> list
                 rows.append(
                     {"what": "TTFT", **what, "measured_s": whole_s, "estimate_s": ttft_s(free, shape, ratio, loads)}
                 )
-            cold_s = statistics.median(bench.cold_load_s(some) for _ in range(bench.runs))
-            estimate = load_s(bench.profile, loads).layer_s
-            rows.append(
-                {"what": "load", "chunks": count, "tokens": tokens, "measured_s": cold_s, "estimate_s": estimate}
-            )
     return rows
 
 

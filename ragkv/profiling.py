@@ -21,7 +21,7 @@ import torch
 
 from .control import subject_of
 from .engine import Engine
-from .errors import StoreError
+from .errors import ConfigError, StoreError
 from .fusion import Plan, ResidentLease, Span, SpanKind, SpanState, make_selector
 from .fusion.profile import (
     LengthFit,
@@ -69,6 +69,13 @@ def file(engine: Engine, profile: Profile) -> Path | None:
     return None if directory is None else save(profile, directory)
 
 
+def disk_speed(engine: Engine, *, quick: bool = False) -> TierSpeed:
+    """How fast the disk of `engine`'s store is now; shared ones drift. Raises `ConfigError` if it has no directory."""
+    if engine.config.store.directory is None:
+        raise ConfigError("The engine has no store directory, so there is no disk to measure: set store.directory.")
+    return _Measuring(engine, quick, lambda _done, _total: None).disk(engine.config.store.directory)
+
+
 class _Measuring:
     """One measurement of one engine."""
 
@@ -90,8 +97,7 @@ class _Measuring:
         prefill, decode, recompute, placing_s = self._passes(start_s)
         tiers = {TierKind.MEMORY.value: self._tier(MemoryTier(2**62, LRU()))}
         if (directory := self._engine.config.store.directory) is not None:
-            with tempfile.TemporaryDirectory(prefix="profile-", dir=_made(directory)) as scratch:
-                tiers[TierKind.DISK.value] = self._tier(DiskTier(scratch, 2**62, LRU(), direct=True), Path(scratch))
+            tiers[TierKind.DISK.value] = self.disk(directory)
         self._step(self._total - self._done)
         return Profile(
             subject=subject_of(adapter, self._identity),
@@ -106,6 +112,11 @@ class _Measuring:
             tiers=tiers,
             copy_bytes_per_s=_copy_bytes_per_s(adapter.device) if adapter.device.type == "cuda" else None,
         )
+
+    def disk(self, directory: str) -> TierSpeed:
+        """The disk under `directory`, past the page cache."""
+        with tempfile.TemporaryDirectory(prefix="profile-", dir=_made(directory)) as scratch:
+            return self._tier(DiskTier(scratch, 2**62, LRU(), direct=True), Path(scratch))
 
     # Passes of the model
 
