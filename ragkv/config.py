@@ -20,6 +20,7 @@ MIB = 1024**2
 GIB = 1024**3
 CODEC_NAMES = ("raw", "int8")  # of ragkv.store.CODECS, which loads torch
 TRUNCATIONS = ("kv", "tokens", "naive")
+INEXACT_HISTORY = ("keep", "recompute")
 NOT_SETTINGS = ("RAGKV_HOME", "RAGKV_MODEL")  # options of the command line that share the prefix
 
 
@@ -119,8 +120,12 @@ class SessionConfig:
     sink_tokens: int = 0  # first tokens of a history that truncation leaves
     discard: str = "oldest"  # which tokens go: "oldest", or "keep-dialogue" (documents of past turns first)
     ttl_s: float | None = None  # a conversation idle for longer is deleted; None: never
+    inexact_history: str = "keep"  # what a fused or a truncated turn left: "keep" it, or "recompute" it, once
 
     def __post_init__(self) -> None:
+        if self.inexact_history not in INEXACT_HISTORY:
+            known = ", ".join(INEXACT_HISTORY)
+            raise ConfigError(f"session.inexact_history is {self.inexact_history!r}; it must be one of: {known}.")
         _at_least(self, block_tokens=1, save_buffer_bytes=0, sink_tokens=0)
         if self.truncation not in TRUNCATIONS:
             known = ", ".join(TRUNCATIONS)

@@ -54,6 +54,7 @@ class How:
     ratio: float  # recompute ratio, in [0, 1]; if `controlled`, the least: r*
     selector: Selector
     reuse: ReuseMode
+    keeps_history: bool = True  # whether history that is not exact is used as it is
     most_left: float | None = None  # the guard's limit: expected deviation left a token; None: no guard
     notes: tuple[str, ...] = ()  # what the gate's verdict changed
     controlled: bool = False  # whether the loading controller chooses the ratio
@@ -137,7 +138,9 @@ class Intake:
             raise InputError(f"ratio is {ratio!r}; it is a share and must lie in [0, 1].")
         if reuse not in get_args(ReuseMode):
             raise InputError(f"reuse is {reuse!r}; it must be one of {', '.join(map(repr, get_args(ReuseMode)))}.")
-        how = How(float(ratio), make_selector(fusion.selector if selector is None else selector), reuse)
+        keeps_history = self._config.session.inexact_history == "keep"
+        chosen = make_selector(fusion.selector if selector is None else selector)
+        how = How(float(ratio), chosen, reuse, keeps_history)
         if controlled:
             return self._judged(replace(how, controlled=reuse == "fused"))
         return self._judged(how) if left_out else how

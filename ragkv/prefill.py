@@ -101,7 +101,8 @@ class Prefiller:
         while True:
             with ExitStack() as held:
                 looking = time.perf_counter()
-                keeps = how.ratio < 1.0 and how.selector.name != "all"  # these equal a full prefill, always
+                whole = how.ratio == 1.0 or how.selector.name == "all"  # these equal a full prefill, always
+                keeps = how.keeps_history and not whole
                 planned = self._planner.plan(prompt, how.reuse, keeps, damaged, held)
                 for index in planned.missed + planned.unscored:  # now: a deletion from here on undoes it
                     self._background.add(prompt.chunks[index])

@@ -59,7 +59,7 @@ def run(model: str, home: Path | None, repeats: int, shape: str | None, as_json:
     with ExitStack() as stack:
         if home is None:
             home = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="ragkv-demo-")))
-        rag = stack.enter_context(Workplace(home, model, None, None, None).rag())
+        rag = stack.enter_context(Workplace(home, model, None, None, None, exact_history=True).rag())
         say: Callable[[str], None] = (lambda _: None) if as_json else console.print
         say(_ingest(rag, examples / "corpus"))
         results = []

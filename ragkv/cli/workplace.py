@@ -27,6 +27,7 @@ class Workplace:
     settings: Path | None
     device: str | None
     dtype: str | None
+    exact_history: bool = False  # of conversations, whatever their last turn reused
 
     def config(self) -> EngineConfig:
         """Settings from the TOML file if one is given, else from the environment; the options win."""
@@ -36,6 +37,8 @@ class Workplace:
             changes["store"] = dataclasses.replace(config.store, directory=str(self.home / "kv"))
         if self.model != "reader" and not config.prompt.chunk_end:
             changes["prompt"] = dataclasses.replace(config.prompt, chunk_end=CHUNK_END)
+        if self.exact_history:
+            changes["session"] = dataclasses.replace(config.session, inexact_history="recompute")
         if self.device:
             changes["device"] = self.device
         if self.dtype:

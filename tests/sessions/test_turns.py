@@ -115,6 +115,18 @@ class TestTurnsWithFusedChunks:
             reuse = is_full_prefill(engine, session, 3, ratio=0.3).reuse
             assert (reuse.exact, reuse.fused, reuse.notes) == (1 + with_kv(session), 0, ())
 
+    def test_are_recomputed_once_where_the_setting_says_so(self, tmp_path: Path) -> None:
+        with engine_at(tmp_path, session={"inexact_history": "recompute"}) as engine:
+            engine.warm([A, B])
+            session = engine.session("s")
+            ask(engine, session, 0)
+            engine.answer(question(1), [A, B], session, ratio=0.3, max_new_tokens=4, min_new_tokens=4)
+            second = is_full_prefill(engine, session, 2, ratio=0.3).reuse
+            assert second.fused == 0 and any("it was not exact" in note for note in second.notes)
+            ask(engine, session, 2, ratio=0.3)
+            third = is_full_prefill(engine, session, 3, ratio=0.3).reuse
+            assert (third.exact, third.fused, third.notes) == (1 + with_kv(session), 0, ())
+
     def test_are_exact_if_every_fused_token_was_recomputed(self, tmp_path: Path) -> None:
         with engine_at(tmp_path) as engine:
             engine.warm([A, B])
