@@ -11,12 +11,12 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from types import TracebackType
 from typing import Any, Self
 
 from . import verdict
 from .answering import Answerer
 from .batch import Batch
+from .closing import Closing
 from .config import EngineConfig, ReuseMode
 from .control import Control, subject_of
 from .encoding import Activity, BackgroundEncoder, Encoder
@@ -61,7 +61,7 @@ class EngineStats:
     queue: QueueStats
 
 
-class Engine:
+class Engine(Closing):
     """One model, its store, and the path from question to answer."""
 
     def __init__(self, model: Any, tokenizer: Any | None = None, config: EngineConfig | None = None) -> None:
@@ -307,14 +307,6 @@ class Engine:
     def close(self) -> None:
         """Flush what is computed, release the store. Twice is harmless."""
         self._shut()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def _prefill(
         self,

@@ -7,9 +7,9 @@ any more is deleted from every tier. It knows no command line and no transport.
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Literal, Self
+from typing import Any, Literal
 
+from .closing import Closing
 from .engine import Engine, WarmReport
 from .retrieval import Document, Hit, Index, IngestReport, Passage, Removal, Reranker, Splitter, Where
 from .retrieval.embedders import Embedder
@@ -37,7 +37,7 @@ class Sourced:
     hits: tuple[Hit, ...]
 
 
-class Rag:
+class Rag(Closing):
     """One corpus behind one engine. Owns its index, not the engine."""
 
     def __init__(
@@ -131,11 +131,3 @@ class Rag:
     def close(self) -> None:
         """Close the index; the engine is its owner's. Twice is harmless."""
         self.index.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()

@@ -10,11 +10,10 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from types import TracebackType
-from typing import Self
 
 import torch
 
+from ragkv.closing import Closing
 from ragkv.model import Adapter, PromptKV, Recording, Rows, Watch
 from ragkv.store import Lease
 
@@ -76,7 +75,7 @@ class Fusor:
         return torch.arange(count if isinstance(selector, CheckingSelector) and budget(ratio, count) else 0)
 
 
-class Fusing:
+class Fusing(Closing):
     """One plan being carried out: its first layers are read while other requests still compute (CachedAttention 3.2.1)."""
 
     def __init__(
@@ -148,14 +147,6 @@ class Fusing:
     def close(self) -> None:
         """Wait for reads under way. Twice is harmless."""
         self._reader.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 def _needed(plan: Plan, selector: Selector, ratio: float, chosen: torch.Tensor) -> tuple[Span, ...]:

@@ -8,16 +8,15 @@ already lies in memory is used where it lies. A damaged entry surfaces here as `
 import time
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from types import TracebackType
-from typing import Self
 
 import torch
 
+from ragkv.closing import Closing
 from ragkv.errors import EntryDamagedError
 from ragkv.store import Lease, aligned_empty
 
 
-class LayerReader:
+class LayerReader(Closing):
     """Reads the slices of several leases, layer by layer, for one request."""
 
     def __init__(
@@ -61,14 +60,6 @@ class LayerReader:
                 if not future.cancel():
                     future.exception()
         self._pending.clear()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def _submit(self, layer: int) -> None:
         buffers = self._ring[layer % len(self._ring)]

@@ -14,12 +14,11 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
 import numpy as np
 from filelock import FileLock, Timeout
 
+from ragkv.closing import Closing
 from ragkv.errors import ConfigError, InputError, ModelError, StoreLockedError, StoreReadOnlyError
 
 from .corpus import IndexCorpus, drop_snapshots
@@ -54,7 +53,7 @@ class _Plan:
         return [passage for _, _, passages in self.writes for passage in passages]
 
 
-class Index:
+class Index(Closing):
     """Documents, passages, vectors and term statistics in one directory; `None` keeps them in memory. Thread-safe."""
 
     def __init__(
@@ -213,14 +212,6 @@ class Index:
     def close(self) -> None:
         """Twice is harmless."""
         self._database.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     # The steps of an ingestion
 

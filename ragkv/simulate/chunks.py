@@ -36,11 +36,6 @@ class ChunkReplay:
     tokens: int
     hit_tokens: int
 
-    @property
-    def token_hit_rate(self) -> float:
-        """Tokens found over tokens read."""
-        return self.hit_tokens / self.tokens if self.tokens else 0.0
-
 
 def futures(reads: Sequence[Read]) -> list[Next]:
     """When each read's chunk is read next."""

@@ -11,11 +11,11 @@ import logging
 import threading
 from collections.abc import Callable, Iterator, Sequence, Set
 from dataclasses import dataclass
-from types import TracebackType
-from typing import ParamSpec, Self, TypeVar
+from typing import ParamSpec, TypeVar
 
 import torch
 
+from ragkv.closing import Closing
 from ragkv.config import StoreConfig
 from ragkv.errors import EntryDamagedError, StoreReadOnlyError
 
@@ -45,7 +45,7 @@ class StoreStats:
     prefetched: int = 0  # entries brought to the fastest tier for requests that waited
 
 
-class Store:
+class Store(Closing):
     """Tiers, fastest first, and the background threads between them. All methods are thread-safe."""
 
     def __init__(
@@ -218,14 +218,6 @@ class Store:
             self._reserve.close()
         for tier in self._tiers:
             _or_none("close a tier", tier.close)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def _write_behind(self, tier: Tier, entry: EncodedEntry) -> bool:
         def write() -> None:

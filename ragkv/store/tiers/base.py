@@ -9,11 +9,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence, Set
 from dataclasses import dataclass
 from enum import Enum
-from types import TracebackType
-from typing import Self
 
 import torch
 
+from ragkv.closing import Closing
 from ..codecs import RAW
 from ..encoded import EncodedEntry
 from ..entry import Entry, EntryInfo, Identity
@@ -44,7 +43,7 @@ class TierStats:
     written_bytes: int
 
 
-class Lease(ABC):
+class Lease(Closing):
     """One entry held for reading. Use as a context manager."""
 
     info: EntryInfo
@@ -84,14 +83,6 @@ class Lease(ABC):
     @abstractmethod
     def close(self) -> None:
         """Unpin. Twice is harmless."""
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 class Tier(ABC):
