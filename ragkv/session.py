@@ -25,9 +25,9 @@ from .intake import Past, Prompt
 from .manifest import Manifests, Summary
 from .model.layout import TemplateRuns
 from .prefill import Made, Prefill
-from .saving import Saver, Worker
+from .saving import Saver
 from .scheduler import Ticket
-from .store import Identity, Turn, ids_digest
+from .store import Background, Identity, Job, Turn, ids_digest
 from .truncation import Discard, Discardable, find, fitted, merged
 from .types import Answer, TokenEvent
 
@@ -180,7 +180,7 @@ class Sessions:
     ) -> None:
         """Without `manifests` sessions live in memory alone."""
         self.house, self._saver, self._manifests, self._clock = house, saver, manifests, clock
-        self._writer = Worker("ragkv-manifests")
+        self._writer: Background[None] = Background(0, "ragkv-manifests")
         self._lock = threading.RLock()  # the books; never held while waiting for a session or a disk
         self._live: WeakValueDictionary[str, Session] = WeakValueDictionary()
         self._held: dict[str, Session] = {}  # those that are nowhere else
@@ -325,7 +325,7 @@ class Sessions:
         if self._manifests is None:
             self._held[session.session_id] = session
         else:
-            self._writer.submit(lambda: self._write(session))  # which holds on to the session until it is written
+            self._writer.submit(Job(lambda: self._write(session)))  # which holds on to the session until it is written
 
     def _write(self, session: Session) -> None:
         """Bring a session's manifest up to its state; a failure is its next turn's note."""
@@ -375,7 +375,7 @@ class Sessions:
                 return
             self._swept_at, known = now, list(self._known)
         for session_id in filter(self._expired, known):
-            self._writer.submit(partial(self.session, session_id))  # which clears it, unless somebody has it
+            self._writer.submit(Job(partial(self.session, session_id)))  # which clears it, unless somebody has it
 
     def _info(self, summary: Summary) -> SessionInfo:
         sizes = zip(summary.keys, summary.key_tokens, strict=True)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from .policies import LRU, POLICIES, Item, Policy, Turn, make_policy
 
 if TYPE_CHECKING:
+    from .background import Background, Job
     from .codecs import CODECS, Codec
     from .demand import Demand, Wanted
     from .encoded import EncodedEntry
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from .store import Store, StoreStats
     from .tiers import DiskTier, Lease, MemoryTier, ReadOnlyDiskTier, Tier, TierKind, TierStats, aligned_empty
 
-_ROOMS = (".codecs", ".demand", ".encoded", ".entry", ".store", ".tiers")
+_ROOMS = (".background", ".codecs", ".demand", ".encoded", ".entry", ".store", ".tiers")
 
 
 def __getattr__(name: str) -> Any:
@@ -39,6 +40,7 @@ def __getattr__(name: str) -> Any:
 
 
 __all__ = [
+    "Background",
     "CODECS",
     "Codec",
     "Demand",
@@ -49,6 +51,7 @@ __all__ = [
     "FORMAT_VERSION",
     "Identity",
     "Item",
+    "Job",
     "LRU",
     "Lease",
     "MemoryTier",

@@ -1,4 +1,4 @@
-"""The store's one background thread: it writes entries down and copies hits up, so that no request waits for either.
+"""A background thread with a bounded queue: the store's, and that of conversations, so that no request waits for a disk.
 
 Jobs run in the order they came. What waits is bounded by bytes: a job that does not fit is refused, never waited for.
 """
@@ -8,35 +8,36 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-
-from .encoded import EncodedEntry
+from typing import Generic, TypeVar
 
 log = logging.getLogger(__name__)
 
+E = TypeVar("E")
+
 
 @dataclass(frozen=True, slots=True)
-class Job:
-    """One thing to do for one key."""
+class Job(Generic[E]):
+    """One thing to do."""
 
-    key: str
-    size_bytes: int  # what it keeps in memory until it is done
     run: Callable[[], object]
-    cancel: Callable[[], object]  # called instead of `run` when the job is dropped
-    entry: EncodedEntry | None = None  # the entry to be written; `None` for other work
+    key: str = ""  # of the entry it is for
+    size_bytes: int = 0  # what it keeps in memory until it is done
+    entry: E | None = None  # the entry to be written; `None` for other work
+    cancel: Callable[[], object] = lambda: None  # called instead of `run` when the job is dropped
 
 
-class Background:
-    """A bounded queue and its thread. All methods are thread-safe."""
+class Background(Generic[E]):
+    """A bounded queue and its thread, which starts with the first job. All methods are thread-safe."""
 
-    def __init__(self, capacity_bytes: int) -> None:
-        self._capacity_bytes = capacity_bytes
-        self._jobs: deque[Job] = deque()
-        self._running: Job | None = None
+    def __init__(self, capacity_bytes: int, name: str) -> None:
+        """`name` is the thread's."""
+        self._capacity_bytes, self._name = capacity_bytes, name
+        self._jobs: deque[Job[E]] = deque()
+        self._running: Job[E] | None = None
         self._pending_bytes = 0  # of waiting jobs and the running one
         self._changed = threading.Condition()
         self._closing = False
-        self._thread = threading.Thread(target=self._work, name="ragkv-store", daemon=True)
-        self._thread.start()
+        self._thread: threading.Thread | None = None
 
     @property
     def pending_bytes(self) -> int:
@@ -44,24 +45,32 @@ class Background:
         with self._changed:
             return self._pending_bytes
 
-    def submit(self, job: Job) -> bool:
+    def submit(self, job: Job[E]) -> bool:
         """Queue `job`; `False`, at once, if its bytes do not fit or the thread is closing. Then nothing is called."""
         with self._changed:
             if self._closing or self._pending_bytes + job.size_bytes > self._capacity_bytes:
                 return False
             self._pending_bytes += job.size_bytes
             self._jobs.append(job)
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._work, name=self._name, daemon=True)
+                self._thread.start()
             self._changed.notify_all()
         return True
 
-    def entry(self, key: str) -> EncodedEntry | None:
+    def entry(self, key: str) -> E | None:
         """The entry of `key` that waits to be written or is being written."""
         with self._changed:
             running = () if self._running is None else (self._running,)
             return next((job.entry for job in (*self._jobs, *running) if job.key == key and job.entry), None)
 
     def discard(self, key: str) -> bool:
-        """Drop what waits for `key`, and wait until what runs for it is done; whether there was anything."""
+        """Drop what waits for `key`, and wait until what runs for it is done; whether there was anything.
+
+        From the thread itself it does nothing: what waits for `key` then came after what is being done.
+        """
+        if threading.current_thread() is self._thread:
+            return False
         with self._changed:
             dropped = [job for job in self._jobs if job.key == key]
             self._jobs = deque(job for job in self._jobs if job.key != key)
@@ -82,7 +91,9 @@ class Background:
         with self._changed:
             self._closing = True
             self._changed.notify_all()
-        self._thread.join()
+            thread = self._thread
+        if thread is not None and thread is not threading.current_thread():
+            thread.join()
 
     def _runs(self, key: str) -> bool:
         return self._running is not None and self._running.key == key
@@ -92,13 +103,14 @@ class Background:
             try:
                 job.run()
             except Exception:  # whatever it was, the next job must run; a store failure never fails a request
-                log.exception("The store's background work for entry %s failed; going on without it.", job.key[:12])
+                log.exception("%s: work for entry %s failed; going on without it.", self._name, job.key[:12] or "(none)")
             with self._changed:
                 self._running = None
                 self._pending_bytes -= job.size_bytes
                 self._changed.notify_all()
+            del job  # or it would hold its KV until the next one comes
 
-    def _next(self) -> Job | None:
+    def _next(self) -> Job[E] | None:
         with self._changed:
             self._changed.wait_for(lambda: self._jobs or self._closing)
             if not self._jobs:

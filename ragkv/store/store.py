@@ -64,7 +64,7 @@ class Store(Closing):
         """
         self._tiers = tuple(tiers)
         self._pin = pin
-        self._background = Background(write_buffer_bytes)
+        self._background: Background[EncodedEntry] = Background(write_buffer_bytes, "ragkv-store")
         self._order = threading.Lock()  # a promotion and a deletion: never an entry brought back from the dead
         self._dropped_lock = threading.Lock()
         self._dropped_writes = 0
@@ -225,7 +225,7 @@ class Store(Closing):
                 self._count_drop()
 
         key = entry.info.key
-        return tier.contains(key) or self._background.submit(Job(key, entry.size_bytes, write, lambda: None, entry))
+        return tier.contains(key) or self._background.submit(Job(write, key, entry.size_bytes, entry))
 
     def _promote(self, lease: Lease) -> None:
         """Copy a leased entry to the fastest tier in the background; closes the lease."""
@@ -243,7 +243,7 @@ class Store(Closing):
             self._make_reserve()
 
         fits = lease.stored_bytes <= fastest.stats().capacity_bytes
-        if not fits or not self._background.submit(Job(info.key, lease.stored_bytes, copy, lease.close)):
+        if not fits or not self._background.submit(Job(copy, info.key, lease.stored_bytes, cancel=lease.close)):
             lease.close()
 
     def _fetch(self, wanted: Wanted, spared: Set[str], check: Callable[[], None]) -> bool:
