@@ -22,6 +22,7 @@ CODEC_NAMES = ("raw", "int8")  # of ragkv.store.CODECS, which loads torch
 TRUNCATIONS = ("kv", "tokens", "naive")
 INEXACT_HISTORY = ("keep", "recompute")
 NOT_SETTINGS = ("RAGKV_HOME", "RAGKV_MODEL")  # options of the command line that share the prefix
+SERVE_PREFIX = "RAGKV_SERVE_"  # the server's own, which share it too
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +44,8 @@ class StoreConfig:
     codec: str = "raw"  # how KV is kept in every tier: "raw", or "int8", about half the bytes of bfloat16 and rounded
 
     def __post_init__(self) -> None:
-        _at_least(self, memory_bytes=0, disk_bytes=0, write_buffer_bytes=0, reader_threads=1)
-        _at_least(self, xi_tokens=0)
+        at_least(self, memory_bytes=0, disk_bytes=0, write_buffer_bytes=0, reader_threads=1)
+        at_least(self, xi_tokens=0)
         if not 0 <= (self.memory_reserve_bytes or 0) <= self.memory_bytes:
             raise ConfigError(
                 f"store.memory_reserve_bytes is {self.memory_reserve_bytes}; it must lie in 0 ... memory_bytes, "
@@ -66,9 +67,9 @@ class FusionConfig:
     sensitivity_prefixes: int = 2  # k: unrelated texts behind which a chunk is scored at ingest; 0 stores no scores
 
     def __post_init__(self) -> None:
-        _at_least(self, sensitivity_prefixes=0)
+        at_least(self, sensitivity_prefixes=0)
         if self.read_ahead_layers is not None:
-            _at_least(self, read_ahead_layers=0)
+            at_least(self, read_ahead_layers=0)
         if self.ratio is not None and not 0.0 <= self.ratio <= 1.0:
             raise ConfigError(f"fusion.ratio is {self.ratio}; it is a share and must lie in [0, 1].")
 
@@ -126,7 +127,7 @@ class SessionConfig:
         if self.inexact_history not in INEXACT_HISTORY:
             known = ", ".join(INEXACT_HISTORY)
             raise ConfigError(f"session.inexact_history is {self.inexact_history!r}; it must be one of: {known}.")
-        _at_least(self, block_tokens=1, save_buffer_bytes=0, sink_tokens=0)
+        at_least(self, block_tokens=1, save_buffer_bytes=0, sink_tokens=0)
         if self.truncation not in TRUNCATIONS:
             known = ", ".join(TRUNCATIONS)
             raise ConfigError(f"session.truncation is {self.truncation!r}; it must be one of: {known}.")
@@ -146,7 +147,7 @@ class KCacheConfig:
     fall_back: bool = True  # ordinary attention where N leaves nothing out; False takes the top-N path all the same
 
     def __post_init__(self) -> None:
-        _at_least(self, resident_layers=0)
+        at_least(self, resident_layers=0)
         if self.top_n is not None and self.top_n < 1:
             raise ConfigError(f"kcache.top_n is {self.top_n}; it must be at least 1, or None.")
 
@@ -160,7 +161,7 @@ class SchedulerConfig:
     deadline_s: float | None = None  # a request's, from the call to its last token, unless it has its own; None: none
 
     def __post_init__(self) -> None:
-        _at_least(self, workers=1, queue_limit=0)
+        at_least(self, workers=1, queue_limit=0)
         if self.deadline_s is not None and not self.deadline_s > 0.0:
             raise ConfigError(f"scheduler.deadline_s is {self.deadline_s}; it must be more than 0, or None.")
 
@@ -183,33 +184,17 @@ class EngineConfig:
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
         """A config from nested mappings; raises `ConfigError` on an unknown key or a wrong type."""
-        return typing.cast(Self, _build(cls, values, path=""))
+        return typing.cast(Self, build(cls, values))
 
     @classmethod
     def from_toml(cls, path: str | Path) -> Self:
         """A config from a TOML file; its tables are the groups: `[store]`, `[fusion]`, `[controller.prices]` ..."""
-        try:
-            values = tomllib.loads(Path(path).read_text(encoding="utf-8"))
-        except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-            raise ConfigError(f"Cannot read settings from {path}: {error}.") from error
-        return cls.from_dict(values)
+        return cls.from_dict(toml_values(path))
 
     @classmethod
     def from_env(cls, environment: Mapping[str, str] | None = None, prefix: str = "RAGKV_") -> Self:
         """A config from variables such as `RAGKV_DEVICE=cuda` and `RAGKV_STORE__MEMORY_BYTES=1000`."""
-        source = os.environ if environment is None else environment
-        values: dict[str, Any] = {}
-        for name, text in source.items():
-            if name.startswith(prefix) and name not in NOT_SETTINGS:
-                *rooms, leaf = name.removeprefix(prefix).lower().split("__")
-                place = values
-                for room in rooms:
-                    inner = place.setdefault(room, {})
-                    if not isinstance(inner, dict):
-                        raise ConfigError(f"{room} is a group of settings, not {str(inner)!r}.")
-                    place = inner
-                place[leaf] = _Text(text)
-        return cls.from_dict(values)
+        return cls.from_dict(environment_values(environment, prefix))
 
 
 class _Text(str):
@@ -218,7 +203,34 @@ class _Text(str):
     __slots__ = ()
 
 
-def _build(cls: type[Any], values: Mapping[str, Any], path: str) -> Any:
+def toml_values(path: str | Path) -> dict[str, Any]:
+    """What a TOML file says, as nested mappings; raises `ConfigError` if it cannot be read."""
+    try:
+        return tomllib.loads(Path(path).read_text(encoding="utf-8"))
+    except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"Cannot read settings from {path}: {error}.") from error
+
+
+def environment_values(environment: Mapping[str, str] | None, prefix: str) -> dict[str, Any]:
+    """What the variables of that prefix say, as nested mappings: `__` stands between group and setting."""
+    source = os.environ if environment is None else environment
+    values: dict[str, Any] = {}
+    for name, text in source.items():
+        foreign = name in NOT_SETTINGS or (name.startswith(SERVE_PREFIX) and prefix != SERVE_PREFIX)
+        if name.startswith(prefix) and not foreign:
+            *rooms, leaf = name.removeprefix(prefix).lower().split("__")
+            place = values
+            for room in rooms:
+                inner = place.setdefault(room, {})
+                if not isinstance(inner, dict):
+                    raise ConfigError(f"{room} is a group of settings, not {str(inner)!r}.")
+                place = inner
+            place[leaf] = _Text(text)
+    return values
+
+
+def build(cls: type[Any], values: Mapping[str, Any], path: str = "") -> Any:
+    """A frozen tree of settings from nested mappings; raises `ConfigError` on an unknown key or a wrong type."""
     hints = typing.get_type_hints(cls)
     known = {f.name for f in dataclasses.fields(cls)}
     arguments = {}
@@ -240,7 +252,9 @@ def _convert(kind: Any, value: Any, path: str) -> Any:
     if dataclasses.is_dataclass(wanted):
         if not isinstance(value, Mapping):
             raise ConfigError(f"{path} is a group of settings, not {value!r}.")
-        return _build(typing.cast(type[Any], wanted), value, path=f"{path}.")
+        return build(typing.cast(type[Any], wanted), value, path=f"{path}.")
+    if typing.get_origin(wanted) is tuple:
+        return _convert_list(typing.get_args(wanted)[0], value, path)
     if isinstance(value, _Text):
         value = _from_text(wanted, value, path)
     if wanted is float and isinstance(value, int) and not isinstance(value, bool):
@@ -248,6 +262,15 @@ def _convert(kind: Any, value: Any, path: str) -> Any:
     if not isinstance(value, wanted) or (wanted is int and isinstance(value, bool)):
         raise ConfigError(f"{path} must be {wanted.__name__}, not {value!r}.")
     return value
+
+
+def _convert_list(kind: Any, value: Any, path: str) -> tuple[Any, ...]:
+    """A list of settings: TOML's array, or words with commas between."""
+    if isinstance(value, _Text):
+        value = [_Text(word.strip()) for word in value.split(",") if word.strip()]
+    if not isinstance(value, (list, tuple)):
+        raise ConfigError(f"{path} must be a list, not {value!r}.")
+    return tuple(_convert(kind, item, f"{path}[{number}]") for number, item in enumerate(value))
 
 
 def _from_text(wanted: type[Any], text: str, path: str) -> Any:
@@ -263,10 +286,11 @@ def _from_text(wanted: type[Any], text: str, path: str) -> Any:
         raise ConfigError(f"{path} must be {wanted.__name__}, not {text!r}.") from error
 
 
-def _at_least(config: Any, **minimums: int) -> None:
+def at_least(config: Any, **minimums: float) -> None:
+    """Raise `ConfigError` if a setting of that name is less; one that is `None` is not asked."""
     for name, minimum in minimums.items():
         value = getattr(config, name)
-        if value < minimum:
+        if value is not None and value < minimum:
             raise ConfigError(f"{name} is {value}; it must be at least {minimum}.")
 
 
