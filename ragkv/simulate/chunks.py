@@ -52,37 +52,60 @@ def replay_chunks(
     reads: Sequence[Read], policy: Policy, capacity_tokens: int, *, on_evict: OnEvict | None = None
 ) -> ChunkReplay:
     """Run reads through `policy`. A chunk that was not found is computed and put; the policy may rather drop it."""
-    held: dict[str, int] = {}
-    used = hits = hit_tokens = 0
-    tell = policy.offline
-    nexts = futures(reads) if tell else []
-    for number, (at, key, tokens) in enumerate(reads):
-        found = key in held
+    tier = ChunkTier(policy, capacity_tokens, on_evict)
+    nexts = futures(reads) if policy.offline else [None] * len(reads)
+    found = [tier.read(read, number, then) for number, (read, then) in enumerate(zip(reads, nexts, strict=True))]
+    hit_tokens = sum(read.tokens for read, hit in zip(reads, found, strict=True) if hit)
+    tokens = sum(read.tokens for read in reads)
+    return ChunkReplay(policy.name, capacity_tokens, len(reads), sum(found), tokens, hit_tokens)
+
+
+class ChunkTier:
+    """A bounded tier: chunks held, each whole or not at all."""
+
+    def __init__(self, policy: Policy, capacity_tokens: int, on_evict: OnEvict | None = None) -> None:
+        self.held: dict[str, int] = {}
+        self.used = 0
+        self._policy = policy
+        self._capacity = capacity_tokens
+        self._on_evict = on_evict
+
+    def read(self, read: Read, number: int = 0, then: Next | None = None) -> bool:
+        """Whether the chunk is held; if not it is put, unless the policy rather drops it. `then`: its next read."""
+        at, key, tokens = read
+        policy = self._policy
+        found = key in self.held
         if found:
-            hits, hit_tokens = hits + 1, hit_tokens + tokens
             policy.used(key, at)
-        if tell:
-            policy.served(Turn(at, number, key, 1, 1, 1, 1, None, nexts[number]))
+        if then is not None:
+            policy.served(Turn(at, number, key, 1, 1, 1, 1, None, then))
             if any(cut.group == key and not cut.keep for cut in policy.trims(False, at)):  # never read again
                 if found:
-                    used -= held.pop(key)
-                    policy.held(key, 0, 0, at)
-                    if on_evict is not None:
-                        on_evict(key)
-                continue
-        if found or tokens > capacity_tokens:
-            continue
-        held[key] = tokens
-        used += tokens
-        policy.held(key, 1, tokens, at)
-        while used > capacity_tokens:
-            cut = policy.victim((), at)
-            assert cut is not None and cut.group in held
-            used -= held.pop(cut.group)
-            policy.held(cut.group, 0, 0, at)
-            if on_evict is not None and cut.group != key:
-                on_evict(cut.group)
-    return ChunkReplay(policy.name, capacity_tokens, len(reads), hits, sum(read.tokens for read in reads), hit_tokens)
+                    self._drop(key, at)
+                    self._tell(key)
+                return found
+        if not found and tokens <= self._capacity:
+            self._put(key, tokens, at)
+        return found
+
+    def _put(self, key: str, tokens: int, at: float) -> None:
+        self.held[key] = tokens
+        self.used += tokens
+        self._policy.held(key, 1, tokens, at)
+        while self.used > self._capacity:
+            cut = self._policy.victim((), at)
+            assert cut is not None and cut.group in self.held
+            self._drop(cut.group, at)
+            if cut.group != key:
+                self._tell(cut.group)
+
+    def _drop(self, key: str, at: float) -> None:
+        self.used -= self.held.pop(key)
+        self._policy.held(key, 0, 0, at)
+
+    def _tell(self, key: str) -> None:
+        if self._on_evict is not None:
+            self._on_evict(key)
 
 
 STORED = frozenset({"sys_prompt", "passages_ids", "web_search"})  # parts worth an entry: others are a user's own words

@@ -7,7 +7,7 @@ that order; the served conversation's own blocks are candidates too (optional ca
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from ragkv.store.policies import Cut, Policy
+from ragkv.store.policies import Cut, Policy, Turn
 
 from .trace import Trace
 
@@ -27,36 +27,35 @@ def replay(
     trace: Trace, policy: Policy, capacity_blocks: int, *, forced: bool = False, on_evict: OnEvict | None = None
 ) -> Replay:
     """Run `trace` through `policy` with `capacity_blocks` blocks of room. `forced`: what was just served stays."""
-    tier = _Tier(policy, capacity_blocks, on_evict)
-    held = tier.held
-    uncached: list[int] = []
-    charge, served, told, trims = uncached.append, policy.served, policy.held, policy.trims
-    for turn in trace.turns:
-        group, length, shared = turn.group, turn.length, turn.shared
-        had = held.get(group, 0)
-        charge(turn.prompt - (had if had < shared else shared))
-        served(turn)
-        if length != had:
-            told(group, length, length, turn.at)
-            held[group] = length
-            tier.used += length - had
-        overflows = tier.used > capacity_blocks
-        for cut in trims(overflows, turn.at):
-            tier.take(cut, turn.at)
-        if tier.used > capacity_blocks:
-            tier.make_room((group,) if forced else (), turn.at)
-    return Replay(policy.name, capacity_blocks, uncached)
+    tier = PrefixTier(policy, capacity_blocks, on_evict)
+    serve = tier.serve
+    return Replay(policy.name, capacity_blocks, [serve(turn, forced) for turn in trace.turns])
 
 
-class _Tier:
-    """Blocks held of each conversation."""
+class PrefixTier:
+    """A bounded tier: blocks held of each conversation, always its first."""
 
-    def __init__(self, policy: Policy, capacity: int, on_evict: OnEvict | None) -> None:
+    def __init__(self, policy: Policy, capacity: int, on_evict: OnEvict | None = None) -> None:
         self.held: dict[str, int] = {}
         self.used = 0
         self._policy = policy
         self._capacity = capacity
         self._on_evict = on_evict
+
+    def serve(self, turn: Turn, forced: bool = False) -> int:
+        """Serve one turn; its uncached blocks b."""
+        group, length, shared, policy = turn.group, turn.length, turn.shared, self._policy
+        had = self.held.get(group, 0)
+        policy.served(turn)
+        if length != had:
+            policy.held(group, length, length, turn.at)
+            self.held[group] = length
+            self.used += length - had
+        for cut in policy.trims(self.used > self._capacity, turn.at):
+            self.take(cut, turn.at)
+        if self.used > self._capacity:
+            self.make_room((group,) if forced else (), turn.at)
+        return turn.prompt - (had if had < shared else shared)
 
     def make_room(self, pinned: tuple[str, ...], now: float) -> None:
         """Evict while more is held than there is room for; a pinned group gives its own tail when it is alone."""
