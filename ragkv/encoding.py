@@ -27,14 +27,22 @@ KEPT_PREFIXES = 4  # prefix KV kept, one for each set of RoPE frequencies met la
 IDLE_PATIENCE_S = 30.0  # a background encoding waits so long for the engine to be idle, then goes ahead
 
 
+class Traffic:
+    """Requests under way on one model, whichever engine has them."""
+
+    def __init__(self) -> None:
+        self.requests = 0
+        self.changed = threading.Condition()
+
+
 class Activity:
     """Who is using the model: requests, which go first, and background work, which waits for a gap."""
 
-    def __init__(self) -> None:
-        self.compute = Compute()  # one pass at a time
-        self._requests = 0
+    def __init__(self, beside: "Activity | None" = None) -> None:
+        """Another engine's on the model of `beside`: the two take turns, and each is closed by itself."""
+        self.compute: Compute = beside.compute if beside else Compute()  # one pass at a time
+        self._traffic: Traffic = beside._traffic if beside else Traffic()
         self._closed = False
-        self._changed = threading.Condition()
 
     @contextmanager
     def turn(self, check: Callable[[], None] | None = None) -> Iterator[None]:
@@ -55,24 +63,25 @@ class Activity:
     @contextmanager
     def request(self) -> Iterator[None]:
         """Count a request in and out."""
-        with self._changed:
-            self._requests += 1
+        traffic = self._traffic
+        with traffic.changed:
+            traffic.requests += 1
         try:
             yield
         finally:
-            with self._changed:
-                self._requests -= 1
-                self._changed.notify_all()
+            with traffic.changed:
+                traffic.requests -= 1
+                traffic.changed.notify_all()
 
     def wait_idle(self, timeout_s: float, hurried: Callable[[], bool]) -> None:
         """Return when no request runs, when `hurried` says so after a `wake`, or after `timeout_s`."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._requests == 0 or hurried(), timeout_s)
+        with self._traffic.changed:
+            self._traffic.changed.wait_for(lambda: self._traffic.requests == 0 or hurried(), timeout_s)
 
     def wake(self) -> None:
         """Let who waits look again whether to hurry."""
-        with self._changed:
-            self._changed.notify_all()
+        with self._traffic.changed:
+            self._traffic.changed.notify_all()
 
 
 class Encoder:

@@ -24,7 +24,7 @@ from .errors import InputError, RagKVError
 from .fusion import Fusor, Selector, make_selector
 from .intake import ChunkLike, How, Intake, Past, Prompt
 from .manifest import Manifests
-from .model import adapt
+from .model import Adapter, adapt
 from .model.decoding import generation_config
 from .model.fingerprint import architecture_digest, rope_digest, tokenizer_digest, weights_digest
 from .model.kcache import Offloading
@@ -61,6 +61,17 @@ class EngineStats:
     queue: QueueStats
 
 
+@dataclass(frozen=True, slots=True)
+class Served:
+    """A loaded model, and what every engine on it shares."""
+
+    adapter: Adapter
+    tokenizer: Any | None
+    identity: Identity  # its entries', before an engine adds what is its own
+    activity: Activity
+    batch: Batch
+
+
 class Engine(Closing):
     """One model, its store, and the path from question to answer."""
 
@@ -69,22 +80,40 @@ class Engine(Closing):
 
         Raises `UnsupportedModelError` for a model whose KV cannot be fused exactly.
         """
-        self.config = config or EngineConfig()
-        self.tokenizer = tokenizer
-        self._adapter = adapter = adapt(model)
-        bos_token_id = getattr(model.config, "bos_token_id", None)
+        adapter, activity = adapt(model), Activity()
+        shared = Served(adapter, tokenizer, _identity(adapter, tokenizer), activity, Batch(adapter, activity.compute))
+        self._open(shared, config or EngineConfig())
+
+    def beside(self, config: EngineConfig) -> Self:
+        """A second engine on the same loaded model: they compute in turns and decode together, and share nothing else.
+
+        It has a store, sessions and an end of its own: give it another directory or none. `device` and `dtype` are
+        the model's, whatever `config` says.
+        """
+        self._check_open()
+        other = type(self).__new__(type(self))
+        other._open(replace(self._served, activity=Activity(self._activity)), config)
+        return other
+
+    def _open(self, served: Served, config: EngineConfig) -> None:
+        self.config, self.tokenizer, self._served = config, served.tokenizer, served
+        self._adapter = adapter = served.adapter
+        tokenizer = served.tokenizer
+        bos_token_id = getattr(adapter.config, "bos_token_id", None)
         self._runs = template_runs(tokenizer, bos_token_id, self.config.prompt.system)
         self._intake = Intake(adapter, tokenizer, self._runs, self.config)
-        self._activity = Activity()
+        self._activity = served.activity
         settings, fusion = self.config.store, self.config.fusion
         make_selector(fusion.selector)  # refuses an unknown name now
-        identity = self._base_identity()
+        identity = replace(
+            served.identity, adapter=config.adapter_id, tenant=config.store.tenant, codec=config.store.codec
+        )
         cuda, block_tokens = adapter.device.type == "cuda", self.config.session.block_tokens
         self._store = Store.open(settings, pin=cuda, block_tokens=block_tokens)  # from here on nothing can fail
         self._pool = ThreadPoolExecutor(settings.reader_threads, thread_name_prefix="ragkv-reader")
         self._fusor = Fusor(adapter, self._pool, fusion.read_ahead_layers, fusion.seed)
         prefix = self._runs.before_documents
-        batch = Batch(adapter, self._activity.compute)
+        batch = served.batch
         between = batch.step_waiting
         self._encoder = Encoder(adapter, self._fusor, prefix, identity, fusion.sensitivity_prefixes, between)
         self._background = BackgroundEncoder(self._encoder, self._store, self._activity)
@@ -340,19 +369,18 @@ class Engine(Closing):
         )
         return Sessions(house, saver, Manifests(settings.directory, identity) if durable else None)  # type: ignore[arg-type]
 
-    def _base_identity(self) -> Identity:
-        adapter = self._adapter
-        return Identity(
-            weights=weights_digest(adapter.model),
-            architecture=architecture_digest(adapter),
-            rope=rope_digest(adapter),
-            dtype=dtype_name(adapter.dtype),
-            adapter=self.config.adapter_id,
-            tokenizer=tokenizer_digest(self.tokenizer),
-            context="",
-            tenant=self.config.store.tenant,
-            codec=self.config.store.codec,
-        )
+
+def _identity(adapter: Adapter, tokenizer: Any | None) -> Identity:
+    """What entries made by this model have in common, whatever the application."""
+    return Identity(
+        weights=weights_digest(adapter.model),
+        architecture=architecture_digest(adapter),
+        rope=rope_digest(adapter),
+        dtype=dtype_name(adapter.dtype),
+        adapter="",
+        tokenizer=tokenizer_digest(tokenizer),
+        context="",
+    )
 
 
 def _shut(
