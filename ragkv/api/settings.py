@@ -40,11 +40,12 @@ class LimitsConfig:
     max_tokens: int = 1024  # tokens an answer may be asked to have
     stop_strings: int = 4  # stop strings of one request
     inputs: int = 256  # texts of one embeddings request
+    body_s: float = 60.0  # seconds a request's body may take to arrive
+    stall_s: float = 60.0  # seconds a client may leave an answer unread before it is given up
     upload_types: tuple[str, ...] = (".txt", ".md", ".html", ".jsonl", ".pdf")  # endings of files taken
 
     def __post_init__(self) -> None:
-        counts = {f.name: 1 for f in dataclasses.fields(self) if f.name != "upload_types"}
-        at_least(self, **counts)
+        at_least(self, **{f.name: 1 for f in dataclasses.fields(self) if f.name != "upload_types"})
 
 
 @dataclass(frozen=True, slots=True)
