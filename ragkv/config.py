@@ -26,6 +26,67 @@ SERVE_PREFIX = "RAGKV_SERVE_"  # the server's own, which share it too
 
 
 @dataclass(frozen=True, slots=True)
+class RedisConfig:
+    """A Redis or Valkey server that replicas share. User and password come from the environment alone."""
+
+    url: str = ""  # redis://host:6379/0, rediss://host:6379/0 (TLS) or unix:///path
+    prefix: str = "ragkv"  # of every key
+    max_bytes: int = 8 * GIB  # of all entries of this tenant, whoever wrote them
+    ttl_s: float | None = 7 * 24 * 3600.0  # an entry unused for so long goes; None: never
+    timeout_s: float = 1.0  # of one answer, however slowly it comes; what takes longer is a miss
+    connections: int = 4  # values fetched at a time
+    group_bytes: int = MIB // 2  # a value has so many layers as make this; 0.5 to 8 MiB pay
+    ca_file: str | None = None  # certificates to trust, for rediss://; None: the system's
+    username_variable: str = "REDIS_USERNAME"  # names of environment variables
+    password_variable: str = "REDIS_PASSWORD"
+    secret_variable: str | None = None  # names one whose secret authenticates every value; None: checksums alone
+
+    def __post_init__(self) -> None:
+        scheme, _, rest = self.url.partition("://")
+        if scheme not in ("redis", "rediss", "unix") or not rest:
+            raise ConfigError("store.redis.url must be redis://host:port/db, rediss://host:port/db or unix:///path.")
+        if "@" in rest or "password=" in rest:
+            raise ConfigError(
+                f"store.redis.url holds credentials; put them into {self.username_variable} and "
+                f"{self.password_variable}, which are read from the environment."
+            )
+        _check_remote(self, "redis")
+
+
+@dataclass(frozen=True, slots=True)
+class S3Config:
+    """A bucket of an S3-compatible store that replicas share. Credentials come from the environment alone (AWS_...)."""
+
+    bucket: str = ""
+    prefix: str = "ragkv"  # of every object
+    endpoint: str | None = None  # https://host:port of a store that is not Amazon's
+    region: str | None = None  # None: AWS_REGION's
+    virtual_hosted: bool = False  # https://bucket.host/ rather than https://host/bucket/
+    max_bytes: int = 100 * GIB  # of all entries of this tenant, as counted by listing; lifecycle rules bound it too
+    timeout_s: float = 3.0  # of one answer, its body included; what takes longer is a miss
+    connections: int = 8  # values fetched at a time
+    group_bytes: int = 4 * MIB  # a value has so many layers as make this; 0.5 to 8 MiB pay
+    audit_s: float = 600.0  # how often what others wrote and deleted is counted, by listing
+    secret_variable: str | None = None  # names the environment variable whose secret authenticates every value
+
+    def __post_init__(self) -> None:
+        if not self.bucket:
+            raise ConfigError("store.s3.bucket must name a bucket.")
+        if not self.audit_s > 0.0:
+            raise ConfigError(f"store.s3.audit_s is {self.audit_s}; it must be more than 0.")
+        _check_remote(self, "s3")
+
+
+def _check_remote(config: RedisConfig | S3Config, name: str) -> None:
+    at_least(config, max_bytes=0, connections=1, group_bytes=1)
+    if not 0.0 < config.timeout_s < float("inf"):
+        raise ConfigError(f"store.{name}.timeout_s is {config.timeout_s}; it must be more than 0 and finite.")
+    ttl_s = getattr(config, "ttl_s", None)
+    if ttl_s is not None and not ttl_s > 0.0:
+        raise ConfigError(f"store.{name}.ttl_s is {ttl_s}; it must be more than 0, or None.")
+
+
+@dataclass(frozen=True, slots=True)
 class StoreConfig:
     """Where entries live and how much of each place they may take."""
 
@@ -42,6 +103,8 @@ class StoreConfig:
     tenant: str = ""  # salt of every key: tenants never share entries
     direct_reads: bool = False  # read entries past the page cache (O_DIRECT), where the system has it
     codec: str = "raw"  # how KV is kept in every tier: "raw", or "int8", about half the bytes of bfloat16 and rounded
+    redis: RedisConfig | None = None  # a tier that replicas share, below the disk
+    s3: S3Config | None = None  # another, below that
 
     def __post_init__(self) -> None:
         at_least(self, memory_bytes=0, disk_bytes=0, write_buffer_bytes=0, reader_threads=1)
@@ -80,7 +143,9 @@ class PricesConfig:
 
     memory_usd_per_gb_month: float = 2.5  # what a machine with more memory costs more
     disk_usd_per_gb_month: float = 0.08  # a network SSD
-    remote_usd_per_gb_month: float = 0.023  # an object store
+    redis_usd_per_gb_month: float = 8.0  # a managed server's memory
+    s3_usd_per_gb_month: float = 0.023  # an object store
+    remote_usd_per_gb_month: float = 0.023  # any other shared storage
 
     def __post_init__(self) -> None:
         for field_ in dataclasses.fields(self):
@@ -91,7 +156,7 @@ class PricesConfig:
         """The price of a tier by its kind, USD a GB and month; raises `ConfigError` for one without."""
         price: float | None = getattr(self, f"{tier}_usd_per_gb_month", None)
         if price is None:
-            raise ConfigError(f"There is no price for tier {tier!r}; there is one for memory, disk and remote.")
+            raise ConfigError(f"There is no price for tier {tier!r}; there is one for memory, disk, redis, s3 and remote.")
         return price
 
 

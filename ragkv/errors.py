@@ -12,7 +12,9 @@ RagKVError
 ├── StoreError
 │   ├── StoreLockedError    another process writes to this directory
 │   ├── StoreReadOnlyError  a write was asked of a store opened read-only
+│   ├── RemoteError         shared storage did not answer as it should (inside the house: becomes a miss)
 │   └── EntryDamagedError   bytes did not match their identity or checksum (inside the house: becomes a miss)
+│       └── EntryUnreachableError   they could not be had (likewise)
 ├── QueueError              the request was not served, though nothing is wrong with it
 │   ├── QueueFullError      too many wait already
 │   ├── DeadlineError       its deadline passed
@@ -75,6 +77,22 @@ class EntryDamagedError(StoreError):
 
     def __init__(self, key: str, why: str) -> None:
         super().__init__(f"Entry {key[:12]} is damaged: {why}. It was dropped and counts as a miss.")
+        self.key = key
+
+
+class RemoteError(StoreError):
+    """Shared storage did not answer, or not as it should. Becomes a miss; never leaves the engine."""
+
+    def __init__(self, message: str, timed_out: bool = False) -> None:
+        super().__init__(message)
+        self.timed_out = timed_out  # nothing came in time, rather than a refusal
+
+
+class EntryUnreachableError(EntryDamagedError):
+    """An entry could not be read to its end, though nothing says it is damaged. Becomes a miss, as damage does."""
+
+    def __init__(self, key: str, why: str) -> None:
+        StoreError.__init__(self, f"Entry {key[:12]} could not be read: {why}. It counts as a miss.")
         self.key = key
 
 

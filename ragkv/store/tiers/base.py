@@ -24,7 +24,9 @@ class TierKind(Enum):
 
     MEMORY = "memory"
     DISK = "disk"
-    REMOTE = "remote"
+    REDIS = "redis"
+    S3 = "s3"
+    REMOTE = "remote"  # any other shared storage
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,74 @@
+"""Threads that talk to a remote, several at a time, the layers that are needed first before all others."""
+
+import heapq
+import itertools
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+
+class Lanes:
+    """A pool whose jobs run by order, not by age. Thread-safe."""
+
+    def __init__(self, count: int, name: str) -> None:
+        """`count` jobs at a time; threads start with the first job and are named `name`."""
+        self._count, self._name = count, name
+        self._serial = itertools.count()
+        self._jobs: list[tuple[int, int, Future[Any], Callable[[], Any]]] = []
+        self._threads: list[threading.Thread] = []
+        self._idle = 0
+        self._closing = False
+        self._changed = threading.Condition()
+
+    def submit(self, order: int, work: Callable[[], T]) -> "Future[T]":
+        """Do `work` when its turn comes, the lowest `order` first. Cancelled at once if the lanes are closed."""
+        future: Future[T] = Future()
+        with self._changed:
+            if self._closing:
+                future.cancel()
+                future.set_running_or_notify_cancel()
+                return future
+            heapq.heappush(self._jobs, (order, next(self._serial), future, work))
+            if not self._idle and len(self._threads) < self._count:
+                thread = threading.Thread(target=self._work, name=self._name, daemon=True)
+                self._threads.append(thread)
+                thread.start()
+            self._changed.notify()
+        return future
+
+    def close(self) -> None:
+        """Cancel what waits, finish what runs. Twice is harmless."""
+        with self._changed:
+            self._closing = True
+            waiting, self._jobs = self._jobs, []
+            self._changed.notify_all()
+        for _, _, future, _ in waiting:
+            future.cancel()
+        for thread in self._threads:
+            thread.join()
+
+    def _work(self) -> None:
+        while (job := self._next()) is not None:
+            future, work = job
+            if not future.set_running_or_notify_cancel():
+                continue
+            try:
+                result = work()
+            except BaseException as error:  # handed over to who waits
+                future.set_exception(error)
+            else:
+                future.set_result(result)
+            del job, future, work  # or they would hold a value until the next job comes
+
+    def _next(self) -> tuple[Future[Any], Callable[[], Any]] | None:
+        with self._changed:
+            self._idle += 1
+            self._changed.wait_for(lambda: self._jobs or self._closing)
+            self._idle -= 1
+            if not self._jobs:
+                return None
+            _, _, future, work = heapq.heappop(self._jobs)
+            return future, work
