@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from .config import EngineConfig, FusionConfig, KCacheConfig, PromptConfig, SessionConfig, StoreConfig
 from .errors import RagKVError
-from .types import Answer, Chunk, Citation, Reuse, Text, Timing, TokenEvent
+from .types import Answer, Chunk, Citation, PromptSpan, Reuse, Text, Timing, TokenEvent
 
 if TYPE_CHECKING:
     from .engine import Engine
@@ -34,6 +34,7 @@ __all__ = [
     "FusionConfig",
     "KCacheConfig",
     "PromptConfig",
+    "PromptSpan",
     "RagKVError",
     "Reuse",
     "Session",

@@ -54,4 +54,4 @@ class Answerer:
         if rest := text.finish():
             yield TokenEvent(rest, tokens[-1])
         timing = replace(prefill.timing, first_token_s=first_s, decode_s=time.perf_counter() - began - first_s)
-        yield Answer(text.text, tuple(tokens), reason, timing, prefill.reuse, cite(text.text, chunks))
+        yield Answer(text.text, tuple(tokens), reason, timing, prefill.reuse, cite(text.text, chunks), prefill.spans)

@@ -29,7 +29,7 @@ from .model.decoding import generation_config
 from .model.fingerprint import architecture_digest, rope_digest, tokenizer_digest, weights_digest
 from .model.kcache import Offloading
 from .model.layout import template_runs
-from .model.loading import load
+from .model.loading import READER, load
 from .model.stopping import TextStream
 from .prefill import Prefill, Prefiller
 from .prompt import Planner
@@ -151,6 +151,11 @@ class Engine(Closing):
         return len(self._intake.encode(text))
 
     @property
+    def is_reader(self) -> bool:
+        """Whether the model is the bundled one, by whatever name it was loaded."""
+        return str(getattr(self.tokenizer, "name_or_path", "")) == str(READER)
+
+    @property
     def tokenizer_id(self) -> str:
         """Digest of the tokenizer: text splits the same under the same id."""
         return self._encoder.identity.tokenizer
@@ -250,9 +255,12 @@ class Engine(Closing):
         reuse: ReuseMode = "fused",
         deadline_s: float | None = None,
         cancel: threading.Event | None = None,
+        on_prefill: Callable[[Prefill], None] | None = None,
         **generation: Any,
     ) -> Iterator[TokenEvent | Answer]:
         """Token events, then the `Answer`. Greedy unless `do_sample=True`; `generation` is transformers' settings.
+
+        `on_prefill` is shown the prompt once it is there, before the first event.
 
         Requests are admitted in the order they come, a session's in the order of its lock. `deadline_s` counts from the
         first event asked for; `cancel` calls the request off once it is set. Raises `QueueFullError`, `DeadlineError`
@@ -268,6 +276,8 @@ class Engine(Closing):
             prompt = self._intake.prompt(question, asked, turn.past, max_new_tokens)
             prefill = self._prefill(prompt, how, max_new_tokens, began, session, ticket, turn.keeps)
             turn.prefilled(prompt, prefill)
+            if on_prefill is not None:
+                on_prefill(prefill)
             record = prefill.made.record if prefill.made else None
             for event in self._answerer.stream(prefill, asked, settings, seed, text, max_new_tokens, began, record):
                 if isinstance(event, TokenEvent):  # an answer that is complete is not taken back

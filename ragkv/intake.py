@@ -40,6 +40,7 @@ class Prompt:
     own_prefix: bool = True  # whether `prefix` is the application's, behind which entries were encoded
     parts: tuple[Part, ...] = ()  # what stands behind the history, by what it is
     notes: tuple[str, ...] = ()  # what the report should say of the history
+    asked: int = 0  # of `question`, how many ids were asked; the template's follow
 
     @property
     def token_ids(self) -> tuple[int, ...]:
@@ -121,6 +122,7 @@ class Intake:
             prefix == runs.before_documents,
             tuple(part for part in kinds if len(part)),
             (*past.notes, *filter(None, (cut,))),
+            len(asked),
         )
         self._check_length(length + len(history), room)
         return prompt

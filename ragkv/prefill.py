@@ -21,7 +21,8 @@ from .intake import How, Prompt
 from .model import Adapter, Recording
 from .model.kcache import OffloadedKV, Offloading
 from .prompt import Planned, Planner
-from .types import Reuse, Timing
+from .spans import prompt_spans
+from .types import PromptSpan, Reuse, Timing
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +46,7 @@ class Prefill:
     timing: Timing
     fused: Fused  # the live KV; `cache` copies it
     made: Made | None = None  # what a conversation may keep
+    spans: tuple[PromptSpan, ...] = ()  # the prompt, run by run; they sum to `reuse`
 
     @property
     def selected(self) -> torch.Tensor:
@@ -132,7 +134,9 @@ class Prefiller:
         notes = (*damaged.values(), *prompt.notes, *planned.notes, *asked.notes, *filter(None, extra))
         report = self._report(planned, fused, ratio, selector, notes, decision)
         made = None if record is None else self._made(record, planned, fused)
-        return Prefill(planned.plan.token_ids, fused.selected_by_layer, fused.logits, report, timing, fused, made)
+        spans = prompt_spans(planned.plan, fused.selected_by_layer[-1], prompt.plain, prompt.asked)
+        ids = planned.plan.token_ids
+        return Prefill(ids, fused.selected_by_layer, fused.logits, report, timing, fused, made, spans)
 
     def _recording(self, prompt: Prompt, planned: Planned, room: int) -> Recording | None:
         """A recording of what has no block; `None` where no longer prompt could use it (dynamic RoPE)."""

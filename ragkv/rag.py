@@ -17,7 +17,13 @@ from .session import Session
 from .types import Answer, Chunk, TokenEvent
 
 Order = Literal["score", "document"]
+DOCUMENT_END = "\n\n"  # `chunk_end` for models other than the reader, which was taught to do without
 DEFAULT_K = 6  # chunks a question, as in the CacheBlend paper's evaluation
+
+
+def default_chunk_tokens(engine: Engine) -> int:
+    """The bundled reader was trained on chunks of up to 128 tokens; others get the usual 512."""
+    return 128 if engine.is_reader else 512
 
 
 @dataclass(frozen=True, slots=True)

@@ -74,6 +74,23 @@ class Reuse:
 
 
 @dataclass(frozen=True, slots=True)
+class PromptSpan:
+    """A run of the prompt's tokens with one fate. Over a prompt's spans they sum to its `Reuse`."""
+
+    kind: str  # "prefix", "history", "chunk", "question", or "template": what stands around them, text among chunks too
+    start: int  # position of its first token in the prompt
+    tokens: int
+    state: str  # "exact", "fused" or "computed"
+    recomputed_at: tuple[int, ...] = ()  # of a fused span, which tokens were recomputed, counted from its start
+    chunk: int | None = None  # index into the chunks of the request
+
+    @property
+    def recomputed(self) -> int:
+        """How many of its tokens were recomputed in the last layer."""
+        return len(self.recomputed_at)
+
+
+@dataclass(frozen=True, slots=True)
 class Citation:
     """Where a chunk says what the answer says."""
 
@@ -93,6 +110,7 @@ class Answer:
     timing: Timing
     reuse: Reuse
     citations: tuple[Citation, ...] = ()
+    spans: tuple[PromptSpan, ...] = ()  # the prompt, run by run
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from ragkv.engine import Engine
     from ragkv.rag import Rag
 
-CHUNK_END = "\n\n"  # between documents, for models other than the reader, which was taught to do without
-
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Workplace:
@@ -31,12 +29,14 @@ class Workplace:
 
     def config(self) -> EngineConfig:
         """Settings from the TOML file if one is given, else from the environment; the options win."""
+        from ragkv.rag import DOCUMENT_END
+
         config = EngineConfig.from_toml(self.settings) if self.settings else EngineConfig.from_env()
         changes: dict[str, object] = {}
         if config.store.directory is None:
             changes["store"] = dataclasses.replace(config.store, directory=str(self.home / "kv"))
         if self.model != "reader" and not config.prompt.chunk_end:
-            changes["prompt"] = dataclasses.replace(config.prompt, chunk_end=CHUNK_END)
+            changes["prompt"] = dataclasses.replace(config.prompt, chunk_end=DOCUMENT_END)
         if self.exact_history:
             changes["session"] = dataclasses.replace(config.session, inexact_history="recompute")
         if self.device:
@@ -60,21 +60,16 @@ class Workplace:
     @contextmanager
     def rag(self, chunk_tokens: int | None = None) -> Iterator["Rag"]:
         """The corpus on its engine; says once on standard error what keeps retrieval from its best."""
-        from ragkv.rag import Rag
+        from ragkv.rag import Rag, default_chunk_tokens
         from ragkv.retrieval import resolve_embedder
 
         with self.engine() as engine:
             embedder = resolve_embedder(device=self.device or "cpu")
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", DeprecationWarning)  # third parties' own, not the user's to mend
-                tokens = chunk_tokens or default_chunk_tokens(self.model)
+                tokens = chunk_tokens or default_chunk_tokens(engine)
                 with Rag(engine, self.home / "index", chunk_tokens=tokens, embedder=embedder) as rag:
                     yield rag
-
-
-def default_chunk_tokens(model: str) -> int:
-    """The bundled reader was trained on chunks of up to 128 tokens; others get the usual 512."""
-    return 128 if model == "reader" else 512
 
 
 def notice(text: str) -> None:
