@@ -1,0 +1,92 @@
+/** Which collection: the list in the bar, a new one, deleting one. */
+
+import { Failure, get, post, remove } from "./api.js";
+import { dialog } from "./dialog.js";
+import { $, el, say } from "./dom.js";
+import { bus, named, update, view } from "./state.js";
+import { count } from "./words.js";
+
+const NEW = "\u0000new";
+export const FIRST = "default"; // made by itself when the first document comes before any collection
+
+/** @type {{name: string, documents: number, chunks: number}[]} */
+let known = [];
+let loaded = false;
+
+/** The chosen collection as the server counts it. */
+export const current = () => known.find(({ name }) => name === view.collection);
+
+/** Whether the server was heard at all. */
+export const ready = () => loaded;
+
+/** Bring the list up to date; a collection that is not there any more is let go of. Throws `Failure`. */
+export async function refresh() {
+  known = (await get("collections")).data;
+  loaded = true;
+  if (!current()) update({ collection: (known.find(({ documents }) => documents > 0) ?? known[0])?.name ?? "" });
+  draw();
+  bus.dispatchEvent(new Event("collection"));
+}
+
+function draw() {
+  const options = known.map(({ name }) => el("option", { value: name }, name));
+  if (!known.length) options.push(el("option", { value: "", disabled: true }, "No collection yet"));
+  options.push(el("option", { value: NEW }, "New collection …"));
+  $("collection").replaceChildren(...options);
+  $("collection").value = view.collection;
+  const documents = current()?.documents;
+  $("document-count").hidden = documents === undefined;
+  $("document-count").textContent = documents === undefined ? "" : documents.toLocaleString("en");
+}
+
+/** The collection to put documents in, made if there is none. @returns {Promise<string>} */
+export async function wanted() {
+  if (!view.collection) await made(FIRST);
+  return view.collection;
+}
+
+/** @param {string} name */
+async function made(name) {
+  try {
+    await post("collections", { name });
+  } catch (error) {
+    if (!(error instanceof Failure) || error.status !== 409) throw error; // it is there: as wanted
+  }
+  update({ collection: name });
+  await refresh();
+  return name;
+}
+
+async function create() {
+  const input = el("input", { type: "text", maxlength: 64, required: true, spellcheck: "false", autocapitalize: "off" });
+  const body = [el("label", {}, "Name", input), el("p", { class: "muted" }, "Letters, digits, dots, dashes and underscores; 64 at most.")];
+  const name = await dialog("New collection", body, "Create", () => {
+    if (!named(input.value.trim())) throw new Error("A name begins with a letter or digit, and has letters, digits, dots, dashes and underscores only.");
+    return made(input.value.trim());
+  });
+  if (name) say(`Collection ${name} is there.`);
+}
+
+/** Delete the chosen collection, after asking. */
+export async function drop() {
+  const { name, documents } = /** @type {any} */ (current());
+  const gone = await dialog(`Delete ${name}?`, [el("p", {}, `Its ${count(documents, "document")} and their stored KV go for good.`)], "Delete", async () => {
+    await remove(`collections/${encodeURIComponent(name)}`);
+    return true;
+  }, "danger");
+  if (!gone) return false;
+  update({ collection: "" });
+  await refresh();
+  return true;
+}
+
+export function setUp() {
+  $("collection").addEventListener("change", async () => {
+    const picked = $("collection").value;
+    if (picked === NEW) await create();
+    else update({ collection: picked });
+    draw();
+    bus.dispatchEvent(new Event("collection"));
+  });
+  bus.addEventListener("view", () => { draw(); bus.dispatchEvent(new Event("collection")); });
+}

@@ -1,0 +1,186 @@
+/** The page: what the parts do together. Every answer comes from the API that everybody has; there is no other door. */
+
+import { Failure, key, onKeyNeeded, setKey } from "./api.js";
+import { Turn } from "./ask.js";
+import * as collections from "./collections.js";
+import { dialog } from "./dialog.js";
+import * as documents from "./documents.js";
+import { $, el, say } from "./dom.js";
+import { close, opened, side } from "./drawer.js";
+import * as keyboard from "./keyboard.js";
+import * as sessions from "./sessions.js";
+import * as settings from "./settings.js";
+import { bus, changed, update, view } from "./state.js";
+import * as tiers from "./tiers.js";
+import { measure } from "./timing.js";
+import { count } from "./words.js";
+
+/** @type {Map<string, Node[]>} what was said here, by conversation */
+const said = new Map();
+/** @type {Turn|null} */
+let current = null;
+
+/** @param {string} question */
+function ask(question) {
+  const follows = Boolean(view.session);
+  if (!follows) update({ session: sessions.fresh() });
+  sessions.name(view.session, question);
+  const how = { question, ...(view.collection ? { collection: view.collection } : {}), ...settings.asked() };
+  const { reuse: _, ...comparison } = how;
+  pose({ ...how, session_id: view.session, stream: true }, comparison, follows);
+}
+
+/** @param {Record<string, any>} body @param {Record<string, any>} comparison @param {boolean} follows */
+async function pose(body, comparison, follows) {
+  const turn = new Turn(body, measure(comparison, follows), () => { if (!current) pose(body, comparison, follows); });
+  const turns = said.get(body.session_id) ?? [];
+  said.set(body.session_id, turns);
+  for (const made of document.querySelectorAll("#turns details.made")) /** @type {HTMLDetailsElement} */ (made).open = false;
+  turns.push(turn.node);
+  current = turn;
+  busy(true);
+  draw();
+  const bottom = follow(turn.node);
+  const answer = await turn.run();
+  current = null;
+  busy(false);
+  bottom();
+  if (answer) say("The answer is complete.");
+  changed();
+}
+
+/** Keep what grows in sight, unless its reader scrolled away. @param {HTMLElement} node @returns {() => void} stops */
+function follow(node) {
+  const thread = $("thread");
+  let pinned = true;
+  const grown = new ResizeObserver(() => { if (pinned) thread.scrollTop = Math.min(thread.scrollHeight, node.offsetTop - 16); });
+  const moved = () => { pinned = false; };
+  grown.observe(node);
+  for (const way of ["wheel", "touchmove", "keydown"]) thread.addEventListener(way, moved, { passive: true, once: true });
+  return () => setTimeout(() => grown.disconnect(), 300);
+}
+
+/** @param {boolean} on */
+function busy(on) {
+  $("send").hidden = on;
+  $("stop").hidden = !on;
+}
+
+/** The conversation on the page, or what to do first. */
+function draw() {
+  const turns = said.get(view.session) ?? [];
+  const past = view.session && !turns.length;
+  const nodes = turns.length ? turns : past ? [goOn()] : [welcome()];
+  if (past || !turns.length || $("turns").lastChild !== nodes.at(-1)) $("turns").replaceChildren(...nodes);
+  hint();
+}
+
+const goOn = () => el("section", { class: "welcome" }, el("h1", {}, "Go on with this conversation"),
+  el("p", {}, "Its history is kept by the server as tokens and KV, and stands before your next question. What was said before this page was opened is not shown here."));
+
+function welcome() {
+  const collection = collections.current();
+  if (!collections.ready()) return el("section", { class: "welcome" });
+  if (collection?.documents) {
+    return el("section", { class: "welcome" }, el("h1", {}, "Ask your documents"),
+      el("p", {}, `${collection.name} holds ${count(collection.documents, "document")} in ${count(collection.chunks, "chunk")}, their KV stored. An answer comes with its sources, and with its prompt: which tokens were reused, and which had to be computed.`));
+  }
+  return el("section", { class: "welcome" }, el("h1", {}, "Add documents, then ask"),
+    el("p", {}, "Each passage is run through the model once and its KV is kept. A question then reuses it wherever the passage stands in the prompt, and recomputes only the tokens that need it. You see which."),
+    documents.dropZone());
+}
+
+function hint() {
+  const empty = collections.ready() && !collections.current()?.documents;
+  $("ask-hint").textContent = empty && !said.get(view.session)?.length ? "No documents yet: an answer would rest on the model alone." : "";
+}
+
+/** @param {string} words "" clears */
+function banner(words, label = "", act = () => {}) {
+  $("banner").hidden = !words;
+  $("banner").replaceChildren(words, ...(label ? [el("button", { type: "button", class: "outline", onclick: act }, label)] : []));
+}
+
+async function begin() {
+  try {
+    await collections.refresh();
+    banner("");
+  } catch (error) {
+    if (!(error instanceof Failure)) throw error;
+    if (error.kind === "key") banner("This server asks for an API key.", "Enter the key", begin);
+    else banner(error.message, "Try again", () => { begin(); bus.dispatchEvent(new Event("key")); });
+  }
+  $("key").hidden = !key();
+  draw();
+}
+
+/** @param {boolean} refused @returns {Promise<string|null>} */
+async function askForKey(refused) {
+  const field = el("input", { type: "password", required: true, autocomplete: "off", spellcheck: "false" });
+  const why = refused ? "The server did not accept that key. Another one?" : "This server asks for an API key. It is made with ragkv keys.";
+  const given = await dialog("API key", [el("p", {}, why), el("label", {}, "Key", field), el("p", { class: "muted" }, "Kept in this tab until it is closed, nowhere else.")], "Use this key", () => {
+    setKey(field.value.trim());
+    return field.value.trim();
+  });
+  $("key").hidden = !key();
+  if (given) setTimeout(() => { bus.dispatchEvent(new Event("key")); if (!collections.ready()) begin(); });
+  return given;
+}
+
+async function forgetKey() {
+  const done = await dialog("API key", [el("p", {}, "This tab sends a key with every request.")], "Forget it", () => { setKey(null); return true; }, "danger");
+  if (done) location.reload();
+}
+
+function theme() {
+  const dark = matchMedia("(prefers-color-scheme: dark)").matches;
+  const root = document.documentElement;
+  const now = root.dataset.theme ?? (dark ? "dark" : "light");
+  const next = now === "dark" ? "light" : "dark";
+  if (next === (dark ? "dark" : "light")) { delete root.dataset.theme; localStorage.removeItem("ragkv.theme"); }
+  else { root.dataset.theme = next; localStorage.setItem("ragkv.theme", next); }
+  say(`${next} theme`);
+}
+
+function composer() {
+  const field = $("question");
+  const grow = () => { field.style.blockSize = "auto"; field.style.blockSize = `${field.scrollHeight}px`; };
+  field.addEventListener("input", grow);
+  field.addEventListener("keydown", (/** @type {KeyboardEvent} */ event) => {
+    if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
+    event.preventDefault();
+    $("ask").requestSubmit();
+  });
+  $("ask").addEventListener("submit", (/** @type {Event} */ event) => {
+    event.preventDefault();
+    const question = field.value.trim();
+    if (!question || current) return;
+    field.value = "";
+    grow();
+    ask(question);
+  });
+  $("stop").addEventListener("click", stop);
+}
+
+/** @returns {boolean} whether there was something to stop */
+function stop() {
+  current?.stop();
+  return Boolean(current);
+}
+
+onKeyNeeded(askForKey);
+composer();
+settings.setUp();
+collections.setUp();
+documents.setUp();
+keyboard.setUp(stop);
+$("theme").addEventListener("click", theme);
+$("key").addEventListener("click", forgetKey);
+$("menu").addEventListener("click", () => side(true));
+$("skip").addEventListener("click", (/** @type {Event} */ event) => { event.preventDefault(); $("question").focus(); });
+bus.addEventListener("collection", draw);
+bus.addEventListener("view", () => { sessions.draw(); draw(); });
+bus.addEventListener("session", () => { side(false); if (opened() === "source") close(); draw(); if (!view.session) $("question").focus(); });
+bus.addEventListener("trouble", (event) => banner(/** @type {CustomEvent} */ (event).detail, "Close", () => banner("")));
+bus.addEventListener("forked", (event) => { const { from, to } = /** @type {CustomEvent} */ (event).detail; said.set(to, (said.get(from) ?? []).map((node) => node.cloneNode(true))); });
+begin().then(() => { sessions.setUp(); tiers.setUp(); });

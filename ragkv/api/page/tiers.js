@@ -1,0 +1,60 @@
+/** The store's tiers filling. Asked for every few seconds, not while the page is hidden, less often when the server is away. */
+
+import { Failure, get } from "./api.js";
+import { $, el } from "./dom.js";
+import { serverDoes } from "./settings.js";
+import { bus } from "./state.js";
+import { bytes, count, percent } from "./words.js";
+
+const EVERY_MS = 5000;
+const LONGEST_MS = 60_000;
+
+let wait = EVERY_MS;
+/** @type {ReturnType<typeof setTimeout>|undefined} */
+let timer;
+let asking = false;
+
+/** @typedef {{tier: string, entries: number, used_bytes: number, capacity_bytes: number|null, hits: number, misses: number, evictions: number, damaged: number}} Tier */
+
+/** @param {Tier} tier */
+function tierView(tier) {
+  const share = tier.capacity_bytes ? Math.min(1, tier.used_bytes / tier.capacity_bytes) : 0;
+  const words = `${bytes(tier.used_bytes)} of ${tier.capacity_bytes === null ? "any" : bytes(tier.capacity_bytes)}`;
+  const fill = el("span", { class: "fill" });
+  fill.style.inlineSize = `${Math.max(share * 100, tier.used_bytes ? 1 : 0)}%`;
+  const more = [count(tier.hits, "hit"), tier.evictions ? count(tier.evictions, "eviction") : "", tier.damaged ? `${tier.damaged} damaged` : ""].filter(Boolean).join(" · ");
+  return el("div", { class: "tier", "data-tier": tier.tier, "data-used": tier.used_bytes },
+    el("p", { class: "tier-name" }, el("b", {}, tier.tier), el("span", {}, count(tier.entries, "entry", "entries"))),
+    el("div", { class: "meter", role: "meter", "aria-label": `${tier.tier}: ${words}`, "aria-valuemin": 0, "aria-valuemax": 100, "aria-valuenow": Math.round(share * 100), "aria-valuetext": `${words}, ${percent(share)}` }, fill),
+    el("p", { class: "muted" }, words, el("span", {}, more)));
+}
+
+async function look() {
+  if (asking || document.hidden) return;
+  asking = true;
+  clearTimeout(timer);
+  try {
+    const stats = await get("stats", { quiet: true });
+    serverDoes(stats);
+    if (stats.model) { $("brand").title = stats.model; }
+    $("tiers").replaceChildren(...stats.tiers.map(tierView), el("p", { class: "muted" }, `${bytes(stats.kv_bytes_per_token)} of KV a token`));
+    wait = EVERY_MS;
+  } catch (error) {
+    if (!(error instanceof Failure)) throw error;
+    wait = Math.min(LONGEST_MS, Math.max(wait * 2, (error.retryAfter ?? 0) * 1000));
+    if (!$("tiers").firstChild) $("tiers").replaceChildren(el("p", { class: "muted" }, error.message));
+  } finally {
+    asking = false;
+    timer = setTimeout(look, wait);
+  }
+}
+
+/** @returns {void} */
+const soon = () => { wait = EVERY_MS; look(); };
+
+export function setUp() {
+  document.addEventListener("visibilitychange", () => (document.hidden ? clearTimeout(timer) : look()));
+  bus.addEventListener("done", soon);
+  bus.addEventListener("key", soon);
+  look();
+}
