@@ -66,12 +66,11 @@ def configure(config: LogConfig) -> None:
     )
     root = logging.getLogger()
     root.handlers = [handler]
-    root.setLevel(config.level.upper())
-    for name in ("uvicorn", "uvicorn.error", "uvicorn.access"):
-        logger = logging.getLogger(name)
-        logger.handlers, logger.propagate = [], name != "uvicorn.access"  # the access line is ours
-    for name in ("httpx", "httpcore", "asyncio", "multipart", "python_multipart", "filelock"):
-        logging.getLogger(name).setLevel(logging.WARNING)  # their debug lines quote what passes through
+    root.setLevel(max(logging.WARNING, logging.getLevelName(config.level.upper())))  # others' lines may quote texts
+    for name in ("ragkv", "uvicorn", "uvicorn.error", "uvicorn.access"):
+        known = logging.getLogger(name)
+        known.handlers, known.propagate = [], name != "uvicorn.access"  # the access line is ours
+        known.setLevel(config.level.upper())
 
 
 def logger() -> Any:

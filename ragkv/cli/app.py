@@ -13,6 +13,7 @@ from ragkv.errors import ConfigError, DocumentError, InputError
 from . import output
 from .chat import chat
 from .explain import explain
+from .keys import keys
 from .options import HOME, AsJson, Device, Dtype, Home, Model, Settings
 from .output import console, print_json
 from .profile import profile
@@ -31,6 +32,7 @@ app = typer.Typer(
 app.command()(profile)
 app.command()(explain)
 app.command()(chat)
+app.add_typer(keys, name="keys")
 
 
 def _version(wanted: bool) -> None:
