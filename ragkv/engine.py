@@ -80,15 +80,16 @@ class Engine(Closing):
 
         Raises `UnsupportedModelError` for a model whose KV cannot be fused exactly.
         """
-        adapter, activity = adapt(model), Activity()
+        config = config or EngineConfig()
+        adapter, activity = adapt(model, config.packed_bytes), Activity()
         shared = Served(adapter, tokenizer, _identity(adapter, tokenizer), activity, Batch(adapter, activity.compute))
-        self._open(shared, config or EngineConfig())
+        self._open(shared, config)
 
     def beside(self, config: EngineConfig) -> Self:
         """A second engine on the same loaded model: they compute in turns and decode together, and share nothing else.
 
-        It has a store, sessions and an end of its own: give it another directory or none. `device` and `dtype` are
-        the model's, whatever `config` says.
+        It has a store, sessions and an end of its own: give it another directory or none. `device`, `dtype`
+        and `packed_bytes` are the first one's, whatever `config` says.
         """
         self._check_open()
         other = type(self).__new__(type(self))
@@ -172,6 +173,10 @@ class Engine(Closing):
     def sessions(self) -> tuple[SessionInfo, ...]:
         """The conversations that have turns, the last used first."""
         return self._sessions.list()
+
+    def session_ids(self) -> tuple[str, ...]:
+        """The ids of the conversations that have turns, without looking anything up: quick."""
+        return self._sessions.ids()
 
     def delete_session(self, session_id: str) -> None:
         """Delete a conversation: its manifest, and its blocks in every tier where no other session has them."""

@@ -285,6 +285,11 @@ class Sessions:
             known = sorted(self._known.values(), key=lambda summary: -summary.used_at)
         return tuple(self._info(summary) for summary in known if summary.turns)
 
+    def ids(self) -> tuple[str, ...]:
+        """Of every session that has turns, in no order."""
+        with self._lock:
+            return tuple(summary.session_id for summary in self._known.values() if summary.turns)
+
     def next_request(self) -> int:
         """A number, one higher each time."""
         with self._lock:

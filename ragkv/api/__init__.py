@@ -15,7 +15,7 @@ for _package in ("fastapi", "uvicorn"):
     if importlib.util.find_spec(_package) is None:
         raise MissingExtraError(_package, "api", "The REST service")
 
-from .settings import ServeConfig
+from .settings import ServeConfig  # noqa: E402 - the reason comes first
 
 if TYPE_CHECKING:
     from .app import create_app

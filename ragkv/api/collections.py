@@ -80,7 +80,7 @@ class Collections(Closing):
     def names(self) -> list[str]:
         """Of every collection, sorted."""
         found = {path.parent.name for path in self._directory.glob(f"*/{FACTS}")}
-        if (self._home / "index").is_dir() and not self._home.parent.name == "tenants":
+        if (self._home / "index").is_dir() and self._home.parent.name != "tenants":
             found.add(COMMAND_LINE)
         return sorted(name for name in found if NAME.fullmatch(name))
 
@@ -146,24 +146,29 @@ class Collections(Closing):
         rag = collection.rag
         with self._letting_go:
             report = rag.index.ingest(documents)
-            self._let_go(rag, report.forgotten_passages)
+            self._let_go(report.forgotten_passages)
         ids = (*report.added, *report.changed, *report.unchanged)
         wanted = [passage for document in ids for passage in rag.index.passages(document)]
         kv = self._engine.warm([rag.chunk(passage) for passage in wanted])
-        self.let_go_if_gone(collection, wanted)
+        self.let_go_if_gone(collection.name, wanted)
         return Stored(report, kv)
 
     def remove(self, collection: Collection, document_ids: Sequence[str]) -> Removal:
         """Delete documents of a leased collection, and the KV of texts that nobody holds any more."""
         with self._letting_go:
             removal = collection.rag.index.delete(document_ids)
-            self._let_go(collection.rag, removal.forgotten_passages)
+            self._let_go(removal.forgotten_passages)
         return removal
 
-    def let_go_if_gone(self, collection: Collection, passages: Iterable[Passage]) -> None:
-        """Drop the KV of `passages` whose documents were deleted while it was being made."""
-        with self._letting_go:
-            self._let_go(collection.rag, passages)
+    def let_go_if_gone(self, name: str, passages: Iterable[Passage]) -> None:
+        """Drop the KV of `passages`, found in the collection `name`, which were deleted while it was being made."""
+        gone = list(passages)
+        with self.lease(name) as collection:
+            if collection is not None:
+                gone = [passage for passage in gone if not collection.rag.index.holds(passage.text)]
+        if gone:
+            with self._letting_go:
+                self._let_go(gone)
 
     def documents(self) -> int:
         """How many documents all collections hold."""
@@ -194,20 +199,20 @@ class Collections(Closing):
         collection = self._open[name] = Collection(name, rag, _created(path))
         return collection
 
-    def _let_go(self, rag: Rag, passages: Iterable[Passage]) -> None:
+    def _let_go(self, passages: Iterable[Passage]) -> None:
         """Drop the KV of those of `passages` whose text no collection holds. The caller has `_letting_go`."""
-        unheld = {passage.text: passage for passage in passages}
+        unheld = {passage.text for passage in passages}
         for name in self.names() if unheld else ():
             with self.lease(name) as collection:
                 if collection is not None:
-                    unheld = {text: one for text, one in unheld.items() if not collection.rag.index.holds(text)}
-        self._engine.delete([rag.chunk(passage) for passage in unheld.values()])
+                    unheld = {text for text in unheld if not collection.rag.index.holds(text)}
+        self._engine.delete([self._engine.chunk(text) for text in unheld])
 
     def _bury(self, grave: Path) -> None:
         """Drop what only a deleted collection held, then its files."""
         try:
             with Rag(self._engine, grave, chunk_tokens=default_chunk_tokens(self._engine)) as rag, self._letting_go:
-                self._let_go(rag, rag.index.passages())
+                self._let_go(rag.index.passages())
         except Exception:
             log.exception("collection_burial_failed")
         shutil.rmtree(grave, ignore_errors=True)

@@ -7,16 +7,17 @@ What one tenant stores is salted with its name and lies in its directory alone: 
 import logging
 import threading
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
 from ragkv.closing import Closing
 from ragkv.config import EngineConfig, StoreConfig
-from ragkv.engine import Engine
+from ragkv.engine import Engine, EngineStats
 from ragkv.errors import InputError, RagKVError
 from ragkv.retrieval import Embedder
+from ragkv.session import Session, SessionInfo
 
 from .collections import Collections
 from .keys import TENANT, Principal, Quota
@@ -24,12 +25,27 @@ from .settings import ServeConfig
 
 log = logging.getLogger(__name__)
 
+_NAMED = "named-"  # conversations a tenant named, apart from those found by what their messages say
+
 
 class Tenant(Closing):
     """What one tenant has, opened."""
 
     def __init__(self, engine: Engine, collections: Collections) -> None:
         self.engine, self.collections = engine, collections
+
+    def session(self, session_id: str) -> Session:
+        """The conversation that the tenant calls so, new or as it stands."""
+        return self.engine.session(_NAMED + session_id)
+
+    def session_ids(self) -> tuple[str, ...]:
+        """The tenant's names of its conversations that have turns."""
+        return tuple(name.removeprefix(_NAMED) for name in self.engine.session_ids() if name.startswith(_NAMED))
+
+    def sessions(self) -> Sequence[SessionInfo]:
+        """The tenant's conversations, under its own names, the last used first."""
+        infos = [info for info in self.engine.sessions() if info.session_id.startswith(_NAMED)]
+        return [replace(info, session_id=info.session_id.removeprefix(_NAMED)) for info in infos]
 
     def close(self) -> None:
         """Flush and close. Twice is harmless."""
@@ -70,15 +86,19 @@ class Tenants(Closing):
         finally:
             self._leave(principal.tenant, slot)
 
-    def open_names(self) -> tuple[str, ...]:
-        """The tenants that are open now."""
+    def opened(self) -> dict[str, Tenant]:
+        """The tenants that are open now, by name, for looking at alone: any may be closed at any time."""
         with self._lock:
-            return tuple(name for name, slot in self._slots.items() if slot.tenant is not None)
+            return {name: slot.tenant for name, slot in self._slots.items() if slot.tenant is not None}
 
-    def snapshot(self) -> dict[str, Engine]:
-        """The engines that are open now, by tenant, for counting alone: any may be closed at any time."""
-        with self._lock:
-            return {name: slot.tenant.engine for name, slot in self._slots.items() if slot.tenant is not None}
+    def stats(self) -> Sequence[tuple[str, EngineStats, int]]:
+        """What the open ones hold: name, engine, conversations. Opens none, and is quick."""
+        opened = self.opened()
+        return [(name, one.engine.stats(), len(one.session_ids())) for name, one in opened.items()]
+
+    def directories(self) -> Sequence[Path]:
+        """Where the open ones keep their KV."""
+        return [self.directory(name) / "kv" for name in self.opened()]
 
     def directory(self, name: str) -> Path:
         """Where a tenant's files lie; raises `InputError` for a name that is none."""

@@ -62,7 +62,7 @@ class Desk:
         self._lock = threading.Lock()
         self._calls: set[Call] = set()
         self._refused = 0
-        self.draining = False  # set to answer everything new with 503
+        self._closed = False
 
     async def run(self, request: Request, work: Callable[[Call], T]) -> T:
         """What `work` returns; called off once the client of `request` is gone."""
@@ -107,7 +107,7 @@ class Desk:
 
     def close(self) -> None:
         """Call off what is under way and wait for it to end. Blocks."""
-        self.draining = True
+        self._closed = True
         with self._lock:
             calls = list(self._calls)
         for call in calls:
@@ -117,8 +117,8 @@ class Desk:
     def _begin(self, work: Callable[[Call], T]) -> tuple[Call, "Future[T]"]:
         call = Call(self._deadline_s)
         with self._lock:
-            if self.draining:
-                raise ApiError(503, "The server is shutting down; ask another, or again.", retry_after_s=5)
+            if self._closed:
+                raise ApiError(503, "The server is shutting down. Ask again.", code="shutting_down", retry_after_s=5)
             if len(self._calls) >= self._limit:
                 self._refused += 1
                 raise ApiError(

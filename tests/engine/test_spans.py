@@ -1,4 +1,4 @@
-"""What became of each run of a prompt: spans cover it, sum to `Reuse`, and name the very tokens that were recomputed."""
+"""What became of each run of a prompt: they cover it, sum to `Reuse`, and name the tokens that were recomputed."""
 
 from collections.abc import Sequence
 
