@@ -4,10 +4,12 @@ The router in front of the replicas and the simulator run the very same objects.
 found stored, and how many requests each replica has; what it knows of the replicas' stores is where it sent what.
 Not thread-safe: the owner calls it from one place.
 
-`chunk-aware` is ours. The replica that was sent most of a prompt's stored tokens comes first, a chunk that nobody was
-sent yet counts for its rendezvous home, so that routers that know nothing of each other agree; and load wins twice:
-nobody is given more than a bounded share of the requests under way (consistent hashing with bounded loads), nor of
-those sent lately, or one replica would draw all that is popular and the other stores would lie idle.
+`chunk-aware` is ours. A replica is worth the tokens it was sent before, of those that may be found, less a share of a
+mean request for each request it has. Among equals, which is all there is for what nobody was sent yet, the two
+rendezvous homes of its parts come first, so that a router that knows nothing goes where others went, and of these the
+one less used. Load wins twice beyond that: nobody is given more than a bounded share of the requests under way
+(consistent hashing with bounded loads), nor of those sent lately, or in quiet hours one replica would draw all that is
+popular and the other stores would lie idle.
 """
 
 import hashlib
@@ -17,6 +19,7 @@ from collections import Counter, OrderedDict, deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from heapq import nlargest
 from math import ceil
 from typing import ClassVar, NamedTuple
 
@@ -52,10 +55,13 @@ class Replica:
 class RouterSettings:
     """What routers may be given; each reads what it needs."""
 
-    load_factor: float = 1.25  # chunk-aware: a replica's bound, over the mean of requests under way
+    wait_share: float = 1 / 3  # chunk-aware: what a request ahead costs, of a mean request's tokens that may be found
+    load_factor: float = 2.0  # chunk-aware: a replica's bound, over the mean of requests under way
     share_factor: float = 1.25  # chunk-aware: a replica's bound, over the mean of requests sent lately
     window: int = 64  # chunk-aware: requests a replica that count as lately
-    known_tokens: int | None = None  # chunk-aware: what a replica is taken to hold still, of what it was sent; None: all
+    known_tokens: int | None = (
+        None  # chunk-aware: what a replica is taken to hold still, of what it was sent; None: all
+    )
     known_parts: int = 100_000  # chunk-aware: parts remembered a replica, whatever their tokens
     seed: int = 0
 
@@ -63,6 +69,8 @@ class RouterSettings:
         for name in ("load_factor", "share_factor"):
             if not getattr(self, name) >= 1.0:
                 raise ConfigError(f"routing.{name} is {getattr(self, name)}; it must be at least 1.")
+        if not self.wait_share >= 0.0:
+            raise ConfigError(f"routing.wait_share is {self.wait_share}; it must be at least 0.")
         for name in ("window", "known_parts"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"routing.{name} is {getattr(self, name)}; it must be at least 1.")
@@ -135,9 +143,10 @@ class SessionSticky(Router):
 
 
 class ChunkAware(Router):
-    """Who was sent most of what may be found, within bounds of load."""
+    """Who was sent most of what may be found, less what waiting there costs, within bounds of load."""
 
     name = "chunk-aware"
+    MEAN_OF = 1_000  # requests over which the tokens of a mean request are learned
 
     def __init__(self, settings: RouterSettings | None = None) -> None:
         super().__init__(settings)
@@ -145,18 +154,22 @@ class ChunkAware(Router):
         self._holders: dict[str, dict[str, None]] = {}  # names by part
         self._lately: deque[str] = deque()
         self._shares: Counter[str] = Counter()
+        self._mean_tokens, self._seen = 0.0, 0
+        self._count = 1  # replicas ranked last
 
     def rank(self, ask: Ask, replicas: Sequence[Replica]) -> list[str]:
         names = tuple(replica.name for replica in replicas)
+        self._count = len(names)
         loads = bound(sum(replica.load for replica in replicas), len(names), self.settings.load_factor)
-        shares = bound(sum(self._shares[name] for name in names), len(names), self.settings.share_factor)
-        held = self._held(ask, names)
+        shares = bound(self.settings.window * len(names), len(names), self.settings.share_factor)
+        held, hinted = self._held(ask, names)
+        wait = self.settings.wait_share * self._mean_tokens
 
-        def place(replica: Replica) -> tuple[bool, bool, int, int, int]:
+        def place(replica: Replica) -> tuple[bool, bool, float, int, int, int]:
             name, load = replica.name, replica.load
             full, often = load + 1 > loads, self._shares[name] + 1 > shares
             # within bounds what is held counts; beyond, load alone
-            return full, often, 0 if full else -held[name], load, self._shares[name]
+            return full, often, 0.0 if full else wait * load - held[name], load, -hinted[name], self._shares[name]
 
         return [replica.name for replica in sorted(replicas, key=place)]
 
@@ -166,9 +179,11 @@ class ChunkAware(Router):
             self._holders.setdefault(key, {})[name] = None
             for forgotten in known.add(key, tokens, self.settings):
                 self._let_go(forgotten, name)
+        self._seen = min(self._seen + 1, self.MEAN_OF)
+        self._mean_tokens += (sum(part.tokens for part in ask.parts) - self._mean_tokens) / self._seen
         self._lately.append(name)
         self._shares[name] += 1
-        while len(self._lately) > self.settings.window * len(self._known):
+        while len(self._lately) > self.settings.window * self._count:
             self._shares[self._lately.popleft()] -= 1
 
     def gone(self, name: str) -> None:
@@ -177,13 +192,15 @@ class ChunkAware(Router):
         self._lately = deque(other for other in self._lately if other != name)
         del self._shares[name]
 
-    def _held(self, ask: Ask, names: tuple[str, ...]) -> Counter[str]:
-        """Tokens of the request by the replica that probably holds them."""
+    def _held(self, ask: Ask, names: tuple[str, ...]) -> tuple[Counter[str], Counter[str]]:
+        """Tokens of the request by who probably holds them, and of those nobody holds by where they belong."""
         held: Counter[str] = Counter()
+        hinted: Counter[str] = Counter()
         for key, tokens in ask.parts:
-            for name in self._holders.get(key) or (home(key, names),):
-                held[name] += tokens
-        return held
+            holders = self._holders.get(key)
+            for name in holders or homes(key, names):
+                (held if holders else hinted)[name] += tokens
+        return held, hinted
 
     def _let_go(self, key: str, name: str) -> None:
         holders = self._holders.get(key, {})
@@ -224,10 +241,10 @@ def rendezvous(key: str, names: Sequence[str]) -> list[str]:
 
 
 @lru_cache(maxsize=1 << 17)
-def home(key: str, names: tuple[str, ...]) -> str:
-    """The first of `rendezvous`."""
+def homes(key: str, names: tuple[str, ...]) -> list[str]:
+    """The first two of `rendezvous`: two choices spread what one hash would heap up."""
     seed = _digest(key)
-    return max(names, key=lambda name: _mixed(seed ^ _digest(name)))
+    return nlargest(2, names, key=lambda name: _mixed(seed ^ _digest(name)))
 
 
 @lru_cache(maxsize=1 << 12)
@@ -263,7 +280,7 @@ __all__ = [
     "Router",
     "RouterSettings",
     "bound",
-    "home",
+    "homes",
     "make_router",
     "rendezvous",
 ]

@@ -1,5 +1,6 @@
 """The simulator's door: real and generated traces, replayed through the policies the live store runs. No torch here."""
 
+from .cluster import Bounds, RagLoad, Routed, Shape, TurnLoad, poisson, serve_replicas
 from .profile import Profile
 from .readers import RagRequest, read_rag_requests, read_trace
 from .replay import Replay, replay
@@ -10,21 +11,28 @@ from .workloads import BirthDeath, ShareGPTLike
 
 __all__ = [
     "BirthDeath",
+    "Bounds",
     "Measure",
     "Profile",
+    "RagLoad",
     "RagRequest",
     "Replay",
     "Report",
+    "Routed",
     "Row",
     "Setting",
+    "Shape",
     "ShareGPTLike",
     "Trace",
+    "TurnLoad",
     "load_trace",
+    "poisson",
     "policy_for",
     "read_rag_requests",
     "read_rows",
     "read_trace",
     "replay",
+    "serve_replicas",
     "simulate",
     "write_rows",
 ]

@@ -1,4 +1,7 @@
-"""How blocks become time: TTFT = c + alpha B b + load B d, b blocks computed, d loaded (T-LRU paper, figure 3)."""
+"""How blocks become time: TTFT = c + alpha B b + load B d, b blocks computed, d loaded (T-LRU paper, figure 3).
+
+Where replicas share a tier, what is found there costs `remote`; where chunks are fused, each token found costs `found`.
+"""
 
 import json
 from dataclasses import dataclass, fields
@@ -14,9 +17,12 @@ class Profile:
     token_ms: float = 0.1  # alpha: computing one token
     fixed_ms: float = 0.0  # c: any request
     load_token_ms: float = 0.0  # loading one token's KV from the slower tier
+    remote_token_ms: float = 0.0  # loading one token's KV from the tier that replicas share
+    found_token_ms: float = 0.0  # placing one token that was found, and its share of what is recomputed
 
     def __post_init__(self) -> None:
-        if not self.token_ms > 0 or self.fixed_ms < 0 or self.load_token_ms < 0:
+        others = (self.fixed_ms, self.load_token_ms, self.remote_token_ms, self.found_token_ms)
+        if not self.token_ms > 0 or min(others) < 0:
             raise ConfigError(f"A profile needs token_ms > 0 and no negative time, not {self}.")
 
     @classmethod
@@ -30,6 +36,11 @@ class Profile:
             return cls(**{name: float(value) for name, value in values.items()})
         except (OSError, ValueError, TypeError) as error:
             raise ConfigError(f"The profile {path} cannot be read: {error}.") from error
+
+    def ttft_ms(self, computed: int, memory: int, disk: int, remote: int) -> float:
+        """The prefill of a prompt of so many tokens computed, and found in each place."""
+        loaded = self.load_token_ms * disk + self.remote_token_ms * remote
+        return self.fixed_ms + self.token_ms * computed + self.found_token_ms * (memory + disk + remote) + loaded
 
     def xi_blocks(self, xi_ms: float, block_tokens: int) -> int:
         """The blocks that may be computed within `xi_ms`, rounded down."""

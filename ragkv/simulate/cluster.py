@@ -1,0 +1,347 @@
+"""Replicas behind a router: each with tiers and a queue of its own, and a tier they share if there is one.
+
+Requests come at the trace's times, `speedup` times as fast. The router, one of `ragkv.routing`, sees what it sees
+live: who asks for which parts, and how many requests each replica has. A replica prefills one request at a time, first
+come first served; decoding goes on beside it and is not counted. What is found depends on the order of arrival alone,
+so one replica finds exactly what `replay` and `replay_chunks` find; the shared tier has an entry from when the prefill
+that made it is over. As in the live store, puts land in every tier and what memory drops the disk still has.
+"""
+
+import random
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ragkv.errors import ConfigError
+from ragkv.routing import Ask, Part, Replica, RouterSettings, make_router
+from ragkv.store.policies import POLICIES, Policy, make_policy
+
+from .chunks import STORED, ChunkTier, Read, position_free, replay_chunks
+from .profile import Profile
+from .readers import RagRequest
+from .replay import PrefixTier, replay
+from .run import Setting, policy_for
+from .trace import Trace
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What serves a load."""
+
+    replicas: int
+    memory_tokens: int  # of each replica
+    disk_tokens: int = 0  # of each replica; 0: none
+    remote_tokens: int | None = 0  # of the tier all share; 0: none; None: without bound
+    policy: str = "lru"  # of every tier
+    router: str = "chunk-aware"
+    routers: int = 1  # that take requests in turns and know nothing of each other
+    routing: RouterSettings = field(default_factory=RouterSettings)
+    profile: Profile = field(default_factory=Profile)
+    speedup: float = 1.0  # of the trace's time
+    xi_blocks: int = 0  # of policies that serve the tail
+
+    def __post_init__(self) -> None:
+        for name in ("replicas", "routers"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name} is {getattr(self, name)}; it must be at least 1.")
+        if min(self.memory_tokens, self.disk_tokens, self.remote_tokens or 0) < 0 or not self.speedup > 0:
+            raise ConfigError(f"Capacities must not be negative and speedup must be more than 0 in {self}.")
+        if self.policy in POLICIES and POLICIES[self.policy].offline:
+            raise ConfigError(f"Policy {self.policy!r} knows one store's future, not a replica's: see `Load.bounds`.")
+
+
+class Found(NamedTuple):
+    """Where one prompt's tokens came from; they sum to its length."""
+
+    memory: int
+    disk: int
+    remote: int
+    computed: int
+
+
+class Stores(ABC):
+    """The tiers of all replicas, and the one they share."""
+
+    @abstractmethod
+    def serve(self, number: int, replica: int, start_s: float) -> Found:
+        """Serve request `number` of the load on a replica, from `start_s` on."""
+
+    def served(self, end_s: float) -> None:  # noqa: B027
+        """The prefill last served is over: what it computed is there for others."""
+
+
+class Load(ABC):
+    """Requests in order of time, as a cluster sees them."""
+
+    name: str
+    times: Sequence[float]  # seconds
+    tokens: Sequence[int]  # of each prompt
+    asks: Sequence[Ask]
+
+    @abstractmethod
+    def stores(self, shape: Shape) -> Stores:
+        """Empty tiers."""
+
+    @abstractmethod
+    def bounds(self, shape: Shape) -> "Bounds":
+        """What no routing can exceed."""
+
+    def speedup_for(self, busy: float, replicas: int, profile: Profile) -> float:
+        """The speedup at which `replicas` would be so busy if nothing were found; from 1 on they could not keep up."""
+        work_s = (profile.fixed_ms * len(self.tokens) + profile.token_ms * sum(self.tokens)) / 1000
+        return busy * replicas * (self.times[-1] - self.times[0]) / work_s
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """Shares of all prompt tokens found offline."""
+
+    unbounded: float  # one store without bound: everything but the first time
+    belady: float  # one store of all replicas' capacity, which knows the future
+
+
+@dataclass(frozen=True)
+class Routed:
+    """What came of a load. Times are TTFT: waiting and prefill."""
+
+    router: str
+    replicas: int
+    memory: float  # shares of all prompt tokens, by where they were found
+    disk: float
+    remote: float
+    median_ms: float
+    p95_ms: float
+    p99_ms: float
+    mean_ms: float
+    wait_p95_ms: float  # of that, waiting
+    busy: float  # mean share of the time that a replica prefills
+    imbalance: float  # the busiest replica's time of prefilling over the mean
+    most_requests: float  # the most requests a replica got over the mean
+
+    @property
+    def local(self) -> float:
+        """Found on the replica itself."""
+        return self.memory + self.disk
+
+    @property
+    def found(self) -> float:
+        """Found anywhere."""
+        return self.local + self.remote
+
+
+def serve_replicas(load: Load, shape: Shape) -> Routed:
+    """Serve a load; raises `ConfigError` for a router or a policy nobody knows."""
+    done = route(load, shape)
+    ttft, work = done.ttft_ms, done.ttft_ms - done.wait_ms
+    shares = np.array(done.found).sum(axis=0) / max(1, sum(load.tokens))
+    works = np.bincount(done.replica, weights=work, minlength=shape.replicas)
+    counts = np.bincount(done.replica, minlength=shape.replicas)
+    ends = np.array(load.times) / shape.speedup * 1000 + ttft
+    lasted = float(ends.max()) - load.times[0] / shape.speedup * 1000
+    return Routed(
+        router=shape.router,
+        replicas=shape.replicas,
+        memory=float(shares[0]),
+        disk=float(shares[1]),
+        remote=float(shares[2]),
+        median_ms=float(np.percentile(ttft, 50)),
+        p95_ms=float(np.percentile(ttft, 95)),
+        p99_ms=float(np.percentile(ttft, 99)),
+        mean_ms=float(ttft.mean()),
+        wait_p95_ms=float(np.percentile(done.wait_ms, 95)),
+        busy=float(works.mean() / lasted),
+        imbalance=float(works.max() / works.mean()),
+        most_requests=float(counts.max() / counts.mean()),
+    )
+
+
+@dataclass(frozen=True)
+class Served:
+    """Every request of a load, in order."""
+
+    found: list[Found]
+    replica: list[int]
+    ttft_ms: NDArray[np.float64]
+    wait_ms: NDArray[np.float64]  # of that, waiting
+
+
+def route(load: Load, shape: Shape) -> Served:
+    """Serve a load, request by request."""
+    routers = [make_router(shape.router, shape.routing) for _ in range(shape.routers)]
+    stores, lines = load.stores(shape), [_Line() for _ in range(shape.replicas)]
+    names = [f"r{number}" for number in range(shape.replicas)]
+    places = {name: number for number, name in enumerate(names)}
+    ttft, wait = np.zeros(len(load.times)), np.zeros(len(load.times))
+    found: list[Found] = []
+    chosen: list[int] = []
+    for number, (at, ask) in enumerate(zip(load.times, load.asks, strict=True)):
+        now, router = at / shape.speedup, routers[number % len(routers)]
+        name = router.rank(ask, [Replica(n, line.load(now)) for n, line in zip(names, lines, strict=True)])[0]
+        router.sent(ask, name)
+        place = places[name]
+        start = max(now, lines[place].free_s)
+        got = stores.serve(number, place, start)
+        end = start + shape.profile.ttft_ms(got.computed, got.memory, got.disk, got.remote) / 1000
+        stores.served(end)
+        lines[place].add(end)
+        found.append(got)
+        chosen.append(place)
+        ttft[number], wait[number] = (end - now) * 1000, (start - now) * 1000
+    return Served(found, chosen, ttft, wait)
+
+
+class _Line:
+    """One replica's queue: when each of its requests will be done."""
+
+    def __init__(self) -> None:
+        self.free_s = float("-inf")
+        self._ends: deque[float] = deque()
+
+    def load(self, now: float) -> int:
+        """Requests that wait or are served."""
+        while self._ends and self._ends[0] <= now:
+            self._ends.popleft()
+        return len(self._ends)
+
+    def add(self, end: float) -> None:
+        self.free_s = end
+        self._ends.append(end)
+
+
+class RagLoad(Load):
+    """RAG requests: stored parts are found wherever they stand; what is not stored is computed."""
+
+    def __init__(
+        self,
+        requests: Sequence[RagRequest],
+        name: str = "RAG",
+        kinds: frozenset[str] = STORED,
+        times: Sequence[float] | None = None,
+    ) -> None:
+        """`times` in place of the requests' own, which are in order."""
+        self.name = name
+        self.times = [request.at for request in requests] if times is None else times
+        self.tokens = [request.tokens for request in requests]
+        self.reads = [position_free([request], kinds) for request in requests]
+        self.asks = [
+            Ask(request.session, tuple(Part(read.key, read.tokens) for read in reads))
+            for request, reads in zip(requests, self.reads, strict=True)
+        ]
+
+    @cached_property
+    def stored_tokens(self) -> int:
+        """Of all parts that are stored, each once."""
+        return sum({read.key: read.tokens for reads in self.reads for read in reads}.values())
+
+    def stores(self, shape: Shape) -> Stores:
+        return _ChunkStores(self, shape)
+
+    def bounds(self, shape: Shape) -> Bounds:
+        reads, tokens = [read for reads in self.reads for read in reads], sum(self.tokens)
+        capacity = self.stored_tokens if shape.remote_tokens is None else summed(shape)
+        belady = replay_chunks(reads, make_policy("belady", offline=True), capacity)
+        unbounded = replay_chunks(reads, make_policy("fifo"), self.stored_tokens)
+        return Bounds(unbounded.hit_tokens / tokens, belady.hit_tokens / tokens)
+
+
+class TurnLoad(Load):
+    """A trace of conversations: of each, a prefix of blocks is held wherever its turns were served."""
+
+    def __init__(self, trace: Trace, times: Sequence[float] | None = None) -> None:
+        """`times` in place of the turns' own, which are in order."""
+        self.name = trace.name
+        self.trace = trace
+        self.block = trace.block_tokens
+        self.times = [turn.at for turn in trace.turns] if times is None else times
+        self.tokens = [turn.prompt * self.block for turn in trace.turns]
+        self.asks = [Ask(turn.group, (Part(turn.group, turn.shared * self.block),)) for turn in trace.turns]
+
+    def stores(self, shape: Shape) -> Stores:
+        return _TurnStores(self, shape)
+
+    def bounds(self, shape: Shape) -> Bounds:
+        blocks = sum(turn.prompt for turn in self.trace.turns)
+        capacity = self.trace.weight if shape.remote_tokens is None else summed(shape) // self.block
+        belady = replay(self.trace, make_policy("belady", offline=True), capacity)
+        unbounded = replay(self.trace, make_policy("fifo"), self.trace.weight)
+        return Bounds(1 - sum(unbounded.uncached) / blocks, 1 - sum(belady.uncached) / blocks)
+
+
+def poisson(count: int, over_s: float, seed: int = 0) -> list[float]:
+    """Times of a Poisson process that has `count` arrivals in `over_s` seconds."""
+    draw = random.Random(seed)
+    return sorted(draw.uniform(0, over_s) for _ in range(count))
+
+
+def summed(shape: Shape) -> int:
+    """Tokens that all replicas and the shared tier hold together; a disk holds what its memory does."""
+    return shape.replicas * max(shape.memory_tokens, shape.disk_tokens) + (shape.remote_tokens or 0)
+
+
+class _ChunkStores(Stores):
+    def __init__(self, load: RagLoad, shape: Shape) -> None:
+        def tiers(tokens: int) -> list[ChunkTier]:
+            return [ChunkTier(make_policy(shape.policy), tokens) for _ in range(shape.replicas)]
+
+        self._load = load
+        self._memories, self._disks = tiers(shape.memory_tokens), tiers(shape.disk_tokens)
+        remote = load.stored_tokens if shape.remote_tokens is None else shape.remote_tokens
+        self._remote = ChunkTier(make_policy(shape.policy), remote)
+        self._ready: dict[str, float] = {}  # when the shared tier has it
+        self._made: list[str] = []
+
+    def serve(self, number: int, replica: int, start_s: float) -> Found:
+        memory, disk = self._memories[replica], self._disks[replica]
+        from_memory = from_disk = from_remote = 0
+        self._made = []
+        for read in self._load.reads[number]:
+            on_disk, in_memory = disk.read(read), memory.read(read)
+            if in_memory:
+                from_memory += read.tokens
+            elif on_disk:
+                from_disk += read.tokens
+            elif self._lies_remote(read, start_s):
+                from_remote += read.tokens
+            else:
+                self._made.append(read.key)
+        computed = self._load.tokens[number] - from_memory - from_disk - from_remote
+        return Found(from_memory, from_disk, from_remote, computed)
+
+    def _lies_remote(self, read: Read, start_s: float) -> bool:
+        if not self._remote.read(read):  # which puts it
+            self._ready[read.key] = float("inf")
+        return self._ready[read.key] <= start_s
+
+    def served(self, end_s: float) -> None:
+        for key in self._made:
+            self._ready[key] = min(end_s, self._ready[key])
+
+
+class _TurnStores(Stores):
+    def __init__(self, load: TurnLoad, shape: Shape) -> None:
+        self._turns, self._block = load.trace.turns, load.block
+
+        def policy(blocks: int) -> Policy:
+            return policy_for(shape.policy, load.trace, Setting(blocks, xi_blocks=shape.xi_blocks))
+
+        def tiers(tokens: int) -> list[PrefixTier]:
+            blocks = tokens // load.block
+            return [PrefixTier(policy(blocks), blocks) for _ in range(shape.replicas)]
+
+        self._memories, self._disks = tiers(shape.memory_tokens), tiers(shape.disk_tokens)
+        remote = load.trace.weight if shape.remote_tokens is None else shape.remote_tokens // load.block
+        self._remote = PrefixTier(policy(remote), remote)
+
+    def serve(self, number: int, replica: int, start_s: float) -> Found:
+        turn = self._turns[number]
+        memory = turn.prompt - self._memories[replica].serve(turn)
+        disk = max(0, turn.prompt - self._disks[replica].serve(turn) - memory)
+        remote = max(0, turn.prompt - self._remote.serve(turn) - memory - disk)
+        blocks = (memory, disk, remote, turn.prompt - memory - disk - remote)
+        return Found(*(count * self._block for count in blocks))
