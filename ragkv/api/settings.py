@@ -45,7 +45,8 @@ class LimitsConfig:
     upload_types: tuple[str, ...] = (".txt", ".md", ".html", ".jsonl", ".pdf")  # endings of files taken
 
     def __post_init__(self) -> None:
-        at_least(self, **{f.name: 1 for f in dataclasses.fields(self) if f.name != "upload_types"})
+        counts = {f.name: 1 for f in dataclasses.fields(self) if f.name not in ("body_s", "stall_s", "upload_types")}
+        at_least(self, **counts, body_s=0.001, stall_s=0.001)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,221 @@
+"""API keys: shown once, kept as digests, taken up by a running server, never in two minds about who is asking."""
+
+import json
+import stat
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from ragkv.api.keys import KeyFile, KeyRing, Principal, Quota, Rate, digest_of
+from ragkv.api.settings import ServeConfig
+from ragkv.api.shutdown import check_exposed
+from ragkv.cli.app import app
+from ragkv.errors import ConfigError, InputError
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> KeyFile:
+    return KeyFile(tmp_path / "home" / "keys.json")
+
+
+def test_a_key_is_found_by_itself_and_kept_as_a_digest(file: KeyFile) -> None:
+    secret, key = file.add("alice", rate=Rate(10, 1000), quota=Quota(documents=5))
+    text = file.path.read_text()
+    assert secret.startswith(f"rk-{key.id}-") and secret.rpartition("-")[2] not in text
+    assert key.digest == digest_of(secret) and key.digest in text
+    expected = Principal(key.id, "alice", key.id, Quota(documents=5), Rate(10, 1000))
+    assert KeyRing(file.path).principal(secret) == expected
+
+
+def test_keys_have_256_random_bits(file: KeyFile) -> None:
+    secrets = {file.add("k")[0] for _ in range(20)}
+    assert len(secrets) == 20
+    assert all(len(secret) == len("rk-") + 12 + 1 + 43 for secret in secrets)  # 43 of 64 letters are 256 bits
+
+
+def test_the_file_is_its_owners_alone(file: KeyFile) -> None:
+    file.add("alice")
+    assert stat.S_IMODE(file.path.stat().st_mode) == 0o600
+    assert [path.name for path in file.path.parent.iterdir() if path.suffix != ".lock"] == ["keys.json"]
+
+
+@pytest.mark.parametrize("mode", [0o620, 0o602, 0o666])
+def test_a_file_that_others_may_write_to_is_refused(file: KeyFile, mode: int) -> None:
+    file.add("alice")
+    file.path.chmod(mode)
+    with pytest.raises(ConfigError, match="chmod 600"):
+        KeyRing(file.path)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        lambda _: "",
+        lambda key: key[:-1],
+        lambda key: key + "A",
+        lambda key: key[:-1] + ("A" if key[-1] != "A" else "B"),
+        lambda key: key.upper(),
+        lambda key: " " + key,
+        lambda key: key.replace("rk-", "sk-"),
+        lambda key: key[:3] + "0" * 12 + key[15:],
+        lambda key: digest_of(key),
+        lambda key: key[:16] + digest_of(key)[:43],
+        lambda _: "rk-" + "é" * 56,
+        lambda key: key + "\n",
+    ],
+)
+def test_nothing_but_the_key_is_the_key(file: KeyFile, wrong: Callable[[str], str]) -> None:
+    secret, _ = file.add("alice")
+    ring = KeyRing(file.path)
+    assert ring.principal(secret) is not None
+    assert ring.principal(wrong(secret)) is None
+
+
+def test_one_keys_id_with_anothers_secret_is_nobody(file: KeyFile) -> None:
+    (a, _), (b, _) = file.add("a"), file.add("b")
+    assert KeyRing(file.path).principal(a[:16] + b[16:]) is None
+
+
+def test_a_running_server_takes_up_new_and_revoked_keys(file: KeyFile) -> None:
+    ring = KeyRing(file.path)
+    assert not ring.exists
+    secret, key = file.add("alice")
+    assert ring.exists
+    assert ring.principal(secret) is not None
+    other, _ = file.add("bob")
+    assert ring.principal(other) is not None
+    file.revoke(key.id)
+    assert ring.principal(secret) is None
+    assert ring.principal(other) is not None
+
+
+def test_revoking_the_last_key_or_taking_the_file_away_opens_nothing(file: KeyFile) -> None:
+    secret, key = file.add("alice")
+    ring = KeyRing(file.path)
+    file.revoke(key.id)
+    assert ring.exists and ring.principal(secret) is None
+    assert KeyRing(file.path).exists
+    other, _ = file.add("bob")
+    assert ring.principal(other) is not None
+    file.path.unlink()
+    assert ring.principal(other) is None
+    assert ring.exists
+
+
+def test_a_file_that_breaks_while_the_server_runs_changes_nothing(
+    file: KeyFile, caplog: pytest.LogCaptureFixture
+) -> None:
+    secret, _ = file.add("alice")
+    ring = KeyRing(file.path)
+    file.path.write_text("{")
+    assert ring.principal(secret) is not None
+    assert ring.principal(secret) is not None
+    assert caplog.text.count("keys_unreadable") == 1
+    with pytest.raises(ConfigError, match="Cannot read the keys"):
+        KeyRing(file.path)
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"keys": [{}], "quotas": {}}', '{"keys": 5, "quotas": {}}', "\xff"])
+def test_a_damaged_file_is_refused_in_words(file: KeyFile, text: str) -> None:
+    file.path.parent.mkdir()
+    file.path.write_bytes(text.encode("latin-1"))
+    file.path.chmod(0o600)
+    with pytest.raises(ConfigError, match="keys"):
+        file.read()
+
+
+def test_a_key_past_its_time_is_refused(file: KeyFile) -> None:
+    short, _ = file.add("short", lifetime_s=0.0)
+    long, _ = file.add("long", lifetime_s=1000.0)
+    ring = KeyRing(file.path)
+    assert ring.principal(short) is None
+    assert ring.principal(long) is not None
+
+
+def test_a_rotated_key_is_the_same_tenant_at_the_same_rate(file: KeyFile) -> None:
+    old, key = file.add("alice", rate=Rate(10, None), quota=Quota(sessions=3))
+    new, successor = file.rotate(key.id, grace_s=1000.0)
+    ring = KeyRing(file.path)
+    before, after = ring.principal(old), ring.principal(new)
+    assert before is not None and after is not None
+    assert successor.id != key.id
+    assert (after.tenant, after.rate, after.quota) == (before.tenant, before.rate, before.quota)
+    newest, _ = file.rotate(successor.id)
+    assert ring.principal(new) is None
+    assert ring.principal(newest) is not None
+
+
+def test_keys_of_one_tenant_share_its_quota(file: KeyFile) -> None:
+    first, _ = file.add("a", tenant="team", quota=Quota(documents=5, sessions=1))
+    second, _ = file.add("b", tenant="team", quota=Quota(documents=7))
+    ring = KeyRing(file.path)
+    for secret in (first, second):
+        principal = ring.principal(secret)
+        assert principal is not None
+        assert (principal.tenant, principal.quota) == ("team", Quota(documents=7, sessions=1))
+
+
+@pytest.mark.parametrize("tenant", ["", "..", "a/b", "A", "-a", "a" * 65, "a\n", "con.", ".hidden", "a b"])
+def test_a_tenant_is_a_plain_name(file: KeyFile, tenant: str) -> None:
+    with pytest.raises(InputError, match="Tenant"):
+        file.add("x", tenant=tenant)
+
+
+def test_keys_made_at_once_are_all_kept(file: KeyFile) -> None:
+    made: list[str] = []
+    threads = [threading.Thread(target=lambda: made.append(file.add("k")[0])) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    ring = KeyRing(file.path)
+    assert len(made) == 8 and all(ring.principal(secret) for secret in made)
+
+
+def test_a_stored_number_below_zero_is_refused() -> None:
+    with pytest.raises(ConfigError, match="documents is -1"):
+        Quota(documents=-1)
+    with pytest.raises(ConfigError, match="requests_per_minute is 0"):
+        Rate(requests_per_minute=0)
+
+
+def test_other_machines_need_keys_or_a_word_that_they_do_not(file: KeyFile) -> None:
+    home = str(file.path.parent)
+    with pytest.raises(ConfigError, match="can be reached from other machines"):
+        check_exposed(ServeConfig(host="0.0.0.0", home=home), KeyRing(file.path))
+    check_exposed(ServeConfig(home=home), KeyRing(file.path))
+    check_exposed(ServeConfig.from_dict({"host": "::", "auth": {"required": False}}), KeyRing(file.path))
+    file.add("alice")
+    check_exposed(ServeConfig(host="0.0.0.0", home=home), KeyRing(file.path))
+
+
+def test_the_command_line_shows_a_key_once(tmp_path: Path) -> None:
+    home = ["--home", str(tmp_path)]
+    run = CliRunner().invoke
+    made = run(app, ["keys", "add", "alice", "--documents", "5", "--rpm", "10", *home])
+    assert made.exit_code == 0
+    secret = next(line for line in made.output.splitlines() if line.startswith("rk-"))
+    assert made.stdout.strip().splitlines()[-1] == secret
+    principal = KeyRing(tmp_path / "keys.json").principal(secret)
+    assert principal is not None and (principal.quota.documents, principal.rate.requests_per_minute) == (5, 10)
+    listed = run(app, ["keys", "list", *home]).output + run(app, ["keys", "list", "--json", *home]).output
+    assert principal.key_id in listed and "documents 5" in listed
+    assert secret[16:] not in listed and digest_of(secret) not in listed
+    rotated = json.loads(run(app, ["keys", "rotate", principal.key_id, "--json", *home]).stdout)
+    assert KeyRing(tmp_path / "keys.json").principal(rotated["key"]) is not None
+    assert run(app, ["keys", "revoke", rotated["id"], *home]).exit_code == 0
+    assert KeyRing(tmp_path / "keys.json").principal(rotated["key"]) is None
+    assert isinstance(run(app, ["keys", "revoke", "nope", *home]).exception, InputError)
+
+
+def test_looking_for_changes_costs_little(file: KeyFile) -> None:
+    secret, _ = file.add("alice")
+    ring = KeyRing(file.path)
+    began = time.perf_counter()
+    for _ in range(200):
+        ring.principal(secret)
+    assert (time.perf_counter() - began) / 200 < 0.005  # seconds a request

@@ -1,0 +1,172 @@
+"""Rates and quotas: a key's requests and tokens a minute, a tenant's documents and sessions; slow clients."""
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ragkv.api.errors import ApiError
+from ragkv.api.keys import ANYONE, KeyFile, Principal, Quota, Rate
+from ragkv.api.limits import Limiter, check_quota
+from ragkv.api.middleware import install
+from ragkv.api.settings import LimitsConfig, ServeConfig
+
+from .small_app import Held, client, small_app
+
+
+def _who(requests: int | None = None, tokens: int | None = None, key_id: str = "a") -> Principal:
+    return Principal(key_id, key_id, key_id, Quota(), Rate(requests, tokens))
+
+
+def test_requests_a_minute_are_counted_for_each_key() -> None:
+    limiter = Limiter()
+    left = [limiter.take_request(_who(requests=3))["x-ratelimit-remaining-requests"] for _ in range(3)]
+    assert left == ["2", "1", "0"]
+    with pytest.raises(ApiError) as caught:
+        limiter.take_request(_who(requests=3))
+    error = caught.value
+    assert (error.status, error.type, error.code) == (429, "rate_limit_error", "rate_limit_exceeded")
+    assert error.retry_after_s is not None and 1 <= error.retry_after_s <= 60
+    assert "3 requests a minute" in error.message
+    limiter.take_request(_who(requests=3, key_id="b"))
+
+
+def test_without_a_rate_nothing_is_counted() -> None:
+    limiter = Limiter()
+    assert all(limiter.take_request(ANYONE) == {} for _ in range(100))
+    limiter.charge_tokens(ANYONE, 10**9)
+    assert limiter.take_request(ANYONE) == {}
+
+
+def test_tokens_are_charged_when_they_are_known_and_owed_beyond_the_limit() -> None:
+    limiter, who = Limiter(), _who(tokens=100)
+    assert limiter.take_request(who)["x-ratelimit-remaining-tokens"] == "100"
+    limiter.charge_tokens(who, 60)
+    assert limiter.take_request(who)["x-ratelimit-remaining-tokens"] == "40"
+    limiter.charge_tokens(who, 10**7)
+    with pytest.raises(ApiError, match="100 tokens a minute"):
+        limiter.take_request(who)
+    limiter.take_request(_who(tokens=100, key_id="b"))
+
+
+def test_time_gives_the_rate_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    import time
+
+    now = time.time()
+    limiter, who = Limiter(), _who(requests=1, tokens=10)
+    limiter.take_request(who)
+    limiter.charge_tokens(who, 50)
+    monkeypatch.setattr(time, "time", lambda: now + 61)
+    limiter.take_request(who)
+
+
+def test_a_key_over_its_rate_is_told_when_to_come_back(tmp_path: Path) -> None:
+    secret, _ = KeyFile(tmp_path / "keys.json").add("alice", rate=Rate(requests_per_minute=2))
+    headers = {"authorization": f"Bearer {secret}"}
+    with client(ServeConfig(home=str(tmp_path))) as it:
+        first = it.post("/v1/echo", json={}, headers=headers)
+        assert first.headers["x-ratelimit-limit-requests"] == "2"
+        assert first.headers["x-ratelimit-remaining-requests"] == "1"
+        assert first.headers["x-ratelimit-reset-requests"].endswith("s")
+        it.get("/v1/nowhere", headers=headers)
+        refused = it.post("/v1/echo", json={}, headers=headers)
+        assert refused.status_code == 429
+        assert 1 <= int(refused.headers["retry-after"]) <= 60
+        assert refused.json()["error"]["type"] == "rate_limit_error"
+        assert it.get("/livez").status_code == 200
+
+
+def test_answers_and_embeddings_use_up_the_tokens_of_their_key(tmp_path: Path) -> None:
+    secret, _ = KeyFile(tmp_path / "keys.json").add("alice", rate=Rate(tokens_per_minute=80))
+    headers = {"authorization": f"Bearer {secret}"}
+    with client(ServeConfig(home=str(tmp_path))) as it:
+        assert it.post("/v1/answers", json={}, headers=headers).status_code == 200  # 42 of the prompt, 5 of the answer
+        response = it.post("/v1/embeds", headers=headers)
+        assert response.headers["x-ratelimit-remaining-tokens"] == str(80 - 47)
+        assert it.post("/v1/embeds", headers=headers).status_code == 200  # 3 are left
+        assert it.post("/v1/embeds", headers=headers).status_code == 429
+
+
+@pytest.mark.parametrize(
+    ("held", "more", "fits"), [(0, 3, True), (2, 1, True), (3, 0, True), (3, 1, False), (0, 4, False)]
+)
+def test_a_quota_holds(held: int, more: int, fits: bool) -> None:
+    who = Principal("a", "a", "a", Quota(documents=3, sessions=3))
+    for what in ("documents", "sessions"):
+        if fits:
+            check_quota(who, what, held, more)  # type: ignore[arg-type]
+            continue
+        with pytest.raises(ApiError, match=f"quota is 3 {what}; {held} are there and {more} more") as caught:
+            check_quota(who, what, held, more)  # type: ignore[arg-type]
+        assert (caught.value.status, caught.value.code) == (403, "quota_exceeded")
+    check_quota(ANYONE, "documents", 10**9, 1)
+
+
+# Slow clients, driven by hand: a test client is never slow
+
+
+async def _asked(app: Any, receive: Any, send: Any, path: str, method: str = "POST") -> None:
+    headers = [(b"host", b"127.0.0.1"), (b"content-type", b"application/json"), (b"transfer-encoding", b"chunked")]
+    scope = {
+        "type": "http",
+        "asgi": {"version": "3.0"},
+        "http_version": "1.1",
+        "method": method,
+        "scheme": "http",
+        "path": path,
+        "raw_path": path.encode(),
+        "query_string": b"count=1000",
+        "root_path": "",
+        "headers": headers,
+        "client": ("127.0.0.1", 1),
+        "server": ("127.0.0.1", 8000),
+        "state": {},
+    }
+    await app(scope, receive, send)
+
+
+async def test_a_body_that_does_not_arrive_is_given_up(tmp_path: Path) -> None:
+    app = small_app(ServeConfig(home=str(tmp_path), limits=LimitsConfig(body_s=0.1)))
+    sent: list[Any] = []
+    pieces = iter([{"type": "http.request", "body": b"{", "more_body": True}])
+
+    async def receive() -> Any:
+        for piece in pieces:
+            return piece
+        return await asyncio.Event().wait()
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    await asyncio.wait_for(_asked(app, receive, send, "/v1/echo"), 5)
+    assert sent[0]["status"] == 408
+    assert b"did not arrive within 0.1 s" in sent[1]["body"]
+    assert app.state.conduct.gate.running == 0
+
+
+async def test_an_answer_that_is_not_read_is_given_up(tmp_path: Path) -> None:
+    app = small_app(ServeConfig(home=str(tmp_path), limits=LimitsConfig(stall_s=0.1)))
+    sent: list[Any] = []
+
+    async def receive() -> Any:
+        return await asyncio.Event().wait()
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+        if len(sent) == 3:
+            await asyncio.Event().wait()
+
+    with pytest.raises(BaseException) as caught:  # which one is uvicorn's to log: what counts is that it ends
+        await asyncio.wait_for(_asked(app, receive, send, "/v1/stream", "GET"), 5)
+    assert "Timeout" in repr(caught.value)
+    assert len(sent) == 3
+    assert app.state.conduct.gate.running == 0
+
+
+def test_an_app_can_be_given_its_conduct_once_for_each_registry(tmp_path: Path) -> None:
+    from fastapi import FastAPI
+
+    config = ServeConfig(home=str(tmp_path))
+    first, second = install(FastAPI(), config, Held()), install(FastAPI(), config, Held())
+    assert first.metrics.registry is not second.metrics.registry

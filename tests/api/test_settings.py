@@ -1,0 +1,109 @@
+"""The server's settings: file, environment, flags; a wrong one is refused by its name; nothing secret is shown."""
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ragkv.api.settings import LimitsConfig, ServeConfig, is_loopback
+from ragkv.config import EngineConfig
+from ragkv.errors import ConfigError
+
+
+def test_flags_go_over_the_environment_and_that_over_the_file(tmp_path: Path) -> None:
+    file = tmp_path / "serve.toml"
+    file.write_text('port = 1\nhost = "127.0.0.2"\nopen_tenants = 3\n[limits]\ndocuments = 5\ninputs = 6\n')
+    environment = {"RAGKV_SERVE_PORT": "2", "RAGKV_SERVE_LIMITS__DOCUMENTS": "7", "RAGKV_SERVE_OPEN_TENANTS": "4"}
+    config = ServeConfig.gather(file, environment, {"open_tenants": 5, "model": None, "limits": {"inputs": None}})
+    assert (config.host, config.port, config.open_tenants) == ("127.0.0.2", 2, 5)
+    assert (config.limits.documents, config.limits.inputs, config.model) == (7, 6, "reader")
+
+
+def test_the_engines_settings_are_a_group_of_the_servers() -> None:
+    environment = {"RAGKV_SERVE_ENGINE__STORE__CODEC": "int8", "RAGKV_SERVE_ENGINE__FUSION__RATIO": "none"}
+    config = ServeConfig.gather(environment=environment)
+    assert (config.engine.store.codec, config.engine.fusion.ratio) == ("int8", None)
+
+
+def test_lists_come_with_commas_or_as_arrays(tmp_path: Path) -> None:
+    file = tmp_path / "serve.toml"
+    file.write_text('hosts = ["a.example", "b.example"]\n')
+    config = ServeConfig.gather(file, {"RAGKV_SERVE_CORS_ORIGINS": "https://x.example, https://y.example,"})
+    assert config.hosts == ("a.example", "b.example")
+    assert config.cors_origins == ("https://x.example", "https://y.example")
+
+
+def test_an_engine_from_the_environment_passes_over_the_servers_variables() -> None:
+    environment = {"RAGKV_SERVE_PORT": "2", "RAGKV_DEVICE": "cuda", "RAGKV_HOME": "x"}
+    assert EngineConfig.from_env(environment).device == "cuda"
+    with pytest.raises(ConfigError, match="Unknown setting server_port"):
+        EngineConfig.from_env({"RAGKV_SERVER_PORT": "2"})
+
+
+@pytest.mark.parametrize(
+    ("values", "says"),
+    [
+        ({"prot": 1}, "Unknown setting prot. Did you mean port?"),
+        ({"limits": {"body_byte": 1}}, "Did you mean limits.body_bytes?"),
+        ({"engine": {"store": {"codek": "raw"}}}, "Did you mean engine.store.codec?"),
+        ({"port": "8000"}, "port must be int, not '8000'"),
+        ({"port": 65536}, "port is 65536"),
+        ({"port": -1}, "port is -1"),
+        ({"host": ""}, "host is empty"),
+        ({"hosts": "a.example"}, "hosts must be a list, not 'a.example'"),
+        ({"hosts": [5]}, r"hosts\[0\] must be str, not 5"),
+        ({"cors_origins": ["*"]}, "name the origins"),
+        ({"limits": {"body_bytes": 0}}, "body_bytes is 0; it must be at least 1"),
+        ({"limits": {"prompt_tokens": 0}}, "prompt_tokens is 0"),
+        ({"queue": {"deadline_s": 0.0}}, "queue.deadline_s is 0.0"),
+        ({"queue": {"limit": 0}}, "limit is 0"),
+        ({"log": {"level": "loud"}}, "log.level is 'loud'; it must be one of: debug"),
+        ({"log": {"format": "xml"}}, "log.format is 'xml'"),
+        ({"engine": {"store": {"directory": "x"}}}, "Set `home`"),
+        ({"engine": {"store": {"tenant": "x"}}}, "are the server's to choose"),
+        ({"open_tenants": 0}, "open_tenants is 0"),
+        ({"graceful_s": -1.0}, "graceful_s is -1"),
+    ],
+    ids=str,
+)
+def test_a_wrong_setting_is_refused_by_name(values: dict[str, Any], says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        ServeConfig.from_dict(values)
+
+
+def test_a_config_goes_to_a_mapping_and_back() -> None:
+    config = ServeConfig(port=1, hosts=("a",), limits=LimitsConfig(documents=2))
+    assert ServeConfig.from_dict(dataclasses.asdict(config)) == config
+
+
+def test_the_metrics_token_is_not_shown() -> None:
+    config = ServeConfig.from_dict({"auth": {"metrics_token": "hush-hush"}})
+    assert config.auth.metrics_token == "hush-hush"
+    assert "hush" not in repr(config) + str(config)
+
+
+@pytest.mark.parametrize(
+    ("host", "mine"),
+    [
+        ("127.0.0.1", True),
+        ("127.9.9.9", True),
+        ("::1", True),
+        ("[::1]", True),
+        ("localhost", True),
+        ("LOCALHOST.", True),
+        ("app.localhost", True),
+        ("0.0.0.0", False),
+        ("192.168.0.1", False),
+        ("localhost.evil.example", False),
+        ("127.0.0.1.evil.example", False),
+        ("", False),
+    ],
+)
+def test_loopback_is_known_by_name_and_by_address(host: str, mine: bool) -> None:
+    assert is_loopback(host) is mine
+
+
+def test_a_server_listens_on_loopback_unless_told_otherwise() -> None:
+    assert ServeConfig().on_loopback
+    assert not ServeConfig(host="0.0.0.0").on_loopback
