@@ -1,4 +1,4 @@
-"""A background thread with a bounded queue: the store's, and that of conversations, so that no request waits for a disk.
+"""A background thread with a bounded queue: the store's, and that of conversations; no request waits for a disk.
 
 Jobs run in the order they came. What waits is bounded by bytes: a job that does not fit is refused, never waited for.
 """
@@ -103,7 +103,9 @@ class Background(Generic[E]):
             try:
                 job.run()
             except Exception:  # whatever it was, the next job must run; a store failure never fails a request
-                log.exception("%s: work for entry %s failed; going on without it.", self._name, job.key[:12] or "(none)")
+                log.exception(
+                    "%s: work for entry %s failed; going on without it.", self._name, job.key[:12] or "(none)"
+                )
             with self._changed:
                 self._running = None
                 self._pending_bytes -= job.size_bytes

@@ -12,6 +12,7 @@ from ragkv.store import LRU, DiskTier, EncodedEntry, Entry, Identity, MemoryTier
 from ragkv.testing import ThrottledTier
 
 from .entries import CODEC_NAMES, digest, ids_of, kept, make_entry, other_identities, read_all, same, with_codec
+from .remote.house import remote_tier, value_bytes
 
 MakeTier = Callable[..., Tier]
 
@@ -35,7 +36,7 @@ def house(request: pytest.FixtureRequest) -> House:
     return House(request.param)
 
 
-@pytest.fixture(params=["memory", "disk", "disk-direct", "throttled"])
+@pytest.fixture(params=["memory", "disk", "disk-direct", "throttled", "redis", "s3"])
 def make_tier(request: pytest.FixtureRequest, house: House, tmp_path: Path) -> Iterator[MakeTier]:
     """Builds tiers of one kind; `room` is in entries of the default size."""
     opened: list[Tier] = []
@@ -45,6 +46,9 @@ def make_tier(request: pytest.FixtureRequest, house: House, tmp_path: Path) -> I
             tier: Tier = MemoryTier(int(room * EncodedEntry.of(house.entry()).size_bytes), LRU())
             if request.param == "throttled":
                 tier = ThrottledTier(tier, bandwidth_bytes_per_s=1e9)
+        elif request.param in ("redis", "s3"):
+            server = request.getfixturevalue(f"{request.param}_server")
+            tier = remote_tier(server, int(room * value_bytes(house.entry())))
         else:
             file_bytes = 4 * 4096  # header, ids and scores, two layers
             place = tmp_path / str(len(opened))

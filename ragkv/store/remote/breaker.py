@@ -1,4 +1,4 @@
-"""A circuit breaker: while a remote fails or is slow nobody asks it, so that its faults cost a timeout, not one a request.
+"""A circuit breaker: while a remote fails or is slow nobody asks it; its faults cost a timeout, not one a request.
 
 Closed, it lets everybody through. It opens after some failures or slow answers in a row, and at once when an answer
 timed out: the next would cost as much. After a pause, which doubles each time, one probe is made in the background

@@ -48,15 +48,18 @@ class Connector(ABC):
 
     @abstractmethod
     def find(self, keys: Sequence[str]) -> list[Held | None]:
-        """The heads of `keys`, together, `None` for what is not there whole. Counts as a use; a time to live begins anew."""
+        """The heads of `keys`, together, `None` for what is not there whole.
+
+        Counts as a use: a time to live begins anew.
+        """
 
     @abstractmethod
     def peek(self, key: str) -> Held | None:
         """As `find`, of one. Not a use."""
 
     @abstractmethod
-    def get(self, key: str, group: int, start: int = 0) -> Bytes | None:
-        """A value from byte `start` on, or `None`."""
+    def get(self, key: str, group: int, start: int = 0, stop: int | None = None) -> Bytes | None:
+        """A value's bytes from `start` to before `stop`, or to its end; `None` if there are none."""
 
     @abstractmethod
     def exists(self, key: str) -> bool:
@@ -77,7 +80,7 @@ class Connector(ABC):
         """
 
     @abstractmethod
-    def keys(self) -> Iterator[str]:
+    def listed(self) -> Iterator[str]:
         """What is held, in no particular order. Not a use."""
 
     @abstractmethod

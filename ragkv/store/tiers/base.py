@@ -13,6 +13,7 @@ from enum import Enum
 import torch
 
 from ragkv.closing import Closing
+
 from ..codecs import RAW
 from ..encoded import EncodedEntry
 from ..entry import Entry, EntryInfo, Identity
@@ -30,6 +31,22 @@ class TierKind(Enum):
 
 
 @dataclass(frozen=True, slots=True)
+class RemoteStats:
+    """How a tier far away is doing."""
+
+    state: str  # of its circuit breaker: "closed" is well; "open" and "half-open": nobody asks it
+    opened: int  # times the breaker opened
+    failures: int  # calls that ended in an error, timeouts among them
+    timeouts: int
+    slow: int  # answers that took more than half the timeout
+    skipped: int  # calls that were not made, as the breaker was open
+    lost_s: float  # time spent in calls that failed
+    pending_deletions: int  # deletions it has not confirmed yet
+    latency_s: float | None = None  # of a lookup, lately; None: not measured
+    bytes_per_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class TierStats:
     """What a tier holds and did since it was opened."""
 
@@ -43,6 +60,7 @@ class TierStats:
     damaged: int  # entries dropped because bytes, identity or checksum were wrong
     read_bytes: int
     written_bytes: int
+    remote: RemoteStats | None = None  # of a tier far away
 
 
 class Lease(Closing):
@@ -57,6 +75,9 @@ class Lease(Closing):
     def stored_bytes(self) -> int:
         """Bytes of keys and values as they are held, so of reading all layers once."""
         return self.info.size_bytes
+
+    def begin(self) -> None:
+        """Its layers will be read soon, in order: a tier far away begins to fetch."""
 
     @abstractmethod
     def read_layer(self, layer: int, out: torch.Tensor | None = None) -> torch.Tensor:
@@ -92,6 +113,7 @@ class Tier(ABC):
 
     kind: TierKind
     read_only: bool = False  # `put`, `delete` and `gc` raise `StoreReadOnlyError`
+    distant: bool = False  # any answer may take as long as its timeout; others may write and delete there as well
 
     @abstractmethod
     def lease(self, identity: Identity, token_ids: Sequence[int]) -> Lease | None:
@@ -120,6 +142,16 @@ class Tier(ABC):
 
     def served(self, turn: Turn) -> None:  # noqa: B027
         """A conversation's turn was served: tell the policy, which may trim. Comes before the turn's blocks are put."""
+
+    def expect(self, keys: Sequence[str], missed: Callable[[Sequence[str]], None]) -> None:  # noqa: B027
+        """These keys will be leased at once: a tier far away begins to look, and tells `missed` what it has not."""
+
+    def claim(self, name: str, expires_s: float) -> str | None:
+        """Be the one replica that does `name`: a token for `release`, or `None` if another is. Errors count as ours."""
+        return ""
+
+    def release(self, name: str, token: str) -> None:  # noqa: B027
+        """End a claim; it ends by itself when it expires."""
 
     @abstractmethod
     def contains(self, key: str) -> bool:

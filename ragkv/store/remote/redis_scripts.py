@@ -1,0 +1,154 @@
+"""What must happen in one step on a Redis server, as Lua.
+
+Books are kept beside the values, so that they are right whoever writes: a hash of sizes, `key -> bytes:groups`, whose
+field "" is their sum, and a sorted set of keys by the server's time of last use. Values carry a time to live, books do
+not: under the policy `volatile-lru` the server evicts values alone. All keys of a tenant are touched by one script, so
+Redis Cluster is not served.
+"""
+
+# KEYS: sizes, uses. ARGV[1] is the beginning of every value's key: "<prefix>:<tenant>:v:"
+_BOOKS = """
+local sizes, uses, root = KEYS[1], KEYS[2], ARGV[1]
+local function now()
+  local t = redis.call('TIME')
+  return t[1] * 1000000 + t[2]
+end
+local function held(key)
+  local row = redis.call('HGET', sizes, key)
+  if not row then return nil, nil end
+  local bytes, groups = string.match(row, '^(%d+):(%d+)$')
+  return tonumber(bytes), tonumber(groups)
+end
+local function value(key, group)
+  return root .. key .. ':' .. group
+end
+local function strike(key)
+  local bytes, groups = held(key)
+  if bytes then
+    redis.call('HDEL', sizes, key)
+    redis.call('HINCRBY', sizes, '', -bytes)
+  end
+  redis.call('ZREM', uses, key)
+  return groups
+end
+local function drop(key, known)
+  local groups = math.max(strike(key) or 0, known)
+  local there = 0
+  local group = 0
+  while true do
+    local gone = redis.call('UNLINK', value(key, group))
+    if group == 0 then there = gone end
+    group = group + 1
+    if group >= groups and gone == 0 then return there end
+  end
+end
+local function settled(key)  -- not being written: whoever enters a row writes its values within a minute
+  local used = redis.call('ZSCORE', uses, key)
+  return not used or now() - tonumber(used) > 60 * 1000000
+end
+local function enter(key, bytes, groups)
+  strike(key)
+  redis.call('HSET', sizes, key, string.format('%d:%d', bytes, groups))
+  redis.call('HINCRBY', sizes, '', bytes)
+  redis.call('ZADD', uses, now(), key)
+end
+"""
+
+# key, bytes of the head, milliseconds to live or 0 -> the head's beginning, or false
+FIND = (
+    _BOOKS
+    + """
+local key, guess, ttl = ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4])
+local head = redis.call('GETRANGE', value(key, 0), 0, guess - 1)
+local _, groups = held(key)
+if head == '' then
+  if groups and settled(key) then drop(key, 0) end
+  return false
+end
+for group = 1, (groups or 1) - 1 do
+  if redis.call('EXISTS', value(key, group)) == 0 then
+    drop(key, groups)
+    return false
+  end
+end
+redis.call('ZADD', uses, 'XX', now(), key)
+if ttl > 0 then
+  for group = 0, (groups or 1) - 1 do redis.call('PEXPIRE', value(key, group), ttl) end
+end
+return head
+"""
+)
+
+# key, bytes, groups, capacity, pinned keys ... -> {0: refused, 1: there already, 2: enter it, evicted}
+RESERVE = (
+    _BOOKS
+    + """
+local key, bytes, groups, capacity = ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4]), tonumber(ARGV[5])
+if redis.call('EXISTS', value(key, 0)) == 1 then
+  local whole = true
+  for group = 1, groups - 1 do whole = whole and redis.call('EXISTS', value(key, group)) == 1 end
+  if whole then
+    if not held(key) then enter(key, bytes, groups) end
+    return {1, 0}
+  end
+  redis.call('UNLINK', value(key, 0))  -- or it would be found, and dropped, while its groups are written
+end
+local mine = held(key) or 0
+local pinned = {}
+for i = 6, #ARGV do pinned[ARGV[i]] = true end
+local over = tonumber(redis.call('HGET', sizes, '') or '0') - mine + bytes - capacity
+local victims, from = {}, 0
+while over > 0 do
+  local batch = redis.call('ZRANGE', uses, from, from + 99)
+  if #batch == 0 then return {0, 0} end
+  for _, other in ipairs(batch) do
+    if over > 0 and other ~= key and not pinned[other] then
+      victims[#victims + 1] = other
+      over = over - (held(other) or 0)
+    end
+  end
+  from = from + 100
+end
+for _, other in ipairs(victims) do drop(other, 0) end
+enter(key, bytes, groups)
+return {2, #victims}
+"""
+)
+
+# key, bytes, groups: books of what was written, should they have been lost meanwhile
+ENTER = (
+    _BOOKS
+    + """
+if not held(ARGV[2]) then enter(ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4])) end
+return 1
+"""
+)
+
+# key, groups known, edition or '', its place in a head -> 1 if the head was there
+DROP = (
+    _BOOKS
+    + """
+local key, edition, at = ARGV[2], ARGV[4], tonumber(ARGV[5])
+if edition ~= '' then
+  local found = redis.call('GETRANGE', value(key, 0), at, at + #edition - 1)
+  if found ~= edition then return 0 end  -- gone, or being written anew
+end
+return drop(key, tonumber(ARGV[3]))
+"""
+)
+
+# key: strike it if its head is gone
+AUDIT = (
+    _BOOKS
+    + """
+local _, groups = held(ARGV[2])
+if groups and settled(ARGV[2]) and redis.call('EXISTS', value(ARGV[2], 0)) == 0 then drop(ARGV[2], groups) end
+return 1
+"""
+)
+
+# KEYS: the claim; ARGV: the token
+RELEASE = """
+if redis.call('GET', KEYS[1]) == ARGV[1] then return redis.call('DEL', KEYS[1]) end
+return 0
+"""

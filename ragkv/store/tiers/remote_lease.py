@@ -1,0 +1,152 @@
+"""Reading one entry from far away: groups of layers are fetched ahead, verified where they arrive, and handed out.
+
+The groups of the layers that are read next are asked for as soon as reading begins, and the following ones as it goes
+on, so that the way is never idle and no more than some groups lie here. What was read is kept, as far as the tier has
+room for it, for the copy that climbs to faster tiers: nothing is fetched twice.
+"""
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Protocol
+
+import numpy as np
+import torch
+
+from ragkv.errors import EntryUnreachableError, RemoteError, StoreError
+
+from ..encoded import EncodedEntry
+from ..record import Bytes, bytes_of
+from ..remote import Head
+from .base import Lease, TierKind
+from .disk_file import aligned_empty, scratch
+
+AHEAD = 2  # groups fetched beyond the one that is read
+
+
+class Source(Protocol):
+    """What a lease needs of its tier."""
+
+    kind: TierKind
+
+    def fetch(self, head: Head, group: int) -> "Future[Bytes]":
+        """The payload of a group, verified; soon."""
+
+    def wait(self, future: "Future[Bytes]") -> Bytes:
+        """What `fetch` promised. Raises `RemoteError` or `EntryDamagedError`."""
+
+    def keep(self, size_bytes: int) -> bool:
+        """Whether there is room to keep so much that was read; `unkeep` must follow."""
+
+    def unkeep(self, size_bytes: int) -> None:
+        """It is kept no longer."""
+
+    def count_read(self, size_bytes: int) -> None:
+        """So much was read."""
+
+    def unpin(self, lease: "RemoteLease") -> None:
+        """The lease is closed."""
+
+
+class RemoteLease(Lease):
+    """An entry far away. Its methods may be called from many threads at once."""
+
+    def __init__(self, head: Head, source: Source) -> None:
+        self.kind = source.kind
+        self.info, self.sensitivity = head.info, head.sensitivity
+        self._head, self._source = head, source
+        self._groups: dict[int, Future[Bytes]] = {}
+        self._kept: dict[int, int] = {}  # bytes of groups that stay
+        self._lock = threading.Lock()
+        self._closed = False
+
+    @property
+    def stored_bytes(self) -> int:
+        return self.info.layers * self._head.layer_bytes
+
+    def begin(self) -> None:
+        self._want(range(AHEAD))
+
+    def hold(self) -> None:
+        """Fetch all that is missing and keep it: the entry is about to go. Raises nothing."""
+        self._want(range(self._head.groups))
+        with self._lock:
+            groups = dict(self._groups)
+        for group, future in groups.items():
+            try:
+                self._keep(group, len(self._source.wait(future)), always=True)
+            except StoreError:
+                return  # who reads on will find out
+
+    def read_layer(self, layer: int, out: torch.Tensor | None = None) -> torch.Tensor:
+        """The slice (2, G, T, D), read into `out` or a fresh tensor, on the host; see `Lease.read_layer`."""
+        head, info = self._head, self.info
+        if out is None:
+            out = aligned_empty(info.shape, info.dtype)
+        if head.codec.in_place and out.is_contiguous():
+            self._read(layer, out.view(-1).view(torch.uint8))
+            return out
+        layout = head.codec.layout(info.shape, info.dtype)
+        stored = scratch(head.layer_bytes)
+        self._read(layer, stored)
+        return head.codec.decode(stored.view(layout.dtype).view(layout.shape), out)
+
+    def read_encoded(self, pin: bool = False, between: Callable[[], None] = lambda: None) -> EncodedEntry:
+        head, info = self._head, self.info
+        layout = head.codec.layout(info.shape, info.dtype)
+        pin = pin and head.codec.in_place and torch.cuda.is_available()
+        layers = torch.empty((info.layers, *layout.shape), dtype=layout.dtype, pin_memory=pin)
+        for layer, stored in enumerate(layers):
+            between()
+            self._read(layer, stored.view(-1).view(torch.uint8))
+        return EncodedEntry(info, head.codec, layers, self.sensitivity)
+
+    def close(self) -> None:
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+            groups, self._groups = self._groups, {}
+            kept, self._kept = self._kept, {}
+        for future in groups.values():
+            future.cancel()
+        self._source.unkeep(sum(kept.values()))
+        self._source.unpin(self)
+
+    def __del__(self) -> None:  # a lease nobody closed must not keep its pin for ever
+        self.close()
+
+    def _read(self, layer: int, into: torch.Tensor) -> None:
+        """Copy the stored layer's bytes into `into`, bytes on the host."""
+        group, size = layer // self._head.together, self._head.layer_bytes
+        future = self._want(range(group, group + 1 + AHEAD))
+        try:
+            payload = self._source.wait(future)
+        except RemoteError as error:
+            raise EntryUnreachableError(self.info.key, f"layer {layer} did not come ({error})") from error
+        layers = self._head.layers_of(group)
+        found = np.frombuffer(payload, np.uint8, size, (layer - layers.start) * size)
+        np.copyto(np.frombuffer(bytes_of(into), np.uint8), found)  # releases the GIL
+        self._source.count_read(size)
+        if layer == layers[-1] and not self._keep(group, len(payload)):
+            with self._lock:
+                self._groups.pop(group, None)
+
+    def _want(self, groups: range) -> "Future[Bytes]":
+        """Ask for `groups`, as far as there are any; what the first of them will bring."""
+        with self._lock:
+            if self._closed:
+                raise StoreError(f"The lease of entry {self.info.key[:12]} is closed; read before closing it.")
+            for group in groups:
+                if group not in self._groups and group < self._head.groups:
+                    self._groups[group] = self._source.fetch(self._head, group)
+            return self._groups[groups.start]
+
+    def _keep(self, group: int, size: int, always: bool = False) -> bool:
+        with self._lock:
+            if group in self._kept:
+                return True
+            if self._closed or not (self._source.keep(size) or always):
+                return False
+            self._kept[group] = size
+            return True
