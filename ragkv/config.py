@@ -244,7 +244,11 @@ class EngineConfig:
     kcache: KCacheConfig | None = None  # V in host memory while decoding; None: off
     device: str = "cpu"  # "cpu", "cuda", "cuda:1"
     dtype: str = "auto"  # "auto" keeps the checkpoint's; else "float32", "bfloat16", "float16"
+    packed_bytes: int = 3 * GIB  # most memory for weights kept twice, so that few rows take less time (bfloat16 on CPU)
     adapter_id: str = ""  # names a merged LoRA, so that its entries are kept apart
+
+    def __post_init__(self) -> None:
+        at_least(self, packed_bytes=0)
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Self:

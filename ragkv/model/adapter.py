@@ -13,6 +13,7 @@ import torch
 from transformers import Cache
 
 from . import attention
+from .packing import Packing
 from .promptkv import CaptureCache, Captured, PromptKV, Recording, RowCache, Rows
 from .rope import Rope, RotaryTables
 from .views import TILE_ROWS, attending_view, key_view
@@ -29,7 +30,8 @@ class Adapter:
     attention_name: ClassVar[str] = "self_attn"
     cache_argument: ClassVar[str] = "past_key_values"
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model: Any, packed_bytes: int = 0) -> None:
+        """`packed_bytes`: most memory that copies of weights may take, see `packing`."""
         attention.register()
         self.model = model
         self.config = model.config
@@ -37,7 +39,10 @@ class Adapter:
         self.device: torch.device = next(model.parameters()).device
         self.dtype: torch.dtype = next(model.parameters()).dtype
         on_cpu = self.device.type == "cpu"
-        self.layers = [attending_view(layer, self.attention_name, in_tiles=on_cpu) for layer in self.body.layers]
+        packing = Packing(packed_bytes, self.device)
+        self._head = packing.of(self.model.get_output_embeddings())
+        views = (attending_view(layer, self.attention_name, in_tiles=on_cpu) for layer in self.body.layers)
+        self.layers = [packing.of(view) for view in views]
         self._key_layers = self.layers  # for keys and values alone
         self.rope = Rope(self.body.rotary_emb, self.rope_kinds(), self.device)
         rotary_dims = self.rope.tables(1).tables[self.rope_kinds()[0]][0].shape[-1]
@@ -91,7 +96,7 @@ class Adapter:
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Last layer's hidden (1, R, E) -> logits (R, V) float32, after any scaling or capping."""
-        return self.scale_logits(self.model.lm_head(self.body.norm(hidden)))[0].float()
+        return self.scale_logits(self._head(self.body.norm(hidden)))[0].float()
 
     def scale_logits(self, logits: torch.Tensor) -> torch.Tensor:
         """What the family does to its head's output."""

@@ -60,12 +60,12 @@ class Gemma3(Softcapped):
 
     model_types = ("gemma3_text",)
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model: Any, packed_bytes: int = 0) -> None:
         if getattr(model.config, "use_bidirectional_attention", False):
             raise UnsupportedModelError(
                 "This gemma3 model attends in both directions, so its KV depends on what follows."
             )
-        super().__init__(model)
+        super().__init__(model, packed_bytes)
 
     def rope_kinds(self) -> tuple[str, ...]:
         return tuple(sorted(set(self.config.layer_types)))
@@ -89,8 +89,7 @@ class GPTNeoX(Adapter):
         return hidden
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        head = self.model.get_output_embeddings()
-        logits: torch.Tensor = head(self.body.final_layer_norm(hidden))
+        logits: torch.Tensor = self._head(self.body.final_layer_norm(hidden))
         return logits[0].float()
 
 

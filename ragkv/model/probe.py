@@ -30,8 +30,11 @@ def refuse_unsupported(config: Any) -> None:
         )
 
 
-def adapt(model: Any) -> Adapter:
-    """The proven adapter of a loaded transformers model; raises `UnsupportedModelError`."""
+def adapt(model: Any, packed_bytes: int = 0) -> Adapter:
+    """The proven adapter of a loaded transformers model; raises `UnsupportedModelError`.
+
+    `packed_bytes` is the most memory that copies of weights may take, which make few rows faster: see `packing`.
+    """
     config = getattr(model, "config", None)
     refuse_unsupported(config)
     model_type = config.model_type  # type: ignore[union-attr]
@@ -39,7 +42,7 @@ def adapt(model: Any) -> Adapter:
         raise UnsupportedModelError(f"{type(model).__name__} has no language-model head; load it as a causal LM.")
     model.eval()
     try:
-        adapter = ADAPTERS[model_type](model)
+        adapter = ADAPTERS[model_type](model, packed_bytes)
         off = _deviation(adapter)
     except (RuntimeError, TypeError, AttributeError, ValueError, KeyError) as error:
         raise UnsupportedModelError(f"This {model_type} model cannot be driven layer by layer: {error}") from error

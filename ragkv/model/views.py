@@ -10,6 +10,7 @@ from typing import Any, cast
 import torch
 
 from . import attention
+from .packing import view_with
 
 TILE_ROWS = 512  # rows of an MLP or a rotation at once: what lies between its steps then stays near the processor
 
@@ -52,7 +53,7 @@ def attending_view(layer: torch.nn.Module, attention_name: str, in_tiles: bool) 
     mlp = layer._modules.get("mlp")
     if in_tiles and mlp is not None and _is_dense(mlp):
         changed["mlp"] = InTiles(mlp)
-    return _with(layer, changed)
+    return view_with(layer, changed)
 
 
 def key_view(view: torch.nn.Module, attention_name: str, head_dim: int) -> torch.nn.Module:
@@ -60,13 +61,7 @@ def key_view(view: torch.nn.Module, attention_name: str, head_dim: int) -> torch
     attn = getattr(view, attention_name)
     if "q_proj" not in attn._modules:
         return view
-    return _with(view, {attention_name: _with(attn, {"q_proj": NoQueries(head_dim)})})
-
-
-def _with(module: torch.nn.Module, changed: dict[str, Any]) -> torch.nn.Module:
-    view = copy.copy(module)
-    view._modules = {**module._modules, **changed}
-    return view
+    return view_with(view, {attention_name: view_with(attn, {"q_proj": NoQueries(head_dim)})})
 
 
 def _is_dense(mlp: torch.nn.Module) -> bool:
