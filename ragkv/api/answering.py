@@ -104,7 +104,7 @@ def _check_prompt(engine: Engine, limits: LimitsConfig, question: str | Sequence
     if (tokens := asked + sum(map(len, chunks))) > limits.prompt_tokens:
         raise ApiError(
             400,
-            f"The prompt has {tokens} tokens; this server takes {limits.prompt_tokens}. Give fewer or shorter documents.",
+            f"The prompt has {tokens} tokens; this server takes {limits.prompt_tokens}. Give fewer documents.",
             code="context_length_exceeded",
         )
 

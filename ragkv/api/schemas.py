@@ -1,23 +1,43 @@
 """What our own endpoints take and give. Strict: no number for a string, no unknown field, no NaN."""
 
+import json
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
 
 from ragkv.config import ReuseMode
 
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
 ID_PATTERN = r"^[^\x00-\x1f\x7f]{1,256}$"
 
+SESSION_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._:@=+-]{0,127}$"
+
 Name = Annotated[str, StringConstraints(pattern=NAME_PATTERN)]
+SessionId = Annotated[str, StringConstraints(pattern=SESSION_PATTERN)]
 Id = Annotated[str, StringConstraints(pattern=ID_PATTERN)]
 Share = Annotated[float, Field(ge=0.0, le=1.0)]
 
 
-class Strict(BaseModel):
-    """A request's body, or a part of one."""
+class Part(BaseModel):
+    """A part of a request's body."""
 
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+
+
+class Strict(Part):
+    """A request's body."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _is_json(cls, values: Any) -> Any:
+        """Python's parser takes what is no JSON: NaN, and half of a surrogate pair. Nothing here could keep them."""
+        try:
+            json.dumps(values, ensure_ascii=False, allow_nan=False).encode()
+        except UnicodeEncodeError as error:
+            raise ValueError("a text holds half a character (a lone surrogate)") from error
+        except (ValueError, TypeError, RecursionError) as error:
+            raise ValueError("it is not JSON: NaN and Infinity are no numbers, and nesting has an end") from error
+        return values
 
 
 class Retrieval(Strict):
@@ -38,7 +58,7 @@ class AskRequest(Retrieval):
     """A question over a collection."""
 
     question: str = Field(min_length=1)
-    session_id: Id | None = Field(default=None, description="The conversation that it goes on with, or begins.")
+    session_id: SessionId | None = Field(default=None, description="The conversation that it goes on with, or begins.")
     max_tokens: int | None = Field(default=None, ge=1, description="Of the answer.")
     ratio: Share | None = Field(
         default=None, description="Share of fused tokens recomputed; null: the controller's; left out: the settings'."
@@ -150,7 +170,7 @@ class CompareResponse(BaseModel):
     full: Measured
 
 
-class DocumentIn(Strict):
+class DocumentIn(Part):
     """A document to be stored."""
 
     id: Id | None = Field(default=None, description="Left out, it is made from the text.")
@@ -294,7 +314,7 @@ class Truncated(BaseModel):
 class ForkRequest(Strict):
     """Where a copy of a conversation goes."""
 
-    to: Id | None = Field(default=None, description="The new one's id; left out, one is made.")
+    to: SessionId | None = Field(default=None, description="The new one's id; left out, one is made.")
 
 
 class TierInfo(BaseModel):

@@ -38,6 +38,10 @@ class Tenant(Closing):
         """The conversation that the tenant calls so, new or as it stands."""
         return self.engine.session(_NAMED + session_id)
 
+    def fork(self, session: Session, session_id: str) -> Session:
+        """A new conversation of that name with the same past. Raises `InputError` if there is one."""
+        return session.fork(_NAMED + session_id)
+
     def session_ids(self) -> tuple[str, ...]:
         """The tenant's names of its conversations that have turns."""
         return tuple(name.removeprefix(_NAMED) for name in self.engine.session_ids() if name.startswith(_NAMED))
@@ -46,6 +50,12 @@ class Tenant(Closing):
         """The tenant's conversations, under its own names, the last used first."""
         infos = [info for info in self.engine.sessions() if info.session_id.startswith(_NAMED)]
         return [replace(info, session_id=info.session_id.removeprefix(_NAMED)) for info in infos]
+
+    def forget_unnamed(self) -> None:
+        """Delete the conversations nobody named: a text that was deleted may be in them."""
+        for session_id in self.engine.session_ids():
+            if not session_id.startswith(_NAMED):
+                self.engine.delete_session(session_id)
 
     def close(self) -> None:
         """Flush and close. Twice is harmless."""

@@ -12,7 +12,7 @@ import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from starlette.requests import Request
 
@@ -70,7 +70,8 @@ class Desk:
             call, future = self._begin(work)
             outcome = asyncio.wrap_future(future)
             try:
-                await asyncio.wait({outcome, gone}, return_when=asyncio.FIRST_COMPLETED)
+                both: list[asyncio.Future[Any]] = [outcome, gone]
+                await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
                 if outcome.done():
                     return outcome.result()
                 raise ApiError(CLIENT_GONE, "The client closed the connection.")
@@ -195,7 +196,7 @@ class _Watched:
             await self._task
 
 
-def _looked_at(outcome: "asyncio.Future[object]") -> None:
+def _looked_at(outcome: "asyncio.Future[Any]") -> None:
     """An error nobody waits for is nobody's."""
     if not outcome.cancelled():
         outcome.exception()

@@ -3,12 +3,11 @@
 import threading
 from typing import Any
 
-import numpy as np
 from langchain_core.embeddings import Embeddings
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, SkipValidation
 
 from ragkv.errors import MissingExtraError
-from ragkv.retrieval import Embedder, resolve_embedder
+from ragkv.retrieval import Embedder, one_vector, resolve_embedder
 
 
 class RagKVEmbeddings(BaseModel, Embeddings):
@@ -25,7 +24,7 @@ class RagKVEmbeddings(BaseModel, Embeddings):
 
     def embed_documents(self, texts: list[str]) -> list[list[float]]:
         """A vector a text. One that is longer than the model's window gets the direction its windows share."""
-        return [_one(windows).tolist() for windows in self.resolved().embed_texts(texts)]
+        return [one_vector(windows).tolist() for windows in self.resolved().embed_texts(texts)]
 
     def embed_query(self, text: str) -> list[float]:
         """The vector of a query."""
@@ -42,9 +41,3 @@ class RagKVEmbeddings(BaseModel, Embeddings):
             return self._resolved
 
 
-def _one(windows: Any) -> Any:
-    """One vector of length 1 (D,) for windows (W, D): the room's index keeps all of them, LangChain wants one."""
-    if len(windows) == 1:
-        return windows[0]
-    total = windows.sum(axis=0)
-    return total / max(float(np.linalg.norm(total)), 1e-9)

@@ -9,7 +9,7 @@ embedder.
 """
 
 from .document import Document, Hit, Metadata, Passage
-from .embedders import Embedder, MiniLM, SentenceTransformerEmbedder, resolve_embedder
+from .embedders import Embedder, MiniLM, SentenceTransformerEmbedder, one_vector, resolve_embedder
 from .filters import Where
 from .index import Index
 from .loaders import LOADERS, load_documents
@@ -38,5 +38,6 @@ __all__ = [
     "Splitter",
     "Where",
     "load_documents",
+    "one_vector",
     "resolve_embedder",
 ]

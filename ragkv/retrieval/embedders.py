@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from ragkv.errors import ConfigError, MissingExtraError, ModelNotFoundError
+from ragkv.errors import ConfigError, InputError, MissingExtraError, ModelNotFoundError
 
 from .retrievers import Vectors
 
@@ -40,6 +40,23 @@ class Embedder(ABC):
     @abstractmethod
     def embed_query(self, query: str) -> Vectors:
         """The vector (D,) of length 1 of a query; what does not fit the window is left out."""
+
+    def count_tokens(self, text: str) -> int:
+        """How many tokens a text has; words, where there is no tokenizer."""
+        return len(text.split())
+
+    def text_of(self, token_ids: Sequence[int]) -> str:
+        """The text of token ids of its own; raises `InputError` where there is no tokenizer, or no such id."""
+        raise InputError(f"Embedder {self.name} has no tokenizer: give texts, not token ids.")
+
+
+def one_vector(windows: Vectors) -> Vectors:
+    """One vector of length 1 (D,) for a text's (W, D): the direction they share. The index keeps all of them."""
+    if len(windows) == 1:
+        vector: Vectors = windows[0]
+        return vector
+    total = windows.sum(axis=0)
+    return np.asarray(total / max(float(np.linalg.norm(total)), 1e-9), dtype=np.float32)
 
 
 class SentenceTransformerEmbedder(Embedder):
@@ -79,6 +96,18 @@ class SentenceTransformerEmbedder(Embedder):
         with self._lock:
             vector: Vectors = self._encode([query], query=True)[0]
         return vector
+
+    def count_tokens(self, text: str) -> int:
+        with self._lock:
+            return len(self._model().tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
+
+    def text_of(self, token_ids: Sequence[int]) -> str:
+        with self._lock:
+            tokenizer = self._model().tokenizer
+            wrong = next((token for token in token_ids if not 0 <= token < len(tokenizer)), None)
+            if wrong is not None:
+                raise InputError(f"Token id {wrong} is not in {self.name}'s vocabulary of {len(tokenizer)}.")
+            return str(tokenizer.decode(list(token_ids), skip_special_tokens=True))
 
     def _encode(self, texts: list[str], query: bool = False) -> Vectors:
         model = self._model()

@@ -2,8 +2,15 @@
 
 from fastapi import APIRouter
 
-from . import ask
+from . import ask, collections, embeddings, models, sessions, stats
 
-ROUTERS: tuple[APIRouter, ...] = (ask.router,)
+ROUTERS: tuple[APIRouter, ...] = (
+    ask.router,
+    collections.router,
+    embeddings.router,
+    models.router,
+    sessions.router,
+    stats.router,
+)
 
 __all__ = ["ROUTERS"]

@@ -10,13 +10,11 @@ from fastapi.responses import Response
 from ragkv.engine import Engine
 from ragkv.prefill import Prefill
 from ragkv.retrieval import Hit
-from ragkv.session import Session
 from ragkv.types import UNSET, Answer, Chunk, TokenEvent, Unset
 
 from ..answering import answering, check_count, check_text, max_tokens_of, session_of
 from ..errors import as_api_error, not_found, responses
 from ..keys import Principal
-from ..metrics import answered
 from ..reports import citations_of, reuse_of, source_of, spans_of, timing_of
 from ..schemas import AskRequest, AskResponse, CompareRequest, CompareResponse, Measured, Retrieval
 from ..service import Here, Service, Who

@@ -1,0 +1,105 @@
+"""Documents as they come: JSON, or files in a form. File names are names, never paths; nothing is written to disk."""
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from fastapi import Request
+from fastapi.exceptions import RequestValidationError
+from pydantic import ValidationError
+from starlette.datastructures import UploadFile
+
+from ragkv.errors import DocumentError
+from ragkv.retrieval import LOADERS, Document
+
+from .errors import ApiError
+from .schemas import DocumentIn, DocumentPut, DocumentsIn
+from .settings import LimitsConfig
+
+MAX_NAME = 255
+
+
+async def documents_in(request: Request, limits: LimitsConfig) -> list[Document]:
+    """The documents of a request's body, JSON or a form with files; raises `ApiError` and validation errors."""
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind == "multipart/form-data":
+        files = await _files(request, limits)
+        documents = [document for name, data in files for document in _loaded(name, data)]
+    else:
+        documents = [document_of(one) for one in _parsed(await request.body()).documents]
+    if len(documents) > limits.documents:
+        raise ApiError(
+            400,
+            f"There are {len(documents)} documents; this server takes {limits.documents} in one request.",
+            param="documents",
+        )
+    for document in documents:
+        check_document(document, limits)
+    return documents
+
+
+def document_of(given: DocumentIn | DocumentPut, document_id: str | None = None) -> Document:
+    """A document from JSON; without an id it gets one from its text, so that giving it again changes nothing."""
+    found = document_id or getattr(given, "id", None)
+    digest = hashlib.blake2b(f"{given.title or ''}\0{given.text}".encode(), digest_size=12).hexdigest()
+    title = {} if given.title is None else {"title": given.title}
+    return Document(found or f"doc-{digest}", given.text, given.title or "", {**(given.metadata or {}), **title})
+
+
+def check_document(document: Document, limits: LimitsConfig) -> None:
+    """Raise `ApiError` for a document that is too long or has no text."""
+    if len(document.text) > limits.document_chars:
+        raise ApiError(
+            400,
+            f"Document {document.id[:80]!r} has {len(document.text)} characters; this server takes "
+            f"{limits.document_chars}. Split it.",
+            param="documents",
+        )
+    if not document.text.strip():
+        raise ApiError(400, f"Document {document.id[:80]!r} has no text.", param="documents")
+    if not document.id or len(document.id) > MAX_NAME + 32 or any(ord(c) < 32 or ord(c) == 127 for c in document.id):
+        raise ApiError(400, f"{document.id[:80]!r} is no document's id: up to 256 printable characters.", param="id")
+
+
+async def _files(request: Request, limits: LimitsConfig) -> list[tuple[str, bytes]]:
+    async with request.form(max_files=limits.documents, max_fields=limits.documents) as form:
+        files = [value for _, value in form.multi_items() if isinstance(value, UploadFile)]
+        if not files or len(files) != len(form.multi_items()):
+            raise ApiError(400, "A form must have files, and nothing else.", param="files")
+        return [(_name(file.filename, limits), await file.read()) for file in files]
+
+
+def _name(given: str | None, limits: LimitsConfig) -> str:
+    """The last part of a file's name, whatever path stood before it."""
+    name = PurePosixPath((given or "").replace("\\", "/")).name.strip()
+    if name in ("", ".", "..") or len(name) > MAX_NAME or not name.isprintable():
+        raise ApiError(400, f"{(given or '')[:80]!r} is no file's name: 1 to {MAX_NAME} printable characters.")
+    suffix = Path(name).suffix.lower()
+    if suffix not in limits.upload_types or suffix not in LOADERS:
+        taken = " ".join(kind for kind in limits.upload_types if kind in LOADERS)
+        raise ApiError(
+            415, f"Files of type {suffix[:20]!r} are not taken: {name[:80]!r}. Taken: {taken}.", param="files"
+        )
+    return name
+
+
+def _loaded(name: str, data: bytes) -> Iterator[Document]:
+    """The documents of a file; ids are the file's name, and in a JSON line its own."""
+    root = "/"
+    for found in LOADERS[Path(name).suffix.lower()](Path(root + name), data, "utf-8"):
+        if isinstance(found, DocumentError):
+            raise found
+        yield replace(found, id=found.id.removeprefix(root), source=found.source.removeprefix(root))
+
+
+def _parsed(body: bytes) -> DocumentsIn:
+    try:
+        return DocumentsIn.model_validate_json(body or b"null")
+    except ValidationError as error:
+        found: Sequence[Any] = error.errors(include_url=False, include_context=True)
+        raise RequestValidationError(found) from error
+
+
+__all__ = ["check_document", "document_of", "documents_in"]
