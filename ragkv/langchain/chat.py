@@ -16,6 +16,7 @@ from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResu
 from pydantic import ConfigDict, Field, PrivateAttr, SecretStr, SkipValidation
 
 from ragkv.config import EngineConfig, ReuseMode
+from ragkv.dialogue import Asked, file_answer, lay_out
 from ragkv.engine import Engine, WarmReport
 from ragkv.errors import UnsupportedError
 from ragkv.types import Answer, TokenEvent
@@ -23,7 +24,6 @@ from ragkv.types import Answer, TokenEvent
 from . import registry, reporting
 from .background import drained
 from .messages import given, request
-from .prompting import Asked, asked
 from .settings import OWN, engine_arguments, refuse_unknown
 
 
@@ -193,8 +193,8 @@ class ChatRagKV(BaseChatModel):
         model = str(settings["model"])
         shared = self._shared_for(model)
         model = shared.name if self.engine is not None and model == self.model else model
-        spoken = request(messages, settings["documents"] or (), self._separator(shared, model))
-        question = asked(shared, spoken, self.conversations and not settings["session_id"], settings["session_id"])
+        spoken = request(messages, settings["documents"] or (), self._separator(shared))
+        question = lay_out(shared, spoken, self.conversations and not settings["session_id"], settings["session_id"])
         how = {**engine_arguments(settings), "deadline_s": self.timeout}
         how["stop"] = tuple(self.stop or () if stop is None else stop)
         conversation, answer = question.conversation, None
@@ -209,7 +209,7 @@ class ChatRagKV(BaseChatModel):
             if answer is None and conversation is not None and conversation.by_content:
                 shared.conversations.drop(conversation)
         assert answer is not None
-        _file(shared, question, answer)
+        file_answer(shared, question, answer.text)
         yield answer, question, model
 
     def _shared_for(self, model: str) -> registry.Shared:
@@ -223,11 +223,8 @@ class ChatRagKV(BaseChatModel):
             self._shared.catalogue.know(map(given, self.corpus))
         return self._shared
 
-    def _separator(self, shared: registry.Shared, model: str) -> str:
-        if self.document_separator is not None:
-            return self.document_separator
-        # The reader was taught documents end to end; each begins with its own space.
-        return shared.engine.config.prompt.chunk_end or (" " if shared.is_reader(model) else "\n\n")
+    def _separator(self, shared: registry.Shared) -> str:
+        return shared.separator if self.document_separator is None else self.document_separator
 
 
 def _result(answer: TokenEvent | Answer, question: Asked, model: str) -> ChatResult:
@@ -251,15 +248,3 @@ def _chunk(event: TokenEvent | Answer, question: Asked, model: str) -> ChatGener
         )
         return ChatGenerationChunk(message=last)
     return ChatGenerationChunk(message=AIMessageChunk(content=event.text)) if event.text else None
-
-
-def _file(shared: registry.Shared, question: Asked, answer: Answer) -> None:
-    """File the conversation under what its next question would follow, if that is what the session has."""
-    conversation = question.conversation
-    if conversation is None or not conversation.by_content:
-        return
-    head = shared.template.next_head(question.turns, answer.text)
-    if head.startswith(question.prompt + answer.text):
-        shared.conversations.file(head, conversation)
-    else:
-        shared.conversations.drop(conversation)

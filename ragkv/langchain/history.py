@@ -18,12 +18,12 @@ from typing import Any
 from langchain_core.chat_history import BaseChatMessageHistory
 from langchain_core.messages import BaseMessage, messages_from_dict, messages_to_dict
 
+from ragkv.dialogue import Turn
 from ragkv.errors import InputError, RagKVError
 
 from .chat import ChatRagKV
 from .messages import request
 from .registry import Shared
-from .template import Turn
 
 log = logging.getLogger(__name__)
 

@@ -6,26 +6,15 @@ the text is recognised afterwards like any other known text, so there is one pat
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
 from typing import Any
 
 from langchain_core.documents import Document
 from langchain_core.messages import AIMessage, BaseMessage, ChatMessage, SystemMessage, ToolMessage
 
+from ragkv.dialogue import Given, Request, Turn, placed
 from ragkv.errors import InputError, UnsupportedError
 
-from .catalogue import Given
-from .template import Turn
-
 _PASSED_OVER = ("reasoning", "thinking", "tool_call", "tool_use", "invalid_tool_call", "non_standard")
-
-
-@dataclass(frozen=True, slots=True)
-class Request:
-    """What was said, and the documents that came with it."""
-
-    turns: tuple[Turn, ...]
-    documents: tuple[Given, ...]
 
 
 def request(messages: Sequence[BaseMessage], documents: Iterable[Any], separator: str) -> Request:
@@ -38,15 +27,7 @@ def request(messages: Sequence[BaseMessage], documents: Iterable[Any], separator
         if text or not isinstance(message, AIMessage):  # an answer that only calls tools says nothing
             turns.append(Turn(_role(message), text))
     asked = [given(item) for item in documents]
-    missing = [one for one in asked if not any(one.text in turn.text for turn in turns)]
-    if missing:
-        last = next((n for n in reversed(range(len(turns))) if turns[n].role == "user"), None)
-        if last is None:
-            turns.append(Turn("user", ""))
-            last = len(turns) - 1
-        text = "".join(one.text + separator for one in missing) + turns[last].text
-        turns[last] = replace(turns[last], text=text)
-    return Request(tuple(turns), (*found, *asked))
+    return Request(placed(turns, asked, separator), (*found, *asked))
 
 
 def _role(message: BaseMessage) -> str:

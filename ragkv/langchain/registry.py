@@ -13,29 +13,18 @@ from pathlib import Path
 from typing import Any
 
 from ragkv.config import EngineConfig
+from ragkv.dialogue import Dialogues
 from ragkv.engine import Engine
-from ragkv.model.loading import READER
-
-from .catalogue import Catalogue
-from .conversations import Conversations
-from .template import Template
 
 
-class Shared:
+class Shared(Dialogues):
     """One engine and what belongs to it."""
 
     def __init__(self, engine: Engine) -> None:
-        self.engine = engine
-        self.template = Template(engine.tokenizer, engine.config.prompt.system)
-        self.catalogue = Catalogue(engine)
-        self.conversations = Conversations(engine)
+        super().__init__(engine)
         self.histories: dict[str, list[Any]] = {}  # messages by session id, where there is no directory
         self.name = str(getattr(engine.tokenizer, "name_or_path", "") or "model")
         self.closed = False  # by `close_engines`
-
-    def is_reader(self, model: str) -> bool:
-        """Whether this is the bundled reader, by whatever name."""
-        return model == "reader" or self.name == str(READER)
 
 
 _ATTRIBUTE = "_ragkv_langchain"

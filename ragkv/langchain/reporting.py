@@ -13,9 +13,8 @@ from typing import Any
 from langchain_core.messages.ai import InputTokenDetails, UsageMetadata
 
 from ragkv.citations import cite
+from ragkv.dialogue import Asked
 from ragkv.types import Answer
-
-from .prompting import Asked
 
 
 def usage(answer: Answer) -> UsageMetadata:

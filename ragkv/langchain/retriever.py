@@ -11,10 +11,10 @@ from langchain_core.documents import Document
 from langchain_core.retrievers import BaseRetriever
 from pydantic import ConfigDict, Field, SkipValidation
 
+from ragkv.dialogue import Given
 from ragkv.rag import Rag
 from ragkv.retrieval import Hit, Index, Reranker, Where
 
-from .catalogue import Given
 from .chat import ChatRagKV
 from .registry import around
 

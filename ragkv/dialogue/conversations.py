@@ -31,6 +31,7 @@ class Conversation:
 
     session: Session
     opening: str | None = None  # text in place of the application's prefix; None: the prefix itself
+    era: int = 0  # of the conversations it goes on among: see `clear`
     by_content: bool = True  # filed by what its messages say; else its session was named
     turns: int = 0  # that were said before
     tokens: int = 0  # of those turns
@@ -48,18 +49,19 @@ class Conversations:
                 engine.delete_session(session_id)
         filed = (name for name in ids if name.startswith(_FILED) and not name.startswith(_WORKING))
         self._filed: OrderedDict[str, None] = OrderedDict.fromkeys(filed)
+        self._era = 0  # ends where all are forgotten: what is under way then is not filed
 
     def __len__(self) -> int:
         return len(self._filed)
 
     def begin(self, opening: str | None) -> Conversation:
         """A new conversation."""
-        return Conversation(self._engine.session(_working_id()), opening)
+        return Conversation(self._engine.session(_working_id()), opening, self._era)
 
     def named(self, session_id: str, opening: str | None) -> Conversation:
         """The conversation in the session of that id."""
         session = self._engine.session(session_id)
-        return Conversation(session, opening, False, session.turns, len(session.token_ids))
+        return Conversation(session, opening, self._era, False, session.turns, len(session.token_ids))
 
     def going_on(self, text: str, opening: str | None) -> Conversation | None:
         """The conversation whose next question follows `text`; `None` if there is none."""
@@ -68,21 +70,25 @@ class Conversations:
             if name not in self._filed:
                 return None
             self._filed.move_to_end(name)
+            era = self._era
         filed = self._engine.session(name)
         if not filed.turns:  # it was deleted, or rested for longer than the engine keeps sessions
             return None
         session = filed.fork(_working_id())
-        return Conversation(session, opening, True, session.turns, len(session.token_ids))
+        return Conversation(session, opening, era, True, session.turns, len(session.token_ids))
 
     def file(self, text: str, conversation: Conversation) -> None:
         """The turn is answered: a next question would follow `text`."""
         name = _filed_id(text)
-        with contextlib.suppress(InputError):  # the very same was said before
-            conversation.session.fork(name)
+        with self._lock:
+            wanted = conversation.era == self._era
+            if wanted:
+                with contextlib.suppress(InputError):  # the very same was said before
+                    conversation.session.fork(name)
+                self._filed[name] = None
+                self._filed.move_to_end(name)
         conversation.session.delete()
         with self._lock:
-            self._filed[name] = None
-            self._filed.move_to_end(name)
             gone = [self._filed.popitem(last=False)[0] for _ in range(len(self._filed) - KEPT)]
         for old in gone:
             self._engine.delete_session(old)
@@ -90,6 +96,14 @@ class Conversations:
     def drop(self, conversation: Conversation) -> None:
         """The turn came to nothing, or nobody can go on from it."""
         conversation.session.delete()
+
+    def clear(self) -> None:
+        """Delete every filed session; a turn under way will not be filed either."""
+        with self._lock:
+            self._era += 1
+            gone, self._filed = list(self._filed), OrderedDict()
+        for name in gone:
+            self._engine.delete_session(name)
 
     def forget(self, text: str) -> None:
         """Delete the session that a question behind `text` would find."""

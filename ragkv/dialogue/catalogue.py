@@ -85,6 +85,14 @@ class Catalogue:
                     known.pop(text, None)
         return self._engine.delete([self._engine.chunk(text) for text in gone]) if gone else 0
 
+    def forget_given(self) -> None:
+        """Forget what calls brought; what was ingested stays."""
+        with self._lock:
+            gone, self._given = list(self._given), OrderedDict()
+            for text in gone:
+                self._chunks.pop(text, None)
+        self._texts.discard(gone)
+
     def find(self, prompt: str) -> list[Found]:
         """The known texts in `prompt`."""
         return self._texts.find(prompt)

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ragkv.langchain import recognition
-from ragkv.langchain.recognition import WINDOW, Found, Texts
-from ragkv.langchain.template import Template, Turn
+from ragkv.dialogue import recognition
+from ragkv.dialogue.recognition import WINDOW, Found, Texts
+from ragkv.dialogue.template import Template, Turn
 from tests.model.test_layout import CHATML, HEADERS
 from tests.toy_tokenizers import byte_tokenizer
 
