@@ -152,6 +152,11 @@ class Engine(Closing):
         return len(self._intake.encode(text))
 
     @property
+    def context_tokens(self) -> int | None:
+        """The most tokens of a prompt and its answer; `None`: no limit is known."""
+        return self._adapter.context_length
+
+    @property
     def is_reader(self) -> bool:
         """Whether the model is the bundled one, by whatever name it was loaded."""
         return str(getattr(self.tokenizer, "name_or_path", "")) == str(READER)
