@@ -1,92 +1,24 @@
 """Entries on a Redis or Valkey server (redis-py), bounded and counted there (`redis_scripts.py`).
 
-redis-py's timeouts are of one `recv`, so that a server that trickles would hold a reader for ever; here every socket
-has a deadline for the whole answer. Nothing is retried: an error is a miss, and the breaker's to judge.
+Nothing is retried: an error is a miss, and the breaker's to judge.
 """
 
 import contextlib
-import os
 import secrets
-import threading
-import time
 from collections.abc import Iterator, Sequence, Set
-from contextlib import contextmanager
 from typing import Any
 
 from ragkv.config import RedisConfig
-from ragkv.errors import MissingExtraError, RemoteError
+from ragkv.errors import RemoteError
 
 from ..record import Bytes
 from . import redis_scripts as scripts
 from .connector import HEAD_GUESS, Connector, Held, Placed, Usage
+from .redis_server import RedisServer
 from .values import EDITION_AT
 
-try:
-    import redis
-    from redis.backoff import NoBackoff
-    from redis.retry import Retry
-except ImportError as error:
-    raise MissingExtraError("redis", "redis", "A Redis tier") from error
-
 AUDIT_S = 600.0  # of all replicas, one counts what the server evicted, so often at most
-_READ_BYTES = 256 * 1024  # asked of a socket at a time
 _PAGE = 500  # keys of one answer while listing
-_DEADLINE = threading.local()  # `at`: monotonic seconds at which this thread's call ends
-
-
-class _Socket:
-    """A socket whose calls end at this thread's deadline, and at the timeout it was given."""
-
-    def __init__(self, sock: Any) -> None:
-        self._sock = sock
-        self._timeout: float | None = sock.gettimeout()
-
-    def settimeout(self, timeout: float | None) -> None:
-        self._timeout = timeout
-
-    def recv(self, size: int) -> bytes:
-        self._arm()
-        data: bytes = self._sock.recv(size)
-        return data
-
-    def recv_into(self, *args: Any) -> int:
-        self._arm()
-        got: int = self._sock.recv_into(*args)
-        return got
-
-    def sendall(self, data: Any) -> None:
-        self._arm()
-        self._sock.sendall(data)  # its timeout is of the whole
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._sock, name)
-
-    def _arm(self) -> None:
-        left = getattr(_DEADLINE, "at", float("inf")) - time.monotonic()
-        if left <= 0.0:
-            raise TimeoutError("the answer took too long")
-        limit = left if self._timeout is None else min(left, self._timeout)
-        self._sock.settimeout(None if limit == float("inf") else limit)
-
-
-class _Deadlined:
-    def _connect(self) -> _Socket:
-        return _Socket(super()._connect())  # type: ignore[misc]
-
-
-class _Tcp(_Deadlined, redis.Connection):
-    pass
-
-
-class _Tls(_Deadlined, redis.SSLConnection):
-    pass
-
-
-class _Unix(_Deadlined, redis.UnixDomainSocketConnection):
-    pass
-
-
-_CONNECTIONS = {"redis": _Tcp, "rediss": _Tls, "unix": _Unix}
 
 
 class RedisConnector(Connector):
@@ -98,30 +30,12 @@ class RedisConnector(Connector):
     def __init__(self, config: RedisConfig, tenant: str) -> None:
         """Connects to nothing yet. `tenant` is the part of the keys that is the tenant's."""
         self.capacity_bytes = config.max_bytes
-        self._timeout_s = config.timeout_s
         self._ttl_ms = 0 if config.ttl_s is None else max(1, round(config.ttl_s * 1000))
         base = f"{config.prefix}:{tenant}:"
         self._root, self._flights, self._audited = f"{base}v:", f"{base}flight:", f"{base}audited"
         self._books = (f"{base}sizes", f"{base}uses")
-        scheme = config.url.partition("://")[0]
-        options: dict[str, Any] = {} if scheme == "unix" else {"socket_keepalive": True}
-        if scheme == "rediss" and config.ca_file is not None:
-            options["ssl_ca_certs"] = config.ca_file
-        pool = redis.ConnectionPool.from_url(
-            config.url,
-            max_connections=config.connections + 4,  # lookups, the background's, and one to spare
-            username=os.environ.get(config.username_variable),
-            password=os.environ.get(config.password_variable),
-            socket_timeout=config.timeout_s,
-            socket_connect_timeout=config.timeout_s,
-            socket_read_size=_READ_BYTES,
-            retry=Retry(NoBackoff(), 0),
-            health_check_interval=0,
-            protocol=2,
-            **options,
-        )
-        pool.connection_class = _CONNECTIONS[scheme]
-        self._client: Any = redis.Redis(connection_pool=pool)
+        self._server = RedisServer(config)
+        self._client, self._call = self._server.client, self._server.call
 
     def find(self, keys: Sequence[str]) -> list[Held | None]:
         with self._call(), self._client.pipeline(transaction=False) as line:
@@ -213,25 +127,10 @@ class RedisConnector(Connector):
             self._client.eval(scripts.RELEASE, 1, self._flights + name, token)
 
     def reset(self) -> None:
-        self._client.connection_pool.disconnect(inuse_connections=False)
+        self._server.reset()
 
     def close(self) -> None:
-        self._client.connection_pool.disconnect()
-
-    @contextmanager
-    def _call(self) -> Iterator[None]:
-        """One exchange: whatever goes wrong in it is a `RemoteError`, and it ends in time."""
-        _DEADLINE.at = time.monotonic() + self._timeout_s
-        try:
-            yield
-        except (redis.TimeoutError, TimeoutError) as error:
-            raise RemoteError(f"redis did not answer within {self._timeout_s:g} s", timed_out=True) from error
-        except RemoteError:
-            raise
-        except Exception as error:  # what a damaged answer makes of the protocol can be anything
-            raise RemoteError(f"redis: {type(error).__name__}: {error}") from error
-        finally:
-            _DEADLINE.at = float("inf")
+        self._server.close()
 
     def _script(self, client: Any, script: str, key: str, *arguments: Any) -> Any:
         return client.eval(script, 2, *self._books, self._root, key, *arguments)
