@@ -85,6 +85,13 @@ class Server(uvicorn.Server):
         self._gate, self._graceful_s = gate, graceful_s
         self._drain: asyncio.Task[None] | None = None
 
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Uvicorn's; says where it listens, once it does."""
+        await super().startup(sockets)
+        for one in sockets or []:
+            host, port = one.getsockname()[:2]
+            logger().info("listening", host=host, port=port)
+
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """A signal: the first begins the end, the second is the end. It interrupts anything, so it takes no lock."""
         if self._gate.draining:
@@ -137,8 +144,6 @@ def serve(app: Any, config: ServeConfig) -> None:
     with contextlib.suppress(AttributeError, OSError):  # Linux has it; whoever is accepted here inherits it
         # Who leaves an answer unread is forgotten by the kernel too, which would keep it for as long as they like.
         listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(config.limits.stall_s * 1000))
-    host, port = listening.getsockname()[:2]
-    logger().info("listening", host=host, port=port, keys="asked for" if conduct.asks_for_keys else "none")
     Server(settings, conduct.gate, config.graceful_s).run(sockets=[listening])
 
 

@@ -1,0 +1,139 @@
+"""How a server ends: on the first signal running answers finish and new ones are sent away; on the second, at once."""
+
+import signal
+import socket
+import threading
+import time
+from pathlib import Path
+
+import httpx
+import pytest
+
+from ragkv.api.errors import ApiError
+from ragkv.api.shutdown import Gate
+
+from .serving import small
+
+pytestmark = pytest.mark.enable_socket
+
+
+def test_a_gate_lets_in_while_the_server_is_ready() -> None:
+    gate = Gate()
+    with pytest.raises(ApiError, match="being loaded"):
+        gate.enter()
+    gate.ready()
+    gate.enter()
+    gate.enter()
+    gate.drain()
+    assert gate.running == 2
+    with pytest.raises(ApiError, match="shutting down") as caught:
+        gate.enter()
+    assert (caught.value.status, caught.value.retry_after_s) == (503, 5)
+    gate.leave()
+    gate.leave()
+    assert gate.running == 0
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_running_answers_finish_and_new_ones_are_sent_away(tmp_path: Path, number: int) -> None:
+    with small(tmp_path) as server, server.client() as it:
+        with it.stream("GET", "/v1/stream", params={"wait_s": 0.1, "count": 15}) as running:
+            parts = running.iter_text()
+            text = next(parts)
+            server.signal(number)
+            server.wait_for(lambda line: line["event"] == "draining")
+            with server.client() as other:
+                refused = other.post("/v1/echo", json={})
+                assert (refused.status_code, refused.headers["retry-after"]) == (503, "5")
+                assert refused.json()["error"]["code"] == "shutting_down"
+                assert other.get("/readyz").status_code == 503
+                assert other.get("/livez").status_code == 200
+            text += "".join(parts)
+        assert text.count("data: ") == 15
+        assert server.ended() == 0
+        drained = next(line for line in server.lines if line["event"] == "drained")
+        assert drained["cut"] == 0
+
+
+def test_an_answer_that_takes_too_long_is_cut(tmp_path: Path) -> None:
+    with small(tmp_path, {"RAGKV_SERVE_GRACEFUL_S": "0.3"}) as server, server.client() as it:
+        with (
+            pytest.raises(httpx.RemoteProtocolError),
+            it.stream("GET", "/v1/stream", params={"wait_s": 0.2, "count": 1000}) as running,
+        ):
+            for number, _ in enumerate(running.iter_text()):
+                if number == 1:
+                    server.signal(signal.SIGTERM)
+        assert server.ended() == 0
+        drained = next(line for line in server.lines if line["event"] == "drained")
+        assert drained["cut"] == 1
+
+
+def test_a_second_signal_ends_it_at_once(tmp_path: Path) -> None:
+    with small(tmp_path) as server, server.client() as it, it.stream("GET", "/v1/stream?wait_s=1&count=99") as running:
+        next(running.iter_text())
+        server.signal(signal.SIGTERM)
+        server.wait_for(lambda line: line["event"] == "draining")
+        began = time.monotonic()
+        server.signal(signal.SIGTERM)
+        assert server.ended() == 128 + signal.SIGTERM
+        assert time.monotonic() - began < 5
+
+
+def test_with_nothing_running_it_ends_soon(tmp_path: Path) -> None:
+    with small(tmp_path) as server, server.client() as it:
+        assert it.get("/readyz").status_code == 200  # and the connection stays open
+        server.signal(signal.SIGTERM)
+        assert server.ended(timeout_s=10) == 0
+
+
+def test_a_body_too_large_is_answered_without_being_read(tmp_path: Path) -> None:
+    with small(tmp_path) as server, server.client() as it:
+        sent = 0
+
+        def parts() -> object:
+            nonlocal sent
+            for _ in range(100):
+                sent += 1
+                yield b"x" * 1024**2
+
+        kind = {"content-type": "application/json"}
+        response = it.post("/v1/echo", content=parts(), headers=kind)  # type: ignore[arg-type]
+        assert response.status_code == 413 and sent < 60
+        sent = 0
+        response = it.post("/v1/echo", content=parts(), headers={**kind, "content-length": "104857600"})  # type: ignore[arg-type]
+        assert response.status_code == 413 and sent < 60
+        assert it.post("/v1/echo", json={}).status_code == 200
+
+
+def test_a_client_that_does_not_read_is_forgotten(tmp_path: Path) -> None:
+    with small(tmp_path, {"RAGKV_SERVE_LIMITS__STALL_S": "0.5"}) as server:
+        slow = socket.create_connection(("127.0.0.1", server.port))
+        slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        slow.sendall(b"GET /v1/stream?count=100000000 HTTP/1.1\r\nhost: localhost\r\n\r\n")
+        line = server.wait_for(lambda line: line["event"] == "request", timeout_s=30)
+        assert line["cut"] is True
+        with server.client() as it:
+            assert it.post("/v1/echo", json={}).status_code == 200
+        slow.close()
+
+
+def test_clients_that_vanish_leave_nothing_running(tmp_path: Path) -> None:
+    with small(tmp_path) as server:
+
+        def vanish() -> None:
+            with (
+                server.client() as it,
+                it.stream("GET", "/v1/stream", params={"wait_s": 0.01, "count": 100_000}) as running,
+            ):
+                next(running.iter_text())
+
+        threads = [threading.Thread(target=vanish) for _ in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        cut = [server.wait_for(lambda line: line["event"] == "request", timeout_s=10) for _ in threads]
+        assert all(line["cut"] for line in cut)
+        server.signal(signal.SIGTERM)
+        assert server.ended(timeout_s=10) == 0
