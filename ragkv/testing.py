@@ -20,7 +20,7 @@ class WrappedTier(Tier):
     def __init__(self, tier: Tier) -> None:
         self.tier = tier
         self.kind = tier.kind
-        self.read_only = tier.read_only
+        self.read_only, self.distant, self.arbitrates = tier.read_only, tier.distant, tier.arbitrates
 
     def wrap(self, lease: Lease) -> Lease:
         """What a reader gets instead of `lease`."""
@@ -47,6 +47,15 @@ class WrappedTier(Tier):
 
     def served(self, turn: Turn) -> None:
         self.tier.served(turn)
+
+    def expect(self, keys: Sequence[str], missed: Callable[[Sequence[str]], None]) -> None:
+        self.tier.expect(keys, missed)
+
+    def claim(self, name: str, expires_s: float) -> str | None:
+        return self.tier.claim(name, expires_s)
+
+    def release(self, name: str, token: str) -> None:
+        self.tier.release(name, token)
 
     def contains(self, key: str) -> bool:
         return self.tier.contains(key)
@@ -78,6 +87,9 @@ class WrappedLease(Lease):
     @property
     def stored_bytes(self) -> int:
         return self.lease.stored_bytes
+
+    def begin(self) -> None:
+        self.lease.begin()
 
     def read_layer(self, layer: int, out: torch.Tensor | None = None) -> torch.Tensor:
         return self.lease.read_layer(layer, out)

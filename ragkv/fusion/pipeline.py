@@ -28,6 +28,8 @@ class LayerReader(Closing):
         self._pending: dict[int, list[Future[torch.Tensor]]] = {}
         self.waited_s = 0.0  # time the fusor stood still for slices
         self._reads: list[tuple[int, float]] = []  # bytes and seconds of each slice that a thread read
+        for lease in leases:
+            lease.begin()
         for layer in range(min(ahead, layers)):
             self._submit(layer)
 

@@ -24,8 +24,18 @@ if TYPE_CHECKING:
         ids_bytes,
         ids_digest,
     )
-    from .store import Store, StoreStats
-    from .tiers import DiskTier, Lease, MemoryTier, ReadOnlyDiskTier, Tier, TierKind, TierStats, aligned_empty
+    from .store import Claim, Store, StoreStats
+    from .tiers import (
+        DiskTier,
+        Lease,
+        MemoryTier,
+        ReadOnlyDiskTier,
+        RemoteStats,
+        Tier,
+        TierKind,
+        TierStats,
+        aligned_empty,
+    )
 
 _ROOMS = (".background", ".codecs", ".demand", ".encoded", ".entry", ".store", ".tiers")
 
@@ -42,6 +52,7 @@ def __getattr__(name: str) -> Any:
 __all__ = [
     "Background",
     "CODECS",
+    "Claim",
     "Codec",
     "Demand",
     "DiskTier",
@@ -58,6 +69,7 @@ __all__ = [
     "POLICIES",
     "Policy",
     "ReadOnlyDiskTier",
+    "RemoteStats",
     "Store",
     "StoreStats",
     "Tier",

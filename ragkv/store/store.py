@@ -1,25 +1,26 @@
 """The store: a stack of tiers, fastest first, behind one door.
 
-Lookups fall down the stack and hits below climb up in the background; puts land in memory at once and sink to disk in
-the background. It is told who waits (`queued`, `started`, `left`): policies spare what they will read, and it is
-brought up before they start. None of its failures fails a request: what goes wrong is logged and is a miss (CacheBlend
-section 5.1, "KV cache store").
+Lookups fall down the stack and hits below climb up in the background; puts land in memory at once and sink to disk, and
+to storage that is shared, in the background. It is told who waits (`queued`, `started`, `left`): policies spare what
+they will read, and it is brought up before they start. No caller waits for a tier far away but one that reads from it,
+deletes, or asks to write durably. None of its failures fails a request: what goes wrong is logged and is a miss
+(CacheBlend section 5.1, "KV cache store").
 """
 
 import atexit
+import functools
 import logging
 import threading
 from collections.abc import Callable, Iterator, Sequence, Set
 from dataclasses import dataclass
 from typing import ParamSpec, TypeVar
 
-import torch
-
 from ragkv.closing import Closing
 from ragkv.config import StoreConfig
-from ragkv.errors import EntryDamagedError, StoreReadOnlyError
+from ragkv.errors import StoreReadOnlyError
 
 from .background import Background, Job
+from .climbing import Climb, ClimbingLease, Climbs
 from .demand import Demand, Wanted
 from .encoded import EncodedEntry
 from .entry import Entry, EntryInfo, Identity
@@ -45,6 +46,15 @@ class StoreStats:
     prefetched: int = 0  # entries brought to the fastest tier for requests that waited
 
 
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """This replica does something; where it is the only one, the tier that says so."""
+
+    name: str
+    token: str = ""
+    tier: Tier | None = None
+
+
 class Store(Closing):
     """Tiers, fastest first, and the background threads between them. All methods are thread-safe."""
 
@@ -65,6 +75,13 @@ class Store(Closing):
         self._tiers = tuple(tiers)
         self._pin = pin
         self._background: Background[EncodedEntry] = Background(write_buffer_bytes, "ragkv-store")
+        self._writers = {  # a tier far away has its own: nothing else waits while it does not answer
+            tier: Background[EncodedEntry](write_buffer_bytes, f"ragkv-to-{tier.kind.value}")
+            for tier in self._tiers
+            if tier.distant
+        }
+        self._durable = tuple(tier for tier in self._tiers if tier.kind is not TierKind.MEMORY) or self._tiers
+        self._climbs = Climbs()
         self._order = threading.Lock()  # a promotion and a deletion: never an entry brought back from the dead
         self._dropped_lock = threading.Lock()
         self._dropped_writes = 0
@@ -76,10 +93,11 @@ class Store(Closing):
 
     @classmethod
     def open(cls, config: StoreConfig, *, pin: bool = False, block_tokens: int = 256) -> "Store":
-        """The store that `config` describes: memory (unless 0 bytes), then disk (if a directory is given).
+        """The store that `config` describes: memory (unless 0 bytes), disk (if a directory is given), Redis, S3.
 
         A read-only store has a memory tier of its own: what it read once it may serve after the writer deleted it.
-        Raises `StoreLockedError`, `StoreError` or `ConfigError`.
+        Raises `StoreLockedError`, `StoreError`, `ConfigError` or `MissingExtraError`; whether shared storage answers
+        is not asked here.
         """
         tiers: list[Tier] = []
         settings = PolicySettings(
@@ -94,6 +112,10 @@ class Store(Closing):
         elif config.directory is not None:
             policy = make_policy(config.policy, settings)
             tiers.append(DiskTier(config.directory, config.disk_bytes, policy, config.direct_reads))
+        if config.redis is not None or config.s3 is not None:
+            from .tiers.remote_open import open_remote
+
+            tiers.extend(open_remote(config))
         reserve = config.memory_bytes // 16 if config.memory_reserve_bytes is None else config.memory_reserve_bytes
         return cls(
             tiers,
@@ -108,11 +130,11 @@ class Store(Closing):
 
         A hit below the fastest tier is copied up in the background once the lease is closed.
         """
-        waiting = self._background.entry(identity.key(token_ids))  # first: if its write ends meanwhile, a tier has it
+        waiting = self._waiting(identity.key(token_ids))  # first: if its write ends meanwhile, a tier has it
         for depth, tier in enumerate(self._tiers):
             lease = _or_none("look up an entry", tier.lease, identity, token_ids)
             if lease is not None:
-                return lease if depth == 0 else _PromotingLease(lease, self._promote)
+                return lease if depth == 0 else self._climbing(lease, depth)
         if waiting is not None and waiting.info.proves(identity, token_ids):
             return MemoryLease(waiting, lambda _: None, lambda: None)
         return None
@@ -131,16 +153,47 @@ class Store(Closing):
                 self._count_drop()
 
     def put_durably(self, entry: Entry) -> bool:
-        """Keep `entry` and return when it is in the slowest tier; whether it is.
+        """Keep `entry` and return when every tier has it, as far as they answer; whether one below memory has.
 
-        Raises `StoreReadOnlyError` if that tier is read-only.
+        Raises `StoreReadOnlyError` if a tier is read-only.
         """
         encoded = EncodedEntry.of(entry).settled(self._pin)
-        kept = False
-        for tier in self._tiers:
-            kept = bool(_or_none("keep an entry", tier.put, encoded))
+        kept = {tier: bool(_or_none("keep an entry", tier.put, encoded)) for tier in self._tiers}
         self._make_reserve()
-        return kept
+        return any(kept[tier] for tier in self._durable)
+
+    def spread(self, identity: Identity, token_ids: Sequence[int]) -> bool:
+        """Whether a tier below memory has the entry; if one has, it is copied to those that lack it."""
+        key = identity.key(token_ids)
+        lacking = [tier for tier in self._durable if not tier.contains(key)]
+        if not lacking or len(lacking) == len(self._durable):
+            return not lacking
+        lease = self.lease(identity, token_ids)
+        if lease is None:
+            return False
+        with lease:
+            entry = _or_none("read an entry", lease.read_encoded)
+        if entry is None:
+            return False
+        for tier in lacking:
+            if not tier.read_only:
+                _or_none("keep an entry", tier.put, entry)
+        return True
+
+    def claim(self, name: str, expires_s: float) -> Claim | None:
+        """Be the one replica that does `name`, for that long at most; `None` if another is.
+
+        Where no tier can tell, or it does not answer, everybody is the one.
+        """
+        tier = next((tier for tier in self._writers if tier.arbitrates), None)
+        token = "" if tier is None else tier.claim(name, expires_s)
+        return None if token is None else Claim(name, token, tier)
+
+    def release(self, claim: Claim) -> None:
+        """End a claim once what was put before is written. Returns at once."""
+        tier = claim.tier
+        if tier is not None and claim.token:
+            self._writers[tier].submit(Job(lambda: tier.release(claim.name, claim.token)))
 
     def queued(self, demand: Demand) -> None:
         """A request that will look `demand` up waits from now on, behind all others told of."""
@@ -149,6 +202,8 @@ class Store(Closing):
     def started(self, demand: Demand) -> None:
         """The request waits no longer: nothing is fetched for it any more. What it needs is spared until it `left`."""
         _or_none("note who starts", self._line.started, demand)
+        if self._writers:
+            _or_none("look ahead", self._look_ahead, demand)
 
     def left(self, demand: Demand) -> None:
         """The request has opened what it needs, or gave up. Twice is harmless."""
@@ -169,21 +224,26 @@ class Store(Closing):
     def delete_key(self, key: str) -> bool:
         """Drop `key` from every tier and from what waits to be written; whether it was anywhere.
 
-        When this returns no tier has it, nor will a write or a copy that was under way bring it back. Raises
-        `StoreReadOnlyError` if a tier is read-only.
+        When this returns no tier here has it, nor will a write or a copy that was under way bring it back; one far
+        away that does not answer drops it when it does, and serves it no more. Raises `StoreReadOnlyError` if a tier is
+        read-only.
         """
-        found = self._background.discard(key)
+        found = self._discard(key)
         with self._order:
             gone = [tier.delete(key) for tier in self._tiers]
+            self._climbs.stop(key)
+        if self._discard(key):  # a copy was handed to a writer between the two
+            with self._order:
+                gone += [tier.delete(key) for tier in self._tiers]
         return found or any(gone)
 
     def contains(self, key: str) -> bool:
         """Whether `key` is in a tier or waits to be written. Not a use."""
-        return any(tier.contains(key) for tier in self._tiers) or self._background.entry(key) is not None
+        return self._waiting(key) is not None or any(tier.contains(key) for tier in self._tiers)
 
     def is_durable(self, key: str) -> bool:
-        """Whether `key` is in the slowest tier, where `put_durably` would bring it. Not a use."""
-        return bool(self._tiers) and self._tiers[-1].contains(key)
+        """Whether a tier below memory has `key`. Not a use."""
+        return any(tier.contains(key) for tier in self._durable)
 
     def infos(self) -> Iterator[EntryInfo]:
         """What the tiers hold, each key once, in no particular order. Not a use."""
@@ -198,37 +258,66 @@ class Store(Closing):
         """Drop every entry whose identity `keep` refuses, in every tier; the bytes freed, over all tiers."""
         self.flush()
         with self._order:
+            self._climbs.stop()
             return sum(tier.gc(keep) for tier in self._tiers)
 
     def stats(self) -> StoreStats:
         """Counts and bytes of every tier and of the way between them."""
         tiers = tuple(tier.stats() for tier in self._tiers)
-        return StoreStats(tiers, self._background.pending_bytes, self._dropped_writes, self._line.fetched)
+        pending_bytes = sum(background.pending_bytes for background in self._backgrounds())
+        return StoreStats(tiers, pending_bytes, self._dropped_writes, self._line.fetched)
 
     def flush(self) -> None:
         """Return when everything put so far is written, or was dropped."""
-        self._background.flush()
+        for background in self._backgrounds():
+            background.flush()
 
     def close(self) -> None:
         """Write what waits and close every tier. Twice is harmless; leases stay readable until they are closed."""
         atexit.unregister(self.close)
         self._line.close()
-        self._background.close()
+        for background in self._backgrounds():
+            background.close()
         if self._reserve is not None:
             self._reserve.close()
         for tier in self._tiers:
             _or_none("close a tier", tier.close)
+
+    def _backgrounds(self) -> Iterator[Background[EncodedEntry]]:
+        yield self._background  # first: what it does may give the others work
+        yield from self._writers.values()
+
+    def _waiting(self, key: str) -> EncodedEntry | None:
+        found = (background.entry(key) for background in self._backgrounds())
+        return next((entry for entry in found if entry is not None), None)
+
+    def _discard(self, key: str) -> bool:
+        found = [background.discard(key) for background in self._backgrounds()]  # of all, not of the first that has it
+        return any(found)
+
+    def _look_ahead(self, demand: Demand) -> None:
+        """Let the tiers far away look for what is not near, the second for what the first has not."""
+        near = [tier for tier in self._tiers if not tier.distant]
+        keys = [wanted.key for wanted in demand.wanted]
+        look: Callable[[Sequence[str]], None] = _nothing
+        for tier in reversed(self._writers):
+            look = functools.partial(tier.expect, missed=look)
+        look([key for key in keys if self._waiting(key) is None and not any(tier.contains(key) for tier in near)])
 
     def _write_behind(self, tier: Tier, entry: EncodedEntry) -> bool:
         def write() -> None:
             if not tier.put(entry):
                 self._count_drop()
 
-        key = entry.info.key
-        return tier.contains(key) or self._background.submit(Job(write, key, entry.size_bytes, entry))
+        key, writer = entry.info.key, self._writers.get(tier, self._background)
+        there = not tier.distant and tier.contains(key)  # far away, `put` itself finds out
+        return there or writer.submit(Job(write, key, entry.size_bytes, entry))
 
-    def _promote(self, lease: Lease) -> None:
-        """Copy a leased entry to the fastest tier in the background; closes the lease."""
+    def _climbing(self, lease: Lease, depth: int) -> Lease:
+        return ClimbingLease(lease, self._climbs.begin(lease.info.key, depth), self._promote)
+
+    def _promote(self, lease: Lease, climb: Climb) -> None:
+        """Copy a leased entry to the tiers above its own in the background; closes the lease."""
 
         info, fastest = lease.info, self._tiers[0]
 
@@ -237,10 +326,7 @@ class Store(Closing):
                 if fastest.contains(info.key):
                     return
                 entry = lease.read_encoded(self._pin)
-            with self._order:
-                if any(tier.contains(info.key) for tier in self._tiers[1:]):  # not deleted meanwhile
-                    fastest.put(entry)
-            self._make_reserve()
+            self._put_up(entry, climb, fastest.put)
 
         fits = lease.stored_bytes <= fastest.stats().capacity_bytes
         if not fits or not self._background.submit(Job(copy, info.key, lease.stored_bytes, cancel=lease.close)):
@@ -248,21 +334,34 @@ class Store(Closing):
 
     def _fetch(self, wanted: Wanted, spared: Set[str], check: Callable[[], None]) -> bool:
         """Copy an entry up ahead of its use, evicting nothing of `spared`; whether any tier has it."""
-        entry = self._background.entry(wanted.key)  # waits to be written: memory has dropped it already
+        climb = self._climbs.begin(wanted.key, 1)
+        entry = self._waiting(wanted.key)  # waits to be written: memory has dropped it already
         if entry is None:
-            leases = (tier.lease(wanted.identity, wanted.token_ids) for tier in self._tiers[1:])
-            lease = next((lease for lease in leases if lease is not None), None)
+            leases = ((depth, tier.lease(wanted.identity, wanted.token_ids)) for depth, tier in self._below)
+            climb.depth, lease = next(((depth, lease) for depth, lease in leases if lease is not None), (1, None))
             if lease is None:
                 return False
             with lease:
+                lease.begin()
                 entry = lease.read_encoded(self._pin, check)
-        with self._order:
-            check()
-            waits = self._background.entry(wanted.key) is not None
-            if waits or any(tier.contains(wanted.key) for tier in self._tiers[1:]):  # not deleted meanwhile
-                self._tiers[0].put_sparing(entry, spared)
-        self._make_reserve()
+        check()
+        self._put_up(entry, climb, lambda entry: self._tiers[0].put_sparing(entry, spared))
         return True
+
+    @property
+    def _below(self) -> Iterator[tuple[int, Tier]]:
+        return ((depth, tier) for depth, tier in enumerate(self._tiers) if depth)
+
+    def _put_up(self, entry: EncodedEntry, climb: Climb, put: Callable[[EncodedEntry], object]) -> None:
+        """Keep what was read from below in the fastest tier, by `put`, and soon in those between."""
+        with self._order:
+            if not climb.going:  # deleted meanwhile
+                return
+            put(entry)
+            for tier in self._tiers[1 : climb.depth]:
+                if not tier.read_only:
+                    self._write_behind(tier, entry)
+        self._make_reserve()
 
     def _make_reserve(self) -> None:
         if self._reserve is not None:
@@ -273,37 +372,8 @@ class Store(Closing):
             self._dropped_writes += 1
 
 
-class _PromotingLease(Lease):
-    """A lease from a slower tier that hands itself on to be copied up when its reader is done."""
-
-    def __init__(self, lease: Lease, promote: Callable[[Lease], None]) -> None:
-        self.info, self.kind, self.sensitivity = lease.info, lease.kind, lease.sensitivity
-        self._lease = lease
-        self.in_place = lease.in_place
-        self._damaged = False
-        self._promote: Callable[[Lease], None] | None = promote
-
-    def read_layer(self, layer: int, out: torch.Tensor | None = None) -> torch.Tensor:
-        try:
-            return self._lease.read_layer(layer, out)
-        except EntryDamagedError:
-            self._damaged = True
-            raise
-
-    @property
-    def stored_bytes(self) -> int:
-        return self._lease.stored_bytes
-
-    def read_encoded(self, pin: bool = False, between: Callable[[], None] = lambda: None) -> EncodedEntry:
-        return self._lease.read_encoded(pin, between)
-
-    def close(self) -> None:
-        promote, self._promote = self._promote, None
-        if promote is not None:
-            if self._damaged:
-                self._lease.close()
-            else:
-                promote(self._lease)
+def _nothing(_keys: Sequence[str]) -> None:
+    """No further tier looks for what the last one missed."""
 
 
 def _or_none(what: str, action: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T | None:

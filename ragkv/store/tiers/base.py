@@ -113,6 +113,7 @@ class Tier(ABC):
 
     kind: TierKind
     read_only: bool = False  # `put`, `delete` and `gc` raise `StoreReadOnlyError`
+    arbitrates: bool = False  # `claim` is one among all replicas
     distant: bool = False  # any answer may take as long as its timeout; others may write and delete there as well
 
     @abstractmethod

@@ -63,7 +63,7 @@ class RemoteTier(Tier):
 
         `keep_bytes` of what was read stay here until it is copied to faster tiers. Never waits for the remote.
         """
-        self.kind = kind
+        self.kind, self.arbitrates = kind, connector.arbitrates
         self._connector, self._timeout_s, self._group_bytes = connector, timeout_s, group_bytes
         self._seal = Seal() if seal is None else seal
         self._deletions = Tombstones(None) if tombstones is None else tombstones
@@ -246,8 +246,6 @@ class RemoteTier(Tier):
         return before - self.stats().used_bytes
 
     def claim(self, name: str, expires_s: float) -> str | None:
-        if not self._connector.arbitrates:
-            return ""
         try:
             return self._guard.ask(lambda: self._connector.claim(name, expires_s))
         except RemoteError:
