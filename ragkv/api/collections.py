@@ -21,7 +21,7 @@ from ragkv.closing import Closing
 from ragkv.engine import Engine, WarmReport
 from ragkv.errors import InputError
 from ragkv.rag import Rag, default_chunk_tokens
-from ragkv.retrieval import Document, Embedder, IngestReport, Passage, Removal
+from ragkv.retrieval import Document, Embedder, IngestReport, Removal
 
 log = logging.getLogger(__name__)
 
@@ -146,26 +146,26 @@ class Collections(Closing):
         rag = collection.rag
         with self._letting_go:
             report = rag.index.ingest(documents)
-            self._let_go(report.forgotten_passages)
+            self._let_go(passage.text for passage in report.forgotten_passages)
         ids = (*report.added, *report.changed, *report.unchanged)
         wanted = [passage for document in ids for passage in rag.index.passages(document)]
         kv = self._engine.warm([rag.chunk(passage) for passage in wanted])
-        self.let_go_if_gone(collection.name, wanted)
+        self.let_go_if_gone(collection.name, [passage.text for passage in wanted])
         return Stored(report, kv)
 
     def remove(self, collection: Collection, document_ids: Sequence[str]) -> Removal:
         """Delete documents of a leased collection, and the KV of texts that nobody holds any more."""
         with self._letting_go:
             removal = collection.rag.index.delete(document_ids)
-            self._let_go(removal.forgotten_passages)
+            self._let_go(passage.text for passage in removal.forgotten_passages)
         return removal
 
-    def let_go_if_gone(self, name: str, passages: Iterable[Passage]) -> None:
-        """Drop the KV of `passages`, found in the collection `name`, which were deleted while it was being made."""
-        gone = list(passages)
+    def let_go_if_gone(self, name: str, texts: Iterable[str]) -> None:
+        """Drop the KV of `texts`, found in the collection `name`, which were deleted while it was being made."""
+        gone = list(texts)
         with self.lease(name) as collection:
             if collection is not None:
-                gone = [passage for passage in gone if not collection.rag.index.holds(passage.text)]
+                gone = [text for text in gone if not collection.rag.index.holds(text)]
         if gone:
             with self._letting_go:
                 self._let_go(gone)
@@ -195,13 +195,15 @@ class Collections(Closing):
         if name not in self.names():
             return None
         path = self._path(name)
-        rag = Rag(self._engine, path, chunk_tokens=default_chunk_tokens(self._engine), embedder=self._embedder)
-        collection = self._open[name] = Collection(name, rag, _created(path))
+        collection = self._open[name] = Collection(name, self._opened_at(path), _created(path))
         return collection
 
-    def _let_go(self, passages: Iterable[Passage]) -> None:
-        """Drop the KV of those of `passages` whose text no collection holds. The caller has `_letting_go`."""
-        unheld = {passage.text for passage in passages}
+    def _opened_at(self, path: Path) -> Rag:
+        return Rag(self._engine, path, chunk_tokens=default_chunk_tokens(self._engine), embedder=self._embedder)
+
+    def _let_go(self, texts: Iterable[str]) -> None:
+        """Drop the KV of those of `texts` that no collection holds. The caller has `_letting_go`."""
+        unheld = set(texts)
         for name in self.names() if unheld else ():
             with self.lease(name) as collection:
                 if collection is not None:
@@ -211,8 +213,8 @@ class Collections(Closing):
     def _bury(self, grave: Path) -> None:
         """Drop what only a deleted collection held, then its files."""
         try:
-            with Rag(self._engine, grave, chunk_tokens=default_chunk_tokens(self._engine)) as rag, self._letting_go:
-                self._let_go(rag.index.passages())
+            with self._opened_at(grave) as rag, self._letting_go:
+                self._let_go(passage.text for passage in rag.index.passages())
         except Exception:
             log.exception("collection_burial_failed")
         shutil.rmtree(grave, ignore_errors=True)

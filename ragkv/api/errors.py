@@ -152,7 +152,11 @@ def _invalid(error: RequestValidationError) -> ApiError:
         return ApiError(400, f"The body is not JSON: {first.get('ctx', {}).get('error', 'it does not parse')}.")
     place = [str(step) for step in first["loc"] if step not in ("body", "query", "path", "header")]
     param = ".".join(place) or None
-    what = "Unknown field; leave it out" if first["type"] == "extra_forbidden" else str(first["msg"])
+    what = (
+        "Unknown field; leave it out"
+        if first["type"] == "extra_forbidden"
+        else str(first["msg"]).removeprefix("Value error, ")
+    )
     more = f" ({len(found) - 1} more)" if len(found) > 1 else ""
     return ApiError(400, f"{param or 'The body'}: {what}.{more}", param=param)
 

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from ragkv.closing import Closing
 from ragkv.config import EngineConfig, StoreConfig
+from ragkv.dialogue import Dialogues
 from ragkv.engine import Engine, EngineStats
 from ragkv.errors import InputError, RagKVError
 from ragkv.retrieval import Embedder
@@ -33,14 +34,19 @@ class Tenant(Closing):
 
     def __init__(self, engine: Engine, collections: Collections) -> None:
         self.engine, self.collections = engine, collections
+        self.dialogues = Dialogues(engine)
+
+    def session_name(self, session_id: str) -> str:
+        """What the engine calls the conversation that the tenant calls `session_id`."""
+        return _NAMED + session_id
 
     def session(self, session_id: str) -> Session:
         """The conversation that the tenant calls so, new or as it stands."""
-        return self.engine.session(_NAMED + session_id)
+        return self.engine.session(self.session_name(session_id))
 
     def fork(self, session: Session, session_id: str) -> Session:
         """A new conversation of that name with the same past. Raises `InputError` if there is one."""
-        return session.fork(_NAMED + session_id)
+        return session.fork(self.session_name(session_id))
 
     def session_ids(self) -> tuple[str, ...]:
         """The tenant's names of its conversations that have turns."""
@@ -53,9 +59,7 @@ class Tenant(Closing):
 
     def forget_unnamed(self) -> None:
         """Delete the conversations nobody named: a text that was deleted may be in them."""
-        for session_id in self.engine.session_ids():
-            if not session_id.startswith(_NAMED):
-                self.engine.delete_session(session_id)
+        self.dialogues.forget()
 
     def close(self) -> None:
         """Flush and close. Twice is harmless."""

@@ -2,9 +2,10 @@
 
 from fastapi import APIRouter
 
-from . import ask, collections, embeddings, models, sessions, stats
+from . import ask, chat, collections, embeddings, models, sessions, stats
 
 ROUTERS: tuple[APIRouter, ...] = (
+    chat.router,
     ask.router,
     collections.router,
     embeddings.router,

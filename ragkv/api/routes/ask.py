@@ -106,7 +106,7 @@ def _asked(
             if said.text:
                 yield "token", {"text": said.text}
         else:
-            tenant.collections.let_go_if_gone(body.collection, [hit.passage for hit in hits])
+            tenant.collections.let_go_if_gone(body.collection, [source.text for source in sources])
             yield AskResponse(
                 id=f"ask-{uuid.uuid4().hex}",
                 answer=said.text,
