@@ -1,0 +1,34 @@
+# ragkv serve on CPU. Build: docker build -t ragkv .   Run: see compose.yaml and docs/deploy.md
+# A GPU image: another base with CUDA's driver libraries, and TORCH_INDEX of wheels for that CUDA version.
+FROM python:3.11-slim AS build
+ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
+ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
+WORKDIR /src
+RUN python -m venv /opt/ragkv
+ENV PATH=/opt/ragkv/bin:$PATH
+# torch first and alone: it is the largest layer, and nothing of ours changes it.
+COPY constraints.txt ./
+RUN pip install --constraint constraints.txt --index-url "$TORCH_INDEX" torch
+COPY pyproject.toml README.md CHANGELOG.md ./
+COPY ragkv ragkv
+COPY examples examples
+RUN pip install --constraint constraints.txt ".[api,dense,minilm,pdf]"
+
+FROM python:3.11-slim
+RUN useradd --uid 10001 --no-create-home --home-dir /data ragkv && install -d -o ragkv -g ragkv -m 0700 /data
+COPY --from=build /opt/ragkv /opt/ragkv
+ENV PATH=/opt/ragkv/bin:$PATH \
+    PYTHONUNBUFFERED=1 \
+    TOKENIZERS_PARALLELISM=false \
+    HF_HOME=/data/models \
+    RAGKV_HOME=/data \
+    RAGKV_SERVE_HOME=/data \
+    RAGKV_SERVE_HOST=0.0.0.0 \
+    RAGKV_SERVE_LOG__FORMAT=json
+USER ragkv
+VOLUME /data
+EXPOSE 8000
+STOPSIGNAL SIGTERM
+HEALTHCHECK --interval=15s --timeout=5s --start-period=180s --retries=3 \
+    CMD ["python", "-c", "import urllib.request as u; u.urlopen('http://127.0.0.1:8000/readyz', timeout=4)"]
+CMD ["ragkv", "serve"]

@@ -1,0 +1,68 @@
+"""docs/deploy.md, Dockerfile and compose.yaml say what is so."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from ragkv.api.settings import ServeConfig
+
+from .tables import DEPLOY, TABLES, table_of
+
+ROOT = Path(__file__).parents[2]
+DOCKERFILE = (ROOT / "Dockerfile").read_text("utf-8")
+IGNORED = (ROOT / ".dockerignore").read_text("utf-8").splitlines()
+
+
+@pytest.fixture
+def compose() -> Any:
+    return yaml.safe_load((ROOT / "compose.yaml").read_text("utf-8"))
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_a_table_tells_of_all_there_is_and_of_nothing_else(name: str) -> None:
+    text = DEPLOY.read_text("utf-8")
+    assert table_of(name, text) == TABLES[name](), "write it anew: python -m tests.api.tables"
+
+
+def test_a_code_that_the_document_names_is_one_the_server_gives() -> None:
+    sources = "".join(path.read_text("utf-8") for path in (ROOT / "ragkv" / "api").rglob("*.py"))
+    table = DEPLOY.read_text("utf-8").partition("| status | when |")[2].partition("\n\n")[0]
+    codes = re.findall(r"`([a-z]+(?:_[a-z]+)+)`", table)
+    assert len(codes) >= 5
+    assert [code for code in codes if f'"{code}"' not in sources] == []
+
+
+def test_variables_of_the_image_and_of_compose_are_settings(compose: Any) -> None:
+    image = dict(re.findall(r"\b(RAGKV_SERVE_\w+)=(\S+)", DOCKERFILE))
+    written = compose["services"]["ragkv"]["environment"]
+    started = {name: re.sub(r"^\$\{\w+:-(.*)\}$", r"\1", value) for name, value in written.items()}
+    config = ServeConfig.gather(environment={**image, **started})
+    assert (config.host, config.home, config.log.format, config.model) == ("0.0.0.0", "/data", "json", "reader")
+    assert config.engine.store.memory_bytes == 1024**3
+
+
+def test_the_image_runs_as_nobody_special_and_keeps_what_it_keeps_in_a_volume() -> None:
+    stages = DOCKERFILE.split("\nFROM ")
+    assert len(stages) == 3 and all(stage.startswith("python:3.") for stage in stages[1:])
+    last = stages[-1]
+    for line in ("USER ragkv", "VOLUME /data", "EXPOSE 8000", "STOPSIGNAL SIGTERM", 'CMD ["ragkv", "serve"]'):
+        assert re.search(rf"^{re.escape(line)}$", last, re.MULTILINE)
+    assert "HEALTHCHECK" in last and "/readyz" in last
+
+
+def test_what_the_image_is_built_from_is_there_and_is_sent() -> None:
+    for words in re.findall(r"^COPY (?!--from)(.*)$", DOCKERFILE, re.MULTILINE):
+        for source in words.split()[:-1]:
+            assert (ROOT / source).exists()
+            assert f"!{source}" in IGNORED
+
+
+def test_compose_publishes_here_alone_and_gives_answers_time_to_finish(compose: Any) -> None:
+    service = compose["services"]["ragkv"]
+    assert service["ports"] == ["127.0.0.1:8000:8000"]
+    assert service["volumes"] == ["data:/data"] and "data" in compose["volumes"]
+    assert service["read_only"] is True and service["cap_drop"] == ["ALL"]
+    assert int(service["stop_grace_period"].rstrip("s")) > ServeConfig().graceful_s
