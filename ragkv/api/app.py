@@ -38,6 +38,7 @@ def create_app(
     @contextlib.asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         loading = asyncio.ensure_future(_load(app, service, engine, embedder))
+        loading.add_done_callback(lambda task: task.cancelled() or task.exception())  # /readyz says it, and the log
         if engine is not None:
             await loading
         try:

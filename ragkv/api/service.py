@@ -71,6 +71,7 @@ class Service(Closing):
     def load(self, model: Engine | None = None, embedder: Embedder | None = None) -> None:
         """Load the model and the embedder, or take those given. Blocks. Raises what loading raises."""
         if model is None:
+            _quiet_transformers()
             settings = EngineConfig(device=self.config.engine.device, dtype=self.config.engine.dtype)
             settings = replace(settings, store=replace(settings.store, memory_bytes=0))
             model = Engine.from_pretrained(self.config.model, settings)
@@ -99,6 +100,13 @@ class Service(Closing):
         self.house.close()
         if self._loaded is not None:
             self._loaded.close()
+
+
+def _quiet_transformers() -> None:
+    from transformers.utils import logging as transformers_logging
+
+    transformers_logging.set_verbosity_error()  # type: ignore[no-untyped-call]
+    transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
 
 
 def _service(request: Request) -> Service:

@@ -1,4 +1,4 @@
-"""The command line: `ragkv demo | ingest | ask | stats | size | gc | gate | profile | explain | simulate | keys`.
+"""The command line: `ragkv demo | ingest | ask | chat | stats | size | gc | gate | profile | serve | keys | ...`.
 
 Results go to standard output (text, or JSON with `--json`), progress and notices to standard error; an error is one
 sentence and exit code 1, wrong usage exit code 2. Heavy imports happen inside the commands.

@@ -17,6 +17,7 @@ from .keys import keys
 from .options import HOME, AsJson, Device, Dtype, Home, Model, Settings
 from .output import console, print_json
 from .profile import profile
+from .serve import serve
 from .workplace import Workplace, notice
 
 if TYPE_CHECKING:
@@ -32,6 +33,7 @@ app = typer.Typer(
 app.command()(profile)
 app.command()(explain)
 app.command()(chat)
+app.command()(serve)
 app.add_typer(keys, name="keys")
 
 

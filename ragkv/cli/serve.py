@@ -1,0 +1,53 @@
+"""`ragkv serve`: the REST service and its page. What has no flag here has a setting: see docs/deploy.md."""
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from .options import Settings
+from .output import errors
+
+
+def serve(
+    host: Annotated[str | None, typer.Option(help="Address to listen on [default: 127.0.0.1].")] = None,
+    port: Annotated[int | None, typer.Option(min=0, max=65535, help="Port; 0 is any [default: 8000].")] = None,
+    home: Annotated[Path | None, typer.Option(envvar="RAGKV_HOME", help="Data directory [default: .ragkv].")] = None,
+    model: Annotated[
+        str | None, typer.Option(envvar="RAGKV_MODEL", help="'reader', a model folder or a hub id [default: reader].")
+    ] = None,
+    config: Settings = None,
+    device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1 ...")] = None,
+    dtype: Annotated[str | None, typer.Option(help="float32, bfloat16, float16 or auto.")] = None,
+    no_auth: Annotated[bool, typer.Option("--no-auth", help="Serve whoever can reach the port, without keys.")] = False,
+    log_level: Annotated[str | None, typer.Option(help="debug, info, warning or error.")] = None,
+    log_format: Annotated[str | None, typer.Option(help="json, console or auto.")] = None,
+) -> None:
+    """Serve answers over HTTP, and a page to look at: OpenAI's endpoints and our own. Ends on Ctrl-C or SIGTERM."""
+    from ragkv.api import ServeConfig, create_app
+    from ragkv.api.shutdown import check_exposed
+    from ragkv.api.shutdown import serve as listen
+    from ragkv.model.loading import locate
+
+    flags = {
+        "host": host,
+        "port": port,
+        "home": None if home is None else str(home),
+        "model": model,
+        "engine": {"device": device, "dtype": dtype},
+        "auth": {"required": False if no_auth else None},
+        "log": {"level": log_level, "format": log_format},
+    }
+    settings = ServeConfig.gather(config, flags=flags)
+    locate(settings.model)  # says now what loading would say later
+    app = create_app(settings)
+    check_exposed(settings, app.state.conduct.keys)
+    if settings.port:
+        shown = f"[{settings.host}]" if ":" in settings.host else settings.host
+        errors.print(f"ragkv serves {settings.model} at http://{shown}:{settings.port}; Ctrl-C ends it.")
+    sys.stderr.flush()
+    listen(app, settings)
+
+
+__all__ = ["serve"]
