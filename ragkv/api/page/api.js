@@ -4,7 +4,7 @@ import { told } from "./words.js";
 
 const ROOT = new URL("v1/", document.baseURI);
 const KEY = "ragkv.key"; // in this tab's storage alone
-const TRIES = 6;
+const TRIES = 8;
 const LONGEST_WAIT_S = 120;
 
 /** What went wrong, in words that can be shown as they are. */
@@ -94,15 +94,15 @@ export const remove = async (path) => { await request("DELETE", path); };
  * @template T
  * @param {() => Promise<T>} attempt
  * @param {(failure: Failure|null, left: number) => void} onWait `null` when the wait is over
- * @param {AbortSignal} [signal] ends the wait too
+ * @param {AbortSignal} [signal] ends the wait too @param {number} [tries]
  * @returns {Promise<T>}
  */
-export async function patiently(attempt, onWait, signal) {
+export async function patiently(attempt, onWait, signal, tries = TRIES) {
   for (let tried = 1; ; tried += 1) {
     try {
       return await attempt();
     } catch (error) {
-      if (!(error instanceof Failure) || error.kind !== "busy" || tried === TRIES) throw error;
+      if (!(error instanceof Failure) || error.kind !== "busy" || tried === tries) throw error;
       const wait = Math.min(LONGEST_WAIT_S, Math.max(1, Math.ceil(error.retryAfter ?? 2 ** tried)));
       for (let left = wait; left > 0; left -= 1) {
         onWait(error, left);
@@ -130,10 +130,10 @@ function pause(ms, signal) {
  */
 export async function events(path, json, signal) {
   const response = await request("POST", path, { json, signal });
-  return parsed(/** @type {ReadableStream<Uint8Array>} */ (response.body));
+  return parsed(response.body);
 }
 
-/** @param {ReadableStream<Uint8Array>} body */
+/** @param {any} body a stream of bytes */
 async function* parsed(body) {
   const reader = body.pipeThrough(new TextDecoderStream()).getReader();
   let rest = "";

@@ -15,7 +15,7 @@ const TYPES = { overloaded_error: "The server is busy.", rate_limit_error: "Too 
 /** A turn on the page. */
 export class Turn {
   /**
-   * @param {Record<string, any>} body of the request @param {Node} measured what measures it @param {() => void} again asks it once more
+   * @param {Record<string, any>} body of the request @param {HTMLElement} measured what measures it @param {() => void} again asks it once more
    */
   constructor(body, measured, again) {
     this.body = body;
@@ -32,7 +32,8 @@ export class Turn {
     this.made = el("details", { class: "made", open: true, hidden: true });
     this.measured = measured;
     this.node = el("article", { class: "turn working", "aria-label": `Question: ${body.question}` }, el("h3", { class: "question" }, body.question), this.answer, this.notice, this.from, this.made);
-    this.show = (/** @type {number} */ number, /** @type {HTMLElement} */ from, /** @type {Citation=} */ at) => show(this.sources, this.citations, number, from, at);
+    /** @param {number} number @param {HTMLElement} from @param {Citation} [at] */
+    this.show = (number, from, at) => show(this.sources, this.citations, number, from, at);
   }
 
   stop() {

@@ -6,7 +6,7 @@ import { $, el, say } from "./dom.js";
 import { bus, named, update, view } from "./state.js";
 import { count } from "./words.js";
 
-const NEW = "\u0000new";
+const NEW = "/"; // no name
 export const FIRST = "default"; // made by itself when the first document comes before any collection
 
 /** @type {{name: string, documents: number, chunks: number}[]} */
@@ -83,9 +83,9 @@ export async function drop() {
 export function setUp() {
   $("collection").addEventListener("change", async () => {
     const picked = $("collection").value;
-    if (picked === NEW) await create();
-    else update({ collection: picked });
+    if (picked !== NEW) update({ collection: picked });
     draw();
+    if (picked === NEW) await create();
     bus.dispatchEvent(new Event("collection"));
   });
   bus.addEventListener("view", () => { draw(); bus.dispatchEvent(new Event("collection")); });

@@ -29,6 +29,7 @@ function shown(title, body, yes, take, tone) {
   $("dialog-yes").className = `primary ${tone}`;
   $("dialog-no").hidden = yes === "Close";
   return new Promise((resolve) => {
+    /** @type {any} */
     let result = null;
     $("dialog-form").onsubmit = async (/** @type {Event} */ event) => {
       event.preventDefault();

@@ -73,7 +73,7 @@ function count_() {
   progress.max = asked;
   progress.value = done;
   const failures = results.querySelectorAll(".result.bad").length;
-  summary.textContent = done < asked ? `${done} of ${asked}` : `${count(asked - failures, "document")} in${failures ? `, ${failures} not` : ""}`;
+  summary.textContent = done < asked ? `${done} of ${asked}` : `${asked - failures} done${failures ? `, ${failures} failed` : ""}`;
 }
 
 /** @param {Job} job */
@@ -109,7 +109,7 @@ export function dropZone() {
     add([...picker.files]);
     picker.value = "";
   } });
-  return el("div", { class: "drop" }, icon("doc"), el("p", {}, "Drop documents anywhere on this page"),
+  return el("div", { class: "drop" }, icon("doc"), el("p", { class: "fine-only" }, "Drop documents anywhere on this page"),
     el("div", { class: "row middle" }, picker, el("button", { type: "button", class: "outline pick-files", onclick: () => picker.click() }, "Choose files"),
       el("button", { type: "button", class: "outline paste", onclick: pasteDialog }, "Paste text")));
 }

@@ -1,6 +1,6 @@
 /** The page: what the parts do together. Every answer comes from the API that everybody has; there is no other door. */
 
-import { Failure, key, onKeyNeeded, setKey } from "./api.js";
+import { Failure, key, onKeyNeeded, patiently, setKey } from "./api.js";
 import { Turn } from "./ask.js";
 import * as collections from "./collections.js";
 import { dialog } from "./dialog.js";
@@ -15,7 +15,7 @@ import * as tiers from "./tiers.js";
 import { measure } from "./timing.js";
 import { count } from "./words.js";
 
-/** @type {Map<string, Node[]>} what was said here, by conversation */
+/** @type {Map<string, HTMLElement[]>} what was said here, by conversation */
 const said = new Map();
 /** @type {Turn|null} */
 let current = null;
@@ -25,6 +25,7 @@ function ask(question) {
   const follows = Boolean(view.session);
   if (!follows) update({ session: sessions.fresh() });
   sessions.name(view.session, question);
+  /** @type {Record<string, any>} */
   const how = { question, ...(view.collection ? { collection: view.collection } : {}), ...settings.asked() };
   const { reuse: _, ...comparison } = how;
   pose({ ...how, session_id: view.session, stream: true }, comparison, follows);
@@ -71,7 +72,8 @@ function draw() {
   const turns = said.get(view.session) ?? [];
   const past = view.session && !turns.length;
   const nodes = turns.length ? turns : past ? [goOn()] : [welcome()];
-  if (past || !turns.length || $("turns").lastChild !== nodes.at(-1)) $("turns").replaceChildren(...nodes);
+  const shown = $("turns").children;
+  if (shown.length !== nodes.length || nodes.some((node, at) => node !== shown[at])) $("turns").replaceChildren(...nodes);
   hint();
 }
 
@@ -83,7 +85,7 @@ function welcome() {
   if (!collections.ready()) return el("section", { class: "welcome" });
   if (collection?.documents) {
     return el("section", { class: "welcome" }, el("h1", {}, "Ask your documents"),
-      el("p", {}, `${collection.name} holds ${count(collection.documents, "document")} in ${count(collection.chunks, "chunk")}, their KV stored. An answer comes with its sources, and with its prompt: which tokens were reused, and which had to be computed.`));
+      el("p", {}, `The collection ${collection.name} holds ${count(collection.documents, "document")} in ${count(collection.chunks, "chunk")}, their KV stored. An answer comes with its sources, and with its prompt: which tokens were reused, and which had to be computed.`));
   }
   return el("section", { class: "welcome" }, el("h1", {}, "Add documents, then ask"),
     el("p", {}, "Each passage is run through the model once and its KV is kept. A question then reuses it wherever the passage stands in the prompt, and recomputes only the tokens that need it. You see which."),
@@ -103,7 +105,7 @@ function banner(words, label = "", act = () => {}) {
 
 async function begin() {
   try {
-    await collections.refresh();
+    await patiently(collections.refresh, (failure, left) => banner(failure ? `${failure.message} Trying again in ${left} s.` : ""), undefined, Infinity);
     banner("");
   } catch (error) {
     if (!(error instanceof Failure)) throw error;
@@ -182,5 +184,5 @@ bus.addEventListener("collection", draw);
 bus.addEventListener("view", () => { sessions.draw(); draw(); });
 bus.addEventListener("session", () => { side(false); if (opened() === "source") close(); draw(); if (!view.session) $("question").focus(); });
 bus.addEventListener("trouble", (event) => banner(/** @type {CustomEvent} */ (event).detail, "Close", () => banner("")));
-bus.addEventListener("forked", (event) => { const { from, to } = /** @type {CustomEvent} */ (event).detail; said.set(to, (said.get(from) ?? []).map((node) => node.cloneNode(true))); });
+bus.addEventListener("forked", (event) => { const { from, to } = /** @type {CustomEvent} */ (event).detail; said.set(to, (said.get(from) ?? []).filter((node) => node.classList.contains("whole"))); }); // one of both is shown at a time
 begin().then(() => { sessions.setUp(); tiers.setUp(); });

@@ -7,7 +7,7 @@ import { base } from "./words.js";
 /** @typedef {import("./types.js").Source} Source @typedef {import("./types.js").Citation} Citation */
 
 /** @param {Source} source */
-export const title = (source) => base(source.source || source.document_id);
+export const title = (source) => source.title || base(source.source || source.document_id);
 
 /**
  * @param {Source[]} sources @param {Citation[]} citations @param {(number: number, from: HTMLElement) => void} show
@@ -75,7 +75,7 @@ export function show(sources, citations, number, from, at) {
   };
   const place = Number.isFinite(source.start) ? `characters ${source.start}–${source.end} of the document` : "";
   open(`Source ${source.number}`, from, [
-    el("p", { class: "source-name" }, source.source || source.document_id),
+    el("p", { class: "source-name" }, title(source)),
     el("p", { class: "muted" }, own.length ? "What the answer rests on is marked." : "Given to the model, not cited by the answer.", place && ` ${place[0].toUpperCase()}${place.slice(1)}.`),
     text,
     sources.length > 1 && el("div", { class: "row end" }, el("button", { type: "button", class: "quiet", onclick: () => turn(-1) }, "Previous source"), el("button", { type: "button", class: "quiet", onclick: () => turn(1) }, "Next source")),

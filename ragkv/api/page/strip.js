@@ -1,7 +1,8 @@
 /** The prompt as a strip: every span as wide as its tokens, coloured by what became of them, recomputed tokens at their places. */
 
 import { el } from "./dom.js";
-import { base, count } from "./words.js";
+import { title } from "./sources.js";
+import { count } from "./words.js";
 
 /** @typedef {import("./types.js").Span} Span @typedef {import("./types.js").Source} Source @typedef {import("./types.js").Reuse} Reuse */
 
@@ -25,7 +26,7 @@ function split(span) {
 function named(span, sources) {
   const kind = KINDS[/** @type {keyof typeof KINDS} */ (span.kind)] ?? span.kind;
   const source = span.number === null ? undefined : sources.find(({ number }) => number === span.number);
-  return source ? `${kind} ${source.number}, ${base(source.source || source.document_id)}` : kind;
+  return source ? `${kind} ${source.number}, ${title(source)}` : kind;
 }
 
 /** @param {Span} span @param {Source[]} sources */

@@ -1,4 +1,4 @@
-/** The store's tiers filling. Asked for every few seconds, not while the page is hidden, less often when the server is away. */
+/** The store's tiers filling. Asked for every few seconds while something happens, seldom when nothing does, not while hidden. */
 
 import { Failure, get } from "./api.js";
 import { $, el } from "./dom.js";
@@ -7,9 +7,11 @@ import { bus } from "./state.js";
 import { bytes, count, percent } from "./words.js";
 
 const EVERY_MS = 5000;
-const LONGEST_MS = 60_000;
+const IDLE_MS = 30_000; // a key may have few requests a minute, and they are for questions
+const LONGEST_MS = 120_000;
 
 let wait = EVERY_MS;
+let looks = 0; // since something happened
 /** @type {ReturnType<typeof setTimeout>|undefined} */
 let timer;
 let asking = false;
@@ -38,7 +40,7 @@ async function look() {
     serverDoes(stats);
     if (stats.model) { $("brand").title = stats.model; }
     $("tiers").replaceChildren(...stats.tiers.map(tierView), el("p", { class: "muted" }, `${bytes(stats.kv_bytes_per_token)} of KV a token`));
-    wait = EVERY_MS;
+    wait = ++looks < 4 ? EVERY_MS : IDLE_MS;
   } catch (error) {
     if (!(error instanceof Failure)) throw error;
     wait = Math.min(LONGEST_MS, Math.max(wait * 2, (error.retryAfter ?? 0) * 1000));
@@ -50,7 +52,7 @@ async function look() {
 }
 
 /** @returns {void} */
-const soon = () => { wait = EVERY_MS; look(); };
+const soon = () => { looks = 0; look(); };
 
 export function setUp() {
   document.addEventListener("visibilitychange", () => (document.hidden ? clearTimeout(timer) : look()));

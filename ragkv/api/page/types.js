@@ -1,7 +1,7 @@
 /**
  * The shapes of the API that the page reads. Types alone: nothing here runs.
  *
- * @typedef {{number: number, document_id: string, source: string, text: string, start: number, end: number, score: number}} Source
+ * @typedef {{number: number, document_id: string, source: string, title: string|null, text: string, start: number, end: number, score: number}} Source
  * @typedef {{number: number, start: number, end: number, answer_start?: number|null, answer_end?: number|null, document_id: string}} Citation
  * @typedef {{kind: string, start: number, tokens: number, state: "exact"|"fused"|"computed", recomputed: number,
  *   recomputed_at: number[], number: number|null}} Span

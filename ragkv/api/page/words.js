@@ -43,13 +43,13 @@ export function told(status, error, id) {
   const said = error.message ?? "";
   const where = error.param && !said.includes(error.param) ? ` (${error.param})` : "";
   if (status === 401) return { kind: "key", message: "This server asks for an API key." };
-  if (status === 403) return { kind: "refused", message: `This key may not do that. ${said}` };
+  if (status === 403) return { kind: "refused", message: said || "This key may not do that." };
   if (status === 404) return { kind: "missing", message: said || "It is not there any more." };
   if (status === 413) return { kind: "large", message: `Too large for this server. ${said}` };
   if (status === 415) return { kind: "refused", message: `This server does not take that kind of file. ${said}` };
   if (status === 429) return { kind: "busy", message: "Too many requests for this key just now." };
-  if (status === 503) return { kind: "busy", message: "The server is busy." };
-  if (status === 504) return { kind: "late", message: `The server ran out of time for this. ${said}` };
+  if (status === 503) return { kind: "busy", message: said.replace(/[.;,]? ask again\.$/i, ".") || "The server is busy." };
+  if (status === 408 || status === 504) return { kind: "late", message: `The server ran out of time for this. ${said}` };
   if (status >= 500) return { kind: "server", message: `The server failed${id ? ` (request ${id}: its log says more)` : ""}.` };
   return { kind: "invalid", message: said ? said + where : `The server refused this (${status}).` };
 }

@@ -1,0 +1,154 @@
+"""The real service in a process of its own, and Debian's Chromium looking at it. Skipped, with the reason, without them."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+
+sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed: pip install playwright")
+for needed in ("fastapi", "uvicorn"):
+    pytest.importorskip(needed, reason=f"{needed} is not installed: pip install 'ragkv[api]'")
+
+CHROMIUM = Path("/usr/bin/chromium")
+ROOT = Path(__file__).parents[3]
+CORPUS = sorted((ROOT / "examples" / "corpus").glob("*.md"))
+QUESTION = "What is the job of Kiralus?"
+TIMEOUT_MS = 20_000
+OVERHEAR = """(() => { const real = window.fetch; window.streams = [];
+window.fetch = async (url, how) => {
+    const response = await real(url, how);
+    if (String(url).endsWith('/v1/ask')) { const at = streams.push(null) - 1; response.clone().text().then(text => { streams[at] = text; }, () => {}); }
+    return response;
+}; })()"""
+SERVE = """
+import sys
+from ragkv.api.app import create_app
+from ragkv.api.settings import ServeConfig
+from ragkv.api.shutdown import serve
+config = ServeConfig(home=sys.argv[1], port=0)
+serve(create_app(config), config)
+"""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Without a browser there is nothing to look with."""
+    if CHROMIUM.exists():
+        return
+    for item in items:
+        if Path(__file__).parent in item.path.parents and "page" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.skip(reason=f"there is no {CHROMIUM}: install Debian's chromium"))
+
+
+@dataclass
+class Watch:
+    """What a page did that its test should know of."""
+
+    origin: str
+    allowed: list[str] = field(default_factory=list)  # patterns of console errors that the test provokes
+    complaints: list[str] = field(default_factory=list)
+    requests: list[Any] = field(default_factory=list)
+
+    def paths(self, part: str) -> list[str]:
+        """Paths asked for that have `part` in them."""
+        return [urlsplit(request.url).path for request in self.requests if part in request.url]
+
+    def check(self) -> None:
+        """Nothing complained, nothing went elsewhere."""
+        unexpected = [said for said in self.complaints if not any(re.search(one, said) for one in self.allowed)]
+        assert unexpected == []
+        assert {request.url for request in self.requests if not request.url.startswith(self.origin)} == set()
+
+
+@pytest.fixture(scope="session")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The address of a service over the bundled reader, with an empty home."""
+    home = tmp_path_factory.mktemp("page") / "home"
+    yield from serving(home)
+
+
+def serving(home: Path) -> Iterator[str]:
+    """Run the service for as long as the generator is open."""
+    command = [sys.executable, "-c", SERVE, str(home)]
+    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    log = home.with_suffix(".log")
+    with log.open("w") as out:
+        process = subprocess.Popen(command, stderr=out, stdout=out, env=environment, cwd=ROOT)
+    try:
+        yield _address(process, log)
+    finally:
+        process.terminate()
+        try:
+            process.wait(30)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def _address(process: "subprocess.Popen[bytes]", log: Path) -> str:
+    for _ in range(600):
+        for line in log.read_text().splitlines():
+            if line.startswith("{") and (said := json.loads(line)).get("event") == "listening":
+                return f"http://127.0.0.1:{said['port']}"
+        if process.poll() is not None:
+            break
+        time.sleep(0.1)
+    raise RuntimeError(f"ragkv serve did not begin: {log.read_text()[-2000:]}")
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Any]:
+    with sync_api.sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=str(CHROMIUM), args=["--no-sandbox"])
+        yield browser
+        browser.close()
+
+
+@pytest.fixture(scope="session")
+def library(server: str, browser: Any) -> str:
+    """A collection that has the example corpus."""
+    context = browser.new_context(base_url=server)
+    api = context.request
+    for _ in range(120):
+        if (made := api.post("/v1/collections", data={"name": "library"})).status != 503:
+            break
+        made.dispose()
+        time.sleep(0.5)
+    assert made.ok, made.text()
+    documents = [{"id": path.name, "title": path.name, "text": path.read_text("utf-8").strip()} for path in CORPUS]
+    added = api.post("/v1/collections/library/documents", data={"documents": documents})
+    assert added.status == 201, added.text()
+    context.close()
+    return "library"
+
+
+@pytest.fixture
+def page(server: str, browser: Any) -> Iterator[Any]:
+    """An empty tab of the service's origin. Afterwards: no complaint in the console, no request to anywhere else."""
+    context = browser.new_context(base_url=server, viewport={"width": 1280, "height": 860})
+    context.add_init_script(OVERHEAR)
+    page = context.new_page()
+    page.set_default_timeout(TIMEOUT_MS)
+    page.watch = watch = Watch(server)
+    page.on("console", lambda said: watch.complaints.append(said.text) if said.type in ("error", "warning") else None)
+    page.on("pageerror", lambda error: watch.complaints.append(str(error)))
+    page.on("request", lambda request: watch.requests.append(request))
+    yield page
+    context.close()
+    watch.check()
+
+
+@pytest.fixture
+def asked(page: Any, library: str) -> Any:
+    """A tab on the library, ready to be asked."""
+    page.goto(f"/#collection={library}")
+    page.wait_for_selector(".tier")
+    return page

@@ -1,0 +1,220 @@
+"""The main job in a browser: ask, watch, see what became of the prompt, open a source, measure. Against the real service."""
+
+import re
+from typing import Any
+
+import pytest
+
+from .conftest import QUESTION
+from .house import PROMPT, REUSE, TIMING, answer, ask, source, stream
+
+STATES = ("exact", "fused", "recomputed", "computed")
+
+
+def test_an_answer_streams_and_ends_as_the_api_says(asked: Any) -> None:
+    asked.evaluate(
+        """() => { window.seen = [];
+        new MutationObserver(() => {
+            const turn = document.querySelector('.turn.working .answer');
+            if (turn && turn.textContent !== seen.at(-1)) seen.push(turn.textContent);
+        }).observe(document.querySelector('#turns'), {childList: true, subtree: true, characterData: true}); }"""
+    )
+    said = ask(asked)
+    seen = [text for text in asked.evaluate("seen") if text]
+    assert len(seen) >= 2 and all(later.startswith(earlier) for earlier, later in zip(seen, seen[1:], strict=False))
+    text = asked.locator(".turn .answer").evaluate("node => [...node.childNodes].filter(n => n.nodeType === 3).map(n => n.data).join('')")
+    assert text == said["answer"] and text.startswith(seen[0])
+    assert asked.locator(".turn h3").inner_text() == QUESTION
+    assert asked.locator(".turn .answer").get_attribute("aria-live") == "polite"
+    assert asked.locator(".turn .answer").get_attribute("aria-busy") == "false"
+
+
+def drawn(page: Any) -> dict[str, Any]:
+    """What the last strip shows: widths in pixels and counts, by colour."""
+    return page.evaluate(
+        """() => {
+        const strip = [...document.querySelectorAll('.strip')].at(-1), sums = {}, counts = {};
+        const add = (to, state, value) => { to[state] = (to[state] ?? 0) + value; };
+        for (const span of strip.children) {
+            const width = span.getBoundingClientRect().width;
+            let marks = 0;
+            for (const mark of span.querySelectorAll('rect')) marks += mark.getBoundingClientRect().width;
+            add(sums, span.dataset.state, width - marks); add(sums, 'recomputed', marks);
+            add(counts, span.dataset.state, span.dataset.tokens - span.dataset.recomputed); add(counts, 'recomputed', +span.dataset.recomputed);
+        }
+        return {sums, counts, width: strip.getBoundingClientRect().width}; }"""
+    )
+
+
+def test_the_strips_colours_are_the_apis_report(asked: Any) -> None:
+    said = ask(asked)
+    reuse, shown = said["reuse"], drawn(asked)
+    assert reuse["fused"] > 0 and reuse["recomputed"] > 0  # else nothing is shown by this
+    assert {state: shown["counts"].get(state, 0) for state in STATES} == {state: reuse[state] for state in STATES}
+    token = shown["width"] / reuse["tokens"]
+    for state in STATES:
+        assert shown["sums"].get(state, 0.0) == pytest.approx(reuse[state] * token, abs=1.0), state
+    legend = {key.get_attribute("data-state"): int(key.get_attribute("data-count")) for key in asked.locator(".legend .key").all()}
+    assert legend == {state: reuse[state] for state in STATES}
+
+
+def test_recomputed_tokens_are_drawn_at_their_places(asked: Any) -> None:
+    said = ask(asked)
+    for at, span in enumerate(one for one in said["prompt"] if one["tokens"]):
+        node = asked.locator(".strip .span").nth(at)
+        rectangles = node.evaluate("node => [...node.querySelectorAll('rect')].map(r => [+r.getAttribute('x'), +r.getAttribute('width')])")
+        assert [x + step for x, width in rectangles for step in range(int(width))] == span["recomputed_at"]
+        assert node.get_attribute("data-kind") == span["kind"]
+
+
+def test_a_colour_means_the_same_in_legend_and_strip(asked: Any) -> None:
+    ask(asked)
+    ground = "node => getComputedStyle(node).backgroundColor"
+    swatches = {state: asked.locator(f".legend .swatch.{state}").evaluate(ground) for state in STATES}
+    assert len(set(swatches.values())) == 4
+    for node in asked.locator(".strip .span").all():
+        assert node.evaluate(ground) == swatches[node.get_attribute("data-state")]
+    mark = asked.locator(".strip svg rect").first
+    assert mark.evaluate("node => getComputedStyle(node).fill") == swatches["recomputed"]
+
+
+def test_the_table_says_what_the_strip_shows(asked: Any) -> None:
+    said = ask(asked)
+    asked.locator(".as-table summary").click()
+    rows = asked.locator(".as-table tbody tr").all()
+    columns = [[int(cell.replace(",", "")) for cell in row.locator("td").all_inner_texts()] for row in rows]
+    assert [sum(column) for column in zip(*columns, strict=True)][1:] == [said["reuse"][name] for name in ("tokens", *STATES)]
+    assert "Source 1" in asked.locator(".as-table tbody th").all_inner_texts()[1]
+
+
+def test_a_span_tells_its_counts_and_opens_its_source(asked: Any) -> None:
+    said = ask(asked)
+    chunk = next(span for span in said["prompt"] if span["kind"] == "chunk" and span["recomputed"])
+    node = asked.locator(f".strip .span[aria-label^='Source {chunk['number']},']")
+    node.hover()
+    told = asked.locator(".strip-detail").inner_text()
+    assert f"{chunk['tokens']} tokens, {chunk['tokens'] - chunk['recomputed']} fused, {chunk['recomputed']} recomputed" in told
+    node.click()
+    assert asked.locator("#drawer-title").inner_text() == f"Source {chunk['number']}"
+
+
+def test_times_are_the_apis_and_their_parts_fill_the_bar(asked: Any) -> None:
+    said = ask(asked)
+    first = said["timing"]["first_token_s"]
+    shown = asked.locator(".ttft b").inner_text()
+    number, unit = shown.split()
+    assert float(number) * {"ms": 1e-3, "s": 1.0}[unit] == pytest.approx(first, rel=0.06, abs=0.6e-3)
+    widths = asked.locator(".spent .part").evaluate_all("nodes => nodes.map(node => node.getBoundingClientRect().width)")
+    line = asked.locator(".spent .bar-line").bounding_box()["width"]
+    assert sum(widths) == pytest.approx(line, abs=1.0)
+    assert widths[2] == pytest.approx(said["timing"]["load_s"] / first * line, abs=1.0)
+
+
+def test_measuring_shows_both_ways_and_their_ratio(asked: Any) -> None:
+    ask(asked)
+    with asked.expect_response(lambda response: response.url.endswith("/v1/compare")) as measured:
+        asked.click(".measure")
+    asked.wait_for_selector(".verdict")
+    found = measured.value.json()
+    ratio = found["full"]["timing"]["first_token_s"] / found["fused"]["timing"]["first_token_s"]
+    assert float(asked.locator(".verdict b").get_attribute("data-ratio")) == pytest.approx(ratio, abs=0.001)
+    assert asked.locator(".versus").count() == 2
+    fused, full = (row.locator(".bar-fill").bounding_box()["width"] for row in asked.locator(".versus").all())
+    assert full / fused == pytest.approx(ratio, rel=0.1, abs=0.1)
+    assert "This machine, this question" in asked.locator(".verdict").inner_text()
+
+
+def test_a_marker_opens_the_source_at_the_cited_span(asked: Any) -> None:
+    said = ask(asked)
+    citation = said["citations"][0]
+    text = next(one for one in said["sources"] if one["number"] == citation["number"])["text"]
+    asked.locator(".answer .cite").first.click()
+    assert asked.locator("#drawer-title").inner_text() == f"Source {citation['number']}"
+    mark = asked.locator(".source-text mark").first
+    assert mark.evaluate("node => node.textContent") == text[citation["start"] : citation["end"]]
+    assert asked.locator(".source-text").evaluate("node => node.textContent") == text
+    assert mark.is_visible()
+    cited = asked.locator(".chip.cited").evaluate_all("nodes => nodes.map(node => +node.dataset.number)")
+    assert sorted(cited) == sorted({one["number"] for one in said["citations"]})
+
+
+def test_spans_are_counted_in_characters_and_scrolled_to(asked: Any) -> None:
+    """Python counts code points and JavaScript UTF-16 units; a long source opens at what is cited, not at its top."""
+    text = "🦊🦊🦊 " + "Nothing is said here. " * 300 + "Ostmax sells 🧁 ovens. The end."
+    start = text.index("Ostmax")
+    citation = {"number": 1, "document_id": "d1", "start": start, "end": start + 21, "answer_start": 0, "answer_end": 7}
+    final = answer("🧁 ovens, says [2] and [9].", [source(1, text), source(2)], [citation])
+    asked.route("**/v1/ask", lambda route: route.fulfill(content_type="text/event-stream", body=stream(("answer", final))))
+    asked.fill("#question", "What?")
+    asked.press("#question", "Enter")
+    asked.wait_for_selector(".turn.whole")
+    assert asked.locator(".answer").evaluate("node => node.textContent") == "🧁 ovens[1], says [2] and [9]."
+    assert asked.locator(".answer .cite").all_inner_texts() == ["[1]", "[2]"]  # there is no source 9
+    asked.locator(".answer .cite").first.click()
+    mark = asked.locator(".source-text mark")
+    assert mark.inner_text() == "Ostmax sells 🧁 ovens."
+    inside = asked.locator("#drawer-body").bounding_box()
+    box = mark.bounding_box()
+    assert inside["y"] <= box["y"] and box["y"] + box["height"] <= inside["y"] + inside["height"]
+
+
+@pytest.mark.parametrize(("reuse", "state"), [("none", "computed"), ("prefix", "computed")])
+def test_reuse_can_be_switched_off(asked: Any, reuse: str, state: str) -> None:
+    asked.click("#how summary")
+    asked.select_option("#reuse", reuse)
+    assert asked.locator("#selector").is_disabled() and asked.locator("#ratio").is_disabled()
+    said = ask(asked)
+    assert said["reuse"]["fused"] == 0 and said["reuse"][state] > 100
+    assert drawn(asked)["counts"].get("fused", 0) == 0
+    assert f"reuse={reuse}" in asked.url
+
+
+def test_the_ratio_is_sent_as_it_is_set(asked: Any) -> None:
+    asked.click("#how summary")
+    assert "the server's (0." in asked.locator("#ratio-server").inner_text()
+    asked.locator("#ratio").fill("1")
+    assert asked.locator("input[name=ratio][value=own]").is_checked()
+    assert ask(asked)["reuse"]["fused"] == 0  # all of it recomputed
+    asked.locator("#ratio").fill("0")
+    assert ask(asked)["reuse"]["recomputed"] == 0
+    asked.check("input[name=ratio][value=auto]")
+    with asked.expect_request("**/v1/ask") as sent:
+        ask(asked)
+    assert sent.value.post_data_json["ratio"] is None
+    asked.check("input[name=ratio][value=server]")
+    with asked.expect_request("**/v1/ask") as sent:
+        ask(asked)
+    assert "ratio" not in sent.value.post_data_json
+
+
+def test_settings_outlive_a_reload_in_the_address(asked: Any) -> None:
+    asked.click("#how summary")
+    asked.select_option("#selector", "first-k")
+    asked.locator("#ratio").fill("0.3")
+    asked.locator("#k").fill("3")
+    asked.press("#k", "Tab")
+    asked.reload()
+    asked.wait_for_selector(".tier")
+    assert re.search(r"ratio 0\.30 · first-k · 3 passages", asked.locator("#how-now").inner_text())
+    said = ask(asked)
+    assert said["reuse"]["selector"] == "first-k" and len(said["sources"]) == 3
+
+
+def test_a_question_is_never_sent_twice_at_once(asked: Any) -> None:
+    asked.fill("#question", QUESTION)
+    asked.press("#question", "Enter")
+    asked.fill("#question", "Another one?")
+    asked.press("#question", "Enter")
+    asked.wait_for_selector(".turn.whole")
+    assert asked.locator(".turn").count() == 1
+    assert asked.input_value("#question") == "Another one?"
+
+
+def test_what_was_retrieved_is_shown_before_the_answer_is_there(asked: Any) -> None:
+    """The prompt's strip is drawn from the event behind the prefill, not only from the last one."""
+    body = stream(("sources", {"sources": [source()]}), ("prompt", {"prompt": PROMPT, "reuse": REUSE, "timing": TIMING}), ("token", {"text": "Ov"}))
+    asked.route("**/v1/ask", lambda route: route.fulfill(content_type="text/event-stream", body=body))
+    asked.fill("#question", "What?")
+    asked.press("#question", "Enter")
+    asked.wait_for_selector(".notice.bad")
+    assert asked.locator(".chip").count() == 1 and asked.locator(".strip .span").count() == 2

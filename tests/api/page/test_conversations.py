@@ -1,0 +1,129 @@
+"""Conversations on the page: a follow-up stands behind its history; new, choose, fork, shorten, delete."""
+
+from typing import Any
+
+import pytest
+
+from .house import ask
+
+FIRST = "Who works as a librarian?"
+SECOND = "What does Gorax play?"
+
+
+@pytest.fixture
+def talked(asked: Any) -> Any:
+    """A tab in which one question was asked."""
+    asked.first = ask(asked, FIRST)
+    asked.wait_for_selector(".session.current")
+    return asked
+
+
+def current(page: Any) -> dict[str, Any]:
+    """The conversation on the page, as the API has it."""
+    named = page.locator(".session.current").get_attribute("data-session")
+    return page.request.get(f"/v1/sessions/{named}").json()
+
+
+def more(page: Any, what: str) -> None:
+    page.locator(".session.current .square").click()
+    page.locator(".session.current").get_by_role("button", name=what).click()
+
+
+def test_a_follow_up_stands_behind_its_history(talked: Any) -> None:
+    said = ask(talked, SECOND)
+    history = [span for span in said["prompt"] if span["kind"] == "history"]
+    assert history and said["session_id"] == talked.first["session_id"]
+    shown = talked.locator(".strip").last.locator(".span[data-kind=history]")
+    assert shown.count() == len(history)
+    assert shown.first.get_attribute("aria-label").startswith("Conversation: ")
+    assert talked.locator(".turn").count() == 2
+    assert not talked.locator(".turn").first.locator("details.made").evaluate("node => node.open")  # the last one is looked at
+    talked.wait_for_function("() => document.querySelector('.session.current').innerText.includes('2 turns')")
+    assert current(talked)["turns"] == 2
+
+
+def test_a_conversation_is_listed_by_its_first_question(talked: Any) -> None:
+    row = talked.locator(".session.current")
+    assert row.locator(".title").inner_text() == FIRST
+    held = current(talked)
+    assert f"1 turn · {held['tokens']} tokens" in row.inner_text()
+    assert f"session={held['id']}" in talked.url
+
+
+def test_a_new_conversation_has_no_history_and_the_old_one_is_kept(talked: Any) -> None:
+    talked.click("#new-session")
+    assert talked.locator(".turn").count() == 0
+    assert talked.evaluate("document.activeElement.id") == "question"
+    said = ask(talked, SECOND)
+    assert [span for span in said["prompt"] if span["kind"] == "history"] == []
+    assert said["session_id"] != talked.first["session_id"]
+    talked.locator(f".session[data-session='{talked.first['session_id']}'] .go").click()
+    assert talked.locator(".turn h3").all_inner_texts() == [FIRST]
+
+
+def test_a_conversation_goes_on_after_a_reload(talked: Any) -> None:
+    talked.reload()
+    talked.wait_for_selector(".session.current")
+    assert talked.locator(".welcome h1").inner_text() == "Go on with this conversation"
+    said = ask(talked, SECOND)
+    assert any(span["kind"] == "history" for span in said["prompt"])
+
+
+def test_a_fork_has_the_same_past_and_a_life_of_its_own(talked: Any) -> None:
+    before = current(talked)
+    more(talked, "Fork")
+    talked.wait_for_function("id => document.querySelector('.session.current')?.dataset.session !== id", arg=before["id"])
+    forked = current(talked)
+    assert (forked["turns"], forked["tokens"]) == (1, before["tokens"])
+    assert talked.locator(".turn h3").all_inner_texts() == [FIRST]
+    ask(talked, SECOND)
+    assert current(talked)["turns"] == 2
+    assert talked.request.get(f"/v1/sessions/{before['id']}").json()["turns"] == 1
+    talked.locator(f".session[data-session='{before['id']}'] .go").click()
+    assert talked.locator(".turn").count() == 1
+
+
+def test_sources_of_a_forks_past_open_too(talked: Any) -> None:
+    before = current(talked)["id"]
+    more(talked, "Fork")
+    talked.wait_for_function("id => document.querySelector('.session.current')?.dataset.session !== id", arg=before)
+    talked.locator(".chip").first.click()
+    assert talked.locator("#drawer-title").inner_text() == "Source 1"
+
+
+def test_a_conversation_is_shortened(talked: Any) -> None:
+    held = current(talked)["tokens"]
+    more(talked, "Shorten…")
+    talked.get_by_label("Tokens to keep").fill("20")
+    talked.get_by_role("button", name="Shorten", exact=True).click()
+    talked.wait_for_function("() => document.querySelector('.session.current').innerText.includes('20 tokens')")
+    assert held > current(talked)["tokens"] == 20
+
+
+def test_a_conversation_is_deleted_after_a_question(talked: Any) -> None:
+    gone = current(talked)["id"]
+    more(talked, "Delete…")
+    talked.get_by_role("button", name="Cancel").click()
+    assert talked.request.get(f"/v1/sessions/{gone}").ok
+    talked.locator(".session.current").get_by_role("button", name="Delete…").click()
+    talked.get_by_role("dialog").get_by_role("button", name="Delete").click()
+    talked.wait_for_function("id => !document.querySelector(`[data-session='${id}']`)", arg=gone)
+    assert talked.request.get(f"/v1/sessions/{gone}").status == 404
+    assert talked.locator(".turn").count() == 0
+
+
+def test_measuring_a_follow_up_says_what_it_leaves_out(talked: Any) -> None:
+    ask(talked, SECOND)
+    talked.locator(".measure").last.click()
+    talked.wait_for_selector(".verdict")
+    assert "without the conversation before it" in talked.locator(".verdict").inner_text()
+
+
+def test_a_stopped_turn_is_not_part_of_the_conversation(talked: Any) -> None:
+    before = current(talked)
+    talked.watch.allowed.append("Failed to load resource")
+    talked.route("**/v1/ask", lambda route: route.abort(), times=1)
+    talked.fill("#question", SECOND)
+    talked.press("#question", "Enter")
+    talked.wait_for_selector(".notice.bad")
+    assert current(talked)["turns"] == before["turns"]

@@ -1,0 +1,205 @@
+"""Documents dropped, picked and pasted: progress, a result each, the list, deleting. Against the real service."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from .conftest import CORPUS
+from .house import ask
+from .test_failures import refusal
+
+
+def said(page: Any) -> dict[str, str]:
+    """The result of each document that was added just now."""
+    rows = page.locator(".result").all()
+    return {row.get_attribute("data-name"): row.locator(".said").inner_text() for row in rows}
+
+
+def settled(page: Any, documents: int) -> None:
+    page.wait_for_function("n => document.querySelectorAll('.result:is(.good, .bad)').length === n", arg=documents)
+    page.wait_for_function("() => !document.querySelector('.result.now')")
+
+
+@pytest.fixture
+def fresh(page: Any, server: str, library: str, request: pytest.FixtureRequest) -> Any:
+    """A tab on a new collection, made on the page."""
+    name = request.node.name.replace("[", "-").replace("]", "")[-60:]
+    page.goto("/#collection=library")
+    page.wait_for_selector(".tier")
+    page.select_option("#collection", label="New collection …")
+    page.get_by_label("Name", exact=True).fill(name)
+    page.keyboard.press("Enter")
+    page.wait_for_function("name => document.querySelector('#collection').value === name", arg=name)
+    page.collection = name
+    return page
+
+
+def test_picked_files_are_added_each_with_its_result(fresh: Any) -> None:
+    with fresh.expect_file_chooser() as chooser:
+        fresh.locator(".pick-files").click()
+    chooser.value.set_files([str(path) for path in CORPUS[:3]])
+    settled(fresh, 3)
+    assert said(fresh).keys() == {path.name for path in CORPUS[:3]}
+    assert all(result.startswith("added") for result in said(fresh).values())
+    assert fresh.locator(".uploads [role=status]").inner_text() == "3 done"
+    fresh.locator(".documents li").nth(2).wait_for()
+    assert fresh.locator("#document-count").inner_text() == "3"
+    held = fresh.request.get(f"/v1/collections/{fresh.collection}/documents").json()["data"]
+    assert fresh.locator(".documents li").evaluate_all("rows => rows.map(row => row.dataset.id)") == [one["id"] for one in held]
+
+
+def test_dropped_files_are_added(fresh: Any) -> None:
+    fresh.evaluate(
+        """() => { window.items = new DataTransfer();
+        items.items.add(new File(['The cellist of Odd lives in Even.'], 'odd.txt', {type: 'text/plain'}));
+        dispatchEvent(new DragEvent('dragenter', {dataTransfer: items, cancelable: true})); }"""
+    )
+    assert fresh.locator("#dropping").is_visible()
+    assert fresh.locator("#dropping-to").inner_text() == fresh.collection
+    stayed = fresh.evaluate("() => !dispatchEvent(new DragEvent('drop', {dataTransfer: items, cancelable: true}))")
+    assert stayed  # else the browser would open the file
+    settled(fresh, 1)
+    assert fresh.locator("#dropping").is_hidden()
+    assert said(fresh)["odd.txt"].startswith("added")
+
+
+def test_pasted_text_is_added_and_again_unchanged(fresh: Any) -> None:
+    for expected in ("added", "already here"):
+        fresh.locator(".paste").last.click()
+        fresh.get_by_label("Title").fill("Notes")
+        fresh.get_by_label("Text", exact=True).fill("The tuba of Odd is green.")
+        fresh.get_by_role("button", name="Add", exact=True).click()
+        settled(fresh, 1)
+        assert said(fresh)["Notes"].startswith(expected)
+    assert fresh.locator("#document-count").inner_text() == "1"
+
+
+def test_an_empty_paste_is_not_sent(fresh: Any) -> None:
+    fresh.locator(".paste").last.click()
+    fresh.get_by_label("Text", exact=True).fill("   ")
+    fresh.get_by_role("button", name="Add", exact=True).click()
+    assert fresh.get_by_role("dialog").get_by_role("alert").inner_text() == "There is no text yet."
+
+
+def test_a_file_of_a_wrong_kind_is_told_and_the_others_are_added(fresh: Any, tmp_path: Path) -> None:
+    fresh.watch.allowed.append("Failed to load resource")
+    wrong = tmp_path / "tool.exe"
+    wrong.write_bytes(b"MZ\0\1")
+    fresh.locator(".drop input[type=file]").first.set_input_files([str(wrong), str(CORPUS[0])])
+    settled(fresh, 2)
+    assert ".exe" in said(fresh)["tool.exe"] or "kind of file" in said(fresh)["tool.exe"]
+    assert said(fresh)[CORPUS[0].name].startswith("added")
+    assert fresh.locator(".uploads [role=status]").inner_text() == "1 done, 1 failed"
+
+
+def test_what_is_too_large_is_told(fresh: Any) -> None:
+    fresh.watch.allowed.append("Failed to load resource")
+    told = refusal(413, "The body is larger than 33554432 bytes. Send less at a time.")
+    fresh.route("**/documents", lambda route: route.fulfill(**told) if route.request.method == "POST" else route.continue_())
+    fresh.locator(".drop input[type=file]").first.set_input_files(str(CORPUS[0]))
+    settled(fresh, 1)
+    assert said(fresh)[CORPUS[0].name] == "Too large for this server. The body is larger than 33554432 bytes. Send less at a time."
+
+
+def test_a_busy_server_gets_the_document_later(fresh: Any) -> None:
+    fresh.watch.allowed.append("Failed to load resource")
+    told = refusal(503, "64 requests are under way already; ask again.", {"Retry-After": "1"})
+    fresh.route("**/documents", lambda route: route.fulfill(**told), times=1)
+    fresh.locator(".drop input[type=file]").first.set_input_files(str(CORPUS[0]))
+    fresh.get_by_text("Again in 1 s").wait_for()
+    settled(fresh, 1)
+    assert said(fresh)[CORPUS[0].name].startswith("added")
+
+
+def test_a_document_is_deleted_after_a_question(fresh: Any) -> None:
+    fresh.locator(".drop input[type=file]").first.set_input_files([str(path) for path in CORPUS[:2]])
+    settled(fresh, 2)
+    fresh.get_by_role("button", name=f"Delete {CORPUS[0].name}").click()
+    fresh.get_by_role("button", name="Cancel").click()
+    assert fresh.locator(".documents li").count() == 2
+    fresh.get_by_role("button", name=f"Delete {CORPUS[0].name}").click()
+    fresh.get_by_role("dialog").get_by_role("button", name="Delete").click()
+    fresh.wait_for_function("() => document.querySelectorAll('.documents li').length === 1")
+    held = fresh.request.get(f"/v1/collections/{fresh.collection}/documents").json()["data"]
+    assert [one["title"] or one["id"] for one in held] == [CORPUS[1].name]
+
+
+def test_a_collection_is_deleted_after_a_question(fresh: Any) -> None:
+    fresh.click("#documents")
+    fresh.get_by_role("button", name="Delete collection …").click()
+    fresh.get_by_role("dialog").get_by_role("button", name="Delete").click()
+    fresh.wait_for_function("name => document.querySelector('#collection').value !== name", arg=fresh.collection)
+    assert fresh.request.get(f"/v1/collections/{fresh.collection}").status == 404
+
+
+def test_a_wrong_name_is_told_before_anything_is_sent(fresh: Any) -> None:
+    fresh.select_option("#collection", label="New collection …")
+    fresh.get_by_label("Name", exact=True).fill("../etc")
+    fresh.get_by_role("button", name="Create").click()
+    assert "begins with a letter or digit" in fresh.get_by_role("dialog").get_by_role("alert").inner_text()
+    fresh.get_by_role("button", name="Cancel").click()
+    assert fresh.locator("#collection").input_value() == fresh.collection
+
+
+def test_the_first_document_makes_the_first_collection(page: Any, server: str) -> None:
+    page.route("**/v1/collections", lambda route: route.fulfill(json={"data": []}) if route.request.method == "GET" else route.continue_())
+    page.goto("/")
+    page.wait_for_selector(".welcome .drop")
+    with page.expect_request(lambda request: request.method == "POST" and request.url.endswith("/v1/collections")) as made:
+        page.locator(".welcome input[type=file]").set_input_files(str(CORPUS[0]))
+    assert made.value.post_data_json == {"name": "default"}
+    page.unroute("**/v1/collections")
+    settled(page, 1)
+
+
+EVIL = """Evilword is written here. <img src="/nowhere.png" onerror="window.broken = 1"><script>window.broken = 1</script> <b>Bold.</b>"""
+
+
+def test_markup_in_documents_questions_and_names_is_text(fresh: Any) -> None:
+    name = '<img src=x onerror="window.broken=2">.txt'
+    fresh.request.post(f"/v1/collections/{fresh.collection}/documents", data={"documents": [{"id": name, "title": name, "text": EVIL}]})
+    fresh.reload()
+    fresh.wait_for_selector(".welcome h1")
+    said = ask(fresh, "Where is <img src=x onerror='window.broken=3'> Evilword written?")
+    assert EVIL in said["sources"][0]["text"]
+    fresh.locator(".chip").first.click()
+    assert EVIL in fresh.locator(".source-text").inner_text()
+    fresh.click("#documents")
+    fresh.wait_for_selector(".documents li")
+    assert fresh.locator(".documents li .name").inner_text() == name
+    fresh.locator(".as-table summary").first.click()
+    assert fresh.evaluate("[window.broken ?? null, document.querySelectorAll('img, main b b, main script').length]") == [None, 0]
+    assert fresh.locator(".turn h3").inner_text() == "Where is <img src=x onerror='window.broken=3'> Evilword written?"
+
+
+def test_the_stores_tiers_show_what_the_store_holds(fresh: Any) -> None:
+    fresh.locator(".drop input[type=file]").first.set_input_files([str(path) for path in CORPUS[:2]])
+    settled(fresh, 2)
+    fresh.reload()
+    fresh.wait_for_selector(".tier")
+    shown = fresh.locator(".tier").evaluate_all("tiers => tiers.map(tier => [tier.dataset.tier, +tier.dataset.used])")
+    stats = fresh.request.get("/v1/stats").json()
+    assert shown == [[tier["tier"], tier["used_bytes"]] for tier in stats["tiers"]]
+    for tier, meter in zip(stats["tiers"], fresh.locator(".meter").all(), strict=True):
+        share = tier["used_bytes"] / tier["capacity_bytes"]
+        assert int(meter.get_attribute("aria-valuenow")) == round(share * 100)
+
+
+def test_the_store_is_asked_politely_and_not_while_hidden(page: Any, library: str) -> None:
+    page.clock.install()
+    page.goto("/#collection=library")
+    page.wait_for_selector(".tier")
+    looked = lambda: len(page.watch.paths("/v1/stats"))  # noqa: E731
+    for _ in range(12):
+        page.clock.run_for(5_000)
+        page.wait_for_timeout(30)
+    assert 3 <= looked() <= 6  # a minute: a few soon, then seldom
+    page.evaluate("Object.defineProperty(document, 'hidden', {value: true, configurable: true}); document.dispatchEvent(new Event('visibilitychange'))")
+    before = looked()
+    page.clock.run_for(300_000)
+    page.wait_for_timeout(100)
+    assert looked() == before
+    page.evaluate("delete document.hidden; document.dispatchEvent(new Event('visibilitychange'))")
+    page.wait_for_timeout(200)
+    assert looked() == before + 1

@@ -1,0 +1,204 @@
+"""What goes wrong is told in words, what can be tried again is, and what had arrived stays."""
+
+from typing import Any
+
+import pytest
+
+from .conftest import QUESTION
+from .house import ask, answer, source, stream
+
+PARTLY = stream(("sources", {"sources": [source()]}), ("token", {"text": "Ovens and "}), ("token", {"text": "sto"}))
+
+
+def refusal(status: int, message: str, headers: dict[str, str] | None = None, **more: Any) -> dict[str, Any]:
+    """A refusal as the API makes it."""
+    error = {"message": message, "type": "x", "param": None, "code": None, **more}
+    return {"status": status, "json": {"error": error}, "headers": headers or {}}
+
+
+def put(page: Any, question: str = QUESTION) -> None:
+    page.fill("#question", question)
+    page.press("#question", "Enter")
+
+
+@pytest.fixture
+def failing(asked: Any) -> Any:
+    """A tab whose browser may note that requests failed."""
+    asked.watch.allowed.append(r"Failed to load resource")
+    return asked
+
+
+def test_a_server_that_is_away(failing: Any) -> None:
+    failing.route("**/v1/ask", lambda route: route.abort())
+    put(failing)
+    notice = failing.locator(".notice.bad")
+    notice.wait_for()
+    assert "cannot be reached" in notice.inner_text()
+    failing.unroute("**/v1/ask")
+    notice.get_by_role("button", name="Ask again").click()
+    failing.wait_for_selector(".turn.whole")
+
+
+def test_a_server_that_is_away_from_the_beginning(page: Any, library: str) -> None:
+    page.watch.allowed.append("Failed to load resource")
+    page.route("**/v1/**", lambda route: route.abort())
+    page.goto("/")
+    page.locator("#banner").wait_for()
+    assert "cannot be reached" in page.locator("#banner").inner_text()
+    page.unroute("**/v1/**")
+    page.get_by_role("button", name="Try again").click()
+    page.wait_for_selector(".tier")
+    assert page.locator("#banner").is_hidden()
+    assert page.locator("#collection").input_value() != ""
+
+
+def test_a_server_that_is_still_loading_is_waited_for(page: Any, library: str) -> None:
+    page.watch.allowed.append("Failed to load resource")
+    told = refusal(503, "The model is being loaded. Ask again.", {"Retry-After": "2"})
+    page.route("**/v1/collections", lambda route: route.fulfill(**told), times=2)
+    page.goto("/")
+    page.locator("#banner").wait_for()
+    assert page.locator("#banner").inner_text().startswith("The model is being loaded. Trying again in ")
+    page.wait_for_selector(".welcome h1")
+    assert page.locator("#banner").is_hidden()
+
+
+@pytest.mark.parametrize(("status", "words"), [(503, "requests are under way"), (429, "Too many requests")])
+def test_a_busy_server_is_asked_again_after_the_wait_it_names(failing: Any, status: int, words: str) -> None:
+    told = refusal(status, "64 requests are under way already; ask again.", {"Retry-After": "3"})
+    failing.route("**/v1/ask", lambda route: route.fulfill(**told), times=1)
+    failing.clock.install()
+    put(failing)
+    notice = failing.locator(".notice.waiting")
+    notice.wait_for()
+    assert words in notice.inner_text() and "in 3 seconds" in notice.inner_text()
+    failing.clock.run_for(1000)
+    assert "in 2 seconds" in notice.inner_text()
+    assert len(failing.watch.paths("/v1/ask")) == 1
+    failing.clock.run_for(2000)
+    failing.wait_for_selector(".turn.whole")
+    assert notice.count() == 0
+    assert len(failing.watch.paths("/v1/ask")) == 2
+
+
+def test_a_wait_can_be_stopped(failing: Any) -> None:
+    failing.route("**/v1/ask", lambda route: route.fulfill(**refusal(503, "", {"Retry-After": "60"})))
+    put(failing)
+    failing.locator(".notice.waiting").wait_for()
+    failing.click("#stop")
+    failing.get_by_role("button", name="Ask again").wait_for()
+    assert failing.locator(".notice").all_inner_texts()[0].startswith("Stopped.")
+    assert failing.locator("#send").is_visible()
+
+
+def test_what_the_server_says_of_a_wrong_request_is_shown(failing: Any) -> None:
+    told = refusal(400, "The prompt has 9000 tokens; the model's context is 1024.", code="context_length_exceeded")
+    failing.route("**/v1/ask", lambda route: route.fulfill(**told))
+    put(failing)
+    failing.locator(".notice.bad").wait_for()
+    assert "The prompt has 9000 tokens; the model's context is 1024." in failing.locator(".notice.bad").inner_text()
+
+
+def test_a_real_refusal_is_told(failing: Any) -> None:
+    failing.evaluate("location.hash = new URLSearchParams({collection: 'library', selector: 'hkvd', session: 'x\\u0001'})")
+    put(failing)
+    failing.locator(".notice.bad").wait_for()
+    assert "session_id" in failing.locator(".notice.bad").inner_text()
+
+
+def test_a_bug_of_the_servers_is_told_with_the_requests_id(failing: Any) -> None:
+    told = refusal(500, "", {"x-request-id": "req-77"})
+    failing.route("**/v1/ask", lambda route: route.fulfill(**told))
+    put(failing)
+    failing.locator(".notice.bad").wait_for()
+    assert "req-77" in failing.locator(".notice.bad").inner_text()
+
+
+def test_a_stream_that_breaks_keeps_what_arrived_and_says_so(failing: Any) -> None:
+    failing.route("**/v1/ask", lambda route: route.fulfill(content_type="text/event-stream", body=PARTLY), times=1)
+    put(failing)
+    notice = failing.locator(".notice.bad")
+    notice.wait_for()
+    assert "The connection broke before the answer was complete. What had arrived stays" in notice.inner_text()
+    assert failing.locator(".answer").inner_text() == "Ovens and sto"
+    assert failing.locator(".chip").count() == 1
+    notice.get_by_role("button", name="Ask again").click()
+    failing.wait_for_selector(".turn.whole")
+
+
+def test_an_error_in_the_stream_is_told(failing: Any) -> None:
+    error = {"error": {"message": "The request's deadline of 120 s passed.", "type": "timeout_error", "param": None, "code": None}}
+    body = PARTLY + stream(("error", error))
+    failing.route("**/v1/ask", lambda route: route.fulfill(content_type="text/event-stream", body=body))
+    put(failing)
+    notice = failing.locator(".notice.bad")
+    notice.wait_for()
+    assert "ran out of time" in notice.inner_text() and "What had arrived stays" in notice.inner_text()
+
+
+def test_nothing_retrieved_is_said(asked: Any) -> None:
+    final = answer("No idea.", [], [])
+    asked.route("**/v1/ask", lambda route: route.fulfill(content_type="text/event-stream", body=stream(("answer", final))))
+    put(asked)
+    asked.wait_for_selector(".turn.whole")
+    assert "Nothing in this collection matched" in asked.locator(".sources").inner_text()
+
+
+SLOW = """(() => { const real = window.fetch; window.fetch = (url, how) => String(url).endsWith('/v1/ask') ? Promise.resolve(new Response(
+    new ReadableStream({ start(to) {
+        to.enqueue(new TextEncoder().encode('event: token\\ndata: {"text": "Ovens 🧁"}\\n\\n').slice(0, 34));
+        setTimeout(() => to.enqueue(new TextEncoder().encode('event: token\\ndata: {"text": "Ovens 🧁"}\\n\\n').slice(34)), 50);
+        how.signal.addEventListener('abort', () => to.error(new DOMException('', 'AbortError')));
+    } }), {headers: {'content-type': 'text/event-stream'}})) : real(url, how); })()"""
+
+
+@pytest.mark.parametrize("by", ["button", "Escape"])
+def test_an_answer_can_be_stopped(asked: Any, by: str) -> None:
+    """Also: events cut anywhere, even inside a character, are put together."""
+    asked.evaluate(SLOW)
+    put(asked)
+    asked.wait_for_function("() => document.querySelector('.answer').textContent === 'Ovens 🧁'")
+    if by == "button":
+        asked.click("#stop")
+    else:
+        asked.keyboard.press("Escape")
+    notice = asked.locator(".notice")
+    notice.wait_for()
+    assert "Stopped. What had arrived stays" in notice.inner_text()
+    assert asked.locator(".answer").inner_text() == "Ovens 🧁"
+    assert asked.locator("#send").is_visible() and asked.locator("#stop").is_hidden()
+
+
+def test_a_server_that_asks_for_a_key_gets_it_from_this_tab_alone(page: Any, library: str) -> None:
+    def guard(route: Any) -> None:
+        given = route.request.headers.get("authorization")
+        route.continue_() if given == "Bearer rk-good" else route.fulfill(**refusal(401, "no", code="invalid_api_key"))
+
+    page.watch.allowed.append("Failed to load resource")
+    page.route("**/v1/**", guard)
+    page.goto("/")
+    dialog = page.get_by_role("dialog")
+    dialog.wait_for()
+    assert "asks for an API key" in dialog.inner_text()
+    page.get_by_label("Key", exact=True).fill("rk-wrong")
+    page.keyboard.press("Enter")
+    page.get_by_text("did not accept that key").wait_for()
+    page.get_by_label("Key", exact=True).fill("rk-good")
+    page.get_by_role("button", name="Use this key").click()
+    page.wait_for_selector(".tier")
+    assert page.evaluate("[sessionStorage.getItem('ragkv.key'), JSON.stringify(localStorage).includes('rk-'), document.cookie]") == ["rk-good", False, ""]
+    assert "rk-good" not in page.url
+    ask(page)
+    page.click("#key")
+    page.get_by_role("button", name="Forget it").click()
+    page.get_by_role("dialog").get_by_text("asks for an API key").wait_for()
+    assert page.evaluate("sessionStorage.getItem('ragkv.key')") is None
+
+
+def test_without_a_key_nothing_is_hidden_about_it(page: Any, library: str) -> None:
+    page.watch.allowed.append("Failed to load resource")
+    page.route("**/v1/**", lambda route: route.fulfill(**refusal(401, "no")))
+    page.goto("/")
+    page.get_by_role("button", name="Cancel").click()
+    page.locator("#banner").get_by_role("button", name="Enter the key").wait_for()
+    assert "asks for an API key" in page.locator("#banner").inner_text()

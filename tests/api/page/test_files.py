@@ -1,0 +1,138 @@
+"""The page's files by themselves: nothing to build, nothing from elsewhere, nothing that parses data as markup, legible."""
+
+import gzip
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+import ragkv.api
+from ragkv.fusion.selectors import SELECTORS
+
+PAGE = Path(ragkv.api.__file__).parent / "page"
+FILES = sorted(path for path in PAGE.iterdir() if path.is_file())
+SCRIPTS = [path for path in FILES if path.suffix == ".js"]
+STYLE = (PAGE / "style.css").read_text("utf-8")
+TEXT = 4.5  # WCAG 2.2, 1.4.3
+GRAPHICS = 3.0  # 1.4.11
+ON_WIRE_BYTES = 40_000  # compressed
+BYTES = 105_000
+
+
+class Markup(HTMLParser):
+    """Everything that index.html has."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.elements: list[tuple[str, dict[str, str | None]]] = []
+        self.inline = ""
+        self._in = ""
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.append((tag, dict(attrs)))
+        self._in = tag
+
+    def handle_endtag(self, tag: str) -> None:
+        self._in = ""
+
+    def handle_data(self, data: str) -> None:
+        if self._in in ("script", "style"):
+            self.inline += data.strip()
+
+
+@pytest.fixture(scope="module")
+def markup() -> Markup:
+    found = Markup()
+    found.feed((PAGE / "index.html").read_text("utf-8"))
+    return found
+
+
+def test_it_is_small() -> None:
+    assert sum(path.stat().st_size for path in FILES) < BYTES
+    assert sum(len(gzip.compress(path.read_bytes())) for path in FILES) < ON_WIRE_BYTES
+
+
+def test_nothing_is_inline(markup: Markup) -> None:
+    assert markup.inline == ""
+    assert [tag for tag, attributes in markup.elements if "style" in attributes] == []
+    assert [(tag, name) for tag, attributes in markup.elements for name in attributes if name.startswith("on")] == []
+
+
+def test_nothing_is_named_outside_the_page() -> None:
+    for path in FILES:
+        addresses = set(re.findall(r"(?:https?:)?//[\w.-]+\.\w+[^\s\"')]*", path.read_text("utf-8")))
+        assert addresses <= {"http://www.w3.org/2000/svg"}, path.name
+
+
+@pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.name)
+def test_no_script_makes_markup_or_code_of_text(path: Path) -> None:
+    banned = r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|DOMParser|createContextualFragment|\beval\(|new Function|srcdoc|setHTML"
+    assert re.findall(banned, path.read_text("utf-8")) == []
+
+
+@pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.name)
+def test_every_script_says_what_it_is(path: Path) -> None:
+    text = path.read_text("utf-8")
+    assert text.startswith(("/**", "//"))
+    assert len(text.splitlines()) < 350
+
+
+def test_every_id_a_script_asks_for_is_in_the_page(markup: Markup) -> None:
+    ids = [attributes["id"] for _, attributes in markup.elements if "id" in attributes]
+    assert len(ids) == len(set(ids))
+    asked = {name for path in SCRIPTS for name in re.findall(r"\$\(\"([\w-]+)\"\)", path.read_text("utf-8"))}
+    icons = {f"i-{name}" for path in SCRIPTS for name in re.findall(r"icon\(\"([\w-]+)\"\)", path.read_text("utf-8"))}
+    assert asked | icons <= set(ids)
+
+
+def test_the_selectors_offered_are_those_there_are() -> None:
+    select = re.search(r'<select id="selector">(.*?)</select>', (PAGE / "index.html").read_text("utf-8"), re.DOTALL)
+    assert select is not None
+    assert set(re.findall(r"<option>([\w-]+)</option>", select[1])) == set(SELECTORS)
+
+
+def colours(dark: bool) -> dict[str, str]:
+    """The variables of the style sheet in one theme."""
+    found = re.findall(r"--([\w-]+): light-dark\((#\w{6}), (#\w{6})\);", STYLE)
+    return {name: both[dark] for name, *both in found}
+
+
+def contrast(a: str, b: str) -> float:
+    """WCAG's contrast ratio of two colours."""
+
+    def luminance(colour: str) -> float:
+        channels = [int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5)]
+        linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels]
+        return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+    high, low = sorted((luminance(a), luminance(b)), reverse=True)
+    return (high + 0.05) / (low + 0.05)
+
+
+def test_contrast_is_wcags() -> None:
+    assert contrast("#000000", "#ffffff") == pytest.approx(21.0)
+    assert contrast("#777777", "#ffffff") == pytest.approx(4.48, abs=0.01)
+
+
+PAIRS = [
+    *((ink, ground, TEXT) for ink in ("ink", "muted", "accent") for ground in ("paper", "surface", "sunken", "soft")),
+    *((ink, ground, TEXT) for ink, ground in (("on-accent", "accent"), ("ink", "mark"), ("bad", "bad-soft"))),
+    *(("bad", ground, TEXT) for ground in ("paper", "surface", "sunken")),
+    *(("edge", ground, GRAPHICS) for ground in ("paper", "surface")),  # of fields, buttons, the strip
+    *((state, "surface", GRAPHICS) for state in ("exact", "recomputed", "computed")),
+    ("recomputed", "fused", GRAPHICS),  # ticks inside fused spans
+    ("exact", "fused", GRAPHICS),
+]
+
+
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+@pytest.mark.parametrize(("ink", "ground", "least"), PAIRS, ids=lambda value: str(value))
+def test_colours_can_be_told_apart(ink: str, ground: str, least: float, dark: bool) -> None:
+    theme = colours(dark)
+    assert contrast(theme[ink], theme[ground]) >= least
+
+
+def test_every_variable_used_is_defined_in_both_themes() -> None:
+    used = set(re.findall(r"var\(--([\w-]+)\)", STYLE)) - {"round", "shade"}
+    assert used == set(colours(False)) == set(colours(True))
