@@ -14,7 +14,7 @@ from ragkv.errors import RemoteError
 from ..record import Bytes
 from . import redis_scripts as scripts
 from .connector import HEAD_GUESS, Connector, Held, Placed, Usage
-from .redis_server import RedisServer
+from .redis_server import FullError, RedisServer
 from .values import EDITION_AT
 
 AUDIT_S = 600.0  # of all replicas, one counts what the server evicted, so often at most
@@ -62,6 +62,12 @@ class RedisConnector(Connector):
             return bool(self._client.exists(self._value(key, 0)))
 
     def put(self, key: str, values: Sequence[Bytes], pinned: Set[str]) -> Placed:
+        try:
+            return self._put(key, values, pinned)
+        except FullError:  # nobody's fault: it is not kept, and what is there can be read
+            return Placed(kept=False)
+
+    def _put(self, key: str, values: Sequence[Bytes], pinned: Set[str]) -> Placed:
         size = sum(len(value) for value in values)
         with self._call():
             answer = self._script(

@@ -71,7 +71,7 @@ for group = 1, (groups or 1) - 1 do
     return false
   end
 end
-redis.call('ZADD', uses, 'XX', now(), key)
+redis.pcall('ZADD', uses, 'XX', now(), key)  -- refused where memory is full; reading goes on
 if ttl > 0 then
   for group = 0, (groups or 1) - 1 do redis.call('PEXPIRE', value(key, group), ttl) end
 end

@@ -25,6 +25,10 @@ _READ_BYTES = 256 * 1024  # asked of a socket at a time
 _DEADLINE = threading.local()  # `at`: monotonic seconds at which this thread's call ends
 
 
+class FullError(RemoteError):
+    """The server's memory is full, and its policy evicts nothing."""
+
+
 class _Socket:
     """A socket whose calls end at this thread's deadline, and at the timeout it was given."""
 
@@ -92,7 +96,7 @@ class RedisServer:
             options["ssl_ca_certs"] = config.ca_file
         pool = redis.ConnectionPool.from_url(
             config.url,
-            max_connections=config.connections + 4,  # lookups, the background's, and one to spare
+            max_connections=config.connections + 32,  # never a reason to wait: lookups, writers, whoever deletes
             username=os.environ.get(config.username_variable),
             password=os.environ.get(config.password_variable),
             socket_timeout=config.timeout_s,
@@ -116,6 +120,8 @@ class RedisServer:
             raise RemoteError(f"redis did not answer within {self._timeout_s:g} s", timed_out=True) from error
         except RemoteError:
             raise
+        except redis.OutOfMemoryError as error:
+            raise FullError(f"redis is full: {error}") from error
         except Exception as error:  # what a damaged answer makes of the protocol can be anything
             raise RemoteError(f"redis: {type(error).__name__}: {error}") from error
         finally:

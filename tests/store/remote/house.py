@@ -15,6 +15,11 @@ from .servers import RedisServer, S3Server
 _NUMBERS = itertools.count()
 
 
+def unique_prefix() -> str:
+    """That nobody else has."""
+    return f"test{next(_NUMBERS)}"
+
+
 def value_bytes(entry: Entry, group_bytes: int = 512 * 1024) -> int:
     """What `entry` takes on a remote."""
     return sum(map(len, values.pack(EncodedEntry.of(entry), group_bytes, Seal())))
@@ -22,13 +27,13 @@ def value_bytes(entry: Entry, group_bytes: int = 512 * 1024) -> int:
 
 def redis_config(server: RedisServer, **changes: Any) -> RedisConfig:
     """Of a prefix that nobody else has, through the unix socket."""
-    return RedisConfig(**{"url": f"unix://{server.socket}", "prefix": f"test{next(_NUMBERS)}", **changes})
+    return RedisConfig(**{"url": f"unix://{server.socket}", "prefix": unique_prefix(), **changes})
 
 
 def s3_config(server: S3Server, **changes: Any) -> S3Config:
     """Of a prefix that nobody else has."""
     where = {"bucket": server.BUCKET, "endpoint": server.url, "timeout_s": 20.0}  # moto is one busy Python process
-    return S3Config(**{**where, "prefix": f"test{next(_NUMBERS)}", **changes})
+    return S3Config(**{**where, "prefix": unique_prefix(), **changes})
 
 
 def remote_tier(server: RedisServer | S3Server, max_bytes: int = 10**7, **changes: Any) -> RemoteTier:
