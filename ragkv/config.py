@@ -128,6 +128,7 @@ class FusionConfig:
     read_ahead_layers: int | None = 2  # layers read ahead of the one being fused; 0: none; None: as measured
     seed: int = 0  # of the `random` selector
     sensitivity_prefixes: int = 2  # k: unrelated texts behind which a chunk is scored at ingest; 0 stores no scores
+    learned_scores: bool = True  # scores by the network in the model's folder, where `ragkv learn` left one
 
     def __post_init__(self) -> None:
         at_least(self, sensitivity_prefixes=0)
@@ -156,7 +157,9 @@ class PricesConfig:
         """The price of a tier by its kind, USD a GB and month; raises `ConfigError` for one without."""
         price: float | None = getattr(self, f"{tier}_usd_per_gb_month", None)
         if price is None:
-            raise ConfigError(f"There is no price for tier {tier!r}; there is one for memory, disk, redis, s3 and remote.")
+            raise ConfigError(
+                f"There is no price for tier {tier!r}; there is one for memory, disk, redis, s3 and remote."
+            )
         return price
 
 
@@ -186,6 +189,7 @@ class SessionConfig:
     sink_tokens: int = 0  # first tokens of a history that truncation leaves
     discard: str = "oldest"  # which tokens go: "oldest", or "keep-dialogue" (documents of past turns first)
     ttl_s: float | None = None  # a conversation idle for longer is deleted; None: never
+    shared: bool = False  # any replica goes on with any conversation: their state lies on `store.redis`
     inexact_history: str = "keep"  # what a fused or a truncated turn left: "keep" it, or "recompute" it, once
 
     def __post_init__(self) -> None:
@@ -249,6 +253,8 @@ class EngineConfig:
 
     def __post_init__(self) -> None:
         at_least(self, packed_bytes=0)
+        if self.session.shared and self.store.redis is None:
+            raise ConfigError("session.shared needs store.redis: the server on which conversations are kept.")
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Self:

@@ -17,7 +17,7 @@ import torch
 
 from ragkv.compute import Compute
 from ragkv.errors import RagKVError, StoreReadOnlyError
-from ragkv.fusion import Fusor, Plan, ResidentLease, Scorer, Span, SpanKind, SpanState, make_selector
+from ragkv.fusion import Fusor, Plan, ResidentLease, ScoreModel, Scorer, Span, SpanKind, SpanState, make_selector
 from ragkv.model import Adapter
 from ragkv.store import Entry, EntryInfo, Identity, Store, ids_digest
 
@@ -95,14 +95,18 @@ class Encoder:
         identity: Identity,
         sensitivity_prefixes: int = 0,
         between: Callable[[], None] = lambda: None,
+        learned: ScoreModel | None = None,
     ) -> None:
-        """`sensitivity_prefixes` is k of `Scorer`; with 0 entries are stored without scores.
+        """`sensitivity_prefixes` is k of `Scorer`, and `learned` its network; with 0 entries are stored without scores.
 
         `between` is called between layers: others may decode a step there.
         """
         self._adapter, self._fusor, self._prefix_ids, self._between = adapter, fusor, prefix_ids, between
-        self._scorer = Scorer(adapter, prefix_ids, sensitivity_prefixes, between) if sensitivity_prefixes else None
-        self.identity = dataclasses.replace(identity, context=ids_digest(prefix_ids))  # of chunks
+        self._scorer: Scorer | None = None
+        if sensitivity_prefixes:
+            self._scorer = Scorer(adapter, prefix_ids, sensitivity_prefixes, between, learned)
+        scorer = learned.digest if learned else ""  # scores of different making are never compared
+        self.identity = dataclasses.replace(identity, context=ids_digest(prefix_ids), scorer=scorer)  # of chunks
         self._prefixes: OrderedDict[str, Entry] = OrderedDict()  # by frequencies
         self._lock = threading.Lock()
 
@@ -135,6 +139,11 @@ class Encoder:
         if self._scorer is None:
             return entry
         return dataclasses.replace(entry, sensitivity=self._scorer.scores(token_ids, entry.kv))
+
+    def studied(self, token_ids: tuple[int, ...]) -> tuple[Entry, list[torch.Tensor]]:
+        """A chunk's entry without scores, and its KV behind the scorer's texts: what scores are learned from."""
+        assert self._scorer is not None, "nothing is scored here"
+        return self._encode(token_ids, behind=self._prefix_ids), self._scorer.others(token_ids)
 
     def meet(self, chunks: Sequence[tuple[int, ...]]) -> None:
         """These are about to be encoded: some may become texts to score behind. The caller holds the compute lock."""

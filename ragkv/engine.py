@@ -21,7 +21,7 @@ from .config import EngineConfig, ReuseMode
 from .control import Control, subject_of
 from .encoding import Activity, BackgroundEncoder, Encoder
 from .errors import InputError, RagKVError
-from .fusion import Fusor, Selector, make_selector
+from .fusion import Fusor, Selector, learned, make_selector
 from .intake import ChunkLike, How, Intake, Past, Prompt
 from .manifest import Manifests
 from .model import Adapter, adapt
@@ -116,7 +116,11 @@ class Engine(Closing):
         prefix = self._runs.before_documents
         batch = served.batch
         between = batch.step_waiting
-        self._encoder = Encoder(adapter, self._fusor, prefix, identity, fusion.sensitivity_prefixes, between)
+        scored_behind = fusion.sensitivity_prefixes
+        network = None
+        if fusion.learned_scores and scored_behind == learned.TEXTS:
+            network = learned.beside(getattr(adapter.config, "_name_or_path", ""), adapter.layer_count, adapter.device)
+        self._encoder = Encoder(adapter, self._fusor, prefix, identity, scored_behind, between, network)
         self._background = BackgroundEncoder(self._encoder, self._store, self._activity)
         if settings.directory is not None:
             self._intake.heed(verdict.load(settings.directory, self._encoder.identity, fusion.selector))

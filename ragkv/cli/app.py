@@ -14,6 +14,7 @@ from . import output
 from .chat import chat
 from .explain import explain
 from .keys import keys
+from .learn import learn
 from .options import HOME, AsJson, Device, Dtype, Home, Model, Settings
 from .output import console, print_json
 from .profile import profile
@@ -33,6 +34,7 @@ app = typer.Typer(
 app.command()(profile)
 app.command()(explain)
 app.command()(chat)
+app.command()(learn)
 app.command()(serve)
 app.add_typer(keys, name="keys")
 

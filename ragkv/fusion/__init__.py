@@ -2,6 +2,7 @@
 
 from .fusor import Fused, Fusor
 from .guard import raised
+from .learned import ScoreModel
 from .pipeline import LayerReader
 from .plan import Candidates, Plan, Span, SpanKind, SpanState
 from .resident import ResidentLease
@@ -18,6 +19,7 @@ __all__ = [
     "LayerReader",
     "Plan",
     "ResidentLease",
+    "ScoreModel",
     "Scorer",
     "Selector",
     "Span",

@@ -14,6 +14,8 @@ import torch
 
 from ragkv.model import Adapter, PromptKV, Recording, Rows
 
+from .learned import ScoreModel
+
 TEXT_TOKENS = 256  # of a kept text behind which chunks are scored
 NEIGHBOUR_TOKENS = 128  # of the text beside a chunk in its document
 
@@ -37,13 +39,20 @@ class Scorer:
     """
 
     def __init__(
-        self, adapter: Adapter, prefix_ids: Sequence[int], count: int, between: Callable[[], None] = lambda: None
+        self,
+        adapter: Adapter,
+        prefix_ids: Sequence[int],
+        count: int,
+        between: Callable[[], None] = lambda: None,
+        learned: ScoreModel | None = None,
     ) -> None:
         """`count` is k, the number of texts; the sinks are those of `prefix_ids`, which stands before each.
 
-        `between` is called between layers: others may decode a step there.
+        `between` is called between layers: others may decode a step there. `learned` says what a chunk's KV behind
+        the texts means; without, the variance does.
         """
         self._adapter, self._prefix_ids, self._count = adapter, tuple(prefix_ids), count
+        self._learned = learned
         self._between = between
         self._texts: list[_Text] = []  # at most k + 1, so that enough are left for a chunk that one is made of
         self._waiting: list[tuple[int, ...]] = []  # chunks that do not fill a text yet
@@ -67,6 +76,12 @@ class Scorer:
 
     def scores(self, token_ids: tuple[int, ...], stored: torch.Tensor) -> torch.Tensor:
         """The sensitivity (T,) float16, on the host, of a chunk whose entry is `stored` (L, 2, G, T, D)."""
+        others, stored = self.others(token_ids), stored.to(self._adapter.device)
+        scores = self._learned.scores(stored, others) if self._learned else sensitivity(stored, others)
+        return scores.clamp_max(torch.finfo(torch.float16).max).half().cpu()
+
+    def others(self, token_ids: tuple[int, ...]) -> list[torch.Tensor]:
+        """The chunk's raw KV (L, 2, G, T, D) behind each of k other texts, its neighbours' first if it has any."""
         if token_ids not in self._places:
             self.meet([token_ids])
         others = []
@@ -74,9 +89,7 @@ class Scorer:
             others.append(self._chunk_after(self._prefix_ids + neighbours, token_ids))
         texts = [text for text in self._texts if token_ids not in text.chunks][: self._count - len(others)]
         others += [self._chunk_behind(text, token_ids) for text in texts]
-        others += [self._chunk_shuffled(token_ids, seed) for seed in range(self._count - len(others))]
-        scores = sensitivity(stored.to(self._adapter.device), others)
-        return scores.clamp_max(torch.finfo(torch.float16).max).half().cpu()
+        return others + [self._chunk_shuffled(token_ids, seed) for seed in range(self._count - len(others))]
 
     def _neighbours(self, token_ids: tuple[int, ...]) -> tuple[int, ...]:
         """The text before the chunk where it was ingested, then, while it is too short, what follows; () if alone."""

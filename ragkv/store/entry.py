@@ -18,7 +18,7 @@ import torch
 
 from .codecs import CODECS
 
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +34,7 @@ class Identity:
     context: str  # digest of the token ids seen before this run: the application's prefix, for a chunk
     tenant: str = ""  # salt: tenants never share entries
     codec: str = "raw"  # how the bytes are kept: rounded ones never stand in for the model's own, nor the reverse
+    scorer: str = ""  # digest of the network that made the sensitivity scores; "" for none
     format_version: int = FORMAT_VERSION
 
     def key(self, token_ids: Sequence[int]) -> str:

@@ -1,0 +1,257 @@
+"""Teaches a model's learned scores (`fusion/learned.py`) by the model's own full prefills.
+
+A lesson is chunks that stand in one prompt and what may follow them. Of every token of theirs a *share* of freshly
+computed KV takes the place of the stored: the scores say how large, a budget how large on the whole, and noise makes
+most of them nearly 0 or 1. What follows is then foretold a little worse than by a full prefill, and the gradient of
+that (KL) with respect to the shares teaches the scores. The rows of all tokens are driven, so a token computed again
+sees its neighbours as stored, or as computed again, just as it does at question time.
+
+Nothing is known of right answers: a full prefill is the teacher, so any model can be taught on any text.
+"""
+
+import dataclasses
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+from torch.nn import functional
+from transformers import Cache
+
+from .engine import Engine
+from .errors import InputError, UnsupportedModelError
+from .fusion.learned import TEXTS, ScoreModel, moves_of
+from .model import Adapter, Rows, adapt
+from .types import Chunk
+
+RATIOS = (0.03, 0.05, 0.05, 0.08, 0.12)  # a lesson's budget is drawn among these
+SHARPNESS = 0.5  # of the step from a share of 0 to 1, in units of a log score
+NOISE = 0.5  # added to log scores before the step, so that shares end up near 0 or 1
+RATE, WARMUP_STEPS = 1e-3, 40
+FOLLOWING_TOKENS = 32  # of a chunk, as what follows those before it
+CHUNKS = 6  # of a prompt made of documents
+KEPT_BYTES = 2 << 30  # of lessons prepared; others are prepared again each time
+
+
+@dataclass(frozen=True, slots=True)
+class Tail:
+    """What may follow a lesson's chunks: a question and its answer, or the text that comes next."""
+
+    token_ids: tuple[int, ...]
+    known: int  # its first tokens, which are given; the others are foretold
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Lesson:
+    """Chunks that stand in one prompt, in order, and what may follow."""
+
+    chunks: tuple[Chunk, ...]
+    tails: tuple[Tail, ...]
+
+
+def lessons_of(chunks: Sequence[Chunk]) -> list[Lesson]:
+    """Lessons out of the chunks of documents, in order: the beginning of one is what follows those before it."""
+    size = min(CHUNKS, len(chunks) - 1)
+    if size < 2:
+        raise InputError(f"Scores are learned from at least 3 chunks that follow each other, not {len(chunks)}.")
+    made = []
+    for start in range(len(chunks) - size):
+        following = chunks[start + size].token_ids[:FOLLOWING_TOKENS]
+        if len(following) > 1:
+            made.append(Lesson(tuple(chunks[start : start + size]), (Tail(following, 1),)))
+    return made
+
+
+def learn(
+    engine: Engine,
+    lessons: Sequence[Lesson],
+    steps: int,
+    seed: int = 0,
+    on_step: Callable[[int, int, float], None] | None = None,
+) -> ScoreModel:
+    """Scores learned in `steps` steps, a lesson each; `on_step(done, steps, nats a token)` is called after each.
+
+    The engine computes in float32 and scores behind two texts. Raises `InputError` where it does not, or where there
+    are no lessons, and `UnsupportedModelError` for a model whose frequencies depend on the prompt's length.
+    """
+    if not lessons:
+        raise InputError("There are no lessons to learn scores from.")
+    if engine.config.fusion.sensitivity_prefixes != TEXTS or engine._adapter.dtype is not torch.float32:
+        raise InputError(f"Scores are learned in float32 with fusion.sensitivity_prefixes = {TEXTS}.")
+    if engine._adapter.rope.depends_on_length:
+        raise UnsupportedModelError("Scores cannot be learned where RoPE's frequencies depend on the prompt's length.")
+    torch.manual_seed(seed)
+    order = random.Random(seed)
+    classroom, model = _Classroom(engine), ScoreModel(engine._adapter.layer_count)
+    model.to(engine._adapter.device)
+    optimizer = torch.optim.AdamW(model.parameters(), RATE, weight_decay=1e-3)
+    waiting: list[Lesson] = []
+    for step in range(steps):
+        if not waiting:
+            waiting = order.sample(list(lessons), len(lessons))
+        for group in optimizer.param_groups:
+            group["lr"] = RATE * min(1.0, (step + 1) / WARMUP_STEPS) * max(0.02, 1 - step / steps)
+        loss = classroom.taught(model, waiting.pop(), order.choice(RATIOS))
+        optimizer.zero_grad()
+        torch.autograd.backward(loss)
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        if on_step:
+            on_step(step + 1, steps, float(loss.detach()))
+    return ScoreModel.from_bytes(model.cpu().to_bytes())
+
+
+def shares(log_scores: torch.Tensor, budget: float) -> torch.Tensor:
+    """Shares (N,) in (0, 1) that sum to `budget`, larger for larger `log_scores` (N,); differentiable, noisy."""
+    uniform = torch.rand_like(log_scores).clamp(1e-4, 1 - 1e-4)
+    noisy = log_scores + NOISE * (uniform.log() - (-uniform).log1p())
+    low, high = noisy.detach().min() - 10, noisy.detach().max() + 10
+    for _ in range(40):
+        middle = (low + high) / 2
+        over = torch.sigmoid((noisy.detach() - middle) / SHARPNESS).sum() > budget
+        low, high = (middle, high) if over else (low, middle)
+    spread = torch.sigmoid((noisy - low) / SHARPNESS)
+    slope = (spread * (1 - spread)).detach().sum() / SHARPNESS
+    threshold = low + (spread.sum() - budget) / slope  # one step of Newton, for its gradient: more here is less there
+    return torch.sigmoid((noisy - threshold) / SHARPNESS)
+
+
+class _Classroom:
+    """One engine's model, driven so that gradients come through."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        model = engine._adapter.model.requires_grad_(False)
+        self._adapter = adapt(model)  # without packed weights, which have no gradients
+        self._seen: dict[Lesson, _Prepared] = {}
+        self._kept_bytes = 0
+
+    def taught(self, model: ScoreModel, lesson: Lesson, ratio: float) -> torch.Tensor:
+        """How much worse the lesson's tails are foretold at this ratio than by a full prefill, nats a token."""
+        at = self._seen.get(lesson) or self._prepared(lesson)
+        if self._kept_bytes < KEPT_BYTES and lesson not in self._seen:
+            self._seen[lesson], self._kept_bytes = at, self._kept_bytes + at.stored.nbytes + at.wanted.nbytes
+        log_scores = torch.cat([model(moves) for moves in at.moves])
+        budget = max(1.0, ratio * log_scores.numel())
+        fresh = torch.ones(at.token_ids.numel(), device=self._adapter.device)
+        fresh = fresh.index_put((at.reused,), shares(log_scores, budget))
+        said = self._foretold(at, fresh)
+        return functional.kl_div(said, at.wanted, log_target=True, reduction="batchmean")
+
+    @torch.no_grad()
+    def _prepared(self, lesson: Lesson) -> "_Prepared":
+        engine, adapter = self._engine, self._adapter
+        encoder, device = engine._encoder, adapter.device
+        ids = list(engine._runs.before_documents)
+        reused: list[int] = []
+        moves, kept = [], []
+        encoder.meet([chunk.token_ids for chunk in lesson.chunks])
+        for number, chunk in enumerate(lesson.chunks):
+            entry, others = encoder.studied(chunk.token_ids)
+            if number or not engine._runs.before_documents:  # right behind the prefix it is exact
+                reused += range(len(ids), len(ids) + len(chunk))
+                moves.append(moves_of(entry.kv.to(device), others))
+                kept.append(entry.kv.to(device))
+            ids += chunk.token_ids
+        branch, places = [0] * len(ids), list(range(len(ids)))
+        foretelling: list[int] = []
+        end = len(ids)
+        for number, tail in enumerate(lesson.tails, 1):
+            foretelling += range(len(ids) + tail.known - 1, len(ids) + len(tail.token_ids) - 1)
+            ids += tail.token_ids
+            branch += [number] * len(tail.token_ids)
+            places += range(end, end + len(tail.token_ids))
+        prepared = _Prepared(
+            torch.tensor(ids, device=device),
+            torch.tensor(places, device=device),
+            torch.tensor(branch, device=device),
+            torch.tensor(reused, device=device),
+            torch.tensor(foretelling, device=device),
+            torch.cat(kept, dim=3),
+            tuple(moves),
+            torch.empty(0),
+        )
+        wanted = self._foretold(prepared, torch.ones(len(ids), device=device))
+        return dataclasses.replace(prepared, wanted=wanted)
+
+    def _foretold(self, at: "_Prepared", fresh: torch.Tensor) -> torch.Tensor:
+        """Log-probabilities (A, V) behind the tokens that foretell, where KV is fresh to the shares `fresh` (S,)."""
+        adapter = self._adapter
+        rows = Rows(at.positions, None)
+        tables = adapter.rope.tables(int(at.positions.max()) + 1)
+        hidden = adapter.embed(at.token_ids)
+        for layer in range(adapter.layer_count):
+            turn = tables.rows(adapter.rope_kind(layer), at.positions)
+            mask = _BranchMask(adapter, layer, turn, at.allowed(adapter.window(layer)))
+            hidden = adapter.drive(layer, hidden, rows, mask, _MixingCache(mask, at, fresh))
+        return adapter.logits(hidden[:, at.foretelling]).log_softmax(-1)
+
+
+@dataclass(frozen=True, eq=False)
+class _Prepared:
+    """A lesson as one row of S tokens: prefix, chunks, then a branch a tail, each as if it were the only one."""
+
+    token_ids: torch.Tensor  # (S,)
+    positions: torch.Tensor  # (S,)
+    branch: torch.Tensor  # (S,), 0 for what all tails see
+    reused: torch.Tensor  # (N,) places of the tokens that stored KV could stand in for
+    foretelling: torch.Tensor  # (A,) places behind which a tail's token comes
+    stored: torch.Tensor  # (L, 2, G, N, D)
+    moves: tuple[torch.Tensor, ...]  # of each chunk that `reused` is of
+    wanted: torch.Tensor  # (A, V) log-probabilities under a full prefill
+
+    def allowed(self, window: int | None) -> torch.Tensor:
+        """Which place may attend to which, (S, S)."""
+        order = torch.arange(len(self.branch), device=self.branch.device)
+        may = order[:, None] >= order[None, :]
+        may &= (self.branch[:, None] == self.branch[None, :]) | (self.branch[None, :] == 0)
+        if window is not None:
+            may &= self.positions[:, None] - self.positions[None, :] < window
+        return may
+
+
+@dataclass(frozen=True, eq=False)
+class _BranchMask:
+    """Attention of a lesson's rows, differentiable."""
+
+    adapter: Adapter
+    layer: int
+    turn: tuple[torch.Tensor, torch.Tensor]  # cos and sin of the rows
+    allowed: torch.Tensor  # (S, S)
+
+    def rotate(self, raw: torch.Tensor) -> torch.Tensor:
+        """(1, heads, S, D) before RoPE -> the same, turned."""
+        return self.adapter.turn(self.layer, raw, *self.turn)
+
+    def attend(
+        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scaling: float, softcap: float | None
+    ) -> torch.Tensor:
+        """See `model.attention.Mask`."""
+        kv_heads, (_, heads, count, head_dim) = key.shape[1], query.shape
+        q_rot = self.rotate(query).reshape(kv_heads, heads // kv_heads * count, head_dim)
+        scores = (torch.bmm(q_rot, key[0].transpose(1, 2)) * scaling).view(kv_heads, -1, count, count)
+        if softcap is not None:
+            scores = torch.tanh(scores / softcap) * softcap
+        weights = scores.masked_fill(~self.allowed, float("-inf")).softmax(-1)
+        return torch.bmm(weights.view(kv_heads, -1, count), value[0]).view(1, heads, count, head_dim)
+
+
+class _MixingCache(Cache):
+    """Gives a layer its fresh keys and values, and the stored ones to the shares that are not."""
+
+    def __init__(self, mask: _BranchMask, at: _Prepared, fresh: torch.Tensor) -> None:
+        super().__init__(layers=[])
+        self._mask, self._at, self._fresh = mask, at, fresh
+
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *_: object, **__: object
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Raw keys and values (1, G, S, D) -> rotated keys and values, mixed."""
+        places, share = self._at.reused, self._fresh[self._at.reused, None]
+        stored = self._at.stored[layer_idx]  # (2, G, N, D)
+        mixed = [
+            made.index_copy(2, places, (kept + share * (made[0][:, places] - kept))[None])
+            for made, kept in zip((key_states, value_states), stored, strict=True)
+        ]
+        return self._mask.rotate(mixed[0]), mixed[1]

@@ -1,0 +1,218 @@
+"""Learned scores: what is driven with gradients is what is fused, what a budget means, and where a network is used."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from ragkv import Engine, EngineConfig, FusionConfig, StoreConfig
+from ragkv.errors import InputError, UnsupportedModelError
+from ragkv.fusion.learned import FILE_NAME, ScoreModel
+from ragkv.fusion.sensitivity import sensitivity
+from ragkv.learning import Lesson, Tail, _Classroom, learn, lessons_of, shares
+from tests import tiny_models
+
+CHUNKS = [tuple(tiny_models.tokens(n, seed)) for n, seed in ((12, 1), (17, 2), (9, 3), (14, 4))]
+TAILS = (Tail(tuple(tiny_models.tokens(6, 5)), 2), Tail(tuple(tiny_models.tokens(9, 6)), 4))
+
+
+def engine_of(family: str = "llama", **fusion: object) -> Engine:
+    return Engine(tiny_models.model(family), config=EngineConfig(fusion=FusionConfig(**fusion)))  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def engine() -> Iterator[Engine]:
+    with engine_of() as made:
+        yield made
+
+
+def lesson(engine: Engine) -> Lesson:
+    return Lesson(tuple(engine.chunk(ids) for ids in CHUNKS), TAILS)
+
+
+def foretold(engine: Engine, tail: Tail, **how: object) -> torch.Tensor:
+    """Log-probabilities (A, V) behind a tail's tokens by the engine itself, a prefill each."""
+    rows = []
+    for count in range(tail.known, len(tail.token_ids)):
+        rows.append(engine.prefill(tail.token_ids[:count], CHUNKS, **how).logits.log_softmax(-1))  # type: ignore[arg-type]
+    return torch.stack(rows)
+
+
+def network(layers: int = 4, seed: int = 0) -> ScoreModel:
+    torch.manual_seed(seed)
+    made = ScoreModel(layers)
+    torch.nn.init.normal_(made.tell.weight)
+    return ScoreModel.from_bytes(made.to_bytes())
+
+
+class TestWhatIsDriven:
+    @pytest.mark.parametrize(
+        "family", ["llama", "gemma2", "gemma3_text", "mistral", "qwen3_moe", "gpt_neox", "cohere2"]
+    )
+    def test_all_fresh_is_a_full_prefill_and_none_is_full_reuse(self, family: str) -> None:
+        with engine_of(family) as engine:
+            engine.warm(CHUNKS)
+            classroom = _Classroom(engine)
+            at = classroom._prepared(lesson(engine))
+            wanted = torch.cat([foretold(engine, tail, reuse="none") for tail in TAILS])
+            torch.testing.assert_close(at.wanted, wanted, atol=1e-4, rtol=1e-4)
+            fresh = torch.ones(len(at.token_ids)).index_fill(0, at.reused, 0.0)
+            stale = torch.cat([foretold(engine, tail, ratio=0.0) for tail in TAILS])
+            torch.testing.assert_close(classroom._foretold(at, fresh), stale, atol=1e-4, rtol=1e-4)
+            assert (stale - wanted).abs().max() > 0.01
+
+    def test_some_fresh_is_what_fusing_them_gives(self, engine: Engine) -> None:
+        engine.warm(CHUNKS)
+        classroom = _Classroom(engine)
+        at = classroom._prepared(lesson(engine))
+        got = engine.prefill(TAILS[0].token_ids[:2], CHUNKS, ratio=0.3, selector="sensitivity")
+        fresh = torch.ones(len(at.token_ids)).index_fill(0, at.reused, 0.0).index_fill(0, got.selected, 1.0)
+        said = classroom._foretold(at, fresh)[0]
+        torch.testing.assert_close(said, got.logits.log_softmax(-1), atol=1e-4, rtol=1e-4)
+
+    def test_the_gradient_is_the_slope(self, engine: Engine) -> None:
+        classroom = _Classroom(engine)
+        at = classroom._prepared(lesson(engine))
+        fresh = torch.ones(len(at.token_ids)).index_fill(0, at.reused, 0.5)
+        place, step = int(at.reused[7]), 1e-2
+
+        def worse(values: torch.Tensor) -> torch.Tensor:
+            return torch.nn.functional.kl_div(
+                classroom._foretold(at, values), at.wanted, log_target=True, reduction="batchmean"
+            )
+
+        given = fresh.clone().requires_grad_()
+        torch.autograd.backward(worse(given))
+        assert given.grad is not None
+        up, down = fresh.clone(), fresh.clone()
+        up[place] += step
+        down[place] -= step
+        slope = float(worse(up) - worse(down)) / (2 * step)
+        assert float(given.grad[place]) == pytest.approx(slope, rel=0.05, abs=1e-4)
+
+
+class TestShares:
+    def test_they_keep_the_budget_and_follow_the_scores(self) -> None:
+        torch.manual_seed(0)
+        scores = torch.linspace(-6, 6, 200)
+        drawn = torch.stack([shares(scores, 20.0) for _ in range(200)])
+        assert (drawn.sum(1) - 20).abs().max() < 0.2
+        assert drawn[:, -20:].mean() > 0.6 and drawn[:, :100].mean() < 0.01
+
+    def test_more_for_one_is_less_for_the_others(self) -> None:
+        torch.manual_seed(0)
+        scores = torch.zeros(30, requires_grad=True)
+        got = shares(scores, 6.0)
+        torch.autograd.backward(got[3])
+        assert scores.grad is not None
+        assert scores.grad[3] > 0 and scores.grad.sum() == pytest.approx(0.0, abs=1e-3)
+
+
+class TestNetwork:
+    def test_untaught_it_ranks_as_the_variance_does(self) -> None:
+        torch.manual_seed(0)
+        stored, first, second = (torch.randn(4, 2, 2, 11, 8) for _ in range(3))
+        said = ScoreModel(4).scores(stored, [first, second])
+        assert said.argsort().tolist() == sensitivity(stored, [first, second]).argsort().tolist()
+
+    def test_what_is_written_is_read(self) -> None:
+        made = network()
+        again = ScoreModel.from_bytes(made.to_bytes())
+        torch.manual_seed(0)
+        stored, first, second = (torch.randn(4, 2, 2, 11, 8) for _ in range(3))
+        assert torch.equal(again.scores(stored, [first, second]), made.scores(stored, [first, second]))
+        assert again.digest == made.digest != network(seed=1).digest
+
+    @pytest.mark.parametrize(
+        "damage", [lambda data: data[:-3], lambda _: b"", lambda data: data[:9] + b"x" + data[10:]]
+    )
+    def test_damage_is_told(self, damage: object) -> None:
+        with pytest.raises(ValueError, match="not a file of learned scores"):
+            ScoreModel.from_bytes(damage(network().to_bytes()))  # type: ignore[operator]
+
+    def test_not_a_number_is_told(self) -> None:
+        made = network()
+        made.tell.bias.fill_(float("nan"))
+        with pytest.raises(ValueError, match="not a file"):
+            ScoreModel.from_bytes(made.to_bytes())
+
+
+class TestWhereItIsUsed:
+    def folder(self, path: Path, layers: int = 4) -> Path:
+        tiny_models.model("llama").save_pretrained(path)
+        (path / FILE_NAME).write_bytes(network(layers).to_bytes())
+        return path
+
+    def scores(self, engine: Engine) -> list[float]:
+        engine.warm(CHUNKS)
+        with engine._store.lease(engine._encoder.identity, CHUNKS[1]) as lease:  # type: ignore[union-attr]
+            assert lease.sensitivity is not None
+            return lease.sensitivity.tolist()
+
+    def test_scores_come_from_the_network_in_the_models_folder(self, tmp_path: Path) -> None:
+        with Engine.from_pretrained(self.folder(tmp_path / "model")) as engine:
+            encoder = engine._encoder
+            entry, others = encoder.studied(CHUNKS[1])
+            assert encoder.identity.scorer == network().digest
+            found = self.scores(engine)
+            encoder.meet(CHUNKS)
+            entry, others = encoder.studied(CHUNKS[1])
+            assert found == pytest.approx(network().scores(entry.kv, others).half().tolist(), rel=1e-2)
+
+    def test_scores_of_different_making_are_kept_apart(self, tmp_path: Path) -> None:
+        model, store = self.folder(tmp_path / "model"), StoreConfig(directory=str(tmp_path / "store"))
+        with Engine.from_pretrained(model, EngineConfig(store=store)) as engine:
+            learned = self.scores(engine)
+        without = EngineConfig(store=store, fusion=FusionConfig(learned_scores=False))
+        with Engine.from_pretrained(model, without) as engine:
+            assert engine._encoder.identity.scorer == ""
+            assert engine.warm(CHUNKS).present == 0
+            assert self.scores(engine) != learned
+        with Engine.from_pretrained(model, EngineConfig(store=store)) as engine:
+            assert engine.warm(CHUNKS).present == len(CHUNKS)
+
+    def test_a_network_for_another_model_is_left_alone(self, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+        with Engine.from_pretrained(self.folder(tmp_path / "model", layers=6)) as engine:
+            assert engine._encoder.identity.scorer == ""
+        assert "they are for 6 layers, the model has 4" in caplog.text
+
+
+class TestLearning:
+    def test_it_gets_better_at_its_lesson(self, engine: Engine) -> None:
+        taught = learn(engine, [lesson(engine)], steps=40, seed=3)
+        classroom = _Classroom(engine)
+        at = classroom._prepared(lesson(engine))
+
+        def left(model: ScoreModel) -> float:
+            scores = torch.cat([model(moves) for moves in at.moves])
+            chosen = at.reused[scores.topk(4).indices]
+            fresh = torch.ones(len(at.token_ids)).index_fill(0, at.reused, 0.0).index_fill(0, chosen, 1.0)
+            return float(
+                torch.nn.functional.kl_div(
+                    classroom._foretold(at, fresh), at.wanted, log_target=True, reduction="batchmean"
+                )
+            )
+
+        with torch.no_grad():
+            assert left(taught) < left(ScoreModel(4))
+
+    def test_the_same_seed_gives_the_same_file(self, engine: Engine) -> None:
+        one, other = (learn(engine, [lesson(engine)], steps=3, seed=5) for _ in range(2))
+        assert one.digest == other.digest
+
+    def test_documents_are_lessons(self, engine: Engine) -> None:
+        chunks = [engine.chunk(tiny_models.tokens(10 + n, seed=n)) for n in range(9)]
+        made = lessons_of(chunks)
+        assert [one.chunks[0] for one in made] == chunks[:3]
+        assert made[0].tails == (Tail(chunks[6].token_ids, 1),)
+
+    def test_what_cannot_be_taught_says_why(self, engine: Engine) -> None:
+        with pytest.raises(InputError, match="at least 3 chunks"):
+            lessons_of([engine.chunk([5, 6, 7])] * 2)
+        with pytest.raises(InputError, match="no lessons"):
+            learn(engine, [], steps=1)
+        with engine_of(sensitivity_prefixes=1) as other, pytest.raises(InputError, match="sensitivity_prefixes = 2"):
+            learn(other, [lesson(other)], steps=1)
+        with engine_of("llama-dynamic") as other, pytest.raises(UnsupportedModelError, match="depend on the prompt"):
+            learn(other, [lesson(other)], steps=1)

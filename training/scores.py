@@ -1,0 +1,80 @@
+"""Teaches the reader's learned scores on worlds of training: chunks told together, questions and answers behind them.
+
+    python -m training.scores --out ragkv/model/reader/ragkv-scores.safetensors
+
+The questions of a world are its types evenly; what is right is what the reader itself says under a full prefill.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from dataclasses import replace
+from pathlib import Path
+from random import Random
+
+import torch
+
+from ragkv import Engine, EngineConfig, FusionConfig
+from ragkv.learning import Lesson, Tail, learn
+from training.batches import ASSISTANT, END, USER, Encoder
+from training.questions import Question
+from training.tokenizer import build
+from training.worlds import level, world
+
+FIRST_WORLD = 50_000_000_000  # far from training's and from evaluation's
+LEVELS = (2, 3, 3, 3, 4)
+QUESTIONS = 12
+
+
+def tail(question: Question, encoder: Encoder) -> Tail:
+    """A question with what was asked before it, and its answer, as ids behind the chunks."""
+    ids: list[int] = []
+    known = 0
+    for asked, answer in (*question.history, (question.question, question.answer)):
+        ids += [USER] if ids else []
+        ids += [*encoder.ids(asked), ASSISTANT]
+        known = len(ids)
+        ids += [*encoder.ids(answer), END]
+    return Tail(tuple(ids), known)
+
+
+def lessons(engine: Engine, count: int, seed: int) -> list[Lesson]:
+    """`count` worlds as lessons."""
+    encoder, random, made = Encoder(build()), Random(seed), []
+    for number in range(count):
+        spec = replace(level(random.choice(LEVELS)), questions=QUESTIONS, even=True)
+        told = world(FIRST_WORLD + seed * 1_000_000 + number, spec)
+        tails = tuple(tail(question, encoder) for question in told.questions)
+        made.append(Lesson(tuple(engine.chunk(text) for text in told.chunks), tails))
+    return made
+
+
+def main() -> None:
+    """Teach, and write the file."""
+    parser = argparse.ArgumentParser(description=main.__doc__)
+    parser.add_argument("--reader", default="reader")
+    parser.add_argument("--worlds", type=int, default=400)
+    parser.add_argument("--steps", type=int, default=800)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--out", type=Path, required=True)
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    began, losses = time.monotonic(), []
+
+    def show(done: int, steps: int, loss: float) -> None:
+        losses.append(loss)
+        if done % 50 == 0 or done == steps:
+            mean = sum(losses[-50:]) / len(losses[-50:])
+            print(f"step {done} of {steps}  {mean:.3f} nats a token  {time.monotonic() - began:.0f} s", flush=True)
+
+    config = EngineConfig(dtype="float32", fusion=FusionConfig(learned_scores=False))
+    with Engine.from_pretrained(options.reader, config) as engine:
+        network = learn(engine, lessons(engine, options.worlds, options.seed), options.steps, options.seed, show)
+    options.out.write_bytes(network.to_bytes())
+    print(f"{options.out}: {options.out.stat().st_size} bytes, digest {network.digest}")
+
+
+if __name__ == "__main__":
+    main()
