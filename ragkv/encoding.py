@@ -9,6 +9,7 @@ import dataclasses
 import logging
 import queue
 import threading
+import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
@@ -17,6 +18,7 @@ import torch
 
 from ragkv.compute import Compute
 from ragkv.errors import RagKVError, StoreReadOnlyError
+from ragkv.flight import Flights, Pace
 from ragkv.fusion import Fusor, Plan, ResidentLease, ScoreModel, Scorer, Span, SpanKind, SpanState, make_selector
 from ragkv.model import Adapter
 from ragkv.store import Entry, EntryInfo, Identity, Store, ids_digest
@@ -107,6 +109,7 @@ class Encoder:
             self._scorer = Scorer(adapter, prefix_ids, sensitivity_prefixes, between, learned)
         scorer = learned.digest if learned else ""  # scores of different making are never compared
         self.identity = dataclasses.replace(identity, context=ids_digest(prefix_ids), scorer=scorer)  # of chunks
+        self.pace = Pace()  # of chunks
         self._prefixes: OrderedDict[str, Entry] = OrderedDict()  # by frequencies
         self._lock = threading.Lock()
 
@@ -135,10 +138,12 @@ class Encoder:
 
     def chunk(self, token_ids: tuple[int, ...]) -> Entry:
         """The entry of a chunk, scored if there is a scorer. The caller holds the compute lock."""
+        began = time.perf_counter()
         entry = self._encode(token_ids, behind=self._prefix_ids)
-        if self._scorer is None:
-            return entry
-        return dataclasses.replace(entry, sensitivity=self._scorer.scores(token_ids, entry.kv))
+        if self._scorer is not None:
+            entry = dataclasses.replace(entry, sensitivity=self._scorer.scores(token_ids, entry.kv))
+        self.pace.took(len(token_ids), time.perf_counter() - began)
+        return entry
 
     def studied(self, token_ids: tuple[int, ...]) -> tuple[Entry, list[torch.Tensor]]:
         """A chunk's entry without scores, and its KV behind the scorer's texts: what scores are learned from."""
@@ -185,6 +190,7 @@ class BackgroundEncoder:
 
     def __init__(self, encoder: Encoder, store: Store, activity: Activity) -> None:
         self._encoder, self._store, self._activity = encoder, store, activity
+        self.flights = Flights(store, encoder.pace)
         self._waiting: queue.SimpleQueue[tuple[int, ...] | None] = queue.SimpleQueue()
         self._known: set[tuple[int, ...]] = set()
         self._changed = threading.Condition()
@@ -242,20 +248,33 @@ class BackgroundEncoder:
                 self._changed.notify_all()
 
     def _encode(self, token_ids: tuple[int, ...]) -> None:
-        if token_ids not in self._known or self._complete(token_ids):
+        if token_ids not in self._known or self._scored(token_ids):
             return
-        with self._activity.compute:
-            entry = self._encoder.chunk(token_ids)
-        with self._changed:
-            if token_ids in self._known and not self._complete(token_ids):  # neither deleted nor warmed meanwhile
+        key, tokens = self._encoder.identity.key(token_ids), len(token_ids)
+        claim = self.flights.claim(key, tokens)
+        if claim is None and self.flights.arrived(key, tokens, self._hurried) and self._scored(token_ids):
+            return  # another replica's; looking at it brought it here
+        try:
+            with self._activity.compute:
+                entry = self._encoder.chunk(token_ids)
+            scored = self._scored(token_ids)  # warmed meanwhile?
+            if scored is False:
                 with suppress(StoreReadOnlyError):
-                    self._store.delete_key(entry.info.key)  # the same KV without scores, if it was there
-                self._store.put(entry)
+                    self._store.delete_key(key)  # the same KV without scores
+            with self._changed:
+                if token_ids in self._known and not scored:  # not deleted meanwhile
+                    self._store.put(entry)
+        finally:
+            if claim is not None:
+                self.flights.land(claim)
 
-    def _complete(self, token_ids: tuple[int, ...]) -> bool:
-        """Whether the entry is stored with all that the encoder would give it."""
+    def _hurried(self) -> bool:
+        return self._closing or self._flushing > 0
+
+    def _scored(self, token_ids: tuple[int, ...]) -> bool | None:
+        """Whether the stored entry has all that the encoder would give it; `None` if there is none."""
         lease = self._store.lease(self._encoder.identity, token_ids)
         if lease is None:
-            return False
+            return None
         with lease:
             return lease.sensitivity is not None or not self._encoder.scores

@@ -8,6 +8,7 @@ import os
 import threading
 import time
 import weakref
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -36,7 +37,7 @@ from .prompt import Planner
 from .saving import Saver
 from .scheduler import QueueStats, Scheduler, Ticket
 from .session import House, Session, SessionInfo, Sessions
-from .store import Identity, Store, StoreStats, dtype_name
+from .store import Claim, Identity, Store, StoreStats, dtype_name
 from .truncation import Discard
 from .types import UNSET, Answer, Chunk, TokenEvent, Unset
 
@@ -307,18 +308,27 @@ class Engine(Closing):
         asked = self._intake.chunks(chunks)
         self._intake.check_encodable(asked)
         unique = list(dict.fromkeys(chunk.token_ids for chunk in asked))
+        waiting, left_for_later = deque(unique), set[tuple[int, ...]]()
+        identity, flights = self._encoder.identity, self._background.flights
         encoded = present = failed = 0
-        for done, token_ids in enumerate(unique, 1):
-            if self._store.is_durable(self._encoder.identity.key(token_ids)):
+        while waiting:
+            token_ids = waiting.popleft()
+            key, tokens = identity.key(token_ids), len(token_ids)
+            if self._store.spread(identity, token_ids):
                 present += 1
             else:
-                with self._activity.turn():
-                    self._encoder.meet(unique)
-                    entry = self._encoder.chunk(token_ids)
-                stored = self._store.put_durably(entry)
-                encoded, failed = encoded + stored, failed + (not stored)
+                claim = flights.claim(key, tokens)
+                if claim is None and token_ids not in left_for_later:  # another replica encodes it: the others first
+                    left_for_later.add(token_ids)
+                    waiting.append(token_ids)
+                    continue
+                if claim is None and flights.arrived(key, tokens) and self._store.spread(identity, token_ids):
+                    present += 1
+                else:
+                    stored = self._encoded(token_ids, unique, claim)
+                    encoded, failed = encoded + stored, failed + (not stored)
             if on_progress:
-                on_progress(done, len(unique))
+                on_progress(len(unique) - len(waiting), len(unique))
         self._store.flush()  # what was present may still have been waiting to be written
         return WarmReport(encoded, present, failed)
 
@@ -360,6 +370,17 @@ class Engine(Closing):
     def close(self) -> None:
         """Flush what is computed, release the store. Twice is harmless."""
         self._shut()
+
+    def _encoded(self, token_ids: tuple[int, ...], among: Sequence[tuple[int, ...]], claim: Claim | None) -> bool:
+        """Compute the entry of a chunk, one of those that are warmed together, and store it durably; whether it is."""
+        try:
+            with self._activity.turn():
+                self._encoder.meet(among)
+                entry = self._encoder.chunk(token_ids)
+            return self._store.put_durably(entry)
+        finally:
+            if claim is not None:
+                self._background.flights.land(claim)
 
     def _prefill(
         self,

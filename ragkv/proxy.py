@@ -129,16 +129,12 @@ class Proxy(Closing):
                 client.sendall(data)
                 self.break_off()
                 return
-        if not self.trickling:
-            client.sendall(data)
-        else:
-            for at in range(len(data)):
-                client.sendall(data[at : at + 1])
-                time.sleep(_TRICKLE_S)
-                if not self.trickling:
-                    client.sendall(data[at + 1 :])
-                    break
         self.answered_bytes += len(data)
+        while data and self.trickling:
+            client.sendall(data[:1])
+            data = data[1:]
+            time.sleep(_TRICKLE_S)
+        client.sendall(data)
 
 
 def _end(one: socket.socket) -> None:

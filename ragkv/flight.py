@@ -1,0 +1,64 @@
+"""Single flight: replicas that miss the same chunk at once encode it once.
+
+Who encodes holds a claim, with an expiry, in the storage that replicas share; it ends when the entry is written there.
+Who finds a chunk claimed waits for its entry, never longer than encoding it would take, and then encodes it all the
+same. Requests never wait here: what they miss they compute in place. Where no storage is shared, or it does not answer,
+everybody goes ahead.
+"""
+
+import statistics
+import time
+from collections import deque
+from collections.abc import Callable
+
+from .store import Claim, Store
+
+UNMEASURED_S = 60.0  # a claim's expiry until something was encoded here
+SPARE = 4.0  # times what encoding takes: a claim outlives a slow encoding, and its writing
+LEAST_S = 5.0
+POLLS = 20  # looks at most while waiting
+
+
+class Pace:
+    """How long encoding takes here, from the latest. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._token_s: deque[float] = deque(maxlen=8)
+
+    def took(self, tokens: int, seconds: float) -> None:
+        """So many tokens were encoded in that time."""
+        self._token_s.append(seconds / max(1, tokens))
+
+    def seconds(self, tokens: int) -> float | None:
+        """What encoding so many takes; `None` if nothing was encoded yet."""
+        latest = tuple(self._token_s)
+        return statistics.median(latest) * tokens if latest else None
+
+
+class Flights:
+    """Claims on what is to be encoded. Thread-safe."""
+
+    def __init__(self, store: Store, pace: Pace) -> None:
+        self._store, self._pace = store, pace
+
+    def claim(self, key: str, tokens: int) -> Claim | None:
+        """Be the one who encodes the entry of `key`; `None` if another replica is. `land` must follow."""
+        takes_s = self._pace.seconds(tokens)
+        return self._store.claim(key, UNMEASURED_S if takes_s is None else max(LEAST_S, SPARE * takes_s))
+
+    def land(self, claim: Claim) -> None:
+        """It is encoded and put, or it failed. Returns at once; the claim ends when what was put is written."""
+        self._store.release(claim)
+
+    def arrived(self, key: str, tokens: int, given_up: Callable[[], bool] = lambda: False) -> bool:
+        """Wait for another replica's entry; `False` once it takes longer than encoding would, or `given_up`."""
+        takes_s = self._pace.seconds(tokens)
+        if takes_s is None:
+            return self._store.contains(key)
+        until = time.monotonic() + takes_s
+        while not (here := self._store.contains(key)) and time.monotonic() < until and not given_up():
+            time.sleep(min(takes_s / POLLS, max(0.0, until - time.monotonic())))
+        return here
+
+
+__all__ = ["Flights", "Pace"]
