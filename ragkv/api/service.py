@@ -70,6 +70,7 @@ class Service(Closing):
 
     def load(self, model: Engine | None = None, embedder: Embedder | None = None) -> None:
         """Load the model and the embedder, or take those given. Blocks. Raises what loading raises."""
+        Path(self.config.home).mkdir(parents=True, exist_ok=True, mode=0o700)
         if model is None:
             _quiet_transformers()
             settings = EngineConfig(device=self.config.engine.device, dtype=self.config.engine.dtype)

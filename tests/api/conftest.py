@@ -1,0 +1,48 @@
+"""The models, loaded once; an app and a client for each test."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+from fastapi import FastAPI
+from fastapi.testclient import TestClient
+
+from ragkv import Engine
+from tests import tiny_models
+from tests.toy_tokenizers import VOCABULARY, byte_tokenizer
+
+from .house import BARE, app_on, client_of
+
+CHATML = (
+    "{%- for m in messages %}{{ '<|im_start|>' + m['role'] + '\n' + m['content'] + '<|im_end|>\n' }}{% endfor %}"
+    "{%- if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+
+
+@pytest.fixture(scope="session")
+def reader() -> Iterator[Engine]:
+    """The bundled reader, which answers in a word or two."""
+    with Engine.from_pretrained("reader", BARE) as engine:
+        yield engine
+
+
+@pytest.fixture(scope="session")
+def talker() -> Iterator[Engine]:
+    """Random weights that read and write bytes, and go on for as long as they are let."""
+    torch.manual_seed(7)
+    config = tiny_models.config("llama", vocab_size=VOCABULARY, max_position_embeddings=8192)
+    with Engine(transformers.LlamaForCausalLM(config).eval(), byte_tokenizer(CHATML), BARE) as engine:
+        yield engine
+
+
+@pytest.fixture
+def app(reader: Engine, tmp_path: Path) -> FastAPI:
+    return app_on(reader, tmp_path)
+
+
+@pytest.fixture
+def client(app: FastAPI) -> Iterator[TestClient]:
+    with client_of(app) as client:
+        yield client

@@ -1,0 +1,155 @@
+"""/v1/ask answers what the engine answers, says from what, and how; /v1/compare times it both ways."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fastapi.testclient import TestClient
+
+from ragkv import Engine, EngineConfig
+from ragkv.rag import Rag, default_chunk_tokens
+from ragkv.retrieval import Document
+from ragkv.retrieval.testing import HashEmbedder
+
+from .house import FACTS, corpus, entries, events, filled, questions
+
+ASKED = {"question": "Who built the harbour of Oro?", "collection": "facts"}
+
+
+def ask(client: TestClient, **more: Any) -> Any:
+    response = client.post("/v1/ask", json={**ASKED, **more})
+    assert response.status_code == 200, response.text
+    return response.json()
+
+
+def test_an_answer_is_the_engine_s_own(client: TestClient, reader: Engine, tmp_path: Path) -> None:
+    client.post("/v1/collections", json={"name": "world"})
+    client.post("/v1/collections/world/documents", files=corpus())
+    with (
+        reader.beside(EngineConfig()) as engine,
+        Rag(engine, None, chunk_tokens=default_chunk_tokens(engine), embedder=HashEmbedder()) as rag,
+    ):
+        rag.ingest(Document(name, data.decode(), name) for _, (name, data) in corpus())
+        for one in questions()[:6]:
+            own = rag.ask(one["question"])
+            got = ask(client, question=one["question"], collection="world")
+            assert got["answer"] == own.answer.text
+            assert [source["text"] for source in got["sources"]] == [hit.passage.text for hit in own.hits]
+            assert got["reuse"]["recomputed"] == own.answer.reuse.recomputed
+            assert [citation["number"] - 1 for citation in got["citations"]] == [c.chunk for c in own.answer.citations]
+
+
+def test_spans_sum_to_what_was_reused_and_name_their_sources(client: TestClient) -> None:
+    filled(client)
+    got = ask(client)
+    of = {
+        state: sum(span["tokens"] for span in got["prompt"] if span["state"] == state)
+        for state in ("exact", "fused", "computed")
+    }
+    recomputed = sum(len(span["recomputed_at"]) for span in got["prompt"])
+    reuse = got["reuse"]
+    assert (of["exact"], of["fused"] - recomputed, of["computed"], recomputed) == (
+        reuse["exact"],
+        reuse["fused"],
+        reuse["computed"],
+        reuse["recomputed"],
+    )
+    assert [span["number"] for span in got["prompt"] if span["kind"] == "chunk"] == [1, 2]
+    assert sum(of.values()) == reuse["tokens"]
+
+
+def test_a_stream_tells_sources_prompt_tokens_and_the_whole_answer(client: TestClient) -> None:
+    filled(client)
+    whole = ask(client)
+    told = events(client.post("/v1/ask", json={**ASKED, "stream": True}).text)
+    names = [name for name, _ in told]
+    assert names[:2] == ["sources", "prompt"] and names[-1] == "answer"
+    assert set(names[2:-1]) == {"token"}
+    assert "".join(data["text"] for name, data in told if name == "token") == whole["answer"]
+    assert told[0][1]["sources"] == whole["sources"]
+    last = told[-1][1]
+    assert last["answer"] == whole["answer"] and last["prompt"] == whole["prompt"] == told[1][1]["prompt"]
+
+
+def test_citations_are_where_a_source_says_the_answer(client: TestClient) -> None:
+    client.post("/v1/collections", json={"name": "world"})
+    client.post("/v1/collections/world/documents", files=corpus())
+    cited = 0
+    for one in questions()[:8]:
+        got = ask(client, question=one["question"], collection="world")
+        for citation in got["citations"]:
+            source = got["sources"][citation["number"] - 1]
+            assert source["document_id"] == citation["document_id"]
+            quoted = source["text"][citation["start"] : citation["end"]]
+            assert quoted.lower() == got["answer"][citation["answer_start"] : citation["answer_end"]].lower()
+            cited += 1
+    assert cited
+
+
+def test_reuse_is_as_asked(client: TestClient) -> None:
+    filled(client)
+    assert ask(client, reuse="none")["reuse"]["exact"] == 0
+    assert ask(client, reuse="prefix")["reuse"]["fused"] == 0
+    assert ask(client, ratio=0.0)["reuse"]["recomputed"] == 0
+    assert ask(client, ratio=1.0)["reuse"]["fused"] == 0
+    assert ask(client, ratio=1.0)["answer"] == ask(client, reuse="none")["answer"]
+    assert ask(client, selector="first-k")["reuse"]["selector"] == "first-k"
+    assert ask(client)["reuse"]["ratio"] == EngineConfig().fusion.ratio
+    assert any("profile" in note for note in ask(client, ratio=None)["reuse"]["notes"])  # the controller was asked
+
+
+def test_passages_are_found_by_filter_order_and_retriever(client: TestClient) -> None:
+    client.post("/v1/collections", json={"name": "facts"})
+    documents = [{"id": str(n), "text": text, "metadata": {"n": n}} for n, text in enumerate(reversed(FACTS))]
+    client.post("/v1/collections/facts/documents", json={"documents": documents})
+    assert [s["document_id"] for s in ask(client, filter={"n": {"gte": 1}})["sources"]] == ["1"]
+    assert [s["document_id"] for s in ask(client)["sources"]] == ["1", "0"]
+    assert [s["document_id"] for s in ask(client, order="document")["sources"]] == ["0", "1"]
+    assert len(ask(client, k=1, retriever="bm25")["sources"]) == 1
+
+
+def test_a_session_goes_on(client: TestClient) -> None:
+    filled(client)
+    assert ask(client, session_id="s")["session_id"] == "s"
+    second = ask(client, question="And when?", session_id="s")
+    assert any(span["kind"] == "history" for span in second["prompt"])
+    assert client.get("/v1/sessions/s").json()["turns"] == 2
+
+
+@pytest.mark.parametrize(
+    ("changed", "status", "param"),
+    [
+        ({"collection": "nowhere"}, 404, "collection"),
+        ({"k": 65}, 400, "k"),
+        ({"k": 0}, 400, "k"),
+        ({"k": "6"}, 400, "k"),
+        ({"stream": 1}, 400, "stream"),
+        ({"question": ""}, 400, "question"),
+        ({"question": "x" * 100_001}, 400, "question"),
+        ({"max_tokens": 1025}, 400, "max_tokens"),
+        ({"ratio": 1.5}, 400, "ratio"),
+        ({"reuse": "some"}, 400, "reuse"),
+        ({"questoin": "?"}, 400, "questoin"),
+        ({"session_id": "../../etc"}, 400, "session_id"),
+        ({"selector": "nothing-known"}, 400, None),
+        ({"retriever": "nothing-known"}, 400, None),
+        ({"filter": {"n": {"about": 1}}}, 400, None),
+        ({"max_tokens": 1000, "question": "harbour " * 1500}, 400, None),
+    ],
+)
+def test_what_cannot_be_served_is_refused_by_name(
+    client: TestClient, changed: dict[str, Any], status: int, param: str | None
+) -> None:
+    filled(client)
+    response = client.post("/v1/ask", json={**ASKED, **changed})
+    assert (response.status_code, response.json()["error"]["param"]) == (status, param), response.text
+
+
+def test_compare_times_the_same_prompt_both_ways_and_keeps_nothing(client: TestClient) -> None:
+    filled(client)
+    before = entries(client)
+    got = client.post("/v1/compare", json=ASKED).json()
+    assert got["full"]["reuse"]["compute"] == 1.0 > got["fused"]["reuse"]["compute"]
+    assert got["full"]["reuse"]["tokens"] == got["fused"]["reuse"]["tokens"]
+    assert all(got[way]["timing"]["first_token_s"] > 0 for way in got)
+    assert client.get("/v1/sessions").json()["data"] == [] and entries(client) == before

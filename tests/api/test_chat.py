@@ -1,0 +1,257 @@
+"""/v1/chat/completions: OpenAI's shapes, documents and retrieval, conversations by name and by content, markers."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fastapi.testclient import TestClient
+
+from ragkv import Engine
+from ragkv.api.citing import Markers, behind, places, without_markers
+from ragkv.api.schemas import Citation
+
+from .house import FACTS, app_on, client_of, corpus, events, filled, questions
+
+HELLO = [{"role": "user", "content": "Who built the harbour of Oro?"}]
+DOCUMENTS = [{"id": str(number), "title": f"Fact {number}", "text": text} for number, text in enumerate(FACTS)]
+
+
+@pytest.fixture
+def talk(talker: Engine, tmp_path: Path) -> Iterator[TestClient]:
+    """A client of a model that says something at length, at home in the folder `talks`."""
+    with client_of(app_on(talker, tmp_path / "talks", model=str(tmp_path / "talker"))) as client:
+        yield client
+
+
+def chat(client: TestClient, messages: list[Any] | None = None, headers: Any = None, **more: Any) -> Any:
+    model = client.get("/v1/models").json()["data"][0]["id"]
+    body = {"model": model, "messages": messages or HELLO, "max_tokens": 12, **more}
+    response = client.post("/v1/chat/completions", json=body, headers=headers)
+    assert response.status_code == 200, response.text
+    return response.json() if not more.get("stream") else events(response.text)
+
+
+def said(response: Any) -> str:
+    text: str = response["choices"][0]["message"]["content"]
+    return text
+
+
+def kinds(response: Any) -> dict[str, int]:
+    found: dict[str, int] = {}
+    for span in response["ragkv"]["prompt"]:
+        name = f"{span['kind']} {span['state']}"
+        found[name] = found.get(name, 0) + span["tokens"]
+    return found
+
+
+def test_a_response_has_openai_s_shape(talk: TestClient) -> None:
+    got = chat(talk)
+    assert got["object"] == "chat.completion" and got["id"].startswith("chatcmpl-")
+    assert got["choices"][0]["finish_reason"] == "length" and got["choices"][0]["message"]["role"] == "assistant"
+    usage, reuse = got["usage"], got["ragkv"]["reuse"]
+    assert (usage["prompt_tokens"], usage["completion_tokens"]) == (reuse["tokens"], 12)
+    assert usage["total_tokens"] == reuse["tokens"] + 12
+    assert usage["prompt_tokens_details"]["cached_tokens"] == reuse["exact"] + reuse["fused"]
+
+
+def test_a_stream_says_what_the_whole_response_says(talk: TestClient) -> None:
+    whole = chat(talk, documents=DOCUMENTS, stop=["zzzz"])
+    told = [data for _, data in chat(talk, documents=DOCUMENTS, stream=True, stream_options={"include_usage": True})]
+    assert told.pop() == "[DONE]"
+    assert told[0]["choices"][0]["delta"] == {"role": "assistant", "content": ""}
+    text = "".join(one["choices"][0]["delta"].get("content", "") for one in told[:-1])
+    assert text == said(whole)
+    assert [one["choices"][0]["finish_reason"] for one in told[:-1]][-1] == "length"
+    assert told[-1]["choices"] == [] and told[-1]["usage"]["completion_tokens"] == 12
+    assert told[-1]["ragkv"]["reuse"]["tokens"] == whole["ragkv"]["reuse"]["tokens"]
+    assert all("ragkv" not in one and one["usage"] is None for one in told[:-1])
+
+
+def test_without_usage_the_last_chunk_has_the_report(talk: TestClient) -> None:
+    *_, last, done = [data for _, data in chat(talk, stream=True)]
+    assert done == "[DONE]" and last["choices"][0]["finish_reason"] == "length" and "reuse" in last["ragkv"]
+    assert "usage" not in last
+
+
+def test_stop_strings_end_an_answer_and_are_not_in_it(talk: TestClient) -> None:
+    whole = said(chat(talk, max_tokens=40))
+    stop = whole[10:12]
+    got = chat(talk, max_tokens=40, stop=stop)
+    assert said(got) == whole[: whole.index(stop)] and got["choices"][0]["finish_reason"] == "stop"
+    assert said(chat(talk, max_tokens=40, stop=["never-said", stop])) == said(got)
+
+
+def test_greedy_unless_asked_and_a_seed_repeats(talk: TestClient) -> None:
+    assert said(chat(talk)) == said(chat(talk, temperature=0)) == said(chat(talk, temperature=0.0, top_p=0.5))
+    sampled = [said(chat(talk, temperature=1.5, seed=seed)) for seed in (1, 1, 2)]
+    assert sampled[0] == sampled[1] != sampled[2]
+    assert said(chat(talk, top_p=0.9, seed=3)) == said(chat(talk, top_p=0.9, temperature=1, seed=3))
+
+
+def test_messages_come_as_text_or_as_parts(talk: TestClient) -> None:
+    parts = [{"role": "user", "content": [{"type": "text", "text": "Who built "}, {"type": "text", "text": "it?"}]}]
+    assert said(chat(talk, parts)) == said(chat(talk, [{"role": "user", "content": "Who built it?", "name": "Ann"}]))
+
+
+def test_a_system_message_opens_the_prompt_and_is_computed(talk: TestClient) -> None:
+    told = [{"role": "system", "content": "Answer in one word."}, *HELLO]
+    got = chat(talk, told)
+    assert kinds(got)["prefix computed"] > len("Answer in one word.")
+    developer = [{"role": "developer", "content": "Answer in one word."}, *HELLO]
+    assert said(chat(talk, developer)) == said(got)
+
+
+def test_documents_are_chunks_kept_for_the_next_time(talk: TestClient) -> None:
+    first = chat(talk, documents=DOCUMENTS)
+    assert first["ragkv"]["reuse"]["missed_chunks"] == 2
+    talk.app.state.service.loaded.tenants.opened()[""].engine.flush()  # type: ignore[attr-defined]
+    second = chat(talk, [{"role": "user", "content": "And who built the mill?"}], documents=DOCUMENTS[::-1])
+    assert second["ragkv"]["reuse"]["missed_chunks"] == 0
+    chunks = [span for span in second["ragkv"]["prompt"] if span["kind"] == "chunk"]
+    assert [chunk["number"] for chunk in chunks] == [1, 2]
+    assert [source["document_id"] for source in second["ragkv"]["sources"]] == ["1", "0"]
+    assert second["usage"]["prompt_tokens_details"]["cached_tokens"] > len(FACTS[0])
+
+
+def test_retrieval_answers_and_cites_as_ask_does(client: TestClient) -> None:
+    client.post("/v1/collections", json={"name": "world"})
+    client.post("/v1/collections/world/documents", files=corpus())
+    cited = 0
+    for one in questions()[:8]:
+        asked = client.post("/v1/ask", json={"question": one["question"], "collection": "world"}).json()
+        got = chat(client, [{"role": "user", "content": one["question"]}], rag={"collection": "world"}, max_tokens=64)
+        report, message = got["ragkv"], got["choices"][0]["message"]
+        numbers = [citation["number"] for citation in report["citations"]]
+        assert [source["text"] for source in report["sources"]] == [source["text"] for source in asked["sources"]]
+        assert message["content"] == asked["answer"] + (" " if numbers else "") + "".join(f"[{n}]" for n in numbers)
+        for annotation, number in zip(message["annotations"], numbers, strict=True):
+            there = annotation["url_citation"]
+            assert message["content"][there["start_index"] : there["end_index"]] == f"[{number}]"
+            assert there["url"] == report["sources"][number - 1]["source"]
+            cited += 1
+    assert cited
+
+
+def test_given_documents_stand_before_those_found(client: TestClient) -> None:
+    filled(client)
+    given = [{"title": "Given", "text": "Nobody knows who built the tower of Oro, says the book."}]
+    got = chat(client, documents=given, rag={"collection": "facts", "k": 1})
+    assert [source["title"] for source in got["ragkv"]["sources"]] == ["Given", None]
+    assert [source["number"] for source in got["ragkv"]["sources"]] == [1, 2]
+
+
+def test_messages_that_go_on_from_an_answer_find_its_kv_by_content(talk: TestClient) -> None:
+    first = chat(talk)
+    messages = [*HELLO, {"role": "assistant", "content": said(first)}, {"role": "user", "content": "And when?"}]
+    assert kinds(chat(talk, messages))["history exact"] > len(HELLO[0]["content"])
+    edited = [{"role": "user", "content": "Who built the mill of Oro?"}, *messages[1:]]
+    assert "history exact" not in kinds(chat(talk, edited))
+    assert talk.get("/v1/sessions").json()["data"] == []  # nobody named them
+
+
+def test_markers_come_off_an_answer_that_is_sent_back(talk: TestClient) -> None:
+    first = chat(talk)
+    back = {"role": "assistant", "content": said(first) + " [1][2]"}
+    got = chat(talk, [*HELLO, back, {"role": "user", "content": "And when?"}])
+    assert kinds(got)["history exact"] > len(HELLO[0]["content"])
+
+
+@pytest.mark.parametrize("named", [{"session_id": "s"}, {"headers": {"x-session-id": "s"}}])
+def test_with_a_session_the_server_keeps_the_conversation(talk: TestClient, named: dict[str, Any]) -> None:
+    chat(talk, documents=DOCUMENTS, **named)
+    got = chat(talk, [{"role": "user", "content": "And when?"}], **named)
+    assert got["ragkv"]["session_id"] == "s"
+    assert sum(span["tokens"] for span in got["ragkv"]["prompt"] if span["kind"] == "history") > 80
+    ignored = [{"role": "user", "content": "never looked at"}, {"role": "assistant", "content": "nor this"}]
+    alike = [
+        chat(talk, [*more, {"role": "user", "content": "And why?"}], session_id=f"f{n}")
+        for n, more in forks(talk, ignored)
+    ]
+    assert alike[0]["ragkv"]["reuse"]["tokens"] == alike[1]["ragkv"]["reuse"]["tokens"]
+    assert said(alike[0]) == said(alike[1])
+
+
+def forks(client: TestClient, ignored: list[Any]) -> list[tuple[int, list[Any]]]:
+    for number in (0, 1):
+        assert client.post("/v1/sessions/s/fork", json={"to": f"f{number}"}).status_code == 201
+    return [(0, []), (1, ignored)]
+
+
+NOT_OFFERED = [
+    {"n": 2},
+    {"n": "1"},
+    {"tools": [{"type": "function", "function": {"name": "f"}}]},
+    {"tool_choice": "required"},
+    {"functions": [{"name": "f"}]},
+    {"logprobs": True},
+    {"top_logprobs": 3},
+    {"logit_bias": {"5": 1}},
+    {"presence_penalty": 0.5},
+    {"frequency_penalty": -0.5},
+    {"response_format": {"type": "json_object"}},
+    {"modalities": ["text", "audio"]},
+    {"audio": {"voice": "x"}},
+    {"prediction": {"type": "content"}},
+    {"web_search_options": {}},
+    {"store": True},
+    {"reasoning_effort": "high"},
+    {"service_tier": "flex"},
+]
+
+
+@pytest.mark.parametrize("extra", NOT_OFFERED, ids=lambda extra: next(iter(extra)))
+def test_what_is_not_offered_is_refused_by_name(client: TestClient, extra: dict[str, Any]) -> None:
+    response = client.post("/v1/chat/completions", json={"model": "reader", "messages": HELLO, **extra})
+    error = response.json()["error"]
+    assert response.status_code == 400 and error["param"] == next(iter(extra)) and error["param"] in error["message"]
+
+
+@pytest.mark.parametrize(
+    ("extra", "status", "param"),
+    [
+        ({"model": "gpt-4o"}, 404, "model"),
+        ({"messages": []}, 400, "messages"),
+        ({"messages": [{"role": "system", "content": "x"}]}, 400, "messages"),
+        ({"messages": [{"role": "tool", "content": "x"}]}, 400, "messages.0.role"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, 400, None),
+        ({"stop": list("abcde")}, 400, "stop"),
+        ({"max_tokens": 5, "max_completion_tokens": 6}, 400, "max_tokens"),
+        ({"max_completion_tokens": 5000}, 400, "max_completion_tokens"),
+        ({"temperature": 2.5}, 400, "temperature"),
+        ({"temperature": True}, 400, "temperature"),
+        ({"stream_options": {"include_usage": True}}, 400, "stream_options"),
+        ({"rag": {"collection": "nowhere"}}, 404, "rag.collection"),
+        ({"documents": [{"text": "x"}] * 65}, 400, "documents"),
+        ({"temprature": 1}, 400, "temprature"),
+    ],
+)
+def test_what_is_wrong_is_refused_by_name(
+    client: TestClient, extra: dict[str, Any], status: int, param: str | None
+) -> None:
+    response = client.post("/v1/chat/completions", json={"model": "reader", "messages": HELLO, **extra})
+    assert response.status_code == status, response.text
+    if param is not None:
+        assert response.json()["error"]["param"] == param
+
+
+def test_neutral_values_are_taken(client: TestClient) -> None:
+    neutral = {"n": 1, "user": "u", "metadata": {"a": "b"}, "store": False, "tools": [], "tool_choice": "none"}
+    more = {"logprobs": False, "presence_penalty": 0, "frequency_penalty": 0.0, "response_format": {"type": "text"}}
+    chat(client, **neutral, **more, stop=None, seed=None, stream_options=None, parallel_tool_calls=True)
+
+
+def test_markers_of_sources_that_are_not_there_are_never_shown() -> None:
+    text = "It was Ann [1], or Bob [7][2], in [1832] [0] a[3"
+    for size in (1, 2, 3, 50):
+        markers = Markers(2)
+        pieces = [markers.add(text[at : at + size]) for at in range(0, len(text), size)]
+        assert "".join(pieces) + markers.finish() == "It was Ann [1], or Bob [2], in   a[3" == markers.text
+    assert Markers(0).add("see [7]") == "see [7]"
+
+
+def test_markers_name_what_is_cited_and_not_named_yet() -> None:
+    cited = [Citation(number=n, document_id="d", start=0, end=1, answer_start=None, answer_end=None) for n in (1, 3)]
+    assert behind("Ann [3]", cited) == " [1]" and behind("Ann", cited) == " [1][3]" and behind("Ann", []) == ""
+    assert [(start, stop) for _, start, stop in places("Ann [3] [1]", cited)] == [(8, 11), (4, 7)]
+    assert without_markers("Ann [1][3]") == "Ann" and without_markers("[1] Ann") == "[1] Ann"
