@@ -1,11 +1,13 @@
 """The loading controller at work: from a request's plan to what it loads, and back with the decision (CacheBlend 5.2).
 
 Holds the profile an engine goes by, or why there is none: a request is then served at r*, and its report says so. An
-error of the controller is never an error of a request.
+error of the controller is never an error of a request. Shared storage is as fast as the store's own reads lately were,
+not as it was when the profile was made; and what comes from there slower than it is computed is computed, whether the
+ratio is the controller's or not.
 """
 
 import platform
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -14,12 +16,12 @@ import torch
 from .config import PricesConfig
 from .errors import ProfileError, RagKVError
 from .fusion import AskingSelector, CheckingSelector, Plan, Selector, Span, SpanKind, SpanState, make_selector
-from .fusion.controller import decide
+from .fusion.controller import choose_computed, decide
 from .fusion.estimators import Load, Selection, Shape
-from .fusion.profile import Profile, Subject, cpu_model, load
+from .fusion.profile import Profile, Subject, TierSpeed, cpu_model, load
 from .fusion.selectors.static import Everything, Nothing
 from .model import Adapter
-from .store import Identity
+from .store import Identity, Speed
 from .types import Reuse
 
 
@@ -36,9 +38,15 @@ class Controlled:
 class Control:
     """The profile in force. Holds no request's state."""
 
-    def __init__(self, subject: Subject, directory: str | Path | None, prices: PricesConfig) -> None:
-        """Go by the profile filed in `directory`, if there is one of `subject`."""
-        self.subject, self.prices = subject, prices
+    def __init__(
+        self,
+        subject: Subject,
+        directory: str | Path | None,
+        prices: PricesConfig,
+        speeds: Callable[[], Mapping[str, Speed]] = dict,
+    ) -> None:
+        """Go by the profile filed in `directory`, if there is one of `subject`; `speeds` are of tiers far away."""
+        self.subject, self.prices, self._speeds = subject, prices, speeds
         self._profile: Profile | ProfileError
         try:
             if directory is None:
@@ -73,10 +81,65 @@ class Control:
             return Controlled(plan, r_star, note=f"controller: ratio {r_star:g} was used. {found}")
         spans = [span for span in plan.loaded() if span.kind is not SpanKind.PREFIX]  # which the engine itself holds
         try:
-            decision = decide(found, shape_of(plan, selector), _loads(spans), r_star, self.prices)
+            decision = decide(self._today(found), shape_of(plan, selector), _loads(spans), r_star, self.prices)
         except RagKVError as error:  # a tier that was not measured
             return Controlled(plan, r_star, note=f"controller: ratio {r_star:g} was used. {error}")
         return Controlled(_computing(plan, [spans[i] for i in decision.computed]), decision.ratio, decision.why)
+
+    def spare(self, plan: Plan, selector: Selector, ratio: float, row_layer_s: float | None, layers: int) -> Controlled:
+        """At a ratio that is given: what is computed rather than loaded from far away, where that is quicker.
+
+        Without a profile `row_layer_s` stands in for it, what a row of one of `layers` layers took lately.
+        """
+        speeds = self._speeds()
+        spans = [span for span in plan.loaded() if span.kind is not SpanKind.PREFIX]
+        far = [
+            i
+            for i, span in enumerate(spans)
+            if span.lease is not None and span.kind is SpanKind.CHUNK and span.lease.kind.value in speeds
+        ]
+        if not far:
+            return Controlled(plan, ratio)
+        if isinstance(self._profile, Profile):
+            try:
+                loads = [replace(load, fixed=i not in far) for i, load in enumerate(_loads(spans))]
+                shape = shape_of(plan, selector)
+                computed: Sequence[int] = choose_computed(self._today(self._profile), shape, loads, ratio).computed
+            except RagKVError:  # a tier that was not measured
+                computed = ()
+        else:
+            computed = _slower([spans[i] for i in far], far, speeds, row_layer_s, layers)
+        if not computed:
+            return Controlled(plan, ratio)
+        tiers = sorted({spans[i].lease.kind.value for i in computed})  # type: ignore[union-attr]
+        rates = ", ".join(f"{tier} {speeds[tier].bytes_per_s / 1e6:.3g} MB/s" for tier in tiers)
+        note = f"{len(computed)} of {len(far)} chunks were computed, which is quicker than loading them ({rates})"
+        return Controlled(_computing(plan, [spans[i] for i in computed]), ratio, note=note)
+
+    def _today(self, profile: Profile) -> Profile:
+        """`profile` with the speeds that tiers far away have now; theirs include the way, so slices have no latency."""
+        now = {kind: TierSpeed(0.0, 1.0 / speed.bytes_per_s) for kind, speed in self._speeds().items()}
+        return replace(profile, tiers={**profile.tiers, **now}) if now else profile
+
+
+def _slower(
+    spans: Sequence[Span], numbers: Sequence[int], speeds: Mapping[str, Speed], row_layer_s: float | None, layers: int
+) -> Sequence[int]:
+    """The `numbers` of the spans to compute: so many that the others load meanwhile, and none if all load quicker."""
+    if row_layer_s is None:
+        return ()
+    load_s = [span.lease.stored_bytes / speeds[span.lease.kind.value].bytes_per_s for span in spans if span.lease]
+    compute_s = [len(span) * layers * row_layer_s for span in spans]
+    order = sorted(range(len(spans)), key=lambda i: compute_s[i] - load_s[i])  # what gains most comes first
+    slow = [i for i in order if load_s[i] > compute_s[i]]
+
+    def takes_s(count: int) -> float:
+        done = set(slow[:count])
+        rest_s = sum(load_s[i] for i in range(len(spans)) if i not in done)
+        return max(rest_s, sum(compute_s[i] for i in done))
+
+    best = min(range(len(slow) + 1), key=lambda count: (takes_s(count), count))
+    return sorted(numbers[i] for i in slow[:best])
 
 
 def shape_of(plan: Plan, selector: Selector) -> Shape:

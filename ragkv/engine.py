@@ -128,7 +128,7 @@ class Engine(Closing):
         self._scheduler = Scheduler(self.config.scheduler, self._store)
         saver = Saver(self._store, identity, self.config.session.save_buffer_bytes)
         subject = subject_of(adapter, self._encoder.identity)
-        self._control = Control(subject, settings.directory, self.config.controller.prices)
+        self._control = Control(subject, settings.directory, self.config.controller.prices, self._store.speeds)
         self._planner = planner = Planner(adapter, self._encoder, self._store, self._activity, saver)
         offloading = Offloading(adapter, self.config.kcache)
         self._prefiller = Prefiller(

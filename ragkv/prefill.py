@@ -159,7 +159,10 @@ class Prefiller:
     def _controlled(self, planned: Planned, how: How, selector: Selector) -> tuple[Planned, How, tuple[str, ...]]:
         """Plan and ratio as the loading controller wants them, if it is asked, and why."""
         if not how.controlled:
-            return planned, how, ()
+            layers = self._adapter.layer_count
+            spared = self._control.spare(planned.plan, selector, how.ratio, self._fusor.row_layer_s, layers)
+            notes = how.notes if spared.note is None else (*how.notes, spared.note)
+            return replace(planned, plan=spared.plan), replace(how, notes=notes), ()
         found = self._control.decide(planned.plan, selector, how.ratio)
         notes = how.notes if found.note is None else (*how.notes, found.note)
         return replace(planned, plan=found.plan), replace(how, ratio=found.ratio, notes=notes), found.why

@@ -5,6 +5,7 @@ so requests go on between two. Medians over rounds; fits weigh relative errors, 
 read past the page cache, in files of its own beside the store's.
 """
 
+import logging
 import os
 import statistics
 import tempfile
@@ -35,6 +36,8 @@ from .fusion.profile import (
 )
 from .model import full_pass
 from .store import LRU, DiskTier, Entry, EntryInfo, Identity, Lease, MemoryTier, Tier, TierKind, aligned_empty
+
+log = logging.getLogger(__name__)
 
 LENGTHS = (128, 384, 768, 1536)  # prompt tokens S
 QUICK_LENGTHS = (128, 384)
@@ -98,6 +101,7 @@ class _Measuring:
         tiers = {TierKind.MEMORY.value: self._tier(MemoryTier(2**62, LRU()))}
         if (directory := self._engine.config.store.directory) is not None:
             tiers[TierKind.DISK.value] = self.disk(directory)
+        tiers |= self._remote()
         self._step(self._total - self._done)
         return Profile(
             subject=subject_of(adapter, self._identity),
@@ -117,6 +121,25 @@ class _Measuring:
         """The disk under `directory`, past the page cache."""
         with tempfile.TemporaryDirectory(prefix="profile-", dir=_made(directory)) as scratch:
             return self._tier(DiskTier(scratch, 2**62, LRU(), direct=True), Path(scratch))
+
+    def _remote(self) -> dict[str, TierSpeed]:
+        """Shared storage, under a prefix of its own; what does not answer is left out."""
+        settings = self._engine.config.store
+        found: dict[str, TierSpeed] = {}
+        if settings.redis is None and settings.s3 is None:
+            return found
+        from .store.tiers.remote_open import open_remote
+
+        here = f"-profile-{os.getpid()}"
+        redis = None if settings.redis is None else replace(settings.redis, prefix=settings.redis.prefix + here)
+        s3 = None if settings.s3 is None else replace(settings.s3, prefix=settings.s3.prefix + here)
+        for tier in open_remote(replace(settings, directory=None, redis=redis, s3=s3)):
+            try:
+                found[tier.kind.value] = self._tier(tier)
+            except StoreError as error:
+                log.warning("%s was not measured: %s", tier.kind.value, error)
+                tier.close()
+        return found
 
     # Passes of the model
 

@@ -11,7 +11,7 @@ from enum import Enum
 import torch
 
 from ragkv.errors import EntryDamagedError
-from ragkv.store import EncodedEntry, Entry, EntryInfo, Identity, Lease, Tier, TierStats, Turn
+from ragkv.store import EncodedEntry, Entry, EntryInfo, Identity, Lease, Speed, Tier, TierStats, Turn
 
 
 class WrappedTier(Tier):
@@ -68,6 +68,9 @@ class WrappedTier(Tier):
 
     def gc(self, keep: Callable[[Identity], bool]) -> int:
         return self.tier.gc(keep)
+
+    def speed(self) -> Speed | None:
+        return self.tier.speed()
 
     def stats(self) -> TierStats:
         return self.tier.stats()

@@ -59,6 +59,11 @@ class Fusor:
         layers = self._adapter.layer_count
         return Fusing(self._adapter, plan, selector, ratio, first_choice, reader, self._speeds)
 
+    @property
+    def row_layer_s(self) -> float | None:
+        """Seconds a computed row of a layer took, lately; `None` until something was fused."""
+        return self._speeds.row_layer_s
+
     def _ahead_of(self, leases: Sequence[Lease], rows: int) -> int:
         """Layers to read ahead of a pass over `rows` rows (CachedAttention section 3.2.1)."""
         if self._ahead is not None:

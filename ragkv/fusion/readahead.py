@@ -44,6 +44,11 @@ class Speeds:
         with self._lock:
             self._row_layer_s = _mean(self._row_layer_s, row_layers, seconds)
 
+    @property
+    def row_layer_s(self) -> float | None:
+        """Seconds a row of a layer takes, placing what is reused included; `None` until it was measured."""
+        return self._row_layer_s
+
     def ahead(self, size_bytes: int, row_layers: int, layers: int) -> int:
         """Layers to read ahead where `size_bytes` are to be read and so many rows computed, over `layers` layers."""
         with self._lock:

@@ -27,7 +27,7 @@ from .entry import Entry, EntryInfo, Identity
 from .policies import PolicySettings, Turn, make_policy
 from .prefetch import Prefetcher
 from .reserve import Reserve
-from .tiers import DiskTier, Lease, MemoryTier, ReadOnlyDiskTier, Tier, TierKind, TierStats
+from .tiers import DiskTier, Lease, MemoryTier, ReadOnlyDiskTier, Speed, Tier, TierKind, TierStats
 from .tiers.memory import MemoryLease
 
 log = logging.getLogger(__name__)
@@ -260,6 +260,11 @@ class Store(Closing):
         with self._order:
             self._climbs.stop()
             return sum(tier.gc(keep) for tier in self._tiers)
+
+    def speeds(self) -> dict[str, Speed]:
+        """Of the tiers far away, by kind: how fast they were lately, as far as that was measured."""
+        found = {tier.kind.value: tier.speed() for tier in self._writers}
+        return {kind: speed for kind, speed in found.items() if speed is not None}
 
     def stats(self) -> StoreStats:
         """Counts and bytes of every tier and of the way between them."""

@@ -8,9 +8,8 @@ from typing import TypeVar
 
 from ragkv.errors import RemoteError
 
-from ..tiers.base import RemoteStats
+from ..tiers.base import RemoteStats, Speed
 from .breaker import Breaker
-from .meter import Speed
 
 log = logging.getLogger(__name__)
 

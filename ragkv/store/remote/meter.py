@@ -7,19 +7,12 @@ measured long ago is forgotten: a remote that nobody reads because it was slow w
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+
+from ..tiers.base import Speed
 
 WEIGHT = 0.3  # of the latest sample
 SAMPLE_BYTES = 4 * 1024**2  # a sample ends with so many, or when nothing is read any more
 FORGET_S = 60.0
-
-
-@dataclass(frozen=True, slots=True)
-class Speed:
-    """As measured."""
-
-    latency_s: float  # of a lookup
-    bytes_per_s: float
 
 
 class Meter:

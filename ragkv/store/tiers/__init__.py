@@ -1,6 +1,6 @@
 """The door of the tiers' room: a contract and its siblings."""
 
-from .base import Lease, RemoteStats, Tier, TierKind, TierStats
+from .base import Lease, RemoteStats, Speed, Tier, TierKind, TierStats
 from .disk import DiskTier
 from .disk_file import aligned_empty
 from .disk_readonly import ReadOnlyDiskTier
@@ -12,6 +12,7 @@ __all__ = [
     "MemoryTier",
     "ReadOnlyDiskTier",
     "RemoteStats",
+    "Speed",
     "Tier",
     "TierKind",
     "TierStats",

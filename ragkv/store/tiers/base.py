@@ -31,6 +31,14 @@ class TierKind(Enum):
 
 
 @dataclass(frozen=True, slots=True)
+class Speed:
+    """How fast a tier far away is, as its own reads show."""
+
+    latency_s: float  # of a lookup
+    bytes_per_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class RemoteStats:
     """How a tier far away is doing."""
 
@@ -173,6 +181,10 @@ class Tier(ABC):
             if not keep(info.identity):
                 self.delete(info.key)
         return before - self.stats().used_bytes
+
+    def speed(self) -> Speed | None:
+        """How fast a tier far away was lately; `None` where that is not measured."""
+        return None
 
     @abstractmethod
     def stats(self) -> TierStats:

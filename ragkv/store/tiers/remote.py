@@ -23,9 +23,9 @@ from ..record import Bytes
 from ..remote import Breaker, Connector, Head, Held, Seal, Usage, values
 from ..remote.guard import Guard
 from ..remote.lanes import Lanes
-from ..remote.meter import Meter, Speed
+from ..remote.meter import Meter
 from ..remote.tombstones import Tombstones
-from .base import Lease, Tier, TierKind, TierStats
+from .base import Lease, Speed, Tier, TierKind, TierStats
 from .ledger import Counts
 from .remote_lease import RemoteLease
 
