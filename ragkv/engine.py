@@ -18,7 +18,7 @@ from . import verdict
 from .answering import Answerer
 from .batch import Batch
 from .closing import Closing
-from .config import EngineConfig, ReuseMode
+from .config import EngineConfig, ReuseMode, StoreConfig
 from .control import Control, subject_of
 from .encoding import Activity, BackgroundEncoder, Encoder
 from .errors import InputError, RagKVError
@@ -412,7 +412,18 @@ class Engine(Closing):
             adapter.context_length,
             adapter.rope.frequencies,
         )
+        if self.config.session.shared:
+            return _shared_sessions(house, saver, settings)
         return Sessions(house, saver, Manifests(settings.directory, identity) if durable else None)  # type: ignore[arg-type]
+
+
+def _shared_sessions(house: House, saver: Saver, settings: StoreConfig) -> Sessions:
+    from .manifest_shared import SharedManifests  # loads redis-py
+    from .session_shared import SharedSessions
+    from .store.tiers.remote_open import secret_of
+
+    assert settings.redis is not None  # `EngineConfig` has seen to it
+    return SharedSessions(house, saver, SharedManifests(settings.redis, house.identity, secret_of(settings.redis)))
 
 
 def _identity(adapter: Adapter, tokenizer: Any | None) -> Identity:

@@ -15,6 +15,9 @@ RagKVError
 │   ├── RemoteError         shared storage did not answer as it should (inside the house: becomes a miss)
 │   └── EntryDamagedError   bytes did not match their identity or checksum (inside the house: becomes a miss)
 │       └── EntryUnreachableError   they could not be had (likewise)
+├── SessionError            a conversation that replicas share could not go on
+│   ├── SessionConflictError    another replica went on with it meanwhile: ask again
+│   └── SessionUnavailableError its state could not be read or written: ask again later
 ├── QueueError              the request was not served, though nothing is wrong with it
 │   ├── QueueFullError      too many wait already
 │   ├── DeadlineError       its deadline passed
@@ -94,6 +97,18 @@ class EntryUnreachableError(EntryDamagedError):
     def __init__(self, key: str, why: str) -> None:
         StoreError.__init__(self, f"Entry {key[:12]} could not be read: {why}. It counts as a miss.")
         self.key = key
+
+
+class SessionError(RagKVError):
+    """A conversation that replicas share could not go on."""
+
+
+class SessionConflictError(SessionError):
+    """Another replica went on with the conversation meanwhile; this turn is not part of it."""
+
+
+class SessionUnavailableError(SessionError):
+    """The conversation's shared state could not be read or written."""
 
 
 class QueueError(RagKVError):

@@ -46,6 +46,16 @@ class Summary:
         turns, used_at, ttl_s = len(conversation.turns), conversation.used_at, conversation.ttl_s
         return cls(session_id, turns, len(history), used_at, ttl_s, tuple(keys), tuple(keys.values()))
 
+    @classmethod
+    def from_json(cls, line: str | bytes) -> "Summary":
+        """Inverse of `to_json`; raises `ValueError`, `KeyError` or `TypeError` on anything else."""
+        values = json.loads(line)
+        return cls(**{**values, **{name: tuple(values[name]) for name in ("keys", "key_tokens")}})
+
+    def to_json(self) -> str:
+        """One line of JSON."""
+        return json.dumps(asdict(self))
+
 
 class Manifests:
     """The manifests of one engine, under `sessions/` of its store's directory."""
@@ -65,10 +75,9 @@ class Manifests:
         for path in sorted(self._folder.glob(f"*-{self._whose}.json")):
             try:
                 with path.open(encoding="utf-8") as file:
-                    head, summary = json.loads(file.readline()), json.loads(file.readline())
+                    head, summary = json.loads(file.readline()), file.readline()
                 if head["version"] == VERSION:
-                    sequences = {name: tuple(summary[name]) for name in ("keys", "key_tokens")}
-                    yield Summary(**{**summary, **sequences})
+                    yield Summary.from_json(summary)
             except (OSError, ValueError, KeyError, TypeError):
                 continue  # whoever asks for that session is told
 
@@ -84,8 +93,8 @@ class Manifests:
             log.warning("The manifest %s cannot be read: %s. Its conversation starts empty.", path, error)
             return None, f"the conversation could not be read ({error.strerror}): it starts empty"
         try:
-            return _decoded(session_id, data), None
-        except _OtherVersionError as error:
+            return decoded(session_id, data), None
+        except OtherVersionError as error:
             why, aside = f"is of version {error}", "other-version"
         except (ValueError, KeyError, TypeError, IndexError) as error:
             why, aside = f"is damaged ({error})", "damaged"
@@ -96,7 +105,7 @@ class Manifests:
 
     def save(self, session_id: str, conversation: Conversation) -> None:
         """Write a conversation down, durably. Raises `OSError`, leaving the one before."""
-        data = _encoded(Summary.of(session_id, conversation, self._base), conversation, self._base)
+        data = encoded(Summary.of(session_id, conversation, self._base), conversation, self._base)
         self._folder.mkdir(mode=0o700, exist_ok=True)
         path = self._path(session_id)
         draft = path.with_suffix(".tmp")
@@ -135,15 +144,16 @@ class Manifests:
             os.close(fd)
 
 
-class _OtherVersionError(Exception):
-    pass
+class OtherVersionError(Exception):
+    """A manifest is of a version that this code does not read; its argument."""
 
 
 def _name(session_id: str) -> str:
     return hashlib.blake2b(session_id.encode(), digest_size=16).hexdigest()
 
 
-def _encoded(summary: Summary, conversation: Conversation, base: Identity) -> bytes:
+def encoded(summary: Summary, conversation: Conversation, base: Identity, secret: str | None = None) -> bytes:
+    """A manifest's three lines; with a `secret`, only who knows it can have written them."""
     blocks: dict[str, int] = {}  # each entry once, by its key
     table: list[Any] = []
     histories: list[Any] = []
@@ -168,20 +178,23 @@ def _encoded(summary: Summary, conversation: Conversation, base: Identity) -> by
         "blocks": table,
         "histories": histories,  # what each turn began with, then the current one; each beside the one before
     }
-    rest = f"{json.dumps(asdict(summary))}\n{json.dumps(body, separators=(',', ':'))}\n".encode()
-    head = {"format": FORMAT, "version": VERSION, "checksum": _checksum(rest)}
+    rest = f"{summary.to_json()}\n{json.dumps(body, separators=(',', ':'))}\n".encode()
+    head = {"format": FORMAT, "version": VERSION, "checksum": _checksum(rest, secret)}
     return f"{json.dumps(head)}\n".encode() + rest
 
 
-def _decoded(session_id: str, data: bytes) -> Conversation:
-    """Raises `_OtherVersionError`, or `ValueError` and its like for anything that is no manifest of this session."""
+def decoded(session_id: str, data: bytes, secret: str | None = None) -> Conversation:
+    """Inverse of `encoded`.
+
+    Raises `OtherVersionError`, or `ValueError` and its like for anything that is no manifest of this session.
+    """
     first, _, rest = data.partition(b"\n")
     head = json.loads(first)
     if head["format"] != FORMAT:
         raise ValueError("it is no manifest")
     if head["version"] != VERSION:
-        raise _OtherVersionError(head["version"])
-    if head["checksum"] != _checksum(rest):
+        raise OtherVersionError(head["version"])
+    if head["checksum"] != _checksum(rest, secret):
         raise ValueError("its checksum does not match")
     summary, body = map(json.loads, rest.splitlines())
     if summary["session_id"] != session_id:
@@ -189,7 +202,7 @@ def _decoded(session_id: str, data: bytes) -> Conversation:
     table: list[Any] = [(saw, behind, turns, tuple(ids), index) for saw, behind, turns, ids, index in body["blocks"]]
     histories, before = [], History()
     for same, places, tail, parts, said in body["histories"]:
-        blocks = (Block(*table[place[0]], *place[1:]) for place in places)  # as `_encoded` laid them down
+        blocks = (Block(*table[place[0]], *place[1:]) for place in places)  # as `encoded` laid them down
         kinds = (Part(PartKind(kind), tokens, turn, source) for kind, tokens, turn, source in said)
         before = History((*before.blocks[:same], *blocks), tuple(tail), (*before.parts[:parts], *kinds))
         histories.append(before)
@@ -202,8 +215,9 @@ def _common(one: tuple[Any, ...], other: tuple[Any, ...]) -> int:
     return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))
 
 
-def _checksum(data: bytes) -> str:
-    return hashlib.blake2b(data, digest_size=16).hexdigest()
+def _checksum(data: bytes, secret: str | None = None) -> str:
+    key = b"" if secret is None else hashlib.blake2b(secret.encode(), digest_size=32).digest()
+    return hashlib.blake2b(data, digest_size=16, key=key).hexdigest()
 
 
-__all__ = ["Manifests", "Summary"]
+__all__ = ["Manifests", "OtherVersionError", "Summary", "decoded", "encoded"]

@@ -75,6 +75,7 @@ class Session:
         self.conversation = conversation  # replaced by `Sessions.commit` alone
         self.discard_by = discard
         self.notes = notes  # what the next turn's report should say
+        self.edition: str | None = None  # where replicas share it: the edition this state is of
         self.deleted = False
         self._sessions = sessions
         self._owner: int | None = None  # the thread that has the lock, as far as known
@@ -166,6 +167,7 @@ class Session:
             if self.deleted:
                 raise InputError(f"Session {self.session_id!r} was deleted; ask the engine for a new one.")
             self._owner = threading.get_ident()
+            self._sessions.refresh(self)
             yield
         finally:
             self._owner = None
@@ -208,8 +210,7 @@ class Sessions:
             if discard is not None:
                 session.discard_by = discard
             if ttl_s not in (None, session.conversation.ttl_s):
-                session.conversation = replace(session.conversation, ttl_s=ttl_s)
-                self._write_behind(session)
+                self._live_for(session, ttl_s)
         self._clear_idle(session)
         return session
 
@@ -225,6 +226,9 @@ class Sessions:
             self._sweep()
             with SessionTurn(self, self._saver, session) as turn:
                 yield turn
+
+    def refresh(self, session: Session) -> None:
+        """Bring a session up to what others made of it. The caller holds it; here there are no others."""
 
     def commit(self, session: Session, conversation: Conversation) -> None:
         """Replace a session's state, let go of blocks it no longer has, write it down behind. The caller holds it."""
@@ -325,6 +329,10 @@ class Sessions:
         if self._manifests is None:
             self._held[session_id] = session
         return session
+
+    def _live_for(self, session: Session, ttl_s: float | None) -> None:
+        session.conversation = replace(session.conversation, ttl_s=ttl_s)
+        self._write_behind(session)
 
     def _write_behind(self, session: Session) -> None:
         if self._manifests is None:
@@ -462,10 +470,11 @@ class SessionTurn(OpenTurn):
         said = tuple(replace(part, turn=turn) for part in parts if len(part))
         history = History(tuple(self._blocks), whole[self._at :], prompt.history.parts + said)
         began = PastTurn(self._before.history, self._sessions.now())
-        self._ended, self._session.notes = True, ()
+        self._session.notes = ()
         self._sessions.commit(
             self._session, replace(self._session.conversation, turns=(*self._before.turns, began), history=history)
         )
+        self._ended = True
         self._drop_unused()
 
     def __enter__(self) -> Self:

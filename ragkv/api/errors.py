@@ -117,6 +117,10 @@ def as_api_error(error: BaseException) -> ApiError:
             return ApiError(504, text, code="deadline_exceeded")
         case errors.CancelledError():
             return ApiError(CLIENT_GONE, text)
+        case errors.SessionConflictError():
+            return ApiError(409, text, code="session_conflict")
+        case errors.SessionUnavailableError():
+            return ApiError(503, text, code="session_unavailable", retry_after_s=RETRY_AFTER_S)
         case errors.StoreLockedError():
             return ApiError(503, text, code="store_locked", retry_after_s=RETRY_AFTER_S)
         case RequestValidationError():

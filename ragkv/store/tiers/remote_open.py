@@ -24,13 +24,13 @@ def open_remote(config: StoreConfig) -> list[RemoteTier]:
     if config.redis is not None:
         from ..remote.redis_connector import RedisConnector  # loads redis-py
 
-        secret = _secret(config.redis)
+        secret = secret_of(config.redis)
         connector: Connector = RedisConnector(config.redis, _tenant(config.tenant, secret))
         tiers.append(_tier(TierKind.REDIS, connector, config, config.redis, secret, AUDIT_S))
     if config.s3 is not None:
         from ..remote.s3_connector import S3Connector  # loads obstore
 
-        secret = _secret(config.s3)
+        secret = secret_of(config.s3)
         connector = S3Connector(config.s3, _tenant(config.tenant, secret))
         tiers.append(_tier(TierKind.S3, connector, config, config.s3, secret, config.s3.audit_s))
     return tiers
@@ -60,7 +60,8 @@ def _tier(
     )
 
 
-def _secret(config: RedisConfig | S3Config) -> str | None:
+def secret_of(config: RedisConfig | S3Config) -> str | None:
+    """The secret that authenticates what is shared, if one is to be; raises `ConfigError` if it is not there."""
     if config.secret_variable is None:
         return None
     secret = os.environ.get(config.secret_variable, "")

@@ -1,0 +1,304 @@
+"""Conversations on any replica: engines that share nothing but a Redis server, started here, and the weights."""
+
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytest_socket
+
+from ragkv import Engine, EngineConfig
+from ragkv.config import RedisConfig, SessionConfig
+from ragkv.errors import ConfigError, InputError, SessionConflictError, SessionUnavailableError
+from ragkv.manifest_shared import SharedManifests
+from ragkv.session_shared import SharedSessions
+from ragkv.types import TokenEvent
+from tests.engine.house import A, B
+from tests.store.remote.house import unique_prefix
+from tests.store.remote.servers import RedisServer
+
+from .house import ask, carry_on, engine_at, is_full_prefill, question, with_kv
+
+pytestmark = pytest.mark.enable_socket
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[RedisServer]:
+    pytest_socket.enable_socket()  # set up before the test's own mark is heeded
+    server = RedisServer()
+    yield server
+    server.remove()
+
+
+@pytest.fixture
+def config(server: RedisServer) -> RedisConfig:
+    return RedisConfig(url=f"unix://{server.socket}", prefix=unique_prefix(), ttl_s=None)
+
+
+class Replicas:
+    """So many engines, each with a directory of its own."""
+
+    def __init__(self, folder: Path, config: RedisConfig, count: int, session: dict[str, Any] | None = None) -> None:
+        self._stack = ExitStack()
+        shared = {"shared": True, **(session or {})}
+        self.engines = [
+            self._stack.enter_context(engine_at(folder / str(number), session=shared, redis=config))
+            for number in range(count)
+        ]
+
+    def __enter__(self) -> list[Engine]:
+        return self.engines
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+
+def test_a_conversation_scattered_over_replicas_is_one(tmp_path: Path, config: RedisConfig) -> None:
+    one = [prefill.token_ids.tolist() for prefill in carry_on(tmp_path / "one", "llama", turns=8, restarts=set())]
+    with Replicas(tmp_path, config, 3) as engines:
+        for turn in range(8):
+            engine = engines[turn * turn % 3]
+            session = engine.session("s")
+            assert session.turns == turn
+            assert is_full_prefill(engine, session, turn, ratio=1.0).token_ids.tolist() == one[turn]
+            ask(engine, session, turn, ratio=1.0)
+
+
+def test_what_one_replica_stored_another_reads_from_the_shared_tier(tmp_path: Path, config: RedisConfig) -> None:
+    with Replicas(tmp_path, config, 2) as (here, there):
+        for turn in range(3):
+            ask(here, here.session("s"), turn)
+        here.flush()
+        prefill = is_full_prefill(there, there.session("s"), 3)
+        assert prefill.reuse.exact == 1 + with_kv(there.session("s")) > 20
+        assert prefill.reuse.bytes_by_tier.get("redis", 0) > 0
+
+
+def test_history_that_never_reached_the_shared_tier_is_computed(tmp_path: Path, server: RedisServer) -> None:
+    config = RedisConfig(url=f"unix://{server.socket}", prefix=unique_prefix(), ttl_s=None, max_bytes=0)
+    with Replicas(tmp_path, config, 2) as engines:
+        for turn in range(4):
+            engine = engines[turn % 2]
+            is_full_prefill(engine, engine.session("s"), turn)
+            ask(engine, engine.session("s"), turn)
+
+
+def test_a_session_held_since_before_sees_what_others_made_of_it(tmp_path: Path, config: RedisConfig) -> None:
+    with Replicas(tmp_path, config, 2) as (here, there):
+        mine, other = here.session("s"), there.session("s")
+        ask(here, mine, 0)
+        ask(there, other, 1)
+        ask(here, mine, 2)
+        assert mine.turns == there.session("s").turns == 3
+
+
+def test_two_turns_at_once_are_never_both_lost_and_the_later_is_told(tmp_path: Path, config: RedisConfig) -> None:
+    with Replicas(tmp_path, config, 2) as (here, there):
+        ask(here, here.session("s"), 0)
+        stale = there.stream(question(1), session=there.session("s"), max_new_tokens=4, min_new_tokens=4)
+        assert isinstance(next(stale), TokenEvent)  # its state is read
+        ask(here, here.session("s"), 2)
+        won = here.session("s").token_ids
+        with pytest.raises(SessionConflictError, match="Ask again"):
+            list(stale)
+        assert there.session("s").token_ids == here.session("s").token_ids == won
+        ask(there, there.session("s"), 1)  # asked again, on the newest state
+        assert here.session("s").turns == 3
+        is_full_prefill(here, here.session("s"), 5)
+
+
+def test_replicas_at_once_lose_no_turn(tmp_path: Path, config: RedisConfig) -> None:
+    """Three replicas, each asking four times, asking again when it is told: twelve turns."""
+    told: list[int] = []
+
+    def turns(engine: Engine, first: int) -> None:
+        for number in range(4):
+            while True:
+                try:
+                    ask(engine, engine.session("s"), first + number)
+                    break
+                except SessionConflictError:
+                    told.append(first)
+
+    with Replicas(tmp_path, config, 3) as engines:
+        threads = [threading.Thread(target=turns, args=(e, 10 * n)) for n, e in enumerate(engines)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        history = list(engines[0].session("s").token_ids)
+        assert engines[1].session("s").turns == 12
+        asked = [question(10 * n + k) for n in range(3) for k in range(4)]
+        found = {tuple(q): sum(history[i : i + len(q)] == q for i in range(len(history))) for q in asked}
+        assert set(found.values()) == {1}
+
+
+def test_a_turn_is_written_before_its_answer_is_complete(tmp_path: Path, config: RedisConfig) -> None:
+    with Replicas(tmp_path, config, 2) as (here, there):
+        for event in here.stream(question(0), session=here.session("s"), max_new_tokens=2, min_new_tokens=2):
+            expected = 0 if isinstance(event, TokenEvent) else 1
+            assert there.session("s").turns == expected
+
+
+def test_a_turn_given_up_leaves_everybodys_conversation_as_it_was(tmp_path: Path, config: RedisConfig) -> None:
+    with Replicas(tmp_path, config, 2) as (here, there):
+        ask(here, here.session("s"), 0)
+        before = there.session("s").token_ids
+        stream = there.stream(question(1), session=there.session("s"), max_new_tokens=4)
+        next(stream)
+        stream.close()  # type: ignore[attr-defined]
+        assert here.session("s").token_ids == there.session("s").token_ids == before
+
+
+def test_a_deletion_reaches_every_replica_and_its_blocks_go_everywhere(
+    tmp_path: Path, config: RedisConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ragkv.session_shared.POLL_S", 0.05)
+    with Replicas(tmp_path, config, 2) as (here, there):
+        for turn in range(2):
+            ask(here, here.session("s"), turn)
+            ask(there, there.session("s"), 2 + turn)
+        kept = there.session("kept")
+        ask(there, kept, 7)
+        for engine in (here, there):
+            engine.flush()
+        held = there.session("s")
+        here.delete_session("s")
+        assert held.session_id not in [info.session_id for info in there.sessions()]
+        assert there.session("s").turns == 0
+        keys = {block.key(there._sessions.house.identity) for block in kept.conversation.history.blocks}
+        pause = threading.Event()
+        for _ in range(100):
+            left = [{info.key for info in engine._store.infos() if info.group} for engine in (here, there)]
+            if all(some <= keys for some in left):
+                break
+            pause.wait(0.1)
+        assert left[0] <= keys and left[1] == keys
+        is_full_prefill(there, kept, 8)
+
+
+def test_a_deletion_under_a_turn_wins(tmp_path: Path, config: RedisConfig) -> None:
+    with Replicas(tmp_path, config, 2) as (here, there):
+        ask(here, here.session("s"), 0)
+        stream = there.stream(question(1), session=there.session("s"), max_new_tokens=4, min_new_tokens=4)
+        next(stream)
+        here.delete_session("s")
+        with pytest.raises(SessionConflictError):
+            list(stream)
+        assert here.session("s").turns == there.session("s").turns == 0
+
+
+def test_rewind_reset_discard_and_fork_reach_every_replica(tmp_path: Path, config: RedisConfig) -> None:
+    with Replicas(tmp_path, config, 2) as (here, there):
+        for turn in range(3):
+            ask(here, here.session("s"), turn)
+        there.session("s").rewind()
+        assert here.session("s").turns == 2
+        other = there.session("s").fork("t")
+        assert here.session("t").token_ids == other.token_ids
+        with pytest.raises(InputError, match="already"):
+            here.session("s").fork("t")
+        assert here.session("t").discard([(0, 3)]) == 3
+        is_full_prefill(there, there.session("t"), 5, ratio=1.0)
+        here.session("s").reset()
+        assert there.session("s").turns == 0
+        assert there.session_ids() == ("t",)
+
+
+def test_idle_for_too_long_it_is_deleted_for_everybody(tmp_path: Path, config: RedisConfig) -> None:
+    with Replicas(tmp_path, config, 2, {"ttl_s": 0.5}) as (here, there):
+        ask(here, here.session("s"), 0)
+        ask(here, here.session("t", ttl_s=60.0), 1)
+        assert there.session("s").turns == 1
+        threading.Event().wait(0.7)
+        assert there.session("s").turns == here.session("s").turns == 0
+        assert there.session("t").turns == 1
+
+
+def test_tenants_and_models_share_a_server_and_nothing_else(tmp_path: Path, config: RedisConfig) -> None:
+    shared = {"shared": True}
+    with (
+        engine_at(tmp_path / "a", session=shared, redis=config) as one,
+        engine_at(tmp_path / "b", session=shared, redis=config, tenant="other") as tenant,
+        engine_at(tmp_path / "c", "qwen2", session=shared, redis=config) as model,
+    ):
+        ask(one, one.session("s"), 0)
+        for engine in (tenant, model):
+            assert engine.session("s").turns == 0 and engine.session_ids() == ()
+            ask(engine, engine.session("s"), 3)
+        assert one.session("s").turns == 1
+        assert question(0)[0] in one.session("s").token_ids
+
+
+def test_without_its_server_nothing_is_answered_on_a_state_that_may_be_old(tmp_path: Path) -> None:
+    server = RedisServer()
+    try:
+        config = RedisConfig(url=f"redis://127.0.0.1:{server.port}/0", prefix=unique_prefix(), timeout_s=0.5)
+        with Replicas(tmp_path, config, 1) as (engine,):
+            session = engine.session("s")
+            ask(engine, session, 0)
+            stream = engine.stream(question(1), session=session, max_new_tokens=4, min_new_tokens=4)
+            next(stream)
+            server.kill()
+            with pytest.raises(SessionUnavailableError, match="ask again"):
+                list(stream)  # computed, but nobody could find it
+            assert session.conversation.history.blocks and session.turns == 1
+            with pytest.raises(SessionUnavailableError):
+                engine.session("s")
+            assert engine.answer(question(2), [A, B], max_new_tokens=2).token_ids  # no conversation, no trouble
+            server.start()  # it holds all in memory: what was there is gone
+            assert engine.session("s").turns == 0
+    finally:
+        server.remove()
+
+
+def test_a_damaged_manifest_starts_empty_and_says_so(tmp_path: Path, config: RedisConfig) -> None:
+    with Replicas(tmp_path, config, 2) as (here, there):
+        ask(here, here.session("s"), 0)
+        _overwrite(there, "s", lambda data: data.replace(b'"turns"', b'"turms"', 1))
+        assert there.session("s").turns == 0
+        notes = ask(there, there.session("s"), 1).reuse.notes
+        assert any("damaged" in note for note in notes)
+        assert here.session("s").turns == 1
+
+
+def test_a_manifest_of_another_version_is_left_alone(tmp_path: Path, config: RedisConfig) -> None:
+    with Replicas(tmp_path, config, 1) as (engine,):
+        ask(engine, engine.session("s"), 0)
+        _overwrite(engine, "s", lambda data: data.replace(b'"version": 1', b'"version": 9', 1))
+        with pytest.raises(SessionUnavailableError, match="another version"):
+            engine.session("s")
+
+
+def test_who_does_not_know_the_secret_writes_no_history(
+    tmp_path: Path, server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SHARED_SECRET", "0123456789abcdef")
+    config = RedisConfig(url=f"unix://{server.socket}", prefix=unique_prefix(), secret_variable="SHARED_SECRET")
+    with Replicas(tmp_path, config, 1) as (engine,):
+        ask(engine, engine.session("s"), 0)
+        shared = _shared(engine)
+        shared._secret = "another"
+        found = shared.load("s", None)
+        assert found is not None and found.conversation is None
+
+
+def test_shared_conversations_need_a_server() -> None:
+    with pytest.raises(ConfigError, match=r"store\.redis"):
+        EngineConfig(session=SessionConfig(shared=True))
+
+
+def _shared(engine: Engine) -> SharedManifests:
+    assert isinstance(engine._sessions, SharedSessions)
+    return engine._sessions._shared
+
+
+def _overwrite(engine: Engine, session_id: str, change: Any) -> None:
+    """Change a manifest behind everybody's back, as one that was written."""
+    shared = _shared(engine)
+    client, key = shared._server.client, shared._root + session_id
+    before = client.hget(key, "data")
+    assert change(before) != before
+    client.hset(key, mapping={"data": change(before), "edition": "changed"})
