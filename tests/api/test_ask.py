@@ -1,6 +1,5 @@
 """/v1/ask answers what the engine answers, says from what, and how; /v1/compare times it both ways."""
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,7 +21,7 @@ def ask(client: TestClient, **more: Any) -> Any:
     return response.json()
 
 
-def test_an_answer_is_the_engine_s_own(client: TestClient, reader: Engine, tmp_path: Path) -> None:
+def test_an_answer_is_the_engine_s_own(client: TestClient, reader: Engine) -> None:
     client.post("/v1/collections", json={"name": "world"})
     client.post("/v1/collections/world/documents", files=corpus())
     with (

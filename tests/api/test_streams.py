@@ -1,0 +1,163 @@
+"""Who leaves, who is slow and who waits too long: each holds up itself alone, and what it held is released."""
+
+import json
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fastapi import FastAPI
+
+from ragkv import Engine
+from ragkv.api.settings import LimitsConfig, QueueConfig
+
+from .house import app_on, on_port, plain, service_of, wait_until
+
+pytestmark = pytest.mark.enable_socket
+LONG = 4000
+BODY = {"model": "talker", "messages": [{"role": "user", "content": "Tell me all."}], "max_tokens": LONG}
+
+
+def app_of(talker: Engine, home: Path, **config: Any) -> FastAPI:
+    return app_on(talker, home, model=str(home / "talker"), limits=LimitsConfig(max_tokens=LONG), **config)
+
+
+@pytest.fixture
+def app(talker: Engine, tmp_path: Path) -> FastAPI:
+    return app_of(talker, tmp_path)
+
+
+@pytest.fixture
+def url(app: FastAPI) -> Iterator[str]:
+    with on_port(app) as url:
+        with plain(url) as client:
+            assert client.get("/v1/stats").status_code == 200  # the tenant is open
+        yield url
+
+
+def working(app: FastAPI) -> int:
+    return service_of(app).answers.stats().working
+
+
+def queue(app: FastAPI) -> Any:
+    return service_of(app).loaded.tenants.opened()[""].engine.stats().queue
+
+
+def raw(url: str, body: Any, path: str = "/v1/chat/completions") -> socket.socket:
+    """A request sent over a socket of its own, of which nothing is read yet."""
+    host, port = url.removeprefix("http://").split(":")
+    data = json.dumps(body).encode()
+    head = f"POST {path} HTTP/1.1\r\nhost: {host}:{port}\r\ncontent-type: application/json\r\ncontent-length: {len(data)}"
+    connection = socket.socket()
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    connection.settimeout(30)
+    connection.connect((host, int(port)))
+    connection.sendall(f"{head}\r\n\r\n".encode() + data)
+    return connection
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_client_that_vanishes_ends_its_answer_and_its_turn_never_was(app: FastAPI, url: str, stream: bool) -> None:
+    connection = raw(url, {**BODY, "stream": stream, "session_id": "s"})
+    wait_until(lambda: working(app) == 1 and queue(app).served == 1)  # it decodes
+    connection.close()
+    left = time.monotonic()
+    wait_until(lambda: working(app) == 0)
+    assert time.monotonic() - left < 2.0
+    with plain(url) as client:
+        assert client.get("/v1/sessions").json()["data"] == []
+        assert client.post("/v1/chat/completions", json={**BODY, "max_tokens": 3}).status_code == 200
+    assert queue(app).cancelled >= 1 or stream  # a stream may be closed at a token rather than called off
+
+
+def test_a_client_that_vanishes_while_it_waits_leaves_the_queue(app: FastAPI, url: str) -> None:
+    engine = service_of(app)
+    with plain(url) as client:
+        client.post("/v1/chat/completions", json={**BODY, "max_tokens": 1})
+    compute = engine.loaded.model._activity.compute
+    with compute:  # nobody gets the model
+        connections = [raw(url, {**BODY, "stream": stream}) for stream in (True, False, True)]
+        wait_until(lambda: working(app) == 3 and queue(app).waiting == 1)
+        for connection in connections:
+            connection.close()
+        wait_until(lambda: working(app) == 0)
+        assert (queue(app).waiting, queue(app).admitted) == (0, 0)
+    assert queue(app).cancelled == 3
+
+
+def test_a_reader_that_reads_nothing_holds_up_nobody_else(app: FastAPI, url: str) -> None:
+    slow = [raw(url, {**BODY, "stream": True}) for _ in range(3)]
+    wait_until(lambda: working(app) == 3 and queue(app).served == 3)
+    with plain(url) as client:
+        began = time.monotonic()
+        for _ in range(3):
+            assert client.post("/v1/chat/completions", json={**BODY, "max_tokens": 8}).status_code == 200
+        assert time.monotonic() - began < 10
+    for connection in slow:
+        connection.close()
+    wait_until(lambda: working(app) == 0)
+
+
+def test_a_deadline_is_a_504_in_a_whole_answer_and_an_error_in_a_stream(talker: Engine, tmp_path: Path) -> None:
+    app = app_of(talker, tmp_path, queue=QueueConfig(deadline_s=0.4))
+    with on_port(app) as url, plain(url) as client:
+        whole = client.post("/v1/chat/completions", json=BODY)
+        assert (whole.status_code, whole.json()["error"]["type"]) == (504, "timeout_error")
+        streamed = client.post("/v1/chat/completions", json={**BODY, "stream": True}).text
+        assert '"deadline_exceeded"' in streamed and "[DONE]" not in streamed
+        assert "finish_reason\":\"stop" not in streamed
+        wait_until(lambda: working(app) == 0)
+        slow = raw(url, {**BODY, "stream": True})  # of which nothing is read
+        wait_until(lambda: working(app) == 1)
+        wait_until(lambda: working(app) == 0, 5.0)
+        slow.close()
+
+
+def test_more_than_are_taken_in_are_told_to_come_again(talker: Engine, tmp_path: Path) -> None:
+    app = app_of(talker, tmp_path, queue=QueueConfig(limit=2))
+    with on_port(app) as url, plain(url) as client:
+        running = [raw(url, {**BODY, "stream": True}) for _ in range(2)]
+        wait_until(lambda: working(app) == 2)
+        for stream in (False, True):
+            refused = client.post("/v1/chat/completions", json={**BODY, "stream": stream})
+            assert (refused.status_code, refused.json()["error"]["type"]) == (503, "overloaded_error")
+            assert int(refused.headers["retry-after"]) >= 1
+        assert client.get("/v1/models").status_code == 200 == client.get("/v1/stats").status_code
+        for connection in running:
+            connection.close()
+        wait_until(lambda: working(app) == 0)
+        assert client.post("/v1/chat/completions", json={**BODY, "max_tokens": 2}).status_code == 200
+
+
+def test_answers_given_together_equal_those_given_alone(app: FastAPI, url: str) -> None:
+    asked = [f"Question number {number}?" for number in range(8)]
+
+    def answer(question: str) -> str:
+        with plain(url) as client:
+            body = {**BODY, "messages": [{"role": "user", "content": question}], "max_tokens": 40}
+            text: str = client.post("/v1/chat/completions", json=body).json()["choices"][0]["message"]["content"]
+            return text
+
+    alone = {question: answer(question) for question in asked}
+    together: dict[str, str] = {}
+    threads = [threading.Thread(target=lambda q=one: together.update({q: answer(q)})) for one in asked]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert together == alone
+
+
+def test_the_end_of_the_server_calls_off_what_is_under_way(talker: Engine, tmp_path: Path) -> None:
+    app = app_of(talker, tmp_path)
+    with on_port(app) as url:
+        connection = raw(url, {**BODY, "stream": True})
+        wait_until(lambda: working(app) == 1)
+        closing = threading.Thread(target=service_of(app).close)
+        closing.start()
+        closing.join(20)
+        assert not closing.is_alive() and working(app) == 0
+        connection.close()
