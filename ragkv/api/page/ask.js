@@ -101,8 +101,9 @@ export class Turn {
 
   /** @param {string} text */
   add(text) {
-    this.text += text;
-    this.answer.append(text);
+    const shown = this.text ? text : text.trimStart();
+    this.text += shown;
+    this.answer.append(shown);
   }
 
   /** @param {import("./types.js").Answer} answer */
@@ -121,7 +122,7 @@ export class Turn {
   /** @param {Failure} failure */
   failed(failure) {
     this.notice.replaceChildren();
-    const kept = this.text ? " What had arrived stays; the conversation does not have this turn." : "";
+    const kept = this.text ? " What had arrived stays; the conversation may not have this turn." : "";
     const words = failure.kind === "broken" ? (this.text ? "The connection broke before the answer was complete." : "The connection broke before the answer began.") : failure.message;
     const again = el("button", { type: "button", class: "outline again", onclick: () => this.again() }, "Ask again");
     this.tell(words + kept, failure.kind === "stopped" ? "" : "bad", again);

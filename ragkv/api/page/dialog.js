@@ -46,6 +46,6 @@ function shown(title, body, yes, take, tone) {
     $("dialog-no").onclick = () => box.close();
     box.onclose = () => resolve(result);
     box.showModal();
-    $("dialog-body").querySelector("input, textarea")?.focus();
+    ($("dialog-body").querySelector("input:not([type=checkbox]), textarea") ?? $(tone === "danger" ? "dialog-no" : "dialog-yes")).focus();
   });
 }

@@ -99,13 +99,13 @@ async function one({ name, send, row, said }) {
 function happened(report) {
   const what = report.added.length ? "added" : report.changed.length ? "replaced" : report.unchanged.length ? "already here, unchanged" : "nothing in it to keep";
   const { encoded = 0, present = 0, failed = 0 } = report.chunks ?? {};
-  const kv = [encoded && `${count(encoded, "chunk")} encoded`, present && `${present} known`, failed && `${failed} could not be encoded`].filter(Boolean);
+  const kv = [encoded && `${count(encoded, "chunk")} encoded`, present && `${count(present, "chunk")} stored already`, failed && `${failed} could not be encoded`].filter(Boolean);
   return [what, ...kv].join(", ");
 }
 
 /** The place where documents are dropped, picked or pasted. @returns {HTMLElement} */
 export function dropZone() {
-  const picker = el("input", { type: "file", multiple: true, class: "sr", tabindex: -1, "aria-hidden": "true", onchange: () => {
+  const picker = el("input", { type: "file", multiple: true, hidden: true, onchange: () => {
     add([...picker.files]);
     picker.value = "";
   } });

@@ -92,9 +92,10 @@ function welcome() {
     documents.dropZone());
 }
 
-function hint() {
-  const empty = collections.ready() && !collections.current()?.documents;
-  $("ask-hint").textContent = empty && !said.get(view.session)?.length ? "No documents yet: an answer would rest on the model alone." : "";
+/** @param {boolean} [asked] although there is nothing to ask */
+function hint(asked = false) {
+  const empty = collections.ready() && view.collection && !collections.current()?.documents && !said.get(view.session)?.length;
+  $("ask-hint").textContent = asked ? "There is no collection to ask yet: add a document first." : empty ? "No documents yet: an answer would rest on the model alone." : "";
 }
 
 /** @param {string} words "" clears */
@@ -157,6 +158,7 @@ function composer() {
     event.preventDefault();
     const question = field.value.trim();
     if (!question || current) return;
+    if (!view.collection) return hint(true);
     field.value = "";
     grow();
     ask(question);

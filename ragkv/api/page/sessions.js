@@ -21,19 +21,22 @@ export function name(id, title) {
 export const fresh = () => `page-${Array.from(crypto.getRandomValues(new Uint8Array(6)), (byte) => byte.toString(16).padStart(2, "0")).join("")}`;
 
 /** @param {string} id */
+const called = (id) => titles()[id] ?? id.replace(/^page-(....).*/, "Conversation $1");
+
+/** @param {string} id */
 const path = (id, rest = "") => `sessions/${encodeURIComponent(id)}${rest}`;
 
 /** @param {Session} session */
 function item(session) {
   const current = session.id === view.session;
-  const title = titles()[session.id] ?? session.id;
+  const title = called(session.id);
   const menu = el("div", { class: "acts", hidden: true },
     act("Fork", () => fork(session, title)), act("Shorten…", () => shorten(session)), act("Delete…", () => drop(session, title)));
   const more = el("button", { type: "button", class: "quiet square", "aria-label": `More for ${title}`, "aria-expanded": "false", onclick: () => {
     menu.hidden = !menu.hidden;
     more.setAttribute("aria-expanded", String(!menu.hidden));
   } }, icon("more"));
-  const go = el("button", { type: "button", class: "go", "aria-current": current ? "true" : null, onclick: () => choose(session.id) },
+  const go = el("button", { type: "button", class: "go", "aria-current": current ? "true" : null, title: session.id, onclick: () => choose(session.id) },
     el("span", { class: "title" }, title), el("span", { class: "muted" }, `${count(session.turns, "turn")} · ${count(session.tokens, "token")} · ${ago(session.used_at)}`));
   return el("li", { class: current ? "session current" : "session", "data-session": session.id }, el("div", { class: "line" }, go, more), menu);
 }

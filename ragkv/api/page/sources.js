@@ -48,7 +48,7 @@ export function marked(answer, citations, sources, show) {
       else if (piece) nodes.push(document.createTextNode(piece));
     }
   };
-  let from = 0;
+  let from = length - Array.from(answer.trimStart()).length;
   const seen = new Set();
   for (const { at, citation } of placed) {
     put(slice(answer, from, at));

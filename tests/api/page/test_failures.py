@@ -91,6 +91,16 @@ def test_a_wait_can_be_stopped(failing: Any) -> None:
     assert failing.locator("#send").is_visible()
 
 
+def test_without_any_collection_a_question_waits_for_a_document(page: Any, server: str) -> None:
+    page.route("**/v1/collections", lambda route: route.fulfill(json={"data": []}))
+    page.goto("/")
+    page.wait_for_selector(".welcome .drop")
+    put(page)
+    assert "add a document first" in page.locator("#ask-hint").inner_text()
+    assert page.input_value("#question") == QUESTION
+    assert page.watch.paths("/v1/ask") == []
+
+
 def test_what_the_server_says_of_a_wrong_request_is_shown(failing: Any) -> None:
     told = refusal(400, "The prompt has 9000 tokens; the model's context is 1024.", code="context_length_exceeded")
     failing.route("**/v1/ask", lambda route: route.fulfill(**told))

@@ -1,0 +1,111 @@
+"""Pictures of the page as people see it, to be looked at: `python -m tests.api.page.screenshots FOLDER`.
+
+The real service over the bundled reader in a home of its own; light, dark and the width of a phone.
+"""
+
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from playwright.sync_api import Browser, Page, sync_playwright
+
+from .conftest import CHROMIUM, CORPUS, QUESTION, serving
+from .house import stream
+
+LOOKS: dict[str, dict[str, Any]] = {
+    "light": {"viewport": {"width": 1360, "height": 860}, "color_scheme": "light"},
+    "dark": {"viewport": {"width": 1360, "height": 860}, "color_scheme": "dark"},
+    "phone": {"viewport": {"width": 360, "height": 740}, "color_scheme": "light", "has_touch": True},
+    "phone-dark": {"viewport": {"width": 360, "height": 740}, "color_scheme": "dark", "has_touch": True},
+    "wide": {"viewport": {"width": 1920, "height": 1080}, "color_scheme": "light"},
+}
+HALF = stream(("token", {"text": "Kiralus works as a"}))
+BUSY = {"error": {"message": "64 requests are under way already; ask again.", "type": "overloaded_error", "param": None, "code": "queue_full"}}
+
+
+def ask(page: Page, question: str) -> None:
+    page.fill("#question", question)
+    page.press("#question", "Enter")
+    page.wait_for_selector(".turn:last-child:not(.working)")
+    page.wait_for_timeout(500)
+
+
+def take(browser: Browser, address: str, folder: Path, name: str) -> None:
+    """Every state of the page in one look."""
+    page = browser.new_context(base_url=address, **LOOKS[name]).new_page()
+    small = LOOKS[name]["viewport"]["width"] < 760
+    numbers = iter(range(1, 99))
+
+    def shot(what: str) -> None:
+        page.mouse.move(0, 0)
+        page.wait_for_timeout(300)
+        page.screenshot(path=folder / f"{name}-{next(numbers)}-{what}.png")
+
+    while not page.request.post("/v1/collections", data={"name": name}).ok:
+        page.wait_for_timeout(500)  # the model is being loaded
+    page.goto(f"/#collection={name}")
+    page.wait_for_selector(".welcome h1")
+    page.wait_for_selector(".tier", state="attached")
+    shot("empty")
+    page.locator(".welcome input[type=file]").set_input_files([str(path) for path in CORPUS])
+    page.wait_for_function("() => document.querySelectorAll('.result.good').length === 10")
+    page.wait_for_selector(".documents li")
+    shot("ingested")
+    page.click("#drawer-close")
+    shot("ready")
+    ask(page, QUESTION)
+    shot("answer")
+    page.click(".measure")
+    page.wait_for_selector(".verdict")
+    page.locator(".strip .opens").nth(2).focus()
+    shot("measured")
+    page.locator(".answer .cite").first.click()
+    shot("source")
+    page.click("#drawer-close")
+    ask(page, "What instrument does he play?")
+    if small:
+        page.click("#menu")
+        page.wait_for_timeout(300)
+    page.locator(".session.current .square").click()
+    shot("conversations")
+    if small:
+        page.keyboard.press("Escape")
+    page.click("#how summary")
+    page.locator("#ratio").fill("0.3")
+    shot("settings")
+    page.click("#how summary")
+    page.route("**/v1/ask", lambda route: route.fulfill(content_type="text/event-stream", body=HALF))
+    ask(page, "And who is the pilot?")
+    shot("broken")
+    page.unroute("**/v1/ask")
+    page.route("**/v1/ask", lambda route: route.fulfill(status=503, json=BUSY, headers={"Retry-After": "9"}))
+    page.fill("#question", "And who is the pilot?")
+    page.press("#question", "Enter")
+    page.wait_for_selector(".notice.waiting")
+    shot("waiting")
+    page.click("#stop")
+    page.evaluate("document.activeElement.blur()")
+    page.keyboard.press("?")
+    shot("shortcuts")
+    page.keyboard.press("Escape")
+    page.route("**/v1/**", lambda route: route.fulfill(status=401, json={"error": {"message": "no"}}))
+    page.reload()
+    page.get_by_role("dialog").wait_for()
+    shot("key")
+    page.context.close()
+
+
+def main() -> None:
+    folder = Path(sys.argv[1])
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory() as home, sync_playwright() as playwright:
+        for address in serving(Path(home) / "home"):
+            browser = playwright.chromium.launch(executable_path=str(CHROMIUM), args=["--no-sandbox"])
+            for name in sys.argv[2:] or LOOKS:
+                take(browser, address, folder, name)
+            browser.close()
+
+
+if __name__ == "__main__":
+    main()
