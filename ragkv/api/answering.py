@@ -2,7 +2,8 @@
 account after. An answer that nobody waits for any more is accounted for as far as it came.
 """
 
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from starlette.requests import Request
@@ -14,7 +15,6 @@ from ragkv.types import Answer, Chunk, TokenEvent
 
 from .errors import ApiError
 from .keys import Principal
-from .limits import check_quota
 from .metrics import answered
 from .settings import LimitsConfig
 from .tenants import Tenant
@@ -49,14 +49,14 @@ def check_count(count: int, limits: LimitsConfig, param: str) -> None:
         raise ApiError(400, f"{param} asks for {count}; this server takes {limits.documents} documents.", param=param)
 
 
-def session_of(tenant: Tenant, principal: Principal, session_id: str | None) -> Session | None:
+@contextmanager
+def session_of(tenant: Tenant, principal: Principal, session_id: str | None) -> Iterator[Session | None]:
     """The conversation of that id; raises `ApiError` where a new one would be one too many."""
     if session_id is None:
-        return None
-    session = tenant.session(session_id)
-    if not session.turns:
-        check_quota(principal, "sessions", len(tenant.session_ids()))
-    return session
+        yield None
+        return
+    with tenant.quotas.session(principal, session_id, tenant.session_ids):
+        yield tenant.session(session_id)
 
 
 def answering(

@@ -102,7 +102,7 @@ class Chat:
 
     def events(self, call: Call) -> Generator[str | ChatResponse, None, None]:
         """Pieces of the answer's text as they become certain, then the whole response."""
-        with self.service.tenant(self.who) as tenant:
+        with self.service.tenant(self.who) as tenant, session_of(tenant, self.who, self.session_id):
             yield from self._events(call, tenant)
 
     def _events(self, call: Call, tenant: Tenant) -> Generator[str | ChatResponse, None, None]:
@@ -185,7 +185,6 @@ class Chat:
         request = Request(placed(turns, documents, tenant.dialogues.separator), documents)
         named = None
         if self.session_id is not None:
-            session_of(tenant, self.who, self.session_id)  # a quota may be spent
             named = tenant.session_name(self.session_id)
             if turns[-1].role != "user":
                 raise InputError("With a session the last message must be the user's: it is what is asked.")

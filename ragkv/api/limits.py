@@ -5,8 +5,11 @@ them before: a key that has any left this minute is served, and what it uses bey
 """
 
 import math
+import threading
 import time
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Literal
 
@@ -77,6 +80,40 @@ def check_quota(principal: Principal, what: Counted, held: int, more: int = 1) -
         )
 
 
+class Quotas:
+    """What a tenant is about to have: two requests that each fit alone do not both get the last place. Thread-safe."""
+
+    def __init__(self) -> None:
+        self.ingesting = threading.Lock()  # held from the check to the last document, where there is a quota
+        self._lock = threading.Lock()
+        self._begun: Counter[str] = Counter()  # conversations whose first turn is under way
+
+    @contextmanager
+    def documents(self, principal: Principal, held: Callable[[], int], more: Callable[[], int]) -> Iterator[None]:
+        """Store `more` documents inside; raises `ApiError` 403 if they are too many. One at a time, under a quota."""
+        if principal.quota.documents is None:
+            yield
+            return
+        with self.ingesting:
+            check_quota(principal, "documents", held(), more())
+            yield
+
+    @contextmanager
+    def session(self, principal: Principal, session_id: str, held: Callable[[], Collection[str]]) -> Iterator[None]:
+        """Begin a conversation inside, or go on with it; raises `ApiError` 403 if it is one too many."""
+        with self._lock:
+            names = {*held(), *self._begun}
+            check_quota(principal, "sessions", len(names), session_id not in names)
+            self._begun[session_id] += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._begun[session_id] -= 1
+                if not self._begun[session_id]:
+                    del self._begun[session_id]
+
+
 def _names(principal: Principal, what: str) -> tuple[str, str]:
     return principal.key_id or "anyone", what
 
@@ -104,4 +141,4 @@ def _too_many(rate: str, window: Window) -> ApiError:
     )
 
 
-__all__ = ["Counted", "Limiter", "Window", "check_quota"]
+__all__ = ["Counted", "Limiter", "Window", "Quotas", "check_quota"]

@@ -22,6 +22,7 @@ from ragkv.session import Session, SessionInfo
 
 from .collections import Collections
 from .keys import TENANT, Principal, Quota
+from .limits import Quotas
 from .settings import ServeConfig
 
 log = logging.getLogger(__name__)
@@ -35,6 +36,7 @@ class Tenant(Closing):
     def __init__(self, engine: Engine, collections: Collections) -> None:
         self.engine, self.collections = engine, collections
         self.dialogues = Dialogues(engine)
+        self.quotas = Quotas()
 
     def session_name(self, session_id: str) -> str:
         """What the engine calls the conversation that the tenant calls `session_id`."""

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -42,6 +43,14 @@ class Process:
             if wanted(line):
                 return line
             assert line.get("event") != "EOF", f"the server ended: {self.lines}"
+
+    def wait_ready(self, timeout_s: float = 120.0) -> None:
+        """Until it takes requests."""
+        ends = time.monotonic() + timeout_s
+        with self.client() as client:
+            while (response := client.get("/readyz")).status_code != 200:
+                assert self.popen.poll() is None and time.monotonic() < ends, response.text
+                time.sleep(0.05)
 
     def signal(self, number: int) -> None:
         self.popen.send_signal(number)

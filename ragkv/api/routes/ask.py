@@ -10,11 +10,11 @@ from fastapi.responses import Response
 from ragkv.engine import Engine
 from ragkv.prefill import Prefill
 from ragkv.retrieval import Hit
+from ragkv.session import Session
 from ragkv.types import UNSET, Answer, Chunk, TokenEvent, Unset
 
 from ..answering import answering, check_count, check_text, max_tokens_of, session_of
 from ..errors import as_api_error, not_found, responses
-from ..keys import Principal
 from ..reports import citations_of, reuse_of, source_of, spans_of, timing_of
 from ..schemas import AskRequest, AskResponse, CompareRequest, CompareResponse, Measured, Retrieval
 from ..service import Here, Service, Who
@@ -47,8 +47,8 @@ async def ask(body: AskRequest, request: Request, service: Here, who: Who) -> As
     max_tokens_of(body.max_tokens, service.config.limits)
 
     def work(call: Call) -> Generator[Told | AskResponse, None, None]:
-        with service.tenant(who) as tenant:
-            yield from _asked(call, request, service, tenant, who, body)
+        with service.tenant(who) as tenant, session_of(tenant, who, body.session_id) as session:
+            yield from _asked(call, request, service, tenant, session, body)
 
     if body.stream:
         return EventStream(_told(await started(request, service.answers.stream(work))))
@@ -78,13 +78,12 @@ async def compare(body: CompareRequest, request: Request, service: Here, who: Wh
 
 
 def _asked(
-    call: Call, request: Request, service: Service, tenant: Tenant, who: Principal, body: AskRequest
+    call: Call, request: Request, service: Service, tenant: Tenant, session: Session | None, body: AskRequest
 ) -> Generator[Told | AskResponse, None, None]:
     hits, chunks = _retrieved(tenant, body)
     sources = [source_of(number, hit) for number, hit in enumerate(hits, 1)]
     numbers = [source.number for source in sources]
     yield "sources", {"sources": [source.model_dump() for source in sources]}
-    session = session_of(tenant, who, body.session_id)
     limits = service.config.limits
     events = answering(
         call,

@@ -11,7 +11,6 @@ from ..answering import check_count, check_text
 from ..collections import Collection, CollectionInfo, Stored
 from ..errors import ApiError, not_found, responses
 from ..keys import Principal
-from ..limits import check_quota
 from ..reports import source_of
 from ..schemas import ID_PATTERN, NAME_PATTERN
 from ..service import Here, Who
@@ -216,10 +215,13 @@ async def search(
 def _ingested(tenant: Tenant, who: Principal, name: str, documents: list[Document]) -> Stored:
     with tenant.collections.lease(name) as found:
         collection = _there(found, name)
-        new = {one.id for one in documents if collection.rag.index.document(one.id) is None}
-        if who.quota.documents is not None:
-            check_quota(who, "documents", tenant.collections.documents(), len(new))
-        stored = tenant.collections.ingest(collection, documents)
+        index = collection.rag.index
+
+        def new() -> int:
+            return len({one.id for one in documents if index.document(one.id) is None})
+
+        with tenant.quotas.documents(who, tenant.collections.documents, new):
+            stored = tenant.collections.ingest(collection, documents)
         if stored.index.forgotten_passages:
             tenant.forget_unnamed()
         return stored

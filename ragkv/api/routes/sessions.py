@@ -11,7 +11,6 @@ from ragkv.session import SessionInfo as Info
 
 from .. import schemas
 from ..errors import ApiError, not_found, responses
-from ..limits import check_quota
 from ..schemas import SESSION_PATTERN
 from ..service import Here, Who
 from ..tenants import Tenant
@@ -86,12 +85,12 @@ async def fork_session(
 
     def work() -> schemas.SessionInfo:
         with service.tenant(who) as tenant:
-            session, names = _there(tenant, session_id), tenant.session_ids()
-            check_quota(who, "sessions", len(names))
-            try:
-                tenant.fork(session, to)
-            except InputError as error:
-                raise ApiError(409, f"There is a conversation {to!r} already.", param="to") from error
+            session = _there(tenant, session_id)
+            with tenant.quotas.session(who, to, tenant.session_ids):
+                try:
+                    tenant.fork(session, to)
+                except InputError as error:
+                    raise ApiError(409, f"There is a conversation {to!r} already.", param="to") from error
             return _shown(tenant, to)
 
     return await service.house.run(request, lambda _: work())

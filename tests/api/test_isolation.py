@@ -1,0 +1,266 @@
+"""One key never sees what another's has: no document, conversation or entry, and no time or count that tells of one."""
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+from starlette.testclient import TestClient
+
+from ragkv.api.keys import Quota, Rate
+from ragkv.config import MIB
+
+from .whole import ask, documents, ingest, key, needs_reader, whole
+
+pytestmark = needs_reader
+QUESTION = "What is the job of Kiralus?"
+SECRET = "The password of the vault in Zanzibar is heliotrope-9."
+
+
+@pytest.fixture
+def house(tmp_path: Path) -> Iterator[tuple[TestClient, dict[str, str], dict[str, str]]]:
+    """A client, and the headers of two keys."""
+    a, b = key(tmp_path, "a"), key(tmp_path, "b")
+    with whole(tmp_path) as client:
+        yield client, a, b
+
+
+House = tuple[TestClient, dict[str, str], dict[str, str]]
+
+
+def _chat(client: TestClient, headers: dict[str, str], text: str, **more: Any) -> Any:
+    body = {
+        "model": "reader",
+        "messages": [{"role": "user", "content": "What is it?"}],
+        "documents": [{"text": text}, {"text": "Kiralus signs letters as Gorax."}],
+        "max_tokens": 4,
+        **more,
+    }
+    response = client.post("/v1/chat/completions", json=body, headers=headers)
+    assert response.status_code == 200, response.text
+    return response.json()
+
+
+def _counts(reuse: dict[str, Any]) -> dict[str, Any]:
+    return {
+        name: reuse[name] for name in ("exact", "fused", "recomputed", "computed", "missed_chunks", "bytes_by_tier")
+    }
+
+
+def _flush(client: TestClient) -> None:
+    """Until what was missed is stored."""
+    for tenant in _opened(client).values():
+        tenant.engine.flush()
+
+
+def _opened(client: TestClient) -> dict[str, Any]:
+    app: Any = client.app
+    opened: dict[str, Any] = app.state.service.loaded.tenants.opened()
+    return opened
+
+
+def test_documents_and_collections_are_their_owners(house: House) -> None:
+    client, a, b = house
+    assert ingest(client, [{"id": "d", "text": SECRET}], b).status_code == 201
+    assert client.get("/v1/collections", headers=a).json()["data"] == []
+    for method, path, body in (
+        ("GET", "/v1/collections/c", None),
+        ("DELETE", "/v1/collections/c", None),
+        ("GET", "/v1/collections/c/documents", None),
+        ("GET", "/v1/collections/c/documents/d", None),
+        ("DELETE", "/v1/collections/c/documents/d", None),
+        ("POST", "/v1/collections/c/search", {"query": "vault"}),
+        ("POST", "/v1/collections/c/documents", {"documents": [{"text": "x"}]}),
+        ("POST", "/v1/ask", {"question": "vault", "collection": "c"}),
+        ("POST", "/v1/compare", {"question": "vault", "collection": "c"}),
+    ):
+        theirs = client.request(method, path, json=body, headers=a)
+        never = client.request(
+            method, path.replace("/c", "/c-never", 1) if "/c/" in path else path, json=body, headers=a
+        )
+        assert theirs.status_code == 404, (method, path, theirs.text)
+        assert "heliotrope" not in theirs.text
+        assert never.status_code == 404
+    assert client.get("/v1/collections/c/documents/d", headers=b).json()["text"] == SECRET
+
+
+def test_the_same_name_is_another_collection_for_another_key(house: House) -> None:
+    client, a, b = house
+    ingest(client, [{"id": "d", "text": SECRET}], b)
+    ingest(client, [{"id": "d", "text": "Nothing to see."}], a)
+    hits = client.post("/v1/collections/c/search", json={"query": "password vault"}, headers=a).json()["hits"]
+    assert [hit["text"] for hit in hits if "heliotrope" in hit["text"]] == []
+    assert client.delete("/v1/collections/c", headers=a).status_code == 200
+    assert client.get("/v1/collections/c/documents/d", headers=b).status_code == 200
+
+
+def test_conversations_are_their_owners(house: House) -> None:
+    client, a, b = house
+    _chat(client, b, SECRET, session_id="s")
+    assert client.get("/v1/sessions", headers=a).json()["data"] == []
+    for method, path, body in (
+        ("GET", "/v1/sessions/s", None),
+        ("DELETE", "/v1/sessions/s", None),
+        ("POST", "/v1/sessions/s/truncate", {"keep_tokens": 0}),
+        ("POST", "/v1/sessions/s/fork", {"to": "mine"}),
+    ):
+        assert client.request(method, path, json=body, headers=a).status_code == 404
+    begun = _chat(client, a, "Nothing to see.", session_id="s")
+    assert not [span for span in begun["ragkv"]["prompt"] if span["kind"] == "history"]
+    assert client.get("/v1/sessions/s", headers=b).json()["turns"] == 1
+
+
+def test_whether_another_key_holds_a_chunk_shows_in_no_count_and_is_never_a_hit(house: House) -> None:
+    client, a, b = house
+    first_b = _chat(client, b, SECRET)["ragkv"]["reuse"]
+    _flush(client)
+    second_b = _chat(client, b, SECRET)["ragkv"]["reuse"]
+    assert (first_b["missed_chunks"], second_b["missed_chunks"]) == (2, 0)
+    assert second_b["exact"] + second_b["fused"] > first_b["exact"] + first_b["fused"]
+    first_a = _chat(client, a, SECRET)["ragkv"]["reuse"]
+    assert _counts(first_a) == _counts(first_b)
+    _flush(client)
+    assert _counts(_chat(client, a, SECRET)["ragkv"]["reuse"]) == _counts(second_b)
+
+
+def test_entries_and_counts_are_told_of_the_callers_store_alone(house: House) -> None:
+    client, a, b = house
+    before = client.get("/v1/stats", headers=a).json()
+    ingest(client, documents(), b)
+    ask(client, QUESTION, b)
+    assert client.get("/v1/stats", headers=a).json() == before
+    assert sum(tier["entries"] for tier in before["tiers"]) == 0
+    assert sum(tier["entries"] for tier in client.get("/v1/stats", headers=b).json()["tiers"]) >= 10
+
+
+def test_one_keys_ingestion_evicts_nothing_of_anothers(tmp_path: Path) -> None:
+    a = key(tmp_path, "a", quota=Quota(disk_bytes=2 * MIB, memory_bytes=1 * MIB))
+    b = key(tmp_path, "b")
+    with whole(tmp_path) as client:
+        ingest(client, documents(3), b)
+        held = [tier["entries"] for tier in client.get("/v1/stats", headers=b).json()["tiers"]]
+        ingest(client, documents(), a)
+        assert [tier["entries"] for tier in client.get("/v1/stats", headers=b).json()["tiers"]] == held
+        for tier in client.get("/v1/stats", headers=a).json()["tiers"]:
+            assert tier["used_bytes"] <= tier["capacity_bytes"] <= 2 * MIB
+        assert ask(client, QUESTION, a).status_code == 200
+
+
+def test_keys_of_one_tenant_share_what_it_has(tmp_path: Path) -> None:
+    a, b = key(tmp_path, "a", tenant="team"), key(tmp_path, "b", tenant="team")
+    with whole(tmp_path) as client:
+        ingest(client, [{"id": "d", "text": SECRET}], a)
+        assert client.get("/v1/collections/c/documents/d", headers=b).json()["text"] == SECRET
+
+
+def test_quotas_hold(tmp_path: Path) -> None:
+    a = key(tmp_path, "a", quota=Quota(documents=3, sessions=2))
+    docs = documents(5)
+    with whole(tmp_path) as client:
+        refused = ingest(client, docs, a)
+        assert (refused.status_code, refused.json()["error"]["code"]) == (403, "quota_exceeded")
+        assert client.get("/v1/collections/c", headers=a).json()["documents"] == 0
+        assert ingest(client, docs[:3], a).status_code == 201
+        assert ingest(client, docs[:3], a).status_code == 201  # nothing new
+        assert ingest(client, docs[3:4], a, name="other").status_code == 403  # of all collections
+        client.delete(f"/v1/collections/c/documents/{docs[0]['id']}", headers=a)
+        assert ingest(client, docs[3:4], a).status_code == 201
+        for number in range(2):
+            _chat(client, a, "x", session_id=f"s{number}")
+        third = ask(client, QUESTION, a, session_id="s2")
+        assert (third.status_code, third.json()["error"]["code"]) == (403, "quota_exceeded")
+        assert ask(client, QUESTION, a, session_id="s1").status_code == 200
+        assert client.post("/v1/sessions/s0/fork", json={}, headers=a).status_code == 403
+        client.delete("/v1/sessions/s0", headers=a)
+        assert ask(client, QUESTION, a, session_id="s2").status_code == 200
+
+
+def test_rates_hold_for_answers(tmp_path: Path) -> None:
+    a, b = key(tmp_path, "a", rate=Rate(tokens_per_minute=10)), key(tmp_path, "b")
+    with whole(tmp_path) as client:
+        assert _chat(client, a, SECRET)["usage"]["total_tokens"] > 10
+        refused = ask(client, QUESTION, a)
+        assert refused.status_code == 429 and int(refused.headers["retry-after"]) >= 1
+        _chat(client, b, SECRET)
+
+
+def _files_with(home: Path, *words: str) -> list[str]:
+    return [
+        f"{path.relative_to(home)}: {word}"
+        for path in sorted(home.rglob("*"))
+        if path.is_file()
+        for word in words
+        if word.encode() in path.read_bytes()
+    ]
+
+
+def test_deleted_means_gone(tmp_path: Path) -> None:
+    a = key(tmp_path, "a")
+    with whole(tmp_path) as client:
+        ingest(client, [{"id": "d", "text": SECRET}, {"id": "e", "text": "Kiralus signs letters as Gorax."}], a)
+        found = ask(client, "What is the password of the vault?", a).json()
+        assert any("heliotrope" in source["text"] for source in found["sources"])
+        entries = {t["tier"]: t["entries"] for t in client.get("/v1/stats", headers=a).json()["tiers"]}
+        assert client.delete("/v1/collections/c/documents/d", headers=a).status_code == 200
+        _flush(client)
+        after = {t["tier"]: t["entries"] for t in client.get("/v1/stats", headers=a).json()["tiers"]}
+        assert after["disk"] == entries["disk"] - 1
+        assert client.get("/v1/collections/c/documents/d", headers=a).status_code == 404
+        gone = ask(client, "What is the password of the vault?", a).json()
+        assert not any("heliotrope" in source["text"] for source in gone["sources"])
+        assert _files_with(tmp_path, "heliotrope", "Zanzibar") == []
+        ingest(client, [{"id": "d", "text": SECRET}], a, name="whole")
+        assert client.delete("/v1/collections/whole", headers=a).status_code == 200
+        _flush(client)
+        assert _files_with(tmp_path, "heliotrope", "Zanzibar") == []
+        disk = {t["tier"]: t["entries"] for t in client.get("/v1/stats", headers=a).json()["tiers"]}["disk"]
+        assert disk == after["disk"]
+
+
+def test_a_deleted_conversation_is_gone(tmp_path: Path) -> None:
+    a = key(tmp_path, "a")
+    with whole(tmp_path) as client:
+        _chat(client, a, SECRET, session_id="s")
+        _flush(client)
+        before = {t["tier"]: t["entries"] for t in client.get("/v1/stats", headers=a).json()["tiers"]}["disk"]
+        assert client.delete("/v1/sessions/s", headers=a).status_code == 200
+        _flush(client)
+        assert client.get("/v1/sessions/s", headers=a).status_code == 404
+        assert {t["tier"]: t["entries"] for t in client.get("/v1/stats", headers=a).json()["tiers"]}["disk"] < before
+        again = _chat(client, a, SECRET, session_id="s")
+        assert not [span for span in again["ragkv"]["prompt"] if span["kind"] == "history"]
+    with whole(tmp_path) as client:
+        assert client.get("/v1/sessions/s", headers=a).json()["turns"] == 1
+
+
+def test_tenants_are_closed_and_opened_again_without_losing_anything(tmp_path: Path) -> None:
+    keys = [key(tmp_path, f"k{number}") for number in range(4)]
+    with whole(tmp_path, open_tenants=1) as client:
+        for number, headers in enumerate(keys):
+            ingest(client, [{"id": "d", "text": f"Tenant {number} likes {SECRET}"}], headers)
+        for _ in range(2):
+            for number, headers in enumerate(keys):
+                text = client.get("/v1/collections/c/documents/d", headers=headers).json()["text"]
+                assert text.startswith(f"Tenant {number} ")
+                hit = ask(client, "Who likes it?", headers).json()
+                assert hit["reuse"]["missed_chunks"] == 0
+        assert len(_opened(client)) == 1
+
+
+def test_a_quota_holds_against_many_at_once(tmp_path: Path) -> None:
+    a = key(tmp_path, "a", quota=Quota(documents=3, sessions=2))
+    with whole(tmp_path) as client, ThreadPoolExecutor(8) as pool:
+        client.post("/v1/collections", json={"name": "c"}, headers=a)
+
+        def add(number: int) -> int:
+            docs = [{"id": f"d{number}", "text": f"Text number {number}."}]
+            return int(ingest(client, docs, a).status_code)
+
+        assert sorted(pool.map(add, range(8))) == [201] * 3 + [403] * 5
+        assert client.get("/v1/collections/c", headers=a).json()["documents"] == 3
+
+        def talk(number: int) -> int:
+            return int(ask(client, QUESTION, a, session_id=f"s{number}").status_code)
+
+        assert sorted(pool.map(talk, range(8))) == [200] * 2 + [403] * 6

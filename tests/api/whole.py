@@ -1,0 +1,79 @@
+"""The whole service on the bundled reader: in this process, or in one of its own."""
+
+import json
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from starlette.testclient import TestClient
+
+from ragkv import Engine, EngineConfig, StoreConfig
+from ragkv.api import create_app
+from ragkv.api.keys import KeyFile, Quota, Rate
+from ragkv.api.settings import ServeConfig
+from ragkv.config import MIB
+from ragkv.model.loading import READER
+
+from . import serving
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+ENGINE = EngineConfig(store=StoreConfig(memory_bytes=32 * MIB, disk_bytes=256 * MIB))
+SMALL = {
+    "RAGKV_SERVE_ENGINE__STORE__MEMORY_BYTES": str(32 * MIB),
+    "RAGKV_SERVE_ENGINE__STORE__DISK_BYTES": str(256 * MIB),
+    "HF_HUB_OFFLINE": "1",
+    "OMP_NUM_THREADS": "1",
+}
+needs_reader = pytest.mark.skipif(not (READER / "config.json").is_file(), reason="the bundled reader is not there")
+
+
+@contextmanager
+def whole(home: Path, **settings: Any) -> Iterator[TestClient]:
+    """A client of the service, in this process."""
+    model = Engine.from_pretrained("reader", EngineConfig(store=StoreConfig(memory_bytes=0)))
+    config = ServeConfig(home=str(home), **{"engine": ENGINE, **settings})
+    app = create_app(config, engine=model)
+    with TestClient(app, base_url="http://127.0.0.1:8000", raise_server_exceptions=False) as client:
+        yield client
+
+
+@contextmanager
+def server(home: Path, environment: Mapping[str, str] | None = None, *flags: str) -> Iterator[serving.Process]:
+    """The service in a process of its own, ready."""
+    command = [sys.executable, "-m", "ragkv", "serve", "--home", str(home), "--port", "0", *flags]
+    with serving.process(command, {**SMALL, **(environment or {})}) as process:
+        process.wait_ready()
+        yield process
+
+
+def key(home: Path, name: str, quota: Quota | None = None, rate: Rate | None = None, **more: Any) -> dict[str, str]:
+    """The headers of a new key's owner."""
+    secret, _ = KeyFile(home / "keys.json").add(name, quota=quota, rate=rate, **more)
+    return {"authorization": f"Bearer {secret}"}
+
+
+def documents(count: int | None = None) -> list[dict[str, str]]:
+    """The example world's documents, as they are ingested."""
+    paths = sorted((EXAMPLES / "corpus").iterdir())[:count]
+    return [{"id": path.name, "text": path.read_text("utf-8")} for path in paths]
+
+
+def questions() -> list[dict[str, Any]]:
+    """The example world's questions."""
+    return [json.loads(line) for line in (EXAMPLES / "questions.jsonl").read_text("utf-8").splitlines()]
+
+
+def ingest(client: Any, docs: list[dict[str, str]], headers: Mapping[str, str] | None = None, name: str = "c") -> Any:
+    """Documents into a collection, made if need be."""
+    made = client.post("/v1/collections", json={"name": name}, headers=headers)
+    assert made.status_code in (200, 201), made.text
+    return client.post(f"/v1/collections/{name}/documents", json={"documents": docs}, headers=headers)
+
+
+def ask(client: Any, question: str, headers: Mapping[str, str] | None = None, **more: Any) -> Any:
+    """A question over a collection."""
+    body = {"question": question, "collection": "c", "max_tokens": 8, **more}
+    return client.post("/v1/ask", json=body, headers=headers)
