@@ -2,8 +2,9 @@
 
     python -m benchmarks.throughput [--quick] [--part decode|requests ...] [--shape qwen2.5-0.5b]
 
-decode: one step for 1, 4 and 16 prompts at once against a step each, in turns; and through the engine's batch, a thread
-a prompt, with the rows a step had in the mean.
+decode: 1, 4 and 16 prompts one after the other against a step for all at once; and through the engine's batch, a thread
+a prompt, with the rows a step had in the mean. All of it on threads like a server's: on a process's first thread each
+parallel region costs some 25 us less (GNU OpenMP keeps its helpers awake there), which says nothing about the batch.
 
 requests: prefill only (one token of answer). Methods: full recompute and exact-prefix reuse by transformers' own model
 and cache, and fusion; the two stores may hold the same bytes. The bound is full recompute's mean TTFT at half the load
@@ -17,7 +18,7 @@ changes no time.
 import argparse
 import itertools
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -26,11 +27,12 @@ import torch
 
 from benchmarks import report
 from benchmarks import throughput_requests as serving
+from ragkv import EngineConfig
 from ragkv import batch as batching
 from ragkv.compute import Compute
 from ragkv.model import Adapter, PromptKV, adapt
 from ragkv.model.batching import DecodeRow, decode_rows
-from ragkv.model.decoding import Sampler, decode, generation_config
+from ragkv.model.decoding import Sampler, alone, decode, generation_config
 from ragkv.model.shapes import SHAPES, random_model
 
 TRACE = Path(__file__).parents[2] / "shared" / "data" / "traces" / "ragpulse"
@@ -45,7 +47,7 @@ def main() -> None:
     where = f"{options.shape}, random weights, bf16, {report.machine()['cpu']}, {options.threads} threads"
     if "decode" in options.part:
         print(f"\nDecoding together: {where}")
-        _decode(adapt(model), options)
+        _decode(adapt(model, EngineConfig().packed_bytes), options)
     if "requests" in options.part:
         print(f"\nRequests at a TTFT bound: {where}")
         _requests(model, options)
@@ -56,15 +58,14 @@ def _decode(adapter: Adapter, options: argparse.Namespace) -> None:
     for count in options.rows:
         prompts = [_prompt(adapter, options.prompt_tokens + 37 * at, options.steps) for at in range(count)]
 
+        def one_by_one(prompts: Sequence[PromptKV] = prompts) -> None:
+            for kv in prompts:
+                _answer(adapter, alone(adapter, kv), options.steps)
+            _rewind(prompts, options.steps)
+
         def together(prompts: Sequence[PromptKV] = prompts) -> None:
             for _ in range(options.steps):
                 decode_rows(adapter, [DecodeRow(kv, 5) for kv in prompts])
-            _rewind(prompts, options.steps)
-
-        def one_by_one(prompts: Sequence[PromptKV] = prompts) -> None:
-            for _ in range(options.steps):
-                for kv in prompts:
-                    decode_rows(adapter, [DecodeRow(kv, 5)])
             _rewind(prompts, options.steps)
 
         sizes: list[float] = []
@@ -74,7 +75,7 @@ def _decode(adapter: Adapter, options: argparse.Namespace) -> None:
             _rewind(prompts, options.steps)
 
         actions = {"one by one": one_by_one, "together": together, "engine's batch": threads}
-        seconds = report.alternate(actions, options.runs)
+        seconds = report.alternate({name: _on_a_thread(action) for name, action in actions.items()}, options.runs)
         for name, taken in seconds.items():
             rows = {"one by one": 1.0, "together": float(count)}.get(name, statistics.fmean(sizes))
             tokens = count * options.steps / taken
@@ -104,20 +105,34 @@ def _rewind(prompts: Sequence[PromptKV], steps: int) -> None:
         kv.length -= steps
 
 
+def _on_a_thread(action: Callable[[], None]) -> Callable[[], None]:
+    """`action` on a thread of its own, as requests are."""
+
+    def run() -> None:
+        with ThreadPoolExecutor(1) as pool:
+            pool.submit(action).result()
+
+    return run
+
+
+def _answer(adapter: Adapter, step: Callable[[int], torch.Tensor], steps: int) -> None:
+    """Decode so many steps of one prompt, each token chosen by a sampler."""
+    sampler = Sampler(generation_config({}), torch.tensor([1]), (), 0)
+    for _ in decode(step, torch.zeros(adapter.vocabulary), sampler, (), steps + 1):
+        pass
+
+
 def _through_batch(adapter: Adapter, prompts: Sequence[PromptKV], steps: int) -> float:
     """A thread a prompt, each with a sampler of its own; the mean number of rows of a step."""
     batch, sizes = batching.Batch(adapter, Compute()), []
-    first = torch.zeros(adapter.vocabulary)
 
     def counting(adapter: Adapter, rows: Sequence[DecodeRow]) -> torch.Tensor:
         sizes.append(len(rows))
         return decode_rows(adapter, rows)
 
     def one(kv: PromptKV) -> None:
-        sampler = Sampler(generation_config({}), torch.tensor([1]), (), 0)
         with batch.seat(kv) as seat:
-            for _ in decode(seat.step, first, sampler, (), steps + 1):
-                pass
+            _answer(adapter, seat.step, steps)
 
     batching.decode_rows = counting
     try:
