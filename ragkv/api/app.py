@@ -15,7 +15,7 @@ from ragkv.engine import Engine
 from ragkv.errors import RagKVError
 from ragkv.retrieval import Embedder
 
-from . import errors, middleware
+from . import errors, middleware, openapi
 from .routes import ROUTERS
 from .service import Service
 from .settings import ServeConfig
@@ -58,6 +58,7 @@ def create_app(
     )
     app.state.service = service
     errors.install(app)
+    openapi.install(app)
     for router in ROUTERS:
         app.include_router(router)
     _add_page(app)

@@ -28,6 +28,7 @@ _TYPES = {
     403: "permission_error",
     404: "not_found_error",
     405: "method_not_allowed",
+    408: "timeout_error",
     409: "conflict_error",
     413: "request_too_large",
     415: "unsupported_media_type",
@@ -134,7 +135,7 @@ def as_api_error(error: BaseException) -> ApiError:
 
 def responses(*statuses: int) -> dict[int | str, dict[str, Any]]:
     """What OpenAPI is told of the errors an endpoint may answer with; those every endpoint may are included."""
-    common = {400, 401, 403, 413, 415, 429, 500, 503, 504}
+    common = {400, 401, 403, 408, 413, 415, 429, 500, 503, 504}
     return {status: {"model": ErrorBody, "description": _phrase(status)} for status in sorted({*common, *statuses})}
 
 

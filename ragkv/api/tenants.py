@@ -77,6 +77,7 @@ class _Slot:
         self.users = 0  # leases, and who is closing it; guarded by the books' lock
         self.lock = threading.Lock()  # held while it is opened or closed
         self.tenant: Tenant | None = None
+        self.closing = False  # it is to be closed, unless somebody comes first
 
 
 class Tenants(Closing):
@@ -114,7 +115,14 @@ class Tenants(Closing):
 
     def directories(self) -> Sequence[Path]:
         """Where the open ones keep their KV."""
-        return [self.directory(name) / "kv" for name in self.opened()]
+        return [self.kv_directory(name) for name in self.opened()]
+
+    def kv_directory(self, name: str) -> Path:
+        """Where a tenant's KV lies; raises `InputError` for a name that is none."""
+        place = self.directory(name)
+        if self._config.kv_home is None:
+            return place / "kv"
+        return Path(self._config.kv_home) / place.relative_to(self._config.home) / "kv"
 
     def directory(self, name: str) -> Path:
         """Where a tenant's files lie; raises `InputError` for a name that is none."""
@@ -156,11 +164,12 @@ class Tenants(Closing):
     def _longest_idle(self) -> tuple[str, _Slot] | None:
         """A tenant to be closed because too many are open; counted as used, so that nobody else closes it."""
         with self._lock:
-            opened = [(name, slot) for name, slot in self._slots.items() if slot.tenant is not None]
+            opened = [one for one in self._slots.items() if one[1].tenant is not None and not one[1].closing]
             idle = next((one for one in opened if not one[1].users), None)
             if self._closed or idle is None or len(opened) <= self._config.open_tenants:
                 return None
             idle[1].users += 1
+            idle[1].closing = True
             return idle
 
     def _close_idle(self, name: str, slot: _Slot) -> None:
@@ -171,14 +180,15 @@ class Tenants(Closing):
                 _close(tenant)
             with self._lock:
                 slot.tenant = None if tenant is not None else slot.tenant
-                slot.users -= 1
+                slot.users, slot.closing = slot.users - 1, False
                 if not slot.users and slot.tenant is None:
                     self._slots.pop(name, None)
 
     def _opened(self, name: str, quota: Quota) -> Tenant:
         directory = self.directory(name)
-        directory.mkdir(parents=True, exist_ok=True, mode=0o700)
-        engine = self._model.beside(_engine_config(self._config.engine, directory / "kv", name, quota))
+        for place in (directory, self.kv_directory(name)):
+            place.mkdir(parents=True, exist_ok=True, mode=0o700)
+        engine = self._model.beside(_engine_config(self._config.engine, self.kv_directory(name), name, quota))
         try:
             return Tenant(engine, Collections(directory, engine, self._embedder))
         except BaseException:

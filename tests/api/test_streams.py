@@ -50,7 +50,9 @@ def raw(url: str, body: Any, path: str = "/v1/chat/completions") -> socket.socke
     """A request sent over a socket of its own, of which nothing is read yet."""
     host, port = url.removeprefix("http://").split(":")
     data = json.dumps(body).encode()
-    head = f"POST {path} HTTP/1.1\r\nhost: {host}:{port}\r\ncontent-type: application/json\r\ncontent-length: {len(data)}"
+    head = (
+        f"POST {path} HTTP/1.1\r\nhost: {host}:{port}\r\ncontent-type: application/json\r\ncontent-length: {len(data)}"
+    )
     connection = socket.socket()
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
     connection.settimeout(30)
@@ -108,7 +110,7 @@ def test_a_deadline_is_a_504_in_a_whole_answer_and_an_error_in_a_stream(talker: 
         assert (whole.status_code, whole.json()["error"]["type"]) == (504, "timeout_error")
         streamed = client.post("/v1/chat/completions", json={**BODY, "stream": True}).text
         assert '"deadline_exceeded"' in streamed and "[DONE]" not in streamed
-        assert "finish_reason\":\"stop" not in streamed
+        assert 'finish_reason":"stop' not in streamed
         wait_until(lambda: working(app) == 0)
         slow = raw(url, {**BODY, "stream": True})  # of which nothing is read
         wait_until(lambda: working(app) == 1)
@@ -132,7 +134,7 @@ def test_more_than_are_taken_in_are_told_to_come_again(talker: Engine, tmp_path:
         assert client.post("/v1/chat/completions", json={**BODY, "max_tokens": 2}).status_code == 200
 
 
-def test_answers_given_together_equal_those_given_alone(app: FastAPI, url: str) -> None:
+def test_answers_given_together_equal_those_given_alone(url: str) -> None:
     asked = [f"Question number {number}?" for number in range(8)]
 
     def answer(question: str) -> str:

@@ -1,0 +1,293 @@
+"""Collections: what is stored is found, what is deleted is gone, and no tenant sees another's."""
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fastapi.testclient import TestClient
+
+from ragkv import Engine
+from ragkv.api.keys import KeyFile, Principal, Quota
+from ragkv.api.settings import LimitsConfig
+from ragkv.rag import Rag, default_chunk_tokens
+from ragkv.retrieval import Document
+from ragkv.retrieval.testing import HashEmbedder
+
+from .house import FACTS, app_on, client_of, entries, filled, service_of
+
+PATHS = "/v1/collections/facts/documents"
+
+
+def upload(client: TestClient, name: str, data: bytes) -> Any:
+    return client.post(PATHS, files=[("files", (name, data))])
+
+
+def test_collections_are_made_listed_shown_and_deleted(client: TestClient) -> None:
+    assert client.get("/v1/collections").json() == {"data": []}
+    made = client.post("/v1/collections", json={"name": "b"})
+    assert (made.status_code, made.json()["documents"]) == (201, 0)
+    again = client.post("/v1/collections", json={"name": "b"})
+    assert again.status_code == 200 and again.json() == made.json()
+    filled(client, "a")
+    assert [one["name"] for one in client.get("/v1/collections").json()["data"]] == ["a", "b"]
+    assert client.get("/v1/collections/a").json()["chunks"] == 2
+    assert client.delete("/v1/collections/a").json() == {"id": "a", "deleted": True}
+    assert client.get("/v1/collections/a").status_code == client.delete("/v1/collections/a").status_code == 404
+    assert [one["name"] for one in client.get("/v1/collections").json()["data"]] == ["b"]
+
+
+@pytest.mark.parametrize("name", ["", ".", "..", "../x", "a/b", "a b", ".hidden", "x" * 65, "ä", "a\x00b", "-a", "a\n"])
+def test_a_name_is_no_path(client: TestClient, name: str) -> None:
+    assert client.post("/v1/collections", json={"name": name}).status_code == 400
+    assert client.get("/v1/collections").json() == {"data": []}
+
+
+def test_storing_again_costs_nothing_and_a_change_replaces(client: TestClient) -> None:
+    filled(client)
+    same = client.post(PATHS, json={"documents": [{"id": "0", "text": FACTS[0]}]}).json()
+    assert same["unchanged"] == ["0"] and same["chunks"] == {"encoded": 0, "present": 1, "failed": 0}
+    put = client.put(f"{PATHS}/0", json={"text": "The harbour of Oro is closed.", "metadata": {"lang": "en"}}).json()
+    assert put["changed"] == ["0"] and put["chunks"]["encoded"] == 1
+    shown = client.get(f"{PATHS}/0").json()
+    assert (shown["text"], shown["metadata"]) == ("The harbour of Oro is closed.", {"lang": "en"})
+    assert entries(client) == 2  # the old text's entry is gone
+
+
+def test_a_document_without_an_id_is_named_by_its_text(client: TestClient) -> None:
+    client.post("/v1/collections", json={"name": "facts"})
+    first = client.post(PATHS, json={"documents": [{"text": FACTS[0]}]}).json()["added"]
+    assert client.post(PATHS, json={"documents": [{"text": FACTS[0]}]}).json()["unchanged"] == first
+
+
+def test_documents_are_listed_in_pages(client: TestClient) -> None:
+    filled(client, texts=[f"Fact number {number} of many." for number in range(5)])
+    seen, after = [], None
+    for _ in range(3):
+        page = client.get(PATHS, params={"limit": 2, **({"after": after} if after else {})}).json()
+        seen += [one["id"] for one in page["data"]]
+        after = page["next"]
+    assert seen == list("01234") and after is None
+    assert client.get(PATHS, params={"after": "gone"}).status_code == 400
+
+
+def test_files_are_documents_named_by_their_last_part(client: TestClient) -> None:
+    client.post("/v1/collections", json={"name": "facts"})
+    assert upload(client, "../../etc/passwd.md", b"# Title\nThe harbour.").json()["added"] == ["passwd.md"]
+    assert upload(client, "C:\\docs\\b.TXT", b"\xef\xbb\xbfPlain text.").json()["added"] == ["b.TXT"]
+    html = b"<html><head><title>Page</title></head><body><p>Words of a page.</p></body></html>"
+    assert upload(client, "c.html", html).json()["added"] == ["c.html"]
+    assert client.get(f"{PATHS}/c.html").json()["title"] == "Page"
+    lines = b'{"id": "x/1", "text": "First line."}\n{"text": "Second line.", "metadata": {"n": 2}}\n'
+    assert upload(client, "d.jsonl", lines).json()["added"] == ["x/1", "d.jsonl#2"]
+    assert client.get(f"{PATHS}/x/1").json()["text"] == "First line."
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "status"),
+    [
+        ("a.exe", b"x", 415),
+        ("noname", b"x", 415),
+        ("..", b"x", 400),
+        ("a.txt", b"", 400),
+        ("a.txt", b"\x00\x01", 400),
+        ("a.txt", b"\xff\xfe\xfa", 400),
+        ("a.jsonl", b"{", 400),
+        ("a.pdf", b"not a pdf", 400),
+        ("x" * 300 + ".txt", b"x", 400),
+    ],
+)
+def test_files_that_cannot_be_read_are_refused(client: TestClient, name: str, data: bytes, status: int) -> None:
+    client.post("/v1/collections", json={"name": "facts"})
+    response = upload(client, name, data)
+    assert response.status_code == status and "/tmp" not in response.text, response.text
+    assert client.get("/v1/collections/facts").json()["documents"] == 0
+
+
+def test_limits_of_documents_hold(reader: Engine, tmp_path: Path) -> None:
+    with client_of(app_on(reader, tmp_path, limits=LimitsConfig(documents=2, document_chars=20))) as client:
+        client.post("/v1/collections", json={"name": "facts"})
+        for documents in ([{"text": "x" * 21}], [{"text": "a"}, {"text": "b"}, {"text": "c"}], [{"text": " "}], []):
+            assert client.post(PATHS, json={"documents": documents}).status_code == 400
+        assert client.put(f"{PATHS}/a", json={"text": "x" * 21}).status_code == 400
+        assert client.post(PATHS, json={"documents": [{"text": "a", "colour": "red"}]}).status_code == 400
+        many = [("files", (f"{n}.txt", b"x")) for n in range(3)]
+        assert client.post(PATHS, files=many).status_code == 400
+
+
+def test_search_finds_what_ask_would_be_answered_from(client: TestClient) -> None:
+    filled(client)
+    hits = client.post("/v1/collections/facts/search", json={"query": "mill", "k": 1}).json()["hits"]
+    assert [(hit["number"], hit["document_id"], hit["text"]) for hit in hits] == [(1, "1", FACTS[1])]
+    assert client.post("/v1/collections/gone/search", json={"query": "mill"}).status_code == 404
+
+
+def test_a_text_s_kv_goes_when_the_last_collection_lets_go_of_it(client: TestClient) -> None:
+    filled(client, "one")
+    filled(client, "two", FACTS[:1])
+    assert entries(client) == 2
+    client.delete("/v1/collections/one/documents/0")
+    assert entries(client) == 2  # `two` has it
+    client.delete("/v1/collections/two")
+    assert entries(client) == 1
+    client.delete("/v1/collections/one")
+    assert entries(client) == 0
+
+
+def test_a_deleted_collection_leaves_nothing_behind(client: TestClient, tmp_path: Path) -> None:
+    filled(client)
+    client.delete("/v1/collections/facts")
+    assert not list((tmp_path / "collections").iterdir())
+    found = [path for path in tmp_path.rglob("*") if path.is_file() and FACTS[0].encode() in path.read_bytes()]
+    assert found == []
+    filled(client)  # the name is free
+    assert (
+        client.post("/v1/ask", json={"question": "mill", "collection": "facts"}).json()["reuse"]["missed_chunks"] == 0
+    )
+
+
+def test_a_deletion_that_a_kill_cut_short_is_finished_at_the_next_start(reader: Engine, tmp_path: Path) -> None:
+    with client_of(app_on(reader, tmp_path)) as client:
+        filled(client)
+        filled(client, "kept", FACTS[:1])
+    (tmp_path / "collections" / "facts").rename(tmp_path / "collections" / ".deleted-0123")
+    with client_of(app_on(reader, tmp_path)) as client:
+        assert entries(client) == 1
+        assert [one["name"] for one in client.get("/v1/collections").json()["data"]] == ["kept"]
+    assert [path.name for path in (tmp_path / "collections").iterdir()] == ["kept"]
+
+
+def test_a_restart_finds_everything_again(reader: Engine, tmp_path: Path) -> None:
+    asked = {"question": "Who built the mill of Oro?", "collection": "facts", "session_id": "s"}
+    with client_of(app_on(reader, tmp_path)) as client:
+        filled(client)
+        first = client.post("/v1/ask", json=asked).json()
+    with client_of(app_on(reader, tmp_path)) as client:
+        assert client.get("/v1/collections/facts").json()["documents"] == 2
+        assert client.get("/v1/sessions/s").json()["turns"] == 1
+        fresh = client.post("/v1/ask", json={**asked, "session_id": "t"}).json()
+        assert fresh["answer"] == first["answer"] and fresh["reuse"]["missed_chunks"] == 0
+        assert fresh["reuse"]["bytes_by_tier"].get("disk", 0) > 0
+
+
+def test_what_the_command_line_ingested_is_the_collection_default(reader: Engine, tmp_path: Path) -> None:
+    with reader.beside(service_of(app_on(reader, tmp_path)).config.engine) as engine:
+        rag = Rag(engine, tmp_path / "index", chunk_tokens=default_chunk_tokens(engine), embedder=HashEmbedder())
+        rag.ingest([Document("d", FACTS[0])])
+        rag.close()
+    with client_of(app_on(reader, tmp_path)) as client:
+        assert client.get("/v1/collections").json()["data"][0]["name"] == "default"
+        assert client.post("/v1/ask", json={"question": "harbour"}).json()["sources"][0]["text"] == FACTS[0]
+        client.delete("/v1/collections/default")
+        assert client.get("/v1/collections").json()["data"] == [] and not (tmp_path / "index").exists()
+
+
+def test_conversations_nobody_named_end_where_a_text_is_deleted(client: TestClient) -> None:
+    filled(client)
+    body = {"model": "reader", "messages": [{"role": "user", "content": f"{FACTS[0]} Who built it?"}]}
+    client.post("/v1/chat/completions", json=body)
+    engine = service_of(client.app).loaded.tenants.opened()[""].engine  # type: ignore[arg-type]
+    assert engine.session_ids()
+    client.delete("/v1/collections/facts/documents/0")
+    engine.flush()
+    assert engine.session_ids() == () and entries(client) == 1
+
+
+# Tenants
+
+
+@pytest.fixture
+def two(reader: Engine, tmp_path: Path) -> Iterator[tuple[TestClient, TestClient]]:
+    """Clients of two tenants of one server; the second may hold one document and one conversation."""
+    file = KeyFile(tmp_path / "keys.json")
+    first, _ = file.add("first", "alpha")
+    second, _ = file.add("second", "beta", Quota(documents=1, sessions=1))
+    app = app_on(reader, tmp_path, open_tenants=1)
+    with client_of(app, first) as one:
+        yield one, client_of(app, second)
+
+
+def test_no_tenant_sees_another_s_documents_sessions_or_entries(two: tuple[TestClient, TestClient]) -> None:
+    one, other = two
+    filled(one)
+    asked = {"question": "Who built the mill of Oro?", "collection": "facts", "session_id": "s"}
+    first = one.post("/v1/ask", json=asked).json()
+    assert other.get("/v1/collections").json() == {"data": []} and other.get("/v1/sessions").json() == {"data": []}
+    for method, path in [
+        ("GET", "/v1/collections/facts"),
+        ("DELETE", "/v1/collections/facts"),
+        ("GET", f"{PATHS}/0"),
+        ("DELETE", f"{PATHS}/0"),
+        ("GET", "/v1/sessions/s"),
+        ("DELETE", "/v1/sessions/s"),
+    ]:
+        assert other.request(method, path).status_code == 404
+    assert other.post("/v1/ask", json=asked).status_code == 404 and entries(other) == 0
+    given = {"model": "reader", "messages": [{"role": "user", "content": "Who?"}], "documents": [{"text": FACTS[1]}]}
+    assert other.post("/v1/chat/completions", json=given).json()["ragkv"]["reuse"]["missed_chunks"] == 1
+    assert one.post("/v1/chat/completions", json=given).json()["ragkv"]["reuse"]["missed_chunks"] == 0
+    assert one.post("/v1/ask", json={**asked, "session_id": "t"}).json()["answer"] == first["answer"]
+
+
+def test_a_quota_holds(two: tuple[TestClient, TestClient]) -> None:
+    _, other = two
+    other.post("/v1/collections", json={"name": "facts"})
+    documents = [{"id": str(n), "text": text} for n, text in enumerate(FACTS)]
+    assert other.post(PATHS, json={"documents": documents}).json()["error"]["code"] == "quota_exceeded"
+    assert other.post(PATHS, json={"documents": documents[:1]}).status_code == 201
+    assert other.put(f"{PATHS}/0", json={"text": "Changed text."}).status_code == 200  # no more than before
+    assert other.put(f"{PATHS}/1", json={"text": FACTS[1]}).status_code == 403
+    ask = {"question": "Who?", "collection": "facts"}
+    assert [other.post("/v1/ask", json={**ask, "session_id": s}).status_code for s in ("a", "a", "b")] == [
+        200,
+        200,
+        403,
+    ]
+    assert other.post("/v1/sessions/a/fork", json={}).status_code == 403
+    other.delete("/v1/sessions/a")
+    assert other.post("/v1/ask", json={**ask, "session_id": "b"}).status_code == 200
+
+
+def test_idle_tenants_are_closed_and_opened_again(two: tuple[TestClient, TestClient]) -> None:
+    one, other = two
+    tenants = service_of(one.app).loaded.tenants  # type: ignore[arg-type]
+    filled(one)
+    assert set(tenants.opened()) == {"alpha"}
+    other.get("/v1/stats")
+    assert set(tenants.opened()) == {"beta"}
+    assert one.get("/v1/collections/facts").json()["documents"] == 2
+    assert set(tenants.opened()) == {"alpha"}
+
+
+def test_a_tenant_in_use_is_not_closed(two: tuple[TestClient, TestClient]) -> None:
+    one, _ = two
+    tenants = service_of(one.app).loaded.tenants  # type: ignore[arg-type]
+    with tenants.lease(Principal("", "", "alpha")) as alpha:
+        with tenants.lease(Principal("", "", "beta")):
+            pass
+        assert set(tenants.opened()) == {"alpha"}
+        assert alpha.engine.count_tokens("a b") > 0 and alpha.collections.list() == []
+
+
+def test_many_threads_open_and_close_tenants_without_harm(two: tuple[TestClient, TestClient]) -> None:
+    one, _ = two
+    tenants = service_of(one.app).loaded.tenants  # type: ignore[arg-type]
+    wrong: list[BaseException] = []
+
+    def use(number: int) -> None:
+        try:
+            for step in range(12):
+                name = f"t{(number + step) % 3}"
+                with tenants.lease(Principal("", "", name)) as tenant:
+                    assert tenant.engine.config.store.tenant == name
+                    assert tenant.engine.answer("Who?", [FACTS[0]], max_new_tokens=1).token_ids
+        except BaseException as error:
+            wrong.append(error)
+
+    threads = [threading.Thread(target=use, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(120)
+    assert wrong == [] and len(tenants.opened()) == 1

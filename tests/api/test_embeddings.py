@@ -1,0 +1,116 @@
+"""/v1/embeddings: the vectors retrieval goes by, in both encodings, of texts and of token ids."""
+
+import base64
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from fastapi.testclient import TestClient
+
+from ragkv import Engine
+from ragkv.api import ServeConfig, create_app
+from ragkv.api.settings import LimitsConfig
+from ragkv.retrieval import MiniLM
+from ragkv.retrieval.embedders import minilm_path
+from ragkv.retrieval.testing import HashEmbedder
+
+from .house import BARE, app_on, client_of
+
+TEXTS = ["The harbour of Oro.", "The mill of Oro, which is old."]
+
+
+def embed(client: TestClient, given: Any, **more: Any) -> Any:
+    response = client.post("/v1/embeddings", json={"model": "hash", "input": given, **more})
+    assert response.status_code == 200, response.text
+    return response.json()
+
+
+def vectors(response: Any) -> list[Any]:
+    return [one["embedding"] for one in response["data"]]
+
+
+def test_vectors_are_the_embedder_s(client: TestClient) -> None:
+    got = embed(client, TEXTS)
+    own = HashEmbedder().embed_texts(TEXTS)
+    np.testing.assert_allclose(vectors(got), [windows[0] for windows in own], rtol=1e-6)
+    assert [one["index"] for one in got["data"]] == [0, 1]
+    assert got["usage"] == {"prompt_tokens": 11, "total_tokens": 11} and got["model"] == "hash"
+    assert vectors(embed(client, TEXTS[0])) == vectors(got)[:1]
+
+
+def test_base64_holds_the_same_numbers(client: TestClient) -> None:
+    plain, encoded = vectors(embed(client, TEXTS)), vectors(embed(client, TEXTS, encoding_format="base64"))
+    for numbers, text in zip(plain, encoded, strict=True):
+        assert np.frombuffer(base64.b64decode(text), "<f4").tolist() == numbers
+
+
+def test_a_long_text_gets_one_vector_of_length_one(reader: Engine, tmp_path: Path) -> None:
+    embedder = HashEmbedder(window_words=3)
+    with client_of(
+        create_app(ServeConfig(home=str(tmp_path)), engine=reader.beside(BARE), embedder=embedder)
+    ) as client:
+        (vector,) = vectors(embed(client, "one two three four five six seven"))
+    assert np.linalg.norm(vector) == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize(
+    ("changed", "status", "param"),
+    [
+        ({"model": "text-embedding-3-small"}, 404, "model"),
+        ({"input": ""}, 400, None),
+        ({"input": []}, 400, None),
+        ({"input": ["a", ""]}, 400, None),
+        ({"input": [1, 2]}, 400, None),  # this embedder has no tokenizer
+        ({"input": ["a", 1]}, 400, None),
+        ({"dimensions": 32}, 400, "dimensions"),
+        ({"dimensions": True}, 400, "dimensions"),
+        ({"encoding_format": "int8"}, 400, "encoding_format"),
+        ({"input": ["a"] * 5}, 400, "input"),
+    ],
+)
+def test_what_cannot_be_embedded_is_refused(
+    reader: Engine, tmp_path: Path, changed: Any, status: int, param: str | None
+) -> None:
+    with client_of(app_on(reader, tmp_path, limits=LimitsConfig(inputs=4))) as client:
+        response = client.post("/v1/embeddings", json={"model": "hash", "input": "a", **changed})
+    assert response.status_code == status, response.text
+    assert param is None or response.json()["error"]["param"] == param
+
+
+def test_its_own_dimensions_are_taken(client: TestClient) -> None:
+    assert len(vectors(embed(client, "a", dimensions=64))[0]) == 64
+
+
+def test_without_an_embedder_it_says_what_to_install(reader: Engine, tmp_path: Path) -> None:
+    with client_of(create_app(ServeConfig(home=str(tmp_path)), engine=reader.beside(BARE))) as client:
+        response = client.post("/v1/embeddings", json={"model": "hash", "input": "a"})
+        assert response.status_code == 404 and "pip install" in response.json()["error"]["message"]
+        assert [one["id"] for one in client.get("/v1/models").json()["data"]] == ["reader"]
+
+
+@pytest.fixture
+def minilm(reader: Engine, tmp_path: Path) -> Iterator[TestClient]:
+    app = create_app(ServeConfig(home=str(tmp_path)), engine=reader.beside(BARE), embedder=MiniLM())
+    with client_of(app) as client:
+        yield client
+
+
+@pytest.mark.skipif(minilm_path() is None, reason="MiniLM is not installed")
+def test_token_ids_are_the_embedding_model_s(minilm: TestClient) -> None:
+    from transformers import AutoTokenizer
+
+    ids = AutoTokenizer.from_pretrained(minilm_path())("the harbour of oro", add_special_tokens=False)["input_ids"]
+
+    def of(given: Any) -> Any:
+        response = minilm.post("/v1/embeddings", json={"model": "all-MiniLM-L6-v2", "input": given})
+        return response.json() if response.status_code == 200 else response.status_code
+
+    text, tokens, several = of("the harbour of oro"), of(ids), of([ids, ids])
+    np.testing.assert_allclose(vectors(tokens), vectors(text), atol=1e-6)
+    assert len(several["data"]) == 2 and text["usage"] == tokens["usage"] == {
+        "prompt_tokens": len(ids),
+        "total_tokens": len(ids),
+    }
+    assert of([10**6]) == 400

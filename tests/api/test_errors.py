@@ -1,0 +1,99 @@
+"""Errors have one shape and the right status; what nobody foresaw is not shown."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fastapi.testclient import TestClient
+
+from ragkv import Engine, errors
+from ragkv.api.errors import ApiError, as_api_error
+
+from .house import app_on, client_of, filled, service_of
+
+TREE = [
+    (errors.InputError("x"), 400, "invalid_request_error", None),
+    (errors.PromptTooLongError("x"), 400, "invalid_request_error", "context_length_exceeded"),
+    (errors.UnsupportedError("x"), 400, "invalid_request_error", "unsupported_value"),
+    (errors.ConfigError("x"), 400, "invalid_request_error", None),
+    (errors.DocumentError("x"), 400, "invalid_request_error", None),
+    (errors.QueueFullError("x"), 503, "overloaded_error", "queue_full"),
+    (errors.DeadlineError("x"), 504, "timeout_error", "deadline_exceeded"),
+    (errors.CancelledError("x"), 499, "client_gone", None),
+    (errors.StoreLockedError("x"), 503, "overloaded_error", "store_locked"),
+    (errors.StoreError("secret"), 500, "server_error", None),
+    (RuntimeError("secret"), 500, "server_error", None),
+]
+
+
+@pytest.mark.parametrize(("error", "status", "kind", "code"), TREE, ids=lambda one: type(one).__name__)
+def test_every_error_has_its_status(error: Exception, status: int, kind: str, code: str | None) -> None:
+    found = as_api_error(error)
+    assert (found.status, found.type, found.code) == (status, kind, code)
+    assert (status == 500) != (found.message == str(error))
+    assert ("retry-after" in found.response.headers) == (status == 503)
+
+
+def test_a_body_is_one_object_with_four_fields() -> None:
+    body = ApiError(429, "too much", retry_after_s=2.4, param="p", code="c").body
+    assert body == {"error": {"message": "too much", "type": "rate_limit_error", "param": "p", "code": "c"}}
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "content", "status"),
+    [
+        ("GET", "/v1/nothing", None, 404),
+        ("GET", "/v1/ask", None, 405),
+        ("POST", "/v1/ask", b"{", 400),
+        ("POST", "/v1/ask", b"", 400),
+        ("POST", "/v1/ask", b"[]", 400),
+        ("POST", "/v1/ask", b'{"question": NaN}', 400),
+        ("POST", "/v1/ask", b'{"question": "x", "filter": {"a": Infinity}}', 400),
+        ("POST", "/v1/ask", b'{"question": "\\ud800"}', 400),
+        ("POST", "/v1/ask", b'{"question":' + b"[" * 20_000, 400),
+        ("POST", "/v1/ask", b"\xff\xfe", 400),
+        ("POST", "/v1/collections/facts/documents", b'{"documents":' + b"[" * 20_000, 400),
+        ("POST", "/v1/collections/facts/documents", b'{"documents": [{"text": "\\udfff"}]}', 400),
+        ("GET", "/v1/collections/facts/documents?limit=0", None, 400),
+        ("GET", "/v1/collections/facts/documents?limit=x", None, 400),
+    ],
+)
+def test_whatever_comes_the_answer_has_the_shape(
+    client: TestClient, method: str, path: str, content: bytes | None, status: int
+) -> None:
+    headers = {} if content is None else {"content-type": "application/json"}
+    response = client.request(method, path, content=content, headers=headers)
+    assert response.status_code == status, response.text
+    assert set(response.json()["error"]) == {"message", "type", "param", "code"}
+    assert response.headers["x-request-id"]
+    assert "Value error" not in response.text
+
+
+def test_what_is_not_foreseen_is_a_bare_500(reader: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    app = app_on(reader, tmp_path)
+
+    def broken(*_: Any, **__: Any) -> Any:
+        raise RuntimeError("the secret")
+
+    with client_of(app) as client:
+        filled(client)
+        tenant = service_of(app).loaded.tenants.opened()[""]
+        monkeypatch.setattr(tenant.engine, "stream", broken)
+        whole = client.post("/v1/ask", json={"question": "x", "collection": "facts"})
+        assert whole.status_code == 500 and "secret" not in whole.text
+        told = client.post("/v1/ask", json={"question": "x", "collection": "facts", "stream": True})
+        assert told.status_code == 200 and "event: error" in told.text and "secret" not in told.text
+        body = {"model": "reader", "messages": [{"role": "user", "content": "x"}], "stream": True}
+        assert client.post("/v1/chat/completions", json=body).status_code == 500  # before its first token
+
+
+def test_every_endpoint_declares_the_errors_it_gives(client: TestClient) -> None:
+    paths = client.get("/openapi.json").json()["paths"]
+    for path, methods in paths.items():
+        for operation in methods.values():
+            if path.startswith("/v1/"):
+                assert {"400", "401", "403", "429", "500", "503", "504"} <= set(operation["responses"]), path
+                assert "422" not in operation["responses"], path
+                assert operation["summary"] and operation["description"], path
+            if "{" in path:
+                assert "404" in operation["responses"], path

@@ -1,0 +1,40 @@
+"""/v1/models and /v1/stats: what is served, and what the caller's store holds."""
+
+from pathlib import Path
+
+from fastapi.testclient import TestClient
+
+from ragkv import Engine
+from ragkv.api import ServeConfig
+from ragkv.api.service import Service
+
+from .house import app_on, client_of, filled
+
+
+def test_the_model_that_answers_and_the_one_that_embeds(client: TestClient) -> None:
+    listed = client.get("/v1/models").json()
+    assert listed["object"] == "list" and [one["id"] for one in listed["data"]] == ["reader", "hash"]
+    assert client.get("/v1/models/reader").json() == listed["data"][0]
+    missing = client.get("/v1/models/gpt/4")
+    assert (missing.status_code, missing.json()["error"]["code"]) == (404, "model_not_found")
+
+
+def test_a_model_is_called_by_its_folder_s_name_or_its_id() -> None:
+    assert Service(ServeConfig(model="/some/where/model-7b")).model_id == "model-7b"
+    assert Service(ServeConfig(model="org/model-7b")).model_id == "org/model-7b"
+
+
+def test_an_id_with_a_slash_is_found(talker: Engine, tmp_path: Path) -> None:
+    with client_of(app_on(talker, tmp_path, model="org/name")) as client:
+        assert client.get("/v1/models/org/name").json()["id"] == "org/name"
+
+
+def test_stats_are_of_the_model_and_the_caller_s_store(client: TestClient) -> None:
+    empty = client.get("/v1/stats").json()
+    filled(client)
+    client.post("/v1/ask", json={"question": "mill", "collection": "facts"})
+    got = client.get("/v1/stats").json()
+    assert [tier["tier"] for tier in got["tiers"]] == ["memory", "disk"]
+    assert [tier["entries"] for tier in empty["tiers"]] == [0, 0] and got["tiers"][1]["entries"] == 2
+    assert got["tiers"][0]["hits"] == 2 and got["queue"]["served"] == 1
+    assert (got["model"], got["context_tokens"], got["kv_bytes_per_token"]) == ("reader", 2048, 4096)

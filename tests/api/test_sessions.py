@@ -1,0 +1,96 @@
+"""/v1/sessions: conversations are listed, shortened, copied and deleted; deleted ones leave no KV."""
+
+import pytest
+from fastapi.testclient import TestClient
+
+from .house import FACTS, entries, service_of
+
+ASKED = {"question": "Who built the harbour of Oro, and who built the mill of Oro, if anybody knows?"}
+
+
+def talk(client: TestClient, session_id: str = "s", turns: int = 2) -> None:
+    client.post("/v1/collections", json={"name": "default"})
+    for _ in range(turns):
+        assert client.post("/v1/ask", json={**ASKED, "session_id": session_id}).status_code == 200
+
+
+def flush(client: TestClient) -> None:
+    service_of(client.app).loaded.tenants.opened()[""].engine.flush()  # type: ignore[arg-type]
+
+
+def test_conversations_are_listed_the_last_used_first(client: TestClient) -> None:
+    talk(client, "a")
+    talk(client, "b", turns=1)
+    flush(client)
+    listed = client.get("/v1/sessions").json()["data"]
+    assert [(one["id"], one["turns"]) for one in listed] == [("b", 1), ("a", 2)]
+    assert all(one["tokens"] > 0 and one["stored_bytes"] > 0 for one in listed)
+    assert client.get("/v1/sessions/a").json() == listed[1]
+
+
+def test_a_deleted_conversation_is_gone_with_its_kv(client: TestClient) -> None:
+    talk(client)
+    flush(client)
+    assert entries(client) > 0
+    assert client.delete("/v1/sessions/s").json() == {"id": "s", "deleted": True}
+    flush(client)
+    assert entries(client) == 0
+    assert client.get("/v1/sessions").json() == {"data": []}
+    assert client.get("/v1/sessions/s").status_code == client.delete("/v1/sessions/s").status_code == 404
+
+
+def test_a_conversation_is_shortened_from_its_beginning(client: TestClient) -> None:
+    talk(client)
+    tokens = client.get("/v1/sessions/s").json()["tokens"]
+    cut = client.post("/v1/sessions/s/truncate", json={"keep_tokens": 10}).json()
+    assert cut == {"id": "s", "dropped": tokens - 10, "tokens": 10}
+    assert client.post("/v1/sessions/s/truncate", json={"keep_tokens": 50}).json()["dropped"] == 0
+    talk(client, turns=1)
+    assert client.get("/v1/sessions/s").json()["turns"] == 3
+
+
+def test_a_conversation_is_shortened_by_a_list(client: TestClient) -> None:
+    talk(client)
+    tokens = client.get("/v1/sessions/s").json()["tokens"]
+    cut = client.post("/v1/sessions/s/truncate", json={"discard": "oldest"}).json()
+    assert 0 < cut["dropped"] < tokens and cut["tokens"] == tokens - cut["dropped"]
+
+
+def test_a_copy_goes_on_by_itself(client: TestClient) -> None:
+    talk(client)
+    copy = client.post("/v1/sessions/s/fork", json={"to": "t"})
+    assert (copy.status_code, copy.json()["turns"]) == (201, 2)
+    talk(client, "t", turns=1)
+    assert [client.get(f"/v1/sessions/{name}").json()["turns"] for name in "st"] == [2, 3]
+    client.delete("/v1/sessions/s")
+    talk(client, "t", turns=1)
+    named = client.post("/v1/sessions/t/fork", json={}).json()["id"]
+    assert client.get(f"/v1/sessions/{named}").json()["turns"] == 4
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status"),
+    [
+        ("s/truncate", {}, 400),
+        ("s/truncate", {"keep_tokens": 1, "discard": "oldest"}, 400),
+        ("s/truncate", {"keep_tokens": -1}, 400),
+        ("s/truncate", {"discard": "newest"}, 400),
+        ("gone/truncate", {"keep_tokens": 1}, 404),
+        ("s/fork", {"to": "s"}, 409),
+        ("s/fork", {"to": "a/b"}, 400),
+        ("gone/fork", {}, 404),
+    ],
+)
+def test_what_cannot_be_done_is_refused(client: TestClient, path: str, body: object, status: int) -> None:
+    talk(client, turns=1)
+    assert client.post(f"/v1/sessions/{path}", json=body).status_code == status
+    assert client.get("/v1/sessions/s").json()["turns"] == 1
+
+
+def test_sessions_of_content_and_of_name_never_meet(client: TestClient) -> None:
+    body = {"model": "reader", "messages": [{"role": "user", "content": FACTS[0]}]}
+    client.post("/v1/chat/completions", json=body)
+    engine = service_of(client.app).loaded.tenants.opened()[""].engine  # type: ignore[arg-type]
+    (found,) = engine.session_ids()
+    assert client.get(f"/v1/sessions/{found}").status_code == 404
+    assert client.delete(f"/v1/sessions/{found}").status_code == 404
