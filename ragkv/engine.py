@@ -22,6 +22,7 @@ from .config import EngineConfig, ReuseMode, StoreConfig
 from .control import Control, subject_of
 from .encoding import Activity, BackgroundEncoder, Encoder
 from .errors import InputError, RagKVError
+from .flight import Flight
 from .fusion import Fusor, Selector, learned, make_selector
 from .intake import ChunkLike, How, Intake, Past, Prompt
 from .manifest import Manifests
@@ -37,7 +38,7 @@ from .prompt import Planner
 from .saving import Saver
 from .scheduler import QueueStats, Scheduler, Ticket
 from .session import House, Session, SessionInfo, Sessions
-from .store import Claim, Identity, Store, StoreStats, dtype_name
+from .store import Identity, Store, StoreStats, dtype_name
 from .truncation import Discard
 from .types import UNSET, Answer, Chunk, TokenEvent, Unset
 
@@ -317,15 +318,15 @@ class Engine(Closing):
             if self._store.spread(identity, token_ids):
                 present += 1
             else:
-                claim = flights.claim(key, tokens)
-                if claim is None and token_ids not in left_for_later:  # another replica encodes it: the others first
+                flight = flights.claim(key, tokens)
+                if flight is None and token_ids not in left_for_later:  # another replica encodes it: the others first
                     left_for_later.add(token_ids)
                     waiting.append(token_ids)
                     continue
-                if claim is None and flights.arrived(key, tokens) and self._store.spread(identity, token_ids):
+                if flight is None and flights.arrived(key, tokens) and self._store.spread(identity, token_ids):
                     present += 1
                 else:
-                    stored = self._encoded(token_ids, unique, claim)
+                    stored = self._encoded(token_ids, unique, flight)
                     encoded, failed = encoded + stored, failed + (not stored)
             if on_progress:
                 on_progress(len(unique) - len(waiting), len(unique))
@@ -335,10 +336,11 @@ class Engine(Closing):
     def delete(self, chunks: Sequence[ChunkLike]) -> int:
         """Drop the entries of `chunks` from every tier; how many of them were stored anywhere."""
         self._check_open()
-        deleted = 0
-        for chunk in self._intake.chunks(chunks):
+        deleted, asked = 0, self._intake.chunks(chunks)
+        for chunk in asked:
             self._background.forget(chunk.token_ids)
             deleted += bool(self._store.delete(self._encoder.identity, chunk.token_ids))
+        self._sessions.announce([self._encoder.identity.key(chunk.token_ids) for chunk in asked])
         return deleted
 
     def retain(self, chunks: Sequence[ChunkLike]) -> int:
@@ -347,7 +349,9 @@ class Engine(Closing):
         mine = self._encoder.identity
         kept = {mine.key(chunk.token_ids) for chunk in self._intake.chunks(chunks)}
         stale = [info.key for info in self._store.infos() if info.identity == mine and info.key not in kept]
-        return sum(self._store.delete_key(key) for key in stale)
+        gone = sum(self._store.delete_key(key) for key in stale)
+        self._sessions.announce(stale)
+        return gone
 
     def gc(self) -> int:
         """Drop the entries of other models, dtypes, adapters and tokenizers, of any tenant; the bytes freed."""
@@ -371,16 +375,18 @@ class Engine(Closing):
         """Flush what is computed, release the store. Twice is harmless."""
         self._shut()
 
-    def _encoded(self, token_ids: tuple[int, ...], among: Sequence[tuple[int, ...]], claim: Claim | None) -> bool:
+    def _encoded(self, token_ids: tuple[int, ...], among: Sequence[tuple[int, ...]], flight: Flight | None) -> bool:
         """Compute the entry of a chunk, one of those that are warmed together, and store it durably; whether it is."""
+        stored = False
         try:
             with self._activity.turn():
                 self._encoder.meet(among)
                 entry = self._encoder.chunk(token_ids)
-            return self._store.put_durably(entry)
+            stored = self._store.put_durably(entry)
         finally:
-            if claim is not None:
-                self._background.flights.land(claim)
+            if flight is not None:
+                self._background.flights.land(flight, stored)
+        return stored
 
     def _prefill(
         self,

@@ -2,15 +2,16 @@
 
 The manifest is the same three lines of JSON as in a file (`manifest.py`), beside it an *edition*, a random word that
 changes with every write. Who writes names the edition it read: if another replica wrote meanwhile, nothing is written
-and `SessionConflictError` says so, so that no turn is ever lost to a later one. Deletions are told to all replicas by a
-log of block keys, so that none keeps what another was asked to forget. Nothing here has a time to live of the server's,
-which under `volatile-lru` might evict it: what is idle for too long is deleted by whichever replica looks next.
+and `SessionConflictError` says so, so that no turn is ever lost to a later one. Deletions, of conversations and of
+documents, are told to all replicas by a log of keys, so that none keeps what another was asked to forget. Nothing here
+has a time to live of the server's, which under `volatile-lru` might evict it: what is idle for too long is deleted by
+whichever replica looks next.
 """
 
 import hashlib
 import json
 import secrets
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -107,6 +108,7 @@ class SharedManifests:
         root = f"{config.prefix}:sessions:{here}:"
         self._root, self._keys = f"{root}m:", (f"{root}summaries", f"{root}expiries", f"{root}deletions")
         self._base, self._secret = base, secret
+        self._name = secrets.token_hex(8)  # in the log: what we deleted ourselves may have come back since
         self._server = RedisServer(config)
 
     def load(self, session_id: str, known: str | None) -> Found | None:
@@ -166,11 +168,18 @@ class SharedManifests:
             except (ValueError, KeyError, TypeError):
                 continue  # whoever asks for that conversation is told
 
+    def announce(self, keys: Sequence[str]) -> None:
+        """Tell all replicas that the entries of these keys were deleted."""
+        with self._available():
+            fields = {"keys": json.dumps(list(keys)), "by": self._name}
+            self._server.client.xadd(self._keys[2], fields, maxlen=DELETIONS, approximate=True)
+
     def deleted(self, since: str) -> tuple[str, list[str]]:
-        """Keys of blocks of conversations deleted since, and where to ask from the next time. From the start: "0"."""
+        """Keys of entries that were deleted since, and where to ask from the next time. From the start: "0"."""
         with self._available():
             rows = self._server.client.xrange(self._keys[2], f"({since}" if since != "0" else "-", "+")
-        keys = [key for _, fields in rows for key in json.loads(fields[b"keys"])]
+        others = [fields[b"keys"] for _, fields in rows if fields.get(b"by", b"").decode() != self._name]
+        keys = [key for told in others for key in json.loads(told)]
         return (rows[-1][0].decode() if rows else since), keys
 
     def close(self) -> None:

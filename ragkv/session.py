@@ -272,6 +272,9 @@ class Sessions:
             self._live.pop(session.session_id, None)
             self._held.pop(session.session_id, None)
 
+    def announce(self, keys: Sequence[str]) -> None:
+        """Entries were deleted that others may hold; here there are no others."""
+
     def fork(self, session: Session, session_id: str) -> Session:
         """A session of that id with the same past, without a turn under way."""
         past, other = session.conversation, self.session(session_id, discard=session.discard_by)

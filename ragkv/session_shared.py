@@ -10,7 +10,7 @@ tier of this replica, nor in one that replicas share, are computed.
 import logging
 import threading
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from time import time
 
@@ -77,6 +77,14 @@ class SharedSessions(Sessions):
             session.conversation = Conversation(created_at=now, used_at=now, ttl_s=session.conversation.ttl_s)
             session.edition, session.notes = None, ()
         self._drop_unless_used(set(old.keys if old else ()))
+
+    def announce(self, keys: Sequence[str]) -> None:
+        """Have entries deleted by every replica; if that cannot be said now, a sweep of the corpus will do it."""
+        try:
+            if keys:
+                self._shared.announce(keys)
+        except SessionUnavailableError as error:
+            log.warning("Other replicas may keep %d deleted entries: %s", len(keys), error)
 
     def list(self) -> tuple[SessionInfo, ...]:
         self._learn()

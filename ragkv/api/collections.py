@@ -190,11 +190,14 @@ class Collections(Closing):
 
     def _opened(self, name: str) -> Collection | None:
         """The open collection; opened if there is one. The caller has the books."""
-        if name in self._open:
-            return self._open[name]
+        path, known = self._path(name), self._open.get(name)
+        if known is not None and _is_at(path, known):
+            return known
+        if known is not None:  # another process deleted it, and perhaps made another of that name
+            known.deleted = True
+            del self._open[name]
         if name not in self.names():
             return None
-        path = self._path(name)
         collection = self._open[name] = Collection(name, self._opened_at(path), _created(path))
         return collection
 
@@ -218,6 +221,10 @@ class Collections(Closing):
         except Exception:
             log.exception("collection_burial_failed")
         shutil.rmtree(grave, ignore_errors=True)
+
+
+def _is_at(path: Path, collection: Collection) -> bool:
+    return path.is_dir() and (not (path / FACTS).is_file() or _created(path) == collection.created)
 
 
 def _created(path: Path) -> float:

@@ -84,12 +84,32 @@ class LogConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class ClusterConfig:
+    """Replicas on Ray Serve (`ragkv serve --ray`). They share `home`; each keeps KV under `kv_home` by itself."""
+
+    replicas: int = 2  # at the beginning, and at least
+    most_replicas: int | None = None  # as many as load may ask for; None: as at the beginning
+    requests: int = 4  # a replica's under way, beyond which more replicas are wanted
+    threads: int | None = None  # a replica computes with; None: as many as it has of `cpus`, 1 at least
+    cpus: float = 1.0  # a replica's, as Ray counts them
+    gpus: float = 0.0  # a replica's, as Ray counts them
+    router: str = "chunk-aware"  # see ragkv.routing.ROUTERS
+    wait_share: float | None = None  # see ragkv.routing; None: 1 with a tier that replicas share, else a third
+    session_tokens: int = 2_000  # what a conversation's history is taken to weigh against chunks
+
+    def __post_init__(self) -> None:
+        at_least(self, replicas=1, most_replicas=self.replicas, requests=1, threads=1, cpus=0.0, gpus=0.0)
+        at_least(self, wait_share=0.0, session_tokens=0)
+
+
+@dataclass(frozen=True, slots=True)
 class ServeConfig:
     """Everything `ragkv serve` is built from."""
 
     host: str = "127.0.0.1"  # address to listen on; others than loopback need keys
     port: int = 8000  # 0: any that is free
     home: str = ".ragkv"  # data directory: tenants' collections and KV, and the keys
+    kv_home: str | None = None  # where KV lies instead, for replicas that share `home`; None: in it
     model: str = "reader"  # "reader" (bundled), a model folder or a hub id
     hosts: tuple[str, ...] = ()  # names this server is addressed by; none: any if keys are asked for, else loopback's
     cors_origins: tuple[str, ...] = ()  # origins whose pages may call this server from a browser; none: its own alone
@@ -101,6 +121,7 @@ class ServeConfig:
     queue: QueueConfig = field(default_factory=QueueConfig)
     auth: AuthConfig = field(default_factory=AuthConfig)
     log: LogConfig = field(default_factory=LogConfig)
+    cluster: ClusterConfig = field(default_factory=ClusterConfig)
 
     def __post_init__(self) -> None:
         at_least(self, port=0, open_tenants=1, graceful_s=0.0)
@@ -175,4 +196,4 @@ def _one_of(name: str, value: str, known: tuple[str, ...]) -> None:
         raise ConfigError(f"{name} is {value!r}; it must be one of: {', '.join(known)}.")
 
 
-__all__ = ["AuthConfig", "LimitsConfig", "LogConfig", "QueueConfig", "ServeConfig", "is_loopback"]
+__all__ = ["AuthConfig", "ClusterConfig", "LimitsConfig", "LogConfig", "QueueConfig", "ServeConfig", "is_loopback"]

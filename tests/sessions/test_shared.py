@@ -179,6 +179,27 @@ def test_a_deletion_reaches_every_replica_and_its_blocks_go_everywhere(
         is_full_prefill(there, kept, 8)
 
 
+def test_documents_deleted_on_one_replica_are_dropped_by_all(
+    tmp_path: Path, config: RedisConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ragkv.session_shared.POLL_S", 0.05)
+    with Replicas(tmp_path, config, 2) as (here, there):
+        for engine in (here, there):
+            engine.warm([A, B])
+        here.delete([A])
+        here.warm([A])  # anew, by who deleted it: not to be dropped by what it said itself
+        here.delete([B])
+        pause, held = threading.Event(), 0
+        for _ in range(100):
+            held = sum(tier.entries for tier in there.stats().store.tiers[:2])
+            if held <= 2:
+                break
+            pause.wait(0.1)
+        assert held <= 2  # A, in memory and on disk, if it was not dropped with the first
+        pause.wait(0.3)
+        assert [tier.entries for tier in here.stats().store.tiers[:2]] == [1, 1]
+
+
 def test_a_deletion_under_a_turn_wins(tmp_path: Path, config: RedisConfig) -> None:
     with Replicas(tmp_path, config, 2) as (here, there):
         ask(here, here.session("s"), 0)
