@@ -9,7 +9,6 @@ import dataclasses
 import logging
 import queue
 import threading
-import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
@@ -18,7 +17,7 @@ import torch
 
 from ragkv.compute import Compute
 from ragkv.errors import RagKVError, StoreReadOnlyError
-from ragkv.flight import Flights, Pace
+from ragkv.flight import Flights
 from ragkv.fusion import Fusor, Plan, ResidentLease, ScoreModel, Scorer, Span, SpanKind, SpanState, make_selector
 from ragkv.model import Adapter
 from ragkv.store import Entry, EntryInfo, Identity, Store, ids_digest
@@ -109,7 +108,6 @@ class Encoder:
             self._scorer = Scorer(adapter, prefix_ids, sensitivity_prefixes, between, learned)
         scorer = learned.digest if learned else ""  # scores of different making are never compared
         self.identity = dataclasses.replace(identity, context=ids_digest(prefix_ids), scorer=scorer)  # of chunks
-        self.pace = Pace()  # of chunks
         self._prefixes: OrderedDict[str, Entry] = OrderedDict()  # by frequencies
         self._lock = threading.Lock()
 
@@ -138,12 +136,10 @@ class Encoder:
 
     def chunk(self, token_ids: tuple[int, ...]) -> Entry:
         """The entry of a chunk, scored if there is a scorer. The caller holds the compute lock."""
-        began = time.perf_counter()
         entry = self._encode(token_ids, behind=self._prefix_ids)
-        if self._scorer is not None:
-            entry = dataclasses.replace(entry, sensitivity=self._scorer.scores(token_ids, entry.kv))
-        self.pace.took(len(token_ids), time.perf_counter() - began)
-        return entry
+        if self._scorer is None:
+            return entry
+        return dataclasses.replace(entry, sensitivity=self._scorer.scores(token_ids, entry.kv))
 
     def studied(self, token_ids: tuple[int, ...]) -> tuple[Entry, list[torch.Tensor]]:
         """A chunk's entry without scores, and its KV behind the scorer's texts: what scores are learned from."""
@@ -190,7 +186,7 @@ class BackgroundEncoder:
 
     def __init__(self, encoder: Encoder, store: Store, activity: Activity) -> None:
         self._encoder, self._store, self._activity = encoder, store, activity
-        self.flights = Flights(store, encoder.pace)
+        self.flights = Flights(store)
         self._waiting: queue.SimpleQueue[tuple[int, ...] | None] = queue.SimpleQueue()
         self._known: set[tuple[int, ...]] = set()
         self._changed = threading.Condition()
@@ -251,22 +247,27 @@ class BackgroundEncoder:
         if token_ids not in self._known or self._scored(token_ids):
             return
         key, tokens = self._encoder.identity.key(token_ids), len(token_ids)
-        claim = self.flights.claim(key, tokens)
-        if claim is None and self.flights.arrived(key, tokens, self._hurried) and self._scored(token_ids):
+        flight = self.flights.claim(key, tokens)
+        if flight is None and self.flights.arrived(key, tokens, self._hurried) and self._scored(token_ids):
             return  # another replica's; looking at it brought it here
+        encoded = False
         try:
             with self._activity.compute:
                 entry = self._encoder.chunk(token_ids)
-            scored = self._scored(token_ids)  # warmed meanwhile?
-            if scored is False:
-                with suppress(StoreReadOnlyError):
-                    self._store.delete_key(key)  # the same KV without scores
-            with self._changed:
-                if token_ids in self._known and not scored:  # not deleted meanwhile
-                    self._store.put(entry)
+            encoded = True
+            self._keep(token_ids, entry)
         finally:
-            if claim is not None:
-                self.flights.land(claim)
+            if flight is not None:
+                self.flights.land(flight, encoded)
+
+    def _keep(self, token_ids: tuple[int, ...], entry: Entry) -> None:
+        scored = self._scored(token_ids)  # warmed meanwhile?
+        if scored is False:
+            with suppress(StoreReadOnlyError):
+                self._store.delete_key(entry.info.key)  # the same KV without scores
+        with self._changed:
+            if token_ids in self._known and not scored:  # not deleted meanwhile
+                self._store.put(entry)
 
     def _hurried(self) -> bool:
         return self._closing or self._flushing > 0

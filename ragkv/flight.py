@@ -6,53 +6,70 @@ same. Requests never wait here: what they miss they compute in place. Where no s
 everybody goes ahead.
 """
 
-import statistics
 import time
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from .store import Claim, Store
 
 UNMEASURED_S = 60.0  # a claim's expiry until something was encoded here
-SPARE = 4.0  # times what encoding takes: a claim outlives a slow encoding, and its writing
+SPARE = 4.0  # times what encoding takes: a claim outlives a slow one
 LEAST_S = 5.0
 POLLS = 20  # looks at most while waiting
 
 
+@dataclass(frozen=True, slots=True)
+class Flight:
+    """An entry that is being made here."""
+
+    claim: Claim
+    tokens: int
+    began_s: float  # monotonic
+
+
 class Pace:
-    """How long encoding takes here, from the latest. Thread-safe."""
+    """How long it takes here until an entry is encoded and written, from the latest. Thread-safe."""
 
     def __init__(self) -> None:
         self._token_s: deque[float] = deque(maxlen=8)
 
     def took(self, tokens: int, seconds: float) -> None:
-        """So many tokens were encoded in that time."""
+        """An entry of so many tokens was there after that time."""
         self._token_s.append(seconds / max(1, tokens))
 
     def seconds(self, tokens: int) -> float | None:
-        """What encoding so many takes; `None` if nothing was encoded yet."""
+        """What one of so many takes at the longest; `None` if nothing was encoded yet."""
         latest = tuple(self._token_s)
-        return statistics.median(latest) * tokens if latest else None
+        return max(latest) * tokens if latest else None
 
 
 class Flights:
     """Claims on what is to be encoded. Thread-safe."""
 
-    def __init__(self, store: Store, pace: Pace) -> None:
-        self._store, self._pace = store, pace
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self.pace = Pace()
 
-    def claim(self, key: str, tokens: int) -> Claim | None:
+    def claim(self, key: str, tokens: int) -> Flight | None:
         """Be the one who encodes the entry of `key`; `None` if another replica is. `land` must follow."""
-        takes_s = self._pace.seconds(tokens)
-        return self._store.claim(key, UNMEASURED_S if takes_s is None else max(LEAST_S, SPARE * takes_s))
+        takes_s = self.pace.seconds(tokens)
+        expires_s = UNMEASURED_S if takes_s is None else max(LEAST_S, SPARE * takes_s)
+        claim = self._store.claim(key, expires_s)
+        return None if claim is None else Flight(claim, tokens, time.monotonic())
 
-    def land(self, claim: Claim) -> None:
-        """It is encoded and put, or it failed. Returns at once; the claim ends when what was put is written."""
-        self._store.release(claim)
+    def land(self, flight: Flight, encoded: bool) -> None:
+        """It is put, if it was `encoded`. Returns at once; the claim ends when what was put is written."""
+
+        def landed() -> None:
+            if encoded:
+                self.pace.took(flight.tokens, time.monotonic() - flight.began_s)
+
+        self._store.release(flight.claim, landed)
 
     def arrived(self, key: str, tokens: int, given_up: Callable[[], bool] = lambda: False) -> bool:
         """Wait for another replica's entry; `False` once it takes longer than encoding would, or `given_up`."""
-        takes_s = self._pace.seconds(tokens)
+        takes_s = self.pace.seconds(tokens)
         if takes_s is None:
             return self._store.contains(key)
         until = time.monotonic() + takes_s
@@ -61,4 +78,4 @@ class Flights:
         return here
 
 
-__all__ = ["Flights", "Pace"]
+__all__ = ["Flight", "Flights", "Pace"]

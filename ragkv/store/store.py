@@ -80,7 +80,6 @@ class Store(Closing):
             for tier in self._tiers
             if tier.distant
         }
-        self._durable = tuple(tier for tier in self._tiers if tier.kind is not TierKind.MEMORY) or self._tiers
         self._climbs = Climbs()
         self._order = threading.Lock()  # a promotion and a deletion: never an entry brought back from the dead
         self._dropped_lock = threading.Lock()
@@ -90,6 +89,11 @@ class Store(Closing):
         self._reserve = Reserve(self._tiers[0], reserve_bytes) if reserve_bytes else None
         self._line = Prefetcher(self._tiers, self._fetch if stacked and prefetch else None, reserve_bytes)
         atexit.register(self.close)
+
+    @property
+    def _durable(self) -> tuple[Tier, ...]:
+        """The tiers that outlive the process; memory where there is no other."""
+        return tuple(tier for tier in self._tiers if tier.kind is not TierKind.MEMORY) or self._tiers
 
     @classmethod
     def open(cls, config: StoreConfig, *, pin: bool = False, block_tokens: int = 256) -> "Store":
@@ -189,11 +193,17 @@ class Store(Closing):
         token = "" if tier is None else tier.claim(name, expires_s)
         return None if token is None else Claim(name, token, tier)
 
-    def release(self, claim: Claim) -> None:
-        """End a claim once what was put before is written. Returns at once."""
+    def release(self, claim: Claim, then: Callable[[], None] = lambda: None) -> None:
+        """End a claim once what was put before is written, and call `then`. Returns at once."""
         tier = claim.tier
-        if tier is not None and claim.token:
-            self._writers[tier].submit(Job(lambda: tier.release(claim.name, claim.token)))
+        if tier is None:
+            return
+
+        def end() -> None:
+            tier.release(claim.name, claim.token)
+            then()
+
+        self._writers[tier].submit(Job(end))
 
     def queued(self, demand: Demand) -> None:
         """A request that will look `demand` up waits from now on, behind all others told of."""

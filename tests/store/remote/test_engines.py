@@ -1,0 +1,267 @@
+"""Engines that share storage: what one made is the other's hit, and no fault of the network is a request's."""
+
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from ragkv import Engine, StoreConfig
+from ragkv.config import RedisConfig
+from ragkv.encoding import Encoder
+from ragkv.flight import Flights
+from ragkv.proxy import Proxy
+from ragkv.store import Store
+from tests.engine.house import A, B, C, Q, close, engine_of, full_prefill, ids, stored
+
+from .house import redis_config, s3_config, unique_prefix
+from .servers import LOOPBACK, RedisServer, S3Server
+
+pytestmark = pytest.mark.allow_hosts([LOOPBACK])
+
+
+@pytest.fixture(params=["redis", "s3"])
+def shared(request: pytest.FixtureRequest) -> dict[str, Any]:
+    server = request.getfixturevalue(f"{request.param}_server")
+    if request.param == "redis":
+        return {"redis": redis_config(server, timeout_s=10.0, group_bytes=1)}
+    return {"s3": s3_config(server, group_bytes=1)}
+
+
+@pytest.fixture
+def replicas(shared: dict[str, Any], tmp_path: Path) -> Iterator[list[Engine]]:
+    made = [engine_of(store=StoreConfig(directory=str(tmp_path / name), memory_bytes=10**7, **shared)) for name in "ab"]
+    yield made
+    for engine in made:
+        engine.close()
+
+
+def test_what_one_replica_warmed_is_a_hit_on_the_other_and_answers_are_equal(
+    replicas: list[Engine], shared: dict[str, Any]
+) -> None:
+    (kind,) = shared
+    one, other = replicas
+    one.warm([A, B, C])
+    here, there = (engine.prefill(Q, [B, A, C], ratio=0.3, selector="hkvd") for engine in replicas)
+    assert there.reuse.missed_chunks == 0
+    assert there.reuse.bytes_by_tier[kind] > 0
+    assert torch.equal(here.logits, there.logits)
+    assert one.answer(Q, [A, B], max_new_tokens=4).token_ids == other.answer(Q, [A, B], max_new_tokens=4).token_ids
+    other.flush()
+    assert kind not in other.prefill(Q, [B, A, C]).reuse.bytes_by_tier  # it climbed
+
+
+def test_a_missed_chunk_reaches_the_other_replica_too(replicas: list[Engine]) -> None:
+    one, other = replicas
+    assert one.prefill(Q, [A]).reuse.missed_chunks == 1
+    one.flush()
+    assert other.prefill(Q, [A]).reuse.missed_chunks == 0
+    one.delete([A])
+    other._store.delete_key(other._encoder.identity.key(tuple(A)))
+    assert stored(one, A) is stored(other, A) is None
+
+
+def test_a_replica_without_a_disk_starts_warm(shared: dict[str, Any], replicas: list[Engine]) -> None:
+    replicas[0].warm([A, B])
+    with engine_of(store=StoreConfig(memory_bytes=10**7, **shared)) as late:
+        report = late.warm([A, B, C])
+        assert (report.present, report.encoded) == (2, 1)
+        assert late.prefill(Q, [A, B, C]).reuse.missed_chunks == 0
+
+
+class Counting:
+    """How often each chunk was encoded, by all replicas together; encoding takes a while."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
+        self.encoded: list[tuple[int, ...]] = []
+        chunk = Encoder.chunk
+
+        def counted(encoder: Encoder, token_ids: tuple[int, ...]) -> Any:
+            self.encoded.append(token_ids)
+            time.sleep(seconds)
+            return chunk(encoder, token_ids)
+
+        monkeypatch.setattr(Encoder, "chunk", counted)
+
+
+@pytest.fixture
+def pair(redis_server: RedisServer, tmp_path: Path) -> Iterator[list[Engine]]:
+    config = redis_config(redis_server, timeout_s=10.0)
+    made = [engine_of(store=StoreConfig(directory=str(tmp_path / name), redis=config)) for name in "ab"]
+    yield made
+    for engine in made:
+        engine.close()
+
+
+def together(*work: Any) -> None:
+    threads = [threading.Thread(target=one) for one in work]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
+def test_two_replicas_that_miss_a_chunk_at_once_encode_it_once(
+    pair: list[Engine], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counting = Counting(monkeypatch, 0.5)
+    pair[0].warm([B])  # both have measured what encoding takes
+    pair[1].warm([C])
+    together(*(lambda engine=engine: engine.prefill(Q, [A]) for engine in pair))  # type: ignore[misc]
+    key = pair[0]._encoder.identity.key(tuple(A))
+    until = time.monotonic() + 20
+    while not all(engine._store.contains(key) for engine in pair) and time.monotonic() < until:
+        time.sleep(0.02)
+    assert counting.encoded.count(tuple(A)) == 1
+    for engine in pair:
+        assert engine.prefill(Q, [A]).reuse.missed_chunks == 0
+
+
+def test_two_replicas_that_warm_the_same_chunks_share_the_work(
+    pair: list[Engine], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counting = Counting(monkeypatch, 0.3)
+    pair[0].warm([A])
+    pair[1].warm([A, B])
+    counting.encoded.clear()
+    chunks = [[5, 6, number, 7, 8, 9] for number in range(6)]
+    reports = []
+    together(*(lambda engine=engine: reports.append(engine.warm(chunks)) for engine in pair))  # type: ignore[misc]
+    assert sorted(counting.encoded) == sorted(map(tuple, chunks))
+    assert sum(report.encoded for report in reports) == 6
+    assert all(report.encoded + report.present == 6 for report in reports)
+
+
+def test_nobody_waits_for_a_claim_longer_than_encoding_takes(redis_server: RedisServer) -> None:
+    config = redis_config(redis_server, timeout_s=10.0)
+    with (
+        Store.open(StoreConfig(redis=config, memory_bytes=0)) as dead,
+        Store.open(StoreConfig(redis=config, memory_bytes=0)) as store,
+    ):
+        flights = Flights(store)
+        assert Flights(dead).claim("k", 100) is not None  # and never does it
+        assert flights.claim("k", 100) is None
+        assert not flights.arrived("k", 100)  # nothing is known of encoding: no waiting at all
+        flights.pace.took(100, 0.4)
+        began = time.monotonic()
+        assert not flights.arrived("k", 100)
+        assert 0.35 < time.monotonic() - began < 1.0
+
+
+def test_a_claim_ends_by_itself_and_only_its_owner_ends_it(redis_server: RedisServer) -> None:
+    with Store.open(StoreConfig(redis=redis_config(redis_server, timeout_s=10.0))) as store:
+        first = store.claim("k", 0.2)
+        assert first is not None and store.claim("k", 10.0) is None
+        time.sleep(0.3)
+        second = store.claim("k", 10.0)
+        assert second is not None
+        store.release(first)  # too late: it is another's by now
+        store.flush()
+        assert store.claim("k", 10.0) is None
+        store.release(second)
+        store.flush()
+        assert store.claim("k", 10.0) is not None
+
+
+class Network:
+    """An engine that reaches Redis through a proxy; what it asks for was warmed by another."""
+
+    def __init__(self, server: RedisServer, prefix: str, **changes: Any) -> None:
+        self.proxy = Proxy((LOOPBACK, server.port))
+        past = redis_config(server, prefix=prefix, timeout_s=10.0, group_bytes=1)
+        with engine_of(store=StoreConfig(redis=past)) as other:
+            other.warm([A, B, C])
+        through = replace(past, url=f"redis://{LOOPBACK}:{self.proxy.port}/0", timeout_s=0.5)
+        self.engine = engine_of(store=StoreConfig(redis=through, memory_bytes=0, **changes))
+
+    def close(self) -> None:
+        self.engine.close()
+        self.proxy.close()
+
+
+@pytest.fixture
+def network(redis_server: RedisServer) -> Iterator[Network]:
+    made = Network(redis_server, unique_prefix())
+    yield made
+    made.close()
+
+
+@pytest.mark.parametrize("fault", ["refusing", "stalled", "trickling", "cut", "flipped"])
+def test_whatever_the_network_does_the_answer_is_right_and_in_time(network: Network, fault: str) -> None:
+    wanted, _ = full_prefill(ids([A, B, C]))
+    prefill = network.engine.prefill(Q, [A, B, C], ratio=1.0)
+    assert prefill.reuse.missed_chunks == 0
+    close(prefill.logits, wanted)
+    if fault == "cut":
+        network.proxy.cut_after_bytes = 3000
+    elif fault == "flipped":
+        network.proxy.change = lambda data: bytes(byte ^ (at % 700 == 0) for at, byte in enumerate(data))
+    else:
+        setattr(network.proxy, fault, True)
+        if fault == "refusing":
+            network.proxy.break_off()
+    began = time.monotonic()
+    for _ in range(4):
+        prefill = network.engine.prefill(Q, [A, B, C], ratio=1.0)
+        close(prefill.logits, wanted)
+        assert sum((prefill.reuse.exact, prefill.reuse.fused, prefill.reuse.recomputed, prefill.reuse.computed)) == 29
+    assert time.monotonic() - began < 2 * 0.5 + 3.0
+    network.proxy.stalled = network.proxy.trickling = False
+
+
+def test_a_server_killed_while_layers_are_read_fails_no_request() -> None:
+    server = RedisServer()
+    network = Network(server, unique_prefix())
+    try:
+        wanted, _ = full_prefill(ids([A, B, C]))
+        killer = threading.Timer(0.02, server.kill)
+        killer.start()
+        for _ in range(6):
+            close(network.engine.prefill(Q, [A, B, C], ratio=1.0).logits, wanted)
+        killer.join()
+        server.start()
+    finally:
+        network.close()
+        server.remove()
+
+
+class TestSlow:
+    def test_what_loads_slower_than_it_computes_is_computed_and_the_report_says_so(self, network: Network) -> None:
+        network.engine.prefill(Q, [A, B, C])  # as fast as it comes: nothing was measured before
+        network.engine._store._tiers[-1]._meter._byte_s = 1 / 20e3  # type: ignore[attr-defined]
+        prefill = network.engine.prefill(Q, [A, B, C])
+        assert prefill.reuse.missed_chunks == 0
+        assert any("quicker than loading" in note and "redis" in note for note in prefill.reuse.notes)
+        assert prefill.reuse.computed > len(Q)
+
+    def test_a_quick_one_is_read(self, network: Network) -> None:
+        for _ in range(3):
+            network.engine._store._tiers[-1]._meter._byte_s = 1e-12  # type: ignore[attr-defined]
+            prefill = network.engine.prefill(Q, [A, B, C])
+            assert not any("quicker" in note for note in prefill.reuse.notes)
+            assert prefill.reuse.bytes_by_tier["redis"] > 0
+
+
+def test_s3_and_redis_have_a_name_each_in_reports(redis_server: RedisServer, s3_server: S3Server) -> None:
+    both = StoreConfig(redis=redis_config(redis_server, timeout_s=10.0), s3=s3_config(s3_server), memory_bytes=0)
+    with engine_of(store=both) as engine:
+        engine.warm([A, B])
+        engine._store._tiers[0].delete(engine._encoder.identity.key(tuple(B)))
+        assert set(engine.prefill(Q, [A, B]).reuse.bytes_by_tier) >= {"redis", "s3"}
+
+
+def test_a_profile_knows_how_fast_shared_storage_is(redis_server: RedisServer) -> None:
+    from ragkv import profiling
+
+    config: RedisConfig = redis_config(redis_server, timeout_s=10.0)
+    with engine_of(store=StoreConfig(redis=config)) as engine:
+        profile = profiling.measure(engine, quick=True)
+        assert profile.tier("redis").bytes_per_s > 0
+        assert engine._store.stats().tiers[-1].entries == 0  # what was measured with is gone
+        profiling.file(engine, profile)
+        engine.warm([A, B])
+        assert engine.prefill(Q, [A, B], ratio=None).reuse.decision
