@@ -38,7 +38,9 @@ export function setKey(value) {
 
 /**
  * One request; asks for a key once where the server wants one. Throws `Failure`.
- * @param {string} method @param {string} path below /v1 @param {{json?: any, form?: FormData, signal?: AbortSignal, quiet?: boolean}} [how]
+ * @param {string} method
+ * @param {string} path below /v1
+ * @param {{json?: any, form?: FormData, signal?: AbortSignal, quiet?: boolean}} [how]
  * @returns {Promise<Response>}
  */
 async function request(method, path, how = {}) {
@@ -51,7 +53,14 @@ async function request(method, path, how = {}) {
     const body = how.json === undefined ? how.form : JSON.stringify(how.json);
     let response;
     try {
-      response = await fetch(new URL(path, ROOT), { method, headers, body, signal: how.signal, credentials: "omit", cache: "no-store" });
+      response = await fetch(new URL(path, ROOT), {
+        method,
+        headers,
+        body,
+        signal: how.signal,
+        credentials: "omit",
+        cache: "no-store",
+      });
     } catch (error) {
       throw broken(error, "unreachable", "The server cannot be reached. Is ragkv serve still running?");
     }
@@ -59,7 +68,9 @@ async function request(method, path, how = {}) {
     const failure = await failed(response);
     if (failure.kind !== "key" || how.quiet) throw failure;
     if (key() !== used) continue; // somebody else was asked meanwhile
-    asking ??= askForKey(Boolean(used)).finally(() => { asking = null; });
+    asking ??= askForKey(Boolean(used)).finally(() => {
+      asking = null;
+    });
     if (!(await asking)) throw failure;
   }
 }
@@ -87,7 +98,9 @@ export const post = async (path, json = {}, signal) => (await request("POST", pa
 export const upload = async (path, form) => (await request("POST", path, { form })).json();
 
 /** @param {string} path */
-export const remove = async (path) => { await request("DELETE", path); };
+export const remove = async (path) => {
+  await request("DELETE", path);
+};
 
 /**
  * Try again when the server asks to, after the wait it names, telling the seconds left. Throws the last `Failure`.
@@ -116,8 +129,14 @@ export async function patiently(attempt, onWait, signal, tries = TRIES) {
 /** @param {number} ms @param {AbortSignal} [signal] @returns {Promise<void>} */
 function pause(ms, signal) {
   return new Promise((resolve, reject) => {
-    const stop = () => { clearTimeout(timer); reject(new Failure("stopped", "Stopped.")); };
-    const timer = setTimeout(() => { signal?.removeEventListener("abort", stop); resolve(); }, ms);
+    const stop = () => {
+      clearTimeout(timer);
+      reject(new Failure("stopped", "Stopped."));
+    };
+    const timer = setTimeout(() => {
+      signal?.removeEventListener("abort", stop);
+      resolve();
+    }, ms);
     if (signal?.aborted) stop();
     else signal?.addEventListener("abort", stop, { once: true });
   });
@@ -145,7 +164,8 @@ async function* parsed(body) {
       rest = blocks.pop() ?? "";
       for (const block of blocks) {
         const lines = block.split("\n");
-        const field = (/** @type {string} */ name) => lines.filter((line) => line.startsWith(`${name}:`)).map((line) => line.slice(name.length + 1).trimStart());
+        const field = (/** @type {string} */ name) =>
+          lines.filter((line) => line.startsWith(`${name}:`)).map((line) => line.slice(name.length + 1).trimStart());
         const data = field("data").join("\n");
         if (data) yield { event: field("event")[0] ?? "message", data: JSON.parse(data) };
       }

@@ -8,14 +8,22 @@ import { spent } from "./timing.js";
 import { count, duration, percent } from "./words.js";
 
 /** @typedef {import("./types.js").Source} Source @typedef {import("./types.js").Citation} Citation
- * @typedef {import("./types.js").Span} Span @typedef {import("./types.js").Reuse} Reuse @typedef {import("./types.js").Timing} Timing */
+ * @typedef {import("./types.js").Span} Span
+ * @typedef {import("./types.js").Reuse} Reuse
+ * @typedef {import("./types.js").Timing} Timing */
 
-const TYPES = { overloaded_error: "The server is busy.", rate_limit_error: "Too many requests for this key just now.", timeout_error: "The server ran out of time for this." };
+const TYPES = {
+  overloaded_error: "The server is busy.",
+  rate_limit_error: "Too many requests for this key just now.",
+  timeout_error: "The server ran out of time for this.",
+};
 
 /** A turn on the page. */
 export class Turn {
   /**
-   * @param {Record<string, any>} body of the request @param {HTMLElement} measured what measures it @param {() => void} again asks it once more
+   * @param {Record<string, any>} body of the request
+   * @param {HTMLElement} measured what measures it
+   * @param {() => void} again asks it once more
    */
   constructor(body, measured, again) {
     this.body = body;
@@ -31,7 +39,15 @@ export class Turn {
     this.from = el("div", { class: "sources" });
     this.made = el("details", { class: "made", open: true, hidden: true });
     this.measured = measured;
-    this.node = el("article", { class: "turn working", "aria-label": `Question: ${body.question}` }, el("h3", { class: "question" }, body.question), this.answer, this.notice, this.from, this.made);
+    this.node = el(
+      "article",
+      { class: "turn working", "aria-label": `Question: ${body.question}` },
+      el("h3", { class: "question" }, body.question),
+      this.answer,
+      this.notice,
+      this.from,
+      this.made,
+    );
     /** @param {number} number @param {HTMLElement} from @param {Citation} [at] */
     this.show = (number, from, at) => show(this.sources, this.citations, number, from, at);
   }
@@ -40,7 +56,10 @@ export class Turn {
     this.stopper.abort();
   }
 
-  /** Ask, and show what comes. Never throws. @returns {Promise<import("./types.js").Answer|null>} the answer if it came whole */
+  /**
+   * Ask, and show what comes. Never throws.
+   * @returns {Promise<import("./types.js").Answer|null>} the answer if it came whole
+   */
   async run() {
     try {
       return await this.followed();
@@ -55,12 +74,20 @@ export class Turn {
   }
 
   async followed() {
-    const stream = await patiently(() => events("ask", this.body, this.stopper.signal), (failure, left) => this.waiting(failure, left), this.stopper.signal);
+    const stream = await patiently(
+      () => events("ask", this.body, this.stopper.signal),
+      (failure, left) => this.waiting(failure, left),
+      this.stopper.signal,
+    );
     for await (const { event, data } of stream) {
       if (event === "sources") this.given(data.sources);
       else if (event === "prompt") this.prefilled(data.prompt, data.reuse, data.timing);
       else if (event === "token") this.add(data.text);
-      else if (event === "error") throw new Failure("told", TYPES[/** @type {keyof typeof TYPES} */ (data.error?.type)] ?? data.error?.message ?? "The server gave up.");
+      else if (event === "error")
+        throw new Failure(
+          "told",
+          TYPES[/** @type {keyof typeof TYPES} */ (data.error?.type)] ?? data.error?.message ?? "The server gave up.",
+        );
       else if (event === "answer") return this.finished(data);
     }
     throw new Failure("broken", "The connection broke.");
@@ -70,7 +97,15 @@ export class Turn {
   waiting(failure, left) {
     if (!failure) return this.notice.replaceChildren();
     if (!this.notice.querySelector(".waiting")) {
-      this.notice.replaceChildren(el("p", { class: "notice waiting", role: "status" }, `${failure.message} Trying again in `, el("b", { class: "left", "aria-hidden": "true" }), "."));
+      this.notice.replaceChildren(
+        el(
+          "p",
+          { class: "notice waiting", role: "status" },
+          `${failure.message} Trying again in `,
+          el("b", { class: "left", "aria-hidden": "true" }),
+          ".",
+        ),
+      );
     }
     this.notice.querySelector(".left").textContent = count(left, "second");
   }
@@ -78,7 +113,15 @@ export class Turn {
   /** @param {Source[]} sources */
   given(sources) {
     this.sources = sources;
-    this.from.replaceChildren(sources.length ? chips(sources, this.citations, this.show) : el("p", { class: "notice" }, "Nothing in this collection matched the question. The answer rests on the model alone."));
+    this.from.replaceChildren(
+      sources.length
+        ? chips(sources, this.citations, this.show)
+        : el(
+            "p",
+            { class: "notice" },
+            "Nothing in this collection matched the question. The answer rests on the model alone.",
+          ),
+    );
   }
 
   /** @param {Span[]} prompt @param {Reuse} reuse @param {Timing} timing */
@@ -86,12 +129,17 @@ export class Turn {
     const total = reuse.exact + reuse.fused + reuse.recomputed + reuse.computed;
     const reused = total ? (reuse.exact + reuse.fused) / total : 0;
     const notes = [...(reuse.notes ?? [])];
-    if (reuse.missed_chunks) notes.unshift(`${count(reuse.missed_chunks, "passage")} had no stored KV and ${reuse.missed_chunks === 1 ? "was" : "were"} computed; it is being stored for next time.`);
+    if (reuse.missed_chunks)
+      notes.unshift(
+        `${count(reuse.missed_chunks, "passage")} had no stored KV: computed here, and being stored for next time.`,
+      );
     const first = timing?.first_token_s ? ` First token after ${duration(timing.first_token_s)}.` : "";
     this.made.replaceChildren(
       el("summary", {}, el("b", {}, percent(reused)), ` of ${count(total, "prompt token")} reused.${first}`),
       strip(prompt, reuse, this.sources, this.show),
-      ...notes.map((note) => el("p", { class: "note" }, note[0].toUpperCase() + note.slice(1) + (/[.!?]$/.test(note) ? "" : "."))),
+      ...notes.map((note) =>
+        el("p", { class: "note" }, note[0].toUpperCase() + note.slice(1) + (/[.!?]$/.test(note) ? "" : ".")),
+      ),
       timing?.first_token_s ? spent(timing) : "",
       this.measured,
     );
@@ -123,7 +171,12 @@ export class Turn {
   failed(failure) {
     this.notice.replaceChildren();
     const kept = this.text ? " What had arrived stays; the conversation may not have this turn." : "";
-    const words = failure.kind === "broken" ? (this.text ? "The connection broke before the answer was complete." : "The connection broke before the answer began.") : failure.message;
+    const words =
+      failure.kind === "broken"
+        ? this.text
+          ? "The connection broke before the answer was complete."
+          : "The connection broke before the answer began."
+        : failure.message;
     const again = el("button", { type: "button", class: "outline again", onclick: () => this.again() }, "Ask again");
     this.tell(words + kept, failure.kind === "stopped" ? "" : "bad", again);
     say(words);
@@ -131,6 +184,8 @@ export class Turn {
 
   /** @param {string} words @param {string} [tone] @param {...Node} more */
   tell(words, tone = "", ...more) {
-    this.notice.append(el("div", { class: `notice ${tone}`, role: tone ? "alert" : null }, el("p", {}, words), ...more));
+    this.notice.append(
+      el("div", { class: `notice ${tone}`, role: tone ? "alert" : null }, el("p", {}, words), ...more),
+    );
   }
 }

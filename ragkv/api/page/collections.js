@@ -58,10 +58,22 @@ async function made(name) {
 }
 
 async function create() {
-  const input = el("input", { type: "text", maxlength: 64, required: true, spellcheck: "false", autocapitalize: "off" });
-  const body = [el("label", {}, "Name", input), el("p", { class: "muted" }, "Letters, digits, dots, dashes and underscores; 64 at most.")];
+  const input = el("input", {
+    type: "text",
+    maxlength: 64,
+    required: true,
+    spellcheck: "false",
+    autocapitalize: "off",
+  });
+  const body = [
+    el("label", {}, "Name", input),
+    el("p", { class: "muted" }, "Letters, digits, dots, dashes and underscores; 64 at most."),
+  ];
   const name = await dialog("New collection", body, "Create", () => {
-    if (!named(input.value.trim())) throw new Error("A name begins with a letter or digit, and has letters, digits, dots, dashes and underscores only.");
+    if (!named(input.value.trim()))
+      throw new Error(
+        "A name begins with a letter or digit, and has letters, digits, dots, dashes and underscores only.",
+      );
     return made(input.value.trim());
   });
   if (name) say(`Collection ${name} is there.`);
@@ -70,10 +82,16 @@ async function create() {
 /** Delete the chosen collection, after asking. */
 export async function drop() {
   const { name, documents } = /** @type {any} */ (current());
-  const gone = await dialog(`Delete ${name}?`, [el("p", {}, `Its ${count(documents, "document")} and their stored KV go for good.`)], "Delete", async () => {
-    await remove(`collections/${encodeURIComponent(name)}`);
-    return true;
-  }, "danger");
+  const gone = await dialog(
+    `Delete ${name}?`,
+    [el("p", {}, `Its ${count(documents, "document")} and their stored KV go for good.`)],
+    "Delete",
+    async () => {
+      await remove(`collections/${encodeURIComponent(name)}`);
+      return true;
+    },
+    "danger",
+  );
   if (!gone) return false;
   update({ collection: "" });
   await refresh();
@@ -88,5 +106,8 @@ export function setUp() {
     if (picked === NEW) await create();
     bus.dispatchEvent(new Event("collection"));
   });
-  bus.addEventListener("view", () => { draw(); bus.dispatchEvent(new Event("collection")); });
+  bus.addEventListener("view", () => {
+    draw();
+    bus.dispatchEvent(new Event("collection"));
+  });
 }

@@ -1,4 +1,7 @@
-/** One dialog for every short question: yes or no, a name, a key, a text. The browser's own, so that focus and Escape are its. */
+/**
+ * One dialog for every short question: yes or no, a name, a key, a text. The browser's own, so that focus and Escape
+ * are its.
+ */
 
 import { $ } from "./dom.js";
 
@@ -6,9 +9,14 @@ import { $ } from "./dom.js";
 let before = Promise.resolve();
 
 /**
- * Ask; one at a time. Resolves with what `take` gives, or `null` when it was closed. `take` may throw a message to show.
+ * Ask; one at a time. Resolves with what `take` gives, or `null` when it was closed. `take` may throw a message
+ *   to show.
  * @template T
- * @param {string} title @param {Node[]} body @param {string} yes the button that does it @param {() => T|Promise<T>} take @param {string} [tone] "danger"
+ * @param {string} title
+ * @param {Node[]} body
+ * @param {string} yes the button that does it
+ * @param {() => T|Promise<T>} take
+ * @param {string} [tone] "danger"
  * @returns {Promise<T|null>}
  */
 export function dialog(title, body, yes, take, tone = "") {
@@ -17,7 +25,14 @@ export function dialog(title, body, yes, take, tone = "") {
   return next;
 }
 
-/** @param {string} title @param {Node[]} body @param {string} yes @param {() => any} take @param {string} tone @returns {Promise<any>} */
+/**
+ * @param {string} title
+ * @param {Node[]} body
+ * @param {string} yes
+ * @param {() => any} take
+ * @param {string} tone
+ * @returns {Promise<any>}
+ */
 function shown(title, body, yes, take, tone) {
   const box = $("dialog");
   const wrong = document.createElement("p");
@@ -46,6 +61,9 @@ function shown(title, body, yes, take, tone) {
     $("dialog-no").onclick = () => box.close();
     box.onclose = () => resolve(result);
     box.showModal();
-    ($("dialog-body").querySelector("input:not([type=checkbox]), textarea") ?? $(tone === "danger" ? "dialog-no" : "dialog-yes")).focus();
+    (
+      $("dialog-body").querySelector("input:not([type=checkbox]), textarea") ??
+      $(tone === "danger" ? "dialog-no" : "dialog-yes")
+    ).focus();
   });
 }

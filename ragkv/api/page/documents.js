@@ -1,4 +1,6 @@
-/** Documents: dropped, picked or pasted, one request each so that each has its own result; the list of what is there. */
+/**
+ * Documents: dropped, picked or pasted, one request each so that each has its own result; the list of what is there.
+ */
 
 import { Failure, get, patiently, post, remove, upload } from "./api.js";
 import { current, drop as dropCollection, refresh, wanted } from "./collections.js";
@@ -20,16 +22,26 @@ let done = 0;
 const results = el("ul", { class: "results", "aria-label": "Added now" });
 const progress = el("progress", { max: 1, value: 0, "aria-label": "Documents added" });
 const summary = el("p", { class: "muted", role: "status" });
-const uploads = el("section", { class: "uploads", hidden: true }, el("div", { class: "row" }, progress, summary), results);
+const uploads = el(
+  "section",
+  { class: "uploads", hidden: true },
+  el("div", { class: "row" }, progress, summary),
+  results,
+);
 const list = el("div", { class: "documents" });
 
 /** @param {File[]} files */
 export function add(files) {
-  enqueue(files.map((file) => [file.name, (to) => {
-    const form = new FormData();
-    form.append("files", file);
-    return upload(to, form);
-  }]));
+  enqueue(
+    files.map((file) => [
+      file.name,
+      (to) => {
+        const form = new FormData();
+        form.append("files", file);
+        return upload(to, form);
+      },
+    ]),
+  );
 }
 
 /** @param {string} title @param {string} text */
@@ -41,7 +53,11 @@ function paste(title, text) {
 /** @param {[string, (to: string) => Promise<any>][]} wishes */
 function enqueue(wishes) {
   if (!wishes.length) return;
-  if (!working) { asked = 0; done = 0; results.replaceChildren(); }
+  if (!working) {
+    asked = 0;
+    done = 0;
+    results.replaceChildren();
+  }
   for (const [name, send] of wishes) {
     const said = el("span", { class: "said" }, "waiting");
     const row = el("li", { class: "result", "data-name": name }, el("span", { class: "name" }, base(name)), said);
@@ -73,7 +89,8 @@ function count_() {
   progress.max = asked;
   progress.value = done;
   const failures = results.querySelectorAll(".result.bad").length;
-  summary.textContent = done < asked ? `${done} of ${asked}` : `${asked - failures} done${failures ? `, ${failures} failed` : ""}`;
+  summary.textContent =
+    done < asked ? `${done} of ${asked}` : `${asked - failures} done${failures ? `, ${failures} failed` : ""}`;
 }
 
 /** @param {Job} job */
@@ -83,7 +100,12 @@ async function one({ name, send, row, said }) {
   row.scrollIntoView({ block: "nearest" });
   try {
     const to = `collections/${encodeURIComponent(await wanted())}/documents`;
-    const report = await patiently(() => send(to), (failure, left) => { said.textContent = failure ? `${failure.message} Again in ${left} s` : "reading and encoding …"; });
+    const report = await patiently(
+      () => send(to),
+      (failure, left) => {
+        said.textContent = failure ? `${failure.message} Again in ${left} s` : "reading and encoding …";
+      },
+    );
     said.textContent = happened(report);
     row.classList.add(report.chunks?.failed ? "bad" : "good");
   } catch (error) {
@@ -95,32 +117,65 @@ async function one({ name, send, row, said }) {
   row.classList.remove("now");
 }
 
-/** @param {{added: string[], changed: string[], unchanged: string[], chunks: {encoded: number, present: number, failed: number}}} report */
+/**
+ * @param {{added: string[], changed: string[], unchanged: string[], chunks: {encoded: number, present: number, failed:
+ * number}}} report
+ */
 function happened(report) {
-  const what = report.added.length ? "added" : report.changed.length ? "replaced" : report.unchanged.length ? "already here, unchanged" : "nothing in it to keep";
+  const what = report.added.length
+    ? "added"
+    : report.changed.length
+      ? "replaced"
+      : report.unchanged.length
+        ? "already here, unchanged"
+        : "nothing in it to keep";
   const { encoded = 0, present = 0, failed = 0 } = report.chunks ?? {};
-  const kv = [encoded && `${count(encoded, "chunk")} encoded`, present && `${count(present, "chunk")} stored already`, failed && `${failed} could not be encoded`].filter(Boolean);
+  const kv = [
+    encoded && `${count(encoded, "chunk")} encoded`,
+    present && `${count(present, "chunk")} stored already`,
+    failed && `${failed} could not be encoded`,
+  ].filter(Boolean);
   return [what, ...kv].join(", ");
 }
 
 /** The place where documents are dropped, picked or pasted. @returns {HTMLElement} */
 export function dropZone() {
-  const picker = el("input", { type: "file", multiple: true, hidden: true, onchange: () => {
-    add([...picker.files]);
-    picker.value = "";
-  } });
-  return el("div", { class: "drop" }, icon("doc"), el("p", { class: "fine-only" }, "Drop documents anywhere on this page"),
-    el("div", { class: "row middle" }, picker, el("button", { type: "button", class: "outline pick-files", onclick: () => picker.click() }, "Choose files"),
-      el("button", { type: "button", class: "outline paste", onclick: pasteDialog }, "Paste text")));
+  const picker = el("input", {
+    type: "file",
+    multiple: true,
+    hidden: true,
+    onchange: () => {
+      add([...picker.files]);
+      picker.value = "";
+    },
+  });
+  return el(
+    "div",
+    { class: "drop" },
+    icon("doc"),
+    el("p", { class: "fine-only" }, "Drop documents anywhere on this page"),
+    el(
+      "div",
+      { class: "row middle" },
+      picker,
+      el("button", { type: "button", class: "outline pick-files", onclick: () => picker.click() }, "Choose files"),
+      el("button", { type: "button", class: "outline paste", onclick: pasteDialog }, "Paste text"),
+    ),
+  );
 }
 
 async function pasteDialog() {
   const title = el("input", { type: "text", maxlength: 200, placeholder: "Notes" });
   const text = el("textarea", { rows: 9, required: true });
-  const wish = await dialog("Paste text", [el("label", {}, "Title", title), el("label", {}, "Text", text)], "Add", () => {
-    if (!text.value.trim()) throw new Error("There is no text yet.");
-    return [title.value.trim(), text.value];
-  });
+  const wish = await dialog(
+    "Paste text",
+    [el("label", {}, "Title", title), el("label", {}, "Text", text)],
+    "Add",
+    () => {
+      if (!text.value.trim()) throw new Error("There is no text yet.");
+      return [title.value.trim(), text.value];
+    },
+  );
   if (wish) paste(wish[0], wish[1]);
 }
 
@@ -134,20 +189,43 @@ export function show(from = null) {
 /** @param {any} document */
 function entry(document) {
   const name = base(document.title || document.source || document.id);
-  const gone = el("button", { type: "button", class: "quiet square", "aria-label": `Delete ${name}`, onclick: async () => {
-    const sure = await dialog(`Delete ${name}?`, [el("p", {}, "Its text and its stored KV go for good, unless another document has the same passage.")], "Delete", async () => {
-      await remove(`collections/${encodeURIComponent(view.collection)}/documents/${encodeURIComponent(document.id)}`);
-      return true;
-    }, "danger");
-    if (!sure) return;
-    say(`${name} is deleted.`);
-    await refresh().catch(told);
-    changed();
-    await draw();
-    $("drawer-title").focus();
-  } }, icon("close"));
+  const gone = el(
+    "button",
+    {
+      type: "button",
+      class: "quiet square",
+      "aria-label": `Delete ${name}`,
+      onclick: async () => {
+        const sure = await dialog(
+          `Delete ${name}?`,
+          [el("p", {}, "Its text and its stored KV go for good, unless another document has the same passage.")],
+          "Delete",
+          async () => {
+            await remove(
+              `collections/${encodeURIComponent(view.collection)}/documents/${encodeURIComponent(document.id)}`,
+            );
+            return true;
+          },
+          "danger",
+        );
+        if (!sure) return;
+        say(`${name} is deleted.`);
+        await refresh().catch(told);
+        changed();
+        await draw();
+        $("drawer-title").focus();
+      },
+    },
+    icon("close"),
+  );
   const size = document.chunks === undefined ? "" : count(document.chunks, "chunk");
-  return el("li", { "data-id": document.id, title: document.id }, el("span", { class: "name" }, name), el("span", { class: "muted" }, size), gone);
+  return el(
+    "li",
+    { "data-id": document.id, title: document.id },
+    el("span", { class: "name" }, name),
+    el("span", { class: "muted" }, size),
+    gone,
+  );
 }
 
 let drawing = 0;
@@ -157,7 +235,14 @@ async function draw(after) {
   if (opened() !== "documents") return;
   const mine = ++drawing;
   const name = view.collection;
-  if (!name) return list.replaceChildren(el("p", { class: "muted" }, "There is no collection yet. The first document makes one; or choose “New collection …” above."));
+  if (!name)
+    return list.replaceChildren(
+      el(
+        "p",
+        { class: "muted" },
+        "There is no collection yet. The first document makes one; or choose “New collection …” above.",
+      ),
+    );
   try {
     const query = new URLSearchParams({ limit: String(PAGE), ...(after ? { after } : {}) });
     const page = await get(`collections/${encodeURIComponent(name)}/documents?${query}`);
@@ -166,12 +251,33 @@ async function draw(after) {
     list.querySelector(".more")?.remove();
     if (after) list.querySelector("ul").append(...items);
     else {
-      const foot = el("div", { class: "row end" }, el("button", { type: "button", class: "quiet danger", onclick: async () => { if (await dropCollection()) show(); } }, "Delete collection …"));
+      const foot = el(
+        "div",
+        { class: "row end" },
+        el(
+          "button",
+          {
+            type: "button",
+            class: "quiet danger",
+            onclick: async () => {
+              if (await dropCollection()) show();
+            },
+          },
+          "Delete collection …",
+        ),
+      );
       const total = current()?.documents ?? items.length;
-      list.replaceChildren(el("h3", {}, `In ${name}`, el("span", { class: "muted" }, count(total, "document"))), items.length ? el("ul", {}, ...items) : el("p", { class: "muted" }, "Nothing yet."), foot);
+      list.replaceChildren(
+        el("h3", {}, `In ${name}`, el("span", { class: "muted" }, count(total, "document"))),
+        items.length ? el("ul", {}, ...items) : el("p", { class: "muted" }, "Nothing yet."),
+        foot,
+      );
     }
     const next = page.next ?? (page.has_more ? page.data.at(-1)?.id : null);
-    if (next) list.querySelector("ul").after(el("button", { type: "button", class: "outline more", onclick: () => draw(next) }, "Show more"));
+    if (next)
+      list
+        .querySelector("ul")
+        .after(el("button", { type: "button", class: "outline more", onclick: () => draw(next) }, "Show more"));
   } catch (error) {
     told(error);
   }
@@ -185,11 +291,25 @@ function told(error) {
 
 export function setUp() {
   let depth = 0;
-  const over = (/** @type {boolean} */ on) => { $("dropping").hidden = !on; $("dropping-to").textContent = view.collection || "a new collection"; };
+  const over = (/** @type {boolean} */ on) => {
+    $("dropping").hidden = !on;
+    $("dropping-to").textContent = view.collection || "a new collection";
+  };
   const files = (/** @type {DragEvent} */ event) => event.dataTransfer?.types.includes("Files");
-  addEventListener("dragenter", (event) => { if (files(event)) { event.preventDefault(); depth += 1; over(true); } });
-  addEventListener("dragover", (event) => { if (files(event)) event.preventDefault(); });
-  addEventListener("dragleave", () => { depth = Math.max(0, depth - 1); if (!depth) over(false); });
+  addEventListener("dragenter", (event) => {
+    if (files(event)) {
+      event.preventDefault();
+      depth += 1;
+      over(true);
+    }
+  });
+  addEventListener("dragover", (event) => {
+    if (files(event)) event.preventDefault();
+  });
+  addEventListener("dragleave", () => {
+    depth = Math.max(0, depth - 1);
+    if (!depth) over(false);
+  });
   addEventListener("drop", (event) => {
     depth = 0;
     over(false);

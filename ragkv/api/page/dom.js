@@ -20,7 +20,11 @@ export function el(tag, attributes = {}, ...children) {
     else if (value === true) node.setAttribute(name, "");
     else if (value !== false && value != null) node.setAttribute(name, String(value));
   }
-  node.append(...children.filter((child) => child != null && child !== false).map((child) => (child instanceof Node ? child : String(child))));
+  node.append(
+    ...children
+      .filter((child) => child != null && child !== false)
+      .map((child) => (child instanceof Node ? child : String(child))),
+  );
   return node;
 }
 

@@ -1,6 +1,9 @@
-/** The panel at the side: one thing at a time, closed by Escape, giving the focus back. Over everything on small screens. */
+/**
+ * The panel at the side: one thing at a time, closed by Escape, giving the focus back. Over everything on small
+ * screens.
+ */
 
-import { $, el } from "./dom.js";
+import { $ } from "./dom.js";
 
 const narrow = matchMedia("(max-width: 1179px)");
 /** @type {HTMLElement|null} */
@@ -11,7 +14,10 @@ let name = "";
 export const opened = () => name;
 
 /**
- * @param {string} title @param {HTMLElement|null} from who gets the focus back @param {any[]} content @param {string} what
+ * @param {string} title
+ * @param {HTMLElement|null} from who gets the focus back
+ * @param {any[]} content
+ * @param {string} what
  */
 export function open(title, from, content, what) {
   if (!name || !$("drawer").contains(document.activeElement)) opener = from;
@@ -51,9 +57,12 @@ export function side(on) {
   else if ($("side").contains(document.activeElement)) $("menu").focus();
 }
 
-narrow.addEventListener("change", () => { side(false); cover(); });
+narrow.addEventListener("change", () => {
+  side(false);
+  cover();
+});
 $("drawer-close").addEventListener("click", close);
-$("veil").addEventListener("click", () => { side(false); close(); });
-
-/** @param {...any} children @returns {HTMLElement} */
-export const row = (...children) => el("div", { class: "row" }, ...children);
+$("veil").addEventListener("click", () => {
+  side(false);
+  close();
+});

@@ -10,30 +10,67 @@ const OFF = "ragkv.keys-off";
 const KEYS = [
   ["/", "Write a question", () => $("question").focus()],
   ["d", "Documents", () => $("documents").click()],
-  ["n", "New conversation", () => { $("new-session").click(); $("question").focus(); }],
+  [
+    "n",
+    "New conversation",
+    () => {
+      $("new-session").click();
+      $("question").focus();
+    },
+  ],
   ["c", "Conversations", () => reach()],
-  ["h", "How it answers", () => { $("how").open = !$("how").open; $("how").querySelector($("how").open ? "select" : "summary").focus(); }],
+  [
+    "h",
+    "How it answers",
+    () => {
+      $("how").open = !$("how").open;
+      $("how")
+        .querySelector($("how").open ? "select" : "summary")
+        .focus();
+    },
+  ],
   ["m", "Measure the last answer", () => last(".measure")?.click()],
   ["p", "The last prompt's strip", () => last(".strip [tabindex='0']")?.focus()],
   ["t", "Theme", () => $("theme").click()],
   ["?", "This list", () => show()],
 ];
-const OTHERS = [["Enter", "Ask"], ["Shift Enter", "New line"], ["1 – 9", "Open that source of the last answer"], ["Esc", "Close, or stop the answer"]];
+const OTHERS = [
+  ["Enter", "Ask"],
+  ["Shift Enter", "New line"],
+  ["1 – 9", "Open that source of the last answer"],
+  ["Esc", "Close, or stop the answer"],
+];
 
 /** @param {string} what @returns {any} within the last turn on the page */
 const last = (what) => [...document.querySelectorAll(`.turn ${what}`)].at(-1);
 
 function reach() {
   if ($("menu").offsetParent) side(true);
-  (document.querySelector(".session.current .go") ?? document.querySelector(".session .go") ?? $("new-session")).focus();
+  (
+    document.querySelector(".session.current .go") ??
+    document.querySelector(".session .go") ??
+    $("new-session")
+  ).focus();
 }
 
 const off = () => localStorage.getItem(OFF) === "1";
 
 export async function show() {
   const lines = [...OTHERS, ...KEYS].flatMap(([key, what]) => [el("dt", {}, el("kbd", {}, key)), el("dd", {}, what)]);
-  const box = el("input", { type: "checkbox", checked: !off(), onchange: () => (box.checked ? localStorage.removeItem(OFF) : localStorage.setItem(OFF, "1")) });
-  await dialog("Keyboard", [el("dl", { class: "keys" }, ...lines), el("label", { class: "check" }, box, "Single keys work while nothing is being typed")], "Close", () => true);
+  const box = el("input", {
+    type: "checkbox",
+    checked: !off(),
+    onchange: () => (box.checked ? localStorage.removeItem(OFF) : localStorage.setItem(OFF, "1")),
+  });
+  await dialog(
+    "Keyboard",
+    [
+      el("dl", { class: "keys" }, ...lines),
+      el("label", { class: "check" }, box, "Single keys work while nothing is being typed"),
+    ],
+    "Close",
+    () => true,
+  );
 }
 
 /** @param {() => boolean} stop stops the answer under way; whether there was one */
@@ -45,7 +82,9 @@ export function setUp(stop) {
     if (event.key === "Escape") return escape(stop);
     if (off() || on.matches("input:not([type=radio], [type=range], [type=checkbox]), textarea, select")) return;
     const found = KEYS.find(([key]) => key === event.key);
-    const source = /^[1-9]$/.test(event.key) ? [...(last(".chips")?.querySelectorAll(".chip") ?? [])][Number(event.key) - 1] : null;
+    const source = /^[1-9]$/.test(event.key)
+      ? [...(last(".chips")?.querySelectorAll(".chip") ?? [])][Number(event.key) - 1]
+      : null;
     if (!found && !source) return;
     event.preventDefault();
     if (found) found[2]();

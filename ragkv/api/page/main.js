@@ -33,10 +33,13 @@ function ask(question) {
 
 /** @param {Record<string, any>} body @param {Record<string, any>} comparison @param {boolean} follows */
 async function pose(body, comparison, follows) {
-  const turn = new Turn(body, measure(comparison, follows), () => { if (!current) pose(body, comparison, follows); });
+  const turn = new Turn(body, measure(comparison, follows), () => {
+    if (!current) pose(body, comparison, follows);
+  });
   const turns = said.get(body.session_id) ?? [];
   said.set(body.session_id, turns);
-  for (const made of document.querySelectorAll("#turns details.made")) /** @type {HTMLDetailsElement} */ (made).open = false;
+  for (const made of document.querySelectorAll("#turns details.made"))
+    /** @type {HTMLDetailsElement} */ (made).open = false;
   turns.push(turn.node);
   current = turn;
   busy(true);
@@ -54,10 +57,15 @@ async function pose(body, comparison, follows) {
 function follow(node) {
   const thread = $("thread");
   let pinned = true;
-  const grown = new ResizeObserver(() => { if (pinned) thread.scrollTop = Math.min(thread.scrollHeight, node.offsetTop - 16); });
-  const moved = () => { pinned = false; };
+  const grown = new ResizeObserver(() => {
+    if (pinned) thread.scrollTop = Math.min(thread.scrollHeight, node.offsetTop - 16);
+  });
+  const moved = () => {
+    pinned = false;
+  };
   grown.observe(node);
-  for (const way of ["wheel", "touchmove", "keydown"]) thread.addEventListener(way, moved, { passive: true, once: true });
+  for (const way of ["wheel", "touchmove", "keydown"])
+    thread.addEventListener(way, moved, { passive: true, once: true });
   return () => setTimeout(() => grown.disconnect(), 300);
 }
 
@@ -73,45 +81,92 @@ function draw() {
   const past = view.session && !turns.length;
   const nodes = turns.length ? turns : past ? [goOn()] : [welcome()];
   const shown = $("turns").children;
-  if (shown.length !== nodes.length || nodes.some((node, at) => node !== shown[at])) $("turns").replaceChildren(...nodes);
+  if (shown.length !== nodes.length || nodes.some((node, at) => node !== shown[at]))
+    $("turns").replaceChildren(...nodes);
   hint();
 }
 
-const goOn = () => el("section", { class: "welcome" }, el("h1", {}, "Go on with this conversation"),
-  el("p", {}, "Its history is kept by the server as tokens and KV, and stands before your next question. What was said before this page was opened is not shown here."));
+const goOn = () =>
+  el(
+    "section",
+    { class: "welcome" },
+    el("h1", {}, "Go on with this conversation"),
+    el(
+      "p",
+      {},
+      "Its history is kept by the server as tokens and KV, and stands before your next question. " +
+        "What was said before this page was opened is not shown here.",
+    ),
+  );
 
 function welcome() {
   const collection = collections.current();
   if (!collections.ready()) return el("section", { class: "welcome" });
   if (collection?.documents) {
-    return el("section", { class: "welcome" }, el("h1", {}, "Ask your documents"),
-      el("p", {}, `The collection ${collection.name} holds ${count(collection.documents, "document")} in ${count(collection.chunks, "chunk")}, their KV stored. An answer comes with its sources, and with its prompt: which tokens were reused, and which had to be computed.`));
+    return el(
+      "section",
+      { class: "welcome" },
+      el("h1", {}, "Ask your documents"),
+      el(
+        "p",
+        {},
+        `The collection ${collection.name} holds ${count(collection.documents, "document")} in ` +
+          `${count(collection.chunks, "chunk")}, their KV stored. ` +
+          `An answer comes with its sources, and with its prompt: which tokens were reused, and which had to be computed.`,
+      ),
+    );
   }
-  return el("section", { class: "welcome" }, el("h1", {}, "Add documents, then ask"),
-    el("p", {}, "Each passage is run through the model once and its KV is kept. A question then reuses it wherever the passage stands in the prompt, and recomputes only the tokens that need it. You see which."),
-    documents.dropZone());
+  return el(
+    "section",
+    { class: "welcome" },
+    el("h1", {}, "Add documents, then ask"),
+    el(
+      "p",
+      {},
+      "Each passage is run through the model once and its KV is kept. A question then reuses it " +
+        "wherever the passage stands in the prompt, and recomputes only the tokens that need it. You see which.",
+    ),
+    documents.dropZone(),
+  );
 }
 
 /** @param {boolean} [asked] although there is nothing to ask */
 function hint(asked = false) {
-  const empty = collections.ready() && view.collection && !collections.current()?.documents && !said.get(view.session)?.length;
-  $("ask-hint").textContent = asked ? "There is no collection to ask yet: add a document first." : empty ? "No documents yet: an answer would rest on the model alone." : "";
+  const empty =
+    collections.ready() && view.collection && !collections.current()?.documents && !said.get(view.session)?.length;
+  $("ask-hint").textContent = asked
+    ? "There is no collection to ask yet: add a document first."
+    : empty
+      ? "No documents yet: an answer would rest on the model alone."
+      : "";
 }
 
 /** @param {string} words "" clears */
 function banner(words, label = "", act = () => {}) {
   $("banner").hidden = !words;
-  $("banner").replaceChildren(words, ...(label ? [el("button", { type: "button", class: "outline", onclick: act }, label)] : []));
+  $("banner").replaceChildren(
+    words,
+    ...(label ? [el("button", { type: "button", class: "outline", onclick: act }, label)] : []),
+  );
 }
 
 async function begin() {
   try {
-    await patiently(collections.refresh, (failure, left) => banner(failure ? `${failure.message} Trying again in ${left} s.` : ""), undefined, Infinity);
+    await patiently(
+      collections.refresh,
+      (failure, left) => banner(failure ? `${failure.message} Trying again in ${left} s.` : ""),
+      undefined,
+      Infinity,
+    );
     banner("");
   } catch (error) {
     if (!(error instanceof Failure)) throw error;
     if (error.kind === "key") banner("This server asks for an API key.", "Enter the key", begin);
-    else banner(error.message, "Try again", () => { begin(); bus.dispatchEvent(new Event("key")); });
+    else
+      banner(error.message, "Try again", () => {
+        begin();
+        bus.dispatchEvent(new Event("key"));
+      });
   }
   $("key").hidden = !key();
   draw();
@@ -120,18 +175,42 @@ async function begin() {
 /** @param {boolean} refused @returns {Promise<string|null>} */
 async function askForKey(refused) {
   const field = el("input", { type: "password", required: true, autocomplete: "off", spellcheck: "false" });
-  const why = refused ? "The server did not accept that key. Another one?" : "This server asks for an API key. It is made with ragkv keys.";
-  const given = await dialog("API key", [el("p", {}, why), el("label", {}, "Key", field), el("p", { class: "muted" }, "Kept in this tab until it is closed, nowhere else.")], "Use this key", () => {
-    setKey(field.value.trim());
-    return field.value.trim();
-  });
+  const why = refused
+    ? "The server did not accept that key. Another one?"
+    : "This server asks for an API key. It is made with ragkv keys.";
+  const given = await dialog(
+    "API key",
+    [
+      el("p", {}, why),
+      el("label", {}, "Key", field),
+      el("p", { class: "muted" }, "Kept in this tab until it is closed, nowhere else."),
+    ],
+    "Use this key",
+    () => {
+      setKey(field.value.trim());
+      return field.value.trim();
+    },
+  );
   $("key").hidden = !key();
-  if (given) setTimeout(() => { bus.dispatchEvent(new Event("key")); if (!collections.ready()) begin(); });
+  if (given)
+    setTimeout(() => {
+      bus.dispatchEvent(new Event("key"));
+      if (!collections.ready()) begin();
+    });
   return given;
 }
 
 async function forgetKey() {
-  const done = await dialog("API key", [el("p", {}, "This tab sends a key with every request.")], "Forget it", () => { setKey(null); return true; }, "danger");
+  const done = await dialog(
+    "API key",
+    [el("p", {}, "This tab sends a key with every request.")],
+    "Forget it",
+    () => {
+      setKey(null);
+      return true;
+    },
+    "danger",
+  );
   if (done) location.reload();
 }
 
@@ -140,14 +219,22 @@ function theme() {
   const root = document.documentElement;
   const now = root.dataset.theme ?? (dark ? "dark" : "light");
   const next = now === "dark" ? "light" : "dark";
-  if (next === (dark ? "dark" : "light")) { delete root.dataset.theme; localStorage.removeItem("ragkv.theme"); }
-  else { root.dataset.theme = next; localStorage.setItem("ragkv.theme", next); }
+  if (next === (dark ? "dark" : "light")) {
+    delete root.dataset.theme;
+    localStorage.removeItem("ragkv.theme");
+  } else {
+    root.dataset.theme = next;
+    localStorage.setItem("ragkv.theme", next);
+  }
   say(`${next} theme`);
 }
 
 function composer() {
   const field = $("question");
-  const grow = () => { field.style.blockSize = "auto"; field.style.blockSize = `${field.scrollHeight}px`; };
+  const grow = () => {
+    field.style.blockSize = "auto";
+    field.style.blockSize = `${field.scrollHeight}px`;
+  };
   field.addEventListener("input", grow);
   field.addEventListener("keydown", (/** @type {KeyboardEvent} */ event) => {
     if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
@@ -181,10 +268,32 @@ keyboard.setUp(stop);
 $("theme").addEventListener("click", theme);
 $("key").addEventListener("click", forgetKey);
 $("menu").addEventListener("click", () => side(true));
-$("skip").addEventListener("click", (/** @type {Event} */ event) => { event.preventDefault(); $("question").focus(); });
+$("skip").addEventListener("click", (/** @type {Event} */ event) => {
+  event.preventDefault();
+  $("question").focus();
+});
 bus.addEventListener("collection", draw);
-bus.addEventListener("view", () => { sessions.draw(); draw(); });
-bus.addEventListener("session", () => { side(false); if (opened() === "source") close(); draw(); if (!view.session) $("question").focus(); });
-bus.addEventListener("trouble", (event) => banner(/** @type {CustomEvent} */ (event).detail, "Close", () => banner("")));
-bus.addEventListener("forked", (event) => { const { from, to } = /** @type {CustomEvent} */ (event).detail; said.set(to, (said.get(from) ?? []).filter((node) => node.classList.contains("whole"))); }); // one of both is shown at a time
-begin().then(() => { sessions.setUp(); tiers.setUp(); });
+bus.addEventListener("view", () => {
+  sessions.draw();
+  draw();
+});
+bus.addEventListener("session", () => {
+  side(false);
+  if (opened() === "source") close();
+  draw();
+  if (!view.session) $("question").focus();
+});
+bus.addEventListener("trouble", (event) =>
+  banner(/** @type {CustomEvent} */ (event).detail, "Close", () => banner("")),
+);
+bus.addEventListener("forked", (event) => {
+  const { from, to } = /** @type {CustomEvent} */ (event).detail;
+  said.set(
+    to,
+    (said.get(from) ?? []).filter((node) => node.classList.contains("whole")),
+  );
+}); // one of both is shown at a time
+begin().then(() => {
+  sessions.setUp();
+  tiers.setUp();
+});

@@ -18,7 +18,8 @@ export function name(id, title) {
   sessionStorage.setItem(TITLES, JSON.stringify({ [id]: title.slice(0, 80), ...titles() }));
 }
 
-export const fresh = () => `page-${Array.from(crypto.getRandomValues(new Uint8Array(6)), (byte) => byte.toString(16).padStart(2, "0")).join("")}`;
+export const fresh = () =>
+  `page-${[...crypto.getRandomValues(new Uint8Array(6))].map((byte) => byte.toString(16).padStart(2, "0")).join("")}`;
 
 /** @param {string} id */
 const called = (id) => titles()[id] ?? id.replace(/^page-(....).*/, "Conversation $1");
@@ -30,15 +31,49 @@ const path = (id, rest = "") => `sessions/${encodeURIComponent(id)}${rest}`;
 function item(session) {
   const current = session.id === view.session;
   const title = called(session.id);
-  const menu = el("div", { class: "acts", hidden: true },
-    act("Fork", () => fork(session, title)), act("Shorten…", () => shorten(session)), act("Delete…", () => drop(session, title)));
-  const more = el("button", { type: "button", class: "quiet square", "aria-label": `More for ${title}`, "aria-expanded": "false", onclick: () => {
-    menu.hidden = !menu.hidden;
-    more.setAttribute("aria-expanded", String(!menu.hidden));
-  } }, icon("more"));
-  const go = el("button", { type: "button", class: "go", "aria-current": current ? "true" : null, title: session.id, onclick: () => choose(session.id) },
-    el("span", { class: "title" }, title), el("span", { class: "muted" }, `${count(session.turns, "turn")} · ${count(session.tokens, "token")} · ${ago(session.used_at)}`));
-  return el("li", { class: current ? "session current" : "session", "data-session": session.id }, el("div", { class: "line" }, go, more), menu);
+  const menu = el(
+    "div",
+    { class: "acts", hidden: true },
+    act("Fork", () => fork(session, title)),
+    act("Shorten…", () => shorten(session)),
+    act("Delete…", () => drop(session, title)),
+  );
+  const more = el(
+    "button",
+    {
+      type: "button",
+      class: "quiet square",
+      "aria-label": `More for ${title}`,
+      "aria-expanded": "false",
+      onclick: () => {
+        menu.hidden = !menu.hidden;
+        more.setAttribute("aria-expanded", String(!menu.hidden));
+      },
+    },
+    icon("more"),
+  );
+  const go = el(
+    "button",
+    {
+      type: "button",
+      class: "go",
+      "aria-current": current ? "true" : null,
+      title: session.id,
+      onclick: () => choose(session.id),
+    },
+    el("span", { class: "title" }, title),
+    el(
+      "span",
+      { class: "muted" },
+      `${count(session.turns, "turn")} · ${count(session.tokens, "token")} · ${ago(session.used_at)}`,
+    ),
+  );
+  return el(
+    "li",
+    { class: current ? "session current" : "session", "data-session": session.id },
+    el("div", { class: "line" }, go, more),
+    menu,
+  );
 }
 
 /** @param {string} label @param {() => Promise<unknown>} what */
@@ -70,15 +105,39 @@ async function fork(session, title) {
 
 /** @param {Session} session */
 async function shorten(session) {
-  const keep = el("input", { type: "number", min: 0, max: session.tokens, value: Math.floor(session.tokens / 2), required: true });
-  const body = [el("p", {}, `Its history has ${count(session.tokens, "token")}. The oldest go; what stays keeps its KV, which had seen them.`), el("label", {}, "Tokens to keep", keep)];
-  const done = await dialog("Shorten the conversation", body, "Shorten", () => post(path(session.id, "/truncate"), { keep_tokens: Number(keep.value) }));
+  const keep = el("input", {
+    type: "number",
+    min: 0,
+    max: session.tokens,
+    value: Math.floor(session.tokens / 2),
+    required: true,
+  });
+  const body = [
+    el(
+      "p",
+      {},
+      `Its history has ${count(session.tokens, "token")}. The oldest go; what stays keeps its KV, which had seen them.`,
+    ),
+    el("label", {}, "Tokens to keep", keep),
+  ];
+  const done = await dialog("Shorten the conversation", body, "Shorten", () =>
+    post(path(session.id, "/truncate"), { keep_tokens: Number(keep.value) }),
+  );
   if (done) draw();
 }
 
 /** @param {Session} session @param {string} title */
 async function drop(session, title) {
-  const done = await dialog("Delete this conversation?", [el("p", {}, `“${title}” and its stored KV go for good.`)], "Delete", async () => { await remove(path(session.id)); return true; }, "danger");
+  const done = await dialog(
+    "Delete this conversation?",
+    [el("p", {}, `“${title}” and its stored KV go for good.`)],
+    "Delete",
+    async () => {
+      await remove(path(session.id));
+      return true;
+    },
+    "danger",
+  );
   if (!done) return;
   if (session.id === view.session) choose("");
   else draw();

@@ -1,10 +1,14 @@
-/** How questions are answered: reuse, ratio, selector, passages. The address keeps it; what is the server's own is not sent. */
+/**
+ * How questions are answered: reuse, ratio, selector, passages. The address keeps it; what is the server's own is not
+ * sent.
+ */
 
 import { $ } from "./dom.js";
 import { bus, update, view } from "./state.js";
 
 let server = { ratio: /** @type {number|null|undefined} */ (undefined), selector: "" };
-const radios = () => [...document.querySelectorAll("input[name=ratio]")].map((one) => /** @type {HTMLInputElement} */ (one));
+const radios = () =>
+  [...document.querySelectorAll("input[name=ratio]")].map((one) => /** @type {HTMLInputElement} */ (one));
 
 /** The fields of a request that differ from the server's own. @returns {Record<string, any>} */
 export function asked() {
@@ -32,8 +36,14 @@ const servers = () => (server.ratio === undefined ? "" : server.ratio === null ?
 /** What holds now, in a line. */
 function now() {
   const passages = `${view.k} passages`;
-  if (view.reuse !== "fused") return [view.reuse === "none" ? "full recompute" : "exact prefix only", passages].join(" · ");
-  const ratio = view.ratio === "server" ? servers() && `ratio ${servers()}` : view.ratio === "auto" ? "ratio by the controller" : `ratio ${number(Number(view.ratio))}`;
+  if (view.reuse !== "fused")
+    return [view.reuse === "none" ? "full recompute" : "exact prefix only", passages].join(" · ");
+  const ratio =
+    view.ratio === "server"
+      ? servers() && `ratio ${servers()}`
+      : view.ratio === "auto"
+        ? "ratio by the controller"
+        : `ratio ${number(Number(view.ratio))}`;
   return ["fused", ratio, view.selector || server.selector, passages].filter(Boolean).join(" · ");
 }
 
@@ -42,7 +52,10 @@ function draw() {
   const fused = view.reuse === "fused";
   $("reuse").value = view.reuse;
   $("selector").value = view.selector;
-  if ($("selector").selectedIndex < 0) { update({ selector: "" }); $("selector").value = ""; }
+  if ($("selector").selectedIndex < 0) {
+    update({ selector: "" });
+    $("selector").value = "";
+  }
   $("selector").disabled = !fused;
   $("selector").options[0].textContent = server.selector ? `The server's (${server.selector})` : "The server's choice";
   $("k").value = view.k;
@@ -57,13 +70,18 @@ function draw() {
 }
 
 export function setUp() {
-  const set = (/** @type {Partial<import("./state.js").View>} */ patch) => { update(patch); draw(); };
+  const set = (/** @type {Partial<import("./state.js").View>} */ patch) => {
+    update(patch);
+    draw();
+  };
   $("reuse").addEventListener("change", () => set({ reuse: $("reuse").value }));
   $("selector").addEventListener("change", () => set({ selector: $("selector").value }));
   $("ratio").addEventListener("input", () => set({ ratio: String(Number($("ratio").value)) }));
   $("k").addEventListener("change", () => set({ k: Math.min(64, Math.max(1, Math.round(Number($("k").value)) || 6)) }));
   for (const radio of radios()) {
-    radio.addEventListener("change", () => set({ ratio: radio.value === "own" ? String(Number($("ratio").value)) : radio.value }));
+    radio.addEventListener("change", () =>
+      set({ ratio: radio.value === "own" ? String(Number($("ratio").value)) : radio.value }),
+    );
   }
   bus.addEventListener("view", draw);
   draw();

@@ -14,30 +14,59 @@ export const title = (source) => source.title || base(source.source || source.do
  */
 export function chips(sources, citations, show) {
   const cited = new Set(citations.map(({ number }) => number));
-  return el("ul", { class: "chips", "aria-label": "Sources" }, ...sources.map((source) => {
-    const isCited = cited.has(source.number);
-    const button = el("button", {
-      type: "button", class: isCited ? "chip cited" : "chip", "data-number": source.number,
-      "aria-label": `Source ${source.number}, ${title(source)}${isCited ? ", cited" : ""}`, onclick: () => show(source.number, button),
-    }, el("span", { class: "num" }, source.number), el("span", { class: "name" }, title(source)));
-    return el("li", {}, button);
-  }));
+  return el(
+    "ul",
+    { class: "chips", "aria-label": "Sources" },
+    ...sources.map((source) => {
+      const isCited = cited.has(source.number);
+      const button = el(
+        "button",
+        {
+          type: "button",
+          class: isCited ? "chip cited" : "chip",
+          "data-number": source.number,
+          "aria-label": `Source ${source.number}, ${title(source)}${isCited ? ", cited" : ""}`,
+          onclick: () => show(source.number, button),
+        },
+        el("span", { class: "num" }, source.number),
+        el("span", { class: "name" }, title(source)),
+      );
+      return el("li", {}, button);
+    }),
+  );
 }
 
 /**
  * An answer's text with its markers: where the model wrote [n], else where the citation belongs, else at the end.
- * @param {string} answer @param {Citation[]} citations @param {Source[]} sources @param {(number: number, from: HTMLElement, at?: Citation) => void} show
+ * @param {string} answer
+ * @param {Citation[]} citations
+ * @param {Source[]} sources
+ * @param {(number: number, from: HTMLElement, at?: Citation) => void} show
  * @returns {Node[]}
  */
 export function marked(answer, citations, sources, show) {
-  const marker = (/** @type {number} */ number, /** @type {Citation} */ citation = citations.filter((one) => one.number === number)[0]) => {
-    const button = el("button", { type: "button", class: "cite", "aria-label": `Source ${number}`, onclick: () => show(number, button, citation) }, `[${number}]`);
+  const marker = (
+    /** @type {number} */ number,
+    /** @type {Citation} */ citation = citations.filter((one) => one.number === number)[0],
+  ) => {
+    const button = el(
+      "button",
+      {
+        type: "button",
+        class: "cite",
+        "aria-label": `Source ${number}`,
+        onclick: () => show(number, button, citation),
+      },
+      `[${number}]`,
+    );
     return button;
   };
   const known = new Set(sources.map(({ number }) => number));
   const written = new Set([...answer.matchAll(/\[(\d+)\]/g)].map((match) => Number(match[1])));
   const length = Array.from(answer).length;
-  const placed = citations.filter(({ number }) => !written.has(number)).map((citation) => ({ at: Math.min(citation.answer_end ?? length, length), citation }));
+  const placed = citations
+    .filter(({ number }) => !written.has(number))
+    .map((citation) => ({ at: Math.min(citation.answer_end ?? length, length), citation }));
   placed.sort((a, b) => a.at - b.at || a.citation.number - b.citation.number);
   /** @type {Node[]} */
   const nodes = [];
@@ -62,7 +91,11 @@ export function marked(answer, citations, sources, show) {
 
 /**
  * Open a source beside the answer, at what was cited.
- * @param {Source[]} sources @param {Citation[]} citations @param {number} number @param {HTMLElement} from @param {Citation} [at] the one to scroll to
+ * @param {Source[]} sources
+ * @param {Citation[]} citations
+ * @param {number} number
+ * @param {HTMLElement} from
+ * @param {Citation} [at] the one to scroll to
  */
 export function show(sources, citations, number, from, at) {
   const source = sources.find((one) => one.number === number);
@@ -74,12 +107,28 @@ export function show(sources, citations, number, from, at) {
     show(sources, citations, other.number, from);
   };
   const place = Number.isFinite(source.start) ? `characters ${source.start}–${source.end} of the document` : "";
-  open(`Source ${source.number}`, from, [
-    el("p", { class: "source-name" }, title(source)),
-    el("p", { class: "muted" }, own.length ? "What the answer rests on is marked." : "Given to the model, not cited by the answer.", place && ` ${place[0].toUpperCase()}${place.slice(1)}.`),
-    text,
-    sources.length > 1 && el("div", { class: "row end" }, el("button", { type: "button", class: "quiet", onclick: () => turn(-1) }, "Previous source"), el("button", { type: "button", class: "quiet", onclick: () => turn(1) }, "Next source")),
-  ], "source");
+  open(
+    `Source ${source.number}`,
+    from,
+    [
+      el("p", { class: "source-name" }, title(source)),
+      el(
+        "p",
+        { class: "muted" },
+        own.length ? "What the answer rests on is marked." : "Given to the model, not cited by the answer.",
+        place && ` ${place[0].toUpperCase()}${place.slice(1)}.`,
+      ),
+      text,
+      sources.length > 1 &&
+        el(
+          "div",
+          { class: "row end" },
+          el("button", { type: "button", class: "quiet", onclick: () => turn(-1) }, "Previous source"),
+          el("button", { type: "button", class: "quiet", onclick: () => turn(1) }, "Next source"),
+        ),
+    ],
+    "source",
+  );
   const first = text.querySelector("mark.at") ?? text.querySelector("mark");
   first?.scrollIntoView({ block: "center" });
 }
@@ -91,7 +140,14 @@ function highlighted(text, citations, at) {
   for (const citation of citations) {
     const start = Math.max(from, citation.start);
     if (citation.end <= start) continue; // inside one already marked
-    nodes.push(slice(text, from, start), el("mark", { class: citation === at ? "at" : "", "data-start": start, "data-end": citation.end }, slice(text, start, citation.end)));
+    nodes.push(
+      slice(text, from, start),
+      el(
+        "mark",
+        { class: citation === at ? "at" : "", "data-start": start, "data-end": citation.end },
+        slice(text, start, citation.end),
+      ),
+    );
     from = citation.end;
   }
   nodes.push(slice(text, from));

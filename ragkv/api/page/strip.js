@@ -1,10 +1,17 @@
-/** The prompt as a strip: every span as wide as its tokens, coloured by what became of them, recomputed tokens at their places. */
+/**
+ * The prompt as a strip: every span as wide as its tokens, coloured by what became of them, recomputed tokens at their
+ * places.
+ */
 
 import { el } from "./dom.js";
 import { title } from "./sources.js";
 import { count } from "./words.js";
 
-/** @typedef {import("./types.js").Span} Span @typedef {import("./types.js").Source} Source @typedef {import("./types.js").Reuse} Reuse */
+/**
+ * @typedef {import("./types.js").Span} Span
+ * @typedef {import("./types.js").Source} Source
+ * @typedef {import("./types.js").Reuse} Reuse
+ */
 
 const STATES = /** @type {const} */ (["exact", "fused", "recomputed", "computed"]);
 const MEANING = {
@@ -13,7 +20,13 @@ const MEANING = {
   recomputed: "stored, computed again",
   computed: "computed",
 };
-const KINDS = { prefix: "Prefix", history: "Conversation", chunk: "Source", question: "Question", template: "Template" };
+const KINDS = {
+  prefix: "Prefix",
+  history: "Conversation",
+  chunk: "Source",
+  question: "Question",
+  template: "Template",
+};
 
 /** A span's tokens by colour. @param {Span} span */
 function split(span) {
@@ -49,7 +62,10 @@ function runs(offsets) {
 }
 
 /**
- * @param {Span[]} prompt @param {Reuse} reuse @param {Source[]} sources @param {(number: number, from: HTMLElement) => void} open a source
+ * @param {Span[]} prompt
+ * @param {Reuse} reuse
+ * @param {Source[]} sources
+ * @param {(number: number, from: HTMLElement) => void} open a source
  * @returns {HTMLElement}
  */
 export function strip(prompt, reuse, sources, open) {
@@ -59,21 +75,45 @@ export function strip(prompt, reuse, sources, open) {
   const bar = el("div", { class: "strip", role: "group", "aria-label": "The prompt, part by part" });
   const buttons = shown.map((span, at) => {
     const text = described(span, sources);
-    const show = () => { detail.textContent = text; };
-    const button = el("button", {
-      type: "button", class: `span ${span.state}`, "aria-label": text, tabindex: at ? -1 : 0,
-      "data-kind": span.kind, "data-state": span.state, "data-tokens": span.tokens, "data-recomputed": span.recomputed,
-      onmouseenter: show, onfocus: show,
-      onclick: () => { if (span.number !== null) open(span.number, button); },
-    }, marks(span));
+    const show = () => {
+      detail.textContent = text;
+    };
+    const button = el(
+      "button",
+      {
+        type: "button",
+        class: `span ${span.state}`,
+        "aria-label": text,
+        tabindex: at ? -1 : 0,
+        "data-kind": span.kind,
+        "data-state": span.state,
+        "data-tokens": span.tokens,
+        "data-recomputed": span.recomputed,
+        onmouseenter: show,
+        onfocus: show,
+        onclick: () => {
+          if (span.number !== null) open(span.number, button);
+        },
+      },
+      marks(span),
+    );
     button.style.flexGrow = String(span.tokens);
     if (span.number !== null) button.classList.add("opens");
     return button;
   });
   bar.append(...buttons);
   bar.addEventListener("keydown", (/** @type {KeyboardEvent} */ event) => walk(event, buttons));
-  bar.addEventListener("mouseleave", () => { if (!bar.contains(document.activeElement)) detail.textContent = resting; });
-  return el("figure", { class: "prompt" }, el("figcaption", { class: "legend" }, ...legend(reuse)), bar, detail, table(shown, sources));
+  bar.addEventListener("mouseleave", () => {
+    if (!bar.contains(document.activeElement)) detail.textContent = resting;
+  });
+  return el(
+    "figure",
+    { class: "prompt" },
+    el("figcaption", { class: "legend" }, ...legend(reuse)),
+    bar,
+    detail,
+    table(shown, sources),
+  );
 }
 
 /** @param {Span} span */
@@ -98,8 +138,15 @@ function walk(event, buttons) {
 
 /** @param {Reuse} reuse */
 function legend(reuse) {
-  return STATES.map((state) => el("span", { class: "key", title: MEANING[state], "data-state": state, "data-count": reuse[state] },
-    el("span", { class: `swatch ${state}` }), `${state} `, el("b", {}, reuse[state].toLocaleString("en"))));
+  return STATES.map((state) =>
+    el(
+      "span",
+      { class: "key", title: MEANING[state], "data-state": state, "data-count": reuse[state] },
+      el("span", { class: `swatch ${state}` }),
+      `${state} `,
+      el("b", {}, reuse[state].toLocaleString("en")),
+    ),
+  );
 }
 
 /** @param {Span[]} spans @param {Source[]} sources */
@@ -107,9 +154,24 @@ function table(spans, sources) {
   const head = ["Part", "First token", "Tokens", ...STATES.map((state) => state[0].toUpperCase() + state.slice(1))];
   const rows = spans.map((span) => {
     const tokens = split(span);
-    const cells = [span.start, span.tokens, ...STATES.map((state) => tokens[state])].map((value) => el("td", {}, value.toLocaleString("en")));
+    const cells = [span.start, span.tokens, ...STATES.map((state) => tokens[state])].map((value) =>
+      el("td", {}, value.toLocaleString("en")),
+    );
     return el("tr", {}, el("th", { scope: "row" }, named(span, sources)), ...cells);
   });
-  return el("details", { class: "as-table" }, el("summary", {}, "As a table"), el("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "The prompt as a table" },
-    el("table", {}, el("thead", {}, el("tr", {}, ...head.map((name) => el("th", { scope: "col" }, name)))), el("tbody", {}, ...rows))));
+  return el(
+    "details",
+    { class: "as-table" },
+    el("summary", {}, "As a table"),
+    el(
+      "div",
+      { class: "scroll", tabindex: 0, role: "region", "aria-label": "The prompt as a table" },
+      el(
+        "table",
+        {},
+        el("thead", {}, el("tr", {}, ...head.map((name) => el("th", { scope: "col" }, name)))),
+        el("tbody", {}, ...rows),
+      ),
+    ),
+  );
 }

@@ -2,4 +2,6 @@
 try {
   const theme = localStorage.getItem("ragkv.theme");
   if (theme === "light" || theme === "dark") document.documentElement.dataset.theme = theme;
-} catch { /* storage is forbidden here: the system's theme holds */ }
+} catch {
+  /* storage is forbidden here: the system's theme holds */
+}

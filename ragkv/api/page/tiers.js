@@ -1,4 +1,7 @@
-/** The store's tiers filling. Asked for every few seconds while something happens, seldom when nothing does, not while hidden. */
+/**
+ * The store's tiers filling. Asked for every few seconds while something happens, seldom when nothing does, not while
+ * hidden.
+ */
 
 import { Failure, get } from "./api.js";
 import { $, el } from "./dom.js";
@@ -16,7 +19,10 @@ let looks = 0; // since something happened
 let timer;
 let asking = false;
 
-/** @typedef {{tier: string, entries: number, used_bytes: number, capacity_bytes: number|null, hits: number, misses: number, evictions: number, damaged: number}} Tier */
+/**
+ * @typedef {{tier: string, entries: number, used_bytes: number, capacity_bytes: number|null, hits: number, misses:
+ * number, evictions: number, damaged: number}} Tier
+ */
 
 /** @param {Tier} tier */
 function tierView(tier) {
@@ -24,11 +30,32 @@ function tierView(tier) {
   const words = `${bytes(tier.used_bytes)} of ${tier.capacity_bytes === null ? "any" : bytes(tier.capacity_bytes)}`;
   const fill = el("span", { class: "fill" });
   fill.style.inlineSize = `${Math.max(share * 100, tier.used_bytes ? 1 : 0)}%`;
-  const more = [count(tier.hits, "hit"), tier.evictions ? count(tier.evictions, "eviction") : "", tier.damaged ? `${tier.damaged} damaged` : ""].filter(Boolean).join(" · ");
-  return el("div", { class: "tier", "data-tier": tier.tier, "data-used": tier.used_bytes },
+  const more = [
+    count(tier.hits, "hit"),
+    tier.evictions ? count(tier.evictions, "eviction") : "",
+    tier.damaged ? `${tier.damaged} damaged` : "",
+  ]
+    .filter(Boolean)
+    .join(" · ");
+  return el(
+    "div",
+    { class: "tier", "data-tier": tier.tier, "data-used": tier.used_bytes },
     el("p", { class: "tier-name" }, el("b", {}, tier.tier), el("span", {}, count(tier.entries, "entry", "entries"))),
-    el("div", { class: "meter", role: "meter", "aria-label": `${tier.tier}: ${words}`, "aria-valuemin": 0, "aria-valuemax": 100, "aria-valuenow": Math.round(share * 100), "aria-valuetext": `${words}, ${percent(share)}` }, fill),
-    el("p", { class: "muted" }, words, el("span", {}, more)));
+    el(
+      "div",
+      {
+        class: "meter",
+        role: "meter",
+        "aria-label": `${tier.tier}: ${words}`,
+        "aria-valuemin": 0,
+        "aria-valuemax": 100,
+        "aria-valuenow": Math.round(share * 100),
+        "aria-valuetext": `${words}, ${percent(share)}`,
+      },
+      fill,
+    ),
+    el("p", { class: "muted" }, words, el("span", {}, more)),
+  );
 }
 
 async function look() {
@@ -38,8 +65,13 @@ async function look() {
   try {
     const stats = await get("stats", { quiet: true });
     serverDoes(stats);
-    if (stats.model) { $("brand").title = stats.model; }
-    $("tiers").replaceChildren(...stats.tiers.map(tierView), el("p", { class: "muted" }, `${bytes(stats.kv_bytes_per_token)} of KV a token`));
+    if (stats.model) {
+      $("brand").title = stats.model;
+    }
+    $("tiers").replaceChildren(
+      ...stats.tiers.map(tierView),
+      el("p", { class: "muted" }, `${bytes(stats.kv_bytes_per_token)} of KV a token`),
+    );
     wait = ++looks < 4 ? EVERY_MS : IDLE_MS;
   } catch (error) {
     if (!(error instanceof Failure)) throw error;
@@ -52,7 +84,10 @@ async function look() {
 }
 
 /** @returns {void} */
-const soon = () => { looks = 0; look(); };
+const soon = () => {
+  looks = 0;
+  look();
+};
 
 export function setUp() {
   document.addEventListener("visibilitychange", () => (document.hidden ? clearTimeout(timer) : look()));

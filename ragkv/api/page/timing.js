@@ -6,11 +6,22 @@ import { duration } from "./words.js";
 
 /** @typedef {import("./types.js").Timing} Timing */
 
-/** Disjoint parts of the TTFT; loading and placing are inside the prefill. @param {Timing} t @returns {[string, number][]} */
+/**
+ * Disjoint parts of the TTFT; loading and placing are inside the prefill.
+ * @param {Timing} t
+ * @returns {[string, number][]}
+ */
 function parts(t) {
   const compute = Math.max(0, t.prefill_s - t.load_s - t.fuse_s);
   const rest = Math.max(0, t.first_token_s - t.queue_s - t.lookup_s - t.prefill_s);
-  return [["waiting", t.queue_s], ["look-up", t.lookup_s], ["loading", t.load_s], ["placing", t.fuse_s], ["computing", compute], ["the rest", rest]];
+  return [
+    ["waiting", t.queue_s],
+    ["look-up", t.lookup_s],
+    ["loading", t.load_s],
+    ["placing", t.fuse_s],
+    ["computing", compute],
+    ["the rest", rest],
+  ];
 }
 
 /** @param {Timing} timing @param {number} [scale] seconds of a full bar */
@@ -28,25 +39,49 @@ function bar(timing, scale = timing.first_token_s) {
 }
 
 /** @param {Timing} timing */
-const list = (timing) => el("ul", { class: "parts" }, ...parts(timing).map(([name, seconds], at) => el("li", {}, el("span", { class: `swatch p${at}` }), `${name} `, el("b", {}, duration(seconds)))));
+const list = (timing) =>
+  el(
+    "ul",
+    { class: "parts" },
+    ...parts(timing).map(([name, seconds], at) =>
+      el("li", {}, el("span", { class: `swatch p${at}` }), `${name} `, el("b", {}, duration(seconds))),
+    ),
+  );
 
 /** @param {Timing} timing */
-export const spent = (timing) => el("div", { class: "spent" }, el("p", { class: "ttft" }, "First token after ", el("b", {}, duration(timing.first_token_s))), bar(timing), list(timing));
+export const spent = (timing) =>
+  el(
+    "div",
+    { class: "spent" },
+    el("p", { class: "ttft" }, "First token after ", el("b", {}, duration(timing.first_token_s))),
+    bar(timing),
+    list(timing),
+  );
 
 /**
  * The button that measures, and the place of what it found.
- * @param {Record<string, any>} body of the question @param {boolean} follows a conversation, which is not measured with it
+ * @param {Record<string, any>} body of the question
+ * @param {boolean} follows a conversation, which is not measured with it
  * @returns {HTMLElement}
  */
 export function measure(body, follows) {
   const found = el("div", { class: "compared" });
-  const button = el("button", { type: "button", class: "outline measure", onclick: () => run() }, "Measure against full recompute");
+  const button = el(
+    "button",
+    { type: "button", class: "outline measure", onclick: () => run() },
+    "Measure against full recompute",
+  );
   const note = el("p", { class: "note", role: "status" });
   async function run() {
     button.disabled = true;
     note.textContent = "Measuring: the same prompt, both ways …";
     try {
-      const result = await patiently(() => post("compare", body), (_, left) => { note.textContent = left ? `The server is busy. Measuring in ${left} s …` : "Measuring …"; });
+      const result = await patiently(
+        () => post("compare", body),
+        (_, left) => {
+          note.textContent = left ? `The server is busy. Measuring in ${left} s …` : "Measuring …";
+        },
+      );
       found.replaceChildren(...compared(result.fused.timing, result.full.timing, follows));
       note.textContent = "";
       button.textContent = "Measure again";
@@ -64,11 +99,28 @@ export function measure(body, follows) {
 function compared(fused, full, follows) {
   const scale = Math.max(fused.first_token_s, full.first_token_s);
   const times = full.first_token_s / Math.max(fused.first_token_s, 1e-9);
-  const verdict = times >= 1.05 ? `${times.toFixed(1)} times faster` : times <= 0.95 ? `${(1 / times).toFixed(1)} times slower` : "As fast";
-  const line = (/** @type {string} */ name, /** @type {Timing} */ t) => el("div", { class: "versus" }, el("span", {}, name), bar(t, scale), el("b", {}, duration(t.first_token_s)));
+  const verdict =
+    times >= 1.05
+      ? `${times.toFixed(1)} times faster`
+      : times <= 0.95
+        ? `${(1 / times).toFixed(1)} times slower`
+        : "As fast";
+  const line = (/** @type {string} */ name, /** @type {Timing} */ t) =>
+    el("div", { class: "versus" }, el("span", {}, name), bar(t, scale), el("b", {}, duration(t.first_token_s)));
   say(`${verdict} than full recompute: ${duration(fused.first_token_s)} against ${duration(full.first_token_s)}.`);
   return [
-    line("Fused", fused), line("Full recompute", full),
-    el("p", { class: "verdict" }, el("b", { "data-ratio": times.toFixed(3) }, verdict), verdict === "As fast" ? " as full recompute to the first token. " : " to the first token. ", el("span", { class: "muted" }, `This machine, this question${follows ? " without the conversation before it" : ""}, once.`)),
+    line("Fused", fused),
+    line("Full recompute", full),
+    el(
+      "p",
+      { class: "verdict" },
+      el("b", { "data-ratio": times.toFixed(3) }, verdict),
+      verdict === "As fast" ? " as full recompute to the first token. " : " to the first token. ",
+      el(
+        "span",
+        { class: "muted" },
+        `This machine, this question${follows ? " without the conversation before it" : ""}, once.`,
+      ),
+    ),
   ];
 }

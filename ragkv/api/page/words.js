@@ -9,7 +9,7 @@ export const percent = (share) => `${Math.round(share * 100)} %`;
 /** @param {number} seconds */
 export function duration(seconds) {
   const ms = seconds * 1000;
-  if (ms >= 10_000) return `${(seconds).toFixed(1)} s`;
+  if (ms >= 10_000) return `${seconds.toFixed(1)} s`;
   if (ms >= 1000) return `${seconds.toFixed(2)} s`;
   return `${ms >= 10 || ms === 0 ? Math.round(ms) : ms.toFixed(1)} ms`;
 }
@@ -18,7 +18,10 @@ export function duration(seconds) {
 export function bytes(n) {
   const units = ["B", "KiB", "MiB", "GiB", "TiB"];
   let at = 0;
-  while (n >= 1024 && at < units.length - 1) { n /= 1024; at += 1; }
+  while (n >= 1024 && at < units.length - 1) {
+    n /= 1024;
+    at += 1;
+  }
   return `${at === 0 || n >= 100 ? Math.round(n) : n.toFixed(1)} ${units[at]}`;
 }
 
@@ -36,7 +39,9 @@ export const base = (path) => path.split(/[\\/]/).pop() || path;
 
 /**
  * What a status means, in words.
- * @param {number} status @param {{message?: string, param?: string|null, code?: string|null}} error @param {string|null} id
+ * @param {number} status
+ * @param {{message?: string, param?: string|null, code?: string|null}} error
+ * @param {string|null} id
  * @returns {{kind: string, message: string}}
  */
 export function told(status, error, id) {
@@ -48,8 +53,11 @@ export function told(status, error, id) {
   if (status === 413) return { kind: "large", message: `Too large for this server. ${said}` };
   if (status === 415) return { kind: "refused", message: `This server does not take that kind of file. ${said}` };
   if (status === 429) return { kind: "busy", message: "Too many requests for this key just now." };
-  if (status === 503) return { kind: "busy", message: said.replace(/[.;,]? ask again\.$/i, ".") || "The server is busy." };
-  if (status === 408 || status === 504) return { kind: "late", message: `The server ran out of time for this. ${said}` };
-  if (status >= 500) return { kind: "server", message: `The server failed${id ? ` (request ${id}: its log says more)` : ""}.` };
+  if (status === 503)
+    return { kind: "busy", message: said.replace(/[.;,]? ask again\.$/i, ".") || "The server is busy." };
+  if (status === 408 || status === 504)
+    return { kind: "late", message: `The server ran out of time for this. ${said}` };
+  if (status >= 500)
+    return { kind: "server", message: `The server failed${id ? ` (request ${id}: its log says more)` : ""}.` };
   return { kind: "invalid", message: said ? said + where : `The server refused this (${status}).` };
 }

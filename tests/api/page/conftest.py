@@ -1,4 +1,4 @@
-"""The real service in a process of its own, and Debian's Chromium looking at it. Skipped, with the reason, without them."""
+"""The real service in a process of its own, and Debian's Chromium looking at it; skipped, with the reason, without."""
 
 import json
 import os
@@ -23,20 +23,7 @@ ROOT = Path(__file__).parents[3]
 CORPUS = sorted((ROOT / "examples" / "corpus").glob("*.md"))
 QUESTION = "What is the job of Kiralus?"
 TIMEOUT_MS = 20_000
-OVERHEAR = """(() => { const real = window.fetch; window.streams = [];
-window.fetch = async (url, how) => {
-    const response = await real(url, how);
-    if (String(url).endsWith('/v1/ask')) { const at = streams.push(null) - 1; response.clone().text().then(text => { streams[at] = text; }, () => {}); }
-    return response;
-}; })()"""
-SERVE = """
-import sys
-from ragkv.api.app import create_app
-from ragkv.api.settings import ServeConfig
-from ragkv.api.shutdown import serve
-config = ServeConfig(home=sys.argv[1], port=0)
-serve(create_app(config), config)
-"""
+PROBES = Path(__file__).parent / "probes.js"
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -76,8 +63,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 def serving(home: Path) -> Iterator[str]:
-    """Run the service for as long as the generator is open."""
-    command = [sys.executable, "-c", SERVE, str(home)]
+    """Run `ragkv serve` for as long as the generator is open."""
+    command = [sys.executable, "-m", "ragkv", "serve", "--home", str(home), "--port", "0", "--log-format", "json"]
     environment = {**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
     log = home.with_suffix(".log")
     with log.open("w") as out:
@@ -134,7 +121,7 @@ def library(server: str, browser: Any) -> str:
 def page(server: str, browser: Any) -> Iterator[Any]:
     """An empty tab of the service's origin. Afterwards: no complaint in the console, no request to anywhere else."""
     context = browser.new_context(base_url=server, viewport={"width": 1280, "height": 860})
-    context.add_init_script(OVERHEAR)
+    context.add_init_script(path=PROBES)
     page = context.new_page()
     page.set_default_timeout(TIMEOUT_MS)
     page.watch = watch = Watch(server)

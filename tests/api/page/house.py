@@ -33,17 +33,29 @@ def stream(*said: tuple[str, dict[str, Any]]) -> str:
     return "".join(f"event: {name}\ndata: {json.dumps(data)}\n\n" for name, data in said)
 
 
+def streaming(page: Any, body: str, times: int | None = None) -> None:
+    """From now on questions on the page are answered with `body`, after which the connection ends."""
+    page.route("**/v1/ask", lambda route: route.fulfill(content_type="text/event-stream", body=body), times=times)
+
+
+def refusal(
+    status: int, message: str, headers: dict[str, str] | None = None, code: str | None = None
+) -> dict[str, Any]:
+    """A refusal as the API makes it, for a route to be fulfilled with."""
+    error = {"message": message, "type": "x", "param": None, "code": code}
+    return {"status": status, "json": {"error": error}, "headers": headers or {}}
+
+
 REUSE = {
     "exact": 2, "fused": 0, "recomputed": 0, "computed": 3, "tokens": 5, "bytes_by_tier": {}, "missed_chunks": 0,
     "missed_tokens": 0, "ratio": 0.15, "selector": "hkvd", "compute": 1.0, "notes": [], "decision": [],
 }  # fmt: skip
-TIMING = {
-    name: 0.01 for name in ("queue_s", "lookup_s", "load_s", "fuse_s", "prefill_s", "first_token_s", "decode_s")
-}
+TIMING = dict.fromkeys(("queue_s", "lookup_s", "load_s", "fuse_s", "prefill_s", "first_token_s", "decode_s"), 0.01)
+SPAN = {"recomputed": 0, "recomputed_at": [], "number": None}
 PROMPT = [
-    {"kind": "prefix", "start": 0, "tokens": 2, "state": "exact", "recomputed": 0, "recomputed_at": [], "number": None},
-    {"kind": "question", "start": 2, "tokens": 3, "state": "computed", "recomputed": 0, "recomputed_at": [], "number": None},
-]  # fmt: skip
+    {"kind": "prefix", "start": 0, "tokens": 2, "state": "exact", **SPAN},
+    {"kind": "question", "start": 2, "tokens": 3, "state": "computed", **SPAN},
+]
 
 
 def source(number: int = 1, text: str = "Ostmax sells ovens.") -> dict[str, Any]:

@@ -11,7 +11,7 @@ from typing import Any
 from playwright.sync_api import Browser, Page, sync_playwright
 
 from .conftest import CHROMIUM, CORPUS, QUESTION, serving
-from .house import stream
+from .house import refusal, stream, streaming
 
 LOOKS: dict[str, dict[str, Any]] = {
     "light": {"viewport": {"width": 1360, "height": 860}, "color_scheme": "light"},
@@ -21,7 +21,7 @@ LOOKS: dict[str, dict[str, Any]] = {
     "wide": {"viewport": {"width": 1920, "height": 1080}, "color_scheme": "light"},
 }
 HALF = stream(("token", {"text": "Kiralus works as a"}))
-BUSY = {"error": {"message": "64 requests are under way already; ask again.", "type": "overloaded_error", "param": None, "code": "queue_full"}}
+BUSY = refusal(503, "64 requests are under way already; ask again.", {"Retry-After": "9"})
 
 
 def ask(page: Page, question: str) -> None:
@@ -75,11 +75,11 @@ def take(browser: Browser, address: str, folder: Path, name: str) -> None:
     page.locator("#ratio").fill("0.3")
     shot("settings")
     page.click("#how summary")
-    page.route("**/v1/ask", lambda route: route.fulfill(content_type="text/event-stream", body=HALF))
+    streaming(page, HALF)
     ask(page, "And who is the pilot?")
     shot("broken")
     page.unroute("**/v1/ask")
-    page.route("**/v1/ask", lambda route: route.fulfill(status=503, json=BUSY, headers={"Retry-After": "9"}))
+    page.route("**/v1/ask", lambda route: route.fulfill(**BUSY))
     page.fill("#question", "And who is the pilot?")
     page.press("#question", "Enter")
     page.wait_for_selector(".notice.waiting")
@@ -89,7 +89,7 @@ def take(browser: Browser, address: str, folder: Path, name: str) -> None:
     page.keyboard.press("?")
     shot("shortcuts")
     page.keyboard.press("Escape")
-    page.route("**/v1/**", lambda route: route.fulfill(status=401, json={"error": {"message": "no"}}))
+    page.route("**/v1/**", lambda route: route.fulfill(**refusal(401, "no")))
     page.reload()
     page.get_by_role("dialog").wait_for()
     shot("key")

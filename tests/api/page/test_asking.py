@@ -1,70 +1,49 @@
-"""The main job in a browser: ask, watch, see what became of the prompt, open a source, measure. Against the real service."""
+"""The main job in a browser, against the real service: ask, watch, see what became of the prompt, open a source."""
 
+import itertools
 import re
 from typing import Any
 
 import pytest
 
 from .conftest import QUESTION
-from .house import PROMPT, REUSE, TIMING, answer, ask, source, stream
+from .house import PROMPT, REUSE, TIMING, answer, ask, source, stream, streaming
 
 STATES = ("exact", "fused", "recomputed", "computed")
 
 
 def test_an_answer_streams_and_ends_as_the_api_says(asked: Any) -> None:
-    asked.evaluate(
-        """() => { window.seen = [];
-        new MutationObserver(() => {
-            const turn = document.querySelector('.turn.working .answer');
-            if (turn && turn.textContent !== seen.at(-1)) seen.push(turn.textContent);
-        }).observe(document.querySelector('#turns'), {childList: true, subtree: true, characterData: true}); }"""
-    )
+    asked.evaluate("probes.watchAnswer()")
     said = ask(asked)
-    seen = [text for text in asked.evaluate("seen") if text]
-    assert len(seen) >= 2 and all(later.startswith(earlier) for earlier, later in zip(seen, seen[1:], strict=False))
-    text = asked.locator(".turn .answer").evaluate("node => [...node.childNodes].filter(n => n.nodeType === 3).map(n => n.data).join('')")
+    seen = asked.evaluate("grown")
+    assert len(seen) >= 2 and all(later.startswith(earlier) for earlier, later in itertools.pairwise(seen))
+    text = asked.evaluate("probes.answer()")
     assert text == said["answer"].lstrip() and text.startswith(seen[0])
     assert asked.locator(".turn h3").inner_text() == QUESTION
     assert asked.locator(".turn .answer").get_attribute("aria-live") == "polite"
     assert asked.locator(".turn .answer").get_attribute("aria-busy") == "false"
 
 
-def drawn(page: Any) -> dict[str, Any]:
-    """What the last strip shows: widths in pixels and counts, by colour."""
-    return page.evaluate(
-        """() => {
-        const strip = [...document.querySelectorAll('.strip')].at(-1), sums = {}, counts = {};
-        const add = (to, state, value) => { to[state] = (to[state] ?? 0) + value; };
-        for (const span of strip.children) {
-            const width = span.getBoundingClientRect().width;
-            let marks = 0;
-            for (const mark of span.querySelectorAll('rect')) marks += mark.getBoundingClientRect().width;
-            add(sums, span.dataset.state, width - marks); add(sums, 'recomputed', marks);
-            add(counts, span.dataset.state, span.dataset.tokens - span.dataset.recomputed); add(counts, 'recomputed', +span.dataset.recomputed);
-        }
-        return {sums, counts, width: strip.getBoundingClientRect().width}; }"""
-    )
-
-
 def test_the_strips_colours_are_the_apis_report(asked: Any) -> None:
     said = ask(asked)
-    reuse, shown = said["reuse"], drawn(asked)
+    reuse, shown = said["reuse"], asked.evaluate("probes.drawn()")
     assert reuse["fused"] > 0 and reuse["recomputed"] > 0  # else nothing is shown by this
     assert {state: shown["counts"].get(state, 0) for state in STATES} == {state: reuse[state] for state in STATES}
     token = shown["width"] / reuse["tokens"]
     for state in STATES:
-        assert shown["sums"].get(state, 0.0) == pytest.approx(reuse[state] * token, abs=1.0), state
-    legend = {key.get_attribute("data-state"): int(key.get_attribute("data-count")) for key in asked.locator(".legend .key").all()}
+        assert shown["pixels"].get(state, 0.0) == pytest.approx(reuse[state] * token, abs=1.0), state
+    keys = asked.locator(".legend .key").all()
+    legend = {key.get_attribute("data-state"): int(key.get_attribute("data-count")) for key in keys}
     assert legend == {state: reuse[state] for state in STATES}
 
 
 def test_recomputed_tokens_are_drawn_at_their_places(asked: Any) -> None:
     said = ask(asked)
-    for at, span in enumerate(one for one in said["prompt"] if one["tokens"]):
-        node = asked.locator(".strip .span").nth(at)
-        rectangles = node.evaluate("node => [...node.querySelectorAll('rect')].map(r => [+r.getAttribute('x'), +r.getAttribute('width')])")
-        assert [x + step for x, width in rectangles for step in range(int(width))] == span["recomputed_at"]
-        assert node.get_attribute("data-kind") == span["kind"]
+    spans = [span for span in said["prompt"] if span["tokens"]]
+    kinds = asked.locator(".strip .span").evaluate_all("nodes => nodes.map(node => node.dataset.kind)")
+    assert kinds == [span["kind"] for span in spans]
+    for span, marks in zip(spans, asked.evaluate("probes.marks()"), strict=True):
+        assert [x + step for x, width in marks for step in range(width)] == span["recomputed_at"]
 
 
 def test_a_colour_means_the_same_in_legend_and_strip(asked: Any) -> None:
@@ -83,7 +62,8 @@ def test_the_table_says_what_the_strip_shows(asked: Any) -> None:
     asked.locator(".as-table summary").click()
     rows = asked.locator(".as-table tbody tr").all()
     columns = [[int(cell.replace(",", "")) for cell in row.locator("td").all_inner_texts()] for row in rows]
-    assert [sum(column) for column in zip(*columns, strict=True)][1:] == [said["reuse"][name] for name in ("tokens", *STATES)]
+    sums = [sum(column) for column in zip(*columns, strict=True)]
+    assert sums[1:] == [said["reuse"][name] for name in ("tokens", *STATES)]
     assert "Source 1" in asked.locator(".as-table tbody th").all_inner_texts()[1]
 
 
@@ -93,7 +73,8 @@ def test_a_span_tells_its_counts_and_opens_its_source(asked: Any) -> None:
     node = asked.locator(f".strip .span[aria-label^='Source {chunk['number']},']")
     node.hover()
     told = asked.locator(".strip-detail").inner_text()
-    assert f"{chunk['tokens']} tokens, {chunk['tokens'] - chunk['recomputed']} fused, {chunk['recomputed']} recomputed" in told
+    fused = chunk["tokens"] - chunk["recomputed"]
+    assert f"{chunk['tokens']} tokens, {fused} fused, {chunk['recomputed']} recomputed" in told
     node.click()
     assert asked.locator("#drawer-title").inner_text() == f"Source {chunk['number']}"
 
@@ -104,7 +85,7 @@ def test_times_are_the_apis_and_their_parts_fill_the_bar(asked: Any) -> None:
     shown = asked.locator(".ttft b").inner_text()
     number, unit = shown.split()
     assert float(number) * {"ms": 1e-3, "s": 1.0}[unit] == pytest.approx(first, rel=0.06, abs=0.6e-3)
-    widths = asked.locator(".spent .part").evaluate_all("nodes => nodes.map(node => node.getBoundingClientRect().width)")
+    widths = asked.evaluate("probes.widths('.spent .part')")
     line = asked.locator(".spent .bar-line").bounding_box()["width"]
     assert sum(widths) == pytest.approx(line, abs=1.0)
     assert widths[2] == pytest.approx(said["timing"]["load_s"] / first * line, abs=1.0)
@@ -144,7 +125,7 @@ def test_spans_are_counted_in_characters_and_scrolled_to(asked: Any) -> None:
     start = text.index("Ostmax")
     citation = {"number": 1, "document_id": "d1", "start": start, "end": start + 21, "answer_start": 0, "answer_end": 7}
     final = answer("🧁 ovens, says [2] and [9].", [source(1, text), source(2)], [citation])
-    asked.route("**/v1/ask", lambda route: route.fulfill(content_type="text/event-stream", body=stream(("answer", final))))
+    streaming(asked, stream(("answer", final)))
     asked.fill("#question", "What?")
     asked.press("#question", "Enter")
     asked.wait_for_selector(".turn.whole")
@@ -165,7 +146,7 @@ def test_reuse_can_be_switched_off(asked: Any, reuse: str, state: str) -> None:
     assert asked.locator("#selector").is_disabled() and asked.locator("#ratio").is_disabled()
     said = ask(asked)
     assert said["reuse"]["fused"] == 0 and said["reuse"][state] > 100
-    assert drawn(asked)["counts"].get("fused", 0) == 0
+    assert asked.evaluate("probes.drawn()")["counts"].get("fused", 0) == 0
     assert f"reuse={reuse}" in asked.url
 
 
@@ -212,8 +193,9 @@ def test_a_question_is_never_sent_twice_at_once(asked: Any) -> None:
 
 def test_what_was_retrieved_is_shown_before_the_answer_is_there(asked: Any) -> None:
     """The prompt's strip is drawn from the event behind the prefill, not only from the last one."""
-    body = stream(("sources", {"sources": [source()]}), ("prompt", {"prompt": PROMPT, "reuse": REUSE, "timing": TIMING}), ("token", {"text": "Ov"}))
-    asked.route("**/v1/ask", lambda route: route.fulfill(content_type="text/event-stream", body=body))
+    prefilled = {"prompt": PROMPT, "reuse": REUSE, "timing": TIMING}
+    body = stream(("sources", {"sources": [source()]}), ("prompt", prefilled), ("token", {"text": "Ov"}))
+    streaming(asked, body)
     asked.fill("#question", "What?")
     asked.press("#question", "Enter")
     asked.wait_for_selector(".notice.bad")

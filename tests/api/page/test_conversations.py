@@ -29,6 +29,10 @@ def more(page: Any, what: str) -> None:
     page.locator(".session.current").get_by_role("button", name=what).click()
 
 
+def elsewhere(page: Any, than: str) -> None:
+    page.wait_for_function("id => document.querySelector('.session.current')?.dataset.session !== id", arg=than)
+
+
 def test_a_follow_up_stands_behind_its_history(talked: Any) -> None:
     said = ask(talked, SECOND)
     history = [span for span in said["prompt"] if span["kind"] == "history"]
@@ -37,7 +41,8 @@ def test_a_follow_up_stands_behind_its_history(talked: Any) -> None:
     assert shown.count() == len(history)
     assert shown.first.get_attribute("aria-label").startswith("Conversation: ")
     assert talked.locator(".turn").count() == 2
-    assert not talked.locator(".turn").first.locator("details.made").evaluate("node => node.open")  # the last one is looked at
+    opened = talked.locator("details.made").evaluate_all("nodes => nodes.map(node => node.open)")
+    assert opened == [False, True]  # the last one is what is looked at
     talked.wait_for_function("() => document.querySelector('.session.current').innerText.includes('2 turns')")
     assert current(talked)["turns"] == 2
 
@@ -72,7 +77,7 @@ def test_a_conversation_goes_on_after_a_reload(talked: Any) -> None:
 def test_a_fork_has_the_same_past_and_a_life_of_its_own(talked: Any) -> None:
     before = current(talked)
     more(talked, "Fork")
-    talked.wait_for_function("id => document.querySelector('.session.current')?.dataset.session !== id", arg=before["id"])
+    elsewhere(talked, before["id"])
     forked = current(talked)
     assert (forked["turns"], forked["tokens"]) == (1, before["tokens"])
     assert talked.locator(".turn h3").all_inner_texts() == [FIRST]
@@ -86,7 +91,7 @@ def test_a_fork_has_the_same_past_and_a_life_of_its_own(talked: Any) -> None:
 def test_sources_of_a_forks_past_open_too(talked: Any) -> None:
     before = current(talked)["id"]
     more(talked, "Fork")
-    talked.wait_for_function("id => document.querySelector('.session.current')?.dataset.session !== id", arg=before)
+    elsewhere(talked, before)
     talked.locator(".chip").first.click()
     assert talked.locator("#drawer-title").inner_text() == "Source 1"
 

@@ -6,8 +6,7 @@ from typing import Any
 import pytest
 
 from .conftest import CORPUS
-from .house import ask
-from .test_failures import refusal
+from .house import ask, refusal
 
 
 def said(page: Any) -> dict[str, str]:
@@ -22,10 +21,10 @@ def settled(page: Any, documents: int) -> None:
 
 
 @pytest.fixture
-def fresh(page: Any, server: str, library: str, request: pytest.FixtureRequest) -> Any:
+def fresh(page: Any, library: str, request: pytest.FixtureRequest) -> Any:
     """A tab on a new collection, made on the page."""
     name = request.node.name.replace("[", "-").replace("]", "")[-60:]
-    page.goto("/#collection=library")
+    page.goto(f"/#collection={library}")
     page.wait_for_selector(".tier")
     page.select_option("#collection", label="New collection …")
     page.get_by_label("Name", exact=True).fill(name)
@@ -46,19 +45,15 @@ def test_picked_files_are_added_each_with_its_result(fresh: Any) -> None:
     fresh.locator(".documents li").nth(2).wait_for()
     assert fresh.locator("#document-count").inner_text() == "3"
     held = fresh.request.get(f"/v1/collections/{fresh.collection}/documents").json()["data"]
-    assert fresh.locator(".documents li").evaluate_all("rows => rows.map(row => row.dataset.id)") == [one["id"] for one in held]
+    shown = fresh.locator(".documents li").evaluate_all("rows => rows.map(row => row.dataset.id)")
+    assert shown == [one["id"] for one in held]
 
 
 def test_dropped_files_are_added(fresh: Any) -> None:
-    fresh.evaluate(
-        """() => { window.items = new DataTransfer();
-        items.items.add(new File(['The cellist of Odd lives in Even.'], 'odd.txt', {type: 'text/plain'}));
-        dispatchEvent(new DragEvent('dragenter', {dataTransfer: items, cancelable: true})); }"""
-    )
+    fresh.evaluate("probes.drag('odd.txt', 'The cellist of Odd lives in Even.')")
     assert fresh.locator("#dropping").is_visible()
     assert fresh.locator("#dropping-to").inner_text() == fresh.collection
-    stayed = fresh.evaluate("() => !dispatchEvent(new DragEvent('drop', {dataTransfer: items, cancelable: true}))")
-    assert stayed  # else the browser would open the file
+    assert fresh.evaluate("probes.drop()")  # else the browser would open the file
     settled(fresh, 1)
     assert fresh.locator("#dropping").is_hidden()
     assert said(fresh)["odd.txt"].startswith("added")
@@ -95,11 +90,11 @@ def test_a_file_of_a_wrong_kind_is_told_and_the_others_are_added(fresh: Any, tmp
 
 def test_what_is_too_large_is_told(fresh: Any) -> None:
     fresh.watch.allowed.append("Failed to load resource")
-    told = refusal(413, "The body is larger than 33554432 bytes. Send less at a time.")
-    fresh.route("**/documents", lambda route: route.fulfill(**told) if route.request.method == "POST" else route.continue_())
+    told = refusal(413, "The body is larger than 33554432 bytes.")
+    fresh.route("**/documents", lambda route: route.fulfill(**told))
     fresh.locator(".drop input[type=file]").first.set_input_files(str(CORPUS[0]))
     settled(fresh, 1)
-    assert said(fresh)[CORPUS[0].name] == "Too large for this server. The body is larger than 33554432 bytes. Send less at a time."
+    assert said(fresh)[CORPUS[0].name] == "Too large for this server. The body is larger than 33554432 bytes."
 
 
 def test_a_busy_server_gets_the_document_later(fresh: Any) -> None:
@@ -142,26 +137,31 @@ def test_a_wrong_name_is_told_before_anything_is_sent(fresh: Any) -> None:
     assert fresh.locator("#collection").input_value() == fresh.collection
 
 
-def test_the_first_document_makes_the_first_collection(page: Any, server: str) -> None:
-    page.route("**/v1/collections", lambda route: route.fulfill(json={"data": []}) if route.request.method == "GET" else route.continue_())
+@pytest.mark.usefixtures("server")
+def test_the_first_document_makes_the_first_collection(page: Any) -> None:
+    def empty(route: Any) -> None:
+        route.fulfill(json={"data": []}) if route.request.method == "GET" else route.continue_()
+
+    page.route("**/v1/collections", empty)
     page.goto("/")
     page.wait_for_selector(".welcome .drop")
-    with page.expect_request(lambda request: request.method == "POST" and request.url.endswith("/v1/collections")) as made:
+    with page.expect_request(lambda asked: (asked.method, asked.url[-15:]) == ("POST", "/v1/collections")) as made:
         page.locator(".welcome input[type=file]").set_input_files(str(CORPUS[0]))
     assert made.value.post_data_json == {"name": "default"}
     page.unroute("**/v1/collections")
     settled(page, 1)
 
 
-EVIL = """Evilword is written here. <img src="/nowhere.png" onerror="window.broken = 1"><script>window.broken = 1</script> <b>Bold.</b>"""
+EVIL = 'Evilword is here. <img src="/nowhere.png" onerror="broken = 1"><script>broken = 1</script> <b>Bold.</b>'
 
 
 def test_markup_in_documents_questions_and_names_is_text(fresh: Any) -> None:
-    name = '<img src=x onerror="window.broken=2">.txt'
-    fresh.request.post(f"/v1/collections/{fresh.collection}/documents", data={"documents": [{"id": name, "title": name, "text": EVIL}]})
+    name = '<img src=x onerror="broken=2">.txt'
+    evil = {"id": name, "title": name, "text": EVIL}
+    fresh.request.post(f"/v1/collections/{fresh.collection}/documents", data={"documents": [evil]})
     fresh.reload()
     fresh.wait_for_selector(".welcome h1")
-    said = ask(fresh, "Where is <img src=x onerror='window.broken=3'> Evilword written?")
+    said = ask(fresh, "Where is <img src=x onerror='broken=3'> Evilword written?")
     assert EVIL in said["sources"][0]["text"]
     fresh.locator(".chip").first.click()
     assert EVIL in fresh.locator(".source-text").inner_text()
@@ -169,8 +169,9 @@ def test_markup_in_documents_questions_and_names_is_text(fresh: Any) -> None:
     fresh.wait_for_selector(".documents li")
     assert fresh.locator(".documents li .name").inner_text() == name
     fresh.locator(".as-table summary").first.click()
-    assert fresh.evaluate("[window.broken ?? null, document.querySelectorAll('img, main b b, main script').length]") == [None, 0]
-    assert fresh.locator(".turn h3").inner_text() == "Where is <img src=x onerror='window.broken=3'> Evilword written?"
+    assert fresh.evaluate("window.broken ?? null") is None
+    assert fresh.locator("img, body script, .source-text b").count() == 0
+    assert fresh.locator(".turn h3").inner_text() == "Where is <img src=x onerror='broken=3'> Evilword written?"
 
 
 def test_the_stores_tiers_show_what_the_store_holds(fresh: Any) -> None:
@@ -188,18 +189,18 @@ def test_the_stores_tiers_show_what_the_store_holds(fresh: Any) -> None:
 
 def test_the_store_is_asked_politely_and_not_while_hidden(page: Any, library: str) -> None:
     page.clock.install()
-    page.goto("/#collection=library")
+    page.goto(f"/#collection={library}")
     page.wait_for_selector(".tier")
     looked = lambda: len(page.watch.paths("/v1/stats"))  # noqa: E731
     for _ in range(12):
         page.clock.run_for(5_000)
         page.wait_for_timeout(30)
     assert 3 <= looked() <= 6  # a minute: a few soon, then seldom
-    page.evaluate("Object.defineProperty(document, 'hidden', {value: true, configurable: true}); document.dispatchEvent(new Event('visibilitychange'))")
+    page.evaluate("probes.hide(true)")
     before = looked()
     page.clock.run_for(300_000)
     page.wait_for_timeout(100)
     assert looked() == before
-    page.evaluate("delete document.hidden; document.dispatchEvent(new Event('visibilitychange'))")
+    page.evaluate("probes.hide(false)")
     page.wait_for_timeout(200)
     assert looked() == before + 1

@@ -1,4 +1,4 @@
-"""The page's files by themselves: nothing to build, nothing from elsewhere, nothing that parses data as markup, legible."""
+"""The page's files by themselves: nothing from elsewhere, nothing that parses data as markup, colours to be read."""
 
 import gzip
 import re
@@ -17,7 +17,7 @@ STYLE = (PAGE / "style.css").read_text("utf-8")
 TEXT = 4.5  # WCAG 2.2, 1.4.3
 GRAPHICS = 3.0  # 1.4.11
 ON_WIRE_BYTES = 40_000  # compressed
-BYTES = 105_000
+BYTES = 110_000  # with the comments and types, as nothing is built
 
 
 class Markup(HTMLParser):
@@ -67,8 +67,9 @@ def test_nothing_is_named_outside_the_page() -> None:
 
 @pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.name)
 def test_no_script_makes_markup_or_code_of_text(path: Path) -> None:
-    banned = r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|DOMParser|createContextualFragment|\beval\(|new Function|srcdoc|setHTML"
-    assert re.findall(banned, path.read_text("utf-8")) == []
+    markup = r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|DOMParser|createContextualFragment|srcdoc|setHTML"
+    code = r"\beval\(|new Function|setAttribute\(\"on|javascript:"
+    assert re.findall(f"{markup}|{code}", path.read_text("utf-8")) == []
 
 
 @pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.name)

@@ -7,33 +7,6 @@ import pytest
 from .conftest import QUESTION
 from .house import ask
 
-REACHABLE = """() => [...document.querySelectorAll('a[href], button, input, select, textarea, summary, [tabindex]')].filter(node =>
-    node.tabIndex >= 0 && !node.disabled && !node.closest('fieldset:disabled, [inert], [hidden]') && node.checkVisibility({visibilityProperty: true})
-    && !(node.type === 'radio' && !node.checked))"""
-
-# Of every text that is seen: its contrast with what is really behind it.
-CONTRASTS = """() => {
-    const parse = colour => { const c = document.createElement('canvas').getContext('2d', {willReadFrequently: true});
-        c.fillStyle = colour; c.fillRect(0, 0, 1, 1); const d = c.getImageData(0, 0, 1, 1).data; return [d[0], d[1], d[2], d[3] / 255]; };
-    const over = (a, b) => [0, 1, 2].map(i => a[i] * a[3] + b[i] * (1 - a[3])).concat(1);
-    const light = c => { const [r, g, b] = c.slice(0, 3).map(v => (v /= 255) <= .04045 ? v / 12.92 : ((v + .055) / 1.055) ** 2.4);
-        return .2126 * r + .7152 * g + .0722 * b; };
-    const ground = node => { const layers = []; for (let at = node; at; at = at.parentElement) layers.push(parse(getComputedStyle(at).backgroundColor));
-        return layers.reverse().reduce((below, layer) => over(layer, below), [255, 255, 255, 1]); };
-    const poor = [], walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
-    let seen = 0;
-    while (walker.nextNode()) {
-        const node = walker.currentNode.parentElement;
-        if (!walker.currentNode.data.trim() || !node.checkVisibility({visibilityProperty: true}) || node.closest('option, script, .sr, :disabled')) continue;
-        seen += 1;
-        const behind = ground(node), ink = over(parse(getComputedStyle(node).color), behind);
-        const [high, low] = [light(ink), light(behind)].sort((a, b) => b - a);
-        const ratio = (high + .05) / (low + .05);
-        if (ratio < 4.5) poor.push([walker.currentNode.data.trim().slice(0, 40), node.className, ratio]);
-    }
-    return {poor, seen};
-}"""
-
 
 def test_the_main_job_needs_no_mouse(page: Any, library: str) -> None:
     page.goto(f"/#collection={library}")
@@ -78,31 +51,19 @@ def test_everything_is_reached_by_tab_and_shows_it(asked: Any) -> None:
     asked.click(".chip >> nth=0")
     asked.wait_for_selector(".source-text")
     asked.evaluate("document.activeElement.blur(); document.body.focus()")
-    wanted = asked.evaluate(f"({REACHABLE})().length")
-    asked.evaluate("window.met = new Set()")
+    wanted = asked.evaluate("probes.reachable().length")
     for _ in range(wanted + 6):
         asked.keyboard.press("Tab")
-        shown = asked.evaluate(
-            """() => { const node = document.activeElement; if (node === document.body) return null; met.add(node);
-            const style = getComputedStyle(node), field = node.closest('.field');
-            const ring = style.outlineStyle !== 'none' && parseFloat(style.outlineWidth) >= 1;
-            const around = field && getComputedStyle(field).outlineStyle !== 'none';
-            return [node.outerHTML.slice(0, 90), Boolean(ring || around)]; }"""
-        )
+        shown = asked.evaluate("probes.focused()")
         assert shown is None or shown[1], shown
-    missed = asked.evaluate(f"({REACHABLE})().filter(node => !met.has(node)).map(node => node.outerHTML.slice(0, 100))")
-    assert wanted > 30 and missed == []
+    assert wanted > 30 and asked.evaluate("probes.missed()") == []
 
 
 def test_every_control_has_a_name(asked: Any) -> None:
     ask(asked)
     asked.click("#documents")
     asked.wait_for_selector(".documents li")
-    nameless = asked.evaluate(
-        """() => [...document.querySelectorAll('button, input, select, textarea')].filter(node =>
-        node.checkVisibility() && !node.ariaHidden && !(node.ariaLabel || node.innerText?.trim() || node.labels?.length)).map(node => node.outerHTML)"""
-    )
-    assert nameless == []
+    assert asked.evaluate("probes.nameless()") == []
 
 
 def test_the_shortcuts_are_listed_and_can_be_switched_off(asked: Any) -> None:
@@ -127,13 +88,11 @@ def test_nothing_sticks_out(asked: Any, width: int) -> None:
     asked.click(".measure")
     asked.wait_for_selector(".verdict")
     asked.evaluate("document.querySelector('#how').open = true")
-    out = """() => [document.documentElement.scrollWidth, [...document.querySelectorAll('body *')].filter(node =>
-        node.checkVisibility({visibilityProperty: true}) && !node.closest('.scroll, .sr, .skip, .symbols, #how-now') && node.getBoundingClientRect().right > innerWidth + 1).map(node => node.outerHTML.slice(0, 80))]"""
-    assert asked.evaluate(out) == [width, []]
+    assert asked.evaluate("probes.outside()") == [width, []]
     for what in ("#documents", ".chip >> nth=0"):
         asked.click(what)
         asked.wait_for_selector("#drawer:not([hidden])")
-        assert asked.evaluate(out) == [width, []]
+        assert asked.evaluate("probes.outside()") == [width, []]
         asked.click("#drawer-close")
 
 
@@ -163,13 +122,13 @@ def test_a_drawer_over_the_page_holds_the_focus(asked: Any) -> None:
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_every_text_can_be_read(asked: Any, scheme: str) -> None:
     asked.emulate_media(color_scheme=scheme)
-    found = [asked.evaluate(CONTRASTS)]
+    found = [asked.evaluate("probes.contrasts()")]
     ask(asked)
     asked.click(".measure")
     asked.wait_for_selector(".verdict")
     asked.click("#how summary")
     asked.click(".answer .cite >> nth=0")
-    found.append(asked.evaluate(CONTRASTS))
+    found.append(asked.evaluate("probes.contrasts()"))
     asked.watch.allowed.append("Failed to load resource")
     asked.route("**/v1/ask", lambda route: route.abort())
     asked.fill("#question", "What?")
@@ -177,9 +136,9 @@ def test_every_text_can_be_read(asked: Any, scheme: str) -> None:
     asked.wait_for_selector(".notice.bad")
     asked.click("#documents")
     asked.wait_for_selector(".documents li")
-    found.append(asked.evaluate(CONTRASTS))
+    found.append(asked.evaluate("probes.contrasts()"))
     assert [one["poor"] for one in found] == [[], [], []]
-    assert [one["seen"] > 10 for one in found] == [True, True, True]
+    assert [one["texts"] > 10 for one in found] == [True, True, True]
 
 
 def test_the_theme_is_the_systems_until_it_is_chosen(asked: Any) -> None:
@@ -201,8 +160,7 @@ def test_the_theme_is_the_systems_until_it_is_chosen(asked: Any) -> None:
 
 def test_little_motion_where_it_is_asked_for(asked: Any) -> None:
     asked.emulate_media(reduced_motion="reduce")
-    asked.evaluate("document.querySelector('#turns').append(Object.assign(document.createElement('article'), {className: 'turn working'}))")
-    asked.evaluate("document.querySelector('.working').append(Object.assign(document.createElement('p'), {className: 'answer'}))")
+    asked.evaluate("probes.pretendWork()")
     animation = "getComputedStyle(document.querySelector('.working .answer'), '::after').animationName"
     assert asked.evaluate(animation) == "none"
     asked.emulate_media(reduced_motion="no-preference")
@@ -213,5 +171,4 @@ def test_the_page_comes_with_a_policy_that_lets_nothing_else_in(asked: Any) -> N
     policy = asked.request.get("/").headers["content-security-policy"]
     assert "default-src 'self'" in policy and "unsafe" not in policy
     asked.watch.allowed.append("Content Security Policy")
-    asked.evaluate("""() => { const node = document.createElement('script'); node.textContent = 'window.broken = 1'; document.body.append(node); }""")
-    assert asked.evaluate("window.broken ?? null") is None
+    assert asked.evaluate("probes.inject()") is None
