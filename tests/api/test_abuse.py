@@ -1,0 +1,317 @@
+"""Clients that do what no client should: each is answered in words or forgotten, and nobody else notices."""
+
+import http.client
+import json
+import socket
+import threading
+import time
+from collections.abc import Iterator
+
+import httpx
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from . import serving
+from .whole import ask, documents, ingest, needs_reader, server
+
+pytestmark = [needs_reader, pytest.mark.enable_socket]
+JSON = {"content-type": "application/json"}
+QUESTION = "What is the job of Kiralus?"
+
+
+@pytest.fixture(scope="module")
+def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[serving.Process]:
+    import pytest_socket
+
+    pytest_socket.enable_socket()
+    home = tmp_path_factory.mktemp("home")
+    settings = {"RAGKV_SERVE_LIMITS__BODY_S": "2", "RAGKV_SERVE_LIMITS__STALL_S": "2", "RAGKV_SERVE_QUEUE__LIMIT": "8"}
+    with server(home, settings) as process:
+        with process.client() as client:
+            ingest(client, documents())
+            ask(client, QUESTION)
+        yield process
+
+
+@pytest.fixture(autouse=True)
+def _well_afterwards(up: serving.Process) -> Iterator[None]:
+    """After each abuse the server answers as before, has no errors to tell of, and nothing is left running."""
+    logged = len(up.lines)
+    yield
+    with up.client() as client:
+        ends = time.monotonic() + 20
+        while _metric(client, "ragkv_requests_running") != 1:  # the one that asks
+            assert time.monotonic() < ends, "a request is left running"
+            time.sleep(0.05)
+        answer = ask(client, QUESTION)
+        assert answer.status_code == 200 and answer.json()["answer"].strip() == "librarian"
+    assert [line for line in up.lines[logged:] if line.get("level") == "error" and "Timeout" not in str(line)] == []
+
+
+def _metric(client: httpx.Client, name: str) -> float:
+    families = text_string_to_metric_families(client.get("/metrics").text)
+    return sum(sample.value for family in families for sample in family.samples if sample.name == name)
+
+
+def _refused(response: httpx.Response, *statuses: int) -> None:
+    assert response.status_code in statuses, response.text
+    assert response.json()["error"]["message"]
+
+
+def test_clients_that_vanish_in_the_middle_of_an_answer(up: serving.Process) -> None:
+    body = {"question": QUESTION, "collection": "c", "stream": True, "max_tokens": 200}
+
+    def vanish(number: int) -> None:
+        with up.client() as client, client.stream("POST", "/v1/ask", json=body) as response:
+            if response.status_code == 200:
+                lines = response.iter_lines()
+                for _ in range(number):
+                    next(lines)
+
+    threads = [threading.Thread(target=vanish, args=[number % 4]) for number in range(24)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
+def test_clients_that_vanish_before_they_are_answered(up: serving.Process) -> None:
+    body = json.dumps({"question": QUESTION, "collection": "c", "max_tokens": 200}).encode()
+    head = b"POST /v1/ask HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n"
+    for kept in (0, len(body) // 2, len(body)):
+        for _ in range(4):
+            with socket.create_connection(("127.0.0.1", up.port)) as one:
+                one.sendall(head % len(body) + body[:kept])
+
+
+def test_a_client_that_does_not_read_its_stream(up: serving.Process) -> None:
+    slow = socket.create_connection(("127.0.0.1", up.port))
+    slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
+    body = json.dumps({"question": QUESTION, "collection": "c", "stream": True, "max_tokens": 500}).encode()
+    head = "POST /v1/ask HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+    slow.sendall(f"{head}content-length: {len(body)}\r\n\r\n".encode() + body)
+    with up.client() as client:
+        assert ask(client, QUESTION).status_code == 200
+    time.sleep(0.2)
+    slow.close()
+
+
+def test_a_client_that_sends_its_body_drop_by_drop(up: serving.Process) -> None:
+    with socket.create_connection(("127.0.0.1", up.port), timeout=20) as slow:
+        head = (
+            "POST /v1/ask HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: 900\r\n\r\n"
+        )
+        slow.sendall(head.encode())
+        began, got = time.monotonic(), b""
+        slow.settimeout(0.3)
+        while not got and time.monotonic() - began < 15:
+            try:
+                slow.sendall(b" ")
+                got = slow.recv(4096)
+            except TimeoutError:
+                continue
+        assert b" 408 " in got.split(b"\r\n")[0]
+        assert time.monotonic() - began < 10
+
+
+@pytest.mark.parametrize("path", ["/v1/ask", "/v1/chat/completions", "/v1/collections/c/documents", "/v1/embeddings"])
+def test_a_body_of_100_megabytes(up: serving.Process, path: str) -> None:
+    sent = 0
+
+    def parts() -> Iterator[bytes]:
+        nonlocal sent
+        for _ in range(100):
+            sent += 1
+            yield b" " * 1024**2
+
+    with up.client() as client:
+        before = _metric(client, "process_resident_memory_bytes")
+        _refused(client.post(path, content=parts(), headers={**JSON, "content-length": str(100 * 1024**2)}), 413)
+        assert sent < 60
+        _refused(client.post(path, content=parts(), headers=JSON), 413)
+        assert _metric(client, "process_resident_memory_bytes") - before < 150 * 1024**2
+
+
+def test_a_file_of_100_megabytes(up: serving.Process) -> None:
+    with up.client() as client:
+        files = {"files": ("big.txt", b"x" * 100 * 1024**2, "text/plain")}
+        _refused(client.post("/v1/collections/c/documents", files=files), 413)
+
+
+@pytest.mark.parametrize(
+    ("kind", "body"),
+    [
+        ("text/plain", b"{}"),
+        ("application/x-www-form-urlencoded", b"question=x"),
+        ("multipart/form-data; boundary=x", b"--x--"),
+        ("application/json; charset=utf-16", b"{}"),
+        ("application/octet-stream", b"\x00"),
+        ("a" * 5000, b"{}"),
+    ],
+)
+def test_types_that_are_not_taken(up: serving.Process, kind: str, body: bytes) -> None:
+    with up.client() as client:
+        _refused(client.post("/v1/ask", content=body, headers={"content-type": kind}), 415)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"{",
+        b"null",
+        b"[]",
+        b'"x"',
+        b"\xff\xfe",
+        b'{"question": "\xff"}',
+        b'{"question": "\\ud800", "collection": "c"}',
+        b'{"question": "\\u0000", "collection": "c"}',
+        b'{"question": NaN}',
+        b'{"question": "x", "k": 1e400}',
+        b'{"question": "x", "k": ' + b"9" * 5000 + b"}",
+        b'{"question": "x", "ratio": "0.5"}',
+        b'{"question": "x", "filter": ' + b'{"a":' * 2000 + b"1" + b"}" * 2000 + b"}",
+        b"[" * 100_000,
+        b'{"question": "x", "question": 5}',
+        b'{"question": "x", "stream": 1}',
+        b'{"question": "x", "no_such_field": 1}',
+    ],
+)
+def test_bodies_that_are_no_request(up: serving.Process, body: bytes) -> None:
+    with up.client() as client:
+        response = client.post("/v1/ask", content=body, headers=JSON)
+        if body == b'{"question": "\\u0000", "collection": "c"}':
+            assert response.status_code in (200, 400)
+        else:
+            _refused(response, 400)
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        b"",
+        b"--x\r\n",
+        b"--x\r\ncontent-disposition: form-data\r\n\r\n\r\n--x--",
+        b"--x\r\n\r\n\r\n--x--",
+        b'--x\r\ncontent-disposition: form-data; name="files"\r\n\r\nno file\r\n--x--',
+        b'--x\r\ncontent-disposition: form-data; name="files"; filename="a.exe"\r\n\r\nMZ\r\n--x--',
+        b'--x\r\ncontent-disposition: form-data; name="files"; filename=""\r\n\r\nabc\r\n--x--',
+        b'--x\r\ncontent-disposition: form-data; name="files"; filename="a.pdf"\r\n\r\n%PDF-1.4 broken\r\n--x--',
+        b'--x\r\ncontent-disposition: form-data; name="files"; filename="a.txt"\r\n\r\n\xff\xfe\xfa\r\n--x--',
+        b'--x\r\ncontent-disposition: form-data; name="files"; filename="a.jsonl"\r\n\r\n{{{\r\n--x--',
+    ],
+)
+def test_forms_that_hold_no_document(up: serving.Process, form: bytes) -> None:
+    with up.client() as client:
+        kind = {"content-type": "multipart/form-data; boundary=x"}
+        response = client.post("/v1/collections/c/documents", content=form, headers=kind)
+        _refused(response, 400, 415)
+        assert client.get("/v1/collections/c").json()["documents"] == 10
+
+
+TRICKS = [
+    "..",
+    "../x",
+    "..%2fx",
+    "%2e%2e",
+    ".",
+    "a/../../b",
+    "a%00b",
+    "a\\b",
+    "CON",
+    "c:",
+    "~",
+    "%",
+    "a" * 300,
+    "é",
+    "-x",
+]
+
+
+@pytest.mark.parametrize("name", TRICKS)
+def test_path_tricks_in_names(up: serving.Process, name: str) -> None:
+    connection = http.client.HTTPConnection("127.0.0.1", up.port, timeout=20)  # which sends a path as it is
+    for method, path in (
+        ("GET", f"/v1/collections/{name}"),
+        ("DELETE", f"/v1/collections/{name}"),
+        ("POST", f"/v1/collections/{name}/search"),
+        ("GET", f"/v1/collections/c/documents/{name}"),
+        ("DELETE", f"/v1/collections/c/documents/{name}"),
+        ("GET", f"/v1/sessions/{name}"),
+        ("DELETE", f"/v1/sessions/{name}"),
+        ("GET", f"/v1/models/{name}"),
+        ("GET", f"/static/{name}"),
+        ("GET", f"/static/../{name}"),
+    ):
+        body = b'{"query": "x"}' if method == "POST" else None
+        connection.putrequest(method, "", skip_accept_encoding=True)
+        connection._buffer[0] = f"{method} {path} HTTP/1.1".encode()  # type: ignore[attr-defined]
+        if body:
+            connection.putheader("content-type", "application/json")
+            connection.putheader("content-length", str(len(body)))
+        connection.endheaders(body)
+        response = connection.getresponse()
+        text = response.read()
+        assert response.status in (400, 404, 405), (method, path, text)
+        if text.startswith(b"{"):
+            assert json.loads(text)["error"]["message"]
+        if response.getheader("connection") == "close":
+            connection.close()
+    connection.close()
+    with up.client() as client:
+        if name not in ("CON", "a%00b", "%", "..%2fx", "%2e%2e"):  # percent signs are the path's
+            _refused(client.post("/v1/collections", json={"name": name}), 400)
+        assert client.get("/v1/collections/c").json()["documents"] == 10
+
+
+def test_a_file_with_a_path_for_a_name_is_a_document_like_any(up: serving.Process) -> None:
+    with up.client() as client:
+        for name in ("../../etc/passwd.txt", "/etc/passwd.txt", "..\\..\\x.txt", "a" * 200 + ".txt"):
+            response = client.post("/v1/collections/c/documents", files={"files": (name, b"An odd text.")})
+            assert response.status_code in (201, 400), response.text
+            for added in response.json().get("added", []):
+                path = httpx.URL(f"{up.url}/v1/collections/c/documents/").join("./")
+                gone = client.delete(f"{path}{_quoted(added)}")
+                assert gone.status_code == 200, gone.text
+        assert client.get("/v1/collections/c").json()["documents"] == 10
+
+
+def test_more_at_once_than_are_taken_are_sent_away_with_a_word(up: serving.Process) -> None:
+    seen: list[tuple[int, str | None]] = []
+
+    def one() -> None:
+        with up.client() as client:
+            response = ask(client, QUESTION, max_tokens=64)
+            seen.append((response.status_code, response.headers.get("retry-after")))
+
+    threads = [threading.Thread(target=one) for _ in range(48)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert {status for status, _ in seen} <= {200, 503}
+    assert sum(status == 200 for status, _ in seen) >= 8
+    assert all(after is not None for status, after in seen if status == 503)
+
+
+def test_lines_that_are_no_http(up: serving.Process) -> None:
+    for text in (
+        b"\x16\x03\x01\x02\x00\x01",
+        b"GET / HTTP/9.9\r\n\r\n",
+        b"GET /\r\n\r\n",
+        b"A" * 200_000,
+        b"\r\n" * 1000,
+    ):
+        with socket.create_connection(("127.0.0.1", up.port), timeout=5) as one:
+            try:
+                one.sendall(text)
+                one.shutdown(socket.SHUT_WR)
+                one.recv(4096)
+            except (ConnectionResetError, BrokenPipeError):
+                pass
+
+
+def _quoted(name: str) -> str:
+    from urllib.parse import quote
+
+    return quote(name, safe="")
