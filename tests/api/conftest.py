@@ -33,7 +33,9 @@ def talker() -> Iterator[Engine]:
     """Random weights that read and write bytes, and go on for as long as they are let."""
     torch.manual_seed(7)
     config = tiny_models.config("llama", vocab_size=VOCABULARY, max_position_embeddings=8192)
-    with Engine(transformers.LlamaForCausalLM(config).eval(), byte_tokenizer(CHATML), BARE) as engine:
+    model = transformers.LlamaForCausalLM(config).eval()
+    model.generation_config.eos_token_id = []  # nothing ends an answer
+    with Engine(model, byte_tokenizer(CHATML), BARE) as engine:
         yield engine
 
 
