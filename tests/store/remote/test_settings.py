@@ -1,0 +1,71 @@
+"""Settings of shared storage: what is refused, and that no secret stands in a file."""
+
+import importlib.util
+import sys
+
+import pytest
+
+from ragkv import EngineConfig, StoreConfig
+from ragkv.config import PricesConfig, RedisConfig, S3Config
+from ragkv.errors import ConfigError, MissingExtraError
+from ragkv.store.tiers.remote_open import open_remote
+
+
+def test_tiers_come_from_tables_and_from_the_environment() -> None:
+    tables = {"store": {"redis": {"url": "redis://here:6379/0", "ttl_s": "none"}, "s3": {"bucket": "b"}}}
+    config = EngineConfig.from_dict(tables).store
+    assert config.redis == RedisConfig(url="redis://here:6379/0", ttl_s=None)
+    assert config.s3 == S3Config(bucket="b")
+    given = {"RAGKV_STORE__REDIS__URL": "rediss://there:6380/1", "RAGKV_STORE__REDIS__MAX_BYTES": "5"}
+    assert EngineConfig.from_env(given).store.redis == RedisConfig(url="rediss://there:6380/1", max_bytes=5)
+    assert StoreConfig().redis is None and StoreConfig().s3 is None
+
+
+@pytest.mark.parametrize(
+    "url", ["", "here:6379", "http://here", "redis://", "redis://user:word@here", "redis://here?password=word"]
+)
+def test_a_url_that_is_none_or_holds_credentials_is_refused_without_repeating_it(url: str) -> None:
+    with pytest.raises(ConfigError, match=r"store\.redis\.url") as found:
+        RedisConfig(url=url)
+    assert "word@" not in str(found.value) and "=word" not in str(found.value)
+
+
+@pytest.mark.parametrize("change", [{"timeout_s": 0.0}, {"connections": 0}, {"group_bytes": 0}, {"max_bytes": -1}])
+def test_numbers_out_of_range_are_refused(change: dict[str, int]) -> None:
+    with pytest.raises(ConfigError, match=next(iter(change))):
+        RedisConfig(url="redis://here", **change)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=next(iter(change))):
+        S3Config(bucket="b", **change)  # type: ignore[arg-type]
+
+
+def test_other_settings_out_of_range() -> None:
+    with pytest.raises(ConfigError, match="ttl_s"):
+        RedisConfig(url="redis://here", ttl_s=0.0)
+    with pytest.raises(ConfigError, match="bucket"):
+        S3Config()
+    with pytest.raises(ConfigError, match="audit_s"):
+        S3Config(bucket="b", audit_s=0.0)
+
+
+@pytest.mark.parametrize(
+    ("library", "connector", "config"),
+    [
+        ("redis", "redis_server", StoreConfig(redis=RedisConfig(url="redis://here"))),
+        ("obstore", "s3_connector", StoreConfig(s3=S3Config(bucket="b"))),
+    ],
+)
+def test_a_missing_library_is_one_sentence_with_the_pip_line(
+    library: str, connector: str, config: StoreConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("redis_server", "redis_connector", "s3_connector"):
+        monkeypatch.delitem(sys.modules, f"ragkv.store.remote.{name}", raising=False)
+    monkeypatch.setitem(sys.modules, library, None)
+    extra = {"redis": "redis", "obstore": "s3"}[library]
+    with pytest.raises(MissingExtraError, match=rf'pip install "ragkv\[{extra}\]"'):
+        open_remote(config)
+    assert importlib.util.find_spec(f"ragkv.store.remote.{connector}") is not None
+
+
+def test_every_tier_has_a_price() -> None:
+    prices = PricesConfig()
+    assert prices.of("redis") > prices.of("s3") == prices.of("remote")
