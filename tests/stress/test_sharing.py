@@ -1,0 +1,71 @@
+"""Processes that share a Redis server and are killed at random: nothing wrong is served, the books stay true."""
+
+import multiprocessing
+import random
+import time
+from collections.abc import Iterator
+
+import pytest
+import pytest_socket
+
+from ragkv.store import Store
+from ragkv.store.tiers.remote import RemoteTier
+
+from ..store.remote.house import unique_prefix
+from ..store.remote.servers import RedisServer
+from .sharing import NUMBERS, config_of, serve, use_for_ever
+from .writing import entry_of
+
+FORKSERVER = multiprocessing.get_context("forkserver")
+FORKSERVER.set_forkserver_preload(["tests.stress.sharing"])
+
+
+@pytest.fixture
+def server() -> Iterator[RedisServer]:
+    pytest_socket.enable_socket()
+    made = RedisServer()
+    yield made
+    made.remove()
+
+
+@pytest.mark.parametrize("kills", [6, pytest.param(100, marks=pytest.mark.slow)])
+def test_three_processes_killed_at_random_leave_nothing_wrong(server: RedisServer, kills: int) -> None:
+    choose, url, prefix = random.Random(1), f"unix://{server.socket}", unique_prefix()
+
+    def start(seed: int) -> multiprocessing.process.BaseProcess:
+        child = FORKSERVER.Process(target=use_for_ever, args=(url, prefix, seed), daemon=True)
+        child.start()
+        return child
+
+    children = [start(seed) for seed in range(3)]
+    with Store.open(config_of(url, prefix)) as store:
+        until = time.monotonic() + 60
+        while store.stats().tiers[0].used_bytes < 10**6 and time.monotonic() < until:
+            time.sleep(0.05)
+    for kill in range(kills):
+        time.sleep(0.5 * choose.random())
+        victim = choose.randrange(3)
+        assert children[victim].is_alive(), f"a child ended by itself, with {children[victim].exitcode}"
+        children[victim].kill()
+        children[victim].join()
+        children[victim] = start(3 + kill)
+    for child in children:
+        child.kill()
+        child.join()
+
+    with Store.open(config_of(url, prefix)) as store:
+        (tier,) = store._tiers
+        assert isinstance(tier, RemoteTier)
+        client = tier._connector._client  # type: ignore[attr-defined]
+        stats = tier.stats()
+        assert 0 < stats.used_bytes <= stats.capacity_bytes
+        assert sum(serve(store, number) for number in range(NUMBERS)) > 3
+        for number in range(NUMBERS):  # whatever was left half written can be written anew, or was evicted
+            assert store.put_durably(entry_of(number))
+            assert serve(store, number)
+        held = {info.key for info in tier.infos()}
+        stats = tier.stats()
+        values = client.keys(f"{prefix}:*:v:*")
+        counted = sum(client.strlen(name) for name in values if name.decode().split(":")[-2] in held)
+        assert stats.used_bytes <= stats.capacity_bytes
+        assert (stats.entries, stats.used_bytes) == (len(held), counted)
