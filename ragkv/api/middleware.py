@@ -11,16 +11,17 @@ import ipaddress
 import re
 import time
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 from urllib.parse import urlsplit
 
 import structlog
 from fastapi import FastAPI, Request, Response
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.middleware.cors import CORSMiddleware
+from starlette.routing import Match, Mount
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from . import health
@@ -95,6 +96,7 @@ def install(app: FastAPI, config: ServeConfig, tenancy: Tenancy) -> Conduct:
     """Give `app`, which has all its routes, its conduct, health and metrics; it is `app.state.conduct` from then on."""
     conduct = Conduct(config, KeyRing(config.keys_path), Limiter(), Metrics(tenancy.stats), Gate())
     app.state.conduct = conduct
+    app.openapi = _told_of_keys(app)  # type: ignore[method-assign]  # FastAPI's own way of changing what it tells
     app.include_router(health.router(conduct.gate, health.Probe(tenancy.directories)))
     app.add_api_route("/metrics", _metrics, include_in_schema=False)
     app.add_middleware(Bodies, conduct=conduct)
@@ -126,7 +128,7 @@ class Observing:
         state = scope.setdefault("state", {})
         request_id = state["request_id"] = _request_id(Headers(scope=scope).get("x-request-id"))
         state["observed"], state["principal"] = Observed(), None
-        reply = _Reply(send, {**SECURITY, "x-request-id": request_id})
+        reply = _Reply(_with_methods(scope, send), {**SECURITY, "x-request-id": request_id})
         self._conduct.metrics.running(+1)
         with structlog.contextvars.bound_contextvars(request_id=request_id):
             try:
@@ -341,6 +343,47 @@ async def _metrics(request: Request) -> Response:
         raise ApiError(403, "The metrics are for this machine alone. Set auth.metrics_token to read them from others.")
     conduct.metrics.ready(conduct.gate.why_closed is None)
     return Response(await asyncio.to_thread(conduct.metrics.render), media_type=CONTENT_TYPE)
+
+
+def _with_methods(scope: Scope, send: Send) -> Send:
+    """`send`, whose 405 tells all methods of the path: the router tells those of the first route that has it."""
+
+    async def sending(message: Message) -> None:
+        if message["type"] == "http.response.start" and message["status"] == 405 and "app" in scope:
+            asked = {"type": "http", "path": scope["path"], "root_path": "", "headers": []}
+            routes = [route for route in scope["app"].routes if not isinstance(route, Mount)]
+            methods = [
+                method
+                for method in sorted(METHODS)
+                if any(route.matches({**asked, "method": method})[0] is Match.FULL for route in routes)
+            ]
+            if methods:
+                MutableHeaders(scope=message)["allow"] = ", ".join(methods)
+        await send(message)
+
+    return sending
+
+
+def _told_of_keys(app: FastAPI) -> Callable[[], dict[str, Any]]:
+    """What makes `app`'s OpenAPI, which says that what stands under /v1 takes a key."""
+    made = app.openapi
+
+    def openapi() -> dict[str, Any]:
+        schema = made()
+        schema.setdefault("components", {})["securitySchemes"] = {
+            "key": {
+                "type": "http",
+                "scheme": "bearer",
+                "description": "A key of `ragkv keys add`, where there are any.",
+            }
+        }
+        for path, operations in schema["paths"].items():
+            if not _is_open(path):
+                for operation in operations.values():
+                    operation["security"] = [{"key": []}]
+        return schema
+
+    return openapi
 
 
 def _check_type(content_type: str, path: str) -> None:

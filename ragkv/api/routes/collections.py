@@ -22,13 +22,15 @@ router = APIRouter(prefix="/v1/collections", tags=["collections"])
 CollectionName = Annotated[str, Path(pattern=NAME_PATTERN, description="The collection's name.")]
 DocumentId = Annotated[str, Path(pattern=ID_PATTERN, description="The document's id; it may hold slashes.")]
 
+_DOCUMENTS = schemas.DocumentsIn.model_json_schema()
+_DOCUMENTS["properties"]["documents"]["items"] = _DOCUMENTS.pop("$defs")[
+    "DocumentIn"
+]  # no reference to what is nowhere
 _DOCUMENTS_BODY: dict[str, Any] = {
     "requestBody": {
         "required": True,
         "content": {
-            "application/json": {
-                "schema": schemas.DocumentsIn.model_json_schema(ref_template="#/components/schemas/{model}")
-            },
+            "application/json": {"schema": _DOCUMENTS},
             "multipart/form-data": {
                 "schema": {
                     "type": "object",

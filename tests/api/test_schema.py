@@ -1,0 +1,95 @@
+"""What /openapi.json says is so: generated requests, valid and not, are answered as documented, and never with a 5xx.
+
+One of schemathesis's checks is left out: that whatever fits the schema is accepted. What fits may still ask for more
+than this server's limits, name a retriever there is not, or use a parameter of OpenAI's that is not offered, and 400
+says so.
+"""
+
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from . import serving
+from .whole import ask, documents, ingest, key, needs_reader, server, whole
+
+pytestmark = [needs_reader, pytest.mark.enable_socket]
+QUESTION = "What is the job of Kiralus?"
+SEEDED = '[parameters]\n"path.name" = "c"\n"path.session_id" = "s"\n"path.document_id" = "02-ebbmax.md"\n'
+
+
+@pytest.fixture(scope="module")
+def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[serving.Process, dict[str, str]]]:
+    import pytest_socket
+
+    pytest_socket.enable_socket()
+    home = tmp_path_factory.mktemp("home")
+    headers = key(home, "a")
+    with server(home, {"RAGKV_SERVE_LIMITS__MAX_TOKENS": "8"}) as process:
+        yield process, headers
+
+
+def _run(up: tuple[serving.Process, dict[str, str]], tmp_path: Path, seeded: bool, *how: str) -> int:
+    """Run schemathesis; how many requests it made up and sent."""
+    process, headers = up
+    logged = len(process.lines)
+    with process.client() as client:  # what names in the paths mean; earlier runs may have deleted it
+        ingest(client, documents(), headers)
+        ask(client, QUESTION, headers, session_id="s")
+    config = tmp_path / "schemathesis.toml"
+    config.write_text(SEEDED if seeded else "")
+    command = [str(Path(sys.executable).parent / "schemathesis"), "--config-file", str(config), "run"]
+    command += [f"{process.url}/openapi.json", "-H", f"Authorization: {headers['authorization']}", "--no-color"]
+    command += ["--checks", "all", "--exclude-checks", "positive_data_acceptance", "--seed", "8", *how]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=3000)
+    assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
+    assert "nresolvable" not in done.stdout
+    failed = [line for line in process.lines[logged:] if line.get("status", 0) >= 500 or line.get("level") == "error"]
+    assert failed == []
+    found = re.search(r"(\d+) generated", done.stdout)
+    assert found, done.stdout[-2000:]
+    return int(found[1])
+
+
+@pytest.mark.parametrize("seeded", [False, True])
+def test_a_few_requests(up: tuple[serving.Process, dict[str, str]], tmp_path: Path, seeded: bool) -> None:
+    assert _run(up, tmp_path, seeded, "--phases", "fuzzing", "-n", "3") >= 60
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seeded", [False, True])
+def test_two_thousand_requests(up: tuple[serving.Process, dict[str, str]], tmp_path: Path, seeded: bool) -> None:
+    assert _run(up, tmp_path, seeded, "-n", "60", "--continue-on-failure") >= 2000
+
+
+def test_every_operation_says_what_it_refuses_with_and_that_it_takes_a_key(tmp_path: Path) -> None:
+    with whole(tmp_path) as client:
+        schema: Any = client.get("/openapi.json").json()
+    operations = [
+        (path, method, operation)
+        for path, methods in schema["paths"].items()
+        for method, operation in methods.items()
+        if path.startswith("/v1/")
+    ]
+    assert len(operations) >= 22
+    for path, method, operation in operations:
+        assert {"400", "401", "403", "413", "415", "429", "503"} <= set(operation["responses"]), (path, method)
+        assert operation["security"] == [{"key": []}]
+    assert "security" not in schema["paths"]["/livez"]["get"]
+
+
+def test_405_tells_every_method_of_a_path(tmp_path: Path) -> None:
+    with whole(tmp_path) as client:
+        for path, methods in (
+            ("/v1/collections/c/documents/d", "DELETE, GET, PUT"),
+            ("/v1/collections", "GET, POST"),
+            ("/v1/sessions/s", "DELETE, GET"),
+            ("/v1/ask", "POST"),
+            ("/livez", "GET"),
+        ):
+            response = client.patch(path, json={})
+            assert (response.status_code, response.headers["allow"]) == (405, methods)
