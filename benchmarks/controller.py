@@ -16,9 +16,7 @@ import importlib
 import importlib.util
 import statistics
 import tempfile
-import time
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -32,8 +30,7 @@ from ragkv.fusion.controller import choose_ratio, choose_tier, crossing
 from ragkv.fusion.estimators import Load, Shape, load_s, recompute_s, storage_cost, ttft_s
 from ragkv.fusion.profile import Profile, TierSpeed
 from ragkv.model.shapes import SHAPES, random_model
-from ragkv.profiling import disk_speed, file, measure
-from ragkv.store import aligned_empty
+from ragkv.profiling import disk_speed, file, measure, reading_s
 from ragkv.testing import ThrottledTier
 from ragkv.verdict import Point, Tolerance, Verdict
 
@@ -95,14 +92,10 @@ class Bench:
     def cold_load_s(self, chunks: Sequence[list[int]]) -> float:
         """Reading one layer of all chunks from disk, past the page cache, the mean over the layers."""
         self.tier.bandwidth_bytes_per_s = UNTHROTTLED
-        engine, identity = self.engine, self.engine._encoder.identity
-        with ExitStack() as held, ThreadPoolExecutor(engine.config.store.reader_threads) as pool:
+        identity = self.engine._encoder.identity
+        with ExitStack() as held:
             leases = [held.enter_context(self.tier.tier.lease(identity, tuple(ids))) for ids in chunks]  # type: ignore[arg-type]
-            buffers = [aligned_empty(lease.info.shape, lease.info.dtype) for lease in leases]
-            began = time.perf_counter()
-            for layer in range(self.profile.layers):
-                list(pool.map(lambda lease, out, at=layer: lease.read_layer(at, out), leases, buffers))
-            return (time.perf_counter() - began) / self.profile.layers
+            return reading_s(self.engine, leases) / self.profile.layers
 
     def shape(self, chunks: Sequence[list[int]]) -> tuple[Shape, list[Load]]:
         """What the controller sees: the first chunk stands right behind the prefix, so it is exact."""
@@ -193,12 +186,9 @@ def estimates(bench: Bench, counts: Sequence[int], sizes: Sequence[int]) -> list
     for tokens in sizes:
         chunks = bench.chunks(max(counts), tokens)
         for count in counts:
-            disk = disk_speed(bench.engine, quick=bench.runs == 1)  # now: a shared one drifts within minutes
-            now = dataclasses.replace(bench.profile, tiers={**bench.profile.tiers, "disk": disk})
             some = chunks[:count]
             shape, loads = bench.shape(some)
-            cold_s = statistics.median(bench.cold_load_s(some) for _ in range(bench.runs))
-            estimate = load_s(now, loads).layer_s
+            cold_s, estimate = beside(bench, some, loads)
             rows.append(
                 {"what": "load", "chunks": count, "tokens": tokens, "measured_s": cold_s, "estimate_s": estimate}
             )
@@ -211,6 +201,18 @@ def estimates(bench: Bench, counts: Sequence[int], sizes: Sequence[int]) -> list
                     {"what": "TTFT", **what, "measured_s": whole_s, "estimate_s": ttft_s(free, shape, ratio, loads)}
                 )
     return rows
+
+
+def beside(bench: Bench, chunks: Sequence[list[int]], loads: Sequence[Load]) -> tuple[float, float]:
+    """Medians of a layer's measured and estimated load, in turns: a shared disk drifts within seconds."""
+    measured, estimated = [], []
+    for _ in range(bench.runs):
+        measured += [bench.cold_load_s(chunks) for _ in range(3)]
+        disk = disk_speed(bench.engine)
+        now = dataclasses.replace(bench.profile, tiers={**bench.profile.tiers, "disk": disk})
+        estimated.append(load_s(now, loads).layer_s)
+        measured += [bench.cold_load_s(chunks) for _ in range(3)]
+    return statistics.median(measured), statistics.median(estimated)
 
 
 def draw(rows: Sequence[dict[str, Any]], title: str, path: Path) -> None:

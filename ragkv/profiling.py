@@ -5,6 +5,7 @@ so requests go on between two. Medians over rounds; fits weigh relative errors, 
 read past the page cache, in files of its own beside the store's.
 """
 
+import itertools
 import logging
 import os
 import statistics
@@ -12,7 +13,6 @@ import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -23,7 +23,7 @@ import torch
 from .control import subject_of
 from .engine import Engine
 from .errors import ConfigError, StoreError
-from .fusion import Plan, ResidentLease, Span, SpanKind, SpanState, make_selector
+from .fusion import LayerReader, Plan, ResidentLease, Span, SpanKind, SpanState, make_selector
 from .fusion.profile import (
     LengthFit,
     LengthPoint,
@@ -34,8 +34,9 @@ from .fusion.profile import (
     TierSpeed,
     save,
 )
+from .fusion.readahead import UNMEASURED
 from .model import full_pass
-from .store import LRU, DiskTier, Entry, EntryInfo, Identity, Lease, MemoryTier, Tier, TierKind, aligned_empty
+from .store import LRU, DiskTier, Entry, EntryInfo, Identity, Lease, MemoryTier, Tier, TierKind
 
 log = logging.getLogger(__name__)
 
@@ -47,6 +48,7 @@ QUESTION_TOKENS = 32
 SLICE_TOKENS = (64, 256, 512)  # of entries read from a tier
 TIER_ENTRIES = 4
 ROUNDS = 3
+TIER_ROUNDS = 9  # of reads, which take little
 BUDGET_S = 90.0  # no further round begins after it
 COPY_BYTES = 64 * 2**20
 
@@ -79,12 +81,26 @@ def disk_speed(engine: Engine, *, quick: bool = False) -> TierSpeed:
     return _Measuring(engine, quick, lambda _done, _total: None).disk(engine.config.store.directory)
 
 
+def reading_s(engine: Engine, leases: Sequence[Lease]) -> float:
+    """Seconds that every layer of `leases` takes to read as a request reads them: by its threads, as far ahead."""
+    adapter, ahead = engine._adapter, engine.config.fusion.read_ahead_layers
+    began = time.perf_counter()
+    with LayerReader(
+        leases, adapter.layer_count, UNMEASURED if ahead is None else ahead, engine._pool, adapter.device
+    ) as reader:
+        for layer in range(adapter.layer_count):
+            reader.layer(layer)
+        _settle(adapter.device)
+        return time.perf_counter() - began
+
+
 class _Measuring:
     """One measurement of one engine."""
 
     def __init__(self, engine: Engine, quick: bool, on_progress: Progress) -> None:
         self._engine, self._adapter, self._on_progress = engine, engine._adapter, on_progress
         self._rounds = 2 if quick else ROUNDS
+        self._tier_rounds = 3 if quick else TIER_ROUNDS
         self._lengths = _lengths(self._adapter.context_length, QUICK_LENGTHS if quick else LENGTHS)
         self._identity = engine._encoder.identity
         self._generator = torch.Generator().manual_seed(0)
@@ -232,46 +248,33 @@ class _Measuring:
     # Tiers
 
     def _tier(self, tier: Tier, files: Path | None = None) -> TierSpeed:
-        """How fast a tier gives slices to as many readers as the engine has."""
-        times: dict[float, float] = {}  # of a slice, by its bytes as stored
-        for tokens in SLICE_TOKENS:
-            entries = self._entries(tokens, TIER_ENTRIES)
-            for entry in entries:
-                tier.put(entry)
-            buffers = [aligned_empty(tuple(entry.kv[0].shape), entry.kv.dtype) for entry in entries]
-            rounds = []
-            for _ in range(self._rounds):
+        """How fast a tier gives slices to a request's readers. Sizes take turns: a disk drifts meanwhile."""
+        layers = self._adapter.layer_count
+        groups = [self._entries(tokens, TIER_ENTRIES) for tokens in SLICE_TOKENS]
+        for entry in itertools.chain(*groups):
+            tier.put(entry)
+        rounds: dict[int, list[float]] = {tokens: [] for tokens in SLICE_TOKENS}  # seconds a slice
+        slices: dict[int, float] = {}  # bytes of one, as stored
+        for _ in range(self._tier_rounds):
+            for tokens, entries in zip(SLICE_TOKENS, groups, strict=True):
                 if files is not None:
                     _drop_pages(files)
-                rounds.append(self._read_s(tier, entries, buffers))
-            layers, entry_bytes = self._adapter.layer_count, _stored_bytes(tier, entries[0])
-            times[entry_bytes / layers] = statistics.median(rounds) / (len(entries) * layers)
-            self._stored_bytes_per_token = entry_bytes / tokens
-            for entry in entries:
-                tier.delete(entry.info.key)
-            self._step()
+                with ExitStack() as held:
+                    leases = [held.enter_context(_lease(tier, entry)) for entry in entries]
+                    rounds[tokens].append(reading_s(self._engine, leases) / (len(leases) * layers))
+                    slices[tokens] = leases[0].stored_bytes / layers
+        for entry in itertools.chain(*groups):
+            tier.delete(entry.info.key)
         tier.close()
-        latency_s, per_byte_s = _fit([[1.0, size] for size in times], list(times.values()))
-        points = tuple(TierPoint(round(size), took, latency_s + size * per_byte_s) for size, took in times.items())
+        self._step(len(SLICE_TOKENS))
+        self._stored_bytes_per_token = slices[SLICE_TOKENS[-1]] * layers / SLICE_TOKENS[-1]
+        times = {tokens: statistics.median(several) for tokens, several in rounds.items()}
+        latency_s, per_byte_s = _fit([[1.0, slices[tokens]] for tokens in times], list(times.values()))
+        points = tuple(
+            TierPoint(round(slices[tokens]), took, latency_s + slices[tokens] * per_byte_s)
+            for tokens, took in times.items()
+        )
         return TierSpeed(latency_s, per_byte_s, points)
-
-    def _read_s(self, tier: Tier, entries: Sequence[Entry], buffers: Sequence[torch.Tensor]) -> float:
-        """Every layer of every entry, layer by layer, each entry into a buffer of its own."""
-        threads = self._engine.config.store.reader_threads
-        with ExitStack() as held, ThreadPoolExecutor(threads) as pool:
-            leases = []
-            for entry in entries:
-                leases.append(held.enter_context(_lease(tier, entry)))
-            if leases[0].in_place and self._adapter.device.type == "cpu":  # no thread, as in a request
-                began = time.perf_counter()
-                for layer in range(self._adapter.layer_count):
-                    for lease in leases:
-                        lease.read_layer(layer)
-                return time.perf_counter() - began
-            began = time.perf_counter()
-            for layer in range(self._adapter.layer_count):
-                list(pool.map(lambda lease, out, layer=layer: lease.read_layer(layer, out), leases, buffers))
-            return time.perf_counter() - began
 
     # Matter
 
@@ -380,11 +383,6 @@ def _lease(tier: Tier, entry: Entry) -> Lease:
     if lease is None:
         raise StoreError(f"A measured entry is not in the {tier.kind.value} tier. Is its device full?")
     return lease
-
-
-def _stored_bytes(tier: Tier, entry: Entry) -> int:
-    with _lease(tier, entry) as lease:
-        return lease.stored_bytes
 
 
 def _drop_pages(folder: Path) -> None:
