@@ -21,6 +21,8 @@ def serve(
     device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1 ...")] = None,
     dtype: Annotated[str | None, typer.Option(help="float32, bfloat16, float16 or auto.")] = None,
     no_auth: Annotated[bool, typer.Option("--no-auth", help="Serve whoever can reach the port, without keys.")] = False,
+    ray: Annotated[bool, typer.Option("--ray", help="Replicas on Ray Serve; needs Redis: see docs/scale.md.")] = False,
+    replicas: Annotated[int | None, typer.Option(min=1, help="With --ray: how many [default: 2].")] = None,
     log_level: Annotated[str | None, typer.Option(help="debug, info, warning or error.")] = None,
     log_format: Annotated[str | None, typer.Option(help="json, console or auto.")] = None,
 ) -> None:
@@ -38,9 +40,17 @@ def serve(
         "engine": {"device": device, "dtype": dtype},
         "auth": {"required": False if no_auth else None},
         "log": {"level": log_level, "format": log_format},
+        "cluster": {"replicas": replicas},
     }
     settings = ServeConfig.gather(config, flags=flags)
     locate(settings.model)  # says now what loading would say later
+    if ray:
+        from ragkv.api.keys import KeyRing
+        from ragkv.cluster import run
+
+        check_exposed(settings, KeyRing(settings.keys_path))
+        run(settings)
+        return
     app = create_app(settings)
     check_exposed(settings, app.state.conduct.keys)
     if settings.port:

@@ -1,0 +1,46 @@
+"""Replicas in processes of their own, driven by lines of JSON: Ray stays out of the tests' process.
+
+    {"deploy": settings} -> {"up": seconds}       anew, or replacing what is there
+    {"where": true}      -> {"where": {name: process}}
+"""
+
+import json
+import sys
+import time
+from typing import Any
+
+
+def main() -> None:
+    import ray
+    from ray import serve
+
+    from ragkv.api.settings import ServeConfig
+    from ragkv.cluster.ray_app import NAME, build
+
+    ray.init(num_cpus=12, object_store_memory=100_000_000, include_dashboard=False, logging_level="error")
+    first = json.loads(sys.stdin.readline())["deploy"]
+    serve.start(http_options={"host": "127.0.0.1", "port": first["port"]})
+    deploy(first, serve, ServeConfig, build, NAME)
+    for line in sys.stdin:
+        asked = json.loads(line)
+        if "deploy" in asked:
+            deploy(asked["deploy"], serve, ServeConfig, build, NAME)
+        else:
+            replicas = serve.get_deployment_handle("replica", NAME)
+            say({"where": dict(replicas.broadcast("process").results(timeout_s=30))})
+    serve.shutdown()
+    ray.shutdown()
+
+
+def deploy(settings: dict[str, Any], serve: Any, config: Any, build: Any, name: str) -> None:
+    began = time.monotonic()
+    serve.run(build(config.from_dict(settings)), name=name, route_prefix="/")
+    say({"up": time.monotonic() - began})
+
+
+def say(value: dict[str, Any]) -> None:
+    print("driver:" + json.dumps(value), flush=True)
+
+
+if __name__ == "__main__":
+    main()
