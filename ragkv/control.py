@@ -175,6 +175,7 @@ def subject_of(adapter: Adapter, identity: Identity) -> Subject:
         cpu=cpu_model(),
         threads=torch.get_num_threads(),
         device=torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
+        packed_bytes=adapter.packed_bytes,
     )
 
 

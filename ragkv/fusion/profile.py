@@ -37,6 +37,7 @@ class Subject:
     threads: int  # that compute one layer
     device: str  # "cpu", or the GPU's name
     version: int = VERSION
+    packed_bytes: int = 0  # of weights kept twice, which few rows go by
 
     @property
     def key(self) -> str:

@@ -43,6 +43,7 @@ class Adapter:
         self._head = packing.of(self.model.get_output_embeddings())
         views = (attending_view(layer, self.attention_name, in_tiles=on_cpu) for layer in self.body.layers)
         self.layers = [packing.of(view) for view in views]
+        self.packed_bytes = packing.made_bytes
         self._key_layers = self.layers  # for keys and values alone
         self.rope = Rope(self.body.rotary_emb, self.rope_kinds(), self.device)
         rotary_dims = self.rope.tables(1).tables[self.rope_kinds()[0]][0].shape[-1]

@@ -30,16 +30,17 @@ class Packing:
     """Packs linear layers until `limit_bytes` of copies are made; nothing where packing is not known to pay."""
 
     def __init__(self, limit_bytes: int, device: torch.device) -> None:
-        self.left_bytes = limit_bytes if limit_bytes and device.type == "cpu" and _is_possible() else 0
+        self._limit_bytes = limit_bytes if limit_bytes and device.type == "cpu" and _is_possible() else 0
+        self.made_bytes = 0  # of copies
 
     def of(self, module: torch.nn.Module) -> torch.nn.Module:
         """`module`, or a view of it whose linear layers are packed."""
         if _is_plain(module):
             assert isinstance(module, torch.nn.Linear)
             size = module.weight.numel() * module.weight.element_size()
-            if size > self.left_bytes:
+            if self.made_bytes + size > self._limit_bytes:
                 return module
-            self.left_bytes -= size
+            self.made_bytes += size
             return PackedLinear(module)
         parts = {name: None if part is None else self.of(part) for name, part in module._modules.items()}
         return module if parts == module._modules else view_with(module, parts)

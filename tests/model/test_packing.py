@@ -54,6 +54,7 @@ def test_products_are_the_same_bits(rows: int, bias: bool) -> None:
 def test_copies_stay_below_the_limit() -> None:
     adapter = adapt(tiny_models.model("llama").to(torch.bfloat16), MUCH)
     whole = packed_bytes(*adapter.layers, adapter._head)
+    assert adapter.packed_bytes == whole
     limit = whole // 2
     some = adapt(adapter.model, limit)
     assert 0 < packed_bytes(*some.layers, some._head) <= limit
