@@ -58,7 +58,7 @@ def create_app(
     )
     app.state.service = service
     errors.install(app)
-    openapi.install(app)
+    openapi.install(app, service.config.limits)
     for router in ROUTERS:
         app.include_router(router)
     _add_page(app)

@@ -155,7 +155,7 @@ def _invalid(error: RequestValidationError) -> ApiError:
     first = found[0]
     if first["type"] == "json_invalid":
         return ApiError(400, f"The body is not JSON: {first.get('ctx', {}).get('error', 'it does not parse')}.")
-    place = [str(step) for step in first["loc"] if step not in ("body", "query", "path", "header")]
+    place = [str(step) for step in first["loc"] if _is_field(step)]
     param = ".".join(place) or None
     what = (
         "Unknown field; leave it out"
@@ -164,6 +164,12 @@ def _invalid(error: RequestValidationError) -> ApiError:
     )
     more = f" ({len(found) - 1} more)" if len(found) > 1 else ""
     return ApiError(400, f"{param or 'The body'}: {what}.{more}", param=param)
+
+
+def _is_field(step: str | int) -> bool:
+    """Whether a step of a validation error's place is the request's own, not a name of one of several types."""
+    of_types = ("body", "query", "path", "header", "constrained-str", "str", "int", "float", "bool")
+    return isinstance(step, int) or (step not in of_types and "[" not in step)
 
 
 def _phrase(status: int) -> str:

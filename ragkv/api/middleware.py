@@ -365,11 +365,13 @@ def _with_methods(scope: Scope, send: Send) -> Send:
 
 
 def _told_of_keys(app: FastAPI) -> Callable[[], dict[str, Any]]:
-    """What makes `app`'s OpenAPI, which says that what stands under /v1 takes a key."""
+    """What makes `app`'s OpenAPI, which says that what stands under /v1 takes a key, where keys are asked for."""
     made = app.openapi
 
     def openapi() -> dict[str, Any]:
         schema = made()
+        if not app.state.conduct.asks_for_keys:
+            return schema
         schema.setdefault("components", {})["securitySchemes"] = {
             "key": {
                 "type": "http",

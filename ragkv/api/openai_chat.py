@@ -8,7 +8,7 @@ from ragkv.config import ReuseMode
 
 from . import schemas
 from .errors import ApiError
-from .schemas import Id, Part, Retrieval, SessionId, Share, Strict
+from .schemas import Id, Part, Retrieval, SelectorName, SessionId, Share, Strict
 
 # Parameters of OpenAI's that are not offered, and the values that ask for nothing.
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
@@ -32,6 +32,11 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "service_tier": (None, "auto", "default"),
     "verbosity": (None, "medium"),
 }
+
+
+def _neutral(name: str) -> Any:
+    """A field that is there to be refused by its name, unless it asks for nothing."""
+    return Field(default=None, description="Not offered.", json_schema_extra={"enum": list(_NEUTRAL[name])})
 
 
 class TextPart(Part):
@@ -84,7 +89,7 @@ class Fusion(Part):
     """How the prompt's KV is made."""
 
     ratio: Share | None = Field(default=None, description="As of /v1/ask.")
-    selector: str | None = None
+    selector: SelectorName | None = None
     reuse: ReuseMode = "fused"
 
 
@@ -118,25 +123,25 @@ class ChatRequest(Strict):
     prompt_cache_key: str | None = Field(default=None, description="Taken: the cache goes by content.")
     prompt_cache_retention: str | None = Field(default=None, description="Taken and not used.")
 
-    n: Any = Field(default=None, description="1: an answer at a time.")
-    tools: Any = Field(default=None, description="Not offered.")
-    tool_choice: Any = Field(default=None, description="Not offered.")
-    functions: Any = Field(default=None, description="Not offered.")
-    function_call: Any = Field(default=None, description="Not offered.")
-    logprobs: Any = Field(default=None, description="Not offered.")
-    top_logprobs: Any = Field(default=None, description="Not offered.")
-    logit_bias: Any = Field(default=None, description="Not offered.")
-    presence_penalty: Any = Field(default=None, description="Not offered.")
-    frequency_penalty: Any = Field(default=None, description="Not offered.")
-    response_format: Any = Field(default=None, description='{"type": "text"} alone.')
-    modalities: Any = Field(default=None, description='["text"] alone.')
-    audio: Any = Field(default=None, description="Not offered.")
-    prediction: Any = Field(default=None, description="Not offered.")
-    web_search_options: Any = Field(default=None, description="Not offered; see `rag`.")
-    store: Any = Field(default=None, description="false alone.")
-    reasoning_effort: Any = Field(default=None, description="Not offered.")
-    service_tier: Any = Field(default=None, description="auto or default.")
-    verbosity: Any = Field(default=None, description="Not offered.")
+    n: Any = _neutral("n")
+    tools: Any = _neutral("tools")
+    tool_choice: Any = _neutral("tool_choice")
+    functions: Any = _neutral("functions")
+    function_call: Any = _neutral("function_call")
+    logprobs: Any = _neutral("logprobs")
+    top_logprobs: Any = _neutral("top_logprobs")
+    logit_bias: Any = _neutral("logit_bias")
+    presence_penalty: Any = _neutral("presence_penalty")
+    frequency_penalty: Any = _neutral("frequency_penalty")
+    response_format: Any = _neutral("response_format")
+    modalities: Any = _neutral("modalities")
+    audio: Any = _neutral("audio")
+    prediction: Any = _neutral("prediction")
+    web_search_options: Any = _neutral("web_search_options")
+    store: Any = _neutral("store")
+    reasoning_effort: Any = _neutral("reasoning_effort")
+    service_tier: Any = _neutral("service_tier")
+    verbosity: Any = _neutral("verbosity")
 
     @property
     def stops(self) -> tuple[str, ...]:

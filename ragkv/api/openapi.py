@@ -1,34 +1,51 @@
-"""The OpenAPI document: FastAPI's, without the 422 never answered here, and with the key where one is asked for."""
+"""The OpenAPI document: FastAPI's, without the 422 never answered here, and with this server's limits."""
 
-from functools import lru_cache
+from functools import cache
 from typing import Any
 
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 
+from .settings import LimitsConfig
+
 _FRAMEWORK_S = ("HTTPValidationError", "ValidationError")
-_BEARER = {"type": "http", "scheme": "bearer", "description": "A key made with `ragkv keys add`."}
 
 
-def install(app: FastAPI) -> None:
+def install(app: FastAPI, limits: LimitsConfig) -> None:
     """Have `app` describe itself so."""
 
-    @lru_cache(2)
-    def document(with_keys: bool) -> dict[str, Any]:
+    @cache
+    def document() -> dict[str, Any]:
         found = get_openapi(title=app.title, version=app.version, description=app.description, routes=app.routes)
-        schemas = found.get("components", {}).get("schemas", {})
+        schemas = found["components"]["schemas"]
         for name in _FRAMEWORK_S:
             schemas.pop(name, None)
-        for path, operations in found["paths"].items():
+        for schema in schemas.values():
+            _limit(schema.get("properties", {}), limits)
+        for operations in found["paths"].values():
             for operation in operations.values():
                 operation["responses"].pop("422", None)
-                if with_keys and path.startswith("/v1/"):
-                    operation["security"] = [{"key": []}]
-        if with_keys:
-            found["components"]["securitySchemes"] = {"key": _BEARER}
         return found
 
-    app.openapi = lambda: document(app.state.conduct.asks_for_keys)  # type: ignore[method-assign]
+    app.openapi = document  # type: ignore[method-assign]
+
+
+def _limit(properties: dict[str, Any], limits: LimitsConfig) -> None:
+    """Write the settings' limits into fields of these names; what is no limit of this schema's is left alone."""
+    most: dict[str, tuple[str, str, int]] = {  # the type, the keyword, the limit
+        "k": ("integer", "maximum", limits.documents),
+        "max_tokens": ("integer", "maximum", limits.max_tokens),
+        "max_completion_tokens": ("integer", "maximum", limits.max_tokens),
+        "question": ("string", "maxLength", limits.question_chars),
+        "query": ("string", "maxLength", limits.question_chars),
+        "documents": ("array", "maxItems", limits.documents),
+        "stop": ("array", "maxItems", limits.stop_strings),
+    }
+    for name, (kind, keyword, limit) in most.items():
+        field = properties.get(name, {})
+        for one in (field, *field.get("anyOf", ())):
+            if one.get("type") == kind:
+                one[keyword] = limit
 
 
 __all__ = ["install"]

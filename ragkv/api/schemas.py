@@ -3,9 +3,11 @@
 import json
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, WithJsonSchema, model_validator
 
 from ragkv.config import ReuseMode
+from ragkv.fusion import SELECTORS
+from ragkv.retrieval import RETRIEVERS
 
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
 ID_PATTERN = r"^[^\x00-\x1f\x7f]{1,256}$"
@@ -16,6 +18,11 @@ Name = Annotated[str, StringConstraints(pattern=NAME_PATTERN)]
 SessionId = Annotated[str, StringConstraints(pattern=SESSION_PATTERN)]
 Id = Annotated[str, StringConstraints(pattern=ID_PATTERN)]
 Share = Annotated[float, Field(ge=0.0, le=1.0)]
+
+
+# Others are refused where they are used, which says what there is.
+SelectorName = Annotated[str, WithJsonSchema({"type": "string", "enum": sorted(SELECTORS)})]
+RetrieverName = Annotated[str, WithJsonSchema({"type": "string", "enum": sorted(RETRIEVERS)})]
 
 
 class Part(BaseModel):
@@ -48,7 +55,7 @@ class Retrieval(Strict):
     filter: dict[str, Any] | None = Field(
         default=None, description='Metadata that must match, such as {"lang": "en", "year": {"gte": 2000}}.'
     )
-    retriever: str | None = Field(default=None, description="bm25, dense or fused; left out, the best there is.")
+    retriever: RetrieverName | None = Field(default=None, description="Left out, the best there is.")
     order: Literal["score", "document"] = Field(
         default="score", description="Best first, or as the passages stand in the documents."
     )
@@ -63,7 +70,9 @@ class AskRequest(Retrieval):
     ratio: Share | None = Field(
         default=None, description="Share of fused tokens recomputed; null: the controller's; left out: the settings'."
     )
-    selector: str | None = Field(default=None, description="Which tokens are recomputed; left out: the settings'.")
+    selector: SelectorName | None = Field(
+        default=None, description="Which tokens are recomputed; left out: the settings'."
+    )
     reuse: ReuseMode = Field(default="fused", description="fused; prefix: what is exact alone; none: full recompute.")
     stream: bool = Field(default=False, description="Answer with server-sent events.")
 
@@ -73,7 +82,7 @@ class CompareRequest(Retrieval):
 
     question: str = Field(min_length=1)
     ratio: Share | None = Field(default=None, description="As of /v1/ask.")
-    selector: str | None = Field(default=None, description="As of /v1/ask.")
+    selector: SelectorName | None = Field(default=None, description="As of /v1/ask.")
 
 
 class Source(BaseModel):
@@ -269,7 +278,7 @@ class SearchRequest(Strict):
     query: str = Field(min_length=1)
     k: int = Field(default=6, ge=1, le=1000)
     filter: dict[str, Any] | None = None
-    retriever: str | None = None
+    retriever: RetrieverName | None = None
 
 
 class SearchResponse(BaseModel):
@@ -294,13 +303,16 @@ class SessionList(BaseModel):
     data: list[SessionInfo]
 
 
-class TruncateRequest(Strict):
-    """How a conversation's history is made shorter: one of the two."""
+class KeepTokens(Strict):
+    """How a conversation's history is made shorter: its last so many tokens are kept."""
 
-    keep_tokens: int | None = Field(default=None, ge=0, description="Keep its last so many tokens.")
-    discard: Literal["oldest", "keep-dialogue"] | None = Field(
-        default=None, description="Drop as much as an overflowing turn would, by this list."
-    )
+    keep_tokens: int = Field(ge=0)
+
+
+class Discard(Strict):
+    """How a conversation's history is made shorter: as much goes as an overflowing turn would drop, by this list."""
+
+    discard: Literal["oldest", "keep-dialogue"]
 
 
 class Truncated(BaseModel):

@@ -38,7 +38,7 @@ _EVENTS = (
     response_model=AskResponse,
     responses={
         **responses(404),
-        200: {"description": _EVENTS, "content": {"text/event-stream": {"schema": {"type": "string"}}}},
+        200: {"description": _EVENTS, "content": {"text/event-stream": {}}},
     },
 )
 async def ask(body: AskRequest, request: Request, service: Here, who: Who) -> AskResponse | Response:

@@ -26,7 +26,7 @@ _STREAM = "With `stream`: chat.completion.chunk objects, then `[DONE]`; the last
     response_model=ChatResponse,
     responses={
         **responses(404),
-        200: {"description": _STREAM, "content": {"text/event-stream": {"schema": {"type": "string"}}}},
+        200: {"description": _STREAM, "content": {"text/event-stream": {}}},
     },
 )
 async def chat(

@@ -34,7 +34,9 @@ _DOCUMENTS_BODY: dict[str, Any] = {
             "multipart/form-data": {
                 "schema": {
                     "type": "object",
-                    "properties": {"files": {"type": "array", "items": {"type": "string", "format": "binary"}}},
+                    "properties": {
+                        "files": {"type": "array", "items": {"type": "string", "format": "binary"}, "minItems": 1}
+                    },
                     "required": ["files"],
                     "additionalProperties": False,
                 }
@@ -129,7 +131,7 @@ async def list_documents(
     service: Here,
     who: Who,
     limit: Annotated[int, Query(ge=1, le=1000, description="Documents in this page.")] = 100,
-    after: Annotated[str | None, Query(description="`next` of the page before.")] = None,
+    after: Annotated[str | None, Query(min_length=1, description="`next` of the page before.")] = None,
 ) -> schemas.DocumentList:
     """A page of documents, in the order they came."""
 

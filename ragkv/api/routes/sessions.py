@@ -57,19 +57,21 @@ async def delete_session(session_id: SessionName, request: Request, service: Her
 
 @router.post("/{session_id}/truncate", summary="Shorten a conversation", responses=responses(404))
 async def truncate_session(
-    session_id: SessionName, body: schemas.TruncateRequest, request: Request, service: Here, who: Who
+    session_id: SessionName,
+    body: schemas.KeepTokens | schemas.Discard,
+    request: Request,
+    service: Here,
+    who: Who,
 ) -> schemas.Truncated:
     """Drop tokens from its history now; what is left keeps its KV."""
-    if (body.keep_tokens is None) == (body.discard is None):
-        raise ApiError(400, "Give keep_tokens or discard, one of them.", param="keep_tokens")
 
     def work() -> schemas.Truncated:
         with service.tenant(who) as tenant:
             session = _there(tenant, session_id)
-            if body.discard is not None:
+            if isinstance(body, schemas.Discard):
                 dropped = session.discard(body.discard)
             else:
-                excess = len(session.token_ids) - (body.keep_tokens or 0)
+                excess = len(session.token_ids) - body.keep_tokens
                 dropped = session.discard([(0, excess)]) if excess > 0 else 0
             return schemas.Truncated(id=session_id, dropped=dropped, tokens=len(session.token_ids))
 
