@@ -121,7 +121,8 @@ class Engine(Closing):
         scored_behind = fusion.sensitivity_prefixes
         network = None
         if fusion.learned_scores and scored_behind == learned.TEXTS:
-            network = learned.beside(getattr(adapter.config, "_name_or_path", ""), adapter.layer_count, adapter.device)
+            folder, values = getattr(adapter.config, "_name_or_path", ""), adapter.kv_heads * adapter.head_dim
+            network = learned.beside(folder, adapter.layer_count, values, adapter.device)
         self._encoder = Encoder(adapter, self._fusor, prefix, identity, scored_behind, between, network)
         self._background = BackgroundEncoder(self._encoder, self._store, self._activity)
         if settings.directory is not None:

@@ -21,11 +21,11 @@ from transformers import Cache
 
 from .engine import Engine
 from .errors import InputError, UnsupportedModelError
-from .fusion.learned import TEXTS, ScoreModel, moves_of
+from .fusion.learned import TEXTS, ScoreModel, study
 from .model import Adapter, Rows, adapt
 from .types import Chunk
 
-RATIOS = (0.03, 0.05, 0.05, 0.08, 0.12)  # a lesson's budget is drawn among these
+RATIOS = (0.04, 0.05, 0.06, 0.08, 0.12)  # a lesson's budget is drawn among these
 SHARPNESS = 0.5  # of the step from a share of 0 to 1, in units of a log score
 NOISE = 0.5  # added to log scores before the step, so that shares end up near 0 or 1
 RATE, WARMUP_STEPS = 1e-3, 40
@@ -83,8 +83,9 @@ def learn(
         raise UnsupportedModelError("Scores cannot be learned where RoPE's frequencies depend on the prompt's length.")
     torch.manual_seed(seed)
     order = random.Random(seed)
-    classroom, model = _Classroom(engine), ScoreModel(engine._adapter.layer_count)
-    model.to(engine._adapter.device)
+    adapter = engine._adapter
+    classroom, model = _Classroom(engine), ScoreModel(adapter.layer_count, adapter.kv_heads * adapter.head_dim)
+    model.to(adapter.device)
     optimizer = torch.optim.AdamW(model.parameters(), RATE, weight_decay=1e-3)
     waiting: list[Lesson] = []
     for step in range(steps):
@@ -132,7 +133,7 @@ class _Classroom:
         at = self._seen.get(lesson) or self._prepared(lesson)
         if self._kept_bytes < KEPT_BYTES and lesson not in self._seen:
             self._seen[lesson], self._kept_bytes = at, self._kept_bytes + at.stored.nbytes + at.wanted.nbytes
-        log_scores = torch.cat([model(moves) for moves in at.moves])
+        log_scores = torch.cat([model(one) for one in at.studied])
         budget = max(1.0, ratio * log_scores.numel())
         fresh = torch.ones(at.token_ids.numel(), device=self._adapter.device)
         fresh = fresh.index_put((at.reused,), shares(log_scores, budget))
@@ -145,13 +146,13 @@ class _Classroom:
         encoder, device = engine._encoder, adapter.device
         ids = list(engine._runs.before_documents)
         reused: list[int] = []
-        moves, kept = [], []
+        studied, kept = [], []
         encoder.meet([chunk.token_ids for chunk in lesson.chunks])
         for number, chunk in enumerate(lesson.chunks):
             entry, others = encoder.studied(chunk.token_ids)
             if number or not engine._runs.before_documents:  # right behind the prefix it is exact
                 reused += range(len(ids), len(ids) + len(chunk))
-                moves.append(moves_of(entry.kv.to(device), others))
+                studied.append(study(entry.kv.to(device), others))
                 kept.append(entry.kv.to(device))
             ids += chunk.token_ids
         branch, places = [0] * len(ids), list(range(len(ids)))
@@ -169,7 +170,7 @@ class _Classroom:
             torch.tensor(reused, device=device),
             torch.tensor(foretelling, device=device),
             torch.cat(kept, dim=3),
-            tuple(moves),
+            tuple(studied),
             torch.empty(0),
         )
         wanted = self._foretold(prepared, torch.ones(len(ids), device=device))
@@ -198,7 +199,7 @@ class _Prepared:
     reused: torch.Tensor  # (N,) places of the tokens that stored KV could stand in for
     foretelling: torch.Tensor  # (A,) places behind which a tail's token comes
     stored: torch.Tensor  # (L, 2, G, N, D)
-    moves: tuple[torch.Tensor, ...]  # of each chunk that `reused` is of
+    studied: tuple[torch.Tensor, ...]  # of each chunk that `reused` is of
     wanted: torch.Tensor  # (A, V) log-probabilities under a full prefill
 
     def allowed(self, window: int | None) -> torch.Tensor:

@@ -41,7 +41,7 @@ def foretold(engine: Engine, tail: Tail, **how: object) -> torch.Tensor:
 
 def network(layers: int = 4, seed: int = 0) -> ScoreModel:
     torch.manual_seed(seed)
-    made = ScoreModel(layers)
+    made = ScoreModel(layers, 32)
     torch.nn.init.normal_(made.tell.weight)
     return ScoreModel.from_bytes(made.to_bytes())
 
@@ -113,14 +113,14 @@ class TestNetwork:
     def test_untaught_it_ranks_as_the_variance_does(self) -> None:
         torch.manual_seed(0)
         stored, first, second = (torch.randn(4, 2, 2, 11, 8) for _ in range(3))
-        said = ScoreModel(4).scores(stored, [first, second])
+        said = ScoreModel(4, 16).scores(stored, [first, second])
         assert said.argsort().tolist() == sensitivity(stored, [first, second]).argsort().tolist()
 
     def test_what_is_written_is_read(self) -> None:
         made = network()
         again = ScoreModel.from_bytes(made.to_bytes())
         torch.manual_seed(0)
-        stored, first, second = (torch.randn(4, 2, 2, 11, 8) for _ in range(3))
+        stored, first, second = (torch.randn(4, 2, 2, 11, 16) for _ in range(3))
         assert torch.equal(again.scores(stored, [first, second]), made.scores(stored, [first, second]))
         assert again.digest == made.digest != network(seed=1).digest
 
@@ -175,7 +175,7 @@ class TestWhereItIsUsed:
     def test_a_network_for_another_model_is_left_alone(self, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
         with Engine.from_pretrained(self.folder(tmp_path / "model", layers=6)) as engine:
             assert engine._encoder.identity.scorer == ""
-        assert "they are for 6 layers, the model has 4" in caplog.text
+        assert "they are for 6 layers of 32 values, the model has 4 of 32" in caplog.text
 
 
 class TestLearning:
@@ -185,7 +185,7 @@ class TestLearning:
         at = classroom._prepared(lesson(engine))
 
         def left(model: ScoreModel) -> float:
-            scores = torch.cat([model(moves) for moves in at.moves])
+            scores = torch.cat([model(one) for one in at.studied])
             chosen = at.reused[scores.topk(4).indices]
             fresh = torch.ones(len(at.token_ids)).index_fill(0, at.reused, 0.0).index_fill(0, chosen, 1.0)
             return float(
@@ -195,7 +195,7 @@ class TestLearning:
             )
 
         with torch.no_grad():
-            assert left(taught) < left(ScoreModel(4))
+            assert left(taught) < left(ScoreModel(4, 32))
 
     def test_the_same_seed_gives_the_same_file(self, engine: Engine) -> None:
         one, other = (learn(engine, [lesson(engine)], steps=3, seed=5) for _ in range(2))
