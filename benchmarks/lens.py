@@ -12,6 +12,7 @@ import torch
 from ragkv import Engine
 from ragkv.fusion import Candidates, StaticSelector
 from ragkv.fusion.selectors import budget, top
+from ragkv.fusion.sensitivity import sensitivity
 from ragkv.model import Rows, attention
 
 
@@ -44,6 +45,22 @@ class Oracle(StaticSelector):
 
     def select(self, candidates: Candidates, ratio: float, seed: int) -> torch.Tensor:
         return top(self._truth.score(candidates.positions), budget(ratio, len(candidates)))
+
+
+class Variance(StaticSelector):
+    """What `sensitivity` selects by where no network was taught: the variance behind other texts."""
+
+    name = "variance"
+
+    def __init__(self, engine: Engine, chunks: Sequence[Sequence[int]]) -> None:
+        encoder = engine._encoder
+        self._chunk_start = len(encoder._prefix_ids)
+        encoder.meet([tuple(chunk) for chunk in chunks])
+        studied = (encoder.studied(tuple(chunk)) for chunk in chunks)
+        self._scores = torch.cat([sensitivity(entry.kv, others) for entry, others in studied])
+
+    def select(self, candidates: Candidates, ratio: float, seed: int) -> torch.Tensor:
+        return top(self._scores[candidates.positions - self._chunk_start], budget(ratio, len(candidates)))
 
 
 @torch.no_grad()

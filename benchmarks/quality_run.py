@@ -32,7 +32,7 @@ class Method:
 
     name: str
     ratio: float | None = None  # None: the method has none
-    selector: str | None = None  # "oracle" is the lens'
+    selector: str | None = None  # "oracle" and "variance" are the lens'
     reuse: str = "fused"
     triangle: bool = False  # mask as public code does
     all_in: bool = False  # `ratio` is the compute: the extra pass of an asking selector is paid out of it
@@ -91,7 +91,8 @@ class Asker:
         self._end_tokens = end_tokens(self._adapter.model, engine.tokenizer)
         self.chunks = [engine.chunk(text) for text in context.chunks]
         engine.warm(self.chunks)
-        self._truth = lens.truth(engine, [chunk.token_ids for chunk in self.chunks])
+        chunk_ids = [chunk.token_ids for chunk in self.chunks]
+        self._truth, self._variance = lens.truth(engine, chunk_ids), lens.Variance(engine, chunk_ids)
         self._full = self._context_kv(Method("full prefill", reuse="none"))[0]
         self._references = [self._reference(q, watched=number == 0) for number, q in enumerate(context.questions)]
 
@@ -127,6 +128,8 @@ class Asker:
     def _selector(self, method: Method) -> Selector | None:
         if method.selector == "oracle":
             return lens.Oracle(self._truth)
+        if method.selector == "variance":
+            return self._variance
         return make_selector(method.selector) if method.selector else None
 
     def _context_kv(self, method: Method, tail: Sequence[int] | None = None) -> tuple[PromptKV, int, int]:
