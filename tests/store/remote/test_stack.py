@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from ragkv.config import RedisConfig, StoreConfig
-from ragkv.errors import ConfigError
+from ragkv.errors import ConfigError, RemoteError
 from ragkv.proxy import Proxy
 from ragkv.store import Demand, Store, TierKind, Wanted
 from ragkv.store.remote.tombstones import Tombstones
@@ -208,6 +208,26 @@ def test_a_deletion_the_remote_did_not_hear_is_noted_served_no_more_and_done_whe
     until(lambda: behind.store.stats().tiers[-1].remote.pending_deletions == 0)  # type: ignore[union-attr]
     assert behind.store.put_durably(make_entry(1))  # ingested again, it is served again
     assert holders(behind.store, 1) == {TierKind.MEMORY, TierKind.DISK, TierKind.REDIS}
+
+
+def test_until_a_deletion_is_confirmed_nothing_serves_the_entry_though_the_remote_answers(
+    redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Store.open(settings(None, memory_bytes=0, redis=redis_config(redis_server, timeout_s=10.0))) as store:
+        store.put_durably(make_entry(1))
+
+        def refuse(*_: object) -> bool:
+            raise RemoteError("not now")
+
+        connector = far(store)._connector
+        monkeypatch.setattr(connector, "delete", refuse)
+        assert not store.delete(IDENTITY, ids_of(1))
+        assert connector.exists(make_entry(1).info.key)
+        assert hit(store, 1) is None
+        assert not store.contains(make_entry(1).info.key)
+        assert list(store.infos()) == []
+        assert not store.put_durably(make_entry(1))  # it would be deleted later
+        monkeypatch.undo()
 
 
 def test_a_remote_that_stalls_delays_neither_puts_nor_the_disk(behind: Behind) -> None:
