@@ -11,6 +11,7 @@ from fastapi.testclient import TestClient
 
 from ragkv import Engine
 from tests import tiny_models
+from tests.langchain.standard_table import Suite
 from tests.toy_tokenizers import VOCABULARY, byte_tokenizer
 
 from .house import BARE, app_on, client_of
@@ -19,6 +20,25 @@ CHATML = (
     "{%- for m in messages %}{{ '<|im_start|>' + m['role'] + '\n' + m['content'] + '<|im_end|>\n' }}{% endfor %}"
     "{%- if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
+
+
+ran: dict[str, Suite] = {"TestChat": Suite(), "TestEmbeddings": Suite()}  # LangChain's, of this session
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    *_, place, name = report.nodeid.split("::")
+    if "test_langchain_openai" not in report.nodeid or place not in ran:
+        return
+    if report.skipped:
+        ran[place].skipped[name] = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
+    elif report.failed or report.when == "call":
+        (ran[place].passed if report.passed else ran[place].failed).append(name)
+
+
+@pytest.fixture
+def suites() -> dict[str, Suite]:
+    """What LangChain's suites did so far."""
+    return ran
 
 
 @pytest.fixture(scope="session")

@@ -3,6 +3,7 @@
 What does not apply is switched off here and named in docs/api.md.
 """
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,8 +17,12 @@ from langchain_openai import ChatOpenAI, OpenAIEmbeddings
 from langchain_tests.integration_tests import ChatModelIntegrationTests, EmbeddingsIntegrationTests
 
 from ragkv import Engine
+from tests.langchain.standard_table import Suite, bare, reason
 
 from .house import app_on, on_port
+
+PAGE = Path(__file__).parents[2] / "docs" / "api.md"
+BEGIN, END = "<!-- written by tests/api/test_langchain_openai.py -->", "<!-- end -->"
 
 pytestmark = pytest.mark.enable_socket
 SERVED: dict[str, Any] = {"api_key": "none"}  # what the clients are made with; the fixture adds where to
@@ -84,3 +89,31 @@ class TestEmbeddings(EmbeddingsIntegrationTests):
     @property
     def embedding_model_params(self) -> dict[str, Any]:
         return {"model": "hash", "check_embedding_ctx_length": False, **SERVED}
+
+
+def test_the_page_s_table_is_true(suites: dict[str, Suite]) -> None:
+    if len(suites["TestChat"].passed) + len(suites["TestChat"].skipped) < 50:
+        pytest.skip("the suites did not run, or not all of them")
+    before, _, rest = PAGE.read_text("utf-8").partition(BEGIN)
+    shown, _, behind = rest.partition(END)
+    table = "\n" + "\n".join(_lines(suites)) + "\n"
+    if os.environ.get("RAGKV_WRITE_TABLE"):
+        PAGE.write_text(before + BEGIN + table + END + behind, "utf-8")
+        return
+    assert shown == table, "run these tests with RAGKV_WRITE_TABLE=1"
+
+
+def _lines(suites: dict[str, Suite]) -> list[str]:
+    rows = ["| suite | tests | passed | of these vacuous | not applicable |", "|---|---|---|---|---|"]
+    by_reason: dict[str, list[str]] = {}
+    for title, one in zip(("`ChatOpenAI`", "`OpenAIEmbeddings`"), suites.values(), strict=True):
+        assert not one.failed
+        total = len(one.passed) + len(one.skipped)
+        rows.append(f"| {title} | {total} | {len(one.passed)} | {len(one.vacuous)} | {len(one.skipped)} |")
+        for name, said in one.skipped.items():
+            why = "one model is served" if "override" in said.lower() else reason(name, said)
+            by_reason.setdefault(why, []).append(bare(name))
+    rows += ["", "Not applicable:", ""]
+    for why, names in sorted(by_reason.items()):
+        rows.append(f"- {why} ({len(names)}): {', '.join(f'`{name}`' for name in dict.fromkeys(names))}")
+    return rows
