@@ -66,9 +66,11 @@ class _Ask:
 class Batch:
     """Decodes for many requests on one model."""
 
-    def __init__(self, adapter: Adapter, compute: Compute, patience: float = PATIENCE) -> None:
-        """`patience` is the share of a step's time that a leader waits for latecomers, at most."""
-        self._adapter, self._compute, self._patience = adapter, compute, patience
+    def __init__(self, adapter: Adapter, compute: Compute, patience: float = PATIENCE, rows: int | None = None) -> None:
+        """`patience` is the share of a step's time that a leader waits for latecomers, at most; `rows` the most a step
+        decodes for, `None` all who wait: at 1 they decode one by one.
+        """
+        self._adapter, self._compute, self._patience, self._rows = adapter, compute, patience, rows
         self._changed = threading.Condition()
         self._waiting: list[_Ask] = []
         self._due: set[Seat] = set()  # served by the last step, and not back yet
@@ -96,8 +98,10 @@ class Batch:
                 self._changed.notify_all()
             if self._compute.acquire(ask.waiter):
                 try:
-                    self._gather()
-                    self._step()
+                    if self._rows != 1:
+                        self._gather()
+                    while not ask.done:  # where a step is full, others may be served first
+                        self._step()
                 finally:
                     self._compute.release()
         except BaseException:  # interrupted: nobody need decode this one
@@ -123,7 +127,8 @@ class Batch:
     def _step(self) -> None:
         """One step for all who wait. The caller has the model."""
         with self._changed:
-            asks, self._waiting = self._waiting, []
+            rows = len(self._waiting) if self._rows is None else self._rows
+            asks, self._waiting = self._waiting[:rows], self._waiting[rows:]
         if not asks:
             return
         began = time.perf_counter()

@@ -228,9 +228,10 @@ class SchedulerConfig:
     workers: int = 2  # requests past the queue at once: one computes, the others look up and read ahead
     queue_limit: int = 256  # requests that may wait; more are refused
     deadline_s: float | None = None  # a request's, from the call to its last token, unless it has its own; None: none
+    batch_rows: int | None = None  # requests a decoding step is for, at most; None: all who wait; 1: one by one
 
     def __post_init__(self) -> None:
-        at_least(self, workers=1, queue_limit=0)
+        at_least(self, workers=1, queue_limit=0, batch_rows=1)
         if self.deadline_s is not None and not self.deadline_s > 0.0:
             raise ConfigError(f"scheduler.deadline_s is {self.deadline_s}; it must be more than 0, or None.")
 

@@ -84,14 +84,15 @@ class Engine(Closing):
         """
         config = config or EngineConfig()
         adapter, activity = adapt(model, config.packed_bytes), Activity()
-        shared = Served(adapter, tokenizer, _identity(adapter, tokenizer), activity, Batch(adapter, activity.compute))
+        batch = Batch(adapter, activity.compute, rows=config.scheduler.batch_rows)
+        shared = Served(adapter, tokenizer, _identity(adapter, tokenizer), activity, batch)
         self._open(shared, config)
 
     def beside(self, config: EngineConfig) -> Self:
         """A second engine on the same loaded model: they compute in turns and decode together, and share nothing else.
 
-        It has a store, sessions and an end of its own: give it another directory or none. `device`, `dtype`
-        and `packed_bytes` are the first one's, whatever `config` says.
+        It has a store, sessions and an end of its own: give it another directory or none. `device`, `dtype`,
+        `packed_bytes` and `scheduler.batch_rows` are the first one's, whatever `config` says.
         """
         self._check_open()
         other = type(self).__new__(type(self))

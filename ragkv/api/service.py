@@ -73,7 +73,9 @@ class Service(Closing):
         Path(self.config.home).mkdir(parents=True, exist_ok=True, mode=0o700)
         if model is None:
             _quiet_transformers()
-            settings = EngineConfig(device=self.config.engine.device, dtype=self.config.engine.dtype)
+            asked = self.config.engine
+            settings = EngineConfig(device=asked.device, dtype=asked.dtype, scheduler=asked.scheduler)
+            settings = replace(settings, packed_bytes=asked.packed_bytes)
             settings = replace(settings, store=replace(settings.store, memory_bytes=0))
             model = Engine.from_pretrained(self.config.model, settings)
             embedder = embedder or resolve_embedder(device=settings.device)

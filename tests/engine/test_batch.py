@@ -117,6 +117,17 @@ class TestSixteenThreads:
         assert sum(sizes) / len(sizes) > 8
 
 
+    @pytest.mark.parametrize("rows", [1, 3])
+    def test_decode_so_many_at_a_time(self, adapter: Adapter, sizes: list[int], rows: int) -> None:
+        batch = Batch(adapter, Compute(), patience=1000.0, rows=rows)
+        wanted = {length: solo(adapter, length) for length in LENGTHS}
+        sizes.clear()
+        found = together([lambda at=at: through(batch, adapter, LENGTHS[at % 4]) for at in range(16)])
+        assert found == [wanted[LENGTHS[at % 4]] for at in range(16)]
+        assert max(sizes) == rows and sum(sizes) == 16 * (STEPS - 1)
+        assert at_rest(batch)
+
+
 class TestWhoIsSlow:
     def test_holds_back_itself_alone(self, adapter: Adapter) -> None:
         batch = Batch(adapter, Compute())
