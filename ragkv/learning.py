@@ -25,7 +25,7 @@ from .fusion.learned import TEXTS, ScoreModel, study
 from .model import Adapter, Rows, adapt
 from .types import Chunk
 
-RATIOS = (0.04, 0.05, 0.06, 0.08, 0.12)  # a lesson's budget is drawn among these
+RATIOS = (0.03, 0.05, 0.05, 0.06, 0.06, 0.08)  # a lesson's budget is drawn among these
 SHARPNESS = 0.5  # of the step from a share of 0 to 1, in units of a log score
 NOISE = 0.5  # added to log scores before the step, so that shares end up near 0 or 1
 RATE, WARMUP_STEPS = 1e-3, 40
