@@ -124,7 +124,7 @@ class FusionConfig:
     """How stored entries become one prompt's KV (CacheBlend sections 4 and 5)."""
 
     ratio: float | None = 0.15  # share of the fused, inexact tokens recomputed in each layer; None: the controller's
-    selector: str = "sensitivity-query"  # which tokens: see ragkv.fusion.SELECTORS
+    selector: str = "sensitivity"  # which tokens: see ragkv.fusion.SELECTORS
     read_ahead_layers: int | None = 2  # layers read ahead of the one being fused; 0: none; None: as measured
     seed: int = 0  # of the `random` selector
     sensitivity_prefixes: int = 2  # k: unrelated texts behind which a chunk is scored at ingest; 0 stores no scores
