@@ -1,7 +1,7 @@
 """Replicas in processes of their own, driven by lines of JSON: Ray stays out of the tests' process.
 
-    {"deploy": settings} -> {"up": seconds}       anew, or replacing what is there
-    {"where": true}      -> {"where": {name: process}}
+{"deploy": settings} -> {"up": seconds}       anew, or replacing what is there
+{"where": true}      -> {"where": {name: process}}
 """
 
 import json
@@ -17,7 +17,7 @@ def main() -> None:
     from ragkv.api.settings import ServeConfig
     from ragkv.cluster.ray_app import NAME, build
 
-    ray.init(num_cpus=12, object_store_memory=100_000_000, include_dashboard=False, logging_level="error")
+    ray.init(num_cpus=4, object_store_memory=100_000_000, include_dashboard=False, logging_level="error")
     first = json.loads(sys.stdin.readline())["deploy"]
     serve.start(http_options={"host": "127.0.0.1", "port": first["port"]})
     deploy(first, serve, ServeConfig, build, NAME)
