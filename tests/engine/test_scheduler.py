@@ -203,7 +203,7 @@ def held(engine: Engine) -> dict[str, int]:
         "waiting": stats.waiting,
         "admitted": stats.admitted,
         "in line": engine._store._line.waiting,
-        "requests": engine._activity._requests,
+        "requests": engine._activity._traffic.requests,
         "computing": int(engine._activity.compute._held),
     }
 
@@ -275,7 +275,7 @@ class TestCallingOff:
         session = engine.session("s")  # held on to: the engine keeps sessions by what others hold
         with session.lock:
             thread = self.answer(engine, call_off)
-            until(lambda: engine._activity._requests == 1)
+            until(lambda: engine._activity._traffic.requests == 1)
             assert engine.stats().queue.admitted == 0  # who waits for a session holds no slot
             assert engine.prefill(Q, [A]).reuse.tokens
             call_off.now()
