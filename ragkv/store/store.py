@@ -299,8 +299,9 @@ class Store(Closing):
             _or_none("close a tier", tier.close)
 
     def _backgrounds(self) -> Iterator[Background[EncodedEntry]]:
-        yield self._background  # first: what it does may give the others work
-        yield from self._writers.values()
+        """The farthest first: copies that come from there give the nearer ones work."""
+        yield from reversed(self._writers.values())
+        yield self._background
 
     def _waiting(self, key: str) -> EncodedEntry | None:
         found = (background.entry(key) for background in self._backgrounds())
@@ -344,7 +345,8 @@ class Store(Closing):
             self._put_up(entry, climb, fastest.put)
 
         fits = lease.stored_bytes <= fastest.stats().capacity_bytes
-        if not fits or not self._background.submit(Job(copy, info.key, lease.stored_bytes, cancel=lease.close)):
+        worker = self._writers.get(self._tiers[climb.depth], self._background)
+        if not fits or not worker.submit(Job(copy, info.key, lease.stored_bytes, cancel=lease.close)):
             lease.close()
 
     def _fetch(self, wanted: Wanted, spared: Set[str], check: Callable[[], None]) -> bool:

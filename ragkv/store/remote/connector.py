@@ -6,7 +6,7 @@ the connector's timeout, however slowly bytes trickle in, or raises `RemoteError
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence, Set
+from collections.abc import Callable, Iterator, Sequence, Set
 from dataclasses import dataclass
 
 from ..record import Bytes
@@ -87,8 +87,8 @@ class Connector(ABC):
     def usage(self) -> Usage:
         """Entries and bytes, as they are known now."""
 
-    def audit(self) -> None:  # noqa: B027
-        """Make the books agree with what is there: in the background, now and then."""
+    def audit(self, stopped: Callable[[], bool] = lambda: False) -> None:  # noqa: B027
+        """Make the books agree with what is there: in the background, now and then, until `stopped`."""
 
     @abstractmethod
     def ping(self) -> None:

@@ -5,8 +5,9 @@ Nothing is retried: an error is a miss, and the breaker's to judge.
 
 import contextlib
 import secrets
-from collections.abc import Iterator, Sequence, Set
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
+from itertools import islice
+from typing import Any, TypeVar
 
 from ragkv.config import RedisConfig
 from ragkv.errors import RemoteError
@@ -19,6 +20,8 @@ from .values import EDITION_AT
 
 AUDIT_S = 600.0  # of all replicas, one counts what the server evicted, so often at most
 _PAGE = 500  # keys of one answer while listing
+
+T = TypeVar("T")
 
 
 class RedisConnector(Connector):
@@ -105,18 +108,27 @@ class RedisConnector(Connector):
             fields, used = line.execute()
         return Usage(max(0, fields - 1), int(used or 0))
 
-    def audit(self) -> None:
+    def audit(self, stopped: Callable[[], bool] = lambda: False) -> None:
         """Strike off what the server evicted, take in what is there and in no book."""
         with self._call():
             if not self._client.set(self._audited, "1", nx=True, px=round(AUDIT_S * 1000)):
                 return
-        for key, _ in self._rows():
+        for keys in _batched(self._rows(), _PAGE):
+            if stopped():
+                return
+            with self._call(), self._client.pipeline(transaction=False) as line:
+                for key, _ in keys:
+                    self._script(line, scripts.AUDIT, key)
+                line.execute()
+        for heads in _batched(self._heads(), _PAGE):
+            if stopped():
+                return
             with self._call():
-                self._script(self._client, scripts.AUDIT, key)
-        for key in self._heads():
-            with self._call():
-                if not self._client.hexists(self._books[0], key):
-                    self._adopt(key)
+                known = self._client.hmget(self._books[0], heads)
+            for key, row in zip(heads, known, strict=True):
+                if row is None:
+                    with self._call():
+                        self._adopt(key)
 
     def ping(self) -> None:
         with self._call():
@@ -171,3 +183,10 @@ class RedisConnector(Connector):
         while length := self._client.strlen(self._value(key, groups)):
             size, groups = size + length, groups + 1
         self._script(self._client, scripts.ENTER, key, size, groups)
+
+
+def _batched(items: Iterable[T], size: int) -> Iterator[list[T]]:
+    """`items` in lists of `size`, the last shorter. `itertools` has it from Python 3.12 on."""
+    rest = iter(items)
+    while batch := list(islice(rest, size)):
+        yield batch

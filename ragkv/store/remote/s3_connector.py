@@ -8,7 +8,7 @@ not seen. A lifecycle rule of the bucket bounds what nobody counts.
 
 import threading
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence, Set
+from collections.abc import Callable, Iterator, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from datetime import timedelta
@@ -136,11 +136,13 @@ class S3Connector(Connector):
         with self._lock:
             return Usage(len(self._books), self._used_bytes)
 
-    def audit(self) -> None:
+    def audit(self, stopped: Callable[[], bool] = lambda: False) -> None:
         """Count what is there, by listing."""
         with self._lock:
             self._changed = set(self._writing)
-        listed = self._rows()
+        listed = self._rows(stopped)
+        if stopped():
+            return
         with self._lock:
             for key in set(self._books) - listed.keys() - self._changed:
                 self._strike(key)
@@ -191,12 +193,14 @@ class S3Connector(Connector):
             if rest:
                 obstore.delete(self._store, rest)
 
-    def _rows(self) -> dict[str, _Row]:
+    def _rows(self, stopped: Callable[[], bool] = lambda: False) -> dict[str, _Row]:
         """What is there whole, the least recently written first."""
         sizes: dict[str, dict[int, int]] = {}
         written: dict[str, float] = {}
         with self._call():
             for page in obstore.list(self._store, self._root, chunk_size=_PAGE):
+                if stopped():
+                    break
                 for item in page:
                     *_, key, group = item["path"].split("/")
                     sizes.setdefault(key, {})[int(group)] = item["size"]

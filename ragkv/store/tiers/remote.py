@@ -401,7 +401,7 @@ class RemoteTier(Tier):
                         self._confirmed(key)
                     if time.monotonic() >= audit_at:
                         audit_at = time.monotonic() + self._audit_s
-                        self._guard.ask(self._connector.audit, brief=False)
+                        self._guard.ask(lambda: self._connector.audit(self._closing.is_set), brief=False)
             except RemoteError as error:
                 log.debug("%s: %s", self.kind.value, error)
             except Exception:  # the thread must live on

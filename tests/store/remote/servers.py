@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 LOOPBACK = "127.0.0.1"
-PATIENCE_S = 30.0
+PATIENCE_S = 120.0  # importing moto takes long where everything does
 
 
 def free_port() -> int:
