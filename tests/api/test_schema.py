@@ -44,7 +44,17 @@ def _run(up: tuple[serving.Process, dict[str, str]], tmp_path: Path, seeded: boo
     config.write_text(SEEDED if seeded else "")
     command = [str(Path(sys.executable).parent / "schemathesis"), "--config-file", str(config), "run"]
     command += [f"{process.url}/openapi.json", "-H", f"Authorization: {headers['authorization']}", "--no-color"]
-    command += ["--checks", "all", "--exclude-checks", "positive_data_acceptance", "--seed", "8", *how]
+    command += [
+        "--request-timeout",
+        "120",
+        "--checks",
+        "all",
+        "--exclude-checks",
+        "positive_data_acceptance",
+        "--seed",
+        "8",
+        *how,
+    ]
     done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=3000)
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
     assert "nresolvable" not in done.stdout
