@@ -9,7 +9,7 @@ that made it is over. As in the live store, puts land in every tier and what mem
 
 import random
 from abc import ABC, abstractmethod
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -38,6 +38,7 @@ class Shape:
     memory_tokens: int  # of each replica
     disk_tokens: int = 0  # of each replica; 0: none
     remote_tokens: int | None = 0  # of the tier all share; 0: none; None: without bound
+    remote_from: int = 1  # a chunk goes to the shared tier when it has been made so often
     policy: str = "lru"  # of every tier
     router: str = "chunk-aware"
     routers: int = 1  # that take requests in turns and know nothing of each other
@@ -47,7 +48,7 @@ class Shape:
     xi_blocks: int = 0  # of policies that serve the tail
 
     def __post_init__(self) -> None:
-        for name in ("replicas", "routers"):
+        for name in ("replicas", "routers", "remote_from"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} is {getattr(self, name)}; it must be at least 1.")
         if min(self.memory_tokens, self.disk_tokens, self.remote_tokens or 0) < 0 or not self.speedup > 0:
@@ -57,12 +58,13 @@ class Shape:
 
 
 class Found(NamedTuple):
-    """Where one prompt's tokens came from; they sum to its length."""
+    """Where one prompt's tokens came from; the first four sum to its length."""
 
     memory: int
     disk: int
     remote: int
     computed: int
+    written: int = 0  # to the shared tier
 
 
 class Stores(ABC):
@@ -115,6 +117,7 @@ class Routed:
     memory: float  # shares of all prompt tokens, by where they were found
     disk: float
     remote: float
+    written: float  # tokens written to the shared tier, over all prompt tokens
     median_ms: float
     p95_ms: float
     p99_ms: float
@@ -150,6 +153,7 @@ def serve_replicas(load: Load, shape: Shape) -> Routed:
         memory=float(shares[0]),
         disk=float(shares[1]),
         remote=float(shares[2]),
+        written=float(shares[4]),
         median_ms=float(np.percentile(ttft, 50)),
         p95_ms=float(np.percentile(ttft, 95)),
         p99_ms=float(np.percentile(ttft, 99)),
@@ -294,12 +298,14 @@ class _ChunkStores(Stores):
         remote = load.stored_tokens if shape.remote_tokens is None else shape.remote_tokens
         self._remote = ChunkTier(make_policy(shape.policy), remote)
         self._ready: dict[str, float] = {}  # when the shared tier has it
+        self._from, self._times_made = shape.remote_from, Counter[str]()
         self._made: list[str] = []
+        self._written = 0
 
     def serve(self, number: int, replica: int, start_s: float) -> Found:
         memory, disk = self._memories[replica], self._disks[replica]
         from_memory = from_disk = from_remote = 0
-        self._made = []
+        self._made, self._written = [], 0
         for read in self._load.reads[number]:
             on_disk, in_memory = disk.read(read), memory.read(read)
             if in_memory:
@@ -311,16 +317,22 @@ class _ChunkStores(Stores):
             else:
                 self._made.append(read.key)
         computed = self._load.tokens[number] - from_memory - from_disk - from_remote
-        return Found(from_memory, from_disk, from_remote, computed)
+        return Found(from_memory, from_disk, from_remote, computed, self._written)
 
     def _lies_remote(self, read: Read, start_s: float) -> bool:
-        if not self._remote.read(read):  # which puts it
+        if read.key not in self._remote.held:
+            self._times_made[read.key] += 1
+            if self._times_made[read.key] < self._from:
+                return False
+        if not self._remote.read(read):  # which puts it, if it fits
             self._ready[read.key] = float("inf")
+            self._written += read.tokens if read.key in self._remote.held else 0
         return self._ready[read.key] <= start_s
 
     def served(self, end_s: float) -> None:
         for key in self._made:
-            self._ready[key] = min(end_s, self._ready[key])
+            if key in self._ready:
+                self._ready[key] = min(end_s, self._ready[key])
 
 
 class _TurnStores(Stores):
@@ -342,6 +354,8 @@ class _TurnStores(Stores):
         turn = self._turns[number]
         memory = turn.prompt - self._memories[replica].serve(turn)
         disk = max(0, turn.prompt - self._disks[replica].serve(turn) - memory)
+        had = self._remote.held.get(turn.group, 0)
         remote = max(0, turn.prompt - self._remote.serve(turn) - memory - disk)
-        blocks = (memory, disk, remote, turn.prompt - memory - disk - remote)
+        written = max(0, self._remote.held.get(turn.group, 0) - had)
+        blocks = (memory, disk, remote, turn.prompt - memory - disk - remote, written)
         return Found(*(count * self._block for count in blocks))

@@ -42,7 +42,7 @@ def test_one_after_another_on_two_replicas_by_hand() -> None:
     load = RagLoad([request(0, 1), request(0, 1), request(0.5, 1, 2)])
     done = route(load, Shape(2, 9_000, router="round-robin", profile=UNIT))
     assert done.replica == [0, 1, 0]
-    assert [tuple(f) for f in done.found] == [(0, 0, 0, 1_000), (0, 0, 0, 1_000), (1_000, 0, 0, 1_000)]
+    assert [tuple(f) for f in done.found] == [(0, 0, 0, 1_000, 0), (0, 0, 0, 1_000, 0), (1_000, 0, 0, 1_000, 0)]
     assert done.wait_ms.tolist() == [0, 0, 500]  # r0 is free at 1 s
     assert done.ttft_ms.tolist() == [1_000, 1_000, 1_500]
 
@@ -53,6 +53,16 @@ def test_the_shared_tier_has_an_entry_once_the_prefill_that_made_it_is_over() ->
     done = route(load, Shape(5, 9_000, remote_tokens=None, router="round-robin", profile=profile))
     assert [f.remote for f in done.found] == [0, 0, 0, 1_000, 1_000]
     assert done.ttft_ms.tolist() == pytest.approx([1_000, 1_000, 1_000, 100, 100])
+
+
+def test_the_shared_tier_may_wait_until_a_chunk_was_made_twice() -> None:
+    load = RagLoad([request(2.0 * t, n) for t, n in enumerate((1, 1, 1, 2))])
+    found = {
+        times: route(load, Shape(4, 0, remote_tokens=None, remote_from=times, router="round-robin", profile=UNIT)).found
+        for times in (1, 2)
+    }
+    assert [(f.remote, f.written) for f in found[1]] == [(0, 1_000), (1_000, 0), (1_000, 0), (0, 1_000)]
+    assert [(f.remote, f.written) for f in found[2]] == [(0, 0), (0, 1_000), (1_000, 0), (0, 0)]
 
 
 def test_what_memory_dropped_comes_from_disk_and_what_both_dropped_from_the_shared_tier() -> None:
@@ -144,7 +154,7 @@ def test_whatever_is_asked(
     seen: set[int] = set()
     free = dict.fromkeys(range(replicas), float("-inf"))
     for number, (asked_for, found) in enumerate(zip(requests, done.found, strict=True)):
-        assert sum(found) == asked_for.tokens and min(found) >= 0
+        assert sum(found[:4]) == asked_for.tokens and min(found) >= 0
         new = {part.number for part in asked_for.parts if part.kind == "passages_ids"} - seen
         assert found.computed >= 5 + 1_000 * len(new)  # nobody finds what nobody made
         seen |= new
