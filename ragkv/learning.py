@@ -69,8 +69,11 @@ def learn(
     steps: int,
     seed: int = 0,
     on_step: Callable[[int, int, float], None] | None = None,
+    start: ScoreModel | None = None,
 ) -> ScoreModel:
     """Scores learned in `steps` steps, a lesson each; `on_step(done, steps, nats a token)` is called after each.
+
+    `start` is gone on from, and stays as it is.
 
     The engine computes in float32 and scores behind two texts. Raises `InputError` where it does not, or where there
     are no lessons, and `UnsupportedModelError` for a model whose frequencies depend on the prompt's length.
@@ -85,6 +88,8 @@ def learn(
     order = random.Random(seed)
     adapter = engine._adapter
     classroom, model = _Classroom(engine), ScoreModel(adapter.layer_count, adapter.kv_heads * adapter.head_dim)
+    if start is not None:
+        model.load_state_dict(start.state_dict())
     model.to(adapter.device)
     optimizer = torch.optim.AdamW(model.parameters(), RATE, weight_decay=1e-3)
     waiting: list[Lesson] = []

@@ -16,6 +16,7 @@ from random import Random
 import torch
 
 from ragkv import Engine, EngineConfig, FusionConfig
+from ragkv.fusion import ScoreModel
 from ragkv.learning import Lesson, Tail, learn
 from training.batches import ASSISTANT, END, USER, Encoder
 from training.questions import Question
@@ -57,6 +58,7 @@ def main() -> None:
     parser.add_argument("--worlds", type=int, default=400)
     parser.add_argument("--steps", type=int, default=800)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--start", type=Path, help="a file to go on from")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--out", type=Path, required=True)
     options = parser.parse_args()
@@ -71,7 +73,9 @@ def main() -> None:
 
     config = EngineConfig(dtype="float32", fusion=FusionConfig(learned_scores=False))
     with Engine.from_pretrained(options.reader, config) as engine:
-        network = learn(engine, lessons(engine, options.worlds, options.seed), options.steps, options.seed, show)
+        made = lessons(engine, options.worlds, options.seed)
+        start = ScoreModel.from_bytes(options.start.read_bytes()) if options.start else None
+        network = learn(engine, made, options.steps, options.seed, show, start)
     options.out.write_bytes(network.to_bytes())
     print(f"{options.out}: {options.out.stat().st_size} bytes, digest {network.digest}")
 

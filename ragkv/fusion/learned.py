@@ -20,7 +20,7 @@ from torch.nn import functional
 
 FILE_NAME = "ragkv-scores.safetensors"  # in a model's folder
 TEXTS = 2  # k of the scorer: the network reads what a chunk does behind two texts
-WIDTH = 32
+WIDTH = 64
 KERNEL = 5  # tokens that a convolution sees
 SEEN = 5  # times a token's values
 FLOOR = 1e-4  # below it a relative squared distance is rounding
