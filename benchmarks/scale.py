@@ -41,8 +41,8 @@ class Machine:
 MACHINES = (
     # docs/speed.md (prefill; a decoding step of 16 rows, 214 ms, on 1.9 of two cores); price and network assumed
     Machine("0.5B, two cores", CPU, 12_288, 283 * 214 / 16 / 1.9, 0.10, 10 / 8, 512 * 1024),
-    # the T-LRU paper's .1 ms a token, 15 % of it for what is found, 8B's 128 KiB a token; an eighth of a decoding step of
-    # 8 ms for each of 283 tokens: assumed
+    # the T-LRU paper's .1 ms a token, 15 % of it for what is found, 8B's 128 KiB a token; 1 ms of decoding for each of
+    # 283 tokens: assumed
     Machine("8B, a GPU", replace(GPU, found_token_ms=0.015), 131_072, 283 * 1.0, 2.50, 25 / 8, 2 * 1024 * 1024),
 )
 

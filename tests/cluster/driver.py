@@ -17,7 +17,14 @@ def main() -> None:
     from ragkv.api.settings import ServeConfig
     from ragkv.cluster.ray_app import NAME, build
 
-    ray.init(num_cpus=4, object_store_memory=100_000_000, include_dashboard=False, logging_level="error")
+    for patience in range(3, 0, -1):  # on a busy machine its own processes may take longer than it waits
+        try:
+            ray.init(num_cpus=4, object_store_memory=100_000_000, include_dashboard=False, logging_level="error")
+            break
+        except Exception:
+            ray.shutdown()
+            if patience == 1:
+                raise
     first = json.loads(sys.stdin.readline())["deploy"]
     serve.start(http_options={"host": "127.0.0.1", "port": first["port"]})
     deploy(first, serve, ServeConfig, build, NAME)
