@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file
 
 from ragkv.errors import EntryDamagedError
-from ragkv.store import Entry
+from ragkv.store import FORMAT_VERSION, Entry
 from ragkv.store.record import ALIGNMENT, Head, OtherVersionError, Record, bytes_of, read_fully, read_head
 
 from .entries import make_entry, other_identities
@@ -110,7 +110,7 @@ def test_another_format_version_is_told_apart_from_damage(tmp_path: Path, monkey
     monkeypatch.setattr("ragkv.store.record.FORMAT_VERSION", 1)
     path = write(tmp_path / "e", make_entry())
     monkeypatch.undo()
-    with pytest.raises(OtherVersionError, match="version 1, this is 2"):
+    with pytest.raises(OtherVersionError, match=f"version 1, this is {FORMAT_VERSION}"):
         head_of(path, make_entry().info.key)
 
 
