@@ -116,7 +116,6 @@ class TestSixteenThreads:
         assert sum(sizes) == 16 * (STEPS - 1)
         assert sum(sizes) / len(sizes) > 8
 
-
     @pytest.mark.parametrize("rows", [1, 3])
     def test_decode_so_many_at_a_time(self, adapter: Adapter, sizes: list[int], rows: int) -> None:
         batch = Batch(adapter, Compute(), patience=1000.0, rows=rows)
