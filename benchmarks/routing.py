@@ -14,7 +14,7 @@ Closed: of what lies between random's share of tokens found on the replica and t
 is one store of all replicas' capacity that knows the future (Belady).
 
 Claims: (1) chunk-aware finds more on the replica than random, at every size, and its P95 is below that of every other
-router that looks at content or conversations. (2) Load wins: no replica gets more than 1.3 times its share of requests.
+router that looks at content or conversations. (2) Load wins: no replica gets more than 1.4 times its share of requests.
 (3) What it gains is knowledge: routers that know nothing of each other lose most of it.
 """
 
