@@ -90,7 +90,7 @@ const soon = () => {
 };
 
 export function setUp() {
-  document.addEventListener("visibilitychange", () => (document.hidden ? clearTimeout(timer) : look()));
+  document.addEventListener("visibilitychange", look);
   bus.addEventListener("done", soon);
   bus.addEventListener("key", soon);
   look();

@@ -81,7 +81,7 @@ def serving(home: Path) -> Iterator[str]:
 
 
 def _address(process: "subprocess.Popen[bytes]", log: Path) -> str:
-    for _ in range(600):
+    for _ in range(1200):
         for line in log.read_text().splitlines():
             if line.startswith("{") and (said := json.loads(line)).get("event") == "listening":
                 return f"http://127.0.0.1:{said['port']}"
@@ -104,7 +104,7 @@ def library(server: str, browser: Any) -> str:
     """A collection that has the example corpus."""
     context = browser.new_context(base_url=server)
     api = context.request
-    for _ in range(120):
+    for _ in range(240):
         if (made := api.post("/v1/collections", data={"name": "library"})).status != 503:
             break
         made.dispose()

@@ -22,13 +22,15 @@
     return response;
   };
 
-  /** A stream that stops after one token, which comes in two pieces cut inside a character, and never ends. */
+  /** A stream of two tokens, the second in two pieces cut inside a character, that never ends. */
   function slow(signal) {
-    const bytes = new TextEncoder().encode('event: token\ndata: {"text": "Ovens \u{1f9c1}"}\n\n');
+    const event = (text) => new TextEncoder().encode(`event: token\ndata: {"text": "${text}"}\n\n`);
+    const second = event("\u{1f9c1} here");
     const body = new ReadableStream({
       start(to) {
-        to.enqueue(bytes.slice(0, 38));
-        setTimeout(() => to.enqueue(bytes.slice(38)), 50);
+        to.enqueue(event("Ovens "));
+        setTimeout(() => to.enqueue(second.slice(0, 31)), 50);
+        setTimeout(() => to.enqueue(second.slice(31)), 100);
         signal.addEventListener("abort", () => to.error(new DOMException("", "AbortError")));
       },
     });

@@ -156,7 +156,7 @@ def test_an_answer_can_be_stopped(asked: Any, by: str) -> None:
     """Also: events cut anywhere, even inside a character, are put together."""
     asked.evaluate("probes.slow = true")
     put(asked)
-    asked.wait_for_function("() => document.querySelector('.answer').textContent === 'Ovens 🧁'")
+    asked.wait_for_function("() => document.querySelector('.answer').textContent === 'Ovens 🧁 here'")
     if by == "button":
         asked.click("#stop")
     else:
@@ -164,7 +164,7 @@ def test_an_answer_can_be_stopped(asked: Any, by: str) -> None:
     notice = asked.locator(".notice")
     notice.wait_for()
     assert "Stopped. What had arrived stays" in notice.inner_text()
-    assert asked.locator(".answer").inner_text() == "Ovens 🧁"
+    assert asked.locator(".answer").inner_text() == "Ovens 🧁 here"
     assert asked.locator("#send").is_visible() and asked.locator("#stop").is_hidden()
 
 
