@@ -16,7 +16,7 @@ from ragkv.closing import Closing
 from ragkv.config import EngineConfig, StoreConfig
 from ragkv.dialogue import Dialogues
 from ragkv.engine import Engine, EngineStats
-from ragkv.errors import InputError, RagKVError
+from ragkv.errors import InputError, RagKVError, SessionUnavailableError
 from ragkv.retrieval import Embedder
 from ragkv.session import Session, SessionInfo
 
@@ -111,7 +111,7 @@ class Tenants(Closing):
     def stats(self) -> Sequence[tuple[str, EngineStats, int]]:
         """What the open ones hold: name, engine, conversations. Opens none, and is quick."""
         opened = self.opened()
-        return [(name, one.engine.stats(), len(one.session_ids())) for name, one in opened.items()]
+        return [(name, one.engine.stats(), _conversations(one)) for name, one in opened.items()]
 
     def directories(self) -> Sequence[Path]:
         """Where the open ones keep their KV."""
@@ -212,6 +212,13 @@ def _with_memory(store: StoreConfig, memory_bytes: int) -> StoreConfig:
         memory_bytes=memory_bytes,
         memory_reserve_bytes=None if reserve is None else min(reserve, memory_bytes),
     )
+
+
+def _conversations(tenant: Tenant) -> int:
+    try:
+        return len(tenant.session_ids())
+    except SessionUnavailableError:  # where replicas share them, and the server does not answer
+        return 0
 
 
 def _close(tenant: Tenant) -> None:
