@@ -36,7 +36,7 @@ class Process:
     def client(self, timeout_s: float = 60.0, **more: Any) -> httpx.Client:
         return httpx.Client(base_url=self.url, timeout=timeout_s, trust_env=False, **more)
 
-    def wait_for(self, wanted: Callable[[dict[str, Any]], bool], timeout_s: float = 120.0) -> dict[str, Any]:
+    def wait_for(self, wanted: Callable[[dict[str, Any]], bool], timeout_s: float = 300.0) -> dict[str, Any]:
         """The next line of its log that is wanted."""
         while True:
             line = self._seen.get(timeout=timeout_s)
@@ -44,7 +44,7 @@ class Process:
                 return line
             assert line.get("event") != "EOF", f"the server ended: {self.lines}"
 
-    def wait_ready(self, timeout_s: float = 120.0) -> None:
+    def wait_ready(self, timeout_s: float = 300.0) -> None:
         """Until it takes requests."""
         ends = time.monotonic() + timeout_s
         with self.client() as client:
