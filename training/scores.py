@@ -3,8 +3,8 @@
     python -m training.scores --seed 2 --out runs/scores
     python -m training.scores --seed 3 --start runs/scores --average --out ragkv/model/reader/ragkv-scores.safetensors
 
-The questions of a world are its types evenly; what is right is what the reader itself says under a full prefill. The mean of
-two networks, the second gone on from the first, is better than either.
+The questions of a world are its types evenly; what is right is what the reader itself says under a full
+prefill. The mean of two networks, the second gone on from the first, is better than either.
 """
 
 from __future__ import annotations
