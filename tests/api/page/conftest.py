@@ -1,5 +1,6 @@
 """The real service in a process of its own, and Debian's Chromium looking at it; skipped, with the reason, without."""
 
+import importlib.util
 import json
 import os
 import re
@@ -14,10 +15,6 @@ from urllib.parse import urlsplit
 
 import pytest
 
-sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed: pip install playwright")
-for needed in ("fastapi", "uvicorn"):
-    pytest.importorskip(needed, reason=f"{needed} is not installed: pip install 'ragkv[api]'")
-
 CHROMIUM = Path("/usr/bin/chromium")
 ROOT = Path(__file__).parents[3]
 CORPUS = sorted((ROOT / "examples" / "corpus").glob("*.md"))
@@ -26,13 +23,21 @@ TIMEOUT_MS = 20_000
 PROBES = Path(__file__).parent / "probes.js"
 
 
+def lacking() -> str | None:
+    """What is not here to look at the page with, and how to get it."""
+    for module, extra in (("playwright", "playwright"), ("fastapi", "'ragkv[api]'"), ("uvicorn", "'ragkv[api]'")):
+        if importlib.util.find_spec(module) is None:
+            return f"{module} is not installed: pip install {extra}"
+    return None if CHROMIUM.exists() else f"there is no {CHROMIUM}: install Debian's chromium"
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Without a browser there is nothing to look with."""
-    if CHROMIUM.exists():
+    if (reason := lacking()) is None:
         return
     for item in items:
-        if Path(__file__).parent in item.path.parents and "page" in getattr(item, "fixturenames", ()):
-            item.add_marker(pytest.mark.skip(reason=f"there is no {CHROMIUM}: install Debian's chromium"))
+        if Path(__file__).parent in item.path.parents and "browser" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.skip(reason=reason))
 
 
 @dataclass
@@ -93,7 +98,9 @@ def _address(process: "subprocess.Popen[bytes]", log: Path) -> str:
 
 @pytest.fixture(scope="session")
 def browser() -> Iterator[Any]:
-    with sync_api.sync_playwright() as playwright:
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=str(CHROMIUM), args=["--no-sandbox"])
         yield browser
         browser.close()

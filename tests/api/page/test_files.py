@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-import ragkv.api
+import ragkv
 from ragkv.fusion.selectors import SELECTORS
 
-PAGE = Path(ragkv.api.__file__).parent / "page"
+PAGE = Path(ragkv.__file__).parent / "api" / "page"
 FILES = sorted(path for path in PAGE.iterdir() if path.is_file())
 SCRIPTS = [path for path in FILES if path.suffix == ".js"]
 STYLE = (PAGE / "style.css").read_text("utf-8")
