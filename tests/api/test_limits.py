@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 
 from ragkv.api.errors import ApiError
 from ragkv.api.keys import ANYONE, KeyFile, Principal, Quota, Rate
-from ragkv.api.limits import Limiter, check_quota
+from ragkv.api.limits import Limiter, Quotas, check_quota
 from ragkv.api.middleware import install
 from ragkv.api.settings import LimitsConfig, ServeConfig
 
@@ -100,6 +101,36 @@ def test_a_quota_holds(held: int, more: int, fits: bool) -> None:
             check_quota(who, what, held, more)  # type: ignore[arg-type]
         assert (caught.value.status, caught.value.code) == (403, "quota_exceeded")
     check_quota(ANYONE, "documents", 10**9, 1)
+
+
+def test_of_requests_that_each_fit_alone_one_gets_the_last_place() -> None:
+    quotas, who = Quotas(), Principal("a", "a", "a", Quota(documents=1, sessions=1))
+    stored: list[int] = []
+    talks: list[str] = []
+
+    def store(number: int) -> bool:
+        try:
+            with quotas.documents(who, lambda: len(stored), lambda: 1):
+                time.sleep(0.1)
+                stored.append(number)
+        except ApiError:
+            return False
+        return True
+
+    def talk(number: int) -> bool:
+        try:
+            with quotas.session(who, f"s{number}", lambda: talks):
+                time.sleep(0.1)
+                talks.append(f"s{number}")
+        except ApiError:
+            return False
+        return True
+
+    with ThreadPoolExecutor(4) as pool:
+        assert sum(pool.map(store, range(4))) == len(stored) == 1
+        assert sum(pool.map(talk, range(4))) == len(talks) == 1
+    with quotas.session(who, talks[0], lambda: talks):  # it goes on
+        pass
 
 
 # Slow clients, driven by hand: a test client is never slow
