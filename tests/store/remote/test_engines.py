@@ -97,6 +97,12 @@ def pair(redis_server: RedisServer, tmp_path: Path) -> Iterator[list[Engine]]:
         engine.close()
 
 
+def patient(engines: list[Engine]) -> None:
+    """Encoding has taken long, so that on a busy machine nobody gives up waiting for another's entry."""
+    for engine in engines:
+        engine._background.flights.pace.took(1, 10.0)
+
+
 def together(*work: Any) -> None:
     threads = [threading.Thread(target=one) for one in work]
     for thread in threads:
@@ -111,6 +117,7 @@ def test_two_replicas_that_miss_a_chunk_at_once_encode_it_once(
     counting = Counting(monkeypatch, 0.5)
     pair[0].warm([B])  # both have measured what encoding takes
     pair[1].warm([C])
+    patient(pair)
     together(*(lambda engine=engine: engine.prefill(Q, [A]) for engine in pair))  # type: ignore[misc]
     key = pair[0]._encoder.identity.key(tuple(A))
     until = time.monotonic() + 20
@@ -127,6 +134,7 @@ def test_two_replicas_that_warm_the_same_chunks_share_the_work(
     counting = Counting(monkeypatch, 0.3)
     pair[0].warm([A])
     pair[1].warm([A, B])
+    patient(pair)
     counting.encoded.clear()
     chunks = [[5, 6, number, 7, 8, 9] for number in range(6)]
     reports = []
