@@ -33,8 +33,9 @@ from ragkv.store import Demand, Entry, EntryInfo, Wanted
 from tests.store.remote.servers import LOOPBACK, RedisServer, S3Server, with_credentials
 
 TIMEOUT_S = 30.0  # nothing is to time out here
-DEFAULT = "sensitivity-query"
-PIPELINED = ("sensitivity", "hkvd", DEFAULT)
+DEFAULT = "sensitivity"
+ASKING = "sensitivity-query"  # loads all before it chooses
+PIPELINED = (DEFAULT, "hkvd", ASKING)
 READ_AHEAD = 2  # layers; the config's default
 
 
