@@ -45,6 +45,8 @@ def _run(up: tuple[serving.Process, dict[str, str]], tmp_path: Path, seeded: boo
     command = [str(Path(sys.executable).parent / "schemathesis"), "--config-file", str(config), "run"]
     command += [f"{process.url}/openapi.json", "-H", f"Authorization: {headers['authorization']}", "--no-color"]
     command += [
+        "--max-response-time",
+        "120",
         "--request-timeout",
         "120",
         "--checks",
@@ -79,6 +81,8 @@ def test_two_thousand_requests(up: tuple[serving.Process, dict[str, str]], tmp_p
 
 def test_every_operation_says_what_it_refuses_with_and_that_it_takes_a_key(tmp_path: Path) -> None:
     with whole(tmp_path) as client:
+        assert "security" not in client.get("/openapi.json").json()["paths"]["/v1/ask"]["post"]  # there are no keys
+        key(tmp_path, "a")
         schema: Any = client.get("/openapi.json").json()
     operations = [
         (path, method, operation)
