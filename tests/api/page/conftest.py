@@ -60,7 +60,7 @@ class Watch:
         assert {request.url for request in self.requests if not request.url.startswith(self.origin)} == set()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The address of a service over the bundled reader, with an empty home."""
     home = tmp_path_factory.mktemp("page") / "home"
@@ -96,7 +96,7 @@ def _address(process: "subprocess.Popen[bytes]", log: Path) -> str:
     raise RuntimeError(f"ragkv serve did not begin: {log.read_text()[-2000:]}")
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")  # ends with its tests: while it is open, no other event loop can run
 def browser() -> Iterator[Any]:
     from playwright.sync_api import sync_playwright
 
@@ -106,7 +106,7 @@ def browser() -> Iterator[Any]:
         browser.close()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def library(server: str, browser: Any) -> str:
     """A collection that has the example corpus."""
     context = browser.new_context(base_url=server)

@@ -99,7 +99,7 @@ def test_nothing_sticks_out(asked: Any, width: int) -> None:
 def test_small_screens_have_conversations_and_store_in_a_sheet(asked: Any) -> None:
     asked.set_viewport_size({"width": 360, "height": 740})
     ask(asked)
-    assert not asked.locator("#tiers").is_visible()
+    asked.wait_for_function("() => !document.querySelector('#tiers').checkVisibility({visibilityProperty: true})")
     asked.click("#menu")
     asked.wait_for_function("() => document.querySelector('#side').getBoundingClientRect().left === 0")
     assert asked.locator("#menu").get_attribute("aria-expanded") == "true"
