@@ -1,18 +1,19 @@
 # ragkv serve on CPU. Build: docker build -t ragkv .   Run: see compose.yaml and docs/deploy.md
-# A GPU image: another base with CUDA's driver libraries, and TORCH_INDEX of wheels for that CUDA version.
+# TORCH_INDEX is a package index of torch wheels: PyTorch's CPU one saves gigabytes of CUDA (docker build --build-arg
+# TORCH_INDEX=... .). A GPU image: another base with CUDA's driver libraries, and the index of wheels for that version.
 FROM python:3.11-slim AS build
-ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
+ARG TORCH_INDEX=
 ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
 WORKDIR /src
 RUN python -m venv /opt/ragkv
 ENV PATH=/opt/ragkv/bin:$PATH
 # torch first and alone: it is the largest layer, and nothing of ours changes it.
 COPY constraints.txt ./
-RUN pip install --constraint constraints.txt --index-url "$TORCH_INDEX" torch
+RUN pip install --constraint constraints.txt ${TORCH_INDEX:+--index-url "$TORCH_INDEX"} torch
 COPY pyproject.toml README.md CHANGELOG.md ./
 COPY ragkv ragkv
 COPY examples examples
-RUN pip install --constraint constraints.txt ".[api,dense,minilm,pdf]"
+RUN pip install --constraint constraints.txt ".[api,redis,s3,dense,minilm,pdf]"
 
 FROM python:3.11-slim
 RUN useradd --uid 10001 --no-create-home --home-dir /data ragkv && install -d -o ragkv -g ragkv -m 0700 /data
