@@ -42,7 +42,7 @@ def foretold(engine: Engine, tail: Tail, **how: object) -> torch.Tensor:
 def network(layers: int = 4, seed: int = 0) -> ScoreModel:
     torch.manual_seed(seed)
     made = ScoreModel(layers, 32)
-    torch.nn.init.normal_(made.tell.weight)
+    torch.nn.init.normal_(made.tell.weight, std=0.1)
     return ScoreModel.from_bytes(made.to_bytes())
 
 
