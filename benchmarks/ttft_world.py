@@ -7,7 +7,7 @@ the baselines that reuse exact prefixes.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Any, Self
 
@@ -57,7 +57,9 @@ def model_of(shape: str, device: str, longest: int) -> Any:
 class World:
     """One model, and the entries of `chunks` x `tokens` tokens in one tier."""
 
-    def __init__(self, model: Any, chunks: int, tokens: int, tier: str, directory: str) -> None:
+    def __init__(
+        self, model: Any, chunks: int, tokens: int, tier: str, directory: str, packed_bytes: int | None = None
+    ) -> None:
         self.model, self.tier = model, tier
         self.layers: int = model.config.num_hidden_layers
         generator = torch.Generator().manual_seed(0)
@@ -75,7 +77,10 @@ class World:
             disk_bytes=2 * size,
             direct_reads=tier == "disk-direct",
         )
-        self.engine = Engine(model, config=EngineConfig(store=store, device=str(model.device)))
+        config = EngineConfig(store=store, device=str(model.device))
+        if packed_bytes is not None:
+            config = replace(config, packed_bytes=packed_bytes)
+        self.engine = Engine(model, config=config)
         self._fill(tokens)
 
     def _token_bytes(self) -> int:
