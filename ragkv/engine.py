@@ -18,12 +18,12 @@ from . import verdict
 from .answering import Answerer
 from .batch import Batch
 from .closing import Closing
-from .config import EngineConfig, ReuseMode, StoreConfig
+from .config import EngineConfig, FusionConfig, ReuseMode, StoreConfig
 from .control import Control, subject_of
 from .encoding import Activity, BackgroundEncoder, Encoder
 from .errors import InputError, RagKVError
 from .flight import Flight
-from .fusion import Fusor, Selector, learned, make_selector
+from .fusion import Fusor, ScoreModel, Selector, learned, make_selector
 from .intake import ChunkLike, How, Intake, Past, Prompt
 from .manifest import Manifests
 from .model import Adapter, adapt
@@ -119,12 +119,8 @@ class Engine(Closing):
         prefix = self._runs.before_documents
         batch = served.batch
         between = batch.step_waiting
-        scored_behind = fusion.sensitivity_prefixes
-        network = None
-        if fusion.learned_scores and scored_behind == learned.TEXTS:
-            folder, values = getattr(adapter.config, "_name_or_path", ""), adapter.kv_heads * adapter.head_dim
-            network = learned.beside(folder, adapter.layer_count, values, adapter.device)
-        self._encoder = Encoder(adapter, self._fusor, prefix, identity, scored_behind, between, network)
+        network = _learned_scores(adapter, fusion)
+        self._encoder = Encoder(adapter, self._fusor, prefix, identity, fusion.sensitivity_prefixes, between, network)
         self._background = BackgroundEncoder(self._encoder, self._store, self._activity)
         if settings.directory is not None:
             self._intake.heed(verdict.load(settings.directory, self._encoder.identity, fusion.selector))
@@ -432,6 +428,14 @@ def _shared_sessions(house: House, saver: Saver, settings: StoreConfig) -> Sessi
 
     assert settings.redis is not None  # `EngineConfig` has seen to it
     return SharedSessions(house, saver, SharedManifests(settings.redis, house.identity, secret_of(settings.redis)))
+
+
+def _learned_scores(adapter: Adapter, fusion: FusionConfig) -> ScoreModel | None:
+    """The network in the model's folder, where one is wanted and can be used."""
+    if not fusion.learned_scores or fusion.sensitivity_prefixes != learned.TEXTS:
+        return None
+    folder, values = getattr(adapter.config, "_name_or_path", ""), adapter.kv_heads * adapter.head_dim
+    return learned.beside(folder, adapter.layer_count, values, adapter.device)
 
 
 def _identity(adapter: Adapter, tokenizer: Any | None) -> Identity:

@@ -78,8 +78,8 @@ def learn(
     The engine computes in float32 and scores behind two texts. Raises `InputError` where it does not, or where there
     are no lessons, and `UnsupportedModelError` for a model whose frequencies depend on the prompt's length.
     """
-    if not lessons:
-        raise InputError("There are no lessons to learn scores from.")
+    if not lessons or any(len(lesson.chunks) < 2 or not lesson.tails for lesson in lessons):
+        raise InputError("Scores are learned from lessons of at least two chunks and a tail, and there must be one.")
     if engine.config.fusion.sensitivity_prefixes != TEXTS or engine._adapter.dtype is not torch.float32:
         raise InputError(f"Scores are learned in float32 with fusion.sensitivity_prefixes = {TEXTS}.")
     if engine._adapter.rope.depends_on_length:
@@ -100,7 +100,7 @@ def learn(
             group["lr"] = RATE * min(1.0, (step + 1) / WARMUP_STEPS) * max(0.02, 1 - step / steps)
         loss = classroom.taught(model, waiting.pop(), order.choice(RATIOS))
         optimizer.zero_grad()
-        torch.autograd.backward(loss)
+        torch.autograd.backward(loss, inputs=list(model.parameters()))  # the model's own weights get no gradients
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         if on_step:
@@ -128,14 +128,16 @@ class _Classroom:
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        model = engine._adapter.model.requires_grad_(False)
-        self._adapter = adapt(model)  # without packed weights, which have no gradients
+        self._adapter = adapt(engine._adapter.model)  # without packed weights, through which no gradient comes
         self._seen: dict[Lesson, _Prepared] = {}
         self._kept_bytes = 0
 
     def taught(self, model: ScoreModel, lesson: Lesson, ratio: float) -> torch.Tensor:
         """How much worse the lesson's tails are foretold at this ratio than by a full prefill, nats a token."""
-        at = self._seen.get(lesson) or self._prepared(lesson)
+        at = self._seen.get(lesson)
+        if at is None:
+            with self._engine._activity.turn():  # requests and the background encoder use the same scorer
+                at = self._prepared(lesson)
         if self._kept_bytes < KEPT_BYTES and lesson not in self._seen:
             self._seen[lesson], self._kept_bytes = at, self._kept_bytes + at.stored.nbytes + at.wanted.nbytes
         log_scores = torch.cat([model(one) for one in at.studied])
@@ -155,7 +157,7 @@ class _Classroom:
         encoder.meet([chunk.token_ids for chunk in lesson.chunks])
         for number, chunk in enumerate(lesson.chunks):
             entry, others = encoder.studied(chunk.token_ids)
-            if number or not engine._runs.before_documents:  # right behind the prefix it is exact
+            if number:  # the first, right behind the prefix, is exact
                 reused += range(len(ids), len(ids) + len(chunk))
                 studied.append(study(entry.kv.to(device), others))
                 kept.append(entry.kv.to(device))
@@ -187,9 +189,11 @@ class _Classroom:
         rows = Rows(at.positions, None)
         tables = adapter.rope.tables(int(at.positions.max()) + 1)
         hidden = adapter.embed(at.token_ids)
-        for layer in range(adapter.layer_count):
+        windows = [adapter.window(layer) for layer in range(adapter.layer_count)]
+        allowed = {window: at.allowed(window) for window in set(windows)}
+        for layer, window in enumerate(windows):
             turn = tables.rows(adapter.rope_kind(layer), at.positions)
-            mask = _BranchMask(adapter, layer, turn, at.allowed(adapter.window(layer)))
+            mask = _BranchMask(adapter, layer, turn, allowed[window])
             hidden = adapter.drive(layer, hidden, rows, mask, _MixingCache(mask, at, fresh))
         return adapter.logits(hidden[:, at.foretelling]).log_softmax(-1)
 

@@ -1,5 +1,6 @@
 """What became of a prompt, run by run, for who wants to see it: the plan and the selection as plain values."""
 
+from bisect import bisect_left
 from collections.abc import Container, Iterator, Sequence
 
 import torch
@@ -34,7 +35,8 @@ def _pieces(
         reused = stop if span.state is SpanState.COMPUTED else min(stop, length - 1)
         chunk = span.chunk if kind == "chunk" else None
         if start < reused:
-            here = tuple(at - start for at in selected if start <= at < reused) if kind == "chunk" else ()
+            among = slice(bisect_left(selected, start), bisect_left(selected, reused))
+            here = tuple(at - start for at in selected[among]) if kind == "chunk" else ()
             yield PromptSpan(kind, start, reused - start, _state(span), here, chunk)
         if reused < stop and start < stop:
             yield PromptSpan(kind, max(start, reused), stop - max(start, reused), "computed", (), chunk)

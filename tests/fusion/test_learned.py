@@ -83,12 +83,12 @@ class TestWhatIsDriven:
             )
 
         given = fresh.clone().requires_grad_()
-        torch.autograd.backward(worse(given))
+        torch.autograd.backward(worse(given), inputs=[given])
         assert given.grad is not None
         up, down = fresh.clone(), fresh.clone()
         up[place] += step
         down[place] -= step
-        slope = float(worse(up) - worse(down)) / (2 * step)
+        slope = float((worse(up) - worse(down)).detach()) / (2 * step)
         assert float(given.grad[place]) == pytest.approx(slope, rel=0.05, abs=1e-4)
 
 
@@ -197,6 +197,15 @@ class TestLearning:
         with torch.no_grad():
             assert left(taught) < left(ScoreModel(4, 32))
 
+    def test_the_model_is_left_as_it_is(self, engine: Engine) -> None:
+        weights = dict(engine._adapter.model.named_parameters())
+        before = {name: (weight.requires_grad, weight.clone()) for name, weight in weights.items()}
+        assert any(wanted for wanted, _ in before.values())
+        learn(engine, [lesson(engine)], steps=2)
+        for name, weight in weights.items():
+            wanted, value = before[name]
+            assert weight.requires_grad is wanted and weight.grad is None and torch.equal(weight, value)
+
     def test_the_same_seed_gives_the_same_file(self, engine: Engine) -> None:
         one, other = (learn(engine, [lesson(engine)], steps=3, seed=5) for _ in range(2))
         assert one.digest == other.digest
@@ -210,8 +219,10 @@ class TestLearning:
     def test_what_cannot_be_taught_says_why(self, engine: Engine) -> None:
         with pytest.raises(InputError, match="at least 3 chunks"):
             lessons_of([engine.chunk([5, 6, 7])] * 2)
-        with pytest.raises(InputError, match="no lessons"):
-            learn(engine, [], steps=1)
+        alone = Lesson((engine.chunk(CHUNKS[0]),), TAILS)
+        for lessons in ([], [alone], [Lesson(lesson(engine).chunks, ())]):
+            with pytest.raises(InputError, match="at least two chunks and a tail"):
+                learn(engine, lessons, steps=1)
         with engine_of(sensitivity_prefixes=1) as other, pytest.raises(InputError, match="sensitivity_prefixes = 2"):
             learn(other, [lesson(other)], steps=1)
         with engine_of("llama-dynamic") as other, pytest.raises(UnsupportedModelError, match="depend on the prompt"):
