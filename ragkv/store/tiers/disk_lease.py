@@ -11,15 +11,15 @@ import torch
 
 from ragkv.errors import EntryDamagedError, StoreError
 
-from ..encoded import EncodedEntry
 from ..entry import Identity
 from ..record import Head, bytes_of
-from .base import Lease, TierKind
+from .base import TierKind
 from .disk_blocks import Blocks
-from .disk_file import EntryFile, aligned_empty
+from .disk_file import EntryFile
+from .stored_lease import StoredLease
 
 
-class DiskLease(Lease):
+class DiskLease(StoredLease):
     """An entry file held open. `read_layer` may be called from many threads at once, also while another closes."""
 
     kind = TierKind.DISK
@@ -32,8 +32,7 @@ class DiskLease(Lease):
         on_damage: Callable[[EntryDamagedError], None],
         on_close: Callable[[], None],
     ) -> None:
-        self.info = head.info
-        self.sensitivity = head.sensitivity
+        super().__init__(head.info, head.sensitivity, head.codec, head.layer_bytes)
         self._head = head
         self._file = file
         self._blocks = Blocks(file, head)
@@ -41,32 +40,6 @@ class DiskLease(Lease):
         self._lock = threading.Lock()
         self._readers = 0
         self._closed = False
-
-    @property
-    def stored_bytes(self) -> int:
-        return self.info.layers * self._head.layer_bytes
-
-    def read_layer(self, layer: int, out: torch.Tensor | None = None) -> torch.Tensor:
-        """The slice (2, G, T, D), read into `out` or a fresh tensor, on the host; see `Lease.read_layer`."""
-        head, info = self._head, self.info
-        if out is None:
-            out = aligned_empty(info.shape, info.dtype)
-        if head.codec.in_place and out.is_contiguous():
-            self._read(layer, out.view(-1).view(torch.uint8))
-            return out
-        layout = head.codec.layout(info.shape, info.dtype)
-        stored = self._read(layer)
-        return head.codec.decode(stored.view(layout.dtype).view(layout.shape), out)
-
-    def read_encoded(self, pin: bool = False, between: Callable[[], None] = lambda: None) -> EncodedEntry:
-        head, info = self._head, self.info
-        layout = head.codec.layout(info.shape, info.dtype)
-        pin = pin and head.codec.in_place and torch.cuda.is_available()
-        layers = torch.empty((info.layers, *layout.shape), dtype=layout.dtype, pin_memory=pin)
-        for layer, stored in enumerate(layers):
-            between()
-            self._read(layer, stored.view(-1).view(torch.uint8))
-        return EncodedEntry(info, head.codec, layers, self.sensitivity)
 
     def close(self) -> None:
         """Unpin, and let the descriptor go once no read is under way: its number may be another file's then."""
@@ -80,12 +53,11 @@ class DiskLease(Lease):
         self.close()
 
     def _read(self, layer: int, into: torch.Tensor | None = None) -> torch.Tensor:
-        """The stored layer, bytes, verified and counted: in `into`, or in memory good until this thread's next read."""
         try:
             self._enter()
             try:
                 stored = self._blocks.read(layer, into)
-                if stored.numel() != self._head.layer_bytes:
+                if stored.numel() != self._layer_bytes:
                     raise EntryDamagedError(self.info.key, f"the file ends inside layer {layer}")
                 self._head.check_layer(layer, bytes_of(stored))
             except OSError as error:
@@ -95,7 +67,7 @@ class DiskLease(Lease):
         except EntryDamagedError as error:
             self._on_damage(error)
             raise
-        self._on_read(self._head.layer_bytes)
+        self._on_read(self._layer_bytes)
         return stored
 
     def _enter(self) -> None:

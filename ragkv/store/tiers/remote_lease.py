@@ -6,7 +6,6 @@ room for it, for the copy that climbs to faster tiers: nothing is fetched twice.
 """
 
 import threading
-from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Protocol
 
@@ -15,11 +14,11 @@ import torch
 
 from ragkv.errors import EntryUnreachableError, RemoteError, StoreError
 
-from ..encoded import EncodedEntry
 from ..record import Bytes, bytes_of
 from ..remote import Head
-from .base import Lease, TierKind
-from .disk_file import aligned_empty, scratch
+from .base import TierKind
+from .disk_file import scratch
+from .stored_lease import StoredLease
 
 AHEAD = 2  # groups fetched beyond the one that is read
 
@@ -48,21 +47,17 @@ class Source(Protocol):
         """The lease is closed."""
 
 
-class RemoteLease(Lease):
+class RemoteLease(StoredLease):
     """An entry far away. Its methods may be called from many threads at once."""
 
     def __init__(self, head: Head, source: Source) -> None:
+        super().__init__(head.info, head.sensitivity, head.codec, head.layer_bytes)
         self.kind = source.kind
-        self.info, self.sensitivity = head.info, head.sensitivity
         self._head, self._source = head, source
         self._groups: dict[int, Future[Bytes]] = {}
         self._kept: dict[int, int] = {}  # bytes of groups that stay
         self._lock = threading.Lock()
         self._closed = False
-
-    @property
-    def stored_bytes(self) -> int:
-        return self.info.layers * self._head.layer_bytes
 
     def begin(self) -> None:
         self._want(range(AHEAD))
@@ -77,29 +72,6 @@ class RemoteLease(Lease):
                 self._keep(group, len(self._source.wait(future)), always=True)
             except StoreError:
                 return  # who reads on will find out
-
-    def read_layer(self, layer: int, out: torch.Tensor | None = None) -> torch.Tensor:
-        """The slice (2, G, T, D), read into `out` or a fresh tensor, on the host; see `Lease.read_layer`."""
-        head, info = self._head, self.info
-        if out is None:
-            out = aligned_empty(info.shape, info.dtype)
-        if head.codec.in_place and out.is_contiguous():
-            self._read(layer, out.view(-1).view(torch.uint8))
-            return out
-        layout = head.codec.layout(info.shape, info.dtype)
-        stored = scratch(head.layer_bytes)
-        self._read(layer, stored)
-        return head.codec.decode(stored.view(layout.dtype).view(layout.shape), out)
-
-    def read_encoded(self, pin: bool = False, between: Callable[[], None] = lambda: None) -> EncodedEntry:
-        head, info = self._head, self.info
-        layout = head.codec.layout(info.shape, info.dtype)
-        pin = pin and head.codec.in_place and torch.cuda.is_available()
-        layers = torch.empty((info.layers, *layout.shape), dtype=layout.dtype, pin_memory=pin)
-        for layer, stored in enumerate(layers):
-            between()
-            self._read(layer, stored.view(-1).view(torch.uint8))
-        return EncodedEntry(info, head.codec, layers, self.sensitivity)
 
     def close(self) -> None:
         with self._lock:
@@ -116,9 +88,8 @@ class RemoteLease(Lease):
     def __del__(self) -> None:  # a lease nobody closed must not keep its pin for ever
         self.close()
 
-    def _read(self, layer: int, into: torch.Tensor) -> None:
-        """Copy the stored layer's bytes into `into`, bytes on the host."""
-        group, size = layer // self._head.together, self._head.layer_bytes
+    def _read(self, layer: int, into: torch.Tensor | None = None) -> torch.Tensor:
+        group, size = layer // self._head.together, self._layer_bytes
         future = self._want(range(group, group + 1 + AHEAD))
         try:
             payload = self._source.wait(future)
@@ -126,11 +97,13 @@ class RemoteLease(Lease):
             raise EntryUnreachableError(self.info.key, f"layer {layer} did not come ({error})") from error
         layers = self._head.layers_of(group)
         found = np.frombuffer(payload, np.uint8, size, (layer - layers.start) * size)
-        np.copyto(np.frombuffer(bytes_of(into), np.uint8), found)  # releases the GIL
+        stored = scratch(size) if into is None else into
+        np.copyto(np.frombuffer(bytes_of(stored), np.uint8), found)  # releases the GIL
         self._source.count_read(size)
         if layer == layers[-1] and not self._keep(group, len(payload)):
             with self._lock:
                 self._groups.pop(group, None)
+        return stored
 
     def _want(self, groups: range) -> "Future[Bytes]":
         """Ask for `groups`, as far as there are any; what the first of them will bring."""
