@@ -87,7 +87,7 @@ class World:
             Entry(
                 EntryInfo(identity.key(chunk), identity, chunk, "of another prompt", *facts),
                 kv,
-                torch.rand(tokens).half(),
+                torch.rand((tokens, 1)).half(),
             )
             for chunk in self.chunks
         ]

@@ -243,7 +243,7 @@ class Fused(Server):
                 adapter.kv_heads,
                 adapter.head_dim,
             )
-            self.engine._store.put(Entry(info, kv.clone(), torch.rand(len(chunk)).half()))
+            self.engine._store.put(Entry(info, kv.clone(), torch.rand((len(chunk), 1)).half()))
         self.engine.flush()
 
 

@@ -97,7 +97,7 @@ class World:
             info = EntryInfo(
                 identity.key(chunk), identity, chunk, exact, self.layers, adapter.kv_heads, adapter.head_dim
             )
-            store.put(Entry(info, kv.roll(1, dims=3), torch.rand(tokens).half()))
+            store.put(Entry(info, kv.roll(1, dims=3), torch.rand((tokens, 1)).half()))
             store.flush()
 
     def action(self, method: Method) -> Callable[[], Any]:

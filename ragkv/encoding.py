@@ -19,6 +19,7 @@ from ragkv.compute import Compute
 from ragkv.errors import RagKVError, StoreReadOnlyError
 from ragkv.flight import Flights
 from ragkv.fusion import Fusor, Plan, ResidentLease, ScoreModel, Scorer, Span, SpanKind, SpanState, make_selector
+from ragkv.fusion.learned import ASKED_TOKENS
 from ragkv.model import Adapter
 from ragkv.store import Entry, EntryInfo, Identity, Store, ids_digest
 
@@ -104,6 +105,7 @@ class Encoder:
         """
         self._adapter, self._fusor, self._prefix_ids, self._between = adapter, fusor, prefix_ids, between
         self._scorer: Scorer | None = None
+        self._learned = learned
         if sensitivity_prefixes:
             self._scorer = Scorer(adapter, prefix_ids, sensitivity_prefixes, between, learned)
         scorer = learned.digest if learned else ""  # scores of different making are never compared
@@ -150,6 +152,18 @@ class Encoder:
         """These are about to be encoded: some may become texts to score behind. The caller holds the compute lock."""
         if self._scorer is not None:
             self._scorer.meet(chunks)
+
+    @torch.no_grad()
+    def weighed(self, plan: Plan, asked_ids: Sequence[int]) -> Plan:
+        """`plan` with its candidates' scores as a question of these ids weighs them, where a network can tell."""
+        scores, topics = plan.candidates.sensitivity, plan.candidates.topics
+        if self._learned is None or scores is None or topics is None:
+            return plan
+        device = self._adapter.device
+        asked = self._adapter.embed(torch.tensor(asked_ids[-ASKED_TOKENS:], dtype=torch.int64, device=device))[0]
+        both = torch.cat((scores[:, None], topics), dim=1).to(device)
+        weighed = self._learned.weighed(both, asked).cpu()
+        return dataclasses.replace(plan, candidates=dataclasses.replace(plan.candidates, sensitivity=weighed))
 
     @property
     def scores(self) -> bool:

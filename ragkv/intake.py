@@ -47,6 +47,16 @@ class Prompt:
         """All S ids."""
         return tuple(chain(self.prefix, self.history.token_ids, *self.chunks, self.question))
 
+    @property
+    def asked_ids(self) -> tuple[int, ...]:
+        """What was asked, behind what was asked and answered before it: no documents."""
+        said, at, ids = self.history.token_ids, 0, list[int]()
+        for part in self.history.parts:
+            if part.kind is not PartKind.CHUNK:
+                ids += said[at : at + len(part)]
+            at += len(part)
+        return (*ids, *self.question[: self.asked])
+
 
 @dataclass(frozen=True, slots=True)
 class How:

@@ -6,13 +6,17 @@ most of them nearly 0 or 1. What follows is then foretold a little worse than by
 that (KL) with respect to the shares teaches the scores. The rows of all tokens are driven, so a token computed again
 sees its neighbours as stored, or as computed again, just as it does at question time.
 
+That teaches scores, whatever is asked. What they gain by a question is taught by what the last of the question's
+rows attends to in the full prefill, in the later half of the layers: a token that is attended to, and those before it
+in its chunk, which it draws on.
+
 Nothing is known of right answers: a full prefill is the teacher, so any model can be taught on any text.
 """
 
 import dataclasses
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import nn
@@ -21,7 +25,8 @@ from transformers import Cache
 
 from .engine import Engine
 from .errors import InputError, UnsupportedModelError
-from .fusion.learned import TEXTS, ScoreModel, study
+from .fusion.learned import ASKED_TOKENS, TEXTS, ScoreModel, shape_of, study
+from .fusion.selectors.sensitivity import handed_down
 from .model import Adapter, Rows, adapt
 from .types import Chunk
 
@@ -29,7 +34,9 @@ RATIOS = (0.03, 0.05, 0.05, 0.06, 0.06, 0.08)  # a lesson's budget is drawn amon
 SHARPNESS = 0.5  # of the step from a share of 0 to 1, in units of a log score
 NOISE = 0.5  # added to log scores before the step, so that shares end up near 0 or 1
 RATE, WARMUP_STEPS = 1e-3, 40
+ASKING = 4  # steps that teach gains, for each that teaches scores; they drive no model
 FOLLOWING_TOKENS = 32  # of a chunk, as what follows those before it
+KNOWN_TOKENS = 12  # of them at most are known, like a question
 CHUNKS = 6  # of a prompt made of documents
 KEPT_BYTES = 2 << 30  # of lessons prepared; others are prepared again each time
 
@@ -58,8 +65,9 @@ def lessons_of(chunks: Sequence[Chunk]) -> list[Lesson]:
     made = []
     for start in range(len(chunks) - size):
         following = chunks[start + size].token_ids[:FOLLOWING_TOKENS]
-        if len(following) > 1:
-            made.append(Lesson(tuple(chunks[start : start + size]), (Tail(following, 1),)))
+        known = min(1 + start % KNOWN_TOKENS, len(following) - 1)
+        if known:
+            made.append(Lesson(tuple(chunks[start : start + size]), (Tail(following, known),)))
     return made
 
 
@@ -71,9 +79,10 @@ def learn(
     on_step: Callable[[int, int, float], None] | None = None,
     start: ScoreModel | None = None,
 ) -> ScoreModel:
-    """Scores learned in `steps` steps, a lesson each; `on_step(done, steps, nats a token)` is called after each.
+    """Scores learned in `steps` steps, a lesson each, then in `ASKING` times as many what they gain by a question.
 
-    `start` is gone on from, and stays as it is.
+    `on_step(done, of, loss)` is called after each; the loss is in nats a token, then a question. `start` stays as
+    it is, its scores are kept.
 
     The engine computes in float32 and scores behind two texts. Raises `InputError` where it does not, or where there
     are no lessons, and `UnsupportedModelError` for a model whose frequencies depend on the prompt's length.
@@ -85,27 +94,40 @@ def learn(
     if engine._adapter.rope.depends_on_length:
         raise UnsupportedModelError("Scores cannot be learned where RoPE's frequencies depend on the prompt's length.")
     torch.manual_seed(seed)
-    order = random.Random(seed)
     adapter = engine._adapter
-    classroom, model = _Classroom(engine), ScoreModel(adapter.layer_count, adapter.kv_heads * adapter.head_dim)
+    model = ScoreModel(*shape_of(adapter))
     if start is not None:
         model.load_state_dict(start.state_dict())
     model.to(adapter.device)
-    optimizer = torch.optim.AdamW(model.parameters(), RATE, weight_decay=1e-3)
-    waiting: list[Lesson] = []
+    asking = ASKING * steps
+    scoring = 0 if start is not None else steps
+
+    def follow(done: int, loss: float) -> None:
+        if on_step:
+            on_step(done, scoring + asking, loss)
+
+    if scoring:
+        room = _Classroom(engine, lessons, random.Random(seed))
+        _taught(model.scoring(), scoring, lambda: room.scored(model), follow)
+    room = _Classroom(engine, lessons, random.Random(seed))
+    _taught(model.asking(), asking, lambda: room.asked(model), lambda done, loss: follow(scoring + done, loss))
+    return ScoreModel.from_bytes(model.cpu().to_bytes())
+
+
+def _taught(
+    numbers: list[nn.Parameter], steps: int, lesson: Callable[[], torch.Tensor], follow: Callable[[int, float], None]
+) -> None:
+    """Change `numbers` so that what `lesson` gives gets less."""
+    optimizer = torch.optim.AdamW(numbers, RATE, weight_decay=1e-3)
     for step in range(steps):
-        if not waiting:
-            waiting = order.sample(list(lessons), len(lessons))
         for group in optimizer.param_groups:
             group["lr"] = RATE * min(1.0, (step + 1) / WARMUP_STEPS) * max(0.02, 1 - step / steps)
-        loss = classroom.taught(model, waiting.pop(), order.choice(RATIOS))
+        loss = lesson()
         optimizer.zero_grad()
-        torch.autograd.backward(loss, inputs=list(model.parameters()))  # the model's own weights get no gradients
-        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        torch.autograd.backward(loss, inputs=numbers)  # no others get gradients, the model's own weights least of all
+        nn.utils.clip_grad_norm_(numbers, 1.0)
         optimizer.step()
-        if on_step:
-            on_step(step + 1, steps, float(loss.detach()))
-    return ScoreModel.from_bytes(model.cpu().to_bytes())
+        follow(step + 1, float(loss.detach()))
 
 
 def shares(log_scores: torch.Tensor, budget: float) -> torch.Tensor:
@@ -123,29 +145,51 @@ def shares(log_scores: torch.Tensor, budget: float) -> torch.Tensor:
     return torch.sigmoid((noisy - threshold) / SHARPNESS)
 
 
-class _Classroom:
-    """One engine's model, driven so that gradients come through."""
+def kl(said: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
+    """KL(wanted || said) of each of A distributions, given as log-probabilities (A, V): nats, (A,)."""
+    return functional.kl_div(said, wanted, log_target=True, reduction="none").sum(1)
 
-    def __init__(self, engine: Engine) -> None:
+
+class _Classroom:
+    """One engine's model, driven so that gradients come through, and the lessons, again and again."""
+
+    def __init__(self, engine: Engine, lessons: Sequence[Lesson] = (), order: random.Random | None = None) -> None:
         self._engine = engine
         self._adapter = adapt(engine._adapter.model)  # without packed weights, through which no gradient comes
+        self._lessons, self._order = list(lessons), order or random.Random(0)
+        self._waiting: list[Lesson] = []
         self._seen: dict[Lesson, _Prepared] = {}
         self._kept_bytes = 0
 
-    def taught(self, model: ScoreModel, lesson: Lesson, ratio: float) -> torch.Tensor:
-        """How much worse the lesson's tails are foretold at this ratio than by a full prefill, nats a token."""
+    def scored(self, model: ScoreModel) -> torch.Tensor:
+        """How much worse the next lesson's tails are foretold by scores alone than by a full prefill, nats a token."""
+        at = self._next()
+        log_scores = torch.cat([model(one)[:, 0] for one in at.studied])
+        budget = max(1.0, self._order.choice(RATIOS) * len(log_scores))
+        said = self._foretold(at, at.fresh(shares(log_scores, budget)))
+        return kl(said, at.wanted).mean()
+
+    def asked(self, model: ScoreModel) -> torch.Tensor:
+        """How far gains are from what the next lesson's questions attend to, cross-entropy, nats a question."""
+        at = self._next(driven=False)
+        topics = torch.cat([model(one)[:, 1:] for one in at.studied])
+        gains = torch.stack([model.gains(topics, asked) for asked in at.asked])  # (M, N)
+        return functional.cross_entropy(gains, at.attended)
+
+    def _next(self, driven: bool = True) -> "_Prepared":
+        """The next lesson; one that is not `driven` through the model need not keep its KV."""
+        if not self._waiting:
+            self._waiting = self._order.sample(self._lessons, len(self._lessons))
+        lesson = self._waiting.pop()
         at = self._seen.get(lesson)
         if at is None:
             with self._engine._activity.turn():  # requests and the background encoder use the same scorer
                 at = self._prepared(lesson)
+            if not driven:
+                at = dataclasses.replace(at, stored=torch.empty(0), wanted=torch.empty(0))
         if self._kept_bytes < KEPT_BYTES and lesson not in self._seen:
-            self._seen[lesson], self._kept_bytes = at, self._kept_bytes + at.stored.nbytes + at.wanted.nbytes
-        log_scores = torch.cat([model(one) for one in at.studied])
-        budget = max(1.0, ratio * log_scores.numel())
-        fresh = torch.ones(at.token_ids.numel(), device=self._adapter.device)
-        fresh = fresh.index_put((at.reused,), shares(log_scores, budget))
-        said = self._foretold(at, fresh)
-        return functional.kl_div(said, at.wanted, log_target=True, reduction="batchmean")
+            self._seen[lesson], self._kept_bytes = at, self._kept_bytes + at.nbytes
+        return at
 
     @torch.no_grad()
     def _prepared(self, lesson: Lesson) -> "_Prepared":
@@ -164,9 +208,13 @@ class _Classroom:
             ids += chunk.token_ids
         branch, places = [0] * len(ids), list(range(len(ids)))
         foretelling: list[int] = []
+        asked, asking = [], list[int]()
         end = len(ids)
         for number, tail in enumerate(lesson.tails, 1):
             foretelling += range(len(ids) + tail.known - 1, len(ids) + len(tail.token_ids) - 1)
+            known = torch.tensor(tail.token_ids[: tail.known][-ASKED_TOKENS:], device=device)
+            asked.append(adapter.embed(known)[0])
+            asking.append(len(ids) + tail.known - 1)
             ids += tail.token_ids
             branch += [number] * len(tail.token_ids)
             places += range(end, end + len(tail.token_ids))
@@ -178,13 +226,23 @@ class _Classroom:
             torch.tensor(foretelling, device=device),
             torch.cat(kept, dim=3),
             tuple(studied),
-            torch.empty(0),
+            tuple(asked),
         )
-        wanted = self._foretold(prepared, torch.ones(len(ids), device=device))
-        return dataclasses.replace(prepared, wanted=wanted)
+        watched = torch.zeros((len(asking), len(ids)), device=device)
+        every = torch.ones(len(reused), device=device)
+        wanted = self._foretold(prepared, prepared.fresh(every), (torch.tensor(asking, device=device), watched))
+        heard = watched[:, prepared.reused].cpu()
+        starts = torch.tensor([number for number, one in enumerate(studied) for _ in range(len(one))])
+        attended = torch.stack([handed_down(one, starts) for one in heard]).clamp_min(1e-9).to(device)
+        return dataclasses.replace(prepared, wanted=wanted, attended=attended / attended.sum(1).mean())
 
-    def _foretold(self, at: "_Prepared", fresh: torch.Tensor) -> torch.Tensor:
-        """Log-probabilities (A, V) behind the tokens that foretell, where KV is fresh to the shares `fresh` (S,)."""
+    def _foretold(
+        self, at: "_Prepared", fresh: torch.Tensor, watch: tuple[torch.Tensor, torch.Tensor] | None = None
+    ) -> torch.Tensor:
+        """Log-probabilities (A, V) behind the tokens that foretell, where KV is fresh to the shares `fresh` (S,).
+
+        `watch`: places (M,), and what they attend to in the later half of the layers is added up there, (M, S).
+        """
         adapter = self._adapter
         rows = Rows(at.positions, None)
         tables = adapter.rope.tables(int(at.positions.max()) + 1)
@@ -193,7 +251,8 @@ class _Classroom:
         allowed = {window: at.allowed(window) for window in set(windows)}
         for layer, window in enumerate(windows):
             turn = tables.rows(adapter.rope_kind(layer), at.positions)
-            mask = _BranchMask(adapter, layer, turn, allowed[window])
+            watched = watch if layer >= adapter.layer_count // 2 else None
+            mask = _BranchMask(adapter, layer, turn, allowed[window], watched)
             hidden = adapter.drive(layer, hidden, rows, mask, _MixingCache(mask, at, fresh))
         return adapter.logits(hidden[:, at.foretelling]).log_softmax(-1)
 
@@ -209,7 +268,21 @@ class _Prepared:
     foretelling: torch.Tensor  # (A,) places behind which a tail's token comes
     stored: torch.Tensor  # (L, 2, G, N, D)
     studied: tuple[torch.Tensor, ...]  # of each chunk that `reused` is of
-    wanted: torch.Tensor  # (A, V) log-probabilities under a full prefill
+    asked: tuple[torch.Tensor, ...]  # of each tail, the embeddings (Q, E) of what is known of it
+    wanted: torch.Tensor = field(
+        default_factory=lambda: torch.empty(0)
+    )  # (A, V) log-probabilities under a full prefill
+    attended: torch.Tensor = field(default_factory=lambda: torch.empty(0))  # (M, N): what each question attends to
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of what is large."""
+        return sum(one.nbytes for one in (self.stored, self.wanted, self.attended, *self.studied))
+
+    def fresh(self, shares: torch.Tensor) -> torch.Tensor:
+        """The shares (N,) of what could be reused, among those of all places, (S,): the others are computed."""
+        every = torch.ones(len(self.token_ids), device=self.token_ids.device)
+        return every.index_put((self.reused,), shares)
 
     def allowed(self, window: int | None) -> torch.Tensor:
         """Which place may attend to which, (S, S)."""
@@ -229,6 +302,9 @@ class _BranchMask:
     layer: int
     turn: tuple[torch.Tensor, torch.Tensor]  # cos and sin of the rows
     allowed: torch.Tensor  # (S, S)
+    watch: tuple[torch.Tensor, torch.Tensor] | None = (
+        None  # places (M,), and where what they attend to is added, (M, S)
+    )
 
     def rotate(self, raw: torch.Tensor) -> torch.Tensor:
         """(1, heads, S, D) before RoPE -> the same, turned."""
@@ -244,6 +320,9 @@ class _BranchMask:
         if softcap is not None:
             scores = torch.tanh(scores / softcap) * softcap
         weights = scores.masked_fill(~self.allowed, float("-inf")).softmax(-1)
+        if self.watch is not None:
+            places, attended = self.watch
+            attended += weights[:, :, places].mean(dim=(0, 1))
         return torch.bmm(weights.view(kv_heads, -1, count), value[0]).view(1, heads, count, head_dim)
 
 

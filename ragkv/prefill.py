@@ -110,6 +110,8 @@ class Prefiller:
                     self._background.add(prompt.chunks[index])
                 selector, fallback = usable(how.selector, planned.plan.candidates, how.ratio)
                 planned, asked, decision = self._controlled(planned, how, selector)
+                if selector.needs_scores:
+                    planned = self._planner.weighed(planned, prompt)
                 ratio, guarded = self._guarded(asked, planned)
                 fusing = held.enter_context(self._fusor.open(planned.plan, selector, ratio))
                 record = self._recording(prompt, planned, room) if keep else None

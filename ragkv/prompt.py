@@ -5,7 +5,7 @@ Leases are opened here and closed by the caller's exit stack. Which spans are ex
 
 from collections.abc import Container, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -73,6 +73,10 @@ class Planner:
             spans.append(Span(SpanKind.QUESTION, at, length, SpanState.COMPUTED))
         plan = Plan.of(torch.tensor(prompt.token_ids), spans)
         return Planned(plan, tuple(missed), tuple(unscored), tuple(past.remade), past.notes)
+
+    def weighed(self, planned: Planned, prompt: Prompt) -> Planned:
+        """`planned` with scores as what is asked weighs them."""
+        return replace(planned, plan=self._encoder.weighed(planned.plan, prompt.asked_ids))
 
     def demand(self, prompt: Prompt, reuse: ReuseMode, session_id: str = "") -> Demand:
         """What `plan` will look up in the store, as far as can be told before: history in order, then chunks."""

@@ -43,13 +43,22 @@ def learn(
     draft = target.with_name(f"{target.name}.new")
     draft.write_bytes(network.to_bytes())
     draft.replace(target)
-    part = max(1, len(losses) // 4)
-    first, last = (sum(some) / len(some) for some in (losses[:part], losses[-part:]))
+    first, last = _ends(losses[:steps])
+    asked_first, asked_last = _ends(losses[steps:])
     said = {"file": target, "digest": network.digest, "lessons": len(lessons), "nats_first": first, "nats_last": last}
+    said |= {"asked_nats_first": asked_first, "asked_nats_last": asked_last}
     if as_json:
         print_json(said)
         return
     console.print(
-        f"Learned from {len(lessons)} prompts in {steps} steps: {first:.4f} -> {last:.4f} nats a token. {target}\n"
+        f"Learned from {len(lessons)} prompts in {steps} steps: {first:.4f} -> {last:.4f} nats a token; "
+        f"what questions attend to {asked_first:.2f} -> {asked_last:.2f} nats. {target}\n"
         "Chunks are scored by it from now on; ingest again to do it ahead of questions, and measure with `ragkv gate`."
     )
+
+
+def _ends(losses: list[float]) -> tuple[float, float]:
+    """The means of the first and of the last quarter."""
+    part = max(1, len(losses) // 4)
+    first, last = (sum(some) / len(some) for some in (losses[:part], losses[-part:]))
+    return first, last

@@ -62,6 +62,7 @@ class Candidates:
     span_index: torch.Tensor  # (N,) which fused span, 0 first
     offset: torch.Tensor  # (N,) place within the span
     sensitivity: torch.Tensor | None  # (N,) float32, or None if some entry has no scores
+    topics: torch.Tensor | None = None  # (N, C) float32: what each is about, where a network has said so
 
     def __len__(self) -> int:
         return self.positions.numel()
@@ -108,12 +109,13 @@ def _candidates(spans: Sequence[Span], last: int) -> Candidates:
         index.append(torch.full_like(here, number))
         offset.append(here - span.start)
         if span.lease is not None and span.lease.sensitivity is not None:
-            scores.append(span.lease.sensitivity[span.offset :][: stop - span.start].float())
+            scores.append(span.lease.sensitivity[span.offset :][: stop - span.start])
     empty = torch.empty(0, dtype=torch.int64)
-    known = bool(fused) and len(scores) == len(fused)
+    known = torch.cat(scores).float() if fused and len(scores) == len(fused) else None  # (N, 1 + C)
     return Candidates(
         torch.cat(positions) if positions else empty,
         torch.cat(index) if index else empty,
         torch.cat(offset) if offset else empty,
-        torch.cat(scores) if known else None,
+        None if known is None else known[:, 0].contiguous(),
+        known[:, 1:] if known is not None and known.shape[1] > 1 else None,
     )

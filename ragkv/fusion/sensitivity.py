@@ -75,10 +75,11 @@ class Scorer:
                 self._waiting = []
 
     def scores(self, token_ids: tuple[int, ...], stored: torch.Tensor) -> torch.Tensor:
-        """The sensitivity (T,) float16, on the host, of a chunk whose entry is `stored` (L, 2, G, T, D)."""
+        """The sensitivity (T, C) float16, on the host, of a chunk whose entry is `stored` (L, 2, G, T, D)."""
         others, stored = self.others(token_ids), stored.to(self._adapter.device)
-        scores = self._learned.scores(stored, others) if self._learned else sensitivity(stored, others)
-        return scores.clamp_max(torch.finfo(torch.float16).max).half().cpu()
+        scores = self._learned.scores(stored, others) if self._learned else sensitivity(stored, others)[:, None]
+        most = torch.finfo(torch.float16).max
+        return scores.clamp(-most, most).half().cpu()
 
     def others(self, token_ids: tuple[int, ...]) -> list[torch.Tensor]:
         """The chunk's raw KV (L, 2, G, T, D) behind each of k other texts, its neighbours' first if it has any."""

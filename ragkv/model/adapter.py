@@ -69,6 +69,12 @@ class Adapter:
         return rows
 
     @property
+    def width(self) -> int:
+        """E: numbers of a token's embedding."""
+        numbers: int = self.model.get_input_embeddings().weight.shape[1]
+        return numbers
+
+    @property
     def context_length(self) -> int | None:
         """The longest prompt and answer the model was made for; `None` if its config sets no end (dynamic RoPE)."""
         parameters = getattr(self.config, "rope_parameters", None) or {}

@@ -21,7 +21,7 @@ class EncodedEntry:
     info: EntryInfo
     codec: Codec  # of `layers`: the identity's, or `raw`
     layers: torch.Tensor  # (L, ...) stored layers, contiguous once `settled`; the entry's own (L, 2, G, T, D) if raw
-    sensitivity: torch.Tensor | None = None  # (T,) float16, as it was measured on what was encoded
+    sensitivity: torch.Tensor | None = None  # (T, C) float16, as it was measured on what was encoded
 
     @classmethod
     def of(cls, entry: Union[Entry, "EncodedEntry"]) -> "EncodedEntry":

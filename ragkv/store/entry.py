@@ -18,7 +18,7 @@ import torch
 
 from .codecs import CODECS
 
-FORMAT_VERSION = 3
+FORMAT_VERSION = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +128,7 @@ class Entry:
 
     info: EntryInfo
     kv: torch.Tensor  # (L, 2, G, T, D); [:, 0] is k_raw (before RoPE, after any k-norm), [:, 1] is v
-    sensitivity: torch.Tensor | None = None  # (T,) float16: how much each token depends on what precedes it
+    sensitivity: torch.Tensor | None = None  # (T, C) float16: a score a token, and what a network adds (see `learned`)
 
     def __post_init__(self) -> None:
         info = self.info
@@ -137,9 +137,11 @@ class Entry:
             found = f"{tuple(self.kv.shape)} {dtype_name(self.kv.dtype)}"
             raise ValueError(f"An entry's KV must be {shape} {info.identity.dtype} (L, 2, G, T, D), not {found}.")
         scores = self.sensitivity
-        if scores is not None and (tuple(scores.shape) != (info.tokens,) or scores.dtype != torch.float16):
+        if scores is not None and (
+            scores.dim() != 2 or len(scores) != info.tokens or not scores.shape[1] or scores.dtype != torch.float16
+        ):
             found = f"{tuple(scores.shape)} {dtype_name(scores.dtype)}"
-            raise ValueError(f"Sensitivity must be ({info.tokens},) float16, one score a token, not {found}.")
+            raise ValueError(f"Sensitivity must be ({info.tokens}, C) float16, a score first, not {found}.")
 
     @property
     def size_bytes(self) -> int:

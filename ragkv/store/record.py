@@ -55,7 +55,7 @@ class Head:
     """What a record's head says, verified."""
 
     info: EntryInfo
-    sensitivity: torch.Tensor | None  # (T,) float16
+    sensitivity: torch.Tensor | None  # (T, C) float16
     codec: Codec
     layer_offsets: tuple[int, ...]  # bytes from the file's beginning, multiples of `ALIGNMENT`
     layer_checksums: tuple[str, ...]  # hex, of the stored bytes
@@ -177,7 +177,7 @@ def _head_bytes(
     tokens = len(ids) // 8
     plan: list[tuple[str, str, tuple[int, ...], int]] = [("token_ids", "I64", (tokens,), len(ids))]
     if scores:
-        plan.append(("sensitivity", "F16", (tokens,), len(scores)))
+        plan.append(("sensitivity", "F16", (tokens, len(scores) // (2 * tokens)), len(scores)))
     plan += _pad("pad.head", len(ids) + len(scores))
     head_data = sum(size for *_, size in plan)
     for number, layer in enumerate(layers):
@@ -248,7 +248,7 @@ def _head(key: str, head: bytes, start: int, tensors: dict[str, Any], facts: dic
     spans = [tensors[f"layer.{number:04d}"]["data_offsets"] for number in range(layers)]
     return Head(
         info=info,
-        sensitivity=None if scores is None else _tensor(head, start, scores, torch.float16),
+        sensitivity=None if scores is None else _tensor(head, start, scores, torch.float16).view(scores["shape"]),
         codec=CODECS[facts["codec"]],
         layer_offsets=tuple(start + span[0] for span in spans),
         layer_checksums=tuple(facts["layer_checksums"].split(",")) if layers else (),

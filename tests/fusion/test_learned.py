@@ -1,6 +1,7 @@
 """Learned scores: what is driven with gradients is what is fused, what a budget means, and where a network is used."""
 
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -8,8 +9,13 @@ import torch
 
 from ragkv import Engine, EngineConfig, FusionConfig, StoreConfig
 from ragkv.errors import InputError, UnsupportedModelError
-from ragkv.fusion.learned import FILE_NAME, ScoreModel
+from ragkv.fusion.learned import FILE_NAME, ScoreModel, _mixed
+from ragkv.fusion.selectors import budget, top
+from ragkv.fusion.selectors.sensitivity import handed_down
 from ragkv.fusion.sensitivity import sensitivity
+from ragkv.intake import Past
+from ragkv.model import Rows
+from ragkv.model.attention import Watch
 from ragkv.learning import Lesson, Tail, _Classroom, learn, lessons_of, shares
 from tests import tiny_models
 
@@ -41,8 +47,9 @@ def foretold(engine: Engine, tail: Tail, **how: object) -> torch.Tensor:
 
 def network(layers: int = 4, seed: int = 0) -> ScoreModel:
     torch.manual_seed(seed)
-    made = ScoreModel(layers, 32)
+    made = ScoreModel(layers, 32, 64)
     torch.nn.init.normal_(made.tell.weight, std=0.1)
+    torch.nn.init.normal_(made.name.weight, std=5.0)
     return ScoreModel.from_bytes(made.to_bytes())
 
 
@@ -113,8 +120,8 @@ class TestNetwork:
     def test_untaught_it_ranks_as_the_variance_does(self) -> None:
         torch.manual_seed(0)
         stored, first, second = (torch.randn(4, 2, 2, 11, 8) for _ in range(3))
-        said = ScoreModel(4, 16).scores(stored, [first, second])
-        assert said.argsort().tolist() == sensitivity(stored, [first, second]).argsort().tolist()
+        said = ScoreModel(4, 16, 8).scores(stored, [first, second])
+        assert said[:, 0].argsort().tolist() == sensitivity(stored, [first, second]).argsort().tolist()
 
     def test_what_is_written_is_read(self) -> None:
         made = network()
@@ -148,7 +155,7 @@ class TestWhereItIsUsed:
         engine.warm(CHUNKS)
         with engine._store.lease(engine._encoder.identity, CHUNKS[1]) as lease:  # type: ignore[union-attr]
             assert lease.sensitivity is not None
-            return lease.sensitivity.tolist()
+            return lease.sensitivity[:, 0].tolist()
 
     def test_scores_come_from_the_network_in_the_models_folder(self, tmp_path: Path) -> None:
         with Engine.from_pretrained(self.folder(tmp_path / "model")) as engine:
@@ -158,7 +165,7 @@ class TestWhereItIsUsed:
             found = self.scores(engine)
             encoder.meet(CHUNKS)
             entry, others = encoder.studied(CHUNKS[1])
-            assert found == pytest.approx(network().scores(entry.kv, others).half().tolist(), rel=1e-2)
+            assert found == pytest.approx(network().scores(entry.kv, others)[:, 0].half().tolist(), rel=1e-2)
 
     def test_scores_of_different_making_are_kept_apart(self, tmp_path: Path) -> None:
         model, store = self.folder(tmp_path / "model"), StoreConfig(directory=str(tmp_path / "store"))
@@ -175,7 +182,58 @@ class TestWhereItIsUsed:
     def test_a_network_for_another_model_is_left_alone(self, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
         with Engine.from_pretrained(self.folder(tmp_path / "model", layers=6)) as engine:
             assert engine._encoder.identity.scorer == ""
-        assert "they are for 6 layers of 32 values, the model has 4 of 32" in caplog.text
+        assert "they are for 6 layers, 32 values a token, embeddings of 64, the model has 4 layers" in caplog.text
+
+
+class TestWhatIsAsked:
+    TOPICS, ASKED = torch.eye(3), torch.tensor([[1.0, 2.0], [0.5, -1.0]])
+
+    def test_untaught_no_question_weighs(self) -> None:
+        torch.manual_seed(0)
+        scores = torch.cat((torch.rand(7, 1), torch.zeros(7, ScoreModel(4, 32, 2).ask.out_features - 1)), dim=1)
+        weighed = ScoreModel(4, 32, 2).weighed(scores, self.ASKED)
+        torch.testing.assert_close(weighed, scores[:, 0])
+
+    def test_what_a_question_is_about_gains_and_the_sum_stays(self) -> None:
+        torch.manual_seed(0)
+        model = ScoreModel(4, 32, 2)
+        wanted = model.ask(_mixed(model.hear(self.ASKED / self.ASKED.square().mean(1, True).sqrt()), model.muse))[0, :-1]
+        scores = torch.cat((torch.ones(3, 1), torch.stack((wanted, 0 * wanted, -wanted)).detach() * 9), dim=1)
+        weighed = model.weighed(scores, self.ASKED)
+        assert weighed[0] > weighed[1] > weighed[2]
+        assert weighed.sum() == pytest.approx(3.0)
+
+    def test_without_a_question_or_a_token_scores_stand(self) -> None:
+        scores = torch.rand(5, 25)
+        assert torch.equal(ScoreModel(4, 32, 2).weighed(scores, torch.empty(0, 2)), scores[:, 0])
+        assert ScoreModel(4, 32, 2).weighed(scores[:0], self.ASKED).tolist() == []
+
+    def test_the_question_decides_what_is_recomputed(self, tmp_path: Path) -> None:
+        """Two questions of one length over the same stored chunks: only the scores of the first half are the same."""
+        folder = TestWhereItIsUsed().folder(tmp_path / "model")
+        with Engine.from_pretrained(folder) as engine:
+            engine.warm(CHUNKS)
+            questions = [tiny_models.tokens(8, seed) for seed in range(20, 26)]
+            chosen = {tuple(engine.prefill(one, CHUNKS, ratio=0.2).selected.tolist()) for one in questions}
+            assert len(chosen) > 1
+            one = engine.prefill(questions[0], CHUNKS, ratio=0.2)
+            again = engine.prefill(questions[0], CHUNKS, ratio=0.2)
+            assert torch.equal(one.selected, again.selected)
+            prompt = engine._intake.prompt(questions[0], [engine.chunk(ids) for ids in CHUNKS], Past(), 0)
+            with ExitStack() as leases:
+                found = engine._planner.plan(prompt, "fused", True, (), leases).plan.candidates
+            assert found.sensitivity is not None and found.topics is not None
+            scores = torch.cat((found.sensitivity[:, None], found.topics), dim=1)
+            weighed = network().weighed(scores, engine._adapter.embed(torch.tensor(questions[0]))[0])
+            assert torch.equal(found.positions[top(weighed, budget(0.2, len(found)))], one.selected)
+
+    def test_chunks_of_earlier_turns_are_not_what_is_asked(self, engine: Engine) -> None:
+        session = engine.session("s")
+        first, answer, second = ([n] * 3 for n in (30, 31, 32))
+        engine.append(session, first, answer, CHUNKS)
+        prompt = engine._intake.prompt(second, [], session.past, 0)
+        assert [one for one in prompt.asked_ids if one in (30, 31, 32)] == first + answer + second
+        assert not set(prompt.asked_ids) & (set().union(*CHUNKS) - {30, 31, 32})
 
 
 class TestLearning:
@@ -185,7 +243,7 @@ class TestLearning:
         at = classroom._prepared(lesson(engine))
 
         def left(model: ScoreModel) -> float:
-            scores = torch.cat([model(one) for one in at.studied])
+            scores = torch.cat([model(one)[:, 0] for one in at.studied])
             chosen = at.reused[scores.topk(4).indices]
             fresh = torch.ones(len(at.token_ids)).index_fill(0, at.reused, 0.0).index_fill(0, chosen, 1.0)
             return float(
@@ -195,7 +253,31 @@ class TestLearning:
             )
 
         with torch.no_grad():
-            assert left(taught) < left(ScoreModel(4, 32))
+            assert left(taught) < left(ScoreModel(4, 32, 64))
+
+    def test_what_a_question_attends_to_gains_by_it(self, engine: Engine) -> None:
+        taught = learn(engine, [lesson(engine)], steps=40, seed=3)
+        at = _Classroom(engine)._prepared(lesson(engine))
+        topics = torch.cat([taught(one)[:, 1:] for one in at.studied])
+        for asked, attended in zip(at.asked, at.attended, strict=True):
+            gains = taught.gains(topics, asked).softmax(0)
+            assert float(gains @ attended) > 1.3 * float(attended.mean())
+
+    def test_what_is_attended_to_is_what_the_question_selector_is_told(self, engine: Engine) -> None:
+        """A prefill that recomputes nothing but has all of it fresh: `Watch` says what the last row pays."""
+        at = _Classroom(engine)._prepared(lesson(engine))
+        adapter, prefix = engine._adapter, engine._runs.before_documents
+        for tail, attended in zip(TAILS, at.attended, strict=True):
+            ids = [*prefix, *sum(CHUNKS, ()), *tail.token_ids[: tail.known]]
+            watch = Watch(len(ids), adapter.device)
+            kv, rows, tables = adapter.new_kv(len(ids)), Rows.span(0, len(ids), adapter.device), adapter.rope.tables(len(ids))
+            hidden = adapter.embed(torch.tensor(ids))
+            for layer in range(adapter.layer_count):
+                seen = watch if layer >= adapter.layer_count // 2 else None
+                hidden = adapter.run_layer(layer, hidden, rows, kv, tables, None, seen)
+            starts = torch.tensor([n for n, chunk in enumerate(CHUNKS[1:]) for _ in chunk])
+            wanted = handed_down(watch.received()[at.reused], starts)
+            torch.testing.assert_close(attended / attended.sum(), wanted / wanted.sum(), atol=1e-4, rtol=1e-3)
 
     def test_the_model_is_left_as_it_is(self, engine: Engine) -> None:
         weights = dict(engine._adapter.model.named_parameters())
@@ -214,7 +296,7 @@ class TestLearning:
         chunks = [engine.chunk(tiny_models.tokens(10 + n, seed=n)) for n in range(9)]
         made = lessons_of(chunks)
         assert [one.chunks[0] for one in made] == chunks[:3]
-        assert made[0].tails == (Tail(chunks[6].token_ids, 1),)
+        assert [one.tails for one in made] == [(Tail(chunks[6 + n].token_ids, 1 + n),) for n in range(3)]
 
     def test_what_cannot_be_taught_says_why(self, engine: Engine) -> None:
         with pytest.raises(InputError, match="at least 3 chunks"):

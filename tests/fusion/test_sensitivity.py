@@ -61,7 +61,7 @@ class TestScorer:
             entry = engine._encoder.chunk(CHUNK)
             scorer = Scorer(engine._adapter, (1,), 2)
             scorer.meet(OTHERS)
-            got = scorer.scores(CHUNK, entry.kv)
+            got = scorer.scores(CHUNK, entry.kv)[:, 0]
         texts = [sum(OTHERS[place : place + 4], ())[:TEXT_TOKENS] for place in (0, 4)]
         assert got.tolist() == pytest.approx(naive((1,), texts), rel=2e-3)
 
@@ -72,7 +72,7 @@ class TestScorer:
             scorer = Scorer(engine._adapter, (1,), 2)
             scorer.meet(OTHERS[:8])
             scorer.meet(beside)
-            got = scorer.scores(CHUNK, entry.kv)
+            got = scorer.scores(CHUNK, entry.kv)[:, 0]
         neighbours = (OTHERS[9] + OTHERS[10])[-NEIGHBOUR_TOKENS:]
         kept = sum(OTHERS[:4], ())[:TEXT_TOKENS]
         assert got.tolist() == pytest.approx(naive((1,), [neighbours, kept]), rel=2e-3)

@@ -45,7 +45,7 @@ def make_entry(
     random = torch.Generator().manual_seed(number)
     shape = (layers, 2, 1, tokens, 8)
     kv = torch.randn(shape, generator=random).to(dtype_from_name(identity.dtype))
-    scores = torch.rand(tokens, generator=random).half() if scored else None
+    scores = torch.rand((tokens, 3), generator=random).half() if scored else None  # as a network gives: two topics
     return Entry(info, kv, scores)
 
 

@@ -63,8 +63,9 @@ def test_an_entry_of_another_shape_or_dtype_is_refused() -> None:
         Entry(entry.info, entry.kv.float())
     with pytest.raises(ValueError, match=r"\(2, 2, 1, 4, 8\)"):
         Entry(entry.info, entry.kv[:1])
-    with pytest.raises(ValueError, match=r"\(4,\) float16"):
-        Entry(entry.info, entry.kv, torch.zeros(3, dtype=torch.float16))
+    for scores in (torch.zeros(3, 1).half(), torch.zeros(4).half(), torch.zeros(4, 0).half(), torch.zeros(4, 1)):
+        with pytest.raises(ValueError, match=r"\(4, C\) float16"):
+            Entry(entry.info, entry.kv, scores)
 
 
 def test_a_settled_entry_owns_no_more_than_its_bytes() -> None:

@@ -84,7 +84,7 @@ class Head:
     """What an entry's head says, verified."""
 
     info: EntryInfo
-    sensitivity: torch.Tensor | None  # (T,) float16
+    sensitivity: torch.Tensor | None  # (T, C) float16
     codec: Codec
     layer_bytes: int  # stored bytes of one layer
     groups: int
@@ -136,7 +136,7 @@ def pack(entry: EncodedEntry, group_bytes: int, seal: Seal) -> list[bytes]:
         "index": info.index,
         "codec": encoded.codec.name,
         "together": together,
-        "scores": bool(scores),
+        "scores": 0 if encoded.sensitivity is None else encoded.sensitivity.shape[1],
     }
     values = []
     for group, (payload, digest) in enumerate(zip(payloads, digests, strict=True)):
@@ -188,7 +188,8 @@ def head_of(key: str, value: Value) -> Head:
         raise EntryDamagedError(key, f"its head is group {value.group}, in codec {facts.get('codec')!r}")
     layers, kv_heads, tokens, head_dim = facts["shape"]
     ids = torch.frombuffer(bytearray(value.rest[: 8 * tokens]), dtype=torch.int64) if tokens else torch.empty(0)
-    scores = bytearray(value.rest[8 * tokens : 10 * tokens]) if facts["scores"] else None
+    per_token = facts["scores"]
+    scores = bytearray(value.rest[8 * tokens : (8 + 2 * per_token) * tokens]) if per_token else None
     info = EntryInfo(
         key=facts["key"],
         identity=Identity.from_json(facts["identity"]),
@@ -202,7 +203,7 @@ def head_of(key: str, value: Value) -> Head:
     )
     return Head(
         info=info,
-        sensitivity=None if scores is None else torch.frombuffer(scores, dtype=torch.float16),
+        sensitivity=None if scores is None else torch.frombuffer(scores, dtype=torch.float16).view(tokens, per_token),
         codec=CODECS[facts["codec"]],
         layer_bytes=facts["layer_bytes"],
         groups=facts["groups"],

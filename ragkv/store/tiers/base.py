@@ -76,7 +76,7 @@ class Lease(Closing):
 
     info: EntryInfo
     kind: TierKind
-    sensitivity: torch.Tensor | None  # (T,) float16
+    sensitivity: torch.Tensor | None  # (T, C) float16
     in_place: bool = False  # `read_layer` returns views of the tier's own storage and needs no `out`
 
     @property

@@ -65,6 +65,7 @@ def test_pasted_text_is_added_and_again_unchanged(fresh: Any) -> None:
         fresh.get_by_label("Title").fill("Notes")
         fresh.get_by_label("Text", exact=True).fill("The tuba of Odd is green.")
         fresh.get_by_role("button", name="Add", exact=True).click()
+        fresh.locator(".result .said", has_text=expected).wait_for()  # the result before it stands there until then
         settled(fresh, 1)
         assert said(fresh)["Notes"].startswith(expected)
     assert fresh.locator("#document-count").inner_text() == "1"
