@@ -99,15 +99,13 @@ class Asker:
     def outcomes(self, method: Method) -> Iterator[Outcome]:
         """Every question under `method`."""
         selector = self._selector(method)
-        if isinstance(selector, AskingSelector):
-            for question, reference in zip(self._context.questions, self._references, strict=True):
-                kv, rows, candidates = self._context_kv(method, self.tail(question))
-                yield self._outcome(question, reference, kv, rows, candidates)
-            return
-        with lens.bottom_right_triangle() if method.triangle else nullcontext():
-            kv, rows, candidates = self._context_kv(method)
+        heeds = selector is not None and (isinstance(selector, AskingSelector) or selector.needs_scores)
+        made = None  # the same for all questions, unless the selector heeds them
         for question, reference in zip(self._context.questions, self._references, strict=True):
-            yield self._outcome(question, reference, kv, rows, candidates)
+            if made is None or heeds:
+                with lens.bottom_right_triangle() if method.triangle else nullcontext():
+                    made = self._context_kv(method, self.tail(question))
+            yield self._outcome(question, reference, *made)
 
     def tail(self, question: Question) -> tuple[int, ...]:
         """The ids behind the chunks: earlier turns, then the question, as the model's template has them."""

@@ -5,7 +5,7 @@ it: of a name told by a pronoun and the words after it all move, and one of them
 values of a token and its neighbours move, layer by layer, and was taught by a model's own full prefills what comes of
 computing it again (`ragkv/learning.py`). At ingest it gives each token a score, which takes the place of `sensitivity`,
 and what the token is about, a few numbers. At question time its other half reads the question's tokens, and the tokens
-that are about the same gain: products of small matrices, no pass of the model. It is some 150,000 numbers, made once
+that are about the same gain: products of small matrices, no pass of the model. It is some 250,000 numbers, made once
 for a model and kept beside it. It knows nothing of requests or stores.
 """
 
@@ -28,8 +28,8 @@ WIDTH = 64
 KERNEL = 5  # tokens that a convolution sees
 TOPICS = 24  # numbers that say what a token is about
 ASKED_TOKENS = 96  # of a question with what was said before it, the last ones
-SEEN = 5  # times a token's values, for scores; for topics
-HEARD = 3  # times its keys, too
+SEEN = 5  # times a token's values that are looked at
+HEARD = 3  # times its keys, for topics alone
 FLOOR = 1e-4  # below it a relative squared distance is rounding
 SCALE = 3.0  # of the logarithms of distances, which lie between -9 and 3
 
