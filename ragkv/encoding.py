@@ -161,8 +161,7 @@ class Encoder:
             return plan
         device = self._adapter.device
         asked = self._adapter.embed(torch.tensor(asked_ids[-ASKED_TOKENS:], dtype=torch.int64, device=device))[0]
-        both = torch.cat((scores[:, None], topics), dim=1).to(device)
-        weighed = self._learned.weighed(both, asked).cpu()
+        weighed = self._learned.weighed(scores.to(device), topics.to(device), asked).cpu()
         return dataclasses.replace(plan, candidates=dataclasses.replace(plan.candidates, sensitivity=weighed))
 
     @property
@@ -261,7 +260,7 @@ class BackgroundEncoder:
         if token_ids not in self._known or self._scored(token_ids):
             return
         key, tokens = self._encoder.identity.key(token_ids), len(token_ids)
-        flight = self.flights.claim(key, tokens)
+        flight = self.flights.claim(key, tokens, lambda: bool(self._scored(token_ids)))
         if flight is None and self.flights.arrived(key, tokens, self._hurried) and self._scored(token_ids):
             return  # another replica's; looking at it brought it here
         encoded = False

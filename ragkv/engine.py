@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Self
 
 from . import verdict
@@ -316,7 +317,7 @@ class Engine(Closing):
             if self._store.spread(identity, token_ids):
                 present += 1
             else:
-                flight = flights.claim(key, tokens)
+                flight = flights.claim(key, tokens, partial(self._store.spread, identity, token_ids))
                 if flight is None and token_ids not in left_for_later:  # another replica encodes it: the others first
                     left_for_later.add(token_ids)
                     waiting.append(token_ids)

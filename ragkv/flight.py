@@ -51,11 +51,17 @@ class Flights:
         self._store = store
         self.pace = Pace()
 
-    def claim(self, key: str, tokens: int) -> Flight | None:
-        """Be the one who encodes the entry of `key`; `None` if another replica is. `land` must follow."""
+    def claim(self, key: str, tokens: int, is_there: Callable[[], bool]) -> Flight | None:
+        """Be the one who encodes the entry of `key`; `None` if another replica is, or was. `land` must follow.
+
+        `is_there` looks once more: another's entry may have come, and its claim ended, since the caller looked.
+        """
         takes_s = self.pace.seconds(tokens)
         expires_s = UNMEASURED_S if takes_s is None else max(LEAST_S, SPARE * takes_s)
         claim = self._store.claim(key, expires_s)
+        if claim is not None and claim.tier is not None and is_there():
+            self._store.release(claim)
+            return None
         return None if claim is None else Flight(claim, tokens, time.monotonic())
 
     def land(self, flight: Flight, encoded: bool) -> None:

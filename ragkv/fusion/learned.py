@@ -96,14 +96,16 @@ class ScoreModel(nn.Module):
         return torch.cat((said[:, :1].exp(), said[:, 1:]), dim=1)
 
     @torch.no_grad()
-    def weighed(self, scores: torch.Tensor, asked: torch.Tensor) -> torch.Tensor:
-        """`scores` (N, 1 + C) as a question of embeddings `asked` (Q, E) weighs them, (N,); their sum is as it was."""
-        plain = scores[:, 0]
-        if not len(plain) or not len(asked):
-            return plain
-        gains = self.gains(scores[:, 1:], asked[-ASKED_TOKENS:].float())
-        found = plain * (gains - gains.max()).exp()
-        return found * (plain.sum() / found.sum().clamp_min(1e-30))
+    def weighed(self, scores: torch.Tensor, topics: torch.Tensor, asked: torch.Tensor) -> torch.Tensor:
+        """`scores` (N,) of tokens about `topics` (N, C) as a question of embeddings `asked` (Q, E) weighs them.
+
+        Their sum is as it was.
+        """
+        if not len(scores) or not len(asked):
+            return scores
+        gains = self.gains(topics, asked.float())
+        found = scores * (gains - gains.max()).exp()
+        return found * (scores.sum() / found.sum().clamp_min(1e-30))
 
     def to_bytes(self) -> bytes:
         """As a safetensors file."""

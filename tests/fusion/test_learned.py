@@ -9,7 +9,7 @@ import torch
 
 from ragkv import Engine, EngineConfig, FusionConfig, StoreConfig
 from ragkv.errors import InputError, UnsupportedModelError
-from ragkv.fusion.learned import FILE_NAME, ScoreModel, _mixed
+from ragkv.fusion.learned import FILE_NAME, HEARD, SEEN, TOPICS, ScoreModel, _mixed, study
 from ragkv.fusion.selectors import budget, top
 from ragkv.fusion.selectors.sensitivity import handed_down
 from ragkv.fusion.sensitivity import sensitivity
@@ -123,6 +123,16 @@ class TestNetwork:
         said = ScoreModel(4, 16, 8).scores(stored, [first, second])
         assert said[:, 0].argsort().tolist() == sensitivity(stored, [first, second]).argsort().tolist()
 
+    def test_topics_see_the_later_keys_behind_the_first_text(self) -> None:
+        torch.manual_seed(0)
+        stored, first, second = (torch.randn(8, 2, 2, 11, 4) for _ in range(3))
+        keys = study(stored, [first, second])[:, SEEN * 8 : (SEEN + HEARD) * 8]
+        for number, layer in enumerate((4, 6, 7)):
+            norm = stored[layer, 0].square().sum(dim=(0, 2)).mean().sqrt()
+            wanted = first[layer, 0].transpose(0, 1).reshape(11, 8) / norm
+            got = keys[:, number * 8 : (number + 1) * 8]
+            assert sorted(got[0].tolist()) == pytest.approx(sorted(wanted[0].tolist()), rel=1e-4)
+
     def test_what_is_written_is_read(self) -> None:
         made = network()
         again = ScoreModel.from_bytes(made.to_bytes())
@@ -186,27 +196,27 @@ class TestWhereItIsUsed:
 
 
 class TestWhatIsAsked:
-    TOPICS, ASKED = torch.eye(3), torch.tensor([[1.0, 2.0], [0.5, -1.0]])
+    ASKED = torch.tensor([[1.0, 2.0], [0.5, -1.0]])
 
     def test_untaught_no_question_weighs(self) -> None:
         torch.manual_seed(0)
-        scores = torch.cat((torch.rand(7, 1), torch.zeros(7, ScoreModel(4, 32, 2).ask.out_features - 1)), dim=1)
-        weighed = ScoreModel(4, 32, 2).weighed(scores, self.ASKED)
-        torch.testing.assert_close(weighed, scores[:, 0])
+        scores, model = torch.rand(7), ScoreModel(4, 16, 2)
+        studied = study(torch.randn(4, 2, 2, 7, 8), torch.randn(2, 4, 2, 2, 7, 8).unbind())
+        torch.testing.assert_close(model.weighed(scores, model(studied)[:, 1:], self.ASKED), scores)
 
     def test_what_a_question_is_about_gains_and_the_sum_stays(self) -> None:
         torch.manual_seed(0)
         model = ScoreModel(4, 32, 2)
         wanted = model.ask(_mixed(model.hear(self.ASKED / self.ASKED.square().mean(1, True).sqrt()), model.muse))[0, :-1]
-        scores = torch.cat((torch.ones(3, 1), torch.stack((wanted, 0 * wanted, -wanted)).detach() * 9), dim=1)
-        weighed = model.weighed(scores, self.ASKED)
+        topics = torch.stack((wanted, 0 * wanted, -wanted)).detach() * 9
+        weighed = model.weighed(torch.ones(3), topics, self.ASKED)
         assert weighed[0] > weighed[1] > weighed[2]
         assert weighed.sum() == pytest.approx(3.0)
 
     def test_without_a_question_or_a_token_scores_stand(self) -> None:
-        scores = torch.rand(5, 25)
-        assert torch.equal(ScoreModel(4, 32, 2).weighed(scores, torch.empty(0, 2)), scores[:, 0])
-        assert ScoreModel(4, 32, 2).weighed(scores[:0], self.ASKED).tolist() == []
+        scores, topics, model = torch.rand(5), torch.rand(5, TOPICS), ScoreModel(4, 32, 2)
+        assert torch.equal(model.weighed(scores, topics, torch.empty(0, 2)), scores)
+        assert model.weighed(scores[:0], topics[:0], self.ASKED).tolist() == []
 
     def test_the_question_decides_what_is_recomputed(self, tmp_path: Path) -> None:
         """Two questions of one length over the same stored chunks: only the scores of the first half are the same."""
@@ -223,8 +233,8 @@ class TestWhatIsAsked:
             with ExitStack() as leases:
                 found = engine._planner.plan(prompt, "fused", True, (), leases).plan.candidates
             assert found.sensitivity is not None and found.topics is not None
-            scores = torch.cat((found.sensitivity[:, None], found.topics), dim=1)
-            weighed = network().weighed(scores, engine._adapter.embed(torch.tensor(questions[0]))[0])
+            asked = engine._adapter.embed(torch.tensor(questions[0]))[0]
+            weighed = network().weighed(found.sensitivity, found.topics, asked)
             assert torch.equal(found.positions[top(weighed, budget(0.2, len(found)))], one.selected)
 
     def test_chunks_of_earlier_turns_are_not_what_is_asked(self, engine: Engine) -> None:

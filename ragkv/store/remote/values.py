@@ -136,7 +136,7 @@ def pack(entry: EncodedEntry, group_bytes: int, seal: Seal) -> list[bytes]:
         "index": info.index,
         "codec": encoded.codec.name,
         "together": together,
-        "scores": 0 if encoded.sensitivity is None else encoded.sensitivity.shape[1],
+        "scores": len(scores) // (2 * info.tokens) if scores else 0,  # numbers a token
     }
     values = []
     for group, (payload, digest) in enumerate(zip(payloads, digests, strict=True)):

@@ -144,6 +144,16 @@ def test_two_replicas_that_warm_the_same_chunks_share_the_work(
     assert all(report.encoded + report.present == 6 for report in reports)
 
 
+def test_what_came_since_the_caller_looked_is_not_encoded_again(redis_server: RedisServer) -> None:
+    with Store.open(StoreConfig(redis=redis_config(redis_server), memory_bytes=0)) as store:
+        flights = Flights(store)
+        assert flights.claim("came", 100, lambda: True) is None
+        until = time.monotonic() + 10
+        while (flight := flights.claim("came", 100, lambda: False)) is None and time.monotonic() < until:
+            time.sleep(0.02)  # the claim is given back by the writer's thread
+        assert flight is not None
+
+
 def test_nobody_waits_for_a_claim_longer_than_encoding_takes(redis_server: RedisServer) -> None:
     config = redis_config(redis_server, timeout_s=10.0)
     with (
@@ -151,8 +161,8 @@ def test_nobody_waits_for_a_claim_longer_than_encoding_takes(redis_server: Redis
         Store.open(StoreConfig(redis=config, memory_bytes=0)) as store,
     ):
         flights = Flights(store)
-        assert Flights(dead).claim("k", 100) is not None  # and never does it
-        assert flights.claim("k", 100) is None
+        assert Flights(dead).claim("k", 100, lambda: False) is not None  # and never does it
+        assert flights.claim("k", 100, lambda: False) is None
         assert not flights.arrived("k", 100)  # nothing is known of encoding: no waiting at all
         flights.pace.took(100, 0.4)
         began = time.monotonic()
