@@ -15,6 +15,8 @@ import torch
 from torch.nn import functional
 from transformers import AttentionInterface
 
+from .products import attend_by_products, pays
+
 if TYPE_CHECKING:
     from .promptkv import Rows  # which attends over itself, by `attend_one`
 
@@ -215,8 +217,11 @@ def _attend_span(
     _, heads, count, head_dim = q_rot.shape
     kv_heads = k_rot.shape[1]
     # Fold the query heads of a KV head into rows: masked SDPA would copy K and V once per query head otherwise.
+    by_products = softcap is None and pays(q_rot, k_rot.shape[2])
     q_rot = q_rot.reshape(1, kv_heads, heads // kv_heads * count, head_dim)
-    if softcap is None:
+    if by_products:
+        out = attend_by_products(q_rot[0], k_rot[0], v[0], bias, scaling)
+    elif softcap is None:
         out = functional.scaled_dot_product_attention(q_rot, k_rot, v, attn_mask=bias, scale=scaling)
     else:
         out = _softcapped(q_rot, k_rot, v, bias, scaling, softcap)

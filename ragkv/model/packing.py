@@ -11,6 +11,8 @@ from typing import Any
 
 import torch
 
+from .products import multiplies
+
 
 class PackedLinear(torch.nn.Module):
     """A linear layer over its weights' copy."""
@@ -68,6 +70,6 @@ def _is_possible() -> bool:
     try:
         with torch.no_grad():
             PackedLinear(torch.nn.Linear(2, 2, dtype=torch.bfloat16))(torch.ones((1, 2), dtype=torch.bfloat16))
-            return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+            return multiplies()
     except (AttributeError, RuntimeError, NotImplementedError):
         return False

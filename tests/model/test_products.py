@@ -1,0 +1,112 @@
+"""Attention by products rounds no worse than the weights it makes, and is used where it pays alone."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch.nn import functional
+
+from ragkv.model import attention, products
+from ragkv.model.probe import adapt, full_pass
+from ragkv.model.products import attend_by_products, pays
+from tests import tiny_models
+
+G, GROUP, ROWS, KEYS, D = 2, 3, 16, 400, 64
+SCALING = D**-0.5
+TOKENS = torch.tensor(tiny_models.tokens(60, seed=5))
+needs_bfloat16 = pytest.mark.skipif(not products.multiplies(), reason="no bfloat16 products on this processor")
+
+
+def made(sharpness: float = 1.0, common: float = 0.0) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Queries (G, M, D), keys and values (G, N, D); `common` is what every score has about it."""
+    generator = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn((G, n, D), generator=generator) for n in (GROUP * ROWS, KEYS, KEYS))
+    shift = torch.full((D,), (common / SCALING / D) ** 0.5)
+    return (q * sharpness + shift).bfloat16(), (k + shift).bfloat16(), v.bfloat16()
+
+
+def causal() -> torch.Tensor:
+    """The bias of rows that stand at the last of the keys."""
+    seen = torch.arange(KEYS) <= torch.arange(KEYS - ROWS, KEYS)[:, None]
+    return torch.zeros((ROWS, KEYS)).masked_fill_(~seen, float("-inf")).bfloat16().repeat(GROUP, 1)
+
+
+def error(out: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bias: torch.Tensor | None) -> float:
+    scores = q.double() @ k.double().transpose(1, 2) * SCALING
+    exact = (scores if bias is None else scores + bias.double()).softmax(dim=-1) @ v.double()
+    return float((out.double() - exact).norm() / exact.norm())
+
+
+@pytest.mark.parametrize("masked", [True, False])
+@pytest.mark.parametrize(("sharpness", "common"), [(1, 0), (4, 0), (12, 0), (1, 30), (2, 300)])
+def test_rounds_little_more_than_the_kernel(sharpness: float, common: float, masked: bool) -> None:
+    q, k, v = made(sharpness, common)
+    bias = causal() if masked else None
+    kernel = functional.scaled_dot_product_attention(q[None], k[None], v[None], attn_mask=bias, scale=SCALING)[0]
+    ours = error(attend_by_products(q, k, v, bias, SCALING), q, k, v, bias)
+    assert ours < 4 * error(kernel, q, k, v, bias)
+    rounded = torch.bmm(q, k.transpose(1, 2)) * SCALING  # what an offset is for
+    plain = torch.bmm((rounded if bias is None else rounded + bias).softmax(dim=-1), v)
+    if common or sharpness > 1:
+        assert error(plain, q, k, v, bias) > 1.5 * ours
+
+
+def test_keys_no_row_may_see_change_nothing_but_rounding() -> None:
+    q, k, v = made()
+    bias = causal()
+    bias[:, : KEYS - ROWS - 3] = float("-inf")  # a window: all sampled keys but few are outside
+    k[:, :8] *= 40  # and set the offset far off
+    assert error(attend_by_products(q, k, v, bias, SCALING), q, k, v, bias) < 0.2
+    kept = slice(KEYS - ROWS - 3, None)
+    own = attend_by_products(q, k[:, kept], v[:, kept], bias[:, kept], SCALING)
+    assert error(own, q, k, v, bias) < 0.01
+
+
+def test_a_part_of_longer_keys_is_taken_as_it_is() -> None:
+    q, k, v = made()
+    longer_k, longer_v = (torch.cat([part, torch.full((G, 50, D), float("nan")).bfloat16()], dim=1) for part in (k, v))
+    part = attend_by_products(q, longer_k[:, :KEYS], longer_v[:, :KEYS], causal(), SCALING)
+    assert torch.equal(part, attend_by_products(q, k, v, causal(), SCALING))
+
+
+@needs_bfloat16
+def test_pays_for_some_rows_of_bfloat16_on_a_processor() -> None:
+    rows = torch.zeros((1, 4, 8, D), dtype=torch.bfloat16)
+    assert pays(rows, 1000)
+    assert not pays(rows[:, :, :1], 1000)
+    assert not pays(rows.float(), 1000)
+    assert not pays(rows.to("meta"), 1000)
+    assert not pays(rows, products.SCORES_BYTES)
+
+
+def test_does_not_pay_where_bfloat16_is_not_multiplied(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(products, "multiplies", lambda: False)
+    assert not pays(torch.zeros((1, 4, 8, D), dtype=torch.bfloat16), 1000)
+
+
+@needs_bfloat16
+@pytest.mark.parametrize("family", [f for f in tiny_models.FAMILIES if f not in ("mixtral", "qwen3_moe")])
+def test_a_model_of_bfloat16_is_no_further_from_one_of_float32(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    taken = []
+
+    def counted(*parts: Any) -> torch.Tensor:
+        taken.append(1)
+        return attend_by_products(*parts)
+
+    def logits(dtype: torch.dtype) -> torch.Tensor:
+        model = tiny_models.model(family)
+        for weight in model.parameters():  # not the buffers: frequencies stay what they are
+            weight.data = weight.data.bfloat16().to(dtype)
+        adapter = adapt(model)
+        kv = adapter.new_kv(len(TOKENS))
+        full_pass(adapter, TOKENS[:30], kv)
+        return adapter.logits(full_pass(adapter, TOKENS[30:], kv, 30))
+
+    monkeypatch.setattr(attention, "attend_by_products", counted)
+    exact = logits(torch.float32)
+    assert not taken
+    by_products = logits(torch.bfloat16)
+    assert bool(taken) is (family != "gemma2")  # which caps its scores
+    monkeypatch.setattr(attention, "pays", lambda *_: False)
+    by_kernel = logits(torch.bfloat16)
+    assert (by_products - exact).norm() < 1.3 * (by_kernel - exact).norm()
