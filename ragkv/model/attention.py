@@ -217,7 +217,7 @@ def _attend_span(
     _, heads, count, head_dim = q_rot.shape
     kv_heads = k_rot.shape[1]
     # Fold the query heads of a KV head into rows: masked SDPA would copy K and V once per query head otherwise.
-    by_products = softcap is None and pays(q_rot, k_rot.shape[2])
+    by_products = softcap is None and pays(q_rot, kv_heads, k_rot.shape[2])
     q_rot = q_rot.reshape(1, kv_heads, heads // kv_heads * count, head_dim)
     if by_products:
         out = attend_by_products(q_rot[0], k_rot[0], v[0], bias, scaling)

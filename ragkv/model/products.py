@@ -1,11 +1,10 @@
 """Attention as two matrix products and a softmax, for bfloat16 on a CPU that multiplies it.
 
-PyTorch's kernel takes 3.7 ns of one thread for a pair of row and key of 64 dimensions, these 2.2: the products run at the
-speed of any other, where the kernel's are of small tiles. What stands against it is rounding: a product of bfloat16
-gives bfloat16, and a score of 100 rounded to 8 bits is wrong by a quarter. So each row's scores are measured from an
-offset near the row's greatest one, which enters the product as what is added to, before anything is rounded: the
-softmax does not heed it, and the scores that weigh are small numbers. Their error is then that of the weights, which the
-kernel rounds to bfloat16 too.
+PyTorch's kernel takes 3.7 ns of one thread for a pair of row and key of 64 dimensions, these take 2.2: the products run
+at the speed of any others, the kernel's are of small tiles. What stands against it is rounding: a product of bfloat16
+gives bfloat16, and a score of 100 in 8 bits is wrong by a quarter. So each row's scores are measured from an offset
+near its greatest one, to which the product is added before anything is rounded: the softmax does not heed it, and scores
+that weigh are small numbers. Their error is then like that of the weights, which the kernel rounds to bfloat16 too.
 """
 
 from functools import cache
@@ -13,14 +12,20 @@ from functools import cache
 import torch
 
 SAMPLED = 8  # of the keys, every so many-th tells a row's offset: nearer costs time, farther accuracy
-SCORES_BYTES = 64 << 20  # more scores than this at a time are left to the kernel, which keeps none
+FEWEST_SCORES = 1 << 16  # below, the calls cost more than the products save
+MOST_SCORES_BYTES = 64 << 20  # above, they are left to the kernel, which keeps none
 
 
-def pays(q: torch.Tensor, keys: int) -> bool:
-    """Whether rows (1, H, R, D) over so many keys are attended faster this way; a row alone mostly is not."""
+def pays(q: torch.Tensor, kv_heads: int, keys: int) -> bool:
+    """Whether rows (1, H, R, D) over so many keys are attended faster this way.
+
+    One row is, three to four times, where each head has keys of its own, and mostly not where heads share them.
+    """
     _, heads, count, _ = q.shape
-    scores = heads * count * keys * q.element_size()
-    return count > 1 and q.dtype is torch.bfloat16 and q.device.type == "cpu" and scores <= SCORES_BYTES and multiplies()
+    scores = heads * count * keys
+    enough = heads == kv_heads if count == 1 else scores >= FEWEST_SCORES
+    fits = scores * q.element_size() <= MOST_SCORES_BYTES
+    return enough and fits and q.dtype is torch.bfloat16 and q.device.type == "cpu" and multiplies()
 
 
 def attend_by_products(

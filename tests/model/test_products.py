@@ -69,19 +69,28 @@ def test_a_part_of_longer_keys_is_taken_as_it_is() -> None:
     assert torch.equal(part, attend_by_products(q, k, v, causal(), SCALING))
 
 
+def queries(rows: int, heads: int = 4, **changes: Any) -> torch.Tensor:
+    return torch.zeros((1, heads, rows, D), **{"dtype": torch.bfloat16, **changes})
+
+
 @needs_bfloat16
-def test_pays_for_some_rows_of_bfloat16_on_a_processor() -> None:
-    rows = torch.zeros((1, 4, 8, D), dtype=torch.bfloat16)
-    assert pays(rows, 1000)
-    assert not pays(rows[:, :, :1], 1000)
-    assert not pays(rows.float(), 1000)
-    assert not pays(rows.to("meta"), 1000)
-    assert not pays(rows, products.SCORES_BYTES)
+def test_pays_for_many_scores_of_bfloat16_on_a_processor() -> None:
+    assert pays(queries(20), 2, 1000)
+    assert not pays(queries(20), 2, 100)
+    assert not pays(queries(20), 2, products.MOST_SCORES_BYTES // 160 + 1)
+    assert not pays(queries(20, dtype=torch.float32), 2, 1000)
+    assert not pays(queries(20, device="meta"), 2, 1000)
+
+
+@needs_bfloat16
+def test_pays_for_a_row_alone_where_no_heads_share_keys() -> None:
+    assert pays(queries(1), 4, 20)
+    assert not pays(queries(1), 2, 100_000)
 
 
 def test_does_not_pay_where_bfloat16_is_not_multiplied(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(products, "multiplies", lambda: False)
-    assert not pays(torch.zeros((1, 4, 8, D), dtype=torch.bfloat16), 1000)
+    assert not pays(queries(20), 2, 1000)
 
 
 @needs_bfloat16
@@ -103,6 +112,7 @@ def test_a_model_of_bfloat16_is_no_further_from_one_of_float32(family: str, monk
         return adapter.logits(full_pass(adapter, TOKENS[30:], kv, 30))
 
     monkeypatch.setattr(attention, "attend_by_products", counted)
+    monkeypatch.setattr(products, "FEWEST_SCORES", 0)
     exact = logits(torch.float32)
     assert not taken
     by_products = logits(torch.bfloat16)
