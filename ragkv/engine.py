@@ -435,8 +435,7 @@ def _learned_scores(adapter: Adapter, fusion: FusionConfig) -> ScoreModel | None
     """The network in the model's folder, where one is wanted and can be used."""
     if not fusion.learned_scores or fusion.sensitivity_prefixes != learned.TEXTS:
         return None
-    folder = getattr(adapter.config, "_name_or_path", "")
-    return learned.beside(folder, learned.shape_of(adapter), adapter.device)
+    return learned.beside(adapter)
 
 
 def _identity(adapter: Adapter, tokenizer: Any | None) -> Identity:

@@ -98,6 +98,7 @@ def learn(
     model = ScoreModel(*shape_of(adapter))
     if start is not None:
         model.load_state_dict(start.state_dict())
+    model.learns_from(adapter.model)
     model.to(adapter.device)
     asking = ASKING * steps
     scoring = 0 if start is not None else steps

@@ -21,6 +21,7 @@ from torch import nn
 from torch.nn import functional
 
 from ragkv.model import Adapter
+from ragkv.model.fingerprint import rounded_digest
 
 FILE_NAME = "ragkv-scores.safetensors"  # in a model's folder
 TEXTS = 2  # k of the scorer: the network reads what a chunk does behind two texts
@@ -55,6 +56,8 @@ class Sight(nn.Module):
 class ScoreModel(nn.Module):
     """The network: one for a model's L layers, G D values a token and E numbers a token's embedding."""
 
+    taught_by: torch.Tensor
+
     def __init__(self, layers: int, values: int, width: int) -> None:
         super().__init__()
         self.shape = (layers, values, width)
@@ -68,6 +71,16 @@ class ScoreModel(nn.Module):
         for numbers in (*self.tell.parameters(), *self.name.parameters()):
             nn.init.zeros_(numbers)  # untaught it says what the variance says, whatever is asked
         self.digest = ""  # of the file it was read from
+        self.register_buffer("taught_by", torch.zeros(16, dtype=torch.uint8))  # `rounded_digest` of the model's weights
+
+    @property
+    def teacher(self) -> str:
+        """`rounded_digest` of the weights it learned from; zeros before it did."""
+        return bytes(self.taught_by.tolist()).hex()
+
+    def learns_from(self, weights: torch.nn.Module) -> None:
+        """Note whose prefills teach it."""
+        self.taught_by = torch.tensor(list(bytes.fromhex(rounded_digest(weights))), dtype=torch.uint8)
 
     def scoring(self) -> list[nn.Parameter]:
         """The numbers that scores come from; the others say what a question makes of them."""
@@ -155,19 +168,26 @@ def study(stored: torch.Tensor, others: Sequence[torch.Tensor]) -> torch.Tensor:
     return torch.cat([numbers, *moves, (variance + FLOOR).log()[None]]).t()
 
 
-def beside(model_name: str, shape: tuple[int, int, int], device: torch.device) -> ScoreModel | None:
-    """The learned scores in the folder `model_name`, if it is one and has them; unusable ones are logged."""
-    path = Path(model_name) / FILE_NAME
-    if not model_name or not path.is_file():
+def beside(adapter: Adapter) -> ScoreModel | None:
+    """The learned scores in the folder the model was loaded from, if it has them; unusable ones are logged.
+
+    Taught by other weights they would choose badly and say nothing of it, so these are not used. In float16, to which
+    weights may have been rounded from more, they cannot be told apart.
+    """
+    name, shape = getattr(adapter.config, "_name_or_path", ""), shape_of(adapter)
+    path = Path(name) / FILE_NAME
+    if not name or not path.is_file():
         return None
     try:
         model = ScoreModel.from_bytes(path.read_bytes())
         if model.shape != shape:
             raise ValueError(f"they are for {_described(model.shape)}, the model has {_described(shape)}")
+        if adapter.dtype is not torch.float16 and model.teacher != rounded_digest(adapter.model):
+            raise ValueError("they were learned from other weights; `ragkv learn` makes new ones")
     except (OSError, ValueError) as error:
         log.warning("%s is not used: %s. Scores are what they are without.", path, error)
         return None
-    return model.to(device)
+    return model.to(adapter.device)
 
 
 def shape_of(adapter: Adapter) -> tuple[int, int, int]:

@@ -38,9 +38,19 @@ _IRRELEVANT = (
 
 def weights_digest(model: torch.nn.Module) -> str:
     """Digest over the name, shape, dtype and every byte of every parameter and persistent buffer."""
+    return _digest_of({name: tensor.detach() for name, tensor in model.state_dict().items()})
+
+
+def rounded_digest(model: torch.nn.Module) -> str:
+    """Digest of the weights in bfloat16: the same for one file, be it loaded in float32 or in bfloat16."""
+    state = model.state_dict()
+    return _digest_of({n: t.detach().bfloat16() if t.is_floating_point() else t.detach() for n, t in state.items()})
+
+
+def _digest_of(tensors: dict[str, torch.Tensor]) -> str:
     digest = hashlib.blake2b(digest_size=16)
-    for name, tensor in sorted(model.state_dict().items()):
-        flat = tensor.detach().cpu().contiguous().view(-1)
+    for name, tensor in sorted(tensors.items()):
+        flat = tensor.cpu().contiguous().view(-1)
         digest.update(f"{name}:{tuple(tensor.shape)}:{tensor.dtype}:".encode())
         if flat.numel():
             digest.update(xxhash.xxh3_128_digest(flat.view(torch.uint8).numpy()))

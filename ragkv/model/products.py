@@ -4,7 +4,8 @@ PyTorch's kernel takes 3.7 ns of one thread for a pair of row and key of 64 dime
 at the speed of any others, the kernel's are of small tiles. What stands against it is rounding: a product of bfloat16
 gives bfloat16, and a score of 100 in 8 bits is wrong by a quarter. So each row's scores are measured from an offset
 near its greatest one, to which the product is added before anything is rounded: the softmax does not heed it, and
-scores that weigh are small numbers. Their error is then like that of the weights, which the kernel rounds to bfloat16 too.
+scores that weigh are small numbers. Their error is then like that of the weights, which the kernel rounds to bfloat16
+too.
 """
 
 from functools import cache

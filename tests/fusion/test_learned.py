@@ -45,11 +45,13 @@ def foretold(engine: Engine, tail: Tail, **how: object) -> torch.Tensor:
     return torch.stack(rows)
 
 
-def network(layers: int = 4, seed: int = 0) -> ScoreModel:
+def network(layers: int = 4, seed: int = 0, teacher: torch.nn.Module | None = None) -> ScoreModel:
     torch.manual_seed(seed)
     made = ScoreModel(layers, 32, 64)
     torch.nn.init.normal_(made.tell.weight, std=0.1)
     torch.nn.init.normal_(made.name.weight, std=5.0)
+    if teacher is not None:
+        made.learns_from(teacher)
     return ScoreModel.from_bytes(made.to_bytes())
 
 
@@ -157,8 +159,9 @@ class TestNetwork:
 
 class TestWhereItIsUsed:
     def folder(self, path: Path, layers: int = 4) -> Path:
-        tiny_models.model("llama").save_pretrained(path)
-        (path / FILE_NAME).write_bytes(network(layers).to_bytes())
+        teacher = tiny_models.model("llama")
+        teacher.save_pretrained(path)
+        (path / FILE_NAME).write_bytes(network(layers, teacher=teacher).to_bytes())
         return path
 
     def scores(self, engine: Engine) -> list[float]:
@@ -171,7 +174,7 @@ class TestWhereItIsUsed:
         with Engine.from_pretrained(self.folder(tmp_path / "model")) as engine:
             encoder = engine._encoder
             entry, others = encoder.studied(CHUNKS[1])
-            assert encoder.identity.scorer == network().digest
+            assert encoder.identity.scorer == network(teacher=engine._adapter.model).digest
             found = self.scores(engine)
             encoder.meet(CHUNKS)
             entry, others = encoder.studied(CHUNKS[1])
@@ -193,6 +196,24 @@ class TestWhereItIsUsed:
         with Engine.from_pretrained(self.folder(tmp_path / "model", layers=6)) as engine:
             assert engine._encoder.identity.scorer == ""
         assert "they are for 6 layers, 32 values a token, embeddings of 64, the model has 4 layers" in caplog.text
+
+    def test_a_network_taught_by_other_weights_is_left_alone(
+        self, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        model = tiny_models.model("llama")
+        path = self.folder(tmp_path / "model")
+        with torch.no_grad():
+            next(model.parameters()).mul_(1.5)
+        model.save_pretrained(path)
+        with Engine.from_pretrained(path) as engine:
+            assert engine._encoder.identity.scorer == ""
+        assert "they were learned from other weights" in caplog.text
+
+    def test_the_same_weights_in_bfloat16_are_not_others(self, tmp_path: Path) -> None:
+        path = self.folder(tmp_path / "model")
+        for dtype in ("float32", "bfloat16"):
+            with Engine.from_pretrained(path, EngineConfig(dtype=dtype)) as engine:
+                assert engine._encoder.identity.scorer
 
 
 class TestWhatIsAsked:
