@@ -47,7 +47,7 @@ def rounded_digest(model: torch.nn.Module) -> str:
     return _digest_of({n: t.detach().bfloat16() if t.is_floating_point() else t.detach() for n, t in state.items()})
 
 
-def _digest_of(tensors: dict[str, torch.Tensor]) -> str:
+def _digest_of(tensors: dict[str, Any]) -> str:
     digest = hashlib.blake2b(digest_size=16)
     for name, tensor in sorted(tensors.items()):
         flat = tensor.cpu().contiguous().view(-1)

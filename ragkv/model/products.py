@@ -45,6 +45,6 @@ def attend_by_products(
 def multiplies() -> bool:
     """Whether this torch and processor multiply bfloat16, and not by way of float32: asked once."""
     try:
-        return bool(torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported())
+        return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
     except (AttributeError, RuntimeError, NotImplementedError):
         return False
