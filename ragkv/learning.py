@@ -107,10 +107,11 @@ def learn(
         if on_step:
             on_step(done, scoring + asking, loss)
 
+    room = _Classroom(engine, lessons)
     if scoring:
-        room = _Classroom(engine, lessons, random.Random(seed))
+        room.begin(random.Random(seed))
         _taught(model.scoring(), scoring, lambda: room.scored(model), follow)
-    room = _Classroom(engine, lessons, random.Random(seed))
+    room.begin(random.Random(seed), driven=False)
     _taught(model.asking(), asking, lambda: room.asked(model), lambda done, loss: follow(scoring + done, loss))
     return ScoreModel.from_bytes(model.cpu().to_bytes())
 
@@ -154,13 +155,20 @@ def kl(said: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
 class _Classroom:
     """One engine's model, driven so that gradients come through, and the lessons, again and again."""
 
-    def __init__(self, engine: Engine, lessons: Sequence[Lesson] = (), order: random.Random | None = None) -> None:
+    def __init__(self, engine: Engine, lessons: Sequence[Lesson] = ()) -> None:
         self._engine = engine
         self._adapter = adapt(engine._adapter.model)  # without packed weights, through which no gradient comes
-        self._lessons, self._order = list(lessons), order or random.Random(0)
-        self._waiting: list[Lesson] = []
+        self._lessons = list(lessons)
         self._seen: dict[Lesson, _Prepared] = {}
-        self._kept_bytes = 0
+        self.begin(random.Random(0))
+
+    def begin(self, order: random.Random, driven: bool = True) -> None:
+        """From the start, in another order; lessons that are not `driven` through the model need not keep their KV."""
+        self._order, self._driven = order, driven
+        self._waiting: list[Lesson] = []
+        if not driven:
+            self._seen = {lesson: at.without_kv() for lesson, at in self._seen.items()}
+        self._kept_bytes = sum(at.nbytes for at in self._seen.values())
 
     def scored(self, model: ScoreModel) -> torch.Tensor:
         """How much worse the next lesson's tails are foretold by scores alone than by a full prefill, nats a token."""
@@ -172,13 +180,12 @@ class _Classroom:
 
     def asked(self, model: ScoreModel) -> torch.Tensor:
         """How far gains are from what the next lesson's questions attend to, cross-entropy, nats a question."""
-        at = self._next(driven=False)
+        at = self._next()
         topics = torch.cat([model(one)[:, 1:] for one in at.studied])
         gains = torch.stack([model.gains(topics, asked) for asked in at.asked])  # (M, N)
         return functional.cross_entropy(gains, at.attended)
 
-    def _next(self, driven: bool = True) -> "_Prepared":
-        """The next lesson; one that is not `driven` through the model need not keep its KV."""
+    def _next(self) -> "_Prepared":
         if not self._waiting:
             self._waiting = self._order.sample(self._lessons, len(self._lessons))
         lesson = self._waiting.pop()
@@ -186,8 +193,8 @@ class _Classroom:
         if at is None:
             with self._engine._activity.turn():  # requests and the background encoder use the same scorer
                 at = self._prepared(lesson)
-            if not driven:
-                at = dataclasses.replace(at, stored=torch.empty(0), wanted=torch.empty(0))
+            if not self._driven:
+                at = at.without_kv()
         if self._kept_bytes < KEPT_BYTES and lesson not in self._seen:
             self._seen[lesson], self._kept_bytes = at, self._kept_bytes + at.nbytes
         return at
@@ -279,6 +286,10 @@ class _Prepared:
     def nbytes(self) -> int:
         """Bytes of what is large."""
         return sum(one.nbytes for one in (self.stored, self.wanted, self.attended, *self.studied))
+
+    def without_kv(self) -> "_Prepared":
+        """What teaches topics alone."""
+        return dataclasses.replace(self, stored=torch.empty(0), wanted=torch.empty(0))
 
     def fresh(self, shares: torch.Tensor) -> torch.Tensor:
         """The shares (N,) of what could be reused, among those of all places, (S,): the others are computed."""
