@@ -1,6 +1,6 @@
 """Makes the reader's weights from a seed: curriculum, throwaway heads, decay to the end, checkpoints to go on from.
 
-    python -m training.train --minutes 95 --out runs/reader
+    python -m training.train --seed 2 --minutes 60 --compile --out runs/reader
 
 Progress is the share of the minutes used (over all resumed parts), so a slower machine sees fewer worlds but the whole
 curriculum. Every few minutes the weights are exported as a transformers folder beside the checkpoint.
@@ -252,7 +252,7 @@ def worker(rank: int, options: argparse.Namespace) -> None:
 def main() -> None:
     """Train, or go on training, the reader."""
     parser = argparse.ArgumentParser(description=main.__doc__)
-    parser.add_argument("--minutes", type=float, default=95)
+    parser.add_argument("--minutes", type=float, default=60)
     parser.add_argument("--stop", type=float, default=1.0, help="stop after this share of the minutes")
     parser.add_argument("--out", type=Path, default=Path("runs/reader"))
     parser.add_argument("--seed", type=int, default=1)

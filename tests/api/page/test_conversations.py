@@ -6,8 +6,8 @@ import pytest
 
 from .house import ask
 
-FIRST = "Who works as a librarian?"
-SECOND = "What does Gorax play?"
+FIRST = "What does Verlab sell?"
+SECOND = "What is the code name of Kiralus?"
 
 
 @pytest.fixture
