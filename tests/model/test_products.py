@@ -75,11 +75,11 @@ def queries(rows: int, heads: int = 4, **changes: Any) -> torch.Tensor:
 
 @needs_bfloat16
 def test_pays_for_many_scores_of_bfloat16_on_a_processor() -> None:
-    assert pays(queries(20), 2, 1000)
-    assert not pays(queries(20), 2, 100)
-    assert not pays(queries(20), 2, products.MOST_SCORES_BYTES // 160 + 1)
-    assert not pays(queries(20, dtype=torch.float32), 2, 1000)
-    assert not pays(queries(20, device="meta"), 2, 1000)
+    assert pays(queries(80), 2, 1000)
+    assert not pays(queries(80), 2, 100)
+    assert not pays(queries(80), 2, products.MOST_SCORES_BYTES // 640 + 1)
+    assert not pays(queries(80, dtype=torch.float32), 2, 1000)
+    assert not pays(queries(80, device="meta"), 2, 1000)
 
 
 @needs_bfloat16
@@ -90,7 +90,7 @@ def test_pays_for_a_row_alone_where_no_heads_share_keys() -> None:
 
 def test_does_not_pay_where_bfloat16_is_not_multiplied(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(products, "multiplies", lambda: False)
-    assert not pays(queries(20), 2, 1000)
+    assert not pays(queries(80), 2, 1000)
 
 
 @needs_bfloat16
