@@ -1,6 +1,6 @@
 """Attention of scattered rows in bfloat16: PyTorch's kernel against two products and a softmax (`model/products.py`).
 
-    python -m benchmarks.attention [--threads 1]
+    python -m benchmarks.attention [--quick] [--threads 1]
 
 One block of rows, evenly spread over the last third of the keys, as a fused prefill takes them. Nanoseconds a pair of
 row and key of a head, medians of alternating runs, and how far each is from float64, relative.
@@ -21,6 +21,7 @@ BLOCKS = ((1, 1600), (8, 1600), (28, 300), (28, 1600), (37, 3104), (96, 3104))  
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="three runs of each")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--runs", type=int, default=15)
     options = parser.parse_args()
@@ -34,7 +35,7 @@ def main() -> None:
             ways = {"kernel": _kernel, "products": attend_by_products}
             calls = {name: partial(way, q, k, v, bias, head_dim**-0.5) for name, way in ways.items()}
             with torch.inference_mode():
-                seconds = report.alternate(calls, options.runs)
+                seconds = report.alternate(calls, 3 if options.quick else options.runs)
                 errors = {name: _error(call(), q, k, v, bias, head_dim**-0.5) for name, call in calls.items()}
             pair = {name: f"{1e9 * value / (heads * count * keys):.2f}" for name, value in seconds.items()}
             gain = f"{seconds['kernel'] / seconds['products']:.2f}x"

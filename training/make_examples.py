@@ -3,7 +3,8 @@
     python -m training.make_examples --reader ragkv/model/reader
 
 Writes `examples/corpus/*.md`, a document a chunk, and `examples/questions.jsonl`. A question lists the documents it is
-asked on in their order in the world, those that support it and some others, so references keep their meaning.
+asked on in their order in the world, those that support it and some others, so references keep their meaning. The
+files in `examples/` were made with earlier templates, one question (desc-2) by hand: this would make another world.
 """
 
 from __future__ import annotations

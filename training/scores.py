@@ -3,8 +3,8 @@
     python -m training.scores --seed 6 --out runs/scores
 
 The questions of a world are its types evenly; what is right is what the reader itself says under a full
-prefill. Some 45 minutes on one core, by reckoning. The shipped file's scores were taught before it had topics, the
-mean of two such networks; the topics by `--start THAT --steps 3500`, in 16 minutes beside other work.
+prefill. 45 minutes of one core of two. The shipped file was made by this command, before files named the weights that
+taught them; the name was added.
 """
 
 from __future__ import annotations

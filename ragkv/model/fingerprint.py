@@ -5,6 +5,7 @@ Everything that changes a key or a value must change one of these; what changes 
 
 import hashlib
 import json
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -38,18 +39,18 @@ _IRRELEVANT = (
 
 def weights_digest(model: torch.nn.Module) -> str:
     """Digest over the name, shape, dtype and every byte of every parameter and persistent buffer."""
-    return _digest_of({name: tensor.detach() for name, tensor in model.state_dict().items()})
+    return _digest_of(model, torch.Tensor.detach)
 
 
 def rounded_digest(model: torch.nn.Module) -> str:
     """Digest of the weights in bfloat16: the same for one file, be it loaded in float32 or in bfloat16."""
-    state = model.state_dict()
-    return _digest_of({n: t.detach().bfloat16() if t.is_floating_point() else t.detach() for n, t in state.items()})
+    return _digest_of(model, lambda tensor: tensor.detach().bfloat16() if tensor.is_floating_point() else tensor)
 
 
-def _digest_of(tensors: dict[str, Any]) -> str:
+def _digest_of(model: torch.nn.Module, seen_as: Callable[[Any], Any]) -> str:
     digest = hashlib.blake2b(digest_size=16)
-    for name, tensor in sorted(tensors.items()):
+    for name, kept in sorted(model.state_dict().items()):
+        tensor = seen_as(kept)  # one at a time: all of them rounded would be the model a second time
         flat = tensor.cpu().contiguous().view(-1)
         digest.update(f"{name}:{tuple(tensor.shape)}:{tensor.dtype}:".encode())
         if flat.numel():

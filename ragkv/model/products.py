@@ -13,7 +13,7 @@ from functools import cache
 import torch
 
 SAMPLED = 8  # of the keys, every so many-th tells a row's offset: nearer costs time, farther accuracy
-FEWEST_SCORES = 1 << 18  # below, the calls cost what the products save: 4 % of a prefill of 600 tokens by the reader
+FEWEST_SCORES = 1 << 18  # below, the calls cost what the products save
 MOST_SCORES_BYTES = 64 << 20  # above, they are left to the kernel, which keeps none
 
 

@@ -119,4 +119,4 @@ def test_a_model_of_bfloat16_is_no_further_from_one_of_float32(family: str, monk
     assert bool(taken) is (family != "gemma2")  # which caps its scores
     monkeypatch.setattr(attention, "pays", lambda *_: False)
     by_kernel = logits(torch.bfloat16)
-    assert (by_products - exact).norm() < 1.3 * (by_kernel - exact).norm()
+    assert (by_products - exact).norm() < 1.5 * (by_kernel - exact).norm()
