@@ -7,7 +7,8 @@ bandwidths, the profile measured in the same run: TTFT is the first layer's load
 recompute for every layer, then the last row's logits, to 10 %; the controller's ratio is within 10 % of the crossing of
 the measured T_recompute with T_load; TTFT at that ratio is at most 5 % above TTFT at r*; the chosen device is what an
 exhaustive sweep calls the cheapest without delay; estimates are within 15 % of measurements over ratios and sizes. r*
-is set to 5 %, so that every crossing lies above it. Not shown: a disk that other processes use too.
+is set to 5 %, so that every crossing lies above it. The machine is profiled anew before each part, as shared ones drift
+within minutes; by how much is shown. Not shown: a disk that other processes use too.
 """
 
 import argparse
@@ -48,8 +49,9 @@ SLACK = 1.05  # of a time: no delay
 class Bench:
     """One engine over one throttled disk tier, and requests of several sizes."""
 
-    def __init__(self, engine: Engine, vocabulary: int, runs: int) -> None:
-        self.engine, self.runs = engine, runs
+    def __init__(self, engine: Engine, vocabulary: int, runs: int, quick: bool) -> None:
+        self.engine, self.runs, self._quick = engine, runs, quick
+        self.profiles: list[Profile] = []
         store = engine._store
         self.tier = ThrottledTier(store._tiers[0], UNTHROTTLED)
         store._tiers = (self.tier,)
@@ -57,6 +59,16 @@ class Bench:
         self._ids = lambda count: torch.randint(3, vocabulary, (count,), generator=generator).tolist()
         self.question = self._ids(QUESTION_TOKENS)
         engine._intake.heed(Verdict("first-k", Tolerance(), (Point(R_STAR, 0.0, 0.0, 1.0, 1.0, None),), 1, 1))
+
+    @property
+    def profile(self) -> Profile:
+        """The latest."""
+        return self.profiles[-1]
+
+    def measure(self) -> None:
+        """Profile the machine as it is now."""
+        self.profiles.append(measure(self.engine, quick=self._quick))
+        file(self.engine, self.profile)
 
     def chunks(self, count: int, tokens: int) -> list[list[int]]:
         """So many chunks, stored."""
@@ -104,8 +116,6 @@ class Bench:
         prefix, tail = len(self.engine._runs.before_documents), len(self.engine._runs.after_question)
         forced = QUESTION_TOKENS + tail
         return Shape(fused, forced, prefix + sum(map(len, chunks)) + forced), loads
-
-    profile: Profile
 
 
 def at_speed(profile: Profile, per_byte_s: float) -> Profile:
@@ -184,6 +194,7 @@ def estimates(bench: Bench, counts: Sequence[int], sizes: Sequence[int]) -> list
     """Estimated and measured times over ratios, chunks and tokens."""
     rows = []
     for tokens in sizes:
+        bench.measure()
         chunks = bench.chunks(max(counts), tokens)
         for count in counts:
             some = chunks[:count]
@@ -243,27 +254,32 @@ def main() -> None:
         store = StoreConfig(directory=directory, memory_bytes=0, direct_reads=True)
         fusion = FusionConfig(selector="first-k", sensitivity_prefixes=0)
         with Engine(model, config=EngineConfig(store=store, fusion=fusion)) as engine:
-            bench = Bench(engine, model.config.vocab_size, options.runs)
-            bench.profile = measure(engine, quick=options.quick)
-            file(engine, bench.profile)
+            bench = Bench(engine, model.config.vocab_size, options.runs, options.quick)
+            bench.measure()
             chunks = bench.chunks(options.chunks, options.tokens)
-            found = {
-                "ratios": ratios(bench, chunks),
-                "devices": devices(bench, chunks, PricesConfig()),
-                "estimates": estimates(bench, options.counts, options.sizes),
-            }
+            found = {"ratios": ratios(bench, chunks)}
+            bench.measure()
+            found["devices"] = devices(bench, chunks, PricesConfig())
+            found["estimates"] = estimates(bench, options.counts, options.sizes)
+            bench.measure()
             exact = crossing(bench.profile, *bench.shape(chunks))
     title = f"{options.shape} (random weights), bf16, {engine._control.subject.device}, {options.threads} threads"
     print(
         f"{title}; {options.chunks} x {options.tokens} + {QUESTION_TOKENS} tokens; on this disk crossing at {exact:.2f}"
     )
     show(found)
+    shape = bench.shape(chunks)[0]
+    layers_ms = [recompute_s(profile, 0.1, shape).layer_s * 1e3 for profile in bench.profiles]
+    print("a layer at .1 by each profile of this run, ms:", ", ".join(f"{took:.1f}" for took in layers_ms))
     if importlib.util.find_spec("matplotlib") is not None:
         path = report.RESULTS / "controller-quick.png" if options.quick else FIGURE
         draw(found["estimates"], title, path)
         print("drawn:", path)
     print(
-        "written:", report.save(f"controller-{options.shape}", {**found, "profile": dataclasses.asdict(bench.profile)})
+        "written:",
+        report.save(
+            f"controller-{options.shape}", {**found, "profiles": [dataclasses.asdict(one) for one in bench.profiles]}
+        ),
     )
 
 

@@ -15,6 +15,7 @@ from typing import Self
 
 import torch
 
+from . import teams
 from .compute import Compute, Waiter
 from .model import Adapter, PromptKV, Recording
 from .model.batching import DecodeRow, decode_rows
@@ -29,6 +30,7 @@ class Seat:
 
     def __init__(self, batch: "Batch", kv: PromptKV, record: Recording | None) -> None:
         self._batch, self._kv, self._record = batch, kv, record
+        self.taken = True
 
     def step(self, token: int) -> torch.Tensor:
         """The logits (V,) float32 after `token`, whose KV is appended (and recorded). Waits for its turn."""
@@ -74,11 +76,14 @@ class Batch:
         self._changed = threading.Condition()
         self._waiting: list[_Ask] = []
         self._due: set[Seat] = set()  # served by the last step, and not back yet
+        self._seated = 0  # seats taken and not left
         self._step_s = 0.0  # how long the last step took
         self._stepped_at = 0.0  # when it ended
 
     def seat(self, kv: PromptKV, record: Recording | None = None) -> Seat:
         """A place for the prompt of `kv`, which has room for its answer; `record` is given what is decoded."""
+        with self._changed:
+            self._seated += 1
         return Seat(self, kv, record)
 
     def step_waiting(self) -> None:
@@ -103,7 +108,7 @@ class Batch:
                     while not ask.done:  # where a step is full, others may be served first
                         self._step()
                 finally:
-                    self._compute.release()
+                    self._compute.release(keep_team=self._seated == 1)
         except BaseException:  # interrupted: nobody need decode this one
             with self._changed:
                 self._waiting = [other for other in self._waiting if other is not ask]
@@ -115,8 +120,11 @@ class Batch:
 
     def _leave(self, seat: Seat) -> None:
         with self._changed:
+            self._seated -= seat.taken
+            seat.taken = False
             self._due.discard(seat)
             self._changed.notify_all()
+        teams.give_back()
 
     def _gather(self) -> None:
         """Wait a little for those who are about to ask; who is late is not waited for again until served again."""

@@ -8,6 +8,8 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable
 
+from . import teams
+
 POLL_S = 0.02  # how often who may be called off looks whether it was
 
 
@@ -42,6 +44,7 @@ class Compute:
                     self._held = waiter.granted = True
                     return True
                 self._line.append(waiter)
+            teams.give_back()  # whatever the caller computed before: another one computes now
             while not waiter.called.wait(None if check is None else POLL_S):
                 if check is not None:
                     check()
@@ -52,8 +55,10 @@ class Compute:
             raise
         return waiter.granted
 
-    def release(self) -> None:
-        """Hand the model on."""
+    def release(self, keep_team: bool = False) -> None:
+        """Hand the model on. `keep_team` is for who is about to come back, and seems to be the only one."""
+        if not keep_team:
+            teams.give_back()
         with self._guard:
             if not self._line:
                 self._held = False

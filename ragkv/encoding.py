@@ -15,6 +15,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext, supp
 
 import torch
 
+from ragkv import teams
 from ragkv.compute import Compute
 from ragkv.errors import RagKVError, StoreReadOnlyError
 from ragkv.flight import Flights
@@ -223,6 +224,7 @@ class BackgroundEncoder:
 
     def flush(self) -> None:
         """Return when nothing waits any more. Does not wait for requests to end."""
+        teams.give_back()
         with self._changed:
             self._flushing += 1
             self._activity.wake()
@@ -252,6 +254,7 @@ class BackgroundEncoder:
                 self._encode(token_ids)
             except Exception:
                 log.exception("A missed chunk of %d tokens could not be encoded; it stays a miss.", len(token_ids))
+            teams.give_back()  # the store's codec may have made one
             with self._changed:
                 self._known.discard(token_ids)
                 self._changed.notify_all()

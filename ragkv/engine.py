@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Self
 
-from . import verdict
+from . import teams, verdict
 from .answering import Answerer
 from .batch import Batch
 from .closing import Closing
@@ -115,7 +115,7 @@ class Engine(Closing):
         )
         cuda, block_tokens = adapter.device.type == "cuda", self.config.session.block_tokens
         self._store = Store.open(settings, pin=cuda, block_tokens=block_tokens)  # from here on nothing can fail
-        self._pool = ThreadPoolExecutor(settings.reader_threads, thread_name_prefix="ragkv-reader")
+        self._pool = ThreadPoolExecutor(settings.reader_threads, "ragkv-reader", initializer=teams.alone)
         self._fusor = Fusor(adapter, self._pool, fusion.read_ahead_layers, fusion.seed)
         prefix = self._runs.before_documents
         batch = served.batch
@@ -140,6 +140,7 @@ class Engine(Closing):
         self._shut = weakref.finalize(
             self, _shut, self._background, self._activity, self._sessions, self._store, self._pool
         )
+        teams.give_back()  # loading and packing weights made one; who computes next may be another thread
 
     @classmethod
     def from_pretrained(cls, name: str | os.PathLike[str], config: EngineConfig | None = None) -> Self:
@@ -329,6 +330,7 @@ class Engine(Closing):
                     encoded, failed = encoded + stored, failed + (not stored)
             if on_progress:
                 on_progress(len(unique) - len(waiting), len(unique))
+        teams.give_back()  # made where entries are encoded for the store
         self._store.flush()  # what was present may still have been waiting to be written
         return WarmReport(encoded, present, failed)
 

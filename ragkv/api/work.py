@@ -16,6 +16,7 @@ from typing import Any, Generic, TypeVar
 
 from starlette.requests import Request
 
+from ragkv import teams
 from ragkv.errors import DeadlineError
 
 from .errors import CLIENT_GONE, ApiError
@@ -127,7 +128,7 @@ class Desk:
                 )
             self._calls.add(call)
         try:
-            future = self._pool.submit(work, call)
+            future = self._pool.submit(_work, work, call)
         except BaseException:
             self._done(call)
             raise
@@ -194,6 +195,13 @@ class _Watched:
         self._task.cancel()
         with contextlib.suppress(asyncio.CancelledError, Exception):
             await self._task
+
+
+def _work(work: Callable[[Call], T], call: Call) -> T:
+    try:
+        return work(call)
+    finally:
+        teams.give_back()
 
 
 def _looked_at(outcome: "asyncio.Future[Any]") -> None:

@@ -10,6 +10,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
+from ragkv import teams
+
 log = logging.getLogger(__name__)
 
 E = TypeVar("E")
@@ -99,6 +101,7 @@ class Background(Generic[E]):
         return self._running is not None and self._running.key == key
 
     def _work(self) -> None:
+        teams.alone()
         while (job := self._next()) is not None:
             try:
                 job.run()

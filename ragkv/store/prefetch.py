@@ -12,6 +12,8 @@ import logging
 import threading
 from collections.abc import Callable, Iterator, Sequence, Set
 
+from ragkv import teams
+
 from .demand import Demand, Wanted
 from .tiers import Tier
 
@@ -107,6 +109,7 @@ class Prefetcher:
         return next((place for place in self._line if place.demand is demand), None)
 
     def _work(self) -> None:
+        teams.alone()
         while not self._closing:
             with self._changed:
                 self._changed.wait_for(lambda: self._closing or self._version != self._seen)

@@ -7,6 +7,8 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
+from ragkv import teams
+
 T = TypeVar("T")
 
 
@@ -51,6 +53,7 @@ class Lanes:
             thread.join()
 
     def _work(self) -> None:
+        teams.alone()
         while (job := self._next()) is not None:
             future, work = job
             if not future.set_running_or_notify_cancel():

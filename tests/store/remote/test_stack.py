@@ -168,7 +168,7 @@ class Behind:
     def __init__(self, server: RedisServer, directory: Path | None, **changes: Any) -> None:
         self.proxy = Proxy((LOOPBACK, server.port))
         url = f"redis://{LOOPBACK}:{self.proxy.port}/0"
-        self.config = RedisConfig(url=url, prefix=unique_prefix(), timeout_s=0.5, **changes)
+        self.config = RedisConfig(url=url, prefix=unique_prefix(), timeout_s=2.0, **changes)
         self.settings = settings(directory, redis=self.config)
         self.store = Store.open(self.settings)
 
@@ -236,7 +236,7 @@ def test_a_remote_that_stalls_delays_neither_puts_nor_the_disk(behind: Behind) -
     began = time.monotonic()
     for number in range(1, 20):
         behind.store.put(make_entry(number))
-    assert time.monotonic() - began < 0.4
+    assert time.monotonic() - began < 1.5  # less than one timeout
     lease = behind.store._tiers[2].lease(IDENTITY, ids_of(0))
     assert lease is None  # it stalls
     disk = behind.store._tiers[1]
