@@ -45,7 +45,7 @@ QUICK_LENGTHS = (128, 384)
 RATIOS = (0.0, 0.1, 0.3, 0.7)
 CHUNK_TOKENS = 128
 QUESTION_TOKENS = 32
-SLICE_TOKENS = (64, 256, 512)  # of entries read from a tier
+SLICE_TOKENS = (64, 128, 256, 512)  # of entries read from a tier
 TIER_ENTRIES = 4
 ROUNDS = 3
 TIER_ROUNDS = 9  # of reads, which take little
@@ -268,7 +268,8 @@ class _Measuring:
         tier.close()
         self._step(len(SLICE_TOKENS))
         self._stored_bytes_per_token = slices[SLICE_TOKENS[-1]] * layers / SLICE_TOKENS[-1]
-        times = {tokens: statistics.median(several) for tokens, several in rounds.items()}
+        medians = [statistics.median(several) for several in rounds.values()]
+        times = dict(zip(SLICE_TOKENS, itertools.accumulate(medians, max), strict=True))  # none falls with a size
         latency_s, per_byte_s = _fit([[1.0, slices[tokens]] for tokens in times], list(times.values()))
         points = tuple(
             TierPoint(round(slices[tokens]), took, latency_s + slices[tokens] * per_byte_s)

@@ -117,8 +117,7 @@ def tokens_by_tier(loads: Sequence[Load]) -> Mapping[str, int]:
 
 def _slice_s(profile: Profile, load: Load) -> float:
     """Seconds that reading one layer of `load` adds; on a GPU the copy runs beside the next slice's read."""
-    speed = profile.tier(load.tier)
-    read_s = speed.latency_s + stored_bytes(profile, load.tokens) / profile.layers * speed.per_byte_s
+    read_s = profile.tier(load.tier).slice_s(stored_bytes(profile, load.tokens) / profile.layers)
     if profile.copy_bytes_per_s is None:
         return read_s
     return max(read_s, load.tokens * profile.kv_bytes_per_token / profile.layers / profile.copy_bytes_per_s)

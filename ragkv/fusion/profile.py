@@ -113,16 +113,30 @@ class TierPoint:
 
 @dataclass(frozen=True, slots=True)
 class TierSpeed:
-    """How fast a tier gives slices: each takes latency + its bytes, one after another."""
+    """How fast a tier gives slices, one after another: by a law, latency + bytes, and as measured at some sizes."""
 
     latency_s: float
     per_byte_s: float  # 0 where slices are used where they lie
-    points: tuple[TierPoint, ...] = ()
+    points: tuple[TierPoint, ...] = ()  # by size; none: the law alone
 
     @property
     def bytes_per_s(self) -> float:
         """Bandwidth; infinite where slices are used where they lie."""
         return 1.0 / self.per_byte_s if self.per_byte_s else math.inf
+
+    def slice_s(self, size: float) -> float:
+        """Seconds of a slice of `size` bytes: on the line through the measured sizes next to it, beyond them by the law.
+
+        Disks and threads have steps that no one law follows, so it serves where nothing was measured.
+        """
+        if not self.points:
+            return self.latency_s + size * self.per_byte_s
+        low, low_s = 0.0, min(self.latency_s, self.points[0].measured_s)
+        for point in self.points:
+            if size <= point.slice_bytes:
+                return low_s + (point.measured_s - low_s) * (size - low) / (point.slice_bytes - low)
+            low, low_s = point.slice_bytes, point.measured_s
+        return low_s + (size - low) * self.per_byte_s
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,7 @@
 """Estimates: by hand on small numbers, and never falling where they must rise."""
 
 import dataclasses
+import itertools
 
 import pytest
 from hypothesis import given
@@ -9,7 +10,7 @@ from hypothesis import strategies as st
 from ragkv.config import PricesConfig
 from ragkv.errors import ConfigError, ProfileError
 from ragkv.fusion.estimators import Load, Selection, Shape, load_s, recompute_s, storage_cost, ttft_s
-from ragkv.fusion.profile import LengthFit, Profile, RecomputeFit, TierSpeed
+from ragkv.fusion.profile import LengthFit, Profile, RecomputeFit, TierPoint, TierSpeed
 
 from .profiles import disk, profile
 
@@ -65,6 +66,27 @@ def test_loading_takes_its_bytes_over_the_bandwidth_and_a_latency_a_slice() -> N
     assert load_s(late, [Load("disk", 50), Load("disk", 50)]).layer_s == pytest.approx(0.4)
     assert load_s(late, [Load("disk", 50), Load("memory", 5000)]).total_s == pytest.approx(3 * 0.2)
     assert load_s(late, []).total_s == 0
+
+
+def test_between_measured_sizes_a_slice_takes_what_they_say_and_beyond_them_what_the_law_says() -> None:
+    points = (TierPoint(1000, 0.1, 0.3), TierPoint(3000, 0.3, 0.5), TierPoint(5000, 1.3, 0.7))
+    speed = TierSpeed(0.05, 1e-4, points)
+    took = {size: speed.slice_s(size) for size in (0, 500, 1000, 2000, 3000, 4000, 5000, 6000)}
+    assert took == pytest.approx(
+        {0: 0.05, 500: 0.075, 1000: 0.1, 2000: 0.2, 3000: 0.3, 4000: 0.8, 5000: 1.3, 6000: 1.4}
+    )
+    assert load_s(profile(tiers={"disk": speed}), [Load("disk", 2)]).layer_s == pytest.approx(0.2)  # 1 kB a token
+    assert TierSpeed(0.5, 1e-4, points).slice_s(0) == pytest.approx(0.1)  # a fitted latency above what was measured
+
+
+@given(st.lists(st.tuples(st.integers(1, 10**6), st.floats(0, 1)), max_size=5), st.floats(0, 1), st.floats(0, 1e-3))
+def test_no_slice_takes_less_than_a_smaller_one(
+    measured: list[tuple[int, float]], latency_s: float, per_byte_s: float
+) -> None:
+    sizes, times = sorted({size for size, _ in measured}), sorted(took for _, took in measured)
+    speed = TierSpeed(latency_s, per_byte_s, tuple(TierPoint(*at, 0.0) for at in zip(sizes, times, strict=False)))
+    took = [speed.slice_s(size) for size in sorted({0, 1, 500, 10**5, 2 * 10**6, *sizes, *(s + 1 for s in sizes)})]
+    assert all(more >= less - 1e-12 for less, more in itertools.pairwise(took))
 
 
 def test_on_a_gpu_the_slower_of_reading_and_copying_counts() -> None:
