@@ -3,8 +3,8 @@
     python -m benchmarks.throughput [--quick] [--part decode|requests ...] [--shape qwen2.5-0.5b]
 
 decode: 1, 4 and 16 prompts one after the other against a step for all at once; and through the engine's batch, a thread
-a prompt, with the rows a step had in the mean. All of it on threads like a server's: on a process's first thread each
-parallel region costs some 25 us less (GNU OpenMP keeps its helpers awake there), which says nothing about the batch.
+a prompt, with the rows a step had in the mean. All of it on threads like a server's, and none of them beside an idle
+OpenMP team of the main thread's, which would slow them all alike (`benchmarks/teams.py`).
 
 requests: prefill only (one token of answer). Methods: full recompute and exact-prefix reuse by transformers' own model
 and cache, and fusion; the two stores may hold the same bytes. The bound is full recompute's mean TTFT at half the load
@@ -27,7 +27,7 @@ import torch
 
 from benchmarks import report
 from benchmarks import throughput_requests as serving
-from ragkv import EngineConfig
+from ragkv import EngineConfig, teams
 from ragkv import batch as batching
 from ragkv.compute import Compute
 from ragkv.model import Adapter, PromptKV, adapt
@@ -109,6 +109,7 @@ def _on_a_thread(action: Callable[[], None]) -> Callable[[], None]:
     """`action` on a thread of its own, as requests are."""
 
     def run() -> None:
+        teams.give_back()  # this thread's
         with ThreadPoolExecutor(1) as pool:
             pool.submit(action).result()
 

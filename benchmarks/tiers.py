@@ -4,11 +4,12 @@
 
 Claim: checked reads from the disk tier (identity, token ids and a checksum of every byte) reach 85 % of raw preadvs
 of the same bytes, past the page cache (O_DIRECT), by as many threads. "lease" reads entry after entry into one buffer
-a thread; "fusor" is what a request does: leases on up to eight chunks, their slices read ahead by `LayerReader`. Raw
-reads ask for a layer at a time, as ours do, and look at no byte. Every way reads all files once a round, the ways in
-turns; a share is the median over the rounds of a way's rate over that of the raw reads in the same round. Files are
-made cold by posix_fadvise. Rates are of stored bytes, but for "of KV", decoded. Not shown: other processes' load on the
-disk, and a device's own cache, which no unprivileged program can drop. Values are random: they do not change time.
+a thread; "fusor" is what a request does: leases on eight chunks, their slices read ahead by `LayerReader`. Raw reads
+ask for a layer at a time, as ours do, and look at no byte. A shared disk is another within a second, so the ways take
+turns at every eight files, another first each time; a share is the median over these turns of a way's rate over that
+of the raw reads in the same turn, with its quartiles. Files are made cold by posix_fadvise. Rates are of stored bytes,
+but for "of KV", decoded. Not shown: other processes' load on the disk, and a device's own cache, which no unprivileged
+program can drop. Values are random: they do not change time.
 """
 
 import argparse
@@ -49,18 +50,18 @@ SHAPES = {  # layers, KV heads, head dim; 512 tokens each
     "Qwen2.5-0.5B": (24, 2, 64),
     "Llama-3-8B": (32, 8, 128),
 }
-CHUNKS = 8  # of a request, at most
+CHUNKS = 8  # of a request
 READ_AHEAD = 2  # layers, as the settings have it
 
 
 @dataclass(frozen=True)
 class Way:
-    """One way to read every file once."""
+    """One way to read files."""
 
     what: str
     condition: str  # "direct" (past the page cache), "cold", "warm"
     threads: int
-    read: Callable[[], None]
+    read: Callable[[slice], None]  # of all files, these
     rival: tuple[str, str, int] | None = None  # the raw reads it is held against
 
     @property
@@ -77,10 +78,10 @@ class Row:
     condition: str
     what: str
     threads: int
-    gib_per_s: float  # of stored bytes, median of the rounds
+    gib_per_s: float  # of stored bytes, median of the turns
     kv_gib_per_s: float  # of keys and values, decoded
-    share_of_raw: float | None  # median of the rounds' shares
-    least_share: float | None  # of any round
+    share_of_raw: float | None  # median of the turns' shares
+    quartiles: tuple[float, float] | None  # of them
     cpu_s_per_gib: float  # of stored bytes
 
 
@@ -113,48 +114,44 @@ class Files:
         assert found is not None
         return found
 
-    def raw(self, flags: int, threads: int) -> Callable[[], None]:
+    def raw(self, flags: int, threads: int) -> Callable[[slice], None]:
         """By preadv, a layer a request, unchecked."""
         size = self.layer_bytes + -self.layer_bytes % 4096
         buffers = [memoryview(aligned_empty((size,), torch.uint8).zero_().numpy()) for _ in range(threads)]
 
-        def read(share: int) -> None:
-            for path in self.paths[share::threads]:
+        def read(some: slice, share: int) -> None:
+            for path in self.paths[some][share::threads]:
                 fd = os.open(path, os.O_RDONLY | flags)
                 for offset in self.offsets:
                     assert os.preadv(fd, [buffers[share]], offset) == size
                 os.close(fd)
 
-        return lambda: spread(read, threads)
+        return lambda some: spread(lambda share: read(some, share), threads)
 
-    def leases(self, tier: Tier, threads: int) -> Callable[[], None]:
+    def leases(self, tier: Tier, threads: int) -> Callable[[slice], None]:
         """By leases, a layer a call, into a buffer."""
         info = self.entries[0].info
         outs = [aligned_empty(info.shape, info.dtype).zero_() for _ in range(threads)]
 
-        def read(share: int) -> None:
-            for entry in self.entries[share::threads]:
+        def read(some: slice, share: int) -> None:
+            for entry in self.entries[some][share::threads]:
                 with self.lease(tier, entry) as lease:
                     for layer in range(info.layers):
                         lease.read_layer(layer, outs[share])
 
-        return lambda: spread(read, threads)
+        return lambda some: spread(lambda share: read(some, share), threads)
 
-    def fusor(self, tier: Tier, threads: int) -> Callable[[], None]:
+    def fusor(self, tier: Tier, threads: int) -> Callable[[slice], None]:
         """As a request reads: several leases, layers read ahead."""
+        pool = ThreadPoolExecutor(threads)
 
-        def read() -> None:
-            with ThreadPoolExecutor(threads) as pool:
-                for first in range(0, len(self.entries), CHUNKS):
-                    with ExitStack() as stack:
-                        leases = [
-                            stack.enter_context(self.lease(tier, entry))
-                            for entry in self.entries[first : first + CHUNKS]
-                        ]
-                        layers = leases[0].info.layers
-                        reader = stack.enter_context(LayerReader(leases, layers, READ_AHEAD, pool, CPU))
-                        for layer in range(layers):
-                            reader.layer(layer)
+        def read(some: slice) -> None:
+            with ExitStack() as stack:
+                leases = [stack.enter_context(self.lease(tier, entry)) for entry in self.entries[some]]
+                layers = leases[0].info.layers
+                reader = stack.enter_context(LayerReader(leases, layers, READ_AHEAD, pool, CPU))
+                for layer in range(layers):
+                    reader.layer(layer)
 
         return read
 
@@ -172,13 +169,17 @@ class Files:
         yield Way("lease", "warm", 1, self.leases(buffered, 1), ("raw preadv", "warm", 1))
         yield Way("memory tier", "warm", 1, self.leases(self.memory, 1), ("raw preadv", "warm", 1))
 
-    def _load_files(self) -> None:
-        for path in self.paths:
+    def groups(self) -> list[slice]:
+        """All files, eight at a time: a request's."""
+        return [slice(first, first + CHUNKS) for first in range(0, len(self.paths) - CHUNKS + 1, CHUNKS)]
+
+    def _load_files(self, some: slice) -> None:
+        for path in self.paths[some]:
             load_file(path)
 
-    def drop_pages(self) -> None:
-        """Make the next read of the files a cold one."""
-        for path in self.paths:
+    def drop_pages(self, some: slice) -> None:
+        """Make the next read of these files a cold one."""
+        for path in self.paths[some]:
             fd = os.open(path, os.O_RDONLY)
             os.fsync(fd)
             os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
@@ -199,7 +200,7 @@ def make_entries(shape: str, codec: str, total_bytes: int) -> list[Entry]:
     layers, kv_heads, head_dim = SHAPES[shape]
     identity = replace(IDENTITY, codec=codec)
     entries = []
-    for number in range(max(2, total_bytes // (layers * 2 * kv_heads * 512 * head_dim * 2))):
+    for number in range(max(CHUNKS, total_bytes // (layers * 2 * kv_heads * 512 * head_dim * 2))):
         ids = tuple(range(number * 1000, number * 1000 + 512))
         info = EntryInfo(identity.key(ids), identity, ids, "f", layers, kv_heads, head_dim)
         kv = torch.randint(-(2**13), 2**13, (layers, *info.shape), dtype=torch.int16)
@@ -208,22 +209,25 @@ def make_entries(shape: str, codec: str, total_bytes: int) -> list[Entry]:
 
 
 def measure(files: Files, ways: list[Way], rounds: int, shape: str) -> list[Row]:
-    """Every way in turns, `rounds` times."""
+    """Every way in turns over every group of files, `rounds` times; what comes first is no one's privilege."""
     rates: dict[tuple[str, str, int], list[float]] = {way.name: [] for way in ways}
     spent: dict[tuple[str, str, int], list[float]] = {way.name: [] for way in ways}
-    for turn in range(rounds):
-        for way in ways if turn % 2 == 0 else reversed(ways):  # what comes first is no one's privilege
+    a_group = files.stored_bytes / len(files.entries) * CHUNKS / GIB
+    for turn, some in enumerate(files.groups() * rounds):
+        first = turn % len(ways)
+        for way in ways[first:] + ways[:first]:
             if way.condition == "warm":
-                way.read()
+                way.read(some)
             else:
-                files.drop_pages()
+                files.drop_pages(some)
             begin, cpu_begin = time.perf_counter(), time.process_time()
-            way.read()
-            rates[way.name].append(files.stored_bytes / GIB / (time.perf_counter() - begin))
-            spent[way.name].append((time.process_time() - cpu_begin) / (files.stored_bytes / GIB))
+            way.read(some)
+            rates[way.name].append(a_group / (time.perf_counter() - begin))
+            spent[way.name].append((time.process_time() - cpu_begin) / a_group)
     rows = []
     for way in ways:
         shares = [a / b for a, b in zip(rates[way.name], rates[way.rival], strict=True)] if way.rival else []
+        quartiles = statistics.quantiles(shares, n=4) if shares else []
         rate = statistics.median(rates[way.name])
         rows.append(
             Row(
@@ -235,7 +239,7 @@ def measure(files: Files, ways: list[Way], rounds: int, shape: str) -> list[Row]
                 rate,
                 rate * files.kv_bytes / files.stored_bytes,
                 statistics.median(shares) if shares else None,
-                min(shares) if shares else None,
+                (quartiles[0], quartiles[2]) if shares else None,
                 statistics.median(spent[way.name]),
             )
         )
@@ -257,10 +261,11 @@ def run(shape: str, codec: str, directory: Path, total_bytes: int, rounds: int) 
 def show(rows: list[Row]) -> None:
     """The table on the terminal."""
     print("entries of 512 tokens, bf16 or what int8 makes of it; random values, real shapes")
-    headings = ("shape", "codec", "", "read by", "threads", "GiB/s", "of KV", "of raw", "least", "CPU s/GiB")
+    headings = ("shape", "codec", "", "read by", "threads", "GiB/s", "of KV", "of raw", "quartiles", "CPU s/GiB")
     cells = []
     for row in rows:
-        shares = ["" if share is None else f"{share:.0%}" for share in (row.share_of_raw, row.least_share)]
+        shares = ["" if share is None else f"{share:.0%}" for share in (row.share_of_raw, *(row.quartiles or (None,)))]
+        shares = [shares[0], " - ".join(shares[1:])]
         numbers = (f"{row.gib_per_s:.2f}", f"{row.kv_gib_per_s:.2f}", *shares, f"{row.cpu_s_per_gib:.3f}")
         cells.append((row.shape, row.codec, row.condition, row.what, row.threads, *numbers))
     report.table(headings, cells)
@@ -269,7 +274,7 @@ def show(rows: list[Row]) -> None:
 def main() -> None:
     """Measure, show, and write the JSON beside."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="128 MiB a shape, three rounds")
+    parser.add_argument("--quick", action="store_true", help="512 MiB a shape, two rounds")
     parser.add_argument("--shapes", nargs="+", default=list(SHAPES), choices=SHAPES)
     parser.add_argument("--codecs", nargs="+", default=["raw", "int8"])
     parser.add_argument(
@@ -277,7 +282,7 @@ def main() -> None:
     )
     options = parser.parse_args()
     torch.set_num_threads(1)
-    total_bytes, rounds = (GIB // 8, 3) if options.quick else (GIB, 9)
+    total_bytes, rounds = (GIB // 2, 2) if options.quick else (GIB, 9)
     rows = []
     for shape in options.shapes:
         for codec in options.codecs:
