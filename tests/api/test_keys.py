@@ -215,7 +215,7 @@ def test_the_command_line_shows_a_key_once(tmp_path: Path) -> None:
 def test_looking_for_changes_costs_little(file: KeyFile) -> None:
     secret, _ = file.add("alice")
     ring = KeyRing(file.path)
-    began = time.perf_counter()
+    began = time.thread_time()
     for _ in range(200):
         ring.principal(secret)
-    assert (time.perf_counter() - began) / 200 < 0.005  # seconds a request
+    assert (time.thread_time() - began) / 200 < 0.005  # seconds a request

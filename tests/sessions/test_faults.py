@@ -354,21 +354,33 @@ class SlowWrites(WrappedTier):
         return self.tier.put(entry)
 
 
+class HeldWrites(WrappedTier):
+    """A tier whose writes wait until they may."""
+
+    def __init__(self, tier: Tier) -> None:
+        super().__init__(tier)
+        self.waiting, self.too_long, self.go = False, False, threading.Event()
+
+    def put(self, entry: Any) -> bool:
+        self.waiting = True
+        self.too_long |= not self.go.wait(60)
+        return self.tier.put(entry)
+
+
 class TestASlowDisk:
     def test_holds_no_turn_and_what_waits_is_found(self, tmp_path: Path) -> None:
-        """Writing one turn takes a second; four turns are answered meanwhile, from what is still to be written."""
+        """While one turn is still being written, four more are answered, from what waits to be written."""
         with engine_at(tmp_path, memory_bytes=0) as engine:
             session = talk(engine, 1)
             engine.flush()
             (disk,) = engine._store._tiers
-            slow = SlowWrites(disk, delay_s=1.0)
-            engine._store._tiers = (slow,)
-            began = time.monotonic()
+            held = HeldWrites(disk)
+            engine._store._tiers = (held,)
             talk(engine, 5)
             reuse = is_full_prefill(engine, session, 5, ratio=0.0).reuse
-            assert time.monotonic() - began < 1.0
+            assert held.waiting and not held.too_long
             assert reuse.exact == 1 + with_kv(session)
-            slow.delay_s = 0.0
+            held.go.set()
             engine.flush()
             assert files(tmp_path) == len(session.conversation.history.blocks)
 

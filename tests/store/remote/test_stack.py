@@ -118,12 +118,12 @@ def test_who_waits_finds_it_in_memory(shared: dict[str, Any], tmp_path: Path) ->
 
 
 def test_lookups_of_a_request_that_starts_go_out_together(redis_server: RedisServer) -> None:
-    """Twenty lookups through 20 ms of network each way, in far less than twenty journeys."""
+    """Twenty lookups through 100 ms of network each way, in far less than twenty journeys."""
     config = redis_config(redis_server, timeout_s=10.0)
     with Store.open(settings(None, redis=config)) as store:
         for number in range(20):
             store.put_durably(make_entry(number))
-    proxy = Proxy((LOOPBACK, redis_server.port), latency_s=0.02)
+    proxy = Proxy((LOOPBACK, redis_server.port), latency_s=0.1)
     through = replace(config, url=f"redis://{LOOPBACK}:{proxy.port}/0")
     with Store.open(settings(None, redis=through, prefetch=False)) as store:
         assert far(store).contains(make_entry(1).info.key)  # connected
@@ -134,7 +134,7 @@ def test_lookups_of_a_request_that_starts_go_out_together(redis_server: RedisSer
         leases = [store.lease(IDENTITY, ids_of(number)) for number in range(20)]
         took_s = time.monotonic() - began
         assert all(lease is not None for lease in leases)
-        assert took_s < 10 * 0.04
+        assert took_s < 10 * 0.2
         for lease in leases:
             lease.close()  # type: ignore[union-attr]
         store.left(demand)
