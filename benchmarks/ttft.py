@@ -2,6 +2,7 @@
 
     python -m benchmarks.ttft [--quick] [--peak]                        6 x 512 tokens, all methods
     python -m benchmarks.ttft --lengths 3 6 12 24 --tokens 128 512 1024  how the gain grows with length
+    python -m benchmarks.ttft --codecs raw int8                         int8 entries beside bfloat16's
     python -m benchmarks.ttft --memory                                  peak memory, a process a method
     python -m benchmarks.ttft --device cuda                             Llama-3-8B shape, pinned memory and disk
 
@@ -38,6 +39,7 @@ from benchmarks.ttft_world import (
     model_of,
 )
 from ragkv.model.shapes import SHAPES
+from ragkv.store import CODECS
 
 SELECTORS = ("hkvd", "hkvd-gradual", "sensitivity", "sensitivity-query", "first-k")
 LONG = 4096  # tokens from which on fewer runs must do, as a full prefill takes so long
@@ -52,6 +54,7 @@ class Row:
     chunks: int
     tokens: int
     tier: str
+    codec: str
     method: str
     ratio: float
     seconds: float  # median
@@ -86,8 +89,8 @@ def main() -> None:
             _plot(rows, report.RESULTS / f"{name}.png")
 
 
-def _cases(options: argparse.Namespace) -> list[tuple[int, int, str]]:
-    return list(itertools.product(options.lengths, options.tokens, options.tiers))
+def _cases(options: argparse.Namespace) -> list[tuple[int, int, str, str]]:
+    return list(itertools.product(options.lengths, options.tokens, options.tiers, options.codecs))
 
 
 def _methods(options: argparse.Namespace, long: bool) -> list[Method]:
@@ -98,26 +101,41 @@ def _methods(options: argparse.Namespace, long: bool) -> list[Method]:
     return [*baselines, Method("none", 0.0), *fused]
 
 
-def _measure(model: Any, shape: str, chunks: int, tokens: int, tier: str, options: argparse.Namespace) -> list[Row]:
-    with tempfile.TemporaryDirectory() as directory, World(model, chunks, tokens, tier, directory) as world:
+def _measure(
+    model: Any, shape: str, chunks: int, tokens: int, tier: str, codec: str, options: argparse.Namespace
+) -> list[Row]:
+    with (
+        tempfile.TemporaryDirectory() as directory,
+        World(model, chunks, tokens, tier, directory, codec=codec) as world,
+    ):
         methods = _methods(options, world.length > VERY_LONG)
         runs = options.runs if world.length < LONG else max(1, min(options.runs, 3 if world.length < VERY_LONG else 1))
         medians = report.alternate({method: world.action(method) for method in methods}, runs)
     base = medians[methods[0]]
     return [
-        Row(shape, chunks, tokens, tier, m.name, m.ratio, s, base / s, m.limit(world.layers, world.length))
+        Row(shape, chunks, tokens, tier, codec, m.name, m.ratio, s, base / s, m.limit(world.layers, world.length))
         for m, s in medians.items()
     ]
 
 
 def _table(rows: list[Row], peak: bool) -> None:
-    headings = ["chunks", "tier", "method", "ratio", "TTFT ms", "speedup", *(("limit", "share of limit") * peak)]
+    headings = [
+        "chunks",
+        "tier",
+        "codec",
+        "method",
+        "ratio",
+        "TTFT ms",
+        "speedup",
+        *(("limit", "share of limit") * peak),
+    ]
     report.table(
         headings,
         [
             [
                 f"{row.chunks} x {row.tokens}",
                 row.tier,
+                row.codec,
                 row.method,
                 f"{row.ratio:.2f}",
                 f"{row.seconds * 1e3:.0f}",
@@ -182,10 +200,11 @@ def _plot(rows: list[Row], path: Path) -> None:
     from matplotlib import pyplot
 
     tokens = sorted({row.tokens for row in rows})
-    tier = rows[0].tier
+    tier, codec = rows[0].tier, rows[0].codec
     figure, panels = pyplot.subplots(1, len(tokens), figsize=(4.5 * len(tokens), 4), sharey=True, squeeze=False)
     for axes, count in zip(panels[0], tokens, strict=True):
-        here = [row for row in rows if row.tokens == count and row.tier == tier and row.limit is not None]
+        shown = [row for row in rows if (row.tier, row.codec) == (tier, codec) and row.limit is not None]
+        here = [row for row in shown if row.tokens == count]
         for number, (method, ratio) in enumerate(dict.fromkeys((row.method, row.ratio) for row in here)):
             points = [row for row in here if (row.method, row.ratio) == (method, ratio)]
             lengths = [row.chunks for row in points]
@@ -209,6 +228,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--lengths", nargs="+", type=int, help="chunks of a prompt; default 6; CUDA: 6 and 32")
     parser.add_argument("--tokens", nargs="+", type=int, default=[512], help="of a chunk")
     parser.add_argument("--tiers", nargs="+", default=["memory", "disk"], choices=TIERS)
+    parser.add_argument("--codecs", nargs="+", default=["raw"], choices=sorted(CODECS))
     parser.add_argument("--selectors", nargs="+", default=list(SELECTORS), choices=SELECTORS)
     parser.add_argument("--ratios", nargs="+", type=float, default=[0.05, 0.15])
     parser.add_argument("--runs", type=int, default=5, help="of each method; fewer where prompts are long")

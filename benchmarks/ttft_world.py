@@ -58,7 +58,14 @@ class World:
     """One model, and the entries of `chunks` x `tokens` tokens in one tier."""
 
     def __init__(
-        self, model: Any, chunks: int, tokens: int, tier: str, directory: str, packed_bytes: int | None = None
+        self,
+        model: Any,
+        chunks: int,
+        tokens: int,
+        tier: str,
+        directory: str,
+        packed_bytes: int | None = None,
+        codec: str = "raw",
     ) -> None:
         self.model, self.tier = model, tier
         self.layers: int = model.config.num_hidden_layers
@@ -76,6 +83,7 @@ class World:
             memory_bytes=size if in_memory else 0,
             disk_bytes=2 * size,
             direct_reads=tier == "disk-direct",
+            codec=codec,
         )
         config = EngineConfig(store=store, device=str(model.device))
         if packed_bytes is not None:
