@@ -112,7 +112,7 @@ def attend(
             q_rot, k_rot[:, :, :count], v[:, :, :count], is_causal=True, scale=scaling, enable_gqa=heads != kv_heads
         )
     out = q_rot.new_empty((1, count, heads, head_dim))  # as the layer wants it, so that it copies nothing
-    for block, bias in _blocks(rows, window, heads // kv_heads, q_rot.dtype):
+    for block, bias in _blocks(rows, window, q_rot, kv_heads, softcap):
         keys = slice(block.low, block.high)
         done = _attend_span(
             q_rot[:, :, block.at : block.stop], k_rot[:, :, keys], v[:, :, keys], bias, scaling, softcap
@@ -168,22 +168,28 @@ def cut(places: Sequence[int], window: int | None, most_rows: int) -> list[Block
 
 
 def _blocks(
-    rows: "Rows", window: int | None, group: int, dtype: torch.dtype
+    rows: "Rows", window: int | None, q_rot: torch.Tensor, kv_heads: int, softcap: float | None
 ) -> Iterator[tuple[Block, torch.Tensor | None]]:
     """The blocks of `rows` and the bias of each; both are the same in all layers of a pass, so the rows keep them."""
+    dtype, group = q_rot.dtype, q_rot.shape[1] // kv_heads
     kept = rows.blocks.get((window, group, dtype))
     if kept is None:
         most = MOST_ROWS if rows.positions.device.type == "cpu" else MOST_ROWS_ON_DEVICE
         blocks = cut(rows.positions.tolist(), window, most)
-        size = sum((block.stop - block.at) * (block.high - block.low) for block in blocks) * group * dtype.itemsize
-        biases = [_bias(rows, block, window, group, dtype) if size <= KEPT_BYTES else None for block in blocks]
-        kept = rows.blocks[window, group, dtype] = list(zip(blocks, biases, strict=True))
-    for block, bias in kept:
-        yield block, _bias(rows, block, window, group, dtype) if bias is None else bias
+        # SDPA takes no bias that is the same for some of the rows; products do, and so a bias of one head's rows.
+        repeats = [
+            1 if _by_products(q_rot[:, :, b.at : b.stop], kv_heads, b.high - b.low, softcap) else group for b in blocks
+        ]
+        scores = sum((b.stop - b.at) * (b.high - b.low) * n for b, n in zip(blocks, repeats, strict=True))
+        keep = scores * dtype.itemsize <= KEPT_BYTES
+        biases = [_bias(rows, b, window, n, dtype) if keep else None for b, n in zip(blocks, repeats, strict=True)]
+        kept = rows.blocks[window, group, dtype] = list(zip(blocks, repeats, biases, strict=True))
+    for block, n, bias in kept:
+        yield block, _bias(rows, block, window, n, dtype) if bias is None else bias
 
 
-def _bias(rows: "Rows", block: Block, window: int | None, group: int, dtype: torch.dtype) -> torch.Tensor | None:
-    """0 where a row of the block sees a key and -inf elsewhere, (group * R, N); `None` where it sees all.
+def _bias(rows: "Rows", block: Block, window: int | None, repeats: int, dtype: torch.dtype) -> torch.Tensor | None:
+    """0 where a row of the block sees a key and -inf elsewhere, (repeats * R, N); `None` where it sees all.
 
     Not bool: SDPA would make this of it in every layer anew, which cost 5 % of a fused prefill.
     """
@@ -191,7 +197,7 @@ def _bias(rows: "Rows", block: Block, window: int | None, group: int, dtype: tor
     if allowed is None:
         return None
     bias = torch.zeros(allowed.shape, dtype=dtype, device=allowed.device).masked_fill_(~allowed, float("-inf"))
-    return bias.repeat(group, 1) if group > 1 else bias
+    return bias.repeat(repeats, 1) if repeats > 1 else bias
 
 
 def allowed_keys(positions: torch.Tensor, low: int, high: int, window: int | None) -> torch.Tensor | None:
@@ -213,11 +219,14 @@ def _attend_span(
     scaling: float,
     softcap: float | None,
 ) -> torch.Tensor:
-    """Rows (1, H, R, D) over those keys and values (1, G, N, D); `bias` (H / G * R, N) is added to the scores."""
+    """Rows (1, H, R, D) over those keys and values (1, G, N, D); `bias` is added to the scores.
+
+    It is (H / G * R, N), or (R, N) where `_by_products` holds.
+    """
     _, heads, count, head_dim = q_rot.shape
     kv_heads = k_rot.shape[1]
     # Fold the query heads of a KV head into rows: masked SDPA would copy K and V once per query head otherwise.
-    by_products = softcap is None and pays(q_rot, kv_heads, k_rot.shape[2])
+    by_products = _by_products(q_rot, kv_heads, k_rot.shape[2], softcap)
     q_rot = q_rot.reshape(1, kv_heads, heads // kv_heads * count, head_dim)
     if by_products:
         out = attend_by_products(q_rot[0], k_rot[0], v[0], bias, scaling)
@@ -226,6 +235,11 @@ def _attend_span(
     else:
         out = _softcapped(q_rot, k_rot, v, bias, scaling, softcap)
     return out.reshape(1, heads, count, head_dim)
+
+
+def _by_products(q_rot: torch.Tensor, kv_heads: int, keys: int, softcap: float | None) -> bool:
+    """Whether rows (1, H, R, D) over so many keys are attended by products."""
+    return softcap is None and pays(q_rot, kv_heads, keys)
 
 
 def _softcapped(

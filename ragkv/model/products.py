@@ -32,11 +32,15 @@ def pays(q: torch.Tensor, kv_heads: int, keys: int) -> bool:
 def attend_by_products(
     q_rot: torch.Tensor, k_rot: torch.Tensor, v: torch.Tensor, bias: torch.Tensor | None, scaling: float
 ) -> torch.Tensor:
-    """Rows (G, M, D) over keys and values (G, N, D), `bias` (M, N) added to the scores -> (G, M, D)."""
+    """Rows (G, M, D) over keys and values (G, N, D), `bias` (R, N) added to every R rows' scores -> (G, M, D)."""
     keys = k_rot.contiguous()  # a transposed part of a longer one would be copied column by column
     some = keys[:, ::SAMPLED].contiguous()
     offset = torch.bmm(q_rot, some.transpose(1, 2)).amax(dim=-1, keepdim=True).mul_(scaling)
-    scores = offset.neg().repeat(1, 1, keys.shape[1]) if bias is None else bias - offset
+    if bias is None:
+        scores = offset.neg().repeat(1, 1, keys.shape[1])
+    else:
+        by_head = offset.unflatten(1, (-1, bias.shape[0]))  # (G, M / R, R, 1)
+        scores = (bias - by_head).flatten(1, 2)
     scores.baddbmm_(q_rot, keys.transpose(1, 2), alpha=scaling)
     return torch.bmm(torch.softmax(scores, dim=-1, out=scores), v)
 

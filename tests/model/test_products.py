@@ -51,6 +51,12 @@ def test_rounds_little_more_than_the_kernel(sharpness: float, common: float, mas
         assert error(plain, q, k, v, bias) > 1.5 * ours
 
 
+def test_a_bias_of_one_head_s_rows_serves_all_heads() -> None:
+    q, k, v = made()
+    one = causal()[:ROWS]
+    assert torch.equal(attend_by_products(q, k, v, one, SCALING), attend_by_products(q, k, v, causal(), SCALING))
+
+
 def test_keys_no_row_may_see_change_nothing_but_rounding() -> None:
     q, k, v = made()
     bias = causal()
