@@ -182,7 +182,8 @@ def size(
     as_json: AsJson = False,
 ) -> None:
     """How many bytes the KV of a model takes: per token, per chunk, for a corpus."""
-    from ragkv.model.size import float_dtype, kv_sides
+    from ragkv.model.loading import float_dtype
+    from ragkv.model.size import kv_sides
     from ragkv.store import CODECS
 
     if codec not in CODECS:

@@ -21,7 +21,7 @@ def load(name: str | os.PathLike[str], device: str, dtype: str) -> tuple[Any, An
     """
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    path, kind = locate(name), _dtype(dtype)
+    path, kind = locate(name), "auto" if dtype == "auto" else float_dtype(dtype)
     auto: Any = AutoModelForCausalLM
     try:
         refuse_unsupported(AutoConfig.from_pretrained(path))
@@ -68,12 +68,11 @@ def _tokenizer(path: str) -> Any | None:
         raise ModelNotFoundError(f"The model at {path} loads, its tokenizer does not: {_first_line(error)}") from error
 
 
-def _dtype(name: str) -> Any:
-    if name == "auto":
-        return "auto"
+def float_dtype(name: str) -> torch.dtype:
+    """The torch dtype of that name, of floating point; raises `ConfigError`."""
     dtype = getattr(torch, name, None)
     if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
-        raise ConfigError(f"dtype is {name!r}; give 'auto', 'float32', 'bfloat16' or 'float16'.")
+        raise ConfigError(f"dtype is {name!r}; give 'float32', 'bfloat16' or 'float16' (to load a model also 'auto').")
     return dtype
 
 

@@ -3,9 +3,7 @@
 import os
 from typing import NamedTuple
 
-import torch
-
-from ragkv.errors import ConfigError, ModelNotFoundError
+from ragkv.errors import ModelNotFoundError
 
 from .loading import locate
 from .probe import refuse_unsupported
@@ -18,14 +16,6 @@ class KVSides(NamedTuple):
     layers: int  # L
     kv_heads: int  # G
     head_dim: int  # D
-
-
-def float_dtype(name: str) -> torch.dtype:
-    """The torch dtype of that name; raises `ConfigError`."""
-    kind = getattr(torch, name, None)
-    if not isinstance(kind, torch.dtype):
-        raise ConfigError(f"dtype is {name!r}; give 'float32', 'bfloat16' or 'float16'.")
-    return kind
 
 
 def kv_sides(model: str | os.PathLike[str]) -> KVSides:

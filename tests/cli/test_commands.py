@@ -92,6 +92,7 @@ def test_size_knows_what_int8_takes(run: Run) -> None:
     for unit in ("token", "chunk", "corpus"):
         assert 0.5 < int8[unit] / raw[unit] < 0.52
     assert "must be one of: raw, int8" in run("size", "llama-3-8b", "--codec", "int4").err
+    assert "dtype is 'int32'" in run("size", "llama-3-8b", "--dtype", "int32").err
 
 
 def test_gc_drops_what_another_model_left(run: Run, documents: Path, tmp_path: Path, model_folder: Path) -> None:
