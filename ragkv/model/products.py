@@ -39,7 +39,7 @@ def attend_by_products(
     if bias is None:
         scores = offset.neg().repeat(1, 1, keys.shape[1])
     else:
-        by_head = offset.unflatten(1, (-1, bias.shape[0]))  # (G, M / R, R, 1)
+        by_head = offset.view(keys.shape[0], -1, bias.shape[0], 1)  # (G, M / R, R, 1)
         scores = (bias - by_head).flatten(1, 2)
     scores.baddbmm_(q_rot, keys.transpose(1, 2), alpha=scaling)
     return torch.bmm(torch.softmax(scores, dim=-1, out=scores), v)
