@@ -5,8 +5,9 @@
 Claim: checked reads from the disk tier (identity, token ids and a checksum of every byte) reach 85 % of raw preadvs
 of the same bytes, past the page cache (O_DIRECT), by as many threads. "lease" reads entry after entry into one buffer
 a thread; "fusor" is what a request does: leases on eight chunks, their slices read ahead by `LayerReader`. Raw reads
-ask for a layer at a time, as ours do, and look at no byte. A shared disk is another within a second, so the ways take
-turns at every eight files, another first each time; a share is the median over these turns of a way's rate over that
+ask for a layer at a time, as ours do, and look at no byte; "preadv, xxh3" looks at every one and does nothing else, which
+by itself may slow the next read into the same memory. A shared disk is another within a second, so the ways take
+turns at every eight files, in an order drawn each time; a share is the median over the turns of a way's rate over that
 of the raw reads in the same turn, with its quartiles. Files are made cold by posix_fadvise. Rates are of stored bytes,
 but for "of KV", decoded. Not shown: other processes' load on the disk, and a device's own cache, which no unprivileged
 program can drop. Values are random: they do not change time.
@@ -14,6 +15,7 @@ program can drop. Values are random: they do not change time.
 
 import argparse
 import os
+import random
 import statistics
 import tempfile
 import time
@@ -24,6 +26,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import torch
+import xxhash
 from safetensors.torch import load_file
 
 from benchmarks import report
@@ -114,8 +117,8 @@ class Files:
         assert found is not None
         return found
 
-    def raw(self, flags: int, threads: int) -> Callable[[slice], None]:
-        """By preadv, a layer a request, unchecked."""
+    def raw(self, flags: int, threads: int, hashed: bool = False) -> Callable[[slice], None]:
+        """By preadv, a layer a request, unchecked; or with a checksum that is compared with nothing."""
         size = self.layer_bytes + -self.layer_bytes % 4096
         buffers = [memoryview(aligned_empty((size,), torch.uint8).zero_().numpy()) for _ in range(threads)]
 
@@ -124,6 +127,8 @@ class Files:
                 fd = os.open(path, os.O_RDONLY | flags)
                 for offset in self.offsets:
                     assert os.preadv(fd, [buffers[share]], offset) == size
+                    if hashed:
+                        xxhash.xxh3_64_intdigest(buffers[share])
                 os.close(fd)
 
         return lambda some: spread(lambda share: read(some, share), threads)
@@ -161,6 +166,7 @@ class Files:
             for threads in (1, 2):
                 rival = ("raw preadv", condition, threads)
                 yield Way("raw preadv", condition, threads, self.raw(flags, threads))
+                yield Way("preadv, xxh3", condition, threads, self.raw(flags, threads, hashed=True), rival)
                 yield Way("lease", condition, threads, self.leases(tier, threads), rival)
                 yield Way("fusor", condition, threads, self.fusor(tier, threads), rival)
         if self.codec == "raw":
@@ -209,13 +215,13 @@ def make_entries(shape: str, codec: str, total_bytes: int) -> list[Entry]:
 
 
 def measure(files: Files, ways: list[Way], rounds: int, shape: str) -> list[Row]:
-    """Every way in turns over every group of files, `rounds` times; what comes first is no one's privilege."""
+    """Every way in turns over every group of files, `rounds` times; no way always comes after the same other."""
+    order = random.Random(0)
     rates: dict[tuple[str, str, int], list[float]] = {way.name: [] for way in ways}
     spent: dict[tuple[str, str, int], list[float]] = {way.name: [] for way in ways}
     a_group = files.stored_bytes / len(files.entries) * CHUNKS / GIB
-    for turn, some in enumerate(files.groups() * rounds):
-        first = turn % len(ways)
-        for way in ways[first:] + ways[:first]:
+    for some in files.groups() * rounds:
+        for way in order.sample(ways, len(ways)):
             if way.condition == "warm":
                 way.read(some)
             else:

@@ -25,7 +25,10 @@ class LayerReader(Closing):
         self._leases, self._layers, self._ahead, self._pool = leases, layers, ahead, pool
         self._ring = [[self._buffer(lease, device) for lease in leases] for _ in range(min(ahead + 1, layers))]
         self._copier = _Copier(device) if device.type == "cuda" else None
-        self._pending: dict[int, list[Future[torch.Tensor]]] = {}
+        by_threads = [number for number, buffer in enumerate(self._ring[0]) if buffer is not None]
+        # By thread, its leases: a task a slice would cost more than checking a slice of 256 KiB does.
+        self._shares = [share for i in range(pool._max_workers) if (share := by_threads[i :: pool._max_workers])]
+        self._pending: dict[int, list[Future[dict[int, torch.Tensor]]]] = {}
         self.waited_s = 0.0  # time the fusor stood still for slices
         self._reads: list[tuple[int, float]] = []  # bytes and seconds of each slice that a thread read
         for lease in leases:
@@ -38,8 +41,9 @@ class LayerReader(Closing):
         if layer + self._ahead < self._layers:  # with nothing read ahead, that is this very layer
             self._submit(layer + self._ahead)
         began = time.perf_counter()
-        slices = [future.result() for future in self._pending.pop(layer)]
+        read = {number: found for future in self._pending.pop(layer) for number, found in future.result().items()}
         self.waited_s += time.perf_counter() - began
+        slices = [read[i] if i in read else _slice(lease, layer) for i, lease in enumerate(self._leases)]
         return slices if self._copier is None else self._copier.arrived(layer, slices)
 
     def bytes_by_tier(self) -> dict[str, int]:
@@ -64,13 +68,15 @@ class LayerReader(Closing):
         self._pending.clear()
 
     def _submit(self, layer: int) -> None:
-        buffers = self._ring[layer % len(self._ring)]
-        self._pending[layer] = [
-            self._pool.submit(self._read, lease, layer, buffer) if buffer is not None else _done(lease, layer)
-            for lease, buffer in zip(self._leases, buffers, strict=True)
-        ]
+        self._pending[layer] = [self._pool.submit(self._read_all, share, layer) for share in self._shares]
 
-    def _read(self, lease: Lease, layer: int, buffer: torch.Tensor) -> torch.Tensor:
+    def _read_all(self, share: Sequence[int], layer: int) -> dict[int, torch.Tensor]:
+        """The slices of a thread's leases, by the leases' numbers."""
+        buffers = self._ring[layer % len(self._ring)]
+        return {number: self._read(self._leases[number], layer, buffers[number]) for number in share}
+
+    def _read(self, lease: Lease, layer: int, buffer: torch.Tensor | None) -> torch.Tensor:
+        assert buffer is not None
         if self._copier is not None:
             self._copier.wait_reusable(buffer)
         began = time.perf_counter()
@@ -95,15 +101,6 @@ def _slice(lease: Lease, layer: int, buffer: torch.Tensor | None = None) -> torc
         if isinstance(error, EntryDamagedError) and error.key == lease.info.key:
             raise
         raise EntryDamagedError(lease.info.key, f"layer {layer} cannot be read ({error})") from error
-
-
-def _done(lease: Lease, layer: int) -> "Future[torch.Tensor]":
-    future: Future[torch.Tensor] = Future()
-    try:
-        future.set_result(_slice(lease, layer))
-    except Exception as error:  # handed over, like a reader thread's
-        future.set_exception(error)
-    return future
 
 
 class _Copier:
