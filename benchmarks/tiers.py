@@ -5,8 +5,8 @@
 Claim: checked reads from the disk tier (identity, token ids and a checksum of every byte) reach 85 % of raw preadvs
 of the same bytes, past the page cache (O_DIRECT), by as many threads. "lease" reads entry after entry into one buffer
 a thread; "fusor" is what a request does: leases on eight chunks, their slices read ahead by `LayerReader`. Raw reads
-ask for a layer at a time, as ours do, and look at no byte; "preadv, xxh3" looks at every one and does nothing else, which
-by itself may slow the next read into the same memory. A shared disk is another within a second, so the ways take
+ask for a layer at a time, as ours do, and look at no byte; "preadv, xxh3" looks at every one and does nothing else,
+which by itself may slow the next read into the same memory. A shared disk is another within a second, so the ways take
 turns at every eight files, in an order drawn each time; a share is the median over the turns of a way's rate over that
 of the raw reads in the same turn, with its quartiles. Files are made cold by posix_fadvise. Rates are of stored bytes,
 but for "of KV", decoded. Not shown: other processes' load on the disk, and a device's own cache, which no unprivileged
