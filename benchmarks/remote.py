@@ -126,7 +126,7 @@ class World:
             store.started(demand)
             with ExitStack() as held:
                 leases = [held.enter_context(_some(store.lease(identity, chunk))) for chunk in self.chunks]
-                reader = LayerReader(leases, adapter.layer_count, READ_AHEAD, engine._pool, adapter.device)
+                reader = LayerReader(leases, adapter.layer_count, READ_AHEAD, engine._readers, adapter.device)
                 held.enter_context(reader)
                 for layer in range(adapter.layer_count):
                     reader.layer(layer)

@@ -2,18 +2,20 @@
 
     python -m benchmarks.tiers [--quick] [--directory DIR]
 
-Claim: checked reads from the disk tier (identity, token ids and a checksum of every byte) reach 85 % of raw preadvs
-of the same bytes, past the page cache (O_DIRECT), by as many threads. "lease" reads entry after entry into one buffer
-a thread; "fusor" is what a request does: leases on eight chunks, their slices read ahead by `LayerReader`. Raw reads
-ask for a layer at a time, as ours do, and look at no byte; "preadv, xxh3" looks at every one and does nothing else,
-which by itself may slow the next read into the same memory. A shared disk is another within a second, so the ways take
-turns at every eight files, in an order drawn each time; a share is the median over the turns of a way's rate over that
-of the raw reads in the same turn, with its quartiles. Files are made cold by posix_fadvise. Rates are of stored bytes,
-but for "of KV", decoded. Not shown: other processes' load on the disk, and a device's own cache, which no unprivileged
+Claim: checked reads from the disk tier (identity, token ids and a checksum of every byte) reach 85 % of raw preadvs of
+the same bytes, past the page cache (O_DIRECT), by as many threads. "lease" reads entry after entry, as many layers at
+once as the tier asks for, into the same buffers; "fusor" is what a request does: leases on eight chunks, their slices
+read ahead by `LayerReader`. Raw reads ask for a layer at a time, into one buffer a thread, and look at no byte;
+"preadv, a ring" reads into as many buffers as a request has, which is more memory than a processor caches; "preadv,
+xxh3" looks at every byte and does nothing else. A shared disk is another within a second, so the ways take turns at
+every eight files, in an order drawn each time; a share is the median over the turns of a way's rate over that of the
+raw reads in the same turn, with its quartiles. Files are made cold by posix_fadvise. Rates are of stored bytes, but
+for "of KV", decoded. Not shown: other processes' load on the disk, and a device's own cache, which no unprivileged
 program can drop. Values are random: they do not change time.
 """
 
 import argparse
+import itertools
 import os
 import random
 import statistics
@@ -30,7 +32,7 @@ import xxhash
 from safetensors.torch import load_file
 
 from benchmarks import report
-from ragkv.fusion import LayerReader
+from ragkv.fusion import LayerReader, Readers
 from ragkv.store import (
     LRU,
     DiskTier,
@@ -55,6 +57,7 @@ SHAPES = {  # layers, KV heads, head dim; 512 tokens each
 }
 CHUNKS = 8  # of a request
 READ_AHEAD = 2  # layers, as the settings have it
+HUGE_PAGE = 2 * 1024**2  # bytes; memory of as much is not scattered over the heap, which would halve any way's rate
 
 
 @dataclass(frozen=True)
@@ -117,44 +120,52 @@ class Files:
         assert found is not None
         return found
 
-    def raw(self, flags: int, threads: int, hashed: bool = False) -> Callable[[slice], None]:
-        """By preadv, a layer a request, unchecked; or with a checksum that is compared with nothing."""
+    def raw(self, flags: int, threads: int, hashed: bool = False, ring: int = 1) -> Callable[[slice], None]:
+        """By preadv, a layer a request, unchecked; or with a checksum that is compared with nothing.
+
+        A thread reads into one buffer again and again, or into a ring of them.
+        """
         size = self.layer_bytes + -self.layer_bytes % 4096
-        buffers = [memoryview(aligned_empty((size,), torch.uint8).zero_().numpy()) for _ in range(threads)]
+        memory = aligned_empty((threads, max(ring * size, HUGE_PAGE)), torch.uint8).zero_()
+        buffers = [[memoryview(piece.numpy()) for piece in row[: ring * size].split(size)] for row in memory]
 
         def read(some: slice, share: int) -> None:
+            turn = itertools.cycle(buffers[share])
             for path in self.paths[some][share::threads]:
                 fd = os.open(path, os.O_RDONLY | flags)
-                for offset in self.offsets:
-                    assert os.preadv(fd, [buffers[share]], offset) == size
+                for offset, buffer in zip(self.offsets, turn, strict=False):
+                    assert os.preadv(fd, [buffer], offset) == size
                     if hashed:
-                        xxhash.xxh3_64_intdigest(buffers[share])
+                        xxhash.xxh3_64_intdigest(buffer)
                 os.close(fd)
 
         return lambda some: spread(lambda share: read(some, share), threads)
 
     def leases(self, tier: Tier, threads: int) -> Callable[[slice], None]:
-        """By leases, a layer a call, into a buffer."""
+        """By leases, as many layers a call as they ask for, into the same buffers each time."""
         info = self.entries[0].info
-        outs = [aligned_empty(info.shape, info.dtype).zero_() for _ in range(threads)]
+        with self.lease(tier, self.entries[0]) as lease:
+            together = lease.together
+        memory = aligned_empty((threads, max(together * info.layer_bytes, HUGE_PAGE)), torch.uint8).zero_()
+        outs = memory[:, : together * info.layer_bytes].view(info.dtype).unflatten(1, (together, *info.shape))
 
         def read(some: slice, share: int) -> None:
             for entry in self.entries[some][share::threads]:
                 with self.lease(tier, entry) as lease:
-                    for layer in range(info.layers):
-                        lease.read_layer(layer, outs[share])
+                    for first in range(0, info.layers, together):
+                        lease.read_layers(first, list(outs[share][: info.layers - first]))
 
         return lambda some: spread(lambda share: read(some, share), threads)
 
     def fusor(self, tier: Tier, threads: int) -> Callable[[slice], None]:
         """As a request reads: several leases, layers read ahead."""
-        pool = ThreadPoolExecutor(threads)
+        readers = Readers(threads)
 
         def read(some: slice) -> None:
             with ExitStack() as stack:
                 leases = [stack.enter_context(self.lease(tier, entry)) for entry in self.entries[some]]
                 layers = leases[0].info.layers
-                reader = stack.enter_context(LayerReader(leases, layers, READ_AHEAD, pool, CPU))
+                reader = stack.enter_context(LayerReader(leases, layers, READ_AHEAD, readers, CPU))
                 for layer in range(layers):
                     reader.layer(layer)
 
@@ -166,6 +177,8 @@ class Files:
             for threads in (1, 2):
                 rival = ("raw preadv", condition, threads)
                 yield Way("raw preadv", condition, threads, self.raw(flags, threads))
+                ring = (READ_AHEAD + 1) * CHUNKS // threads
+                yield Way("preadv, a ring", condition, threads, self.raw(flags, threads, ring=ring), rival)
                 yield Way("preadv, xxh3", condition, threads, self.raw(flags, threads, hashed=True), rival)
                 yield Way("lease", condition, threads, self.leases(tier, threads), rival)
                 yield Way("fusor", condition, threads, self.fusor(tier, threads), rival)

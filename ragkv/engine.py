@@ -10,7 +10,6 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Self
@@ -24,7 +23,7 @@ from .control import Control, subject_of
 from .encoding import Activity, BackgroundEncoder, Encoder
 from .errors import InputError, RagKVError
 from .flight import Flight
-from .fusion import Fusor, ScoreModel, Selector, learned, make_selector
+from .fusion import Fusor, Readers, ScoreModel, Selector, learned, make_selector
 from .intake import ChunkLike, How, Intake, Past, Prompt
 from .manifest import Manifests
 from .model import Adapter, adapt
@@ -115,8 +114,8 @@ class Engine(Closing):
         )
         cuda, block_tokens = adapter.device.type == "cuda", self.config.session.block_tokens
         self._store = Store.open(settings, pin=cuda, block_tokens=block_tokens)  # from here on nothing can fail
-        self._pool = ThreadPoolExecutor(settings.reader_threads, "ragkv-reader", initializer=teams.alone)
-        self._fusor = Fusor(adapter, self._pool, fusion.read_ahead_layers, fusion.seed)
+        self._readers = Readers(settings.reader_threads)
+        self._fusor = Fusor(adapter, self._readers, fusion.read_ahead_layers, fusion.seed)
         prefix = self._runs.before_documents
         batch = served.batch
         between = batch.step_waiting
@@ -138,7 +137,7 @@ class Engine(Closing):
         self._sessions = self._open_sessions(identity, saver)
         # Also when it is forgotten, or the process ends: no thread may be inside the model when the interpreter goes.
         self._shut = weakref.finalize(
-            self, _shut, self._background, self._activity, self._sessions, self._store, self._pool
+            self, _shut, self._background, self._activity, self._sessions, self._store, self._readers
         )
         teams.give_back()  # loading and packing weights made one; who computes next may be another thread
 
@@ -454,10 +453,10 @@ def _identity(adapter: Adapter, tokenizer: Any | None) -> Identity:
 
 
 def _shut(
-    background: BackgroundEncoder, activity: Activity, sessions: Sessions, store: Store, pool: ThreadPoolExecutor
+    background: BackgroundEncoder, activity: Activity, sessions: Sessions, store: Store, readers: Readers
 ) -> None:
     if background.close():
         activity.close()  # after the pass under way
         sessions.close()
         store.close()
-        pool.shutdown()
+        readers.close()

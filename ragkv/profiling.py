@@ -86,7 +86,7 @@ def reading_s(engine: Engine, leases: Sequence[Lease]) -> float:
     adapter, ahead = engine._adapter, engine.config.fusion.read_ahead_layers
     began = time.perf_counter()
     with LayerReader(
-        leases, adapter.layer_count, UNMEASURED if ahead is None else ahead, engine._pool, adapter.device
+        leases, adapter.layer_count, UNMEASURED if ahead is None else ahead, engine._readers, adapter.device
     ) as reader:
         for layer in range(adapter.layer_count):
             reader.layer(layer)

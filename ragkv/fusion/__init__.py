@@ -5,6 +5,7 @@ from .guard import raised
 from .learned import ScoreModel
 from .pipeline import LayerReader
 from .plan import Candidates, Plan, Span, SpanKind, SpanState
+from .readers import Readers
 from .resident import ResidentLease
 from .selectors import SELECTORS, AskingSelector, CheckingSelector, Selector, StaticSelector, make_selector, usable
 from .sensitivity import Scorer
@@ -18,6 +19,7 @@ __all__ = [
     "Fusor",
     "LayerReader",
     "Plan",
+    "Readers",
     "ResidentLease",
     "ScoreModel",
     "Scorer",

@@ -8,7 +8,6 @@ no tiers; entries are read, never written.
 
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import torch
@@ -21,6 +20,7 @@ from .guard import left
 from .pipeline import LayerReader
 from .plan import Plan, Span
 from .readahead import Speeds
+from .readers import Readers
 from .selectors import AskingSelector, CheckingSelector, Selector, StaticSelector, budget
 
 
@@ -43,9 +43,9 @@ class Fused:
 class Fusor:
     """Fuses prompts for one model. Holds no request's state."""
 
-    def __init__(self, adapter: Adapter, pool: ThreadPoolExecutor, read_ahead_layers: int | None, seed: int) -> None:
+    def __init__(self, adapter: Adapter, readers: Readers, read_ahead_layers: int | None, seed: int) -> None:
         """Without `read_ahead_layers` it goes by what it measures of earlier requests."""
-        self._adapter, self._pool, self._ahead, self._seed = adapter, pool, read_ahead_layers, seed
+        self._adapter, self._readers, self._ahead, self._seed = adapter, readers, read_ahead_layers, seed
         self._speeds = Speeds()
 
     def open(self, plan: Plan, selector: Selector, ratio: float) -> "Fusing":
@@ -54,7 +54,7 @@ class Fusor:
 
         def reader(leases: Sequence[Lease]) -> LayerReader:
             rows = plan.forced.numel() + budget(ratio, len(plan.candidates))
-            return LayerReader(leases, layers, self._ahead_of(leases, rows), self._pool, self._adapter.device)
+            return LayerReader(leases, layers, self._ahead_of(leases, rows), self._readers, self._adapter.device)
 
         layers = self._adapter.layer_count
         return Fusing(self._adapter, plan, selector, ratio, first_choice, reader, self._speeds)

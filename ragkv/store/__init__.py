@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     )
     from .store import Claim, Store, StoreStats
     from .tiers import (
+        ALIGNMENT,
         DiskTier,
         Lease,
         MemoryTier,
@@ -51,6 +52,7 @@ def __getattr__(name: str) -> Any:
 
 
 __all__ = [
+    "ALIGNMENT",
     "Background",
     "CODECS",
     "Claim",

@@ -6,7 +6,7 @@ nobody needs to ask a tier far away whether it still has what is being copied.
 
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -53,7 +53,7 @@ class ClimbingLease(Lease):
     def __init__(self, lease: Lease, climb: Climb, promote: Callable[[Lease, Climb], None]) -> None:
         self.info, self.kind, self.sensitivity = lease.info, lease.kind, lease.sensitivity
         self._lease, self._climb = lease, climb
-        self.in_place = lease.in_place
+        self.in_place, self.together = lease.in_place, lease.together
         self._damaged = False
         self._promote: Callable[[Lease, Climb], None] | None = promote
 
@@ -61,8 +61,11 @@ class ClimbingLease(Lease):
         self._lease.begin()
 
     def read_layer(self, layer: int, out: torch.Tensor | None = None) -> torch.Tensor:
+        return self.read_layers(layer, [out])[0]
+
+    def read_layers(self, first: int, outs: Sequence[torch.Tensor | None]) -> list[torch.Tensor]:
         try:
-            return self._lease.read_layer(layer, out)
+            return self._lease.read_layers(first, outs)
         except EntryDamagedError:
             self._damaged = True
             raise

@@ -1,13 +1,13 @@
 """The layer reader: what is read when, and what a bad entry does."""
 
 import threading
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator
 
 import pytest
 import torch
 
 from ragkv.errors import EntryDamagedError
-from ragkv.fusion import LayerReader
+from ragkv.fusion import LayerReader, Readers
 from ragkv.store import LRU, Lease, MemoryTier, TierKind
 from tests.store.entries import kept, make_entry, with_codec
 
@@ -41,27 +41,41 @@ class FakeLease(Lease):
 
 
 @pytest.fixture
-def pool() -> ThreadPoolExecutor:
-    with ThreadPoolExecutor(1) as pool:
-        yield pool
+def readers() -> Iterator[Readers]:
+    with Readers(1) as readers:
+        yield readers
 
 
 @pytest.mark.parametrize("ahead", [1, 2, 3, 9])
-def test_reads_so_many_layers_ahead_and_no_more(pool: ThreadPoolExecutor, ahead: int) -> None:
+def test_reads_so_many_layers_ahead_and_no_more(readers: Readers, ahead: int) -> None:
     lease = FakeLease()
-    with LayerReader([lease], LAYERS, ahead, pool, CPU) as reader:
+    with LayerReader([lease], LAYERS, ahead, readers, CPU) as reader:
         for layer in range(LAYERS):
             (piece,) = reader.layer(layer)
             for _ in range(len(lease.asked), min(layer + ahead + 1, LAYERS)):
                 assert lease.arrived.acquire(timeout=5)
-            pool.submit(int).result()  # everything submitted so far has been read
+            readers.pool.submit(int).result()  # everything submitted so far has been read
             assert lease.asked == list(range(min(layer + ahead + 1, LAYERS)))
             assert torch.equal(piece, lease.entry.kv[layer]), "a buffer was overwritten while in use"
 
 
-def test_a_damaged_layer_surfaces_when_it_is_due(pool: ThreadPoolExecutor) -> None:
+@pytest.mark.parametrize("together", [2, 4, 9])
+@pytest.mark.parametrize("ahead", [0, 1, 2, 5])
+def test_reads_layers_together_where_a_tier_asks_for_it(readers: Readers, together: int, ahead: int) -> None:
+    small, large = FakeLease(), FakeLease()
+    small.together = together
+    with LayerReader([small, large], LAYERS, ahead, readers, CPU) as reader:
+        for layer in range(LAYERS):
+            for piece, lease in zip(reader.layer(layer), (small, large), strict=True):
+                readers.pool.submit(int).result()  # everything submitted so far has been read
+                assert torch.equal(piece, lease.entry.kv[layer]), "a buffer was overwritten while in use"
+            due = (layer // together + 1 + -(-ahead // together)) * together
+            assert small.asked == large.asked == list(range(min(due, LAYERS)))
+
+
+def test_a_damaged_layer_surfaces_when_it_is_due(readers: Readers) -> None:
     lease = FakeLease(bad=3)
-    with LayerReader([lease], LAYERS, 2, pool, CPU) as reader:
+    with LayerReader([lease], LAYERS, 2, readers, CPU) as reader:
         for layer in range(3):
             reader.layer(layer)
         with pytest.raises(EntryDamagedError) as damaged:
@@ -69,23 +83,23 @@ def test_a_damaged_layer_surfaces_when_it_is_due(pool: ThreadPoolExecutor) -> No
     assert damaged.value.key == lease.info.key
 
 
-def test_leaving_early_waits_for_reads_under_way(pool: ThreadPoolExecutor) -> None:
+def test_leaving_early_waits_for_reads_under_way(readers: Readers) -> None:
     held = threading.Event()
-    pool.submit(held.wait, 5)
+    readers.pool.submit(held.wait, 5)
     lease = FakeLease()
-    with LayerReader([lease], LAYERS, 2, pool, CPU):
+    with LayerReader([lease], LAYERS, 2, readers, CPU):
         held.set()
-    pool.submit(int).result()
+    readers.pool.submit(int).result()
     assert lease.asked in ([], [0], [0, 1])
 
 
-def test_bytes_are_counted_by_tier(pool: ThreadPoolExecutor) -> None:
+def test_bytes_are_counted_by_tier(readers: Readers) -> None:
     lease = FakeLease()
-    with LayerReader([lease, lease], LAYERS, 2, pool, CPU) as reader:
+    with LayerReader([lease, lease], LAYERS, 2, readers, CPU) as reader:
         assert reader.bytes_by_tier() == {"disk": 2 * lease.info.size_bytes}
 
 
-def test_what_lies_in_memory_is_read_in_place_and_what_must_be_decoded_into_a_buffer(pool: ThreadPoolExecutor) -> None:
+def test_what_lies_in_memory_is_read_in_place_and_what_must_be_decoded_into_a_buffer(readers: Readers) -> None:
     """Also where another tier gives views, or memory needs decoding: the lease says which, not its tier's kind."""
     for codec in ("raw", "int8"):
         entry = make_entry(1, tokens=4, layers=LAYERS, identity=with_codec(codec))
@@ -93,7 +107,7 @@ def test_what_lies_in_memory_is_read_in_place_and_what_must_be_decoded_into_a_bu
         tier.put(entry)
         lease = tier.lease(entry.info.identity, entry.info.token_ids)
         assert lease is not None
-        with lease, LayerReader([lease], LAYERS, 2, pool, CPU) as reader:
+        with lease, LayerReader([lease], LAYERS, 2, readers, CPU) as reader:
             pieces = [reader.layer(layer)[0] for layer in range(LAYERS)]
             buffers = {piece.data_ptr() for piece in pieces}
             assert reader.bytes_by_tier() == {"memory": lease.stored_bytes}
@@ -102,3 +116,28 @@ def test_what_lies_in_memory_is_read_in_place_and_what_must_be_decoded_into_a_bu
         else:
             assert len(buffers) == 3
             assert torch.equal(pieces[-1], kept(entry).kv[-1])
+
+
+def test_a_request_reads_into_the_memory_of_the_one_before_and_never_into_another_ones(readers: Readers) -> None:
+    def places(reader: LayerReader) -> set[int]:
+        return {reader.layer(layer)[0].data_ptr() for layer in range(LAYERS)}
+
+    with LayerReader([FakeLease()], LAYERS, 2, readers, CPU) as reader:
+        first = places(reader)
+    with LayerReader([FakeLease()], LAYERS, 2, readers, CPU) as reader:
+        assert places(reader) == first
+        with LayerReader([FakeLease()], LAYERS, 2, readers, CPU) as beside:
+            assert not places(beside) & first
+        reader.close()
+        reader.close()  # twice is harmless: the memory is nobody's twice
+    taken = [readers.take(4096, CPU).data_ptr() for _ in range(3)]
+    assert len(set(taken)) == 3
+
+
+def test_little_memory_is_kept_and_none_that_is_too_small(readers: Readers, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ragkv.fusion.readers.KEPT_BYTES", 2 * 4096)
+    pieces = [readers.take(size, CPU) for size in (3 * 4096, 4096, 4096, 4096)]
+    for piece in pieces:
+        readers.give_back(piece)
+    assert readers.take(4096, CPU).data_ptr() == pieces[2].data_ptr(), "the last two are kept, and not the large one"
+    assert readers.take(2 * 4096, CPU).numel() >= 2 * 4096

@@ -439,32 +439,75 @@ def test_opening_and_closing_log_nothing(tmp_path: Path, caplog: pytest.LogCaptu
 
 
 @needs_direct
-def test_small_layers_are_read_many_at_a_time_past_the_page_cache(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("codec", CODEC_NAMES)
+@pytest.mark.parametrize("tokens", [8, 64, 300])  # a layer ends within its first page, with one (raw), and later
+@pytest.mark.parametrize("whole", [True, False])  # a request may bring less than it was asked for, on some file systems
+def test_small_layers_are_read_several_a_request_past_the_page_cache(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, codec: str, tokens: int, whole: bool
 ) -> None:
-    monkeypatch.setattr("ragkv.store.tiers.disk_blocks.BLOCK_BYTES", 3 * 4096)
     tier = open_tier(tmp_path, direct=True)
-    entry = make_entry(1, layers=8)
+    entry = make_entry(1, tokens=tokens, layers=8, identity=with_codec(codec))
     tier.put(entry)
-    read = list[int]()
+    requests = list[int]()
     preadv = os.preadv
 
     def spy(fd: int, buffers: list[memoryview], offset: int) -> int:
-        read.append(offset // 4096)
-        return preadv(fd, buffers, offset)
+        requests.append(offset)
+        return preadv(fd, buffers if whole else buffers[:2], offset)
 
-    with tier.lease(IDENTITY, entry.info.token_ids) as lease:  # type: ignore[union-attr]
-        monkeypatch.setattr(os, "preadv", spy)
-        for layer in [0, 1, 2, 3, 5, 4, 7, 0]:  # back again, and forward past a block
-            assert torch.equal(lease.read_layer(layer), entry.kv[layer])
-    assert [page - read[0] for page in read] == [0, 3, 7, 0]
-    assert tier.stats().read_bytes == 8 * entry.info.layer_bytes  # what was asked for
+    monkeypatch.setattr(os, "preadv", spy)
+    with tier.lease(entry.info.identity, entry.info.token_ids) as lease:  # type: ignore[union-attr]
+        assert lease.together >= 8
+        requests.clear()
+        for buffers in ([None] * 5, [torch.empty_like(entry.kv[0]) for _ in range(5)]):
+            for read, wanted in zip(lease.read_layers(3, buffers), kept(entry).kv[3:], strict=True):
+                assert torch.equal(read, wanted)
+    assert len(requests) == 2 if whole else len(requests) > 2
+    assert tier.stats().read_bytes == 2 * 5 * lease.stored_bytes // 8
+    assert tier.stats().damaged == 0
     tier.close()
 
 
 @needs_direct
+def test_what_is_read_together_is_told_apart_when_it_is_damaged(tmp_path: Path) -> None:
+    entry = make_entry(1, layers=8)
+    for damage in ("flip", "cut"):
+        tier = open_tier(tmp_path, direct=True)
+        tier.put(entry)
+        path = file_of(tmp_path, 1)
+        with tier.lease(IDENTITY, entry.info.token_ids) as lease:  # type: ignore[union-attr]
+            end = path.stat().st_size
+            if damage == "cut":
+                os.truncate(path, end - 2 * 4096)
+            else:
+                data = bytearray(path.read_bytes())
+                data[end - 2 * 4096] ^= 1
+                path.write_bytes(data)
+            with pytest.raises(EntryDamagedError, match="layer 6"):
+                lease.read_layers(1, [None] * 7)
+        assert not tier.contains(entry.info.key)
+        tier.close()
+
+
+@needs_direct
+def test_layers_are_read_one_by_one_through_the_page_cache_where_the_kernel_reads_ahead(tmp_path: Path) -> None:
+    tier = open_tier(tmp_path)
+    tier.put(make_entry(1))
+    with tier.lease(IDENTITY, ids_of(1)) as lease:  # type: ignore[union-attr]
+        assert lease.together == 1
+    tier.close()
+
+
+@pytest.mark.parametrize("size", [1, 4097, 2**21, 5 * 2**20])
+def test_memory_for_direct_reads_begins_where_it_must(size: int) -> None:
+    memory = aligned_empty((size,), torch.uint8)
+    assert memory.data_ptr() % (4096 if size < 2**21 else 2**21) == 0
+    assert memory.fill_(7).sum() == 7 * size
+
+
+@needs_direct
 @pytest.mark.parametrize("codec", CODEC_NAMES)
-def test_many_threads_read_the_layers_of_one_block(tmp_path: Path, codec: str) -> None:
+def test_many_threads_read_the_layers_of_one_entry(tmp_path: Path, codec: str) -> None:
     tier = open_tier(tmp_path, direct=True)
     entry = make_entry(1, tokens=33, layers=24, identity=with_codec(codec))
     tier.put(entry)

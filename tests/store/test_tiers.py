@@ -249,6 +249,14 @@ class TestEveryTier:
                 assert torch.equal(lease.read_layer(0, out), kept(entry).kv[0])
         assert tier.stats().damaged == 0
 
+    def test_layers_read_at_once_are_the_layers(self, house: House, make_tier: MakeTier) -> None:
+        tier, entry = make_tier(), house.entry(1)
+        tier.put(entry)
+        with tier.lease(house.identity, entry.info.token_ids) as lease:  # type: ignore[union-attr]
+            layers = lease.read_layers(0, [None, torch.empty_like(entry.kv[1])])
+            assert torch.equal(torch.stack(layers), kept(entry).kv)
+            assert tier.stats().read_bytes == lease.stored_bytes
+
     def test_what_int8_cannot_tell_is_kept_as_it_is(self, house: House, make_tier: MakeTier) -> None:
         tier, entry = make_tier(), house.entry(1)
         entry.kv[1, 1, 0, 2, 3] = torch.inf

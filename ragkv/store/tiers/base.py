@@ -78,6 +78,7 @@ class Lease(Closing):
     kind: TierKind
     sensitivity: torch.Tensor | None  # (T, C) float16
     in_place: bool = False  # `read_layer` returns views of the tier's own storage and needs no `out`
+    together: int = 1  # layers that are best read at once
 
     @property
     def stored_bytes(self) -> int:
@@ -94,6 +95,10 @@ class Lease(Closing):
         Returns either `out` (contiguous, same shape and dtype, filled) or a view of the tier's own immutable storage:
         never write to the result. Raises `EntryDamagedError`; afterwards the tier no longer has the entry.
         """
+
+    def read_layers(self, first: int, outs: Sequence[torch.Tensor | None]) -> list[torch.Tensor]:
+        """As many layers as there are `outs`, from `first` on, each as `read_layer` has it."""
+        return [self.read_layer(first + number, out) for number, out in enumerate(outs)]
 
     def read_encoded(self, pin: bool = False, between: Callable[[], None] = lambda: None) -> EncodedEntry:
         """The whole entry in memory of its own, as it is held, verified: to be put into another tier.

@@ -3,11 +3,12 @@
 Past it (O_DIRECT) memory, offset and length must be multiples of a page. Layers begin at one in the file, and what
 follows a layer up to the next page is padding, so only the memory is in question: an aligned buffer is read into where
 it is, its last part of a page by the way of a spare one in the same request, and any other by the way of this thread's
-scratch memory. The head is read past the page cache too: through it, the kernel would read far ahead into the layers.
+scratch memory. Small layers are read several a request: a request's cost is the same for 4 KiB and for 1 MiB. The head is read past the page cache too: through it, the kernel would read far ahead into the layers.
 """
 
 import contextlib
 import errno
+import mmap
 import os
 import threading
 from collections.abc import Sequence
@@ -17,6 +18,8 @@ from typing import Self
 import torch
 
 from ..record import ALIGNMENT, Head, bytes_of, parse_head, read_fully, read_head
+
+HUGE_PAGE = 2 * 1024**2  # bytes
 
 _HELD = threading.local()  # by thread: memory that lives as long as it, of the largest layer it met
 
@@ -57,38 +60,48 @@ class EntryFile:
             self._fall_back()  # the file system opens so, but does not read so
             return read_head(self._fd, key)
 
-    def read(self, into: torch.Tensor, offset: int) -> int:
-        """Fill `into` (bytes, on the host) from `offset`, a multiple of a page; the bytes got, fewer at the file's end.
+    def read(self, into: Sequence[torch.Tensor], offset: int) -> int:
+        """Fill pieces (bytes, on the host, alike in length) from `offset` on, each from the next multiple of a page.
 
-        Releases the GIL. Raises `OSError`.
+        How many were filled: fewer if the file ends. Releases the GIL. Raises `OSError`.
         """
-        size = into.numel()
-        tail = size % ALIGNMENT
-        if not self._direct or not size:
-            return read_fully(self._fd, bytes_of(into), offset)
-        if into.data_ptr() % ALIGNMENT:
-            stored = scratch(size)
-            got = self.read(stored, offset)
-            into[:got].copy_(stored[:got])  # releases the GIL
-            return got
-        if tail:
-            return self._read_with_spare(bytes_of(into), tail, offset)
-        return read_fully(self._fd, bytes_of(into), offset)
+        size = into[0].numel()
+        stride = size + -size % ALIGNMENT
+        if self._direct and any(piece.data_ptr() % ALIGNMENT for piece in into):
+            pieces = scratch_pieces(len(into), size)
+            filled = self.read(pieces, offset)
+            for piece, stored in zip(into[:filled], pieces[:filled], strict=True):
+                piece.copy_(stored)  # releases the GIL
+            return filled
+        filled = 0
+        while filled < len(into):
+            start = offset + filled * stride
+            if self._direct:
+                got = self._read_direct(into[filled:], start)
+            else:
+                got = read_fully(self._fd, bytes_of(into[filled]), start)
+            if got < size:
+                break
+            filled += 1 + (got - size) // stride
+        return filled
 
-    def _read_with_spare(self, into: memoryview, tail: int, offset: int) -> int:
-        """Fill `into`, whose last page is none: that one is read elsewhere and its bytes are copied."""
-        whole, spare = len(into) - tail, bytes_of(_held("spare", ALIGNMENT))
-        got = os.preadv(self._fd, [into[:whole], spare] if whole else [spare], offset)
-        if got < len(into):  # the file's end, or a signal
-            got = read_fully(self._fd, into[:whole], offset)
-            if got == whole:
-                got += min(tail, read_fully(self._fd, spare, offset + whole))
-        into[whole:] = spare[:tail]
-        return min(got, len(into))
+    def _read_direct(self, into: Sequence[torch.Tensor], offset: int) -> int:
+        """One request for aligned pieces and what is between them, whose last page, if it is none, is read elsewhere."""
+        tail = into[0].numel() % ALIGNMENT
+        views = [bytes_of(piece) for piece in into]
+        if not tail:
+            return os.preadv(self._fd, views, offset)
+        whole = into[0].numel() - tail
+        spares = [bytes_of(spare) for spare in torch.split(_held("spare", len(into) * ALIGNMENT), ALIGNMENT)]
+        vectors = [part for view, spare in zip(views, spares, strict=False) for part in (view[:whole], spare) if part]
+        got = os.preadv(self._fd, vectors, offset)
+        for view, spare in zip(views, spares, strict=False):
+            view[whole:] = spare[:tail]
+        return got
 
     def _first(self, size: int) -> bytes:
         """The file's first `size` bytes, or all it has."""
-        start = scratch(size + -size % ALIGNMENT)
+        (start,) = scratch_pieces(1, size + -size % ALIGNMENT)
         return bytes(bytes_of(start)[: min(size, read_fully(self._fd, bytes_of(start), 0))])
 
     def _fall_back(self) -> None:
@@ -99,18 +112,36 @@ class EntryFile:
 
 
 def aligned_empty(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-    """An uninitialised host tensor that begins at a multiple of 4 KiB, as O_DIRECT reads need."""
+    """A host tensor that begins at a multiple of 4 KiB, as O_DIRECT reads need; its values are anything.
+
+    From 2 MiB on it lies in huge pages where the system gives them: a disk is told of every run of neighbouring pages
+    apart, and fills memory scattered over the heap at less than half the speed (docs/log.md).
+    """
     size = dtype.itemsize
     for side in shape:
         size *= side
-    raw = torch.empty(size + ALIGNMENT, dtype=torch.uint8)
-    start = -raw.data_ptr() % ALIGNMENT
+    raw, aligned = (_mapped(size), HUGE_PAGE) if size >= HUGE_PAGE else (_heap(size), ALIGNMENT)
+    start = -raw.data_ptr() % aligned
     return raw[start : start + size].view(dtype).view(tuple(shape))
 
 
-def scratch(size: int) -> torch.Tensor:
-    """`size` aligned bytes of this thread's, valid until it asks again."""
-    return _held("scratch", size)[:size]
+def _heap(size: int) -> torch.Tensor:
+    return torch.empty(size + ALIGNMENT, dtype=torch.uint8)
+
+
+def _mapped(size: int) -> torch.Tensor:
+    """A mapping of its own, unmapped with the tensor, in which `size` bytes fill whole huge pages."""
+    memory = mmap.mmap(-1, size + -size % HUGE_PAGE + HUGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        with contextlib.suppress(OSError):  # a kernel without huge pages
+            memory.madvise(mmap.MADV_HUGEPAGE)
+    return torch.frombuffer(memory, dtype=torch.uint8)
+
+
+def scratch_pieces(count: int, size: int) -> Sequence[torch.Tensor]:
+    """`count` times `size` aligned bytes of this thread's, valid until it asks again."""
+    stride = size + -size % ALIGNMENT
+    return [piece[:size] for piece in torch.split(_held("scratch", count * stride)[: count * stride], stride)]
 
 
 def _held(name: str, size: int) -> torch.Tensor:

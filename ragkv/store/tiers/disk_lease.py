@@ -12,11 +12,12 @@ import torch
 from ragkv.errors import EntryDamagedError, StoreError
 
 from ..entry import Identity
-from ..record import Head, bytes_of
+from ..record import ALIGNMENT, Head, bytes_of
 from .base import TierKind
-from .disk_blocks import Blocks
 from .disk_file import EntryFile
 from .stored_lease import StoredLease
+
+REQUEST_BYTES = 1024**2  # of a read past the page cache, of several layers where they are smaller
 
 
 class DiskLease(StoredLease):
@@ -35,7 +36,8 @@ class DiskLease(StoredLease):
         super().__init__(head.info, head.sensitivity, head.codec, head.layer_bytes)
         self._head = head
         self._file = file
-        self._blocks = Blocks(file, head)
+        # Past the page cache nobody reads ahead: the disk would rest while a small layer is checked.
+        self.together = max(1, REQUEST_BYTES // max(ALIGNMENT, head.layer_bytes)) if file.direct else 1
         self._on_read, self._on_damage, self._on_close = on_read, on_damage, on_close
         self._lock = threading.Lock()
         self._readers = 0
@@ -52,23 +54,24 @@ class DiskLease(StoredLease):
     def __del__(self) -> None:  # a lease nobody closed must not keep its descriptor and its pin for ever
         self.close()
 
-    def _read(self, layer: int, into: torch.Tensor | None = None) -> torch.Tensor:
+    def _read(self, first: int, into: Sequence[torch.Tensor]) -> None:
+        key = self.info.key
         try:
             self._enter()
             try:
-                stored = self._blocks.read(layer, into)
-                if stored.numel() != self._layer_bytes:
-                    raise EntryDamagedError(self.info.key, f"the file ends inside layer {layer}")
-                self._head.check_layer(layer, bytes_of(stored))
+                filled = self._file.read(into, self._head.layer_offsets[first])
+                for layer, stored in enumerate(into[:filled], first):
+                    self._head.check_layer(layer, bytes_of(stored))
+                if filled < len(into):
+                    raise EntryDamagedError(key, f"the file ends inside layer {first + filled}")
             except OSError as error:
-                raise EntryDamagedError(self.info.key, f"layer {layer} cannot be read ({error})") from error
+                raise EntryDamagedError(key, f"layer {first} cannot be read ({error})") from error
             finally:
                 self._leave()
         except EntryDamagedError as error:
             self._on_damage(error)
             raise
-        self._on_read(self._layer_bytes)
-        return stored
+        self._on_read(self._layer_bytes * len(into))
 
     def _enter(self) -> None:
         with self._lock:

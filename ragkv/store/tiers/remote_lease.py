@@ -6,6 +6,7 @@ room for it, for the copy that climbs to faster tiers: nothing is fetched twice.
 """
 
 import threading
+from collections.abc import Sequence
 from concurrent.futures import Future
 from typing import Protocol
 
@@ -17,7 +18,6 @@ from ragkv.errors import EntryUnreachableError, RemoteError, StoreError
 from ..record import Bytes, bytes_of
 from ..remote import Head
 from .base import TierKind
-from .disk_file import scratch
 from .stored_lease import StoredLease
 
 AHEAD = 2  # groups fetched beyond the one that is read
@@ -88,7 +88,11 @@ class RemoteLease(StoredLease):
     def __del__(self) -> None:  # a lease nobody closed must not keep its pin for ever
         self.close()
 
-    def _read(self, layer: int, into: torch.Tensor | None = None) -> torch.Tensor:
+    def _read(self, first: int, into: Sequence[torch.Tensor]) -> None:
+        for number, stored in enumerate(into):
+            self._read_one(first + number, stored)
+
+    def _read_one(self, layer: int, stored: torch.Tensor) -> None:
         group, size = layer // self._head.together, self._layer_bytes
         future = self._want(range(group, group + 1 + AHEAD))
         try:
@@ -97,13 +101,11 @@ class RemoteLease(StoredLease):
             raise EntryUnreachableError(self.info.key, f"layer {layer} did not come ({error})") from error
         layers = self._head.layers_of(group)
         found = np.frombuffer(payload, np.uint8, size, (layer - layers.start) * size)
-        stored = scratch(size) if into is None else into
         np.copyto(np.frombuffer(bytes_of(stored), np.uint8), found)  # releases the GIL
         self._source.count_read(size)
         if layer == layers[-1] and not self._keep(group, len(payload)):
             with self._lock:
                 self._groups.pop(group, None)
-        return stored
 
     def _want(self, groups: range) -> "Future[Bytes]":
         """Ask for `groups`, as far as there are any; what the first of them will bring."""

@@ -1,7 +1,7 @@
 """What leases have in common whose tier holds layers in their codec's form: reading them decoded, or as they are."""
 
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -9,7 +9,7 @@ from ..codecs import Codec
 from ..encoded import EncodedEntry
 from ..entry import EntryInfo
 from .base import Lease
-from .disk_file import aligned_empty
+from .disk_file import aligned_empty, scratch_pieces
 
 
 class StoredLease(Lease):
@@ -26,26 +26,36 @@ class StoredLease(Lease):
 
     def read_layer(self, layer: int, out: torch.Tensor | None = None) -> torch.Tensor:
         """The slice (2, G, T, D), read into `out` or a fresh tensor, on the host; see `Lease.read_layer`."""
+        return self.read_layers(layer, [out])[0]
+
+    def read_layers(self, first: int, outs: Sequence[torch.Tensor | None]) -> list[torch.Tensor]:
         info, codec = self.info, self._codec
-        if out is None:
-            out = aligned_empty(info.shape, info.dtype)
-        if codec.in_place and out.is_contiguous():
-            self._read(layer, out.view(-1).view(torch.uint8))
-            return out
+        targets = [aligned_empty(info.shape, info.dtype) if out is None else out for out in outs]
+        if codec.in_place and all(target.is_contiguous() for target in targets):
+            self._read(first, [_bytes(target) for target in targets])
+            return targets
         layout = codec.layout(info.shape, info.dtype)
-        stored = self._read(layer)
-        return codec.decode(stored.view(layout.dtype).view(layout.shape), out)
+        pieces = scratch_pieces(len(targets), self._layer_bytes)
+        self._read(first, pieces)
+        return [
+            codec.decode(stored.view(layout.dtype).view(layout.shape), target)
+            for stored, target in zip(pieces, targets, strict=True)
+        ]
 
     def read_encoded(self, pin: bool = False, between: Callable[[], None] = lambda: None) -> EncodedEntry:
         info, codec = self.info, self._codec
         layout = codec.layout(info.shape, info.dtype)
         pin = pin and codec.in_place and torch.cuda.is_available()
         layers = torch.empty((info.layers, *layout.shape), dtype=layout.dtype, pin_memory=pin)
-        for layer, stored in enumerate(layers):
+        for first in range(0, info.layers, self.together):
             between()
-            self._read(layer, stored.view(-1).view(torch.uint8))
+            self._read(first, [_bytes(layer) for layer in layers[first : first + self.together]])
         return EncodedEntry(info, codec, layers, self.sensitivity)
 
     @abstractmethod
-    def _read(self, layer: int, into: torch.Tensor | None = None) -> torch.Tensor:
-        """The stored layer, bytes, verified and counted: in `into`, or in memory good until this thread's next read."""
+    def _read(self, first: int, into: Sequence[torch.Tensor]) -> None:
+        """Fill `into`, bytes, with so many stored layers from `first` on, verified and counted."""
+
+
+def _bytes(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.view(-1).view(torch.uint8)
