@@ -2,16 +2,17 @@
 
     python -m benchmarks.tiers [--quick] [--directory DIR]
 
-Claim: checked reads from the disk tier (identity, token ids and a checksum of every byte) reach 85 % of raw preadvs of
-the same bytes, past the page cache (O_DIRECT), by as many threads. "lease" reads entry after entry, as many layers at
-once as the tier asks for, into the same buffers; "fusor" is what a request does: leases on eight chunks, their slices
-read ahead by `LayerReader`. Raw reads ask for a layer at a time, into one buffer a thread, and look at no byte;
-"preadv, a ring" reads into as many buffers as a request has, which is more memory than a processor caches; "preadv,
-xxh3" looks at every byte and does nothing else. A shared disk is another within a second, so the ways take turns at
-every eight files, in an order drawn each time; a share is the median over the turns of a way's rate over that of the
-raw reads in the same turn, with its quartiles. Files are made cold by posix_fadvise. Rates are of stored bytes, but
-for "of KV", decoded. Not shown: other processes' load on the disk, and a device's own cache, which no unprivileged
-program can drop. Values are random: they do not change time.
+Claim: checked reads from the disk tier (identity, token ids and a checksum of every byte) as a request makes them
+reach 85 % of raw preadvs of the same bytes into as much memory, past the page cache (O_DIRECT), by as many threads:
+"fusor", "of a ring". "lease" reads entry after entry, as many layers at once as the tier asks for, into the same
+buffers; "fusor" is what a request does: leases on eight chunks, their slices read ahead by `LayerReader`. Raw reads
+ask for a layer at a time, into one buffer a thread, and look at no byte; "preadv, a ring" reads into as many buffers
+as a request has, which is more memory than a processor caches; "preadv, xxh3" looks at every byte and does nothing
+else. A shared disk is another within a second, so the ways take turns at every eight files, in an order drawn each
+time; a share is the median over the turns of a way's rate over that of the raw reads in the same turn, with its
+quartiles. Files are made cold by posix_fadvise. Rates are of stored bytes, but for "of KV", decoded. Not shown: other
+processes' load on the disk, and a device's own cache, which no unprivileged program can drop. Values are random: they
+do not change time.
 """
 
 import argparse
@@ -57,6 +58,7 @@ SHAPES = {  # layers, KV heads, head dim; 512 tokens each
 }
 CHUNKS = 8  # of a request
 READ_AHEAD = 2  # layers, as the settings have it
+RING = "preadv, a ring"
 HUGE_PAGE = 2 * 1024**2  # bytes; memory of as much is not scattered over the heap, which would halve any way's rate
 
 
@@ -88,6 +90,7 @@ class Row:
     kv_gib_per_s: float  # of keys and values, decoded
     share_of_raw: float | None  # median of the turns' shares
     quartiles: tuple[float, float] | None  # of them
+    share_of_ring: float | None  # of raw reads into as much memory as a request has
     cpu_s_per_gib: float  # of stored bytes
 
 
@@ -178,7 +181,7 @@ class Files:
                 rival = ("raw preadv", condition, threads)
                 yield Way("raw preadv", condition, threads, self.raw(flags, threads))
                 ring = (READ_AHEAD + 1) * CHUNKS // threads
-                yield Way("preadv, a ring", condition, threads, self.raw(flags, threads, ring=ring), rival)
+                yield Way(RING, condition, threads, self.raw(flags, threads, ring=ring), rival)
                 yield Way("preadv, xxh3", condition, threads, self.raw(flags, threads, hashed=True), rival)
                 yield Way("lease", condition, threads, self.leases(tier, threads), rival)
                 yield Way("fusor", condition, threads, self.fusor(tier, threads), rival)
@@ -245,7 +248,9 @@ def measure(files: Files, ways: list[Way], rounds: int, shape: str) -> list[Row]
             spent[way.name].append((time.process_time() - cpu_begin) / a_group)
     rows = []
     for way in ways:
-        shares = [a / b for a, b in zip(rates[way.name], rates[way.rival], strict=True)] if way.rival else []
+        shares = _shares(rates, way.name, way.rival)
+        ring = (RING, way.condition, way.threads)
+        of_ring = _shares(rates, way.name, ring if way.rival and ring in rates and ring != way.name else None)
         quartiles = statistics.quantiles(shares, n=4) if shares else []
         rate = statistics.median(rates[way.name])
         rows.append(
@@ -259,10 +264,18 @@ def measure(files: Files, ways: list[Way], rounds: int, shape: str) -> list[Row]
                 rate * files.kv_bytes / files.stored_bytes,
                 statistics.median(shares) if shares else None,
                 (quartiles[0], quartiles[2]) if shares else None,
+                statistics.median(of_ring) if of_ring else None,
                 statistics.median(spent[way.name]),
             )
         )
     return rows
+
+
+def _shares(
+    rates: dict[tuple[str, str, int], list[float]], name: tuple[str, str, int], rival: tuple[str, str, int] | None
+) -> list[float]:
+    """Turn by turn, the rate of one way over that of another."""
+    return [a / b for a, b in zip(rates[name], rates[rival], strict=True)] if rival else []
 
 
 def run(shape: str, codec: str, directory: Path, total_bytes: int, rounds: int) -> list[Row]:
@@ -271,23 +284,38 @@ def run(shape: str, codec: str, directory: Path, total_bytes: int, rounds: int) 
     with closing(files.tier()) as buffered, closing(ReadOnlyDiskTier(directory, direct=True)) as direct:
         rows = measure(files, list(files.ways(direct, buffered)), rounds, shape)
     put = files.put_gib_per_s
-    rows.append(
-        Row(shape, codec, "", "put, synced", 1, put, put * files.kv_bytes / files.stored_bytes, None, None, 0.0)
-    )
+    put_kv = put * files.kv_bytes / files.stored_bytes
+    rows.append(Row(shape, codec, "", "put, synced", 1, put, put_kv, None, None, None, 0.0))
     return rows
 
 
 def show(rows: list[Row]) -> None:
     """The table on the terminal."""
     print("entries of 512 tokens, bf16 or what int8 makes of it; random values, real shapes")
-    headings = ("shape", "codec", "", "read by", "threads", "GiB/s", "of KV", "of raw", "quartiles", "CPU s/GiB")
+    headings = (
+        "shape",
+        "codec",
+        "",
+        "read by",
+        "threads",
+        "GiB/s",
+        "of KV",
+        "of raw",
+        "quartiles",
+        "of a ring",
+        "CPU s/GiB",
+    )
     cells = []
     for row in rows:
-        shares = ["" if share is None else f"{share:.0%}" for share in (row.share_of_raw, *(row.quartiles or (None,)))]
-        shares = [shares[0], " - ".join(shares[1:])]
+        between = "" if row.quartiles is None else f"{row.quartiles[0]:.0%} - {row.quartiles[1]:.0%}"
+        shares = [_percent(row.share_of_raw), between, _percent(row.share_of_ring)]
         numbers = (f"{row.gib_per_s:.2f}", f"{row.kv_gib_per_s:.2f}", *shares, f"{row.cpu_s_per_gib:.3f}")
         cells.append((row.shape, row.codec, row.condition, row.what, row.threads, *numbers))
     report.table(headings, cells)
+
+
+def _percent(share: float | None) -> str:
+    return "" if share is None else f"{share:.0%}"
 
 
 def main() -> None:
