@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Self
 
+import numpy as np
 import torch
 
 from ..record import ALIGNMENT, Head, bytes_of, parse_head, read_fully, read_head
@@ -60,49 +61,48 @@ class EntryFile:
             self._fall_back()  # the file system opens so, but does not read so
             return read_head(self._fd, key)
 
-    def read(self, into: Sequence[torch.Tensor], offset: int) -> int:
-        """Fill pieces (bytes, on the host, alike in length) from `offset` on, each from the next multiple of a page.
+    def read(self, into: Sequence[torch.Tensor], offset: int) -> list[memoryview]:
+        """Fill contiguous host tensors, alike in bytes, from `offset` on, each from the next multiple of a page.
 
-        How many were filled: fewer if the file ends. Releases the GIL. Raises `OSError`.
+        The bytes of those that were filled: fewer if the file ends. Releases the GIL. Raises `OSError`.
         """
-        size = into[0].numel()
+        views = [bytes_of(tensor) for tensor in into]
+        if self._direct and any(tensor.data_ptr() % ALIGNMENT for tensor in into):
+            stored = self.read(scratch_pieces(len(into), len(views[0])), offset)
+            for view, piece in zip(views, stored, strict=False):
+                np.copyto(np.frombuffer(view, np.uint8), np.frombuffer(piece, np.uint8))  # releases the GIL
+            return views[: len(stored)]
+        size = len(views[0])
         stride = size + -size % ALIGNMENT
-        if self._direct and any(piece.data_ptr() % ALIGNMENT for piece in into):
-            pieces = scratch_pieces(len(into), size)
-            filled = self.read(pieces, offset)
-            for piece, stored in zip(into[:filled], pieces[:filled], strict=True):
-                piece.copy_(stored)  # releases the GIL
-            return filled
         filled = 0
-        while filled < len(into):
+        while filled < len(views):
             start = offset + filled * stride
             if self._direct:
-                got = self._read_direct(into[filled:], start)
+                got = self._read_direct(views[filled:], start)
             else:
-                got = read_fully(self._fd, bytes_of(into[filled]), start)
+                got = read_fully(self._fd, views[filled], start)
             if got < size:
                 break
             filled += 1 + (got - size) // stride
-        return filled
+        return views[:filled]
 
-    def _read_direct(self, into: Sequence[torch.Tensor], offset: int) -> int:
-        """One request for aligned pieces and what is between them, whose last page, if it is none, is read elsewhere."""
-        tail = into[0].numel() % ALIGNMENT
-        views = [bytes_of(piece) for piece in into]
+    def _read_direct(self, into: Sequence[memoryview], offset: int) -> int:
+        """One request for aligned memory and what is between it, whose last page, if it is none, is read elsewhere."""
+        tail = len(into[0]) % ALIGNMENT
         if not tail:
-            return os.preadv(self._fd, views, offset)
-        whole = into[0].numel() - tail
-        spares = [bytes_of(spare) for spare in torch.split(_held("spare", len(into) * ALIGNMENT), ALIGNMENT)]
-        vectors = [part for view, spare in zip(views, spares, strict=False) for part in (view[:whole], spare) if part]
+            return os.preadv(self._fd, into, offset)
+        whole = len(into[0]) - tail
+        spares = [bytes_of(spare) for spare in scratch_pieces(len(into), ALIGNMENT, "spare")]
+        vectors = [part for view, spare in zip(into, spares, strict=True) for part in (view[:whole], spare) if part]
         got = os.preadv(self._fd, vectors, offset)
-        for view, spare in zip(views, spares, strict=False):
+        for view, spare in zip(into, spares, strict=True):
             view[whole:] = spare[:tail]
         return got
 
     def _first(self, size: int) -> bytes:
         """The file's first `size` bytes, or all it has."""
-        (start,) = scratch_pieces(1, size + -size % ALIGNMENT)
-        return bytes(bytes_of(start)[: min(size, read_fully(self._fd, bytes_of(start), 0))])
+        start = bytes_of(scratch_pieces(1, size + -size % ALIGNMENT)[0])
+        return bytes(start[: min(size, read_fully(self._fd, start, 0))])
 
     def _fall_back(self) -> None:
         """Go through the page cache after all."""
@@ -138,15 +138,11 @@ def _mapped(size: int) -> torch.Tensor:
     return torch.frombuffer(memory, dtype=torch.uint8)
 
 
-def scratch_pieces(count: int, size: int) -> Sequence[torch.Tensor]:
-    """`count` times `size` aligned bytes of this thread's, valid until it asks again."""
+def scratch_pieces(count: int, size: int, name: str = "scratch") -> Sequence[torch.Tensor]:
+    """`count` times `size` aligned bytes of this thread's, valid until it asks for `name` again."""
     stride = size + -size % ALIGNMENT
-    return [piece[:size] for piece in torch.split(_held("scratch", count * stride)[: count * stride], stride)]
-
-
-def _held(name: str, size: int) -> torch.Tensor:
     held: torch.Tensor | None = getattr(_HELD, name, None)
-    if held is None or held.numel() < size:
-        held = aligned_empty((size,), torch.uint8)
+    if held is None or held.numel() < count * stride:
+        held = aligned_empty((count * stride,), torch.uint8)
         setattr(_HELD, name, held)
-    return held
+    return [piece[:size] for piece in torch.split(held[: count * stride], stride)]

@@ -12,7 +12,7 @@ import torch
 from ragkv.errors import EntryDamagedError, StoreError
 
 from ..entry import Identity
-from ..record import ALIGNMENT, Head, bytes_of
+from ..record import ALIGNMENT, Head
 from .base import TierKind
 from .disk_file import EntryFile
 from .stored_lease import StoredLease
@@ -60,10 +60,10 @@ class DiskLease(StoredLease):
             self._enter()
             try:
                 filled = self._file.read(into, self._head.layer_offsets[first])
-                for layer, stored in enumerate(into[:filled], first):
-                    self._head.check_layer(layer, bytes_of(stored))
-                if filled < len(into):
-                    raise EntryDamagedError(key, f"the file ends inside layer {first + filled}")
+                for layer, stored in enumerate(filled, first):
+                    self._head.check_layer(layer, stored)
+                if len(filled) < len(into):
+                    raise EntryDamagedError(key, f"the file ends inside layer {first + len(filled)}")
             except OSError as error:
                 raise EntryDamagedError(key, f"layer {first} cannot be read ({error})") from error
             finally:

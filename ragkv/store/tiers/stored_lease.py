@@ -32,7 +32,7 @@ class StoredLease(Lease):
         info, codec = self.info, self._codec
         targets = [aligned_empty(info.shape, info.dtype) if out is None else out for out in outs]
         if codec.in_place and all(target.is_contiguous() for target in targets):
-            self._read(first, [_bytes(target) for target in targets])
+            self._read(first, targets)
             return targets
         layout = codec.layout(info.shape, info.dtype)
         pieces = scratch_pieces(len(targets), self._layer_bytes)
@@ -49,13 +49,9 @@ class StoredLease(Lease):
         layers = torch.empty((info.layers, *layout.shape), dtype=layout.dtype, pin_memory=pin)
         for first in range(0, info.layers, self.together):
             between()
-            self._read(first, [_bytes(layer) for layer in layers[first : first + self.together]])
+            self._read(first, layers[first : first + self.together].unbind())
         return EncodedEntry(info, codec, layers, self.sensitivity)
 
     @abstractmethod
     def _read(self, first: int, into: Sequence[torch.Tensor]) -> None:
-        """Fill `into`, bytes, with so many stored layers from `first` on, verified and counted."""
-
-
-def _bytes(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.view(-1).view(torch.uint8)
+        """Fill `into`, contiguous, with as many stored layers from `first` on, verified and counted."""
