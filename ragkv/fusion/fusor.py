@@ -81,7 +81,7 @@ class Fusor:
 
 
 class Fusing(Closing):
-    """One plan being carried out: its first layers are read while other requests still compute (CachedAttention 3.2.1)."""
+    """One plan being carried out; its first layers are read while other requests compute (CachedAttention 3.2.1)."""
 
     def __init__(
         self,

@@ -88,7 +88,9 @@ class ScoreModel(nn.Module):
 
     def asking(self) -> list[nn.Parameter]:
         """The numbers that say what a question makes of scores."""
-        return [number for part in (self.about, self.name, self.hear, self.muse, self.ask) for number in part.parameters()]
+        return [
+            number for part in (self.about, self.name, self.hear, self.muse, self.ask) for number in part.parameters()
+        ]
 
     def forward(self, studied: torch.Tensor) -> torch.Tensor:
         """What is `studied` of a chunk, (T, 8 G D + 6 L + 3), to the log of its scores and its topics, (T, 1 + C)."""
@@ -104,7 +106,7 @@ class ScoreModel(nn.Module):
 
     @torch.no_grad()
     def scores(self, stored: torch.Tensor, others: Sequence[torch.Tensor]) -> torch.Tensor:
-        """A score and topics (T, 1 + C) float32 for a chunk's KV (L, 2, G, T, D), which is `others` behind two texts."""
+        """A score and topics (T, 1 + C) float32 of a chunk's KV (L, 2, G, T, D), which is `others` behind two texts."""
         said = self(study(stored, others))
         return torch.cat((said[:, :1].exp(), said[:, 1:]), dim=1)
 
@@ -145,9 +147,9 @@ def study(stored: torch.Tensor, others: Sequence[torch.Tensor]) -> torch.Tensor:
     """What the network reads of each token of a chunk with KV (L, 2, G, T, D): (T, 8 G D + 6 L + 3) float32.
 
     Its values in the first layer, where they say which token it is, and in two layers of the middle, there also how
-    they differ between the two `others`; its keys in three later layers, behind the first of them; then logarithms of the squared distances between what is stored and the
-    others, each pair, key and value, each layer, in units of the layer's mean squared norm; the token's place in its
-    chunk; the log of `sensitivity`.
+    they differ between the two `others`; its keys in three later layers, behind the first of them; then logarithms of
+    the squared distances between what is stored and the others, each pair, key and value, each layer, in units of the
+    layer's mean squared norm; the token's place in its chunk; the log of `sensitivity`.
     """
     base, first, second = (kv.float() for kv in (stored, *others[:TEXTS]))
     norm = base.square().sum(dim=(2, 4)).mean(dim=-1, keepdim=True).clamp_min(1e-12)  # (L, 2, 1)

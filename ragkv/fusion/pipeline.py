@@ -1,8 +1,8 @@
 """Layer slices read ahead of the fusor (CacheBlend section 5, "pipelining KV loading and recompute").
 
 While layer l is fused, layers l+1 ... l+B are being read by threads, several at once where a tier asks for it, into a
-ring of buffers that requests hand on; on CUDA the buffers are pinned and copied on a stream of their own,
-with events, and no device-wide wait. What already lies in memory is used where it lies. A damaged entry surfaces here as
+ring of buffers that requests hand on; on CUDA the buffers are pinned and copied on a stream of their own, with events,
+and no device-wide wait. What already lies in memory is used where it lies. A damaged entry surfaces here as
 `EntryDamagedError` of its key.
 """
 
@@ -96,7 +96,9 @@ class LayerReader(Closing):
     def _submit(self, group: int) -> None:
         layers = range(self._layers)[group * self._together :][: self._together]
         if layers:
-            self._pending[group] = [self._readers.pool.submit(self._read_share, share, layers) for share in self._shares]
+            self._pending[group] = [
+                self._readers.pool.submit(self._read_share, share, layers) for share in self._shares
+            ]
 
     def _read_share(self, share: Sequence[int], layers: range) -> _Slices:
         """Those layers of a thread's leases."""

@@ -125,7 +125,7 @@ class TierSpeed:
         return 1.0 / self.per_byte_s if self.per_byte_s else math.inf
 
     def slice_s(self, size: float) -> float:
-        """Seconds of a slice of `size` bytes: on the line through the measured sizes next to it, beyond them by the law.
+        """Seconds of a slice of `size` bytes: on the line through the measured sizes next to it, else by the law.
 
         Disks and threads have steps that no one law follows, so it serves where nothing was measured.
         """

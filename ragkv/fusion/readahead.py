@@ -1,8 +1,8 @@
 """How many layers to read ahead: the read buffer of CachedAttention section 3.2.1, from running measurements.
 
-The paper's `S_buf = B (T_load L_hist - T_pref L_new)` bytes is what loading falls behind computing over a whole pass; in
-layers it is their number times the share of the loading time that computing does not cover. Reading begins before the
-request has the model, so a deeper buffer is filled while others compute.
+The paper's `S_buf = B (T_load L_hist - T_pref L_new)` bytes is what loading falls behind computing over a whole pass;
+in layers it is their number times the share of the loading time that computing does not cover. Reading begins before
+the request has the model, so a deeper buffer is filled while others compute.
 """
 
 import math
@@ -14,7 +14,7 @@ _WEIGHT = 0.3  # of the latest measurement
 
 
 def buffer_bytes(bandwidth: float, load_s: float, compute_s: float) -> float:
-    """S_buf: bytes, for `load_s = T_load L_hist` and `compute_s = T_pref L_new`; 0 where computing hides all loading."""
+    """S_buf: bytes, for `load_s = T_load L_hist` and `compute_s = T_pref L_new`; 0 where computing hides loading."""
     return bandwidth * max(0.0, load_s - compute_s)
 
 

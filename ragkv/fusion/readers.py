@@ -26,7 +26,7 @@ class Readers(Closing):
         self._spare: deque[torch.Tensor] = deque(maxlen=KEPT)
 
     def take(self, size: int, device: torch.device) -> torch.Tensor:
-        """At least `size` bytes on the host, beginning at a page; pinned for a CUDA `device`. Their values are anything."""
+        """At least `size` bytes on the host from a page on, with any values; pinned for a CUDA `device`."""
         if device.type != "cpu":  # kept by torch, which knows what is still being copied from it
             return torch.empty(size, dtype=torch.uint8, pin_memory=True)
         try:

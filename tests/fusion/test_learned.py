@@ -14,9 +14,9 @@ from ragkv.fusion.selectors import budget, top
 from ragkv.fusion.selectors.sensitivity import handed_down
 from ragkv.fusion.sensitivity import sensitivity
 from ragkv.intake import Past
+from ragkv.learning import Lesson, Tail, _Classroom, learn, lessons_of, shares
 from ragkv.model import Rows
 from ragkv.model.attention import Watch
-from ragkv.learning import Lesson, Tail, _Classroom, learn, lessons_of, shares
 from tests import tiny_models
 
 CHUNKS = [tuple(tiny_models.tokens(n, seed)) for n, seed in ((12, 1), (17, 2), (9, 3), (14, 4))]
@@ -228,7 +228,8 @@ class TestWhatIsAsked:
     def test_what_a_question_is_about_gains_and_the_sum_stays(self) -> None:
         torch.manual_seed(0)
         model = ScoreModel(4, 32, 2)
-        wanted = model.ask(_mixed(model.hear(self.ASKED / self.ASKED.square().mean(1, True).sqrt()), model.muse))[0, :-1]
+        heard = model.hear(self.ASKED / self.ASKED.square().mean(1, True).sqrt())
+        wanted = model.ask(_mixed(heard, model.muse))[0, :-1]
         topics = torch.stack((wanted, 0 * wanted, -wanted)).detach() * 9
         weighed = model.weighed(torch.ones(3), topics, self.ASKED)
         assert weighed[0] > weighed[1] > weighed[2]
@@ -301,7 +302,11 @@ class TestLearning:
         for tail, attended in zip(TAILS, at.attended, strict=True):
             ids = [*prefix, *sum(CHUNKS, ()), *tail.token_ids[: tail.known]]
             watch = Watch(len(ids), adapter.device)
-            kv, rows, tables = adapter.new_kv(len(ids)), Rows.span(0, len(ids), adapter.device), adapter.rope.tables(len(ids))
+            kv, rows, tables = (
+                adapter.new_kv(len(ids)),
+                Rows.span(0, len(ids), adapter.device),
+                adapter.rope.tables(len(ids)),
+            )
             hidden = adapter.embed(torch.tensor(ids))
             for layer in range(adapter.layer_count):
                 seen = watch if layer >= adapter.layer_count // 2 else None

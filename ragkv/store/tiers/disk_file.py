@@ -3,7 +3,7 @@
 Past it (O_DIRECT) memory, offset and length must be multiples of a page. Layers begin at one in the file, and what
 follows a layer up to the next page is padding, so only the memory is in question: an aligned buffer is read into where
 it is, its last part of a page by the way of a spare one in the same request, and any other by the way of this thread's
-scratch memory. Small layers are read several a request: a request's cost is the same for 4 KiB and for 1 MiB. The head is read past the page cache too: through it, the kernel would read far ahead into the layers.
+scratch memory. The head is read past the page cache too: through it, the kernel would read far ahead into the layers.
 """
 
 import contextlib
@@ -81,9 +81,9 @@ class EntryFile:
                 got = self._read_direct(views[filled:], start)
             else:
                 got = read_fully(self._fd, views[filled], start)
-            if got < size:
+            if got < size and not (self._direct and self._finish(views[filled], start, got)):
                 break
-            filled += 1 + (got - size) // stride
+            filled += 1 + max(0, got - size) // stride
         return views[:filled]
 
     def _read_direct(self, into: Sequence[memoryview], offset: int) -> int:
@@ -98,6 +98,16 @@ class EntryFile:
         for view, spare in zip(into, spares, strict=True):
             view[whole:] = spare[:tail]
         return got
+
+    def _finish(self, into: memoryview, offset: int, done: int) -> bool:
+        """Read on where a request brought only `done` bytes, as on some file systems; whether the file has them all."""
+        while done < len(into):
+            whole = done - done % ALIGNMENT
+            got = self._read_direct([into[whole:]], offset + whole)
+            if whole + got <= done:
+                return False
+            done = whole + got
+        return True
 
     def _first(self, size: int) -> bytes:
         """The file's first `size` bytes, or all it has."""
