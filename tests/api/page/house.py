@@ -8,11 +8,12 @@ from .conftest import QUESTION
 
 def ask(page: Any, question: str = QUESTION) -> dict[str, Any]:
     """Ask on the page and wait for the end; the `answer` event of the very stream that the page read."""
-    turns = page.locator(".turn").count()
+    turns, streams = page.locator(".turn").count(), page.evaluate("streams.length")
     page.fill("#question", question)
     page.press("#question", "Enter")
-    page.wait_for_function("n => document.querySelectorAll('.turn').length === n && streams.at(-1)", arg=turns + 1)
+    page.wait_for_function("n => document.querySelectorAll('.turn').length === n", arg=turns + 1)
     page.wait_for_selector(".turn:last-child.whole:not(.working)")
+    page.wait_for_function("n => streams.length > n && streams.at(-1)", arg=streams)  # this one's, not the one before's
     name, said = events(page.evaluate("streams.at(-1)"))[-1]
     assert name == "answer"
     return said
