@@ -1,6 +1,6 @@
 """How fast each tier gives entries back, beside what the machine can do: raw preadv of the same files, same run.
 
-    python -m benchmarks.tiers [--quick] [--directory DIR]
+    python -m benchmarks.tiers [--quick] [--shapes NAME ...] [--codecs raw|int8 ...] [--directory DIR]
 
 Claim: checked reads from the disk tier (identity, token ids and a checksum of every byte) as a request makes them
 reach 85 % of raw preadvs of the same bytes into as much memory, past the page cache (O_DIRECT), by as many threads:
@@ -48,6 +48,7 @@ from ragkv.store import (
     aligned_empty,
 )
 from ragkv.store.record import read_head
+from ragkv.store.tiers.disk_file import HUGE_PAGE
 
 GIB = 1024**3
 CPU = torch.device("cpu")
@@ -59,7 +60,6 @@ SHAPES = {  # layers, KV heads, head dim; 512 tokens each
 CHUNKS = 8  # of a request
 READ_AHEAD = 2  # layers, as the settings have it
 RING = "preadv, a ring"
-HUGE_PAGE = 2 * 1024**2  # bytes; memory of as much is not scattered over the heap, which would halve any way's rate
 
 
 @dataclass(frozen=True)
@@ -126,7 +126,8 @@ class Files:
     def raw(self, flags: int, threads: int, hashed: bool = False, ring: int = 1) -> Callable[[slice], None]:
         """By preadv, a layer a request, unchecked; or with a checksum that is compared with nothing.
 
-        A thread reads into one buffer again and again, or into a ring of them.
+        A thread reads into one buffer again and again, or into a ring of them; not into memory scattered over the heap,
+        which would halve any way's rate.
         """
         size = self.layer_bytes + -self.layer_bytes % 4096
         memory = aligned_empty((threads, max(ring * size, HUGE_PAGE)), torch.uint8).zero_()

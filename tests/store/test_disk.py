@@ -4,6 +4,7 @@ import errno
 import fcntl
 import logging
 import os
+import re
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -504,6 +505,17 @@ def test_memory_for_direct_reads_begins_where_it_must(size: int) -> None:
     memory = aligned_empty((size,), torch.uint8)
     assert memory.data_ptr() % (4096 if size < 2**21 else 2**21) == 0
     assert memory.fill_(7).sum() == 7 * size
+
+
+@pytest.mark.skipif(not Path("/sys/kernel/mm/transparent_hugepage").exists(), reason="the kernel has no huge pages")
+def test_much_memory_asks_for_huge_pages_and_is_shared_with_nobody() -> None:
+    memory = aligned_empty((4 * 2**20,), torch.uint8)
+    place = memory.data_ptr()
+    mappings = re.split(r"(?m)^(?=[0-9a-f]+-[0-9a-f]+ )", Path("/proc/self/smaps").read_text())[1:]
+    spans = {tuple(int(end, 16) for end in text.split(" ", 1)[0].split("-")): text for text in mappings}
+    (mapping,) = (text for (start, stop), text in spans.items() if start <= place < stop)
+    assert mapping.split(" ", 2)[1] == "rw-p"
+    assert "hg" in mapping.split("VmFlags:")[1].split()
 
 
 @needs_direct

@@ -103,7 +103,7 @@ class Lease(Closing):
     def read_encoded(self, pin: bool = False, between: Callable[[], None] = lambda: None) -> EncodedEntry:
         """The whole entry in memory of its own, as it is held, verified: to be put into another tier.
 
-        `pin` asks for page-locked memory if CUDA is there. `between` is called before each layer; what it raises ends
+        `pin` asks for page-locked memory if CUDA is there. `between` is called before each request; what it raises ends
         the read. Raises as `read_layer` does.
         """
         info = self.info
