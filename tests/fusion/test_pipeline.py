@@ -98,9 +98,10 @@ def test_leaving_early_waits_for_reads_under_way(readers: Readers) -> None:
     leaving = threading.Thread(target=reader.close)
     leaving.start()
     leaving.join(0.2)
-    assert leaving.is_alive()
+    waits = leaving.is_alive()
     held.set()
     leaving.join(30)
+    assert waits
     assert not leaving.is_alive()
 
 
