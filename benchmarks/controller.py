@@ -28,14 +28,14 @@ import torch
 
 from benchmarks import report
 from ragkv import Engine, EngineConfig, FusionConfig, StoreConfig
+from ragkv.calibration.profiling import disk_speed, file, measure, reading_s
 from ragkv.config import PricesConfig
 from ragkv.fusion.controller import choose_ratio, choose_tier, crossing
 from ragkv.fusion.estimators import Load, Shape, load_s, recompute_s, storage_cost, ttft_s
+from ragkv.fusion.gate_result import GateResult, Point, Tolerance
 from ragkv.fusion.profile import Profile, TierSpeed
 from ragkv.model.shapes import SHAPES, random_model
-from ragkv.profiling import disk_speed, file, measure, reading_s
 from ragkv.testing import ThrottledTier
-from ragkv.verdict import Point, Tolerance, Verdict
 
 FIGURE = Path(__file__).parents[1] / "docs" / "figures" / "estimators.png"
 QUESTION_TOKENS = 32
@@ -61,7 +61,7 @@ class Bench:
         generator = torch.Generator().manual_seed(0)
         self._ids = lambda count: torch.randint(3, vocabulary, (count,), generator=generator).tolist()
         self.question = self._ids(QUESTION_TOKENS)
-        engine._intake.heed(Verdict("first-k", Tolerance(), (Point(R_STAR, 0.0, 0.0, 1.0, 1.0, None),), 1, 1))
+        engine._intake.heed(GateResult("first-k", Tolerance(), (Point(R_STAR, 0.0, 0.0, 1.0, 1.0, None),), 1, 1))
 
     @property
     def profile(self) -> Profile:

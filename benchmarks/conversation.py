@@ -28,7 +28,7 @@ from benchmarks import report
 from ragkv import Engine, EngineConfig, FusionConfig, Session, StoreConfig
 from ragkv.fusion.readahead import buffer_bytes, layers_ahead
 from ragkv.model.shapes import SHAPES, random_model
-from ragkv.session import SessionTurn
+from ragkv.sessions import SessionTurn
 from ragkv.testing import ThrottledTier
 from ragkv.types import Answer
 

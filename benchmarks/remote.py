@@ -29,7 +29,7 @@ from ragkv import Engine, EngineConfig, StoreConfig
 from ragkv.config import RedisConfig, S3Config
 from ragkv.fusion.pipeline import LayerReader
 from ragkv.model.shapes import SHAPES
-from ragkv.store import Demand, Entry, EntryInfo, Wanted
+from ragkv.store import Entry, EntryInfo, HintedEntry, PrefetchHint
 from tests.store.remote.servers import LOOPBACK, RedisServer, S3Server, with_credentials
 
 TIMEOUT_S = 30.0  # nothing is to time out here
@@ -95,7 +95,7 @@ class World:
 
     def open(self, store: StoreConfig) -> Engine:
         """An engine that has the entries where `store` says."""
-        engine = self._engine.beside(EngineConfig(store=store))
+        engine = self._engine.with_config(EngineConfig(store=store))
         engine._control._speeds = dict  # or it would compute what a shaped network brings too late
         for entry in self.entries:
             if not engine._store.put_durably(entry):
@@ -118,10 +118,10 @@ class World:
     def load(self, engine: Engine) -> Callable[[], None]:
         """Lookups and all layers, as a request reads them, and nothing else."""
         identity, adapter, store = engine._encoder.identity, engine._adapter, engine._store
-        wanted = tuple(Wanted(identity, chunk, 0) for chunk in self.chunks)
+        wanted = tuple(HintedEntry(identity, chunk, 0) for chunk in self.chunks)
 
         def run() -> None:
-            demand = Demand(wanted)
+            demand = PrefetchHint(wanted)
             store.queued(demand)
             store.started(demand)
             with ExitStack() as held:
@@ -222,7 +222,7 @@ def _pipelines(world: World, redis: RedisServer, options: argparse.Namespace) ->
 @contextmanager
 def _shaped(port: int, latency_s: float, bandwidth: float) -> Iterator[int]:
     """The port of a proxy in a process of its own."""
-    command = [sys.executable, "-m", "ragkv.proxy", f"{LOOPBACK}:{port}", "--latency-s", str(latency_s)]
+    command = [sys.executable, "-m", "ragkv.testing.faulty_proxy", f"{LOOPBACK}:{port}", "--latency-s", str(latency_s)]
     with subprocess.Popen(
         [*command, "--bandwidth", str(bandwidth)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as proxy:

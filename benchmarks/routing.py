@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.report import save, table
-from ragkv.routing import Replica, RouterSettings, make_router
+from ragkv.scheduling.replica_routing import Replica, RouterSettings, make_router
 from ragkv.simulate import (
     Profile,
     RagLoad,

@@ -17,7 +17,7 @@ from typing import Any
 from benchmarks.report import save, table
 from benchmarks.routing import CPU, GPU, SHARED_WAIT, TRACES, rag
 from ragkv.config import PricesConfig
-from ragkv.routing import RouterSettings
+from ragkv.scheduling.replica_routing import RouterSettings
 from ragkv.simulate import Profile, Shape, serve_replicas
 
 COUNTS = (1, 10, 100, 1_000)

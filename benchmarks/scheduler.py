@@ -5,11 +5,11 @@
 Claim (CachedAttention sections 3.3 and 4.3.3): with memory for 10 % of all sessions and disk for all, look-ahead (with
 prefetch) serves above 95 % of hits from memory under overload, and never less than LRU.
 
-Real are the conversations (kv-cache-tester: tokens of prompts and answers, pauses), the `Scheduler`, the `Store`, its
-tiers, policies, threads and files. Stood in for are the model (a pass sleeps: .03 ms an uncached token, 350 ms a turn's
-share of decoding, as in the simulator) and the KV (16 bytes a token; the disk's reads are throttled to 500,000 tokens a
-second, as the 28 KiB a token of Qwen2.5-7B in int8 from two NVMe drives at 7 GB/s). Time runs faster than life by
-`--scale`; the store's own work does not, so that the true load is a little above the one aimed at.
+Real are the conversations (kv-cache-tester: tokens of prompts and answers, pauses), the `AdmissionQueue`, the `Store`,
+its tiers, policies, threads and files. Stood in for are the model (a pass sleeps: .03 ms an uncached token, 350 ms a
+turn's share of decoding, as in the simulator) and the KV (16 bytes a token; the disk's reads are throttled to 500,000
+tokens a second, as the 28 KiB a token of Qwen2.5-7B in int8 from two NVMe drives at 7 GB/s). Time runs faster than life
+by `--scale`; the store's own work does not, so that the true load is a little above the one aimed at.
 
 Arrivals: conversations come as a Poisson process of the rate at which their mean work makes the load aimed at (all
 that is uncached computed, nothing recomputed); a turn is asked when the one before is answered and its pause, at most
@@ -34,13 +34,13 @@ import torch
 
 from benchmarks.report import save, table
 from ragkv.config import SchedulerConfig
-from ragkv.scheduler import Scheduler
+from ragkv.scheduling import AdmissionQueue
 from ragkv.simulate import Trace, load_trace
 from ragkv.simulate.queueing import Server, serve
 from ragkv.simulate.workloads import Session
-from ragkv.store import DiskTier, Entry, EntryInfo, Identity, MemoryTier, Store, TierKind, Wanted, make_policy
-from ragkv.store.demand import Demand
+from ragkv.store import DiskTier, Entry, EntryInfo, HintedEntry, Identity, MemoryTier, Store, TierKind, make_policy
 from ragkv.store.policies import PolicySettings
+from ragkv.store.prefetch_hint import PrefetchHint
 from ragkv.testing import ThrottledTier
 
 TRACES = Path(__file__).parents[2] / "shared" / "data" / "traces"
@@ -125,7 +125,7 @@ class Live:
             prefetch=policy == "lookahead",
             memory_reserve_bytes=int(RESERVE * memory_bytes),
         )
-        self.scheduler = Scheduler(SchedulerConfig(workers=2, queue_limit=1_000_000), self.store)
+        self.scheduler = AdmissionQueue(SchedulerConfig(workers=2, queue_limit=1_000_000), self.store)
         self._scale = scale
         self._model = threading.Lock()
         self._counting = threading.Lock()
@@ -161,7 +161,7 @@ class Live:
     def _pass(self, number: int, entries: Sequence[Entry], history: int, new: int) -> None:
         """One turn: wait, look the history up and read it, compute."""
         group = str(number)
-        demand = Demand(tuple(Wanted(IDENTITY, e.info.token_ids, e.size_bytes, group) for e in entries))
+        demand = PrefetchHint(tuple(HintedEntry(IDENTITY, e.info.token_ids, e.size_bytes, group) for e in entries))
         with self.scheduler.admitted(demand, self.scheduler.ticket()), ExitStack() as held:
             queue = self.scheduler.stats().waiting
             found = [self.store.lease(IDENTITY, entry.info.token_ids) for entry in entries]

@@ -4,7 +4,7 @@
 
 decode: 1, 4 and 16 prompts one after the other against a step for all at once; and through the engine's batch, a thread
 a prompt, with the rows a step had in the mean. All of it on threads like a server's, and none of them beside an idle
-OpenMP team of the main thread's, which would slow them all alike (`benchmarks/teams.py`).
+OpenMP team of the main thread's, which would slow them all alike (`benchmarks/openmp.py`).
 
 requests: prefill only (one token of answer). Methods: full recompute and exact-prefix reuse by transformers' own model
 and cache, and fusion; the two stores may hold the same bytes. The bound is full recompute's mean TTFT at half the load
@@ -27,13 +27,14 @@ import torch
 
 from benchmarks import report
 from benchmarks import throughput_requests as serving
-from ragkv import EngineConfig, teams
+from ragkv import EngineConfig
 from ragkv import batch as batching
-from ragkv.compute import Compute
 from ragkv.model import Adapter, PromptKV, adapt
 from ragkv.model.batching import DecodeRow, decode_rows
 from ragkv.model.decoding import Sampler, alone, decode, generation_config
 from ragkv.model.shapes import SHAPES, random_model
+from ragkv.runtime import openmp
+from ragkv.scheduling import ComputeLock
 
 TRACE = Path(__file__).parents[2] / "shared" / "data" / "traces" / "ragpulse"
 PARTS = ("decode", "requests")
@@ -109,7 +110,7 @@ def _on_a_thread(action: Callable[[], None]) -> Callable[[], None]:
     """`action` on a thread of its own, as requests are."""
 
     def run() -> None:
-        teams.give_back()  # this thread's
+        openmp.release_threads()  # this thread's
         with ThreadPoolExecutor(1) as pool:
             pool.submit(action).result()
 
@@ -125,7 +126,7 @@ def _answer(adapter: Adapter, step: Callable[[int], torch.Tensor], steps: int) -
 
 def _through_batch(adapter: Adapter, prompts: Sequence[PromptKV], steps: int) -> float:
     """A thread a prompt, each with a sampler of its own; the mean number of rows of a step."""
-    batch, sizes = batching.Batch(adapter, Compute()), []
+    batch, sizes = batching.DecodeBatch(adapter, ComputeLock()), []
 
     def counting(adapter: Adapter, rows: Sequence[DecodeRow]) -> torch.Tensor:
         sizes.append(len(rows))

@@ -21,7 +21,7 @@ import torch
 from transformers import DynamicCache
 
 from ragkv import Engine, EngineConfig, StoreConfig
-from ragkv.compute import Compute
+from ragkv.scheduling import ComputeLock
 from ragkv.simulate.readers.ragpulse import read_rag_requests
 from ragkv.store import Entry, EntryInfo
 
@@ -116,7 +116,7 @@ class Full(Server):
     name = "full recompute"
 
     def __init__(self, model: Any) -> None:
-        self._model, self._compute = model, Compute()
+        self._model, self._compute = model, ComputeLock()
 
     def serve(self, request: Request) -> Served:
         with self._compute:

@@ -12,11 +12,11 @@ from .types import Answer, Chunk, Citation, PromptSpan, Reuse, Text, Timing, Tok
 
 if TYPE_CHECKING:
     from .engine import Engine
-    from .session import Session
+    from .sessions import Session
 
 __version__ = "0.1.0"
 
-_LAZY = {"Engine": ".engine", "Session": ".session"}
+_LAZY = {"Engine": ".engine", "Session": ".sessions"}
 
 
 def __getattr__(name: str) -> Any:

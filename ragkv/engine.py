@@ -14,18 +14,24 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Self
 
-from . import teams, verdict
-from .answering import Answerer
-from .batch import Batch
-from .closing import Closing
 from .config import EngineConfig, FusionConfig, ReuseMode, StoreConfig
-from .control import Control, subject_of
-from .encoding import Activity, BackgroundEncoder, Encoder
+from .encoding import BackgroundEncoder, Encoder, EncodingClaim
 from .errors import InputError, RagKVError
-from .flight import Flight
-from .fusion import Fusor, Readers, ScoreModel, Selector, learned, make_selector
-from .intake import ChunkLike, How, Intake, Past, Prompt
-from .manifest import Manifests
+from .fusion import Fusor, Readers, ScoreModel, Selector, gate_result, learned, make_selector
+from .history import BlockWriter, Discard
+from .inference import (
+    AnswerGenerator,
+    ChunkLike,
+    How,
+    Intake,
+    LoadControl,
+    Past,
+    Planner,
+    Prefill,
+    Prefiller,
+    Prompt,
+    subject_of,
+)
 from .model import Adapter, adapt
 from .model.decoding import generation_config
 from .model.fingerprint import architecture_digest, rope_digest, tokenizer_digest, weights_digest
@@ -33,13 +39,10 @@ from .model.kcache import Offloading
 from .model.layout import template_runs
 from .model.loading import READER, load
 from .model.stopping import TextStream
-from .prefill import Prefill, Prefiller
-from .prompt import Planner
-from .saving import Saver
-from .scheduler import QueueStats, Scheduler, Ticket
-from .session import House, Session, SessionInfo, Sessions
+from .runtime import Closing, openmp
+from .scheduling import Activity, AdmissionQueue, DecodeBatch, QueueStats, Ticket
+from .sessions import House, Manifests, Session, SessionInfo, Sessions
 from .store import Identity, Store, StoreStats, dtype_name
-from .truncation import Discard
 from .types import UNSET, Answer, Chunk, TokenEvent, Unset
 
 
@@ -71,7 +74,7 @@ class Served:
     tokenizer: Any | None
     identity: Identity  # its entries', before an engine adds what is its own
     activity: Activity
-    batch: Batch
+    batch: DecodeBatch
 
 
 class Engine(Closing):
@@ -84,11 +87,11 @@ class Engine(Closing):
         """
         config = config or EngineConfig()
         adapter, activity = adapt(model, config.packed_bytes), Activity()
-        batch = Batch(adapter, activity.compute, rows=config.scheduler.batch_rows)
+        batch = DecodeBatch(adapter, activity.compute, rows=config.scheduler.batch_rows)
         shared = Served(adapter, tokenizer, _identity(adapter, tokenizer), activity, batch)
         self._open(shared, config)
 
-    def beside(self, config: EngineConfig) -> Self:
+    def with_config(self, config: EngineConfig) -> Self:
         """A second engine on the same loaded model: they compute in turns and decode together, and share nothing else.
 
         It has a store, sessions and an end of its own: give it another directory or none. `device`, `dtype`,
@@ -123,23 +126,23 @@ class Engine(Closing):
         self._encoder = Encoder(adapter, self._fusor, prefix, identity, fusion.sensitivity_prefixes, between, network)
         self._background = BackgroundEncoder(self._encoder, self._store, self._activity)
         if settings.directory is not None:
-            self._intake.heed(verdict.load(settings.directory, self._encoder.identity, fusion.selector))
-        self._scheduler = Scheduler(self.config.scheduler, self._store)
-        saver = Saver(self._store, identity, self.config.session.save_buffer_bytes)
+            self._intake.heed(gate_result.load(settings.directory, self._encoder.identity, fusion.selector))
+        self._scheduler = AdmissionQueue(self.config.scheduler, self._store)
+        saver = BlockWriter(self._store, identity, self.config.session.save_buffer_bytes)
         subject = subject_of(adapter, self._encoder.identity)
-        self._control = Control(subject, settings.directory, self.config.controller.prices, self._store.speeds)
+        self._control = LoadControl(subject, settings.directory, self.config.controller.prices, self._store.speeds)
         self._planner = planner = Planner(adapter, self._encoder, self._store, self._activity, saver)
         offloading = Offloading(adapter, self.config.kcache)
         self._prefiller = Prefiller(
             planner, self._fusor, self._background, self._activity, batch, self._control, adapter, offloading
         )
-        self._answerer = Answerer(adapter, tokenizer, batch)
+        self._answerer = AnswerGenerator(adapter, tokenizer, batch)
         self._sessions = self._open_sessions(identity, saver)
         # Also when it is forgotten, or the process ends: no thread may be inside the model when the interpreter goes.
         self._shut = weakref.finalize(
             self, _shut, self._background, self._activity, self._sessions, self._store, self._readers
         )
-        teams.give_back()  # loading and packing weights made one; who computes next may be another thread
+        openmp.release_threads()  # loading and packing weights made one; who computes next may be another thread
 
     @classmethod
     def from_pretrained(cls, name: str | os.PathLike[str], config: EngineConfig | None = None) -> Self:
@@ -301,7 +304,7 @@ class Engine(Closing):
                 yield event
 
     def warm(self, chunks: Sequence[ChunkLike], on_progress: Callable[[int, int], None] | None = None) -> WarmReport:
-        """Compute and store the entries of `chunks` that are not stored; returns when they are durable.
+        """ComputeLock and store the entries of `chunks` that are not stored; returns when they are durable.
 
         `on_progress(done, total)` is called after each chunk.
         """
@@ -329,7 +332,7 @@ class Engine(Closing):
                     encoded, failed = encoded + stored, failed + (not stored)
             if on_progress:
                 on_progress(len(unique) - len(waiting), len(unique))
-        teams.give_back()  # made where entries are encoded for the store
+        openmp.release_threads()  # made where entries are encoded for the store
         self._store.flush()  # what was present may still have been waiting to be written
         return WarmReport(encoded, present, failed)
 
@@ -375,8 +378,10 @@ class Engine(Closing):
         """Flush what is computed, release the store. Twice is harmless."""
         self._shut()
 
-    def _encoded(self, token_ids: tuple[int, ...], among: Sequence[tuple[int, ...]], flight: Flight | None) -> bool:
-        """Compute the entry of a chunk, one of those that are warmed together, and store it durably; whether it is."""
+    def _encoded(
+        self, token_ids: tuple[int, ...], among: Sequence[tuple[int, ...]], flight: EncodingClaim | None
+    ) -> bool:
+        """Compute the entry of a chunk, one of `among`, and store it durably; whether that succeeded."""
         stored = False
         try:
             with self._activity.turn():
@@ -399,7 +404,7 @@ class Engine(Closing):
         keep: bool = False,
     ) -> Prefill:
         """Wait for admission and prefill; the store sees what is waited for."""
-        demand = self._planner.demand(prompt, how.reuse, session.session_id if session else "")
+        demand = self._planner.prefetch_hint(prompt, how.reuse, session.session_id if session else "")
         with self._scheduler.admitted(demand, ticket):
             return self._prefiller.prefill(prompt, how, room, began, keep, ticket.check)
 
@@ -407,7 +412,7 @@ class Engine(Closing):
         if not self._shut.alive:
             raise RagKVError("The engine is closed; build a new one.")
 
-    def _open_sessions(self, identity: Identity, saver: Saver) -> Sessions:
+    def _open_sessions(self, identity: Identity, saver: BlockWriter) -> Sessions:
         settings, adapter = self.config.store, self._adapter
         durable = settings.directory is not None and not settings.read_only
         house = House(
@@ -423,9 +428,9 @@ class Engine(Closing):
         return Sessions(house, saver, Manifests(settings.directory, identity) if durable else None)  # type: ignore[arg-type]
 
 
-def _shared_sessions(house: House, saver: Saver, settings: StoreConfig) -> Sessions:
-    from .manifest_shared import SharedManifests  # loads redis-py
-    from .session_shared import SharedSessions
+def _shared_sessions(house: House, saver: BlockWriter, settings: StoreConfig) -> Sessions:
+    from .sessions.shared import SharedSessions
+    from .sessions.shared_manifest import SharedManifests  # loads redis-py
     from .store.tiers.remote_open import secret_of
 
     assert settings.redis is not None  # `EngineConfig` has seen to it

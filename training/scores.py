@@ -18,8 +18,8 @@ from random import Random
 import torch
 
 from ragkv import Engine, EngineConfig, FusionConfig
+from ragkv.calibration.score_training import Lesson, Tail, learn
 from ragkv.fusion import ScoreModel
-from ragkv.learning import Lesson, Tail, learn
 from training.batches import ASSISTANT, END, USER, Encoder
 from training.questions import Question
 from training.tokenizer import build

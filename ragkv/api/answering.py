@@ -9,8 +9,8 @@ from typing import Any
 from starlette.requests import Request
 
 from ragkv.engine import Engine
-from ragkv.prefill import Prefill
-from ragkv.session import Session
+from ragkv.inference import Prefill
+from ragkv.sessions import Session
 from ragkv.types import Answer, Chunk, TokenEvent
 
 from .errors import ApiError

@@ -15,7 +15,7 @@ from starlette.requests import Request as HTTPRequest
 
 from ragkv.dialogue import Asked, Given, Request, Turn, file_answer, lay_out, placed
 from ragkv.errors import InputError
-from ragkv.prefill import Prefill
+from ragkv.inference import Prefill
 from ragkv.types import UNSET, Answer, Chunk, Text, TokenEvent
 
 from .answering import answering, check_count, check_text, max_tokens_of, session_of

@@ -17,11 +17,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from ragkv.closing import Closing
 from ragkv.engine import Engine, WarmReport
 from ragkv.errors import InputError
 from ragkv.rag import Rag, default_chunk_tokens
 from ragkv.retrieval import Document, Embedder, IngestReport, Removal
+from ragkv.runtime import Closing
 
 log = logging.getLogger(__name__)
 

@@ -4,8 +4,8 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-from ragkv.citations import cite
 from ragkv.engine import EngineStats
+from ragkv.inference import cite
 from ragkv.retrieval import Hit
 from ragkv.types import Chunk, PromptSpan
 from ragkv.types import Reuse as EngineReuse

@@ -11,11 +11,11 @@ from typing import Annotated, Any
 
 from fastapi import Depends, Request
 
-from ragkv.closing import Closing
 from ragkv.config import EngineConfig
 from ragkv.engine import Engine, EngineStats
 from ragkv.rag import DOCUMENT_END
 from ragkv.retrieval import Embedder, resolve_embedder
+from ragkv.runtime import Closing
 
 from .errors import ApiError
 from .keys import Principal

@@ -93,7 +93,7 @@ class ClusterConfig:
     threads: int | None = None  # a replica computes with; None: as many as it has of `cpus`, 1 at least
     cpus: float = 1.0  # a replica's, as Ray counts them
     gpus: float = 0.0  # a replica's, as Ray counts them
-    router: str = "chunk-aware"  # see ragkv.routing.ROUTERS
+    router: str = "chunk-aware"  # see ragkv.scheduling.replica_routing.ROUTERS
     wait_share: float | None = None  # see ragkv.routing; None: 1 with a tier that replicas share, else a third
     session_tokens: int = 2_000  # what a conversation's history is taken to weigh against chunks
 

@@ -12,13 +12,13 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from ragkv.closing import Closing
 from ragkv.config import EngineConfig, StoreConfig
 from ragkv.dialogue import Dialogues
 from ragkv.engine import Engine, EngineStats
 from ragkv.errors import InputError, RagKVError, SessionUnavailableError
 from ragkv.retrieval import Embedder
-from ragkv.session import Session, SessionInfo
+from ragkv.runtime import Closing
+from ragkv.sessions import Session, SessionInfo
 
 from .collections import Collections
 from .keys import TENANT, Principal, Quota
@@ -188,7 +188,7 @@ class Tenants(Closing):
         directory = self.directory(name)
         for place in (directory, self.kv_directory(name)):
             place.mkdir(parents=True, exist_ok=True, mode=0o700)
-        engine = self._model.beside(_engine_config(self._config.engine, self.kv_directory(name), name, quota))
+        engine = self._model.with_config(_engine_config(self._config.engine, self.kv_directory(name), name, quota))
         try:
             return Tenant(engine, Collections(directory, engine, self._embedder))
         except BaseException:

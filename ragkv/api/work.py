@@ -16,8 +16,8 @@ from typing import Any, Generic, TypeVar
 
 from starlette.requests import Request
 
-from ragkv import teams
 from ragkv.errors import DeadlineError
+from ragkv.runtime import openmp
 
 from .errors import CLIENT_GONE, ApiError
 
@@ -201,7 +201,7 @@ def _work(work: Callable[[Call], T], call: Call) -> T:
     try:
         return work(call)
     finally:
-        teams.give_back()
+        openmp.release_threads()
 
 
 def _looked_at(outcome: "asyncio.Future[Any]") -> None:

@@ -252,9 +252,9 @@ def gate(
     as_json: AsJson = False,
 ) -> None:
     """Measure from which ratio on fusion is good enough on this model and corpus; engines on this home go by it."""
-    from ragkv.gate import file
-    from ragkv.gate import gate as measure
-    from ragkv.verdict import Tolerance
+    from ragkv.calibration.gate import file
+    from ragkv.calibration.gate import gate as measure
+    from ragkv.fusion.gate_result import Tolerance
 
     place = Workplace(home, model, config, device, dtype)
     with place.rag() as rag, output.progress("comparing with full prefill") as on_progress:

@@ -18,7 +18,7 @@ from .workplace import Workplace, notice
 if TYPE_CHECKING:
     from ragkv.engine import Engine
     from ragkv.rag import Rag
-    from ragkv.session import Session
+    from ragkv.sessions import Session
 
 HELP = "/reset forgets the turns, /forget deletes the conversation, /stats says what it holds, /quit leaves."
 

@@ -70,9 +70,9 @@ def _described(
     engine: "Engine", chunks: int, tokens: int, tier: str, question_tokens: int, selector: str | None
 ) -> dict[str, Any]:
     """The decision on a request of equal chunks, the first one right behind the prefix and so exact."""
-    from ragkv.control import selection_of
     from ragkv.fusion.controller import decide
     from ragkv.fusion.estimators import Load, Shape, load_s, recompute_s
+    from ragkv.inference import selection_of
 
     profile, how = engine._control.profile, engine._intake.how(None, selector, "fused")
     loads = [Load(tier, tokens, fused=number > 0) for number in range(chunks)]

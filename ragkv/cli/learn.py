@@ -24,9 +24,9 @@ def learn(
     as_json: AsJson = False,
 ) -> None:
     """Teach a model's scores on the ingested documents by its own full prefills; later entries are scored by them."""
+    from ragkv.calibration.score_training import learn as teach
+    from ragkv.calibration.score_training import lessons_of
     from ragkv.fusion.learned import FILE_NAME
-    from ragkv.learning import learn as teach
-    from ragkv.learning import lessons_of
 
     if out is None and not Path(model).is_dir():
         raise InputError(f"{model} is no folder that a file could be put into; give --out FILE.")

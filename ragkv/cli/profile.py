@@ -31,7 +31,7 @@ def profile(
     as_json: AsJson = False,
 ) -> None:
     """Measure prefill, recompute, loading and decoding on this machine; with ratio = None engines go by it."""
-    from ragkv.profiling import file, measure
+    from ragkv.calibration.profiling import file, measure
 
     with Workplace(home, model, config, device, dtype).engine() as engine:
         with output.progress("measuring") as on_progress:

@@ -1,8 +1,8 @@
 """Replicas on Ray Serve: `ragkv serve --ray`, or `serve run examples/serve.yaml`.
 
-A front of one process takes requests, asks a router of `ragkv.routing` for the best replica, and hands on what comes
-back. Every replica is the whole service of `ragkv.api` over an engine of its own. They share `home` (documents, keys),
-a Redis server (conversations, entries) and nothing else. Ray is imported in `ray_app.py` alone.
+One front process takes every request, asks a router (`scheduling/replica_routing.py`) for the best replica, and passes
+the replica's answer on. Each replica is the whole service of `ragkv.api` over an engine of its own. Replicas share
+`home` (documents, keys), a Redis server (conversations, entries) and nothing else. Only `ray_app.py` imports Ray.
 """
 
 from typing import TYPE_CHECKING, Any

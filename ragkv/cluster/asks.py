@@ -18,7 +18,7 @@ from ragkv.api.collections import COMMAND_LINE, NAME
 from ragkv.api.keys import ANYONE, KeyRing
 from ragkv.api.settings import ServeConfig
 from ragkv.retrieval import Index
-from ragkv.routing import Ask, Part
+from ragkv.scheduling.replica_routing import Ask, Part
 
 log = logging.getLogger(__name__)
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from starlette.types import ASGIApp, Message, Scope
 
-from ragkv.routing import Ask
+from ragkv.scheduling.replica_routing import Ask
 
 AHEAD = 64  # parts of an answer that its reader may be behind
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from ragkv.closing import Closing
 from ragkv.errors import StoreLockedError
+from ragkv.runtime import Closing
 
 MOST = 1_000
 

@@ -28,8 +28,8 @@ from ragkv.api.errors import ApiError
 from ragkv.api.settings import ServeConfig
 from ragkv.api.sse import event
 from ragkv.errors import ConfigError, MissingExtraError
-from ragkv.routing import Ask, RouterSettings, make_router
-from ragkv.routing import Replica as View
+from ragkv.scheduling.replica_routing import Ask, RouterSettings, make_router
+from ragkv.scheduling.replica_routing import Replica as View
 
 from .asks import Asks
 from .passing import Passed, Start, answered
@@ -55,7 +55,7 @@ WARM_UP_S = 600.0  # to load a model
 
 
 class ContentRouter(RequestRouter):
-    """Ray's request router that ranks by a router of `ragkv.routing`. Runs in the front."""
+    """Ray's request router that ranks by a router of `ragkv.scheduling.replica_routing`. Runs in the front."""
 
     def initialize_state(self, **kwargs: Any) -> None:
         self._router = make_router(kwargs.pop("router"), RouterSettings(**kwargs))

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 from ragkv.engine import Engine
 from ragkv.errors import InputError
-from ragkv.session import Session
+from ragkv.sessions import Session
 
 KEPT = 1_000  # filed sessions, a turn each; the one that rested longest goes first
 _FILED, _WORKING = "chat-", "chat-turn-"

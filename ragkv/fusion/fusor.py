@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 import torch
 
-from ragkv.closing import Closing
 from ragkv.model import Adapter, PromptKV, Recording, Rows, Watch
+from ragkv.runtime import Closing
 from ragkv.store import Lease
 
 from .guard import left

@@ -1,7 +1,7 @@
 """The guard: a request whose chunks depend on their context more than usual is given a higher recompute ratio.
 
 What recompute will leave undone is known before anything is loaded: the stored sensitivity of the tokens that are not
-selected. The quality gate says how much of it a model bears (`Verdict.left`).
+selected. The quality gate says how much of it a model bears (`GateResult.left`).
 """
 
 import torch

@@ -3,10 +3,10 @@
 How far a token's KV moves behind other texts says that it depends on what precedes it, not that an answer depends on
 it: of a name told by a pronoun and the words after it all move, and one of them is read. The network sees how keys and
 values of a token and its neighbours move, layer by layer, and was taught by a model's own full prefills what comes of
-computing it again (`ragkv/learning.py`). At ingest it gives each token a score, which takes the place of `sensitivity`,
-and what the token is about, a few numbers. At question time its other half reads the question's tokens, and the tokens
-that are about the same gain: products of small matrices, no pass of the model. It is some 250,000 numbers, made once
-for a model and kept beside it. It knows nothing of requests or stores.
+computing it again (`calibration/score_training.py`). At ingest it gives each token a score, which takes the place of
+`sensitivity`, and what the token is about, a few numbers. At question time its other half reads the question's tokens,
+and the tokens that are about the same gain: products of small matrices, no pass of the model. It is some 250,000
+numbers, made once for a model and kept beside it. It knows nothing of requests or stores.
 """
 
 import hashlib

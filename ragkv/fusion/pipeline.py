@@ -12,8 +12,8 @@ from concurrent.futures import Future
 
 import torch
 
-from ragkv.closing import Closing
 from ragkv.errors import EntryDamagedError
+from ragkv.runtime import Closing
 from ragkv.store import ALIGNMENT, EntryInfo, Lease
 
 from .readers import Readers

@@ -43,7 +43,7 @@ class Span:
     lease: Lease | None = None  # what all but COMPUTED spans are read from
     chunk: int | None = None  # index into the request's chunks
     offset: int = 0  # the token of the entry it begins with
-    turned_from: int | None = None  # the position its first key is rotated to, where that is not `start` (NKVT alone)
+    rotated_from: int | None = None  # the position its first key is rotated to, where that is not `start` (NKVT alone)
 
     def __len__(self) -> int:
         return self.stop - self.start
@@ -51,7 +51,7 @@ class Span:
     @property
     def turned_at(self) -> int:
         """The position its first key is rotated to."""
-        return self.start if self.turned_from is None else self.turned_from
+        return self.start if self.rotated_from is None else self.rotated_from
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,8 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import torch
 
-from ragkv import teams
-from ragkv.closing import Closing
+from ragkv.runtime import Closing, openmp
 from ragkv.store import aligned_empty
 
 KEPT = 2  # pieces of memory
@@ -22,7 +21,7 @@ class Readers(Closing):
 
     def __init__(self, threads: int) -> None:
         self.threads = threads
-        self.pool = ThreadPoolExecutor(threads, "ragkv-reader", initializer=teams.alone)
+        self.pool = ThreadPoolExecutor(threads, "ragkv-reader", initializer=openmp.use_one_thread)
         self._spare: deque[torch.Tensor] = deque(maxlen=KEPT)
 
     def take(self, size: int, device: torch.device) -> torch.Tensor:

@@ -1,7 +1,7 @@
 """MapReduce and MapRerank (CacheBlend section 7.1, "Baselines") as runnables over a chat model's engine.
 
 Both read every document alone. MapReduce has each summarised and asks over the summaries; MapRerank asks each and
-takes the surest answer. What they do stands in `ragkv.baselines`, which knows no LangChain; the benchmarks use that.
+takes the surest answer. What they do is in `rag/baselines.py`, which knows no LangChain; the benchmarks use that.
 """
 
 from collections.abc import Callable
@@ -10,8 +10,8 @@ from typing import Any
 from langchain_core.documents import Document
 from langchain_core.runnables import Runnable, RunnableLambda
 
-from ragkv.baselines import SUMMARY_PROMPT, Mapped, map_reduce, map_rerank
 from ragkv.engine import Engine
+from ragkv.rag.baselines import SUMMARY_PROMPT, Mapped, map_reduce, map_rerank
 from ragkv.types import Chunk
 
 from .chat import ChatRagKV

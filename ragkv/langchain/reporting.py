@@ -12,8 +12,8 @@ from typing import Any
 
 from langchain_core.messages.ai import InputTokenDetails, UsageMetadata
 
-from ragkv.citations import cite
 from ragkv.dialogue import Asked
+from ragkv.inference import cite
 from ragkv.types import Answer
 
 

@@ -18,8 +18,8 @@ from pathlib import Path
 import numpy as np
 from filelock import FileLock, Timeout
 
-from ragkv.closing import Closing
 from ragkv.errors import ConfigError, InputError, ModelError, StoreLockedError, StoreReadOnlyError
+from ragkv.runtime import Closing
 
 from .corpus import IndexCorpus, drop_snapshots
 from .database import Database

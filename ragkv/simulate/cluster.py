@@ -1,10 +1,11 @@
 """Replicas behind a router: each with tiers and a queue of its own, and a tier they share if there is one.
 
-Requests come at the trace's times, `speedup` times as fast. The router, one of `ragkv.routing`, sees what it sees
-live: who asks for which parts, and how many requests each replica has. A replica prefills one request at a time, first
-come first served; decoding goes on beside it and is not counted. What is found depends on the order of arrival alone,
-so one replica finds exactly what `replay` and `replay_chunks` find; the shared tier has an entry from when the prefill
-that made it is over. As in the live store, puts land in every tier and what memory drops the disk still has.
+Requests come at the trace's times, `speedup` times as fast. The router, one of `scheduling/replica_routing.py`, sees
+what it sees live: who asks for which parts, and how many requests each replica has. A replica prefills one request at a
+time, first come first served; decoding goes on beside it and is not counted. What is found depends on the order of
+arrival alone, so one replica finds exactly what `replay` and `replay_chunks` find; the shared tier has an entry from
+when the prefill that made it is over. As in the live store, puts land in every tier and what memory drops the disk
+still has.
 """
 
 import random
@@ -19,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ragkv.errors import ConfigError
-from ragkv.routing import Ask, Part, Replica, RouterSettings, make_router
+from ragkv.scheduling.replica_routing import Ask, Part, Replica, RouterSettings, make_router
 from ragkv.store.policies import POLICIES, Policy, make_policy
 
 from .chunks import STORED, ChunkTier, Read, position_free, replay_chunks

@@ -12,7 +12,6 @@ from .policies import LRU, POLICIES, Item, Policy, Turn, make_policy
 if TYPE_CHECKING:
     from .background import Background, Job
     from .codecs import CODECS, Codec
-    from .demand import Demand, Wanted
     from .encoded import EncodedEntry
     from .entry import (
         FORMAT_VERSION,
@@ -24,6 +23,7 @@ if TYPE_CHECKING:
         ids_bytes,
         ids_digest,
     )
+    from .prefetch_hint import HintedEntry, PrefetchHint
     from .store import Claim, Store, StoreStats
     from .tiers import (
         ALIGNMENT,
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
         aligned_empty,
     )
 
-_ROOMS = (".background", ".codecs", ".demand", ".encoded", ".entry", ".store", ".tiers")
+_ROOMS = (".background", ".codecs", ".prefetch_hint", ".encoded", ".entry", ".store", ".tiers")
 
 
 def __getattr__(name: str) -> Any:
@@ -57,7 +57,7 @@ __all__ = [
     "CODECS",
     "Claim",
     "Codec",
-    "Demand",
+    "PrefetchHint",
     "DiskTier",
     "EncodedEntry",
     "Entry",
@@ -80,7 +80,7 @@ __all__ = [
     "TierKind",
     "TierStats",
     "Turn",
-    "Wanted",
+    "HintedEntry",
     "aligned_empty",
     "dtype_from_name",
     "dtype_name",

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from ragkv import teams
+from ragkv.runtime import openmp
 
 log = logging.getLogger(__name__)
 
@@ -101,7 +101,7 @@ class Background(Generic[E]):
         return self._running is not None and self._running.key == key
 
     def _work(self) -> None:
-        teams.alone()
+        openmp.use_one_thread()
         while (job := self._next()) is not None:
             try:
                 job.run()

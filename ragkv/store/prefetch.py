@@ -12,14 +12,14 @@ import logging
 import threading
 from collections.abc import Callable, Iterator, Sequence, Set
 
-from ragkv import teams
+from ragkv.runtime import openmp
 
-from .demand import Demand, Wanted
+from .prefetch_hint import HintedEntry, PrefetchHint
 from .tiers import Tier
 
 log = logging.getLogger(__name__)
 
-Fetch = Callable[[Wanted, Set[str], Callable[[], None]], bool]
+Fetch = Callable[[HintedEntry, Set[str], Callable[[], None]], bool]
 
 
 class _Stopped(Exception):
@@ -29,7 +29,7 @@ class _Stopped(Exception):
 class _Place:
     """A request in line."""
 
-    def __init__(self, demand: Demand) -> None:
+    def __init__(self, demand: PrefetchHint) -> None:
         self.demand = demand
         self.groups = demand.groups
         self.started = False
@@ -56,7 +56,7 @@ class Prefetcher:
         if fetch is not None:
             self._thread.start()
 
-    def queued(self, demand: Demand) -> None:
+    def queued(self, demand: PrefetchHint) -> None:
         """A request joined the tail of the line: what it needs is exempt from eviction, as far as the policy has it."""
         place = _Place(demand)
         with self._changed:
@@ -65,7 +65,7 @@ class Prefetcher:
                 tier.queued(place.groups)
             self._change()
 
-    def started(self, demand: Demand) -> None:
+    def started(self, demand: PrefetchHint) -> None:
         """It no longer waits; what it needs stays exempt until it leaves. Of one that is not in line: ignored."""
         with self._changed:
             place = self._find(demand)
@@ -73,7 +73,7 @@ class Prefetcher:
                 place.started = True
                 self._change()
 
-    def left(self, demand: Demand) -> None:
+    def left(self, demand: PrefetchHint) -> None:
         """It was served, or gave up. Twice is harmless."""
         with self._changed:
             place = self._find(demand)
@@ -105,11 +105,11 @@ class Prefetcher:
         self._version += 1
         self._changed.notify_all()
 
-    def _find(self, demand: Demand) -> _Place | None:
+    def _find(self, demand: PrefetchHint) -> _Place | None:
         return next((place for place in self._line if place.demand is demand), None)
 
     def _work(self) -> None:
-        teams.alone()
+        openmp.use_one_thread()
         while not self._closing:
             with self._changed:
                 self._changed.wait_for(lambda: self._closing or self._version != self._seen)
@@ -122,7 +122,7 @@ class Prefetcher:
             except Exception:  # a store failure never fails a request
                 log.exception("What waiting requests need could not be looked up; they will find it where it is.")
 
-    def _window(self, line: Sequence[_Place]) -> Iterator[tuple[_Place, Wanted, Set[str]]]:
+    def _window(self, line: Sequence[_Place]) -> Iterator[tuple[_Place, HintedEntry, Set[str]]]:
         """What is to be fetched, in order, and the groups that may not go for it."""
         fastest = self._tiers[0]
         room = fastest.stats().capacity_bytes - self._reserve_bytes
@@ -141,7 +141,7 @@ class Prefetcher:
                 if not here:
                     yield place, wanted, spared
 
-    def _try(self, place: _Place, wanted: Wanted, spared: Set[str]) -> None:
+    def _try(self, place: _Place, wanted: HintedEntry, spared: Set[str]) -> None:
         def check() -> None:
             if self._closing or place.started or place.gone:
                 raise _Stopped

@@ -15,17 +15,17 @@ from collections.abc import Callable, Iterator, Sequence, Set
 from dataclasses import dataclass
 from typing import ParamSpec, TypeVar
 
-from ragkv.closing import Closing
 from ragkv.config import StoreConfig
 from ragkv.errors import StoreReadOnlyError
+from ragkv.runtime import Closing
 
 from .background import Background, Job
 from .climbing import Climb, ClimbingLease, Climbs
-from .demand import Demand, Wanted
 from .encoded import EncodedEntry
 from .entry import Entry, EntryInfo, Identity
 from .policies import PolicySettings, Turn, make_policy
 from .prefetch import Prefetcher
+from .prefetch_hint import HintedEntry, PrefetchHint
 from .reserve import Reserve
 from .tiers import DiskTier, Lease, MemoryTier, ReadOnlyDiskTier, Speed, Tier, TierKind, TierStats
 from .tiers.memory import MemoryLease
@@ -205,17 +205,17 @@ class Store(Closing):
 
         self._writers[tier].submit(Job(end))
 
-    def queued(self, demand: Demand) -> None:
+    def queued(self, demand: PrefetchHint) -> None:
         """A request that will look `demand` up waits from now on, behind all others told of."""
         _or_none("note who waits", self._line.queued, demand)
 
-    def started(self, demand: Demand) -> None:
+    def started(self, demand: PrefetchHint) -> None:
         """The request waits no longer: nothing is fetched for it any more. What it needs is spared until it `left`."""
         _or_none("note who starts", self._line.started, demand)
         if self._writers:
             _or_none("look ahead", self._look_ahead, demand)
 
-    def left(self, demand: Demand) -> None:
+    def left(self, demand: PrefetchHint) -> None:
         """The request has opened what it needs, or gave up. Twice is harmless."""
         _or_none("note who left", self._line.left, demand)
 
@@ -311,7 +311,7 @@ class Store(Closing):
         found = [background.discard(key) for background in self._backgrounds()]  # of all, not of the first that has it
         return any(found)
 
-    def _look_ahead(self, demand: Demand) -> None:
+    def _look_ahead(self, demand: PrefetchHint) -> None:
         """Let the tiers far away look for what is not near, the second for what the first has not."""
         near = [tier for tier in self._tiers if not tier.distant]
         keys = [wanted.key for wanted in demand.wanted]
@@ -349,7 +349,7 @@ class Store(Closing):
         if not fits or not worker.submit(Job(copy, info.key, lease.stored_bytes, cancel=lease.close)):
             lease.close()
 
-    def _fetch(self, wanted: Wanted, spared: Set[str], check: Callable[[], None]) -> bool:
+    def _fetch(self, wanted: HintedEntry, spared: Set[str], check: Callable[[], None]) -> bool:
         """Copy an entry up ahead of its use, evicting nothing of `spared`; whether any tier has it."""
         climb = self._climbs.begin(wanted.key, 1)
         entry = self._waiting(wanted.key)  # waits to be written: memory has dropped it already

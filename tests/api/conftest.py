@@ -14,7 +14,7 @@ from tests import tiny_models
 from tests.langchain.standard_table import Suite
 from tests.toy_tokenizers import VOCABULARY, byte_tokenizer
 
-from .house import BARE, app_on, client_of
+from .helpers import BARE, app_on, client_of
 
 CHATML = (
     "{%- for m in messages %}{{ '<|im_start|>' + m['role'] + '\n' + m['content'] + '<|im_end|>\n' }}{% endfor %}"

@@ -12,7 +12,7 @@ from ragkv.api.metrics import Metrics
 from ragkv.api.settings import ServeConfig
 from ragkv.config import GIB, MIB, EngineConfig
 from ragkv.engine import EngineStats
-from ragkv.scheduler import QueueStats
+from ragkv.scheduling import QueueStats
 from ragkv.store import StoreStats, TierKind, TierStats
 
 DEPLOY = Path(__file__).parents[2] / "docs" / "deploy.md"

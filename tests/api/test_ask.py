@@ -10,7 +10,7 @@ from ragkv.rag import Rag, default_chunk_tokens
 from ragkv.retrieval import Document
 from ragkv.retrieval.testing import HashEmbedder
 
-from .house import FACTS, corpus, entries, events, filled, questions
+from .helpers import FACTS, corpus, entries, events, filled, questions
 
 ASKED = {"question": "Who built the harbour of Oro?", "collection": "facts"}
 
@@ -25,7 +25,7 @@ def test_an_answer_is_the_engine_s_own(client: TestClient, reader: Engine) -> No
     client.post("/v1/collections", json={"name": "world"})
     client.post("/v1/collections/world/documents", files=corpus())
     with (
-        reader.beside(EngineConfig()) as engine,
+        reader.with_config(EngineConfig()) as engine,
         Rag(engine, None, chunk_tokens=default_chunk_tokens(engine), embedder=HashEmbedder()) as rag,
     ):
         rag.ingest(Document(name, data.decode(), name) for _, (name, data) in corpus())

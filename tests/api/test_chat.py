@@ -11,7 +11,7 @@ from ragkv import Engine
 from ragkv.api.citing import Markers, behind, places, without_markers
 from ragkv.api.schemas import Citation
 
-from .house import FACTS, app_on, client_of, corpus, events, filled, questions
+from .helpers import FACTS, app_on, client_of, corpus, events, filled, questions
 
 HELLO = [{"role": "user", "content": "Who built the harbour of Oro?"}]
 DOCUMENTS = [{"id": str(number), "title": f"Fact {number}", "text": text} for number, text in enumerate(FACTS)]

@@ -15,7 +15,7 @@ from ragkv.rag import Rag, default_chunk_tokens
 from ragkv.retrieval import Document
 from ragkv.retrieval.testing import HashEmbedder
 
-from .house import FACTS, app_on, client_of, entries, filled, service_of
+from .helpers import FACTS, app_on, client_of, entries, filled, service_of
 
 PATHS = "/v1/collections/facts/documents"
 
@@ -172,7 +172,7 @@ def test_a_restart_finds_everything_again(reader: Engine, tmp_path: Path) -> Non
 
 
 def test_what_the_command_line_ingested_is_the_collection_default(reader: Engine, tmp_path: Path) -> None:
-    with reader.beside(service_of(app_on(reader, tmp_path)).config.engine) as engine:
+    with reader.with_config(service_of(app_on(reader, tmp_path)).config.engine) as engine:
         rag = Rag(engine, tmp_path / "index", chunk_tokens=default_chunk_tokens(engine), embedder=HashEmbedder())
         rag.ingest([Document("d", FACTS[0])])
         rag.close()

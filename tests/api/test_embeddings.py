@@ -16,7 +16,7 @@ from ragkv.retrieval import MiniLM
 from ragkv.retrieval.embedders import minilm_path
 from ragkv.retrieval.testing import HashEmbedder
 
-from .house import BARE, app_on, client_of
+from .helpers import BARE, app_on, client_of
 
 TEXTS = ["The harbour of Oro.", "The mill of Oro, which is old."]
 
@@ -49,7 +49,7 @@ def test_base64_holds_the_same_numbers(client: TestClient) -> None:
 def test_a_long_text_gets_one_vector_of_length_one(reader: Engine, tmp_path: Path) -> None:
     embedder = HashEmbedder(window_words=3)
     with client_of(
-        create_app(ServeConfig(home=str(tmp_path)), engine=reader.beside(BARE), embedder=embedder)
+        create_app(ServeConfig(home=str(tmp_path)), engine=reader.with_config(BARE), embedder=embedder)
     ) as client:
         (vector,) = vectors(embed(client, "one two three four five six seven"))
     assert np.linalg.norm(vector) == pytest.approx(1.0)
@@ -84,7 +84,7 @@ def test_its_own_dimensions_are_taken(client: TestClient) -> None:
 
 
 def test_without_an_embedder_it_says_what_to_install(reader: Engine, tmp_path: Path) -> None:
-    with client_of(create_app(ServeConfig(home=str(tmp_path)), engine=reader.beside(BARE))) as client:
+    with client_of(create_app(ServeConfig(home=str(tmp_path)), engine=reader.with_config(BARE))) as client:
         response = client.post("/v1/embeddings", json={"model": "hash", "input": "a"})
         assert response.status_code == 404 and "pip install" in response.json()["error"]["message"]
         assert [one["id"] for one in client.get("/v1/models").json()["data"]] == ["reader"]
@@ -92,7 +92,7 @@ def test_without_an_embedder_it_says_what_to_install(reader: Engine, tmp_path: P
 
 @pytest.fixture
 def minilm(reader: Engine, tmp_path: Path) -> Iterator[TestClient]:
-    app = create_app(ServeConfig(home=str(tmp_path)), engine=reader.beside(BARE), embedder=MiniLM())
+    app = create_app(ServeConfig(home=str(tmp_path)), engine=reader.with_config(BARE), embedder=MiniLM())
     with client_of(app) as client:
         yield client
 

@@ -9,7 +9,7 @@ from fastapi.testclient import TestClient
 from ragkv import Engine, errors
 from ragkv.api.errors import ApiError, as_api_error
 
-from .house import app_on, client_of, filled, service_of
+from .helpers import app_on, client_of, filled, service_of
 
 TREE = [
     (errors.InputError("x"), 400, "invalid_request_error", None),

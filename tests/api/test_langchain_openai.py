@@ -19,7 +19,7 @@ from langchain_tests.integration_tests import ChatModelIntegrationTests, Embeddi
 from ragkv import Engine
 from tests.langchain.standard_table import Suite, bare, reason
 
-from .house import app_on, on_port
+from .helpers import app_on, on_port
 
 PAGE = Path(__file__).parents[2] / "docs" / "api.md"
 BEGIN, END = "<!-- written by tests/api/test_langchain_openai.py -->", "<!-- end -->"

@@ -11,7 +11,7 @@ from ragkv.api.keys import KeyFile
 from ragkv.api.metrics import Metrics, Tenant
 from ragkv.api.settings import AuthConfig, ServeConfig
 from ragkv.engine import EngineStats
-from ragkv.scheduler import QueueStats
+from ragkv.scheduling import QueueStats
 from ragkv.store import StoreStats, TierKind, TierStats
 
 from .small_app import REUSE, TIMING, Held, client

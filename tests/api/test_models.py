@@ -8,7 +8,7 @@ from ragkv import Engine
 from ragkv.api import ServeConfig
 from ragkv.api.service import Service
 
-from .house import app_on, client_of, filled
+from .helpers import app_on, client_of, filled
 
 
 def test_the_model_that_answers_and_the_one_that_embeds(client: TestClient) -> None:

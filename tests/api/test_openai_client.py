@@ -14,7 +14,7 @@ from ragkv import Engine
 from ragkv.api.keys import KeyFile
 from ragkv.api.settings import LimitsConfig, QueueConfig
 
-from .house import FACTS, app_on, on_port, service_of, wait_until
+from .helpers import FACTS, app_on, on_port, service_of, wait_until
 
 pytestmark = pytest.mark.enable_socket
 SAY: list[Any] = [{"role": "user", "content": "Tell me of the harbour."}]

@@ -3,7 +3,7 @@
 import pytest
 from fastapi.testclient import TestClient
 
-from .house import FACTS, entries, service_of
+from .helpers import FACTS, entries, service_of
 
 ASKED = {"question": "Who built the harbour of Oro, and who built the mill of Oro, if anybody knows?"}
 

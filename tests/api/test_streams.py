@@ -14,7 +14,7 @@ from fastapi import FastAPI
 from ragkv import Engine
 from ragkv.api.settings import LimitsConfig, QueueConfig
 
-from .house import app_on, on_port, plain, service_of, wait_until
+from .helpers import app_on, on_port, plain, service_of, wait_until
 
 pytestmark = pytest.mark.enable_socket
 LONG = 4000

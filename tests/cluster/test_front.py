@@ -14,7 +14,7 @@ from ragkv.cluster.asks import Asks
 from ragkv.cluster.passing import Passed, Start, answered
 from ragkv.cluster.place import Place
 from ragkv.retrieval import Document, Index, Splitter
-from ragkv.routing import Ask
+from ragkv.scheduling.replica_routing import Ask
 
 JSON = {"content-type": "application/json"}
 

@@ -6,7 +6,7 @@ import pytest
 
 from ragkv import Engine
 from ragkv.dialogue import Dialogues, Given, Request, Turn, file_answer, lay_out, placed
-from tests.engine.house import text_engine
+from tests.engine.helpers import text_engine
 
 CHATML = (
     "{%- for m in messages %}{{ '<|im_start|>' + m['role'] + '\n' + m['content'] + '<|im_end|>\n' }}{% endfor %}"

@@ -7,7 +7,7 @@ import torch
 
 from ragkv import FusionConfig, StoreConfig
 
-from .house import PREFIX, A, B, C, Q, close, counts, engine_of, full_prefill, ids, stored
+from .helpers import PREFIX, A, B, C, Q, close, counts, engine_of, full_prefill, ids, stored
 
 INT8 = StoreConfig(codec="int8")
 

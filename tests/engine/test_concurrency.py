@@ -14,7 +14,7 @@ import torch
 from ragkv import Answer, Engine, RagKVError, StoreConfig
 from tests import tiny_models
 
-from .house import A, B, C, Q, engine_of, stored, text_engine
+from .helpers import A, B, C, Q, engine_of, stored, text_engine
 
 CHUNKS = [A, B, C]
 ORDERS = [[A, B, C], [C, B, A], [B, A], [A, A], [C], [], [B, C, B], [A, C]]

@@ -10,7 +10,7 @@ from ragkv.model import PromptKV
 from ragkv.model.kcache import OffloadedKV
 from tests import tiny_models
 
-from .house import A, B, C, Q, close, engine_of
+from .helpers import A, B, C, Q, close, engine_of
 
 CHUNKS = [tiny_models.tokens(count, seed) for seed, count in enumerate((9, 14, 8, 21, 7, 12), 20)]  # six
 FORCED = KCacheConfig(top_n=10_000, resident_layers=1, fall_back=False)  # all keys, and the top-N path all the same

@@ -13,7 +13,7 @@ from ragkv.errors import RagKVError, StoreLockedError
 from tests import tiny_models
 from tests.toy_tokenizers import VOCABULARY, byte_tokenizer
 
-from .house import A, B, C, Q, close, engine_of, full_prefill, ids, stored
+from .helpers import A, B, C, Q, close, engine_of, full_prefill, ids, stored
 
 
 def config(directory: Path, tenant: str = "", **changes: Any) -> EngineConfig:

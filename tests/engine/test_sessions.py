@@ -8,7 +8,7 @@ from ragkv.errors import PromptTooLongError
 from tests.model.test_layout import CHATML, HEADERS
 from tests.toy_tokenizers import BOS
 
-from .house import A, B, C, Q, close, engine_of, full_prefill, text_engine
+from .helpers import A, B, C, Q, close, engine_of, full_prefill, text_engine
 
 
 def text_ids(engine: Engine, text: str) -> list[int]:

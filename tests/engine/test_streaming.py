@@ -9,7 +9,7 @@ from ragkv import Answer, Engine, TokenEvent
 from tests import tiny_models
 from tests.toy_tokenizers import EOS
 
-from .house import A, B, Q, engine_of, full_prefill, ids, text_engine
+from .helpers import A, B, Q, engine_of, full_prefill, ids, text_engine
 
 
 @pytest.fixture(scope="module")

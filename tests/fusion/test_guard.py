@@ -7,10 +7,10 @@ import torch
 
 from ragkv import Engine, EngineConfig, FusionConfig, StoreConfig
 from ragkv.fusion import Candidates, raised
+from ragkv.fusion.gate_result import GateResult, Point, Tolerance, load, save
 from ragkv.fusion.guard import left
-from ragkv.verdict import Point, Tolerance, Verdict, load, save
 from tests import tiny_models
-from tests.fusion import house
+from tests.fusion import helpers
 from tests.store.entries import IDENTITY
 
 SCORES = torch.tensor([4.0, 3.0, 2.0, 1.0])
@@ -23,7 +23,7 @@ class TestLeft:
         assert left(FOUR, torch.arange(4)) == 0.0
 
     def test_is_unknown_without_scores(self) -> None:
-        assert left(house.candidates(4, scored=False), torch.arange(2)) is None
+        assert left(helpers.candidates(4, scored=False), torch.arange(2)) is None
 
 
 class TestRaised:
@@ -44,8 +44,8 @@ def points(*values: tuple[float, float, float | None]) -> tuple[Point, ...]:
     return tuple(Point(ratio, kl, kl, 1.0, 1.0, left) for ratio, kl, left in values)
 
 
-def verdict(*values: tuple[float, float, float | None], selector: str = "sensitivity") -> Verdict:
-    return Verdict(selector, Tolerance(kl=0.05), points(*values), contexts=3, tokens=48)
+def verdict(*values: tuple[float, float, float | None], selector: str = "sensitivity") -> GateResult:
+    return GateResult(selector, Tolerance(kl=0.05), points(*values), contexts=3, tokens=48)
 
 
 class TestVerdict:
@@ -78,37 +78,39 @@ class TestAnEngineHeeds:
     def directory(self, tmp_path: Path) -> Path:
         return tmp_path
 
-    def engine(self, directory: Path, filed: Verdict) -> Engine:
+    def engine(self, directory: Path, filed: GateResult) -> Engine:
         store = StoreConfig(directory=str(directory))
         config = EngineConfig(store=store, fusion=FusionConfig(selector="sensitivity", ratio=0.1))
         with Engine(tiny_models.model("llama"), config=config) as engine:
-            engine.warm(house.CHUNKS)
+            engine.warm(helpers.CHUNKS)
             save(filed, directory, engine._encoder.identity)
         return Engine(tiny_models.model("llama"), config=config)
 
     def test_a_refusal_by_a_full_prefill_that_says_so(self, directory: Path) -> None:
         with self.engine(directory, verdict((0.0, 1.0, None), (1.0, 0.0, None))) as engine:
-            prefill = engine.prefill(house.QUESTION, house.CHUNKS)
+            prefill = engine.prefill(helpers.QUESTION, helpers.CHUNKS)
             assert prefill.reuse.computed == prefill.reuse.tokens
             assert any("refused" in note for note in prefill.reuse.notes)
 
     def test_a_higher_ratio_by_using_it(self, directory: Path) -> None:
         with self.engine(directory, verdict((0.3, 0.01, 1e9), (1.0, 0.0, 0.0))) as engine:
-            prefill = engine.prefill(house.QUESTION, house.CHUNKS)
+            prefill = engine.prefill(helpers.QUESTION, helpers.CHUNKS)
             assert prefill.reuse.ratio == 0.3
             assert any("raised" in note for note in prefill.reuse.notes)
-            assert engine.prefill(house.QUESTION, house.CHUNKS, ratio=0.1).reuse.ratio == 0.1, "asked for is asked for"
+            assert engine.prefill(helpers.QUESTION, helpers.CHUNKS, ratio=0.1).reuse.ratio == 0.1, (
+                "asked for is asked for"
+            )
 
     def test_a_lower_ratio_by_keeping_its_own(self, directory: Path) -> None:
         with self.engine(directory, verdict((0.0, 0.01, 1e9), (1.0, 0.0, 0.0))) as engine:
-            reuse = engine.prefill(house.QUESTION, house.CHUNKS).reuse
+            reuse = engine.prefill(helpers.QUESTION, helpers.CHUNKS).reuse
             assert (reuse.ratio, reuse.notes) == (0.1, ())
 
     def test_the_limit_of_deviation_by_raising_a_requests_ratio(self, directory: Path) -> None:
         with self.engine(directory, verdict((0.0, 0.01, 1e9), (1.0, 0.0, 0.0))) as engine:
-            usual = engine.prefill(house.QUESTION, house.CHUNKS)
+            usual = engine.prefill(helpers.QUESTION, helpers.CHUNKS)
         with self.engine(directory, verdict((0.0, 0.01, usual.fused.left / 2), (1.0, 0.0, 0.0))) as engine:
-            guarded = engine.prefill(house.QUESTION, house.CHUNKS)
+            guarded = engine.prefill(helpers.QUESTION, helpers.CHUNKS)
         assert guarded.fused.left <= usual.fused.left / 2
         assert guarded.reuse.ratio > usual.reuse.ratio
         assert any("guard" in note for note in guarded.reuse.notes)

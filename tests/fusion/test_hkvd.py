@@ -8,12 +8,12 @@ import torch
 
 from ragkv import Engine
 from tests import tiny_models
-from tests.fusion import house
+from tests.fusion import helpers
 
 
 @pytest.fixture(scope="module")
 def engine() -> Engine:
-    with house.engine() as engine:
+    with helpers.engine() as engine:
         yield engine
 
 
@@ -31,31 +31,33 @@ def projections(ids: list[int], layer: int) -> torch.Tensor:
 
 def deviations(layer: int) -> torch.Tensor:
     """sqrt(sum dK^2 + sum dV^2) of every candidate from its chunk alone to a full prefill, (N,)."""
-    whole = projections(house.PREFIX + sum(house.CHUNKS, []), layer)[house.FIRST :]
-    apart = torch.cat([projections(house.PREFIX + chunk, layer)[len(house.PREFIX) :] for chunk in house.CHUNKS[1:]])
+    whole = projections(helpers.PREFIX + sum(helpers.CHUNKS, []), layer)[helpers.FIRST :]
+    apart = torch.cat(
+        [projections(helpers.PREFIX + chunk, layer)[len(helpers.PREFIX) :] for chunk in helpers.CHUNKS[1:]]
+    )
     return (whole - apart).square().sum(dim=(1, 2)).sqrt()
 
 
 @pytest.mark.parametrize("ratio", [0.05, 0.15, 0.5])
 def test_hkvd_is_the_top_of_the_naive_deviations_at_layer_one(engine: Engine, ratio: float) -> None:
-    prefill = engine.prefill(house.QUESTION, house.CHUNKS, ratio=ratio, selector="hkvd")
+    prefill = engine.prefill(helpers.QUESTION, helpers.CHUNKS, ratio=ratio, selector="hkvd")
     count = len(prefill.selected)
-    naive = (deviations(layer=1).topk(count).indices + house.FIRST).sort().values
+    naive = (deviations(layer=1).topk(count).indices + helpers.FIRST).sort().values
     assert torch.equal(prefill.selected, naive)
 
 
 def test_graduals_first_choice_is_the_naive_one(engine: Engine) -> None:
-    selected = engine.prefill(house.QUESTION, house.CHUNKS, ratio=0.2, selector="hkvd-gradual").selected_by_layer
-    naive = (deviations(layer=1).topk(len(selected[1])).indices + house.FIRST).sort().values
+    selected = engine.prefill(helpers.QUESTION, helpers.CHUNKS, ratio=0.2, selector="hkvd-gradual").selected_by_layer
+    naive = (deviations(layer=1).topk(len(selected[1])).indices + helpers.FIRST).sort().values
     assert torch.equal(selected[1], naive)
 
 
 @pytest.mark.parametrize("ratio", [0.05, 0.15, 0.4, 0.9])
 def test_gradual_narrows_from_layer_to_layer_and_means_its_ratio(engine: Engine, ratio: float) -> None:
-    selected = engine.prefill(house.QUESTION, house.CHUNKS, ratio=ratio, selector="hkvd-gradual").selected_by_layer
+    selected = engine.prefill(helpers.QUESTION, helpers.CHUNKS, ratio=ratio, selector="hkvd-gradual").selected_by_layer
     for wide, narrow in pairwise(selected[1:]):
         assert set(narrow.tolist()) <= set(wide.tolist())
         assert len(narrow) <= len(wide)
-    assert len(selected[0]) == house.N
+    assert len(selected[0]) == helpers.N
     mean = sum(map(len, selected[1:])) / (len(selected) - 1)
-    assert ratio * house.N <= mean < ratio * house.N + 1
+    assert ratio * helpers.N <= mean < ratio * helpers.N + 1

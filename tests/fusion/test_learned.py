@@ -8,13 +8,13 @@ import pytest
 import torch
 
 from ragkv import Engine, EngineConfig, FusionConfig, StoreConfig
+from ragkv.calibration.score_training import Lesson, Tail, _Classroom, learn, lessons_of, shares
 from ragkv.errors import InputError, UnsupportedModelError
 from ragkv.fusion.learned import FILE_NAME, HEARD, SEEN, TOPICS, ScoreModel, _mixed, study
 from ragkv.fusion.selectors import budget, top
 from ragkv.fusion.selectors.sensitivity import handed_down
 from ragkv.fusion.sensitivity import sensitivity
-from ragkv.intake import Past
-from ragkv.learning import Lesson, Tail, _Classroom, learn, lessons_of, shares
+from ragkv.inference.intake import Past
 from ragkv.model import Rows
 from ragkv.model.attention import Watch
 from tests import tiny_models

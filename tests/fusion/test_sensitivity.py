@@ -11,7 +11,7 @@ from ragkv.fusion import Candidates, StaticSelector
 from ragkv.fusion.sensitivity import NEIGHBOUR_TOKENS, TEXT_TOKENS, Scorer, sensitivity
 from ragkv.model import Rows, Watch
 from tests import tiny_models
-from tests.fusion import house
+from tests.fusion import helpers
 
 CHUNK = tuple(tiny_models.tokens(20, seed=40))
 OTHERS = [tuple(tiny_models.tokens(70, seed)) for seed in range(50, 62)]  # four make a text
@@ -126,48 +126,48 @@ class TestTheWayThroughTheStore:
     def test_scores_travel_through_memory_and_disk(self, tmp_path: Path) -> None:
         config = EngineConfig(store=StoreConfig(directory=str(tmp_path)))
         with Engine(tiny_models.model("llama"), config=config) as engine:
-            engine.warm(house.CHUNKS)
-            in_memory = [scored(engine, chunk) for chunk in house.CHUNKS]
-            before = engine.prefill(house.QUESTION, house.CHUNKS, selector="sensitivity", ratio=0.2).selected
+            engine.warm(helpers.CHUNKS)
+            in_memory = [scored(engine, chunk) for chunk in helpers.CHUNKS]
+            before = engine.prefill(helpers.QUESTION, helpers.CHUNKS, selector="sensitivity", ratio=0.2).selected
         config = EngineConfig(store=StoreConfig(directory=str(tmp_path), memory_bytes=0))
         with Engine(tiny_models.model("llama"), config=config) as engine:
-            for kept, chunk in zip(in_memory, house.CHUNKS, strict=True):
+            for kept, chunk in zip(in_memory, helpers.CHUNKS, strict=True):
                 assert torch.equal(scored(engine, chunk), kept)
-            again = engine.prefill(house.QUESTION, house.CHUNKS, selector="sensitivity", ratio=0.2).selected
+            again = engine.prefill(helpers.QUESTION, helpers.CHUNKS, selector="sensitivity", ratio=0.2).selected
         assert torch.equal(before, again)
 
     def test_k_0_stores_no_scores(self) -> None:
-        with house.engine(sensitivity_prefixes=0) as engine:
-            assert scored(engine, house.CHUNKS[0]) is None
+        with helpers.engine(sensitivity_prefixes=0) as engine:
+            assert scored(engine, helpers.CHUNKS[0]) is None
 
     def test_entries_stored_without_are_scored_in_the_background_and_until_then_hkvd_gradual_serves(
         self, tmp_path: Path
     ) -> None:
         with Engine(tiny_models.model("llama"), config=no_scores(directory=str(tmp_path))) as engine:
-            engine.warm(house.CHUNKS)
-            kv = engine._store.lease(engine._encoder.identity, tuple(house.CHUNKS[1])).read_layer(2).clone()
+            engine.warm(helpers.CHUNKS)
+            kv = engine._store.lease(engine._encoder.identity, tuple(helpers.CHUNKS[1])).read_layer(2).clone()
         config = EngineConfig(store=StoreConfig(directory=str(tmp_path)))
         with Engine(tiny_models.model("llama"), config=config) as engine:
-            first = engine.prefill(house.QUESTION, house.CHUNKS, selector="sensitivity", ratio=0.2)
+            first = engine.prefill(helpers.QUESTION, helpers.CHUNKS, selector="sensitivity", ratio=0.2)
             assert first.reuse.selector == "hkvd-gradual"
             assert any("sensitivity" in note for note in first.reuse.notes)
             engine.flush()
-            second = engine.prefill(house.QUESTION, house.CHUNKS, selector="sensitivity", ratio=0.2)
+            second = engine.prefill(helpers.QUESTION, helpers.CHUNKS, selector="sensitivity", ratio=0.2)
             assert (second.reuse.selector, second.reuse.notes) == ("sensitivity", ())
             assert second.reuse.missed_chunks == 0
         with (
             Engine(tiny_models.model("llama"), config=config) as engine,
-            engine._store.lease(engine._encoder.identity, tuple(house.CHUNKS[1])) as lease,
+            engine._store.lease(engine._encoder.identity, tuple(helpers.CHUNKS[1])) as lease,
         ):
             assert lease.sensitivity is not None
             torch.testing.assert_close(lease.read_layer(2), kv)
 
     def test_without_a_scorer_unscored_entries_are_left_alone(self) -> None:
-        with house.engine(sensitivity_prefixes=0) as engine:
-            prefill = engine.prefill(house.QUESTION, house.CHUNKS, selector="sensitivity", ratio=0.2)
+        with helpers.engine(sensitivity_prefixes=0) as engine:
+            prefill = engine.prefill(helpers.QUESTION, helpers.CHUNKS, selector="sensitivity", ratio=0.2)
             engine.flush()
             assert prefill.reuse.selector == "hkvd-gradual"
-            assert scored(engine, house.CHUNKS[1]) is None
+            assert scored(engine, helpers.CHUNKS[1]) is None
 
 
 class Given(StaticSelector):
@@ -184,20 +184,20 @@ class Given(StaticSelector):
 
 class TestAsking:
     def test_the_extra_pass_of_the_question_is_counted(self) -> None:
-        with house.engine() as engine:
+        with helpers.engine() as engine:
             plain, asking = (
-                engine.prefill(house.QUESTION, house.CHUNKS, selector=name, ratio=0.2)
+                engine.prefill(helpers.QUESTION, helpers.CHUNKS, selector=name, ratio=0.2)
                 for name in ("sensitivity", "sensitivity-query")
             )
         layers, length = 4, len(plain.token_ids)
         extra = (asking.reuse.compute - plain.reuse.compute) * layers * length
-        assert extra == pytest.approx(layers * len(house.QUESTION))
+        assert extra == pytest.approx(layers * len(helpers.QUESTION))
         assert asking.reuse.bytes_by_tier == plain.reuse.bytes_by_tier
 
     def test_what_it_selects_is_recomputed_as_if_it_had_been_known(self) -> None:
-        with house.engine() as engine:
-            asking = engine.prefill(house.QUESTION, house.CHUNKS, selector="sensitivity-query", ratio=0.2)
-            known = engine.prefill(house.QUESTION, house.CHUNKS, selector=Given(asking.selected), ratio=0.2)
+        with helpers.engine() as engine:
+            asking = engine.prefill(helpers.QUESTION, helpers.CHUNKS, selector="sensitivity-query", ratio=0.2)
+            known = engine.prefill(helpers.QUESTION, helpers.CHUNKS, selector=Given(asking.selected), ratio=0.2)
         assert torch.equal(asking.logits, known.logits)
 
     @torch.no_grad()

@@ -7,7 +7,7 @@ import pytest
 
 from ragkv.langchain import close_engines
 
-from .house import tiny_folder
+from .helpers import tiny_folder
 from .standard_table import Suite, suite_of
 
 ran: dict[str, Suite] = defaultdict(Suite)  # by title, of this session

@@ -5,10 +5,10 @@ from typing import Any
 import pytest
 
 from ragkv import Engine, RagKVError
-from ragkv.baselines import map_reduce, map_rerank, surest
 from ragkv.langchain import ChatRagKV, map_reduce_chain, map_rerank_chain
+from ragkv.rag.baselines import map_reduce, map_rerank, surest
 
-from .house import chat, documents, needs_reader
+from .helpers import chat, documents, needs_reader
 from .test_documents import QUESTION, A, B, C
 
 

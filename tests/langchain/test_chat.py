@@ -19,7 +19,7 @@ from ragkv.rag import Rag
 from tests.model.test_layout import NO_SYSTEM, SILENT_ABOUT_SYSTEM
 from tests.toy_tokenizers import byte_tokenizer
 
-from .house import CHATML, chat
+from .helpers import CHATML, chat
 from .test_documents import A, kv
 
 ROOT = Path(__file__).parents[2]

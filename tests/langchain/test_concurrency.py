@@ -9,7 +9,7 @@ from langchain_core.messages import BaseMessage
 
 from ragkv.langchain import ChatRagKV
 
-from .house import chat
+from .helpers import chat
 from .test_documents import A, B, C
 
 PROMPTS = [

@@ -11,7 +11,7 @@ from ragkv import EngineConfig, StoreConfig
 from ragkv.errors import InputError
 from ragkv.langchain import ChatRagKV, RagKVChatMessageHistory, close_engines
 
-from .house import chat, documents, needs_reader
+from .helpers import chat, documents, needs_reader
 from .test_documents import A, kv
 
 

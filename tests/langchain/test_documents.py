@@ -15,7 +15,7 @@ from ragkv import EngineConfig, PromptConfig, RagKVError
 from ragkv.errors import InputError, UnsupportedError
 from ragkv.langchain import ChatRagKV, create_cached_documents_chain
 
-from .house import chat
+from .helpers import chat
 
 A, B, C = (
     Document(page_content=text, metadata={"source": name}, id=name)

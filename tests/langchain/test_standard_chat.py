@@ -11,7 +11,7 @@ from ragkv import EngineConfig
 from ragkv.langchain import ChatRagKV
 from ragkv.model.loading import READER
 
-from .house import documents, needs_reader
+from .helpers import documents, needs_reader
 
 CONFIG = EngineConfig()
 

@@ -18,7 +18,7 @@ from ragkv.retrieval import Document as Source
 from ragkv.retrieval import Index
 from ragkv.retrieval.testing import HashEmbedder, word_splitter
 
-from .house import chat
+from .helpers import chat
 
 EMBEDDING = RagKVEmbeddings(embedder=HashEmbedder())
 ROWS: list[tuple[str, dict[str, Any]]] = [

@@ -10,9 +10,9 @@ import pytest
 
 from ragkv import Engine
 from ragkv.errors import InputError, RagKVError
-from tests.engine.house import A, B
+from tests.engine.helpers import A, B
 
-from .house import ask, engine_at, files, is_full_prefill, pinned, question, with_kv
+from .helpers import ask, engine_at, files, is_full_prefill, pinned, question, with_kv
 
 
 def talk(engine: Engine, session_id: str = "s", turns: int = 3) -> Any:

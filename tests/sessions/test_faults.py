@@ -16,13 +16,13 @@ import pytest
 import torch
 
 from ragkv import Engine
-from ragkv.manifest import Manifests
+from ragkv.sessions import Manifests
 from ragkv.store import Tier
 from ragkv.testing import FailingTier, Failure, ThrottledTier, WrappedTier
 from tests import tiny_models
-from tests.engine.house import A, B, Q
+from tests.engine.helpers import A, B, Q
 
-from .house import ask, engine_at, files, is_full_prefill, pinned, question, with_kv
+from .helpers import ask, engine_at, files, is_full_prefill, pinned, question, with_kv
 
 FORKSERVER = multiprocessing.get_context("forkserver")
 FORKSERVER.set_forkserver_preload(["tests.stress.writing", "tests.sessions.test_faults"])
@@ -137,7 +137,7 @@ class TestAManifest:
         """That of another session under this one's name."""
         head, summary, body = path.read_bytes().splitlines(keepends=True)
         other = json.dumps({**json.loads(summary), "session_id": "t"}).encode() + b"\n"
-        from ragkv.manifest import _checksum
+        from ragkv.sessions.manifest import _checksum
 
         head = json.dumps({**json.loads(head), "checksum": _checksum(other + body)}).encode() + b"\n"
         path.write_bytes(head + other + body)

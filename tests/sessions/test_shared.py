@@ -12,14 +12,14 @@ import pytest_socket
 from ragkv import Engine, EngineConfig
 from ragkv.config import RedisConfig, SessionConfig
 from ragkv.errors import ConfigError, InputError, SessionConflictError, SessionUnavailableError
-from ragkv.manifest_shared import SharedManifests
-from ragkv.session_shared import SharedSessions
+from ragkv.sessions.shared import SharedSessions
+from ragkv.sessions.shared_manifest import SharedManifests
 from ragkv.types import TokenEvent
-from tests.engine.house import A, B
-from tests.store.remote.house import unique_prefix
+from tests.engine.helpers import A, B
+from tests.store.remote.helpers import unique_prefix
 from tests.store.remote.servers import RedisServer
 
-from .house import ask, carry_on, engine_at, is_full_prefill, question, with_kv
+from .helpers import ask, carry_on, engine_at, is_full_prefill, question, with_kv
 
 pytestmark = pytest.mark.enable_socket
 
@@ -155,7 +155,7 @@ def test_a_turn_given_up_leaves_everybodys_conversation_as_it_was(tmp_path: Path
 def test_a_deletion_reaches_every_replica_and_its_blocks_go_everywhere(
     tmp_path: Path, config: RedisConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ragkv.session_shared.POLL_S", 0.05)
+    monkeypatch.setattr("ragkv.sessions.shared.POLL_S", 0.05)
     with Replicas(tmp_path, config, 2) as (here, there):
         for turn in range(2):
             ask(here, here.session("s"), turn)
@@ -182,7 +182,7 @@ def test_a_deletion_reaches_every_replica_and_its_blocks_go_everywhere(
 def test_documents_deleted_on_one_replica_are_dropped_by_all(
     tmp_path: Path, config: RedisConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ragkv.session_shared.POLL_S", 0.05)
+    monkeypatch.setattr("ragkv.sessions.shared.POLL_S", 0.05)
     with Replicas(tmp_path, config, 2) as (here, there):
         for engine in (here, there):
             engine.warm([A, B])

@@ -7,10 +7,10 @@ import pytest
 from ragkv import Chunk, PromptConfig
 from ragkv.model.layout import TemplateRuns
 from tests import tiny_models
-from tests.engine.house import A, B, C, close, full_prefill, text_engine
+from tests.engine.helpers import A, B, C, close, full_prefill, text_engine
 from tests.model.test_layout import CHATML
 
-from .house import ask, carry_on, engine_at, files, is_full_prefill, question, with_kv
+from .helpers import ask, carry_on, engine_at, files, is_full_prefill, question, with_kv
 
 TAIL = 1  # the last token of an answer has no KV yet
 

@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ragkv.errors import ConfigError
-from ragkv.routing import ROUTERS, RouterSettings
+from ragkv.scheduling.replica_routing import ROUTERS, RouterSettings
 from ragkv.simulate import (
     Profile,
     RagLoad,

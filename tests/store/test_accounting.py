@@ -13,7 +13,7 @@ from ragkv.store import LRU, DiskTier, EncodedEntry, Entry, Lease, MemoryTier, T
 from ragkv.store.tiers.remote_open import open_remote
 
 from .entries import CODEC_NAMES, ids_of, kept, make_entry, read_all, same, with_codec
-from .remote.house import redis_config
+from .remote.helpers import redis_config
 from .remote.servers import RedisServer
 
 NUMBERS = st.integers(0, 7)

@@ -12,7 +12,18 @@ import torch
 
 from ragkv.config import StoreConfig
 from ragkv.errors import ConfigError
-from ragkv.store import LRU, Demand, DiskTier, Lease, MemoryTier, Policy, Store, TierKind, Wanted, make_policy
+from ragkv.store import (
+    LRU,
+    DiskTier,
+    HintedEntry,
+    Lease,
+    MemoryTier,
+    Policy,
+    PrefetchHint,
+    Store,
+    TierKind,
+    make_policy,
+)
 from ragkv.store.policies import Cut, PolicySettings
 from ragkv.testing import FailingTier, Failure, WrappedLease, WrappedTier
 
@@ -87,8 +98,8 @@ def house(tmp_path: Path) -> Iterator[Callable[..., House]]:
         assert built.pins() == 0
 
 
-def demand(*numbers: int, group: str = "") -> Demand:
-    return Demand(tuple(Wanted(IDENTITY, tuple(ids_of(number)), SIZE, group) for number in numbers))
+def hint_of(*numbers: int, group: str = "") -> PrefetchHint:
+    return PrefetchHint(tuple(HintedEntry(IDENTITY, tuple(ids_of(number)), SIZE, group) for number in numbers))
 
 
 def key(number: int) -> str:
@@ -105,7 +116,7 @@ def until(true: Callable[[], bool], timeout_s: float = 20.0) -> None:
 def settled(house: House) -> None:
     """Return when the prefetcher has looked at the line as it is and has nothing under way."""
     line = house.store._line
-    asked = demand()
+    asked = hint_of()
     house.store.queued(asked)
     house.store.left(asked)
     until(lambda: line._seen == line._version)
@@ -118,7 +129,7 @@ class TestFetching:
     ) -> None:
         here = house(fits=3, on_disk=6)
         here.disk.go.clear()
-        demands = [demand(number) for number in (4, 2, 0, 1, 3)]
+        demands = [hint_of(number) for number in (4, 2, 0, 1, 3)]
         for waiting in demands:
             here.store.queued(waiting)
         here.disk.go.set()
@@ -133,7 +144,7 @@ class TestFetching:
 
     def test_gives_a_request_that_waited_hits_in_memory_equal_in_every_bit(self, house: Callable[..., House]) -> None:
         here = house(fits=4, on_disk=2)
-        waiting = demand(0, 1)
+        waiting = hint_of(0, 1)
         here.store.queued(waiting)
         until(lambda: here.in_memory() == {0, 1})
         here.store.started(waiting)
@@ -147,7 +158,7 @@ class TestFetching:
         here = house(fits=4, on_disk=0)
         here.store.put(make_entry(1))
         here.store.flush()
-        here.store.queued(demand(1))
+        here.store.queued(hint_of(1))
         settled(here)
         assert here.disk.reads == []
 
@@ -158,13 +169,13 @@ class TestFetching:
         here.store.put(make_entry(1))
         here.store.put(make_entry(2))
         assert here.in_memory() == {2}
-        here.store.queued(demand(1))
+        here.store.queued(hint_of(1))
         until(lambda: here.in_memory() == {1})
         writing.set()
 
     def test_takes_part_of_a_demand_that_does_not_fit_as_a_whole(self, house: Callable[..., House]) -> None:
         here = house(fits=2.5, on_disk=5)
-        here.store.queued(demand(0, 1, 2, 3, group="s"))
+        here.store.queued(hint_of(0, 1, 2, 3, group="s"))
         until(lambda: here.in_memory() == {0, 1})
         settled(here)
         assert len(here.disk.keys) == 2
@@ -172,13 +183,13 @@ class TestFetching:
     def test_can_be_switched_off(self, tmp_path: Path) -> None:
         with Store.open(StoreConfig(directory=str(tmp_path), prefetch=False)) as store:
             store._tiers[1].put(make_entry(1))
-            store.queued(demand(1))
+            store.queued(hint_of(1))
             time.sleep(0.1)
             assert store.stats().tiers[0].entries == 0
 
     def test_a_place_in_line_is_left_once(self, house: Callable[..., House]) -> None:
         here = house(fits=2, on_disk=1)
-        waiting = demand(0)
+        waiting = hint_of(0)
         here.store.queued(waiting)
         here.store.left(waiting)
         here.store.left(waiting)
@@ -191,7 +202,7 @@ class TestStopping:
     def test_a_fetch_nobody_waits_for_ends_at_the_next_layer(self, house: Callable[..., House], how: str) -> None:
         here = house(fits=4, on_disk=2)
         here.disk.go.clear()
-        waiting = demand(0, 1)
+        waiting = hint_of(0, 1)
         here.store.queued(waiting)
         until(lambda: here.disk.reads == [(key(0), 0)])
         getattr(here.store, how)(waiting)
@@ -204,7 +215,7 @@ class TestStopping:
         before = set(threading.enumerate())
         here = house(fits=4, on_disk=2, reserve=1)
         here.disk.go.clear()
-        here.store.queued(demand(0, 1))
+        here.store.queued(hint_of(0, 1))
         until(lambda: here.disk.reads == [(key(0), 0)])
         closing = threading.Thread(target=here.store.close)
         closing.start()
@@ -217,7 +228,7 @@ class TestStopping:
     def test_what_is_deleted_during_its_fetch_stays_deleted(self, house: Callable[..., House]) -> None:
         here = house(fits=4, on_disk=1)
         here.disk.go.clear()
-        here.store.queued(demand(0))
+        here.store.queued(hint_of(0))
         until(lambda: here.disk.reads == [(key(0), 0)])
         assert here.store.delete(IDENTITY, ids_of(0))
         here.disk.go.set()
@@ -235,10 +246,10 @@ class TestFailing:
         assert files.put(make_entry(0, layers=3)) and files.put(make_entry(1))
         disk = FailingTier(files, layers=[2], failure=failure)
         with Store([MemoryTier(10**6, make_policy("lookahead")), disk], write_buffer_bytes=10**6) as store:
-            store.queued(demand(0, 1))
+            store.queued(hint_of(0, 1))
             until(lambda: store.stats().tiers[0].entries == 1)
             for _ in range(3):
-                store.queued(demand())
+                store.queued(hint_of())
             time.sleep(0.05)
             assert caplog.text.count("could not be fetched ahead") == 1
             assert [info.key for info in store._tiers[0].infos()] == [key(1)]
@@ -251,14 +262,14 @@ class TestFailing:
         data = bytearray(file.read_bytes())
         data[2 * 4096 + 5] ^= 1  # in layer 0
         file.write_bytes(data)
-        here.store.queued(demand(0))
+        here.store.queued(hint_of(0))
         until(lambda: not here.files.contains(key(0)))
         assert here.in_memory() == set()
         assert here.store.lease(IDENTITY, ids_of(0)) is None
 
     def test_what_nobody_has_is_looked_for_once(self, house: Callable[..., House]) -> None:
         here = house(fits=4, on_disk=0)
-        here.store.queued(demand(7))
+        here.store.queued(hint_of(7))
         settled(here)
         settled(here)
         assert here.files.stats().misses == 1
@@ -271,8 +282,8 @@ class TestSparing:
         here = house(fits=2, on_disk=3, policy=LRU())
         here.memory.put(make_entry(0))  # the least recently used, and the first in line needs it
         here.memory.put(make_entry(1))
-        here.store.queued(demand(0))
-        here.store.queued(demand(2))
+        here.store.queued(hint_of(0))
+        here.store.queued(hint_of(2))
         until(lambda: here.in_memory() == {0, 2})
 
     def test_a_fetch_evicts_nothing_in_use(self, house: Callable[..., House]) -> None:
@@ -280,13 +291,13 @@ class TestSparing:
         here.memory.put(make_entry(0))
         here.memory.put(make_entry(1))
         with here.store.lease(IDENTITY, ids_of(0)), here.store.lease(IDENTITY, ids_of(1)):  # type: ignore[union-attr]
-            here.store.queued(demand(2))
+            here.store.queued(hint_of(2))
             settled(here)
             assert here.in_memory() == {0, 1}
 
     def test_who_waits_keeps_what_it_needs_however_much_is_put(self, house: Callable[..., House]) -> None:
         here = house(fits=4, on_disk=0)
-        waiting = [demand(0, 1, group="s"), demand(2)]
+        waiting = [hint_of(0, 1, group="s"), hint_of(2)]
         for number, group in ((0, "s"), (1, "s"), (2, ""), (3, "")):
             here.store.put(make_entry(number, group=group, index=number))
         for each in waiting:
@@ -307,7 +318,7 @@ class TestSparing:
     def test_a_cancelled_request_exempts_nothing_and_others_still_do(self, house: Callable[..., House]) -> None:
         here = house(fits=2, on_disk=0)
         here.store.put(make_entry(0))
-        first, second = demand(0), demand(0)
+        first, second = hint_of(0), hint_of(0)
         here.store.queued(first)
         here.store.queued(second)
         here.store.left(first)
@@ -330,7 +341,7 @@ class TestTheReserve:
 
     def test_is_no_room_to_fetch_into(self, house: Callable[..., House]) -> None:
         here = house(fits=4, on_disk=6, reserve=2)
-        here.store.queued(demand(0, 1, 2, 3))
+        here.store.queued(hint_of(0, 1, 2, 3))
         until(lambda: here.in_memory() == {0, 1})
         settled(here)
         assert here.in_memory() == {0, 1}
@@ -426,7 +437,9 @@ def test_many_threads_at_once_never_see_a_wrong_byte_and_leave_nothing(tmp_path:
         try:
             for _ in range(40):
                 numbers = choose.sample(range(16), 3)
-                waiting = Demand(tuple(Wanted(IDENTITY, tuple(ids_of(n)), SIZE, "s" if n < 4 else "") for n in numbers))
+                waiting = PrefetchHint(
+                    tuple(HintedEntry(IDENTITY, tuple(ids_of(n)), SIZE, "s" if n < 4 else "") for n in numbers)
+                )
                 store.queued(waiting)
                 time.sleep(choose.random() / 500)
                 if choose.random() < 0.7:

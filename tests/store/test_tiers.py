@@ -12,7 +12,7 @@ from ragkv.store import LRU, DiskTier, EncodedEntry, Entry, Identity, MemoryTier
 from ragkv.testing import ThrottledTier
 
 from .entries import CODEC_NAMES, digest, ids_of, kept, make_entry, other_identities, read_all, same, with_codec
-from .remote.house import remote_tier, value_bytes
+from .remote.helpers import remote_tier, value_bytes
 
 MakeTier = Callable[..., Tier]
 

@@ -8,9 +8,9 @@ from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
 from ragkv.engine import Engine
-from ragkv.prefill import Prefill
+from ragkv.inference import Prefill
 from ragkv.retrieval import Hit
-from ragkv.session import Session
+from ragkv.sessions import Session
 from ragkv.types import UNSET, Answer, Chunk, TokenEvent, Unset
 
 from ..answering import answering, check_count, check_text, max_tokens_of, session_of

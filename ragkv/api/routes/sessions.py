@@ -6,8 +6,8 @@ from typing import Annotated
 from fastapi import APIRouter, Path, Request
 
 from ragkv.errors import InputError
-from ragkv.session import Session
-from ragkv.session import SessionInfo as Info
+from ragkv.sessions import Session
+from ragkv.sessions import SessionInfo as Info
 
 from .. import schemas
 from ..errors import ApiError, not_found, responses

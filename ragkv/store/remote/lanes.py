@@ -7,7 +7,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
-from ragkv import teams
+from ragkv.runtime import openmp
 
 T = TypeVar("T")
 
@@ -53,7 +53,7 @@ class Lanes:
             thread.join()
 
     def _work(self) -> None:
-        teams.alone()
+        openmp.use_one_thread()
         while (job := self._next()) is not None:
             future, work = job
             if not future.set_running_or_notify_cancel():

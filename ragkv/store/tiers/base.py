@@ -12,7 +12,7 @@ from enum import Enum
 
 import torch
 
-from ragkv.closing import Closing
+from ragkv.runtime import Closing
 
 from ..codecs import RAW
 from ..encoded import EncodedEntry

@@ -11,7 +11,7 @@ from typing import Any
 from playwright.sync_api import Browser, Page, sync_playwright
 
 from .conftest import CHROMIUM, CORPUS, QUESTION, serving
-from .house import refusal, stream, streaming
+from .helpers import refusal, stream, streaming
 
 LOOKS: dict[str, dict[str, Any]] = {
     "light": {"viewport": {"width": 1360, "height": 860}, "color_scheme": "light"},

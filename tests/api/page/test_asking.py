@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from .conftest import QUESTION
-from .house import PROMPT, REUSE, TIMING, answer, ask, events, source, stream, streaming
+from .helpers import PROMPT, REUSE, TIMING, answer, ask, events, source, stream, streaming
 
 LONGER = "What is the code name of Kiralus?"  # answered in several tokens
 STATES = ("exact", "fused", "recomputed", "computed")

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from .house import ask
+from .helpers import ask
 
 FIRST = "What does Verlab sell?"
 SECOND = "What is the code name of Kiralus?"

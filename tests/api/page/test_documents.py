@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from .conftest import CORPUS
-from .house import ask, refusal
+from .helpers import ask, refusal
 
 
 def said(page: Any) -> dict[str, str]:

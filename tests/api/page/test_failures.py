@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from .conftest import QUESTION
-from .house import answer, ask, refusal, source, stream, streaming
+from .helpers import answer, ask, refusal, source, stream, streaming
 
 PARTLY = stream(("sources", {"sources": [source()]}), ("token", {"text": "Ovens and "}), ("token", {"text": "sto"}))
 

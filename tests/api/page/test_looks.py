@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from .conftest import QUESTION
-from .house import ask
+from .helpers import ask
 
 
 def test_the_main_job_needs_no_mouse(page: Any, library: str) -> None:

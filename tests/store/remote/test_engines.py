@@ -12,13 +12,12 @@ import torch
 
 from ragkv import Engine, StoreConfig
 from ragkv.config import RedisConfig
-from ragkv.encoding import Encoder
-from ragkv.flight import Flights
-from ragkv.proxy import Proxy
+from ragkv.encoding import Encoder, SingleFlight
 from ragkv.store import Store
-from tests.engine.house import A, B, C, Q, close, engine_of, full_prefill, ids, stored
+from ragkv.testing.faulty_proxy import Proxy
+from tests.engine.helpers import A, B, C, Q, close, engine_of, full_prefill, ids, stored
 
-from .house import redis_config, s3_config, unique_prefix
+from .helpers import redis_config, s3_config, unique_prefix
 from .servers import LOOPBACK, RedisServer, S3Server
 
 pytestmark = pytest.mark.allow_hosts([LOOPBACK])
@@ -146,7 +145,7 @@ def test_two_replicas_that_warm_the_same_chunks_share_the_work(
 
 def test_what_came_since_the_caller_looked_is_not_encoded_again(redis_server: RedisServer) -> None:
     with Store.open(StoreConfig(redis=redis_config(redis_server), memory_bytes=0)) as store:
-        flights = Flights(store)
+        flights = SingleFlight(store)
         assert flights.claim("came", 100, lambda: True) is None
         until = time.monotonic() + 10
         while (flight := flights.claim("came", 100, lambda: False)) is None and time.monotonic() < until:
@@ -160,8 +159,8 @@ def test_nobody_waits_for_a_claim_longer_than_encoding_takes(redis_server: Redis
         Store.open(StoreConfig(redis=config, memory_bytes=0)) as dead,
         Store.open(StoreConfig(redis=config, memory_bytes=0)) as store,
     ):
-        flights = Flights(store)
-        assert Flights(dead).claim("k", 100, lambda: False) is not None  # and never does it
+        flights = SingleFlight(store)
+        assert SingleFlight(dead).claim("k", 100, lambda: False) is not None  # and never does it
         assert flights.claim("k", 100, lambda: False) is None
         assert not flights.arrived("k", 100)  # nothing is known of encoding: no waiting at all
         flights.pace.took(100, 0.4)

@@ -8,13 +8,13 @@ import pytest
 
 from ragkv.config import RedisConfig, S3Config, StoreConfig
 from ragkv.errors import EntryDamagedError
-from ragkv.proxy import Proxy
 from ragkv.store import Entry, Tier
 from ragkv.store.tiers.remote import RemoteTier
 from ragkv.store.tiers.remote_open import open_remote
+from ragkv.testing.faulty_proxy import Proxy
 
 from ..entries import IDENTITY, ids_of, make_entry, read_all, same
-from .house import unique_prefix
+from .helpers import unique_prefix
 from .servers import LOOPBACK, RedisServer, S3Server, free_port
 
 pytestmark = pytest.mark.allow_hosts([LOOPBACK])

@@ -11,13 +11,13 @@ import pytest
 
 from ragkv.config import RedisConfig, StoreConfig
 from ragkv.errors import ConfigError, RemoteError
-from ragkv.proxy import Proxy
-from ragkv.store import Demand, Store, TierKind, Wanted
+from ragkv.store import HintedEntry, PrefetchHint, Store, TierKind
 from ragkv.store.remote.tombstones import Tombstones
 from ragkv.store.tiers.remote import RemoteTier
+from ragkv.testing.faulty_proxy import Proxy
 
 from ..entries import IDENTITY, ids_of, make_entry, other_identities, read_all, same
-from .house import redis_config, s3_config, unique_prefix
+from .helpers import redis_config, s3_config, unique_prefix
 from .servers import LOOPBACK, RedisServer, S3Server
 
 pytestmark = pytest.mark.allow_hosts([LOOPBACK])
@@ -108,7 +108,7 @@ def test_who_waits_finds_it_in_memory(shared: dict[str, Any], tmp_path: Path) ->
     with Store.open(settings(tmp_path / "a", **shared)) as store:
         store.put_durably(make_entry(1))
     with Store.open(settings(tmp_path / "b", **shared)) as other:
-        demand = Demand((Wanted(IDENTITY, tuple(ids_of(1)), make_entry(1).size_bytes),))
+        demand = PrefetchHint((HintedEntry(IDENTITY, tuple(ids_of(1)), make_entry(1).size_bytes),))
         other.queued(demand)
         until(lambda: TierKind.MEMORY in holders(other, 1))
         other.started(demand)
@@ -127,7 +127,7 @@ def test_lookups_of_a_request_that_starts_go_out_together(redis_server: RedisSer
     through = replace(config, url=f"redis://{LOOPBACK}:{proxy.port}/0")
     with Store.open(settings(None, redis=through, prefetch=False)) as store:
         assert far(store).contains(make_entry(1).info.key)  # connected
-        demand = Demand(tuple(Wanted(IDENTITY, tuple(ids_of(number)), 1) for number in range(20)))
+        demand = PrefetchHint(tuple(HintedEntry(IDENTITY, tuple(ids_of(number)), 1) for number in range(20)))
         began = time.monotonic()
         store.queued(demand)
         store.started(demand)

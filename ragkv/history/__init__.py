@@ -1,0 +1,26 @@
+"""A conversation's history as values, which tokens leave it, and its blocks written to the store."""
+
+from .block_writer import BlockWriter
+from .history import EMPTY, Block, Chain, Conversation, History, Part, PartKind, PastTurn, Ranges
+from .truncation import TDLS, Discard, Discardable, find, fitted, keep_dialogue, merged, oldest
+
+__all__ = [
+    "Block",
+    "BlockWriter",
+    "Chain",
+    "Conversation",
+    "Discard",
+    "Discardable",
+    "EMPTY",
+    "History",
+    "Part",
+    "PartKind",
+    "PastTurn",
+    "Ranges",
+    "TDLS",
+    "find",
+    "fitted",
+    "keep_dialogue",
+    "merged",
+    "oldest",
+]

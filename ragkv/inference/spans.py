@@ -1,0 +1,49 @@
+"""What became of a prompt, run by run, for who wants to see it: the plan and the selection as plain values."""
+
+from bisect import bisect_left
+from collections.abc import Container, Iterator, Sequence
+
+import torch
+
+from ragkv.fusion import Plan, Span, SpanKind, SpanState
+from ragkv.types import PromptSpan
+
+
+def prompt_spans(plan: Plan, selected: torch.Tensor, plain: Container[int], asked: int) -> tuple[PromptSpan, ...]:
+    """The runs of a prompt, in order, covering it; their sums are those of `Reuse`.
+
+    `selected` (C,) are the positions recomputed in the last layer, ascending. `plain` are the chunks that are mere
+    text, `asked` is how many of the question's tokens were asked; the template's follow.
+    """
+    length = plan.token_ids.numel()
+    positions = selected.tolist()
+    return tuple(piece for span in plan.spans if len(span) for piece in _pieces(span, length, positions, plain, asked))
+
+
+def _pieces(
+    span: Span, length: int, selected: Sequence[int], plain: Container[int], asked: int
+) -> Iterator[PromptSpan]:
+    """A span in pieces of one kind and one state: the last token of a prompt is always computed."""
+    if span.kind is SpanKind.QUESTION:
+        cut = min(span.start + asked, span.stop)
+        kinds = [("question", span.start, cut), ("template", cut, span.stop)]
+    elif span.kind is SpanKind.CHUNK and span.chunk in plain:
+        kinds = [("template", span.start, span.stop)]
+    else:
+        kinds = [(span.kind.value, span.start, span.stop)]
+    for kind, start, stop in kinds:
+        reused = stop if span.state is SpanState.COMPUTED else min(stop, length - 1)
+        chunk = span.chunk if kind == "chunk" else None
+        if start < reused:
+            among = slice(bisect_left(selected, start), bisect_left(selected, reused))
+            here = tuple(at - start for at in selected[among]) if kind == "chunk" else ()
+            yield PromptSpan(kind, start, reused - start, _state(span), here, chunk)
+        if reused < stop and start < stop:
+            yield PromptSpan(kind, max(start, reused), stop - max(start, reused), "computed", (), chunk)
+
+
+def _state(span: Span) -> str:
+    return "fused" if span.state is SpanState.KEPT else span.state.value
+
+
+__all__ = ["prompt_spans"]

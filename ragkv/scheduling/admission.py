@@ -1,0 +1,172 @@
+"""The request queue: who may begin, in the order they came; the store sees who waits (CachedAttention section 3.3).
+
+The callers' threads are the workers. `workers` requests are past admission at once: one computes, the others look up
+and read ahead meanwhile, so that a request's load overlaps its predecessor's compute (section 3.2.1). A slot covers
+planning and prefill, never decoding: an open stream keeps nobody waiting. It knows no model and no prompts; what a
+request will read is a `PrefetchHint`, and everything held for one is released however it ends.
+"""
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Protocol
+
+from ragkv.config import SchedulerConfig
+from ragkv.errors import CancelledError, DeadlineError, QueueFullError
+from ragkv.store import PrefetchHint
+
+POLL_S = 0.02  # how soon a cancellation is noticed by who waits: events cannot be waited for two at a time
+
+
+class Line(Protocol):
+    """Who is told of the queue: the store."""
+
+    def queued(self, demand: PrefetchHint) -> None: ...
+
+    def started(self, demand: PrefetchHint) -> None: ...
+
+    def left(self, demand: PrefetchHint) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class QueueStats:
+    """The queue now, and what became of requests since the engine was built."""
+
+    waiting: int  # now
+    admitted: int  # now: planning or prefilling
+    served: int  # prefilled
+    refused: int  # the queue was full
+    expired: int  # their deadline passed, waiting, prefilling or decoding
+    cancelled: int  # likewise
+
+
+class Ticket:
+    """One request's patience: its deadline, and the event that calls it off."""
+
+    def __init__(
+        self, deadline_s: float | None, cancel: threading.Event | None, ended: Callable[[Exception], None]
+    ) -> None:
+        """`ended` is told, once, what `check` raised."""
+        self._deadline_s, self._cancel, self._ended = deadline_s, cancel, ended
+        self._began = time.monotonic()
+        self._over = False
+
+    def check(self) -> None:
+        """Raise `CancelledError` or `DeadlineError` if this request is not wanted any more."""
+        error: CancelledError | DeadlineError
+        if self._cancel is not None and self._cancel.is_set():
+            error = CancelledError("The request was cancelled by its caller; what it held is released.")
+        elif self._deadline_s is not None and time.monotonic() - self._began >= self._deadline_s:
+            error = DeadlineError(
+                f"The request's deadline of {self._deadline_s:g} s passed; what it held is released. Give it more "
+                "time, ask for fewer tokens, or ask again when the queue is shorter."
+            )
+        else:
+            return
+        if not self._over:
+            self._over = True
+            self._ended(error)
+        raise error
+
+    def wait(self, event: threading.Event) -> None:
+        """Wait for `event`; raises what `check` raises."""
+        while not event.wait(self._pause_s()):
+            self.check()
+
+    def acquire(self, lock: threading.Lock) -> None:
+        """Wait for `lock` and have it; raises what `check` raises, without it."""
+        while not lock.acquire(timeout=-1 if (pause_s := self._pause_s()) is None else pause_s):
+            self.check()
+
+    def _pause_s(self) -> float | None:
+        """How long nothing can change but by what is waited for; `None`: for ever."""
+        if self._cancel is not None:
+            return POLL_S
+        return None if self._deadline_s is None else max(0.0, self._deadline_s - time.monotonic() + self._began)
+
+
+class _Place:
+    """A request in the queue, or past it."""
+
+    def __init__(self, demand: PrefetchHint) -> None:
+        self.demand = demand
+        self.admitted = threading.Event()
+
+
+class AdmissionQueue:
+    """Admits requests first come first served. All methods are thread-safe."""
+
+    def __init__(self, config: SchedulerConfig, line: Line) -> None:
+        self._config, self._line = config, line
+        self._lock = threading.Lock()
+        self._waiting: deque[_Place] = deque()
+        self._running: set[_Place] = set()
+        self._served = self._refused = self._expired = self._cancelled = 0
+
+    def ticket(self, deadline_s: float | None = None, cancel: threading.Event | None = None) -> Ticket:
+        """A new request's; without a deadline of its own it has the config's."""
+        return Ticket(self._config.deadline_s if deadline_s is None else deadline_s, cancel, self._count)
+
+    @contextmanager
+    def admitted(self, demand: PrefetchHint, ticket: Ticket) -> Iterator[None]:
+        """Wait for a slot and hold it; the store knows of `demand` from the queue's tail on until the slot is free.
+
+        Raises `QueueFullError` at once if too many wait, and what `ticket.check` raises.
+        """
+        ticket.check()
+        place = self._join(demand)
+        try:
+            ticket.wait(place.admitted)
+            ticket.check()
+            self._line.started(demand)
+            yield
+            with self._lock:
+                self._served += 1
+        finally:
+            self._leave(place)
+
+    def stats(self) -> QueueStats:
+        """The queue now, and counts."""
+        with self._lock:
+            counts = self._served, self._refused, self._expired, self._cancelled
+            return QueueStats(len(self._waiting), len(self._running), *counts)
+
+    def _join(self, demand: PrefetchHint) -> _Place:
+        limit, place = self._config.queue_limit, _Place(demand)
+        with self._lock:
+            if len(self._running) >= self._config.workers and len(self._waiting) >= limit:
+                self._refused += 1
+                raise QueueFullError(
+                    f"{len(self._waiting)} requests wait and the queue takes {limit}. Ask again later, or raise "
+                    "scheduler.queue_limit."
+                )
+            self._line.queued(demand)  # under the lock: the store's order is ours
+            self._waiting.append(place)
+            self._admit()
+        return place
+
+    def _admit(self) -> None:
+        while self._waiting and len(self._running) < self._config.workers:
+            place = self._waiting.popleft()
+            self._running.add(place)
+            place.admitted.set()
+
+    def _leave(self, place: _Place) -> None:
+        self._line.left(place.demand)
+        with self._lock:
+            if place in self._running:
+                self._running.remove(place)
+            else:
+                self._waiting.remove(place)
+            self._admit()
+
+    def _count(self, error: Exception) -> None:
+        with self._lock:
+            self._expired += isinstance(error, DeadlineError)
+            self._cancelled += isinstance(error, CancelledError)
+
+
+__all__ = ["QueueStats", "AdmissionQueue", "Ticket"]

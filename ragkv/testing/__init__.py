@@ -1,0 +1,5 @@
+"""Fakes to test with: tiers that are slow, tiers that fail, and a network proxy that delays or damages bytes."""
+
+from .fakes import FailingTier, Failure, ThrottledTier, WrappedLease, WrappedTier
+
+__all__ = ["FailingTier", "Failure", "ThrottledTier", "WrappedLease", "WrappedTier"]

@@ -1,0 +1,101 @@
+"""What the service's tests share: apps over a model loaded once, clients, a server on a port, the example corpus."""
+
+import functools
+import json
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import uvicorn
+from fastapi import FastAPI
+from fastapi.testclient import TestClient
+
+from ragkv import Engine, EngineConfig, StoreConfig
+from ragkv.api import ServeConfig, create_app
+from ragkv.api.service import Service
+from ragkv.retrieval.testing import HashEmbedder
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+BARE = EngineConfig(store=StoreConfig(memory_bytes=0))  # of the engine that holds the model
+FACTS = ["The harbour of Oro was built by Lena Moss.", "The mill of Oro was built by Tam Reed in 1832."]
+
+
+@functools.cache
+def questions() -> list[dict[str, Any]]:
+    """The example questions."""
+    return [json.loads(line) for line in (EXAMPLES / "questions.jsonl").read_text("utf-8").splitlines()]
+
+
+def corpus() -> list[tuple[str, tuple[str, bytes]]]:
+    """The example corpus, as files of a form."""
+    return [("files", (path.name, path.read_bytes())) for path in sorted((EXAMPLES / "corpus").glob("*.md"))]
+
+
+def app_on(loaded: Engine, home: Path, **config: Any) -> FastAPI:
+    """An app over a model that is loaded already."""
+    return create_app(ServeConfig(home=str(home), **config), engine=loaded.with_config(BARE), embedder=HashEmbedder())
+
+
+def service_of(app: FastAPI) -> Service:
+    service: Service = app.state.service
+    return service
+
+
+def client_of(app: FastAPI, key: str | None = None) -> TestClient:
+    headers = {} if key is None else {"authorization": f"Bearer {key}"}
+    return TestClient(app, base_url="http://localhost", headers=headers)
+
+
+def filled(client: TestClient, name: str = "facts", texts: list[str] | None = None) -> str:
+    """A collection of one-line documents `0`, `1` ...; its name."""
+    assert client.post("/v1/collections", json={"name": name}).status_code in (200, 201)
+    documents = [{"id": str(number), "text": text} for number, text in enumerate(texts or FACTS)]
+    assert client.post(f"/v1/collections/{name}/documents", json={"documents": documents}).status_code == 201
+    return name
+
+
+def events(text: str) -> list[tuple[str, Any]]:
+    """Server-sent events as (name, data)."""
+    found = []
+    for block in text.strip().split("\n\n"):
+        fields = dict(line.split(": ", 1) for line in block.splitlines() if not line.startswith(":"))
+        if data := fields.get("data"):
+            found.append((fields.get("event", ""), data if data == "[DONE]" else json.loads(data)))
+    return found
+
+
+@contextmanager
+def on_port(app: FastAPI) -> Iterator[str]:
+    """The app on a port of 127.0.0.1, as a client finds it: its address."""
+    server = uvicorn.Server(uvicorn.Config(app, host="127.0.0.1", port=0, log_config=None, access_log=False))
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    try:
+        wait_until(lambda: server.started)
+        port = server.servers[0].sockets[0].getsockname()[1]
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        server.should_exit = True
+        thread.join(60)
+        assert not thread.is_alive()
+
+
+def plain(url: str, **more: Any) -> httpx.Client:
+    return httpx.Client(base_url=url, trust_env=False, timeout=60, **more)
+
+
+def wait_until(true: Any, timeout_s: float = 30.0) -> None:
+    """Return once `true()` is."""
+    ends = time.monotonic() + timeout_s
+    while not true():
+        assert time.monotonic() < ends, "it did not come to pass"
+        time.sleep(0.005)
+
+
+def entries(client: TestClient) -> int:
+    """Entries in the slowest tier of the caller's store."""
+    return int(client.get("/v1/stats").json()["tiers"][-1]["entries"])

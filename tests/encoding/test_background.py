@@ -1,0 +1,235 @@
+"""A bad or missing entry never fails a request and never yields wrong bytes; a deleted one is a miss."""
+
+import json
+import logging
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from ragkv import Engine, StoreConfig
+from ragkv.errors import EntryDamagedError
+from ragkv.store import DiskTier, Lease, MemoryTier
+from tests.engine.helpers import A, B, C, Q, close, counts, engine_of, full_prefill, ids, stored, text_engine
+
+
+def on_disk(directory: Path, **changes: Any) -> Engine:
+    """An engine that reads from disk alone."""
+    return engine_of(store=StoreConfig(directory=str(directory), memory_bytes=0, **changes))
+
+
+def file_of(engine: Engine, directory: Path, chunk: list[int]) -> Path:
+    key = engine._encoder.identity.key(chunk)
+    (found,) = directory.glob(f"entries/*/{key}.safetensors")
+    return found
+
+
+def damage_layer(file: Path, layer: int) -> None:
+    """Flip one bit of a layer's bytes."""
+    data = bytearray(file.read_bytes())
+    header = 8 + int.from_bytes(data[:8], "little")
+    offset, _ = json.loads(data[8:header])[f"layer.{layer:04d}"]["data_offsets"]
+    data[header + offset + 5] ^= 1
+    file.write_bytes(data)
+
+
+class BadLease(Lease):
+    """Reads well up to a layer."""
+
+    def __init__(self, lease: Lease, layer: int, error: Exception) -> None:
+        self.info, self.kind, self.sensitivity = lease.info, lease.kind, lease.sensitivity
+        self._lease, self._layer, self._error = lease, layer, error
+
+    def read_layer(self, layer: int, out: torch.Tensor | None = None) -> torch.Tensor:
+        if layer >= self._layer:
+            raise self._error
+        return self._lease.read_layer(layer, out)
+
+    def close(self) -> None:
+        self._lease.close()
+
+
+def spoil(monkeypatch: pytest.MonkeyPatch, tier: type[Any], chunk: list[int], make: Callable[[Lease], Lease]) -> None:
+    """From now on `tier` leases a bad entry of `chunk`."""
+    original = tier.lease
+
+    def lease(self: Any, identity: Any, token_ids: Any) -> Lease | None:
+        found = original(self, identity, token_ids)
+        return make(found) if found is not None and list(token_ids) == chunk else found
+
+    monkeypatch.setattr(tier, "lease", lease)
+
+
+class TestDamage:
+    @pytest.mark.parametrize("layer", [0, 1, 2, 3])
+    @pytest.mark.parametrize("selector", ["hkvd-gradual", "first-k"])
+    def test_found_at_any_layer_is_answered_like_a_miss(self, tmp_path: Path, layer: int, selector: str) -> None:
+        with on_disk(tmp_path) as engine:
+            engine.warm([A, C])
+            missed = engine.prefill(Q, [A, B, C], selector=selector, ratio=0.3)  # B was never stored
+            engine.flush()
+            damage_layer(file_of(engine, tmp_path, B), layer)
+
+            hurt = engine.prefill(Q, [A, B, C], selector=selector, ratio=0.3)
+            assert torch.equal(hurt.logits, missed.logits)
+            assert counts(hurt.reuse) == counts(missed.reuse)
+            assert (hurt.reuse.missed_chunks, hurt.reuse.bytes_by_tier) == (1, missed.reuse.bytes_by_tier)
+            (note,) = hurt.reuse.notes
+            assert engine._encoder.identity.key(B)[:12] in note
+            assert "miss" in note
+
+            engine.flush()
+            assert engine.prefill(Q, [A, B, C], ratio=0.0).reuse.missed_chunks == 0
+            assert engine.stats().store.tiers[0].damaged >= 1
+
+    def test_of_a_head_is_a_miss_and_the_entry_is_made_again(self, tmp_path: Path) -> None:
+        with on_disk(tmp_path) as engine:
+            engine.warm([A, B])
+            file = file_of(engine, tmp_path, B)
+            whole = file.read_bytes()
+            for damaged in (b"", whole[:5000], b"x" + whole[1:], whole[:-1]):
+                file.write_bytes(damaged)
+                assert engine.prefill(Q, [A, B]).reuse.missed_chunks == 1
+                engine.flush()
+                assert file.read_bytes() == whole
+                assert engine.prefill(Q, [A, B]).reuse.missed_chunks == 0
+
+    def test_of_every_entry_is_a_full_prefill(self, tmp_path: Path) -> None:
+        with on_disk(tmp_path) as engine:
+            engine.warm([A, B, C])
+            for chunk in (A, B, C):
+                damage_layer(file_of(engine, tmp_path, chunk), 2)
+            prefill = engine.prefill(Q, [A, B, C], ratio=0.0)
+            close(prefill.logits, full_prefill(ids([A, B, C]))[0])
+            assert prefill.reuse.missed_chunks == 3
+            assert prefill.reuse.notes
+
+    def test_of_a_chunk_that_stands_twice_is_noted_once(self, tmp_path: Path) -> None:
+        with on_disk(tmp_path) as engine:
+            engine.warm([A, B])
+            damage_layer(file_of(engine, tmp_path, B), 1)
+            reuse = engine.prefill(Q, [A, B, B]).reuse
+            assert (reuse.missed_chunks, len(reuse.notes)) == (2, 1)
+
+    def test_in_an_answer_shows_in_its_report(self, tmp_path: Path) -> None:
+        with on_disk(tmp_path) as engine:
+            engine.warm([A, B])
+            clean = engine.answer(Q, [B, A], ratio=1.0, selector="hkvd", max_new_tokens=4)
+            damage_layer(file_of(engine, tmp_path, A), 3)
+            hurt = engine.answer(Q, [B, A], ratio=1.0, selector="hkvd", max_new_tokens=4)
+            assert hurt.token_ids == clean.token_ids
+            assert len(hurt.reuse.notes) == 1
+
+    @pytest.mark.parametrize("tier", [MemoryTier, DiskTier])
+    @pytest.mark.parametrize("error", [EntryDamagedError("?", "why"), OSError("gone"), RuntimeError("broken")])
+    def test_of_any_kind_a_tier_may_raise_is_a_miss(
+        self, tmp_path: Path, tier: type[Any], error: Exception, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        memory = 0 if tier is DiskTier else 10**6
+        with engine_of(store=StoreConfig(directory=str(tmp_path), memory_bytes=memory)) as engine:
+            engine.warm([A, B])
+            spoil(monkeypatch, tier, B, lambda lease: BadLease(lease, 2, error))
+            prefill = engine.prefill(Q, [A, B], ratio=0.0)
+            close(prefill.logits, full_prefill(ids([A, B]))[0])
+            assert prefill.reuse.missed_chunks == len(prefill.reuse.notes) == 1
+
+    def test_a_tier_that_fails_at_everything_costs_speed_alone(
+        self, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        def fail(*_: Any) -> Any:
+            raise OSError("no more")
+
+        with engine_of() as engine, caplog.at_level(logging.CRITICAL):
+            engine.warm([A])
+            for method in ("lease", "put"):
+                monkeypatch.setattr(MemoryTier, method, fail)
+            close(engine.prefill(Q, [A, B]).logits, full_prefill(ids([A, B]))[0])
+            engine.flush()
+            assert engine.warm([C]).failed == 1
+
+
+class TestDeletion:
+    def test_leaves_the_entry_in_no_tier(self, tmp_path: Path) -> None:
+        with engine_of(store=StoreConfig(directory=str(tmp_path))) as engine:
+            engine.warm([A, B])
+            assert engine.delete([A, C]) == 1
+            assert engine.delete([A]) == 0
+            assert stored(engine, A) is None
+            assert [tier.entries for tier in engine.stats().store.tiers] == [1, 1]
+            assert len(list(tmp_path.glob("entries/*/*"))) == 1
+            assert engine.prefill(Q, [A, B]).reuse.missed_chunks == 1
+
+    def test_reaches_what_waits_in_the_background(self) -> None:
+        with engine_of() as engine:
+            with engine._activity.request():  # the background waits
+                assert engine.prefill(Q, [A, B]).reuse.missed_chunks == 2
+                assert engine.delete([A]) == 0
+            engine.flush()
+            assert stored(engine, A) is None
+            assert stored(engine, B) is not None
+
+    def test_while_it_is_encoded_wins(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        with engine_of() as engine:
+            encoding, deleted = threading.Event(), threading.Event()
+            original = engine._encoder.chunk
+
+            def slow(token_ids: tuple[int, ...]) -> Any:
+                encoding.set()
+                assert deleted.wait(20)
+                return original(token_ids)
+
+            monkeypatch.setattr(engine._encoder, "chunk", slow)
+            engine.prefill(Q, [A])
+            assert encoding.wait(20)
+            engine.delete([A])
+            deleted.set()
+            engine.flush()
+            assert stored(engine, A) is None
+
+    def test_during_a_request_that_missed_it_wins(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        with engine_of() as engine:
+            original = engine._fusor.open
+
+            def fuse(*args: Any, **kwargs: Any) -> Any:
+                engine.delete([A])
+                return original(*args, **kwargs)
+
+            monkeypatch.setattr(engine._fusor, "open", fuse)
+            engine.prefill(Q, [A])
+            monkeypatch.undo()
+            engine.flush()
+            assert stored(engine, A) is None
+
+    def test_is_undone_by_asking_again(self) -> None:
+        with engine_of() as engine:
+            engine.warm([A])
+            engine.delete([A])
+            engine.prefill(Q, [A])
+            engine.flush()
+            assert engine.prefill(Q, [A]).reuse.missed_chunks == 0
+
+    def test_of_text_finds_what_text_stored(self) -> None:
+        with text_engine() as engine:
+            engine.warm(["some text"])
+            assert engine.delete(["some text"]) == 1
+
+
+class TestWarming:
+    def test_counts_each_chunk_once_and_reports_progress(self, tmp_path: Path) -> None:
+        with engine_of(store=StoreConfig(directory=str(tmp_path))) as engine:
+            steps: list[tuple[int, int]] = []
+            report = engine.warm([A, B, A], lambda done, total: steps.append((done, total)))
+            assert (report.encoded, report.present, report.failed) == (2, 0, 0)
+            assert steps == [(1, 2), (2, 2)]
+            again = engine.warm([A, B, C])
+            assert (again.encoded, again.present) == (1, 2)
+            assert engine.warm([]).encoded == 0
+            assert len(list(tmp_path.glob("entries/*/*"))) == 3
+
+    def test_what_does_not_fit_is_counted_as_failed(self) -> None:
+        with engine_of(store=StoreConfig(memory_bytes=100)) as engine:
+            assert engine.warm([A]).failed == 1
+            assert engine.prefill(Q, [A]).reuse.missed_chunks == 1

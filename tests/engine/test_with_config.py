@@ -1,0 +1,120 @@
+"""Engines beside each other on one model: same answers as alone, nothing shared but the computing."""
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from ragkv import Engine, EngineConfig, RagKVError, StoreConfig, TokenEvent
+from ragkv.types import Answer
+from tests import tiny_models
+
+CHUNKS = [(5, 6, 7, 8, 9, 10), (11, 12, 13, 14, 15), (16, 17, 18, 19)]
+QUESTION = (20, 21, 22)
+
+
+@pytest.fixture
+def first() -> Iterator[Engine]:
+    with Engine(tiny_models.model("llama")) as engine:
+        yield engine
+
+
+@pytest.fixture
+def second(first: Engine) -> Iterator[Engine]:
+    with first.with_config(EngineConfig()) as engine:
+        yield engine
+
+
+def answer(engine: Engine, **how: object) -> Answer:
+    return engine.answer(QUESTION, CHUNKS, max_new_tokens=6, **how)
+
+
+def test_answers_equal_those_of_an_engine_of_its_own(second: Engine) -> None:
+    second.warm(CHUNKS)
+    with Engine(tiny_models.model("llama")) as alone:
+        alone.warm(CHUNKS)
+        for reuse in ("none", "prefix", "fused"):
+            own, beside = alone.answer(QUESTION, CHUNKS, reuse=reuse), second.answer(QUESTION, CHUNKS, reuse=reuse)
+            assert own.token_ids == beside.token_ids
+            assert own.reuse == beside.reuse
+
+
+def test_the_model_is_there_once(first: Engine, second: Engine) -> None:
+    assert second._adapter is first._adapter
+    assert second._activity.compute is first._activity.compute
+
+
+def test_entries_are_not_shared(first: Engine, second: Engine) -> None:
+    first.warm(CHUNKS)
+    assert answer(first).reuse.missed_chunks == 0
+    assert answer(second).reuse.missed_chunks == len(CHUNKS)
+
+
+def test_tenants_in_one_directory_never_share_entries(first: Engine, tmp_path: Path) -> None:
+    def store(tenant: str) -> EngineConfig:
+        return EngineConfig(store=StoreConfig(directory=str(tmp_path), tenant=tenant))
+
+    with first.with_config(store("a")) as a:
+        a.warm(CHUNKS)
+    with first.with_config(store("b")) as b:
+        assert answer(b).reuse.missed_chunks == len(CHUNKS)
+    with first.with_config(store("a")) as a:
+        assert answer(a).reuse.missed_chunks == 0
+
+
+def test_sessions_are_not_shared(first: Engine, second: Engine) -> None:
+    first.answer(QUESTION, session=first.session("s"), max_new_tokens=3)
+    assert first.session("s").turns == 1
+    assert second.session("s").turns == 0
+
+
+@pytest.mark.parametrize("closed", [0, 1])
+def test_closing_one_leaves_the_other_working(first: Engine, second: Engine, closed: int) -> None:
+    engines = [first, second]
+    gone, left = engines.pop(closed), engines[0]
+    expected = answer(left, reuse="none")
+    gone.close()
+    assert answer(left, reuse="none").token_ids == expected.token_ids
+    left.flush()  # what was missed is encoded behind it
+    with pytest.raises(RagKVError, match="closed"):
+        answer(gone)
+
+
+def test_a_closed_engine_has_nobody_beside_it(first: Engine) -> None:
+    first.close()
+    with pytest.raises(RagKVError, match="closed"):
+        first.with_config(EngineConfig())
+
+
+def test_rows_of_two_engines_decode_in_one_step(first: Engine, second: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    import ragkv.scheduling.decode_batch
+
+    sizes: list[int] = []
+    step = ragkv.scheduling.decode_batch.decode_rows
+
+    def counting(adapter: object, rows: list[object]) -> torch.Tensor:
+        sizes.append(len(rows))
+        return step(adapter, rows)  # type: ignore[arg-type]
+
+    alone = [engine.answer(QUESTION, max_new_tokens=40, min_new_tokens=40).token_ids for engine in (first, second)]
+    monkeypatch.setattr(ragkv.scheduling.decode_batch, "decode_rows", counting)
+    ready, found = threading.Barrier(2), {}
+
+    def ask(number: int, engine: Engine) -> None:
+        ids = []
+        for event in engine.stream(QUESTION, max_new_tokens=40, min_new_tokens=40):
+            if isinstance(event, TokenEvent):
+                if not ids:
+                    ready.wait(30)
+                ids.append(event.token_id)
+        found[number] = tuple(ids)
+
+    threads = [threading.Thread(target=ask, args=one) for one in enumerate((first, second))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert [found[0], found[1]] == alone
+    assert max(sizes) == 2

@@ -1,0 +1,259 @@
+"""Every shape of prompt is answered by the same rules; what cannot be answered is refused before anything happens."""
+
+import itertools
+from typing import Any
+
+import pytest
+import torch
+
+from ragkv import Chunk, Engine, FusionConfig
+from ragkv.errors import ConfigError, InputError, PromptTooLongError, RagKVError
+from tests import reference, tiny_models
+from tests.engine.helpers import (
+    PREFIX,
+    A,
+    B,
+    C,
+    Q,
+    close,
+    counts,
+    engine_of,
+    full_prefill,
+    ids,
+    llama,
+    stored,
+    text_engine,
+)
+
+
+def concatenated(chunks: list[list[int]], question: list[int], family: str = "llama") -> torch.Tensor:
+    """Logits of position-aligned concatenation, from the naive reference."""
+    return reference.concatenation(lambda: tiny_models.model(family), PREFIX, chunks, question)[0]
+
+
+@pytest.fixture(scope="module")
+def engine() -> Any:
+    """For what is refused: nothing is ever stored in it."""
+    with engine_of() as engine:
+        yield engine
+
+
+class TestHoles:
+    @pytest.mark.parametrize("holes", [c for n in (1, 2, 3) for c in itertools.combinations(range(3), n)], ids=str)
+    def test_a_miss_is_computed_in_place_and_hits_next_time(self, holes: tuple[int, ...]) -> None:
+        chunks = [A, B, C]
+        with engine_of() as engine:
+            engine.warm([chunk for index, chunk in enumerate(chunks) if index not in holes])
+            prefill = engine.prefill(Q, chunks, ratio=0.0)
+
+            missing = sum(len(chunks[index]) for index in holes)
+            assert prefill.reuse.computed == missing + len(Q)
+            assert (prefill.reuse.missed_chunks, prefill.reuse.missed_tokens) == (len(holes), missing)
+            _, joined = reference.concatenation(llama, PREFIX, chunks, Q)
+            starts = [1, 1 + len(A), 1 + len(A) + len(B)]
+            rows = [range(starts[index], starts[index] + len(chunks[index])) for index in holes]
+            computed = torch.tensor([*itertools.chain(*rows), *range(25, 29)])
+            close(prefill.logits, reference.selective(llama, ids(chunks), joined, computed)[0])
+
+            engine.flush()
+            again = engine.prefill(Q, chunks, ratio=0.0)
+            assert (again.reuse.missed_chunks, again.reuse.computed) == (0, len(Q))
+            close(again.logits, concatenated(chunks, Q))
+
+    def test_a_miss_leaves_the_very_bytes_that_warming_would(self) -> None:
+        with engine_of() as missed, engine_of() as warmed:
+            missed.prefill(Q, [A, B, A, C])
+            missed.flush()
+            warmed.warm([A, B, C])
+            for chunk in (A, B, C):
+                assert torch.equal(stored(missed, chunk), stored(warmed, chunk))
+            assert missed.stats().store.tiers[0].entries == 3
+
+    def test_every_miss_at_ratio_one_is_a_full_prefill(self) -> None:
+        with engine_of() as engine:
+            engine.warm([B])
+            close(engine.prefill(Q, [A, B, C], ratio=1.0).logits, full_prefill(ids([A, B, C]))[0])
+
+    def test_only_what_was_looked_up_can_miss(self) -> None:
+        with engine_of() as engine:
+            assert engine.prefill(Q, [A, B], reuse="none").reuse.missed_chunks == 0
+            assert engine.prefill(Q, [A, B], reuse="prefix").reuse.missed_chunks == 1
+            engine.flush()
+            assert stored(engine, A) is not None
+            assert stored(engine, B) is None
+
+
+class TestShapes:
+    @pytest.mark.parametrize(
+        "chunks",
+        [[], [A], [A, A], [A, A, A], [A, B, A], [B, A, C], [C, B, A], [[7]], [[7], A, [7], [8]], [A + B, A, B]],
+        ids=[
+            "none",
+            "one",
+            "twice",
+            "thrice",
+            "a-b-a",
+            "b-a-c",
+            "c-b-a",
+            "one token",
+            "one token apart",
+            "overlapping",
+        ],
+    )
+    def test_ratio_zero_is_concatenation_and_ratio_one_a_full_prefill(self, chunks: list[list[int]]) -> None:
+        joined, full = concatenated(chunks, Q), full_prefill(ids(chunks))[0]
+        with engine_of() as engine:
+            engine.warm(chunks)
+            for selector in ("hkvd", "first-k"):
+                fused = engine.prefill(Q, chunks, ratio=0.0, selector=selector)
+                assert fused.reuse.missed_chunks == 0
+                assert fused.token_ids.tolist() == ids(chunks)
+                close(fused.logits, joined)
+                close(engine.prefill(Q, chunks, ratio=1.0, selector=selector).logits, full)
+
+    @pytest.mark.parametrize("family", ["mistral", "gemma3_text"])
+    def test_a_chunk_may_be_longer_than_the_window(self, family: str) -> None:
+        chunks = [tiny_models.tokens(3 * tiny_models.WINDOW, seed) for seed in (5, 6)]
+        with engine_of(family) as engine:
+            engine.warm(chunks)
+            close(engine.prefill(Q, chunks, ratio=0.0).logits, concatenated(chunks, Q, family))
+            close(engine.prefill(Q, chunks, ratio=1.0).logits, full_prefill(ids(chunks), family)[0])
+
+    def test_the_same_chunk_twice_is_exact_where_it_follows_the_prefix_only(self) -> None:
+        with engine_of() as engine:
+            engine.warm([A])
+            assert counts(engine.prefill(Q, [A, A], ratio=0.0).reuse) == (1 + len(A), len(A), 0, len(Q))
+
+    def test_a_request_leaves_no_trace_in_the_next(self) -> None:
+        with engine_of() as engine:
+            engine.warm([A, B, C])
+            first = engine.prefill(Q, [A, B, C], ratio=0.3).logits
+            engine.prefill(Q, [C, B, A], ratio=0.3)
+            engine.prefill(Q, [B], ratio=1.0)
+            assert torch.equal(engine.prefill(Q, [A, B, C], ratio=0.3).logits, first)
+
+    @pytest.mark.parametrize("chunks", [[], [A], [A, B]], ids=["no chunk", "one", "two"])
+    def test_without_a_question_the_last_token_alone_is_computed(self, chunks: list[list[int]]) -> None:
+        with engine_of() as engine:
+            engine.warm(chunks)
+            prefill = engine.prefill([], chunks, ratio=0.5)
+            assert prefill.reuse.computed == 1
+            assert prefill.reuse.tokens == len(ids(chunks, []))
+            whole = engine.prefill([], chunks, ratio=1.0)
+            close(whole.logits, full_prefill(ids(chunks, []))[0])
+            assert len(engine.answer([], chunks, max_new_tokens=2, min_new_tokens=2).token_ids) == 2
+
+    def test_empty_text_is_no_question_either(self) -> None:
+        with text_engine() as engine:
+            assert engine.prefill("", ["ab"]).reuse.tokens == 3
+
+    def test_without_a_prefix_a_first_chunk_is_exact_at_position_zero(self) -> None:
+        model = llama()
+        model.config.bos_token_id = None
+        with Engine(model) as engine:
+            engine.warm([A, B])
+            prefill = engine.prefill(Q, [A, B], ratio=0.0)
+            assert counts(prefill.reuse) == (len(A), len(B), 0, len(Q))
+            close(engine.prefill(Q, [A], ratio=0.0).logits, full_prefill(A + Q)[0])
+            with pytest.raises(InputError, match="empty"):
+                engine.prefill([], [])
+
+    def test_chunks_may_be_text_ids_or_chunks(self) -> None:
+        with text_engine() as engine:
+            ready = engine.chunk("ab", {"source": "x"})
+            assert ready.metadata == {"source": "x"}
+            forms = ["ab", ready, list(ready.token_ids), torch.tensor(ready.token_ids)]
+            assert {tuple(engine.prefill("c", [form]).token_ids.tolist()) for form in forms} == {
+                (1, *ready.token_ids, *engine.chunk("c").token_ids)
+            }
+
+
+class TestRefusals:
+    """Each is one sentence, raised before anything is computed or stored."""
+
+    @pytest.mark.parametrize(
+        ("how", "error", "says"),
+        [
+            (dict(question=[-1]), InputError, "-1 is not in the model's vocabulary of 199"),
+            (dict(question=[199]), InputError, "199"),
+            (dict(question=[5, 2**70]), InputError, "vocabulary"),
+            (dict(question="text"), InputError, "no tokenizer"),
+            (dict(question=[1.5]), InputError, "token ids"),
+            (dict(question=None), InputError, "token ids"),
+            (dict(chunks=["text"]), InputError, "no tokenizer"),
+            (dict(chunks=[[]]), InputError, "no tokens"),
+            (dict(chunks=[Chunk(())]), InputError, "no tokens"),
+            (dict(chunks=[[5], [-3]]), InputError, "-3"),
+            (dict(chunks=[Chunk((5, 300))]), InputError, "300"),
+            (dict(chunks=[5, 6]), InputError, "token ids"),
+            (dict(chunks="text"), InputError, "in a list"),
+            (dict(chunks=Chunk((5,))), InputError, "in a list"),
+            (dict(ratio=-0.1), InputError, "ratio is -0.1"),
+            (dict(ratio=1.1), InputError, "ratio is 1.1"),
+            (dict(ratio=float("nan")), InputError, "ratio is nan"),
+            (dict(ratio="much"), InputError, "ratio is 'much'"),
+            (dict(selector="bogus"), ConfigError, "hkvd-gradual"),
+            (dict(selector=""), ConfigError, "Known"),
+            (dict(reuse="bogus"), InputError, "'fused', 'prefix', 'none'"),
+            (dict(reuse=None), InputError, "'fused'"),
+            (dict(question=[5] * 512), PromptTooLongError, "513 tokens .* context is 512"),
+            (dict(chunks=[[5] * 300, [6] * 300]), PromptTooLongError, "605 tokens"),
+        ],
+        ids=lambda value: str(value)[:40] if isinstance(value, dict) else "",
+    )
+    def test_of_a_prefill(self, engine: Engine, how: dict[str, Any], error: type[Exception], says: str) -> None:
+        how = {"question": Q, "chunks": [], **how}
+        with pytest.raises(error, match=says):
+            engine.prefill(**how)
+        with pytest.raises(error, match=says):
+            engine.answer(**how)
+        engine.flush()
+        assert engine.stats().store.tiers[0].entries == 0
+
+    @pytest.mark.parametrize(
+        ("how", "says"),
+        [
+            (dict(max_new_tokens=0), "max_new_tokens is 0"),
+            (dict(max_new_tokens=-1), "max_new_tokens is -1"),
+            (dict(max_new_tokens=508), "the answer may take 508"),
+            (dict(stop=["x"]), "no tokenizer"),
+            (dict(num_beams=2), "Unknown generation settings: num_beams"),
+            (dict(temprature=2), "temprature"),
+            (dict(do_sample=True, temperature=-1.0), "not valid"),
+        ],
+        ids=str,
+    )
+    def test_of_an_answer(self, engine: Engine, how: dict[str, Any], says: str) -> None:
+        with pytest.raises(InputError, match=says):
+            engine.answer(Q, [A], **how)
+        engine.flush()
+        assert engine.stats().store.tiers[0].entries == 0
+
+    @pytest.mark.parametrize("wrong", [[], [-1], [199], [5] * 512], ids=["empty", "negative", "unknown", "too long"])
+    def test_of_warming(self, engine: Engine, wrong: list[int]) -> None:
+        with pytest.raises(InputError):
+            engine.warm([A, wrong])
+        assert engine.stats().store.tiers[0].entries == 0
+
+    def test_a_full_context_is_not_too_long(self, engine: Engine) -> None:
+        question = tiny_models.tokens(507)
+        assert len(engine.answer(question, max_new_tokens=4, min_new_tokens=4).token_ids) == 4
+        assert engine.prefill(tiny_models.tokens(511)).reuse.tokens == 512
+
+    def test_of_building(self) -> None:
+        with pytest.raises(ConfigError, match="Unknown selector"):
+            engine_of(fusion=FusionConfig(selector="bogus"))
+
+    def test_of_a_closed_engine(self) -> None:
+        engine = engine_of()
+        engine.warm([A])
+        engine.close()
+        engine.close()
+        for call in (
+            lambda: engine.prefill(Q, [A]),
+            lambda: engine.answer(Q, [A]),
+            lambda: engine.warm([B]),
+            lambda: engine.delete([A]),
+        ):
+            with pytest.raises(RagKVError, match="closed"):
+                call()

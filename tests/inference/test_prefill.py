@@ -1,0 +1,125 @@
+"""A prefill's KV is the caller's own, stored entries are nobody's to change, and the model stays the user's."""
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+
+from ragkv import Engine
+from tests import tiny_models
+from tests.engine.helpers import A, B, C, Q, close, engine_of, full_prefill, ids, stored
+
+CHUNKS = [A, B, C]
+
+
+@pytest.mark.parametrize("family", ["llama", "mistral", "gemma3_text", "gpt_neox", "phi3", "cohere2"])
+def test_the_plain_model_goes_on_from_a_prefill_s_cache(family: str) -> None:
+    following = tiny_models.tokens(5, seed=8)
+    with engine_of(family) as engine:
+        prefill = engine.prefill(Q, CHUNKS, ratio=1.0)
+    length = len(prefill.token_ids)
+    model = tiny_models.model(family)
+    with torch.no_grad():
+        going_on = model(
+            torch.tensor([following]),
+            past_key_values=prefill.cache,
+            position_ids=torch.arange(length, length + 5)[None],
+        )
+    close(going_on.logits[0, -1], full_prefill([*ids(CHUNKS), *following], family)[0])
+
+
+def test_a_cache_is_full_layers_of_s_positions_each() -> None:
+    with engine_of("mistral") as engine:
+        prefill = engine.prefill(Q, [*CHUNKS, A], ratio=0.2)
+        shapes = {tuple(tensor.shape) for layer in prefill.cache.layers for tensor in (layer.keys, layer.values)}
+        assert shapes == {(1, 2, len(ids([*CHUNKS, A])), 16)}
+        assert prefill.cache.get_seq_length() == len(prefill.token_ids)
+
+
+def test_every_cache_is_a_fresh_one() -> None:
+    with engine_of() as engine:
+        prefill = engine.prefill(Q, CHUNKS)
+        first = prefill.cache
+        kept = [layer.keys.clone() for layer in first.layers]
+        for layer in first.layers:
+            layer.keys.zero_()
+            layer.values.zero_()
+        assert all(torch.equal(layer.keys, k_rot) for layer, k_rot in zip(prefill.cache.layers, kept, strict=True))
+
+
+@pytest.mark.parametrize("selector", ["hkvd", "hkvd-gradual", "first-k", "all"])
+def test_no_request_changes_a_stored_byte(selector: str) -> None:
+    with engine_of() as engine:
+        engine.warm(CHUNKS)
+        before = [stored(engine, chunk) for chunk in CHUNKS]
+        first = engine.prefill(Q, [B, A, C, A], ratio=0.5, selector=selector)
+        for layer in first.cache.layers:
+            layer.keys.add_(1.0)
+        engine.answer(Q, [C, A, B], ratio=0.5, selector=selector, max_new_tokens=3)
+        again = engine.prefill(Q, [B, A, C, A], ratio=0.5, selector=selector)
+        assert torch.equal(first.logits, again.logits)
+        assert all(torch.equal(stored(engine, chunk), kv) for chunk, kv in zip(CHUNKS, before, strict=True))
+
+
+@pytest.mark.parametrize("family", ["llama", "llama-dynamic", "gemma3_text", "qwen3_moe"])
+def test_the_user_s_model_is_as_it_was(family: str) -> None:
+    def own(model: Any) -> torch.Tensor:
+        with torch.no_grad():
+            return model(torch.tensor([ids(CHUNKS)]), use_cache=False).logits
+
+    model = tiny_models.model(family)
+    before, config = own(model), copy.deepcopy(model.config.to_dict())
+    attention = model.config._attn_implementation
+    names = [name for name, _ in model.named_modules()]
+    with Engine(model) as engine:
+        assert torch.equal(own(model), before)
+        engine.warm(CHUNKS)
+        first = engine.prefill(Q, CHUNKS, ratio=0.5).logits
+        assert torch.equal(own(model), before)
+        events = engine.stream(Q, CHUNKS, max_new_tokens=4, min_new_tokens=4)
+        for _ in events:
+            assert torch.equal(own(model), before)
+        assert torch.equal(engine.prefill(Q, CHUNKS, ratio=0.5).logits, first)
+    assert torch.equal(own(model), before)
+    assert model.config.to_dict() == config
+    assert model.config._attn_implementation == attention
+    assert {module.config._attn_implementation for module in model.modules() if hasattr(module, "config")} == {
+        attention
+    }
+    assert [name for name, _ in model.named_modules()] == names
+    assert all(not parameter.grad_fn for parameter in model.parameters())
+
+
+def test_nothing_that_comes_out_carries_a_gradient() -> None:
+    with engine_of() as engine:
+        prefill = engine.prefill(Q, CHUNKS)
+        assert not prefill.logits.requires_grad
+        assert not any(layer.keys.requires_grad for layer in prefill.cache.layers)
+        assert prefill.logits.dtype is torch.float32
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("family", ["llama", "llama-yarn", "gemma2", "qwen3_moe", "gpt_neox"])
+def test_half_precision_comes_near_its_own_full_prefill(family: str, dtype: torch.dtype) -> None:
+    if family == "gemma2" and dtype is torch.float16:
+        pytest.skip("gemma's embedding scale overflows in float16")
+    with Engine(tiny_models.model(family).to(dtype)) as engine:
+        engine.warm(CHUNKS)
+        assert stored(engine, A).dtype is dtype
+        logits = full_prefill(ids(CHUNKS), family)[0]
+        for how in (dict(ratio=1.0), dict(reuse="none"), dict(reuse="prefix")):
+            got = engine.prefill(Q, CHUNKS, **how).logits
+            assert (got - logits).abs().mean() < 0.3 * logits.std()
+        assert engine.answer(Q, CHUNKS, max_new_tokens=2, min_new_tokens=2).token_ids
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_a_cuda_engine_equals_the_cpu_one() -> None:
+    with Engine(tiny_models.model("llama").to("cuda")) as fast, engine_of() as slow:
+        for engine in (fast, slow):
+            engine.warm(CHUNKS)
+        for how in (dict(ratio=0.0), dict(ratio=1.0), dict(ratio=0.3, selector="first-k"), dict(reuse="none")):
+            ours, wanted = (engine.prefill(Q, CHUNKS, **how).logits.cpu() for engine in (fast, slow))
+            torch.testing.assert_close(ours, wanted, atol=1e-3, rtol=1e-3)

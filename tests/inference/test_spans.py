@@ -1,0 +1,112 @@
+"""What became of each run of a prompt: they cover it, sum to `Reuse`, and name the tokens that were recomputed."""
+
+from collections.abc import Sequence
+
+import pytest
+
+from ragkv import Answer, PromptSpan, Reuse, SessionConfig, Text
+from tests.engine.helpers import A, B, C, Q, engine_of, text_engine
+from tests.toy_tokenizers import byte_tokenizer
+
+CHUNKS = [A, B, C]
+FAMILIES = ["llama", "mistral", "gemma3_text", "gpt_neox", "phi3", "cohere2", "qwen3"]
+CHATML = (
+    "{%- for m in messages %}{{ '<|im_start|>' + m['role'] + '\n' + m['content'] + '<|im_end|>\n' }}{% endfor %}"
+    "{%- if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+
+
+def sums(spans: Sequence[PromptSpan]) -> dict[str, int]:
+    of = {state: sum(span.tokens for span in spans if span.state == state) for state in ("exact", "fused", "computed")}
+    recomputed = sum(span.recomputed for span in spans)
+    return {**of, "fused": of["fused"] - recomputed, "recomputed": recomputed}
+
+
+def check(spans: Sequence[PromptSpan], reuse: Reuse) -> None:
+    at = 0
+    for span in spans:
+        assert span.start == at and span.tokens > 0
+        assert list(span.recomputed_at) == sorted({at for at in span.recomputed_at if 0 <= at < span.tokens})
+        assert not span.recomputed_at or span.state == "fused"
+        assert (span.chunk is not None) == (span.kind == "chunk")
+        at += span.tokens
+    assert at == reuse.tokens
+    assert sums(spans) == {name: getattr(reuse, name) for name in ("exact", "fused", "computed", "recomputed")}
+
+
+@pytest.mark.parametrize("reuse", ["fused", "prefix", "none"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_spans_cover_the_prompt_and_sum_to_its_reuse(family: str, reuse: str) -> None:
+    with engine_of(family) as engine:
+        engine.warm([A, C])
+        prefill = engine.prefill(Q, CHUNKS, ratio=0.4, reuse=reuse)
+        check(prefill.spans, prefill.reuse)
+
+
+@pytest.mark.parametrize("selector", ["hkvd", "sensitivity", "sensitivity-query", "first-k", "random", "none", "all"])
+def test_recomputed_tokens_are_those_selected_in_the_last_layer(selector: str) -> None:
+    with engine_of() as engine:
+        engine.warm(CHUNKS)
+        prefill = engine.prefill(Q, CHUNKS, ratio=0.4, selector=selector)
+        check(prefill.spans, prefill.reuse)
+        named = [span.start + at for span in prefill.spans for at in span.recomputed_at]
+        assert named == prefill.selected.tolist()
+
+
+def test_each_chunk_s_state_is_its_own() -> None:
+    with engine_of() as engine:
+        engine.warm([A, C])
+        spans = engine.prefill(Q, CHUNKS, ratio=0.0).spans
+    assert [(span.kind, span.state, span.chunk, span.tokens) for span in spans] == [
+        ("prefix", "exact", None, 1),
+        ("chunk", "exact", 0, len(A)),
+        ("chunk", "computed", 1, len(B)),
+        ("chunk", "fused", 2, len(C)),
+        ("question", "computed", None, len(Q)),
+    ]
+
+
+def test_the_last_token_of_a_prompt_that_ends_in_a_chunk_is_computed() -> None:
+    with engine_of() as engine:
+        engine.warm(CHUNKS)
+        for chunks in (CHUNKS, [A]):
+            prefill = engine.prefill((), chunks, ratio=0.5)
+            check(prefill.spans, prefill.reuse)
+            last = prefill.spans[-1]
+            assert (last.kind, last.state, last.tokens) == ("chunk", "computed", 1)
+
+
+def test_the_template_behind_the_question_and_text_among_chunks_are_named_so() -> None:
+    with text_engine(CHATML) as engine:
+        engine.warm(["one text of some length"])
+        heading = Text(tuple(byte_tokenizer()("# Two\n", add_special_tokens=False)["input_ids"]), "# Two\n")
+        prefill = engine.prefill("what?", ["one text of some length", heading], ratio=0.5)
+        check(prefill.spans, prefill.reuse)
+        assert [span.kind for span in prefill.spans] == ["prefix", "chunk", "template", "question", "template"]
+        assert prefill.spans[3].tokens == len("what?")
+
+
+def test_history_is_exact_behind_an_exact_turn_and_fused_behind_a_fused_one() -> None:
+    with engine_of(session=SessionConfig(block_tokens=4)) as engine:
+        engine.warm(CHUNKS)
+        states = []
+        for name, chunks in (("exact", ()), ("fused", CHUNKS)):
+            session = engine.session(name)
+            engine.answer(Q, chunks, session, max_new_tokens=3, ratio=0.0)
+            prefill = engine.prefill(Q, (), session)
+            check(prefill.spans, prefill.reuse)
+            states.append({span.state for span in prefill.spans if span.kind == "history"})
+    assert "exact" in states[0] and "fused" not in states[0]
+    assert "fused" in states[1]
+
+
+def test_an_answer_has_its_prompt_s_spans_and_they_are_shown_before_its_first_token() -> None:
+    with engine_of() as engine:
+        engine.warm(CHUNKS)
+        seen: list[tuple[PromptSpan, ...]] = []
+        events = engine.stream(Q, CHUNKS, max_new_tokens=3, on_prefill=lambda prefill: seen.append(prefill.spans))
+        next(iter(events))
+        assert len(seen) == 1
+        *_, answer = events
+    assert isinstance(answer, Answer) and answer.spans == seen[0]
+    check(answer.spans, answer.reuse)

@@ -1,0 +1,110 @@
+"""OpenMP teams: nobody leaves workers behind that would make everybody else's operations wait."""
+
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+import torch
+
+from ragkv import Engine, EngineConfig, FusionConfig, StoreConfig
+from ragkv.model.shapes import random_model
+from ragkv.runtime import openmp
+
+CHUNKS = [[7, number, 9, 11] * 64 for number in range(3, 6)]
+QUESTION = [5, 6, 7, 8]
+MUCH = torch.ones(1 << 20)
+
+pytestmark = pytest.mark.skipif(
+    openmp._gnu_openmp() is None or not Path("/proc/self/task").exists(), reason="torch does not use GNU OpenMP here"
+)
+
+
+@pytest.fixture(autouse=True)
+def _two_threads() -> Iterator[None]:
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(1)
+    openmp.release_threads()
+
+
+@pytest.fixture
+def elsewhere() -> Iterator[Callable[..., None]]:
+    """Do something on a thread that goes on living."""
+    with ThreadPoolExecutor(1) as pool:
+        yield lambda work: pool.submit(work).result()
+
+
+@pytest.fixture
+def engine(tmp_path: Path) -> Iterator[Engine]:
+    store = StoreConfig(directory=str(tmp_path), memory_bytes=0, codec="int8")  # which readers decode
+    config = EngineConfig(store=store, fusion=FusionConfig(sensitivity_prefixes=1))
+    with Engine(random_model("tiny"), config=config) as made:
+        made.warm(CHUNKS)
+        yield made
+
+
+def tasks() -> set[int]:
+    """Threads of this process as the system sees them; what other tests left may end at any time."""
+    return {int(task.name) for task in Path("/proc/self/task").iterdir()}
+
+
+def workers(before: set[int]) -> int:
+    """Threads that were not there before and are not Python's."""
+    return len(tasks() - before - {thread.native_id for thread in threading.enumerate()})
+
+
+def test_a_thread_that_computes_has_a_team_until_it_gives_it_back(elsewhere: Callable[..., None]) -> None:
+    before = tasks()
+    elsewhere(MUCH.sum)
+    assert workers(before) == 1
+    elsewhere(openmp.release_threads)
+    assert workers(before) == 0
+    elsewhere(MUCH.sum)
+    assert workers(before) == 1
+    elsewhere(openmp.release_threads)
+
+
+def test_a_thread_that_is_to_compute_alone_does_and_the_others_do_not(elsewhere: Callable[..., None]) -> None:
+    before = tasks()
+    elsewhere(openmp.use_one_thread)
+    elsewhere(MUCH.sum)
+    assert workers(before) == 0
+    assert torch.get_num_threads() == 2
+    MUCH.sum()
+    assert workers(before) == 1
+
+
+@pytest.mark.parametrize("sampled", [False, True])
+def test_who_asked_leaves_no_team_behind(engine: Engine, elsewhere: Callable[..., None], sampled: bool) -> None:
+    before = tasks()
+    for chunks in (CHUNKS, [*CHUNKS, [3, 4] * 100]):  # the last is a miss: the background encodes it, too
+        elsewhere(lambda c=chunks: engine.answer(QUESTION, c, max_new_tokens=4, do_sample=sampled, ratio=0.2))  # type: ignore[misc]
+        engine.flush()
+        assert workers(before) == 0
+    engine.prefill(QUESTION, CHUNKS)  # on the main thread
+    assert workers(before) == 0
+
+
+def test_while_one_answers_alone_it_keeps_its_team_from_token_to_token(engine: Engine) -> None:
+    before = tasks()
+    events = engine.stream(QUESTION, CHUNKS, max_new_tokens=8, min_new_tokens=8)
+    for _ in range(3):
+        next(events)
+    assert workers(before) == 1
+    list(events)
+    assert workers(before) == 0
+
+
+def test_while_several_answer_nobody_keeps_one(engine: Engine, elsewhere: Callable[..., None]) -> None:
+    before = tasks()
+    first = engine.stream(QUESTION, CHUNKS, max_new_tokens=8, min_new_tokens=8)
+    next(first)
+    elsewhere(lambda: engine.answer(QUESTION, CHUNKS, max_new_tokens=2))
+    for stream in (first, engine.stream(QUESTION, CHUNKS, max_new_tokens=8, min_new_tokens=8)):
+        next(stream)
+    next(first)
+    assert workers(before) == 0
+    list(first)
+    assert workers(before) == 0

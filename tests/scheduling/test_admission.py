@@ -1,0 +1,403 @@
+"""The request queue: order, bounds, deadlines and cancellation at every stage, and nothing held afterwards."""
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ragkv import Engine, StoreConfig
+from ragkv.config import EngineConfig, SchedulerConfig, SessionConfig
+from ragkv.errors import CancelledError, ConfigError, DeadlineError, QueueFullError
+from ragkv.scheduling import AdmissionQueue
+from ragkv.store import PrefetchHint
+from tests.engine.helpers import A, B, C, Q, engine_of, text_engine
+
+
+def until(true: Callable[[], bool], timeout_s: float = 20.0) -> None:
+    end = time.monotonic() + timeout_s
+    while not true():
+        assert time.monotonic() < end, "it did not come true"
+        time.sleep(0.001)
+
+
+class Line:
+    """Notes what the store would be told."""
+
+    def __init__(self) -> None:
+        self.told: list[tuple[str, PrefetchHint]] = []
+
+    def queued(self, demand: PrefetchHint) -> None:
+        self.told.append(("queued", demand))
+
+    def started(self, demand: PrefetchHint) -> None:
+        self.told.append(("started", demand))
+
+    def left(self, demand: PrefetchHint) -> None:
+        self.told.append(("left", demand))
+
+
+class Queue:
+    """A scheduler, and requests on threads that hold their slot until let go."""
+
+    def __init__(self, **settings: Any) -> None:
+        self.line = Line()
+        self.scheduler = AdmissionQueue(SchedulerConfig(**settings), self.line)
+        self.order: list[int] = []
+        self.errors: list[Exception] = []
+        self.go = [threading.Event() for _ in range(20)]
+        self.threads: list[threading.Thread] = []
+
+    def ask(self, number: int, **patience: Any) -> None:
+        """A request, on a thread; returns when it has a slot, waits, or was refused."""
+
+        def run() -> None:
+            try:
+                with self.scheduler.admitted(PrefetchHint(), self.scheduler.ticket(**patience)):
+                    self.order.append(number)
+                    self.go[number].wait(20)
+            except Exception as error:
+                self.errors.append(error)
+
+        before = self.scheduler.stats()
+        self.threads.append(threading.Thread(target=run))
+        self.threads[-1].start()
+        until(lambda: self.scheduler.stats() != before)
+
+    def end(self) -> None:
+        """Let all go and see that nothing is held."""
+        for event in self.go:
+            event.set()
+        for thread in self.threads:
+            thread.join(20)
+        stats = self.scheduler.stats()
+        assert (stats.waiting, stats.admitted) == (0, 0)
+        for demand in {demand for _, demand in self.line.told}:
+            told = [what for what, other in self.line.told if other is demand]
+            assert told in (["queued", "started", "left"], ["queued", "left"])
+
+
+class TestTheQueue:
+    def test_admits_in_the_order_of_arrival(self) -> None:
+        queue = Queue(workers=1)
+        for number in range(6):
+            queue.ask(number)
+        assert queue.order == [0]
+        assert (queue.scheduler.stats().waiting, queue.scheduler.stats().admitted) == (5, 1)
+        queue.end()
+        assert queue.order == [0, 1, 2, 3, 4, 5]
+        assert queue.scheduler.stats().served == 6
+
+    def test_has_as_many_slots_as_workers(self) -> None:
+        queue = Queue(workers=3)
+        for number in range(5):
+            queue.ask(number)
+        until(lambda: len(queue.order) == 3)
+        queue.go[1].set()
+        until(lambda: queue.order[3:] == [3])
+        queue.end()
+
+    def test_refuses_when_it_is_full_and_tells_the_store_nothing(self) -> None:
+        queue = Queue(workers=1, queue_limit=2)
+        for number in range(3):
+            queue.ask(number)
+        told = len(queue.line.told)
+        with (
+            pytest.raises(QueueFullError, match="2 requests wait and the queue takes 2"),
+            queue.scheduler.admitted(PrefetchHint(), queue.scheduler.ticket()),
+        ):
+            pytest.fail("no slot is free")
+        assert (queue.scheduler.stats().refused, len(queue.line.told)) == (1, told)
+        queue.end()
+
+    def test_without_places_serves_whoever_finds_a_free_slot(self) -> None:
+        queue = Queue(workers=1, queue_limit=0)
+        queue.ask(0)
+        queue.ask(1)
+        queue.end()
+        assert (queue.order, len(queue.errors)) == ([0], 1)
+
+    def test_a_deadline_passes_while_waiting(self) -> None:
+        queue = Queue(workers=1)
+        queue.ask(0)
+        queue.ask(1, deadline_s=0.05)
+        queue.ask(2)
+        until(lambda: bool(queue.errors))
+        assert isinstance(queue.errors[0], DeadlineError) and queue.scheduler.stats().waiting == 1
+        queue.end()
+        assert (queue.order, queue.scheduler.stats().expired) == ([0, 2], 1)
+
+    def test_a_cancelled_one_leaves_the_queue_at_once(self) -> None:
+        queue, cancel = Queue(workers=1), threading.Event()
+        queue.ask(0)
+        queue.ask(1, cancel=cancel)
+        queue.ask(2)
+        cancel.set()
+        until(lambda: bool(queue.errors))
+        assert isinstance(queue.errors[0], CancelledError)
+        queue.end()
+        assert (queue.order, queue.scheduler.stats().cancelled) == ([0, 2], 1)
+
+    def test_a_request_without_a_deadline_has_the_configs(self) -> None:
+        queue = Queue(workers=1, deadline_s=0.05)
+        queue.ask(0, deadline_s=20.0)
+        queue.ask(1)
+        until(lambda: len(queue.errors) == 1)
+        queue.end()
+        assert queue.order == [0]
+
+    def test_frees_the_slot_of_a_request_that_fails(self) -> None:
+        queue = Queue(workers=1)
+        with pytest.raises(ZeroDivisionError), queue.scheduler.admitted(PrefetchHint(), queue.scheduler.ticket()):
+            raise ZeroDivisionError
+        assert queue.scheduler.stats().served == 0
+        queue.ask(0)
+        queue.end()
+
+    @pytest.mark.parametrize("settings", [{"workers": 0}, {"queue_limit": -1}, {"deadline_s": 0.0}])
+    def test_settings_out_of_range_are_refused(self, settings: dict[str, Any]) -> None:
+        with pytest.raises(ConfigError, match=next(iter(settings))):
+            SchedulerConfig(**settings)
+
+    def test_settings_come_from_the_environment(self) -> None:
+        config = EngineConfig.from_env({"RAGKV_SCHEDULER__DEADLINE_S": "2.5", "RAGKV_SCHEDULER__WORKERS": "3"})
+        assert config.scheduler == SchedulerConfig(workers=3, deadline_s=2.5)
+
+    def test_many_at_once_leave_nothing(self) -> None:
+        queue = Queue(workers=2, queue_limit=8)
+        ended: list[str] = []
+
+        def ask(number: int) -> None:
+            for _ in range(20):
+                patience: dict[str, Any] = {"deadline_s": 0.002} if number % 3 else {}
+                try:
+                    with queue.scheduler.admitted(PrefetchHint(), queue.scheduler.ticket(**patience)):
+                        time.sleep(0.0005)
+                    ended.append("served")
+                except (DeadlineError, QueueFullError) as error:
+                    ended.append(type(error).__name__)
+
+        queue.threads = [threading.Thread(target=ask, args=(number,)) for number in range(32)]
+        for thread in queue.threads:
+            thread.start()
+        queue.end()
+        stats = queue.scheduler.stats()
+        assert len(ended) == 640
+        assert [ended.count(what) for what in ("served", "DeadlineError", "QueueFullError")] == [
+            stats.served,
+            stats.expired,
+            stats.refused,
+        ]
+        assert 0 < stats.served < 640
+
+
+def held(engine: Engine) -> dict[str, int]:
+    """Everything a request may hold."""
+    tiers = [getattr(tier, "_ledger", ()) for tier in engine._store._tiers]
+    stats = engine.stats().queue
+    return {
+        "pins": sum(slot.pins for ledger in tiers for slot in ledger),
+        "waiting": stats.waiting,
+        "admitted": stats.admitted,
+        "in line": engine._store._line.waiting,
+        "requests": engine._activity._traffic.requests,
+        "computing": int(engine._activity.compute._held),
+    }
+
+
+NOTHING = dict.fromkeys(("pins", "waiting", "admitted", "in line", "requests", "computing"), 0)
+
+
+class CallOff:
+    """A request's cancellation or deadline, and how to bring it about."""
+
+    def __init__(self, how: str) -> None:
+        self.event = threading.Event()
+        self.error = CancelledError if how == "cancel" else DeadlineError
+        self.patience: dict[str, Any] = {"cancel": self.event} if how == "cancel" else {"deadline_s": 0.4}
+
+    def now(self) -> None:
+        self.event.set()
+        if self.error is DeadlineError:
+            time.sleep(0.45)
+
+
+@pytest.fixture(params=["cancel", "deadline"])
+def call_off(request: pytest.FixtureRequest) -> CallOff:
+    return CallOff(request.param)
+
+
+@pytest.fixture
+def engine(tmp_path: Path) -> Iterator[Engine]:
+    with engine_of(
+        store=StoreConfig(directory=str(tmp_path), memory_bytes=10**6),
+        scheduler=SchedulerConfig(workers=1),
+        session=SessionConfig(block_tokens=4),
+    ) as built:
+        built.warm([A, B, C])
+        built.answer(Q, [A], built.session("s"), max_new_tokens=3, min_new_tokens=3)
+        built.flush()
+        yield built
+
+
+class TestCallingOff:
+    def answer(self, engine: Engine, call_off: CallOff, **how: Any) -> threading.Thread:
+        """An answer of session s that is to be called off, on a thread."""
+
+        def run() -> None:
+            with pytest.raises(call_off.error):
+                engine.answer(Q, [A, B], engine.session("s"), max_new_tokens=4, **call_off.patience, **how)
+            self.called_off = True
+
+        self.called_off = False
+        thread = threading.Thread(target=run)
+        thread.start()
+        return thread
+
+    def over(self, engine: Engine, thread: threading.Thread | None = None) -> None:
+        """It was called off, nothing is held, and the session is as it was and goes on."""
+        if thread is not None:
+            thread.join(20)
+            assert self.called_off
+        until(lambda: held(engine) == NOTHING)
+        session = engine.session("s")
+        assert (session.turns, session.lock.locked()) == (1, False)
+        assert engine.answer(Q, [A, B], session, max_new_tokens=2).reuse.tokens > 0
+        engine.flush()
+        assert held(engine) == NOTHING
+        stats = engine.stats().queue
+        assert stats.expired + stats.cancelled == 1
+
+    def test_while_its_session_is_busy(self, engine: Engine, call_off: CallOff) -> None:
+        session = engine.session("s")  # held on to: the engine keeps sessions by what others hold
+        with session.lock:
+            thread = self.answer(engine, call_off)
+            until(lambda: engine._activity._traffic.requests == 1)
+            assert engine.stats().queue.admitted == 0  # who waits for a session holds no slot
+            assert engine.prefill(Q, [A]).reuse.tokens
+            call_off.now()
+            thread.join(20)
+        self.over(engine, thread)
+
+    def test_while_it_waits_in_the_queue(self, engine: Engine, call_off: CallOff) -> None:
+        with engine._scheduler.admitted(PrefetchHint(), engine._scheduler.ticket()):
+            thread = self.answer(engine, call_off)
+            until(lambda: engine.stats().queue.waiting == 1)
+            call_off.now()
+            thread.join(20)
+        self.over(engine, thread)
+
+    def test_when_it_is_planned_and_waits_for_the_model(self, engine: Engine, call_off: CallOff) -> None:
+        with engine._activity.compute:
+            thread = self.answer(engine, call_off)
+            until(lambda: held(engine)["pins"] >= 2)
+            call_off.now()
+            thread.join(20)
+        self.over(engine, thread)
+
+    def test_between_two_layers(self, engine: Engine, call_off: CallOff, monkeypatch: pytest.MonkeyPatch) -> None:
+        layers: list[int] = []
+        run_layer = engine._adapter.run_layer
+
+        def spy(layer: int, *args: Any, **kwargs: Any) -> Any:
+            layers.append(layer)
+            if len(layers) == 2:
+                call_off.now()
+            return run_layer(layer, *args, **kwargs)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(engine._adapter, "run_layer", spy)
+            thread = self.answer(engine, call_off)
+            thread.join(20)
+        assert layers == [0, 1]
+        self.over(engine, thread)
+
+    def test_between_two_tokens(self, engine: Engine, call_off: CallOff) -> None:
+        how: dict[str, Any] = dict(max_new_tokens=20, min_new_tokens=20, **call_off.patience)
+        events = engine.stream(Q, [A, B], engine.session("s"), **how)
+        next(events)
+        call_off.now()
+        with pytest.raises(call_off.error):
+            next(events)
+        self.over(engine)
+
+    def test_before_anything(self, engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+        call_off = CallOff("cancel")
+        call_off.now()
+        monkeypatch.setattr(engine._prefiller, "prefill", lambda *_: pytest.fail("nothing may be computed"))
+        self.answer(engine, call_off).join(20)
+        assert self.called_off and held(engine) == NOTHING
+        with pytest.raises(CancelledError):
+            engine.prefill(Q, [A], cancel=call_off.event)
+
+    def test_after_the_last_token_takes_nothing_back(self, engine: Engine) -> None:
+        cancel = threading.Event()
+        events = engine.stream(Q, [A], max_new_tokens=2, min_new_tokens=2, cancel=cancel)
+        next(events), next(events)
+        cancel.set()
+        (answer,) = events
+        assert len(answer.token_ids) == 2  # type: ignore[union-attr]
+
+
+def test_an_open_stream_keeps_nobody_waiting_even_on_its_own_thread() -> None:
+    with engine_of(scheduler=SchedulerConfig(workers=1)) as engine:
+        events = engine.stream(Q, [A], max_new_tokens=5, min_new_tokens=5)
+        next(events)
+        assert engine.answer(Q, [B], max_new_tokens=2).token_ids
+        assert len(list(events)) == 5
+
+
+def test_a_full_queue_refuses_with_one_clear_error() -> None:
+    with engine_of(scheduler=SchedulerConfig(workers=1, queue_limit=0)) as engine:
+        with (
+            engine._scheduler.admitted(PrefetchHint(), engine._scheduler.ticket()),
+            pytest.raises(QueueFullError, match="Ask again later"),
+        ):
+            engine.answer(Q, [A])
+        assert engine.answer(Q, [A], max_new_tokens=1).token_ids
+        assert engine.stats().queue.refused == 1
+
+
+class TestWhatWaitsIsFetched:
+    def ask_behind_another(self, engine: Engine, ask: Callable[[], Any], entries: int) -> Any:
+        """What `ask` gives when it waits until so many entries are in memory."""
+        got: list[Any] = []
+        with engine._scheduler.admitted(PrefetchHint(), engine._scheduler.ticket()):
+            thread = threading.Thread(target=lambda: got.append(ask()))
+            thread.start()
+            until(lambda: engine.stats().store.tiers[0].entries == entries)
+        thread.join(20)
+        return got[0]
+
+    @pytest.mark.parametrize("reuse", ["fused", "prefix", "none"])
+    def test_chunks(self, tmp_path: Path, reuse: str) -> None:
+        config = dict(store=StoreConfig(directory=str(tmp_path)), scheduler=SchedulerConfig(workers=1))
+        with engine_of(**config) as engine:
+            engine.warm([A, B])
+        with engine_of(**config) as engine:
+            wanted = {"fused": 2, "prefix": 1, "none": 0}[reuse]
+            ask = lambda: engine.prefill(Q, [A, B], ratio=0.0, reuse=reuse)  # noqa: E731
+            prefill = self.ask_behind_another(engine, ask, wanted)
+            assert engine.stats().store.prefetched == wanted
+            assert prefill.reuse.bytes_by_tier.get("disk", 0) == 0
+            assert (prefill.reuse.bytes_by_tier.get("memory", 0) > 0) == (wanted > 0)
+
+    def test_a_conversations_history(self, tmp_path: Path) -> None:
+        config = dict(
+            store=StoreConfig(directory=str(tmp_path)),
+            scheduler=SchedulerConfig(workers=1),
+            session=SessionConfig(block_tokens=4),
+        )
+        with text_engine(**config) as engine:
+            engine.answer("a question", ["ab"], engine.session("s"), max_new_tokens=8, min_new_tokens=8)
+            engine.flush()
+        with text_engine(**config) as engine:
+            session = engine.session("s")
+            blocks = len(session.conversation.history.blocks)
+            assert blocks > 2
+            how: dict[str, Any] = dict(max_new_tokens=1, min_new_tokens=1, reuse="prefix")
+            answer = self.ask_behind_another(engine, lambda: engine.answer("more", (), session, **how), blocks)
+            assert answer.reuse.bytes_by_tier.get("disk", 0) == 0
+            assert answer.reuse.bytes_by_tier["memory"] > 0

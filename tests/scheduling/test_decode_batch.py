@@ -1,0 +1,400 @@
+"""Many requests, one step: everybody gets what they would get alone, and nobody is in another's way."""
+
+import gc
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from ragkv import Engine
+from ragkv import batch as batch_module
+from ragkv.model import Adapter, PromptKV, adapt, full_pass
+from ragkv.model.batching import DecodeRow, decode_rows
+from ragkv.model.decoding import Sampler, alone, decode, generation_config
+from ragkv.scheduling import ComputeLock, DecodeBatch
+from tests import tiny_models
+from tests.engine.helpers import A, B, C, engine_of
+from tests.engine.test_concurrency import together
+
+LENGTHS = (4, 11, 23, 37)
+STEPS = 16
+CHUNKS = [A, B, C]
+ORDERS = [[A, B, C], [C, B, A], [B, A], [A, A], [C], [], [B, C, B], [A, C]]
+
+
+@pytest.fixture(scope="module")
+def adapter() -> Adapter:
+    return adapt(tiny_models.model("llama"))
+
+
+@pytest.fixture
+def sizes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many rows each step had."""
+    seen: list[int] = []
+
+    def spying(adapter: Adapter, rows: list[DecodeRow]) -> torch.Tensor:
+        seen.append(len(rows))
+        return decode_rows(adapter, rows)
+
+    monkeypatch.setattr(batch_module, "decode_rows", spying)
+    return seen
+
+
+def prompt(adapter: Adapter, length: int) -> tuple[PromptKV, torch.Tensor]:
+    """The KV of a prompt with room for an answer, and the logits behind it."""
+    kv = adapter.new_kv(length + STEPS)
+    with torch.no_grad():
+        hidden = full_pass(adapter, torch.tensor(tiny_models.tokens(length, seed=length)), kv)
+        return kv, adapter.logits(hidden[:, -1:])[0]
+
+
+def greedy() -> Sampler:
+    return Sampler(generation_config({}), torch.tensor([1]), (), 0)
+
+
+def tokens_of(step: Callable[[int], torch.Tensor], logits: torch.Tensor) -> Iterator[int]:
+    return decode(step, logits, greedy(), (), STEPS)
+
+
+def solo(adapter: Adapter, length: int) -> list[int]:
+    kv, logits = prompt(adapter, length)
+    return list(tokens_of(alone(adapter, kv), logits))
+
+
+def through(batch: DecodeBatch, adapter: Adapter, length: int) -> list[int]:
+    kv, logits = prompt(adapter, length)
+    with batch.seat(kv) as seat:
+        return list(tokens_of(seat.step, logits))
+
+
+def batch_of(engine: Engine) -> DecodeBatch:
+    return engine._answerer._batch
+
+
+def until(true: Callable[[], object]) -> None:
+    ends = time.monotonic() + 20
+    while not true():
+        assert time.monotonic() < ends, "it never happened"
+        time.sleep(0.0005)
+
+
+def at_rest(batch: DecodeBatch) -> bool:
+    return not batch._waiting and not batch._due and not batch._compute._held and not batch._compute._line
+
+
+class TestSixteenThreads:
+    @pytest.mark.parametrize("sampled", [dict(), dict(do_sample=True, temperature=0.8)], ids=["greedy", "sampled"])
+    @pytest.mark.parametrize("family", ["llama", "phi3", "gemma2", "mixtral"])
+    def test_get_their_solo_answers(self, family: str, sampled: dict[str, Any], sizes: list[int]) -> None:
+        with engine_of(family) as engine:
+            engine.warm(CHUNKS)
+            calls = [
+                lambda at=at: engine.answer(
+                    tiny_models.tokens(3, 30 + at),
+                    ORDERS[at % len(ORDERS)],
+                    max_new_tokens=4 + at,
+                    ratio=0.3,
+                    **(sampled and dict(sampled, seed=at)),
+                )
+                for at in range(16)
+            ]
+            wanted = [call().token_ids for call in calls]
+            assert set(sizes) == {1}
+            assert [answer.token_ids for answer in together(calls)] == wanted
+            assert max(sizes) > 2
+            assert at_rest(batch_of(engine))
+
+    def test_that_keep_asking_find_themselves_in_one_step(self, adapter: Adapter, sizes: list[int]) -> None:
+        batch = DecodeBatch(adapter, ComputeLock(), patience=1000.0)
+        together([lambda at=at: through(batch, adapter, LENGTHS[at % 4]) for at in range(16)])
+        assert sum(sizes) == 16 * (STEPS - 1)
+        assert sum(sizes) / len(sizes) > 8
+
+    @pytest.mark.parametrize("rows", [1, 3])
+    def test_decode_so_many_at_a_time(self, adapter: Adapter, sizes: list[int], rows: int) -> None:
+        batch = DecodeBatch(adapter, ComputeLock(), patience=1000.0, rows=rows)
+        wanted = {length: solo(adapter, length) for length in LENGTHS}
+        sizes.clear()
+        found = together([lambda at=at: through(batch, adapter, LENGTHS[at % 4]) for at in range(16)])
+        assert found == [wanted[LENGTHS[at % 4]] for at in range(16)]
+        assert max(sizes) == rows and sum(sizes) == 16 * (STEPS - 1)
+        assert at_rest(batch)
+
+
+class TestWhoIsSlow:
+    def test_holds_back_itself_alone(self, adapter: Adapter) -> None:
+        batch = DecodeBatch(adapter, ComputeLock())
+        kv, logits = prompt(adapter, 11)
+        with batch.seat(kv) as seat:
+            slow = tokens_of(seat.step, logits)
+            first = [next(slow), next(slow)]
+            together([lambda length=length: through(batch, adapter, length) for length in LENGTHS])
+            assert [*first, *slow] == solo(adapter, 11)
+        assert at_rest(batch)
+
+    def test_is_waited_for_no_longer_than_patience_and_once(self, adapter: Adapter) -> None:
+        batch = DecodeBatch(adapter, ComputeLock(), patience=0.0)
+        kv, logits = prompt(adapter, 11)
+        seat = batch.seat(kv)
+        slow = tokens_of(seat.step, logits)
+        next(slow), next(slow)
+        assert batch._due == {seat}
+        assert through(batch, adapter, 23) == solo(adapter, 23)
+        assert seat not in batch._due
+
+    def test_and_leaves_is_forgotten(self, adapter: Adapter) -> None:
+        batch = DecodeBatch(adapter, ComputeLock())
+        kv, logits = prompt(adapter, 11)
+        with batch.seat(kv) as seat:
+            seat.step(5)
+        assert at_rest(batch)
+        gone = weakref.ref(seat)
+        del seat, kv, logits
+        gc.collect()
+        assert gone() is None
+
+
+def test_streams_that_stop_in_the_middle_leave_the_others_theirs() -> None:
+    with engine_of() as engine:
+        engine.warm(CHUNKS)
+        how: dict[str, Any] = dict(max_new_tokens=STEPS, min_new_tokens=STEPS, ratio=0.3)
+
+        def ask(at: int) -> Any:
+            return engine.stream(tiny_models.tokens(3, at), ORDERS[at], **how)
+
+        def part(at: int) -> None:
+            events = ask(at)
+            for _ in range(at + 1):
+                next(events)
+            if at % 2:
+                events.close()
+            else:
+                held.append(events)  # never asked again
+
+        held: list[Any] = []
+        wanted = [[*ask(at)][-1].token_ids for at in range(8)]
+        whole = [lambda at=at: [*ask(at)][-1].token_ids for at in range(8)]
+        results = together([*whole, *(lambda at=at: part(at) for at in range(6))])
+        assert results[:8] == wanted
+        held.clear()
+        until(lambda: at_rest(batch_of(engine)))
+
+
+class TestErrors:
+    def test_of_one_row_s_sampler_are_its_own(self, adapter: Adapter) -> None:
+        batch = DecodeBatch(adapter, ComputeLock())
+
+        def broken() -> str:
+            kv, logits = prompt(adapter, 9)
+            sampler = greedy()
+            with batch.seat(kv) as seat, pytest.raises(ZeroDivisionError):
+                for step, _ in enumerate(decode(seat.step, logits, sampler, (), STEPS)):
+                    if step == 4:
+                        sampler._processors = lambda *_: 1 / 0
+            return "failed"
+
+        results = together(
+            [broken, *(lambda length=length: through(batch, adapter, length) for length in LENGTHS), broken]
+        )
+        assert results == ["failed", *(solo(adapter, length) for length in LENGTHS), "failed"]
+        assert at_rest(batch)
+
+    def test_of_one_row_s_kv_are_its_own(self, adapter: Adapter) -> None:
+        batch = DecodeBatch(adapter, ComputeLock(), patience=1000.0)
+
+        def full() -> int:
+            kv, logits = prompt(adapter, 9)
+            kv.capacity = 9 + 5
+            for tensors in (kv.keys, kv.values):
+                tensors[:] = [tensor[:, :, : kv.capacity] for tensor in tensors]
+            done: list[int] = []
+            with batch.seat(kv) as seat, pytest.raises(RuntimeError, match="exceeds dimension size"):
+                done.extend(tokens_of(seat.step, logits))
+            return len(done)
+
+        results = together([full, *(lambda length=length: through(batch, adapter, length) for length in LENGTHS)])
+        assert results == [6, *(solo(adapter, length) for length in LENGTHS)]
+
+    def test_of_the_model_reach_every_row(self, adapter: Adapter, monkeypatch: pytest.MonkeyPatch) -> None:
+        batch = DecodeBatch(adapter, ComputeLock())
+
+        def fails(*_: Any) -> torch.Tensor:
+            raise RuntimeError("the device is gone")
+
+        monkeypatch.setattr(batch_module, "decode_rows", fails)
+
+        def ask(length: int) -> str:
+            with pytest.raises(RuntimeError, match="device is gone"):
+                through(batch, adapter, length)
+            return "told"
+
+        assert together([lambda length=length: ask(length) for length in LENGTHS]) == ["told"] * 4
+        assert at_rest(batch)
+
+    def test_an_interrupt_of_who_leads_is_its_own(self, adapter: Adapter, monkeypatch: pytest.MonkeyPatch) -> None:
+        compute = ComputeLock()
+        batch = DecodeBatch(adapter, compute)
+        interrupted: list[int] = []
+
+        def once(adapter: Adapter, rows: list[DecodeRow]) -> torch.Tensor:
+            logits = decode_rows(adapter, rows)
+            if len(rows) == 3 and not interrupted:
+                interrupted.append(1)
+                raise KeyboardInterrupt
+            return logits
+
+        monkeypatch.setattr(batch_module, "decode_rows", once)
+
+        def ask(length: int) -> Any:
+            with batch.seat(prompt(adapter, length)[0]) as seat:
+                got = []
+                try:
+                    got.append(int(seat.step(7).argmax()))
+                    got.append(int(seat.step(8).argmax()))
+                except KeyboardInterrupt:
+                    return "interrupted"
+            return got
+
+        def wanted(length: int) -> list[int]:
+            step = alone(adapter, prompt(adapter, length)[0])
+            return [int(step(7).argmax()), int(step(8).argmax())]
+
+        compute.acquire()
+        threads = threading.Thread(target=lambda: results.extend(together([lambda n=n: ask(n) for n in (4, 11, 23)])))
+        results: list[Any] = []
+        threads.start()
+        until(lambda: len(compute._line) == 3)
+        compute.release()
+        threads.join(20)
+        assert results.count("interrupted") == 1
+        assert [got for got in results if got != "interrupted"] == [
+            wanted(length) for length, got in zip((4, 11, 23), results, strict=True) if got != "interrupted"
+        ]
+        assert at_rest(batch)
+
+
+class TestClosing:
+    def test_ends_no_answer_under_way(self) -> None:
+        engine = engine_of()
+        engine.warm(CHUNKS)
+        how: dict[str, Any] = dict(max_new_tokens=40, min_new_tokens=40, ratio=0.3)
+        wanted = [engine.answer(tiny_models.tokens(3, at), ORDERS[at], **how).token_ids for at in range(6)]
+        begun = threading.Barrier(7)
+
+        def ask(at: int) -> Any:
+            events = engine.stream(tiny_models.tokens(3, at), ORDERS[at], **how)
+            next(events)
+            begun.wait(20)
+            *_, answer = events
+            return answer.token_ids
+
+        def close() -> None:
+            begun.wait(20)
+            engine.close()
+
+        results = together([*(lambda at=at: ask(at) for at in range(6)), close])
+        assert results[:6] == wanted
+
+
+class TestALongPrefill:
+    def test_delivers_tokens_between_its_layers(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        with engine_of() as engine:
+            batch, adapter = batch_of(engine), engine._adapter
+            events = engine.stream([5, 6], max_new_tokens=60, min_new_tokens=60)
+            next(events)
+            told: list[object] = []
+            run_layer, at_layer = adapter.run_layer, threading.Event()
+
+            def slow(layer: int, *how: Any, **more: Any) -> torch.Tensor:
+                at_layer.set()
+                until(lambda: batch._waiting and time.perf_counter() - batch._stepped_at >= batch._step_s)
+                told.append(f"layer {layer}")
+                return run_layer(layer, *how, **more)
+
+            monkeypatch.setattr(adapter, "run_layer", slow)
+
+            def prefill() -> None:
+                engine.prefill([7, 8], [A], reuse="none")
+                told.append("prefilled")
+
+            thread = threading.Thread(target=prefill)
+            thread.start()
+            assert at_layer.wait(20)
+            for _ in range(8):
+                next(events)
+                told.append("token")
+            thread.join(20)
+            before = told[: told.index("prefilled")]
+            assert [event for event in before if event != "token"] == [f"layer {layer}" for layer in range(4)]
+            assert before.count("token") >= 3  # one a layer; the last one may be noted a moment later
+            assert len(list(events)) == 60 - 9 + 1
+            assert at_rest(batch)
+
+    def test_so_does_a_chunk_being_encoded_and_scored(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        with engine_of() as engine:
+            batch, adapter = batch_of(engine), engine._adapter
+            events = engine.stream([5, 6], max_new_tokens=60, min_new_tokens=60)
+            next(events)
+            layers, tokens, run_layer, begun = 0, 0, adapter.run_layer, threading.Event()
+
+            def slow(*how: Any, **more: Any) -> torch.Tensor:
+                nonlocal layers
+                layers += 1
+                begun.set()
+                until(lambda: batch._waiting and time.perf_counter() - batch._stepped_at >= batch._step_s)
+                return run_layer(*how, **more)
+
+            monkeypatch.setattr(adapter, "run_layer", slow)
+            thread = threading.Thread(target=engine.warm, args=([A],))
+            thread.start()
+            assert begun.wait(20)
+            while thread.is_alive() and tokens < 58:
+                next(events)
+                tokens += 1
+            thread.join(20)
+            assert layers == 3 * adapter.layer_count  # the chunk, and behind two other texts
+            assert tokens >= layers - 1
+            events.close()
+
+    def test_has_as_much_time_for_itself_as_a_step_took(self, adapter: Adapter, sizes: list[int]) -> None:
+        compute = ComputeLock()
+        batch = DecodeBatch(adapter, compute)
+        batch._step_s, batch._stepped_at = 1000.0, time.perf_counter()
+        with compute:
+            thread = threading.Thread(target=through, args=(batch, adapter, 4))
+            thread.start()
+            until(lambda: batch._waiting)
+            batch.step_waiting()
+            assert sizes == []
+            batch._stepped_at -= 1000.0
+            batch.step_waiting()
+            assert sizes == [1]
+        thread.join(20)
+        assert len(sizes) == STEPS - 1
+
+    def test_costs_nothing_where_nobody_waits(self, adapter: Adapter, sizes: list[int]) -> None:
+        batch = DecodeBatch(adapter, ComputeLock())
+        with batch._changed:  # it takes no lock
+            thread = threading.Thread(target=batch.step_waiting)
+            thread.start()
+            thread.join(20)
+            assert not thread.is_alive()
+        assert sizes == []
+
+
+def test_what_is_decoded_is_recorded(adapter: Adapter) -> None:
+    batch = DecodeBatch(adapter, ComputeLock(), patience=1000.0)
+
+    def ask(length: int) -> tuple[torch.Tensor, torch.Tensor]:
+        kv, logits = prompt(adapter, length)
+        record = adapter.new_recording(length, length + STEPS - 1)
+        with batch.seat(kv, record) as seat:
+            list(tokens_of(seat.step, logits))
+        return record.kv[:, 1], torch.stack([v[0, :, length : length + STEPS - 1] for v in kv.values])
+
+    for recorded, placed in together([lambda length=length: ask(length) for length in LENGTHS]):
+        assert torch.equal(recorded, placed)

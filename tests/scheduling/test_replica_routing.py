@@ -1,0 +1,173 @@
+"""Routers: where a request goes, by hand; what holds whatever is asked, by chance."""
+
+from collections import Counter
+from math import ceil
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ragkv.errors import ConfigError
+from ragkv.scheduling.replica_routing import (
+    ROUTERS,
+    Ask,
+    Part,
+    Replica,
+    Router,
+    RouterSettings,
+    bound,
+    homes,
+    make_router,
+    rendezvous,
+)
+
+NAMES = ("a", "b", "c", "d")
+
+
+def idle(*names: str) -> list[Replica]:
+    return [Replica(name) for name in names or NAMES]
+
+
+def loaded(**loads: int) -> list[Replica]:
+    return [Replica(name, load) for name, load in loads.items()]
+
+
+def ask(session: str = "", **parts: int) -> Ask:
+    return Ask(session, tuple(Part(key, tokens) for key, tokens in parts.items()))
+
+
+def route(router: Router, asked: Ask, replicas: list[Replica]) -> str:
+    name = router.rank(asked, replicas)[0]
+    router.sent(asked, name)
+    return name
+
+
+def test_round_robin_takes_turns() -> None:
+    router = make_router("round-robin")
+    assert [route(router, ask(), idle("a", "b", "c")) for _ in range(4)] == ["a", "b", "c", "a"]
+
+
+def test_least_loaded_takes_who_has_the_fewest_requests() -> None:
+    assert make_router("least-loaded").rank(ask(), loaded(a=2, b=0, c=1)) == ["b", "c", "a"]
+
+
+def test_a_conversation_stays_where_it_is_whatever_the_load() -> None:
+    router = make_router("session-sticky")
+    first = route(router, ask("s"), idle())
+    assert route(router, ask("s"), [Replica(n, 99 if n == first else 0) for n in NAMES]) == first
+
+
+def test_chunk_aware_goes_where_most_tokens_were_sent() -> None:
+    router = make_router("chunk-aware")
+    router.sent(ask(x=100), "a")
+    router.sent(ask(y=150, z=10), "b")
+    assert router.rank(ask(x=100, y=150), idle())[0] == "b"
+    assert router.rank(ask(x=100, z=10), idle())[0] == "a"
+
+
+def test_chunk_aware_sends_what_nobody_has_to_one_of_its_two_homes_the_less_used() -> None:
+    for key in "pqrstuvw":
+        router, first_two = make_router("chunk-aware"), homes(key, NAMES)
+        assert router.rank(Ask("", (Part(key, 10),)), idle())[0] in first_two
+        router.sent(ask(), first_two[0])
+        assert router.rank(Ask("", (Part(key, 10),)), idle())[0] == first_two[1]
+
+
+def test_waiting_behind_a_request_costs_a_share_of_a_mean_requests_tokens() -> None:
+    router = make_router("chunk-aware", RouterSettings(wait_share=0.5, load_factor=10.0))
+    router.sent(ask(x=100), "a")  # the mean request has 100 tokens: each ahead costs 50
+    others = {"b": 0, "c": 0, "d": 0}
+    assert router.rank(ask(x=100), loaded(a=1, **others))[0] == "a"  # 100 - 50 > 0
+    assert router.rank(ask(x=100), loaded(a=3, **others))[0] != "a"  # 100 - 150 < 0
+
+
+def test_nobody_goes_beyond_the_bound_of_requests_under_way_for_any_number_of_tokens() -> None:
+    router = make_router("chunk-aware", RouterSettings(wait_share=0.0, load_factor=2.0))
+    router.sent(ask(x=10_000), "a")
+    assert bound(total=3, replicas=4, factor=2.0) == 2
+    assert router.rank(ask(x=10_000), loaded(a=1, b=1, c=1, d=0))[0] == "a"
+    assert router.rank(ask(x=10_000), loaded(a=2, b=1, c=0, d=0))[0] != "a"
+
+
+def test_in_quiet_hours_nobody_draws_all_that_is_popular() -> None:
+    router = make_router("chunk-aware", RouterSettings(share_factor=1.25, window=16))
+    went = Counter(route(router, ask(everywhere=1_000), idle()) for _ in range(400))
+    assert max(went.values()) <= 1.3 * 400 / 4
+
+
+def test_what_a_replica_was_sent_is_forgotten_beyond_what_it_can_hold() -> None:
+    router = make_router("chunk-aware", RouterSettings(known_tokens=100))
+    key = next(key for key in "pqrstuvw" if "a" not in homes(key, NAMES))
+    router.sent(Ask("", (Part(key, 60),)), "a")
+    assert router.rank(Ask("", (Part(key, 60),)), idle())[0] == "a"
+    router.sent(ask(other=60), "a")
+    assert router.rank(Ask("", (Part(key, 60),)), idle())[0] in homes(key, NAMES)
+
+
+def test_what_was_held_by_a_replica_that_is_gone_is_forgotten() -> None:
+    router = make_router("chunk-aware")
+    key = next(key for key in "pqrstuvw" if "b" not in homes(key, NAMES))
+    router.sent(Ask("", (Part(key, 60),)), "b")
+    router.gone("b")
+    assert router.rank(Ask("", (Part(key, 60),)), idle())[0] != "b"
+    router.gone("never-there")
+
+
+def test_a_replica_that_leaves_moves_only_its_own_keys() -> None:
+    for number in range(200):
+        order = rendezvous(f"k{number}", NAMES)
+        assert rendezvous(f"k{number}", [n for n in NAMES if n != order[2]]) == order[:2] + order[3:]
+
+
+def test_homes_are_spread() -> None:
+    went = Counter(name for number in range(4_000) for name in homes(f"k{number}", NAMES))
+    assert min(went.values()) > 1_850 and max(went.values()) < 2_150
+
+
+def test_an_unknown_router_and_a_setting_out_of_range_are_refused() -> None:
+    with pytest.raises(ConfigError, match="chunk-aware"):
+        make_router("chunky")
+    for bad in ({"load_factor": 0.9}, {"share_factor": 0.0}, {"wait_share": -1.0}, {"window": 0}):
+        with pytest.raises(ConfigError, match=next(iter(bad))):
+            RouterSettings(**bad)  # type: ignore[arg-type]
+
+
+asked = st.builds(
+    Ask,
+    st.sampled_from(["", "s", "t"]),
+    st.lists(st.builds(Part, st.sampled_from("uvwxyz"), st.integers(0, 900)), max_size=5).map(tuple),
+)
+
+
+@given(
+    name=st.sampled_from(sorted(ROUTERS)),
+    requests=st.lists(st.tuples(asked, st.lists(st.integers(0, 9), min_size=3, max_size=3)), max_size=30),
+    leaves=st.integers(0, 30),
+)
+def test_every_router_ranks_everybody_once_and_ranking_twice_changes_nothing(
+    name: str, requests: list[tuple[Ask, list[int]]], leaves: int
+) -> None:
+    router = make_router(name)
+    for number, (request, loads) in enumerate(requests):
+        names = NAMES[:3] if number < leaves else NAMES[1:]
+        if number == leaves:
+            router.gone("a")
+        replicas = [Replica(n, load) for n, load in zip(names, loads, strict=True)]
+        ranked = router.rank(request, replicas)
+        assert sorted(ranked) == sorted(names)
+        draws = name in ("random", "least-loaded") or (name == "session-sticky" and not request.session)
+        if not draws:
+            assert router.rank(request, replicas) == ranked
+        router.sent(request, ranked[0])
+
+
+@given(
+    requests=st.lists(asked, min_size=1, max_size=60),
+    factor=st.sampled_from([1.0, 1.25, 2.0]),
+)
+def test_while_nobody_is_done_loads_stay_within_the_bound(requests: list[Ask], factor: float) -> None:
+    router, loads = make_router("chunk-aware", RouterSettings(load_factor=factor)), Counter[str]()
+    for served, request in enumerate(requests, 1):
+        name = route(router, request, [Replica(n, loads[n]) for n in NAMES])
+        loads[name] += 1
+        assert loads[name] <= ceil(factor * served / len(NAMES))
