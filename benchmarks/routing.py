@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.report import save, table
-from ragkv.scheduling.replica_routing import Replica, RouterSettings, make_router
+from ragkv.scheduling.replica_routing import ReplicaLoad, RouterSettings, make_router
 from ragkv.simulate import (
     Profile,
     RagLoad,
@@ -166,7 +166,7 @@ def speed(folder: Path, quick: bool) -> list[Cell]:
     rows = []
     for replicas in (1, 10, 100, 1_000):
         for name in ORDER:
-            router, views = make_router(name), [Replica(f"r{n}", n % 3) for n in range(replicas)]
+            router, views = make_router(name), [ReplicaLoad(f"r{n}", n % 3) for n in range(replicas)]
             asks, count = load.asks[:2_000], 20 if quick else 200
             for number, ask in enumerate(asks):
                 router.sent(ask, f"r{number % replicas}")

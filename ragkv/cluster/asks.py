@@ -18,7 +18,7 @@ from ragkv.api.collections import COMMAND_LINE, NAME
 from ragkv.api.keys import ANYONE, KeyRing
 from ragkv.api.settings import ServeConfig
 from ragkv.retrieval import Index
-from ragkv.scheduling.replica_routing import Ask, Part
+from ragkv.scheduling.replica_routing import Part, RoutingRequest
 
 log = logging.getLogger(__name__)
 
@@ -35,7 +35,7 @@ class Asks:
         self._keys = KeyRing(config.keys_path)
         self._indexes: OrderedDict[Path, tuple[int, Index]] = OrderedDict()
 
-    def of(self, path: str, headers: Mapping[str, str], body: bytes) -> Ask:
+    def of(self, path: str, headers: Mapping[str, str], body: bytes) -> RoutingRequest:
         """The request as a router sees it."""
         who = headers.get("authorization", "")
         try:
@@ -46,8 +46,8 @@ class Asks:
             parts += [_part(who, text) for text in self._texts(path, who, asked)]
         except Exception as error:  # whatever was sent, it is the replica's to refuse
             log.debug("A request told nothing of what it will read: %s", type(error).__name__)
-            return Ask()
-        return Ask(parts[0].key if session else "", tuple(parts))
+            return RoutingRequest()
+        return RoutingRequest(parts[0].key if session else "", tuple(parts))
 
     def close(self) -> None:
         """Close the indexes. Twice is harmless."""

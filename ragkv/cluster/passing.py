@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from starlette.types import ASGIApp, Message, Scope
 
-from ragkv.scheduling.replica_routing import Ask
+from ragkv.scheduling.replica_routing import RoutingRequest
 
 AHEAD = 64  # parts of an answer that its reader may be behind
 
@@ -26,7 +26,7 @@ class Passed:
     body: bytes
     client: tuple[str, int] | None = None
     scheme: str = "http"
-    ask: Ask = field(default_factory=Ask)  # for the router
+    ask: RoutingRequest = field(default_factory=RoutingRequest)  # for the router
     avoid: tuple[str, ...] = ()  # replicas that failed it
 
     @property

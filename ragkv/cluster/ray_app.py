@@ -28,8 +28,7 @@ from ragkv.api.errors import ApiError
 from ragkv.api.settings import ServeConfig
 from ragkv.api.sse import event
 from ragkv.errors import ConfigError, MissingExtraError
-from ragkv.scheduling.replica_routing import Ask, RouterSettings, make_router
-from ragkv.scheduling.replica_routing import Replica as View
+from ragkv.scheduling.replica_routing import ReplicaLoad, RouterSettings, RoutingRequest, make_router
 
 from .asks import Asks
 from .passing import Passed, Start, answered
@@ -65,9 +64,9 @@ class ContentRouter(RequestRouter):
         self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
     ) -> list[list[RunningReplica]]:
         passed = _passed(pending_request)
-        ask = Ask() if passed is None else passed.ask
+        ask = RoutingRequest() if passed is None else passed.ask
         by_name = {replica.replica_id.unique_id: replica for replica in candidate_replicas}
-        ranked = self._router.rank(ask, [View(name, self._running[name]) for name in sorted(by_name)])
+        ranked = self._router.rank(ask, [ReplicaLoad(name, self._running[name]) for name in sorted(by_name)])
         return [[by_name[name]] for name in ranked]
 
     def on_request_routed(self, pending_request: PendingRequest, replica_id: ReplicaID, result: Any) -> None:
@@ -92,7 +91,7 @@ class ContentRouter(RequestRouter):
             self._forget(name)
 
     def _forget(self, name: str) -> None:
-        self._router.gone(name)
+        self._router.removed(name)
         self._running.pop(name, None)
 
 

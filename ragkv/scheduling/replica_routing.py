@@ -36,7 +36,7 @@ class Part(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
+class RoutingRequest:
     """What a router knows of a request."""
 
     session: str = ""  # its conversation; "" for none
@@ -44,7 +44,7 @@ class Ask:
 
 
 @dataclass(frozen=True, slots=True)
-class Replica:
+class ReplicaLoad:
     """What a router knows of a replica."""
 
     name: str
@@ -86,13 +86,13 @@ class Router(ABC):
         self._draw = random.Random(self.settings.seed)
 
     @abstractmethod
-    def rank(self, ask: Ask, replicas: Sequence[Replica]) -> list[str]:
+    def rank(self, ask: RoutingRequest, replicas: Sequence[ReplicaLoad]) -> list[str]:
         """The names of all `replicas`, the best first. Changes nothing that a later ranking could notice."""
 
-    def sent(self, ask: Ask, name: str) -> None:  # noqa: B027
+    def sent(self, ask: RoutingRequest, name: str) -> None:  # noqa: B027
         """The request went to the replica of that name, which will hold its parts."""
 
-    def gone(self, name: str) -> None:  # noqa: B027
+    def removed(self, name: str) -> None:  # noqa: B027
         """The replica of that name is no more; what it held is forgotten."""
 
 
@@ -101,7 +101,7 @@ class Random(Router):
 
     name = "random"
 
-    def rank(self, ask: Ask, replicas: Sequence[Replica]) -> list[str]:
+    def rank(self, ask: RoutingRequest, replicas: Sequence[ReplicaLoad]) -> list[str]:
         names = [replica.name for replica in replicas]
         self._draw.shuffle(names)
         return names
@@ -113,12 +113,12 @@ class RoundRobin(Router):
     name = "round-robin"
     _turn = 0
 
-    def rank(self, ask: Ask, replicas: Sequence[Replica]) -> list[str]:
+    def rank(self, ask: RoutingRequest, replicas: Sequence[ReplicaLoad]) -> list[str]:
         names = [replica.name for replica in replicas]
         first = self._turn % len(names) if names else 0
         return names[first:] + names[:first]
 
-    def sent(self, ask: Ask, name: str) -> None:
+    def sent(self, ask: RoutingRequest, name: str) -> None:
         self._turn += 1
 
 
@@ -127,7 +127,7 @@ class LeastLoaded(Router):
 
     name = "least-loaded"
 
-    def rank(self, ask: Ask, replicas: Sequence[Replica]) -> list[str]:
+    def rank(self, ask: RoutingRequest, replicas: Sequence[ReplicaLoad]) -> list[str]:
         return [replica.name for replica in sorted(replicas, key=lambda r: (r.load, self._draw.random()))]
 
 
@@ -136,7 +136,7 @@ class SessionSticky(Router):
 
     name = "session-sticky"
 
-    def rank(self, ask: Ask, replicas: Sequence[Replica]) -> list[str]:
+    def rank(self, ask: RoutingRequest, replicas: Sequence[ReplicaLoad]) -> list[str]:
         if ask.session:
             return rendezvous(ask.session, [replica.name for replica in replicas])
         return [replica.name for replica in sorted(replicas, key=lambda r: (r.load, self._draw.random()))]
@@ -157,7 +157,7 @@ class ChunkAware(Router):
         self._mean_tokens, self._seen = 0.0, 0
         self._count = 1  # replicas ranked last
 
-    def rank(self, ask: Ask, replicas: Sequence[Replica]) -> list[str]:
+    def rank(self, ask: RoutingRequest, replicas: Sequence[ReplicaLoad]) -> list[str]:
         names = tuple(replica.name for replica in replicas)
         self._count = len(names)
         loads = bound(sum(replica.load for replica in replicas), len(names), self.settings.load_factor)
@@ -165,7 +165,7 @@ class ChunkAware(Router):
         held, hinted = self._held(ask, names)
         wait = self.settings.wait_share * self._mean_tokens
 
-        def place(replica: Replica) -> tuple[bool, bool, float, int, int, int]:
+        def place(replica: ReplicaLoad) -> tuple[bool, bool, float, int, int, int]:
             name, load = replica.name, replica.load
             full, often = load + 1 > loads, self._shares[name] + 1 > shares
             # within bounds what is held counts; beyond, load alone
@@ -173,7 +173,7 @@ class ChunkAware(Router):
 
         return [replica.name for replica in sorted(replicas, key=place)]
 
-    def sent(self, ask: Ask, name: str) -> None:
+    def sent(self, ask: RoutingRequest, name: str) -> None:
         known = self._known.setdefault(name, _Known())
         for key, tokens in ask.parts:
             self._holders.setdefault(key, {})[name] = None
@@ -186,13 +186,13 @@ class ChunkAware(Router):
         while len(self._lately) > self.settings.window * self._count:
             self._shares[self._lately.popleft()] -= 1
 
-    def gone(self, name: str) -> None:
+    def removed(self, name: str) -> None:
         for key in self._known.pop(name, _Known()).parts:
             self._let_go(key, name)
         self._lately = deque(other for other in self._lately if other != name)
         del self._shares[name]
 
-    def _held(self, ask: Ask, names: tuple[str, ...]) -> tuple[Counter[str], Counter[str]]:
+    def _held(self, ask: RoutingRequest, names: tuple[str, ...]) -> tuple[Counter[str], Counter[str]]:
         """Tokens of the request by who probably holds them, and of those nobody holds by where they belong."""
         held: Counter[str] = Counter()
         hinted: Counter[str] = Counter()
@@ -274,9 +274,9 @@ def make_router(name: str, settings: RouterSettings | None = None) -> Router:
 
 __all__ = [
     "ROUTERS",
-    "Ask",
+    "RoutingRequest",
     "Part",
-    "Replica",
+    "ReplicaLoad",
     "Router",
     "RouterSettings",
     "bound",

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ragkv.errors import ConfigError
-from ragkv.scheduling.replica_routing import Ask, Part, Replica, RouterSettings, make_router
+from ragkv.scheduling.replica_routing import Part, ReplicaLoad, RouterSettings, RoutingRequest, make_router
 from ragkv.store.policies import POLICIES, Policy, make_policy
 
 from .chunks import STORED, ChunkTier, Read, position_free, replay_chunks
@@ -85,7 +85,7 @@ class Load(ABC):
     name: str
     times: Sequence[float]  # seconds
     tokens: Sequence[int]  # of each prompt
-    asks: Sequence[Ask]
+    asks: Sequence[RoutingRequest]
 
     @abstractmethod
     def stores(self, shape: Shape) -> Stores:
@@ -187,7 +187,7 @@ def route(load: Load, shape: Shape) -> Served:
     chosen: list[int] = []
     for number, (at, ask) in enumerate(zip(load.times, load.asks, strict=True)):
         now, router = at / shape.speedup, routers[number % len(routers)]
-        name = router.rank(ask, [Replica(n, line.load(now)) for n, line in zip(names, lines, strict=True)])[0]
+        name = router.rank(ask, [ReplicaLoad(n, line.load(now)) for n, line in zip(names, lines, strict=True)])[0]
         router.sent(ask, name)
         place = places[name]
         start = max(now, lines[place].free_s)
@@ -235,7 +235,7 @@ class RagLoad(Load):
         self.tokens = [request.tokens for request in requests]
         self.reads = [position_free([request], kinds) for request in requests]
         self.asks = [
-            Ask(request.session, tuple(Part(read.key, read.tokens) for read in reads))
+            RoutingRequest(request.session, tuple(Part(read.key, read.tokens) for read in reads))
             for request, reads in zip(requests, self.reads, strict=True)
         ]
 
@@ -265,7 +265,7 @@ class TurnLoad(Load):
         self.block = trace.block_tokens
         self.times = [turn.at for turn in trace.turns] if times is None else times
         self.tokens = [turn.prompt * self.block for turn in trace.turns]
-        self.asks = [Ask(turn.group, (Part(turn.group, turn.shared * self.block),)) for turn in trace.turns]
+        self.asks = [RoutingRequest(turn.group, (Part(turn.group, turn.shared * self.block),)) for turn in trace.turns]
 
     def stores(self, shape: Shape) -> Stores:
         return _TurnStores(self, shape)

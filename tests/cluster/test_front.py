@@ -14,7 +14,7 @@ from ragkv.cluster.asks import Asks
 from ragkv.cluster.passing import Passed, Start, answered
 from ragkv.cluster.place import Place
 from ragkv.retrieval import Document, Index, Splitter
-from ragkv.scheduling.replica_routing import Ask
+from ragkv.scheduling.replica_routing import RoutingRequest
 
 JSON = {"content-type": "application/json"}
 
@@ -26,7 +26,7 @@ def asks(tmp_path: Path) -> Iterator[Asks]:
     made.close()
 
 
-def told(asks: Asks, path: str, body: Any = None, **headers: str) -> Ask:
+def told(asks: Asks, path: str, body: Any = None, **headers: str) -> RoutingRequest:
     named = {name.replace("_", "-"): value for name, value in headers.items()}
     return asks.of(path, {**JSON, **named}, b"" if body is None else json.dumps(body).encode())
 

@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 from ragkv.errors import ConfigError
 from ragkv.scheduling.replica_routing import (
     ROUTERS,
-    Ask,
     Part,
-    Replica,
+    ReplicaLoad,
     Router,
     RouterSettings,
+    RoutingRequest,
     bound,
     homes,
     make_router,
@@ -24,19 +24,19 @@ from ragkv.scheduling.replica_routing import (
 NAMES = ("a", "b", "c", "d")
 
 
-def idle(*names: str) -> list[Replica]:
-    return [Replica(name) for name in names or NAMES]
+def idle(*names: str) -> list[ReplicaLoad]:
+    return [ReplicaLoad(name) for name in names or NAMES]
 
 
-def loaded(**loads: int) -> list[Replica]:
-    return [Replica(name, load) for name, load in loads.items()]
+def loaded(**loads: int) -> list[ReplicaLoad]:
+    return [ReplicaLoad(name, load) for name, load in loads.items()]
 
 
-def ask(session: str = "", **parts: int) -> Ask:
-    return Ask(session, tuple(Part(key, tokens) for key, tokens in parts.items()))
+def ask(session: str = "", **parts: int) -> RoutingRequest:
+    return RoutingRequest(session, tuple(Part(key, tokens) for key, tokens in parts.items()))
 
 
-def route(router: Router, asked: Ask, replicas: list[Replica]) -> str:
+def route(router: Router, asked: RoutingRequest, replicas: list[ReplicaLoad]) -> str:
     name = router.rank(asked, replicas)[0]
     router.sent(asked, name)
     return name
@@ -54,7 +54,7 @@ def test_least_loaded_takes_who_has_the_fewest_requests() -> None:
 def test_a_conversation_stays_where_it_is_whatever_the_load() -> None:
     router = make_router("session-sticky")
     first = route(router, ask("s"), idle())
-    assert route(router, ask("s"), [Replica(n, 99 if n == first else 0) for n in NAMES]) == first
+    assert route(router, ask("s"), [ReplicaLoad(n, 99 if n == first else 0) for n in NAMES]) == first
 
 
 def test_chunk_aware_goes_where_most_tokens_were_sent() -> None:
@@ -68,9 +68,9 @@ def test_chunk_aware_goes_where_most_tokens_were_sent() -> None:
 def test_chunk_aware_sends_what_nobody_has_to_one_of_its_two_homes_the_less_used() -> None:
     for key in "pqrstuvw":
         router, first_two = make_router("chunk-aware"), homes(key, NAMES)
-        assert router.rank(Ask("", (Part(key, 10),)), idle())[0] in first_two
+        assert router.rank(RoutingRequest("", (Part(key, 10),)), idle())[0] in first_two
         router.sent(ask(), first_two[0])
-        assert router.rank(Ask("", (Part(key, 10),)), idle())[0] == first_two[1]
+        assert router.rank(RoutingRequest("", (Part(key, 10),)), idle())[0] == first_two[1]
 
 
 def test_waiting_behind_a_request_costs_a_share_of_a_mean_requests_tokens() -> None:
@@ -98,19 +98,19 @@ def test_in_quiet_hours_nobody_draws_all_that_is_popular() -> None:
 def test_what_a_replica_was_sent_is_forgotten_beyond_what_it_can_hold() -> None:
     router = make_router("chunk-aware", RouterSettings(known_tokens=100))
     key = next(key for key in "pqrstuvw" if "a" not in homes(key, NAMES))
-    router.sent(Ask("", (Part(key, 60),)), "a")
-    assert router.rank(Ask("", (Part(key, 60),)), idle())[0] == "a"
+    router.sent(RoutingRequest("", (Part(key, 60),)), "a")
+    assert router.rank(RoutingRequest("", (Part(key, 60),)), idle())[0] == "a"
     router.sent(ask(other=60), "a")
-    assert router.rank(Ask("", (Part(key, 60),)), idle())[0] in homes(key, NAMES)
+    assert router.rank(RoutingRequest("", (Part(key, 60),)), idle())[0] in homes(key, NAMES)
 
 
 def test_what_was_held_by_a_replica_that_is_gone_is_forgotten() -> None:
     router = make_router("chunk-aware")
     key = next(key for key in "pqrstuvw" if "b" not in homes(key, NAMES))
-    router.sent(Ask("", (Part(key, 60),)), "b")
-    router.gone("b")
-    assert router.rank(Ask("", (Part(key, 60),)), idle())[0] != "b"
-    router.gone("never-there")
+    router.sent(RoutingRequest("", (Part(key, 60),)), "b")
+    router.removed("b")
+    assert router.rank(RoutingRequest("", (Part(key, 60),)), idle())[0] != "b"
+    router.removed("never-there")
 
 
 def test_a_replica_that_leaves_moves_only_its_own_keys() -> None:
@@ -133,7 +133,7 @@ def test_an_unknown_router_and_a_setting_out_of_range_are_refused() -> None:
 
 
 asked = st.builds(
-    Ask,
+    RoutingRequest,
     st.sampled_from(["", "s", "t"]),
     st.lists(st.builds(Part, st.sampled_from("uvwxyz"), st.integers(0, 900)), max_size=5).map(tuple),
 )
@@ -145,14 +145,14 @@ asked = st.builds(
     leaves=st.integers(0, 30),
 )
 def test_every_router_ranks_everybody_once_and_ranking_twice_changes_nothing(
-    name: str, requests: list[tuple[Ask, list[int]]], leaves: int
+    name: str, requests: list[tuple[RoutingRequest, list[int]]], leaves: int
 ) -> None:
     router = make_router(name)
     for number, (request, loads) in enumerate(requests):
         names = NAMES[:3] if number < leaves else NAMES[1:]
         if number == leaves:
-            router.gone("a")
-        replicas = [Replica(n, load) for n, load in zip(names, loads, strict=True)]
+            router.removed("a")
+        replicas = [ReplicaLoad(n, load) for n, load in zip(names, loads, strict=True)]
         ranked = router.rank(request, replicas)
         assert sorted(ranked) == sorted(names)
         draws = name in ("random", "least-loaded") or (name == "session-sticky" and not request.session)
@@ -165,9 +165,9 @@ def test_every_router_ranks_everybody_once_and_ranking_twice_changes_nothing(
     requests=st.lists(asked, min_size=1, max_size=60),
     factor=st.sampled_from([1.0, 1.25, 2.0]),
 )
-def test_while_nobody_is_done_loads_stay_within_the_bound(requests: list[Ask], factor: float) -> None:
+def test_while_nobody_is_done_loads_stay_within_the_bound(requests: list[RoutingRequest], factor: float) -> None:
     router, loads = make_router("chunk-aware", RouterSettings(load_factor=factor)), Counter[str]()
     for served, request in enumerate(requests, 1):
-        name = route(router, request, [Replica(n, loads[n]) for n in NAMES])
+        name = route(router, request, [ReplicaLoad(n, loads[n]) for n in NAMES])
         loads[name] += 1
         assert loads[name] <= ceil(factor * served / len(NAMES))
