@@ -11,11 +11,10 @@ import pytest
 import torch
 
 from ragkv import Engine
-from ragkv import batch as batch_module
 from ragkv.model import Adapter, PromptKV, adapt, full_pass
 from ragkv.model.batching import DecodeRow, decode_rows
 from ragkv.model.decoding import Sampler, alone, decode, generation_config
-from ragkv.scheduling import ComputeLock, DecodeBatch
+from ragkv.scheduling import ComputeLock, DecodeBatch, decode_batch
 from tests import tiny_models
 from tests.engine.helpers import A, B, C, engine_of
 from tests.engine.test_concurrency import together
@@ -40,7 +39,7 @@ def sizes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         seen.append(len(rows))
         return decode_rows(adapter, rows)
 
-    monkeypatch.setattr(batch_module, "decode_rows", spying)
+    monkeypatch.setattr(decode_batch, "decode_rows", spying)
     return seen
 
 
@@ -225,7 +224,7 @@ class TestErrors:
         def fails(*_: Any) -> torch.Tensor:
             raise RuntimeError("the device is gone")
 
-        monkeypatch.setattr(batch_module, "decode_rows", fails)
+        monkeypatch.setattr(decode_batch, "decode_rows", fails)
 
         def ask(length: int) -> str:
             with pytest.raises(RuntimeError, match="device is gone"):
@@ -247,7 +246,7 @@ class TestErrors:
                 raise KeyboardInterrupt
             return logits
 
-        monkeypatch.setattr(batch_module, "decode_rows", once)
+        monkeypatch.setattr(decode_batch, "decode_rows", once)
 
         def ask(length: int) -> Any:
             with batch.seat(prompt(adapter, length)[0]) as seat:

@@ -11,7 +11,7 @@ import pytest_socket
 from ragkv.store import Store
 from ragkv.store.tiers.remote import RemoteTier
 
-from ..store.remote.house import unique_prefix
+from ..store.remote.helpers import unique_prefix
 from ..store.remote.servers import RedisServer
 from .sharing import NUMBERS, config_of, serve, use_for_ever
 from .writing import entry_of
