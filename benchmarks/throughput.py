@@ -28,13 +28,13 @@ import torch
 from benchmarks import report
 from benchmarks import throughput_requests as serving
 from ragkv import EngineConfig
-from ragkv import batch as batching
 from ragkv.model import Adapter, PromptKV, adapt
 from ragkv.model.batching import DecodeRow, decode_rows
 from ragkv.model.decoding import Sampler, alone, decode, generation_config
 from ragkv.model.shapes import SHAPES, random_model
 from ragkv.runtime import openmp
 from ragkv.scheduling import ComputeLock
+from ragkv.scheduling import decode_batch as batching
 
 TRACE = Path(__file__).parents[2] / "shared" / "data" / "traces" / "ragpulse"
 PARTS = ("decode", "requests")
