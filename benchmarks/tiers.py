@@ -149,7 +149,7 @@ class Files:
         """By leases, as many layers a call as they ask for, into the same buffers each time."""
         info = self.entries[0].info
         with self.lease(tier, self.entries[0]) as lease:
-            together = lease.together
+            together = lease.layers_per_read
         memory = aligned_empty((threads, max(together * info.layer_bytes, HUGE_PAGE)), torch.uint8).zero_()
         outs = memory[:, : together * info.layer_bytes].view(info.dtype).unflatten(1, (together, *info.shape))
 

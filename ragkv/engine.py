@@ -116,7 +116,7 @@ class Engine(Closing):
             served.identity, adapter=config.adapter_id, tenant=config.store.tenant, codec=config.store.codec
         )
         cuda, block_tokens = adapter.device.type == "cuda", self.config.session.block_tokens
-        self._store = Store.open(settings, pin=cuda, block_tokens=block_tokens)  # from here on nothing can fail
+        self._store = Store.open(settings, page_locked=cuda, block_tokens=block_tokens)  # from here on nothing can fail
         self._readers = Readers(settings.reader_threads)
         self._fusor = Fusor(adapter, self._readers, fusion.read_ahead_layers, fusion.seed)
         prefix = self._runs.before_documents
@@ -317,15 +317,15 @@ class Engine(Closing):
         while waiting:
             token_ids = waiting.popleft()
             key, tokens = identity.key(token_ids), len(token_ids)
-            if self._store.spread(identity, token_ids):
+            if self._store.ensure_durable(identity, token_ids):
                 present += 1
             else:
-                flight = flights.claim(key, tokens, partial(self._store.spread, identity, token_ids))
+                flight = flights.claim(key, tokens, partial(self._store.ensure_durable, identity, token_ids))
                 if flight is None and token_ids not in left_for_later:  # another replica encodes it: the others first
                     left_for_later.add(token_ids)
                     waiting.append(token_ids)
                     continue
-                if flight is None and flights.arrived(key, tokens) and self._store.spread(identity, token_ids):
+                if flight is None and flights.arrived(key, tokens) and self._store.ensure_durable(identity, token_ids):
                     present += 1
                 else:
                     stored = self._encoded(token_ids, unique, flight)

@@ -28,7 +28,7 @@ class LayerReader(Closing):
         self, leases: Sequence[Lease], layers: int, ahead: int, readers: Readers, device: torch.device
     ) -> None:
         self._leases, self._layers, self._readers = leases, layers, readers
-        self._together = min(layers, max((lease.together for lease in leases), default=1))  # layers of a group
+        self._together = min(layers, max((lease.layers_per_read for lease in leases), default=1))  # layers of a group
         self._ahead = -(-ahead // self._together)  # groups
         depth = min(layers, (self._ahead + 1) * self._together)
         # Each buffer begins at a page: else reads past the page cache would be copied.
@@ -46,7 +46,7 @@ class LayerReader(Closing):
         self.waited_s = 0.0  # time the fusor stood still for slices
         self._reads: list[tuple[int, float]] = []  # bytes and seconds of what a thread read at once
         for lease in leases:
-            lease.begin()
+            lease.prefetch()
         for group in range(self._ahead):
             self._submit(group)
 

@@ -46,7 +46,7 @@ class BlockWriter:
         """A block's entry, held for reading: from the buffer or from the store; or `None`."""
         identity = block.identity(self._base)
         entry = self._worker.entry(identity.key(block.token_ids))  # first: once it leaves the buffer, the store has it
-        if entry is not None and entry.info.proves(identity, block.token_ids):
+        if entry is not None and entry.info.matches(identity, block.token_ids):
             return ResidentLease(entry)
         return self._store.lease(identity, block.token_ids)
 

@@ -53,12 +53,12 @@ class ClimbingLease(Lease):
     def __init__(self, lease: Lease, climb: Climb, promote: Callable[[Lease, Climb], None]) -> None:
         self.info, self.kind, self.sensitivity = lease.info, lease.kind, lease.sensitivity
         self._lease, self._climb = lease, climb
-        self.in_place, self.together = lease.in_place, lease.together
+        self.in_place, self.layers_per_read = lease.in_place, lease.layers_per_read
         self._damaged = False
         self._promote: Callable[[Lease, Climb], None] | None = promote
 
-    def begin(self) -> None:
-        self._lease.begin()
+    def prefetch(self) -> None:
+        self._lease.prefetch()
 
     def read_layer(self, layer: int, out: torch.Tensor | None = None) -> torch.Tensor:
         return self.read_layers(layer, [out])[0]
@@ -74,8 +74,8 @@ class ClimbingLease(Lease):
     def stored_bytes(self) -> int:
         return self._lease.stored_bytes
 
-    def read_encoded(self, pin: bool = False, between: Callable[[], None] = lambda: None) -> EncodedEntry:
-        return self._lease.read_encoded(pin, between)
+    def read_encoded(self, page_locked: bool = False, before_read: Callable[[], None] = lambda: None) -> EncodedEntry:
+        return self._lease.read_encoded(page_locked, before_read)
 
     def close(self) -> None:
         promote, self._promote = self._promote, None

@@ -11,7 +11,7 @@ from typing import Union
 import torch
 
 from .codecs import CODECS, RAW, Codec
-from .entry import Entry, EntryInfo, settle
+from .entry import Entry, EntryInfo, compact_tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,13 +51,13 @@ class EncodedEntry:
             return stored
         return self.codec.decode(stored, torch.empty(self.info.shape, dtype=self.info.dtype) if out is None else out)
 
-    def settled(self, pin: bool = False) -> "EncodedEntry":
+    def compact(self, page_locked: bool = False) -> "EncodedEntry":
         """This entry on the host, contiguous, owning no more memory than it needs; itself when it already is so.
 
-        Pinned if `pin`, CUDA is there, and it is copied to the device from where it lies.
+        Pinned if `page_locked`, CUDA is there, and it is copied to the device from where it lies.
         """
-        layers = settle(self.layers, pin and self.codec.in_place)
-        scores = None if self.sensitivity is None else settle(self.sensitivity, pin=False)
+        layers = compact_tensor(self.layers, page_locked and self.codec.in_place)
+        scores = None if self.sensitivity is None else compact_tensor(self.sensitivity, page_locked=False)
         if layers is self.layers and scores is self.sensitivity:
             return self
         return EncodedEntry(self.info, self.codec, layers, scores)

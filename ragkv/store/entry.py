@@ -87,7 +87,7 @@ class EntryInfo:
     group: str = ""  # the conversation it belongs to; "" for a chunk
     index: int = 0  # its place in the group
 
-    def proves(self, identity: Identity, token_ids: Sequence[int]) -> bool:
+    def matches(self, identity: Identity, token_ids: Sequence[int]) -> bool:
         """Whether this entry is what was asked for: every field of the identity and every token, not just the key."""
         return self.identity == identity and self.token_ids == tuple(token_ids)
 
@@ -148,26 +148,15 @@ class Entry:
         """Bytes of keys, values and scores."""
         return self.kv.nbytes + (0 if self.sensitivity is None else self.sensitivity.nbytes)
 
-    def settled(self, pin: bool = False) -> "Entry":
-        """This entry on the host, contiguous, owning no more memory than it needs; pinned if `pin` and CUDA is there.
 
-        Itself when it already is so: a view of a larger tensor would keep all of that alive, behind every bound.
-        """
-        kv = settle(self.kv, pin)
-        scores = None if self.sensitivity is None else settle(self.sensitivity, pin=False)
-        if kv is self.kv and scores is self.sensitivity:
-            return self
-        return Entry(self.info, kv, scores)
-
-
-def settle(tensor: torch.Tensor, pin: bool) -> torch.Tensor:
+def compact_tensor(tensor: torch.Tensor, page_locked: bool) -> torch.Tensor:
     """`tensor` on the host, contiguous, owning no more memory than it needs; itself when it already is so."""
-    pin = pin and torch.cuda.is_available()
+    page_locked = page_locked and torch.cuda.is_available()
     tensor = tensor.detach() if tensor.requires_grad else tensor
     compact = tensor.is_contiguous() and tensor.untyped_storage().nbytes() == tensor.nbytes
-    if tensor.device.type == "cpu" and compact and (tensor.is_pinned() or not pin):
+    if tensor.device.type == "cpu" and compact and (tensor.is_pinned() or not page_locked):
         return tensor
-    settled = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=pin)
+    settled = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=page_locked)
     return settled.copy_(tensor)
 
 

@@ -29,9 +29,9 @@ class _Stopped(Exception):
 class _Place:
     """A request in line."""
 
-    def __init__(self, demand: PrefetchHint) -> None:
-        self.demand = demand
-        self.groups = demand.groups
+    def __init__(self, hint: PrefetchHint) -> None:
+        self.hint = hint
+        self.groups = hint.groups
         self.started = False
         self.gone = False
         self.missing: set[str] = set()  # keys that no tier could give
@@ -56,27 +56,27 @@ class Prefetcher:
         if fetch is not None:
             self._thread.start()
 
-    def queued(self, demand: PrefetchHint) -> None:
+    def queued(self, hint: PrefetchHint) -> None:
         """A request joined the tail of the line: what it needs is exempt from eviction, as far as the policy has it."""
-        place = _Place(demand)
+        place = _Place(hint)
         with self._changed:
             self._line.append(place)
             for tier in self._tiers:
                 tier.queued(place.groups)
             self._change()
 
-    def started(self, demand: PrefetchHint) -> None:
+    def started(self, hint: PrefetchHint) -> None:
         """It no longer waits; what it needs stays exempt until it leaves. Of one that is not in line: ignored."""
         with self._changed:
-            place = self._find(demand)
+            place = self._find(hint)
             if place is not None:
                 place.started = True
                 self._change()
 
-    def left(self, demand: PrefetchHint) -> None:
+    def left(self, hint: PrefetchHint) -> None:
         """It was served, or gave up. Twice is harmless."""
         with self._changed:
-            place = self._find(demand)
+            place = self._find(hint)
             if place is None:
                 return
             place.gone = True
@@ -105,8 +105,8 @@ class Prefetcher:
         self._version += 1
         self._changed.notify_all()
 
-    def _find(self, demand: PrefetchHint) -> _Place | None:
-        return next((place for place in self._line if place.demand is demand), None)
+    def _find(self, hint: PrefetchHint) -> _Place | None:
+        return next((place for place in self._line if place.hint is hint), None)
 
     def _work(self) -> None:
         openmp.use_one_thread()
@@ -130,7 +130,7 @@ class Prefetcher:
         spared: set[str] = set()
         for place in line:
             spared.update(place.groups)
-            for wanted in place.demand.wanted:
+            for wanted in place.hint.entries:
                 here = fastest.contains(wanted.key)
                 if wanted.key in counted or (not here and (place.started or wanted.key in place.missing)):
                     continue

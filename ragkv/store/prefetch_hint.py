@@ -23,9 +23,9 @@ class HintedEntry:
 class PrefetchHint:
     """All that one request will look up, in the order in which it is needed. Equal to itself alone."""
 
-    wanted: tuple[HintedEntry, ...] = ()
+    entries: tuple[HintedEntry, ...] = ()
 
     @property
     def groups(self) -> tuple[str, ...]:
         """The groups its entries belong to, as policies know them, each once."""
-        return tuple(dict.fromkeys(wanted.group or wanted.key for wanted in self.wanted))
+        return tuple(dict.fromkeys(wanted.group or wanted.key for wanted in self.entries))

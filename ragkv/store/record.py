@@ -51,7 +51,7 @@ class OtherVersionError(EntryDamagedError):
 
 
 @dataclass(frozen=True, slots=True)
-class Head:
+class RecordHead:
     """What a record's head says, verified."""
 
     info: EntryInfo
@@ -79,7 +79,7 @@ class Record:
     @classmethod
     def of(cls, entry: Entry | EncodedEntry) -> "Record":
         """Lay `entry` out, encoded if it is not yet; hashes every layer. Its tensors are shared, not copied."""
-        encoded = EncodedEntry.of(entry).settled()
+        encoded = EncodedEntry.of(entry).compact()
         info, layers = encoded.info, tuple(encoded.layers)
         facts = _facts(info, encoded.codec.name, [checksum(bytes_of(layer)) for layer in layers])
         scores = b"" if encoded.sensitivity is None else bytes(bytes_of(encoded.sensitivity))
@@ -125,7 +125,7 @@ def _read_into(fd: int, into: memoryview, offset: int) -> int:
     return len(data)
 
 
-def read_head(fd: int, key: str) -> Head:
+def read_head(fd: int, key: str) -> RecordHead:
     """The verified head of the record open at `fd`, which is known by `key`.
 
     Raises `EntryDamagedError` if a byte of the head is not as written, the file's length is not, or it holds another
@@ -134,7 +134,7 @@ def read_head(fd: int, key: str) -> Head:
     return parse_head(key, lambda size: os.pread(fd, size, 0), os.fstat(fd).st_size)
 
 
-def parse_head(key: str, first: Callable[[int], bytes], size: int) -> Head:
+def parse_head(key: str, first: Callable[[int], bytes], size: int) -> RecordHead:
     """See `read_head`: of a record of `size` bytes, of which `first(n)` are the first n, or all it has."""
     start = first(_HEAD_GUESS)
     try:
@@ -225,7 +225,7 @@ def _check_head(key: str, head: bytes, head_end: int) -> None:
         raise EntryDamagedError(key, "checksum of its head does not match")
 
 
-def _head(key: str, head: bytes, start: int, tensors: dict[str, Any], facts: dict[str, str], size: int) -> Head:
+def _head(key: str, head: bytes, start: int, tensors: dict[str, Any], facts: dict[str, str], size: int) -> RecordHead:
     """The head as values. Its bytes are verified: what is wrong from here on was written wrong."""
     layers, kv_heads, tokens, head_dim = json.loads(facts["shape"])
     info = EntryInfo(
@@ -246,7 +246,7 @@ def _head(key: str, head: bytes, start: int, tensors: dict[str, Any], facts: dic
         raise EntryDamagedError(key, f"the file has {size} bytes, not {end}")
     scores = tensors.get("sensitivity")
     spans = [tensors[f"layer.{number:04d}"]["data_offsets"] for number in range(layers)]
-    return Head(
+    return RecordHead(
         info=info,
         sensitivity=None if scores is None else _tensor(head, start, scores, torch.float16).view(scores["shape"]),
         codec=CODECS[facts["codec"]],

@@ -63,22 +63,22 @@ class Store(Closing):
         tiers: Sequence[Tier],
         *,
         write_buffer_bytes: int,
-        pin: bool = False,
+        page_locked: bool = False,
         prefetch: bool = True,
         memory_reserve_bytes: int = 0,
     ) -> None:
-        """A store over opened tiers, which it owns from now on. `pin` keeps entries in page-locked memory on CUDA.
+        """A store that owns `tiers`, opened. `page_locked`: entries in memory are page-locked where CUDA is there.
 
         Where memory stands before slower tiers: `prefetch` brings up what waiting requests will read, and
         `memory_reserve_bytes` of it are kept free.
         """
         self._tiers = tuple(tiers)
-        self._pin = pin
+        self._page_locked = page_locked
         self._background: Background[EncodedEntry] = Background(write_buffer_bytes, "ragkv-store")
         self._writers = {  # a tier far away has its own: nothing else waits while it does not answer
             tier: Background[EncodedEntry](write_buffer_bytes, f"ragkv-to-{tier.kind.value}")
             for tier in self._tiers
-            if tier.distant
+            if tier.is_remote
         }
         self._climbs = Climbs()
         self._order = threading.Lock()  # a promotion and a deletion: never an entry brought back from the dead
@@ -87,7 +87,7 @@ class Store(Closing):
         stacked = len(self._tiers) > 1 and self._tiers[0].kind is TierKind.MEMORY
         reserve_bytes = memory_reserve_bytes if stacked else 0
         self._reserve = Reserve(self._tiers[0], reserve_bytes) if reserve_bytes else None
-        self._line = Prefetcher(self._tiers, self._fetch if stacked and prefetch else None, reserve_bytes)
+        self._prefetcher = Prefetcher(self._tiers, self._fetch if stacked and prefetch else None, reserve_bytes)
         atexit.register(self.close)
 
     @property
@@ -96,7 +96,7 @@ class Store(Closing):
         return tuple(tier for tier in self._tiers if tier.kind is not TierKind.MEMORY) or self._tiers
 
     @classmethod
-    def open(cls, config: StoreConfig, *, pin: bool = False, block_tokens: int = 256) -> "Store":
+    def open(cls, config: StoreConfig, *, page_locked: bool = False, block_tokens: int = 256) -> "Store":
         """The store that `config` describes: memory (unless 0 bytes), disk (if a directory is given), Redis, S3.
 
         A read-only store has a memory tier of its own: what it read once it may serve after the writer deleted it.
@@ -110,7 +110,7 @@ class Store(Closing):
             window_bytes=config.memory_bytes + (0 if config.directory is None else config.disk_bytes),
         )
         if config.memory_bytes:
-            tiers.append(MemoryTier(config.memory_bytes, make_policy(config.policy, settings), pin))
+            tiers.append(MemoryTier(config.memory_bytes, make_policy(config.policy, settings), page_locked))
         if config.directory is not None and config.read_only:
             tiers.append(ReadOnlyDiskTier(config.directory, config.direct_reads))
         elif config.directory is not None:
@@ -124,7 +124,7 @@ class Store(Closing):
         return cls(
             tiers,
             write_buffer_bytes=config.write_buffer_bytes,
-            pin=pin,
+            page_locked=page_locked,
             prefetch=config.prefetch,
             memory_reserve_bytes=reserve,
         )
@@ -139,7 +139,7 @@ class Store(Closing):
             lease = _or_none("look up an entry", tier.lease, identity, token_ids)
             if lease is not None:
                 return lease if depth == 0 else self._climbing(lease, depth)
-        if waiting is not None and waiting.info.proves(identity, token_ids):
+        if waiting is not None and waiting.info.matches(identity, token_ids):
             return MemoryLease(waiting, lambda _: None, lambda: None)
         return None
 
@@ -148,7 +148,7 @@ class Store(Closing):
 
         Nobody may write to the entry's tensors from now on.
         """
-        encoded = EncodedEntry.of(entry).settled(self._pin)
+        encoded = EncodedEntry.of(entry).compact(self._page_locked)
         for tier in self._tiers:
             if tier.kind is TierKind.MEMORY:
                 _or_none("keep an entry", tier.put, encoded)
@@ -161,12 +161,12 @@ class Store(Closing):
 
         Raises `StoreReadOnlyError` if a tier is read-only.
         """
-        encoded = EncodedEntry.of(entry).settled(self._pin)
+        encoded = EncodedEntry.of(entry).compact(self._page_locked)
         kept = {tier: bool(_or_none("keep an entry", tier.put, encoded)) for tier in self._tiers}
         self._make_reserve()
         return any(kept[tier] for tier in self._durable)
 
-    def spread(self, identity: Identity, token_ids: Sequence[int]) -> bool:
+    def ensure_durable(self, identity: Identity, token_ids: Sequence[int]) -> bool:
         """Whether a tier below memory has the entry; if one has, it is copied to those that lack it."""
         key = identity.key(token_ids)
         lacking = [tier for tier in self._durable if not tier.contains(key)]
@@ -205,19 +205,19 @@ class Store(Closing):
 
         self._writers[tier].submit(Job(end))
 
-    def queued(self, demand: PrefetchHint) -> None:
-        """A request that will look `demand` up waits from now on, behind all others told of."""
-        _or_none("note who waits", self._line.queued, demand)
+    def queued(self, hint: PrefetchHint) -> None:
+        """A request that will look `hint` up waits from now on, behind all others told of."""
+        _or_none("note who waits", self._prefetcher.queued, hint)
 
-    def started(self, demand: PrefetchHint) -> None:
+    def started(self, hint: PrefetchHint) -> None:
         """The request waits no longer: nothing is fetched for it any more. What it needs is spared until it `left`."""
-        _or_none("note who starts", self._line.started, demand)
+        _or_none("note who starts", self._prefetcher.started, hint)
         if self._writers:
-            _or_none("look ahead", self._look_ahead, demand)
+            _or_none("look ahead", self._look_ahead, hint)
 
-    def left(self, demand: PrefetchHint) -> None:
+    def left(self, hint: PrefetchHint) -> None:
         """The request has opened what it needs, or gave up. Twice is harmless."""
-        _or_none("note who left", self._line.left, demand)
+        _or_none("note who left", self._prefetcher.left, hint)
 
     def served(self, turn: Turn) -> None:
         """Tell every tier's policy that a conversation's turn was served, before its blocks are put.
@@ -280,7 +280,7 @@ class Store(Closing):
         """Counts and bytes of every tier and of the way between them."""
         tiers = tuple(tier.stats() for tier in self._tiers)
         pending_bytes = sum(background.pending_bytes for background in self._backgrounds())
-        return StoreStats(tiers, pending_bytes, self._dropped_writes, self._line.fetched)
+        return StoreStats(tiers, pending_bytes, self._dropped_writes, self._prefetcher.fetched)
 
     def flush(self) -> None:
         """Return when everything put so far is written, or was dropped."""
@@ -290,7 +290,7 @@ class Store(Closing):
     def close(self) -> None:
         """Write what waits and close every tier. Twice is harmless; leases stay readable until they are closed."""
         atexit.unregister(self.close)
-        self._line.close()
+        self._prefetcher.close()
         for background in self._backgrounds():
             background.close()
         if self._reserve is not None:
@@ -311,13 +311,13 @@ class Store(Closing):
         found = [background.discard(key) for background in self._backgrounds()]  # of all, not of the first that has it
         return any(found)
 
-    def _look_ahead(self, demand: PrefetchHint) -> None:
+    def _look_ahead(self, hint: PrefetchHint) -> None:
         """Let the tiers far away look for what is not near, the second for what the first has not."""
-        near = [tier for tier in self._tiers if not tier.distant]
-        keys = [wanted.key for wanted in demand.wanted]
+        near = [tier for tier in self._tiers if not tier.is_remote]
+        keys = [wanted.key for wanted in hint.entries]
         look: Callable[[Sequence[str]], None] = _nothing
         for tier in reversed(self._writers):
-            look = functools.partial(tier.expect, missed=look)
+            look = functools.partial(tier.look_up_ahead, on_missing=look)
         look([key for key in keys if self._waiting(key) is None and not any(tier.contains(key) for tier in near)])
 
     def _write_behind(self, tier: Tier, entry: EncodedEntry) -> bool:
@@ -326,7 +326,7 @@ class Store(Closing):
                 self._count_drop()
 
         key, writer = entry.info.key, self._writers.get(tier, self._background)
-        there = not tier.distant and tier.contains(key)  # far away, `put` itself finds out
+        there = not tier.is_remote and tier.contains(key)  # far away, `put` itself finds out
         return there or writer.submit(Job(write, key, entry.size_bytes, entry))
 
     def _climbing(self, lease: Lease, depth: int) -> Lease:
@@ -341,7 +341,7 @@ class Store(Closing):
             with lease:
                 if fastest.contains(info.key):
                     return
-                entry = lease.read_encoded(self._pin)
+                entry = lease.read_encoded(self._page_locked)
             self._put_up(entry, climb, fastest.put)
 
         fits = lease.stored_bytes <= fastest.stats().capacity_bytes
@@ -359,10 +359,10 @@ class Store(Closing):
             if lease is None:
                 return False
             with lease:
-                lease.begin()
-                entry = lease.read_encoded(self._pin, check)
+                lease.prefetch()
+                entry = lease.read_encoded(self._page_locked, check)
         check()
-        self._put_up(entry, climb, lambda entry: self._tiers[0].put_sparing(entry, spared))
+        self._put_up(entry, climb, lambda entry: self._tiers[0].put(entry, spared))
         return True
 
     @property

@@ -20,7 +20,7 @@ class WrappedTier(Tier):
     def __init__(self, tier: Tier) -> None:
         self.tier = tier
         self.kind = tier.kind
-        self.read_only, self.distant, self.arbitrates = tier.read_only, tier.distant, tier.arbitrates
+        self.read_only, self.is_remote, self.arbitrates = tier.read_only, tier.is_remote, tier.arbitrates
 
     def wrap(self, lease: Lease) -> Lease:
         """What a reader gets instead of `lease`."""
@@ -30,11 +30,8 @@ class WrappedTier(Tier):
         lease = self.tier.lease(identity, token_ids)
         return None if lease is None else self.wrap(lease)
 
-    def put(self, entry: Entry | EncodedEntry) -> bool:
-        return self.tier.put(entry)
-
-    def put_sparing(self, entry: Entry | EncodedEntry, spared: Set[str]) -> bool:
-        return self.tier.put_sparing(entry, spared)
+    def put(self, entry: Entry | EncodedEntry, protected: Set[str] = frozenset()) -> bool:
+        return self.tier.put(entry, protected)
 
     def free(self, size_bytes: int) -> None:
         self.tier.free(size_bytes)
@@ -48,8 +45,8 @@ class WrappedTier(Tier):
     def served(self, turn: Turn) -> None:
         self.tier.served(turn)
 
-    def expect(self, keys: Sequence[str], missed: Callable[[Sequence[str]], None]) -> None:
-        self.tier.expect(keys, missed)
+    def look_up_ahead(self, keys: Sequence[str], on_missing: Callable[[Sequence[str]], None]) -> None:
+        self.tier.look_up_ahead(keys, on_missing)
 
     def claim(self, name: str, expires_s: float) -> str | None:
         return self.tier.claim(name, expires_s)
@@ -91,8 +88,8 @@ class WrappedLease(Lease):
     def stored_bytes(self) -> int:
         return self.lease.stored_bytes
 
-    def begin(self) -> None:
-        self.lease.begin()
+    def prefetch(self) -> None:
+        self.lease.prefetch()
 
     def read_layer(self, layer: int, out: torch.Tensor | None = None) -> torch.Tensor:
         return self.lease.read_layer(layer, out)
@@ -120,9 +117,9 @@ class ThrottledTier(WrappedTier):
     def wrap(self, lease: Lease) -> Lease:
         return _ThrottledLease(lease, self)
 
-    def put(self, entry: Entry | EncodedEntry) -> bool:
+    def put(self, entry: Entry | EncodedEntry, protected: Set[str] = frozenset()) -> bool:
         began = time.monotonic()
-        kept = self.tier.put(entry)
+        kept = self.tier.put(entry, protected)
         due_at = began + self.latency_s + entry.size_bytes / self.bandwidth_bytes_per_s
         time.sleep(max(0.0, due_at - time.monotonic()) if self.writes else 0.0)
         return kept
@@ -145,10 +142,10 @@ class _ThrottledLease(WrappedLease):
         time.sleep(max(0.0, due_at - time.monotonic()))
         return read
 
-    def read_encoded(self, pin: bool = False, between: Callable[[], None] = lambda: None) -> EncodedEntry:
-        read = self.lease.read_encoded(pin)
+    def read_encoded(self, page_locked: bool = False, before_read: Callable[[], None] = lambda: None) -> EncodedEntry:
+        read = self.lease.read_encoded(page_locked)
         for _ in range(self.info.layers):
-            between()
+            before_read()
             due_at = self._pipe.due_at(self.stored_bytes // self.info.layers)
             time.sleep(max(0.0, due_at - time.monotonic()))
         return read
@@ -182,10 +179,10 @@ class _FailingLease(WrappedLease):
         self._check(layer)
         return self.lease.read_layer(layer, out)
 
-    def read_encoded(self, pin: bool = False, between: Callable[[], None] = lambda: None) -> EncodedEntry:
+    def read_encoded(self, page_locked: bool = False, before_read: Callable[[], None] = lambda: None) -> EncodedEntry:
         for layer in range(self.info.layers):
             self._check(layer)
-        return self.lease.read_encoded(pin, between)
+        return self.lease.read_encoded(page_locked, before_read)
 
     def _check(self, layer: int) -> None:
         if layer not in self._tier.layers:

@@ -63,7 +63,7 @@ def test_reads_so_many_layers_ahead_and_no_more(readers: Readers, ahead: int) ->
 @pytest.mark.parametrize("ahead", [0, 1, 2, 5])
 def test_reads_layers_together_where_a_tier_asks_for_it(readers: Readers, together: int, ahead: int) -> None:
     small, large = FakeLease(), FakeLease()
-    small.together = together
+    small.layers_per_read = together
     with LayerReader([small, large], LAYERS, ahead, readers, CPU) as reader:
         for layer in range(LAYERS):
             for piece, lease in zip(reader.layer(layer), (small, large), strict=True):

@@ -201,7 +201,7 @@ def held(engine: Engine) -> dict[str, int]:
         "pins": sum(slot.pins for ledger in tiers for slot in ledger),
         "waiting": stats.waiting,
         "admitted": stats.admitted,
-        "in line": engine._store._line.waiting,
+        "in line": engine._store._prefetcher.waiting,
         "requests": engine._activity._traffic.requests,
         "computing": int(engine._activity.compute._held),
     }

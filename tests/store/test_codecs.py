@@ -173,7 +173,7 @@ def test_scales_of_every_layer_can_be_read_where_they_lie(tokens: int) -> None:
 def test_an_encoded_entry_is_encoded_no_further() -> None:
     encoded = EncodedEntry.of(make_entry(identity=with_codec("int8")))
     assert EncodedEntry.of(encoded) is encoded
-    assert encoded.settled() is encoded
+    assert encoded.compact() is encoded
 
 
 def test_a_raw_entry_shares_its_tensors() -> None:

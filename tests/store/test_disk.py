@@ -459,7 +459,7 @@ def test_small_layers_are_read_several_a_request_past_the_page_cache(
 
     monkeypatch.setattr(os, "preadv", spy)
     with tier.lease(entry.info.identity, entry.info.token_ids) as lease:  # type: ignore[union-attr]
-        assert lease.together >= 8
+        assert lease.layers_per_read >= 8
         requests.clear()
         for buffers in ([None] * 5, [torch.empty_like(entry.kv[0]) for _ in range(5)]):
             for read, wanted in zip(lease.read_layers(3, buffers), kept(entry).kv[3:], strict=True):
@@ -496,7 +496,7 @@ def test_layers_are_read_one_by_one_through_the_page_cache_where_the_kernel_read
     tier = open_tier(tmp_path)
     tier.put(make_entry(1))
     with tier.lease(IDENTITY, ids_of(1)) as lease:  # type: ignore[union-attr]
-        assert lease.together == 1
+        assert lease.layers_per_read == 1
     tier.close()
 
 

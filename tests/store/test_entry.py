@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import ragkv.store
-from ragkv.store import Entry, Identity, ids_bytes
+from ragkv.store import EncodedEntry, Entry, Identity, ids_bytes
 
 from .entries import IDENTITY, make_entry, other_identities
 
@@ -71,7 +71,7 @@ def test_an_entry_of_another_shape_or_dtype_is_refused() -> None:
 def test_a_settled_entry_owns_no_more_than_its_bytes() -> None:
     entry = make_entry()
     large = torch.cat([entry.kv, entry.kv])
-    settled = Entry(entry.info, large[:2], entry.sensitivity).settled()
-    assert settled.kv.untyped_storage().nbytes() == entry.kv.nbytes
-    assert torch.equal(settled.kv, entry.kv)
-    assert settled.settled() is settled
+    settled = EncodedEntry.of(Entry(entry.info, large[:2], entry.sensitivity)).compact()
+    assert settled.layers.untyped_storage().nbytes() == entry.kv.nbytes
+    assert torch.equal(settled.layers, entry.kv)
+    assert settled.compact() is settled

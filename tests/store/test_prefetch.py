@@ -115,7 +115,7 @@ def until(true: Callable[[], bool], timeout_s: float = 20.0) -> None:
 
 def settled(house: House) -> None:
     """Return when the prefetcher has looked at the line as it is and has nothing under way."""
-    line = house.store._line
+    line = house.store._prefetcher
     asked = hint_of()
     house.store.queued(asked)
     house.store.left(asked)
@@ -194,7 +194,7 @@ class TestFetching:
         here.store.left(waiting)
         here.store.left(waiting)
         here.store.started(waiting)
-        assert here.store._line.waiting == 0
+        assert here.store._prefetcher.waiting == 0
 
 
 class TestStopping:
@@ -219,7 +219,7 @@ class TestStopping:
         until(lambda: here.disk.reads == [(key(0), 0)])
         closing = threading.Thread(target=here.store.close)
         closing.start()
-        until(lambda: here.store._line._closing)
+        until(lambda: here.store._prefetcher._closing)
         here.disk.go.set()
         closing.join(20)
         assert here.disk.reads == [(key(0), 0)]
@@ -358,7 +358,7 @@ class TestTheReserve:
 
     def test_is_a_sixteenth_where_nothing_else_is_said_and_none_without_a_disk(self, tmp_path: Path) -> None:
         with Store.open(StoreConfig(directory=str(tmp_path), memory_bytes=1600)) as store:
-            assert store._line._reserve_bytes == 100
+            assert store._prefetcher._reserve_bytes == 100
         with Store.open(StoreConfig(memory_bytes=1600)) as store:
             assert store._reserve is None
 
@@ -467,7 +467,7 @@ def test_many_threads_at_once_never_see_a_wrong_byte_and_leave_nothing(tmp_path:
         assert errors == []
         store.flush()
         assert served[0] > 200
-        assert store._line.waiting == 0
+        assert store._prefetcher.waiting == 0
         for tier in (memory, files):
             assert tier.stats().used_bytes <= tier.stats().capacity_bytes
             assert tier.stats().damaged == 0

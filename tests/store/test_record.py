@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 
 from ragkv.errors import EntryDamagedError
 from ragkv.store import FORMAT_VERSION, Entry
-from ragkv.store.record import ALIGNMENT, Head, OtherVersionError, Record, bytes_of, read_fully, read_head
+from ragkv.store.record import ALIGNMENT, OtherVersionError, Record, RecordHead, bytes_of, read_fully, read_head
 
 from .entries import make_entry, other_identities
 
@@ -20,7 +20,7 @@ def write(path: Path, entry: Entry) -> Path:
     return path
 
 
-def head_of(path: Path, key: str) -> Head:
+def head_of(path: Path, key: str) -> RecordHead:
     with path.open("rb") as file:
         return read_head(file.fileno(), key)
 

@@ -274,7 +274,7 @@ def test_many_threads_at_once_never_see_anything_wrong(tmp_path: Path) -> None:
 def test_on_cuda_entries_are_kept_pinned_and_pinned_memory_is_counted(tmp_path: Path) -> None:
     entry = make_entry(1)
     on_device = Entry(entry.info, entry.kv.cuda(), entry.sensitivity)
-    with Store.open(config(tmp_path), pin=True) as store:
+    with Store.open(config(tmp_path), page_locked=True) as store:
         store.put(on_device)
         with store.lease(IDENTITY, ids_of(1)) as lease:  # type: ignore[union-attr]
             assert lease.read_layer(0).is_pinned()

@@ -110,7 +110,7 @@ class Head:
 
 def pack(entry: EncodedEntry, group_bytes: int, seal: Seal) -> list[bytes]:
     """The values of `entry`, by group: as few layers together as make `group_bytes`, one at least."""
-    encoded = entry.settled()
+    encoded = entry.compact()
     info, layers = encoded.info, encoded.layers
     layer_bytes = layers[0].nbytes if info.layers else 0
     together = max(1, -(-group_bytes // max(1, layer_bytes)))

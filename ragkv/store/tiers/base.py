@@ -27,7 +27,6 @@ class TierKind(Enum):
     DISK = "disk"
     REDIS = "redis"
     S3 = "s3"
-    REMOTE = "remote"  # any other shared storage
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,14 +77,14 @@ class Lease(Closing):
     kind: TierKind
     sensitivity: torch.Tensor | None  # (T, C) float16
     in_place: bool = False  # `read_layer` returns views of the tier's own storage and needs no `out`
-    together: int = 1  # layers that are best read at once
+    layers_per_read: int = 1  # layers that are best read at once
 
     @property
     def stored_bytes(self) -> int:
         """Bytes of keys and values as they are held, so of reading all layers once."""
         return self.info.size_bytes
 
-    def begin(self) -> None:
+    def prefetch(self) -> None:
         """Its layers will be read soon, in order: a tier far away begins to fetch."""
 
     @abstractmethod
@@ -100,17 +99,17 @@ class Lease(Closing):
         """As many layers as there are `outs`, from `first` on, each as `read_layer` has it."""
         return [self.read_layer(first + number, out) for number, out in enumerate(outs)]
 
-    def read_encoded(self, pin: bool = False, between: Callable[[], None] = lambda: None) -> EncodedEntry:
+    def read_encoded(self, page_locked: bool = False, before_read: Callable[[], None] = lambda: None) -> EncodedEntry:
         """The whole entry in memory of its own, as it is held, verified: to be put into another tier.
 
-        `pin` asks for page-locked memory if CUDA is there. `between` is called before each request; what it raises ends
-        the read. Raises as `read_layer` does.
+        `page_locked` asks for page-locked memory where CUDA is there. `before_read` is called before each read of
+        layers; an exception from it ends the copy. Raises as `read_layer` does.
         """
         info = self.info
         shape = (info.layers, *info.shape)
-        kv = torch.empty(shape, dtype=info.dtype, pin_memory=pin and torch.cuda.is_available())
+        kv = torch.empty(shape, dtype=info.dtype, pin_memory=page_locked and torch.cuda.is_available())
         for layer, target in enumerate(kv):
-            between()
+            before_read()
             got = self.read_layer(layer, target)
             if got.data_ptr() != target.data_ptr():  # a view of the tier's own storage
                 target.copy_(got)
@@ -127,23 +126,19 @@ class Tier(ABC):
     kind: TierKind
     read_only: bool = False  # `put`, `delete` and `gc` raise `StoreReadOnlyError`
     arbitrates: bool = False  # `claim` is one among all replicas
-    distant: bool = False  # any answer may take as long as its timeout; others may write and delete there as well
+    is_remote: bool = False  # any answer may take as long as its timeout; others may write and delete there as well
 
     @abstractmethod
     def lease(self, identity: Identity, token_ids: Sequence[int]) -> Lease | None:
         """Pin and open the entry of these tokens under this identity, or `None`. Counts as a use."""
 
     @abstractmethod
-    def put(self, entry: Entry | EncodedEntry) -> bool:
+    def put(self, entry: Entry | EncodedEntry, protected: Set[str] = frozenset()) -> bool:
         """Keep `entry`, in its identity's codec, evicting others if needed; returns when it is as durable as can be.
 
         `False` if it was not kept (larger than the tier, everything pinned, not admitted, write failed: logged).
         An entry already there is left as it is and counts as kept.
         """
-
-    def put_sparing(self, entry: Entry | EncodedEntry, spared: Set[str]) -> bool:
-        """As `put`, evicting nothing of the groups `spared`: what waiting requests will read before this entry is."""
-        return self.put(entry)
 
     def free(self, size_bytes: int) -> None:  # noqa: B027
         """Evict until so much is free, or what is left may not go: later puts up to it find their room made."""
@@ -157,7 +152,7 @@ class Tier(ABC):
     def served(self, turn: Turn) -> None:  # noqa: B027
         """A conversation's turn was served: tell the policy, which may trim. Comes before the turn's blocks are put."""
 
-    def expect(self, keys: Sequence[str], missed: Callable[[Sequence[str]], None]) -> None:  # noqa: B027
+    def look_up_ahead(self, keys: Sequence[str], on_missing: Callable[[Sequence[str]], None]) -> None:  # noqa: B027
         """These keys will be leased at once: a tier far away begins to look, and tells `missed` what it has not."""
 
     def claim(self, name: str, expires_s: float) -> str | None:

@@ -11,7 +11,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence, Set
 from pathlib import Path
 
 from ragkv.errors import EntryDamagedError, StoreError
@@ -84,7 +84,7 @@ class DiskTier(Tier):
                 self._index.record(key, _row(slot.item, now))
         return lease
 
-    def put(self, entry: Entry | EncodedEntry) -> bool:
+    def put(self, entry: Entry | EncodedEntry, protected: Set[str] = frozenset()) -> bool:
         key = entry.info.key
         with self._write_lock:
             if self.contains(key):

@@ -18,7 +18,7 @@ from typing import Self
 import numpy as np
 import torch
 
-from ..record import ALIGNMENT, Head, bytes_of, parse_head, read_fully, read_head
+from ..record import ALIGNMENT, RecordHead, bytes_of, parse_head, read_fully, read_head
 
 HUGE_PAGE = 2 * 1024**2  # bytes
 
@@ -49,7 +49,7 @@ class EntryFile:
         """Let the descriptor go; once only."""
         os.close(self._fd)
 
-    def head(self, key: str) -> Head:
+    def head(self, key: str) -> RecordHead:
         """See `read_head`."""
         if not self._direct:
             return read_head(self._fd, key)

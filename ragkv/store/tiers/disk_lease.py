@@ -12,7 +12,7 @@ import torch
 from ragkv.errors import EntryDamagedError, StoreError
 
 from ..entry import Identity
-from ..record import ALIGNMENT, Head
+from ..record import ALIGNMENT, RecordHead
 from .base import TierKind
 from .disk_file import EntryFile
 from .stored_lease import StoredLease
@@ -27,7 +27,7 @@ class DiskLease(StoredLease):
 
     def __init__(
         self,
-        head: Head,
+        head: RecordHead,
         file: EntryFile,
         on_read: Callable[[int], None],
         on_damage: Callable[[EntryDamagedError], None],
@@ -37,7 +37,7 @@ class DiskLease(StoredLease):
         self._head = head
         self._file = file
         # Past the page cache nobody reads ahead: the disk would rest while a small layer is checked.
-        self.together = max(1, REQUEST_BYTES // max(ALIGNMENT, head.layer_bytes)) if file.direct else 1
+        self.layers_per_read = max(1, REQUEST_BYTES // max(ALIGNMENT, head.layer_bytes)) if file.direct else 1
         self._on_read, self._on_damage, self._on_close = on_read, on_damage, on_close
         self._lock = threading.Lock()
         self._readers = 0
@@ -108,7 +108,7 @@ def open_lease(
     file = EntryFile.open(path, direct)
     try:
         head = file.head(key)
-        if not head.info.proves(identity, token_ids):
+        if not head.info.matches(identity, token_ids):
             raise EntryDamagedError(key, "its identity or tokens are not those asked for")
         return DiskLease(head, file, on_read, on_damage, on_close)
     except BaseException:

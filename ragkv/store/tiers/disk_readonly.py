@@ -7,7 +7,7 @@ file that vanished is a miss; a damaged one is a miss too, and left to the write
 import logging
 import os
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence, Set
 from pathlib import Path
 from typing import Never
 
@@ -57,7 +57,7 @@ class ReadOnlyDiskTier(Tier):
             self._counts.misses += lease is None
         return lease
 
-    def put(self, entry: Entry | EncodedEntry) -> bool:
+    def put(self, entry: Entry | EncodedEntry, protected: Set[str] = frozenset()) -> bool:
         """Raises `StoreReadOnlyError`."""
         self._refuse(f"keep entry {entry.info.key[:12]}")
 

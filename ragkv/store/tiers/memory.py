@@ -45,7 +45,7 @@ class MemoryLease(Lease):
     def stored_bytes(self) -> int:
         return self._entry.stored_bytes
 
-    def read_encoded(self, pin: bool = False, between: Callable[[], None] = lambda: None) -> EncodedEntry:
+    def read_encoded(self, page_locked: bool = False, before_read: Callable[[], None] = lambda: None) -> EncodedEntry:
         """What is held, itself: it is immutable."""
         self._on_read(self.stored_bytes)
         return self._entry
@@ -62,11 +62,11 @@ class MemoryTier(Tier):
     kind = TierKind.MEMORY
 
     def __init__(
-        self, capacity_bytes: int, policy: Policy, pin: bool = False, clock: Callable[[], float] = time.time
+        self, capacity_bytes: int, policy: Policy, page_locked: bool = False, clock: Callable[[], float] = time.time
     ) -> None:
         self._ledger: Ledger[EncodedEntry] = Ledger(capacity_bytes, policy)
         self._counts = Counts()
-        self._pin = pin
+        self._page_locked = page_locked
         self._clock = clock
         self._lock = threading.Lock()
 
@@ -74,7 +74,7 @@ class MemoryTier(Tier):
         key = identity.key(token_ids)
         with self._lock:
             slot = self._ledger.get(key)
-            if slot is not None and not slot.payload.info.proves(identity, token_ids):
+            if slot is not None and not slot.payload.info.matches(identity, token_ids):
                 log.warning("%s", EntryDamagedError(key, "its identity or tokens are not those asked for"))
                 self._ledger.remove(key)
                 self._counts.damaged += 1
@@ -87,22 +87,19 @@ class MemoryTier(Tier):
             self._ledger.used(slot, self._clock())
         return MemoryLease(slot.payload, self._count_read, lambda: self._unpin(slot))
 
-    def put(self, entry: Entry | EncodedEntry) -> bool:
-        return self.put_sparing(entry, frozenset())
-
-    def put_sparing(self, entry: Entry | EncodedEntry, spared: Set[str]) -> bool:
+    def put(self, entry: Entry | EncodedEntry, protected: Set[str] = frozenset()) -> bool:
         if self.contains(entry.info.key):
             return True
         encoded = EncodedEntry.of(entry)  # outside the lock, as what follows: it may take time
         item = Item(entry.info.key, self._footprint(encoded), entry.info.group, entry.info.index)
         if item.size > self._ledger.capacity_bytes:
             return False
-        encoded = encoded.settled(self._pin)
+        encoded = encoded.compact(self._page_locked)
         with self._lock:
             if item.key in self._ledger:
                 return True
             now = self._clock()
-            if not self._ledger.make_room(item, now, self._count_eviction, spared):
+            if not self._ledger.make_room(item, now, self._count_eviction, protected):
                 return False
             self._ledger.add(item, encoded, now)
             self._counts.written_bytes += item.size
@@ -149,7 +146,7 @@ class MemoryTier(Tier):
 
     def _footprint(self, entry: EncodedEntry) -> int:
         """Bytes the entry takes here: torch hands out pinned memory in powers of two."""
-        if not (self._pin and entry.codec.in_place and torch.cuda.is_available()):
+        if not (self._page_locked and entry.codec.in_place and torch.cuda.is_available()):
             return entry.size_bytes
         return (1 << (entry.stored_bytes - 1).bit_length()) + entry.size_bytes - entry.stored_bytes
 

@@ -10,7 +10,7 @@ evicts is another's miss, in the middle of a pass if need be.
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence, Set
 from concurrent.futures import CancelledError, Future
 from dataclasses import replace
 from typing import TypeVar
@@ -43,7 +43,7 @@ _LOOKUP = -1  # before all layers
 class RemoteTier(Tier):
     """Entries behind a `Connector`, which it owns from now on."""
 
-    distant = True
+    is_remote = True
 
     def __init__(
         self,
@@ -86,7 +86,7 @@ class RemoteTier(Tier):
 
     # Reading
 
-    def expect(self, keys: Sequence[str], missed: Callable[[Sequence[str]], None]) -> None:
+    def look_up_ahead(self, keys: Sequence[str], on_missing: Callable[[Sequence[str]], None]) -> None:
         now = time.monotonic()
         with self._lock:
             self._expected = {key: past for key, past in self._expected.items() if now - past[1] < FRESH_S}
@@ -98,9 +98,9 @@ class RemoteTier(Tier):
                 try:
                     found = dict(zip(new, self._guard.ask(lambda: self._look_up(new)), strict=True))
                 except RemoteError:
-                    missed(new)
+                    on_missing(new)
                     raise
-                missed([key for key, held in found.items() if held is None])
+                on_missing([key for key, held in found.items() if held is None])
                 return found
 
             future = self._lanes.submit(_LOOKUP, look)
@@ -111,7 +111,7 @@ class RemoteTier(Tier):
         head = None
         try:
             head = self._find(key)
-            if head is not None and not head.info.proves(identity, token_ids):
+            if head is not None and not head.info.matches(identity, token_ids):
                 raise EntryDamagedError(key, "its identity or tokens are not those asked for")
         except EntryDamagedError as error:
             self._damaged(key, error, head)
@@ -175,7 +175,7 @@ class RemoteTier(Tier):
 
     # Writing
 
-    def put(self, entry: Entry | EncodedEntry) -> bool:
+    def put(self, entry: Entry | EncodedEntry, protected: Set[str] = frozenset()) -> bool:
         key = entry.info.key
         with self._lock:
             self._expected.pop(key, None)

@@ -59,7 +59,7 @@ class RemoteLease(StoredLease):
         self._lock = threading.Lock()
         self._closed = False
 
-    def begin(self) -> None:
+    def prefetch(self) -> None:
         self._want(range(AHEAD))
 
     def hold(self) -> None:

@@ -42,14 +42,14 @@ class StoredLease(Lease):
             for stored, target in zip(pieces, targets, strict=True)
         ]
 
-    def read_encoded(self, pin: bool = False, between: Callable[[], None] = lambda: None) -> EncodedEntry:
+    def read_encoded(self, page_locked: bool = False, before_read: Callable[[], None] = lambda: None) -> EncodedEntry:
         info, codec = self.info, self._codec
         layout = codec.layout(info.shape, info.dtype)
-        pin = pin and codec.in_place and torch.cuda.is_available()
-        layers = torch.empty((info.layers, *layout.shape), dtype=layout.dtype, pin_memory=pin)
-        for first in range(0, info.layers, self.together):
-            between()
-            self._read(first, layers[first : first + self.together].unbind())
+        page_locked = page_locked and codec.in_place and torch.cuda.is_available()
+        layers = torch.empty((info.layers, *layout.shape), dtype=layout.dtype, pin_memory=page_locked)
+        for first in range(0, info.layers, self.layers_per_read):
+            before_read()
+            self._read(first, layers[first : first + self.layers_per_read].unbind())
         return EncodedEntry(info, codec, layers, self.sensitivity)
 
     @abstractmethod

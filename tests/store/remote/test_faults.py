@@ -75,7 +75,7 @@ def outcome(tier: Tier, number: int = 1, layers: Callable[[int], object] = lambd
     if lease is None:
         return None
     with lease:
-        lease.begin()
+        lease.prefetch()
         try:
             for layer in range(LAYERS):
                 layers(layer)

@@ -249,7 +249,7 @@ def test_warming_counts_what_is_near_as_durable_though_the_remote_is_away(behind
     behind.proxy.break_off()
     assert behind.store.put_durably(make_entry(1))
     assert behind.store.is_durable(make_entry(1).info.key)
-    assert behind.store.spread(IDENTITY, ids_of(1))
+    assert behind.store.ensure_durable(IDENTITY, ids_of(1))
 
 
 def test_what_only_one_tier_has_is_spread_to_those_that_lack_it(shared: dict[str, Any], tmp_path: Path) -> None:
@@ -257,9 +257,9 @@ def test_what_only_one_tier_has_is_spread_to_those_that_lack_it(shared: dict[str
         store.put_durably(make_entry(1))
         for kind in (TierKind.REDIS, TierKind.S3):
             next(tier for tier in store._tiers if tier.kind is kind).delete(make_entry(1).info.key)
-        assert store.spread(IDENTITY, ids_of(1))
+        assert store.ensure_durable(IDENTITY, ids_of(1))
         assert holders(store, 1) == set(KINDS)
-        assert not store.spread(IDENTITY, ids_of(2))
+        assert not store.ensure_durable(IDENTITY, ids_of(2))
 
 
 def test_tenants_see_neither_each_others_entries_nor_bytes(redis_server: RedisServer) -> None:
