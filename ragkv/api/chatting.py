@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from starlette.requests import Request as HTTPRequest
 
-from ragkv.dialogue import Asked, Given, Request, Turn, file_answer, lay_out, placed
+from ragkv.dialogue import DialogueDocument, DialoguePrompt, DialogueRequest, Turn, insert_documents
 from ragkv.errors import InputError
 from ragkv.inference import Prefill
 from ragkv.types import UNSET, Answer, Chunk, Text, TokenEvent
@@ -108,7 +108,7 @@ class Chat:
     def _events(self, call: Call, tenant: Tenant) -> Generator[str | ChatResponse, None, None]:
         sources = self._sources(tenant)
         asked = self._asked(tenant, sources)
-        conversation, answer = asked.conversation, None
+        answer = None
         markers = Markers(len(sources))
         events = self._answering(call, tenant, asked)
         try:
@@ -120,10 +120,10 @@ class Chat:
                     elif isinstance(said, Answer):
                         answer = said  # handed on when the session is free again
         finally:
-            if answer is None and conversation is not None and conversation.by_content:
-                tenant.dialogues.conversations.drop(conversation)
+            if answer is None:
+                tenant.dialogue.drop_turn(asked)
         assert answer is not None
-        file_answer(tenant.dialogues, asked, answer.text)
+        tenant.dialogue.save_turn(asked, answer.text)
         if text := markers.finish():
             yield text
         citations = citations_of(markers.text, sources)
@@ -134,7 +134,7 @@ class Chat:
         yield self._response(tenant, asked, answer, markers.text + text, sources)
 
     def _answering(
-        self, call: Call, tenant: Tenant, asked: Asked
+        self, call: Call, tenant: Tenant, asked: DialoguePrompt
     ) -> Generator[Prefill | TokenEvent | Answer, None, None]:
         body, fusion = self.body, self.body.ragkv
         ratio = fusion.ratio if fusion is not None and "ratio" in fusion.model_fields_set else UNSET
@@ -179,19 +179,19 @@ class Chat:
             hits = collection.rag.retrieve(query, rag.k, retriever=rag.retriever, where=rag.filter, order=rag.order)
         return sources + [source_of(number, hit) for number, hit in enumerate(hits, len(sources) + 1)]
 
-    def _asked(self, tenant: Tenant, sources: Sequence[Source]) -> Asked:
-        documents = tuple(Given(source.text, {"source": source.source}) for source in sources)
+    def _asked(self, tenant: Tenant, sources: Sequence[Source]) -> DialoguePrompt:
+        documents = tuple(DialogueDocument(source.text, {"source": source.source}) for source in sources)
         turns = [_turn(message) for message in self.body.messages]
-        request = Request(placed(turns, documents, tenant.dialogues.separator), documents)
+        request = DialogueRequest(insert_documents(turns, documents, tenant.dialogue.separator), documents)
         named = None
         if self.session_id is not None:
             named = tenant.session_name(self.session_id)
             if turns[-1].role != "user":
                 raise InputError("With a session the last message must be the user's: it is what is asked.")
-        return lay_out(tenant.dialogues, request, not documents and named is None, named)
+        return tenant.dialogue.build_prompt(request, not documents and named is None, named)
 
     def _response(
-        self, tenant: Tenant, asked: Asked, answer: Answer, content: str, sources: list[Source]
+        self, tenant: Tenant, asked: DialoguePrompt, answer: Answer, content: str, sources: list[Source]
     ) -> ChatResponse:
         citations = citations_of(content, sources)
         reuse, said = answer.reuse, len(answer.token_ids)

@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from ragkv.config import EngineConfig, StoreConfig
-from ragkv.dialogue import Dialogues
+from ragkv.dialogue import DialogueEngine
 from ragkv.engine import Engine, EngineStats
 from ragkv.errors import InputError, RagKVError, SessionUnavailableError
 from ragkv.retrieval import Embedder
@@ -35,7 +35,7 @@ class Tenant(Closing):
 
     def __init__(self, engine: Engine, collections: Collections) -> None:
         self.engine, self.collections = engine, collections
-        self.dialogues = Dialogues(engine)
+        self.dialogue = DialogueEngine(engine)
         self.quotas = Quotas()
 
     def session_name(self, session_id: str) -> str:
@@ -61,7 +61,7 @@ class Tenant(Closing):
 
     def forget_unnamed(self) -> None:
         """Delete the conversations nobody named: a text that was deleted may be in them."""
-        self.dialogues.forget()
+        self.dialogue.forget_requests()
 
     def close(self) -> None:
         """Flush and close. Twice is harmless."""

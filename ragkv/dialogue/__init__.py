@@ -1,34 +1,31 @@
-"""The door of the dialogue room: what was said, as text, becomes what the engine is asked.
+"""Chat messages, as plain turns of text, become prompts for the engine.
 
-    dialogues = Dialogues(engine)
-    asked = lay_out(dialogues, Request(turns, documents), converse=True)
-    engine.stream(asked.question, asked.chunks, ...)
+    dialogue = DialogueEngine(engine)
+    prompt = dialogue.build_prompt(DialogueRequest(turns, documents))
+    engine.stream(prompt.question, prompt.chunks, ...)
 
-Turns are rendered as the model's chat template writes them, known chunk texts are found in that text, and a list of
-turns that goes on from an earlier one finds its session. It knows no protocol: LangChain's messages and REST's are made
-turns elsewhere.
+The model's chat template renders the turns. Known chunk texts are found in the rendered text. A list of turns that
+continues an earlier list finds its session. This package knows no protocol: the LangChain and REST front ends convert
+their messages to turns.
 """
 
-from .catalogue import Catalogue, Given
+from .catalogue import ChunkCatalogue, DialogueDocument
 from .conversations import Conversation, Conversations
-from .dialogues import Dialogues
-from .prompting import Asked, Request, file_answer, lay_out, placed
-from .recognition import Found, Texts
+from .dialogue_engine import DialogueEngine, DialoguePrompt, DialogueRequest, insert_documents
 from .template import Template, Turn
+from .text_matcher import TextMatch, TextMatcher
 
 __all__ = [
-    "Asked",
-    "Catalogue",
+    "ChunkCatalogue",
     "Conversation",
     "Conversations",
-    "Dialogues",
-    "Found",
-    "Given",
-    "Request",
+    "DialogueDocument",
+    "DialogueEngine",
+    "DialoguePrompt",
+    "DialogueRequest",
     "Template",
-    "Texts",
+    "TextMatch",
+    "TextMatcher",
     "Turn",
-    "file_answer",
-    "lay_out",
-    "placed",
+    "insert_documents",
 ]

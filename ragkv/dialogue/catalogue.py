@@ -1,7 +1,7 @@
-"""What one engine knows as chunks: texts that were ingested, and texts that were given with a call.
+"""The texts that one engine knows as chunks: ingested texts, and texts that came with requests.
 
-Ingested texts stay until they are deleted. Texts given with calls are remembered too, the latest of them: their KV is
-stored when they are missed, so they are worth finding again.
+Ingested texts stay until they are forgotten. Of the texts that came with requests, the latest are remembered: their KV
+is stored after a cache miss, so finding them again saves work.
 """
 
 import threading
@@ -13,98 +13,96 @@ from typing import Any
 from ragkv.engine import Engine, WarmReport
 from ragkv.types import Chunk
 
-from .recognition import Found, Texts
+from .text_matcher import TextMatch, TextMatcher
 
-GIVEN_KEPT = 10_000  # texts of calls that are remembered
+MAX_REQUEST_TEXTS = 10_000  # texts from requests that are remembered
 
 
 @dataclass(frozen=True, slots=True)
-class Given:
-    """A document that came with a request, or that was ingested."""
+class DialogueDocument:
+    """A document that came with a request or was ingested."""
 
     text: str
     metadata: Mapping[str, Any]
 
 
-class Catalogue:
+class ChunkCatalogue:
     """Chunks by their text. Thread-safe."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self._texts = Texts()
+        self._matcher = TextMatcher()
         self._lock = threading.Lock()
-        self._ingested: dict[str, Mapping[str, Any]] = {}  # metadata by text
-        self._given: OrderedDict[str, Mapping[str, Any]] = OrderedDict()
-        self._chunks: dict[str, Chunk] = {}  # of texts in one of both whose ids were needed
-
-    def __len__(self) -> int:
-        return len(self._ingested)
+        self._ingested: dict[str, Mapping[str, Any]] = {}  # text -> metadata
+        self._from_requests: OrderedDict[str, Mapping[str, Any]] = OrderedDict()  # text -> metadata, oldest first
+        self._chunks: dict[str, Chunk] = {}  # known texts that are tokenized already
 
     def __contains__(self, text: str) -> bool:
         return text in self._ingested
 
-    def ingest(self, documents: Iterable[Given], encode: bool = True) -> WarmReport:
-        """Know `documents` for good and, with `encode`, compute and store their KV; returns when it is durable."""
-        known = {one.text: one for one in documents if one.text}
-        chunks = {text: self._engine.chunk(text) for text in known}  # refuses what is no chunk before it is known
+    def ingest(self, documents: Iterable[DialogueDocument], encode: bool = True) -> WarmReport:
+        """Register `documents` and, with `encode`, compute and store their KV. Returns when it is durable."""
+        by_text = {document.text: document for document in documents if document.text}
+        chunks = {text: self._engine.chunk(text) for text in by_text}  # raises before an invalid text is registered
         report = self._engine.warm(list(chunks.values())) if encode else WarmReport(0, 0, 0)
         with self._lock:
             self._chunks |= chunks
-        self.know(known.values())
+        self.register(by_text.values())
         return report
 
-    def know(self, documents: Iterable[Given]) -> None:
-        """Know `documents` for good; their KV is stored already, or will be when it is missed."""
-        known = {one.text: one.metadata for one in documents if one.text}
+    def register(self, documents: Iterable[DialogueDocument]) -> None:
+        """Know `documents` until they are forgotten. Their KV is stored already, or after the first cache miss."""
+        metadata = {document.text: document.metadata for document in documents if document.text}
         with self._lock:
-            self._ingested |= known
-            for text in known:
-                self._given.pop(text, None)
-        self._texts.add(known)
+            self._ingested |= metadata
+            for text in metadata:
+                self._from_requests.pop(text, None)
+        self._matcher.add(metadata)
 
-    def give(self, documents: Iterable[Given]) -> None:
-        """Remember documents that came with a call."""
+    def remember(self, documents: Iterable[DialogueDocument]) -> None:
+        """Remember documents that came with a request, and forget the oldest beyond `MAX_REQUEST_TEXTS`."""
         with self._lock:
-            fresh = {one.text: one.metadata for one in documents if one.text and one.text not in self._ingested}
-            for text, metadata in fresh.items():
-                self._given[text] = metadata
-                self._given.move_to_end(text)
-            gone = [self._given.popitem(last=False)[0] for _ in range(len(self._given) - GIVEN_KEPT)]
-            for text in gone:
+            new = {one.text: one.metadata for one in documents if one.text and one.text not in self._ingested}
+            for text, metadata in new.items():
+                self._from_requests[text] = metadata
+                self._from_requests.move_to_end(text)
+            excess = len(self._from_requests) - MAX_REQUEST_TEXTS
+            dropped = [self._from_requests.popitem(last=False)[0] for _ in range(excess)]
+            for text in dropped:
                 self._chunks.pop(text, None)
-        self._texts.add(fresh)
-        self._texts.discard(gone)
+        self._matcher.add(new)
+        self._matcher.discard(dropped)
 
     def forget(self, texts: Iterable[str]) -> int:
-        """Drop `texts` and their KV from every tier; how many of them had KV stored."""
-        gone = [text for text in dict.fromkeys(texts) if text]
-        self._texts.discard(gone)
+        """Forget `texts` and delete their KV from every tier. Returns how many of them had KV stored."""
+        dropped = [text for text in dict.fromkeys(texts) if text]
+        self._matcher.discard(dropped)
         with self._lock:
-            for text in gone:
-                for known in (self._ingested, self._given, self._chunks):
+            for text in dropped:
+                for known in (self._ingested, self._from_requests, self._chunks):
                     known.pop(text, None)
-        return self._engine.delete([self._engine.chunk(text) for text in gone]) if gone else 0
+        return self._engine.delete([self._engine.chunk(text) for text in dropped]) if dropped else 0
 
-    def forget_given(self) -> None:
-        """Forget what calls brought; what was ingested stays."""
+    def forget_request_texts(self) -> None:
+        """Forget the texts that came with requests. Ingested texts stay."""
         with self._lock:
-            gone, self._given = list(self._given), OrderedDict()
-            for text in gone:
+            dropped, self._from_requests = list(self._from_requests), OrderedDict()
+            for text in dropped:
                 self._chunks.pop(text, None)
-        self._texts.discard(gone)
+        self._matcher.discard(dropped)
 
-    def find(self, prompt: str) -> list[Found]:
+    def find(self, prompt: str) -> list[TextMatch]:
         """The known texts in `prompt`."""
-        return self._texts.find(prompt)
+        return self._matcher.find(prompt)
 
     def chunk(self, text: str, metadata: Mapping[str, Any] | None = None) -> Chunk:
-        """The chunk of `text`, with the ids it was ingested with; `metadata` left out is what is known of it."""
+        """The chunk of `text`, with the token ids it was ingested with. `metadata` defaults to the known metadata."""
         with self._lock:
-            found = self._chunks.get(text)
-            known = self._ingested.get(text, self._given.get(text, {}))
-        if found is None:
-            found = self._engine.chunk(text)
+            chunk = self._chunks.get(text)
+            known = self._ingested.get(text, self._from_requests.get(text, {}))
+        if chunk is None:
+            chunk = self._engine.chunk(text)
             with self._lock:
-                if text in self._ingested or text in self._given:
-                    self._chunks[text] = found
-        return Chunk(found.token_ids, found.text, dict(known if metadata is None else metadata))
+                if text in self._ingested or text in self._from_requests:
+                    self._chunks[text] = chunk
+        return Chunk(chunk.token_ids, chunk.text, dict(known if metadata is None else metadata))

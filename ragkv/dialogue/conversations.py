@@ -1,13 +1,13 @@
-"""Conversations by their content: a list of messages that goes on from an earlier one finds that one's session.
+"""Conversations found by their content: a list of messages that continues an earlier list finds its session.
 
-What identifies a conversation is the text before its next question, word for word, as the template writes it. After
-each answer its session is filed under a digest of the text that a next question would follow; a request looks for the
-text it does follow. So nothing is asked of the user, it outlives the process where the engine's sessions do, and a
-session is used only where its stored ids are those that the messages would give: whoever edits an earlier message
-starts afresh, which costs time, never an answer.
+The text before the next question identifies a conversation, word for word as the template writes it. After each answer
+the session is saved under a digest of the text that the next question would follow. A request looks up the text before
+its own question. The user does nothing for it, and it outlives the process if the engine's sessions do. A session is
+used only if its stored ids are the ids that the messages would give: after an edit of an earlier message the
+conversation starts afresh, which costs time and never changes an answer.
 
-Filed sessions do not change: a turn works on a fork, which shares their blocks. So an answer can be asked for again, a
-conversation can branch, and two requests that go on from the same text do not meet.
+Saved sessions do not change: each turn works on a fork, which shares their blocks. So an answer can be requested again,
+a conversation can branch, and two requests that continue from the same text do not disturb each other.
 """
 
 import contextlib
@@ -21,8 +21,8 @@ from ragkv.engine import Engine
 from ragkv.errors import InputError
 from ragkv.sessions import Session
 
-KEPT = 1_000  # filed sessions, a turn each; the one that rested longest goes first
-_FILED, _WORKING = "chat-", "chat-turn-"
+MAX_SAVED = 1_000  # saved sessions, one for each turn; the least recently used is deleted first
+_SAVED, _IN_PROGRESS = "chat-", "chat-turn-"
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,11 +30,10 @@ class Conversation:
     """A session for one turn."""
 
     session: Session
-    opening: str | None = None  # text in place of the application's prefix; None: the prefix itself
-    era: int = 0  # of the conversations it goes on among: see `clear`
-    by_content: bool = True  # filed by what its messages say; else its session was named
-    turns: int = 0  # that were said before
-    tokens: int = 0  # of those turns
+    generation: int  # of `Conversations` when the turn began: `clear` starts a new one
+    by_content: bool = True  # found or saved by its messages; False: the caller named the session
+    turns: int = 0  # earlier turns
+    tokens: int = 0  # of the earlier turns
 
 
 class Conversations:
@@ -43,80 +42,80 @@ class Conversations:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._lock = threading.Lock()
-        ids = [info.session_id for info in reversed(engine.sessions())]  # the last used last
+        ids = [info.session_id for info in reversed(engine.sessions())]  # least recently used first
         for session_id in ids:
-            if session_id.startswith(_WORKING):  # a turn that its process did not end
+            if session_id.startswith(_IN_PROGRESS):  # its process died during the turn
                 engine.delete_session(session_id)
-        filed = (name for name in ids if name.startswith(_FILED) and not name.startswith(_WORKING))
-        self._filed: OrderedDict[str, None] = OrderedDict.fromkeys(filed)
-        self._era = 0  # ends where all are forgotten: what is under way then is not filed
+        saved = (name for name in ids if name.startswith(_SAVED) and not name.startswith(_IN_PROGRESS))
+        self._saved: OrderedDict[str, None] = OrderedDict.fromkeys(saved)
+        self._generation = 0
 
     def __len__(self) -> int:
-        return len(self._filed)
+        return len(self._saved)
 
-    def begin(self, opening: str | None) -> Conversation:
+    def begin(self) -> Conversation:
         """A new conversation."""
-        return Conversation(self._engine.session(_working_id()), opening, self._era)
+        return Conversation(self._engine.session(_new_id()), self._generation)
 
-    def named(self, session_id: str, opening: str | None) -> Conversation:
-        """The conversation in the session of that id."""
+    def named(self, session_id: str) -> Conversation:
+        """The conversation in the session `session_id`."""
         session = self._engine.session(session_id)
-        return Conversation(session, opening, self._era, False, session.turns, len(session.token_ids))
+        return Conversation(session, self._generation, False, session.turns, len(session.token_ids))
 
-    def going_on(self, text: str, opening: str | None) -> Conversation | None:
-        """The conversation whose next question follows `text`; `None` if there is none."""
-        name = _filed_id(text)
+    def resume(self, text: str) -> Conversation | None:
+        """The conversation whose next question follows `text`, or `None`."""
+        name = _saved_id(text)
         with self._lock:
-            if name not in self._filed:
+            if name not in self._saved:
                 return None
-            self._filed.move_to_end(name)
-            era = self._era
-        filed = self._engine.session(name)
-        if not filed.turns:  # it was deleted, or rested for longer than the engine keeps sessions
+            self._saved.move_to_end(name)
+            generation = self._generation
+        saved = self._engine.session(name)
+        if not saved.turns:  # it was deleted, or it expired
             return None
-        session = filed.fork(_working_id())
-        return Conversation(session, opening, era, True, session.turns, len(session.token_ids))
+        session = saved.fork(_new_id())
+        return Conversation(session, generation, True, session.turns, len(session.token_ids))
 
-    def file(self, text: str, conversation: Conversation) -> None:
-        """The turn is answered: a next question would follow `text`."""
-        name = _filed_id(text)
+    def save(self, text: str, conversation: Conversation) -> None:
+        """Save an answered turn: its next question would follow `text`."""
+        name = _saved_id(text)
         with self._lock:
-            wanted = conversation.era == self._era
-            if wanted:
-                with contextlib.suppress(InputError):  # the very same was said before
+            if conversation.generation == self._generation:  # else all were cleared during the turn
+                with contextlib.suppress(InputError):  # the same messages are saved already
                     conversation.session.fork(name)
-                self._filed[name] = None
-                self._filed.move_to_end(name)
+                self._saved[name] = None
+                self._saved.move_to_end(name)
         conversation.session.delete()
         with self._lock:
-            gone = [self._filed.popitem(last=False)[0] for _ in range(len(self._filed) - KEPT)]
-        for old in gone:
+            dropped = [self._saved.popitem(last=False)[0] for _ in range(len(self._saved) - MAX_SAVED)]
+        for old in dropped:
             self._engine.delete_session(old)
 
     def drop(self, conversation: Conversation) -> None:
-        """The turn came to nothing, or nobody can go on from it."""
+        """Delete a turn that failed, or that no later request could continue."""
         conversation.session.delete()
 
     def clear(self) -> None:
-        """Delete every filed session; a turn under way will not be filed either."""
+        """Delete every saved session. Turns in progress will not be saved either."""
         with self._lock:
-            self._era += 1
-            gone, self._filed = list(self._filed), OrderedDict()
-        for name in gone:
+            self._generation += 1
+            dropped, self._saved = list(self._saved), OrderedDict()
+        for name in dropped:
             self._engine.delete_session(name)
 
     def forget(self, text: str) -> None:
-        """Delete the session that a question behind `text` would find."""
-        name = _filed_id(text)
+        """Delete the session that a question after `text` would find."""
+        name = _saved_id(text)
         with self._lock:
-            known = self._filed.pop(name, _FILED) is None
+            known = name in self._saved
+            self._saved.pop(name, None)
         if known:
             self._engine.delete_session(name)
 
 
-def _working_id() -> str:
-    return f"{_WORKING}{uuid.uuid4().hex}"
+def _new_id() -> str:
+    return f"{_IN_PROGRESS}{uuid.uuid4().hex}"
 
 
-def _filed_id(text: str) -> str:
-    return _FILED + hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
+def _saved_id(text: str) -> str:
+    return _SAVED + hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()

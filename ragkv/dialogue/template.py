@@ -1,7 +1,7 @@
-"""Turns to text, as the model's chat template writes them, and that text's fixed parts.
+"""Renders turns as text with the model's chat template, and gives the fixed parts of that text.
 
-A model without a template gets the turns one after the other, a blank line between them. Templates without a system
-role get the system text at the beginning of the first user turn. Knows no LangChain.
+A model without a template gets the turns one after another with a blank line between them. For a template without a
+system role, the system text goes to the beginning of the first user turn. This module knows no LangChain.
 """
 
 import functools
@@ -16,7 +16,7 @@ _MARK = "\u27e6ragkv-here\u27e7"
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """What one side said."""
+    """One side's contribution to a dialogue."""
 
     role: str  # "system", "user" or "assistant"
     text: str
@@ -31,13 +31,13 @@ class Template:
         self._tokenizer = tokenizer
         self._system = system
         self.is_chat = bool(getattr(tokenizer, "chat_template", None))
-        self.opening = functools.lru_cache(64)(self._opening)  # the same few system texts come again and again
-        self.own_opening = self._opening(system)  # of the engine's prefix, behind which its entries were encoded
+        self.opening = functools.lru_cache(64)(self._opening)  # most requests have one of few system texts
+        self.own_opening = self._opening(system)  # the engine's prefix, after which stored entries were encoded
         self.tail = self._render([Turn("user", _MARK)]).split(_MARK)[1] if self.is_chat else ""
-        self.adds_space = self.encode("a") == self.encode(" a")  # each run of text gets a space in front
+        self.adds_space = self.encode("a") == self.encode(" a")  # the tokenizer puts a space before every text
 
     def turns(self, turns: Sequence[Turn]) -> list[Turn]:
-        """The turns as they are rendered: runs of one side merged, the application's system text if none is given."""
+        """The turns to render: adjacent turns of one role merged, the application's system text added if missing."""
         merged: list[Turn] = []
         for turn in turns:
             if merged and merged[-1].role == turn.role:
@@ -49,35 +49,31 @@ class Template:
         return merged
 
     def render(self, turns: Sequence[Turn]) -> str:
-        """The whole prompt of `turns`, up to where the answer begins; `InputError` if the template refuses them."""
+        """The prompt of `turns`, up to the answer. Raises `InputError` if the template refuses the turns."""
         try:
             text = self._render(self._folded(turns))
-        except Exception as error:  # the template's own language: it raises what it likes
+        except Exception as error:  # templates raise errors of any type
             roles = ", ".join(turn.role for turn in turns)
             raise InputError(f"The model's chat template refuses these messages ({roles}): {error}.") from error
         if not text.endswith(self.tail):
-            raise UnsupportedError(f"The model's chat template opens this answer otherwise than with {self.tail!r}.")
+            raise UnsupportedError(f"The model's chat template does not begin this answer with {self.tail!r}.")
         return text
 
     def head(self, turns: Sequence[Turn]) -> str:
-        """The text before what the last turn says."""
+        """The rendered text before the text of the last turn."""
         return self.render([*turns[:-1], replace(turns[-1], text=_MARK)]).split(_MARK)[0]
 
-    def next_head(self, turns: Sequence[Turn], answer: str) -> str:
-        """The text before what the next user turn would say, had `turns` been answered so."""
-        return self.head([*turns, Turn("assistant", answer), Turn("user", "")])
-
     def opening_ids(self, text: str) -> tuple[int, ...]:
-        """The ids of an opening, with BOS where the template does not write it."""
+        """The ids of an opening, with BOS if the template does not write it."""
         bos = () if self.is_chat or self._tokenizer.bos_token_id is None else (int(self._tokenizer.bos_token_id),)
         return bos + self.encode(text)
 
     def encode(self, text: str) -> tuple[int, ...]:
-        """Text as ids, nothing added."""
+        """The ids of `text` without special tokens."""
         return tuple(self._tokenizer(text, add_special_tokens=False)["input_ids"])
 
     def _opening(self, system: str) -> str:
-        """The text before what the first user turn says."""
+        """The text before the text of the first user turn, with `system` as the system text."""
         if not self.is_chat:
             return system
         turns = [Turn("system", system)] if system else []
@@ -93,7 +89,7 @@ class Template:
             return False
 
     def _folded(self, turns: Sequence[Turn]) -> list[Turn]:
-        """The turns without a system role, where the template has none."""
+        """The turns, with the system text moved to the first user turn if the template has no system role."""
         if not self.is_chat or self._has_system_role:
             return list(turns)
         system = "\n\n".join(turn.text for turn in turns if turn.role == "system")

@@ -16,7 +16,7 @@ from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResu
 from pydantic import ConfigDict, Field, PrivateAttr, SecretStr, SkipValidation
 
 from ragkv.config import EngineConfig, ReuseMode
-from ragkv.dialogue import Asked, file_answer, lay_out
+from ragkv.dialogue import DialoguePrompt
 from ragkv.engine import Engine, WarmReport
 from ragkv.errors import UnsupportedError
 from ragkv.types import Answer, TokenEvent
@@ -186,7 +186,7 @@ class ChatRagKV(BaseChatModel):
         stop: Sequence[str] | None,
         call: dict[str, Any],
         cancel: threading.Event | None = None,
-    ) -> Generator[tuple[TokenEvent | Answer, Asked, str]]:
+    ) -> Generator[tuple[TokenEvent | Answer, DialoguePrompt, str]]:
         """What the engine says, what it was asked, and the model's name."""
         refuse_unknown(call)
         settings = {name: getattr(self, name, None) for name in OWN} | call
@@ -194,11 +194,12 @@ class ChatRagKV(BaseChatModel):
         shared = self._shared_for(model)
         model = shared.name if self.engine is not None and model == self.model else model
         spoken = request(messages, settings["documents"] or (), self._separator(shared))
-        question = lay_out(shared, spoken, self.conversations and not settings["session_id"], settings["session_id"])
+        question = shared.build_prompt(
+            spoken, self.conversations and not settings["session_id"], settings["session_id"]
+        )
         how = {**engine_arguments(settings), "deadline_s": self.timeout}
         how["stop"] = tuple(self.stop or () if stop is None else stop)
-        conversation, answer = question.conversation, None
-        session = conversation.session if conversation else None
+        session, answer = question.conversation.session if question.conversation else None, None
         try:
             for event in shared.engine.stream(question.question, question.chunks, session, cancel=cancel, **how):
                 if isinstance(event, Answer):
@@ -206,10 +207,10 @@ class ChatRagKV(BaseChatModel):
                 else:
                     yield event, question, model
         finally:
-            if answer is None and conversation is not None and conversation.by_content:
-                shared.conversations.drop(conversation)
+            if answer is None:
+                shared.drop_turn(question)
         assert answer is not None
-        file_answer(shared, question, answer.text)
+        shared.save_turn(question, answer.text)
         yield answer, question, model
 
     def _shared_for(self, model: str) -> registry.Shared:
@@ -220,14 +221,14 @@ class ChatRagKV(BaseChatModel):
                 self._shared = registry.around(self.engine)
             else:
                 self._shared = registry.shared(model, self.config or EngineConfig.from_env())
-            self._shared.catalogue.know(map(given, self.corpus))
+            self._shared.catalogue.register(map(given, self.corpus))
         return self._shared
 
     def _separator(self, shared: registry.Shared) -> str:
         return shared.separator if self.document_separator is None else self.document_separator
 
 
-def _result(answer: TokenEvent | Answer, question: Asked, model: str) -> ChatResult:
+def _result(answer: TokenEvent | Answer, question: DialoguePrompt, model: str) -> ChatResult:
     assert isinstance(answer, Answer)
     message = AIMessage(
         content=answer.text,
@@ -237,7 +238,7 @@ def _result(answer: TokenEvent | Answer, question: Asked, model: str) -> ChatRes
     return ChatResult(generations=[ChatGeneration(message=message)], llm_output={"model_name": model})
 
 
-def _chunk(event: TokenEvent | Answer, question: Asked, model: str) -> ChatGenerationChunk | None:
+def _chunk(event: TokenEvent | Answer, question: DialoguePrompt, model: str) -> ChatGenerationChunk | None:
     """The piece of a streamed message that `event` is; `None` where it says nothing."""
     if isinstance(event, Answer):
         last = AIMessageChunk(

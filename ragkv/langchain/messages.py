@@ -11,23 +11,23 @@ from typing import Any
 from langchain_core.documents import Document
 from langchain_core.messages import AIMessage, BaseMessage, ChatMessage, SystemMessage, ToolMessage
 
-from ragkv.dialogue import Given, Request, Turn, placed
+from ragkv.dialogue import DialogueDocument, DialogueRequest, Turn, insert_documents
 from ragkv.errors import InputError, UnsupportedError
 
 _PASSED_OVER = ("reasoning", "thinking", "tool_call", "tool_use", "invalid_tool_call", "non_standard")
 
 
-def request(messages: Sequence[BaseMessage], documents: Iterable[Any], separator: str) -> Request:
+def request(messages: Sequence[BaseMessage], documents: Iterable[Any], separator: str) -> DialogueRequest:
     """Turns and documents; `separator` stands behind a document that a block or the call gives."""
     turns: list[Turn] = []
-    found: list[Given] = []
+    found: list[DialogueDocument] = []
     for message in messages:
         text, carried = _content(message, separator)
         found += carried
         if text or not isinstance(message, AIMessage):  # an answer that only calls tools says nothing
             turns.append(Turn(_role(message), text))
     asked = [given(item) for item in documents]
-    return Request(placed(turns, asked, separator), (*found, *asked))
+    return DialogueRequest(insert_documents(turns, asked, separator), (*found, *asked))
 
 
 def _role(message: BaseMessage) -> str:
@@ -41,13 +41,13 @@ def _role(message: BaseMessage) -> str:
     return "user"  # people, and tools, whose results are what the user's side brings
 
 
-def _content(message: BaseMessage, separator: str) -> tuple[str, list[Given]]:
+def _content(message: BaseMessage, separator: str) -> tuple[str, list[DialogueDocument]]:
     blocks: list[Any] = [message.content] if isinstance(message.content, str) else message.content
     parts: list[str] = []
-    documents: list[Given] = []
+    documents: list[DialogueDocument] = []
     for number, block in enumerate(blocks):
         found = _block(block)
-        if isinstance(found, Given):
+        if isinstance(found, DialogueDocument):
             documents.append(found)
             parts.append(found.text + (separator if number + 1 < len(blocks) else ""))
         else:
@@ -61,7 +61,7 @@ def _content(message: BaseMessage, separator: str) -> tuple[str, list[Given]]:
     return text, documents
 
 
-def _block(block: Any) -> str | Given:
+def _block(block: Any) -> str | DialogueDocument:
     """The text of a content block, or the document it is."""
     if isinstance(block, str):
         return block
@@ -70,7 +70,7 @@ def _block(block: Any) -> str | Given:
         return str(block.get("text", ""))
     if kind in ("text", "text-plain", "document") and (text := _text_of(block)) is not None:
         named = {name: block[name] for name in ("id", "title", "context") if block.get(name)}
-        return Given(text, {**named, **(block.get("metadata") or {})})
+        return DialogueDocument(text, {**named, **(block.get("metadata") or {})})
     if kind in _PASSED_OVER:
         return ""
     raise UnsupportedError(f"A message holds a block of type {kind!r}; this model reads text alone. Leave it out.")
@@ -89,16 +89,16 @@ def _items(artifact: Any) -> list[Any]:
     return [item for item in items if isinstance(item, Document)]
 
 
-def given(item: Any) -> Given:
+def given(item: Any) -> DialogueDocument:
     """A document as people give it: a `Document`, a text, or `{"text": ..., "title": ...}`."""
     if isinstance(item, Document):
         named = {"id": item.id} if item.id else {}
-        return Given(item.page_content, {**named, **item.metadata})
+        return DialogueDocument(item.page_content, {**named, **item.metadata})
     if isinstance(item, str):
-        return Given(item, {})
+        return DialogueDocument(item, {})
     if isinstance(item, Mapping):
         for name in ("text", "page_content", "content"):
             if isinstance(item.get(name), str):
                 others = {key: value for key, value in item.items() if key not in (name, "metadata")}
-                return Given(item[name], {**others, **(item.get("metadata") or {})})
+                return DialogueDocument(item[name], {**others, **(item.get("metadata") or {})})
     raise InputError(f"A document is a Document, a text or a mapping with 'text', not {item!r:.80}.")

@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from ragkv.config import EngineConfig
-from ragkv.dialogue import Dialogues
+from ragkv.dialogue import DialogueEngine
 from ragkv.engine import Engine
 
 
-class Shared(Dialogues):
+class Shared(DialogueEngine):
     """One engine and what belongs to it."""
 
     def __init__(self, engine: Engine) -> None:

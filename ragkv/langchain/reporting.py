@@ -12,7 +12,7 @@ from typing import Any
 
 from langchain_core.messages.ai import InputTokenDetails, UsageMetadata
 
-from ragkv.dialogue import Asked
+from ragkv.dialogue import DialoguePrompt
 from ragkv.inference import cite
 from ragkv.types import Answer
 
@@ -28,12 +28,12 @@ def usage(answer: Answer) -> UsageMetadata:
     )
 
 
-def metadata(answer: Answer, asked: Asked, model: str) -> dict[str, Any]:
+def metadata(answer: Answer, asked: DialoguePrompt, model: str) -> dict[str, Any]:
     """The response's metadata, with the full report under `kv_cache`."""
     return {"model_name": model, "finish_reason": answer.finish_reason, "kv_cache": report(answer, asked)}
 
 
-def report(answer: Answer, asked: Asked) -> dict[str, Any]:
+def report(answer: Answer, asked: DialoguePrompt) -> dict[str, Any]:
     """The engine's report as plain JSON."""
     mode, reason = _mode(answer, asked)
     conversation = asked.conversation
@@ -52,7 +52,7 @@ def report(answer: Answer, asked: Asked) -> dict[str, Any]:
     }
 
 
-def _mode(answer: Answer, asked: Asked) -> tuple[str, str]:
+def _mode(answer: Answer, asked: DialoguePrompt) -> tuple[str, str]:
     reuse = answer.reuse
     if reuse.fused or reuse.recomputed:
         return "fused", f"{len(asked.documents)} chunks in the prompt"

@@ -11,7 +11,7 @@ from langchain_core.documents import Document
 from langchain_core.retrievers import BaseRetriever
 from pydantic import ConfigDict, Field, SkipValidation
 
-from ragkv.dialogue import Given
+from ragkv.dialogue import DialogueDocument
 from ragkv.rag import Rag
 from ragkv.retrieval import Hit, Index, Reranker, Where
 
@@ -51,11 +51,11 @@ class RagKVRetriever(BaseRetriever):
             reranker=self.reranker,
         )
         documents = [_document(hit) for hit in hits]
-        known = [Given(one.page_content, one.metadata) for one in documents]
+        known = [DialogueDocument(one.page_content, one.metadata) for one in documents]
         if self.rag is not None:
-            around(self.rag.engine).catalogue.know(known)
+            around(self.rag.engine).catalogue.register(known)
         if self.llm is not None:
-            self.llm.shared.catalogue.know(known)
+            self.llm.shared.catalogue.register(known)
         return documents
 
     def _index(self) -> Index:

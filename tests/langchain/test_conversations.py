@@ -131,7 +131,7 @@ def test_without_conversations_nothing_is_kept(tiny: str) -> None:
 
 
 def test_forgotten_conversations_make_room(llm: ChatRagKV, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ragkv.dialogue.conversations.KEPT", 2)
+    monkeypatch.setattr("ragkv.dialogue.conversations.MAX_SAVED", 2)
     talks = [talk(llm, f"Question {n}?") for n in range(3)]
     assert len([one for one in llm.shared.engine.sessions() if one.session_id.startswith("chat-")]) == 2
     assert turns(llm.invoke([*talks[1], HumanMessage("So?")])) == 1

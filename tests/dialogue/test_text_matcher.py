@@ -1,4 +1,4 @@
-"""Every known text is found where a flattened prompt has it whole, and nothing else is."""
+"""The matcher finds every known text that a prompt holds whole, and nothing else."""
 
 import random
 import string
@@ -10,15 +10,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ragkv.dialogue import recognition
-from ragkv.dialogue.recognition import WINDOW, Found, Texts
+from ragkv.dialogue import text_matcher
 from ragkv.dialogue.template import Template, Turn
+from ragkv.dialogue.text_matcher import WINDOW, TextMatch, TextMatcher
 from tests.model.test_layout import CHATML, HEADERS
 from tests.toy_tokenizers import byte_tokenizer
 
 
-def naive(prompt: str, known: Sequence[str]) -> list[Found]:
-    """Leftmost, longest, whole words: by trying every text at every place."""
+def naive(prompt: str, known: Sequence[str]) -> list[TextMatch]:
+    """Leftmost, longest, whole words: tries every text at every position."""
     found, at = [], 0
     candidates = defaultdict(list)
     for text in sorted((text for text in known if len(text) >= WINDOW), key=len, reverse=True):
@@ -29,15 +29,15 @@ def naive(prompt: str, known: Sequence[str]) -> list[Found]:
             inside = at > 0 and prompt[at - 1].isalnum() and text[0].isalnum()
             inside |= stop < len(prompt) and prompt[stop].isalnum() and text[-1].isalnum()
             if prompt.startswith(text, at) and not inside:
-                found.append(Found(at, stop, text))
+                found.append(TextMatch(at, stop, text))
                 at = stop - 1
                 break
         at += 1
     return found
 
 
-def known(*texts: str) -> Texts:
-    made = Texts()
+def known(*texts: str) -> TextMatcher:
+    made = TextMatcher()
     made.add(texts)
     return made
 
@@ -47,7 +47,7 @@ def words(rng: random.Random, count: int) -> str:
 
 
 class Prompts:
-    """500 rendered prompts over one corpus, and what was put into each whole."""
+    """Rendered prompts over one corpus, with the texts that each holds whole."""
 
     def __init__(self) -> None:
         self.rng = rng = random.Random(5)
@@ -60,9 +60,9 @@ class Prompts:
         self.templates = [Template(byte_tokenizer(form), "Be brief.") for form in (CHATML, HEADERS, None)]
 
     def one(self, number: int) -> tuple[str, list[str]]:
-        """A prompt, and the texts it holds whole; two more are in it a character short."""
+        """A prompt and the texts it holds whole. Two more texts are in it with one character missing."""
         rng = self.rng
-        whole = rng.choices(self.corpus, k=rng.randint(1, 8))  # with replacement: some stand there twice
+        whole = rng.choices(self.corpus, k=rng.randint(1, 8))  # with replacement: some occur twice
         cut = rng.sample(self.corpus, 2)
         pieces = [(text, True) for text in whole]
         pieces += [(text[1:] if rng.random() < 0.5 else text[:-1], False) for text in cut]
@@ -76,7 +76,7 @@ class Prompts:
         return prompt, [text for text, is_whole in pieces if is_whole]
 
 
-def test_500_prompts_every_chunk_found_and_nothing_else() -> None:
+def test_in_500_prompts_every_whole_chunk_is_found_and_nothing_else() -> None:
     prompts = Prompts()
     texts = known(*prompts.corpus)
     placed = 0
@@ -91,52 +91,57 @@ def test_500_prompts_every_chunk_found_and_nothing_else() -> None:
     assert placed > 2_000
 
 
-class TestAText:
-    SENTENCE = "The mill of Marl makes paper."
+SENTENCE = "The mill of Marl makes paper."
 
-    def test_is_found_wherever_it_stands(self) -> None:
-        prompt = f"{self.SENTENCE} x {self.SENTENCE}{self.SENTENCE}"
+
+class TestFind:
+    def test_a_text_is_found_at_every_position(self) -> None:
+        prompt = f"{SENTENCE} x {SENTENCE}{SENTENCE}"
         starts = [0, 32, 61]
-        assert [one.start for one in known(self.SENTENCE).find(prompt)] == starts
+        assert [one.start for one in known(SENTENCE).find(prompt)] == starts
 
     @pytest.mark.parametrize("prompt", [SENTENCE[1:], SENTENCE[:-1], SENTENCE.replace("mill", "Mill"), ""])
-    def test_is_not_found_a_character_short_or_changed(self, prompt: str) -> None:
-        assert known(self.SENTENCE).find(f"Read: {prompt} Why?") == []
+    def test_a_text_with_a_missing_or_changed_character_is_not_found(self, prompt: str) -> None:
+        assert known(SENTENCE).find(f"Read: {prompt} Why?") == []
 
-    def test_is_not_found_inside_a_word(self) -> None:
+    def test_a_text_is_not_found_inside_a_word(self) -> None:
         text = "the mill makes paper"
         assert known(text).find("the mill makes papers") == []
         assert known(text).find("bathe mill makes paper") == []
         assert len(known(text).find("(the mill makes paper)")) == 1
 
-    def test_longer_ones_win_at_a_place_and_the_leftmost_wins_over_all(self) -> None:
+    def test_the_leftmost_text_wins_and_at_one_position_the_longest(self) -> None:
         texts = known("abcdefgh ijklmnop", "abcdefgh ijklmnop qrst", "ijklmnop qrst uvwxyz 0123456789")
         assert [one.text for one in texts.find("abcdefgh ijklmnop qrst uvwxyz 0123456789")] == [
             "abcdefgh ijklmnop qrst"
         ]
 
-    def test_that_was_dropped_or_is_short_is_not_looked_for(self) -> None:
-        texts = known(self.SENTENCE, "too short")
-        assert (len(texts), self.SENTENCE in texts, "too short" in texts) == (1, True, False)
-        texts.discard([self.SENTENCE, "never known to anybody"])
-        assert texts.find(self.SENTENCE) == []
-        assert len(texts) == 0
+    def test_a_discarded_text_is_not_found(self) -> None:
+        texts = known(SENTENCE)
+        assert len(texts.find(SENTENCE)) == 1
+        texts.discard([SENTENCE, "a text that was never added"])
+        assert texts.find(SENTENCE) == []
 
-    def test_of_many_recent_ones_is_found_like_those_sorted_in(self) -> None:
+    def test_a_text_shorter_than_the_window_is_not_found(self) -> None:
+        assert known("x" * (WINDOW - 1)).find(f"{'x' * (WINDOW - 1)} and more text") == []
+
+    def test_texts_are_found_before_and_after_they_are_merged_into_the_sorted_array(self) -> None:
         rng = random.Random(1)
         corpus = list({words(rng, 12) for _ in range(1_500)})
-        texts = Texts()
+        texts = TextMatcher()
         for text in corpus:
             texts.add([text])
         assert [one.text for one in texts.find("\n".join(corpus))] == corpus
 
 
-def test_hashes_that_collide_cost_time_and_match_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every run of characters of one length has the same hash: only the texts themselves tell them apart."""
+def test_a_hash_collision_never_gives_a_false_match(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All substrings of one length have the same hash here, so only a comparison of the texts tells them apart."""
     import numpy as np
 
-    monkeypatch.setattr(recognition._Sums, "hashes", lambda self, length: np.zeros(len(self._sums) - length, np.uint64))
-    monkeypatch.setattr(recognition._Sums, "hashes_at", lambda *given: np.zeros(len(given[2]), np.uint64))
+    monkeypatch.setattr(
+        text_matcher._Sums, "hashes", lambda self, length: np.zeros(len(self._sums) - length, np.uint64)
+    )
+    monkeypatch.setattr(text_matcher._Sums, "hashes_at", lambda *given: np.zeros(len(given[2]), np.uint64))
     corpus = ["one text of some length", "another of some length", "a third that is not there"]
     prompt = "x another of some length, one text of some length. another of some lengt"
     assert known(*corpus).find(prompt) == naive(prompt, corpus)
@@ -144,7 +149,7 @@ def test_hashes_that_collide_cost_time_and_match_nothing(monkeypatch: pytest.Mon
 
 @settings(max_examples=150, deadline=None)
 @given(st.data())
-def test_it_finds_what_trying_everything_finds(data: st.DataObject) -> None:
+def test_it_finds_what_an_exhaustive_search_finds(data: st.DataObject) -> None:
     text = st.text(alphabet="ab \n𝒳", min_size=WINDOW, max_size=WINDOW + 8)
     corpus = data.draw(st.lists(text, min_size=1, max_size=6))
     parts = data.draw(st.lists(st.one_of(st.sampled_from(corpus), st.text(alphabet="ab \n", max_size=9)), max_size=8))
@@ -152,14 +157,14 @@ def test_it_finds_what_trying_everything_finds(data: st.DataObject) -> None:
     assert known(*corpus).find(prompt) == naive(prompt, corpus)
 
 
-def test_threads_may_add_and_find_at_once() -> None:
+def test_threads_can_add_and_find_at_the_same_time() -> None:
     rng = random.Random(2)
     corpus = [words(rng, 10) + string.ascii_letters[n % 50] for n in range(400)]
-    texts, first = Texts(), corpus[0]
+    texts, first = TextMatcher(), corpus[0]
     texts.add([first])
     with ThreadPoolExecutor(8) as pool:
         adding = [pool.submit(texts.add, [text]) for text in corpus]
         assert all(pool.map(lambda _: texts.find(f"x {first} y")[0].text == first, range(200)))
         for done in adding:
             done.result()
-    assert len(texts) == len(set(corpus))
+    assert {match.text for match in texts.find("\n".join(corpus))} == set(corpus)

@@ -1,0 +1,175 @@
+"""A request's turns and documents become the prompt of an engine: chunks, the text between them, and the question.
+
+The prompt is rendered as text, known chunk texts are found in it, and the pieces between them are tokenized one by one.
+A chunk keeps the token ids it was ingested with. So at ratio 1 the model reads the prompt that the template writes,
+except for how words at the seams between pieces are split into tokens.
+"""
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from ragkv.engine import Engine
+from ragkv.types import Chunk, Text
+
+from .catalogue import ChunkCatalogue, DialogueDocument
+from .conversations import Conversation, Conversations
+from .template import Template, Turn
+from .text_matcher import TextMatch
+
+
+@dataclass(frozen=True, slots=True)
+class DialogueRequest:
+    """The turns of a dialogue, and the documents that came with them."""
+
+    turns: tuple[Turn, ...]
+    documents: tuple[DialogueDocument, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class DialoguePrompt:
+    """A prompt as the engine takes it."""
+
+    turns: tuple[Turn, ...]  # as rendered
+    text: str  # the whole prompt
+    chunks: tuple[Chunk, ...]  # chunks and the text between them, in prompt order
+    question: tuple[int, ...]  # token ids after the last chunk
+    conversation: Conversation | None
+    recognition_s: float  # time to find chunk texts
+    layout_s: float  # time to build the prompt, recognition included
+
+    @property
+    def documents(self) -> tuple[Chunk, ...]:
+        """The chunks without the text between them."""
+        return tuple(chunk for chunk in self.chunks if not isinstance(chunk, Text))
+
+
+class DialogueEngine:
+    """An engine with the chat template, the known chunk texts and the conversations of its dialogues."""
+
+    def __init__(self, engine: Engine) -> None:
+        """Raises `InputError` for an engine without a tokenizer."""
+        self.engine = engine
+        self.template = Template(engine.tokenizer, engine.config.prompt.system)
+        self.catalogue = ChunkCatalogue(engine)
+        self.conversations = Conversations(engine)
+
+    @property
+    def separator(self) -> str:
+        """The text after a document that is put into the prompt."""
+        # The bundled reader was trained on documents without anything between them; each begins with its own space.
+        return self.engine.config.prompt.chunk_end or (" " if self.engine.is_reader else "\n\n")
+
+    def build_prompt(
+        self, request: DialogueRequest, find_conversation: bool = True, session_id: str | None = None
+    ) -> DialoguePrompt:
+        """The prompt of `request`. With `find_conversation`, it continues the conversation that its messages repeat.
+
+        With a `session_id`, the session's turns replace everything before the last turn. A prompt with chunks in its
+        opening has no conversation: the next turn would open differently.
+        """
+        began = time.perf_counter()
+        template = self.template
+        turns = template.turns(request.turns)
+        text = template.render(turns)
+        self.catalogue.remember(request.documents)
+        searching = time.perf_counter()
+        matches = self.catalogue.find(text)
+        recognition_s = time.perf_counter() - searching
+        stop = len(text) - len(template.tail)
+        matches = [match for match in matches if match.stop <= stop]
+
+        opening, start = self._opening(turns, text, matches, stop)
+        conversation = None
+        if session_id:
+            conversation = self.conversations.named(session_id)
+            start = len(template.head(turns)) if conversation.turns else start
+        elif find_conversation and template.is_chat and opening in (None, self._system_opening(turns)):
+            head = template.head(turns) if turns[-1].role == "user" else text
+            conversation = self.conversations.resume(head)
+            start = start if conversation is None else len(head)
+            conversation = conversation or self.conversations.begin()
+        inside = [
+            TextMatch(match.start - start, match.stop - start, match.text) for match in matches if match.start >= start
+        ]
+        metadata = {document.text: document.metadata for document in request.documents}
+        pieces, question = self._split(text[start:stop], inside, metadata)
+        if opening is not None:
+            pieces.insert(0, Text(template.opening_ids(opening), opening, opening=True))
+        layout_s = time.perf_counter() - began
+        return DialoguePrompt(tuple(turns), text, tuple(pieces), question, conversation, recognition_s, layout_s)
+
+    def save_turn(self, prompt: DialoguePrompt, answer: str) -> None:
+        """Save the conversation for its next question, if the session holds what the next prompt will repeat."""
+        if prompt.conversation is None or not prompt.conversation.by_content:
+            return
+        head = self.template.head([*prompt.turns, Turn("assistant", answer), Turn("user", "")])
+        if head.startswith(prompt.text + answer):
+            self.conversations.save(head, prompt.conversation)
+        else:
+            self.drop_turn(prompt)
+
+    def drop_turn(self, prompt: DialoguePrompt) -> None:
+        """Drop a turn that got no answer. A session that the caller named stays as it was."""
+        if prompt.conversation is not None and prompt.conversation.by_content:
+            self.conversations.drop(prompt.conversation)
+
+    def forget_requests(self) -> None:
+        """Forget what requests brought: their documents' texts, and conversations without a name."""
+        self.catalogue.forget_request_texts()
+        self.conversations.clear()
+
+    def _opening(
+        self, turns: Sequence[Turn], text: str, matches: Sequence[TextMatch], stop: int
+    ) -> tuple[str | None, int]:
+        """The opening of the prompt, `None` for the application's own prefix; and its length in characters.
+
+        Any other opening ends where the first user turn begins, or at the first chunk if that comes earlier.
+        """
+        own = self.template.own_opening
+        if text.startswith(own):
+            return None, len(own)
+        opening = self._system_opening(turns)
+        first = next((match.start for match in matches if match.start > 0), stop)
+        start = min(first, len(opening)) if opening and text.startswith(opening) else first
+        return text[:start], start
+
+    def _system_opening(self, turns: Sequence[Turn]) -> str:
+        """The text before the first user turn."""
+        return self.template.opening("\n\n".join(turn.text for turn in turns if turn.role == "system"))
+
+    def _split(
+        self, text: str, matches: Sequence[TextMatch], metadata: Mapping[str, Mapping[str, Any]]
+    ) -> tuple[list[Chunk], tuple[int, ...]]:
+        """The chunks of `text` and the text between them, in order; and the token ids after the last chunk."""
+        pieces: list[Chunk] = []
+        at, end = 0, self.engine.config.prompt.chunk_end
+        for match in matches:
+            if not text.startswith(end, match.stop):
+                continue  # the stored entry was encoded with `chunk_end`
+            pieces += self._text_piece(text[at : match.start])
+            pieces.append(self.catalogue.chunk(match.text, metadata.get(match.text)))
+            at = match.stop + len(end)
+        return pieces, self.template.encode(text[at:])
+
+    def _text_piece(self, text: str) -> list[Text]:
+        if self.template.adds_space:
+            text = text.removesuffix(" ")  # the tokenizer puts this space before the chunk's first word by itself
+        ids = self.template.encode(text) if text else ()
+        return [Text(ids, text)] if ids else []
+
+
+def insert_documents(turns: Sequence[Turn], documents: Sequence[DialogueDocument], separator: str) -> tuple[Turn, ...]:
+    """The turns, with the documents whose text is in no turn put before the text of the last user turn.
+
+    `separator` follows each inserted document.
+    """
+    missing = [document for document in documents if not any(document.text in turn.text for turn in turns)]
+    if not missing:
+        return tuple(turns)
+    inserted = "".join(document.text + separator for document in missing)
+    last = next((number for number in reversed(range(len(turns))) if turns[number].role == "user"), None)
+    if last is None:
+        return (*turns, Turn("user", inserted))
+    return (*turns[:last], replace(turns[last], text=inserted + turns[last].text), *turns[last + 1 :])
