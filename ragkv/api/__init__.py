@@ -1,11 +1,12 @@
-"""The REST service: `ragkv serve`. OpenAI's endpoints and our own, over the engine, for many tenants at once.
+"""The REST service: `ragkv serve`. It serves OpenAI's endpoints and ragkv's own to many tenants at once.
 
     app = create_app(ServeConfig(home=".ragkv"))  # for any ASGI server
 
-Everything that blocks runs on bounded threads (`work.py`); everything a tenant has lies in its own directory
-(`tenants.py`); every failure has one shape (`errors.py`).
+Blocking work runs in bounded thread pools (`work.py`). The files of each tenant lie in the tenant's own directory
+(`tenants.py`). Every failure is answered in one JSON shape (`errors.py`).
 """
 
+import importlib
 import importlib.util
 from typing import TYPE_CHECKING, Any
 
@@ -15,18 +16,49 @@ for _package in ("fastapi", "uvicorn"):
     if importlib.util.find_spec(_package) is None:
         raise MissingExtraError(_package, "api", "The REST service")
 
-from .settings import ServeConfig  # noqa: E402 - the reason comes first
+from .keys import ANONYMOUS, Key, KeyFile, KeyRing, Quota, Rate  # noqa: E402 - after the check for packages
+from .settings import ServeConfig  # noqa: E402
 
 if TYPE_CHECKING:
     from .app import create_app
+    from .collections import COLLECTION_NAME, DEFAULT_COLLECTION
+    from .errors import ApiError
+    from .logs import configure_logging
+    from .server import check_network_exposure, serve
+    from .sse import format_event
+
+_LAZY = {  # imported at first use, because these modules load FastAPI, uvicorn or torch
+    "COLLECTION_NAME": "collections",
+    "DEFAULT_COLLECTION": "collections",
+    "ApiError": "errors",
+    "check_network_exposure": "server",
+    "configure_logging": "logs",
+    "create_app": "app",
+    "format_event": "sse",
+    "serve": "server",
+}
 
 
 def __getattr__(name: str) -> Any:
-    if name == "create_app":  # loads torch
-        from .app import create_app
-
-        return create_app
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if name not in _LAZY:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f".{_LAZY[name]}", __name__), name)
 
 
-__all__ = ["ServeConfig", "create_app"]
+__all__ = [
+    "ANONYMOUS",
+    "COLLECTION_NAME",
+    "DEFAULT_COLLECTION",
+    "ApiError",
+    "Key",
+    "KeyFile",
+    "KeyRing",
+    "Quota",
+    "Rate",
+    "ServeConfig",
+    "check_network_exposure",
+    "configure_logging",
+    "create_app",
+    "format_event",
+    "serve",
+]

@@ -67,7 +67,7 @@ def create_app(
 
 
 async def _load(app: FastAPI, service: Service, engine: Engine | None, embedder: Embedder | None) -> None:
-    gate = app.state.conduct.gate
+    gate = app.state.server.readiness
     try:
         await asyncio.to_thread(service.load, engine, embedder)
     except RagKVError as error:

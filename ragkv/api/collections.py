@@ -25,9 +25,9 @@ from ragkv.runtime import Closing
 
 log = logging.getLogger(__name__)
 
-NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+COLLECTION_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 FACTS = "collection.json"
-COMMAND_LINE = "default"  # what `ragkv ingest` fills, where no tenant is named
+DEFAULT_COLLECTION = "default"  # what `ragkv ingest` fills, where no tenant is named
 _BURIED = ".deleted-"
 
 
@@ -81,8 +81,8 @@ class Collections(Closing):
         """Of every collection, sorted."""
         found = {path.parent.name for path in self._directory.glob(f"*/{FACTS}")}
         if (self._home / "index").is_dir() and self._home.parent.name != "tenants":
-            found.add(COMMAND_LINE)
-        return sorted(name for name in found if NAME.fullmatch(name))
+            found.add(DEFAULT_COLLECTION)
+        return sorted(name for name in found if COLLECTION_NAME.fullmatch(name))
 
     def list(self) -> list[CollectionInfo]:
         """Every collection, sorted by name."""
@@ -95,7 +95,7 @@ class Collections(Closing):
 
     def create(self, name: str) -> bool:
         """Make sure there is a collection of that name; whether it was made now. Raises `InputError`."""
-        if not NAME.fullmatch(name):
+        if not COLLECTION_NAME.fullmatch(name):
             raise InputError(
                 f"A collection's name is 1 to 64 letters, digits, '.', '_' and '-', a letter or digit first, "
                 f"not {name[:80]!r}."
@@ -183,7 +183,7 @@ class Collections(Closing):
 
     def _path(self, name: str) -> Path:
         own = self._directory / name
-        if name == COMMAND_LINE and not own.exists() and self._home.parent.name != "tenants":
+        if name == DEFAULT_COLLECTION and not own.exists() and self._home.parent.name != "tenants":
             line = self._home / "index"
             return line if line.is_dir() else own
         return own

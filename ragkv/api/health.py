@@ -21,7 +21,7 @@ from pydantic import BaseModel
 from ragkv import __version__
 
 from .logs import logger
-from .shutdown import Gate
+from .server import Readiness
 
 PROBED_FOR_S = 5.0  # how long a probe's verdict is believed
 PROBE_BYTES = 4096
@@ -66,7 +66,7 @@ class Probe:
             return "A store's disk does not answer."
 
 
-def router(gate: Gate, probe: Probe) -> APIRouter:
+def router(gate: Readiness, probe: Probe) -> APIRouter:
     """The routes."""
     routes = APIRouter(tags=["health"])
 
@@ -78,7 +78,7 @@ def router(gate: Gate, probe: Probe) -> APIRouter:
     @routes.get("/readyz", responses={503: {"model": Health, "description": "Not taking requests"}})
     async def readyz(response: Response) -> Health:
         """Requests are taken."""
-        reason = gate.why_closed or await probe.fault()
+        reason = gate.unavailable_reason or await probe.fault()
         response.headers["cache-control"] = "no-store"
         if reason is None:
             return Health(status="ok")

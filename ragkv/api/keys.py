@@ -66,7 +66,7 @@ class Rate:
 
 @dataclass(frozen=True, slots=True)
 class Principal:
-    """Who a request is from. Without keys everyone is `ANYONE`."""
+    """Who a request is from. Without keys everyone is `ANONYMOUS`."""
 
     key_id: str
     name: str
@@ -75,7 +75,7 @@ class Principal:
     rate: Rate = field(default_factory=Rate)
 
 
-ANYONE = Principal(key_id="", name="anyone", tenant="")
+ANONYMOUS = Principal(key_id="", name="anyone", tenant="")
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +90,7 @@ class Key:
     expires: float | None = None  # from then on it is refused; None: never
     rate: Rate = field(default_factory=Rate)
 
-    def lives(self, now: float) -> bool:
+    def is_valid(self, now: float) -> bool:
         """Whether it is accepted."""
         return self.expires is None or now < self.expires
 
@@ -175,7 +175,7 @@ class KeyFile:
             shown.append(secret)
             ends = now + grace_s if old.expires is None else min(old.expires, now + grace_s)
             kept = (dataclasses.replace(known, expires=ends) if known is old else known for known in book.keys)
-            return Book((*(known for known in kept if known.lives(now)), key), book.quotas), key
+            return Book((*(known for known in kept if known.is_valid(now)), key), book.quotas), key
 
         key = self._change(rotated)
         return shown[0], key
@@ -235,7 +235,7 @@ class KeyRing:
         key = self._by_id.get(match["id"]) if match else None
         digest = key.digest if key else _NOBODY
         same = hmac.compare_digest(digest, digest_of(presented))  # its time tells nothing of the digest
-        return self._book.principal(key) if key is not None and same and key.lives(time.time()) else None
+        return self._book.principal(key) if key is not None and same and key.is_valid(time.time()) else None
 
     def _look(self) -> None:
         stamp = _stamp(self._file.path)
@@ -295,4 +295,4 @@ def _stamp(path: Path) -> tuple[int, ...] | None:
     return found.st_ino, found.st_mtime_ns, found.st_size
 
 
-__all__ = ["ANYONE", "Key", "KeyFile", "KeyRing", "Principal", "Quota", "Rate", "digest_of"]
+__all__ = ["ANONYMOUS", "Key", "KeyFile", "KeyRing", "Principal", "Quota", "Rate", "digest_of"]

@@ -38,7 +38,7 @@ class Observed:
         }
 
 
-def configure(config: LogConfig) -> None:
+def configure_logging(config: LogConfig) -> None:
     """Send every log record of this process through structlog to standard error."""
     as_json = config.format == "json" or (config.format == "auto" and not sys.stderr.isatty())
     shared: list[structlog.typing.Processor] = [
@@ -110,4 +110,4 @@ def _without_words(_: Any, __: str, event: MutableMapping[str, Any]) -> MutableM
     return event
 
 
-__all__ = ["Observed", "configure", "logger", "unforeseen", "where"]
+__all__ = ["Observed", "configure_logging", "logger", "unforeseen", "where"]

@@ -240,7 +240,7 @@ def answered(request: HTTPConnection, timing: Timing, reuse: Reuse, answer_token
     observed.answer_tokens = (observed.answer_tokens or 0) + answer_tokens
     if observed.ttft_s is None:
         observed.ttft_s = timing.first_token_s
-    conduct: Any = request.app.state.conduct
+    conduct: Any = request.app.state.server
     conduct.metrics.answer(timing, reuse, answer_tokens)
     _charge(request, conduct.limiter, reuse.tokens + answer_tokens)
 
@@ -249,7 +249,7 @@ def embedded(request: HTTPConnection, tokens: int) -> None:
     """Texts were embedded: into the access line, the counter, and the key's tokens a minute."""
     observed: Observed = request.state.observed
     observed.prompt_tokens = (observed.prompt_tokens or 0) + tokens
-    conduct: Any = request.app.state.conduct
+    conduct: Any = request.app.state.server
     conduct.metrics.embedding(tokens)
     _charge(request, conduct.limiter, tokens)
 

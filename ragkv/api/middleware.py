@@ -26,12 +26,12 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from . import health
 from .errors import ApiError, as_api_error
-from .keys import ANYONE, KeyRing, Principal
+from .keys import ANONYMOUS, KeyRing, Principal
 from .limits import Limiter
 from .logs import Observed, logger
 from .metrics import CONTENT_TYPE, Metrics, Tenant
+from .server import Readiness
 from .settings import ServeConfig, is_loopback
-from .shutdown import Gate
 
 METHODS = ("GET", "POST", "PUT", "DELETE", "PATCH", "HEAD", "OPTIONS")
 SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
@@ -77,14 +77,14 @@ class Tenancy(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Conduct:
+class ServerState:
     """What an app's requests go by."""
 
     config: ServeConfig
     keys: KeyRing
     limiter: Limiter
     metrics: Metrics
-    gate: Gate
+    readiness: Readiness
 
     @property
     def asks_for_keys(self) -> bool:
@@ -92,12 +92,12 @@ class Conduct:
         return self.config.auth.required and (self.keys.exists or not self.config.on_loopback)
 
 
-def install(app: FastAPI, config: ServeConfig, tenancy: Tenancy) -> Conduct:
-    """Give `app`, which has all its routes, its conduct, health and metrics; it is `app.state.conduct` from then on."""
-    conduct = Conduct(config, KeyRing(config.keys_path), Limiter(), Metrics(tenancy.stats), Gate())
-    app.state.conduct = conduct
+def install(app: FastAPI, config: ServeConfig, tenancy: Tenancy) -> ServerState:
+    """Give `app`, which has all its routes, its conduct, health and metrics; it is `app.state.server` from then on."""
+    conduct = ServerState(config, KeyRing(config.keys_path), Limiter(), Metrics(tenancy.stats), Readiness())
+    app.state.server = conduct
     app.openapi = _told_of_keys(app)  # type: ignore[method-assign]  # FastAPI's own way of changing what it tells
-    app.include_router(health.router(conduct.gate, health.Probe(tenancy.directories)))
+    app.include_router(health.router(conduct.readiness, health.Probe(tenancy.directories)))
     app.add_api_route("/metrics", _metrics, include_in_schema=False)
     app.add_middleware(Bodies, conduct=conduct)
     app.add_middleware(Doorkeeper, conduct=conduct)
@@ -117,7 +117,7 @@ def install(app: FastAPI, config: ServeConfig, tenancy: Tenancy) -> Conduct:
 class Observing:
     """Names, times, logs and counts every request; answers what fails; the headers every response has."""
 
-    def __init__(self, app: ASGIApp, conduct: Conduct) -> None:
+    def __init__(self, app: ASGIApp, conduct: ServerState) -> None:
         self._app, self._conduct = app, conduct
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -194,7 +194,7 @@ class Addressed:
     page whose name is made to resolve to 127.0.0.1 sends that name as the host; a page of another origin says so.
     """
 
-    def __init__(self, app: ASGIApp, conduct: Conduct) -> None:
+    def __init__(self, app: ASGIApp, conduct: ServerState) -> None:
         self._app, self._conduct = app, conduct
         self._hosts = {host.lower() for host in conduct.config.hosts}
         self._origins = {_origin(origin) for origin in conduct.config.cors_origins}
@@ -238,7 +238,7 @@ class Addressed:
 class Doorkeeper:
     """Requests are taken while the server is ready, with a key where keys are asked for, at the key's rate."""
 
-    def __init__(self, app: ASGIApp, conduct: Conduct) -> None:
+    def __init__(self, app: ASGIApp, conduct: ServerState) -> None:
         self._app, self._conduct = app, conduct
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -246,16 +246,16 @@ class Doorkeeper:
             await self._app(scope, receive, send)
             return
         principal = scope["state"]["principal"] = self._principal(Headers(scope=scope))
-        self._conduct.gate.enter()
+        self._conduct.readiness.enter()
         try:
             rates = self._conduct.limiter.take_request(principal)
             await self._app(scope, receive, _Reply(send, {"cache-control": "no-store", **rates}).send)
         finally:
-            self._conduct.gate.leave()
+            self._conduct.readiness.leave()
 
     def _principal(self, headers: Headers) -> Principal:
         if not self._conduct.asks_for_keys:
-            return ANYONE
+            return ANONYMOUS
         scheme, _, key = headers.get("authorization", "").partition(" ")
         if scheme.lower() != "bearer" or not key.strip():
             raise _unauthenticated("This server asks for a key: send `Authorization: Bearer rk-...`.")
@@ -271,7 +271,7 @@ class Bodies:
     Bytes are counted as they come, whatever the length that was announced. What is too large is not read to its end.
     """
 
-    def __init__(self, app: ASGIApp, conduct: Conduct) -> None:
+    def __init__(self, app: ASGIApp, conduct: ServerState) -> None:
         self._app, self._limits = app, conduct.config.limits
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -333,7 +333,7 @@ class Bodies:
 
 async def _metrics(request: Request) -> Response:
     """The metrics: with the token if one is set, else for this machine alone."""
-    conduct: Conduct = request.app.state.conduct
+    conduct: ServerState = request.app.state.server
     token = conduct.config.auth.metrics_token
     if token is not None:
         given = request.headers.get("authorization", "")
@@ -341,7 +341,7 @@ async def _metrics(request: Request) -> Response:
             raise _unauthenticated("The metrics ask for the token of the setting auth.metrics_token.")
     elif not conduct.config.on_loopback or any(name in request.headers for name in PASSED_ON):
         raise ApiError(403, "The metrics are for this machine alone. Set auth.metrics_token to read them from others.")
-    conduct.metrics.ready(conduct.gate.why_closed is None)
+    conduct.metrics.ready(conduct.readiness.unavailable_reason is None)
     return Response(await asyncio.to_thread(conduct.metrics.render), media_type=CONTENT_TYPE)
 
 
@@ -370,7 +370,7 @@ def _told_of_keys(app: FastAPI) -> Callable[[], dict[str, Any]]:
 
     def openapi() -> dict[str, Any]:
         schema = made()
-        if not app.state.conduct.asks_for_keys:
+        if not app.state.server.asks_for_keys:
             return schema
         schema.setdefault("components", {})["securitySchemes"] = {
             "key": {
@@ -455,4 +455,4 @@ def _is_address(name: str) -> bool:
     return True
 
 
-__all__ = ["Addressed", "Bodies", "Conduct", "Doorkeeper", "Observing", "Tenancy", "install"]
+__all__ = ["Addressed", "Bodies", "ServerState", "Doorkeeper", "Observing", "Tenancy", "install"]

@@ -13,7 +13,7 @@ PING_S = 15.0  # silence after which proxies are told that somebody is still the
 PING = ": ping\n\n"
 
 
-def event(data: Any, name: str | None = None) -> str:
+def format_event(data: Any, name: str | None = None) -> str:
     """One event, with JSON for its data."""
     text = json.dumps(data, ensure_ascii=False, separators=(",", ":"))
     return (f"event: {name}\n" if name else "") + f"data: {text}\n\n"
@@ -53,4 +53,4 @@ async def _kept_alive(source: AsyncGenerator[str, None]) -> AsyncIterator[str]:
             await asyncio.wait({coming})
 
 
-__all__ = ["EventStream", "event"]
+__all__ = ["EventStream", "format_event"]

@@ -14,7 +14,7 @@ from .options import HOME, AsJson, Home
 from .output import console, print_json
 
 if TYPE_CHECKING:
-    from ragkv.api.keys import Key, KeyFile
+    from ragkv.api import Key, KeyFile
 
 DAY_S, HOUR_S = 86_400.0, 3_600.0
 
@@ -40,7 +40,7 @@ def add(
     as_json: AsJson = False,
 ) -> None:
     """Make a key and show it, this once. Keys of one tenant share its quota; giving it again changes it."""
-    from ragkv.api.keys import Quota, Rate
+    from ragkv.api import Quota, Rate
 
     quota = Quota(disk_bytes, memory_bytes, documents, sessions)
     lifetime_s = None if days is None else days * DAY_S
@@ -51,7 +51,7 @@ def add(
 @keys.command("list")
 def list_(home: Home = HOME, file: File = None, as_json: AsJson = False) -> None:
     """The keys there are, without what would let anyone in."""
-    from ragkv.api.keys import Quota
+    from ragkv.api import Quota
 
     book = _file(home, file).read()
     if as_json:
@@ -65,7 +65,7 @@ def list_(home: Home = HOME, file: File = None, as_json: AsJson = False) -> None
         limits = {**output.plain(quota), **output.plain(key.rate)}
         said = "".join(f", {what} {value}" for what, value in limits.items() if value is not None)
         ends = "" if key.expires is None else f", until {_day(key.expires)}"
-        ended = "" if key.lives(time.time()) else " (past its time)"
+        ended = "" if key.is_valid(time.time()) else " (past its time)"
         line = f"{key.id}  {key.name}, tenant {key.tenant}, made {_day(key.created)}{ends}{ended}{said}"
         console.print(line, markup=False, highlight=False, soft_wrap=True)
 
@@ -91,7 +91,7 @@ def rotate(
 
 
 def _file(home: Path, file: Path | None) -> "KeyFile":
-    from ragkv.api.keys import KeyFile
+    from ragkv.api import KeyFile
 
     if file is None and home.exists() and not home.is_dir():
         raise InputError(f"{home} is not a folder.")

@@ -27,9 +27,8 @@ def serve(
     log_format: Annotated[str | None, typer.Option(help="json, console or auto.")] = None,
 ) -> None:
     """Serve answers over HTTP, and a page to look at: OpenAI's endpoints and our own. Ends on Ctrl-C or SIGTERM."""
-    from ragkv.api import ServeConfig, create_app
-    from ragkv.api.shutdown import check_exposed
-    from ragkv.api.shutdown import serve as listen
+    from ragkv.api import ServeConfig, check_network_exposure, create_app
+    from ragkv.api import serve as listen
     from ragkv.model.loading import locate
 
     flags = {
@@ -45,14 +44,14 @@ def serve(
     settings = ServeConfig.gather(config, flags=flags)
     locate(settings.model)  # says now what loading would say later
     if ray:
-        from ragkv.api.keys import KeyRing
+        from ragkv.api import KeyRing
         from ragkv.cluster import run
 
-        check_exposed(settings, KeyRing(settings.keys_path))
+        check_network_exposure(settings, KeyRing(settings.keys_path))
         run(settings)
         return
     app = create_app(settings)
-    check_exposed(settings, app.state.conduct.keys)
+    check_network_exposure(settings, app.state.server.keys)
     if settings.port:
         shown = f"[{settings.host}]" if ":" in settings.host else settings.host
         errors.print(f"ragkv serves {settings.model} at http://{shown}:{settings.port}; Ctrl-C ends it.")

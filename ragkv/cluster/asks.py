@@ -14,9 +14,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from ragkv.api.collections import COMMAND_LINE, NAME
-from ragkv.api.keys import ANYONE, KeyRing
-from ragkv.api.settings import ServeConfig
+from ragkv.api import ANONYMOUS, COLLECTION_NAME, DEFAULT_COLLECTION, KeyRing, ServeConfig
 from ragkv.retrieval import Index
 from ragkv.scheduling.replica_routing import Part, RoutingRequest
 
@@ -58,19 +56,22 @@ class Asks:
         for document in asked.get("documents") or () if path == "/v1/chat/completions" else ():
             yield str(document["text"])
         look = asked if path in ("/v1/ask", "/v1/compare") else asked.get("rag")
-        if look is not None and (index := self._index(who, str(look.get("collection", COMMAND_LINE)))) is not None:
+        if (
+            look is not None
+            and (index := self._index(who, str(look.get("collection", DEFAULT_COLLECTION)))) is not None
+        ):
             question = str(asked.get("question") or _said(asked, last=True))
             for hit in index.search(question, int(look.get("k", 6)), retriever="bm25", where=look.get("filter")):
                 yield hit.passage.text
 
     def _index(self, who: str, name: str) -> Index | None:
         """The index of a caller's collection, if there is one."""
-        principal = ANYONE if not self._keys.exists else self._keys.principal(who.removeprefix("Bearer ").strip())
-        if principal is None or not NAME.fullmatch(name):
+        principal = ANONYMOUS if not self._keys.exists else self._keys.principal(who.removeprefix("Bearer ").strip())
+        if principal is None or not COLLECTION_NAME.fullmatch(name):
             return None
         home = self._home / "tenants" / principal.tenant if principal.tenant else self._home
         directory = home / "collections" / name
-        if name == COMMAND_LINE and not directory.exists() and not principal.tenant:
+        if name == DEFAULT_COLLECTION and not directory.exists() and not principal.tenant:
             directory = home / "index"
         try:
             stamp = (directory / "index.sqlite").stat().st_ino

@@ -24,9 +24,7 @@ from fastapi import FastAPI, Request
 from fastapi.responses import StreamingResponse
 from starlette.responses import Response
 
-from ragkv.api.errors import ApiError
-from ragkv.api.settings import ServeConfig
-from ragkv.api.sse import event
+from ragkv.api import ApiError, ServeConfig, format_event
 from ragkv.errors import ConfigError, MissingExtraError
 from ragkv.scheduling.replica_routing import ReplicaLoad, RouterSettings, RoutingRequest, make_router
 
@@ -106,18 +104,17 @@ class Replica:
     async def __init__(self, config: ServeConfig) -> None:  # type: ignore[misc]  # Ray awaits it
         import torch
 
-        from ragkv.api import create_app
-        from ragkv.api.logs import configure
+        from ragkv.api import configure_logging, create_app
 
         cluster = config.cluster
         torch.set_num_threads(cluster.threads or max(1, int(cluster.cpus)))
-        configure(config.log)
+        configure_logging(config.log)
         self._place = Place(Path(config.home if config.kv_home is None else config.kv_home) / "replicas")
         self._app = create_app(replace(config, kv_home=str(self._place.path)))
         self._life = contextlib.AsyncExitStack()
         await self._life.enter_async_context(self._app.router.lifespan_context(self._app))
-        gate = self._app.state.conduct.gate
-        while (why := gate.why_closed) is not None:
+        gate = self._app.state.server.readiness
+        while (why := gate.unavailable_reason) is not None:
             if "could not be loaded" in why:
                 raise ConfigError(why)
             await asyncio.sleep(0.05)
@@ -133,7 +130,7 @@ class Replica:
 
     def check_health(self) -> None:
         """Raise unless requests are taken."""
-        if (why := self._app.state.conduct.gate.why_closed) is not None:
+        if (why := self._app.state.server.readiness.unavailable_reason) is not None:
             raise ConfigError(why)
 
     async def process(self) -> tuple[str, int]:
@@ -144,7 +141,7 @@ class Replica:
         """Ray calls it when everything under way is done: write what is held."""
         life, place = getattr(self, "_life", None), getattr(self, "_place", None)
         if life is not None:
-            self._app.state.conduct.gate.drain()
+            self._app.state.server.readiness.start_draining()
             await life.aclose()
         if place is not None:
             place.close()
@@ -225,7 +222,7 @@ class Front:
                 if handed_on:
                     if not kind.startswith(b"text/event-stream"):
                         raise  # the connection is cut, so that it shows
-                    yield event(lost.body, None if passed.path == "/v1/chat/completions" else "error").encode()
+                    yield format_event(lost.body, None if passed.path == "/v1/chat/completions" else "error").encode()
                     return
                 if tried == TRIES:
                     raise lost from error

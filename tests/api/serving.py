@@ -92,8 +92,8 @@ def small(home: Path, environment: Mapping[str, str] | None = None) -> Any:
 
 
 def main() -> None:
+    from ragkv.api.server import serve
     from ragkv.api.settings import ServeConfig
-    from ragkv.api.shutdown import serve
 
     from .small_app import small_app
 

@@ -12,7 +12,7 @@ from starlette.testclient import TestClient
 
 from ragkv.api import errors
 from ragkv.api.metrics import Tenant, answered, embedded
-from ragkv.api.middleware import Conduct, install
+from ragkv.api.middleware import ServerState, install
 from ragkv.api.settings import ServeConfig
 from ragkv.types import Reuse, Timing
 
@@ -74,7 +74,7 @@ def small_app(config: ServeConfig, held: Held | None = None, ready: bool = True)
 
     conduct = install(app, config, held or Held())
     if ready:
-        conduct.gate.ready()
+        conduct.readiness.ready()
     return app
 
 
@@ -86,8 +86,8 @@ def client(config: ServeConfig, held: Held | None = None, ready: bool = True) ->
         yield it
 
 
-def conduct_of(it: TestClient) -> Conduct:
+def conduct_of(it: TestClient) -> ServerState:
     """What the client's app goes by."""
     app: Any = it.app
-    conduct: Conduct = app.state.conduct
+    conduct: ServerState = app.state.server
     return conduct

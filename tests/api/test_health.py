@@ -23,17 +23,17 @@ def test_before_the_model_is_loaded_requests_are_sent_away_and_the_process_lives
         refused = it.post("/v1/echo", json={})
         assert (refused.status_code, refused.headers["retry-after"]) == (503, "2")
         assert refused.json()["error"]["code"] == "not_ready"
-        conduct_of(it).gate.failed("The model could not be loaded: no such folder.")
+        conduct_of(it).readiness.failed("The model could not be loaded: no such folder.")
         assert "no such folder" in it.get("/readyz").json()["reason"]
-        conduct_of(it).gate.ready()
+        conduct_of(it).readiness.ready()
         assert it.get("/readyz").status_code == 200
         assert it.post("/v1/echo", json={}).status_code == 200
 
 
 def test_while_the_server_ends_it_says_so(tmp_path: Path) -> None:
     with client(ServeConfig(home=str(tmp_path))) as it:
-        conduct_of(it).gate.drain()
-        conduct_of(it).gate.ready()  # a model that is loaded meanwhile changes nothing
+        conduct_of(it).readiness.start_draining()
+        conduct_of(it).readiness.ready()  # a model that is loaded meanwhile changes nothing
         assert it.get("/livez").status_code == 200
         ready = it.get("/readyz")
         assert (ready.status_code, ready.json()["reason"]) == (503, "The server is shutting down.")

@@ -11,8 +11,8 @@ import pytest
 from typer.testing import CliRunner
 
 from ragkv.api.keys import KeyFile, KeyRing, Principal, Quota, Rate, digest_of
+from ragkv.api.server import check_network_exposure
 from ragkv.api.settings import ServeConfig
-from ragkv.api.shutdown import check_exposed
 from ragkv.cli.app import app
 from ragkv.errors import ConfigError, InputError
 
@@ -186,11 +186,11 @@ def test_a_stored_number_below_zero_is_refused() -> None:
 def test_other_machines_need_keys_or_a_word_that_they_do_not(file: KeyFile) -> None:
     home = str(file.path.parent)
     with pytest.raises(ConfigError, match="can be reached from other machines"):
-        check_exposed(ServeConfig(host="0.0.0.0", home=home), KeyRing(file.path))
-    check_exposed(ServeConfig(home=home), KeyRing(file.path))
-    check_exposed(ServeConfig.from_dict({"host": "::", "auth": {"required": False}}), KeyRing(file.path))
+        check_network_exposure(ServeConfig(host="0.0.0.0", home=home), KeyRing(file.path))
+    check_network_exposure(ServeConfig(home=home), KeyRing(file.path))
+    check_network_exposure(ServeConfig.from_dict({"host": "::", "auth": {"required": False}}), KeyRing(file.path))
     file.add("alice")
-    check_exposed(ServeConfig(host="0.0.0.0", home=home), KeyRing(file.path))
+    check_network_exposure(ServeConfig(host="0.0.0.0", home=home), KeyRing(file.path))
 
 
 def test_the_command_line_shows_a_key_once(tmp_path: Path) -> None:

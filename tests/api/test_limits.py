@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from ragkv.api.errors import ApiError
-from ragkv.api.keys import ANYONE, KeyFile, Principal, Quota, Rate
+from ragkv.api.keys import ANONYMOUS, KeyFile, Principal, Quota, Rate
 from ragkv.api.limits import Limiter, Quotas, check_quota
 from ragkv.api.middleware import install
 from ragkv.api.settings import LimitsConfig, ServeConfig
@@ -36,9 +36,9 @@ def test_requests_a_minute_are_counted_for_each_key() -> None:
 
 def test_without_a_rate_nothing_is_counted() -> None:
     limiter = Limiter()
-    assert all(limiter.take_request(ANYONE) == {} for _ in range(100))
-    limiter.charge_tokens(ANYONE, 10**9)
-    assert limiter.take_request(ANYONE) == {}
+    assert all(limiter.take_request(ANONYMOUS) == {} for _ in range(100))
+    limiter.charge_tokens(ANONYMOUS, 10**9)
+    assert limiter.take_request(ANONYMOUS) == {}
 
 
 def test_tokens_are_charged_when_they_are_known_and_owed_beyond_the_limit() -> None:
@@ -100,7 +100,7 @@ def test_a_quota_holds(held: int, more: int, fits: bool) -> None:
         with pytest.raises(ApiError, match=f"quota is 3 {what}; {held} are there and {more} more") as caught:
             check_quota(who, what, held, more)  # type: ignore[arg-type]
         assert (caught.value.status, caught.value.code) == (403, "quota_exceeded")
-    check_quota(ANYONE, "documents", 10**9, 1)
+    check_quota(ANONYMOUS, "documents", 10**9, 1)
 
 
 def test_of_requests_that_each_fit_alone_one_gets_the_last_place() -> None:
@@ -172,7 +172,7 @@ async def test_a_body_that_does_not_arrive_is_given_up(tmp_path: Path) -> None:
     await asyncio.wait_for(_asked(app, receive, send, "/v1/echo"), 5)
     assert sent[0]["status"] == 408
     assert b"did not arrive within 0.1 s" in sent[1]["body"]
-    assert app.state.conduct.gate.running == 0
+    assert app.state.server.readiness.running == 0
 
 
 async def test_an_answer_that_is_not_read_is_given_up(tmp_path: Path) -> None:
@@ -193,7 +193,7 @@ async def test_an_answer_that_is_not_read_is_given_up(tmp_path: Path) -> None:
     assert "Timeout" in repr(caught.value)
     assert time.monotonic() - began < 30
     assert len(sent) == 3
-    assert app.state.conduct.gate.running == 0
+    assert app.state.server.readiness.running == 0
 
 
 def test_an_app_can_be_given_its_conduct_once_for_each_registry(tmp_path: Path) -> None:

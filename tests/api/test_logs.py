@@ -12,7 +12,7 @@ import pytest
 import structlog
 
 from ragkv.api.keys import KeyFile
-from ragkv.api.logs import configure, logger, where
+from ragkv.api.logs import configure_logging, logger, where
 from ragkv.api.settings import LogConfig, ServeConfig
 
 from .small_app import client
@@ -25,7 +25,7 @@ def written(monkeypatch: pytest.MonkeyPatch) -> Iterator[io.StringIO]:
     before = {name: (logging.getLogger(name).handlers, logging.getLogger(name).level) for name in names}
     stream = io.StringIO()
     monkeypatch.setattr(sys, "stderr", stream)
-    configure(LogConfig(format="json"))
+    configure_logging(LogConfig(format="json"))
     yield stream
     for name, (handlers, level) in before.items():
         known = root if not name else logging.getLogger(name)
@@ -112,7 +112,7 @@ def test_causes_are_told_without_their_words() -> None:
 
 def test_levels_and_formats_are_kept(monkeypatch: pytest.MonkeyPatch, written: io.StringIO) -> None:
     monkeypatch.setattr(sys, "stderr", written)  # a test's call has another than its fixtures' setup
-    configure(LogConfig(level="error", format="console"))
+    configure_logging(LogConfig(level="error", format="console"))
     logging.getLogger("ragkv.store").warning("quiet")
     logging.getLogger("ragkv.store").error("loud %d", 5)
     text = written.getvalue()

@@ -254,4 +254,4 @@ def test_who_enters_leaves_however_it_ends(tmp_path: Path) -> None:
         for path in ("/v1/stream", "/v1/fails/x", "/v1/nowhere", "/v1/stream?fail=true"):
             it.get(path)
         it.post("/v1/echo", content=b"x" * 1001, headers=JSON)
-        assert conduct_of(it).gate.running == 0
+        assert conduct_of(it).readiness.running == 0

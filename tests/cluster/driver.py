@@ -14,7 +14,7 @@ def main() -> None:
     import ray
     from ray import serve
 
-    from ragkv.api.settings import ServeConfig
+    from ragkv.api import ServeConfig
     from ragkv.cluster.ray_app import NAME, build
 
     for patience in range(3, 0, -1):  # on a busy machine its own processes may take longer than it waits

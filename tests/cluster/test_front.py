@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from starlette.types import Receive, Scope, Send
 
-from ragkv.api.settings import ServeConfig
+from ragkv.api import ServeConfig
 from ragkv.cluster.asks import Asks
 from ragkv.cluster.passing import Passed, Start, answered
 from ragkv.cluster.place import Place

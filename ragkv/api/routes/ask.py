@@ -18,7 +18,7 @@ from ..errors import as_api_error, not_found, responses
 from ..reports import citations_of, reuse_of, source_of, spans_of, timing_of
 from ..schemas import AskRequest, AskResponse, CompareRequest, CompareResponse, Measured, Retrieval
 from ..service import Here, Service, Who
-from ..sse import EventStream, event
+from ..sse import EventStream, format_event
 from ..tenants import Tenant
 from ..work import Call, started
 
@@ -123,11 +123,11 @@ async def _told(items: AsyncGenerator[Told | AskResponse, None]) -> AsyncGenerat
     try:
         async for item in items:
             if isinstance(item, AskResponse):
-                yield event(item.model_dump(), "answer")
+                yield format_event(item.model_dump(), "answer")
             else:
-                yield event(item[1], item[0])
+                yield format_event(item[1], item[0])
     except Exception as error:
-        yield event(as_api_error(error).body, "error")
+        yield format_event(as_api_error(error).body, "error")
     finally:
         await items.aclose()
 

@@ -11,7 +11,7 @@ from ..errors import as_api_error, responses
 from ..openai_chat import ChatRequest, ChatResponse
 from ..schemas import SESSION_PATTERN
 from ..service import Here, Who
-from ..sse import EventStream, event
+from ..sse import EventStream, format_event
 from ..work import Call, started
 
 router = APIRouter(prefix="/v1", tags=["openai"])
@@ -54,16 +54,16 @@ async def _chunks(asked: Chat, items: AsyncGenerator[str | ChatResponse, None]) 
     options = asked.body.stream_options
     counted = options is not None and options.include_usage
     try:
-        yield event(_chunk(asked, counted, {"role": "assistant", "content": ""}))
+        yield format_event(_chunk(asked, counted, {"role": "assistant", "content": ""}))
         async for item in items:
             if isinstance(item, str):
-                yield event(_chunk(asked, counted, {"content": item}))
+                yield format_event(_chunk(asked, counted, {"content": item}))
             else:
                 for last in _last(asked, item, counted):
-                    yield event(last)
+                    yield format_event(last)
         yield DONE
     except Exception as error:
-        yield event(as_api_error(error).body)
+        yield format_event(as_api_error(error).body)
     finally:
         await items.aclose()
 

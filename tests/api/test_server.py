@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from ragkv.api.errors import ApiError
-from ragkv.api.shutdown import Gate
+from ragkv.api.server import Readiness
 
 from .serving import small
 
@@ -18,13 +18,13 @@ pytestmark = pytest.mark.enable_socket
 
 
 def test_a_gate_lets_in_while_the_server_is_ready() -> None:
-    gate = Gate()
+    gate = Readiness()
     with pytest.raises(ApiError, match="being loaded"):
         gate.enter()
     gate.ready()
     gate.enter()
     gate.enter()
-    gate.drain()
+    gate.start_draining()
     assert gate.running == 2
     with pytest.raises(ApiError, match="shutting down") as caught:
         gate.enter()

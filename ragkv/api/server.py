@@ -19,7 +19,7 @@ from ragkv.errors import ConfigError
 
 from .errors import ApiError
 from .keys import KeyRing
-from .logs import configure, logger
+from .logs import configure_logging, logger
 from .settings import ServeConfig
 
 POLL_S = 0.05
@@ -27,7 +27,7 @@ CUT_S = 5  # what a request that was cut has to end in, before the sockets are c
 BACKLOG = 512
 
 
-class Gate:
+class Readiness:
     """Whether requests are taken, and how many are being answered. Thread-safe."""
 
     def __init__(self) -> None:
@@ -37,7 +37,7 @@ class Gate:
         self._running = 0
 
     @property
-    def why_closed(self) -> str | None:
+    def unavailable_reason(self) -> str | None:
         """Why no request is taken; `None`: they are."""
         return "The server is shutting down." if self._draining else self._why
 
@@ -59,14 +59,14 @@ class Gate:
         """No request can be answered, and why."""
         self._why = why
 
-    def drain(self) -> None:
+    def start_draining(self) -> None:
         """Take no more. Called by a signal's handler: it must not wait for a lock."""
         self._draining = True
 
     def enter(self) -> None:
         """One more request; raises `ApiError` 503 if it is not taken. Who enters leaves."""
         with self._lock:
-            if (why := self.why_closed) is not None:
+            if (why := self.unavailable_reason) is not None:
                 after_s, code = (5, "shutting_down") if self._draining else (2, "not_ready")
                 raise ApiError(503, f"{why} Ask again.", code=code, retry_after_s=after_s)
             self._running += 1
@@ -80,7 +80,7 @@ class Gate:
 class Server(uvicorn.Server):
     """Uvicorn, which drains before it stops listening."""
 
-    def __init__(self, config: uvicorn.Config, gate: Gate, graceful_s: float) -> None:
+    def __init__(self, config: uvicorn.Config, gate: Readiness, graceful_s: float) -> None:
         super().__init__(config)
         self._gate, self._graceful_s = gate, graceful_s
         self._drain: asyncio.Task[None] | None = None
@@ -96,7 +96,7 @@ class Server(uvicorn.Server):
         """A signal: the first begins the end, the second is the end. It interrupts anything, so it takes no lock."""
         if self._gate.draining:
             os._exit(128 + sig)  # the store survives a kill; waiting for threads that compute is what was not wanted
-        self._gate.drain()
+        self._gate.start_draining()
 
     async def on_tick(self, counter: int) -> bool:
         """Uvicorn asks ten times a second whether to stop."""
@@ -113,7 +113,7 @@ class Server(uvicorn.Server):
         self.should_exit = True
 
 
-def check_exposed(config: ServeConfig, ring: KeyRing) -> None:
+def check_network_exposure(config: ServeConfig, ring: KeyRing) -> None:
     """Raise `ConfigError` if other machines could ask without a key and nobody said they may."""
     if not config.on_loopback and config.auth.required and not ring.exists:
         raise ConfigError(
@@ -124,9 +124,9 @@ def check_exposed(config: ServeConfig, ring: KeyRing) -> None:
 
 def serve(app: Any, config: ServeConfig) -> None:
     """Listen until a signal ends it. `app` has been given its conduct."""
-    configure(config.log)
-    conduct = app.state.conduct
-    check_exposed(config, conduct.keys)
+    configure_logging(config.log)
+    conduct = app.state.server
+    check_network_exposure(config, conduct.keys)
     settings = uvicorn.Config(
         app,
         host=config.host,
@@ -144,7 +144,7 @@ def serve(app: Any, config: ServeConfig) -> None:
     with contextlib.suppress(AttributeError, OSError):  # Linux has it; whoever is accepted here inherits it
         # Who leaves an answer unread is forgotten by the kernel too, which would keep it for as long as they like.
         listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(config.limits.stall_s * 1000))
-    Server(settings, conduct.gate, config.graceful_s).run(sockets=[listening])
+    Server(settings, conduct.readiness, config.graceful_s).run(sockets=[listening])
 
 
-__all__ = ["Gate", "Server", "check_exposed", "serve"]
+__all__ = ["Readiness", "Server", "check_network_exposure", "serve"]
