@@ -13,7 +13,7 @@ import torch
 from torch.nn import functional
 
 from benchmarks import report
-from ragkv.model.products import attend_by_products, multiplies
+from ragkv.model.products import attend_by_products, multiplies_bfloat16
 
 HEADS = ((14, 2, 64), (32, 8, 64), (32, 8, 128), (16, 16, 64))  # query heads, KV heads, dimensions
 BLOCKS = ((1, 1600), (8, 1600), (28, 300), (28, 1600), (37, 3104), (96, 3104))  # rows, keys
@@ -26,7 +26,7 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=15)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
-    if not multiplies():
+    if not multiplies_bfloat16():
         print("This processor does not multiply bfloat16: products are not used on it.")
     rows = []
     for heads, kv_heads, head_dim in HEADS:

@@ -56,14 +56,14 @@ def main() -> None:
 
 def random_kv(adapter: Adapter, length: int, config: KCacheConfig | None, kind: type[PromptKV] = PromptKV) -> PromptKV:
     """The KV of `length` random positions, as a prefill would leave it: of `kind`, where there is no `config`."""
-    shape = (adapter.layer_count, adapter.kv_heads, adapter.head_dim, length + 8, adapter.dtype, adapter.device)
-    kv = kind(*shape) if config is None else OffloadedKV(*shape, config)
+    size = (adapter.kv_shape, length + 8, adapter.dtype, adapter.device)
+    kv = kind(*size) if config is None else OffloadedKV(*size, config)
     generator = torch.Generator(adapter.device).manual_seed(length)
-    size = (2, 1, adapter.kv_heads, length, adapter.head_dim)
-    noise = torch.randn(size, generator=generator, device=adapter.device).to(adapter.dtype)
+    shape = (2, 1, adapter.kv_heads, length, adapter.head_dim)
+    noise = torch.randn(shape, generator=generator, device=adapter.device).to(adapter.dtype)
     for layer in range(adapter.layer_count):
         kv.put(layer, 0, noise[0], noise[1])
-        kv.settle(layer, length)
+        kv.finish_prefill(layer, length)
     kv.length = length
     return kv
 

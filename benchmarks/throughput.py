@@ -30,7 +30,7 @@ from benchmarks import throughput_requests as serving
 from ragkv import EngineConfig
 from ragkv.model import Adapter, PromptKV, adapt
 from ragkv.model.batching import DecodeRow, decode_rows
-from ragkv.model.decoding import Sampler, alone, decode, generation_config
+from ragkv.model.decoding import Sampler, decode, generation_config, single_prompt_step
 from ragkv.model.shapes import SHAPES, random_model
 from ragkv.runtime import openmp
 from ragkv.scheduling import ComputeLock
@@ -61,7 +61,7 @@ def _decode(adapter: Adapter, options: argparse.Namespace) -> None:
 
         def one_by_one(prompts: Sequence[PromptKV] = prompts) -> None:
             for kv in prompts:
-                _answer(adapter, alone(adapter, kv), options.steps)
+                _answer(adapter, single_prompt_step(adapter, kv), options.steps)
             _rewind(prompts, options.steps)
 
         def together(prompts: Sequence[PromptKV] = prompts) -> None:

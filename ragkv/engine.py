@@ -441,7 +441,7 @@ def _learned_scores(adapter: Adapter, fusion: FusionConfig) -> ScoreModel | None
     """The network in the model's folder, where one is wanted and can be used."""
     if not fusion.learned_scores or fusion.sensitivity_prefixes != learned.TEXTS:
         return None
-    return learned.beside(adapter)
+    return learned.load_for(adapter)
 
 
 def _identity(adapter: Adapter, tokenizer: Any | None) -> Identity:

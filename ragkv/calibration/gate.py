@@ -116,7 +116,7 @@ def _next_tokens(
     adapter = engine._adapter
     following = torch.tensor(probe.following, device=adapter.device)
     logits = adapter.logits(full_pass(adapter, following, kv, start=kv.length))
-    return logits.log_softmax(-1).cpu(), prefill.fused.left
+    return logits.log_softmax(-1).cpu(), prefill.fused.remaining_deviation
 
 
 def _agreement(wanted: torch.Tensor, got: torch.Tensor) -> list[float]:

@@ -25,8 +25,8 @@ from transformers import Cache
 
 from ragkv.engine import Engine
 from ragkv.errors import InputError, UnsupportedModelError
-from ragkv.fusion.learned import ASKED_TOKENS, TEXTS, ScoreModel, shape_of, study
-from ragkv.fusion.selectors.sensitivity import handed_down
+from ragkv.fusion.learned import QUESTION_TOKENS, TEXTS, ScoreModel, shape_of, token_features
+from ragkv.fusion.selectors.sensitivity import inherited_attention
 from ragkv.model import Adapter, Rows, adapt
 from ragkv.types import Chunk
 
@@ -98,7 +98,7 @@ def learn(
     model = ScoreModel(*shape_of(adapter))
     if start is not None:
         model.load_state_dict(start.state_dict())
-    model.learns_from(adapter.model)
+    model.set_teacher(adapter.model)
     model.to(adapter.device)
     asking = ASKING * steps
     scoring = 0 if start is not None else steps
@@ -110,9 +110,11 @@ def learn(
     room = _Classroom(engine, lessons)
     if scoring:
         room.begin(random.Random(seed))
-        _taught(model.scoring(), scoring, lambda: room.scored(model), follow)
+        _taught(model.score_parameters(), scoring, lambda: room.scored(model), follow)
     room.begin(random.Random(seed), driven=False)
-    _taught(model.asking(), asking, lambda: room.asked(model), lambda done, loss: follow(scoring + done, loss))
+    _taught(
+        model.question_parameters(), asking, lambda: room.asked(model), lambda done, loss: follow(scoring + done, loss)
+    )
     return ScoreModel.from_bytes(model.cpu().to_bytes())
 
 
@@ -211,7 +213,7 @@ class _Classroom:
             entry, others = encoder.studied(chunk.token_ids)
             if number:  # the first, right behind the prefix, is exact
                 reused += range(len(ids), len(ids) + len(chunk))
-                studied.append(study(entry.kv.to(device), others))
+                studied.append(token_features(entry.kv.to(device), others))
                 kept.append(entry.kv.to(device))
             ids += chunk.token_ids
         branch, places = [0] * len(ids), list(range(len(ids)))
@@ -220,7 +222,7 @@ class _Classroom:
         end = len(ids)
         for number, tail in enumerate(lesson.tails, 1):
             foretelling += range(len(ids) + tail.known - 1, len(ids) + len(tail.token_ids) - 1)
-            known = torch.tensor(tail.token_ids[: tail.known][-ASKED_TOKENS:], device=device)
+            known = torch.tensor(tail.token_ids[: tail.known][-QUESTION_TOKENS:], device=device)
             asked.append(adapter.embed(known)[0])
             asking.append(len(ids) + tail.known - 1)
             ids += tail.token_ids
@@ -241,7 +243,7 @@ class _Classroom:
         wanted = self._foretold(prepared, prepared.fresh(every), (torch.tensor(asking, device=device), watched))
         heard = watched[:, prepared.reused].cpu()
         starts = torch.tensor([number for number, one in enumerate(studied) for _ in range(len(one))])
-        attended = torch.stack([handed_down(one, starts) for one in heard]).clamp_min(1e-9).to(device)
+        attended = torch.stack([inherited_attention(one, starts) for one in heard]).clamp_min(1e-9).to(device)
         return dataclasses.replace(prepared, wanted=wanted, attended=attended / attended.sum(1).mean())
 
     def _foretold(
@@ -261,7 +263,7 @@ class _Classroom:
             turn = tables.rows(adapter.rope_kind(layer), at.positions)
             watched = watch if layer >= adapter.layer_count // 2 else None
             mask = _BranchMask(adapter, layer, turn, allowed[window], watched)
-            hidden = adapter.drive(layer, hidden, rows, mask, _MixingCache(mask, at, fresh))
+            hidden = adapter.call_layer(layer, hidden, rows, mask, _MixingCache(mask, at, fresh))
         return adapter.logits(hidden[:, at.foretelling]).log_softmax(-1)
 
 
@@ -320,7 +322,7 @@ class _BranchMask:
 
     def rotate(self, raw: torch.Tensor) -> torch.Tensor:
         """(1, heads, S, D) before RoPE -> the same, turned."""
-        return self.adapter.turn(self.layer, raw, *self.turn)
+        return self.adapter.rotate_in_float32(self.layer, raw, *self.turn)
 
     def attend(
         self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scaling: float, softcap: float | None

@@ -182,13 +182,12 @@ def size(
     as_json: AsJson = False,
 ) -> None:
     """How many bytes the KV of a model takes: per token, per chunk, for a corpus."""
-    from ragkv.model.loading import float_dtype
-    from ragkv.model.size import kv_sides
+    from ragkv.model.loading import float_dtype, kv_shape
     from ragkv.store import CODECS
 
     if codec not in CODECS:
         raise ConfigError(f"codec is {codec!r}; it must be one of: {', '.join(CODECS)}.")
-    kind, (layers, kv_heads, head_dim) = float_dtype(dtype), kv_sides(model)
+    kind, (layers, kv_heads, head_dim) = float_dtype(dtype), kv_shape(model)
     per_chunk = layers * CODECS[codec].layout((2, kv_heads, chunk_tokens, head_dim), kind).nbytes
     numbers = {"token": round(per_chunk / chunk_tokens), "chunk": per_chunk, "corpus": per_chunk * chunks}
     if as_json:

@@ -14,7 +14,7 @@ from contextlib import AbstractContextManager, nullcontext
 import torch
 
 from ragkv.fusion import Fusor, Plan, ResidentLease, ScoreModel, Scorer, Span, SpanKind, SpanState, make_selector
-from ragkv.fusion.learned import ASKED_TOKENS
+from ragkv.fusion.learned import QUESTION_TOKENS
 from ragkv.model import Adapter
 from ragkv.store import Entry, EntryInfo, Identity, ids_digest
 
@@ -81,22 +81,22 @@ class Encoder:
     def studied(self, token_ids: tuple[int, ...]) -> tuple[Entry, list[torch.Tensor]]:
         """A chunk's entry without scores, and its KV behind the scorer's texts: what scores are learned from."""
         assert self._scorer is not None, "nothing is scored here"
-        return self._encode(token_ids, behind=self._prefix_ids), self._scorer.others(token_ids)
+        return self._encode(token_ids, behind=self._prefix_ids), self._scorer.kv_behind_texts(token_ids)
 
     def meet(self, chunks: Sequence[tuple[int, ...]]) -> None:
         """These are about to be encoded: some may become texts to score behind. The caller holds the compute lock."""
         if self._scorer is not None:
-            self._scorer.meet(chunks)
+            self._scorer.register(chunks)
 
     @torch.no_grad()
-    def weighed(self, plan: Plan, asked_ids: Sequence[int]) -> Plan:
+    def weighted_by_question(self, plan: Plan, asked_ids: Sequence[int]) -> Plan:
         """`plan` with its candidates' scores as a question of these ids weighs them, where a network can tell."""
         scores, topics = plan.candidates.sensitivity, plan.candidates.topics
         if self._learned is None or scores is None or topics is None:
             return plan
         device = self._adapter.device
-        asked = self._adapter.embed(torch.tensor(asked_ids[-ASKED_TOKENS:], dtype=torch.int64, device=device))[0]
-        weighed = self._learned.weighed(scores.to(device), topics.to(device), asked).cpu()
+        asked = self._adapter.embed(torch.tensor(asked_ids[-QUESTION_TOKENS:], dtype=torch.int64, device=device))[0]
+        weighed = self._learned.weighted_by_question(scores.to(device), topics.to(device), asked).cpu()
         return dataclasses.replace(plan, candidates=dataclasses.replace(plan.candidates, sensitivity=weighed))
 
     @property

@@ -1,7 +1,7 @@
 """Fusion: one prompt's KV from many entries. Plans, selectors, the layer pipeline and the fusor."""
 
 from .fusor import Fused, Fusor
-from .guard import raised
+from .guard import raised_ratio
 from .learned import ScoreModel
 from .pipeline import LayerReader
 from .plan import Candidates, Plan, Span, SpanKind, SpanState
@@ -29,6 +29,6 @@ __all__ = [
     "SpanState",
     "StaticSelector",
     "make_selector",
-    "raised",
+    "raised_ratio",
     "usable",
 ]

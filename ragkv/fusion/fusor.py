@@ -16,7 +16,7 @@ from ragkv.model import Adapter, PromptKV, Recording, Rows, Watch
 from ragkv.runtime import Closing
 from ragkv.store import Lease
 
-from .guard import left
+from .guard import remaining_deviation
 from .pipeline import LayerReader
 from .plan import Plan, Span
 from .readahead import Speeds
@@ -32,7 +32,9 @@ class Fused:
     logits: torch.Tensor  # (V,) float32, of the last position
     selected_by_layer: tuple[torch.Tensor, ...]  # L tensors of candidate positions recomputed there, int64, CPU
     row_layers: int  # rows computed, summed over layers
-    left: float | None  # expected deviation left a candidate (see `guard`); None if an entry has no scores
+    remaining_deviation: (
+        float | None
+    )  # expected deviation left a candidate (see `guard`); None if an entry has no scores
     bytes_by_tier: dict[str, int]
     load_s: float
     fuse_s: float
@@ -123,13 +125,13 @@ class Fusing(Closing):
             work.narrow(layer, self._spans, slices)
             work.run(layer)
             if work.asking is None:
-                kv.settle(layer, length)
+                kv.finish_prefill(layer, length)
             between()
         if work.asking is not None:  # all is in place, and the question has looked at it
             work.choose(work.asking.select(self._plan.candidates, work.attention(), self._ratio))
             for layer in range(adapter.layer_count):
                 work.run(layer)
-                kv.settle(layer, length)
+                kv.finish_prefill(layer, length)
                 between()
         kv.length = length
         logits = adapter.logits(work.hidden[:, -1:])[0]
@@ -141,7 +143,7 @@ class Fusing(Closing):
             logits,
             tuple(work.selected_by_layer),
             work.row_layers,
-            work.left(),
+            work.remaining_deviation(),
             reader.bytes_by_tier(),
             reader.waited_s,
             work.placing_s,
@@ -190,9 +192,9 @@ class _Pass:
         self.hidden = self._adapter.embed(self._plan.token_ids.to(self._device)[self._rows.positions])  # (1, R, E)
         self.selected_by_layer: list[torch.Tensor] = []
 
-    def left(self) -> float | None:
+    def remaining_deviation(self) -> float | None:
         """Expected deviation left a candidate."""
-        return left(self._plan.candidates, self._chosen)
+        return remaining_deviation(self._plan.candidates, self._chosen)
 
     def attention(self) -> torch.Tensor:
         """What the question pays to each candidate, (N,); it looks once."""
@@ -208,7 +210,9 @@ class _Pass:
         cos, sin = self._turns(layer, spans)
         parts = [piece[:, :, span.offset :][:, :, : len(span)] for span, piece in zip(spans, slices, strict=True)]
         k_raw = torch.cat([part[0] for part in parts], dim=1).unsqueeze(0)  # (1, G, sum T, D): one rotation for all
-        k_rot = torch.split(self._adapter.turn(layer, k_raw, cos, sin), [len(span) for span in spans], dim=2)
+        k_rot = torch.split(
+            self._adapter.rotate_in_float32(layer, k_raw, cos, sin), [len(span) for span in spans], dim=2
+        )
         for span, turned, part in zip(spans, k_rot, parts, strict=True):
             self.kv.put(layer, span.start, turned, part[1].unsqueeze(0))
             if self._record is not None:
@@ -219,7 +223,7 @@ class _Pass:
         """cos and sin of the spans' positions, each (1, sum T, rotary dims); the same for all layers of a kind."""
         kind = self._adapter.rope_kind(layer)
         if kind not in self._placed_turns:
-            parts = [self._tables.span(kind, at := span.turned_at, at + len(span)) for span in spans]
+            parts = [self._tables.span(kind, at := span.rotary_start, at + len(span)) for span in spans]
             cos, sin = (torch.cat(turns, dim=1) for turns in zip(*parts, strict=True))
             self._placed_turns[kind] = cos, sin
         return self._placed_turns[kind]

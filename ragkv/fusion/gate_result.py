@@ -36,7 +36,9 @@ class Point:
     kl_bound: float  # its upper 95 % bound
     agreement: float  # the mean over contexts
     agreement_bound: float  # its lower 95 % bound
-    left: float | None  # most expected deviation left a token in any context, for the guard; None without scores
+    remaining_deviation: (
+        float | None
+    )  # most expected deviation left a token in any context, for the guard; None without scores
 
     def keeps(self, tolerance: Tolerance) -> bool:
         """Whether even the bounds are within `tolerance`."""
@@ -64,9 +66,9 @@ class GateResult:
         return None if kept is None or kept > WORTHWHILE else kept
 
     @property
-    def left(self) -> float | None:
+    def remaining_deviation(self) -> float | None:
         """The expected deviation left at r*."""
-        return next((point.left for point in self.points if point.ratio == self.ratio), None)
+        return next((point.remaining_deviation for point in self.points if point.ratio == self.ratio), None)
 
     def __str__(self) -> str:
         limits = f"KL {self.tolerance.kl} and agreement {self.tolerance.agreement}"

@@ -1,7 +1,7 @@
 """The guard: a request whose chunks depend on their context more than usual is given a higher recompute ratio.
 
 What recompute will leave undone is known before anything is loaded: the stored sensitivity of the tokens that are not
-selected. The quality gate says how much of it a model bears (`GateResult.left`).
+selected. The quality gate says how much of it a model bears (`GateResult.remaining_deviation`).
 """
 
 import torch
@@ -12,7 +12,7 @@ from .selectors import budget
 SLACK = 1e-6  # of the limit: sums in another order
 
 
-def left(candidates: Candidates, chosen: torch.Tensor) -> float | None:
+def remaining_deviation(candidates: Candidates, chosen: torch.Tensor) -> float | None:
     """Expected deviation left a token once `chosen` (C,), indices, are recomputed; `None` if an entry has no scores."""
     scores = candidates.sensitivity
     if scores is None:
@@ -20,7 +20,7 @@ def left(candidates: Candidates, chosen: torch.Tensor) -> float | None:
     return float((scores.sum() - scores[chosen].sum()).clamp_min(0.0) / max(1, len(candidates)))
 
 
-def raised(candidates: Candidates, ratio: float, limit: float) -> float:
+def raised_ratio(candidates: Candidates, ratio: float, limit: float) -> float:
     """The least ratio, `ratio` or higher, that leaves at most `limit` a token if the highest scores are recomputed."""
     scores, count = candidates.sensitivity, len(candidates)
     if scores is None or count == 0:

@@ -28,7 +28,7 @@ TEXTS = 2  # k of the scorer: the network reads what a chunk does behind two tex
 WIDTH = 64
 KERNEL = 5  # tokens that a convolution sees
 TOPICS = 24  # numbers that say what a token is about
-ASKED_TOKENS = 96  # of a question with what was said before it, the last ones
+QUESTION_TOKENS = 96  # of a question with what was said before it, the last ones
 SEEN = 5  # times a token's values that are looked at
 HEARD = 3  # times its keys, for topics alone
 FLOOR = 1e-4  # below it a relative squared distance is rounding
@@ -78,15 +78,15 @@ class ScoreModel(nn.Module):
         """`rounded_digest` of the weights it learned from; zeros before it did."""
         return bytes(self.taught_by.tolist()).hex()
 
-    def learns_from(self, weights: torch.nn.Module) -> None:
+    def set_teacher(self, weights: torch.nn.Module) -> None:
         """Note whose prefills teach it."""
         self.taught_by = torch.tensor(list(bytes.fromhex(rounded_digest(weights))), dtype=torch.uint8)
 
-    def scoring(self) -> list[nn.Parameter]:
+    def score_parameters(self) -> list[nn.Parameter]:
         """The numbers that scores come from; the others say what a question makes of them."""
         return [*self.worth.parameters(), *self.tell.parameters()]
 
-    def asking(self) -> list[nn.Parameter]:
+    def question_parameters(self) -> list[nn.Parameter]:
         """The numbers that say what a question makes of scores."""
         return [
             number for part in (self.about, self.name, self.hear, self.muse, self.ask) for number in part.parameters()
@@ -107,11 +107,11 @@ class ScoreModel(nn.Module):
     @torch.no_grad()
     def scores(self, stored: torch.Tensor, others: Sequence[torch.Tensor]) -> torch.Tensor:
         """A score and topics (T, 1 + C) float32 of a chunk's KV (L, 2, G, T, D), which is `others` behind two texts."""
-        said = self(study(stored, others))
+        said = self(token_features(stored, others))
         return torch.cat((said[:, :1].exp(), said[:, 1:]), dim=1)
 
     @torch.no_grad()
-    def weighed(self, scores: torch.Tensor, topics: torch.Tensor, asked: torch.Tensor) -> torch.Tensor:
+    def weighted_by_question(self, scores: torch.Tensor, topics: torch.Tensor, asked: torch.Tensor) -> torch.Tensor:
         """`scores` (N,) of tokens about `topics` (N, C) as a question of embeddings `asked` (Q, E) weighs them.
 
         Their sum is as it was.
@@ -143,7 +143,7 @@ class ScoreModel(nn.Module):
         return model.eval().requires_grad_(False)
 
 
-def study(stored: torch.Tensor, others: Sequence[torch.Tensor]) -> torch.Tensor:
+def token_features(stored: torch.Tensor, others: Sequence[torch.Tensor]) -> torch.Tensor:
     """What the network reads of each token of a chunk with KV (L, 2, G, T, D): (T, 8 G D + 6 L + 3) float32.
 
     Its values in the first layer, where they say which token it is, and in two layers of the middle, there also how
@@ -170,7 +170,7 @@ def study(stored: torch.Tensor, others: Sequence[torch.Tensor]) -> torch.Tensor:
     return torch.cat([numbers, *moves, (variance + FLOOR).log()[None]]).t()
 
 
-def beside(adapter: Adapter) -> ScoreModel | None:
+def load_for(adapter: Adapter) -> ScoreModel | None:
     """The learned scores in the folder the model was loaded from, if it has them; unusable ones are logged.
 
     Taught by other weights they would choose badly and say nothing of it, so these are not used. In float16, to which

@@ -27,7 +27,7 @@ class SpanState(Enum):
     """What becomes of it."""
 
     EXACT = "exact"  # reused, and equal to what a full prefill computes
-    KEPT = "kept"  # history reused as it was made, never recomputed: a fused or a truncated turn left it
+    APPROXIMATE = "approximate"  # history reused as it was made, never recomputed: a fused or a truncated turn left it
     FUSED = "fused"  # reused, and its tokens are candidates for recompute
     COMPUTED = "computed"
 
@@ -49,7 +49,7 @@ class Span:
         return self.stop - self.start
 
     @property
-    def turned_at(self) -> int:
+    def rotary_start(self) -> int:
         """The position its first key is rotated to."""
         return self.start if self.rotated_from is None else self.rotated_from
 
@@ -92,7 +92,7 @@ class Plan:
     @property
     def reach(self) -> int:
         """Positions that keys are rotated to: S, unless a span turns its keys further."""
-        return max(self.token_ids.numel(), *(span.turned_at + len(span) for span in self.spans))
+        return max(self.token_ids.numel(), *(span.rotary_start + len(span) for span in self.spans))
 
     def loaded(self) -> tuple[Span, ...]:
         """The spans that are read from leases."""

@@ -59,7 +59,7 @@ class Scorer:
         self._batch: Sequence[tuple[int, ...]] = ()  # what is being ingested together, in order
         self._places: dict[tuple[int, ...], int] = {}  # in the batch
 
-    def meet(self, chunks: Sequence[tuple[int, ...]]) -> None:
+    def register(self, chunks: Sequence[tuple[int, ...]]) -> None:
         """`chunks` are about to be scored: they are each other's neighbours, and kept texts while some are wanting."""
         if chunks is self._batch:
             return
@@ -76,15 +76,15 @@ class Scorer:
 
     def scores(self, token_ids: tuple[int, ...], stored: torch.Tensor) -> torch.Tensor:
         """The sensitivity (T, C) float16, on the host, of a chunk whose entry is `stored` (L, 2, G, T, D)."""
-        others, stored = self.others(token_ids), stored.to(self._adapter.device)
+        others, stored = self.kv_behind_texts(token_ids), stored.to(self._adapter.device)
         scores = self._learned.scores(stored, others) if self._learned else sensitivity(stored, others)[:, None]
         most = torch.finfo(torch.float16).max
         return scores.clamp(-most, most).half().cpu()
 
-    def others(self, token_ids: tuple[int, ...]) -> list[torch.Tensor]:
+    def kv_behind_texts(self, token_ids: tuple[int, ...]) -> list[torch.Tensor]:
         """The chunk's raw KV (L, 2, G, T, D) behind each of k other texts, its neighbours' first if it has any."""
         if token_ids not in self._places:
-            self.meet([token_ids])
+            self.register([token_ids])
         others = []
         if neighbours := self._neighbours(token_ids):
             others.append(self._chunk_after(self._prefix_ids + neighbours, token_ids))

@@ -114,11 +114,11 @@ class Intake:
         if verdict.ratio is None:
             return replace(how, reuse="none", controlled=False, notes=(f"quality gate {verdict}",))
         if how.controlled:
-            return replace(how, ratio=verdict.ratio, most_left=verdict.left)
+            return replace(how, ratio=verdict.ratio, most_left=verdict.remaining_deviation)
         if verdict.ratio <= how.ratio:
-            return replace(how, most_left=verdict.left)
+            return replace(how, most_left=verdict.remaining_deviation)
         note = f"quality gate {verdict}; ratio raised from {how.ratio}"
-        return replace(how, ratio=verdict.ratio, most_left=verdict.left, notes=(note,))
+        return replace(how, ratio=verdict.ratio, most_left=verdict.remaining_deviation, notes=(note,))
 
     def check_encodable(self, chunks: Sequence[Chunk]) -> None:
         """Raise `PromptTooLongError` for a chunk that does not fit the context behind the prefix."""

@@ -77,9 +77,9 @@ class Planner:
         plan = Plan.of(torch.tensor(prompt.token_ids), spans)
         return Planned(plan, tuple(missed), tuple(unscored), tuple(past.remade), past.notes)
 
-    def weighed(self, planned: Planned, prompt: Prompt) -> Planned:
+    def weighted_by_question(self, planned: Planned, prompt: Prompt) -> Planned:
         """`planned` with scores as what is asked weighs them."""
-        return replace(planned, plan=self._encoder.weighed(planned.plan, prompt.asked_ids))
+        return replace(planned, plan=self._encoder.weighted_by_question(planned.plan, prompt.asked_ids))
 
     def prefetch_hint(self, prompt: Prompt, reuse: ReuseMode, session_id: str = "") -> PrefetchHint:
         """What `plan` will look up in the store, as far as can be told before: history in order, then chunks."""
@@ -145,8 +145,8 @@ class _PastPlan:
                 self.remade.append(index)
             state = SpanState.COMPUTED
             if lease is not None:
-                state = SpanState.EXACT if exact and lease.info.lossless else SpanState.KEPT
-            if state is SpanState.KEPT and not keeps:  # rounded by its codec
+                state = SpanState.EXACT if exact and lease.info.lossless else SpanState.APPROXIMATE
+            if state is SpanState.APPROXIMATE and not keeps:  # rounded by its codec
                 lease, state = None, SpanState.COMPUTED
             stop = at + len(block)
             turned = block.rotated_from if lease is not None else None

@@ -14,7 +14,7 @@ from transformers import DynamicCache
 
 from ragkv.encoding import BackgroundEncoder
 from ragkv.errors import EntryDamagedError
-from ragkv.fusion import Fused, Fusor, Selector, SpanState, raised, usable
+from ragkv.fusion import Fused, Fusor, Selector, SpanState, raised_ratio, usable
 from ragkv.model import Adapter, Recording
 from ragkv.model.kcache import OffloadedKV, Offloading
 from ragkv.scheduling import Activity, DecodeBatch
@@ -112,7 +112,7 @@ class Prefiller:
                 selector, fallback = usable(how.selector, planned.plan.candidates, how.ratio)
                 planned, asked, decision = self._controlled(planned, how, selector)
                 if selector.needs_scores:
-                    planned = self._planner.weighed(planned, prompt)
+                    planned = self._planner.weighted_by_question(planned, prompt)
                 ratio, guarded = self._guarded(asked, planned)
                 fusing = held.enter_context(self._fusor.open(planned.plan, selector, ratio))
                 record = self._recording(prompt, planned, room) if keep else None
@@ -152,7 +152,7 @@ class Prefiller:
 
     def _made(self, record: Recording, planned: Planned, fused: Fused) -> Made:
         left = any(len(planned.plan.candidates) > chosen.numel() for chosen in fused.selected_by_layer)
-        inexact = {SpanState.KEPT, SpanState.FUSED} if left else {SpanState.KEPT}
+        inexact = {SpanState.APPROXIMATE, SpanState.FUSED} if left else {SpanState.APPROXIMATE}
         length = planned.plan.token_ids.numel()
         # an answer decoded over the top values alone is no full prefill's
         decoded = length if isinstance(fused.kv, OffloadedKV) else record.stop
@@ -174,7 +174,7 @@ class Prefiller:
         """The ratio that leaves no more deviation than the gate allows, and what to say if it was raised."""
         if how.most_left is None or not how.selector.needs_scores:
             return how.ratio, None
-        ratio = raised(planned.plan.candidates, how.ratio, how.most_left)
+        ratio = raised_ratio(planned.plan.candidates, how.ratio, how.most_left)
         note = f"guard: ratio raised from {how.ratio} to {ratio:.3f}, these chunks depend on context more than most"
         return ratio, note if ratio > how.ratio else None
 

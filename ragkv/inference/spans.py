@@ -43,7 +43,7 @@ def _pieces(
 
 
 def _state(span: Span) -> str:
-    return "fused" if span.state is SpanState.KEPT else span.state.value
+    return "fused" if span.state is SpanState.APPROXIMATE else span.state.value
 
 
 __all__ = ["prompt_spans"]

@@ -3,7 +3,8 @@
 from .adapter import Adapter
 from .attention import Watch
 from .probe import adapt, full_pass
-from .promptkv import PromptKV, Recording, Rows
+from .promptkv import KVShape, PromptKV, Recording
 from .rope import Rope, RotaryTables
+from .rows import Rows
 
-__all__ = ["Adapter", "PromptKV", "Recording", "Rope", "RotaryTables", "Rows", "Watch", "adapt", "full_pass"]
+__all__ = ["Adapter", "KVShape", "PromptKV", "Recording", "Rope", "RotaryTables", "Rows", "Watch", "adapt", "full_pass"]

@@ -14,8 +14,9 @@ from transformers import Cache
 
 from . import attention
 from .packing import Packing
-from .promptkv import CaptureCache, Captured, PromptKV, Recording, RowCache, Rows
+from .promptkv import CaptureCache, Captured, KVShape, PromptKV, Recording, RowCache
 from .rope import Rope, RotaryTables
+from .rows import Rows
 from .views import TILE_ROWS, attending_view, key_view
 
 
@@ -63,6 +64,11 @@ class Adapter:
         return len(self.layers)
 
     @property
+    def kv_shape(self) -> KVShape:
+        """L, G and D."""
+        return KVShape(self.layer_count, self.kv_heads, self.head_dim)
+
+    @property
     def vocabulary(self) -> int:
         """How many token ids it knows, 0 first."""
         rows: int = self.model.get_input_embeddings().weight.shape[0]
@@ -84,7 +90,7 @@ class Adapter:
 
     def new_kv(self, capacity: int) -> PromptKV:
         """Empty KV of `capacity` positions in this model's shape."""
-        return PromptKV(self.layer_count, self.kv_heads, self.head_dim, capacity, self.dtype, self.device)
+        return PromptKV(self.kv_shape, capacity, self.dtype, self.device)
 
     def new_recording(self, start: int, stop: int) -> Recording:
         """An empty recording of the positions `start ... stop - 1`."""
@@ -133,14 +139,14 @@ class Adapter:
     def rotate(self, layer: int, raw: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
         """Rotate queries or keys (1, heads, R, D) by cos, sin (1, R, rotary dims), in float32, as the model does."""
         if raw.shape[2] <= TILE_ROWS or self.device.type != "cpu":
-            return self.turn(layer, raw, cos, sin).to(raw.dtype)
+            return self.rotate_in_float32(layer, raw, cos, sin).to(raw.dtype)
         out = torch.empty_like(raw)
         for at in range(0, raw.shape[2], TILE_ROWS):
             tile = slice(at, at + TILE_ROWS)
-            out[:, :, tile] = self.turn(layer, raw[:, :, tile], cos[:, tile], sin[:, tile])
+            out[:, :, tile] = self.rotate_in_float32(layer, raw[:, :, tile], cos[:, tile], sin[:, tile])
         return out
 
-    def turn(self, layer: int, raw: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    def rotate_in_float32(self, layer: int, raw: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
         """As `rotate`, still in float32 (but `raw` itself where the layer has no RoPE): rounded by who copies it."""
         if not self.rotates(layer):
             return raw
@@ -191,7 +197,7 @@ class Adapter:
             return self.rotate(layer, raw, cos, sin)
 
         cache = RowCache(kv, rows, rotate, record)
-        return self.drive(layer, hidden, rows, attention.RowMask(rows, self.window(layer), rotate, watch), cache)
+        return self.call_layer(layer, hidden, rows, attention.RowMask(rows, self.window(layer), rotate, watch), cache)
 
     def write_kv(
         self, layer: int, hidden: torch.Tensor, rows: Rows, kv: PromptKV, tables: RotaryTables, record: Recording | None
@@ -211,7 +217,7 @@ class Adapter:
             return captured.k_raw, captured.v
         raise AssertionError("a layer ran through without updating its cache")
 
-    def drive(
+    def call_layer(
         self, layer: int, hidden: torch.Tensor, rows: Rows, mask: attention.Mask | None, cache: Cache
     ) -> torch.Tensor:
         """Call `layer` on hidden (1, R, E): `cache` takes its raw keys and values, `mask` its raw queries."""

@@ -9,16 +9,14 @@ ours (`batching.py`).
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import torch
 from torch.nn import functional
 from transformers import AttentionInterface
 
 from .products import attend_by_products, pays
-
-if TYPE_CHECKING:
-    from .promptkv import Rows  # which attends over itself, by `attend_one`
+from .rows import Rows
 
 IMPLEMENTATION = "ragkv_rows"
 FEWEST_ROWS = 28  # of a block of scattered rows; see `cut`. SDPA tiles 192 folded rows and more by 64, fewer by 32
@@ -40,7 +38,7 @@ class Mask(Protocol):
 class RowMask:
     """The mask of one prompt's rows: who they are, and how their queries are rotated."""
 
-    rows: "Rows"
+    rows: Rows
     window: int | None  # keys a row may look back on a sliding layer, itself included
     rotate: Callable[[torch.Tensor], torch.Tensor]  # (1, H, R, D) -> the same, at the rows' positions
     watch: "Watch | None" = None
@@ -99,7 +97,7 @@ def attend(
     q_rot: torch.Tensor,
     k_rot: torch.Tensor,
     v: torch.Tensor,
-    rows: "Rows",
+    rows: Rows,
     window: int | None,
     scaling: float,
     softcap: float | None = None,
@@ -134,7 +132,7 @@ def attend_one(
     return _attend_span(q_rot, k_rot[:, :, low:], v[:, :, low:], None, scaling, softcap)
 
 
-def is_whole_prompt(rows: "Rows", window: int | None) -> bool:
+def is_whole_prompt(rows: Rows, window: int | None) -> bool:
     """Whether the rows are all positions from 0 on and no window cuts them: then the plain causal kernel is exact."""
     return rows.start == 0 and len(rows) > 1 and (window is None or window >= len(rows))
 
@@ -168,7 +166,7 @@ def cut(places: Sequence[int], window: int | None, most_rows: int) -> list[Block
 
 
 def _blocks(
-    rows: "Rows", window: int | None, q_rot: torch.Tensor, kv_heads: int, softcap: float | None
+    rows: Rows, window: int | None, q_rot: torch.Tensor, kv_heads: int, softcap: float | None
 ) -> Iterator[tuple[Block, torch.Tensor | None]]:
     """The blocks of `rows` and the bias of each; both are the same in all layers of a pass, so the rows keep them."""
     dtype, group = q_rot.dtype, q_rot.shape[1] // kv_heads
@@ -188,7 +186,7 @@ def _blocks(
         yield block, _bias(rows, block, window, n, dtype) if bias is None else bias
 
 
-def _bias(rows: "Rows", block: Block, window: int | None, repeats: int, dtype: torch.dtype) -> torch.Tensor | None:
+def _bias(rows: Rows, block: Block, window: int | None, repeats: int, dtype: torch.dtype) -> torch.Tensor | None:
     """0 where a row of the block sees a key and -inf elsewhere, (repeats * R, N); `None` where it sees all.
 
     Not bool: SDPA would make this of it in every layer anew, which cost 5 % of a fused prefill.

@@ -16,7 +16,8 @@ import torch
 from transformers import Cache
 
 from .adapter import Adapter
-from .promptkv import PromptKV, Recording, Rows
+from .promptkv import PromptKV, Recording
+from .rows import Rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +43,7 @@ def decode_rows(adapter: Adapter, rows: Sequence[DecodeRow]) -> torch.Tensor:
     for layer in range(adapter.layer_count):
         cos, sin = turns[adapter.rope_kind(layer)]
         step = _LayerStep(adapter, layer, rows, places, cos, sin)
-        hidden = adapter.drive(layer, hidden, Rows(positions, None), _BatchMask(step), _BatchCache(step))
+        hidden = adapter.call_layer(layer, hidden, Rows(positions, None), _BatchMask(step), _BatchCache(step))
     logits = adapter.logits(hidden)
     for row, length in zip(rows, lengths, strict=True):
         row.kv.length = length + 1

@@ -118,7 +118,7 @@ def decode(
 ) -> Iterator[int]:
     """Tokens after a prompt whose last row gave `logits` (V,), until an end token (yielded too) or the limit.
 
-    `step` takes a token and gives the logits (V,) behind it; `alone` makes one.
+    `step` takes a token and gives the logits (V,) behind it; `single_prompt_step` makes one.
     """
     for place in range(1, max_new_tokens + 1):
         token = sampler.choose(logits)
@@ -128,6 +128,8 @@ def decode(
         logits = step(token)
 
 
-def alone(adapter: Adapter, kv: PromptKV, record: Recording | None = None) -> Callable[[int], torch.Tensor]:
+def single_prompt_step(
+    adapter: Adapter, kv: PromptKV, record: Recording | None = None
+) -> Callable[[int], torch.Tensor]:
     """Steps of one prompt by itself."""
     return lambda token: decode_rows(adapter, [DecodeRow(kv, token, record)])[0]

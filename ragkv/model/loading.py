@@ -10,6 +10,8 @@ from safetensors import SafetensorError
 from ragkv.errors import ConfigError, ModelNotFoundError
 
 from .probe import refuse_unsupported
+from .promptkv import KVShape
+from .shapes import SHAPES, shape_config
 
 READER = Path(__file__).parent / "reader"
 
@@ -66,6 +68,23 @@ def _tokenizer(path: str) -> Any | None:
         return AutoTokenizer.from_pretrained(path)
     except (OSError, ValueError, KeyError) as error:
         raise ModelNotFoundError(f"The model at {path} loads, its tokenizer does not: {_first_line(error)}") from error
+
+
+def kv_shape(model: str | os.PathLike[str]) -> KVShape:
+    """The KV shape of a model, read from its config alone: no weights are loaded.
+
+    `model` is a name of `SHAPES`, a folder or a hub id. Raises `ModelNotFoundError`, `UnsupportedModelError`.
+    """
+    from transformers import AutoConfig
+
+    try:
+        config = shape_config(str(model)) if model in SHAPES else AutoConfig.from_pretrained(locate(model))
+    except (OSError, ValueError, KeyError) as error:
+        raise ModelNotFoundError(f"Cannot read a config from {str(model)!r}: {_first_line(error)}") from error
+    refuse_unsupported(config)
+    kv_heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    return KVShape(int(config.num_hidden_layers), int(kv_heads), int(head_dim))
 
 
 def float_dtype(name: str) -> torch.dtype:

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from .products import multiplies
+from .products import multiplies_bfloat16
 
 
 class PackedLinear(torch.nn.Module):
@@ -70,6 +70,6 @@ def _is_possible() -> bool:
     try:
         with torch.no_grad():
             PackedLinear(torch.nn.Linear(2, 2, dtype=torch.bfloat16))(torch.ones((1, 2), dtype=torch.bfloat16))
-            return multiplies()
+            return multiplies_bfloat16()
     except (AttributeError, RuntimeError, NotImplementedError):
         return False

@@ -11,7 +11,8 @@ from ragkv.errors import UnsupportedModelError
 
 from .adapter import Adapter
 from .families import ADAPTERS
-from .promptkv import PromptKV, Rows
+from .promptkv import PromptKV
+from .rows import Rows
 
 PROBE_TOKENS = 32
 _TOLERANCE = {torch.float32: 1e-4, torch.float64: 1e-4}  # of the logits' spread, root mean square

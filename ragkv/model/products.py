@@ -26,7 +26,7 @@ def pays(q: torch.Tensor, kv_heads: int, keys: int) -> bool:
     scores = heads * count * keys
     enough = heads == kv_heads if count == 1 else scores >= FEWEST_SCORES
     fits = scores * q.element_size() <= MOST_SCORES_BYTES
-    return enough and fits and q.dtype is torch.bfloat16 and q.device.type == "cpu" and multiplies()
+    return enough and fits and q.dtype is torch.bfloat16 and q.device.type == "cpu" and multiplies_bfloat16()
 
 
 def attend_by_products(
@@ -46,7 +46,7 @@ def attend_by_products(
 
 
 @cache
-def multiplies() -> bool:
+def multiplies_bfloat16() -> bool:
     """Whether this torch and processor multiply bfloat16, and not by way of float32: asked once."""
     try:
         return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())

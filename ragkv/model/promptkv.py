@@ -6,43 +6,21 @@ position-free at the moment it is made, and nothing is ever un-rotated. Dies wit
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from transformers import Cache, DynamicCache
 
 from .attention import attend_one
+from .rows import Rows
 
 
-@dataclass(frozen=True)
-class Rows:
-    """The prompt positions that are computed in a pass, ascending."""
+class KVShape(NamedTuple):
+    """The shape of one token's KV."""
 
-    positions: torch.Tensor  # (R,) int64
-    start: int | None  # the first position where they are contiguous, else None
-    blocks: dict[Any, Any] = field(default_factory=dict, repr=False, compare=False)  # what attention derived from them
-
-    @cached_property
-    def stop(self) -> int:
-        """One past the last position; read from the device once."""
-        return int(self.positions[-1]) + 1
-
-    @classmethod
-    def of(cls, positions: torch.Tensor) -> "Rows":
-        """Rows of ascending `positions` (R,)."""
-        count = positions.numel()
-        contiguous = count > 0 and int(positions[-1]) - int(positions[0]) + 1 == count
-        return cls(positions, int(positions[0]) if contiguous else None)
-
-    @classmethod
-    def span(cls, start: int, stop: int, device: torch.device) -> "Rows":
-        """The contiguous rows `start ... stop - 1`."""
-        return cls(torch.arange(start, stop, device=device), start)
-
-    def __len__(self) -> int:
-        return self.positions.numel()
+    layers: int  # L
+    kv_heads: int  # G
+    head_dim: int  # D
 
 
 class PromptKV:
@@ -50,20 +28,19 @@ class PromptKV:
 
     def __init__(
         self,
-        layers: int,
-        kv_heads: int,
-        head_dim: int,
+        shape: KVShape,
         capacity: int,
         dtype: torch.dtype,
         device: torch.device,
-        resident: int | None = None,
+        resident_layers: int | None = None,
     ) -> None:
-        """`resident` is how many layers have room for values from the start; all, but where they live elsewhere."""
+        """Values are allocated at once for the first `resident_layers` layers; `None` means for all."""
+        layers, kv_heads, head_dim = shape
 
         def empty(positions: int) -> torch.Tensor:
             return torch.empty((1, kv_heads, positions, head_dim), dtype=dtype, device=device)
 
-        resident = layers if resident is None else min(resident, layers)
+        resident = layers if resident_layers is None else resident_layers
         self.keys = [empty(capacity) for _ in range(layers)]
         self.values = [empty(capacity if layer < resident else 0) for layer in range(layers)]
         self.length = 0  # S: positions that are valid in every layer once the pass is over
@@ -93,7 +70,7 @@ class PromptKV:
         k_rot, v = self.view(layer, self.length + 1)
         return attend_one(q_rot, k_rot, v, window, scaling, softcap)
 
-    def settle(self, layer: int, length: int) -> None:
+    def finish_prefill(self, layer: int, length: int) -> None:
         """The prefill is through with `layer`, of which `length` positions are valid: what is left is decoding."""
 
     def reserve(self, capacity: int) -> None:

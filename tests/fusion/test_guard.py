@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from ragkv import Engine, EngineConfig, FusionConfig, StoreConfig
-from ragkv.fusion import Candidates, raised
+from ragkv.fusion import Candidates, raised_ratio
 from ragkv.fusion.gate_result import GateResult, Point, Tolerance, load, save
-from ragkv.fusion.guard import left
+from ragkv.fusion.guard import remaining_deviation
 from tests import tiny_models
 from tests.fusion import helpers
 from tests.store.entries import IDENTITY
@@ -19,11 +19,11 @@ FOUR = Candidates(torch.arange(4), torch.zeros(4, dtype=torch.int64), torch.aran
 
 class TestLeft:
     def test_is_what_the_unselected_scores_come_to_a_token(self) -> None:
-        assert left(FOUR, torch.tensor([0, 2])) == pytest.approx((3 + 1) / 4)
-        assert left(FOUR, torch.arange(4)) == 0.0
+        assert remaining_deviation(FOUR, torch.tensor([0, 2])) == pytest.approx((3 + 1) / 4)
+        assert remaining_deviation(FOUR, torch.arange(4)) == 0.0
 
     def test_is_unknown_without_scores(self) -> None:
-        assert left(helpers.candidates(4, scored=False), torch.arange(2)) is None
+        assert remaining_deviation(helpers.candidates(4, scored=False), torch.arange(2)) is None
 
 
 class TestRaised:
@@ -34,10 +34,10 @@ class TestRaised:
     def test_to_the_least_share_that_leaves_no_more_than_the_limit(
         self, ratio: float, limit: float, wanted: float
     ) -> None:
-        assert raised(FOUR, ratio, limit) == wanted
+        assert raised_ratio(FOUR, ratio, limit) == wanted
 
     def test_never_lowers(self) -> None:
-        assert raised(FOUR, 0.75, 100.0) == 0.75
+        assert raised_ratio(FOUR, 0.75, 100.0) == 0.75
 
 
 def points(*values: tuple[float, float, float | None]) -> tuple[Point, ...]:
@@ -51,7 +51,9 @@ def verdict(*values: tuple[float, float, float | None], selector: str = "sensiti
 class TestVerdict:
     def test_the_ratio_is_the_least_from_which_on_the_tolerance_is_kept(self) -> None:
         assert verdict((0.0, 0.04, 9.0), (0.1, 0.06, 8.0), (0.2, 0.05, 7.0), (0.3, 0.01, 6.0)).ratio == 0.2
-        assert verdict((0.0, 0.04, 9.0), (0.1, 0.06, 8.0), (0.2, 0.05, 7.0), (0.3, 0.01, 6.0)).left == 7.0
+        assert (
+            verdict((0.0, 0.04, 9.0), (0.1, 0.06, 8.0), (0.2, 0.05, 7.0), (0.3, 0.01, 6.0)).remaining_deviation == 7.0
+        )
 
     def test_a_ratio_that_saves_too_little_is_a_refusal(self) -> None:
         refused = verdict((0.0, 1.0, None), (0.7, 0.04, None), (1.0, 0.0, None))
@@ -96,7 +98,7 @@ class TestAnEngineHeeds:
         with self.engine(directory, verdict((0.3, 0.01, 1e9), (1.0, 0.0, 0.0))) as engine:
             prefill = engine.prefill(helpers.QUESTION, helpers.CHUNKS)
             assert prefill.reuse.ratio == 0.3
-            assert any("raised" in note for note in prefill.reuse.notes)
+            assert any("raised_ratio" in note for note in prefill.reuse.notes)
             assert engine.prefill(helpers.QUESTION, helpers.CHUNKS, ratio=0.1).reuse.ratio == 0.1, (
                 "asked for is asked for"
             )
@@ -109,8 +111,10 @@ class TestAnEngineHeeds:
     def test_the_limit_of_deviation_by_raising_a_requests_ratio(self, directory: Path) -> None:
         with self.engine(directory, verdict((0.0, 0.01, 1e9), (1.0, 0.0, 0.0))) as engine:
             usual = engine.prefill(helpers.QUESTION, helpers.CHUNKS)
-        with self.engine(directory, verdict((0.0, 0.01, usual.fused.left / 2), (1.0, 0.0, 0.0))) as engine:
+        with self.engine(
+            directory, verdict((0.0, 0.01, usual.fused.remaining_deviation / 2), (1.0, 0.0, 0.0))
+        ) as engine:
             guarded = engine.prefill(helpers.QUESTION, helpers.CHUNKS)
-        assert guarded.fused.left <= usual.fused.left / 2
+        assert guarded.fused.remaining_deviation <= usual.fused.remaining_deviation / 2
         assert guarded.reuse.ratio > usual.reuse.ratio
         assert any("guard" in note for note in guarded.reuse.notes)

@@ -10,9 +10,9 @@ import torch
 from ragkv import Engine, EngineConfig, FusionConfig, StoreConfig
 from ragkv.calibration.score_training import Lesson, Tail, _Classroom, learn, lessons_of, shares
 from ragkv.errors import InputError, UnsupportedModelError
-from ragkv.fusion.learned import FILE_NAME, HEARD, SEEN, TOPICS, ScoreModel, _mixed, study
+from ragkv.fusion.learned import FILE_NAME, HEARD, SEEN, TOPICS, ScoreModel, _mixed, token_features
 from ragkv.fusion.selectors import budget, top
-from ragkv.fusion.selectors.sensitivity import handed_down
+from ragkv.fusion.selectors.sensitivity import inherited_attention
 from ragkv.fusion.sensitivity import sensitivity
 from ragkv.inference.intake import Past
 from ragkv.model import Rows
@@ -51,7 +51,7 @@ def network(layers: int = 4, seed: int = 0, teacher: torch.nn.Module | None = No
     torch.nn.init.normal_(made.tell.weight, std=0.1)
     torch.nn.init.normal_(made.name.weight, std=5.0)
     if teacher is not None:
-        made.learns_from(teacher)
+        made.set_teacher(teacher)
     return ScoreModel.from_bytes(made.to_bytes())
 
 
@@ -128,7 +128,7 @@ class TestNetwork:
     def test_topics_see_the_later_keys_behind_the_first_text(self) -> None:
         torch.manual_seed(0)
         stored, first, second = (torch.randn(8, 2, 2, 11, 4) for _ in range(3))
-        keys = study(stored, [first, second])[:, SEEN * 8 : (SEEN + HEARD) * 8]
+        keys = token_features(stored, [first, second])[:, SEEN * 8 : (SEEN + HEARD) * 8]
         for number, layer in enumerate((4, 6, 7)):
             norm = stored[layer, 0].square().sum(dim=(0, 2)).mean().sqrt()
             wanted = first[layer, 0].transpose(0, 1).reshape(11, 8) / norm
@@ -222,8 +222,8 @@ class TestWhatIsAsked:
     def test_untaught_no_question_weighs(self) -> None:
         torch.manual_seed(0)
         scores, model = torch.rand(7), ScoreModel(4, 16, 2)
-        studied = study(torch.randn(4, 2, 2, 7, 8), torch.randn(2, 4, 2, 2, 7, 8).unbind())
-        torch.testing.assert_close(model.weighed(scores, model(studied)[:, 1:], self.ASKED), scores)
+        studied = token_features(torch.randn(4, 2, 2, 7, 8), torch.randn(2, 4, 2, 2, 7, 8).unbind())
+        torch.testing.assert_close(model.weighted_by_question(scores, model(studied)[:, 1:], self.ASKED), scores)
 
     def test_what_a_question_is_about_gains_and_the_sum_stays(self) -> None:
         torch.manual_seed(0)
@@ -231,14 +231,14 @@ class TestWhatIsAsked:
         heard = model.hear(self.ASKED / self.ASKED.square().mean(1, True).sqrt())
         wanted = model.ask(_mixed(heard, model.muse))[0, :-1]
         topics = torch.stack((wanted, 0 * wanted, -wanted)).detach() * 9
-        weighed = model.weighed(torch.ones(3), topics, self.ASKED)
+        weighed = model.weighted_by_question(torch.ones(3), topics, self.ASKED)
         assert weighed[0] > weighed[1] > weighed[2]
         assert weighed.sum() == pytest.approx(3.0)
 
     def test_without_a_question_or_a_token_scores_stand(self) -> None:
         scores, topics, model = torch.rand(5), torch.rand(5, TOPICS), ScoreModel(4, 32, 2)
-        assert torch.equal(model.weighed(scores, topics, torch.empty(0, 2)), scores)
-        assert model.weighed(scores[:0], topics[:0], self.ASKED).tolist() == []
+        assert torch.equal(model.weighted_by_question(scores, topics, torch.empty(0, 2)), scores)
+        assert model.weighted_by_question(scores[:0], topics[:0], self.ASKED).tolist() == []
 
     def test_the_question_decides_what_is_recomputed(self, tmp_path: Path) -> None:
         """Two questions of one length over the same stored chunks: only the scores of the first half are the same."""
@@ -256,7 +256,7 @@ class TestWhatIsAsked:
                 found = engine._planner.plan(prompt, "fused", True, (), leases).plan.candidates
             assert found.sensitivity is not None and found.topics is not None
             asked = engine._adapter.embed(torch.tensor(questions[0]))[0]
-            weighed = network().weighed(found.sensitivity, found.topics, asked)
+            weighed = network().weighted_by_question(found.sensitivity, found.topics, asked)
             assert torch.equal(found.positions[top(weighed, budget(0.2, len(found)))], one.selected)
 
     def test_chunks_of_earlier_turns_are_not_what_is_asked(self, engine: Engine) -> None:
@@ -312,7 +312,7 @@ class TestLearning:
                 seen = watch if layer >= adapter.layer_count // 2 else None
                 hidden = adapter.run_layer(layer, hidden, rows, kv, tables, None, seen)
             starts = torch.tensor([n for n, chunk in enumerate(CHUNKS[1:]) for _ in chunk])
-            wanted = handed_down(watch.received()[at.reused], starts)
+            wanted = inherited_attention(watch.received()[at.reused], starts)
             torch.testing.assert_close(attended / attended.sum(), wanted / wanted.sum(), atol=1e-4, rtol=1e-3)
 
     def test_the_model_is_left_as_it_is(self, engine: Engine) -> None:

@@ -9,7 +9,7 @@ from ragkv import Engine
 from ragkv.errors import ConfigError
 from ragkv.fusion import SELECTORS, AskingSelector, StaticSelector, make_selector, usable
 from ragkv.fusion.selectors import budget
-from ragkv.fusion.selectors.sensitivity import HAND_DOWN, handed_down
+from ragkv.fusion.selectors.sensitivity import INHERITED_SHARE, inherited_attention
 from tests.fusion import helpers
 
 RATIOS = [0.0, 0.01, 0.1, 0.15, 0.5, 1.0]
@@ -113,8 +113,8 @@ class TestWithoutScores:
 
 class TestHandedDown:
     def test_a_token_inherits_from_later_ones_of_its_span_alone(self) -> None:
-        got = handed_down(torch.tensor([0.0, 0.1, 1.0, 0.0, 0.5]), torch.tensor([0, 0, 0, 1, 1]))
-        assert got.tolist() == pytest.approx([HAND_DOWN**2, HAND_DOWN, 1.0, 0.5 * HAND_DOWN, 0.5])
+        got = inherited_attention(torch.tensor([0.0, 0.1, 1.0, 0.0, 0.5]), torch.tensor([0, 0, 0, 1, 1]))
+        assert got.tolist() == pytest.approx([INHERITED_SHARE**2, INHERITED_SHARE, 1.0, 0.5 * INHERITED_SHARE, 0.5])
 
 
 class TestFirstK:

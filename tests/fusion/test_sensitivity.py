@@ -60,7 +60,7 @@ class TestScorer:
         with Engine(tiny_models.model("llama"), config=no_scores()) as engine:
             entry = engine._encoder.chunk(CHUNK)
             scorer = Scorer(engine._adapter, (1,), 2)
-            scorer.meet(OTHERS)
+            scorer.register(OTHERS)
             got = scorer.scores(CHUNK, entry.kv)[:, 0]
         texts = [sum(OTHERS[place : place + 4], ())[:TEXT_TOKENS] for place in (0, 4)]
         assert got.tolist() == pytest.approx(naive((1,), texts), rel=2e-3)
@@ -70,8 +70,8 @@ class TestScorer:
         with Engine(tiny_models.model("llama"), config=no_scores()) as engine:
             entry = engine._encoder.chunk(CHUNK)
             scorer = Scorer(engine._adapter, (1,), 2)
-            scorer.meet(OTHERS[:8])
-            scorer.meet(beside)
+            scorer.register(OTHERS[:8])
+            scorer.register(beside)
             got = scorer.scores(CHUNK, entry.kv)[:, 0]
         neighbours = (OTHERS[9] + OTHERS[10])[-NEIGHBOUR_TOKENS:]
         kept = sum(OTHERS[:4], ())[:TEXT_TOKENS]
@@ -82,9 +82,9 @@ class TestScorer:
         with Engine(tiny_models.model("llama"), config=no_scores()) as engine:
             entry = engine._encoder.chunk(chunk)
             with_itself, without = Scorer(engine._adapter, (1,), 2), Scorer(engine._adapter, (1,), 2)
-            with_itself.meet(OTHERS)
-            with_itself.meet([chunk])
-            without.meet(OTHERS[4:])
+            with_itself.register(OTHERS)
+            with_itself.register([chunk])
+            without.register(OTHERS[4:])
             assert torch.equal(with_itself.scores(chunk, entry.kv), without.scores(chunk, entry.kv))
 
     def test_one_chunk_alone_is_scored_behind_its_own_tokens(self) -> None:

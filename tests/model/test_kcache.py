@@ -24,8 +24,7 @@ TOP = ("llama", "gemma2", "mistral", "qwen3", "gpt_neox", "llama-dynamic", "cohe
 
 
 def offloaded(adapter: Adapter, capacity: int, config: KCacheConfig, staged_rows: int = 8) -> OffloadedKV:
-    shape = (adapter.layer_count, adapter.kv_heads, adapter.head_dim, capacity)
-    return OffloadedKV(*shape, adapter.dtype, adapter.device, config, staged_rows)
+    return OffloadedKV(adapter.kv_shape, capacity, adapter.dtype, adapter.device, config, staged_rows)
 
 
 @torch.no_grad()
@@ -33,7 +32,7 @@ def prefilled(adapter: Adapter, kv: PromptKV, seed: int = 1, length: int = PROMP
     """Fill `kv` and let it settle; the next token, greedily."""
     hidden = full_pass(adapter, torch.tensor(tiny_models.tokens(length, seed)), kv)
     for layer in range(adapter.layer_count):
-        kv.settle(layer, length)
+        kv.finish_prefill(layer, length)
     return int(adapter.logits(hidden)[-1].argmax())
 
 
@@ -173,7 +172,7 @@ def test_while_a_prompt_is_prefilled_one_layer_more_is_on_the_device() -> None:
     with torch.no_grad():
         for layer in range(4):
             hidden = adapter.run_layer(layer, hidden, rows, kv, tables)
-            kv.settle(layer, PROMPT)
+            kv.finish_prefill(layer, PROMPT)
     one_layer, staging = PROMPT * 2 * 16 * 4, 8 * 2 * 16 * 4
     assert kv.peak_device_bytes == 4 * one_layer + 2 * one_layer + 2 * staging  # K; V of one resident, one under way
 
@@ -416,7 +415,7 @@ def test_on_a_gpu_n_of_all_keys_is_ordinary_decoding(family: str) -> None:
         with torch.no_grad():
             full_pass(adapter, torch.tensor(tiny_models.tokens(PROMPT, 1), device="cuda"), kv)
         for layer in range(adapter.layer_count):
-            kv.settle(layer, PROMPT)
+            kv.finish_prefill(layer, PROMPT)
     for _ in range(STEPS):
         wanted, got = (step(adapter, kv, token) for kv in kvs)
         torch.testing.assert_close(got, wanted, atol=1e-3 * float(wanted.abs().max()), rtol=0)

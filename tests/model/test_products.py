@@ -14,7 +14,7 @@ from tests import tiny_models
 G, GROUP, ROWS, KEYS, D = 2, 3, 16, 400, 64
 SCALING = D**-0.5
 TOKENS = torch.tensor(tiny_models.tokens(60, seed=5))
-needs_bfloat16 = pytest.mark.skipif(not products.multiplies(), reason="no bfloat16 products on this processor")
+needs_bfloat16 = pytest.mark.skipif(not products.multiplies_bfloat16(), reason="no bfloat16 products on this processor")
 
 
 def made(sharpness: float = 1.0, common: float = 0.0) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -95,7 +95,7 @@ def test_pays_for_a_row_alone_where_no_heads_share_keys() -> None:
 
 
 def test_does_not_pay_where_bfloat16_is_not_multiplied(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(products, "multiplies", lambda: False)
+    monkeypatch.setattr(products, "multiplies_bfloat16", lambda: False)
     assert not pays(queries(80), 2, 1000)
 
 

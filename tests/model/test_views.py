@@ -5,10 +5,9 @@ from typing import Any
 import pytest
 import torch
 
+from ragkv.model import Rows, attention, views
 from ragkv.model import adapter as adapter_module
-from ragkv.model import attention, views
 from ragkv.model.probe import adapt, full_pass
-from ragkv.model.promptkv import Rows
 from tests import tiny_models
 
 TOKENS = torch.tensor(tiny_models.tokens(29, seed=3))

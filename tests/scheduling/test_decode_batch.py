@@ -13,7 +13,7 @@ import torch
 from ragkv import Engine
 from ragkv.model import Adapter, PromptKV, adapt, full_pass
 from ragkv.model.batching import DecodeRow, decode_rows
-from ragkv.model.decoding import Sampler, alone, decode, generation_config
+from ragkv.model.decoding import Sampler, decode, generation_config, single_prompt_step
 from ragkv.scheduling import ComputeLock, DecodeBatch, decode_batch
 from tests import tiny_models
 from tests.engine.helpers import A, B, C, engine_of
@@ -61,7 +61,7 @@ def tokens_of(step: Callable[[int], torch.Tensor], logits: torch.Tensor) -> Iter
 
 def solo(adapter: Adapter, length: int) -> list[int]:
     kv, logits = prompt(adapter, length)
-    return list(tokens_of(alone(adapter, kv), logits))
+    return list(tokens_of(single_prompt_step(adapter, kv), logits))
 
 
 def through(batch: DecodeBatch, adapter: Adapter, length: int) -> list[int]:
@@ -259,7 +259,7 @@ class TestErrors:
             return got
 
         def wanted(length: int) -> list[int]:
-            step = alone(adapter, prompt(adapter, length)[0])
+            step = single_prompt_step(adapter, prompt(adapter, length)[0])
             return [int(step(7).argmax()), int(step(8).argmax())]
 
         compute.acquire()

@@ -9,7 +9,7 @@ from ..plan import Candidates
 from .base import AskingSelector, StaticSelector, budget, top
 
 ATTENTION_POWER = 0.3  # of the question's attention against the stored score: stale keys make it a weak witness
-HAND_DOWN = 0.7  # what a token before an attended one inherits of its attention, a step
+INHERITED_SHARE = 0.7  # what a token before an attended one inherits of its attention, a step
 
 
 class Sensitivity(StaticSelector):
@@ -39,16 +39,16 @@ class QuerySensitivity(AskingSelector):
         count = budget(ratio, len(candidates))
         if count == 0 or candidates.sensitivity is None:
             return torch.empty(0, dtype=torch.int64)
-        weight = handed_down(attention / attention.mean().clamp_min(1e-12), candidates.span_index)
+        weight = inherited_attention(attention / attention.mean().clamp_min(1e-12), candidates.span_index)
         return top(weight.pow(ATTENTION_POWER) * candidates.sensitivity, count)
 
 
-def handed_down(attention: torch.Tensor, span_index: torch.Tensor) -> torch.Tensor:
+def inherited_attention(attention: torch.Tensor, span_index: torch.Tensor) -> torch.Tensor:
     """For each token of `attention` (N,), the largest of it and what it inherits from later tokens of its span."""
     inherited, handed = attention.tolist(), 0.0
     spans = span_index.tolist()
     for place in range(len(inherited) - 1, -1, -1):
         if place + 1 < len(spans) and spans[place] != spans[place + 1]:
             handed = 0.0
-        handed = inherited[place] = max(handed * HAND_DOWN, inherited[place])
+        handed = inherited[place] = max(handed * INHERITED_SHARE, inherited[place])
     return torch.tensor(inherited)

@@ -8,19 +8,17 @@ does. Prefill is ordinary attention, so is whatever reads `view`.
 """
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 import torch
 
 from ragkv.config import KCacheConfig
 
+from ..adapter import Adapter
 from ..attention import attend_one
-from ..promptkv import PromptKV, Rows
+from ..promptkv import KVShape, PromptKV
+from ..rows import Rows
 from .topn import attend_top, choose
 from .values import STAGED_ROWS, HostValues, copy_stream
-
-if TYPE_CHECKING:
-    from ..adapter import Adapter
 
 
 class OffloadedKV(PromptKV):
@@ -28,9 +26,7 @@ class OffloadedKV(PromptKV):
 
     def __init__(
         self,
-        layers: int,
-        kv_heads: int,
-        head_dim: int,
+        shape: KVShape,
         capacity: int,
         dtype: torch.dtype,
         device: torch.device,
@@ -38,9 +34,9 @@ class OffloadedKV(PromptKV):
         staged_rows: int = STAGED_ROWS,
     ) -> None:
         """`staged_rows` is how many of the newest positions stay on the device."""
-        super().__init__(layers, kv_heads, head_dim, capacity, dtype, device, resident=config.resident_layers)
+        super().__init__(shape, capacity, dtype, device, config.resident_layers)
         self._config, self._staged_rows = config, staged_rows
-        self._away: list[HostValues | None] = [None] * layers
+        self._away: list[HostValues | None] = [None] * shape.layers
         self._copies = copy_stream(device)
         self.rows_fetched = 0  # from host memory, over all layers and steps; a row is one KV head's at one position
         self.peak_device_bytes = self.device_bytes
@@ -71,7 +67,7 @@ class OffloadedKV(PromptKV):
             return super().view(layer, length)
         return self.keys[layer].narrow(2, 0, length), away.take(0, length).unsqueeze(0)
 
-    def settle(self, layer: int, length: int) -> None:
+    def finish_prefill(self, layer: int, length: int) -> None:
         """Move the values of `layer` to the host and free their place on the device, unless they are to stay there."""
         if layer < self._config.resident_layers or self._away[layer] is not None:
             return
@@ -135,11 +131,11 @@ class OffloadedKV(PromptKV):
 def offload(kv: PromptKV, config: KCacheConfig, staged_rows: int = STAGED_ROWS) -> OffloadedKV:
     """A copy of a prefilled `kv`, its values in host memory where `config` has them there. `kv` stays as it is."""
     _, kv_heads, _, head_dim = kv.keys[0].shape
-    layers, dtype, device = len(kv.keys), kv.keys[0].dtype, kv.keys[0].device
-    made = OffloadedKV(layers, kv_heads, head_dim, kv.capacity, dtype, device, config, staged_rows)
-    for layer in range(layers):
+    shape, dtype, device = KVShape(len(kv.keys), kv_heads, head_dim), kv.keys[0].dtype, kv.keys[0].device
+    made = OffloadedKV(shape, kv.capacity, dtype, device, config, staged_rows)
+    for layer in range(shape.layers):
         made.put(layer, 0, *kv.view(layer, kv.length))
-        made.settle(layer, kv.length)
+        made.finish_prefill(layer, kv.length)
     made.length = kv.length
     return made
 
@@ -147,7 +143,7 @@ def offload(kv: PromptKV, config: KCacheConfig, staged_rows: int = STAGED_ROWS) 
 class Offloading:
     """Decides for one model which prompts are decoded with their V in host memory, and makes their KV."""
 
-    def __init__(self, adapter: "Adapter", config: KCacheConfig | None) -> None:
+    def __init__(self, adapter: Adapter, config: KCacheConfig | None) -> None:
         self._adapter, self._config = adapter, config
 
     def refusal(self, tokens: int) -> str | None:
@@ -172,5 +168,4 @@ class Offloading:
     def _new_offloaded(self, capacity: int) -> OffloadedKV:
         assert self._config is not None
         adapter = self._adapter
-        shape = (adapter.layer_count, adapter.kv_heads, adapter.head_dim, capacity)
-        return OffloadedKV(*shape, adapter.dtype, adapter.device, self._config)
+        return OffloadedKV(adapter.kv_shape, capacity, adapter.dtype, adapter.device, self._config)
