@@ -431,7 +431,7 @@ class Engine(Closing):
 def _shared_sessions(house: House, saver: BlockWriter, settings: StoreConfig) -> Sessions:
     from .sessions.shared import SharedSessions
     from .sessions.shared_manifest import SharedManifests  # loads redis-py
-    from .store.tiers.remote_open import secret_of
+    from .store.remote.open import secret_of
 
     assert settings.redis is not None  # `EngineConfig` has seen to it
     return SharedSessions(house, saver, SharedManifests(settings.redis, house.identity, secret_of(settings.redis)))

@@ -2,5 +2,6 @@
 
 from . import openmp
 from .closing import Closing
+from .priority_pool import PriorityThreadPool
 
-__all__ = ["Closing", "openmp"]
+__all__ = ["Closing", "PriorityThreadPool", "openmp"]

@@ -5,6 +5,6 @@ Nothing here is imported unless a remote tier is configured; redis-py and obstor
 
 from .breaker import Breaker, State
 from .connector import Connector, Held, Placed, Usage
-from .values import Head, Seal, Value
+from .values import RemoteHead, Seal, Value
 
-__all__ = ["Breaker", "Connector", "Head", "Held", "Placed", "Seal", "State", "Usage", "Value"]
+__all__ = ["Breaker", "Connector", "RemoteHead", "Held", "Placed", "Seal", "State", "Usage", "Value"]

@@ -80,7 +80,7 @@ class Value:
 
 
 @dataclass(frozen=True, slots=True)
-class Head:
+class RemoteHead:
     """What an entry's head says, verified."""
 
     info: EntryInfo
@@ -181,7 +181,7 @@ def parse(key: str, data: Bytes, seal: Seal, more: Callable[[int], Bytes] | None
     )
 
 
-def head_of(key: str, value: Value) -> Head:
+def head_of(key: str, value: Value) -> RemoteHead:
     """What the head `value` says; raises `EntryDamagedError` if it is none that this code reads."""
     facts = value.facts
     if value.group != 0 or facts["codec"] not in CODECS:
@@ -201,7 +201,7 @@ def head_of(key: str, value: Value) -> Head:
         group=facts["group_name"],
         index=facts["index"],
     )
-    return Head(
+    return RemoteHead(
         info=info,
         sensitivity=None if scores is None else torch.frombuffer(scores, dtype=torch.float16).view(tokens, per_token),
         codec=CODECS[facts["codec"]],

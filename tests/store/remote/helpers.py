@@ -7,8 +7,8 @@ from ragkv.config import RedisConfig, S3Config, StoreConfig
 from ragkv.store import Entry
 from ragkv.store.encoded import EncodedEntry
 from ragkv.store.remote import Seal, values
-from ragkv.store.tiers.remote import RemoteTier
-from ragkv.store.tiers.remote_open import open_remote
+from ragkv.store.remote.open import open_remote
+from ragkv.store.remote.tier import RemoteTier
 from tests.store.remote.servers import RedisServer, S3Server
 
 _NUMBERS = itertools.count()

@@ -274,7 +274,7 @@ def test_s3_and_redis_have_a_name_each_in_reports(redis_server: RedisServer, s3_
 
 
 def test_a_profile_knows_how_fast_shared_storage_is(redis_server: RedisServer) -> None:
-    from ragkv import profiling
+    from ragkv.calibration import profiling
 
     config: RedisConfig = redis_config(redis_server, timeout_s=10.0)
     with engine_of(store=StoreConfig(redis=config)) as engine:

@@ -9,8 +9,8 @@ import pytest
 from ragkv.config import RedisConfig, S3Config, StoreConfig
 from ragkv.errors import EntryDamagedError
 from ragkv.store import Entry, Tier
-from ragkv.store.tiers.remote import RemoteTier
-from ragkv.store.tiers.remote_open import open_remote
+from ragkv.store.remote.open import open_remote
+from ragkv.store.remote.tier import RemoteTier
 from ragkv.testing.faulty_proxy import Proxy
 
 from ..entries import IDENTITY, ids_of, make_entry, read_all, same

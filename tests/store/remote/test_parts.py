@@ -1,4 +1,4 @@
-"""The small parts, each alone: breaker, lanes, meter, values."""
+"""The small parts, each alone: breaker, pool, meter, values."""
 
 import threading
 from typing import Any
@@ -8,10 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ragkv.errors import EntryDamagedError, RemoteError
+from ragkv.runtime import PriorityThreadPool
 from ragkv.store.encoded import EncodedEntry
 from ragkv.store.remote import Breaker, Seal, State, values
 from ragkv.store.remote.breaker import FAILURES, LONGEST_PAUSE_S
-from ragkv.store.remote.lanes import Lanes
 from ragkv.store.remote.meter import FORGET_S, Meter
 
 from ..entries import make_entry
@@ -83,27 +83,27 @@ class TestBreaker:
 
 class TestLanes:
     def test_the_first_layers_come_first(self) -> None:
-        lanes, go, done = Lanes(1, "lane"), threading.Event(), list[int]()
-        busy = lanes.submit(0, go.wait)
-        jobs = [lanes.submit(order, lambda order=order: done.append(order)) for order in (5, 1, 3, 1)]  # type: ignore[misc]
+        pool, go, done = PriorityThreadPool(1, "lane"), threading.Event(), list[int]()
+        busy = pool.submit(0, go.wait)
+        jobs = [pool.submit(order, lambda order=order: done.append(order)) for order in (5, 1, 3, 1)]  # type: ignore[misc]
         go.set()
         for job in (busy, *jobs):
             job.result(10)
         assert done == [1, 1, 3, 5]
-        lanes.close()
+        pool.close()
 
     def test_what_waits_when_they_close_is_cancelled_and_an_error_is_handed_over(self) -> None:
-        lanes, go, here = Lanes(1, "lane"), threading.Event(), threading.Event()
-        busy = lanes.submit(0, lambda: (here.set(), go.wait(10), fail()))
-        waiting = lanes.submit(0, lambda: None)
+        pool, go, here = PriorityThreadPool(1, "lane"), threading.Event(), threading.Event()
+        busy = pool.submit(0, lambda: (here.set(), go.wait(10), fail()))
+        waiting = pool.submit(0, lambda: None)
         assert here.wait(10)
-        closing = threading.Thread(target=lanes.close)
+        closing = threading.Thread(target=pool.close)
         closing.start()
         go.set()
         closing.join(10)
         assert isinstance(busy.exception(10), RemoteError)
         assert waiting.cancelled()
-        assert lanes.submit(0, lambda: None).cancelled()
+        assert pool.submit(0, lambda: None).cancelled()
 
 
 class TestMeter:

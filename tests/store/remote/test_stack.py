@@ -12,8 +12,8 @@ import pytest
 from ragkv.config import RedisConfig, StoreConfig
 from ragkv.errors import ConfigError, RemoteError
 from ragkv.store import HintedEntry, PrefetchHint, Store, TierKind
+from ragkv.store.remote.tier import RemoteTier
 from ragkv.store.remote.tombstones import Tombstones
-from ragkv.store.tiers.remote import RemoteTier
 from ragkv.testing.faulty_proxy import Proxy
 
 from ..entries import IDENTITY, ids_of, make_entry, other_identities, read_all, same

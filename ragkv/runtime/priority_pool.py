@@ -7,12 +7,12 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
-from ragkv.runtime import openmp
+from . import openmp
 
 T = TypeVar("T")
 
 
-class Lanes:
+class PriorityThreadPool:
     """A pool whose jobs run by order, not by age. Thread-safe."""
 
     def __init__(self, count: int, name: str) -> None:
@@ -26,7 +26,7 @@ class Lanes:
         self._changed = threading.Condition()
 
     def submit(self, order: int, work: Callable[[], T]) -> "Future[T]":
-        """Do `work` when its turn comes, the lowest `order` first. Cancelled at once if the lanes are closed."""
+        """Do `work` when its turn comes, the lowest `order` first. Cancelled at once if the pool are closed."""
         future: Future[T] = Future()
         with self._changed:
             if self._closing:

@@ -16,9 +16,9 @@ import torch
 from ragkv.errors import EntryUnreachableError, RemoteError, StoreError
 
 from ..record import Bytes, bytes_of
-from ..remote import Head
-from .base import TierKind
-from .stored_lease import StoredLease
+from ..tiers.base import TierKind
+from ..tiers.stored_lease import StoredLease
+from .values import RemoteHead
 
 AHEAD = 2  # groups fetched beyond the one that is read
 
@@ -28,7 +28,7 @@ class Source(Protocol):
 
     kind: TierKind
 
-    def fetch(self, head: Head, group: int) -> "Future[Bytes]":
+    def fetch(self, head: RemoteHead, group: int) -> "Future[Bytes]":
         """The payload of a group, verified; soon."""
 
     def wait(self, future: "Future[Bytes]") -> Bytes:
@@ -50,7 +50,7 @@ class Source(Protocol):
 class RemoteLease(StoredLease):
     """An entry far away. Its methods may be called from many threads at once."""
 
-    def __init__(self, head: Head, source: Source) -> None:
+    def __init__(self, head: RemoteHead, source: Source) -> None:
         super().__init__(head.info, head.sensitivity, head.codec, head.layer_bytes)
         self.kind = source.kind
         self._head, self._source = head, source

@@ -16,18 +16,21 @@ from dataclasses import replace
 from typing import TypeVar
 
 from ragkv.errors import EntryDamagedError, EntryUnreachableError, RemoteError
+from ragkv.runtime import PriorityThreadPool
 
 from ..encoded import EncodedEntry
 from ..entry import Entry, EntryInfo, Identity
 from ..record import Bytes
-from ..remote import Breaker, Connector, Head, Held, Seal, Usage, values
-from ..remote.guard import Guard
-from ..remote.lanes import Lanes
-from ..remote.meter import Meter
-from ..remote.tombstones import Tombstones
-from .base import Lease, Speed, Tier, TierKind, TierStats
-from .ledger import Counts
-from .remote_lease import RemoteLease
+from ..tiers.base import Lease, Speed, Tier, TierKind, TierStats
+from ..tiers.ledger import Counts
+from . import values
+from .breaker import Breaker
+from .connector import Connector, Held, Usage
+from .guard import Guard
+from .lease import RemoteLease
+from .meter import Meter
+from .tombstones import Tombstones
+from .values import RemoteHead, Seal
 
 log = logging.getLogger(__name__)
 
@@ -51,7 +54,7 @@ class RemoteTier(Tier):
         connector: Connector,
         *,
         timeout_s: float,
-        lanes: int = 4,
+        pool: int = 4,
         group_bytes: int = 512 * 1024,
         seal: Seal | None = None,
         tombstones: Tombstones | None = None,
@@ -59,7 +62,7 @@ class RemoteTier(Tier):
         audit_s: float = AUDIT_S,
         breaker: Breaker | None = None,
     ) -> None:
-        """`timeout_s` is the connector's. `lanes` values are fetched at a time, layers grouped to `group_bytes`.
+        """`timeout_s` is the connector's. `pool` values are fetched at a time, layers grouped to `group_bytes`.
 
         `keep_bytes` of what was read stay here until it is copied to faster tiers. Never waits for the remote.
         """
@@ -72,7 +75,7 @@ class RemoteTier(Tier):
         self._guard = Guard(kind.value, timeout_s, Breaker() if breaker is None else breaker, self._wake.set)
         self._breaker = self._guard.breaker
         self._meter = Meter()
-        self._lanes = Lanes(lanes, f"ragkv-{kind.value}")
+        self._lanes = PriorityThreadPool(pool, f"ragkv-{kind.value}")
         self._counts = Counts()
         self._usage = Usage(0, 0)  # as last known
         self._pins: dict[str, set[RemoteLease]] = {}
@@ -127,7 +130,7 @@ class RemoteTier(Tier):
             self._pins.setdefault(key, set()).add(lease)
         return lease
 
-    def fetch(self, head: Head, group: int) -> "Future[Bytes]":
+    def fetch(self, head: RemoteHead, group: int) -> "Future[Bytes]":
         """See `Source`."""
         return self._lanes.submit(head.layers_of(group).start, lambda: self._payload(head, group))
 
@@ -289,7 +292,7 @@ class RemoteTier(Tier):
         self._meter.looked_up((time.monotonic() - began) / max(1, len(keys)))
         return found
 
-    def _find(self, key: str) -> Head | None:
+    def _find(self, key: str) -> RemoteHead | None:
         """The verified head of `key`. Raises `RemoteError`, and `EntryDamagedError` if it is bad, twice."""
         with self._lock:
             if self._is_gone(key):
@@ -307,13 +310,13 @@ class RemoteTier(Tier):
             again = self._guard.ask(lambda: self._again(lambda: self._connector.peek(key)))
             return None if again is None else self._head(again)
 
-    def _head(self, held: Held) -> Head:
+    def _head(self, held: Held) -> RemoteHead:
         def more(size: int) -> Bytes:
             return self._guard.ask(lambda: self._connector.get(held.key, 0, 0, size)) or b""
 
         return values.head_of(held.key, values.parse(held.key, held.start, self._seal, more))
 
-    def _payload(self, head: Head, group: int) -> Bytes:
+    def _payload(self, head: RemoteHead, group: int) -> Bytes:
         """A group, verified: in a lane. What is bad twice, or gone, takes the entry with it."""
         if not head.layers_of(group):
             return b""
@@ -326,7 +329,7 @@ class RemoteTier(Tier):
             self._damaged(head.info.key, error, head)
             raise
 
-    def _get(self, head: Head, group: int) -> Bytes | None:
+    def _get(self, head: RemoteHead, group: int) -> Bytes | None:
         start, size = head.value.start if group == 0 else 0, 0
         self._meter.begin()
         try:
@@ -336,7 +339,7 @@ class RemoteTier(Tier):
         finally:
             self._meter.end(size)
 
-    def _verified(self, head: Head, group: int, data: Bytes | None) -> Bytes:
+    def _verified(self, head: RemoteHead, group: int, data: Bytes | None) -> Bytes:
         key = head.info.key
         if data is None:
             raise EntryUnreachableError(key, f"group {group} is gone from {self.kind.value}, evicted or deleted")
@@ -353,7 +356,7 @@ class RemoteTier(Tier):
         self._connector.reset()
         return read()
 
-    def _damaged(self, key: str, why: EntryDamagedError, head: Head | None) -> None:
+    def _damaged(self, key: str, why: EntryDamagedError, head: RemoteHead | None) -> None:
         """Drop what was found to be bad, or to lack a part, if it still is what it was."""
         log.warning("%s", why)
         with self._lock:

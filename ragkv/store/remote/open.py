@@ -7,10 +7,11 @@ from pathlib import Path
 from ragkv.config import RedisConfig, S3Config, StoreConfig
 from ragkv.errors import ConfigError
 
-from ..remote import Connector, Seal
-from ..remote.tombstones import Tombstones
-from .base import TierKind
-from .remote import AUDIT_S, RemoteTier
+from ..tiers.base import TierKind
+from .connector import Connector
+from .tier import AUDIT_S, RemoteTier
+from .tombstones import Tombstones
+from .values import Seal
 
 SECRET_CHARS = 16  # at least
 
@@ -22,13 +23,13 @@ def open_remote(config: StoreConfig) -> list[RemoteTier]:
     """
     tiers = []
     if config.redis is not None:
-        from ..remote.redis_connector import RedisConnector  # loads redis-py
+        from .redis_connector import RedisConnector  # loads redis-py
 
         secret = secret_of(config.redis)
         connector: Connector = RedisConnector(config.redis, _tenant(config.tenant, secret))
         tiers.append(_tier(TierKind.REDIS, connector, config, config.redis, secret, AUDIT_S))
     if config.s3 is not None:
-        from ..remote.s3_connector import S3Connector  # loads obstore
+        from .s3_connector import S3Connector  # loads obstore
 
         secret = secret_of(config.s3)
         connector = S3Connector(config.s3, _tenant(config.tenant, secret))
@@ -51,7 +52,7 @@ def _tier(
         kind,
         connector,
         timeout_s=remote.timeout_s,
-        lanes=remote.connections,
+        pool=remote.connections,
         group_bytes=remote.group_bytes,
         seal=Seal(secret),
         tombstones=Tombstones(path),
