@@ -135,7 +135,7 @@ def answers(codec: Codec, contexts: list[quality_data.Context]) -> dict[str, Any
 
 def error(codec: Codec, engine: Engine, token_ids: tuple[int, ...]) -> list[float]:
     """Relative root mean square error of keys and of values, the mean over layers."""
-    with engine._activity.turn():
+    with engine._activity.acquire_compute_lock():
         entry = engine._encoder.chunk(token_ids)
     pairs = []
     for layer in entry.kv:

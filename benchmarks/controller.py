@@ -28,7 +28,7 @@ import torch
 
 from benchmarks import report
 from ragkv import Engine, EngineConfig, FusionConfig, StoreConfig
-from ragkv.calibration.profiling import disk_speed, file, measure, reading_s
+from ragkv.calibration.profiling import disk_speed, measure, reading_s, save
 from ragkv.config import PricesConfig
 from ragkv.fusion.controller import choose_ratio, choose_tier, crossing
 from ragkv.fusion.estimators import Load, Shape, load_s, recompute_s, storage_cost, ttft_s
@@ -61,7 +61,9 @@ class Bench:
         generator = torch.Generator().manual_seed(0)
         self._ids = lambda count: torch.randint(3, vocabulary, (count,), generator=generator).tolist()
         self.question = self._ids(QUESTION_TOKENS)
-        engine._intake.heed(GateResult("first-k", Tolerance(), (Point(R_STAR, 0.0, 0.0, 1.0, 1.0, None),), 1, 1))
+        engine._intake.apply_gate_result(
+            GateResult("first-k", Tolerance(), (Point(R_STAR, 0.0, 0.0, 1.0, 1.0, None),), 1, 1)
+        )
 
     @property
     def profile(self) -> Profile:
@@ -71,7 +73,7 @@ class Bench:
     def measure(self) -> None:
         """Profile the machine as it is now."""
         self.profiles.append(measure(self.engine, quick=self._quick))
-        file(self.engine, self.profile)
+        save(self.engine, self.profile)
 
     def chunks(self, count: int, tokens: int) -> list[list[int]]:
         """So many chunks, stored."""
@@ -98,7 +100,7 @@ class Bench:
         a_layer = sum(map(len, chunks)) * self.profile.stored_bytes_per_token / self.profile.layers
         bandwidth = a_layer / layer_s if layer_s else UNTHROTTLED
         self.tier.bandwidth_bytes_per_s = bandwidth
-        self.engine._control.heed(at_speed(self.profile, 1 / bandwidth))
+        self.engine._control.apply_profile(at_speed(self.profile, 1 / bandwidth))
         actions = {
             i: lambda r=ratio: self.engine.prefill(self.question, chunks, ratio=r) for i, ratio in enumerate(ratios)
         }

@@ -55,8 +55,8 @@ class Variance(StaticSelector):
     def __init__(self, engine: Engine, chunks: Sequence[Sequence[int]]) -> None:
         encoder = engine._encoder
         self._chunk_start = len(encoder._prefix_ids)
-        encoder.meet([tuple(chunk) for chunk in chunks])
-        studied = (encoder.studied(tuple(chunk)) for chunk in chunks)
+        encoder.register([tuple(chunk) for chunk in chunks])
+        studied = (encoder.training_sample(tuple(chunk)) for chunk in chunks)
         self._scores = torch.cat([sensitivity(entry.kv, others) for entry, others in studied])
 
     def select(self, candidates: Candidates, ratio: float, seed: int) -> torch.Tensor:

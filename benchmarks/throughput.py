@@ -133,8 +133,8 @@ def _through_batch(adapter: Adapter, prompts: Sequence[PromptKV], steps: int) ->
         return decode_rows(adapter, rows)
 
     def one(kv: PromptKV) -> None:
-        with batch.seat(kv) as seat:
-            _answer(adapter, seat.step, steps)
+        with batch.slot(kv) as slot:
+            _answer(adapter, slot.step, steps)
 
     batching.decode_rows = counting
     try:

@@ -87,7 +87,7 @@ class Engine(Closing):
         """
         config = config or EngineConfig()
         adapter, activity = adapt(model, config.packed_bytes), Activity()
-        batch = DecodeBatch(adapter, activity.compute, rows=config.scheduler.batch_rows)
+        batch = DecodeBatch(adapter, activity.lock, rows=config.scheduler.batch_rows)
         shared = Served(adapter, tokenizer, _identity(adapter, tokenizer), activity, batch)
         self._open(shared, config)
 
@@ -126,7 +126,9 @@ class Engine(Closing):
         self._encoder = Encoder(adapter, self._fusor, prefix, identity, fusion.sensitivity_prefixes, between, network)
         self._background = BackgroundEncoder(self._encoder, self._store, self._activity)
         if settings.directory is not None:
-            self._intake.heed(gate_result.load(settings.directory, self._encoder.identity, fusion.selector))
+            self._intake.apply_gate_result(
+                gate_result.load(settings.directory, self._encoder.identity, fusion.selector)
+            )
         self._scheduler = AdmissionQueue(self.config.scheduler, self._store)
         saver = BlockWriter(self._store, identity, self.config.session.save_buffer_bytes)
         subject = subject_of(adapter, self._encoder.identity)
@@ -312,7 +314,7 @@ class Engine(Closing):
         self._intake.check_encodable(asked)
         unique = list(dict.fromkeys(chunk.token_ids for chunk in asked))
         waiting, left_for_later = deque(unique), set[tuple[int, ...]]()
-        identity, flights = self._encoder.identity, self._background.flights
+        identity, flights = self._encoder.identity, self._background.single_flight
         encoded = present = failed = 0
         while waiting:
             token_ids = waiting.popleft()
@@ -384,13 +386,13 @@ class Engine(Closing):
         """Compute the entry of a chunk, one of `among`, and store it durably; whether that succeeded."""
         stored = False
         try:
-            with self._activity.turn():
-                self._encoder.meet(among)
+            with self._activity.acquire_compute_lock():
+                self._encoder.register(among)
                 entry = self._encoder.chunk(token_ids)
             stored = self._store.put_durably(entry)
         finally:
             if flight is not None:
-                self._background.flights.land(flight, stored)
+                self._background.single_flight.finish(flight, stored)
         return stored
 
     def _prefill(

@@ -16,8 +16,8 @@ import torch
 
 from ragkv.engine import Engine
 from ragkv.errors import InputError
-from ragkv.fusion import Selector, make_selector
-from ragkv.fusion.gate_result import GateResult, Point, Tolerance, save
+from ragkv.fusion import Selector, gate_result, make_selector
+from ragkv.fusion.gate_result import GateResult, Point, Tolerance
 from ragkv.model import PromptKV, full_pass
 from ragkv.types import Chunk
 
@@ -74,14 +74,14 @@ def gate(
     return GateResult(chosen.name, tolerance or Tolerance(), points, len(probes), tokens)
 
 
-def file(engine: Engine, verdict: GateResult) -> Path | None:
+def save(engine: Engine, verdict: GateResult) -> Path | None:
     """Let `engine` go by `verdict` from now on, and every later engine like it on the same store directory.
 
     The verdict's file, or `None` if the engine has no directory.
     """
-    engine._intake.heed(verdict)
+    engine._intake.apply_gate_result(verdict)
     directory = engine.config.store.directory
-    return None if directory is None else save(verdict, directory, engine._encoder.identity)
+    return None if directory is None else gate_result.save(verdict, directory, engine._encoder.identity)
 
 
 def _probes(engine: Engine, chunks: Sequence[Chunk | str | Sequence[int]]) -> Iterator[_Probe]:

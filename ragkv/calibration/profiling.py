@@ -31,8 +31,8 @@ from ragkv.fusion.profile import (
     RecomputePoint,
     TierPoint,
     TierSpeed,
-    save,
 )
+from ragkv.fusion.profile import save as save_profile
 from ragkv.fusion.readahead import UNMEASURED
 from ragkv.inference import subject_of
 from ragkv.model import full_pass
@@ -63,15 +63,15 @@ def measure(engine: Engine, *, quick: bool = False, on_progress: Progress | None
     return _Measuring(engine, quick, on_progress or (lambda _done, _total: None)).profile()
 
 
-def file(engine: Engine, profile: Profile) -> Path | None:
+def save(engine: Engine, profile: Profile) -> Path | None:
     """Let `engine` go by `profile` from now on, and every later engine like it on the same store directory.
 
     The profile's file, or `None` if the engine has no directory. Raises `ProfileError` if it is of another model or
     machine.
     """
-    engine._control.heed(profile)
+    engine._control.apply_profile(profile)
     directory = engine.config.store.directory
-    return None if directory is None else save(profile, directory)
+    return None if directory is None else save_profile(profile, directory)
 
 
 def disk_speed(engine: Engine, *, quick: bool = False) -> TierSpeed:
@@ -202,7 +202,10 @@ class _Measuring:
     def _pass(self, plan: Plan, ratio: float) -> "_Pass":
         """One pass of the fusor. Placing is timed apart where the host waits for it."""
         engine, device = self._engine, self._adapter.device
-        with engine._fusor.open(plan, make_selector("first-k"), ratio) as fusing, engine._activity.turn():
+        with (
+            engine._fusor.open(plan, make_selector("first-k"), ratio) as fusing,
+            engine._activity.acquire_compute_lock(),
+        ):
             _settle(device)
             began = time.perf_counter()
             fused = fusing.run()
@@ -238,7 +241,7 @@ class _Measuring:
 
     @torch.no_grad()
     def _timed(self, work: Callable[[], object]) -> float:
-        with self._engine._activity.turn():
+        with self._engine._activity.acquire_compute_lock():
             _settle(self._adapter.device)
             began = time.perf_counter()
             work()
@@ -405,4 +408,4 @@ def _made(directory: str) -> Path:
     return path
 
 
-__all__ = ["file", "measure"]
+__all__ = ["measure", "save"]

@@ -193,7 +193,9 @@ class _Classroom:
         lesson = self._waiting.pop()
         at = self._seen.get(lesson)
         if at is None:
-            with self._engine._activity.turn():  # requests and the background encoder use the same scorer
+            with (
+                self._engine._activity.acquire_compute_lock()
+            ):  # requests and the background encoder use the same scorer
                 at = self._prepared(lesson)
             if not self._driven:
                 at = at.without_kv()
@@ -208,9 +210,9 @@ class _Classroom:
         ids = list(engine._runs.before_documents)
         reused: list[int] = []
         studied, kept = [], []
-        encoder.meet([chunk.token_ids for chunk in lesson.chunks])
+        encoder.register([chunk.token_ids for chunk in lesson.chunks])
         for number, chunk in enumerate(lesson.chunks):
-            entry, others = encoder.studied(chunk.token_ids)
+            entry, others = encoder.training_sample(chunk.token_ids)
             if number:  # the first, right behind the prefix, is exact
                 reused += range(len(ids), len(ids) + len(chunk))
                 studied.append(token_features(entry.kv.to(device), others))

@@ -251,8 +251,8 @@ def gate(
     as_json: AsJson = False,
 ) -> None:
     """Measure from which ratio on fusion is good enough on this model and corpus; engines on this home go by it."""
-    from ragkv.calibration.gate import file
     from ragkv.calibration.gate import gate as measure
+    from ragkv.calibration.gate import save
     from ragkv.fusion.gate_result import Tolerance
 
     place = Workplace(home, model, config, device, dtype)
@@ -260,7 +260,7 @@ def gate(
         own = [rag.chunk(passage) for passage in rag.index.passages()]
         limits = Tolerance(kl, agreement)
         verdict = measure(rag.engine, own, selector=selector, tolerance=limits, on_progress=on_progress)
-        file(rag.engine, verdict)
+        save(rag.engine, verdict)
     if as_json:
         print_json({**output.plain(verdict), "ratio": verdict.ratio, "verdict": str(verdict)})
         return

@@ -31,12 +31,12 @@ def profile(
     as_json: AsJson = False,
 ) -> None:
     """Measure prefill, recompute, loading and decoding on this machine; with ratio = None engines go by it."""
-    from ragkv.calibration.profiling import file, measure
+    from ragkv.calibration.profiling import measure, save
 
     with Workplace(home, model, config, device, dtype).engine() as engine:
         with output.progress("measuring") as on_progress:
             measured = measure(engine, quick=quick, on_progress=on_progress)
-        path = file(engine, measured)
+        path = save(engine, measured)
     picture = plot or (path.with_suffix(".png") if path else None)
     drawn = picture is not None and draw(measured, picture)
     if as_json:

@@ -23,7 +23,7 @@ class BackgroundEncoder:
 
     def __init__(self, encoder: Encoder, store: Store, activity: Activity) -> None:
         self._encoder, self._store, self._activity = encoder, store, activity
-        self.flights = SingleFlight(store)
+        self.single_flight = SingleFlight(store)
         self._waiting: queue.SimpleQueue[tuple[int, ...] | None] = queue.SimpleQueue()
         self._known: set[tuple[int, ...]] = set()
         self._changed = threading.Condition()
@@ -86,18 +86,18 @@ class BackgroundEncoder:
         if token_ids not in self._known or self._scored(token_ids):
             return
         key, tokens = self._encoder.identity.key(token_ids), len(token_ids)
-        flight = self.flights.claim(key, tokens, lambda: bool(self._scored(token_ids)))
-        if flight is None and self.flights.arrived(key, tokens, self._hurried) and self._scored(token_ids):
+        flight = self.single_flight.claim(key, tokens, lambda: bool(self._scored(token_ids)))
+        if flight is None and self.single_flight.arrived(key, tokens, self._hurried) and self._scored(token_ids):
             return  # another replica's; looking at it brought it here
         encoded = False
         try:
-            with self._activity.compute:
+            with self._activity.lock:
                 entry = self._encoder.chunk(token_ids)
             encoded = True
             self._keep(token_ids, entry)
         finally:
             if flight is not None:
-                self.flights.land(flight, encoded)
+                self.single_flight.finish(flight, encoded)
 
     def _keep(self, token_ids: tuple[int, ...], entry: Entry) -> None:
         scored = self._scored(token_ids)  # warmed meanwhile?

@@ -78,12 +78,12 @@ class Encoder:
             return entry
         return dataclasses.replace(entry, sensitivity=self._scorer.scores(token_ids, entry.kv))
 
-    def studied(self, token_ids: tuple[int, ...]) -> tuple[Entry, list[torch.Tensor]]:
+    def training_sample(self, token_ids: tuple[int, ...]) -> tuple[Entry, list[torch.Tensor]]:
         """A chunk's entry without scores, and its KV behind the scorer's texts: what scores are learned from."""
         assert self._scorer is not None, "nothing is scored here"
         return self._encode(token_ids, behind=self._prefix_ids), self._scorer.kv_behind_texts(token_ids)
 
-    def meet(self, chunks: Sequence[tuple[int, ...]]) -> None:
+    def register(self, chunks: Sequence[tuple[int, ...]]) -> None:
         """These are about to be encoded: some may become texts to score behind. The caller holds the compute lock."""
         if self._scorer is not None:
             self._scorer.register(chunks)

@@ -52,7 +52,7 @@ class SingleFlight:
         self.pace = Pace()
 
     def claim(self, key: str, tokens: int, is_there: Callable[[], bool]) -> EncodingClaim | None:
-        """Be the one who encodes the entry of `key`; `None` if another replica is, or was. `land` must follow.
+        """Be the one who encodes the entry of `key`; `None` if another replica is, or was. `finish` must follow.
 
         `is_there` looks once more: another's entry may have come, and its claim ended, since the caller looked.
         """
@@ -64,7 +64,7 @@ class SingleFlight:
             return None
         return None if claim is None else EncodingClaim(claim, tokens, time.monotonic())
 
-    def land(self, flight: EncodingClaim, encoded: bool) -> None:
+    def finish(self, flight: EncodingClaim, encoded: bool) -> None:
         """It is put, if it was `encoded`. Returns at once; the claim ends when what was put is written."""
 
         def landed() -> None:

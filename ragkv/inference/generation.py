@@ -41,8 +41,8 @@ class AnswerGenerator:
         sampler = Sampler(generation, prefill.token_ids.to(self._adapter.device), ends, seed)
         tokens: list[int] = []
         reason, first_s = "length", 0.0
-        with self._batch.seat(prefill.fused.kv, record) as seat:
-            for token in decode(seat.step, prefill.logits, sampler, ends, max_new_tokens):
+        with self._batch.slot(prefill.fused.kv, record) as slot:
+            for token in decode(slot.step, prefill.logits, sampler, ends, max_new_tokens):
                 first_s = first_s or time.perf_counter() - began
                 if token in ends:
                     reason = "stop"

@@ -103,7 +103,7 @@ class Intake:
             return self._judged(replace(how, controlled=reuse == "fused"))
         return self._judged(how) if left_out else how
 
-    def heed(self, verdict: GateResult | None) -> None:
+    def apply_gate_result(self, verdict: GateResult | None) -> None:
         """Go by the quality gate's verdict wherever a request leaves the ratio to the config."""
         self._verdict = verdict
 

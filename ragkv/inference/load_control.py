@@ -62,7 +62,7 @@ class LoadControl:
             raise self._profile
         return self._profile
 
-    def heed(self, profile: Profile) -> None:
+    def apply_profile(self, profile: Profile) -> None:
         """Go by `profile` from now on; raises `ProfileError` if it is of another model or machine."""
         profile.check(self.subject)
         self._profile = profile
@@ -86,7 +86,9 @@ class LoadControl:
             return Controlled(plan, r_star, note=f"controller: ratio {r_star:g} was used. {error}")
         return Controlled(_computing(plan, [spans[i] for i in decision.computed]), decision.ratio, decision.why)
 
-    def spare(self, plan: Plan, selector: Selector, ratio: float, row_layer_s: float | None, layers: int) -> Controlled:
+    def shed_loads(
+        self, plan: Plan, selector: Selector, ratio: float, row_layer_s: float | None, layers: int
+    ) -> Controlled:
         """At a ratio that is given: what is computed rather than loaded from far away, where that is quicker.
 
         Without a profile `row_layer_s` stands in for it, what a row of one of `layers` layers took lately.

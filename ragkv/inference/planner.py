@@ -105,7 +105,7 @@ class Planner:
 
     def _prefix(self, prompt: Prompt, reuse: ReuseMode, length: int) -> Span:
         wanted = reuse != "none" and prompt.own_prefix
-        lease = self._encoder.prefix(length, self._activity.turn) if wanted else None
+        lease = self._encoder.prefix(length, self._activity.acquire_compute_lock) if wanted else None
         state = SpanState.COMPUTED if lease is None else SpanState.EXACT
         return Span(SpanKind.PREFIX, 0, len(prompt.prefix), state, lease)
 

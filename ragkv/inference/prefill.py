@@ -119,7 +119,7 @@ class Prefiller:
                 length = planned.plan.token_ids.numel()
                 lookup_s += time.perf_counter() - looking
                 try:
-                    with self._activity.turn(check):
+                    with self._activity.acquire_compute_lock(check):
                         waited = time.perf_counter() - began - lookup_s
                         fused = fusing.run(room, record, between, self._offloading.new_kv(length))
                     break
@@ -163,7 +163,7 @@ class Prefiller:
         """Plan and ratio as the loading controller wants them, if it is asked, and why."""
         if not how.controlled:
             layers = self._adapter.layer_count
-            spared = self._control.spare(planned.plan, selector, how.ratio, self._fusor.row_layer_s, layers)
+            spared = self._control.shed_loads(planned.plan, selector, how.ratio, self._fusor.row_layer_s, layers)
             notes = how.notes if spared.note is None else (*how.notes, spared.note)
             return replace(planned, plan=spared.plan), replace(how, notes=notes), ()
         found = self._control.decide(planned.plan, selector, how.ratio)

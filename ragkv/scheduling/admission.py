@@ -21,7 +21,7 @@ from ragkv.store import PrefetchHint
 POLL_S = 0.02  # how soon a cancellation is noticed by who waits: events cannot be waited for two at a time
 
 
-class Line(Protocol):
+class QueueListener(Protocol):
     """Who is told of the queue: the store."""
 
     def queued(self, demand: PrefetchHint) -> None: ...
@@ -99,8 +99,8 @@ class _Place:
 class AdmissionQueue:
     """Admits requests first come first served. All methods are thread-safe."""
 
-    def __init__(self, config: SchedulerConfig, line: Line) -> None:
-        self._config, self._line = config, line
+    def __init__(self, config: SchedulerConfig, listener: QueueListener) -> None:
+        self._config, self._listener = config, listener
         self._lock = threading.Lock()
         self._waiting: deque[_Place] = deque()
         self._running: set[_Place] = set()
@@ -121,7 +121,7 @@ class AdmissionQueue:
         try:
             ticket.wait(place.admitted)
             ticket.check()
-            self._line.started(demand)
+            self._listener.started(demand)
             yield
             with self._lock:
                 self._served += 1
@@ -143,7 +143,7 @@ class AdmissionQueue:
                     f"{len(self._waiting)} requests wait and the queue takes {limit}. Ask again later, or raise "
                     "scheduler.queue_limit."
                 )
-            self._line.queued(demand)  # under the lock: the store's order is ours
+            self._listener.queued(demand)  # under the lock: the store's order is ours
             self._waiting.append(place)
             self._admit()
         return place
@@ -155,7 +155,7 @@ class AdmissionQueue:
             place.admitted.set()
 
     def _leave(self, place: _Place) -> None:
-        self._line.left(place.demand)
+        self._listener.left(place.demand)
         with self._lock:
             if place in self._running:
                 self._running.remove(place)

@@ -98,24 +98,24 @@ class Activity:
 
     def __init__(self, beside: "Activity | None" = None) -> None:
         """Another engine's on the model of `beside`: the two take turns, and each is closed by itself."""
-        self.compute: ComputeLock = beside.compute if beside else ComputeLock()  # one pass at a time
+        self.lock: ComputeLock = beside.lock if beside else ComputeLock()  # one pass at a time
         self._traffic: Traffic = beside._traffic if beside else Traffic()
         self._closed = False
 
     @contextmanager
-    def turn(self, check: Callable[[], None] | None = None) -> Iterator[None]:
+    def acquire_compute_lock(self, check: Callable[[], None] | None = None) -> Iterator[None]:
         """The model, alone. Raises `RagKVError` once closed, and what `check` raises while it waits."""
-        self.compute.acquire(check=check)
+        self.lock.acquire(check=check)
         try:
             if self._closed:
                 raise RagKVError("The engine is closed; build a new one.")
             yield
         finally:
-            self.compute.release()
+            self.lock.release()
 
     def close(self) -> None:
         """Let the pass under way end, and none begin."""
-        with self.compute:
+        with self.lock:
             self._closed = True
 
     @contextmanager

@@ -1,6 +1,6 @@
 """The batch: requests that want a token decode together. No thread of its own: one of those who wait does the work.
 
-A request takes a seat and asks for the logits behind one token after the other. Whoever gets the model first runs one
+A request takes a slot and asks for the logits behind one token after the other. Whoever gets the model first runs one
 step for all who wait at that moment; the others are handed theirs. So rows join and leave at any step, a slow consumer
 holds back only itself, and who never asks again is in nobody's way. Between two layers of a prefill its thread steps
 those who wait, too: a long prompt delays them by a layer, or by as long as a step takes.
@@ -53,8 +53,8 @@ class DecodeSlot:
 class _Ask:
     """One token wanted."""
 
-    def __init__(self, seat: DecodeSlot, row: DecodeRow) -> None:
-        self.seat, self.row = seat, row
+    def __init__(self, slot: DecodeSlot, row: DecodeRow) -> None:
+        self.slot, self.row = slot, row
         self.length = row.kv.length
         self.waiter = Waiter()
         self.logits: torch.Tensor | None = None  # (V,)
@@ -79,14 +79,14 @@ class DecodeBatch:
         self._changed = threading.Condition()
         self._waiting: list[_Ask] = []
         self._due: set[DecodeSlot] = set()  # served by the last step, and not back yet
-        self._seated = 0  # seats taken and not left
+        self._slots = 0  # seats taken and not left
         self._step_s = 0.0  # how long the last step took
         self._stepped_at = 0.0  # when it ended
 
-    def seat(self, kv: PromptKV, record: Recording | None = None) -> DecodeSlot:
+    def slot(self, kv: PromptKV, record: Recording | None = None) -> DecodeSlot:
         """A place for the prompt of `kv`, which has room for its answer; `record` is given what is decoded."""
         with self._changed:
-            self._seated += 1
+            self._slots += 1
         return DecodeSlot(self, kv, record)
 
     def step_waiting(self) -> None:
@@ -102,7 +102,7 @@ class DecodeBatch:
         try:
             with self._changed:
                 self._waiting.append(ask)
-                self._due.discard(ask.seat)
+                self._due.discard(ask.slot)
                 self._changed.notify_all()
             if self._compute.acquire(ask.waiter):
                 try:
@@ -111,7 +111,7 @@ class DecodeBatch:
                     while not ask.done:  # where a step is full, others may be served first
                         self._step()
                 finally:
-                    self._compute.release(keep_team=self._seated == 1)
+                    self._compute.release(keep_team=self._slots == 1)
         except BaseException:  # interrupted: nobody need decode this one
             with self._changed:
                 self._waiting = [other for other in self._waiting if other is not ask]
@@ -121,11 +121,11 @@ class DecodeBatch:
         assert ask.logits is not None
         return ask.logits
 
-    def _leave(self, seat: DecodeSlot) -> None:
+    def _leave(self, slot: DecodeSlot) -> None:
         with self._changed:
-            self._seated -= seat.taken
-            seat.taken = False
-            self._due.discard(seat)
+            self._slots -= slot.taken
+            slot.taken = False
+            self._due.discard(slot)
             self._changed.notify_all()
         openmp.release_threads()
 
@@ -149,7 +149,7 @@ class DecodeBatch:
             served = [ask for ask in asks if ask.done]
             with self._changed:
                 self._waiting = [ask for ask in asks if not ask.done] + self._waiting
-                self._due = {ask.seat for ask in served if ask.error is None}
+                self._due = {ask.slot for ask in served if ask.error is None}
             self._stepped_at = time.perf_counter()
             self._step_s = self._stepped_at - began
             self._compute.excuse(ask.waiter for ask in served)

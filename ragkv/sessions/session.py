@@ -87,7 +87,7 @@ class Session:
         self.conversation = conversation  # replaced by `Sessions.commit` alone
         self.discard_by = discard
         self.notes = notes  # what the next turn's report should say
-        self.edition: str | None = None  # where replicas share it: the edition this state is of
+        self.version: str | None = None  # where replicas share it: the edition this state is of
         self.deleted = False
         self._sessions = sessions
         self._owner: int | None = None  # the thread that has the lock, as far as known

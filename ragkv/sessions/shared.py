@@ -42,7 +42,7 @@ class SharedSessions(Sessions):
 
     def refresh(self, session: Session) -> None:
         """Bring a session up to what others made of it. The caller holds it. Raises `SessionUnavailableError`."""
-        found = self._shared.load(session.session_id, session.edition)
+        found = self._shared.load(session.session_id, session.version)
         if found is None:
             return
         conversation = found.conversation
@@ -50,7 +50,7 @@ class SharedSessions(Sessions):
             now = self.now()
             conversation = Conversation(created_at=now, used_at=now, ttl_s=session.conversation.ttl_s)
         with self._lock:
-            session.conversation, session.edition = conversation, found.edition
+            session.conversation, session.version = conversation, found.version
             session.notes = (found.note,) if found.note else ()
             self._know(session)
 
@@ -62,7 +62,7 @@ class SharedSessions(Sessions):
         conversation = replace(conversation, used_at=self.now())
         own = conversation.ttl_s
         ttl_s = self.house.settings.ttl_s if own is None else own
-        session.edition = self._shared.save(session.session_id, conversation, session.edition, ttl_s)
+        session.version = self._shared.save(session.session_id, conversation, session.version, ttl_s)
         with self._lock:
             old = self._known.get(session.session_id)
             session.conversation = conversation
@@ -77,7 +77,7 @@ class SharedSessions(Sessions):
             old = self._known.pop(session.session_id, None)
             now = self.now()
             session.conversation = Conversation(created_at=now, used_at=now, ttl_s=session.conversation.ttl_s)
-            session.edition, session.notes = None, ()
+            session.version, session.notes = None, ()
         self._drop_unless_used(set(old.keys if old else ()))
 
     def announce(self, keys: Sequence[str]) -> None:

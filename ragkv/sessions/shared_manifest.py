@@ -94,7 +94,7 @@ return #idle
 class Found:
     """A conversation as it stands for everybody."""
 
-    edition: str | None  # None: there is none
+    version: str | None  # None: there is none
     conversation: Conversation | None  # None: there is none, or it could not be read
     note: str | None = None  # what its next report should say
 

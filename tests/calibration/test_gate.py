@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from ragkv import Engine, EngineConfig, FusionConfig, StoreConfig
-from ragkv.calibration.gate import file, gate
+from ragkv.calibration.gate import gate, save
 from ragkv.errors import InputError
 from ragkv.fusion import fusor
 from ragkv.fusion.gate_result import Tolerance
@@ -76,7 +76,7 @@ def test_a_refused_engine_and_every_later_one_like_it_use_a_full_prefill(
     config = EngineConfig(store=StoreConfig(directory=str(tmp_path)), fusion=FusionConfig(selector="sensitivity"))
     with Engine(model, config=config) as engine:
         strict = gate(engine, chunks[:12], tolerance=Tolerance(kl=1e-9), ratios=[0.0, 0.3, 1.0])
-        assert file(engine, strict) == tmp_path / "gate.json"
+        assert save(engine, strict) == tmp_path / "gate.json"
         assert engine.prefill(chunks[9], chunks[:3]).reuse.fused == 0
     with Engine(model, config=config) as engine:
         reuse = engine.prefill(chunks[9], chunks[:3]).reuse

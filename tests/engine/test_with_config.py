@@ -43,7 +43,7 @@ def test_answers_equal_those_of_an_engine_of_its_own(second: Engine) -> None:
 
 def test_the_model_is_there_once(first: Engine, second: Engine) -> None:
     assert second._adapter is first._adapter
-    assert second._activity.compute is first._activity.compute
+    assert second._activity.lock is first._activity.lock
 
 
 def test_entries_are_not_shared(first: Engine, second: Engine) -> None:

@@ -173,11 +173,11 @@ class TestWhereItIsUsed:
     def test_scores_come_from_the_network_in_the_models_folder(self, tmp_path: Path) -> None:
         with Engine.from_pretrained(self.folder(tmp_path / "model")) as engine:
             encoder = engine._encoder
-            entry, others = encoder.studied(CHUNKS[1])
+            entry, others = encoder.training_sample(CHUNKS[1])
             assert encoder.identity.scorer == network(teacher=engine._adapter.model).digest
             found = self.scores(engine)
-            encoder.meet(CHUNKS)
-            entry, others = encoder.studied(CHUNKS[1])
+            encoder.register(CHUNKS)
+            entry, others = encoder.training_sample(CHUNKS[1])
             assert found == pytest.approx(network().scores(entry.kv, others)[:, 0].half().tolist(), rel=1e-2)
 
     def test_scores_of_different_making_are_kept_apart(self, tmp_path: Path) -> None:

@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from ragkv import Engine, EngineConfig, FusionConfig, StoreConfig
-from ragkv.calibration.profiling import file, measure
+from ragkv.calibration import profiling
+from ragkv.calibration.profiling import measure
 from ragkv.errors import ConfigError, ProfileError
 from ragkv.fusion.gate_result import GateResult, Point, Tolerance
 from ragkv.fusion.profile import LengthFit, Profile, RecomputeFit, TierSpeed, save
@@ -120,7 +121,7 @@ def test_another_machine_s_profile_is_not_used_and_the_note_says_what_differs(tm
         theirs = dataclasses.replace(theirs, subject=dataclasses.replace(theirs.subject, cpu="Abacus", threads=77))
         save(theirs, tmp_path)
         with pytest.raises(ProfileError, match="threads is 77"):
-            file(made, theirs)
+            profiling.save(made, theirs)
     with engine(tmp_path) as made:
         made.warm(CHUNKS)
         reuse = made.prefill(QUESTION, CHUNKS).reuse
@@ -138,7 +139,7 @@ def test_a_damaged_profile_never_fails_a_request(tmp_path: Path) -> None:
 def test_a_tier_that_was_not_measured_never_fails_a_request(tmp_path: Path) -> None:
     with engine(tmp_path) as made:
         made.warm(CHUNKS)
-        file(made, dataclasses.replace(hand_made(made, 0.004), tiers={"memory": TierSpeed(0.0, 0.0)}))
+        profiling.save(made, dataclasses.replace(hand_made(made, 0.004), tiers={"memory": TierSpeed(0.0, 0.0)}))
         reuse = made.prefill(QUESTION, CHUNKS).reuse
     assert (reuse.ratio, reuse.decision) == (0.15, ())
     assert "no tier 'disk'" in reuse.notes[0]
@@ -151,14 +152,14 @@ def verdict(kl: float) -> GateResult:
 
 def test_r_star_is_the_gate_s(tmp_path: Path) -> None:
     with filed(tmp_path, disk_token_s=1e-6) as made:
-        made._intake.heed(verdict(kl=0.0))
+        made._intake.apply_gate_result(verdict(kl=0.0))
         assert made.prefill(QUESTION, CHUNKS).reuse.ratio == 0.3
         assert made.prefill(QUESTION, CHUNKS, ratio=None).reuse.ratio == 0.3
 
 
 def test_a_refusing_gate_is_heeded(tmp_path: Path) -> None:
     with filed(tmp_path, disk_token_s=0.004) as made:
-        made._intake.heed(verdict(kl=9.0))
+        made._intake.apply_gate_result(verdict(kl=9.0))
         reuse = made.prefill(QUESTION, CHUNKS).reuse
     assert (reuse.computed, reuse.decision) == (S, ())
 
@@ -207,7 +208,7 @@ def test_what_is_measured_is_filed_and_used_by_the_next_engine(tmp_path: Path) -
     steps: list[tuple[int, int]] = []
     with engine(tmp_path) as made:
         measured = measure(made, quick=True, on_progress=lambda done, total: steps.append((done, total)))
-        path = file(made, measured)
+        path = profiling.save(made, measured)
         made.warm(CHUNKS)
         assert made.prefill(QUESTION, CHUNKS).reuse.decision
     assert path == tmp_path / "profile.json"
@@ -227,7 +228,7 @@ def test_without_a_directory_memory_alone_is_measured() -> None:
     with engine(None, memory=True) as made:
         measured = measure(made, quick=True)
         assert set(measured.tiers) == {"memory"}
-        assert file(made, measured) is None
+        assert profiling.save(made, measured) is None
         made.warm(CHUNKS)
         assert made.prefill(QUESTION, CHUNKS).reuse.decision
 

@@ -23,7 +23,7 @@ def until(true: Callable[[], bool], timeout_s: float = 20.0) -> None:
         time.sleep(0.001)
 
 
-class Line:
+class Listener:
     """Notes what the store would be told."""
 
     def __init__(self) -> None:
@@ -43,8 +43,8 @@ class Queue:
     """A scheduler, and requests on threads that hold their slot until let go."""
 
     def __init__(self, **settings: Any) -> None:
-        self.line = Line()
-        self.scheduler = AdmissionQueue(SchedulerConfig(**settings), self.line)
+        self.listener = Listener()
+        self.scheduler = AdmissionQueue(SchedulerConfig(**settings), self.listener)
         self.order: list[int] = []
         self.errors: list[Exception] = []
         self.go = [threading.Event() for _ in range(20)]
@@ -74,8 +74,8 @@ class Queue:
             thread.join(20)
         stats = self.scheduler.stats()
         assert (stats.waiting, stats.admitted) == (0, 0)
-        for demand in {demand for _, demand in self.line.told}:
-            told = [what for what, other in self.line.told if other is demand]
+        for demand in {demand for _, demand in self.listener.told}:
+            told = [what for what, other in self.listener.told if other is demand]
             assert told in (["queued", "started", "left"], ["queued", "left"])
 
 
@@ -103,13 +103,13 @@ class TestTheQueue:
         queue = Queue(workers=1, queue_limit=2)
         for number in range(3):
             queue.ask(number)
-        told = len(queue.line.told)
+        told = len(queue.listener.told)
         with (
             pytest.raises(QueueFullError, match="2 requests wait and the queue takes 2"),
             queue.scheduler.admitted(PrefetchHint(), queue.scheduler.ticket()),
         ):
             pytest.fail("no slot is free")
-        assert (queue.scheduler.stats().refused, len(queue.line.told)) == (1, told)
+        assert (queue.scheduler.stats().refused, len(queue.listener.told)) == (1, told)
         queue.end()
 
     def test_without_places_serves_whoever_finds_a_free_slot(self) -> None:
@@ -203,7 +203,7 @@ def held(engine: Engine) -> dict[str, int]:
         "admitted": stats.admitted,
         "in line": engine._store._prefetcher.waiting,
         "requests": engine._activity._traffic.requests,
-        "computing": int(engine._activity.compute._held),
+        "computing": int(engine._activity.lock._held),
     }
 
 
@@ -290,7 +290,7 @@ class TestCallingOff:
         self.over(engine, thread)
 
     def test_when_it_is_planned_and_waits_for_the_model(self, engine: Engine, call_off: CallOff) -> None:
-        with engine._activity.compute:
+        with engine._activity.lock:
             thread = self.answer(engine, call_off)
             until(lambda: held(engine)["pins"] >= 2)
             call_off.now()

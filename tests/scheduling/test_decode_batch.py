@@ -66,8 +66,8 @@ def solo(adapter: Adapter, length: int) -> list[int]:
 
 def through(batch: DecodeBatch, adapter: Adapter, length: int) -> list[int]:
     kv, logits = prompt(adapter, length)
-    with batch.seat(kv) as seat:
-        return list(tokens_of(seat.step, logits))
+    with batch.slot(kv) as slot:
+        return list(tokens_of(slot.step, logits))
 
 
 def batch_of(engine: Engine) -> DecodeBatch:
@@ -128,8 +128,8 @@ class TestWhoIsSlow:
     def test_holds_back_itself_alone(self, adapter: Adapter) -> None:
         batch = DecodeBatch(adapter, ComputeLock())
         kv, logits = prompt(adapter, 11)
-        with batch.seat(kv) as seat:
-            slow = tokens_of(seat.step, logits)
+        with batch.slot(kv) as slot:
+            slow = tokens_of(slot.step, logits)
             first = [next(slow), next(slow)]
             together([lambda length=length: through(batch, adapter, length) for length in LENGTHS])
             assert [*first, *slow] == solo(adapter, 11)
@@ -138,21 +138,21 @@ class TestWhoIsSlow:
     def test_is_waited_for_no_longer_than_patience_and_once(self, adapter: Adapter) -> None:
         batch = DecodeBatch(adapter, ComputeLock(), patience=0.0)
         kv, logits = prompt(adapter, 11)
-        seat = batch.seat(kv)
-        slow = tokens_of(seat.step, logits)
+        slot = batch.slot(kv)
+        slow = tokens_of(slot.step, logits)
         next(slow), next(slow)
-        assert batch._due == {seat}
+        assert batch._due == {slot}
         assert through(batch, adapter, 23) == solo(adapter, 23)
-        assert seat not in batch._due
+        assert slot not in batch._due
 
     def test_and_leaves_is_forgotten(self, adapter: Adapter) -> None:
         batch = DecodeBatch(adapter, ComputeLock())
         kv, logits = prompt(adapter, 11)
-        with batch.seat(kv) as seat:
-            seat.step(5)
+        with batch.slot(kv) as slot:
+            slot.step(5)
         assert at_rest(batch)
-        gone = weakref.ref(seat)
-        del seat, kv, logits
+        gone = weakref.ref(slot)
+        del slot, kv, logits
         gc.collect()
         assert gone() is None
 
@@ -190,8 +190,8 @@ class TestErrors:
         def broken() -> str:
             kv, logits = prompt(adapter, 9)
             sampler = greedy()
-            with batch.seat(kv) as seat, pytest.raises(ZeroDivisionError):
-                for step, _ in enumerate(decode(seat.step, logits, sampler, (), STEPS)):
+            with batch.slot(kv) as slot, pytest.raises(ZeroDivisionError):
+                for step, _ in enumerate(decode(slot.step, logits, sampler, (), STEPS)):
                     if step == 4:
                         sampler._processors = lambda *_: 1 / 0
             return "failed"
@@ -211,8 +211,8 @@ class TestErrors:
             for tensors in (kv.keys, kv.values):
                 tensors[:] = [tensor[:, :, : kv.capacity] for tensor in tensors]
             done: list[int] = []
-            with batch.seat(kv) as seat, pytest.raises(RuntimeError, match="exceeds dimension size"):
-                done.extend(tokens_of(seat.step, logits))
+            with batch.slot(kv) as slot, pytest.raises(RuntimeError, match="exceeds dimension size"):
+                done.extend(tokens_of(slot.step, logits))
             return len(done)
 
         results = together([full, *(lambda length=length: through(batch, adapter, length) for length in LENGTHS)])
@@ -249,11 +249,11 @@ class TestErrors:
         monkeypatch.setattr(decode_batch, "decode_rows", once)
 
         def ask(length: int) -> Any:
-            with batch.seat(prompt(adapter, length)[0]) as seat:
+            with batch.slot(prompt(adapter, length)[0]) as slot:
                 got = []
                 try:
-                    got.append(int(seat.step(7).argmax()))
-                    got.append(int(seat.step(8).argmax()))
+                    got.append(int(slot.step(7).argmax()))
+                    got.append(int(slot.step(8).argmax()))
                 except KeyboardInterrupt:
                     return "interrupted"
             return got
@@ -391,8 +391,8 @@ def test_what_is_decoded_is_recorded(adapter: Adapter) -> None:
     def ask(length: int) -> tuple[torch.Tensor, torch.Tensor]:
         kv, logits = prompt(adapter, length)
         record = adapter.new_recording(length, length + STEPS - 1)
-        with batch.seat(kv, record) as seat:
-            list(tokens_of(seat.step, logits))
+        with batch.slot(kv, record) as slot:
+            list(tokens_of(slot.step, logits))
         return record.kv[:, 1], torch.stack([v[0, :, length : length + STEPS - 1] for v in kv.values])
 
     for recorded, placed in together([lambda length=length: ask(length) for length in LENGTHS]):

@@ -99,7 +99,7 @@ def pair(redis_server: RedisServer, tmp_path: Path) -> Iterator[list[Engine]]:
 def patient(engines: list[Engine]) -> None:
     """Encoding has taken long, so that on a busy machine nobody gives up waiting for another's entry."""
     for engine in engines:
-        engine._background.flights.pace.took(1, 10.0)
+        engine._background.single_flight.pace.took(1, 10.0)
 
 
 def together(*work: Any) -> None:
@@ -281,6 +281,6 @@ def test_a_profile_knows_how_fast_shared_storage_is(redis_server: RedisServer) -
         profile = profiling.measure(engine, quick=True)
         assert profile.tier("redis").bytes_per_s > 0
         assert engine._store.stats().tiers[-1].entries == 0  # what was measured with is gone
-        profiling.file(engine, profile)
+        profiling.save(engine, profile)
         engine.warm([A, B])
         assert engine.prefill(Q, [A, B], ratio=None).reuse.decision
