@@ -9,7 +9,7 @@ import os
 import tomllib
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Self
@@ -18,7 +18,37 @@ from .errors import ConfigError
 
 MIB = 1024**2
 GIB = 1024**3
-CODEC_NAMES = ("raw", "int8")  # of ragkv.store.CODECS, which loads torch
+# The names in registries that load torch, or much else; a test holds them to the registries.
+CODEC_NAMES = ("raw", "int8")  # ragkv.store.CODECS
+POLICY_NAMES = (  # ragkv.store.POLICIES, without the policies that must know the future
+    "auto",
+    "end-aware",
+    "et-lru",
+    "et-lru-learned",
+    "et-lru-posterior",
+    "fifo",
+    "gdsf",
+    "gdsf-memory",
+    "lfu-da",
+    "lookahead",
+    "lru",
+    "t-lru",
+    "t-lru-all",
+    "t-lru-eager",
+    "t-lru-guarded",
+    "t-lru-literal",
+    "threshold-lru",
+)
+SELECTOR_NAMES = (  # ragkv.fusion.SELECTORS
+    "all",
+    "first-k",
+    "hkvd",
+    "hkvd-gradual",
+    "none",
+    "random",
+    "sensitivity",
+    "sensitivity-query",
+)
 TRUNCATIONS = ("kv", "tokens", "naive")
 INEXACT_HISTORY = ("keep", "recompute")
 NOT_SETTINGS = ("RAGKV_HOME", "RAGKV_MODEL")  # options of the command line that share the prefix
@@ -94,7 +124,7 @@ class StoreConfig:
     memory_bytes: int = 1 * GIB  # capacity of the memory tier
     disk_bytes: int = 20 * GIB  # capacity of the disk tier
     memory_reserve_bytes: int | None = None  # kept free in memory above a disk; None: a sixteenth of memory_bytes
-    policy: str = "lookahead"  # eviction policy of every tier, LRU that spares who waits: see ragkv.store.POLICIES
+    policy: str = "lookahead"  # eviction policy of memory and disk (Redis and S3 evict by last use): POLICY_NAMES
     prefetch: bool = True  # bring what waiting requests will read from disk to memory before they start
     xi_tokens: int = 0  # what a turn may compute within its TTFT target; policies that serve the tail trim to it
     write_buffer_bytes: int = 256 * MIB  # entries waiting to be written; a full buffer drops, never delays a token
@@ -114,9 +144,8 @@ class StoreConfig:
                 f"store.memory_reserve_bytes is {self.memory_reserve_bytes}; it must lie in 0 ... memory_bytes, "
                 f"{self.memory_bytes}."
             )
-        if self.codec not in CODEC_NAMES:
-            known = ", ".join(CODEC_NAMES)
-            raise ConfigError(f"store.codec is {self.codec!r}; it must be one of: {known}.")
+        one_of("store.codec", self.codec, CODEC_NAMES)
+        one_of("store.policy", self.policy, POLICY_NAMES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +160,7 @@ class FusionConfig:
     learned_scores: bool = True  # scores by the network in the model's folder, where `ragkv learn` left one
 
     def __post_init__(self) -> None:
+        one_of("fusion.selector", self.selector, SELECTOR_NAMES)
         at_least(self, sensitivity_prefixes=0)
         if self.read_ahead_layers is not None:
             at_least(self, read_ahead_layers=0)
@@ -193,13 +223,9 @@ class SessionConfig:
     inexact_history: str = "keep"  # what a fused or a truncated turn left: "keep" it, or "recompute" it, once
 
     def __post_init__(self) -> None:
-        if self.inexact_history not in INEXACT_HISTORY:
-            known = ", ".join(INEXACT_HISTORY)
-            raise ConfigError(f"session.inexact_history is {self.inexact_history!r}; it must be one of: {known}.")
+        one_of("session.inexact_history", self.inexact_history, INEXACT_HISTORY)
         at_least(self, block_tokens=1, save_buffer_bytes=0, sink_tokens=0)
-        if self.truncation not in TRUNCATIONS:
-            known = ", ".join(TRUNCATIONS)
-            raise ConfigError(f"session.truncation is {self.truncation!r}; it must be one of: {known}.")
+        one_of("session.truncation", self.truncation, TRUNCATIONS)
         if not 0.0 < self.truncation_ratio <= 1.0:
             raise ConfigError(f"session.truncation_ratio is {self.truncation_ratio}; it must lie in (0, 1].")
         if self.ttl_s is not None and not self.ttl_s > 0.0:
@@ -368,6 +394,12 @@ def at_least(config: Any, **minimums: float) -> None:
         value = getattr(config, name)
         if value is not None and value < minimum:
             raise ConfigError(f"{name} is {value}; it must be at least {minimum}.")
+
+
+def one_of(name: str, value: str, known: Sequence[str]) -> None:
+    """Raise `ConfigError` if the setting `name` has a value that is not known."""
+    if value not in known:
+        raise ConfigError(f"{name} is {value!r}; it must be one of: {', '.join(known)}.")
 
 
 ReuseMode = Literal["fused", "prefix", "none"]

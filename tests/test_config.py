@@ -1,14 +1,17 @@
 """Settings: frozen, typed, from code, TOML or the environment; a wrong one is refused by its name."""
 
 import dataclasses
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from ragkv import EngineConfig, FusionConfig, KCacheConfig, PromptConfig, StoreConfig
-from ragkv.config import GIB
+from ragkv.config import CODEC_NAMES, GIB, POLICY_NAMES, SELECTOR_NAMES
 from ragkv.errors import ConfigError
+from ragkv.fusion import SELECTORS
+from ragkv.store import CODECS, POLICIES
 
 NESTED: dict[str, Any] = {
     "device": "cuda:1",
@@ -182,3 +185,25 @@ def test_a_group_that_may_be_off_is_off_by_default_and_by_name() -> None:
         EngineConfig.from_dict({"kcache": True})
     with pytest.raises(ConfigError, match=r"kcache.topn. Did you mean kcache.top_n"):
         EngineConfig.from_dict({"kcache": {"topn": 3}})
+
+
+@pytest.mark.parametrize(
+    ("known", "registered"),
+    [
+        (CODEC_NAMES, CODECS),
+        (POLICY_NAMES, [name for name, policy in POLICIES.items() if not policy.offline]),
+        (SELECTOR_NAMES, SELECTORS),
+    ],
+    ids=["codecs", "policies", "selectors"],
+)
+def test_the_settings_know_every_registered_name(known: tuple[str, ...], registered: Collection[str]) -> None:
+    assert sorted(known) == sorted(registered)
+
+
+@pytest.mark.parametrize(
+    ("group", "setting"),
+    [("store", "codec"), ("store", "policy"), ("fusion", "selector"), ("session", "truncation")],
+)
+def test_a_name_that_is_not_registered_is_refused_and_the_known_ones_are_listed(group: str, setting: str) -> None:
+    with pytest.raises(ConfigError, match=rf"{group}\.{setting} is 'bogus'; it must be one of: \w+"):
+        EngineConfig.from_dict({group: {setting: "bogus"}})

@@ -241,7 +241,7 @@ class TestRefusals:
         assert engine.prefill(tiny_models.tokens(511)).reuse.tokens == 512
 
     def test_of_building(self) -> None:
-        with pytest.raises(ConfigError, match="Unknown selector"):
+        with pytest.raises(ConfigError, match=r"fusion\.selector is 'bogus'"):
             engine_of(fusion=FusionConfig(selector="bogus"))
 
     def test_of_a_closed_engine(self) -> None:

@@ -9,8 +9,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ragkv.config import CODEC_NAMES, EngineConfig, StoreConfig
-from ragkv.errors import ConfigError, EntryDamagedError
+from ragkv.config import CODEC_NAMES, StoreConfig
+from ragkv.errors import EntryDamagedError
 from ragkv.store import CODECS, LRU, Codec, DiskTier, EncodedEntry, Entry, Store
 from ragkv.store.codecs import RAW, Int8Codec
 from ragkv.store.record import OtherVersionError, Record, read_head
@@ -179,13 +179,6 @@ def test_an_encoded_entry_is_encoded_no_further() -> None:
 def test_a_raw_entry_shares_its_tensors() -> None:
     entry = make_entry()
     assert EncodedEntry.of(entry).layers is entry.kv
-
-
-def test_the_settings_know_every_codec_by_name() -> None:
-    assert set(CODEC_NAMES) == set(CODECS)
-    assert EngineConfig.from_dict({"store": {"codec": "int8"}}).store.codec == "int8"
-    with pytest.raises(ConfigError, match=r"store\.codec is 'int4'; it must be one of: raw, int8"):
-        StoreConfig(codec="int4")
 
 
 def test_only_raw_is_lossless() -> None:
