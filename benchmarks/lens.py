@@ -53,7 +53,7 @@ class Variance(StaticSelector):
     name = "variance"
 
     def __init__(self, engine: Engine, chunks: Sequence[Sequence[int]]) -> None:
-        encoder = engine._encoder
+        encoder = engine.parts.encoder
         self._chunk_start = len(encoder._prefix_ids)
         encoder.register([tuple(chunk) for chunk in chunks])
         studied = (encoder.training_sample(tuple(chunk)) for chunk in chunks)
@@ -66,7 +66,7 @@ class Variance(StaticSelector):
 @torch.no_grad()
 def raw_kv(engine: Engine, ids: Sequence[int], start: int, stop: int) -> torch.Tensor:
     """Raw KV (L, 2, G, stop - start, D) of the positions start ... stop - 1 under a full prefill of `ids`."""
-    adapter = engine._adapter
+    adapter = engine.parts.adapter
     rows, tables = Rows.span(0, len(ids), adapter.device), adapter.rope.tables(len(ids))
     kv, record = adapter.new_kv(len(ids)), adapter.new_recording(start, stop)
     hidden = adapter.embed(torch.tensor(ids, device=adapter.device))
@@ -77,12 +77,12 @@ def raw_kv(engine: Engine, ids: Sequence[int], start: int, stop: int) -> torch.T
 
 def truth(engine: Engine, chunks: Sequence[Sequence[int]]) -> Truth:
     """The truth about a prompt of these chunks, all of them stored."""
-    prefix = engine._encoder._prefix_ids
+    prefix = engine.parts.encoder._prefix_ids
     ids = [*prefix, *(token for chunk in chunks for token in chunk)]
     true = raw_kv(engine, ids, len(prefix), len(ids)).float()  # (L, 2, G, C, D)
     pieces = []
     for chunk in chunks:
-        lease = engine._store.lease(engine._encoder.identity, tuple(chunk))
+        lease = engine.parts.store.lease(engine.parts.encoder.identity, tuple(chunk))
         assert lease is not None, "the engine was not warmed with this chunk"
         with lease:
             pieces.append(torch.stack([lease.read_layer(layer) for layer in range(true.shape[0])]))

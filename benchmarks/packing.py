@@ -54,7 +54,7 @@ def main() -> None:
 
 def _steps(world: World) -> Callable[[], Any]:
     """`STEPS` tokens behind a prompt of one chunk, less the first, which is its prefill's."""
-    adapter, chunk = world.engine._adapter, world.chunks[0]
+    adapter, chunk = world.engine.parts.adapter, world.chunks[0]
     fused = world.engine.prefill(world.question, [chunk], ratio=0.0, selector="none").fused
     kv, start = fused.kv, fused.kv.length
     kv.reserve(start + STEPS)

@@ -90,7 +90,7 @@ def _part(options: argparse.Namespace, part: int) -> tuple[Outcomes, list[float]
     torch.set_num_threads(options.threads)
     contexts = dict(list(enumerate(_contexts(options)))[part :: options.workers])
     with _engine(options) as engine:
-        return measured(engine, contexts, _methods(options, engine._adapter.layer_count), options.map_rerank)
+        return measured(engine, contexts, _methods(options, engine.parts.adapter.layer_count), options.map_rerank)
 
 
 def measured(

@@ -77,10 +77,10 @@ class World:
         generator = torch.Generator().manual_seed(0)
 
         def ids(count: int) -> tuple[int, ...]:
-            return tuple(torch.randint(3, engine._adapter.vocabulary, (count,), generator=generator).tolist())
+            return tuple(torch.randint(3, engine.parts.adapter.vocabulary, (count,), generator=generator).tolist())
 
         self.chunks, self.question = [ids(tokens) for _ in range(chunks)], ids(QUESTION_TOKENS)
-        adapter, identity = engine._adapter, engine._encoder.identity
+        adapter, identity = engine.parts.adapter, engine.parts.encoder.identity
         shape = (adapter.layer_count, 2, adapter.kv_heads, tokens, adapter.head_dim)
         kv, facts = torch.randn(shape).to(adapter.dtype), (adapter.layer_count, adapter.kv_heads, adapter.head_dim)
         self.entries = [
@@ -96,9 +96,9 @@ class World:
     def open(self, store: StoreConfig) -> Engine:
         """An engine that has the entries where `store` says."""
         engine = self._engine.with_config(EngineConfig(store=store))
-        engine._control._speeds = dict  # or it would compute what a shaped network brings too late
+        engine.parts.load_control._speeds = dict  # or it would compute what a shaped network brings too late
         for entry in self.entries:
-            if not engine._store.put_durably(entry):
+            if not engine.parts.store.put_durably(entry):
                 raise SystemExit(f"An entry was not kept by {store}.")
         return engine
 
@@ -117,7 +117,7 @@ class World:
 
     def load(self, engine: Engine) -> Callable[[], None]:
         """Lookups and all layers, as a request reads them, and nothing else."""
-        identity, adapter, store = engine._encoder.identity, engine._adapter, engine._store
+        identity, adapter, store = engine.parts.encoder.identity, engine.parts.adapter, engine.parts.store
         wanted = tuple(HintedEntry(identity, chunk, 0) for chunk in self.chunks)
 
         def run() -> None:
@@ -126,7 +126,7 @@ class World:
             store.started(demand)
             with ExitStack() as held:
                 leases = [held.enter_context(_some(store.lease(identity, chunk))) for chunk in self.chunks]
-                reader = LayerReader(leases, adapter.layer_count, READ_AHEAD, engine._readers, adapter.device)
+                reader = LayerReader(leases, adapter.layer_count, READ_AHEAD, engine.parts.readers, adapter.device)
                 held.enter_context(reader)
                 for layer in range(adapter.layer_count):
                     reader.layer(layer)

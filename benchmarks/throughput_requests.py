@@ -231,7 +231,7 @@ class Fused(Server):
         self.engine.flush()
 
     def _ingest(self, corpus: Sequence[Ids]) -> None:
-        encoder, adapter = self.engine._encoder, self.engine._adapter
+        encoder, adapter = self.engine.parts.encoder, self.engine.parts.adapter
         kv = torch.randn(piece_shape(self.engine, len(corpus[0]))).to(adapter.dtype)
         for chunk in corpus:
             info = EntryInfo(
@@ -243,13 +243,13 @@ class Fused(Server):
                 adapter.kv_heads,
                 adapter.head_dim,
             )
-            self.engine._store.put(Entry(info, kv.clone(), torch.rand((len(chunk), 1)).half()))
+            self.engine.parts.store.put(Entry(info, kv.clone(), torch.rand((len(chunk), 1)).half()))
         self.engine.flush()
 
 
 def piece_shape(engine: Engine, tokens: int) -> tuple[int, ...]:
     """(L, 2, G, T, D) of the KV of `tokens` tokens."""
-    adapter = engine._adapter
+    adapter = engine.parts.adapter
     return adapter.layer_count, 2, adapter.kv_heads, tokens, adapter.head_dim
 
 

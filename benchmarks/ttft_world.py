@@ -97,7 +97,11 @@ class World:
         return self.layers * 2 * config.num_key_value_heads * head_dim * 2 + 2
 
     def _fill(self, tokens: int) -> None:
-        adapter, identity, store = self.engine._adapter, self.engine._encoder.identity, self.engine._store
+        adapter, identity, store = (
+            self.engine.parts.adapter,
+            self.engine.parts.encoder.identity,
+            self.engine.parts.store,
+        )
         shape = (self.layers, 2, adapter.kv_heads, tokens, adapter.head_dim)
         kv = torch.randn(shape).to(adapter.dtype)
         for chunk in (*self.chunks, self.first):

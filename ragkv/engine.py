@@ -14,35 +14,19 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Self
 
-from .config import EngineConfig, FusionConfig, ReuseMode, StoreConfig
-from .encoding import BackgroundEncoder, Encoder, EncodingClaim
+from .config import EngineConfig, ReuseMode, StoreConfig
+from .encoding import EncodingClaim
 from .errors import InputError, RagKVError
-from .fusion import Fusor, Readers, ScoreModel, Selector, gate_result, learned, make_selector
+from .fusion import Selector
 from .history import BlockWriter, Discard
-from .inference import (
-    AnswerGenerator,
-    ChunkLike,
-    How,
-    Intake,
-    LoadControl,
-    Past,
-    Planner,
-    Prefill,
-    Prefiller,
-    Prompt,
-    subject_of,
-)
-from .model import Adapter, adapt
+from .inference import ChunkLike, EngineParts, How, Past, Prefill, Prompt, SharedModel
 from .model.decoding import generation_config
-from .model.fingerprint import architecture_digest, rope_digest, tokenizer_digest, weights_digest
-from .model.kcache import Offloading
-from .model.layout import template_runs
 from .model.loading import READER, load
 from .model.stopping import TextStream
 from .runtime import Closing, openmp
-from .scheduling import Activity, AdmissionQueue, DecodeBatch, QueueStats, Ticket
+from .scheduling import QueueStats, Ticket
 from .sessions import House, Manifests, Session, SessionInfo, Sessions
-from .store import Identity, Store, StoreStats, dtype_name
+from .store import StoreStats
 from .types import UNSET, Answer, Chunk, TokenEvent, Unset
 
 
@@ -66,85 +50,32 @@ class EngineStats:
     queue: QueueStats
 
 
-@dataclass(frozen=True, slots=True)
-class Served:
-    """A loaded model, and what every engine on it shares."""
-
-    adapter: Adapter
-    tokenizer: Any | None
-    identity: Identity  # its entries', before an engine adds what is its own
-    activity: Activity
-    batch: DecodeBatch
-
-
 class Engine(Closing):
     """One model, its store, and the path from question to answer."""
 
     def __init__(self, model: Any, tokenizer: Any | None = None, config: EngineConfig | None = None) -> None:
-        """Build on a loaded transformers causal LM, where it is and in the dtype it has; it is put in eval mode.
+        """Build on a loaded transformers causal LM, on its device and in its dtype; it is put in eval mode.
 
-        Raises `UnsupportedModelError` for a model whose KV cannot be fused exactly.
+        `with_config` passes a `SharedModel` instead. Raises `UnsupportedModelError` for a model whose KV cannot be
+        fused exactly.
         """
-        config = config or EngineConfig()
-        adapter, activity = adapt(model, config.packed_bytes), Activity()
-        batch = DecodeBatch(adapter, activity.lock, rows=config.scheduler.batch_rows)
-        shared = Served(adapter, tokenizer, _identity(adapter, tokenizer), activity, batch)
-        self._open(shared, config)
+        self.config = config = config or EngineConfig()
+        shared = model if isinstance(model, SharedModel) else SharedModel.of(model, tokenizer, config)
+        self.tokenizer = shared.tokenizer
+        self.parts = EngineParts.build(shared, config)
+        self._sessions = self._open_sessions()
+        # Also runs when the engine is garbage-collected or the process ends: no thread may be inside the model then.
+        self._shut = weakref.finalize(self, _shut, self.parts, self._sessions)
+        openmp.release_threads()  # this thread loaded and packed weights; another one may compute next
 
     def with_config(self, config: EngineConfig) -> Self:
-        """A second engine on the same loaded model: they compute in turns and decode together, and share nothing else.
+        """A second engine on the same loaded model: both compute one after another and decode together.
 
-        It has a store, sessions and an end of its own: give it another directory or none. `device`, `dtype`,
-        `packed_bytes` and `scheduler.batch_rows` are the first one's, whatever `config` says.
+        It has its own store and sessions and is closed by itself: give it another directory or none. `device`, `dtype`,
+        `packed_bytes` and `scheduler.batch_rows` stay those of the first engine, whatever `config` says.
         """
         self._check_open()
-        other = type(self).__new__(type(self))
-        other._open(replace(self._served, activity=Activity(self._activity)), config)
-        return other
-
-    def _open(self, served: Served, config: EngineConfig) -> None:
-        self.config, self.tokenizer, self._served = config, served.tokenizer, served
-        self._adapter = adapter = served.adapter
-        tokenizer = served.tokenizer
-        bos_token_id = getattr(adapter.config, "bos_token_id", None)
-        self._runs = template_runs(tokenizer, bos_token_id, self.config.prompt.system)
-        self._intake = Intake(adapter, tokenizer, self._runs, self.config)
-        self._activity = served.activity
-        settings, fusion = self.config.store, self.config.fusion
-        make_selector(fusion.selector)  # refuses an unknown name now
-        identity = replace(
-            served.identity, adapter=config.adapter_id, tenant=config.store.tenant, codec=config.store.codec
-        )
-        cuda, block_tokens = adapter.device.type == "cuda", self.config.session.block_tokens
-        self._store = Store.open(settings, page_locked=cuda, block_tokens=block_tokens)  # from here on nothing can fail
-        self._readers = Readers(settings.reader_threads)
-        self._fusor = Fusor(adapter, self._readers, fusion.read_ahead_layers, fusion.seed)
-        prefix = self._runs.before_documents
-        batch = served.batch
-        between = batch.step_waiting
-        network = _learned_scores(adapter, fusion)
-        self._encoder = Encoder(adapter, self._fusor, prefix, identity, fusion.sensitivity_prefixes, between, network)
-        self._background = BackgroundEncoder(self._encoder, self._store, self._activity)
-        if settings.directory is not None:
-            self._intake.apply_gate_result(
-                gate_result.load(settings.directory, self._encoder.identity, fusion.selector)
-            )
-        self._scheduler = AdmissionQueue(self.config.scheduler, self._store)
-        saver = BlockWriter(self._store, identity, self.config.session.save_buffer_bytes)
-        subject = subject_of(adapter, self._encoder.identity)
-        self._control = LoadControl(subject, settings.directory, self.config.controller.prices, self._store.speeds)
-        self._planner = planner = Planner(adapter, self._encoder, self._store, self._activity, saver)
-        offloading = Offloading(adapter, self.config.kcache)
-        self._prefiller = Prefiller(
-            planner, self._fusor, self._background, self._activity, batch, self._control, adapter, offloading
-        )
-        self._answerer = AnswerGenerator(adapter, tokenizer, batch)
-        self._sessions = self._open_sessions(identity, saver)
-        # Also when it is forgotten, or the process ends: no thread may be inside the model when the interpreter goes.
-        self._shut = weakref.finalize(
-            self, _shut, self._background, self._activity, self._sessions, self._store, self._readers
-        )
-        openmp.release_threads()  # loading and packing weights made one; who computes next may be another thread
+        return type(self)(self.parts.shared.for_another_engine(), config=config)
 
     @classmethod
     def from_pretrained(cls, name: str | os.PathLike[str], config: EngineConfig | None = None) -> Self:
@@ -155,16 +86,16 @@ class Engine(Closing):
 
     def chunk(self, content: str | Sequence[int], metadata: Mapping[str, Any] | None = None) -> Chunk:
         """A chunk of text or token ids; its ids are fixed here. Text gets the config's `chunk_end` appended."""
-        return self._intake.chunk(content, metadata)
+        return self.parts.intake.chunk(content, metadata)
 
     def count_tokens(self, text: str) -> int:
         """How many tokens `text` has, without special tokens."""
-        return len(self._intake.encode(text))
+        return len(self.parts.intake.encode(text))
 
     @property
     def context_tokens(self) -> int | None:
         """The most tokens of a prompt and its answer; `None`: no limit is known."""
-        return self._adapter.context_length
+        return self.parts.adapter.context_length
 
     @property
     def is_reader(self) -> bool:
@@ -174,7 +105,7 @@ class Engine(Closing):
     @property
     def tokenizer_id(self) -> str:
         """Digest of the tokenizer: text splits the same under the same id."""
-        return self._encoder.identity.tokenizer
+        return self.parts.encoder.identity.tokenizer
 
     def session(self, session_id: str, *, ttl_s: float | None = None, discard: str | Discard | None = None) -> Session:
         """The conversation of that id, new or as it stands, also after a restart if the store has a directory.
@@ -215,10 +146,10 @@ class Engine(Closing):
         Raises what `prefill` raises.
         """
         began = time.perf_counter()
-        how, asked = self._intake.how(ratio, selector, reuse), self._intake.chunks(chunks)
-        ticket = self._scheduler.ticket(deadline_s, cancel)
-        with self._activity.request(), self._sessions.turn(session, ticket) as turn:
-            prompt = self._intake.prompt(question, asked, turn.past, 0, answer)
+        how, asked = self.parts.intake.how(ratio, selector, reuse), self.parts.intake.chunks(chunks)
+        ticket = self.parts.admission.ticket(deadline_s, cancel)
+        with self.parts.activity.request(), self._sessions.turn(session, ticket) as turn:
+            prompt = self.parts.intake.prompt(question, asked, turn.past, 0, answer)
             prefill = self._prefill(prompt, how, 0, began, session, ticket, keep=True)
             turn.prefilled(prompt, prefill)
             turn.end()
@@ -243,10 +174,10 @@ class Engine(Closing):
         (full recompute). Raises `InputError`, `PromptTooLongError`, `ConfigError`.
         """
         began = time.perf_counter()
-        how, asked = self._intake.how(ratio, selector, reuse), self._intake.chunks(chunks)
-        ticket = self._scheduler.ticket(deadline_s, cancel)
-        with self._activity.request():
-            prompt = self._intake.prompt(question, asked, session.past if session else Past(), room=0)
+        how, asked = self.parts.intake.how(ratio, selector, reuse), self.parts.intake.chunks(chunks)
+        ticket = self.parts.admission.ticket(deadline_s, cancel)
+        with self.parts.activity.request():
+            prompt = self.parts.intake.prompt(question, asked, session.past if session else Past(), room=0)
             return self._prefill(prompt, how, 0, began, session, ticket)
 
     def answer(
@@ -290,16 +221,18 @@ class Engine(Closing):
             raise InputError(f"max_new_tokens is {max_new_tokens}; it must be at least 1.")
         began = time.perf_counter()
         settings, text = generation_config(generation), TextStream(self.tokenizer, stop)
-        how, asked = self._intake.how(ratio, selector, reuse), self._intake.chunks(chunks)
-        ticket = self._scheduler.ticket(deadline_s, cancel)
-        with self._activity.request(), self._sessions.turn(session, ticket) as turn:
-            prompt = self._intake.prompt(question, asked, turn.past, max_new_tokens)
+        how, asked = self.parts.intake.how(ratio, selector, reuse), self.parts.intake.chunks(chunks)
+        ticket = self.parts.admission.ticket(deadline_s, cancel)
+        with self.parts.activity.request(), self._sessions.turn(session, ticket) as turn:
+            prompt = self.parts.intake.prompt(question, asked, turn.past, max_new_tokens)
             prefill = self._prefill(prompt, how, max_new_tokens, began, session, ticket, turn.keeps)
             turn.prefilled(prompt, prefill)
             if on_prefill is not None:
                 on_prefill(prefill)
             record = prefill.made.record if prefill.made else None
-            for event in self._answerer.stream(prefill, asked, settings, seed, text, max_new_tokens, began, record):
+            for event in self.parts.generator.stream(
+                prefill, asked, settings, seed, text, max_new_tokens, began, record
+            ):
                 if isinstance(event, TokenEvent):  # an answer that is complete is not taken back
                     ticket.check()
                 turn.follow(event)
@@ -310,24 +243,28 @@ class Engine(Closing):
 
         `on_progress(done, total)` is called after each chunk.
         """
-        asked = self._intake.chunks(chunks)
-        self._intake.check_encodable(asked)
+        asked = self.parts.intake.chunks(chunks)
+        self.parts.intake.check_encodable(asked)
         unique = list(dict.fromkeys(chunk.token_ids for chunk in asked))
         waiting, left_for_later = deque(unique), set[tuple[int, ...]]()
-        identity, flights = self._encoder.identity, self._background.single_flight
+        identity, flights = self.parts.encoder.identity, self.parts.background.single_flight
         encoded = present = failed = 0
         while waiting:
             token_ids = waiting.popleft()
             key, tokens = identity.key(token_ids), len(token_ids)
-            if self._store.ensure_durable(identity, token_ids):
+            if self.parts.store.ensure_durable(identity, token_ids):
                 present += 1
             else:
-                flight = flights.claim(key, tokens, partial(self._store.ensure_durable, identity, token_ids))
+                flight = flights.claim(key, tokens, partial(self.parts.store.ensure_durable, identity, token_ids))
                 if flight is None and token_ids not in left_for_later:  # another replica encodes it: the others first
                     left_for_later.add(token_ids)
                     waiting.append(token_ids)
                     continue
-                if flight is None and flights.arrived(key, tokens) and self._store.ensure_durable(identity, token_ids):
+                if (
+                    flight is None
+                    and flights.arrived(key, tokens)
+                    and self.parts.store.ensure_durable(identity, token_ids)
+                ):
                     present += 1
                 else:
                     stored = self._encoded(token_ids, unique, flight)
@@ -335,46 +272,46 @@ class Engine(Closing):
             if on_progress:
                 on_progress(len(unique) - len(waiting), len(unique))
         openmp.release_threads()  # made where entries are encoded for the store
-        self._store.flush()  # what was present may still have been waiting to be written
+        self.parts.store.flush()  # what was present may still have been waiting to be written
         return WarmReport(encoded, present, failed)
 
     def delete(self, chunks: Sequence[ChunkLike]) -> int:
         """Drop the entries of `chunks` from every tier; how many of them were stored anywhere."""
         self._check_open()
-        deleted, asked = 0, self._intake.chunks(chunks)
+        deleted, asked = 0, self.parts.intake.chunks(chunks)
         for chunk in asked:
-            self._background.forget(chunk.token_ids)
-            deleted += bool(self._store.delete(self._encoder.identity, chunk.token_ids))
-        self._sessions.announce([self._encoder.identity.key(chunk.token_ids) for chunk in asked])
+            self.parts.background.forget(chunk.token_ids)
+            deleted += bool(self.parts.store.delete(self.parts.encoder.identity, chunk.token_ids))
+        self._sessions.announce([self.parts.encoder.identity.key(chunk.token_ids) for chunk in asked])
         return deleted
 
     def retain(self, chunks: Sequence[ChunkLike]) -> int:
         """Drop the entries of this model and application that are not of `chunks`; how many."""
         self.flush()
-        mine = self._encoder.identity
-        kept = {mine.key(chunk.token_ids) for chunk in self._intake.chunks(chunks)}
-        stale = [info.key for info in self._store.infos() if info.identity == mine and info.key not in kept]
-        gone = sum(self._store.delete_key(key) for key in stale)
+        mine = self.parts.encoder.identity
+        kept = {mine.key(chunk.token_ids) for chunk in self.parts.intake.chunks(chunks)}
+        stale = [info.key for info in self.parts.store.infos() if info.identity == mine and info.key not in kept]
+        gone = sum(self.parts.store.delete_key(key) for key in stale)
         self._sessions.announce(stale)
         return gone
 
     def gc(self) -> int:
         """Drop the entries of other models, dtypes, adapters and tokenizers, of any tenant; the bytes freed."""
-        mine = self._encoder.identity
-        return self._store.gc(lambda other: replace(other, context=mine.context, tenant=mine.tenant) == mine)
+        mine = self.parts.encoder.identity
+        return self.parts.store.gc(lambda other: replace(other, context=mine.context, tenant=mine.tenant) == mine)
 
     def stats(self) -> EngineStats:
         """What the engine is and what its store holds."""
-        adapter = self._adapter
+        adapter = self.parts.adapter
         per_token = adapter.layer_count * 2 * adapter.kv_heads * adapter.head_dim * adapter.dtype.itemsize
-        queue, store = self._scheduler.stats(), self._store.stats()
+        queue, store = self.parts.admission.stats(), self.parts.store.stats()
         return EngineStats(adapter.config.model_type, adapter.layer_count, per_token, store, queue)
 
     def flush(self) -> None:
         """Return when missed chunks are encoded and everything waiting is written."""
-        self._background.flush()
+        self.parts.background.flush()
         self._sessions.flush()
-        self._store.flush()
+        self.parts.store.flush()
 
     def close(self) -> None:
         """Flush what is computed, release the store. Twice is harmless."""
@@ -386,13 +323,13 @@ class Engine(Closing):
         """Compute the entry of a chunk, one of `among`, and store it durably; whether that succeeded."""
         stored = False
         try:
-            with self._activity.acquire_compute_lock():
-                self._encoder.register(among)
-                entry = self._encoder.chunk(token_ids)
-            stored = self._store.put_durably(entry)
+            with self.parts.activity.acquire_compute_lock():
+                self.parts.encoder.register(among)
+                entry = self.parts.encoder.chunk(token_ids)
+            stored = self.parts.store.put_durably(entry)
         finally:
             if flight is not None:
-                self._background.single_flight.finish(flight, stored)
+                self.parts.background.single_flight.finish(flight, stored)
         return stored
 
     def _prefill(
@@ -406,28 +343,30 @@ class Engine(Closing):
         keep: bool = False,
     ) -> Prefill:
         """Wait for admission and prefill; the store sees what is waited for."""
-        demand = self._planner.prefetch_hint(prompt, how.reuse, session.session_id if session else "")
-        with self._scheduler.admitted(demand, ticket):
-            return self._prefiller.prefill(prompt, how, room, began, keep, ticket.check)
+        demand = self.parts.planner.prefetch_hint(prompt, how.reuse, session.session_id if session else "")
+        with self.parts.admission.admitted(demand, ticket):
+            return self.parts.prefiller.prefill(prompt, how, room, began, keep, ticket.check)
 
     def _check_open(self) -> None:
         if not self._shut.alive:
             raise RagKVError("The engine is closed; build a new one.")
 
-    def _open_sessions(self, identity: Identity, saver: BlockWriter) -> Sessions:
-        settings, adapter = self.config.store, self._adapter
+    def _open_sessions(self) -> Sessions:
+        settings, parts = self.config.store, self.parts
+        adapter, identity = parts.adapter, parts.identity
         durable = settings.directory is not None and not settings.read_only
         house = House(
             identity,
-            self._runs,
+            parts.runs,
             self.config.session,
             adapter.layer_count * 2 * adapter.kv_heads * adapter.head_dim * adapter.dtype.itemsize,
             adapter.context_length,
             adapter.rope.frequencies,
         )
         if self.config.session.shared:
-            return _shared_sessions(house, saver, settings)
-        return Sessions(house, saver, Manifests(settings.directory, identity) if durable else None)  # type: ignore[arg-type]
+            return _shared_sessions(house, parts.block_writer, settings)
+        manifests = Manifests(settings.directory, identity) if durable else None  # type: ignore[arg-type]
+        return Sessions(house, parts.block_writer, manifests)
 
 
 def _shared_sessions(house: House, saver: BlockWriter, settings: StoreConfig) -> Sessions:
@@ -439,31 +378,9 @@ def _shared_sessions(house: House, saver: BlockWriter, settings: StoreConfig) ->
     return SharedSessions(house, saver, SharedManifests(settings.redis, house.identity, secret_of(settings.redis)))
 
 
-def _learned_scores(adapter: Adapter, fusion: FusionConfig) -> ScoreModel | None:
-    """The network in the model's folder, where one is wanted and can be used."""
-    if not fusion.learned_scores or fusion.sensitivity_prefixes != learned.TEXTS:
-        return None
-    return learned.load_for(adapter)
-
-
-def _identity(adapter: Adapter, tokenizer: Any | None) -> Identity:
-    """What entries made by this model have in common, whatever the application."""
-    return Identity(
-        weights=weights_digest(adapter.model),
-        architecture=architecture_digest(adapter),
-        rope=rope_digest(adapter),
-        dtype=dtype_name(adapter.dtype),
-        adapter="",
-        tokenizer=tokenizer_digest(tokenizer),
-        context="",
-    )
-
-
-def _shut(
-    background: BackgroundEncoder, activity: Activity, sessions: Sessions, store: Store, readers: Readers
-) -> None:
-    if background.close():
-        activity.close()  # after the pass under way
+def _shut(parts: EngineParts, sessions: Sessions) -> None:
+    if parts.background.close():
+        parts.activity.close()  # after the pass under way
         sessions.close()
-        store.close()
-        readers.close()
+        parts.store.close()
+        parts.readers.close()

@@ -79,9 +79,9 @@ def save(engine: Engine, verdict: GateResult) -> Path | None:
 
     The verdict's file, or `None` if the engine has no directory.
     """
-    engine._intake.apply_gate_result(verdict)
+    engine.parts.intake.apply_gate_result(verdict)
     directory = engine.config.store.directory
-    return None if directory is None else gate_result.save(verdict, directory, engine._encoder.identity)
+    return None if directory is None else gate_result.save(verdict, directory, engine.parts.encoder.identity)
 
 
 def _probes(engine: Engine, chunks: Sequence[Chunk | str | Sequence[int]]) -> Iterator[_Probe]:
@@ -111,9 +111,9 @@ def _next_tokens(
         probe.following[:1], probe.chunks, ratio=ratio, selector=selector, reuse="none" if full else "fused"
     )
     kv: PromptKV = prefill.fused.kv
-    kv.length = len(prefill.token_ids) - 1 - len(engine._runs.after_question)  # the chunks' end
+    kv.length = len(prefill.token_ids) - 1 - len(engine.parts.runs.after_question)  # the chunks' end
     kv.reserve(kv.length + len(probe.following))
-    adapter = engine._adapter
+    adapter = engine.parts.adapter
     following = torch.tensor(probe.following, device=adapter.device)
     logits = adapter.logits(full_pass(adapter, following, kv, start=kv.length))
     return logits.log_softmax(-1).cpu(), prefill.fused.remaining_deviation

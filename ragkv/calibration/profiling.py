@@ -69,7 +69,7 @@ def save(engine: Engine, profile: Profile) -> Path | None:
     The profile's file, or `None` if the engine has no directory. Raises `ProfileError` if it is of another model or
     machine.
     """
-    engine._control.apply_profile(profile)
+    engine.parts.load_control.apply_profile(profile)
     directory = engine.config.store.directory
     return None if directory is None else save_profile(profile, directory)
 
@@ -83,10 +83,10 @@ def disk_speed(engine: Engine, *, quick: bool = False) -> TierSpeed:
 
 def reading_s(engine: Engine, leases: Sequence[Lease]) -> float:
     """Seconds that every layer of `leases` takes to read as a request reads them: by its threads, as far ahead."""
-    adapter, ahead = engine._adapter, engine.config.fusion.read_ahead_layers
+    adapter, ahead = engine.parts.adapter, engine.config.fusion.read_ahead_layers
     began = time.perf_counter()
     with LayerReader(
-        leases, adapter.layer_count, UNMEASURED if ahead is None else ahead, engine._readers, adapter.device
+        leases, adapter.layer_count, UNMEASURED if ahead is None else ahead, engine.parts.readers, adapter.device
     ) as reader:
         for layer in range(adapter.layer_count):
             reader.layer(layer)
@@ -98,11 +98,11 @@ class _Measuring:
     """One measurement of one engine."""
 
     def __init__(self, engine: Engine, quick: bool, on_progress: Progress) -> None:
-        self._engine, self._adapter, self._on_progress = engine, engine._adapter, on_progress
+        self._engine, self._adapter, self._on_progress = engine, engine.parts.adapter, on_progress
         self._rounds = 2 if quick else ROUNDS
         self._tier_rounds = 3 if quick else TIER_ROUNDS
         self._lengths = _lengths(self._adapter.context_length, QUICK_LENGTHS if quick else LENGTHS)
-        self._identity = engine._encoder.identity
+        self._identity = engine.parts.encoder.identity
         self._generator = torch.Generator().manual_seed(0)
         self._stored_bytes_per_token = 0.0
         self._began = time.perf_counter()
@@ -203,8 +203,8 @@ class _Measuring:
         """One pass of the fusor. Placing is timed apart where the host waits for it."""
         engine, device = self._engine, self._adapter.device
         with (
-            engine._fusor.open(plan, make_selector("first-k"), ratio) as fusing,
-            engine._activity.acquire_compute_lock(),
+            engine.parts.fusor.open(plan, make_selector("first-k"), ratio) as fusing,
+            engine.parts.activity.acquire_compute_lock(),
         ):
             _settle(device)
             began = time.perf_counter()
@@ -241,7 +241,7 @@ class _Measuring:
 
     @torch.no_grad()
     def _timed(self, work: Callable[[], object]) -> float:
-        with self._engine._activity.acquire_compute_lock():
+        with self._engine.parts.activity.acquire_compute_lock():
             _settle(self._adapter.device)
             began = time.perf_counter()
             work()

@@ -89,12 +89,12 @@ def learn(
     """
     if not lessons or any(len(lesson.chunks) < 2 or not lesson.tails for lesson in lessons):
         raise InputError("Scores are learned from lessons of at least two chunks and a tail, and there must be one.")
-    if engine.config.fusion.sensitivity_prefixes != TEXTS or engine._adapter.dtype is not torch.float32:
+    if engine.config.fusion.sensitivity_prefixes != TEXTS or engine.parts.adapter.dtype is not torch.float32:
         raise InputError(f"Scores are learned in float32 with fusion.sensitivity_prefixes = {TEXTS}.")
-    if engine._adapter.rope.depends_on_length:
+    if engine.parts.adapter.rope.depends_on_length:
         raise UnsupportedModelError("Scores cannot be learned where RoPE's frequencies depend on the prompt's length.")
     torch.manual_seed(seed)
-    adapter = engine._adapter
+    adapter = engine.parts.adapter
     model = ScoreModel(*shape_of(adapter))
     if start is not None:
         model.load_state_dict(start.state_dict())
@@ -159,7 +159,7 @@ class _Classroom:
 
     def __init__(self, engine: Engine, lessons: Sequence[Lesson] = ()) -> None:
         self._engine = engine
-        self._adapter = adapt(engine._adapter.model)  # without packed weights, through which no gradient comes
+        self._adapter = adapt(engine.parts.adapter.model)  # without packed weights, through which no gradient comes
         self._lessons = list(lessons)
         self._seen: dict[Lesson, _Prepared] = {}
         self.begin(random.Random(0))
@@ -194,7 +194,7 @@ class _Classroom:
         at = self._seen.get(lesson)
         if at is None:
             with (
-                self._engine._activity.acquire_compute_lock()
+                self._engine.parts.activity.acquire_compute_lock()
             ):  # requests and the background encoder use the same scorer
                 at = self._prepared(lesson)
             if not self._driven:
@@ -206,8 +206,8 @@ class _Classroom:
     @torch.no_grad()
     def _prepared(self, lesson: Lesson) -> "_Prepared":
         engine, adapter = self._engine, self._adapter
-        encoder, device = engine._encoder, adapter.device
-        ids = list(engine._runs.before_documents)
+        encoder, device = engine.parts.encoder, adapter.device
+        ids = list(engine.parts.runs.before_documents)
         reused: list[int] = []
         studied, kept = [], []
         encoder.register([chunk.token_ids for chunk in lesson.chunks])

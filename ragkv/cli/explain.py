@@ -74,11 +74,11 @@ def _described(
     from ragkv.fusion.estimators import Load, Shape, load_s, recompute_s
     from ragkv.inference import selection_of
 
-    profile, how = engine._control.profile, engine._intake.how(None, selector, "fused")
+    profile, how = engine.parts.load_control.profile, engine.parts.intake.how(None, selector, "fused")
     loads = [Load(tier, tokens, fused=number > 0) for number in range(chunks)]
     fused = (chunks - 1) * tokens
     shape = Shape(fused, question_tokens, chunks * tokens + question_tokens, selection_of(how.selector))
-    decision = decide(profile, shape, loads, how.ratio, engine._control.prices)
+    decision = decide(profile, shape, loads, how.ratio, engine.parts.load_control.prices)
     times = {
         "a layer: loading all": load_s(profile, loads).layer_s,
         f"a layer: recompute at r* = {how.ratio:.0%}": recompute_s(profile, how.ratio, shape).layer_s,
@@ -114,10 +114,10 @@ def _asked(rag: "Rag", question: str, k: int, selector: str | None) -> dict[str,
         "reuse": output.plain(reuse),
     }
     try:
-        profile = engine._control.profile
+        profile = engine.parts.load_control.profile
     except ProfileError:
         return found  # a note of the report says so
-    shape, loads = engine._control.seen(reuse)
+    shape, loads = engine.parts.load_control.seen(reuse)
     found["decision"] = (*reuse.decision, *_kcache(engine, shape.prompt_tokens))
     whole, unwaiting = ttft_s(profile, shape, reuse.ratio, loads), ttft_s(profile, shape, reuse.ratio, [])
     placing = profile.place_token_layer_s * shape.placed_tokens * max(1, profile.layers - 1)
@@ -139,16 +139,16 @@ def _kcache(engine: "Engine", tokens: int) -> tuple[str, ...]:
 
     if engine.config.kcache is None:
         return ()
-    adapter = engine._adapter
+    adapter = engine.parts.adapter
     group = adapter.config.num_attention_heads // adapter.kv_heads
-    return advise(engine._control.profile, engine.config.kcache, tokens, group).why
+    return advise(engine.parts.load_control.profile, engine.config.kcache, tokens, group).why
 
 
 def _costs(engine: "Engine", tokens: int) -> dict[str, float]:
     """USD a month of keeping so many tokens, by tier."""
     from ragkv.fusion.estimators import HOURS_PER_MONTH, storage_cost
 
-    control = engine._control
+    control = engine.parts.load_control
     return {
         name: storage_cost(control.profile, tokens, name, control.prices, HOURS_PER_MONTH)
         for name in control.profile.tiers

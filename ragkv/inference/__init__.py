@@ -4,12 +4,17 @@ from .citations import cite
 from .generation import AnswerGenerator
 from .intake import Intake
 from .load_control import Controlled, LoadControl, selection_of, shape_of, subject_of
+from .parts import EngineParts, SharedModel
 from .planner import Planned, Planner
 from .prefill import Made, Prefill, Prefiller
-from .request import ChunkLike, How, Past, Prompt
+from .request import AnswerOptions, ChunkLike, How, Past, PrefillOptions, Prompt
 from .spans import prompt_spans
 
 __all__ = [
+    "AnswerOptions",
+    "PrefillOptions",
+    "EngineParts",
+    "SharedModel",
     "AnswerGenerator",
     "ChunkLike",
     "LoadControl",

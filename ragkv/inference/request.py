@@ -1,15 +1,44 @@
 """What a request is, as checked values: its prompt, what it stands behind, and the way its KV is made."""
 
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import chain
+from typing import Any, TypedDict
 
 from ragkv.config import ReuseMode
 from ragkv.fusion import Selector
 from ragkv.history import EMPTY, Discard, History, Part, PartKind
-from ragkv.types import Chunk
+from ragkv.types import Chunk, Unset
 
 ChunkLike = Chunk | str | Sequence[int]
+
+
+class PrefillOptions(TypedDict, total=False):
+    """Options of `Engine.prefill` and `Engine.append`. An option that is left out is the config's."""
+
+    ratio: float | Unset | None  # recompute ratio in [0, 1]; None: the loading controller chooses
+    selector: str | Selector | None
+    reuse: ReuseMode  # "fused", "prefix" (only what is exact) or "none" (full recompute)
+    deadline_s: float | None  # counted from the call
+    cancel: threading.Event | None  # the request is cancelled once this is set
+
+
+class AnswerOptions(PrefillOptions, total=False):
+    """Options of `Engine.answer` and `Engine.stream`: how the prompt is prefilled, and how the answer is decoded."""
+
+    max_new_tokens: int
+    stop: Sequence[str]  # strings that end the answer
+    seed: int | None
+    on_prefill: Callable[[Any], None] | None  # called with the `Prefill` before the first token
+    do_sample: bool  # False: greedy decoding; this and the following are transformers' generation settings
+    temperature: float
+    top_k: int
+    top_p: float
+    min_p: float
+    repetition_penalty: float
+    no_repeat_ngram_size: int
+    min_new_tokens: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,4 +93,4 @@ class How:
     controlled: bool = False  # whether the loading controller chooses the ratio
 
 
-__all__ = ["ChunkLike", "How", "Past", "Prompt"]
+__all__ = ["AnswerOptions", "ChunkLike", "How", "Past", "PrefillOptions", "Prompt"]

@@ -22,7 +22,7 @@ def on_disk(directory: Path, **changes: Any) -> Engine:
 
 
 def file_of(engine: Engine, directory: Path, chunk: list[int]) -> Path:
-    key = engine._encoder.identity.key(chunk)
+    key = engine.parts.encoder.identity.key(chunk)
     (found,) = directory.glob(f"entries/*/{key}.safetensors")
     return found
 
@@ -78,7 +78,7 @@ class TestDamage:
             assert counts(hurt.reuse) == counts(missed.reuse)
             assert (hurt.reuse.missed_chunks, hurt.reuse.bytes_by_tier) == (1, missed.reuse.bytes_by_tier)
             (note,) = hurt.reuse.notes
-            assert engine._encoder.identity.key(B)[:12] in note
+            assert engine.parts.encoder.identity.key(B)[:12] in note
             assert "miss" in note
 
             engine.flush()
@@ -164,7 +164,7 @@ class TestDeletion:
 
     def test_reaches_what_waits_in_the_background(self) -> None:
         with engine_of() as engine:
-            with engine._activity.request():  # the background waits
+            with engine.parts.activity.request():  # the background waits
                 assert engine.prefill(Q, [A, B]).reuse.missed_chunks == 2
                 assert engine.delete([A]) == 0
             engine.flush()
@@ -174,14 +174,14 @@ class TestDeletion:
     def test_while_it_is_encoded_wins(self, monkeypatch: pytest.MonkeyPatch) -> None:
         with engine_of() as engine:
             encoding, deleted = threading.Event(), threading.Event()
-            original = engine._encoder.chunk
+            original = engine.parts.encoder.chunk
 
             def slow(token_ids: tuple[int, ...]) -> Any:
                 encoding.set()
                 assert deleted.wait(20)
                 return original(token_ids)
 
-            monkeypatch.setattr(engine._encoder, "chunk", slow)
+            monkeypatch.setattr(engine.parts.encoder, "chunk", slow)
             engine.prefill(Q, [A])
             assert encoding.wait(20)
             engine.delete([A])
@@ -191,13 +191,13 @@ class TestDeletion:
 
     def test_during_a_request_that_missed_it_wins(self, monkeypatch: pytest.MonkeyPatch) -> None:
         with engine_of() as engine:
-            original = engine._fusor.open
+            original = engine.parts.fusor.open
 
             def fuse(*args: Any, **kwargs: Any) -> Any:
                 engine.delete([A])
                 return original(*args, **kwargs)
 
-            monkeypatch.setattr(engine._fusor, "open", fuse)
+            monkeypatch.setattr(engine.parts.fusor, "open", fuse)
             engine.prefill(Q, [A])
             monkeypatch.undo()
             engine.flush()

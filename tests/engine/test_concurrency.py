@@ -114,13 +114,13 @@ class TestClosing:
         before = set(threading.enumerate())
         engine = engine_of()
         started = threading.Event()
-        original = engine._encoder.chunk
+        original = engine.parts.encoder.chunk
 
         def chunk(token_ids: tuple[int, ...]) -> Any:
             started.set()
             return original(token_ids)
 
-        monkeypatch.setattr(engine._encoder, "chunk", chunk)
+        monkeypatch.setattr(engine.parts.encoder, "chunk", chunk)
         engine.prefill(Q, CHUNKS)
         assert started.wait(20)
         engine.close()
@@ -156,7 +156,7 @@ class TestClosing:
 
 def test_background_work_lets_requests_go_first() -> None:
     with engine_of() as engine:
-        with engine._activity.request():
+        with engine.parts.activity.request():
             engine.prefill(Q, [A])
             engine.prefill(Q, [B])
             assert stored(engine, A) is None

@@ -36,9 +36,9 @@ def test_a_second_engine_on_the_directory_hits(tmp_path: Path) -> None:
 
 def test_closing_drops_nothing_that_was_computed(tmp_path: Path) -> None:
     engine = Engine(tiny_models.model("llama"), config=config(tmp_path))
-    with engine._store._background._changed:  # nothing is written before close
-        entry = engine._encoder.chunk(tuple(A))
-        engine._store.put(entry)
+    with engine.parts.store._background._changed:  # nothing is written before close
+        entry = engine.parts.encoder.chunk(tuple(A))
+        engine.parts.store.put(entry)
     engine.close()
     with Engine(tiny_models.model("llama"), config=config(tmp_path)) as engine:
         assert engine.prefill(Q, [A]).reuse.missed_chunks == 0

@@ -42,8 +42,8 @@ def test_answers_equal_those_of_an_engine_of_its_own(second: Engine) -> None:
 
 
 def test_the_model_is_there_once(first: Engine, second: Engine) -> None:
-    assert second._adapter is first._adapter
-    assert second._activity.lock is first._activity.lock
+    assert second.parts.adapter is first.parts.adapter
+    assert second.parts.activity.lock is first.parts.activity.lock
 
 
 def test_entries_are_not_shared(first: Engine, second: Engine) -> None:

@@ -85,7 +85,7 @@ class TestAnEngineHeeds:
         config = EngineConfig(store=store, fusion=FusionConfig(selector="sensitivity", ratio=0.1))
         with Engine(tiny_models.model("llama"), config=config) as engine:
             engine.warm(helpers.CHUNKS)
-            save(filed, directory, engine._encoder.identity)
+            save(filed, directory, engine.parts.encoder.identity)
         return Engine(tiny_models.model("llama"), config=config)
 
     def test_a_refusal_by_a_full_prefill_that_says_so(self, directory: Path) -> None:

@@ -166,15 +166,15 @@ class TestWhereItIsUsed:
 
     def scores(self, engine: Engine) -> list[float]:
         engine.warm(CHUNKS)
-        with engine._store.lease(engine._encoder.identity, CHUNKS[1]) as lease:  # type: ignore[union-attr]
+        with engine.parts.store.lease(engine.parts.encoder.identity, CHUNKS[1]) as lease:  # type: ignore[union-attr]
             assert lease.sensitivity is not None
             return lease.sensitivity[:, 0].tolist()
 
     def test_scores_come_from_the_network_in_the_models_folder(self, tmp_path: Path) -> None:
         with Engine.from_pretrained(self.folder(tmp_path / "model")) as engine:
-            encoder = engine._encoder
+            encoder = engine.parts.encoder
             entry, others = encoder.training_sample(CHUNKS[1])
-            assert encoder.identity.scorer == network(teacher=engine._adapter.model).digest
+            assert encoder.identity.scorer == network(teacher=engine.parts.adapter.model).digest
             found = self.scores(engine)
             encoder.register(CHUNKS)
             entry, others = encoder.training_sample(CHUNKS[1])
@@ -186,7 +186,7 @@ class TestWhereItIsUsed:
             learned = self.scores(engine)
         without = EngineConfig(store=store, fusion=FusionConfig(learned_scores=False))
         with Engine.from_pretrained(model, without) as engine:
-            assert engine._encoder.identity.scorer == ""
+            assert engine.parts.encoder.identity.scorer == ""
             assert engine.warm(CHUNKS).present == 0
             assert self.scores(engine) != learned
         with Engine.from_pretrained(model, EngineConfig(store=store)) as engine:
@@ -194,7 +194,7 @@ class TestWhereItIsUsed:
 
     def test_a_network_for_another_model_is_left_alone(self, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
         with Engine.from_pretrained(self.folder(tmp_path / "model", layers=6)) as engine:
-            assert engine._encoder.identity.scorer == ""
+            assert engine.parts.encoder.identity.scorer == ""
         assert "they are for 6 layers, 32 values a token, embeddings of 64, the model has 4 layers" in caplog.text
 
     def test_a_network_taught_by_other_weights_is_left_alone(
@@ -206,14 +206,14 @@ class TestWhereItIsUsed:
             next(model.parameters()).mul_(1.5)
         model.save_pretrained(path)
         with Engine.from_pretrained(path) as engine:
-            assert engine._encoder.identity.scorer == ""
+            assert engine.parts.encoder.identity.scorer == ""
         assert "they were learned from other weights" in caplog.text
 
     def test_the_same_weights_in_bfloat16_are_not_others(self, tmp_path: Path) -> None:
         path = self.folder(tmp_path / "model")
         for dtype in ("float32", "bfloat16"):
             with Engine.from_pretrained(path, EngineConfig(dtype=dtype)) as engine:
-                assert engine._encoder.identity.scorer
+                assert engine.parts.encoder.identity.scorer
 
 
 class TestWhatIsAsked:
@@ -251,11 +251,11 @@ class TestWhatIsAsked:
             one = engine.prefill(questions[0], CHUNKS, ratio=0.2)
             again = engine.prefill(questions[0], CHUNKS, ratio=0.2)
             assert torch.equal(one.selected, again.selected)
-            prompt = engine._intake.prompt(questions[0], [engine.chunk(ids) for ids in CHUNKS], Past(), 0)
+            prompt = engine.parts.intake.prompt(questions[0], [engine.chunk(ids) for ids in CHUNKS], Past(), 0)
             with ExitStack() as leases:
-                found = engine._planner.plan(prompt, "fused", True, (), leases).plan.candidates
+                found = engine.parts.planner.plan(prompt, "fused", True, (), leases).plan.candidates
             assert found.sensitivity is not None and found.topics is not None
-            asked = engine._adapter.embed(torch.tensor(questions[0]))[0]
+            asked = engine.parts.adapter.embed(torch.tensor(questions[0]))[0]
             weighed = network().weighted_by_question(found.sensitivity, found.topics, asked)
             assert torch.equal(found.positions[top(weighed, budget(0.2, len(found)))], one.selected)
 
@@ -263,7 +263,7 @@ class TestWhatIsAsked:
         session = engine.session("s")
         first, answer, second = ([n] * 3 for n in (30, 31, 32))
         engine.append(session, first, answer, CHUNKS)
-        prompt = engine._intake.prompt(second, [], session.past, 0)
+        prompt = engine.parts.intake.prompt(second, [], session.past, 0)
         assert [one for one in prompt.asked_ids if one in (30, 31, 32)] == first + answer + second
         assert not set(prompt.asked_ids) & (set().union(*CHUNKS) - {30, 31, 32})
 
@@ -298,7 +298,7 @@ class TestLearning:
     def test_what_is_attended_to_is_what_the_question_selector_is_told(self, engine: Engine) -> None:
         """A prefill that recomputes nothing but has all of it fresh: `Watch` says what the last row pays."""
         at = _Classroom(engine)._prepared(lesson(engine))
-        adapter, prefix = engine._adapter, engine._runs.before_documents
+        adapter, prefix = engine.parts.adapter, engine.parts.runs.before_documents
         for tail, attended in zip(TAILS, at.attended, strict=True):
             ids = [*prefix, *sum(CHUNKS, ()), *tail.token_ids[: tail.known]]
             watch = Watch(len(ids), adapter.device)
@@ -316,7 +316,7 @@ class TestLearning:
             torch.testing.assert_close(attended / attended.sum(), wanted / wanted.sum(), atol=1e-4, rtol=1e-3)
 
     def test_the_model_is_left_as_it_is(self, engine: Engine) -> None:
-        weights = dict(engine._adapter.model.named_parameters())
+        weights = dict(engine.parts.adapter.model.named_parameters())
         before = {name: (weight.requires_grad, weight.clone()) for name, weight in weights.items()}
         assert any(wanted for wanted, _ in before.values())
         learn(engine, [lesson(engine)], steps=2)

@@ -83,7 +83,7 @@ class TestContract:
     def _bytes(engine: Engine) -> list[bytes]:
         found = []
         for chunk in helpers.CHUNKS:
-            with engine._store.lease(engine._encoder.identity, tuple(chunk)) as lease:
+            with engine.parts.store.lease(engine.parts.encoder.identity, tuple(chunk)) as lease:
                 found += [lease.read_layer(layer).numpy().tobytes() for layer in range(4)]
                 found.append(lease.sensitivity.numpy().tobytes())
         return found

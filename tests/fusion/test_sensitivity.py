@@ -52,14 +52,14 @@ class TestScorer:
         with Engine(tiny_models.model(family)) as engine:
             engine.warm([CHUNK, *OTHERS])
             for chunk in (CHUNK, *OTHERS):
-                with engine._store.lease(engine._encoder.identity, chunk) as lease:
+                with engine.parts.store.lease(engine.parts.encoder.identity, chunk) as lease:
                     assert lease.sensitivity.dtype == torch.float16
                     assert torch.isfinite(lease.sensitivity).all() and (lease.sensitivity > 0).all()
 
     def test_equals_the_naive_reference(self) -> None:
         with Engine(tiny_models.model("llama"), config=no_scores()) as engine:
-            entry = engine._encoder.chunk(CHUNK)
-            scorer = Scorer(engine._adapter, (1,), 2)
+            entry = engine.parts.encoder.chunk(CHUNK)
+            scorer = Scorer(engine.parts.adapter, (1,), 2)
             scorer.register(OTHERS)
             got = scorer.scores(CHUNK, entry.kv)[:, 0]
         texts = [sum(OTHERS[place : place + 4], ())[:TEXT_TOKENS] for place in (0, 4)]
@@ -68,8 +68,8 @@ class TestScorer:
     def test_one_of_the_texts_is_what_stands_beside_the_chunk(self) -> None:
         beside = [OTHERS[9], CHUNK, OTHERS[10], OTHERS[11]]
         with Engine(tiny_models.model("llama"), config=no_scores()) as engine:
-            entry = engine._encoder.chunk(CHUNK)
-            scorer = Scorer(engine._adapter, (1,), 2)
+            entry = engine.parts.encoder.chunk(CHUNK)
+            scorer = Scorer(engine.parts.adapter, (1,), 2)
             scorer.register(OTHERS[:8])
             scorer.register(beside)
             got = scorer.scores(CHUNK, entry.kv)[:, 0]
@@ -80,8 +80,8 @@ class TestScorer:
     def test_a_chunk_is_never_scored_behind_itself(self) -> None:
         chunk = OTHERS[0]
         with Engine(tiny_models.model("llama"), config=no_scores()) as engine:
-            entry = engine._encoder.chunk(chunk)
-            with_itself, without = Scorer(engine._adapter, (1,), 2), Scorer(engine._adapter, (1,), 2)
+            entry = engine.parts.encoder.chunk(chunk)
+            with_itself, without = Scorer(engine.parts.adapter, (1,), 2), Scorer(engine.parts.adapter, (1,), 2)
             with_itself.register(OTHERS)
             with_itself.register([chunk])
             without.register(OTHERS[4:])
@@ -90,7 +90,7 @@ class TestScorer:
     def test_one_chunk_alone_is_scored_behind_its_own_tokens(self) -> None:
         with Engine(tiny_models.model("llama")) as engine:
             engine.warm([CHUNK])
-            with engine._store.lease(engine._encoder.identity, CHUNK) as lease:
+            with engine.parts.store.lease(engine.parts.encoder.identity, CHUNK) as lease:
                 assert lease.sensitivity is not None and (lease.sensitivity > 0).all()
 
     def test_a_token_that_nothing_moves_scores_nothing(self) -> None:
@@ -118,7 +118,7 @@ def no_scores(**store: Any) -> EngineConfig:
 
 
 def scored(engine: Engine, chunk: list[int]) -> torch.Tensor | None:
-    with engine._store.lease(engine._encoder.identity, tuple(chunk)) as lease:
+    with engine.parts.store.lease(engine.parts.encoder.identity, tuple(chunk)) as lease:
         return lease.sensitivity
 
 
@@ -145,7 +145,7 @@ class TestTheWayThroughTheStore:
     ) -> None:
         with Engine(tiny_models.model("llama"), config=no_scores(directory=str(tmp_path))) as engine:
             engine.warm(helpers.CHUNKS)
-            kv = engine._store.lease(engine._encoder.identity, tuple(helpers.CHUNKS[1])).read_layer(2).clone()
+            kv = engine.parts.store.lease(engine.parts.encoder.identity, tuple(helpers.CHUNKS[1])).read_layer(2).clone()
         config = EngineConfig(store=StoreConfig(directory=str(tmp_path)))
         with Engine(tiny_models.model("llama"), config=config) as engine:
             first = engine.prefill(helpers.QUESTION, helpers.CHUNKS, selector="sensitivity", ratio=0.2)
@@ -157,7 +157,7 @@ class TestTheWayThroughTheStore:
             assert second.reuse.missed_chunks == 0
         with (
             Engine(tiny_models.model("llama"), config=config) as engine,
-            engine._store.lease(engine._encoder.identity, tuple(helpers.CHUNKS[1])) as lease,
+            engine.parts.store.lease(engine.parts.encoder.identity, tuple(helpers.CHUNKS[1])) as lease,
         ):
             assert lease.sensitivity is not None
             torch.testing.assert_close(lease.read_layer(2), kv)
@@ -208,7 +208,7 @@ class TestAsking:
         weights = model(torch.tensor([ids]), output_attentions=True).attentions  # L of (1, H, S, S)
         wanted = torch.stack([layer[0, :, -1].mean(0) for layer in weights]).mean(0)
         with Engine(tiny_models.model("llama")) as engine:
-            adapter = engine._adapter
+            adapter = engine.parts.adapter
             kv, watch, hidden = adapter.new_kv(25), Watch(25, adapter.device), adapter.embed(torch.tensor(ids))
             for layer in range(4):
                 rows, tables = Rows.span(0, 25, adapter.device), adapter.rope.tables(25)

@@ -143,7 +143,7 @@ class TestWithoutPrefill:
             assert prefill.token_ids.tolist() == ids
             raw = []
             for block in blocks:
-                lease = engine._prefiller._planner._saver.lease(block)
+                lease = engine.parts.prefiller._planner._saver.lease(block)
                 with lease:
                     raw.append(torch.stack([lease.read_layer(layer) for layer in range(4)]))
             stored = torch.cat(raw, dim=3)[:, :, :, -(kept - 1) :]  # (L, 2, G, T, D)
@@ -151,7 +151,7 @@ class TestWithoutPrefill:
             places = torch.arange(1, kept)
             for layer in range(4):
                 cos, sin = reference.embeddings_at(naive, layer, places, len(ids))
-                k_rot = engine._adapter.rotate(layer, stored[layer, 0][None], cos, sin)
+                k_rot = engine.parts.adapter.rotate(layer, stored[layer, 0][None], cos, sin)
                 cache.update(k_rot, stored[layer, 1][None], layer)
             rest = torch.tensor([ids[kept:]])
             out = naive(rest, past_key_values=cache, position_ids=torch.arange(kept, len(ids))[None])
@@ -231,7 +231,7 @@ class TestBaselines:
                 prefill = engine.prefill(question(6), session=session)
                 logits[mode] = prefill.logits
                 if mode == "naive":
-                    spans = engine._intake.prompt(question(6), (), session.past, 0).history.blocks
+                    spans = engine.parts.intake.prompt(question(6), (), session.past, 0).history.blocks
                     assert spans[0].rotated_from == 1 + len(session.token_ids) // 2
                     assert prefill.reuse.computed == 6
         assert not torch.allclose(logits["kv"], logits["naive"], atol=1e-2)

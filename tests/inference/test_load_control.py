@@ -31,7 +31,7 @@ def hand_made(made: Engine, disk_token_s: float) -> Profile:
     """A row takes 10 ms a layer, nothing else takes time; a token takes that long from disk."""
     a_token = made.stats().kv_bytes_per_token
     return Profile(
-        subject=made._control.subject,
+        subject=made.parts.load_control.subject,
         layers=4,
         kv_bytes_per_token=a_token,
         stored_bytes_per_token=float(a_token),
@@ -152,14 +152,14 @@ def verdict(kl: float) -> GateResult:
 
 def test_r_star_is_the_gate_s(tmp_path: Path) -> None:
     with filed(tmp_path, disk_token_s=1e-6) as made:
-        made._intake.apply_gate_result(verdict(kl=0.0))
+        made.parts.intake.apply_gate_result(verdict(kl=0.0))
         assert made.prefill(QUESTION, CHUNKS).reuse.ratio == 0.3
         assert made.prefill(QUESTION, CHUNKS, ratio=None).reuse.ratio == 0.3
 
 
 def test_a_refusing_gate_is_heeded(tmp_path: Path) -> None:
     with filed(tmp_path, disk_token_s=0.004) as made:
-        made._intake.apply_gate_result(verdict(kl=9.0))
+        made.parts.intake.apply_gate_result(verdict(kl=9.0))
         reuse = made.prefill(QUESTION, CHUNKS).reuse
     assert (reuse.computed, reuse.decision) == (S, ())
 
@@ -214,7 +214,7 @@ def test_what_is_measured_is_filed_and_used_by_the_next_engine(tmp_path: Path) -
     assert path == tmp_path / "profile.json"
     assert steps == sorted(steps) and steps[-1][0] == steps[-1][1]
     with engine(tmp_path) as again:
-        assert again._control.profile == measured
+        assert again.parts.load_control.profile == measured
         assert again.prefill(QUESTION, CHUNKS).reuse.decision
     assert set(measured.tiers) == {"memory", "disk"}
     assert measured.tiers["memory"].per_byte_s < 1e-9 and measured.tiers["disk"].points

@@ -21,7 +21,7 @@ def engine() -> Engine:
     """An engine that never encodes a miss: what is stored stays as it is."""
     with engine_of() as engine:
         engine.warm(WARM)
-        engine._background.add = lambda _ids: None  # type: ignore[method-assign]
+        engine.parts.background.add = lambda _ids: None  # type: ignore[method-assign]
         yield engine
 
 

@@ -85,8 +85,8 @@ class TestExactness:
     def test_a_raw_key_rotated_to_its_place_is_the_models_own(self, engine: Engine, fresh: Any) -> None:
         ids = PREFIX + CHUNKS[0]
         _, cache = reference.full_prefill(fresh(), ids)
-        adapter, tables = engine._adapter, engine._adapter.rope.tables(len(ids))
-        lease = engine._store.lease(engine._encoder.identity, tuple(CHUNKS[0]))
+        adapter, tables = engine.parts.adapter, engine.parts.adapter.rope.tables(len(ids))
+        lease = engine.parts.store.lease(engine.parts.encoder.identity, tuple(CHUNKS[0]))
         assert lease is not None
         with lease:
             for layer in range(adapter.layer_count):
@@ -123,7 +123,7 @@ class TestPower:
 
     def test_without_rope(self, engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
         right = engine.prefill(QUESTION, CHUNKS, reuse="none").logits
-        monkeypatch.setattr(engine._adapter, "rotate", lambda _layer, raw, _cos, _sin: raw)
+        monkeypatch.setattr(engine.parts.adapter, "rotate", lambda _layer, raw, _cos, _sin: raw)
         assert (engine.prefill(QUESTION, CHUNKS, reuse="none").logits - right).abs().max() > 1e-2
 
     def test_without_mask(self, engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -136,7 +136,7 @@ class TestPower:
         if family not in tiny_models.SLIDING:
             pytest.skip("no sliding layers in this family's tiny config")
         right = engine.prefill(QUESTION, CHUNKS, reuse="none").logits
-        monkeypatch.setattr(engine._adapter, "window", lambda _layer: None)
+        monkeypatch.setattr(engine.parts.adapter, "window", lambda _layer: None)
         assert (engine.prefill(QUESTION, CHUNKS, reuse="none").logits - right).abs().max() > 1e-2
 
 

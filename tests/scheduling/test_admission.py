@@ -195,15 +195,15 @@ class TestTheQueue:
 
 def held(engine: Engine) -> dict[str, int]:
     """Everything a request may hold."""
-    tiers = [getattr(tier, "_ledger", ()) for tier in engine._store._tiers]
+    tiers = [getattr(tier, "_ledger", ()) for tier in engine.parts.store._tiers]
     stats = engine.stats().queue
     return {
         "pins": sum(slot.pins for ledger in tiers for slot in ledger),
         "waiting": stats.waiting,
         "admitted": stats.admitted,
-        "in line": engine._store._prefetcher.waiting,
-        "requests": engine._activity._traffic.requests,
-        "computing": int(engine._activity.lock._held),
+        "in line": engine.parts.store._prefetcher.waiting,
+        "requests": engine.parts.activity._traffic.requests,
+        "computing": int(engine.parts.activity.lock._held),
     }
 
 
@@ -274,7 +274,7 @@ class TestCallingOff:
         session = engine.session("s")  # held on to: the engine keeps sessions by what others hold
         with session.lock:
             thread = self.answer(engine, call_off)
-            until(lambda: engine._activity._traffic.requests == 1)
+            until(lambda: engine.parts.activity._traffic.requests == 1)
             assert engine.stats().queue.admitted == 0  # who waits for a session holds no slot
             assert engine.prefill(Q, [A]).reuse.tokens
             call_off.now()
@@ -282,7 +282,7 @@ class TestCallingOff:
         self.over(engine, thread)
 
     def test_while_it_waits_in_the_queue(self, engine: Engine, call_off: CallOff) -> None:
-        with engine._scheduler.admitted(PrefetchHint(), engine._scheduler.ticket()):
+        with engine.parts.admission.admitted(PrefetchHint(), engine.parts.admission.ticket()):
             thread = self.answer(engine, call_off)
             until(lambda: engine.stats().queue.waiting == 1)
             call_off.now()
@@ -290,7 +290,7 @@ class TestCallingOff:
         self.over(engine, thread)
 
     def test_when_it_is_planned_and_waits_for_the_model(self, engine: Engine, call_off: CallOff) -> None:
-        with engine._activity.lock:
+        with engine.parts.activity.lock:
             thread = self.answer(engine, call_off)
             until(lambda: held(engine)["pins"] >= 2)
             call_off.now()
@@ -299,7 +299,7 @@ class TestCallingOff:
 
     def test_between_two_layers(self, engine: Engine, call_off: CallOff, monkeypatch: pytest.MonkeyPatch) -> None:
         layers: list[int] = []
-        run_layer = engine._adapter.run_layer
+        run_layer = engine.parts.adapter.run_layer
 
         def spy(layer: int, *args: Any, **kwargs: Any) -> Any:
             layers.append(layer)
@@ -308,7 +308,7 @@ class TestCallingOff:
             return run_layer(layer, *args, **kwargs)
 
         with monkeypatch.context() as patch:
-            patch.setattr(engine._adapter, "run_layer", spy)
+            patch.setattr(engine.parts.adapter, "run_layer", spy)
             thread = self.answer(engine, call_off)
             thread.join(20)
         assert layers == [0, 1]
@@ -326,7 +326,7 @@ class TestCallingOff:
     def test_before_anything(self, engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
         call_off = CallOff("cancel")
         call_off.now()
-        monkeypatch.setattr(engine._prefiller, "prefill", lambda *_: pytest.fail("nothing may be computed"))
+        monkeypatch.setattr(engine.parts.prefiller, "prefill", lambda *_: pytest.fail("nothing may be computed"))
         self.answer(engine, call_off).join(20)
         assert self.called_off and held(engine) == NOTHING
         with pytest.raises(CancelledError):
@@ -352,7 +352,7 @@ def test_an_open_stream_keeps_nobody_waiting_even_on_its_own_thread() -> None:
 def test_a_full_queue_refuses_with_one_clear_error() -> None:
     with engine_of(scheduler=SchedulerConfig(workers=1, queue_limit=0)) as engine:
         with (
-            engine._scheduler.admitted(PrefetchHint(), engine._scheduler.ticket()),
+            engine.parts.admission.admitted(PrefetchHint(), engine.parts.admission.ticket()),
             pytest.raises(QueueFullError, match="Ask again later"),
         ):
             engine.answer(Q, [A])
@@ -364,7 +364,7 @@ class TestWhatWaitsIsFetched:
     def ask_behind_another(self, engine: Engine, ask: Callable[[], Any], entries: int) -> Any:
         """What `ask` gives when it waits until so many entries are in memory."""
         got: list[Any] = []
-        with engine._scheduler.admitted(PrefetchHint(), engine._scheduler.ticket()):
+        with engine.parts.admission.admitted(PrefetchHint(), engine.parts.admission.ticket()):
             thread = threading.Thread(target=lambda: got.append(ask()))
             thread.start()
             until(lambda: engine.stats().store.tiers[0].entries == entries)

@@ -71,7 +71,7 @@ def through(batch: DecodeBatch, adapter: Adapter, length: int) -> list[int]:
 
 
 def batch_of(engine: Engine) -> DecodeBatch:
-    return engine._answerer._batch
+    return engine.parts.generator._batch
 
 
 def until(true: Callable[[], object]) -> None:
@@ -302,7 +302,7 @@ class TestClosing:
 class TestALongPrefill:
     def test_delivers_tokens_between_its_layers(self, monkeypatch: pytest.MonkeyPatch) -> None:
         with engine_of() as engine:
-            batch, adapter = batch_of(engine), engine._adapter
+            batch, adapter = batch_of(engine), engine.parts.adapter
             events = engine.stream([5, 6], max_new_tokens=60, min_new_tokens=60)
             next(events)
             told: list[object] = []
@@ -335,7 +335,7 @@ class TestALongPrefill:
 
     def test_so_does_a_chunk_being_encoded_and_scored(self, monkeypatch: pytest.MonkeyPatch) -> None:
         with engine_of() as engine:
-            batch, adapter = batch_of(engine), engine._adapter
+            batch, adapter = batch_of(engine), engine.parts.adapter
             events = engine.stream([5, 6], max_new_tokens=60, min_new_tokens=60)
             next(events)
             layers, tokens, run_layer, begun = 0, 0, adapter.run_layer, threading.Event()

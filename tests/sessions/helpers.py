@@ -71,4 +71,4 @@ def files(directory: Path) -> int:
 def pinned(engine: Engine) -> int:
     """Bytes that open leases keep from being evicted, in all tiers, once all is still."""
     engine.flush()
-    return sum(tier._ledger._pinned_bytes for tier in engine._store._tiers)
+    return sum(tier._ledger._pinned_bytes for tier in engine.parts.store._tiers)

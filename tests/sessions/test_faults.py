@@ -47,7 +47,7 @@ class TestALostBlock:
             session = talk(engine)
             engine.flush()
             lost = session.conversation.history.blocks[which]
-            engine._store.delete_key(lost.key(engine._encoder.identity))
+            engine.parts.store.delete_key(lost.key(engine.parts.encoder.identity))
             reuse = is_full_prefill(engine, session, 3, ratio=0.0).reuse
             assert reuse.notes == (f"{len(lost)} history tokens recomputed: its block was lost",)
             assert reuse.exact == 1 + with_kv(session) - len(lost)
@@ -62,7 +62,7 @@ class TestALostBlock:
             ask(engine, session, 2, ratio=0.0)
             engine.flush()
             lost = session.conversation.history.blocks[-1]
-            engine._store.delete_key(lost.key(engine._encoder.identity))
+            engine.parts.store.delete_key(lost.key(engine.parts.encoder.identity))
             ask(engine, session, 3, ratio=0.0)
             assert lost not in session.conversation.history.blocks
             reuse = engine.prefill(question(4), session=session, ratio=0.0).reuse
@@ -93,13 +93,13 @@ class TestALostBlock:
         with engine_at(tmp_path, memory_bytes=0) as engine:
             session = talk(engine)
             engine.flush()
-            engine._store._tiers = (FailingTier(engine._store._tiers[0], {2}, failure),)
+            engine.parts.store._tiers = (FailingTier(engine.parts.store._tiers[0], {2}, failure),)
             reuse = is_full_prefill(engine, session, 3, ratio=0.0).reuse
             assert reuse.exact == 1
             ask(engine, session, 3)
-            engine._store._tiers[0].layers = ()
+            engine.parts.store._tiers[0].layers = ()
             is_full_prefill(engine, session, 4, ratio=0.0)
-            engine._store._tiers = (engine._store._tiers[0].tier,)
+            engine.parts.store._tiers = (engine.parts.store._tiers[0].tier,)
             assert pinned(engine) == 0
 
     def test_was_never_saved_where_the_buffer_is_full(self, tmp_path: Path) -> None:
@@ -234,8 +234,8 @@ class TestEviction:
         block = 8 * 4 * 2 * 2 * 16 * 4
         with engine_at(None, memory_bytes=10 * block) as engine:
             session = talk(engine)
-            (memory,) = engine._store._tiers
-            engine._store._tiers = (ThrottledTier(memory, 1e5),)
+            (memory,) = engine.parts.store._tiers
+            engine.parts.store._tiers = (ThrottledTier(memory, 1e5),)
             done = threading.Event()
 
             def push() -> None:
@@ -252,7 +252,7 @@ class TestEviction:
             finally:
                 done.set()
                 pusher.join()
-            engine._store._tiers = (memory,)
+            engine.parts.store._tiers = (memory,)
             assert memory.stats().evictions > 0
             assert memory.stats().used_bytes <= 10 * block
             assert pinned(engine) == 0
@@ -308,7 +308,7 @@ class TestGivingUp:
     def test_a_pass_that_fails(self, spoken: Any, monkeypatch: pytest.MonkeyPatch, after: int) -> None:
         """At the first layer, in the middle of the prefill, in the middle of the answer."""
         engine, session, as_before = spoken
-        adapter, calls = engine._adapter, iter(range(1000))
+        adapter, calls = engine.parts.adapter, iter(range(1000))
         real = adapter.drive
 
         def fails(*arguments: Any) -> Any:
@@ -333,7 +333,7 @@ class TestGivingUp:
     def test_a_turn_that_would_have_put_lost_blocks_back(self, spoken: Any, tmp_path: Path) -> None:
         engine, session, _ = spoken
         blocks = files(tmp_path)
-        engine._store.delete_key(session.conversation.history.blocks[0].key(engine._encoder.identity))
+        engine.parts.store.delete_key(session.conversation.history.blocks[0].key(engine.parts.encoder.identity))
         stream = engine.stream(question(7), session=session, max_new_tokens=6, min_new_tokens=6)
         next(stream)
         stream.close()
@@ -373,9 +373,9 @@ class TestASlowDisk:
         with engine_at(tmp_path, memory_bytes=0) as engine:
             session = talk(engine, 1)
             engine.flush()
-            (disk,) = engine._store._tiers
+            (disk,) = engine.parts.store._tiers
             held = HeldWrites(disk)
-            engine._store._tiers = (held,)
+            engine.parts.store._tiers = (held,)
             talk(engine, 5)
             reuse = is_full_prefill(engine, session, 5, ratio=0.0).reuse
             assert held.waiting and not held.too_long
@@ -386,7 +386,10 @@ class TestASlowDisk:
 
     def test_that_is_closed_upon_keeps_every_turn(self, tmp_path: Path) -> None:
         engine = engine_at(tmp_path)
-        engine._store._tiers = (engine._store._tiers[0], SlowWrites(engine._store._tiers[1], delay_s=0.02))
+        engine.parts.store._tiers = (
+            engine.parts.store._tiers[0],
+            SlowWrites(engine.parts.store._tiers[1], delay_s=0.02),
+        )
         talk(engine, 4)
         engine.close()
         with engine_at(tmp_path) as engine:

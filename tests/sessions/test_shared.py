@@ -171,7 +171,7 @@ def test_a_deletion_reaches_every_replica_and_its_blocks_go_everywhere(
         keys = {block.key(there._sessions.house.identity) for block in kept.conversation.history.blocks}
         pause = threading.Event()
         for _ in range(100):
-            left = [{info.key for info in engine._store.infos() if info.group} for engine in (here, there)]
+            left = [{info.key for info in engine.parts.store.infos() if info.group} for engine in (here, there)]
             if all(some <= keys for some in left):
                 break
             pause.wait(0.1)

@@ -60,7 +60,7 @@ def test_a_missed_chunk_reaches_the_other_replica_too(replicas: list[Engine]) ->
     one.flush()
     assert other.prefill(Q, [A]).reuse.missed_chunks == 0
     one.delete([A])
-    other._store.delete_key(other._encoder.identity.key(tuple(A)))
+    other.parts.store.delete_key(other.parts.encoder.identity.key(tuple(A)))
     assert stored(one, A) is stored(other, A) is None
 
 
@@ -99,7 +99,7 @@ def pair(redis_server: RedisServer, tmp_path: Path) -> Iterator[list[Engine]]:
 def patient(engines: list[Engine]) -> None:
     """Encoding has taken long, so that on a busy machine nobody gives up waiting for another's entry."""
     for engine in engines:
-        engine._background.single_flight.pace.took(1, 10.0)
+        engine.parts.background.single_flight.pace.took(1, 10.0)
 
 
 def together(*work: Any) -> None:
@@ -118,9 +118,9 @@ def test_two_replicas_that_miss_a_chunk_at_once_encode_it_once(
     pair[1].warm([C])
     patient(pair)
     together(*(lambda engine=engine: engine.prefill(Q, [A]) for engine in pair))  # type: ignore[misc]
-    key = pair[0]._encoder.identity.key(tuple(A))
+    key = pair[0].parts.encoder.identity.key(tuple(A))
     until = time.monotonic() + 20
-    while not all(engine._store.contains(key) for engine in pair) and time.monotonic() < until:
+    while not all(engine.parts.store.contains(key) for engine in pair) and time.monotonic() < until:
         time.sleep(0.02)
     assert counting.encoded.count(tuple(A)) == 1
     for engine in pair:
@@ -251,7 +251,7 @@ def test_a_server_killed_while_layers_are_read_fails_no_request() -> None:
 class TestSlow:
     def test_what_loads_slower_than_it_computes_is_computed_and_the_report_says_so(self, network: Network) -> None:
         network.engine.prefill(Q, [A, B, C])  # as fast as it comes: nothing was measured before
-        network.engine._store._tiers[-1]._meter._byte_s = 1 / 20e3  # type: ignore[attr-defined]
+        network.engine.parts.store._tiers[-1]._meter._byte_s = 1 / 20e3  # type: ignore[attr-defined]
         prefill = network.engine.prefill(Q, [A, B, C])
         assert prefill.reuse.missed_chunks == 0
         assert any("quicker than loading" in note and "redis" in note for note in prefill.reuse.notes)
@@ -259,7 +259,7 @@ class TestSlow:
 
     def test_a_quick_one_is_read(self, network: Network) -> None:
         for _ in range(3):
-            network.engine._store._tiers[-1]._meter._byte_s = 1e-12  # type: ignore[attr-defined]
+            network.engine.parts.store._tiers[-1]._meter._byte_s = 1e-12  # type: ignore[attr-defined]
             prefill = network.engine.prefill(Q, [A, B, C])
             assert not any("quicker" in note for note in prefill.reuse.notes)
             assert prefill.reuse.bytes_by_tier["redis"] > 0
@@ -269,7 +269,7 @@ def test_s3_and_redis_have_a_name_each_in_reports(redis_server: RedisServer, s3_
     both = StoreConfig(redis=redis_config(redis_server, timeout_s=10.0), s3=s3_config(s3_server), memory_bytes=0)
     with engine_of(store=both) as engine:
         engine.warm([A, B])
-        engine._store._tiers[0].delete(engine._encoder.identity.key(tuple(B)))
+        engine.parts.store._tiers[0].delete(engine.parts.encoder.identity.key(tuple(B)))
         assert set(engine.prefill(Q, [A, B]).reuse.bytes_by_tier) >= {"redis", "s3"}
 
 
@@ -280,7 +280,7 @@ def test_a_profile_knows_how_fast_shared_storage_is(redis_server: RedisServer) -
     with engine_of(store=StoreConfig(redis=config)) as engine:
         profile = profiling.measure(engine, quick=True)
         assert profile.tier("redis").bytes_per_s > 0
-        assert engine._store.stats().tiers[-1].entries == 0  # what was measured with is gone
+        assert engine.parts.store.stats().tiers[-1].entries == 0  # what was measured with is gone
         profiling.save(engine, profile)
         engine.warm([A, B])
         assert engine.prefill(Q, [A, B], ratio=None).reuse.decision

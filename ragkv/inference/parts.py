@@ -1,0 +1,140 @@
+"""What an engine is built of, and how it is put together.
+
+`SharedModel` is a loaded model with what every engine on it shares. `EngineParts` is one engine's own: its store, its
+encoder, its planner. Calibration and benchmarks work on these parts; applications use the `Engine` alone.
+"""
+
+from dataclasses import dataclass, replace
+from typing import Any, Self
+
+from ragkv.config import EngineConfig, FusionConfig
+from ragkv.encoding import BackgroundEncoder, Encoder
+from ragkv.fusion import Fusor, Readers, ScoreModel, gate_result, learned, make_selector
+from ragkv.history import BlockWriter
+from ragkv.model import Adapter, adapt
+from ragkv.model.fingerprint import architecture_digest, rope_digest, tokenizer_digest, weights_digest
+from ragkv.model.kcache import Offloading
+from ragkv.model.layout import TemplateRuns, template_runs
+from ragkv.scheduling import Activity, AdmissionQueue, DecodeBatch
+from ragkv.store import Identity, Store, dtype_name
+
+from .generation import AnswerGenerator
+from .intake import Intake
+from .load_control import LoadControl, subject_of
+from .planner import Planner
+from .prefill import Prefiller
+
+
+@dataclass(frozen=True, slots=True)
+class SharedModel:
+    """A loaded model. All engines on it compute one after another and decode together."""
+
+    adapter: Adapter
+    tokenizer: Any | None
+    identity: Identity  # of every entry this model makes; an engine adds its application's part
+    activity: Activity
+    batch: DecodeBatch
+
+    @classmethod
+    def of(cls, model: Any, tokenizer: Any | None, config: EngineConfig) -> Self:
+        """Adapt a loaded transformers model. Raises `UnsupportedModelError` if its KV cannot be fused exactly."""
+        adapter, activity = adapt(model, config.packed_bytes), Activity()
+        identity = Identity(
+            weights=weights_digest(adapter.model),
+            architecture=architecture_digest(adapter),
+            rope=rope_digest(adapter),
+            dtype=dtype_name(adapter.dtype),
+            adapter="",
+            tokenizer=tokenizer_digest(tokenizer),
+            context="",
+        )
+        batch = DecodeBatch(adapter, activity.lock, rows=config.scheduler.batch_rows)
+        return cls(adapter, tokenizer, identity, activity, batch)
+
+    def for_another_engine(self) -> "SharedModel":
+        """The same model for one more engine, which is closed by itself."""
+        return replace(self, activity=Activity(self.activity))
+
+
+@dataclass(frozen=True, slots=True)
+class EngineParts:
+    """The parts of one engine. They hold no request's state and are safe to use from any thread."""
+
+    shared: SharedModel
+    identity: Identity  # of this engine's entries, whatever context they saw
+    runs: TemplateRuns
+    intake: Intake
+    store: Store
+    readers: Readers
+    fusor: Fusor
+    encoder: Encoder
+    background: BackgroundEncoder
+    admission: AdmissionQueue
+    block_writer: BlockWriter
+    load_control: LoadControl
+    planner: Planner
+    prefiller: Prefiller
+    generator: AnswerGenerator
+
+    @property
+    def adapter(self) -> Adapter:
+        """The model, driven layer by layer."""
+        return self.shared.adapter
+
+    @property
+    def activity(self) -> Activity:
+        """Who is computing with the model."""
+        return self.shared.activity
+
+    @classmethod
+    def build(cls, shared: SharedModel, config: EngineConfig) -> Self:
+        """Open the store and build every part. Whatever is refused is refused before the store is opened."""
+        adapter, activity, settings, fusion = shared.adapter, shared.activity, config.store, config.fusion
+        bos_token_id = getattr(adapter.config, "bos_token_id", None)
+        runs = template_runs(shared.tokenizer, bos_token_id, config.prompt.system)
+        intake = Intake(adapter, shared.tokenizer, runs, config)
+        make_selector(fusion.selector)  # raises for an unknown name
+        identity = replace(shared.identity, adapter=config.adapter_id, tenant=settings.tenant, codec=settings.codec)
+
+        cuda = adapter.device.type == "cuda"
+        store = Store.open(settings, page_locked=cuda, block_tokens=config.session.block_tokens)
+        readers = Readers(settings.reader_threads)
+        fusor = Fusor(adapter, readers, fusion.read_ahead_layers, fusion.seed)
+        between, network = shared.batch.step_waiting, _learned_scores(adapter, fusion)
+        prefix = runs.before_documents
+        encoder = Encoder(adapter, fusor, prefix, identity, fusion.sensitivity_prefixes, between, network)
+        background = BackgroundEncoder(encoder, store, activity)
+        if settings.directory is not None:
+            intake.apply_gate_result(gate_result.load(settings.directory, encoder.identity, fusion.selector))
+        block_writer = BlockWriter(store, identity, config.session.save_buffer_bytes)
+        subject = subject_of(adapter, encoder.identity)
+        load_control = LoadControl(subject, settings.directory, config.controller.prices, store.speeds)
+        planner = Planner(adapter, encoder, store, activity, block_writer)
+        offloading = Offloading(adapter, config.kcache)
+        return cls(
+            shared=shared,
+            identity=identity,
+            runs=runs,
+            intake=intake,
+            store=store,
+            readers=readers,
+            fusor=fusor,
+            encoder=encoder,
+            background=background,
+            admission=AdmissionQueue(config.scheduler, store),
+            block_writer=block_writer,
+            load_control=load_control,
+            planner=planner,
+            prefiller=Prefiller(planner, fusor, background, activity, shared.batch, load_control, adapter, offloading),
+            generator=AnswerGenerator(adapter, shared.tokenizer, shared.batch),
+        )
+
+
+def _learned_scores(adapter: Adapter, fusion: FusionConfig) -> ScoreModel | None:
+    """The score network from the model's folder, if the settings want one and it fits them."""
+    if not fusion.learned_scores or fusion.sensitivity_prefixes != learned.TEXTS:
+        return None
+    return learned.load_for(adapter)
+
+
+__all__ = ["EngineParts", "SharedModel"]
