@@ -243,6 +243,7 @@ class Engine(Closing):
 
         `on_progress(done, total)` is called after each chunk.
         """
+        store = self.parts.store
         asked = self.parts.intake.chunks(chunks)
         self.parts.intake.check_encodable(asked)
         unique = list(dict.fromkeys(chunk.token_ids for chunk in asked))
@@ -252,19 +253,15 @@ class Engine(Closing):
         while waiting:
             token_ids = waiting.popleft()
             key, tokens = identity.key(token_ids), len(token_ids)
-            if self.parts.store.ensure_durable(identity, token_ids):
+            if store.ensure_durable(identity, token_ids):
                 present += 1
             else:
-                flight = flights.claim(key, tokens, partial(self.parts.store.ensure_durable, identity, token_ids))
+                flight = flights.claim(key, tokens, partial(store.ensure_durable, identity, token_ids))
                 if flight is None and token_ids not in left_for_later:  # another replica encodes it: the others first
                     left_for_later.add(token_ids)
                     waiting.append(token_ids)
                     continue
-                if (
-                    flight is None
-                    and flights.arrived(key, tokens)
-                    and self.parts.store.ensure_durable(identity, token_ids)
-                ):
+                if flight is None and flights.arrived(key, tokens) and store.ensure_durable(identity, token_ids):
                     present += 1
                 else:
                     stored = self._encoded(token_ids, unique, flight)
@@ -272,7 +269,7 @@ class Engine(Closing):
             if on_progress:
                 on_progress(len(unique) - len(waiting), len(unique))
         openmp.release_threads()  # made where entries are encoded for the store
-        self.parts.store.flush()  # what was present may still have been waiting to be written
+        store.flush()  # what was present may still have been waiting to be written
         return WarmReport(encoded, present, failed)
 
     def delete(self, chunks: Sequence[ChunkLike]) -> int:
