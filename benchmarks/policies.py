@@ -30,6 +30,7 @@ from ragkv.simulate import (
     ShareGPTLike,
     Trace,
     load_trace,
+    make_any_policy,
     policy_for,
     read_rag_requests,
     replay,
@@ -38,7 +39,6 @@ from ragkv.simulate import (
 from ragkv.simulate.chunks import exact_prefix, position_free, replay_chunks
 from ragkv.simulate.queueing import Server, serve
 from ragkv.simulate.report import plot
-from ragkv.store.policies import make_policy
 
 TRACES = Path(__file__).parents[2] / "shared" / "data" / "traces"
 FILES = {
@@ -256,7 +256,7 @@ def passages(folder: Path, quick: bool) -> list[dict[str, Any]]:
             ("prefix, canonical order", sorted_prefix, ("lru",)),
         ):
             for policy in policies:
-                done = replay_chunks(reads, make_policy(policy, offline=True), int(share * stored))
+                done = replay_chunks(reads, make_any_policy(policy), int(share * stored))
                 rows.append({"share": share, "reuse": name, "policy": policy, "found": done.hit_tokens / tokens})
     print(f"\nRAGPulse: {len(requests)} requests, {tokens} prompt tokens; stored parts {stored} tokens in all")
     shares = sorted({row["share"] for row in rows})

@@ -20,7 +20,7 @@ MIB = 1024**2
 GIB = 1024**3
 # The names in registries that load torch, or much else; a test holds them to the registries.
 CODEC_NAMES = ("raw", "int8")  # ragkv.store.CODECS
-POLICY_NAMES = (  # ragkv.store.POLICIES, without the policies that must know the future
+POLICY_NAMES = (  # ragkv.store.POLICIES
     "auto",
     "end-aware",
     "et-lru",
@@ -33,11 +33,16 @@ POLICY_NAMES = (  # ragkv.store.POLICIES, without the policies that must know th
     "lookahead",
     "lru",
     "t-lru",
+    "t-lru-guarded",
+    "threshold-lru",
+)
+SIMULATOR_POLICY_NAMES = (  # ragkv.simulate.SIMULATOR_ONLY
+    "belady",
+    "length-aware",
     "t-lru-all",
     "t-lru-eager",
-    "t-lru-guarded",
     "t-lru-literal",
-    "threshold-lru",
+    "tail-belady",
 )
 SELECTOR_NAMES = (  # ragkv.fusion.SELECTORS
     "all",
@@ -145,6 +150,11 @@ class StoreConfig:
                 f"{self.memory_bytes}."
             )
         one_of("store.codec", self.codec, CODEC_NAMES)
+        if self.policy in SIMULATOR_POLICY_NAMES:
+            raise ConfigError(
+                f"store.policy is {self.policy!r}, which runs only in the simulator (`ragkv simulate --policy`); "
+                f"it must be one of: {', '.join(POLICY_NAMES)}."
+            )
         one_of("store.policy", self.policy, POLICY_NAMES)
 
 

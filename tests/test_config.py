@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 
 from ragkv import EngineConfig, FusionConfig, KCacheConfig, PromptConfig, StoreConfig
-from ragkv.config import CODEC_NAMES, GIB, POLICY_NAMES, SELECTOR_NAMES
+from ragkv.config import CODEC_NAMES, GIB, POLICY_NAMES, SELECTOR_NAMES, SIMULATOR_POLICY_NAMES
 from ragkv.errors import ConfigError
 from ragkv.fusion import SELECTORS
+from ragkv.simulate import SIMULATOR_ONLY
 from ragkv.store import CODECS, POLICIES
 
 NESTED: dict[str, Any] = {
@@ -191,10 +192,11 @@ def test_a_group_that_may_be_off_is_off_by_default_and_by_name() -> None:
     ("known", "registered"),
     [
         (CODEC_NAMES, CODECS),
-        (POLICY_NAMES, [name for name, policy in POLICIES.items() if not policy.offline]),
+        (POLICY_NAMES, POLICIES),
+        (SIMULATOR_POLICY_NAMES, SIMULATOR_ONLY),
         (SELECTOR_NAMES, SELECTORS),
     ],
-    ids=["codecs", "policies", "selectors"],
+    ids=["codecs", "policies", "simulator policies", "selectors"],
 )
 def test_the_settings_know_every_registered_name(known: tuple[str, ...], registered: Collection[str]) -> None:
     assert sorted(known) == sorted(registered)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from typing import NamedTuple
 
-from ragkv.store.policies import NEVER, Next, Policy, Turn
+from ragkv.store.policies import NEVER, NextRequest, Policy, Turn
 
 from .readers.ragpulse import PARTS, Part, RagRequest
 
@@ -37,14 +37,14 @@ class ChunkReplay:
     hit_tokens: int
 
 
-def futures(reads: Sequence[Read]) -> list[Next]:
+def futures(reads: Sequence[Read]) -> list[NextRequest]:
     """When each read's chunk is read next."""
-    nexts: dict[str, Next] = {}
+    nexts: dict[str, NextRequest] = {}
     found = []
     for position in range(len(reads) - 1, -1, -1):
         key = reads[position].key
         found.append(nexts.get(key, NEVER))
-        nexts[key] = Next(position, 1, 1)
+        nexts[key] = NextRequest(position, 1, 1)
     return found[::-1]
 
 
@@ -53,7 +53,7 @@ def replay_chunks(
 ) -> ChunkReplay:
     """Run reads through `policy`. A chunk that was not found is computed and put; the policy may rather drop it."""
     tier = ChunkTier(policy, capacity_tokens, on_evict)
-    nexts = futures(reads) if policy.offline else [None] * len(reads)
+    nexts = futures(reads) if policy.needs_future else [None] * len(reads)
     found = [tier.read(read, number, then) for number, (read, then) in enumerate(zip(reads, nexts, strict=True))]
     hit_tokens = sum(read.tokens for read, hit in zip(reads, found, strict=True) if hit)
     tokens = sum(read.tokens for read in reads)
@@ -70,7 +70,7 @@ class ChunkTier:
         self._capacity = capacity_tokens
         self._on_evict = on_evict
 
-    def read(self, read: Read, number: int = 0, then: Next | None = None) -> bool:
+    def read(self, read: Read, number: int = 0, then: NextRequest | None = None) -> bool:
         """Whether the chunk is held; if not it is put, unless the policy rather drops it. `then`: its next read."""
         at, key, tokens = read
         policy = self._policy

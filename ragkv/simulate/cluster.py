@@ -21,9 +21,10 @@ from numpy.typing import NDArray
 
 from ragkv.errors import ConfigError
 from ragkv.scheduling.replica_routing import Part, ReplicaLoad, RouterSettings, RoutingRequest, make_router
-from ragkv.store.policies import POLICIES, Policy, make_policy
+from ragkv.store.policies import Policy
 
 from .chunks import STORED, ChunkTier, Read, position_free, replay_chunks
+from .policies import ALL_POLICIES, make_any_policy
 from .profile import Profile
 from .readers import RagRequest
 from .replay import PrefixTier, replay
@@ -54,7 +55,7 @@ class Shape:
                 raise ConfigError(f"{name} is {getattr(self, name)}; it must be at least 1.")
         if min(self.memory_tokens, self.disk_tokens, self.remote_tokens or 0) < 0 or not self.speedup > 0:
             raise ConfigError(f"Capacities must not be negative and speedup must be more than 0 in {self}.")
-        if self.policy in POLICIES and POLICIES[self.policy].offline:
+        if self.policy in ALL_POLICIES and ALL_POLICIES[self.policy].needs_future:
             raise ConfigError(f"Policy {self.policy!r} knows one store's future, not a replica's: see `Load.bounds`.")
 
 
@@ -250,8 +251,8 @@ class RagLoad(Load):
     def bounds(self, shape: Shape) -> Bounds:
         reads, tokens = [read for reads in self.reads for read in reads], sum(self.tokens)
         capacity = self.stored_tokens if shape.remote_tokens is None else summed(shape)
-        belady = replay_chunks(reads, make_policy("belady", offline=True), capacity)
-        unbounded = replay_chunks(reads, make_policy("fifo"), self.stored_tokens)
+        belady = replay_chunks(reads, make_any_policy("belady"), capacity)
+        unbounded = replay_chunks(reads, make_any_policy("fifo"), self.stored_tokens)
         return Bounds(unbounded.hit_tokens / tokens, belady.hit_tokens / tokens)
 
 
@@ -273,8 +274,8 @@ class TurnLoad(Load):
     def bounds(self, shape: Shape) -> Bounds:
         blocks = sum(turn.prompt for turn in self.trace.turns)
         capacity = self.trace.weight if shape.remote_tokens is None else summed(shape) // self.block
-        belady = replay(self.trace, make_policy("belady", offline=True), capacity)
-        unbounded = replay(self.trace, make_policy("fifo"), self.trace.weight)
+        belady = replay(self.trace, make_any_policy("belady"), capacity)
+        unbounded = replay(self.trace, make_any_policy("fifo"), self.trace.weight)
         return Bounds(1 - sum(unbounded.uncached) / blocks, 1 - sum(belady.uncached) / blocks)
 
 
@@ -292,12 +293,12 @@ def summed(shape: Shape) -> int:
 class _ChunkStores(Stores):
     def __init__(self, load: RagLoad, shape: Shape) -> None:
         def tiers(tokens: int) -> list[ChunkTier]:
-            return [ChunkTier(make_policy(shape.policy), tokens) for _ in range(shape.replicas)]
+            return [ChunkTier(make_any_policy(shape.policy), tokens) for _ in range(shape.replicas)]
 
         self._load = load
         self._memories, self._disks = tiers(shape.memory_tokens), tiers(shape.disk_tokens)
         remote = load.stored_tokens if shape.remote_tokens is None else shape.remote_tokens
-        self._remote = ChunkTier(make_policy(shape.policy), remote)
+        self._remote = ChunkTier(make_any_policy(shape.policy), remote)
         self._ready: dict[str, float] = {}  # when the shared tier has it
         self._from, self._times_made = shape.remote_from, Counter[str]()
         self._made: list[str] = []

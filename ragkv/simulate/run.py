@@ -5,8 +5,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ragkv.errors import ConfigError
-from ragkv.store.policies import Policy, PolicySettings, make_policy
+from ragkv.store.policies import Policy, PolicySettings
 
+from .policies import make_any_policy
 from .profile import Profile
 from .readers import read_trace
 from .replay import replay
@@ -56,7 +57,7 @@ def policy_for(name: str, trace: Trace, setting: Setting, *, load_share: float =
         capacity_blocks=setting.capacity_blocks,
         load_share=load_share,
     )
-    return make_policy(name, settings, offline=True)
+    return make_any_policy(name, settings)
 
 
 def simulate(trace: Trace, names: Sequence[str], setting: Setting) -> list[Report]:

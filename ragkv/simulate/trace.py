@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ragkv.errors import InputError
-from ragkv.store.policies import NEVER, Next, Turn
+from ragkv.store.policies import NEVER, NextRequest, Turn
 
 COLUMNS = ("t", "request", "conversation", "in", "sh", "L")
 
@@ -42,12 +42,12 @@ class Trace:
     def of(cls, rows: Iterable[Row], block_tokens: int, name: str = "", notes: tuple[str, ...] = ()) -> "Trace":
         """Sort rows by time and request number, and tell each turn its number, its gap and its future."""
         ordered = sorted(rows)
-        nexts: dict[str, Next] = {}
-        future: list[Next] = []
+        nexts: dict[str, NextRequest] = {}
+        future: list[NextRequest] = []
         for position in range(len(ordered) - 1, -1, -1):
             _, _, group, prompt, shared, _ = ordered[position]
             future.append(nexts.get(group, NEVER))
-            nexts[group] = Next(position, prompt, shared)
+            nexts[group] = NextRequest(position, prompt, shared)
         last: dict[str, tuple[float, int]] = {}
         turns = []
         for (at, request, group, prompt, shared, length), then in zip(ordered, reversed(future), strict=True):

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from ragkv.simulate import Trace, read_rag_requests, replay
+from ragkv.simulate import ALL_POLICIES, Trace, make_any_policy, read_rag_requests, replay
 from ragkv.simulate.chunks import Read, futures, replay_chunks
-from ragkv.store import POLICIES, DiskTier, Entry, MemoryTier, Policy, Store, Turn, make_policy
+from ragkv.store import DiskTier, Entry, MemoryTier, Policy, Store, Turn, make_policy
 from ragkv.store.policies import PolicySettings
 from ragkv.store.tiers.ledger import Slot
 
@@ -71,7 +71,7 @@ def run_live(store: Store, clock: Clock, policy: Policy, reads: list[Read], entr
         lease = store.lease(IDENTITY, entry.info.token_ids)
         if lease is not None:
             lease.close()
-        if policy.offline:
+        if policy.needs_future:
             store.served(Turn(read.at, number, read.key, 1, 1, 1, 1, None, nexts[number]))
         if lease is None:
             store.put_durably(entry)
@@ -84,8 +84,8 @@ def compare(name: str, asked: list[tuple[float, int, int]]) -> int:
     reads = [Read(at, e.info.key, e.size_bytes) for (at, _, _), e in zip(asked, entries, strict=True)]
     capacity = sum(entry.size_bytes for entry in made.values()) // 10
     expected: list[str] = []
-    done = replay_chunks(reads, make_policy(name, offline=True), capacity, on_evict=expected.append)
-    clock, policy = Clock(), make_policy(name, offline=True)
+    done = replay_chunks(reads, make_any_policy(name), capacity, on_evict=expected.append)
+    clock, policy = Clock(), make_any_policy(name)
     tier = LoggedMemory(capacity, policy, clock)
     with Store([tier], write_buffer_bytes=0) as store:
         run_live(store, clock, policy, reads, entries)
@@ -95,12 +95,12 @@ def compare(name: str, asked: list[tuple[float, int, int]]) -> int:
 
 
 @pytest.mark.skipif(not RAGPULSE.is_dir(), reason="RAGPulse is not part of this repository")
-@pytest.mark.parametrize("name", sorted(POLICIES))
+@pytest.mark.parametrize("name", sorted(ALL_POLICIES))
 def test_two_thousand_requests_evict_the_same_chunks_in_the_same_order(name: str) -> None:
     assert compare(name, list(passages(2_000))) > 1_000
 
 
-@pytest.mark.parametrize("name", sorted(POLICIES))
+@pytest.mark.parametrize("name", sorted(ALL_POLICIES))
 def test_a_generated_load_evicts_the_same_chunks_in_the_same_order(name: str) -> None:
     draw = random.Random(0)
     chunks = [min(199, int(draw.paretovariate(0.6))) for _ in range(1_500)]
@@ -124,8 +124,8 @@ def test_the_disk_tier_evicts_as_the_simulator_does(name: str, tmp_path: Path) -
         sizes[path.stem] = path.stat().st_size
     reads = [Read(at, e.info.key, sizes[e.info.key]) for (at, _, _), e in zip(passages(40), entries, strict=True)]
     expected: list[str] = []
-    replay_chunks(reads, make_policy(name, offline=True), 30 * page, on_evict=expected.append)
-    clock, policy = Clock(), make_policy(name, offline=True)
+    replay_chunks(reads, make_any_policy(name), 30 * page, on_evict=expected.append)
+    clock, policy = Clock(), make_any_policy(name)
     disk = LoggedDisk(tmp_path / "live", 30 * page, policy, clock)
     with Store([disk], write_buffer_bytes=0) as store:
         run_live(store, clock, policy, reads, entries)
@@ -144,7 +144,7 @@ def run_session(tier: MemoryTier, turn: Turn, blocks: dict[tuple[str, int], Entr
 
 
 # The others decide on whole sessions, or once a turn where a live store overflows at every block.
-BY_BLOCK = sorted(set(POLICIES) - {"lookahead", "t-lru-all", "t-lru-literal", "gdsf", "lfu-da", "gdsf-memory"})
+BY_BLOCK = sorted(set(ALL_POLICIES) - {"lookahead", "t-lru-all", "t-lru-literal", "gdsf", "lfu-da", "gdsf-memory"})
 
 
 @pytest.mark.parametrize("name", BY_BLOCK)
@@ -167,7 +167,7 @@ def test_histories_in_blocks_are_trimmed_to_the_same_prefixes(name: str) -> None
         }
         size = next(iter(blocks.values())).size_bytes
         clock = Clock()
-        tier = MemoryTier(12 * size, make_policy(name, settings, offline=True), clock=clock)
+        tier = MemoryTier(12 * size, make_any_policy(name, settings), clock=clock)
         for number, turn in enumerate(trace.turns):
             clock.now = turn.at
             run_session(tier, turn, blocks)
@@ -180,7 +180,7 @@ def test_histories_in_blocks_are_trimmed_to_the_same_prefixes(name: str) -> None
 def held_after(trace: Trace, turns: int, name: str, settings: PolicySettings) -> dict[str, int]:
     """Blocks the simulator holds of each conversation after so many turns."""
     held: dict[str, int] = {}
-    policy = make_policy(name, settings, offline=True)
+    policy = make_any_policy(name, settings)
     told = policy.held
 
     def note(group: str, blocks: int, size: int, now: float) -> None:

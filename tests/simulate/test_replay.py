@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ragkv.simulate import Row, Trace, replay
-from ragkv.store.policies import POLICIES, Policy, PolicySettings, make_policy
+from ragkv.simulate import ALL_POLICIES, Row, Trace, make_any_policy, replay
+from ragkv.store.policies import Policy, PolicySettings, make_policy
 
 from .reference import XI_BLOCK_TOKENS, Reference, best_possible, random_rows
 
@@ -17,7 +17,7 @@ OURS = {
     "lfu-da",
     "gdsf-memory",
 }  # no definition in docs/policies.md to compare with
-SIBLINGS = sorted(set(POLICIES) - OURS - {"lookahead"})  # whose unit is a session
+SIBLINGS = sorted(set(ALL_POLICIES) - OURS - {"lookahead"})  # whose unit is a session
 FIGURE_1 = [Row(0, 0, "A", 100, 0, 100), Row(1, 1, "B", 100, 0, 100)]
 
 
@@ -32,7 +32,7 @@ def policy_for(name: str, trace: Trace, xi: int, **others: float) -> Policy:
         end_rate_per_s=RATES[1],
         **others,  # type: ignore[arg-type]
     )
-    return make_policy(name, settings, offline=True)
+    return make_any_policy(name, settings)
 
 
 def run(name: str, rows: list[Row], capacity: int, xi: int, forced: bool = False) -> tuple[list[int], list[str]]:
@@ -105,7 +105,7 @@ def test_where_conversations_contract_tail_belady_without_a_threshold_bounds_the
 ROWS = st.integers(0, 10**6).map(random_rows)
 
 
-@pytest.mark.parametrize("name", sorted(POLICIES))
+@pytest.mark.parametrize("name", sorted(ALL_POLICIES))
 @given(rows=ROWS, capacity=st.integers(0, 30), xi=st.integers(0, 8), forced=st.booleans())
 def test_after_any_sequence_the_capacity_holds_and_the_books_equal_a_recount(
     name: str, rows: list[Row], capacity: int, xi: int, forced: bool
@@ -132,7 +132,7 @@ def test_after_any_sequence_the_capacity_holds_and_the_books_equal_a_recount(
     )
 
 
-@pytest.mark.parametrize("name", sorted(POLICIES))
+@pytest.mark.parametrize("name", sorted(ALL_POLICIES))
 @given(rows=ROWS, capacity=st.integers(0, 30))
 def test_what_is_pinned_is_never_evicted(name: str, rows: list[Row], capacity: int) -> None:
     trace = Trace.of(rows, XI_BLOCK_TOKENS)

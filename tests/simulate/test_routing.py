@@ -7,12 +7,14 @@ from hypothesis import strategies as st
 from ragkv.errors import ConfigError
 from ragkv.scheduling.replica_routing import ROUTERS, RouterSettings
 from ragkv.simulate import (
+    ALL_POLICIES,
     Profile,
     RagLoad,
     RagRequest,
     Shape,
     Trace,
     TurnLoad,
+    make_any_policy,
     poisson,
     policy_for,
     replay,
@@ -22,12 +24,11 @@ from ragkv.simulate.chunks import position_free, replay_chunks
 from ragkv.simulate.cluster import route
 from ragkv.simulate.readers.ragpulse import Part
 from ragkv.simulate.run import Setting
-from ragkv.store.policies import POLICIES, make_policy
 
 from .reference import random_rows
 
 UNIT = Profile(token_ms=1.0)  # a second for 1,000 computed tokens, nothing for what is found
-ONLINE = sorted(name for name, policy in POLICIES.items() if not policy.offline and name != "lookahead")
+ONLINE = sorted(name for name, policy in ALL_POLICIES.items() if not policy.needs_future and name != "lookahead")
 
 
 def request(at: float, *passages: int, session: str = "s", question: int = 0) -> RagRequest:
@@ -123,7 +124,7 @@ def test_one_replica_is_the_plain_replay_of_chunks(
     policy: str, router: str, asked: list[list[int]], capacity: int
 ) -> None:
     requests = [request(float(t), *numbers, question=7) for t, numbers in enumerate(asked)]
-    plain = replay_chunks(position_free(requests), make_policy(policy), capacity)
+    plain = replay_chunks(position_free(requests), make_any_policy(policy), capacity)
     done = route(RagLoad(requests), Shape(1, capacity, policy=policy, router=router, profile=UNIT))
     assert sum(found.memory for found in done.found) == plain.hit_tokens
 

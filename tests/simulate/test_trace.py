@@ -6,7 +6,7 @@ import pytest
 
 from ragkv.errors import InputError
 from ragkv.simulate import BirthDeath, Row, ShareGPTLike, Trace, read_rows, write_rows
-from ragkv.store.policies import NEVER, Next
+from ragkv.store.policies import NEVER, NextRequest
 
 HEADER = "t,request,conversation,in,sh,L\n"
 TINY = [Row(0, 0, "A", 3, 0, 4), Row(1, 1, "B", 2, 0, 2), Row(5, 2, "A", 6, 4, 7), Row(6, 3, "A", 8, 5, 9)]
@@ -20,8 +20,8 @@ def test_a_trace_written_and_read_is_the_same(tmp_path: Path) -> None:
 
 def test_turns_know_their_number_gap_and_future() -> None:
     a1, b, a2, a3 = Trace.of(TINY, 16).turns
-    assert (a1.number, a1.since, a1.next) == (1, None, Next(2, 6, 4))
-    assert (a2.number, a2.since, a2.next) == (2, 5, Next(3, 8, 5))
+    assert (a1.number, a1.since, a1.next) == (1, None, NextRequest(2, 6, 4))
+    assert (a2.number, a2.since, a2.next) == (2, 5, NextRequest(3, 8, 5))
     assert (a3.number, a3.since, a3.next) == (3, 1, NEVER)
     assert b.next is NEVER
 

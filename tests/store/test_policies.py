@@ -6,12 +6,13 @@ from hypothesis import strategies as st
 
 from ragkv.config import StoreConfig
 from ragkv.errors import ConfigError
-from ragkv.store import LRU, POLICIES, Policy, Store, make_policy
+from ragkv.simulate import ALL_POLICIES, SIMULATOR_ONLY, make_any_policy
+from ragkv.store import LRU, Policy, Store, make_policy
 from ragkv.store.policies import Cut, PolicySettings, Turn
+from ragkv.store.policies.conversation_model import RECENT_GAPS, ReturnGaps, ReturnPredictor
 from ragkv.store.policies.departed import Departed
-from ragkv.store.policies.returns import KEPT_GAPS, Gaps, Returns
 
-NAMES = sorted(POLICIES)
+NAMES = sorted(ALL_POLICIES)
 
 
 def turn(group: str, at: float, length: int, prompt: int = 1, number: int = 1) -> Turn:
@@ -21,7 +22,7 @@ def turn(group: str, at: float, length: int, prompt: int = 1, number: int = 1) -
 
 @pytest.fixture(params=NAMES)
 def policy(request: pytest.FixtureRequest) -> Policy:
-    return make_policy(request.param, offline=True)
+    return make_any_policy(request.param)
 
 
 class TestEveryPolicy:
@@ -69,7 +70,7 @@ class TestEveryPolicy:
         self, name: str, steps: list[tuple[str, str, int]], pinned: set[str], xi: int
     ) -> None:
         policy, held, queue = (
-            make_policy(name, PolicySettings(xi_blocks=xi), offline=True),
+            make_any_policy(name, PolicySettings(xi_blocks=xi)),
             dict[str, int](),
             list[str](),
         )
@@ -111,11 +112,19 @@ def test_lru_evicts_what_was_not_used_for_longest() -> None:
 def test_an_unknown_policy_is_refused_naming_the_known_ones() -> None:
     with pytest.raises(ConfigError, match=r"'lfu'.*lru"):
         make_policy("lfu")
+    with pytest.raises(ConfigError, match=r"'lfu'.*belady.*lru"):
+        make_any_policy("lfu")
 
 
-def test_a_policy_that_needs_the_future_is_refused_where_nobody_knows_it() -> None:
-    with pytest.raises(ConfigError, match=r"'belady' needs the future.*lru"):
+def test_a_policy_that_needs_the_future_is_refused_outside_the_simulator() -> None:
+    with pytest.raises(ConfigError, match=r"no policy 'belady'.*lru.*ragkv simulate"):
         make_policy("belady")
+
+
+@pytest.mark.parametrize("name", sorted(SIMULATOR_ONLY))
+def test_store_settings_refuse_a_policy_of_the_simulator_and_say_where_it_runs(name: str) -> None:
+    with pytest.raises(ConfigError, match=rf"'{name}', which runs only in the simulator \(`ragkv simulate.*lookahead"):
+        StoreConfig(policy=name)
 
 
 @pytest.mark.parametrize("setting", ["xi_blocks", "new_blocks", "capacity_blocks", "window_groups"])
@@ -136,26 +145,19 @@ def test_a_store_gives_its_policies_the_threshold_in_blocks(monkeypatch: pytest.
     assert given == [PolicySettings(xi_blocks=15, block_tokens=64, window_bytes=10**6)]
 
 
-def test_a_store_refuses_a_policy_that_needs_the_future() -> None:
-    with pytest.raises(ConfigError, match="needs the future"):
-        make_policy("tail-belady")
-    with pytest.raises(ConfigError, match=r"store\.policy is 'tail-belady'; it must be one of: auto, "):
-        StoreConfig(policy="tail-belady")
-
-
 class TestLearning:
     def test_a_conversation_idle_beyond_every_gap_will_hardly_return(self) -> None:
-        returns = Returns()
+        returns = ReturnPredictor()
         for number in range(100):
             returns.learn(turn("a", 10.0 * number, 1, number=1))
             returns.learn(turn("a", 10.0 * number + 1, 1, number=2))
         assert returns.chance(1, 0.0, 0.5) > 0.9 > 0.05 > returns.chance(1, 0.0, 2.0)
 
     def test_gaps_of_long_ago_are_forgotten(self) -> None:
-        gaps = Gaps()
-        for gap in [100.0] * KEPT_GAPS + [1.0] * KEPT_GAPS:
+        gaps = ReturnGaps()
+        for gap in [100.0] * RECENT_GAPS + [1.0] * RECENT_GAPS:
             gaps.add(gap)
-        assert (len(gaps), gaps.quantile(0.99), gaps.survival(50.0)) == (KEPT_GAPS, 1.0, 0.0)
+        assert (len(gaps), gaps.quantile(0.99), gaps.survival(50.0)) == (RECENT_GAPS, 1.0, 0.0)
 
     def test_end_aware_lets_the_doubtful_go_first_when_live(self) -> None:
         policy = make_policy("end-aware", PolicySettings(xi_blocks=5, new_blocks=1))

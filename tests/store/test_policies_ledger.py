@@ -4,7 +4,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ragkv.store import POLICIES, Item, Turn, make_policy
+from ragkv.simulate import ALL_POLICIES, make_any_policy
+from ragkv.store import Item, Turn, make_policy
 from ragkv.store.policies import PolicySettings
 from ragkv.store.tiers.ledger import Ledger, Slot
 
@@ -21,7 +22,7 @@ class Books:
     """A ledger, and what a caller knows of it."""
 
     def __init__(self, name: str, xi: int) -> None:
-        policy = make_policy(name, PolicySettings(xi_blocks=xi, threshold_tokens=32), offline=True)
+        policy = make_any_policy(name, PolicySettings(xi_blocks=xi, threshold_tokens=32))
         self.ledger: Ledger[None] = Ledger(CAPACITY, policy)
         self.leases: list[Slot[None]] = []
         self.now = 0.0
@@ -60,7 +61,7 @@ class Books:
         assert all(slot.pins == sum(lease is slot for lease in leased) for slot in held)
 
 
-@pytest.mark.parametrize("name", sorted(POLICIES))
+@pytest.mark.parametrize("name", sorted(ALL_POLICIES))
 @given(steps=st.lists(STEP, max_size=60), xi=st.integers(0, 3))
 @settings(max_examples=60, deadline=None)
 def test_the_bound_the_pins_and_the_books_hold(name: str, steps: list[tuple[str, str, int, int]], xi: int) -> None:
@@ -70,9 +71,9 @@ def test_the_bound_the_pins_and_the_books_hold(name: str, steps: list[tuple[str,
         books.check()
 
 
-@pytest.mark.parametrize("name", sorted(POLICIES))
+@pytest.mark.parametrize("name", sorted(ALL_POLICIES))
 def test_a_put_that_is_refused_leaves_no_trace(name: str) -> None:
-    ledger: Ledger[None] = Ledger(4, make_policy(name, offline=True))
+    ledger: Ledger[None] = Ledger(4, make_any_policy(name))
     item = Item("held", 4)
     assert ledger.make_room(item, 0.0, lambda _: None)
     ledger.add(item, None, 0.0)

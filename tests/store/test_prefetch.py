@@ -473,4 +473,4 @@ def test_many_threads_at_once_never_see_a_wrong_byte_and_leave_nothing(tmp_path:
             assert tier.stats().damaged == 0
             assert sum(slot.pins for slot in tier._ledger) == 0
             policy: Any = tier._ledger.policy
-            assert (policy._places, list(policy._beyond)) == ({}, [])
+            assert (policy._positions, list(policy._beyond)) == ({}, [])

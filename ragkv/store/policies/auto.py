@@ -1,8 +1,8 @@
-"""xi = auto (ours): trim only as far as shadow caches say that trimming pays.
+"""xi = auto (ours): trim only as far as shadow caches show that trimming pays.
 
-Every candidate threshold, 0 (which is LRU) among them, runs a shadow cache: integers only, of the tier's capacity. The
-shadow with the least TEL lately leads, and the tier evicts as the leader's policy says. The TEL is that of the target
-xi; without one, of what LRU's own 90th percentile is (T-LRU paper, "sensitivity to the threshold").
+Every candidate threshold, among them 0 (which is LRU), has a shadow cache: integers only, of the tier's capacity. The
+shadow with the least recent TEL leads, and the tier evicts as the leader's policy says. TEL is measured against the
+target xi; without a target, against LRU's own 90th percentile (T-LRU paper, "sensitivity to the threshold").
 """
 
 from bisect import insort
@@ -20,7 +20,7 @@ LEAD = 0.97  # a challenger must have less than this share of the leader's TEL
 GRID_TOKENS = (1_000, 2_000, 4_000)  # thresholds that are tried where no target is given
 
 
-class Shadow:
+class ShadowCache:
     """A cache of block counts under one policy, and its discounted TEL."""
 
     def __init__(self, policy: Policy) -> None:
@@ -30,7 +30,7 @@ class Shadow:
         self._used = 0
 
     def serve(self, turn: Turn, capacity: int, xi: int) -> int:
-        """Serve a turn; its uncached blocks."""
+        """Serve a turn; returns its uncached blocks."""
         had = self._held.get(turn.group, 0)
         uncached = turn.prompt - min(had, turn.shared)
         self.tel = self.tel * 0.5 ** (1 / HALF_LIFE) + max(0, uncached - xi)
@@ -60,20 +60,20 @@ class Auto(Policy):
         block, target = self.settings.block_tokens, self.settings.xi_blocks
         grid = [target] if target else [tokens // block for tokens in GRID_TOKENS]
         self._policies: list[Policy] = [LRU(), *(self._candidate(xi) for xi in grid)]
-        self._shadows = [Shadow(LRU()), *(Shadow(self._candidate(xi)) for xi in grid)]
-        self._leader = 0  # LRU, until another has shown better
-        self._recent: deque[int] = deque()
-        self._sorted: list[int] = []
+        self._shadows = [ShadowCache(LRU()), *(ShadowCache(self._candidate(xi)) for xi in grid)]
+        self._leader = 0  # LRU, until another one does better
+        self._recent: deque[int] = deque()  # LRU's uncached blocks of the last WINDOW turns
+        self._sorted: list[int] = []  # the same, in order
         self._blocks: dict[str, int] = {}
         self._used = self._most = 0
 
     def served(self, turn: Turn) -> None:
         for policy in self._policies:
             policy.served(turn)
-        capacity = self.settings.capacity_blocks
-        xi = self.settings.xi_blocks or self._p90()
-        uncached = [shadow.serve(turn, self._most if capacity is None else capacity, xi) for shadow in self._shadows]
-        self._note(uncached[0])
+        capacity = self._most if self.settings.capacity_blocks is None else self.settings.capacity_blocks
+        xi = self.settings.xi_blocks or self._lru_p90()
+        uncached = [shadow.serve(turn, capacity, xi) for shadow in self._shadows]
+        self._record_lru(uncached[0])
         tel = [shadow.tel for shadow in self._shadows]
         best = min(range(len(tel)), key=tel.__getitem__)
         if tel[best] < LEAD * tel[self._leader]:
@@ -100,11 +100,10 @@ class Auto(Policy):
     def _candidate(self, xi: int) -> Policy:
         return LearnedETLRU(replace(self.settings, xi_blocks=xi))
 
-    def _p90(self) -> int:
-        """The 90th percentile of LRU's uncached blocks."""
+    def _lru_p90(self) -> int:
         return self._sorted[len(self._sorted) * 9 // 10] if self._sorted else 0
 
-    def _note(self, uncached: int) -> None:
+    def _record_lru(self, uncached: int) -> None:
         self._recent.append(uncached)
         insort(self._sorted, uncached)
         if len(self._recent) > WINDOW:

@@ -1,7 +1,7 @@
-"""Groups of which nothing is held: what is known of them outlives their blocks, but not for ever.
+"""Groups of which nothing is held any more: what a policy knows of them outlives their blocks, but is bounded.
 
-A turn is reported before its blocks come, and a block that is refused leaves its group empty: the next block must still
-be judged by that turn. So knowledge goes only when `MOST` other groups have left since.
+A turn is reported before its blocks come, and a refused block leaves its group empty; the next block must still be
+judged by that turn. So knowledge of a group is dropped only once `MOST` other groups have left after it.
 """
 
 from collections import OrderedDict
@@ -11,7 +11,7 @@ MOST = 100_000
 
 
 class Departed:
-    """The groups that left, the last `MOST` of them; the others are handed to `forget`."""
+    """The last `MOST` groups that left; calls `forget` for those that left earlier."""
 
     def __init__(self, forget: Callable[[str], None]) -> None:
         self._forget = forget

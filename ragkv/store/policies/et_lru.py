@@ -2,11 +2,12 @@
 
 The X-th block of a conversation of length L is worth `lambda pi(idle) P(Q >= X - L + xi)`: the chance that a turn
 comes, times the chance that its Q new blocks make that block matter. `pi` is the belief that the conversation lives.
-`et-lru` takes the printed belief exp(-mu idle); as it decays alike for all, ranks never change and one heap will do.
-`et-lru-posterior` minds that silence is evidence: e / (e + mu / (mu + lambda) (1 - e)), e = exp(-(lambda + mu) idle);
-there ranks do change, and the longest idle conversations of each worth are compared anew at every eviction.
+`et-lru` takes the printed belief exp(-mu idle); as it decays alike for all, ranks never change and one heap is enough.
+`et-lru-posterior` accounts for silence as evidence: e / (e + mu / (mu + lambda) (1 - e)), e = exp(-(lambda + mu) idle);
+its ranks do change, and the longest idle conversations of each worth are compared anew at every eviction.
 
-Blocks of equal P(Q >= q) are one class and go together. Lambda and mu are one for all conversations, so lambda cancels.
+Blocks of equal P(Q >= q) are one class and are evicted together. All conversations share lambda and mu, so lambda
+cancels.
 """
 
 from abc import abstractmethod
@@ -17,28 +18,37 @@ from math import exp, inf, log
 from typing import NamedTuple
 
 from .base import Cut, Policy, PolicySettings, Turn
+from .conversation_model import ModelLearner
 from .departed import Departed
-from .model import Learner
 from .ranking import Rank, Ranking
 
 
-class _Known(NamedTuple):
+class _GroupState(NamedTuple):
     """What is known of a group."""
 
-    length: int | None  # L; None for a chunk, all of which always matters
-    last: float  # its last use
+    length: int | None  # L; None for a chunk that stands alone, all of which always matters
+    last: float  # the time of its last use
     number: int  # of that use; breaks ties
 
 
-class _Expected(Policy):
-    """What both beliefs share: lengths, last uses, and the classes of blocks."""
+class _Candidate(NamedTuple):
+    """A group that may be evicted; the lowest is."""
+
+    score: float
+    number: int  # of its last use
+    worth: int  # the class of its last held block
+    group: str
+
+
+class _ExpectedTLRU(Policy):
+    """What the policies of all beliefs share: lengths, last uses, and the classes of blocks."""
 
     def __init__(self, settings: PolicySettings | None = None) -> None:
         super().__init__(settings)
-        self._learner = Learner(self.settings)
+        self._learner = ModelLearner(self.settings)
         self._model = self._learner.model
-        self._known: dict[str, _Known] = {}
-        self._held: OrderedDict[str, int] = OrderedDict()  # group -> blocks, the last used last
+        self._known: dict[str, _GroupState] = {}
+        self._held: OrderedDict[str, int] = OrderedDict()  # group -> blocks, the most recently used last
         self._uses = 0
         self._departed = Departed(self._forget)
 
@@ -47,17 +57,17 @@ class _Expected(Policy):
             self._model = self._learner.model
             self._forget_ranks()
             for group in self._held:
-                self._enter(group)
-        self._note(turn.group, turn.length, turn.at)
+                self._rank_group(group)
+        self._record_use(turn.group, turn.length, turn.at)
 
     def used(self, group: str, now: float) -> None:
         if group in self._held:
-            self._note(group, self._known[group].length, now)
+            self._record_use(group, self._known[group].length, now)
 
     def held(self, group: str, blocks: int, size: int, now: float) -> None:
         before = self._held.get(group, 0)
         if not blocks:
-            self._leave(group)
+            self._unrank(group)
             self._held.pop(group, None)
             if group in self._known:
                 self._departed.add(group)
@@ -66,21 +76,20 @@ class _Expected(Policy):
         self._departed.discard(group)
         if blocks > before:
             known = self._known.get(group)
-            self._note(group, known.length if known else None, now)
+            self._record_use(group, known.length if known else None, now)
         else:
-            self._enter(group)
+            self._rank_group(group)
 
     def _new_blocks(self, turn: Turn) -> int:
         """Q of a turn."""
         return turn.prompt - turn.shared
 
-    def _note(self, group: str, length: int | None, now: float) -> None:
-        """A use: the group is the youngest now."""
+    def _record_use(self, group: str, length: int | None, now: float) -> None:
         self._uses += 1
-        self._known[group] = _Known(length, now, self._uses)
+        self._known[group] = _GroupState(length, now, self._uses)
         if group in self._held:
             self._held.move_to_end(group)
-            self._enter(group)
+            self._rank_group(group)
         else:
             self._departed.add(group)
 
@@ -95,37 +104,36 @@ class _Expected(Policy):
         return self._model.worth(self._held[group] - length + self.settings.xi_blocks)
 
     def _floor(self, group: str, worth: int) -> int:
-        """The blocks that are left when all of class `worth` and above are gone."""
+        """The blocks that are left once all of class `worth` and above are evicted."""
         length = self._known[group].length
         if length is None or worth == 0:
             return 0
         return max(0, length - self.settings.xi_blocks + self._model.steps[worth - 1])
 
     @abstractmethod
-    def _enter(self, group: str) -> None:
-        """Rank a group that is held by what is known of it."""
+    def _rank_group(self, group: str) -> None:
+        """Rank a held group by what is known of it."""
 
     @abstractmethod
-    def _leave(self, group: str) -> None:
-        """The group is not held any more."""
+    def _unrank(self, group: str) -> None:
+        """Remove a group that is no longer held."""
 
     @abstractmethod
     def _forget_ranks(self) -> None:
-        """The model changed."""
+        """Drop all ranks: the model changed."""
 
 
-class ETLRU(_Expected):
+class ETLRU(_ExpectedTLRU):
     """Greedy with a heap, by the log of the printed belief: `mu last_use + log P(Q >= X - L + xi)`."""
 
     name = "et-lru"
 
     def __init__(self, settings: PolicySettings | None = None) -> None:
         super().__init__(settings)
-        self._ranking = Ranking()
-        self._set_logs()
+        self._forget_ranks()
 
     def victim(self, pinned: Container[str], now: float) -> Cut | None:
-        first, bound = self._ranking.two(pinned)
+        first, bound = self._ranking.first_two(pinned)
         if first is None:
             return None
         _, group = first
@@ -139,30 +147,25 @@ class ETLRU(_Expected):
         known = self._known[group]
         return self._model.end_rate_per_s * known.last - self._costs[worth], known.number
 
-    def _enter(self, group: str) -> None:
+    def _rank_group(self, group: str) -> None:
         self._ranking.put(group, self._rank(group, self._worth(group)))
 
-    def _leave(self, group: str) -> None:
+    def _unrank(self, group: str) -> None:
         self._ranking.drop(group)
 
     def _forget_ranks(self) -> None:
         self._ranking = Ranking()
-        self._set_logs()
-
-    def _set_logs(self) -> None:
-        self._costs = [-log(share) if share else inf for share in self._model.shares]  # rising
+        self._costs = [-log(share) if share else inf for share in self._model.shares]  # by class, rising
 
 
-class ETLRUPosterior(_Expected):
+class ETLRUPosterior(_ExpectedTLRU):
     """By the posterior belief; one queue of conversations for each class of blocks, the longest idle first."""
 
     name = "et-lru-posterior"
 
     def __init__(self, settings: PolicySettings | None = None) -> None:
         super().__init__(settings)
-        self._classes: dict[int, Ranking] = {}  # those that are not empty
-        self._order: list[int] = []  # their numbers, rising: the lower, the likelier its blocks matter
-        self._class: dict[str, int] = {}  # of a group's last held block
+        self._forget_ranks()
 
     def victim(self, pinned: Container[str], now: float) -> Cut | None:
         best, bound = self._lowest(pinned, now)
@@ -170,44 +173,42 @@ class ETLRUPosterior(_Expected):
             return None
         _, number, worth, group = best
         shares, chance = self._model.shares, self._belief(self._known[group].last, now)
-        _, (last, follower) = self._classes[worth].two(pinned)  # the next of the same class
+        _, (last, follower) = self._classes[worth].first_two(pinned)  # the next of the same class
         if last < inf:
             bound = min(bound, (shares[worth] * self._belief(last, now), follower))
         while worth > 0 and (chance * shares[worth - 1], number) < bound:
             worth -= 1
         return Cut(group, self._floor(group, worth))
 
-    def _lowest(
-        self, pinned: Container[str], now: float
-    ) -> tuple[tuple[float, int, int, str] | None, tuple[float, int]]:
-        """The lowest (score, number of last use, class, group), and below what no other class's score is."""
+    def _lowest(self, pinned: Container[str], now: float) -> tuple[_Candidate | None, Rank]:
+        """The lowest candidate, and a rank that no candidate of another class is below."""
         shares = self._model.shares
-        likeliest_gone = self._belief(self._known[next(iter(self._held))].last, now) if self._held else 1.0
-        best: tuple[float, int, int, str] | None = None
-        bound = (inf, 0)
+        least_belief = self._belief(self._known[next(iter(self._held))].last, now) if self._held else 1.0
+        best: _Candidate | None = None
+        bound: Rank = (inf, 0)
         for worth in reversed(self._order):
-            if shares[worth] * likeliest_gone > bound[0]:
-                break  # not even the longest idle of all comes below these two
+            if shares[worth] * least_belief > bound[0]:
+                break  # not even the longest idle group of all comes below these two
             first = self._classes[worth].first(pinned)
             if first is not None:
                 (last, number), group = first
-                head = (shares[worth] * self._belief(last, now), number, worth, group)
+                candidate = _Candidate(shares[worth] * self._belief(last, now), number, worth, group)
                 if best is None:
-                    best = head
+                    best = candidate
                     continue
-                best, other = min(best, head), max(best, head)
+                best, other = min(best, candidate), max(best, candidate)
                 bound = min(bound, other[:2])
         return best, bound
 
     def _belief(self, last: float, now: float) -> float:
-        """That a conversation idle since `last` lives."""
+        """The chance that a conversation idle since `last` lives."""
         turns, ends = self._model.turn_rate_per_s, self._model.end_rate_per_s
         silent = exp(-(turns + ends) * max(0.0, now - last))
         dead = ends / (turns + ends) * (1 - silent) if turns + ends else 0.0
         return silent / (silent + dead) if silent + dead else 0.0
 
-    def _enter(self, group: str) -> None:
-        self._leave(group)
+    def _rank_group(self, group: str) -> None:
+        self._unrank(group)
         worth, known = self._worth(group), self._known[group]
         self._class[group] = worth
         if worth not in self._classes:
@@ -215,7 +216,7 @@ class ETLRUPosterior(_Expected):
             insort(self._order, worth)
         self._classes[worth].put(group, (known.last, known.number))
 
-    def _leave(self, group: str) -> None:
+    def _unrank(self, group: str) -> None:
         worth = self._class.pop(group, None)
         if worth is not None:
             self._classes[worth].drop(group)
@@ -224,4 +225,6 @@ class ETLRUPosterior(_Expected):
                 self._order.remove(worth)
 
     def _forget_ranks(self) -> None:
-        self._classes, self._class, self._order = {}, {}, []
+        self._classes: dict[int, Ranking] = {}  # those that are not empty
+        self._order: list[int] = []  # their numbers, rising: the lower, the likelier its blocks matter
+        self._class: dict[str, int] = {}  # of a group's last held block

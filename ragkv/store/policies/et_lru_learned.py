@@ -5,9 +5,9 @@ within the horizon h with chance `p (S(s) - S(s + h)) / (p S(s) + 1 - p)`: p is 
 S the share of recent return gaps longer than s. A block is worth that chance times P(Q >= X - L + xi), as in ET-LRU;
 blocks whose P differ by less than a factor of two are one class, which makes it fast. Nothing is known beforehand.
 
-Conversations contract, and then blocks that the next prompt does not share served nobody. So a turn's Q is taken from
-what proved useful, min(sh, in - xi) of the L blocks before it: Q = xi - (L - useful), which is in - sh where nothing
-was lost. Without a threshold it is therefore not LRU, but better.
+Conversations contract, and then blocks that the next prompt does not share were useless. So a turn's Q is taken from
+the blocks that proved useful, min(sh, in - xi) of the L blocks before it: Q = xi - (L - useful), which is in - sh where
+nothing was lost. So even without a threshold it is not LRU, but better.
 
 With exponential gaps every horizon ranks as the posterior does. With heavy tails a conversation that may return some
 day is worth less than one that returns soon; h is twice the 95th percentile of the gaps.
@@ -16,8 +16,8 @@ day is worth less than one that returns soon; h is twice the 95th percentile of 
 from dataclasses import replace
 
 from .base import PolicySettings, Turn
+from .conversation_model import ReturnGaps
 from .et_lru import ETLRUPosterior
-from .returns import Gaps
 
 
 class LearnedETLRU(ETLRUPosterior):
@@ -26,14 +26,13 @@ class LearnedETLRU(ETLRUPosterior):
     name = "et-lru-learned"
     RATIO = 0.5  # of P within a class
     HORIZON = 2.0, 0.95  # times this quantile of gaps
-    EVERY = 64  # gaps between two looks at the horizon
+    EVERY = 64  # gaps between two updates of the horizon
 
     def __init__(self, settings: PolicySettings | None = None) -> None:
         given = settings or PolicySettings()
         super().__init__(replace(given, new_blocks_seen=(), turn_rate_per_s=None, end_rate_per_s=None))
-        self._gaps = Gaps()
+        self._gaps = ReturnGaps()
         self._horizon_s = float("inf")
-        self._model = self._learner.model.coarse(self.RATIO)
 
     def served(self, turn: Turn) -> None:
         if turn.since is not None:
@@ -47,7 +46,7 @@ class LearnedETLRU(ETLRUPosterior):
         known = self._known.get(turn.group)
         if known is None or known.length is None:
             return super()._new_blocks(turn)
-        useful = min(turn.shared, turn.prompt - self.settings.xi_blocks)  # below 0 of a short prompt, as Q may be
+        useful = min(turn.shared, turn.prompt - self.settings.xi_blocks)  # below 0 for a short prompt, as Q may be
         return self.settings.xi_blocks - (known.length - useful)
 
     def _forget_ranks(self) -> None:

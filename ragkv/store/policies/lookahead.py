@@ -1,35 +1,35 @@
-"""Look-ahead eviction (CachedAttention section 3.3.2): who waits in the scheduler's queue is not evicted.
+"""Look-ahead eviction (CachedAttention section 3.3.2): sessions that wait in the scheduler's queue are not evicted.
 
-The unit is a session: all of it goes or none. The first sessions that wait, as many as the window has, are exempt; the
-others go least recently used first. If all are exempt, the one that waits nearest the queue's tail goes. With a short
-queue this is LRU.
+The unit is a session: it is evicted whole. The first sessions of the queue, as many as the window has, are exempt; the
+others are evicted least recently used first. If all are exempt, the one that waits nearest the queue's tail is evicted.
+With a short queue this is LRU.
 
-The window is `(C_mem + C_disk) / S_kv` sessions. A simulator states it (`window_groups`); a live tier states the bytes
-(`window_bytes`) and S_kv is the mean size of the sessions it holds. The paper's memory and disk are exclusive, so that
-this many sessions fit into both together. In our store what is in memory is on disk as well: only `C_disk / S_kv`
-sessions fit, and the window is longer than the disk by what memory could hold. That costs nothing: those too many
-stand at the window's tail, and the tail goes first. A window that shrinks, as sessions grow, expels nobody; it lets
-nobody in until it is short enough.
+The window is `(C_mem + C_disk) / S_kv` sessions. The simulator states it (`window_groups`); a live tier states the
+bytes (`window_bytes`), and S_kv is the mean size of the sessions it holds. The paper's memory and disk are exclusive,
+so that this many sessions fit into both together. In our store everything in memory is on disk as well: only
+`C_disk / S_kv` sessions fit, and the window exceeds the disk by what memory could hold. That is harmless: the excess
+sessions stand at the window's tail, and the tail is evicted first. A window that shrinks, because sessions grow, expels
+no session; it admits none until it is short enough.
 """
 
 from collections import OrderedDict, deque
 from collections.abc import Container
 
-from .base import Cut, PolicySettings, Turn
+from .base import Cut, PolicySettings
 from .lru import LRU, first_unpinned
 from .ranking import Ranking
 
 
 class LookAhead(LRU):
-    """LRU among the sessions outside the window; then the last inside it."""
+    """LRU among the sessions outside the window; then the last session inside it."""
 
     name = "lookahead"
 
     def __init__(self, settings: PolicySettings | None = None) -> None:
         super().__init__(settings)
-        self._outside: OrderedDict[str, int] = OrderedDict()  # held and not exempt, the last used last
-        self._inside = Ranking()  # held and exempt, the last to be served first
-        self._places: dict[str, deque[int]] = {}  # exempt group -> numbers of its requests inside the window
+        self._outside: OrderedDict[str, int] = OrderedDict()  # held and not exempt, the most recently used last
+        self._inside = Ranking()  # held and exempt; the last to be served ranks first
+        self._positions: dict[str, deque[int]] = {}  # exempt group -> numbers of its requests inside the window
         self._beyond: deque[tuple[str, int]] = deque()  # requests that wait behind the window, and their numbers
         self._joined = 0  # requests that ever joined the queue
         self._sizes: dict[str, int] = {}  # of the groups held
@@ -40,21 +40,18 @@ class LookAhead(LRU):
         self._joined += 1
         self._fill_window()
 
-    def left(self, group: str, place: int = 0) -> None:
-        places = self._places.get(group, deque())
-        if place < len(places):
-            del places[place]
-            if not places:
-                del self._places[group]
-            self._settle(group)
+    def left(self, group: str, position: int = 0) -> None:
+        inside = self._positions.get(group, deque())
+        if position < len(inside):
+            del inside[position]
+            if not inside:
+                del self._positions[group]
+            self._place(group)
             self._fill_window()
             return
         behind = [request for request in self._beyond if request[0] == group]
-        if place - len(places) < len(behind):
-            self._beyond.remove(behind[place - len(places)])
-
-    def served(self, turn: Turn) -> None:
-        self.used(turn.group, turn.at)
+        if position - len(inside) < len(behind):
+            self._beyond.remove(behind[position - len(inside)])
 
     def used(self, group: str, now: float) -> None:
         super().used(group, now)
@@ -68,7 +65,7 @@ class LookAhead(LRU):
         if blocks:
             self._sizes[group] = size
         if grown or not blocks:
-            self._settle(group)
+            self._place(group)
 
     def victim(self, pinned: Container[str], now: float) -> Cut | None:
         group = first_unpinned(self._outside, pinned)
@@ -85,18 +82,18 @@ class LookAhead(LRU):
 
     def _fill_window(self) -> None:
         window = self._window()
-        while self._beyond and (self._beyond[0][0] in self._places or len(self._places) < window):
+        while self._beyond and (self._beyond[0][0] in self._positions or len(self._positions) < window):
             group, number = self._beyond.popleft()
-            self._places.setdefault(group, deque()).append(number)
-            self._settle(group)
+            self._positions.setdefault(group, deque()).append(number)
+            self._place(group)
 
-    def _settle(self, group: str) -> None:
-        """Put a group where it belongs: outside the window as the last used, inside it by its first place."""
-        places = self._places.get(group)
+    def _place(self, group: str) -> None:
+        """Put a group outside the window as the most recently used, or inside it by its first position."""
+        positions = self._positions.get(group)
         self._outside.pop(group, None)
-        if group not in self._held or not places:
+        if group not in self._held or not positions:
             self._inside.drop(group)
-        if group in self._held and places:
-            self._inside.put(group, (-places[0], 0))
+        if group in self._held and positions:
+            self._inside.put(group, (-positions[0], 0))
         elif group in self._held:
             self._outside[group] = 0

@@ -1,15 +1,15 @@
-"""Groups in order of a rank that changes: a heap whose stale entries are dropped when they surface."""
+"""Groups in order of a rank that changes: a heap whose stale entries are dropped when they reach the top."""
 
-from collections.abc import Container, Iterable
+from collections.abc import Container
 from heapq import heapify, heappop, heappush
 
-Rank = tuple[float, int]  # the lowest goes first; the second number breaks ties
+Rank = tuple[float, int]  # the lowest is evicted first; the second number breaks ties
 
 LAST: Rank = (float("inf"), 0)
 
 
 class Ranking:
-    """The lowest-ranked group in O(log n)."""
+    """Finds the lowest-ranked group in O(log n)."""
 
     def __init__(self) -> None:
         self._rank: dict[str, Rank] = {}
@@ -22,24 +22,19 @@ class Ranking:
         return bool(self._rank)
 
     def put(self, group: str, rank: Rank) -> None:
-        """Enter `group`, or change its rank."""
+        """Add `group`, or change its rank."""
         self._rank[group] = rank
         heappush(self._heap, (rank, group))
         if len(self._heap) > 64 + 4 * len(self._rank):
-            self.rebuild(self._rank.items())
+            self._heap = [(rank, group) for group, rank in self._rank.items()]
+            heapify(self._heap)
 
     def drop(self, group: str) -> None:
-        """Take `group` out; unknown groups are ignored."""
+        """Remove `group`; unknown groups are ignored."""
         self._rank.pop(group, None)
 
-    def rebuild(self, ranks: Iterable[tuple[str, Rank]]) -> None:
-        """Replace everything."""
-        self._rank = dict(ranks)
-        self._heap = [(rank, group) for group, rank in self._rank.items()]
-        heapify(self._heap)
-
     def first(self, pinned: Container[str] = ()) -> tuple[Rank, str] | None:
-        """The lowest rank and its group among those not pinned, or `None`."""
+        """The lowest rank among the groups that are not pinned, and its group, or `None`."""
         heap, passed, found = self._heap, [], None
         while heap and found is None:
             rank, group = heap[0]
@@ -53,7 +48,7 @@ class Ranking:
             heappush(heap, entry)
         return found
 
-    def two(self, pinned: Container[str] = ()) -> tuple[tuple[Rank, str] | None, Rank]:
+    def first_two(self, pinned: Container[str] = ()) -> tuple[tuple[Rank, str] | None, Rank]:
         """The first, and the rank of the second (infinite if there is none)."""
         first = self.first(pinned)
         if first is None:

@@ -1,40 +1,42 @@
-"""Tail-optimized LRU (T-LRU paper, algorithm 1), and the ways its trimming can be read.
+"""Tail-optimized LRU (T-LRU paper, algorithm 1), and two ways to evict conversations that are over before trimming.
 
-A turn whose uncached blocks stay within xi meets its latency target, so more than `L + Q^ - xi` blocks of a
-conversation serve the tail nothing: what lies beyond that budget is free. As printed, the algorithm frees one block
-more (`>=`) and may cut below zero; `t-lru-literal` keeps the first, guards the second, and the others do neither.
+A turn whose uncached blocks stay within xi meets its latency target, so keeping more than `L + Q^ - xi` blocks of a
+conversation does not shorten the tail: blocks beyond that budget are free. As printed, the algorithm frees one block
+more (`>=`) and may cut below zero; we do neither. The simulator has the other readings (`ragkv.simulate.policies`).
 """
 
 from collections import OrderedDict
-from collections.abc import Container, Iterable
+from collections.abc import Container
 
-from .base import Cut, PolicySettings, Turn
+from .base import NEVER, Cut, PolicySettings, Turn
+from .conversation_model import ReturnGaps, ReturnPredictor
 from .departed import Departed
 from .lru import LRU, first_unpinned
 
 
 class TLRU(LRU):
-    """Lazy: free blocks count as infinitely old. They go first, on overflow, only as many as needed, the longest
-    unused conversation's first; then LRU. A chunk that stands alone has no turn to expect and is never trimmed."""
+    """Lazy trimming: free blocks count as infinitely old. They are evicted first, only on overflow and only as many as
+    needed, those of the longest unused conversation first; then LRU. A chunk that stands alone expects no turn and is
+    never trimmed."""
 
     name = "t-lru"
 
     def __init__(self, settings: PolicySettings | None = None) -> None:
         super().__init__(settings)
         self._budget: dict[str, int] = {}  # blocks worth keeping, set when a turn is served
-        self._free: OrderedDict[str, int] = OrderedDict()  # groups beyond their budget -> budget, the last used last
-        self._expected = Expected(self.settings.new_blocks)
+        self._free: OrderedDict[str, int] = OrderedDict()  # groups beyond their budget -> budget, last used last
+        self._expected = ExpectedNewBlocks(self.settings.new_blocks)
         self._departed = Departed(self._forget)
 
     def budget(self, turn: Turn) -> int:
         """Blocks of the conversation that may still help its next turn: max(0, L + Q^ - xi).
 
-        Over a slower tier a dropped block costs the share r of a computed one, so that (xi - Q^) / r may go.
+        Over a slower tier a dropped block costs the share r of a computed one, so (xi - Q^) / r blocks are free.
         """
-        spare, share = self.settings.xi_blocks - self._expected.blocks, self.settings.load_share
-        if share < 1.0 and spare > 0:
-            spare = turn.length if share == 0 else min(turn.length, int(spare / share))
-        return max(0, turn.length - spare)
+        free, share = self.settings.xi_blocks - self._expected.blocks, self.settings.load_share
+        if share < 1.0 and free > 0:
+            free = turn.length if share == 0 else min(turn.length, int(free / share))
+        return max(0, turn.length - free)
 
     def served(self, turn: Turn) -> None:
         super().served(turn)
@@ -42,7 +44,7 @@ class TLRU(LRU):
         self._budget[turn.group] = self.budget(turn)
         if turn.group not in self._held:
             self._departed.add(turn.group)
-        self._sort_in(turn.group)
+        self._update_free(turn.group)
 
     def used(self, group: str, now: float) -> None:
         super().used(group, now)
@@ -57,7 +59,7 @@ class TLRU(LRU):
             self._departed.add(group)
         elif grown:
             self._departed.discard(group)
-            self._sort_in(group)
+            self._update_free(group)
         elif group in self._free and blocks <= self._free[group]:
             del self._free[group]
 
@@ -66,11 +68,10 @@ class TLRU(LRU):
         return super().victim(pinned, now) if group is None else Cut(group, self._free[group])
 
     def _forget(self, group: str) -> None:
-        """Nothing of the group was held for long."""
         self._budget.pop(group, None)
 
-    def _sort_in(self, group: str) -> None:
-        """Enter a group just used among those with free blocks, or take it out."""
+    def _update_free(self, group: str) -> None:
+        """Add a group that was just used to those with free blocks, or remove it."""
         budget = self._budget.get(group)
         if budget is not None and self._held.get(group, 0) > budget:
             self._free[group] = budget
@@ -79,52 +80,7 @@ class TLRU(LRU):
             self._free.pop(group, None)
 
 
-class TLRUAll(TLRU):
-    """On overflow everybody is trimmed, needed or not; then LRU."""
-
-    name = "t-lru-all"
-
-    def trims(self, overflows: bool, now: float) -> Iterable[Cut]:
-        return [Cut(group, keep, whole=True) for group, keep in self._free.items()] if overflows else ()
-
-
-class TLRUEager(TLRU):
-    """Every conversation is trimmed as soon as its turn is served; then LRU."""
-
-    name = "t-lru-eager"
-
-    def trims(self, overflows: bool, now: float) -> Iterable[Cut]:
-        return [Cut(group, keep, whole=True) for group, keep in self._free.items()] if self._free else ()
-
-
-class TLRULiteral(TLRU):
-    """As printed: on overflow each conversation with X >= L + Q^ - xi (and X >= 1) loses one block; then LRU."""
-
-    name = "t-lru-literal"
-
-    def __init__(self, settings: PolicySettings | None = None) -> None:
-        super().__init__(settings)
-        self._printed: dict[str, int] = {}  # L + Q^ - xi, as it is
-
-    def served(self, turn: Turn) -> None:
-        super().served(turn)
-        self._printed[turn.group] = turn.length + self._expected.blocks - self.settings.xi_blocks
-
-    def _forget(self, group: str) -> None:
-        super()._forget(group)
-        self._printed.pop(group, None)
-
-    def trims(self, overflows: bool, now: float) -> Iterable[Cut]:
-        if not overflows:
-            return ()
-        least = self._printed.get
-        return [Cut(g, x - 1, whole=True) for g, x in self._held.items() if x >= least(g, x + 1)]
-
-    def victim(self, pinned: Container[str], now: float) -> Cut | None:
-        return LRU.victim(self, pinned, now)
-
-
-class Expected:
+class ExpectedNewBlocks:
     """Q^: blocks the next turn is expected to add; as given, or the mean over turns from the second on, rounded up."""
 
     def __init__(self, given: int | None) -> None:
@@ -133,8 +89,76 @@ class Expected:
         self._sum = self._count = 0
 
     def learn(self, turn: Turn) -> None:
-        """Take a turn into the mean."""
+        """Add a turn to the mean."""
         if not self._given and turn.number > 1:
             self._sum += turn.prompt - turn.shared
             self._count += 1
             self.blocks = -(-self._sum // self._count)
+
+
+class GuardedTLRU(TLRU):
+    """Ours: first the longest idle conversation, if it is idle beyond the `guard_quantile` of return gaps; then T-LRU.
+
+    Plain T-LRU trims conversations in use before it takes a block of a dead one, and is then worse than LRU on its own
+    target. A conversation idle for longer than nearly every observed return gap is almost surely dead.
+    """
+
+    name = "t-lru-guarded"
+
+    def __init__(self, settings: PolicySettings | None = None) -> None:
+        super().__init__(settings)
+        self._gaps = ReturnGaps()
+        self._last: dict[str, float] = {}  # when a conversation had its last turn
+        self._limit = float("inf")  # seconds
+
+    def served(self, turn: Turn) -> None:
+        super().served(turn)
+        self._last[turn.group] = turn.at
+        if turn.since is not None:
+            self._gaps.add(turn.since)
+            self._limit = self._gaps.quantile(self.settings.guard_quantile)
+
+    def _forget(self, group: str) -> None:
+        super()._forget(group)
+        self._last.pop(group, None)
+
+    def victim(self, pinned: Container[str], now: float) -> Cut | None:
+        oldest = first_unpinned(self._held, pinned)
+        if oldest is not None and now - self._last.get(oldest, now) > self._limit:
+            return Cut(oldest)
+        return super().victim(pinned, now)
+
+
+class EndAware(TLRU):
+    """T-LRU that knows which conversations do not return (T-LRU paper, figure 5) and keeps nothing of them.
+
+    The simulator tells the future. Live, a predictor that learns from gaps and turn counts takes its place: the longest
+    unused conversation is evicted before anything is trimmed if its chance to return is below `DOUBT`.
+    """
+
+    name = "end-aware"
+    DOUBT = 0.05
+
+    def __init__(self, settings: PolicySettings | None = None) -> None:
+        super().__init__(settings)
+        self._returns = ReturnPredictor()
+        self._unsure: dict[str, tuple[int, float]] = {}  # group -> number and time of its last turn; future unknown
+
+    def budget(self, turn: Turn) -> int:
+        return 0 if turn.next is NEVER else super().budget(turn)
+
+    def served(self, turn: Turn) -> None:
+        super().served(turn)
+        if turn.next is None:
+            self._returns.learn(turn)
+            self._unsure[turn.group] = turn.number, turn.at
+
+    def _forget(self, group: str) -> None:
+        super()._forget(group)
+        self._unsure.pop(group, None)
+
+    def victim(self, pinned: Container[str], now: float) -> Cut | None:
+        oldest = first_unpinned(self._held, pinned) if self._unsure else None  # the least likely to return
+        if oldest in self._unsure and self._returns.chance(*self._unsure[oldest], now) < self.DOUBT:
+            return Cut(oldest)
+        return super().victim(pinned, now)

@@ -1,0 +1,151 @@
+"""Policies that only the simulator runs: the offline bounds, which know the future, and other readings of T-LRU.
+
+The bounds are Belady's furthest-in-future rule, tail-optimized Belady (T-LRU paper, theorem 1), and T-LRU that knows
+the next turn's lengths (figure 5). The readings trim more eagerly than `t-lru` or as algorithm 1 is printed; they serve
+to compare.
+"""
+
+from collections.abc import Container, Iterable
+
+from ragkv.errors import ConfigError
+from ragkv.store.policies import LRU, NEVER, POLICIES, TLRU, Cut, Departed, Policy, PolicySettings, Ranking, Turn
+
+
+class Belady(Policy):
+    """Evicts the conversation whose next request is furthest; those that never return first.
+
+    A group whose future is unknown counts as never returning, the longest unused first. Where conversations contract,
+    blocks that the next prompt does not share still count as needed; `tail-belady` with xi 0 does better there.
+    """
+
+    name = "belady"
+    needs_future = True
+
+    def __init__(self, settings: PolicySettings | None = None) -> None:
+        super().__init__(settings)
+        self._next: dict[str, tuple[int, int]] = {}  # group -> (-position of its next request, number of its last use)
+        self._held = Ranking()
+        self._uses = 0
+        self._departed = Departed(self._forget)
+
+    def served(self, turn: Turn) -> None:
+        self._expect(turn.group, (turn.next or NEVER).position)
+
+    def used(self, group: str, now: float) -> None:
+        if group in self._held:
+            self._expect(group, -self._next[group][0])
+
+    def held(self, group: str, blocks: int, size: int, now: float) -> None:
+        if not blocks:
+            self._held.drop(group)
+            if group in self._next:
+                self._departed.add(group)
+        elif group not in self._held:
+            if group not in self._next:
+                self._expect(group, NEVER.position)
+            self._held.put(group, self._next[group])
+            self._departed.discard(group)
+
+    def victim(self, pinned: Container[str], now: float) -> Cut | None:
+        first = self._held.first(pinned)
+        return None if first is None else Cut(first[1])
+
+    def _forget(self, group: str) -> None:
+        del self._next[group]
+
+    def _expect(self, group: str, position: int) -> None:
+        self._uses += 1
+        self._next[group] = -position, self._uses
+        if group in self._held:
+            self._held.put(group, self._next[group])
+        else:
+            self._departed.add(group)
+
+
+class TailBelady(Belady):
+    """Belady, keeping no more blocks than help the tail: min(sh_next, (in_next - xi)+). Optimal for TEL."""
+
+    name = "tail-belady"
+
+    def __init__(self, settings: PolicySettings | None = None) -> None:
+        super().__init__(settings)
+        self._cut: Cut | None = None  # of the conversation served last
+
+    def served(self, turn: Turn) -> None:
+        super().served(turn)
+        self._cut = None
+        if turn.next is not None:
+            keep = max(0, min(turn.next.shared, turn.next.prompt - self.settings.xi_blocks))
+            self._cut = Cut(turn.group, keep, whole=True)
+
+    def trims(self, overflows: bool, now: float) -> Iterable[Cut]:
+        return () if self._cut is None else (self._cut,)
+
+
+class LengthAware(TLRU):
+    """T-LRU that knows the next turn's lengths too: budget min(sh_next, in_next - xi), 0 if it never comes."""
+
+    name = "length-aware"
+    needs_future = True
+
+    def budget(self, turn: Turn) -> int:
+        if turn.next is None:
+            return super().budget(turn)
+        return max(0, min(turn.next.shared, turn.next.prompt - self.settings.xi_blocks))
+
+
+class TLRUAll(TLRU):
+    """On overflow every conversation is trimmed, needed or not; then LRU."""
+
+    name = "t-lru-all"
+
+    def trims(self, overflows: bool, now: float) -> Iterable[Cut]:
+        return [Cut(group, keep, whole=True) for group, keep in self._free.items()] if overflows else ()
+
+
+class TLRUEager(TLRU):
+    """Every conversation is trimmed as soon as its turn is served; then LRU."""
+
+    name = "t-lru-eager"
+
+    def trims(self, overflows: bool, now: float) -> Iterable[Cut]:
+        return [Cut(group, keep, whole=True) for group, keep in self._free.items()]
+
+
+class TLRULiteral(TLRU):
+    """As printed: on overflow each conversation with X >= L + Q^ - xi (and X >= 1) loses one block; then LRU."""
+
+    name = "t-lru-literal"
+
+    def __init__(self, settings: PolicySettings | None = None) -> None:
+        super().__init__(settings)
+        self._printed: dict[str, int] = {}  # L + Q^ - xi, which may be negative
+
+    def served(self, turn: Turn) -> None:
+        super().served(turn)
+        self._printed[turn.group] = turn.length + self._expected.blocks - self.settings.xi_blocks
+
+    def trims(self, overflows: bool, now: float) -> Iterable[Cut]:
+        if not overflows:
+            return ()
+        least = self._printed.get
+        return [Cut(g, x - 1, whole=True) for g, x in self._held.items() if x >= least(g, x + 1)]
+
+    def victim(self, pinned: Container[str], now: float) -> Cut | None:
+        return LRU.victim(self, pinned, now)
+
+    def _forget(self, group: str) -> None:
+        super()._forget(group)
+        self._printed.pop(group, None)
+
+
+_SIMULATOR_ONLY: tuple[type[Policy], ...] = (Belady, TailBelady, LengthAware, TLRUAll, TLRUEager, TLRULiteral)
+SIMULATOR_ONLY: dict[str, type[Policy]] = {policy.name: policy for policy in _SIMULATOR_ONLY}
+ALL_POLICIES: dict[str, type[Policy]] = POLICIES | SIMULATOR_ONLY
+
+
+def make_any_policy(name: str, settings: PolicySettings | None = None) -> Policy:
+    """A new policy by its name, of a live store or of the simulator alone; raises `ConfigError` for an unknown name."""
+    if name not in ALL_POLICIES:
+        raise ConfigError(f"Unknown policy {name!r}. Known: {', '.join(sorted(ALL_POLICIES))}.")
+    return ALL_POLICIES[name](settings)
