@@ -1,22 +1,21 @@
-"""The door of the retrieval room: documents in, passages found.
+"""Retrieval: documents go in, the passages that match a query come out.
 
     index = Index("docs.index", splitter=Splitter(count_tokens), embedder=resolve_embedder())
     report = index.ingest(load_documents("docs/"))
     hits = index.search("who wrote it?", k=5, where={"year": {"gte": 2000}})
 
-Knows no model, no engine and no KV. Works without any extra, by BM25; dense retrieval needs `ragkv[dense]` and an
-embedder.
+This package knows no model, no engine and no KV. Without any extra it retrieves by BM25. Dense retrieval needs
+`ragkv[dense]` and an embedder.
 """
 
-from .document import Document, Hit, Metadata, Passage
 from .embedders import Embedder, MiniLM, SentenceTransformerEmbedder, one_vector, resolve_embedder
 from .filters import Where
 from .index import Index
 from .loaders import LOADERS, load_documents
-from .reports import IndexStats, IngestReport, Removal
 from .rerankers import CrossEncoderReranker, Reranker
 from .retrievers import RETRIEVERS, Retriever
 from .splitter import Splitter
+from .values import Document, Hit, IndexStats, IngestReport, Metadata, Passage, Removal
 
 __all__ = [
     "LOADERS",

@@ -1,41 +1,46 @@
-"""One revision of an index as retrievers see it; builds each retriever once, when first asked for."""
+"""One revision of an index as retrievers read it, and the snapshots that they save next to the database."""
 
 import logging
 import os
 import shutil
 import threading
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Any, TypeVar
 
 from ragkv.errors import InputError
 
 from .database import Database
 from .embedders import Embedder
-from .retrievers import RETRIEVERS, Corpus, Numbers, Retriever, Vectors, retriever_type
+from .values import TextNumbers, Vectors
 
 logger = logging.getLogger(__name__)
+Built = TypeVar("Built")
 
 
-class IndexCorpus(Corpus):
-    """Reads from the database; snapshots lie beside it, named `<retriever>-<revision>`."""
+class Corpus:
+    """The texts and vectors of one revision, read when asked for. Snapshots are named `<retriever>-<revision>`."""
 
     def __init__(self, database: Database, revision: str, embedder: Embedder | None) -> None:
         self.revision = revision
         self._database = database
         self._embedder = embedder
-        self._building = threading.RLock()  # `fused` builds its siblings while being built
-        self._retrievers: dict[str, Retriever] = {}
-        self._read_revision = revision  # of the texts last read; another process may have moved on
+        self._lock = threading.RLock()  # reentrant: "fused" builds the other two retrievers while it is built
+        self._built: dict[Callable[[Corpus], Any], Any] = {}
+        self._read_revision = revision  # of the texts read last: another process may have changed the index since
 
-    def texts(self) -> tuple[Numbers, list[str]]:
+    def texts(self) -> tuple[TextNumbers, list[str]]:
+        """The number and content of every text, by ascending number."""
         self._read_revision, numbers, texts = self._database.texts()
         return numbers, texts
 
-    def vectors(self) -> tuple[Numbers, Vectors]:
+    def vectors(self) -> tuple[TextNumbers, Vectors]:
+        """The rows (N,), (N, D): every unit vector with the number of its text. A text may have several vectors."""
         return self._database.vectors(self._need_embedder().dimension)
 
     def embed_query(self, query: str) -> Vectors:
+        """The unit vector (D,) of a query. Raises `InputError` without an embedder."""
         return self._need_embedder().embed_query(query)
 
     def _need_embedder(self) -> Embedder:
@@ -46,23 +51,27 @@ class IndexCorpus(Corpus):
             )
         return self._embedder
 
-    def retriever(self, name: str) -> Retriever:
-        with self._building:
-            if name not in self._retrievers:
-                self._retrievers[name] = retriever_type(name).build(self)
-            return self._retrievers[name]
+    def build_once(self, build: Callable[["Corpus"], Built]) -> Built:
+        """The result of `build(self)`, which is called the first time only."""
+        with self._lock:
+            if build not in self._built:
+                self._built[build] = build(self)
+            built: Built = self._built[build]
+            return built
 
-    def load_snapshot(self, name: str, read: Callable[[Path], Retriever]) -> Retriever | None:
+    def load_snapshot(self, name: str, read: Callable[[Path], Built]) -> Built | None:
+        """The result of `read` for the directory saved under `name` for this revision; `None` if absent or damaged."""
         directory = self._snapshot(name, self.revision)
         if directory is None or not directory.exists():
             return None
         try:
             return read(directory)
-        except Exception as error:  # whatever is wrong with it, it can be built anew
-            logger.warning("The snapshot %s cannot be read (%s) and is built anew.", directory, error)
+        except Exception as error:  # whatever is wrong with the snapshot, it can be rebuilt
+            logger.warning("The snapshot %s cannot be read (%s) and is rebuilt.", directory, error)
             return None
 
     def save_snapshot(self, name: str, write: Callable[[Path], None]) -> None:
+        """Saves the directory that `write` fills, for this revision only. A failure is logged and fails no search."""
         directory = self._snapshot(name, self._read_revision)
         if directory is None or self._database.read_only:
             return
@@ -76,16 +85,16 @@ class IndexCorpus(Corpus):
             unfinished.rename(directory)
             _sync(directory.parent)
         except OSError as error:
-            logger.warning("Could not keep the snapshot %s (%s); it is built anew next time.", directory, error)
+            logger.warning("Cannot save the snapshot %s (%s); the next process rebuilds it.", directory, error)
             shutil.rmtree(unfinished, ignore_errors=True)
 
     def _snapshot(self, name: str, revision: str) -> Path | None:
         return None if self._database.directory is None else self._database.directory / f"{name}-{revision}"
 
 
-def drop_snapshots(directory: Path, revision: str) -> None:
-    """Removes what was derived from other revisions, or left unfinished: it holds words of deleted documents."""
-    for name in RETRIEVERS:
+def drop_snapshots(directory: Path, names: Iterable[str], revision: str) -> None:
+    """Removes unfinished snapshots and those of other revisions, because they hold words of deleted documents."""
+    for name in names:
         for snapshot in directory.glob(f"{name}-*"):
             if snapshot.name != f"{name}-{revision}":
                 shutil.rmtree(snapshot, ignore_errors=True)

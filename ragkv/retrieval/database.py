@@ -1,8 +1,8 @@
-"""The index on disk: one SQLite file, the only truth. Nothing in it is pickled.
+"""The index on disk: one SQLite file, from which everything else can be rebuilt. Nothing in it is pickled.
 
-A rollback journal and not a write-ahead log: one file, readable from a read-only directory, and after a kill the old
-state. What retrievers derive from it (term scores) lies beside it as snapshots named after the revision they were
-made from, and may be deleted at any time. Deleted text is overwritten (`secure_delete`).
+It uses a rollback journal, not a write-ahead log: one file, readable from a read-only directory, and in its old state
+after a kill. Retrievers save what they derive from it (term scores) as snapshots next to it. Snapshots are named after
+the revision that they were made from and may be deleted at any time. Deleted text is overwritten (`secure_delete`).
 """
 
 import json
@@ -18,8 +18,7 @@ import numpy as np
 
 from ragkv.errors import StoreError, StoreReadOnlyError
 
-from .document import Document, Passage, digest
-from .retrievers import Numbers, Vectors
+from .values import Document, IndexStats, Passage, TextNumbers, Vectors, digest
 
 FORMAT = "1"
 FILE = "index.sqlite"
@@ -43,48 +42,57 @@ IN_USE = "EXISTS (SELECT 1 FROM passages WHERE text_number = number)"
 
 
 class Database:
-    """Documents, their passages, the distinct texts of these, and their vectors. Thread-safe."""
+    """Documents, their passages, the distinct texts of the passages, and the texts' vectors. Thread-safe."""
 
     def __init__(self, directory: Path | None, read_only: bool = False) -> None:
         self.directory = directory
         self.read_only = read_only
         self._lock = threading.RLock()
-        with self._explained():
+        with self._locked():
             self._connection = self._connect()
             self._connection.executescript("PRAGMA secure_delete = ON; PRAGMA cache_spill = OFF;")
-            if not self._connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'facts'").fetchone():
+            if not self._has_tables():
                 self._create()
         if (found := self.fact("format")) != FORMAT:
-            raise StoreError(f"The index at {directory} has format {found}, this ragkv reads {FORMAT}. Ingest anew.")
+            raise StoreError(
+                f"The index at {directory} has format {found}, this ragkv reads {FORMAT}. Ingest into a new directory."
+            )
 
     def _connect(self) -> sqlite3.Connection:
         if self.directory is None:
-            where = ":memory:"
-        elif self.read_only:
-            if not (self.directory / FILE).exists():
-                raise StoreError(f"No index at {self.directory}. Ingest documents into it first.")
-            where = f"{(self.directory / FILE).absolute().as_uri()}?mode=ro"
+            uri = ":memory:"
         else:
-            try:
-                self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-            except OSError as error:
-                raise StoreError(f"Cannot make a directory for an index at {self.directory}: {error}.") from error
-            where = (self.directory / FILE).absolute().as_uri()
-        return sqlite3.connect(where, uri=True, timeout=30, isolation_level=None, check_same_thread=False)
+            uri = (self.directory / FILE).absolute().as_uri()
+            if self.read_only:
+                if not (self.directory / FILE).exists():
+                    raise self._no_index()
+                uri += "?mode=ro"
+            else:
+                try:
+                    self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+                except OSError as error:
+                    raise StoreError(f"Cannot make a directory for an index at {self.directory}: {error}.") from error
+        return sqlite3.connect(uri, uri=True, timeout=30, isolation_level=None, check_same_thread=False)
 
     def _create(self) -> None:
         if self.read_only:
-            raise StoreError(f"No index at {self.directory}. Ingest documents into it first.")
+            raise self._no_index()
         with self.transaction():
-            if not self._connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'facts'").fetchone():
+            if not self._has_tables():  # another process may have created them
                 for statement in SCHEMA.split(";"):
                     self._connection.execute(statement)
                 self.set_fact("format", FORMAT)
                 self.new_revision()
 
+    def _has_tables(self) -> bool:
+        return self._connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'facts'").fetchone() is not None
+
+    def _no_index(self) -> StoreError:
+        return StoreError(f"No index at {self.directory}. Ingest documents into it first.")
+
     @contextmanager
-    def _explained(self) -> Iterator[None]:
-        """Holds the lock; SQLite's errors become ours."""
+    def _locked(self) -> Iterator[None]:
+        """Holds the lock and turns SQLite's errors into `StoreError`."""
         with self._lock:
             try:
                 yield
@@ -97,13 +105,13 @@ class Database:
                 elif "not a database" in why or "malformed" in why:
                     hint = "The file is damaged: delete the directory and ingest again."
                 else:
-                    hint = "Check that the directory can be read and written, and that nobody else holds it."
+                    hint = "Check that the directory can be read and written, and that no other process locks it."
                 raise StoreError(f"The index at {self.directory} failed: {why}. {hint}") from error
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
-        """All of the block or nothing, also after a kill. Others wait; keep it short."""
-        with self._explained():
+        """Commits all of the block or nothing, even after a kill. Other writers wait: keep the block short."""
+        with self._locked():
             self._connection.execute("BEGIN IMMEDIATE")
             try:
                 yield
@@ -114,25 +122,30 @@ class Database:
                 raise
 
     def _rows(self, sql: str, parameters: Sequence[Any] = ()) -> list[Any]:
-        with self._explained():
+        with self._locked():
             return self._connection.execute(sql, parameters).fetchall()
 
+    def _value(self, sql: str, *parameters: Any) -> Any:
+        """The first column of the first row; `None` without a row."""
+        rows = self._rows(sql, parameters)
+        return rows[0][0] if rows else None
+
     def close(self) -> None:
-        """Twice is harmless."""
+        """Closes the connection. Closing twice is harmless."""
         with self._lock:
             self._connection.close()
 
     # Facts about the index
 
     def fact(self, name: str) -> str | None:
-        rows = self._rows("SELECT value FROM facts WHERE name = ?", (name,))
-        return rows[0][0] if rows else None
+        value: str | None = self._value("SELECT value FROM facts WHERE name = ?", name)
+        return value
 
     def set_fact(self, name: str, value: str) -> None:
         self._rows("INSERT OR REPLACE INTO facts VALUES (?, ?)", (name, value))
 
     def revision(self) -> str:
-        """A random name of the present state of texts and vectors."""
+        """A random name of the current state of texts and vectors."""
         return self.fact("revision") or ""
 
     def new_revision(self) -> None:
@@ -141,8 +154,8 @@ class Database:
     # Reading
 
     def document_hash(self, document_id: str) -> str | None:
-        rows = self._rows("SELECT hash FROM documents WHERE id = ?", (document_id,))
-        return rows[0][0] if rows else None
+        value: str | None = self._value("SELECT hash FROM documents WHERE id = ?", document_id)
+        return value
 
     def document_ids(self) -> list[str]:
         return [row[0] for row in self._rows("SELECT id FROM documents ORDER BY rowid")]
@@ -155,29 +168,28 @@ class Database:
         return Document(document_id, text, source, json.loads(metadata), tuple(json.loads(page_starts)))
 
     def passages(self, document_id: str | None = None) -> list[Passage]:
-        """Of one document, or all, in order."""
-        if document_id is None:
-            return [_passage(row) for row in self._rows(f"{PASSAGE} ORDER BY place")]
-        return [_passage(row) for row in self._rows(f"{PASSAGE} WHERE document_id = ? ORDER BY place", (document_id,))]
+        """The passages of one document, or all, in order."""
+        condition, parameters = ("1", ()) if document_id is None else ("document_id = ?", (document_id,))
+        return [_passage(row) for row in self._rows(f"{PASSAGE} WHERE {condition} ORDER BY place", parameters)]
 
     def passages_of_texts(
         self, numbers: Sequence[int], condition: str, parameters: Sequence[Any]
     ) -> dict[int, list[Passage]]:
-        """The passages of each text that fulfil `condition`, in order of ingestion; texts without one are left out."""
+        """The passages of each text that meet `condition`, in order of ingestion; texts without one are left out."""
         sql = f"{PASSAGE} WHERE text_number IN (SELECT value FROM json_each(?)) AND {condition} ORDER BY place"
         found: dict[int, list[Passage]] = {}
         for row in self._rows(sql, [_json(numbers), *parameters]):
             found.setdefault(row[-1], []).append(_passage(row))
         return found
 
-    def text_numbers(self, condition: str, parameters: Sequence[Any]) -> Numbers:
-        """The texts that have a passage which fulfils `condition`."""
+    def text_numbers(self, condition: str, parameters: Sequence[Any]) -> TextNumbers:
+        """The texts that have a passage which meets `condition`."""
         rows = self._rows(f"SELECT DISTINCT text_number FROM passages WHERE {condition}", parameters)
         return np.array([row[0] for row in rows], dtype=np.int64)
 
-    def texts(self) -> tuple[str, Numbers, list[str]]:
-        """The revision, and every text in use."""
-        with self._explained():
+    def texts(self) -> tuple[str, TextNumbers, list[str]]:
+        """The revision, and the number and content of every text in use."""
+        with self._locked():
             self._connection.execute("BEGIN")
             try:
                 revision = self.revision()
@@ -186,7 +198,7 @@ class Database:
                 self._connection.execute("COMMIT")
         return revision, np.array([row[0] for row in rows], dtype=np.int64), [row[1] for row in rows]
 
-    def vectors(self, dimension: int) -> tuple[Numbers, Vectors]:
+    def vectors(self, dimension: int) -> tuple[TextNumbers, Vectors]:
         """The rows (N,), (N, D) of every text in use that has vectors."""
         rows = self._rows(f"SELECT number, vectors FROM texts WHERE vectors IS NOT NULL AND {IN_USE} ORDER BY number")
         joined = b"".join(row[1] for row in rows)
@@ -198,18 +210,23 @@ class Database:
         return [row[0] for row in self._rows(f"SELECT text FROM texts WHERE vectors IS NULL AND {IN_USE}")]
 
     def has_vectors(self, text: str) -> bool:
-        return bool(self._rows("SELECT 1 FROM texts WHERE hash = ? AND vectors IS NOT NULL", (digest(text),)))
+        return bool(self._value("SELECT 1 FROM texts WHERE hash = ? AND vectors IS NOT NULL", digest(text)))
 
-    def counts(self) -> dict[str, int]:
+    def in_use(self, text: str) -> bool:
+        return bool(self._value(f"SELECT 1 FROM texts WHERE hash = ? AND {IN_USE}", digest(text)))
+
+    def stats(self) -> IndexStats:
         sql = f"""SELECT (SELECT count(*) FROM documents), (SELECT count(*) FROM passages),
             (SELECT count(*) FROM texts WHERE {IN_USE}),
-            (SELECT count(*) FROM texts WHERE vectors IS NOT NULL AND {IN_USE})"""
-        return dict(zip(("documents", "passages", "texts", "embedded_texts"), self._rows(sql)[0], strict=True))
+            (SELECT count(*) FROM texts WHERE vectors IS NOT NULL AND {IN_USE}),
+            (SELECT value FROM facts WHERE name = 'embedder_name'),
+            (SELECT CAST(value AS INTEGER) FROM facts WHERE name = 'dimension')"""
+        return IndexStats(*self._rows(sql)[0])
 
     # Writing, inside a transaction
 
     def put_vectors(self, texts: Iterable[str], vectors: Iterable[Vectors]) -> None:
-        """Vectors (W, D) of texts, which need not be in use yet."""
+        """Stores the vectors (W, D) of texts. No passage need use the texts yet."""
         for text, several in zip(texts, vectors, strict=True):
             blob = np.ascontiguousarray(several, dtype="<f4").tobytes()
             self._rows(
@@ -219,16 +236,10 @@ class Database:
             )
 
     def put_document(self, document: Document, content_hash: str, passages: Iterable[Passage]) -> None:
-        """Add or replace a document and its passages."""
+        """Adds or replaces a document and its passages."""
         self.delete_document(document.id)
-        values = (
-            document.id,
-            content_hash,
-            document.text,
-            document.source,
-            _json(document.metadata),
-            _json(document.page_starts),
-        )
+        metadata, page_starts = _json(document.metadata), _json(document.page_starts)
+        values = (document.id, content_hash, document.text, document.source, metadata, page_starts)
         self._rows("INSERT INTO documents VALUES (?, ?, ?, ?, ?, ?)", values)
         for passage in passages:
             key = digest(passage.text)
@@ -243,17 +254,14 @@ class Database:
         self._rows("DELETE FROM documents WHERE id = ?", (document_id,))
         self._rows("DELETE FROM passages WHERE document_id = ?", (document_id,))
 
-    def sweep(self) -> None:
-        """Drop the texts, and their vectors, that no passage uses."""
+    def delete_unused_texts(self) -> None:
+        """Deletes the texts that no passage uses, and their vectors."""
         self._rows(f"DELETE FROM texts WHERE NOT {IN_USE}")
-
-    def in_use(self, text: str) -> bool:
-        return bool(self._rows(f"SELECT 1 FROM texts WHERE hash = ? AND {IN_USE}", (digest(text),)))
 
 
 def _passage(row: Sequence[Any]) -> Passage:
-    identity, document_id, text, start, end, source, metadata, _ = row
-    return Passage(identity, document_id, text, (start, end), source, json.loads(metadata))
+    passage_id, document_id, text, start, end, source, metadata, _ = row
+    return Passage(passage_id, document_id, text, (start, end), source, json.loads(metadata))
 
 
 def _json(value: Any) -> str:

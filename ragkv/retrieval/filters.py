@@ -1,8 +1,8 @@
-"""Metadata filters as SQL, so that they choose before ranking does and k results come back.
+"""Metadata filters, translated to SQL. They apply before the ranking, so that a filtered search still finds k results.
 
 A filter is a mapping as it comes from JSON or a keyword: `{"lang": "en", "topic": ["a", "b"], "year": {"gte": 2000,
-"lt": 2010}}`. All conditions must hold. A value that is a list holds if any of its items does. Beside metadata,
-`document_id` and `source` can be asked for.
+"lt": 2010}}`. All conditions must hold. If the metadata value is a list, one matching item is enough. `document_id` and
+`source` can be used like metadata names.
 """
 
 import difflib
@@ -19,7 +19,7 @@ Where = Mapping[str, Any]
 
 
 def sql_of(where: Where) -> tuple[str, list[Any]]:
-    """A condition over the table `passages` and its parameters; raises `InputError` on what is no filter."""
+    """A condition over the table `passages`, and its parameters. Raises `InputError` for an invalid filter."""
     if not isinstance(where, Mapping):
         raise InputError(f"A filter is a mapping of metadata names to conditions, not {where!r}.")
     conditions, parameters = ["1"], []
@@ -29,13 +29,12 @@ def sql_of(where: Where) -> tuple[str, list[Any]]:
         for operator, value in _operators(name, wanted):
             test, values = _test(name, operator, value)
             if name in COLUMNS:
-                column = f"json_each(json_array(passages.{name}))"
-                conditions.append(f"EXISTS (SELECT 1 FROM {column} AS item WHERE {test})")
+                items = f"json_each(json_array(passages.{name}))"
             else:
-                conditions.append(f"EXISTS (SELECT 1 FROM json_each(passages.metadata, ?) AS item WHERE {test})")
+                items = "json_each(passages.metadata, ?)"
                 parameters.append(f'$."{name}"')
-            if operator == "ne":
-                conditions[-1] = f"NOT {conditions[-1]}"
+            negation = "NOT " if operator == "ne" else ""
+            conditions.append(f"{negation}EXISTS (SELECT 1 FROM {items} AS item WHERE {test})")
             parameters += values
     return " AND ".join(conditions), parameters
 
@@ -53,10 +52,10 @@ def _operators(name: str, wanted: Any) -> list[tuple[str, Any]]:
 
 
 def _test(name: str, operator: str, value: Any) -> tuple[str, list[Any]]:
-    """The SQL of one comparison with `item`, of equal type only: 2000 is never below "a"."""
+    """The SQL of one comparison with `item`. Values of different types never match: 2000 is not below "a"."""
     if operator == "in":
         if isinstance(value, str | Mapping) or not hasattr(value, "__iter__"):
-            raise InputError(f"The filter on {name!r} wants a list for 'in', not {value!r}.")
+            raise InputError(f"The filter on {name!r} needs a list for 'in', not {value!r}.")
         tests = [_test(name, "eq", item) for item in value]
         joined = " OR ".join(f"({test})" for test, _ in tests) or "0"
         return joined, [parameter for _, parameters in tests for parameter in parameters]

@@ -1,33 +1,16 @@
-"""HTML to plain text with the standard library: scripts and styles dropped, block boundaries kept as blank lines.
+"""HTML to plain text with the standard library: drops scripts and styles, turns block boundaries into blank lines.
 
-The stdlib parser is enough because only the text and its block boundaries are wanted, never the tree; it accepts broken
-markup, and keeps a base installation free of another dependency.
+The standard parser is enough because only the text and its block boundaries are needed, never the tree. It accepts
+broken markup and spares a base installation another dependency.
 """
 
 import re
 from html.parser import HTMLParser
 
 SKIPPED = frozenset({"script", "style", "template", "noscript", "svg", "math", "iframe", "select"})
-BLOCKS = frozenset(
-    (
-        *(
-            "address",
-            "article",
-            "aside",
-            "blockquote",
-            "body",
-            "dd",
-            "details",
-            "dialog",
-            "div",
-            "dl",
-            "dt",
-            "fieldset",
-        ),
-        *("figcaption", "figure", "footer", "form", "h1", "h2", "h3", "h4", "h5", "h6", "header", "hr", "html", "main"),
-        *("nav", "ol", "p", "pre", "section", "summary", "table", "tbody", "tfoot", "thead", "title", "ul"),
-    )
-)
+_BLOCK_NAMES = """address article aside blockquote body dd details dialog div dl dt fieldset figcaption figure footer
+    form h1 h2 h3 h4 h5 h6 header hr html main nav ol p pre section summary table tbody tfoot thead title ul"""
+BLOCKS = frozenset(_BLOCK_NAMES.split())
 LINES = frozenset({"br", "li", "tr", "option"})
 CELLS = frozenset({"td", "th"})
 
@@ -97,6 +80,6 @@ def text_of(html: str) -> tuple[str, str]:
 
 
 def declared_encoding(data: bytes) -> str | None:
-    """The encoding a page names in its first kilobyte, if it does."""
+    """The encoding that a page declares in its first kilobyte, or `None`."""
     found = re.search(rb"""<meta[^>]+charset\s*=\s*["']?\s*([\w.:-]+)""", data[:1024], re.IGNORECASE)
     return found.group(1).decode("ascii", "replace") if found else None

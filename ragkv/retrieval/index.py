@@ -1,11 +1,12 @@
-"""The index: documents in, hits out, kept in one directory.
+"""The index: documents go in, hits come out, and everything is stored in one directory.
 
-Ingesting reads and splits first, embeds what is new, and then changes the index in one transaction: a kill leaves the
-old or the new state, and vectors computed so far are not lost. Embedding is by distinct text, so a passage that two
-documents share is embedded once, found once (`Hit.duplicates` has the others), and stays while one of them does.
+An ingestion first reads and splits, then embeds the new texts, then changes the index in one transaction. A kill leaves
+the old or the new state, and the vectors computed so far are not lost. Embedding is by distinct text: a passage that
+two documents share is embedded once and found once (`Hit.duplicates` has the others), and stays while one of the
+documents does.
 
-What it does not know: models, tokenizers, KV. Who keeps KV for passages encodes `IngestReport.new_passages` and drops
-what `forgotten_passages` names.
+The index knows no models, tokenizers or KV. A caller that stores KV of passages encodes `IngestReport.new_passages` and
+deletes the KV of `forgotten_passages`.
 """
 
 import logging
@@ -21,27 +22,26 @@ from filelock import FileLock, Timeout
 from ragkv.errors import ConfigError, InputError, ModelError, StoreLockedError, StoreReadOnlyError
 from ragkv.runtime import Closing
 
-from .corpus import IndexCorpus, drop_snapshots
+from .corpus import Corpus, drop_snapshots
 from .database import Database
-from .document import Document, Hit, Passage
 from .embedders import Embedder
 from .filters import Where, sql_of
-from .reports import IndexStats, IngestReport, Removal
 from .rerankers import Reranker
-from .retrievers import Scored, retriever_type
+from .retrievers import RETRIEVERS, ScoredText, retriever_type
 from .splitter import Splitter
+from .values import Document, Hit, IndexStats, IngestReport, Passage, Removal
 
 logger = logging.getLogger(__name__)
 
-EMBED_BATCH = 64  # texts between two commits of vectors
-Progress = Callable[[int, int], None]  # texts embedded, texts to embed
+EMBED_BATCH = 64  # texts whose vectors are committed together
+Progress = Callable[[int, int], None]  # number of texts embedded so far, number of texts to embed
 
 
 @dataclass(slots=True)
 class _Plan:
-    """What an ingestion is about to do; dies with it."""
+    """What an ingestion is going to do."""
 
-    kept: dict[str, str] = field(default_factory=dict)  # content hash of every document seen, by id
+    hashes: dict[str, str] = field(default_factory=dict)  # document id -> content hash, of every document seen
     added: list[str] = field(default_factory=list)
     changed: list[str] = field(default_factory=list)
     unchanged: list[str] = field(default_factory=list)
@@ -49,12 +49,12 @@ class _Plan:
 
     @property
     def passages(self) -> list[Passage]:
-        """Of all documents to be written."""
+        """The passages of all documents to be written."""
         return [passage for _, _, passages in self.writes for passage in passages]
 
 
 class Index(Closing):
-    """Documents, passages, vectors and term statistics in one directory; `None` keeps them in memory. Thread-safe."""
+    """Documents, passages, vectors and term statistics in one directory; `None`: in memory. Thread-safe."""
 
     def __init__(
         self,
@@ -64,14 +64,14 @@ class Index(Closing):
         embedder: Embedder | None = None,
         read_only: bool = False,
     ) -> None:
-        """Opens or creates. `splitter` is needed to ingest; without an `embedder` BM25 works alone."""
+        """Opens or creates an index. Ingesting needs a `splitter`. Without an `embedder` BM25 works alone."""
         self.directory = None if directory is None else Path(directory)
         self._splitter = splitter
         self._embedder = embedder
         self._database = Database(self.directory, read_only)
         self._writing = threading.Lock()
         self._corpus_lock = threading.Lock()
-        self._corpus: IndexCorpus | None = None
+        self._corpus: Corpus | None = None
         self._check_embedder()
         if embedder is None and self.notice:
             logger.warning(self.notice)
@@ -80,12 +80,12 @@ class Index(Closing):
 
     @property
     def notice(self) -> str | None:
-        """What keeps retrieval from its best, in one sentence; `None` if nothing does."""
+        """Why retrieval is worse than it could be, in one sentence; `None` if it is not."""
         if self._embedder is None:
-            return 'No embedder at hand: retrieval goes by BM25 alone. pip install "ragkv[dense,minilm]" or name one.'
-        counts = self._database.counts()
-        if missing := counts["texts"] - counts["embedded_texts"]:
-            return f"{missing} of {counts['texts']} texts have no vector yet and are found by BM25 only: ingest again."
+            return 'No embedder: retrieval uses BM25 alone. pip install "ragkv[dense,minilm]" or name one.'
+        stats = self.stats()
+        if missing := stats.texts - stats.embedded_texts:
+            return f"{missing} of {stats.texts} texts have no vector yet and are found by BM25 only: ingest again."
         return None
 
     def search(
@@ -100,27 +100,26 @@ class Index(Closing):
     ) -> list[Hit]:
         """The best `k` passages, fewer if no more match. A blank query finds nothing.
 
-        `retriever` is a name in `RETRIEVERS`; left out, "fused" with an embedder and "bm25" without. `where` filters
-        by metadata before ranking. A `reranker` looks at the best `rerank_depth`.
+        `retriever` is a name in `RETRIEVERS`; the default is "fused" with an embedder and "bm25" without. `where`
+        filters by metadata before the ranking. A `reranker` scores the best `rerank_depth` again.
         """
         if k < 1:
             raise InputError(f"k is {k}; ask for at least 1 passage.")
-        name = retriever or ("bm25" if self._embedder is None else "fused")
-        retriever_type(name)
+        build = retriever_type(retriever or ("bm25" if self._embedder is None else "fused")).build
         condition, parameters = sql_of(where or {})
-        query = query.encode("utf-8", "replace").decode()  # a shell may hand over half characters
+        query = query.encode("utf-8", "replace").decode()  # a shell may pass half a surrogate pair
         if not query.strip():
             return []
         depth = k if reranker is None else max(k, rerank_depth)
-        for _ in range(3):  # a deletion in between may take a hit away: look again
+        for _ in range(3):  # search again if a deletion removed a hit between ranking and reading
             allowed = self._database.text_numbers(condition, parameters) if where else None
-            ranked = self._current_corpus().retriever(name).search(query, depth, allowed)
+            ranked = self._current_corpus().build_once(build).search(query, depth, allowed)
             hits = self._hits(ranked, condition, parameters)
             if len(hits) == len(ranked):
                 break
         return hits if reranker is None else reranker.rerank(query, hits, k)
 
-    def _hits(self, ranked: Sequence[Scored], condition: str, parameters: Sequence[object]) -> list[Hit]:
+    def _hits(self, ranked: Sequence[ScoredText], condition: str, parameters: Sequence[object]) -> list[Hit]:
         found = self._database.passages_of_texts([scored.number for scored in ranked], condition, parameters)
         present = [(scored, found[scored.number]) for scored in ranked if scored.number in found]
         return [
@@ -128,12 +127,12 @@ class Index(Closing):
             for rank, (scored, passages) in enumerate(present, start=1)
         ]
 
-    def _current_corpus(self) -> IndexCorpus:
-        """The corpus of the latest revision, also if another process made it."""
+    def _current_corpus(self) -> Corpus:
+        """The corpus of the latest revision, even if another process made it."""
         with self._corpus_lock:
             revision = self._database.revision()
             if self._corpus is None or self._corpus.revision != revision:
-                self._corpus = IndexCorpus(self._database, revision, self._embedder)
+                self._corpus = Corpus(self._database, revision, self._embedder)
             return self._corpus
 
     def document(self, document_id: str) -> Document | None:
@@ -141,7 +140,7 @@ class Index(Closing):
         return self._database.document(document_id)
 
     def document_ids(self) -> list[str]:
-        """Every document, in order of ingestion."""
+        """Every document id, in order of ingestion."""
         return self._database.document_ids()
 
     def passages(self, document_id: str | None = None) -> list[Passage]:
@@ -154,27 +153,22 @@ class Index(Closing):
 
     def stats(self) -> IndexStats:
         """Counts, and the embedder."""
-        dimension = self._database.fact("dimension")
-        return IndexStats(
-            **self._database.counts(),
-            embedder=self._database.fact("embedder_name"),
-            dimension=int(dimension) if dimension else None,
-        )
+        return self._database.stats()
 
     # Writing
 
     def ingest(
         self, documents: Iterable[Document], *, prune: bool = False, progress: Progress | None = None
     ) -> IngestReport:
-        """Brings the index to these documents; an unchanged one costs a hash. All of it happens, or nothing.
+        """Adds these documents or replaces their old contents, all or none. An unchanged document costs one hash.
 
-        With `prune`, documents not among these are deleted. The changed documents of one call are held in memory
-        until it is done: feed very large corpora in several calls.
+        With `prune`, all other documents are deleted. The changed documents of one call are held in memory until it
+        ends: feed very large corpora in several calls.
         """
         with self._writer():
             plan = self._plan(documents)
-            gone = [name for name in self.document_ids() if name not in plan.kept] if prune else []
-            if prune and not plan.kept and gone:
+            gone = [name for name in self.document_ids() if name not in plan.hashes] if prune else []
+            if prune and not plan.hashes and gone:
                 raise InputError(f"Pruning to no documents would delete all {len(gone)}. Use delete() if you mean it.")
             embedded = self._embed(plan, progress)
             with self._database.transaction():
@@ -186,7 +180,7 @@ class Index(Closing):
                 before, after = {passage.id for passage in old}, {passage.id for passage in plan.passages}
                 new = tuple(passage for passage in plan.passages if passage.id not in before)
                 removed = tuple(passage for passage in old if passage.id not in after)
-                forgotten = self._forget(removed)
+                forgotten = self._delete_unused_texts(removed)
                 if new or removed or embedded:
                     self._database.new_revision()
         return IngestReport(
@@ -201,66 +195,66 @@ class Index(Closing):
         )
 
     def delete(self, document_ids: str | Iterable[str]) -> Removal:
-        """Deletes documents, their passages and vectors; ids that are not there are passed over."""
+        """Deletes documents, their passages and vectors. Unknown ids are ignored."""
         wanted = [document_ids] if isinstance(document_ids, str) else list(dict.fromkeys(document_ids))
         with self._writer(), self._database.transaction():
             there = tuple(name for name in wanted if self._database.document_hash(name) is not None)
             passages = tuple(passage for name in there for passage in self._database.passages(name))
             for name in there:
                 self._database.delete_document(name)
-            forgotten = self._forget(passages)
+            forgotten = self._delete_unused_texts(passages)
             if there:
                 self._database.new_revision()
         return Removal(there, passages, forgotten)
 
     def close(self) -> None:
-        """Twice is harmless."""
+        """Closes the database. Closing twice is harmless."""
         self._database.close()
 
     # The steps of an ingestion
 
     @contextmanager
     def _writer(self) -> Iterator[None]:
-        """One writer at a time: threads wait, another process is refused."""
+        """Admits one writer at a time: other threads wait, another process gets `StoreLockedError`."""
         if self._database.read_only:
             raise StoreReadOnlyError(f"The index at {self.directory} was opened read-only. Open it for writing.")
         with self._writing:
             if self.directory is None:
                 yield
                 return
-            lock = FileLock(self.directory / "writer.lock", timeout=0)
             try:
-                lock.acquire()
+                lock = FileLock(self.directory / "writer.lock", timeout=0).acquire()
             except Timeout as error:
                 message = f"Another process is writing to the index at {self.directory}. Try again when it is done."
                 raise StoreLockedError(message) from error
-            try:
+            with lock:
                 yield
-                drop_snapshots(self.directory, self._database.revision())
-            finally:
-                lock.release()
+                drop_snapshots(self.directory, RETRIEVERS, self._database.revision())
 
     def _plan(self, documents: Iterable[Document]) -> _Plan:
-        """Which documents are new or changed, and their passages; nothing is written."""
+        """Finds new and changed documents and splits them; writes nothing."""
         plan = _Plan()
         for document in documents:
-            splitter = self._need_splitter()
-            content_hash = document.content_hash(splitter.fingerprint)
-            if document.id in plan.kept:
-                if plan.kept[document.id] != content_hash:
+            if self._splitter is None:
+                raise InputError(
+                    "This index was opened without a splitter and cannot ingest. Pass splitter=Splitter(...)."
+                )
+            content_hash = document.content_hash(self._splitter.fingerprint)
+            if document.id in plan.hashes:
+                if plan.hashes[document.id] != content_hash:
                     raise InputError(f"Two different documents have the id {document.id!r}. Give each its own.")
                 continue
-            plan.kept[document.id] = content_hash
+            plan.hashes[document.id] = content_hash
             stored = self._database.document_hash(document.id)
             if stored == content_hash:
                 plan.unchanged.append(document.id)
                 continue
             (plan.added if stored is None else plan.changed).append(document.id)
-            plan.writes.append((document, content_hash, splitter.split(document)))
+            plan.writes.append((document, content_hash, self._splitter.split(document)))
         return plan
 
     def _embed(self, plan: _Plan, progress: Progress | None) -> int:
-        """Vectors for every text that has none, committed batch by batch; how many texts were embedded."""
+        """Embeds every text that has no vector, committed batch by batch; returns how many texts were embedded."""
         if (embedder := self._embedder) is None:
             return 0
         texts = dict.fromkeys(passage.text for passage in plan.passages)
@@ -280,16 +274,11 @@ class Index(Closing):
             progress(len(todo), len(todo))
         return len(todo)
 
-    def _forget(self, removed: Iterable[Passage]) -> tuple[Passage, ...]:
-        """Drops texts nobody uses; those of `removed` whose text is among them."""
+    def _delete_unused_texts(self, removed: Iterable[Passage]) -> tuple[Passage, ...]:
+        """Deletes the texts that no passage uses; returns the passages of `removed` whose text was deleted."""
         forgotten = tuple(passage for passage in removed if not self._database.in_use(passage.text))
-        self._database.sweep()
+        self._database.delete_unused_texts()
         return forgotten
-
-    def _need_splitter(self) -> Splitter:
-        if self._splitter is None:
-            raise InputError("This index was opened without a splitter and cannot ingest. Pass splitter=Splitter(...).")
-        return self._splitter
 
     def _check_embedder(self) -> None:
         recorded = self._database.fact("embedder_id")

@@ -1,10 +1,11 @@
-"""Loaders: files and directories to documents. They know formats and nothing about splitting or indexing.
+"""Loaders read files and directories into documents. They know file formats and nothing about splitting or indexing.
 
-A file that cannot be read is a `DocumentError` that says what, where and what to do; a caller who would rather go on
-passes `on_error` and gets each error as a value. One loader per format, chosen by the file's suffix.
+A file that cannot be read is a `DocumentError` that says what is wrong, where, and what to do. A caller that wants to
+go on passes `on_error` and gets each error as a value. There is one loader per format, chosen by the file's suffix.
 """
 
 import codecs
+import io
 import json
 import logging
 import os
@@ -14,12 +15,12 @@ from typing import Any
 
 from ragkv.errors import DocumentError, MissingExtraError
 
-from .document import Document
 from .html import declared_encoding, text_of
+from .values import Document
 
 logger = logging.getLogger(__name__)
 
-Read = Iterator[Document | DocumentError]  # a loader yields what it read, and what it could not
+Loaded = Iterator[Document | DocumentError]  # what a loader could read, and why it could not read the rest
 OnError = Callable[[DocumentError], None]
 
 
@@ -28,19 +29,19 @@ def load_documents(
 ) -> Iterator[Document]:
     """The documents of files and directories, in order; directories are walked recursively, in sorted order.
 
-    Inside a directory, hidden files and suffixes without a loader are passed over (logged at info level); a path
-    named by itself must be readable. A document's id is the file's absolute path, or a JSON line's own `id`.
-    Raises `DocumentError` at the first thing that cannot be read, or hands it to `on_error` and goes on.
+    Inside a directory, hidden files and suffixes without a loader are skipped (logged at info level). A path that is
+    given itself must be readable. A document's id is the file's absolute path, or a JSON line's own `id`.
+    Raises `DocumentError` at the first thing that cannot be read, or passes it to `on_error` and goes on.
     """
     for path in [paths] if isinstance(paths, str | Path) else paths:
         for file in _files(Path(path)):
-            for outcome in [file] if isinstance(file, DocumentError) else _load_file(file, encoding):
-                if isinstance(outcome, Document):
-                    yield outcome
+            for loaded in [file] if isinstance(file, DocumentError) else _load_file(file, encoding):
+                if isinstance(loaded, Document):
+                    yield loaded
                 elif on_error is None:
-                    raise outcome
+                    raise loaded
                 else:
-                    on_error(outcome)
+                    on_error(loaded)
 
 
 def _files(path: Path) -> Iterator[Path | DocumentError]:
@@ -60,41 +61,43 @@ def _files(path: Path) -> Iterator[Path | DocumentError]:
             found = True
             yield file
         else:
-            logger.info("Passed over %s: no loader for %r.", file, file.suffix)
+            logger.info("Skipped %s: no loader for %r.", file, file.suffix)
     if not found:
-        yield DocumentError(f"No documents under {path}: no file there ends in {_known()}.")
+        yield DocumentError(f"No documents under {path}: no file there ends in {' '.join(LOADERS)}.")
 
 
-def _load_file(file: Path, encoding: str) -> Read:
-    loader = LOADERS.get(file.suffix.lower())
-    if not file.exists():
-        yield DocumentError(f"Cannot read {file}: there is no such file or folder. Check the path.")
-        return
-    if loader is None:
-        yield DocumentError(f"Cannot read {file}: no loader for {file.suffix!r}. Known: {_known()}. Convert it to one.")
-        return
-    if not file.is_file():
-        yield DocumentError(f"Cannot read {file}: neither a file nor a directory. Write it to a file first.")
-        return
+def _load_file(file: Path, encoding: str) -> Loaded:
     try:
-        data = file.read_bytes()
-    except OSError as error:
-        yield DocumentError(f"Cannot read {file}: {error.strerror or error}. Check the path and its permissions.")
-        return
-    if not data.strip():
-        yield DocumentError(f"{file} is empty ({len(data)} bytes). Remove it, or skip what cannot be read.")
-        return
-    try:
+        loader, data = _read(file)
         yield from loader(file, data, encoding)
     except DocumentError as error:
         yield error
 
 
-def _load_text(file: Path, data: bytes, encoding: str) -> Read:
+def _read(file: Path) -> tuple["Loader", bytes]:
+    """The loader of a file and its bytes. Raises `DocumentError` for what is no readable file or has no loader."""
+    if not file.exists():
+        raise DocumentError(f"Cannot read {file}: there is no such file or folder. Check the path.")
+    if (loader := LOADERS.get(file.suffix.lower())) is None:
+        known = " ".join(LOADERS)
+        raise DocumentError(f"Cannot read {file}: no loader for {file.suffix!r}. Known: {known}. Convert it to one.")
+    if not file.is_file():
+        raise DocumentError(f"Cannot read {file}: neither a file nor a directory. Write it to a file first.")
+    try:
+        data = file.read_bytes()
+    except OSError as error:
+        message = f"Cannot read {file}: {error.strerror or error}. Check the path and its permissions."
+        raise DocumentError(message) from error
+    if not data.strip():
+        raise DocumentError(f"{file} is empty ({len(data)} bytes). Remove it, or skip what cannot be read.")
+    return loader, data
+
+
+def _load_text(file: Path, data: bytes, encoding: str) -> Loaded:
     yield _document(file, _decode(file, data, encoding), {})
 
 
-def _load_html(file: Path, data: bytes, encoding: str) -> Read:
+def _load_html(file: Path, data: bytes, encoding: str) -> Loaded:
     declared = None if data.startswith((codecs.BOM_UTF8, codecs.BOM_UTF16_LE)) else declared_encoding(data)
     text, title = text_of(_decode(file, data, declared or encoding))
     if not text:
@@ -102,8 +105,8 @@ def _load_html(file: Path, data: bytes, encoding: str) -> Read:
     yield _document(file, text, {"title": title} if title else {})
 
 
-def _load_jsonl(file: Path, data: bytes, encoding: str) -> Read:
-    """One document a line: `{"id": ..., "text": ..., "metadata": {...}}`; further keys become metadata."""
+def _load_jsonl(file: Path, data: bytes, encoding: str) -> Loaded:
+    """One document per line: `{"id": ..., "text": ..., "metadata": {...}}`; other keys become metadata."""
     for number, line in enumerate(_decode(file, data, encoding).split("\n"), start=1):
         if line.strip():
             try:
@@ -131,21 +134,19 @@ def _from_json(file: Path, number: int, line: str) -> Document:
     if not isinstance(metadata, dict):
         raise bad(f"`metadata` is {metadata!r}, not an object")
     path = str(file.absolute())
-    identity = f"{path}#{number}" if given is None else str(given)
-    return Document(identity, text, path if source is None else str(source), {**record, **metadata})
+    document_id = f"{path}#{number}" if given is None else str(given)
+    return Document(document_id, text, path if source is None else str(source), {**record, **metadata})
 
 
-def _load_pdf(file: Path, data: bytes, encoding: str) -> Read:  # noqa: ARG001 - every loader takes an encoding
+def _load_pdf(file: Path, data: bytes, encoding: str) -> Loaded:  # noqa: ARG001 - every loader takes an encoding
     try:
         import pypdf  # an extra
     except ImportError as error:
         raise MissingExtraError("pypdf", "pdf", f"Reading {file}") from error
-    import io
-
     try:
         pages = [page.extract_text() for page in pypdf.PdfReader(io.BytesIO(data)).pages]
     except Exception as error:  # pypdf raises many kinds on damaged files, RecursionError and KeyError among them
-        raise DocumentError(f"Cannot read {file} as PDF: {error}. Is it whole, and not encrypted?") from error
+        raise DocumentError(f"Cannot read {file} as PDF: {error}. Is it complete, and not encrypted?") from error
     text, starts = "", []
     for page in pages:
         starts.append(len(text))
@@ -161,21 +162,19 @@ def _document(file: Path, text: str, metadata: dict[str, Any], page_starts: tupl
 
 
 def _decode(file: Path, data: bytes, encoding: str) -> str:
-    """The text of `data`, line ends as "\\n"; a byte order mark goes before `encoding`."""
+    """The text of `data` with line ends as "\\n"; a byte order mark overrides `encoding`."""
     if data.startswith(codecs.BOM_UTF8):
         encoding = "utf-8-sig"
     elif data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
         encoding = "utf-16"
     elif b"\0" in data and "16" not in encoding and "32" not in encoding:
-        raise DocumentError(
-            f"{file} looks binary: zero byte at offset {data.index(0)}. Convert it to text, or skip it."
-        )
+        position = data.index(0)
+        raise DocumentError(f"{file} looks binary: zero byte at offset {position}. Convert it to text, or skip it.")
     try:
         text = data.decode(encoding)
     except LookupError as error:
-        raise DocumentError(
-            f"{file}: unknown encoding {encoding!r}. Name one Python knows, such as latin-1."
-        ) from error
+        message = f"{file}: unknown encoding {encoding!r}. Name one Python knows, such as latin-1."
+        raise DocumentError(message) from error
     except UnicodeDecodeError as error:
         raise DocumentError(
             f"{file} is not {encoding}: byte {data[error.start]:#04x} at offset {error.start}. "
@@ -184,17 +183,10 @@ def _decode(file: Path, data: bytes, encoding: str) -> str:
     return text.replace("\r\n", "\n").replace("\r", "\n")
 
 
-def _known() -> str:
-    return " ".join(LOADERS)
-
-
-LOADERS: dict[str, Callable[[Path, bytes, str], Read]] = {
-    ".txt": _load_text,
-    ".text": _load_text,
-    ".md": _load_text,
-    ".markdown": _load_text,
-    ".html": _load_html,
-    ".htm": _load_html,
+Loader = Callable[[Path, bytes, str], Loaded]  # file, its bytes, the encoding to assume
+LOADERS: dict[str, Loader] = {
+    **dict.fromkeys((".txt", ".text", ".md", ".markdown"), _load_text),
+    **dict.fromkeys((".html", ".htm"), _load_html),
     ".jsonl": _load_jsonl,
     ".pdf": _load_pdf,
 }

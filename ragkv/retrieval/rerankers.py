@@ -1,4 +1,4 @@
-"""Reranking: a second, slower look at the best hits. Off unless a caller passes one."""
+"""Rerankers score the best hits of a search again with a slower, better model. Used only if the caller passes one."""
 
 import threading
 from abc import ABC, abstractmethod
@@ -7,10 +7,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ragkv.errors import MissingExtraError, ModelNotFoundError
+from ragkv.errors import ModelNotFoundError
 
-from .document import Hit
-from .embedders import quiet_loading
+from .embedders import load_local
+from .values import Hit
 
 
 class Reranker(ABC):
@@ -18,10 +18,10 @@ class Reranker(ABC):
 
     @abstractmethod
     def score(self, query: str, texts: Sequence[str]) -> list[float]:
-        """A score for each text, higher is better."""
+        """A score for each text; higher is better."""
 
     def rerank(self, query: str, hits: Sequence[Hit], k: int) -> list[Hit]:
-        """The best `k` of `hits` by `score`, ranked anew; equal scores keep their order."""
+        """The best `k` of `hits` by `score`, with new ranks. Hits of equal score keep their order."""
         if not hits:
             return []
         scores = self.score(query, [hit.passage.text for hit in hits])
@@ -37,27 +37,14 @@ class CrossEncoderReranker(Reranker):
         self._device = device
         self._batch_size = batch_size
         self._lock = threading.Lock()  # fast tokenizers are not thread-safe
-        self._loaded: Any = None
+        self._model: Any = None
         if not (self._path / "config.json").exists():
             raise ModelNotFoundError(f"No cross-encoder at {path}: it has no config.json. Name a model's directory.")
 
     def score(self, query: str, texts: Sequence[str]) -> list[float]:
         with self._lock:
+            if self._model is None:
+                self._model = load_local("CrossEncoder", self._path, self._device)
             pairs = [(query, text) for text in texts]
-            scores = self._model().predict(pairs, batch_size=self._batch_size, show_progress_bar=False)
+            scores = self._model.predict(pairs, batch_size=self._batch_size, show_progress_bar=False)
         return [float(score) for score in scores]
-
-    def _model(self) -> Any:
-        if self._loaded is None:
-            try:
-                from sentence_transformers import CrossEncoder  # an extra, and seconds
-            except ImportError as error:
-                raise MissingExtraError("sentence-transformers", "dense", "Reranking") from error
-            with quiet_loading():
-                self._loaded = CrossEncoder(
-                    str(self._path),
-                    device=self._device,
-                    local_files_only=True,
-                    model_kwargs={"use_safetensors": True},  # never unpickle weights
-                )
-        return self._loaded

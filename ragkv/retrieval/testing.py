@@ -1,24 +1,23 @@
-"""Embedders and counters without weights, for tests of this room and of whoever builds on it."""
+"""An embedder and a splitter without weights, for tests of this package and of code that uses it."""
 
 import re
 from collections.abc import Sequence
 
 import numpy as np
 
-from .document import digest
 from .embedders import Embedder
-from .retrievers import Vectors
 from .splitter import Splitter
+from .values import Vectors, digest
 
 
 class HashEmbedder(Embedder):
-    """A bag of hashed words: texts that share words are near. Remembers every text it was given."""
+    """A bag of hashed words: texts that share words are close. Records every text that it embeds."""
 
     name = "hash"
 
     def __init__(self, dimension: int = 64, window_words: int | None = None) -> None:
         self.id = f"hash:{dimension}:{window_words}"
-        self.embedded: list[str] = []  # texts, in order; queries are not counted
+        self.embedded: list[str] = []  # texts in order, without queries
         self._dimension = dimension
         self._window_words = window_words
 

@@ -11,8 +11,6 @@ import ctypes
 from functools import cache
 from pathlib import Path
 
-import torch
-
 _SOFT = 1  # omp_pause_soft
 
 
@@ -24,6 +22,8 @@ def release_threads() -> None:
 
 def use_one_thread() -> None:
     """Let the calling thread have no workers from now on: what it does runs beside the model."""
+    import torch
+
     if (openmp := _gnu_openmp()) is not None:
         torch.get_num_threads()  # a thread's first question sets its number to the process's
         openmp.omp_set_num_threads(1)
@@ -32,6 +32,8 @@ def use_one_thread() -> None:
 @cache
 def _gnu_openmp() -> ctypes.CDLL | None:
     """The library by which this torch computes, if it is GNU's: others have one pool of workers for all threads."""
+    import torch  # here, so that packages without tensors can import `ragkv.runtime` without torch
+
     path = Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"  # a symbol is looked for in what it needs, too
     try:
         found = ctypes.CDLL(str(path))

@@ -1,4 +1,4 @@
-"""Killed at any moment, the index is in the old or the new state, never in a mix."""
+"""After a kill at any moment, the index is in the old or the new state, never in a mix."""
 
 import json
 import subprocess
@@ -9,11 +9,11 @@ import pytest
 
 KILLS = 25
 
-# The parent imports once, then forks: a child rewrites the corpus over and over and is killed, another one looks.
+# The parent imports once, then forks: one child rewrites the corpus until it is killed, then another child checks it.
 SCRIPT = """if True:
     import json, os, random, signal, sys, time
     from pathlib import Path
-    import bm25s, langchain_text_splitters  # loaded before the fork, so that children start at once
+    import bm25s, langchain_text_splitters  # imported before the fork, so that children start at once
     from ragkv.retrieval import Document, Index
     from ragkv.retrieval.testing import HashEmbedder, word_splitter
 
@@ -23,17 +23,17 @@ SCRIPT = """if True:
     def corpus(version):
         return [Document(str(i), f"version{version} of document{i}\\n\\nshared{i} words") for i in range(FILES)]
 
-    def opened():
+    def open_index():
         return Index(directory, splitter=word_splitter(3), embedder=HashEmbedder())
 
     def write(start):
-        with opened() as index:
+        with open_index() as index:
             for version in range(start, start + 10_000):
                 index.ingest(corpus(version))
                 index.search("shared1 words", retriever="bm25")
 
-    def look(expected_documents):
-        with opened() as index:
+    def check(expected_documents):
+        with open_index() as index:
             stats = index.stats()
             texts = [p.text for p in index.passages()]
             versions = {t.split()[0] for t in texts if t.startswith("version")}
@@ -74,11 +74,11 @@ SCRIPT = """if True:
         time.sleep(random.uniform(0.02, 0.35))
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
-        child, answer = in_child(lambda: look((0, FILES) if last < 0 else (FILES,)))
+        child, answer = in_child(lambda: check((0, FILES) if last < 0 else (FILES,)))
         _, status = os.waitpid(child, 0)
         assert status == 0, f"damaged after kill {kill}"
         found = int(answer.read())
-        assert found >= last, (found, last)  # what was committed stays
+        assert found >= last, (found, last)  # committed documents are never lost
         last = found
         versions.append(last)
     print(json.dumps(versions))
@@ -92,4 +92,4 @@ def test_after_a_kill_at_any_moment_the_index_is_whole(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     versions = json.loads(done.stdout)
     assert len(versions) == KILLS
-    assert versions[-1] > 0  # the killed ones did get something done
+    assert versions[-1] > 0  # the killed children did commit something

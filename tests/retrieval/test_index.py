@@ -1,4 +1,4 @@
-"""The index: what an ingestion costs and reports, what deletion leaves, what persists, what is refused."""
+"""The index: cost and reports of ingestion, traces after deletion, persistence, refused input."""
 
 import logging
 import os
@@ -59,7 +59,7 @@ def test_only_what_changed_in_a_document_is_embedded(index: Index, embedder: Has
     assert index.search("red", retriever="bm25") == []
 
 
-def test_changed_metadata_is_found_by_filters_and_embeds_nothing(index: Index, embedder: HashEmbedder) -> None:
+def test_changed_metadata_is_seen_by_filters_and_embeds_nothing(index: Index, embedder: HashEmbedder) -> None:
     index.ingest([A])
     report = index.ingest([Document("a", A.text, metadata={"n": 2})])
     assert (report.changed, report.new_passages, report.removed_passages) == (("a",), (), ())
@@ -68,7 +68,7 @@ def test_changed_metadata_is_found_by_filters_and_embeds_nothing(index: Index, e
     assert len(index.search("fish", where={"n": 2})) == 2
 
 
-def test_another_splitter_makes_documents_changed(tmp_path: Path) -> None:
+def test_a_different_splitter_makes_every_document_changed(tmp_path: Path) -> None:
     for tokens, expected in ((2, 2), (4, 1)):
         with Index(tmp_path, splitter=word_splitter(tokens)) as index:
             report = index.ingest([A])
@@ -76,7 +76,7 @@ def test_another_splitter_makes_documents_changed(tmp_path: Path) -> None:
     assert report.changed == ("a",)
 
 
-def test_pruning_deletes_what_is_not_among_the_documents(index: Index) -> None:
+def test_pruning_deletes_the_documents_that_were_not_passed(index: Index) -> None:
     index.ingest([A, B])
     report = index.ingest([B], prune=True)
     assert (report.unchanged, report.deleted) == (("b",), ("a",))
@@ -98,7 +98,7 @@ def test_a_deleted_document_leaves_no_trace_in_any_file(index: Index) -> None:
     assert not [file for file in left if b"zanzibar" in file.read_bytes()]
 
 
-def test_a_passage_two_documents_share_is_embedded_once_found_once_and_outlives_one(
+def test_a_shared_passage_is_embedded_once_found_once_and_outlives_one_of_its_documents(
     index: Index, embedder: HashEmbedder
 ) -> None:
     report = index.ingest([Document("x", "same words"), Document("y", "same words")])
@@ -113,13 +113,13 @@ def test_a_passage_two_documents_share_is_embedded_once_found_once_and_outlives_
     assert len(index.delete("y").forgotten_passages) == 1
 
 
-def test_a_text_that_repeats_in_one_document_is_two_passages_with_their_own_spans(index: Index) -> None:
+def test_a_repeated_text_in_one_document_is_two_passages_with_their_own_spans(index: Index) -> None:
     index.ingest([Document("x", "same words\n\nsame words")])
     (hit,) = index.search("same words")
     assert [p.span for p in (hit.passage, *hit.duplicates)] == [(0, 10), (12, 22)]
 
 
-def test_the_same_document_twice_is_one_and_two_of_one_id_are_refused(index: Index) -> None:
+def test_the_same_document_passed_twice_counts_once_and_two_with_one_id_are_refused(index: Index) -> None:
     assert index.ingest([A, A]).added == ("a",)
     with pytest.raises(InputError, match="Two different documents have the id 'a'"):
         index.ingest([A, Document("a", "else")])
@@ -140,7 +140,7 @@ def test_an_ingestion_that_fails_changes_nothing(index: Index) -> None:
     assert index.document_ids() == ["a"]
 
 
-def test_half_a_character_in_a_document_is_an_error_and_in_a_query_harmless(index: Index) -> None:
+def test_half_a_surrogate_pair_is_an_error_in_a_document_and_harmless_in_a_query(index: Index) -> None:
     for bad in (Document("c", "half \ud800"), Document("c\udcff", "x"), Document("c", "x", metadata={"k": "\ud800"})):
         with pytest.raises(DocumentError, match="half a character"):
             index.ingest([A, bad])
@@ -149,7 +149,7 @@ def test_half_a_character_in_a_document_is_an_error_and_in_a_query_harmless(inde
     assert len(index.search("fish \udcff")) == 2
 
 
-def test_an_interrupted_ingestion_keeps_the_vectors_it_has_paid_for(tmp_path: Path) -> None:
+def test_an_interrupted_ingestion_keeps_the_vectors_computed_so_far(tmp_path: Path) -> None:
     class Tiring(HashEmbedder):
         def embed_texts(self, texts):  # type: ignore[no-untyped-def]
             if len(self.embedded) >= 64:
@@ -165,13 +165,13 @@ def test_an_interrupted_ingestion_keeps_the_vectors_it_has_paid_for(tmp_path: Pa
         assert index.ingest(many).embedded_texts == 100 - 64
 
 
-def test_no_documents_are_an_empty_index(index: Index) -> None:
+def test_ingesting_no_documents_gives_an_empty_index(index: Index) -> None:
     report = index.ingest([])
     assert (report.added, report.new_passages, index.search("anything"), index.passages()) == ((), (), [], [])
     assert (index.stats().documents, index.notice) == (0, None)
 
 
-def test_everything_is_there_after_reopening_and_nothing_is_embedded_or_pickled(tmp_path: Path) -> None:
+def test_reopening_restores_everything_without_embedding_or_pickling(tmp_path: Path) -> None:
     with Index(tmp_path, splitter=word_splitter(2), embedder=HashEmbedder()) as index:
         index.ingest([A, B])
         before = {name: index.search("blue bread", retriever=name) for name in ("bm25", "dense", "fused")}
@@ -184,7 +184,7 @@ def test_everything_is_there_after_reopening_and_nothing_is_embedded_or_pickled(
     assert not [f for f in tmp_path.rglob("*") if f.suffix in (".pkl", ".pickle", ".pt")]
 
 
-def test_a_damaged_or_missing_snapshot_is_built_anew(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_damaged_or_missing_snapshot_is_rebuilt(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with Index(tmp_path, splitter=word_splitter(2)) as index:
         index.ingest([A, B])
         before = index.search("blue bread")
@@ -197,7 +197,7 @@ def test_a_damaged_or_missing_snapshot_is_built_anew(tmp_path: Path, caplog: pyt
         assert index.search("blue bread") == before
 
 
-def test_what_another_process_ingests_is_found_at_the_next_search(tmp_path: Path) -> None:
+def test_documents_ingested_by_another_process_are_found_at_the_next_search(tmp_path: Path) -> None:
     with Index(tmp_path, splitter=word_splitter()) as writer, Index(tmp_path, read_only=True) as reader:
         assert reader.search("fish") == []
         writer.ingest([A])
@@ -206,9 +206,7 @@ def test_what_another_process_ingests_is_found_at_the_next_search(tmp_path: Path
         assert reader.search("fish") == []
 
 
-def test_without_an_embedder_bm25_works_alone_and_says_so_once(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_without_an_embedder_bm25_works_alone_and_warns_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, "ragkv"), Index(tmp_path, splitter=word_splitter()) as index:
         report = index.ingest([A])
         assert (report.embedded_texts, len(index.search("fish"))) == (0, 1)
@@ -230,14 +228,14 @@ def test_texts_ingested_without_an_embedder_get_their_vectors_at_the_next_ingest
         assert index.notice is None
 
 
-def test_another_embedder_is_refused_naming_both(tmp_path: Path) -> None:
+def test_a_different_embedder_is_refused_with_both_names(tmp_path: Path) -> None:
     with Index(tmp_path, splitter=word_splitter(), embedder=HashEmbedder(64)) as index:
         index.ingest([A])
     with pytest.raises(ConfigError, match=r"vectors of hash \(64 dimensions, hash:64:None\), not of hash \(hash:32"):
         Index(tmp_path, embedder=HashEmbedder(32))
 
 
-def test_progress_is_reported_from_none_to_all(index: Index) -> None:
+def test_progress_is_reported_from_zero_to_all_texts(index: Index) -> None:
     seen: list[tuple[int, int]] = []
     index.ingest([A, B], progress=lambda done, total: seen.append((done, total)))
     assert seen == [(0, 4), (4, 4)]
@@ -248,7 +246,7 @@ def test_ingesting_needs_a_splitter(tmp_path: Path) -> None:
         index.ingest([A])
 
 
-def test_a_read_only_index_must_exist_and_is_not_written(tmp_path: Path) -> None:
+def test_a_read_only_index_must_exist_and_refuses_writes(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match="No index at"):
         Index(tmp_path / "none", read_only=True)
     assert not (tmp_path / "none").exists()
@@ -272,7 +270,7 @@ def test_a_second_writer_in_another_process_is_refused_and_a_reader_is_not(tmp_p
         index.ingest([B])
 
 
-def test_a_file_that_is_no_index_is_a_clear_error(tmp_path: Path) -> None:
+def test_a_file_that_is_no_database_is_an_error_that_says_what_to_do(tmp_path: Path) -> None:
     (tmp_path / "index.sqlite").write_bytes(b"this is no database" * 100)
     with pytest.raises(StoreError, match="damaged: delete the directory"):
         Index(tmp_path)
@@ -287,11 +285,11 @@ def test_an_index_of_a_later_format_is_refused(tmp_path: Path) -> None:
         Index(tmp_path)
 
 
-def test_a_full_disk_is_a_clear_error_and_the_index_stays_as_it_was(tmp_path: Path) -> None:
+def test_a_full_disk_is_an_error_that_leaves_the_index_unchanged(tmp_path: Path) -> None:
     with Index(tmp_path, splitter=word_splitter()) as index:
         index.ingest([A])
         pages = index._database._rows("PRAGMA page_count")[0][0]
-        index._database._rows(f"PRAGMA max_page_count = {pages}")  # what SQLite says of a full disk
+        index._database._rows(f"PRAGMA max_page_count = {pages}")  # SQLite then reports a full disk
         with pytest.raises(StoreError, match="Free some space"):
             index.ingest([Document("big", "word " * 100_000)])
         assert index.document_ids() == ["a"]
@@ -326,7 +324,7 @@ def test_searches_and_ingestions_in_many_threads_do_not_disturb_each_other(tmp_p
 
 
 @pytest.mark.skipif(not hasattr(os, "geteuid"), reason="needs POSIX permissions")
-def test_the_directory_is_private(tmp_path: Path) -> None:
+def test_the_index_directory_is_readable_by_its_owner_only(tmp_path: Path) -> None:
     Index(tmp_path / "deep" / "index").close()
     assert (tmp_path / "deep" / "index").stat().st_mode & 0o077 == 0
 

@@ -1,4 +1,4 @@
-"""Files become documents, or errors that say what to do."""
+"""Files are loaded as documents, or become errors that say what to do."""
 
 import json
 import os
@@ -23,13 +23,13 @@ def test_a_directory_is_walked_recursively_in_sorted_order(tmp_path: Path) -> No
     assert [Path(d.id).name for d in load_documents(tmp_path)] == ["c.txt", "z.md", "b.txt"]
 
 
-def test_hidden_files_and_unknown_suffixes_in_a_directory_are_passed_over(tmp_path: Path) -> None:
+def test_hidden_files_and_unknown_suffixes_in_a_directory_are_skipped(tmp_path: Path) -> None:
     for name in ("a.txt", ".hidden.txt", ".git/x.txt", "image.png"):
         write(tmp_path / name, "text")
     assert [Path(d.id).name for d in load_documents(tmp_path)] == ["a.txt"]
 
 
-def test_a_document_s_id_is_the_absolute_path_however_it_was_named(
+def test_a_document_id_is_the_absolute_path_however_the_file_was_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = write(tmp_path / "a.txt", "text")
@@ -70,7 +70,7 @@ def test_html_in_the_encoding_it_declares_is_read(tmp_path: Path) -> None:
     assert document.text == "caf\u00e9"
 
 
-def test_a_json_line_is_a_document_and_its_further_keys_are_metadata(tmp_path: Path) -> None:
+def test_a_json_line_is_a_document_whose_other_keys_are_metadata(tmp_path: Path) -> None:
     lines = [
         {"id": "a", "text": "one", "metadata": {"year": 1}, "title": "T"},
         {"id": 7, "text": "two", "source": "here"},
@@ -85,7 +85,7 @@ def test_a_json_line_is_a_document_and_its_further_keys_are_metadata(tmp_path: P
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "says"),
+    ("name", "content", "reason"),
     [
         ("empty.txt", "", "is empty"),
         ("blank.md", " \n ", "is empty"),
@@ -101,9 +101,11 @@ def test_a_json_line_is_a_document_and_its_further_keys_are_metadata(tmp_path: P
         ("bad.jsonl", '{"id": "a", "text": "x", "metadata": 3}', "line 1: `metadata` is 3"),
     ],
 )
-def test_a_bad_document_is_an_error_that_names_it(tmp_path: Path, name: str, content: str | bytes, says: str) -> None:
+def test_a_bad_document_is_an_error_that_names_the_file(
+    tmp_path: Path, name: str, content: str | bytes, reason: str
+) -> None:
     file = write(tmp_path / name, content)
-    with pytest.raises(DocumentError, match=says) as caught:
+    with pytest.raises(DocumentError, match=reason) as caught:
         list(load_documents(file))
     assert name in str(caught.value)
 
@@ -115,7 +117,7 @@ def test_a_missing_path_and_a_directory_without_documents_are_errors(tmp_path: P
         list(load_documents(tmp_path))
 
 
-def test_what_is_no_regular_file_is_an_error_and_never_waited_for(tmp_path: Path) -> None:
+def test_a_path_that_is_no_regular_file_is_an_error_and_never_blocks(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe.txt")
     with pytest.raises(DocumentError, match="neither a file nor a directory"):
         list(load_documents(tmp_path / "pipe.txt"))
@@ -145,7 +147,7 @@ def test_with_on_error_the_rest_is_still_loaded_and_every_error_reported(tmp_pat
     assert [("b.txt" in str(e), "line 2" in str(e)) for e in errors] == [(True, False), (False, True)]
 
 
-def test_pdf_pages_are_found_again_by_their_starts(tmp_path: Path) -> None:
+def test_page_starts_point_to_the_first_character_of_each_pdf_page(tmp_path: Path) -> None:
     pytest.importorskip("pypdf", reason="needs pypdf (extra pdf)")
     (document,) = load_documents(write(tmp_path / "two.pdf", two_page_pdf("First page.", "Second page.")))
     assert document.text == "First page.\n\nSecond page."

@@ -1,4 +1,4 @@
-"""One contract over every retriever; the arithmetic of each; recall on a tiny corpus."""
+"""The contract of every retriever, the arithmetic of each, and recall on a tiny corpus."""
 
 from collections.abc import Iterator
 
@@ -7,8 +7,7 @@ import pytest
 
 from ragkv.errors import ConfigError, InputError, MissingExtraError
 from ragkv.retrieval import RETRIEVERS, Document, Index
-from ragkv.retrieval.retrievers import Scored, fuse
-from ragkv.retrieval.retrievers.bm25 import terms
+from ragkv.retrieval.retrievers import ScoredText, fuse, terms
 from ragkv.retrieval.testing import HashEmbedder, word_splitter
 
 FACTS = {
@@ -39,21 +38,21 @@ def index() -> Iterator[Index]:
 
 @pytest.mark.parametrize("name", sorted(RETRIEVERS))
 class TestRetrieverContract:
-    def test_hits_are_ranked_from_1_by_falling_score_each_text_once(self, index: Index, name: str) -> None:
+    def test_hits_are_ranked_from_1_by_falling_score_with_each_text_once(self, index: Index, name: str) -> None:
         hits = index.search("the capital of France", k=4, retriever=name)
         assert [hit.rank for hit in hits] == list(range(1, len(hits) + 1))
         assert [hit.score for hit in hits] == sorted((hit.score for hit in hits), reverse=True)
         assert len({hit.passage.text for hit in hits}) == len(hits)
         assert hits[0].passage.document_id == "paris"
 
-    def test_more_than_there_are_is_what_there_is(self, index: Index, name: str) -> None:
+    def test_a_large_k_returns_at_most_the_texts_that_exist(self, index: Index, name: str) -> None:
         assert 1 <= len(index.search("Faust", k=100, retriever=name)) <= len(FACTS)
 
-    def test_a_filter_comes_before_the_ranking_so_that_k_hits_come_back(self, index: Index, name: str) -> None:
+    def test_a_filter_applies_before_the_ranking_so_that_k_hits_are_returned(self, index: Index, name: str) -> None:
         hits = index.search("who wrote the capital of France", k=2, retriever=name, where={"kind": "person"})
         assert {hit.passage.document_id for hit in hits} == {"hugo", "goethe"}
 
-    def test_a_filter_nothing_passes_finds_nothing(self, index: Index, name: str) -> None:
+    def test_a_filter_without_a_match_finds_nothing(self, index: Index, name: str) -> None:
         assert index.search("capital", retriever=name, where={"kind": "nothing"}) == []
 
     def test_a_blank_query_finds_nothing(self, index: Index, name: str) -> None:
@@ -80,7 +79,7 @@ def test_bm25_finds_the_right_passage_first_for_every_question(index: Index) -> 
     assert found == QUESTIONS
 
 
-def test_bm25_leaves_out_what_shares_no_term_with_the_query(index: Index) -> None:
+def test_bm25_leaves_out_texts_that_share_no_term_with_the_query(index: Index) -> None:
     assert [hit.passage.document_id for hit in index.search("faust", retriever="bm25")] == ["goethe"]
     assert index.search("zebra", retriever="bm25") == []
 
@@ -97,17 +96,17 @@ def test_terms_are_lowercase_words_and_pairs_of_unspaced_characters() -> None:
 
 
 def test_fusion_adds_the_reciprocals_of_60_plus_rank() -> None:
-    first = [Scored(1, 9.0), Scored(2, 8.0)]
-    second = [Scored(2, 0.5), Scored(3, 0.4)]
+    first = [ScoredText(1, 9.0), ScoredText(2, 8.0)]
+    second = [ScoredText(2, 0.5), ScoredText(3, 0.4)]
     assert fuse([first, second]) == [
-        Scored(2, 1 / 62 + 1 / 61),
-        Scored(1, 1 / 61),
-        Scored(3, 1 / 62),
+        ScoredText(2, 1 / 62 + 1 / 61),
+        ScoredText(1, 1 / 61),
+        ScoredText(3, 1 / 62),
     ]
-    assert [s.number for s in fuse([[Scored(5, 1.0)], [Scored(4, 1.0)]])] == [4, 5]  # equal: by number
+    assert [s.number for s in fuse([[ScoredText(5, 1.0)], [ScoredText(4, 1.0)]])] == [4, 5]  # equal: by number
 
 
-def test_a_long_text_scores_as_its_best_window_and_still_k_texts_come_back() -> None:
+def test_a_long_text_scores_as_its_best_window_and_k_texts_are_still_returned() -> None:
     pytest.importorskip("faiss", reason="needs faiss-cpu (extra dense)")
     with Index(None, splitter=word_splitter(), embedder=HashEmbedder(256, window_words=2)) as index:
         index.ingest([Document("long", "one two blue whale five six"), Document("short", "blue sky")])
@@ -116,17 +115,17 @@ def test_a_long_text_scores_as_its_best_window_and_still_k_texts_come_back() -> 
     np.testing.assert_allclose([hit.score for hit in hits], [1.0, 0.5], atol=1e-6)
 
 
-def test_an_unknown_retriever_is_refused_naming_the_known(index: Index) -> None:
+def test_an_unknown_retriever_is_refused_with_the_known_names(index: Index) -> None:
     with pytest.raises(ConfigError, match="Known: bm25, dense, fused"):
         index.search("x", retriever="nearest")
 
 
-def test_asking_for_no_hits_is_refused(index: Index) -> None:
+def test_a_search_for_zero_hits_is_refused(index: Index) -> None:
     with pytest.raises(InputError, match="k is 0"):
         index.search("x", k=0)
 
 
-def test_dense_without_faiss_says_what_to_install(index: Index, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_dense_retrieval_without_faiss_says_what_to_install(index: Index, monkeypatch: pytest.MonkeyPatch) -> None:
     import sys
 
     monkeypatch.setitem(sys.modules, "faiss", None)
@@ -134,7 +133,7 @@ def test_dense_without_faiss_says_what_to_install(index: Index, monkeypatch: pyt
         index.search("x", retriever="dense")
 
 
-def test_dense_without_an_embedder_says_so() -> None:
+def test_dense_retrieval_without_an_embedder_is_refused() -> None:
     with Index(None, splitter=word_splitter()) as index, pytest.raises(InputError, match="needs an embedder"):
         index.ingest([Document("a", "text")])
         index.search("x", retriever="dense")

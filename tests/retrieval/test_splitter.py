@@ -1,4 +1,4 @@
-"""Passages are counted in tokens, point to their place, and carry nothing but the document's text."""
+"""Passages have a limited number of tokens, a span in the document, and exactly the text of that span."""
 
 import itertools
 import random
@@ -80,7 +80,7 @@ def test_sentences_are_kept_whole_where_they_fit() -> None:
     assert [p.text for p in passages] == ["One two three.", "Four five six!", "Seven eight?"]
 
 
-def test_a_passage_knows_its_page() -> None:
+def test_a_passage_of_a_document_with_pages_has_its_page_number() -> None:
     document = Document("d", "one two\n\nthree four", page_starts=(0, 9))
     assert [p.metadata["page"] for p in word_splitter(2).split(document)] == [1, 2]
 
@@ -94,7 +94,7 @@ def test_pieces_that_count_more_together_than_apart_are_halved() -> None:
     assert " ".join(p.text for p in passages) == "a b c d e f"
 
 
-def test_ids_are_stable_differ_by_document_and_survive_edits_elsewhere() -> None:
+def test_passage_ids_differ_by_document_and_survive_edits_elsewhere() -> None:
     splitter = word_splitter(2)
     before = splitter.split(Document("d", "one two\n\nthree four\n\none two"))
     after = splitter.split(Document("d", "new words\n\none two\n\nthree four\n\none two"))
@@ -103,12 +103,12 @@ def test_ids_are_stable_differ_by_document_and_survive_edits_elsewhere() -> None
     assert len({p.id for p in [*after, *other]}) == 5
 
 
-def test_overlap_repeats_whole_words_of_the_passage_before_within_the_budget() -> None:
+def test_overlap_repeats_whole_words_of_the_previous_passage_within_the_budget() -> None:
     passages = word_splitter(4, overlap_tokens=2).split(Document("d", "a b c d e f g"))
     assert [p.text for p in passages] == ["a b", "a b c d", "c d e f", "e f g"]
 
 
 @pytest.mark.parametrize(("tokens", "overlap"), [(0, 0), (5, 5), (5, -1)])
-def test_impossible_sizes_are_refused(tokens: int, overlap: int) -> None:
+def test_impossible_passage_sizes_are_refused(tokens: int, overlap: int) -> None:
     with pytest.raises(ConfigError):
         Splitter(len, tokens, overlap)

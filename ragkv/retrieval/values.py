@@ -1,0 +1,114 @@
+"""The values of retrieval: documents are ingested, passages are stored, hits and reports are returned.
+
+A passage's text is exactly the document's text at its span. No title, rank or score is ever put into it, because the
+KV of a chunk is stored under the text.
+"""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ragkv.errors import DocumentError
+
+Metadata = Mapping[str, Any]  # JSON values
+TextNumbers = npt.NDArray[np.int64]  # numbers of distinct texts in the database
+Vectors = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    """One text to index, read by a loader or made by the caller."""
+
+    id: str  # stable: the file's absolute path, the id in a JSON line, or the caller's own
+    text: str
+    source: str = ""  # where it came from, shown to people
+    metadata: Metadata = field(default_factory=dict, hash=False)
+    page_starts: tuple[int, ...] = ()  # offset of each page in `text`, where the format has pages
+
+    def content_hash(self, salt: str = "") -> str:
+        """A hash of everything that affects the index. `salt` stands for the way the text is split.
+
+        Raises `DocumentError` if the metadata is not JSON or a string holds half a surrogate pair.
+        """
+        try:
+            metadata = json.dumps(self.metadata, sort_keys=True, ensure_ascii=False, allow_nan=False)
+        except (TypeError, ValueError) as error:
+            raise DocumentError(f"Metadata of document {self.id!r} is not JSON: {error}. Use JSON values.") from error
+        try:
+            return digest(salt, self.id, self.source, metadata, ",".join(map(str, self.page_starts)), self.text)
+        except UnicodeEncodeError as error:
+            half = error.object[error.start]
+            message = f"Document {self.id!r} holds {half!r}, half a character. Decode it with the right encoding."
+            raise DocumentError(message) from error
+
+
+@dataclass(frozen=True, slots=True)
+class Passage:
+    """A piece of a document: retrieved, cited, and encoded as one chunk."""
+
+    id: str  # a digest of the document id, the text and how often the text occurred before in the document
+    document_id: str
+    text: str
+    span: tuple[int, int]  # start, end: character offsets in the document's text
+    source: str = ""  # the document's
+    metadata: Metadata = field(default_factory=dict, hash=False)  # the document's, with `page` and `section` if known
+
+
+@dataclass(frozen=True, slots=True)
+class Hit:
+    """A passage that a search found."""
+
+    passage: Passage
+    score: float  # comparable within one search only
+    rank: int  # 1 is best
+    duplicates: tuple[Passage, ...] = ()  # other passages with exactly the same text
+
+
+@dataclass(frozen=True, slots=True)
+class IngestReport:
+    """What an ingestion changed. Document ids are in order of appearance."""
+
+    added: tuple[str, ...]
+    changed: tuple[str, ...]
+    unchanged: tuple[str, ...]
+    deleted: tuple[str, ...]  # only with `prune`
+    new_passages: tuple[Passage, ...]  # to be encoded
+    removed_passages: tuple[Passage, ...]  # of changed and deleted documents
+    forgotten_passages: tuple[Passage, ...]  # the removed ones whose text no document holds any more: delete their KV
+    embedded_texts: int  # distinct texts sent to the embedder
+
+
+@dataclass(frozen=True, slots=True)
+class Removal:
+    """What a deletion removed."""
+
+    deleted: tuple[str, ...]  # ids of the documents that were there
+    passages: tuple[Passage, ...]  # the removed passages
+    forgotten_passages: tuple[Passage, ...]  # the removed ones whose text no document holds any more: delete their KV
+
+
+@dataclass(frozen=True, slots=True)
+class IndexStats:
+    """What an index holds."""
+
+    documents: int
+    passages: int
+    texts: int  # distinct texts of passages
+    embedded_texts: int  # distinct texts with vectors
+    embedder: str | None  # the name of the embedder it was built with
+    dimension: int | None
+
+
+def digest(*parts: str) -> str:
+    """A stable hash of some strings (blake2b, 32 hex digits). Lengths are hashed too: ("ab", "") is not ("a", "b")."""
+    state = hashlib.blake2b(digest_size=16)
+    for part in parts:
+        data = part.encode()
+        state.update(len(data).to_bytes(8, "little"))
+        state.update(data)
+    return state.hexdigest()
