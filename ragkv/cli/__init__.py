@@ -1,7 +1,7 @@
 """The command line: `ragkv demo | ingest | ask | chat | stats | size | gc | gate | profile | serve | keys | ...`.
 
-Results go to standard output (text, or JSON with `--json`), progress and notices to standard error; an error is one
-sentence and exit code 1, wrong usage exit code 2. Heavy imports happen inside the commands.
+Results go to standard output (text, or JSON with `--json`), progress and notes to standard error. An error is one
+sentence and exit code 1; wrong usage is exit code 2. Commands import heavy modules only when they run.
 """
 
 import logging
@@ -12,7 +12,7 @@ from ragkv.errors import RagKVError
 
 
 def main() -> None:
-    """Run the command line; never shows a traceback for an error raised on purpose."""
+    """Run the command line. The package's own errors are printed without a traceback."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s: %(message)s", stream=sys.stderr)
     from .app import app
@@ -22,8 +22,8 @@ def main() -> None:
     except RagKVError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(1)
-    except BrokenPipeError:  # the reader of our output went away, as `head` does
-        sys.stdout = open(os.devnull, "w")  # noqa: SIM115, PTH123 - so that the interpreter's last flush is quiet
+    except BrokenPipeError:  # the reader of our output ended, as `head` does
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115, PTH123 - the interpreter flushes it at exit
         sys.exit(0)
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)

@@ -4,6 +4,7 @@ import sys
 import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -11,16 +12,15 @@ import typer
 from ragkv.types import Answer, Chunk
 
 from . import output
-from .options import HOME, Device, Dtype, Home, Model, Settings
-from .output import console
-from .workplace import Workplace, notice
+from .options import HOME, Device, Dtype, EngineOptions, Home, MaxNewTokens, Model, Retriever, Settings
+from .output import console, print_note
 
 if TYPE_CHECKING:
     from ragkv.engine import Engine
     from ragkv.rag import Rag
     from ragkv.sessions import Session
 
-HELP = "/reset forgets the turns, /forget deletes the conversation, /stats says what it holds, /quit leaves."
+HELP = "/reset forgets the turns, /forget deletes the conversation, /stats shows what is stored, /quit leaves."
 
 
 def chat(
@@ -29,33 +29,33 @@ def chat(
     config: Settings = None,
     device: Device = None,
     dtype: Dtype = None,
-    session: Annotated[str | None, typer.Option(help="Go on with the conversation of that id; it is kept.")] = None,
-    k: Annotated[int, typer.Option("--k", "-k", min=0, help="Passages to retrieve a turn.")] = 6,
-    retriever: Annotated[str | None, typer.Option(help="bm25, dense or fused.")] = None,
-    max_new_tokens: Annotated[int, typer.Option(min=1)] = 64,
+    session: Annotated[str | None, typer.Option(help="Id of a conversation to continue; it is kept.")] = None,
+    k: Annotated[int, typer.Option("--k", "-k", min=0, help="Passages to retrieve for each turn.")] = 6,
+    retriever: Retriever = None,
+    max_new_tokens: MaxNewTokens = 64,
 ) -> None:
-    """Talk: a line is a turn, answered with the passages it retrieves. /reset, /forget, /stats, /quit."""
-    place = Workplace(home, model, config, device, dtype)
-    with ExitStack() as opened:
-        rag = opened.enter_context(place.rag()) if (home / "index").is_dir() else None
-        engine = rag.engine if rag is not None else opened.enter_context(place.engine())
+    """Chat: each line is a turn, answered from the passages it retrieves. /reset, /forget, /stats, /quit."""
+    options = EngineOptions(home, model, config, device, dtype)
+    with ExitStack() as stack:
+        rag = stack.enter_context(options.rag()) if (home / "index").is_dir() else None
+        engine = rag.engine if rag is not None else stack.enter_context(options.engine())
         if rag is None:
-            notice(f"nothing was ingested at {home}: answers rest on the model alone.")
-        talk = Talk(engine, rag, session or f"chat-{uuid.uuid4().hex}", k, retriever, max_new_tokens)
-        if talk.session.turns:
-            console.print(f"{talk.session.turns} turns so far.", style="dim")
+            print_note(f"nothing was ingested at {home}: the model answers without documents.")
+        chat = Chat(engine, rag, engine.session(session or f"chat-{uuid.uuid4().hex}"), k, retriever, max_new_tokens)
+        if chat.session.turns:
+            console.print(f"{chat.session.turns} turns so far.", style="dim")
         try:
             for line in _lines():
-                if not talk.take(line):
+                if not chat.execute(line):
                     break
-        except KeyboardInterrupt:  # at the prompt, or in an answer, whose turn is then not kept
+        except KeyboardInterrupt:  # at the prompt, or during an answer, whose turn is then not kept
             console.print()
         if session is None:
-            talk.session.delete()
+            chat.session.delete()
 
 
 def _lines() -> Iterator[str]:
-    """Lines of standard input, asked for on a terminal."""
+    """The lines of standard input, with a prompt if it is a terminal."""
     while True:
         if sys.stdin.isatty():
             console.print("[bold]>[/bold] ", end="")
@@ -66,80 +66,72 @@ def _lines() -> Iterator[str]:
         yield line.strip()
 
 
-class Talk:
-    """One conversation being held."""
+@dataclass
+class Chat:
+    """One conversation."""
 
-    def __init__(
-        self,
-        engine: "Engine",
-        rag: "Rag | None",
-        session_id: str,
-        k: int,
-        retriever: str | None,
-        max_new_tokens: int,
-    ) -> None:
-        self._engine, self._rag, self._k, self._retriever = engine, rag, k, retriever
-        self._max_new_tokens = max_new_tokens
-        self._id = session_id
-        self._last: Answer | None = None
-        self.session: Session = engine.session(session_id)
+    engine: "Engine"
+    rag: "Rag | None"
+    session: "Session"
+    k: int
+    retriever: str | None
+    max_new_tokens: int
+    last: Answer | None = None
 
-    def take(self, line: str) -> bool:
-        """Do what a line says; whether to go on."""
+    def execute(self, line: str) -> bool:
+        """Execute a command or answer a question. Returns whether the chat continues."""
         if line == "/quit":
             return False
         if line == "/reset":
             self.session.reset()
-            console.print("Forgotten; the conversation begins anew.", style="dim")
+            console.print("The turns are forgotten; the conversation begins anew.", style="dim")
         elif line == "/forget":
             self.session.delete()
-            self.session, self._last = self._engine.session(self._id), None
-            console.print("Deleted, with its KV.", style="dim")
+            self.session, self.last = self.engine.session(self.session.session_id), None
+            console.print("The conversation and its KV are deleted.", style="dim")
         elif line == "/stats":
             self._stats()
         elif line.startswith("/"):
-            notice(f"there is no {line.split()[0]}. {HELP}")
+            print_note(f"there is no command {line.split()[0]}. {HELP}")
         elif line:
             self._answer(line)
         return True
 
     def _answer(self, question: str) -> None:
-        chunks, sources = self._retrieved(question)
-        stream = self._engine.stream(question, chunks, self.session, max_new_tokens=self._max_new_tokens)
+        chunks, sources = self._retrieve(question)
+        stream = self.engine.stream(question, chunks, self.session, max_new_tokens=self.max_new_tokens)
         try:
             for event in stream:
                 if isinstance(event, Answer):
-                    self._last = event
+                    self.last = event
                 else:
                     console.out(event.text, end="", highlight=False)
                     console.file.flush()
         finally:
-            stream.close()  # type: ignore[attr-defined]  # a generator: given up, its turn is not kept
+            stream.close()  # type: ignore[attr-defined]  # a generator; closed early, its turn is not kept
             console.print()
-        assert self._last is not None
+        assert self.last is not None
         for number, source in enumerate(sources):
             console.print(f" [{number + 1}] {source}", style="dim", markup=False)
-        console.print(output.reuse_line(self._last), style="dim", markup=False)
-        for note in self._last.reuse.notes:
-            notice(note)
+        output.print_reuse(self.last)
 
-    def _retrieved(self, question: str) -> tuple[Sequence[Chunk], list[str]]:
-        """The passages of a turn and where they are from."""
-        if self._rag is None or not self._k:
+    def _retrieve(self, question: str) -> tuple[Sequence[Chunk], list[str]]:
+        """The passages for a turn, and their sources."""
+        if self.rag is None or not self.k:
             return (), []
-        hits = self._rag.retrieve(question, self._k, retriever=self._retriever)
-        return [self._rag.chunk(hit.passage) for hit in hits], [hit.passage.source for hit in hits]
+        hits = self.rag.retrieve(question, self.k, retriever=self.retriever)
+        return [self.rag.chunk(hit.passage) for hit in hits], [hit.passage.source for hit in hits]
 
     def _stats(self) -> None:
-        self._engine.flush()
-        mine = [info for info in self._engine.sessions() if info.session_id == self._id]
-        for info in mine:
+        self.engine.flush()
+        info = next((one for one in self.engine.sessions() if one.session_id == self.session.session_id), None)
+        if info is None:
+            console.print("No turns yet.", style="dim")
+        else:
             stored = output.size(info.stored_bytes)
             console.print(f"{info.turns} turns, {info.tokens} tokens of history, {stored} of KV stored", style="dim")
-        if not mine:
-            console.print("No turns yet.", style="dim")
-        if self._last is not None:
-            console.print(f"last turn: {output.counts(self._last.reuse)}", style="dim")
-        for tier in self._engine.stats().store.tiers:
-            held, capacity = output.size(tier.used_bytes), output.size(tier.capacity_bytes)
-            console.print(f"{tier.kind.value}: {tier.entries} entries, {held} of {capacity}", style="dim")
+        if self.last is not None:
+            console.print(f"last turn: {output.counts(self.last.reuse)}", style="dim")
+        for tier in self.engine.stats().store.tiers:
+            used, capacity = output.size(tier.used_bytes), output.size(tier.capacity_bytes)
+            console.print(f"{tier.kind.value}: {tier.entries} entries, {used} of {capacity}", style="dim")

@@ -1,14 +1,90 @@
-"""Options that many commands take."""
+"""The options that many commands take, and the engine and corpus that they describe."""
 
+import dataclasses
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-Home = Annotated[Path, typer.Option(envvar="RAGKV_HOME", help="Where index and KV of this corpus lie.")]
+from ragkv.config import EngineConfig
+from ragkv.errors import InputError
+
+if TYPE_CHECKING:
+    from ragkv.engine import Engine
+    from ragkv.rag import Rag
+
+Home = Annotated[Path, typer.Option(envvar="RAGKV_HOME", help="Folder of this corpus's index and KV.")]
 Model = Annotated[str, typer.Option(envvar="RAGKV_MODEL", help="'reader' (bundled), a model folder or a hub id.")]
 Settings = Annotated[Path | None, typer.Option("--config", help="TOML file of settings.")]
 Device = Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1 ...")]
 Dtype = Annotated[str | None, typer.Option(help="float32, bfloat16, float16 or auto.")]
+Passages = Annotated[int, typer.Option("--k", "-k", min=1, help="Passages to retrieve.")]
+Retriever = Annotated[str | None, typer.Option(help="bm25, dense or fused.")]
+SelectorName = Annotated[str | None, typer.Option(help="Which tokens are recomputed [default: from the settings]")]
+MaxNewTokens = Annotated[int, typer.Option(min=1)]
 AsJson = Annotated[bool, typer.Option("--json", help="One JSON document instead of text.")]
 HOME = Path(".ragkv")
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class EngineOptions:
+    """The options from which a command builds its engine and corpus."""
+
+    home: Path
+    model: str
+    settings: Path | None = None
+    device: str | None = None
+    dtype: str | None = None
+    exact_history: bool = False  # recompute history that was reused inexactly
+
+    def config(self) -> EngineConfig:
+        """The settings of the TOML file or else of the environment, with these options over them."""
+        from ragkv.rag import DOCUMENT_END
+
+        config = EngineConfig.from_toml(self.settings) if self.settings else EngineConfig.from_env()
+        if config.store.directory is None:
+            config = dataclasses.replace(
+                config, store=dataclasses.replace(config.store, directory=str(self.home / "kv"))
+            )
+        if self.model != "reader" and not config.prompt.chunk_end:
+            config = dataclasses.replace(config, prompt=dataclasses.replace(config.prompt, chunk_end=DOCUMENT_END))
+        if self.exact_history:
+            session = dataclasses.replace(config.session, inexact_history="recompute")
+            config = dataclasses.replace(config, session=session)
+        device, dtype = self.device or config.device, self.dtype or config.dtype
+        return dataclasses.replace(config, device=device, dtype=dtype)
+
+    @contextmanager
+    def engine(self) -> Iterator["Engine"]:
+        """The engine; closed at the end."""
+        from transformers.utils import logging as transformers_logging
+
+        from ragkv.engine import Engine
+
+        transformers_logging.set_verbosity_error()  # type: ignore[no-untyped-call]
+        transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+        with Engine.from_pretrained(self.model, self.config()) as engine:
+            yield engine
+
+    @contextmanager
+    def rag(self, chunk_tokens: int | None = None) -> Iterator["Rag"]:
+        """The corpus on its engine; both closed at the end."""
+        from ragkv.rag import Rag, default_chunk_tokens
+        from ragkv.retrieval import resolve_embedder
+
+        with self.engine() as engine:
+            embedder = resolve_embedder(device=self.device or "cpu")
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", DeprecationWarning)  # from other packages; the user cannot fix them
+                tokens = chunk_tokens or default_chunk_tokens(engine)
+                with Rag(engine, self.home / "index", chunk_tokens=tokens, embedder=embedder) as rag:
+                    yield rag
+
+
+def require_index(home: Path) -> None:
+    """Raise `InputError` if nothing was ingested at `home`."""
+    if not (home / "index").is_dir():
+        raise InputError(f"Nothing was ingested at {home}: run `ragkv ingest PATH --home {home}` first.")

@@ -1,4 +1,4 @@
-"""How results look: one place for JSON, tables, bytes, times and progress bars."""
+"""The look of results: JSON, notes, sizes, times and progress bars."""
 
 import dataclasses
 import json
@@ -19,12 +19,17 @@ errors = Console(stderr=True, soft_wrap=True, highlight=False)
 
 
 def print_json(value: Any) -> None:
-    """One JSON document on standard output."""
+    """Print one JSON document on standard output."""
     console.file.write(json.dumps(plain(value), ensure_ascii=False, indent=2) + "\n")
 
 
+def print_note(text: str) -> None:
+    """Print on standard error what the user should know."""
+    errors.print(f"note: {text}", style="yellow")
+
+
 def plain(value: Any) -> Any:
-    """Dataclasses, enums and paths as what JSON knows."""
+    """Dataclasses, enums and paths as JSON types."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {field.name: plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
     if isinstance(value, Mapping):
@@ -37,7 +42,7 @@ def plain(value: Any) -> Any:
 
 
 def size(count: float) -> str:
-    """Bytes for people: 128 KiB."""
+    """A number of bytes with its unit, such as 128 KiB."""
     for unit in ("B", "KiB", "MiB", "GiB"):
         if count < 1024:
             return f"{count:.0f} {unit}" if unit == "B" or count >= 100 else f"{count:.1f} {unit}"
@@ -46,18 +51,17 @@ def size(count: float) -> str:
 
 
 def milliseconds(seconds: float) -> str:
-    """Seconds as milliseconds for people."""
     return f"{seconds * 1000:.1f} ms" if seconds < 0.1 else f"{seconds * 1000:.0f} ms"
 
 
-def reuse_line(answer: Answer) -> str:
-    """One line on what was reused and how long the first token took."""
+def print_reuse(answer: Answer) -> None:
+    """Print what was reused and the time to the first token, then the notes of the report."""
     reuse = answer.reuse
     read = ", ".join(f"{size(count)} from {tier}" for tier, count in reuse.bytes_by_tier.items() if count)
-    return (
-        f"{reuse.tokens} tokens: {counts(reuse)} · first token {milliseconds(answer.timing.first_token_s)}"
-        f"{f' · read {read}' if read else ''}"
-    )
+    line = f"{reuse.tokens} tokens: {counts(reuse)} · first token {milliseconds(answer.timing.first_token_s)}"
+    console.print(line + (f" · read {read}" if read else ""), style="dim", markup=False)
+    for note in reuse.notes:
+        print_note(note)
 
 
 def counts(reuse: Reuse) -> str:
@@ -67,7 +71,7 @@ def counts(reuse: Reuse) -> str:
 
 @contextmanager
 def quiet(name: str) -> Iterator[None]:
-    """No warnings of that logger, for a while."""
+    """Suppress the warnings of the logger `name`."""
     logger = logging.getLogger(name)
     before = logger.level
     logger.setLevel(logging.ERROR)
@@ -79,7 +83,7 @@ def quiet(name: str) -> Iterator[None]:
 
 @contextmanager
 def progress(label: str) -> Iterator[Callable[[int, int], None]]:
-    """A bar on a terminal's standard error, nothing in a pipe: call with (done, total)."""
+    """A progress bar on standard error, if that is a terminal. Call the function with (done, total)."""
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=errors, disable=not errors.is_terminal, transient=True) as bar:
         task = bar.add_task(label, total=None)

@@ -1,8 +1,9 @@
-"""`ragkv profile`: measure this model on this machine for the loading controller, show it, file it."""
+"""`ragkv profile`: measures this model on this machine for the loading controller, and saves the profile."""
 
 import dataclasses
 import importlib
 import importlib.util
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -10,14 +11,13 @@ import typer
 from rich.table import Table
 
 from . import output
-from .options import HOME, AsJson, Device, Dtype, Home, Model, Settings
-from .output import console, milliseconds, print_json
-from .workplace import Workplace, notice
+from .options import HOME, AsJson, Device, Dtype, EngineOptions, Home, Model, Settings
+from .output import console, milliseconds, print_json, print_note
 
 if TYPE_CHECKING:
-    from ragkv.fusion.profile import LengthFit, Profile
+    from ragkv.fusion.profile import Profile
 
-FAR_OFF = 0.25  # a fit as bad as that tells of other work on the machine
+BAD_FIT = 0.25  # relative error of a fit; a larger one suggests other work on the machine
 
 
 def profile(
@@ -26,14 +26,14 @@ def profile(
     config: Settings = None,
     device: Device = None,
     dtype: Dtype = None,
-    quick: Annotated[bool, typer.Option(help="Short prompts, fewer rounds: seconds, and less to be trusted.")] = False,
-    plot: Annotated[Path | None, typer.Option(help="Write the plot here [default: beside the profile].")] = None,
+    quick: Annotated[bool, typer.Option(help="Short prompts, fewer rounds: takes seconds, less exact.")] = False,
+    plot: Annotated[Path | None, typer.Option(help="File for the plot [default: next to the profile].")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Measure prefill, recompute, loading and decoding on this machine; with ratio = None engines go by it."""
+    """Measure prefill, recompute, loading and decoding here. Engines with ratio = None use the profile."""
     from ragkv.calibration.profiling import measure, save
 
-    with Workplace(home, model, config, device, dtype).engine() as engine:
+    with EngineOptions(home, model, config, device, dtype).engine() as engine:
         with output.progress("measuring") as on_progress:
             measured = measure(engine, quick=quick, on_progress=on_progress)
         path = save(engine, measured)
@@ -43,15 +43,15 @@ def profile(
         print_json({**dataclasses.asdict(measured), "file": path, "plot": picture if drawn else None})
         return
     show(measured)
-    console.print(f"filed in {path}" + (f", drawn in {picture}" if drawn else ""), style="dim")
-    if (off := _most_off(measured)) > FAR_OFF:
-        notice(f"the fit is off by up to {off:.0%}; if the machine was busy, measure again when it is not.")
+    console.print(f"saved in {path}" + (f", drawn in {picture}" if drawn else ""), style="dim")
+    if (error := _largest_error(measured)) > BAD_FIT:
+        print_note(f"the fit is off by up to {error:.0%}; if the machine was busy, measure again when it is idle.")
     if not drawn:
-        notice("no plot was drawn: it needs matplotlib, `pip install matplotlib`.")
+        print_note("no plot was drawn: it needs matplotlib, `pip install matplotlib`.")
 
 
 def show(measured: "Profile") -> None:
-    """The table on the terminal."""
+    """Print the profile as a table."""
     subject, per_slice = measured.subject, measured.stored_bytes_per_token / measured.layers
     console.print(f"{subject.cpu}, {subject.threads} threads, {subject.device}, {subject.dtype}", style="dim")
     table = Table("what", "measured at", "time", "fit", "off")
@@ -79,25 +79,21 @@ def show(measured: "Profile") -> None:
 
 
 def draw(measured: "Profile", path: Path) -> bool:
-    """Write a plot of what was measured and what was fitted; `False` where matplotlib is not installed."""
+    """Write a plot of measured and fitted times. Returns `False` if matplotlib is not installed."""
     if importlib.util.find_spec("matplotlib") is None:
         return False
     importlib.import_module("matplotlib").use("Agg")
     plots: Any = importlib.import_module("matplotlib.pyplot")
     figure, (lengths, layers, tiers) = plots.subplots(1, 3, figsize=(13, 4))
-    _draw_length(lengths, measured.prefill, "prefill")
-    _draw_length(lengths, measured.decode, "decode step")
-    lengths.set(xlabel="tokens", ylabel="seconds", title="whole passes", yscale="log")
+    for name, fit in (("prefill", measured.prefill), ("decode step", measured.decode)):
+        _plot(lengths, name, [point.tokens for point in fit.points], fit.points)
+    lengths.set(xlabel="tokens", ylabel="ms", title="whole passes", yscale="log")
     for keys in sorted({point.keys for point in measured.recompute.points}):
         points = [point for point in measured.recompute.points if point.keys == keys]
-        rows = [point.rows for point in points]
-        (line,) = layers.plot(rows, [1e3 * point.fitted_s for point in points], label=f"{keys} keys")
-        layers.plot(rows, [1e3 * point.measured_s for point in points], "o", color=line.get_color())
+        _plot(layers, f"{keys} keys", [point.rows for point in points], points)
     layers.set(xlabel="rows", ylabel="ms a layer", title="selective recompute")
     for name, speed in measured.tiers.items():
-        sizes = [point.slice_bytes / 2**10 for point in speed.points]
-        (line,) = tiers.plot(sizes, [1e3 * point.fitted_s for point in speed.points], label=name)
-        tiers.plot(sizes, [1e3 * point.measured_s for point in speed.points], "o", color=line.get_color())
+        _plot(tiers, name, [point.slice_bytes / 2**10 for point in speed.points], speed.points)
     tiers.set(xlabel="KiB a slice", ylabel="ms", title="loading")
     for axes in (lengths, layers, tiers):
         axes.legend()
@@ -108,8 +104,8 @@ def draw(measured: "Profile", path: Path) -> bool:
     return True
 
 
-def _most_off(measured: "Profile") -> float:
-    """The largest relative distance of a fit from what was measured, over whole passes and layers."""
+def _largest_error(measured: "Profile") -> float:
+    """The largest relative error of the fitted times of whole passes and layers."""
     pairs = [(point.measured_s, point.fitted_s) for point in measured.prefill.points]
     pairs += [(point.measured_s, point.fitted_s) for point in measured.recompute.points]
     return max((abs(fitted / taken - 1) for taken, fitted in pairs if taken), default=0.0)
@@ -120,7 +116,7 @@ def _row(table: Table, what: str, at: str, measured_s: float, fitted_s: float) -
     table.add_row(what, at, f"{measured_s * 1e3:.3g} ms", f"{fitted_s * 1e3:.3g} ms", off)
 
 
-def _draw_length(axes: Any, fit: "LengthFit", name: str) -> None:
-    tokens = [point.tokens for point in fit.points]
-    (line,) = axes.plot(tokens, [point.fitted_s for point in fit.points], label=name)
-    axes.plot(tokens, [point.measured_s for point in fit.points], "o", color=line.get_color())
+def _plot(axes: Any, label: str, x: Sequence[float], points: Sequence[Any]) -> None:
+    """Plot fitted times as a line and measured times as dots of the same colour, in ms."""
+    (line,) = axes.plot(x, [1e3 * point.fitted_s for point in points], label=label)
+    axes.plot(x, [1e3 * point.measured_s for point in points], "o", color=line.get_color())

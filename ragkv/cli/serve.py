@@ -1,4 +1,4 @@
-"""`ragkv serve`: the REST service and its page. What has no flag here has a setting: see docs/deploy.md."""
+"""`ragkv serve`: starts the REST service and its web page. docs/deploy.md lists the settings without a flag here."""
 
 import sys
 from pathlib import Path
@@ -20,13 +20,17 @@ def serve(
     config: Settings = None,
     device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1 ...")] = None,
     dtype: Annotated[str | None, typer.Option(help="float32, bfloat16, float16 or auto.")] = None,
-    no_auth: Annotated[bool, typer.Option("--no-auth", help="Serve whoever can reach the port, without keys.")] = False,
-    ray: Annotated[bool, typer.Option("--ray", help="Replicas on Ray Serve; needs Redis: see docs/scale.md.")] = False,
-    replicas: Annotated[int | None, typer.Option(min=1, help="With --ray: how many [default: 2].")] = None,
+    no_auth: Annotated[
+        bool, typer.Option("--no-auth", help="Serve every client that reaches the port, without keys.")
+    ] = False,
+    ray: Annotated[
+        bool, typer.Option("--ray", help="Serve replicas on Ray Serve; needs Redis: see docs/scale.md.")
+    ] = False,
+    replicas: Annotated[int | None, typer.Option(min=1, help="With --ray: number of replicas [default: 2].")] = None,
     log_level: Annotated[str | None, typer.Option(help="debug, info, warning or error.")] = None,
     log_format: Annotated[str | None, typer.Option(help="json, console or auto.")] = None,
 ) -> None:
-    """Serve answers over HTTP, and a page to look at: OpenAI's endpoints and our own. Ends on Ctrl-C or SIGTERM."""
+    """Serve answers over HTTP, with OpenAI's endpoints, ragkv's own and a web page. Ctrl-C or SIGTERM ends it."""
     from ragkv.api import ServeConfig, check_network_exposure, create_app
     from ragkv.api import serve as listen
     from ragkv.model.loading import locate
@@ -42,7 +46,7 @@ def serve(
         "cluster": {"replicas": replicas},
     }
     settings = ServeConfig.gather(config, flags=flags)
-    locate(settings.model)  # says now what loading would say later
+    locate(settings.model)  # a missing model is reported now and not after the start
     if ray:
         from ragkv.api import KeyRing
         from ragkv.cluster import run

@@ -11,7 +11,7 @@ from langchain_core.documents import Document
 from langchain_core.runnables import Runnable, RunnableLambda
 
 from ragkv.engine import Engine
-from ragkv.rag.baselines import SUMMARY_PROMPT, Mapped, map_reduce, map_rerank
+from ragkv.rag.baselines import SUMMARY_PROMPT, MapResult, map_reduce, map_rerank
 from ragkv.types import Chunk
 
 from .chat import ChatRagKV
@@ -22,7 +22,7 @@ def map_reduce_chain(
 ) -> Runnable[dict[str, Any], str]:
     """Takes `{"context": [Document, ...], "question": ...}`. `how` goes to `Engine.answer`, `reuse="none"` for one."""
 
-    def mapped(engine: Engine, question: str, chunks: list[Chunk]) -> Mapped:
+    def mapped(engine: Engine, question: str, chunks: list[Chunk]) -> MapResult:
         return map_reduce(
             engine, question, chunks, summary_prompt, summary_tokens, max_new_tokens=llm.max_tokens, **how
         )
@@ -36,7 +36,7 @@ def map_rerank_chain(llm: ChatRagKV, **how: Any) -> Runnable[dict[str, Any], str
 
 
 def _chain(
-    llm: ChatRagKV, mapped: Callable[[Engine, str, list[Chunk]], Mapped], name: str
+    llm: ChatRagKV, mapped: Callable[[Engine, str, list[Chunk]], MapResult], name: str
 ) -> Runnable[dict[str, Any], str]:
     def answer(inputs: dict[str, Any]) -> str:
         documents: list[Document] = inputs["context"]

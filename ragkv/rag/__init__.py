@@ -1,5 +1,5 @@
-"""Retrieval and engine joined: documents in, answers with sources out; MapReduce and MapRerank as baselines."""
+"""Retrieval and engine joined: documents in, answers with sources out. MapReduce and MapRerank are its baselines."""
 
-from .rag import DOCUMENT_END, Ingested, Rag, Sourced, default_chunk_tokens
+from .rag import DOCUMENT_END, Rag, RagAnswer, RagIngestReport, default_chunk_tokens
 
-__all__ = ["DOCUMENT_END", "Ingested", "Rag", "Sourced", "default_chunk_tokens"]
+__all__ = ["DOCUMENT_END", "Rag", "RagAnswer", "RagIngestReport", "default_chunk_tokens"]

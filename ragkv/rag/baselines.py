@@ -1,7 +1,7 @@
-"""MapReduce and MapRerank: every chunk is read alone (CacheBlend section 7.1, "Baselines").
+"""MapReduce and MapRerank: the model reads each chunk alone (CacheBlend section 7.1, "Baselines").
 
-They avoid the question of fusion: no chunk sees another. So nothing is lost by reuse, and nothing can be joined over
-chunks but what the answers or summaries carry.
+They need no fusion, because no chunk attends to another one. So reuse loses nothing, but facts of several chunks can
+only be combined through the summaries or answers.
 """
 
 import time
@@ -17,13 +17,13 @@ SUMMARY_PROMPT = "Summarise what the text says that helps to answer this questio
 
 
 @dataclass(frozen=True, slots=True)
-class Mapped:
-    """An answer by way of parts."""
+class MapResult:
+    """An answer that was made from one part for each chunk."""
 
     text: str
-    parts: tuple[str, ...]  # a summary or an answer a chunk
+    parts: tuple[str, ...]  # the summary or the answer of each chunk
     first_token_s: float  # from the call to the first token of the answer
-    prompt_tokens: int  # read in all prompts together
+    prompt_tokens: int  # of all prompts together
 
 
 def map_reduce(
@@ -33,44 +33,45 @@ def map_reduce(
     summary_prompt: str = SUMMARY_PROMPT,
     summary_tokens: int = 64,
     **how: Any,
-) -> Mapped:
-    """Have each chunk summarised, then ask over the summaries, all within one prompt. `how` is for `Engine.answer`."""
+) -> MapResult:
+    """Summarise each chunk, then ask over all summaries in one prompt. `how` is for `Engine.answer`."""
     began = time.perf_counter()
-    asked = summary_prompt.format(question=question)
-    summaries = [engine.answer(asked, [chunk], **{**how, "max_new_tokens": summary_tokens}) for chunk in _some(chunks)]
+    request = summary_prompt.format(question=question)
+    limited = {**how, "max_new_tokens": summary_tokens}
+    summaries = [engine.answer(request, [chunk], **limited) for chunk in _not_empty(chunks)]
     texts = tuple(summary.text.strip() for summary in summaries)
     mapped_s = time.perf_counter() - began
     answer = engine.answer("\n\n".join((*filter(None, texts), question)), **how)
     tokens = answer.reuse.tokens + sum(summary.reuse.tokens for summary in summaries)
-    return Mapped(answer.text, texts, mapped_s + answer.timing.first_token_s, tokens)
+    return MapResult(answer.text, texts, mapped_s + answer.timing.first_token_s, tokens)
 
 
-def map_rerank(engine: Engine, question: str, chunks: Sequence[Chunk], **how: Any) -> Mapped:
-    """Ask each chunk alone and take the surest answer. `how` is for `Engine.answer`.
+def map_rerank(engine: Engine, question: str, chunks: Sequence[Chunk], **how: Any) -> MapResult:
+    """Ask the question of each chunk alone and take the surest answer. `how` is for `Engine.answer`.
 
-    Sure is who gives its first token the highest probability, "unknown" only if all say so.
+    The surest answer has the highest probability of its first token. "unknown" wins only if all answers are "unknown".
     """
     began, answers, tokens = time.perf_counter(), [], 0
-    for chunk in _some(chunks):
+    for chunk in _not_empty(chunks):
         logits = engine.prefill(question, [chunk], **_fusion(how)).logits
         answer = engine.answer(question, [chunk], **how)
         answers.append((float(logits.log_softmax(-1).max()), answer.text))
         tokens += answer.reuse.tokens
-    return Mapped(surest(answers), tuple(text for _, text in answers), time.perf_counter() - began, tokens)
+    return MapResult(surest(answers), tuple(text for _, text in answers), time.perf_counter() - began, tokens)
 
 
 def surest(answers: Iterable[tuple[float, str]]) -> str:
-    """Of log-probabilities and answers the likeliest answer that is not "unknown", if there is one."""
-    listed = list(answers)
-    known = [pair for pair in listed if pair[1].strip().lower().strip(".") != "unknown"]
-    return max(known or listed)[1]
+    """The answer with the highest log-probability that is not "unknown"; "unknown" if there is no other."""
+    pairs = list(answers)
+    known = [pair for pair in pairs if pair[1].strip().lower().strip(".") != "unknown"]
+    return max(known or pairs)[1]
 
 
 def _fusion(how: dict[str, Any]) -> dict[str, Any]:
     return {name: how[name] for name in ("ratio", "selector", "reuse") if name in how}
 
 
-def _some(chunks: Sequence[Chunk]) -> Sequence[Chunk]:
+def _not_empty(chunks: Sequence[Chunk]) -> Sequence[Chunk]:
     if not chunks:
-        raise InputError("There is no chunk to read; give at least one.")
+        raise InputError("There is no chunk to read. Give at least one.")
     return chunks

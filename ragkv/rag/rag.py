@@ -1,7 +1,7 @@
-"""RAG: documents in, answers with sources out. Retrieval and the engine, joined.
+"""Retrieval-augmented generation: joins the retrieval index and the engine.
 
-A passage of the index is one chunk of the engine: ingesting encodes the KV of new passages, and what no document holds
-any more is deleted from every tier. It knows no command line and no transport.
+Each passage of the index is one chunk of the engine. Ingesting encodes the KV of new passages, and deletes from every
+tier the KV of passages that no document holds any more. This module knows no command line and no network protocol.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -17,34 +17,34 @@ from ragkv.sessions import Session
 from ragkv.types import Answer, Chunk, TokenEvent
 
 Order = Literal["score", "document"]
-DOCUMENT_END = "\n\n"  # `chunk_end` for models other than the reader, which was taught to do without
-DEFAULT_K = 6  # chunks a question, as in the CacheBlend paper's evaluation
+DOCUMENT_END = "\n\n"  # `chunk_end` for other models than the bundled reader, which was trained without one
+DEFAULT_K = 6  # chunks for a question, as in the evaluation of the CacheBlend paper
 
 
 def default_chunk_tokens(engine: Engine) -> int:
-    """The bundled reader was trained on chunks of up to 128 tokens; others get the usual 512."""
+    """128 for the bundled reader, which was trained on chunks of up to 128 tokens; else 512."""
     return 128 if engine.is_reader else 512
 
 
 @dataclass(frozen=True, slots=True)
-class Ingested:
-    """What an ingestion did to the index and to the store."""
+class RagIngestReport:
+    """The changes that an ingestion made to the index and to the store."""
 
     index: IngestReport
     kv: WarmReport
-    deleted_entries: int  # entries dropped because no document holds their text any more
+    deleted_entries: int  # entries whose text no document holds any more
 
 
 @dataclass(frozen=True, slots=True)
-class Sourced:
-    """An answer and the passages it was given, in prompt order."""
+class RagAnswer:
+    """An answer and the passages of its prompt, in prompt order."""
 
     answer: Answer
     hits: tuple[Hit, ...]
 
 
 class Rag(Closing):
-    """One corpus behind one engine. Owns its index, not the engine."""
+    """One corpus and the engine that answers from it. Closing it closes the index and not the engine."""
 
     def __init__(
         self,
@@ -54,7 +54,7 @@ class Rag(Closing):
         chunk_tokens: int = 512,
         embedder: Embedder | None = None,
     ) -> None:
-        """Opens or creates the index at `directory` (`None`: in memory). Without an embedder BM25 works alone."""
+        """Open or create the index at `directory` (`None`: in memory). Without an embedder, only BM25 is used."""
         self.engine = engine
         splitter = Splitter(engine.count_tokens, chunk_tokens, tokenizer_id=engine.tokenizer_id)
         self.index = Index(directory, splitter=splitter, embedder=embedder)
@@ -67,19 +67,20 @@ class Rag(Closing):
         encode: bool = True,
         on_embed: Callable[[int, int], None] | None = None,
         on_encode: Callable[[int, int], None] | None = None,
-    ) -> Ingested:
-        """Bring index and store to these documents; what is unchanged costs a look-up. `prune` deletes all others.
+    ) -> RagIngestReport:
+        """Add and update documents in the index and the store. Unchanged documents cost one look-up each.
 
-        Without `encode` KV is not computed now: a chunk's first question misses and leaves its entry behind.
+        `prune` deletes all other documents. Without `encode` the KV is not computed now: the first question that needs
+        a chunk misses it and stores it.
         """
         report = self.index.ingest(documents, prune=prune, progress=on_embed)
         deleted = self.engine.delete([self.chunk(passage) for passage in report.forgotten_passages])
         ids = (*report.added, *report.changed, *report.unchanged)
-        wanted = [self.chunk(passage) for document in ids for passage in self.index.passages(document)]
-        return Ingested(report, self.engine.warm(wanted if encode else [], on_encode), deleted)
+        passages = [passage for document in ids for passage in self.index.passages(document)] if encode else []
+        return RagIngestReport(report, self.engine.warm(list(map(self.chunk, passages)), on_encode), deleted)
 
     def delete(self, document_ids: str | Iterable[str]) -> Removal:
-        """Delete documents: their passages, and the KV of every text that no other document holds."""
+        """Delete documents with their passages, and the KV of each text that no other document holds."""
         removal = self.index.delete(document_ids)
         self.engine.delete([self.chunk(passage) for passage in removal.forgotten_passages])
         return removal
@@ -94,19 +95,18 @@ class Rag(Closing):
         reranker: Reranker | None = None,
         order: Order = "score",
     ) -> tuple[Hit, ...]:
-        """The best `k` passages: best first, or as they stand in the corpus, so that references point backwards."""
+        """The best `k` passages: best first, or in the order of the corpus, so that references point backwards."""
         hits = self.index.search(question, k, retriever=retriever, where=where, reranker=reranker)
         if order == "document":
-            place = {name: at for at, name in enumerate(self.index.document_ids())}
-            hits.sort(key=lambda hit: (place.get(hit.passage.document_id, len(place)), hit.passage.span))
+            rank = {document_id: number for number, document_id in enumerate(self.index.document_ids())}
+            hits.sort(key=lambda hit: (rank.get(hit.passage.document_id, len(rank)), hit.passage.span))
         return tuple(hits)
 
     def stream(
         self, question: str, hits: Iterable[Hit], session: Session | None = None, **how: Any
     ) -> Iterator[TokenEvent | Answer]:
-        """Token events, then the answer, over passages already retrieved. `how` is what `Engine.stream` takes."""
-        chunks = [self.chunk(hit.passage) for hit in hits]
-        return self.engine.stream(question, chunks, session, **how)
+        """Token events, then the answer, from passages that were retrieved before. `how` is for `Engine.stream`."""
+        return self.engine.stream(question, [self.chunk(hit.passage) for hit in hits], session, **how)
 
     def ask(
         self,
@@ -119,21 +119,28 @@ class Rag(Closing):
         order: Order = "score",
         session: Session | None = None,
         **how: Any,
-    ) -> Sourced:
-        """Retrieve, answer, and say from what."""
+    ) -> RagAnswer:
+        """Retrieve passages and answer from them. `how` is for `Engine.answer`."""
         hits = self.retrieve(question, k, retriever=retriever, where=where, reranker=reranker, order=order)
         answer = self.engine.answer(question, [self.chunk(hit.passage) for hit in hits], session, **how)
-        return Sourced(answer, hits)
+        return RagAnswer(answer, hits)
 
     def sweep(self) -> int:
-        """Drop the KV of passages that no document holds, which a kill between index and store may leave; how many."""
-        return self.engine.retain([self.chunk(passage) for passage in self.index.passages()])
+        """Delete the KV of passages that no document holds, and return how many entries were deleted.
+
+        A process that was killed between its changes to the index and to the store leaves such entries.
+        """
+        return self.engine.retain(self.chunks())
+
+    def chunks(self) -> list[Chunk]:
+        """The chunks of all passages."""
+        return [self.chunk(passage) for passage in self.index.passages()]
 
     def chunk(self, passage: Passage) -> Chunk:
-        """The chunk a passage is stored as."""
+        """The engine's chunk of a passage."""
         place = {"source": passage.source, "document": passage.document_id, "span": passage.span}
         return self.engine.chunk(passage.text, {**passage.metadata, **place})
 
     def close(self) -> None:
-        """Close the index; the engine is its owner's. Twice is harmless."""
+        """Close the index. May be called twice."""
         self.index.close()

@@ -1,4 +1,4 @@
-"""A tiny model folder with a word-level tokenizer, a few documents, and a way to call the command line."""
+"""A tiny model folder with a word-level tokenizer, two documents, and a fixture that calls the command line."""
 
 import contextlib
 import io
@@ -21,8 +21,8 @@ WORDS += ("founded", "by", "ada", "in", "1820", "1901", "who", "what", "?", ".")
 
 
 @dataclass(frozen=True)
-class Ran:
-    """What a command printed and how it ended."""
+class CommandResult:
+    """The output and the exit code of a command."""
 
     code: int
     out: str
@@ -33,7 +33,7 @@ class Ran:
         return json.loads(self.out)
 
 
-Run = Callable[..., Ran]
+Run = Callable[..., CommandResult]
 
 
 @pytest.fixture(scope="session")
@@ -63,12 +63,12 @@ def documents(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def run(model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
-    """Call `ragkv` with arguments, in a home and with a model of its own."""
+    """Call `ragkv` with arguments, with its own home and model."""
     monkeypatch.setenv("RAGKV_HOME", str(tmp_path / "home"))
     monkeypatch.setenv("RAGKV_MODEL", str(model_folder))
     monkeypatch.setattr("ragkv.retrieval.resolve_embedder", lambda **_: None)
 
-    def call(*arguments: str | Path) -> Ran:
+    def call(*arguments: str | Path) -> CommandResult:
         monkeypatch.setattr(sys, "argv", ["ragkv", *map(str, arguments)])
         out, err, code = io.StringIO(), io.StringIO(), 0
         with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
@@ -76,6 +76,6 @@ def run(model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
                 main()
             except SystemExit as ended:
                 code = ended.code if isinstance(ended.code, int) else int(ended.code is not None)
-        return Ran(code, out.getvalue(), err.getvalue())
+        return CommandResult(code, out.getvalue(), err.getvalue())
 
     return call

@@ -1,19 +1,22 @@
-"""`ragkv chat`, with its lines from a pipe."""
+"""`ragkv chat`, with lines from a pipe."""
 
 import io
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from .conftest import Ran, Run
+from .conftest import CommandResult, Run
+
+Say = Callable[..., CommandResult]
 
 NEW = ("--max-new-tokens", "3")
 
 
 @pytest.fixture
-def say(run: Run, monkeypatch: pytest.MonkeyPatch):  # type: ignore[no-untyped-def]
-    def say(*lines: str, options: tuple[str, ...] = ()) -> Ran:
+def say(run: Run, monkeypatch: pytest.MonkeyPatch) -> Say:
+    def say(*lines: str, options: tuple[str, ...] = ()) -> CommandResult:
         monkeypatch.setattr(sys, "stdin", io.StringIO("".join(f"{line}\n" for line in lines)))
         return run("chat", *NEW, *options)
 
@@ -24,18 +27,20 @@ def manifests(home: Path) -> int:
     return len(list(home.glob("kv/sessions/*.json")))
 
 
-def test_every_line_is_a_turn_over_the_documents_it_retrieves(say, run: Run, documents: Path, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+def test_every_line_is_a_turn_with_its_own_retrieved_documents(
+    say: Say, run: Run, documents: Path, tmp_path: Path
+) -> None:
     run("ingest", documents)
-    talked = say("who founded marl ?", "", "what makes the mill ?", "/stats", "/quit", "who ?")
-    assert talked.code == 0, talked.err
-    assert "marl.md" in talked.out and "mill.txt" in talked.out
-    assert talked.out.count("first token") == 2
-    assert "2 turns" in talked.out
-    assert "> " not in talked.out
-    assert manifests(tmp_path / "home") == 0  # nobody asked to keep it
+    chatted = say("who founded marl ?", "", "what makes the mill ?", "/stats", "/quit", "who ?")
+    assert chatted.code == 0, chatted.err
+    assert "marl.md" in chatted.out and "mill.txt" in chatted.out
+    assert chatted.out.count("first token") == 2
+    assert "2 turns" in chatted.out
+    assert "> " not in chatted.out
+    assert manifests(tmp_path / "home") == 0  # a conversation without an id is not kept
 
 
-def test_a_named_conversation_goes_on_where_it_was(say, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+def test_a_named_conversation_continues_in_the_next_chat(say: Say, tmp_path: Path) -> None:
     first = say("who founded marl ?", options=("--session", "mine"))
     assert "nothing was ingested" in first.err
     again = say("/stats", "what ?", "/stats", options=("--session", "mine"))
@@ -44,7 +49,7 @@ def test_a_named_conversation_goes_on_where_it_was(say, tmp_path: Path) -> None:
     assert manifests(tmp_path / "home") == 1
 
 
-def test_reset_and_forget_forget(say, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+def test_reset_and_forget_both_remove_all_turns(say: Say, tmp_path: Path) -> None:
     for command in ("/reset", "/forget"):
         assert "No turns yet" in say("who ?", command, "/stats", options=("--session", "mine")).out
         assert manifests(tmp_path / "home") == 0
@@ -52,15 +57,15 @@ def test_reset_and_forget_forget(say, tmp_path: Path) -> None:  # type: ignore[n
         say("/forget", options=("--session", "mine"))
 
 
-def test_an_unknown_command_says_which_there_are(say) -> None:  # type: ignore[no-untyped-def]
+def test_an_unknown_command_prints_the_known_commands(say: Say) -> None:
     wrong = say("/bogus", "/quit")
     assert wrong.code == 0
     assert "/bogus" in wrong.err and "/reset" in wrong.err
 
 
 @pytest.mark.parametrize("after", [0, 2])
-def test_an_interrupt_leaves_without_a_traceback_and_without_the_turn(  # type: ignore[no-untyped-def]
-    say, monkeypatch: pytest.MonkeyPatch, after: int
+def test_an_interrupt_ends_the_chat_without_a_traceback_and_drops_the_turn(
+    say: Say, monkeypatch: pytest.MonkeyPatch, after: int
 ) -> None:
     say("who ?", options=("--session", "mine"))
     with monkeypatch.context() as patch:

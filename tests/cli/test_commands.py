@@ -1,4 +1,4 @@
-"""The command line as a newcomer meets it."""
+"""Results, output and errors of the commands."""
 
 import json
 import os
@@ -18,7 +18,7 @@ def entries(home: Path) -> int:
         return len(list(store.infos()))
 
 
-def test_ingest_then_ask_gives_answer_sources_and_report(run: Run, documents: Path, tmp_path: Path) -> None:
+def test_ask_after_ingest_prints_answer_sources_and_reuse(run: Run, documents: Path, tmp_path: Path) -> None:
     done = run("ingest", documents)
     assert done.code == 0, done.err
     assert "2 added" in done.out
@@ -31,7 +31,7 @@ def test_ingest_then_ask_gives_answer_sources_and_report(run: Run, documents: Pa
     assert "first token" in asked.out
 
 
-def test_ask_as_json_is_one_document_with_hits_and_timing(run: Run, documents: Path) -> None:
+def test_ask_as_json_prints_one_document_with_hits_and_timing(run: Run, documents: Path) -> None:
     run("ingest", documents)
     asked = run("ask", "Who founded Marl?", "--json", "--max-new-tokens", "2").json
     reuse = asked["answer"]["reuse"]
@@ -40,7 +40,7 @@ def test_ask_as_json_is_one_document_with_hits_and_timing(run: Run, documents: P
     assert asked["answer"]["timing"]["first_token_s"] > 0
 
 
-def test_an_unchanged_reingest_encodes_nothing(run: Run, documents: Path) -> None:
+def test_ingesting_unchanged_documents_encodes_nothing(run: Run, documents: Path) -> None:
     run("ingest", documents)
     again = run("ingest", documents, "--json").json
     assert again["kv"] == {"encoded": 0, "present": 2, "failed": 0}
@@ -48,7 +48,7 @@ def test_an_unchanged_reingest_encodes_nothing(run: Run, documents: Path) -> Non
     assert len(again["index"]["unchanged"]) == 2
 
 
-def test_a_changed_document_is_encoded_again_and_its_old_entry_is_gone(
+def test_a_changed_document_is_encoded_again_and_its_old_entry_is_deleted(
     run: Run, documents: Path, tmp_path: Path
 ) -> None:
     run("ingest", documents)
@@ -67,7 +67,9 @@ def test_a_pruned_document_leaves_no_entry(run: Run, documents: Path, tmp_path: 
     assert entries(tmp_path / "home") == 1
 
 
-def test_index_only_leaves_kv_to_the_first_question(run: Run, documents: Path, tmp_path: Path) -> None:
+def test_with_index_only_the_first_question_computes_and_stores_the_kv(
+    run: Run, documents: Path, tmp_path: Path
+) -> None:
     assert run("ingest", documents, "--index-only", "--json").json["kv"]["encoded"] == 0
     first = run("ask", "mill of marl", "--json", "--max-new-tokens", "1").json["answer"]["reuse"]
     assert first["missed_chunks"] == 2
@@ -76,7 +78,7 @@ def test_index_only_leaves_kv_to_the_first_question(run: Run, documents: Path, t
     assert second["missed_chunks"] == 0
 
 
-def test_stats_and_size_say_bytes(run: Run, documents: Path, model_folder: Path) -> None:
+def test_stats_count_entries_and_size_computes_bytes(run: Run, documents: Path, model_folder: Path) -> None:
     run("ingest", documents)
     stats = run("stats", "--json").json
     assert stats["index"]["documents"] == 2
@@ -86,7 +88,7 @@ def test_stats_and_size_say_bytes(run: Run, documents: Path, model_folder: Path)
     assert size["bytes_per"] == {"token": per_token, "chunk": per_token * 10, "corpus": per_token * 30}
 
 
-def test_size_knows_what_int8_takes(run: Run) -> None:
+def test_size_takes_the_codec_into_account_and_refuses_an_unknown_one(run: Run) -> None:
     raw, int8 = (run("size", "llama-3-8b", "--codec", name, "--json").json["bytes_per"] for name in ("raw", "int8"))
     assert raw["token"] == 128 * 1024
     for unit in ("token", "chunk", "corpus"):
@@ -95,7 +97,7 @@ def test_size_knows_what_int8_takes(run: Run) -> None:
     assert "dtype is 'int32'" in run("size", "llama-3-8b", "--dtype", "int32").err
 
 
-def test_gc_drops_what_another_model_left(run: Run, documents: Path, tmp_path: Path, model_folder: Path) -> None:
+def test_gc_deletes_the_entries_of_another_model(run: Run, documents: Path, tmp_path: Path, model_folder: Path) -> None:
     run("ingest", documents)
     other = tmp_path / "other"
     shutil.copytree(model_folder, other)
@@ -106,7 +108,7 @@ def test_gc_drops_what_another_model_left(run: Run, documents: Path, tmp_path: P
     assert entries(tmp_path / "home") == 2
 
 
-def test_the_gate_gives_a_verdict_that_the_next_question_goes_by(run: Run, documents: Path) -> None:
+def test_the_next_question_applies_the_result_of_the_gate(run: Run, documents: Path) -> None:
     run("ingest", documents)
     refused = run("gate", "--kl", "0", "--agreement", "1", "--json")
     assert refused.code == 0, refused.err
@@ -116,17 +118,17 @@ def test_the_gate_gives_a_verdict_that_the_next_question_goes_by(run: Run, docum
     assert any("quality gate refused" in note for note in asked["notes"])
 
 
-def test_no_progress_bar_in_a_pipe(run: Run, documents: Path) -> None:
+def test_there_is_no_progress_bar_in_a_pipe(run: Run, documents: Path) -> None:
     done = run("ingest", documents)
     assert "\x1b" not in done.out + done.err
     assert "━" not in done.err
 
 
-def test_without_an_embedder_it_says_that_bm25_works_alone(run: Run, documents: Path) -> None:
+def test_without_an_embedder_ingest_notes_that_only_bm25_is_used(run: Run, documents: Path) -> None:
     assert "BM25" in run("ingest", documents).err
 
 
-class TestErrorsAreOneSentenceAndExitCodeOne:
+class TestErrors:
     @pytest.mark.parametrize(
         ("arguments", "says"),
         [
@@ -137,20 +139,22 @@ class TestErrorsAreOneSentenceAndExitCodeOne:
             (("stats",), "Nothing was ingested"),
         ],
     )
-    def test_before_anything_is_there(self, run: Run, arguments: tuple[str, ...], says: str) -> None:
+    def test_a_missing_path_or_index_exits_with_1_and_one_sentence(
+        self, run: Run, arguments: tuple[str, ...], says: str
+    ) -> None:
         ran = run(*arguments)
         assert ran.code == 1
         assert says in ran.err
         assert "Traceback" not in ran.err
         assert ran.out == ""
 
-    def test_an_empty_corpus(self, run: Run, tmp_path: Path) -> None:
+    def test_an_empty_corpus_exits_with_1(self, run: Run, tmp_path: Path) -> None:
         empty = tmp_path / "empty"
         empty.mkdir()
         ran = run("ingest", empty)
         assert (ran.code, "No documents" in ran.err) == (1, True)
 
-    def test_a_binary_document(self, run: Run, documents: Path) -> None:
+    def test_a_binary_document_exits_with_1_or_is_skipped_on_request(self, run: Run, documents: Path) -> None:
         (documents / "noise.txt").write_bytes(bytes(range(256)) * 20)
         ran = run("ingest", documents)
         assert ran.code == 1
@@ -159,7 +163,7 @@ class TestErrorsAreOneSentenceAndExitCodeOne:
         assert skipped.code == 0
         assert len(skipped.json["skipped"]) == 1
 
-    def test_an_unreadable_document(self, run: Run, documents: Path) -> None:
+    def test_an_unreadable_document_exits_with_1(self, run: Run, documents: Path) -> None:
         secret = documents / "secret.txt"
         secret.write_text("x")
         secret.chmod(0)
@@ -167,38 +171,42 @@ class TestErrorsAreOneSentenceAndExitCodeOne:
             pytest.skip("this user reads everything (root)")
         assert run("ingest", documents).code == 1
 
-    def test_a_missing_and_an_unsupported_model(self, run: Run, documents: Path, tmp_path: Path) -> None:
+    def test_a_missing_and_an_unsupported_model_are_named(self, run: Run, documents: Path, tmp_path: Path) -> None:
         assert "No model folder" in run("ingest", documents, "--model", tmp_path / "none").err
         folder = tmp_path / "gpt2"
         folder.mkdir()
         (folder / "config.json").write_text(json.dumps({"model_type": "gpt2"}))
         assert "No adapter for the architecture" in run("size", folder).err
 
-    def test_an_unknown_setting_names_the_nearest(self, run: Run, documents: Path, tmp_path: Path) -> None:
+    def test_the_error_for_an_unknown_setting_names_the_nearest_one(
+        self, run: Run, documents: Path, tmp_path: Path
+    ) -> None:
         settings = tmp_path / "settings.toml"
         settings.write_text("[store]\nmemory_byte = 5\n")
         ran = run("ingest", documents, "--config", settings)
         assert (ran.code, "store.memory_bytes" in ran.err) == (1, True)
 
-    def test_wrong_usage_is_exit_code_two(self, run: Run) -> None:
+    def test_wrong_usage_exits_with_2(self, run: Run) -> None:
         assert run("ask").code == 2
         assert run("bogus").code == 2
 
-    def test_unknown_selector_and_reuse(self, run: Run, documents: Path) -> None:
+    def test_an_unknown_selector_reuse_or_retriever_exits_with_1(self, run: Run, documents: Path) -> None:
         run("ingest", documents)
         for option in ("--selector", "--reuse", "--retriever"):
             ran = run("ask", "who?", option, "bogus")
             assert ran.code == 1, (option, ran.err)
             assert "bogus" in ran.err
 
-    def test_two_writers(self, run: Run, documents: Path, tmp_path: Path) -> None:
+    def test_a_second_writer_exits_with_1_and_without_a_traceback(
+        self, run: Run, documents: Path, tmp_path: Path
+    ) -> None:
         run("ingest", documents)
         with Store.open(StoreConfig(directory=str(tmp_path / "home" / "kv"))):
             ran = run("ask", "who?")
         assert ran.code == 1
         assert "Traceback" not in ran.err
 
-    def test_a_prompt_longer_than_the_context(self, run: Run, documents: Path) -> None:
+    def test_a_prompt_longer_than_the_context_exits_with_1(self, run: Run, documents: Path) -> None:
         run("ingest", documents)
         ran = run("ask", "who? " * 600)
         assert (ran.code, "context" in ran.err) == (1, True)

@@ -1,4 +1,4 @@
-"""Retrieval and engine joined: what the index forgets, the store forgets."""
+"""`Rag` keeps index and store consistent: a text that leaves the index leaves the store."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -35,18 +35,18 @@ def test_deleting_one_of_two_documents_with_a_text_keeps_its_entry(rag: Rag) -> 
     assert rag.engine.stats().store.tiers[-1].entries == entries
     rag.delete("c")
     for tier in rag.engine.stats().store.tiers:
-        assert tier.entries == entries - 1, "the last holder is gone: so is the entry, in every tier"
+        assert tier.entries == entries - 1, "no document holds the text: its entry is gone from every tier"
 
 
-def test_a_sweep_drops_what_a_kill_between_index_and_store_left(rag: Rag) -> None:
+def test_a_sweep_deletes_entries_that_a_crash_between_index_and_store_left(rag: Rag) -> None:
     rag.ingest(DOCUMENTS)
-    rag.index.delete("a")  # the process dies before the engine hears of it
+    rag.index.delete("a")  # as if the process died before it told the engine
     assert rag.sweep() == 1
     assert rag.engine.stats().store.tiers[-1].entries == 1
     assert rag.sweep() == 0
 
 
-def test_hits_can_stand_as_they_do_in_the_corpus(rag: Rag) -> None:
+def test_hits_can_be_returned_in_document_order(rag: Rag) -> None:
     rag.ingest(DOCUMENTS)
     best_first = [hit.passage.document_id for hit in rag.retrieve("paper of the mill of Marl", 3)]
     in_order = [hit.passage.document_id for hit in rag.retrieve("paper of the mill of Marl", 3, order="document")]
@@ -54,13 +54,13 @@ def test_hits_can_stand_as_they_do_in_the_corpus(rag: Rag) -> None:
     assert in_order == ["a", "b"]
 
 
-def test_a_filter_leaves_out_what_does_not_match(rag: Rag) -> None:
+def test_a_filter_excludes_documents_that_do_not_match(rag: Rag) -> None:
     rag.ingest(DOCUMENTS)
     hits = rag.retrieve("Marl", 5, where={"year": {"gte": 1900}})
     assert {hit.passage.document_id for hit in hits} == {"b"}
 
 
-def test_a_chunk_knows_where_it_came_from(rag: Rag) -> None:
+def test_a_chunk_has_the_source_of_its_passage_as_metadata(rag: Rag) -> None:
     rag.ingest(DOCUMENTS)
     found = rag.ask("who makes paper?", 2, max_new_tokens=1)
     chunk = rag.chunk(found.hits[0].passage)
