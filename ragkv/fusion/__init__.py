@@ -1,12 +1,10 @@
-"""Fusion: one prompt's KV from many entries. Plans, selectors, the layer pipeline and the fusor."""
+"""Fusion: builds the KV of one prompt from many stored entries and recomputes the tokens that a selector chooses."""
 
 from .fusor import Fused, Fusor
 from .guard import raised_ratio
 from .learned import ScoreModel
-from .pipeline import LayerReader
+from .pipeline import LayerReader, Readers, ResidentLease
 from .plan import Candidates, Plan, Span, SpanKind, SpanState
-from .readers import Readers
-from .resident import ResidentLease
 from .selectors import SELECTORS, AskingSelector, CheckingSelector, Selector, StaticSelector, make_selector, usable
 from .sensitivity import Scorer
 

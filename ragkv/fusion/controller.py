@@ -1,9 +1,11 @@
-"""The loading controller: recompute ratio, storage device, and what is computed rather than loaded (CacheBlend 5.1).
+"""The loading controller: chooses recompute ratio, storage tier, and entries to compute instead (CacheBlend 5.1).
 
-Where loading is slow, recomputing more tokens costs no time: the ratio is raised until recompute takes as long as
-loading, `r = clamp(max(r*, r : T_recompute(r) = T_load), r*, 1)`. Where an entry loads slower than it is computed, it
-is computed. Of the devices whose loading stays hidden, the cheapest is named. Pure: a profile and numbers in, a
-decision and its reasons out.
+1. Where loading is slow, recomputing more tokens costs no time. The controller raises the ratio until recompute takes
+   as long as loading: `r = clamp(max(r*, r : T_recompute(r) = T_load), r*, 1)`.
+2. An entry that loads slower than it is computed is computed.
+3. Of the tiers whose loading is hidden by recompute, it names the cheapest.
+
+Pure functions: from a profile and numbers to a decision with its reasons.
 """
 
 import itertools
@@ -27,45 +29,44 @@ from .estimators import (
 )
 from .profile import Profile
 
-R_STAR = 0.15  # where the quality gate never ran: the paper's, from its figure 16
-SLACK = 1e-6  # of a time: the same sum in another order
-MOST_SUBSETS = 256  # tried one by one; beyond it only those that compute what loads slowest first
+R_STAR = 0.15  # until the quality gate has run: the paper's value, from its figure 16
+SLACK = 1e-6  # relative, on times: sums in another order differ by rounding
+MOST_SUBSETS = 256  # subsets of entries tried one by one; beyond it only those with the slowest entries
 
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What the controller decided."""
+    """A decision of the controller."""
 
     ratio: float  # recompute ratio
-    tier: str | None  # where these entries would be kept; None if that was not asked
-    computed: tuple[int, ...]  # which of the loads are computed instead, ascending
+    tier: str | None  # where these entries should be stored; None if no tier was to be chosen
+    computed: tuple[int, ...]  # indices of the loads that are computed instead, ascending
     ttft_s: float  # estimate under this decision
-    why: tuple[str, ...]  # short sentences, with numbers
+    why: tuple[str, ...]  # short sentences with numbers
 
 
 def crossing(profile: Profile, shape: Shape, loads: Sequence[Load]) -> float | None:
-    """The ratio at which T_recompute = T_load in a layer: below 0 or above 1 where neither ever is.
+    """The ratio at which T_recompute = T_load in a layer; below 0 or above 1 if there is none in between.
 
-    `None` if no ratio changes T_recompute: there are no candidates, or their recompute begins after all is loaded.
+    `None` if T_recompute does not depend on the ratio: without candidates, or if recompute starts after all is loaded.
     """
     if shape.selection is Selection.ASKING or not shape.fused_tokens:
         return None
-    a_ratio_s = shape.fused_tokens * profile.recompute.row_s(shape.prompt_tokens)
-    if a_ratio_s == 0.0:
+    full_ratio_s = shape.fused_tokens * profile.recompute.row_s(shape.prompt_tokens)
+    if full_ratio_s == 0.0:
         return None
     at_zero = replace(shape, selection=Selection.STATIC)
-    return (load_s(profile, loads).layer_s - recompute_s(profile, 0.0, at_zero).layer_s) / a_ratio_s
+    return (load_s(profile, loads).layer_s - recompute_s(profile, 0.0, at_zero).layer_s) / full_ratio_s
 
 
-def choose_ratio(profile: Profile, shape: Shape, tiers: Sequence[Load], r_star: float = R_STAR) -> Decision:
-    """The highest ratio that costs no time, never below `r_star`. `tiers` is what is loaded, and from where."""
-    found = crossing(profile, shape, tiers)
+def choose_ratio(profile: Profile, shape: Shape, loads: Sequence[Load], r_star: float = R_STAR) -> Decision:
+    """The highest ratio that costs no time, never below `r_star`."""
+    found = crossing(profile, shape, loads)
     ratio = r_star if found is None else min(1.0, max(r_star, found))
-    if ttft_s(profile, shape, ratio, tiers) > ttft_s(profile, shape, r_star, tiers) * (1 + SLACK):
-        ratio = r_star  # a first recomputed token has a checking selector's every candidate pass layer 0
-    return Decision(
-        ratio, None, (), ttft_s(profile, shape, ratio, tiers), _why_ratio(profile, shape, tiers, r_star, ratio)
-    )
+    if ttft_s(profile, shape, ratio, loads) > ttft_s(profile, shape, r_star, loads) * (1 + SLACK):
+        ratio = r_star  # with a checking selector one recomputed token makes every candidate pass layer 0
+    why = _why_ratio(profile, shape, loads, r_star, ratio)
+    return Decision(ratio, None, (), ttft_s(profile, shape, ratio, loads), (why,))
 
 
 def choose_tier(
@@ -78,7 +79,7 @@ def choose_tier(
 ) -> Decision:
     """The cheapest measured tier whose loading is hidden, T_recompute >= T_load; if there is none, the fastest.
 
-    `loads` are the entries, wherever they lie now; left out, one entry of all that is placed. `hours` they are kept.
+    `loads` are the entries, from any tier; `None` means one entry of all placed tokens. They are stored for `hours`.
     """
     entries = list(loads) if loads is not None else [Load("", shape.placed_tokens)]
     tokens, busy_s = sum(load.tokens for load in entries), recompute_s(profile, ratio, shape).layer_s
@@ -94,15 +95,15 @@ def choose_tier(
         best = min(offers, key=lambda name: (offers[name].layer_s, offers[name].usd))
         why = f"no tier's loading is hidden: {best} is the fastest"
     costs = ", ".join(f"{name} {_ms(offer.layer_s)} and ${offer.usd:.2g}" for name, offer in offers.items())
-    said = f"{why} (a layer of {tokens} tokens, {hours:.0f} h: {costs}; recompute at {ratio:.0%} {_ms(busy_s)})"
-    return Decision(ratio, best, (), ttft_s(profile, shape, ratio, offers[best].loads), (said,))
+    why += f" (a layer of {tokens} tokens, {hours:.0f} h: {costs}; recompute at {ratio:.0%} {_ms(busy_s)})"
+    return Decision(ratio, best, (), ttft_s(profile, shape, ratio, offers[best].loads), (why,))
 
 
 def choose_computed(profile: Profile, shape: Shape, loads: Sequence[Load], ratio: float) -> Decision:
-    """Which of `loads` to compute instead: of those that load slower than they compute, the set of least TTFT.
+    """Which of `loads` to compute instead: among those that load slower than they compute, the set of lowest TTFT.
 
-    Not simply all of them: while some are computed, others load for nothing. And none that loads faster than it
-    computes, even where that would save time: what loading leaves free is the ratio's, which serves quality.
+    Not all of them: while some are computed, others load at no cost. And never one that loads faster than it computes,
+    even if that would save time: the time that loading leaves free is spent on a higher ratio, which improves quality.
     """
     slow = [i for i, load in enumerate(loads) if loads_slower(profile, shape, load)]
     slow.sort(key=lambda i: -load_s(profile, [loads[i]]).layer_s / loads[i].tokens)
@@ -118,22 +119,21 @@ def choose_computed(profile: Profile, shape: Shape, loads: Sequence[Load], ratio
             f"{_ms(_computing_s(profile, shape, load))} to compute "
             f"(first token {_ms(best_s)}, loading all {_ms(all_s)})"
         )
-    return Decision(ratio, None, tuple(chosen), best_s, tuple(why))
+    return Decision(ratio, None, chosen, best_s, tuple(why))
 
 
 def decide(profile: Profile, shape: Shape, loads: Sequence[Load], r_star: float, prices: PricesConfig) -> Decision:
-    """All three for one request: what to compute at r*, the ratio for what is left to load, the cheapest tier."""
+    """All three for one request: which entries to compute at r*, the ratio for the others, and the cheapest tier."""
     computed = choose_computed(profile, shape, loads, r_star)
-    kept = [load for i, load in enumerate(loads) if i not in computed.computed]
-    rest = _without(shape, [loads[i] for i in computed.computed])
-    chosen = choose_ratio(profile, rest, kept, r_star)
+    remaining, shape_without = _without(shape, loads, computed.computed)
+    chosen = choose_ratio(profile, shape_without, remaining, r_star)
     tier = choose_tier(profile, shape, r_star, prices, loads) if loads else None
     why = (*computed.why, *chosen.why, *(tier.why if tier else ()))
     return Decision(chosen.ratio, tier.tier if tier else None, computed.computed, chosen.ttft_s, why)
 
 
 def loads_slower(profile: Profile, shape: Shape, load: Load) -> bool:
-    """Whether a layer of `load` takes longer to read than to compute, and it may be computed."""
+    """Whether `load` may be computed instead, and a layer of it takes longer to read than to compute."""
     return not load.fixed and load_s(profile, [load]).layer_s > _computing_s(profile, shape, load)
 
 
@@ -151,25 +151,26 @@ def _computing_s(profile: Profile, shape: Shape, load: Load) -> float:
     return load.tokens * profile.recompute.row_s(shape.prompt_tokens)
 
 
-def _without(shape: Shape, computed: Sequence[Load]) -> Shape:
-    """`shape` once these are holes."""
-    fused = max(0, shape.fused_tokens - sum(load.tokens for load in computed if load.fused))
-    forced = shape.forced_rows + sum(load.tokens for load in computed)
-    return replace(shape, fused_tokens=fused, forced_rows=min(forced, shape.prompt_tokens - fused))
+def _without(shape: Shape, loads: Sequence[Load], computed: Sequence[int]) -> tuple[list[Load], Shape]:
+    """The loads that remain, and the shape, when those of index `computed` become cache misses."""
+    remaining = [load for i, load in enumerate(loads) if i not in computed]
+    fused = max(0, shape.fused_tokens - sum(loads[i].tokens for i in computed if loads[i].fused))
+    forced = shape.forced_rows + sum(loads[i].tokens for i in computed)
+    return remaining, replace(shape, fused_tokens=fused, forced_rows=min(forced, shape.prompt_tokens - fused))
 
 
 def _ttft_without(
     profile: Profile, shape: Shape, loads: Sequence[Load], ratio: float, computed: Sequence[int]
 ) -> float:
-    kept = [load for i, load in enumerate(loads) if i not in computed]
-    return ttft_s(profile, _without(shape, [loads[i] for i in computed]), ratio, kept)
+    remaining, shape_without = _without(shape, loads, computed)
+    return ttft_s(profile, shape_without, ratio, remaining)
 
 
 def _subsets(loads: Sequence[Load], slow: Sequence[int]) -> Iterator[Sequence[int]]:
-    """Sets of indices to try. Equal loads are interchangeable, so of each kind only how many counts.
+    """Sets of indices to try. Equal loads are interchangeable, so only the count of each kind matters.
 
-    `slow` comes slowest a token first: where there are too many sets, its beginnings are tried, which are best but for
-    the chunk on the edge.
+    `slow` is sorted by time per token, slowest first. If there are too many sets, only its prefixes are tried: they are
+    optimal except for the chunk at their end.
     """
     kinds: dict[Load, list[int]] = defaultdict(list)
     for i in slow:
@@ -181,24 +182,21 @@ def _subsets(loads: Sequence[Load], slow: Sequence[int]) -> Iterator[Sequence[in
         yield from (slow[:count] for count in range(len(slow) + 1))
 
 
-def _why_ratio(profile: Profile, shape: Shape, loads: Sequence[Load], r_star: float, ratio: float) -> tuple[str, ...]:
-    loading = load_s(profile, loads).layer_s
-    at_r_star = recompute_s(profile, r_star, shape).layer_s
+def _why_ratio(profile: Profile, shape: Shape, loads: Sequence[Load], r_star: float, ratio: float) -> str:
+    if not shape.fused_tokens:
+        return f"ratio {ratio:.0%}: there are no candidates"
+    if shape.selection is Selection.ASKING:
+        return f"ratio {ratio:.0%} = r*: recompute starts after everything is loaded, so loading hides none of it"
     sizes = " and ".join(f"{tokens} tokens from {tier}" for tier, tokens in tokens_by_tier(loads).items())
     times = (
-        f"a layer of {sizes or 'nothing'} loads in {_ms(loading)} and is recomputed at {r_star:.0%} in {_ms(at_r_star)}"
+        f"a layer of {sizes or 'nothing'} loads in {_ms(load_s(profile, loads).layer_s)} and is recomputed at "
+        f"{r_star:.0%} in {_ms(recompute_s(profile, r_star, shape).layer_s)}"
     )
-    if not shape.fused_tokens:
-        return (f"ratio {ratio:.0%}: there is nothing to choose from",)
-    if shape.selection is Selection.ASKING:
-        return (
-            f"ratio {ratio:.0%} = r*: the question looks at all that is loaded first, so loading hides no recompute",
-        )
     if ratio == r_star:
-        return (f"ratio {ratio:.0%} = r*: {times}, so more would cost time",)
+        return f"ratio {ratio:.0%} = r*: {times}, so more would cost time"
     if ratio == 1.0:
-        return (f"ratio 100 %: {times}, and in {_ms(recompute_s(profile, 1.0, shape).layer_s)} at 100 %",)
-    return (f"ratio raised from r* = {r_star:.0%} to {ratio:.0%}, where both take as long: {times}",)
+        return f"ratio 100 %: {times}, and in {_ms(recompute_s(profile, 1.0, shape).layer_s)} at 100 %"
+    return f"ratio raised from r* = {r_star:.0%} to {ratio:.0%}, where both take equally long: {times}"
 
 
 def _ms(seconds: float) -> str:

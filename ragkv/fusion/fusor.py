@@ -1,9 +1,11 @@
-"""The fusor: one prompt's KV out of many entries, layer by layer (CacheBlend sections 4.2, 4.3 and 5.1).
+"""The fusor: builds the KV of one prompt from many entries, layer by layer (CacheBlend sections 4.2, 4.3 and 5.1).
 
-For each layer: take its slices -> rotate them to their places -> decide who is recomputed -> drive the layer over those
-rows and the computed ones, whose fresh KV overwrites what was placed -> next. Where the question is asked first, that
-pass places everything and a second one, without loading, recomputes what it chose. It knows no text, no documents and
-no tiers; entries are read, never written.
+For each layer it takes the stored slices from the reader, rotates their keys to their positions and places them in the
+prompt's KV. A checking selector then narrows its tokens down. The layer runs over the selected and the computed rows,
+whose fresh KV overwrites the stored KV. An asking selector needs two passes: the first places everything and measures
+the question's attention, the second recomputes the chosen tokens and loads nothing.
+
+The fusor knows no text, documents or tiers. It reads entries and never writes them.
 """
 
 import time
@@ -17,106 +19,88 @@ from ragkv.runtime import Closing
 from ragkv.store import Lease
 
 from .guard import remaining_deviation
-from .pipeline import LayerReader
+from .pipeline import LayerReader, Readers
 from .plan import Plan, Span
 from .readahead import Speeds
-from .readers import Readers
 from .selectors import AskingSelector, CheckingSelector, Selector, StaticSelector, budget
 
 
 @dataclass(frozen=True, slots=True)
 class Fused:
-    """What came of fusing one prompt."""
+    """The result of fusing one prompt."""
 
     kv: PromptKV  # rotated, S positions valid
     logits: torch.Tensor  # (V,) float32, of the last position
     selected_by_layer: tuple[torch.Tensor, ...]  # L tensors of candidate positions recomputed there, int64, CPU
     row_layers: int  # rows computed, summed over layers
-    remaining_deviation: (
-        float | None
-    )  # expected deviation left a candidate (see `guard`); None if an entry has no scores
+    remaining_deviation: float | None  # expected, per candidate (see `guard`); None if an entry has no scores
     bytes_by_tier: dict[str, int]
     load_s: float
     fuse_s: float
     prefill_s: float
-    record: Recording | None  # what was to be collected on the way
+    record: Recording | None  # the recording passed to `run`
 
 
 class Fusor:
-    """Fuses prompts for one model. Holds no request's state."""
+    """Fuses prompts for one model. Holds no state of a request."""
 
     def __init__(self, adapter: Adapter, readers: Readers, read_ahead_layers: int | None, seed: int) -> None:
-        """Without `read_ahead_layers` it goes by what it measures of earlier requests."""
-        self._adapter, self._readers, self._ahead, self._seed = adapter, readers, read_ahead_layers, seed
-        self._speeds = Speeds()
+        """With `read_ahead_layers` None the read-ahead follows the speeds measured in earlier requests."""
+        self.adapter, self.seed = adapter, seed
+        self.speeds = Speeds()
+        self._readers, self._ahead = readers, read_ahead_layers
 
     def open(self, plan: Plan, selector: Selector, ratio: float) -> "Fusing":
-        """Begin to read what `plan` needs; whoever has the model then calls `run`. Close it, run or not."""
-        first_choice = self._first_choice(plan, selector, ratio)
-
-        def reader(leases: Sequence[Lease]) -> LayerReader:
-            rows = plan.forced.numel() + budget(ratio, len(plan.candidates))
-            return LayerReader(leases, layers, self._ahead_of(leases, rows), self._readers, self._adapter.device)
-
-        layers = self._adapter.layer_count
-        return Fusing(self._adapter, plan, selector, ratio, first_choice, reader, self._speeds)
+        """Start to read what `plan` needs. The caller runs it under the compute lock, and closes it in any case."""
+        return Fusing(self, plan, selector, ratio)
 
     @property
     def row_layer_s(self) -> float | None:
-        """Seconds a computed row of a layer took, lately; `None` until something was fused."""
-        return self._speeds.row_layer_s
+        """Recent seconds per computed row and layer; `None` before the first prompt was fused."""
+        return self.speeds.row_layer_s
 
-    def _ahead_of(self, leases: Sequence[Lease], rows: int) -> int:
-        """Layers to read ahead of a pass over `rows` rows (CachedAttention section 3.2.1)."""
-        if self._ahead is not None:
-            return self._ahead
-        layers = self._adapter.layer_count
-        size = sum(lease.stored_bytes for lease in leases if not lease.in_place)
-        return self._speeds.ahead(size, rows * layers, layers)
-
-    def _first_choice(self, plan: Plan, selector: Selector, ratio: float) -> torch.Tensor:
-        """Indices of the candidates recomputed in layer 0."""
-        count = len(plan.candidates)
-        if isinstance(selector, StaticSelector):
-            return selector.select(plan.candidates, ratio, self._seed)
-        return torch.arange(count if isinstance(selector, CheckingSelector) and budget(ratio, count) else 0)
+    def reader(self, leases: Sequence[Lease], rows: int) -> LayerReader:
+        """A reader for a pass over `rows` rows; it starts to read ahead at once (CachedAttention section 3.2.1)."""
+        layers, ahead = self.adapter.layer_count, self._ahead
+        if ahead is None:
+            size = sum(lease.stored_bytes for lease in leases if not lease.in_place)
+            ahead = self.speeds.ahead(size, rows * layers, layers)
+        return LayerReader(leases, layers, ahead, self._readers, self.adapter.device)
 
 
 class Fusing(Closing):
-    """One plan being carried out; its first layers are read while other requests compute (CachedAttention 3.2.1)."""
+    """One plan in progress. Its first layers are read while other requests compute (CachedAttention 3.2.1)."""
 
-    def __init__(
-        self,
-        adapter: Adapter,
-        plan: Plan,
-        selector: Selector,
-        ratio: float,
-        first_choice: torch.Tensor,
-        reader: Callable[[Sequence[Lease]], LayerReader],
-        speeds: Speeds,
-    ) -> None:
-        self._adapter, self._plan, self._selector, self._ratio = adapter, plan, selector, ratio
-        self._first_choice, self._speeds = first_choice, speeds
-        self._spans = _needed(plan, selector, ratio, first_choice)
-        self._reader = reader([span.lease for span in self._spans if span.lease is not None])
+    def __init__(self, fusor: Fusor, plan: Plan, selector: Selector, ratio: float) -> None:
+        self._fusor, self._plan, self._selector, self._ratio = fusor, plan, selector, ratio
+        wanted = budget(ratio, len(plan.candidates))
+        checks = isinstance(selector, CheckingSelector) and wanted > 0
+        if isinstance(selector, StaticSelector):
+            self._first_choice = selector.select(plan.candidates, ratio, fusor.seed)
+        else:
+            self._first_choice = torch.arange(len(plan.candidates) if checks else 0)
+        self._spans = plan.loaded() if checks else _not_recomputed(plan, self._first_choice)
+        leases = [span.lease for span in self._spans if span.lease is not None]
+        self._reader = fusor.reader(leases, plan.forced.numel() + wanted)
 
     @torch.no_grad()
     def run(
         self,
-        room: int = 0,
+        headroom: int = 0,
         record: Recording | None = None,
         between: Callable[[], None] = lambda: None,
         new_kv: Callable[[int], PromptKV] | None = None,
     ) -> Fused:
-        """Carry out the plan; allocate `room` more positions for an answer. The caller has the model to itself.
+        """Carry out the plan; the caller holds the compute lock.
 
-        `record` collects what lies in its range, placed or computed. `between` is called between layers: others may
-        decode a step there, and what it raises ends the pass. `new_kv` makes the KV of a capacity; left out, the
-        adapter's. Raises `EntryDamagedError` of a lease.
+        `headroom` positions are allocated for the answer. `record` collects the raw KV of its range, placed or
+        computed. `between` is called between layers, so that other requests may decode a step; an exception it raises
+        ends the pass. `new_kv` makes the KV of a given capacity; by default the adapter does. Raises
+        `EntryDamagedError`.
         """
-        adapter, reader, began = self._adapter, self._reader, time.perf_counter()
+        adapter, reader, began = self._fusor.adapter, self._reader, time.perf_counter()
         length = self._plan.token_ids.numel()
-        kv = (new_kv or adapter.new_kv)(length + room)
+        kv = (new_kv or adapter.new_kv)(length + headroom)
         work = _Pass(adapter, self._plan, self._selector, self._ratio, kv, record)
         work.choose(self._first_choice)
         for layer in range(adapter.layer_count):
@@ -127,7 +111,7 @@ class Fusing(Closing):
             if work.asking is None:
                 kv.finish_prefill(layer, length)
             between()
-        if work.asking is not None:  # all is in place, and the question has looked at it
+        if work.asking is not None:  # everything is placed, and the question's attention to it is known
             work.choose(work.asking.select(self._plan.candidates, work.attention(), self._ratio))
             for layer in range(adapter.layer_count):
                 work.run(layer)
@@ -136,8 +120,8 @@ class Fusing(Closing):
         kv.length = length
         logits = adapter.logits(work.hidden[:, -1:])[0]
         took_s = time.perf_counter() - began
-        self._speeds.read(*reader.measured())
-        self._speeds.computed(work.row_layers, took_s - reader.waited_s)
+        self._fusor.speeds.add_read(*reader.measured())
+        self._fusor.speeds.add_compute(work.row_layers, took_s - reader.waited_s)
         return Fused(
             kv,
             logits,
@@ -152,23 +136,20 @@ class Fusing(Closing):
         )
 
     def close(self) -> None:
-        """Wait for reads under way. Twice is harmless."""
+        """Wait for running reads. Safe to call twice."""
         self._reader.close()
 
 
-def _needed(plan: Plan, selector: Selector, ratio: float, chosen: torch.Tensor) -> tuple[Span, ...]:
-    """The spans to be read: not those of which every token is recomputed in every layer anyway."""
-    loaded = plan.loaded()
-    if isinstance(selector, CheckingSelector) and budget(ratio, len(plan.candidates)):
-        return loaded
+def _not_recomputed(plan: Plan, chosen: torch.Tensor) -> tuple[Span, ...]:
+    """The loaded spans with at least one token that is neither forced nor `chosen`: only these must be read."""
     computed = torch.zeros(plan.token_ids.numel(), dtype=torch.bool)
     computed[plan.forced] = True
     computed[plan.candidates.positions[chosen]] = True
-    return tuple(span for span in loaded if not computed[span.start : span.stop].all())
+    return tuple(span for span in plan.loaded() if not computed[span.start : span.stop].all())
 
 
 class _Pass:
-    """The state of one prompt being fused; dies with it."""
+    """The state of one prompt while it is fused."""
 
     def __init__(
         self, adapter: Adapter, plan: Plan, selector: Selector, ratio: float, kv: PromptKV, record: Recording | None
@@ -183,21 +164,21 @@ class _Pass:
         self.kv = kv
         self.row_layers = 0
         self.placing_s = 0.0
-        self._placed_turns: dict[str, tuple[torch.Tensor, torch.Tensor]] = {}  # by kind of rotary table
+        self._rotations: dict[str, tuple[torch.Tensor, torch.Tensor]] = {}  # by kind of rotary table
 
     def choose(self, chosen: torch.Tensor) -> None:
-        """Begin a pass through the layers over the computed rows and those candidates, given by index (C,)."""
-        self._chosen = chosen  # indices into the candidates that are recomputed in this layer, CPU
+        """Start a pass over the forced rows and the candidates of index `chosen` (C,)."""
+        self._chosen = chosen  # indices of the candidates recomputed in the current layer, CPU
         self._set_rows(self._plan.candidates.positions[chosen])
         self.hidden = self._adapter.embed(self._plan.token_ids.to(self._device)[self._rows.positions])  # (1, R, E)
         self.selected_by_layer: list[torch.Tensor] = []
 
     def remaining_deviation(self) -> float | None:
-        """Expected deviation left a candidate."""
+        """Expected remaining deviation per candidate."""
         return remaining_deviation(self._plan.candidates, self._chosen)
 
     def attention(self) -> torch.Tensor:
-        """What the question pays to each candidate, (N,); it looks once."""
+        """The question's attention to each candidate, (N,); ends its measurement."""
         assert self._watch is not None
         watch, self._watch = self._watch, None
         return watch.received()[self._plan.candidates.positions]
@@ -207,29 +188,28 @@ class _Pass:
         if not spans:
             return
         began = time.perf_counter()
-        cos, sin = self._turns(layer, spans)
+        cos, sin = self._rotation(layer, spans)
         parts = [piece[:, :, span.offset :][:, :, : len(span)] for span, piece in zip(spans, slices, strict=True)]
         k_raw = torch.cat([part[0] for part in parts], dim=1).unsqueeze(0)  # (1, G, sum T, D): one rotation for all
-        k_rot = torch.split(
-            self._adapter.rotate_in_float32(layer, k_raw, cos, sin), [len(span) for span in spans], dim=2
-        )
-        for span, turned, part in zip(spans, k_rot, parts, strict=True):
-            self.kv.put(layer, span.start, turned, part[1].unsqueeze(0))
+        rotated = self._adapter.rotate_in_float32(layer, k_raw, cos, sin)
+        k_rots = torch.split(rotated, [len(span) for span in spans], dim=2)
+        for span, k_rot, part in zip(spans, k_rots, parts, strict=True):
+            self.kv.put(layer, span.start, k_rot, part[1].unsqueeze(0))
             if self._record is not None:
                 self._record.put(layer, span.start, part)
         self.placing_s += time.perf_counter() - began
 
-    def _turns(self, layer: int, spans: Sequence[Span]) -> tuple[torch.Tensor, torch.Tensor]:
-        """cos and sin of the spans' positions, each (1, sum T, rotary dims); the same for all layers of a kind."""
+    def _rotation(self, layer: int, spans: Sequence[Span]) -> tuple[torch.Tensor, torch.Tensor]:
+        """cos and sin of the spans' positions, each (1, sum T, rotary dims); equal in all layers of a kind."""
         kind = self._adapter.rope_kind(layer)
-        if kind not in self._placed_turns:
+        if kind not in self._rotations:
             parts = [self._tables.span(kind, at := span.rotary_start, at + len(span)) for span in spans]
-            cos, sin = (torch.cat(turns, dim=1) for turns in zip(*parts, strict=True))
-            self._placed_turns[kind] = cos, sin
-        return self._placed_turns[kind]
+            cos, sin = (torch.cat(tables, dim=1) for tables in zip(*parts, strict=True))
+            self._rotations[kind] = cos, sin
+        return self._rotations[kind]
 
     def narrow(self, layer: int, spans: Sequence[Span], slices: Sequence[torch.Tensor]) -> None:
-        """From layer 1 on, keep those rows of a checking selector that deviate most from what is stored."""
+        """From layer 1 on, keep the rows of a checking selector that deviate most from the stored KV."""
         if self._checking is None or layer == 0:
             return
         keep = self._checking.keep(layer, self._adapter.layer_count, self._ratio, len(self._plan.candidates))
@@ -243,7 +223,7 @@ class _Pass:
         self.hidden = self.hidden[:, torch.searchsorted(before, self._rows.positions)]
 
     def run(self, layer: int) -> None:
-        """Drive the layer over the rows in force; of the last one, only the last row's output is wanted."""
+        """Run the layer over the current rows; in the last layer only the last row needs an output."""
         adapter, rows = self._adapter, self._rows
         watch = self._watch if layer >= adapter.layer_count // 2 else None
         if layer == adapter.layer_count - 1 and len(rows) > 1:

@@ -1,7 +1,7 @@
-"""The guard: a request whose chunks depend on their context more than usual is given a higher recompute ratio.
+"""The guard: raises the recompute ratio of a request whose chunks depend on their context more than usual.
 
-What recompute will leave undone is known before anything is loaded: the stored sensitivity of the tokens that are not
-selected. The quality gate says how much of it a model bears (`GateResult.remaining_deviation`).
+The stored sensitivity of the tokens that are not recomputed tells the expected remaining deviation before anything is
+loaded. The quality gate measured how much of it the model tolerates (`GateResult.remaining_deviation`).
 """
 
 import torch
@@ -9,11 +9,11 @@ import torch
 from .plan import Candidates
 from .selectors import budget
 
-SLACK = 1e-6  # of the limit: sums in another order
+SLACK = 1e-6  # relative, on the limit: sums in another order differ by rounding
 
 
 def remaining_deviation(candidates: Candidates, chosen: torch.Tensor) -> float | None:
-    """Expected deviation left a token once `chosen` (C,), indices, are recomputed; `None` if an entry has no scores."""
+    """Expected deviation per candidate that recomputing `chosen` (C,), indices, leaves; `None` without scores."""
     scores = candidates.sensitivity
     if scores is None:
         return None
@@ -21,11 +21,11 @@ def remaining_deviation(candidates: Candidates, chosen: torch.Tensor) -> float |
 
 
 def raised_ratio(candidates: Candidates, ratio: float, limit: float) -> float:
-    """The least ratio, `ratio` or higher, that leaves at most `limit` a token if the highest scores are recomputed."""
+    """The lowest ratio >= `ratio` whose highest scores leave a deviation of at most `limit` per candidate."""
     scores, count = candidates.sensitivity, len(candidates)
     if scores is None or count == 0:
         return ratio
-    rest = scores.sum() - torch.sort(scores, descending=True).values.cumsum(0)  # (N,): left once 1 ... N are recomputed
+    rest = scores.sum() - torch.sort(scores, descending=True).values.cumsum(0)  # (N,): after recomputing 1 ... N
     rest = torch.cat((scores.sum().unsqueeze(0), rest)) / count
     first = budget(ratio, count)
     enough = (rest[first:] <= limit * (1 + SLACK)).nonzero()

@@ -1,16 +1,16 @@
 """Whether KCache pays: its two inequalities, for GQA (KCache section 3.2).
 
-Decode. Ordinary attention reads S rows of V a KV head from device memory, KCache U rows from the host, U being the
-union of what the head's query heads ask for, N <= U <= N H / G. Reading less at the price of a slower road pays if
+Decode. Ordinary attention reads S rows of V per KV head from device memory. KCache reads U rows from the host. U is the
+union of the rows that the query heads of the KV head need, N <= U <= N H / G. Fewer rows over a slower link pay if
 
     U / to_device < (S - U) / device,   i.e.   S / U > 1 + device / to_device
 
-The paper has S / N > device / to_device (equation 4): one query head a KV head, and the 1 dropped, since a GPU's ratio
-is about 64. Its equation 3 counts one byte an element on one side and two on the other, which 4 does not inherit.
-What choosing the rows costs, and that the host must be told them, is in neither: on a CPU it is most of the price.
+The paper has S / N > device / to_device (equation 4): one query head per KV head, and without the 1, because a GPU's
+ratio is about 64. Its equation 3 counts one byte per element on one side and two on the other; equation 4 does not.
+Neither counts the time to choose the rows and to send their indices to the host, which is most of the cost on a CPU.
 
-Prefill. A layer's V leaves while the next layer is computed, which hides it if that takes at least as long
-(equations 1 and 2). Bandwidths in bytes a second, times in seconds. Pure Python.
+Prefill. A layer's V moves to the host while the next layer is computed, which hides the copy if computing takes at
+least as long (equations 1 and 2). Bandwidths in bytes per second, times in seconds.
 """
 
 import math
@@ -23,39 +23,39 @@ from .profile import Profile
 
 @dataclass(frozen=True, slots=True)
 class Bandwidths:
-    """How fast bytes move, a second."""
+    """Bytes per second."""
 
-    device: float  # read from the device's own memory
-    to_device: float  # from host memory to the device
-    to_host: float  # the other way
+    device: float  # reads from device memory
+    to_device: float  # from host to device
+    to_host: float  # from device to host
 
     def __post_init__(self) -> None:
         for name in ("device", "to_device", "to_host"):
             if not 0.0 < getattr(self, name) < math.inf:
-                raise ValueError(f"A bandwidth is finite and above 0; {name} is {getattr(self, name)}.")
+                raise ValueError(f"{name} is {getattr(self, name)}; a bandwidth must be finite and above 0.")
 
     @property
     def ratio(self) -> float:
-        """Device memory's over the road's from the host; 64 on an A100 over PCIe 4 (KCache section 3.2)."""
+        """Device memory's bandwidth over that from host to device; 64 on an A100 with PCIe 4 (KCache section 3.2)."""
         return self.device / self.to_device
 
 
 @dataclass(frozen=True, slots=True)
 class Advice:
-    """What the inequalities say of one model, machine and setting."""
+    """The inequalities, evaluated for one model, machine and setting."""
 
     pays: bool  # whether a decode step gets faster
-    hidden: bool  # whether a prefill hides what leaves the device
-    why: tuple[str, ...]  # short sentences, with numbers
+    hidden: bool  # whether the prefill hides the copies to the host
+    why: tuple[str, ...]  # short sentences with numbers
 
 
 def most_rows(top_n: int, group: int, tokens: int) -> int:
-    """U at its worst: no two of the `group` query heads of a KV head ask for the same row."""
+    """The largest U: no two of the `group` query heads of a KV head need the same row."""
     return min(tokens, top_n * group)
 
 
 def decode_pays(tokens: int, rows: float, bandwidths: Bandwidths) -> bool:
-    """Whether fetching `rows` (U, a KV head) of `tokens` (S) from the host is faster than reading all on the device."""
+    """Whether fetching `rows` (U per KV head) of `tokens` (S) from the host beats reading all on the device."""
     return rows <= 0 or tokens / rows > 1.0 + bandwidths.ratio
 
 
@@ -65,13 +65,13 @@ def tokens_from_which_it_pays(rows: float, bandwidths: Bandwidths) -> int:
 
 
 def decode_saves_s(tokens: int, rows: float, row_bytes: int, kv_heads: int, bandwidths: Bandwidths) -> float:
-    """Seconds saved in one layer of one decode step; below 0 if it costs. `row_bytes` is one KV head's V of a token."""
+    """Seconds saved in one layer of a decode step, negative if none; `row_bytes` is V of one KV head and token."""
     size = row_bytes * kv_heads
     return (tokens - rows) * size / bandwidths.device - rows * size / bandwidths.to_device
 
 
 def prefill_hides(layer_s: float, tokens: int, v_bytes_per_token: float, bandwidths: Bandwidths) -> bool:
-    """Whether computing a layer of `tokens` takes longer than moving its V, of so many bytes a token, to the host."""
+    """Whether computing a layer of `tokens` takes longer than copying its V to the host."""
     return layer_s > tokens * v_bytes_per_token / bandwidths.to_host
 
 
@@ -81,23 +81,25 @@ def prefill_hides_by_flops(tokens: int, hidden: int, flops: float, to_host: floa
 
 
 def bandwidths_of(profile: Profile) -> Bandwidths:
-    """Those of a profile: KV read by a decode step, and the copy to the device; the way back is taken to be as fast.
+    """The bandwidths of a profile, from its decode step and its copy to the device; `to_host` is assumed equal.
 
-    Where there is no copy, on a CPU, all three are the same memory's. Raises `ValueError` if decoding was measured to
-    take no longer over more tokens: then nothing is read.
+    On a CPU, without copies, all three are those of its memory. Raises `ValueError` if the measured decode step does
+    not slow down with more tokens, because then it says nothing about reading V.
     """
     per_token_s = profile.decode.per_token_s
     if per_token_s <= 0.0:
-        raise ValueError("The profile has a decode step that takes no longer over more tokens; it says nothing of V.")
+        raise ValueError(
+            "The profile's decode step does not slow down with more tokens, so the bandwidth of V is unknown."
+        )
     device = profile.kv_bytes_per_token / per_token_s
-    road = profile.copy_bytes_per_s or device
-    return Bandwidths(device, road, road)
+    copy = profile.copy_bytes_per_s or device
+    return Bandwidths(device, copy, copy)
 
 
 def advise(profile: Profile, config: KCacheConfig, tokens: int, group: int, rows: float | None = None) -> Advice:
     """Whether `config` pays for prompts of `tokens` on the machine of `profile`.
 
-    `group` is query heads a KV head; `rows` is U where it was measured, else it is taken at its worst.
+    `group` is the number of query heads per KV head; `rows` is U if it was measured, else the largest U is assumed.
     """
     if config.top_n is None:
         return Advice(False, False, ("kcache: top_n is None, so every step would fetch all of V",))
@@ -113,13 +115,15 @@ def advise(profile: Profile, config: KCacheConfig, tokens: int, group: int, rows
     hidden = prefill_hides(layer_s, tokens, v_bytes, speeds)
     away = max(0, profile.layers - config.resident_layers)
     why = [
-        f"kcache: S / U is {tokens / rows:.1f} (U {rows:.0f}{' at its worst' if worst else ''}) against 1 + "
+        f"kcache: S / U is {tokens / rows:.1f} (U {rows:.0f}{' at most' if worst else ''}) against 1 + "
         f"{speeds.ratio:.1f}: a decode step over {tokens} tokens is {'faster' if pays else 'not faster'}; from "
-        f"{least} tokens on it would be",
-        f"kcache: {away} of {profile.layers} layers' V away leaves {1 - away / (2 * profile.layers):.0%} of KV on the "
-        f"device; moving a layer's is {'hidden' if hidden else 'not hidden'} by the prefill "
+        f"{least} tokens on it is",
+        f"kcache: {away} of {profile.layers} layers' V on the host leaves {1 - away / (2 * profile.layers):.0%} of KV "
+        f"on the device; copying a layer's V is {'hidden' if hidden else 'not hidden'} by the prefill "
         f"({tokens * v_bytes / speeds.to_host * 1e3:.3g} ms against {layer_s * 1e3:.3g} ms)",
     ]
     if profile.copy_bytes_per_s is None:
-        why.append("kcache: host and device are one memory here, so nothing is freed, and choosing rows costs as well")
+        why.append(
+            "kcache: host and device share one memory here, so nothing is freed, and choosing the rows takes time"
+        )
     return Advice(pays, hidden, tuple(why))

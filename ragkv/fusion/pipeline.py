@@ -1,97 +1,150 @@
-"""Layer slices read ahead of the fusor (CacheBlend section 5, "pipelining KV loading and recompute").
+"""Reads layer slices ahead of the fusor (CacheBlend section 5, "pipelining KV loading and recompute").
 
-While layer l is fused, layers l+1 ... l+B are being read by threads, several at once where a tier asks for it, into a
-ring of buffers that requests hand on; on CUDA the buffers are pinned and copied on a stream of their own, with events,
-and no device-wide wait. What already lies in memory is used where it lies. A damaged entry surfaces here as
-`EntryDamagedError` of its key.
+While layer l is fused, reader threads read the layers l+1 ... l+B into a ring of buffers that requests reuse one after
+another. On CUDA the buffers are page-locked and copied on a separate stream, ordered by events, without a device-wide
+wait. Slices that already lie in memory are used in place. A damaged entry raises `EntryDamagedError` with its key.
 """
 
 import time
+from collections import deque
 from collections.abc import Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 
 import torch
 
 from ragkv.errors import EntryDamagedError
-from ragkv.runtime import Closing
-from ragkv.store import ALIGNMENT, EntryInfo, Lease
+from ragkv.runtime import Closing, openmp
+from ragkv.store import ALIGNMENT, Entry, EntryInfo, Lease, TierKind, aligned_empty
 
-from .readers import Readers
+SPARE_BUFFERS = 2
+SPARE_BYTES = 64 * 1024**2  # of a spare buffer; larger ones return to the system
 
-_Slices = dict[int, list[torch.Tensor]]  # by number of the lease: slices (2, G, T, D) of consecutive layers
+_Slices = dict[int, list[torch.Tensor]]  # by index of the lease: slices (2, G, T, D) of consecutive layers
+
+
+class ResidentLease(Lease):
+    """A lease on an entry that the engine itself holds and never evicts: the application's prefix."""
+
+    kind = TierKind.MEMORY
+    in_place = True
+
+    def __init__(self, entry: Entry) -> None:
+        self.info = entry.info
+        self.sensitivity = entry.sensitivity
+        self._kv = entry.kv
+
+    def read_layer(self, layer: int, out: torch.Tensor | None = None) -> torch.Tensor:
+        return self._kv[layer]
+
+    def close(self) -> None:
+        """Do nothing: no tier holds the entry."""
+
+
+class Readers(Closing):
+    """An engine's reader threads and their spare buffers. Thread-safe.
+
+    Buffers are reused because the system fills fresh memory with zeros, page by page, at the first write. For a request
+    that reads small slices the buffers are a third of the bytes it reads, and the disk would wait meanwhile.
+    """
+
+    def __init__(self, threads: int) -> None:
+        self.threads = threads
+        self.pool = ThreadPoolExecutor(threads, "ragkv-reader", initializer=openmp.use_one_thread)
+        self._spare: deque[torch.Tensor] = deque(maxlen=SPARE_BUFFERS)
+
+    def take(self, size: int, device: torch.device) -> torch.Tensor:
+        """A page-aligned host buffer of at least `size` bytes, uninitialized; page-locked for a CUDA `device`."""
+        if device.type != "cpu":  # torch reuses these itself: it knows which of them a copy still reads
+            return torch.empty(size, dtype=torch.uint8, pin_memory=True)
+        try:
+            buffer = self._spare.popleft()
+        except IndexError:
+            buffer = torch.empty(0, dtype=torch.uint8)
+        return buffer if buffer.numel() >= size else aligned_empty((size,), torch.uint8)
+
+    def give_back(self, buffer: torch.Tensor) -> None:
+        """Return a buffer that no thread reads or writes any more."""
+        if buffer.numel() <= SPARE_BYTES and not buffer.is_pinned():
+            self._spare.append(buffer)
+
+    def close(self) -> None:
+        self.pool.shutdown()
+        self._spare.clear()
 
 
 class LayerReader(Closing):
-    """Reads the slices of several leases, layer by layer, for one request; small ones of several layers at once."""
+    """Reads the slices of several leases for one request, layer by layer; a tier may ask for several layers at once."""
 
     def __init__(
         self, leases: Sequence[Lease], layers: int, ahead: int, readers: Readers, device: torch.device
     ) -> None:
+        """`ahead` is how many layers are read before they are needed."""
         self._leases, self._layers, self._readers = leases, layers, readers
-        self._together = min(layers, max((lease.layers_per_read for lease in leases), default=1))  # layers of a group
-        self._ahead = -(-ahead // self._together)  # groups
+        self._together = min(layers, max((lease.layers_per_read for lease in leases), default=1))  # layers per group
+        self._ahead = -(-ahead // self._together)  # in groups
         depth = min(layers, (self._ahead + 1) * self._together)
-        # Each buffer begins at a page: else reads past the page cache would be copied.
+        # Each buffer starts at a page, else direct reads would need an extra copy.
         infos = [None if lease.in_place and device.type == "cpu" else lease.info for lease in leases]
         strides = [0 if info is None else info.layer_bytes + -info.layer_bytes % ALIGNMENT for info in infos]
-        self._memory: torch.Tensor | None = readers.take(depth * sum(strides), device)
-        rows = self._memory[: depth * sum(strides)].view(depth, sum(strides))
-        self._ring = [_buffers(infos, row.split(strides)) for row in rows]
+        self._buffer: torch.Tensor | None = readers.take(depth * sum(strides), device)
+        rows = self._buffer[: depth * sum(strides)].view(depth, sum(strides))
+        self._ring = [_views(infos, row.split(strides)) for row in rows]
         self._copier = _Copier(device) if device.type == "cuda" else None
-        by_threads = [number for number, buffer in enumerate(self._ring[0]) if buffer is not None]
-        # By thread, its leases: a task a slice would cost more than checking a slice of 256 KiB does.
-        self._shares = [share for i in range(readers.threads) if (share := by_threads[i :: readers.threads])]
+        threaded = [index for index, buffer in enumerate(self._ring[0]) if buffer is not None]
+        # Each thread gets several leases: one task per slice would cost more than checking a slice of 256 KiB.
+        self._shares = [share for i in range(readers.threads) if (share := threaded[i :: readers.threads])]
         self._pending: dict[int, list[Future[_Slices]]] = {}  # by group
-        self._read: _Slices = {}  # of the present group
-        self.waited_s = 0.0  # time the fusor stood still for slices
-        self._reads: list[tuple[int, float]] = []  # bytes and seconds of what a thread read at once
+        self._read: _Slices = {}  # of the current group
+        self.waited_s = 0.0  # time the fusor waited for slices
+        self._reads: list[tuple[int, float]] = []  # bytes and seconds of each read
         for lease in leases:
             lease.prefetch()
         for group in range(self._ahead):
             self._submit(group)
 
     def layer(self, layer: int) -> list[torch.Tensor]:
-        """The slices (2, G, T, D) of `layer`, one a lease, on the device; valid until the next call, or until closed.
+        """The slices (2, G, T, D) of `layer`, one per lease, on the device; valid until the next call or `close`.
 
-        To be called for each layer in turn. Raises `EntryDamagedError`, of the layer or of one read together with it.
+        Must be called for every layer in ascending order. Raises `EntryDamagedError` if this layer, or one read
+        together with it, is damaged.
         """
         group, place = divmod(layer, self._together)
         if place == 0:
-            self._submit(group + self._ahead)  # with nothing read ahead, that is this very group
+            self._submit(group + self._ahead)  # without read-ahead this is the group itself
             began = time.perf_counter()
             futures = self._pending[group]
-            self._read = {number: slices for future in futures for number, slices in future.result().items()}
+            self._read = {index: slices for future in futures for index, slices in future.result().items()}
             del self._pending[group]
             self.waited_s += time.perf_counter() - began
         slices = [
-            self._read[number][place] if number in self._read else _slices(lease, layer, [None])[0]
-            for number, lease in enumerate(self._leases)
+            self._read[index][place] if index in self._read else _slices(lease, layer, [None])[0]
+            for index, lease in enumerate(self._leases)
         ]
         return slices if self._copier is None else self._copier.arrived(layer, slices)
 
     def bytes_by_tier(self) -> dict[str, int]:
-        """Bytes read, by the tier they came from."""
+        """Bytes read from each tier."""
         counts: dict[str, int] = {}
         for lease in self._leases:
             counts[lease.kind.value] = counts.get(lease.kind.value, 0) + lease.stored_bytes
         return counts
 
     def measured(self) -> tuple[int, float]:
-        """Bytes that threads read, and how long one pipe would have been busy with them."""
-        by_threads = sum(not lease.in_place for lease in self._leases)
-        together = max(1, min(by_threads, self._readers.threads))
+        """Bytes the threads read, and the seconds this would take one after another at their joint bandwidth."""
+        threaded = sum(not lease.in_place for lease in self._leases)
+        together = max(1, min(threaded, self._readers.threads))
         return sum(size for size, _ in self._reads), sum(seconds for _, seconds in self._reads) / together
 
     def close(self) -> None:
-        """Wait for reads under way: their buffers must outlive them, and serve the next request."""
+        """Wait for running reads, because the next request gets their buffer; then return the buffer."""
         for futures in self._pending.values():
             for future in futures:
                 if not future.cancel():
                     future.exception()
         self._pending.clear()
-        if self._memory is not None:
-            self._readers.give_back(self._memory)
-            self._memory = None
+        if self._buffer is not None:
+            self._readers.give_back(self._buffer)
+            self._buffer = None
 
     def _submit(self, group: int) -> None:
         layers = range(self._layers)[group * self._together :][: self._together]
@@ -101,12 +154,11 @@ class LayerReader(Closing):
             ]
 
     def _read_share(self, share: Sequence[int], layers: range) -> _Slices:
-        """Those layers of a thread's leases."""
-        return {number: self._read_lease(number, layers) for number in share}
+        return {index: self._read_lease(index, layers) for index in share}
 
-    def _read_lease(self, number: int, layers: range) -> list[torch.Tensor]:
-        lease = self._leases[number]
-        buffers = [self._ring[layer % len(self._ring)][number] for layer in layers]
+    def _read_lease(self, index: int, layers: range) -> list[torch.Tensor]:
+        lease = self._leases[index]
+        buffers = [self._ring[layer % len(self._ring)][index] for layer in layers]
         if self._copier is not None:
             self._copier.wait_reusable(buffers)
         began = time.perf_counter()
@@ -115,8 +167,8 @@ class LayerReader(Closing):
         return found if self._copier is None else self._copier.send(found, layers, buffers)
 
 
-def _buffers(infos: Sequence[EntryInfo | None], pieces: Sequence[torch.Tensor]) -> list[torch.Tensor | None]:
-    """Of one layer: a buffer (2, G, T, D) a lease, or `None` where the slice is used where it lies."""
+def _views(infos: Sequence[EntryInfo | None], pieces: Sequence[torch.Tensor]) -> list[torch.Tensor | None]:
+    """The buffers of one layer: a view (2, G, T, D) per lease, or `None` where the slice is used in place."""
     return [
         None if info is None else piece[: info.layer_bytes].view(info.dtype).view(info.shape)
         for info, piece in zip(infos, pieces, strict=True)
@@ -124,7 +176,7 @@ def _buffers(infos: Sequence[EntryInfo | None], pieces: Sequence[torch.Tensor]) 
 
 
 def _slices(lease: Lease, first: int, buffers: Sequence[torch.Tensor | None]) -> list[torch.Tensor]:
-    """The slices of layers from `first` on; whatever goes wrong in a tier is the damage of that entry, so a miss."""
+    """The slices of the layers from `first` on; every error of a tier counts as damage of the entry, hence a miss."""
     try:
         return lease.read_layers(first, buffers)
     except Exception as error:
@@ -134,15 +186,15 @@ def _slices(lease: Lease, first: int, buffers: Sequence[torch.Tensor | None]) ->
 
 
 class _Copier:
-    """Host to device on a stream of its own."""
+    """Copies from host to device on its own stream."""
 
     def __init__(self, device: torch.device) -> None:
         self._device, self._stream = device, torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-        self._sent: dict[int, torch.cuda.Event] = {}  # by host buffer: its last copy
+        self._sent: dict[int, torch.cuda.Event] = {}  # the last copy out of each host buffer
         self._ready: dict[int, list[torch.cuda.Event]] = {}  # by layer
 
     def wait_reusable(self, buffers: Sequence[torch.Tensor | None]) -> None:
-        """Block this reader thread until the last copies out of `buffers` are over."""
+        """Block this reader thread until the last copies out of `buffers` are complete."""
         for buffer in buffers:
             if buffer is not None and (event := self._sent.get(buffer.data_ptr())) is not None:
                 event.synchronize()

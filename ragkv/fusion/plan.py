@@ -1,8 +1,8 @@
-"""What is to happen to every token of a prompt: reused exactly, fused, or computed.
+"""The plan of a prompt: which tokens are reused exactly, which are fused and which are computed.
 
-A plan is made before anything is loaded and does not change while it is carried out. Exact are the prefix and, where
-their RoPE frequencies are the prompt's, spans that saw just what precedes them here (a chunk right behind the prefix).
-The question, the template, chunks without an entry and the last token, whose logits are wanted, are always computed.
+A plan is made before anything is loaded and never changes. Exact are the prefix and every span whose stored KV was made
+behind the same tokens and under the same RoPE frequencies, such as a chunk right behind the prefix. Always computed are
+the question, the template, chunks without an entry, and the last token, because its logits are needed.
 """
 
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ from ragkv.store import Lease
 
 
 class SpanKind(Enum):
-    """What a run of the prompt is."""
+    """The content of a span."""
 
     PREFIX = "prefix"
     HISTORY = "history"
@@ -24,45 +24,45 @@ class SpanKind(Enum):
 
 
 class SpanState(Enum):
-    """What becomes of it."""
+    """How the KV of a span is obtained."""
 
-    EXACT = "exact"  # reused, and equal to what a full prefill computes
-    APPROXIMATE = "approximate"  # history reused as it was made, never recomputed: a fused or a truncated turn left it
+    EXACT = "exact"  # reused, and equal to the KV of a full prefill
+    APPROXIMATE = "approximate"  # history that a fused or a truncated turn left: reused, never recomputed
     FUSED = "fused"  # reused, and its tokens are candidates for recompute
     COMPUTED = "computed"
 
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """A run of prompt positions start ... stop - 1 with one fate."""
+    """The prompt positions start ... stop - 1, which share one state."""
 
     kind: SpanKind
     start: int
     stop: int
     state: SpanState
-    lease: Lease | None = None  # what all but COMPUTED spans are read from
+    lease: Lease | None = None  # its stored KV; None if it is computed
     chunk: int | None = None  # index into the request's chunks
-    offset: int = 0  # the token of the entry it begins with
-    rotated_from: int | None = None  # the position its first key is rotated to, where that is not `start` (NKVT alone)
+    offset: int = 0  # the first token of the entry that is used
+    rotated_from: int | None = None  # rotary position of its first key where it differs from `start` (NKVT only)
 
     def __len__(self) -> int:
         return self.stop - self.start
 
     @property
     def rotary_start(self) -> int:
-        """The position its first key is rotated to."""
+        """The rotary position of its first key."""
         return self.start if self.rotated_from is None else self.rotated_from
 
 
 @dataclass(frozen=True, slots=True)
 class Candidates:
-    """The N tokens a selector may choose from: fused, not exact, not forced."""
+    """The N tokens a selector may choose from: those of fused spans, without a forced last token."""
 
     positions: torch.Tensor  # (N,) int64 ascending, absolute in the prompt
-    span_index: torch.Tensor  # (N,) which fused span, 0 first
-    offset: torch.Tensor  # (N,) place within the span
-    sensitivity: torch.Tensor | None  # (N,) float32, or None if some entry has no scores
-    topics: torch.Tensor | None = None  # (N, C) float32: what each is about, where a network has said so
+    span_index: torch.Tensor  # (N,) index of the fused span, from 0
+    offset: torch.Tensor  # (N,) position within the span
+    sensitivity: torch.Tensor | None  # (N,) float32; None if an entry has no scores
+    topics: torch.Tensor | None = None  # (N, C) float32 topics of each token; None without learned scores
 
     def __len__(self) -> int:
         return self.positions.numel()
@@ -70,7 +70,7 @@ class Candidates:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """One prompt's tokens and their fate."""
+    """The spans of one prompt."""
 
     token_ids: torch.Tensor  # (S,) int64
     spans: tuple[Span, ...]  # in order, covering 0 ... S - 1
@@ -79,19 +79,18 @@ class Plan:
 
     @classmethod
     def of(cls, token_ids: torch.Tensor, spans: Sequence[Span]) -> "Plan":
-        """The plan of `token_ids` (S,) whose spans are decided."""
+        """The plan of `token_ids` (S,) with the given spans."""
         last = token_ids.numel() - 1
         computed = torch.zeros(last + 1, dtype=torch.bool)
         computed[last] = True
         for span in spans:
             if span.state is SpanState.COMPUTED:
                 computed[span.start : span.stop] = True
-        forced = computed.nonzero().squeeze(1)
-        return cls(token_ids, tuple(spans), forced, _candidates(spans, last))
+        return cls(token_ids, tuple(spans), computed.nonzero().squeeze(1), _candidates(spans, last))
 
     @property
     def reach(self) -> int:
-        """Positions that keys are rotated to: S, unless a span turns its keys further."""
+        """How many rotary positions are needed: S, or more if a span is rotated to positions behind the prompt."""
         return max(self.token_ids.numel(), *(span.rotary_start + len(span) for span in self.spans))
 
     def loaded(self) -> tuple[Span, ...]:
@@ -101,21 +100,18 @@ class Plan:
 
 def _candidates(spans: Sequence[Span], last: int) -> Candidates:
     fused = [span for span in spans if span.state is SpanState.FUSED]
-    positions, index, offset, scores = [], [], [], []
-    for number, span in enumerate(fused):
-        stop = span.stop - 1 if span.stop - 1 == last else span.stop
-        here = torch.arange(span.start, stop)
-        positions.append(here)
-        index.append(torch.full_like(here, number))
-        offset.append(here - span.start)
-        if span.lease is not None and span.lease.sensitivity is not None:
-            scores.append(span.lease.sensitivity[span.offset :][: stop - span.start])
+    positions = [torch.arange(span.start, min(span.stop, last)) for span in fused]
     empty = torch.empty(0, dtype=torch.int64)
+    scores = [
+        span.lease.sensitivity[span.offset :][: len(there)]
+        for span, there in zip(fused, positions, strict=True)
+        if span.lease is not None and span.lease.sensitivity is not None
+    ]
     known = torch.cat(scores).float() if fused and len(scores) == len(fused) else None  # (N, 1 + C)
     return Candidates(
-        torch.cat(positions) if positions else empty,
-        torch.cat(index) if index else empty,
-        torch.cat(offset) if offset else empty,
+        torch.cat([empty, *positions]),
+        torch.cat([empty, *(torch.full_like(there, index) for index, there in enumerate(positions))]),
+        torch.cat([empty, *(there - span.start for span, there in zip(fused, positions, strict=True))]),
         None if known is None else known[:, 0].contiguous(),
         known[:, 1:] if known is not None and known.shape[1] > 1 else None,
     )

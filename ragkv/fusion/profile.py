@@ -1,15 +1,13 @@
-"""A profile: the measured speeds of one model on one machine; the controller estimates from them (CacheBlend 5.1).
+"""A profile: the measured speeds of one model on one machine, from which the controller estimates (CacheBlend 5.1).
 
-It is measured once (`ragkv profile`), kept beside the store, and good for that model, dtype, device and machine alone:
-any other is refused, saying what differs. Where the paper has one figure, `Prefill(LLM, L)`, and takes a share of it,
-recompute has a fit of its own here: a row costs more in a small pass than in a large one. Times in seconds. Pure
-Python.
+`ragkv profile` measures it once and saves it next to the store. It is valid only for its model, dtype, device and
+machine; for any other it is refused with the differences. The paper takes a share of one figure, `Prefill(LLM, L)`.
+Here recompute has its own fit, because a row costs more in a small pass than in a large one. Times in seconds.
 """
 
 import hashlib
 import json
 import math
-import os
 import platform
 import typing
 from collections.abc import Mapping
@@ -19,40 +17,42 @@ from typing import Any, Self
 
 from ragkv.errors import ProfileError
 
+from . import json_file
+
 FILE_NAME = "profile.json"
 VERSION = 1
 
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """What was measured, on what. The digests are those of an entry's `Identity`."""
+    """What was measured and where. The digests are those of an entry's `Identity`."""
 
     weights: str
     architecture: str
     rope: str
     dtype: str
-    codec: str  # how entries are kept: decoding is a part of loading
+    codec: str  # of stored entries: decoding is a part of loading
     machine: str  # the machine's name
     cpu: str  # its processor's model
-    threads: int  # that compute one layer
+    threads: int  # compute threads
     device: str  # "cpu", or the GPU's name
     version: int = VERSION
-    packed_bytes: int = 0  # of weights kept twice, which few rows go by
+    packed_bytes: int = 0  # of packed weights, see `model/packing.py`
 
     @property
     def key(self) -> str:
-        """Hex digest under which a profile is filed."""
+        """Hex digest under which a profile is saved."""
         return hashlib.blake2b(json.dumps(asdict(self), sort_keys=True).encode(), digest_size=16).hexdigest()
 
     def differences(self, other: Self) -> tuple[str, ...]:
-        """What is not the same in `other`: "threads is 2, not 8"."""
+        """The fields that differ in `other`, such as "threads is 2, not 8"."""
         pairs = ((field.name, getattr(self, field.name), getattr(other, field.name)) for field in fields(self))
         return tuple(f"{name} is {_short(mine)}, not {_short(its)}" for name, mine, its in pairs if mine != its)
 
 
 @dataclass(frozen=True, slots=True)
 class LengthPoint:
-    """One measurement over a length."""
+    """One measurement at a length."""
 
     tokens: int
     measured_s: float
@@ -61,7 +61,7 @@ class LengthPoint:
 
 @dataclass(frozen=True, slots=True)
 class LengthFit:
-    """A time over a length: fixed + per_token S + per_token_squared S^2."""
+    """A time as a function of the length: fixed + per_token S + per_token_squared S^2."""
 
     fixed_s: float
     per_token_s: float
@@ -75,10 +75,10 @@ class LengthFit:
 
 @dataclass(frozen=True, slots=True)
 class RecomputePoint:
-    """One selective pass, as time of one layer without placing and waiting."""
+    """The time of one layer of a selective pass, without placing KV and waiting."""
 
     rows: int  # R computed in each layer
-    keys: int  # S they attend over
+    keys: int  # S, which they attend over
     measured_s: float
     fitted_s: float
 
@@ -88,7 +88,7 @@ class RecomputeFit:
     """Time of one layer over R rows and S keys: fixed + per_key S + per_row R + per_row_key R S."""
 
     fixed_s: float
-    per_key_s: float  # masks, and keys that are read however few rows see them
+    per_key_s: float  # masks, and reading the keys, which does not depend on the rows
     per_row_s: float
     per_row_key_s: float
     points: tuple[RecomputePoint, ...] = ()
@@ -98,36 +98,36 @@ class RecomputeFit:
         return self.fixed_s + self.per_key_s * keys + rows * self.row_s(keys)
 
     def row_s(self, keys: float) -> float:
-        """Seconds that one more row takes."""
+        """Seconds of one more row."""
         return self.per_row_s + self.per_row_key_s * keys
 
 
 @dataclass(frozen=True, slots=True)
 class TierPoint:
-    """Reading many layer slices of one size, by as many threads as the engine has."""
+    """Reading many layer slices of one size with the engine's reader threads."""
 
     slice_bytes: int
-    measured_s: float  # of one slice, the mean
+    measured_s: float  # mean of one slice
     fitted_s: float
 
 
 @dataclass(frozen=True, slots=True)
 class TierSpeed:
-    """How fast a tier gives slices, one after another: by a law, latency + bytes, and as measured at some sizes."""
+    """How fast a tier delivers slices: a fit, latency + bytes, and measurements at some sizes."""
 
     latency_s: float
-    per_byte_s: float  # 0 where slices are used where they lie
-    points: tuple[TierPoint, ...] = ()  # by size; none: the law alone
+    per_byte_s: float  # 0 if slices are used in place
+    points: tuple[TierPoint, ...] = ()  # by ascending size
 
     @property
     def bytes_per_s(self) -> float:
-        """Bandwidth; infinite where slices are used where they lie."""
+        """Bandwidth; infinite if slices are used in place."""
         return 1.0 / self.per_byte_s if self.per_byte_s else math.inf
 
     def slice_s(self, size: float) -> float:
-        """Seconds of a slice of `size` bytes: on the line through the measured sizes next to it, else by the law.
+        """Seconds of a slice of `size` bytes: interpolated between the measured sizes, beyond them by the fit.
 
-        Disks and threads have steps that no one law follows, so it serves where nothing was measured.
+        Measurements come first because disks and threads have steps that no single fit follows.
         """
         if not self.points:
             return self.latency_s + size * self.per_byte_s
@@ -145,12 +145,12 @@ class Profile:
 
     subject: Subject
     layers: int  # L
-    kv_bytes_per_token: int  # over all layers, as the model has them
-    stored_bytes_per_token: float  # the same, as they are kept
-    prefill: LengthFit  # computing a whole prompt of S tokens
+    kv_bytes_per_token: int  # over all layers, in the model's dtype
+    stored_bytes_per_token: float  # the same, as stored by the codec
+    prefill: LengthFit  # full prefill of S tokens
     recompute: RecomputeFit  # one layer of a selective pass
-    place_token_layer_s: float  # rotating and copying one token's KV of one layer
-    start_s: float  # of a request, whatever its size: embedding, the head's logits of one row
+    place_token_layer_s: float  # rotating and copying one token's KV in one layer
+    start_s: float  # of a request of any size: embedding, logits of one row
     decode: LengthFit  # one decode step over S tokens
     tiers: Mapping[str, TierSpeed]  # by tier kind: "memory", "disk"
     copy_bytes_per_s: float | None = None  # host to device; None on a CPU
@@ -158,29 +158,22 @@ class Profile:
     def __post_init__(self) -> None:
         for name, value in _numbers(asdict(self), ""):
             if not math.isfinite(value) or value < 0:
-                raise ProfileError(
-                    f"{name} is {value}; a profile's numbers are finite and not negative. Measure again."
-                )
-        if (
-            self.layers < 1
-            or self.kv_bytes_per_token < 1
-            or self.stored_bytes_per_token == 0
-            or self.copy_bytes_per_s == 0
-        ):
+                raise ProfileError(f"{name} is {value}; it must be finite and not negative. Measure again.")
+        if min(self.layers, self.kv_bytes_per_token) < 1 or 0 in (self.stored_bytes_per_token, self.copy_bytes_per_s):
             raise ProfileError("A profile needs at least one layer, one byte a token and a copy bandwidth above 0.")
 
     def tier(self, name: str) -> TierSpeed:
-        """The speed of a tier; raises `ProfileError` naming those measured."""
+        """The speed of a tier; raises `ProfileError` with the measured tiers' names."""
         if name not in self.tiers:
             known = ", ".join(sorted(self.tiers))
             raise ProfileError(f"The profile has no tier {name!r}; it has {known}. Measure again: `ragkv profile`.")
         return self.tiers[name]
 
     def check(self, subject: Subject) -> None:
-        """Raise `ProfileError`, saying what differs, unless this was measured on `subject`."""
+        """Raise `ProfileError` with the differences unless this was measured on `subject`."""
         if different := self.subject.differences(subject):
             raise ProfileError(
-                f"The profile is of another model or machine: in it {'; '.join(different)}. Measure: `ragkv profile`."
+                f"The profile is of another model or machine: {'; '.join(different)}. Measure: `ragkv profile`."
             )
 
     def to_json(self) -> str:
@@ -193,7 +186,7 @@ class Profile:
         try:
             return cls.from_dict(json.loads(text))
         except ValueError as error:
-            raise ProfileError(f"This is no profile: {error}. Measure: `ragkv profile`.") from error
+            raise ProfileError(f"Not a profile: {error}. Measure: `ragkv profile`.") from error
 
     @classmethod
     def from_dict(cls, values: Any) -> Self:
@@ -201,11 +194,11 @@ class Profile:
         try:
             return typing.cast(Self, _build(cls, values))
         except (KeyError, TypeError, AttributeError, OverflowError) as error:
-            raise ProfileError(f"This is no profile of this version ({error}). Measure: `ragkv profile`.") from error
+            raise ProfileError(f"Not a profile of this version ({error}). Measure: `ragkv profile`.") from error
 
 
 def cpu_model() -> str:
-    """The processor's name, as the system has it."""
+    """The processor's name as the system reports it."""
     try:
         with Path("/proc/cpuinfo").open(encoding="utf-8") as lines:
             found = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), "")
@@ -215,54 +208,33 @@ def cpu_model() -> str:
 
 
 def save(profile: Profile, directory: str | Path) -> Path:
-    """File `profile` in `directory`, in place of an earlier one of the same subject; the file's path."""
-    path = Path(directory) / FILE_NAME
-    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    try:
-        filed = _read(path)
-    except ProfileError:
-        filed = {}  # what cannot be read is measured anew
-    filed[profile.subject.key] = asdict(profile)
-    draft = path.with_suffix(f".{os.getpid()}.tmp")
-    draft.write_text(json.dumps(filed, indent=1) + "\n", encoding="utf-8")
-    draft.replace(path)
-    return path
+    """Save `profile` in `directory`, replacing an earlier one of the same subject; returns the file's path."""
+    return json_file.save(Path(directory) / FILE_NAME, profile.subject.key, asdict(profile))
 
 
 def load(directory: str | Path, subject: Subject) -> Profile:
-    """The profile of `subject` filed in `directory`.
+    """The profile of `subject` saved in `directory`.
 
-    Raises `ProfileError` if there is none: if there are others, saying what differs in the nearest.
+    Raises `ProfileError` if there is none; if there are profiles of other subjects, it says how the nearest differs.
     """
-    filed = _read(Path(directory) / FILE_NAME)
-    if subject.key in filed:
-        profile = Profile.from_dict(filed[subject.key])
-        profile.check(subject)  # the key was right, the file's inside may have been changed by hand
+    try:
+        values = json_file.read(Path(directory) / FILE_NAME)
+    except ValueError as error:
+        raise ProfileError(f"The profiles cannot be read: {error}. Measure again: `ragkv profile`.") from error
+    if subject.key in values:
+        profile = Profile.from_dict(values[subject.key])
+        profile.check(subject)  # someone may have edited the values under this key
         return profile
-    others = [Profile.from_dict(values) for values in filed.values()]
+    others = [Profile.from_dict(value) for value in values.values()]
     if not others:
         raise ProfileError(f"No profile in {directory}. Measure one: `ragkv profile`.")
     nearest = min(others, key=lambda other: len(other.subject.differences(subject)))
     nearest.check(subject)
-    raise AssertionError("a profile with the subject asked for lies under another key")
-
-
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        filed = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return {}
-    except (OSError, ValueError) as error:
-        raise ProfileError(
-            f"The profiles in {path} cannot be read ({error}). Measure again: `ragkv profile`."
-        ) from error
-    if not isinstance(filed, dict):
-        raise ProfileError(f"The profiles in {path} are not a JSON object. Measure again: `ragkv profile`.")
-    return filed
+    raise AssertionError("a profile of the wanted subject is saved under another key")
 
 
 def _build(kind: Any, value: Any) -> Any:
-    """`value`, from JSON, as `kind`: a dataclass, a tuple or mapping of such, or a plain value."""
+    """Convert `value`, from JSON, to `kind`: a dataclass, a tuple or mapping of these, or a plain value."""
     origin, inner = typing.get_origin(kind), typing.get_args(kind)
     if is_dataclass(kind):
         hints = typing.get_type_hints(kind)
@@ -294,6 +266,6 @@ def _numbers(value: Any, name: str) -> typing.Iterator[tuple[str, float]]:
 
 
 def _short(value: object) -> str:
-    """A value for a message; a digest by its beginning."""
+    """A value for a message; digests are cut."""
     text = str(value)
     return f"{text[:12]}..." if len(text) == 32 and all(c in "0123456789abcdef" for c in text) else repr(value)

@@ -3,6 +3,7 @@
 This catches every architecture nobody thought of: what is not reproduced here is refused, with the reason.
 """
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -11,7 +12,7 @@ from ragkv.errors import UnsupportedModelError
 
 from .adapter import Adapter
 from .families import ADAPTERS
-from .promptkv import PromptKV
+from .promptkv import PromptKV, Recording
 from .rows import Rows
 
 PROBE_TOKENS = 32
@@ -69,14 +70,26 @@ def _why_not(config: Any) -> str:
 
 
 @torch.no_grad()
-def full_pass(adapter: Adapter, token_ids: torch.Tensor, kv: PromptKV, start: int = 0) -> torch.Tensor:
-    """Drive `token_ids` (R,) at positions start ... through every layer: last hidden (1, R, E)."""
+def full_pass(
+    adapter: Adapter,
+    token_ids: torch.Tensor | Sequence[int],
+    kv: PromptKV,
+    start: int = 0,
+    record: Recording | None = None,
+    between: Callable[[], None] = lambda: None,
+) -> torch.Tensor:
+    """Run `token_ids` (R,) at positions start ... through every layer: last hidden (1, R, E).
+
+    `record` collects the raw KV; `between` is called between layers.
+    """
+    token_ids = torch.as_tensor(token_ids, device=adapter.device)
     stop = start + token_ids.numel()
     rows = Rows.span(start, stop, adapter.device)
     tables = adapter.rope.tables(stop, start)
     hidden = adapter.embed(token_ids)
     for layer in range(adapter.layer_count):
-        hidden = adapter.run_layer(layer, hidden, rows, kv, tables)
+        hidden = adapter.run_layer(layer, hidden, rows, kv, tables, record)
+        between()
     kv.length = stop
     return hidden
 

@@ -98,7 +98,7 @@ class TestAnEngineHeeds:
         with self.engine(directory, verdict((0.3, 0.01, 1e9), (1.0, 0.0, 0.0))) as engine:
             prefill = engine.prefill(helpers.QUESTION, helpers.CHUNKS)
             assert prefill.reuse.ratio == 0.3
-            assert any("raised_ratio" in note for note in prefill.reuse.notes)
+            assert any("raised" in note for note in prefill.reuse.notes)
             assert engine.prefill(helpers.QUESTION, helpers.CHUNKS, ratio=0.1).reuse.ratio == 0.1, (
                 "asked for is asked for"
             )

@@ -10,7 +10,7 @@ import torch
 from ragkv import Engine, EngineConfig, FusionConfig, StoreConfig
 from ragkv.calibration.score_training import Lesson, Tail, _Classroom, learn, lessons_of, shares
 from ragkv.errors import InputError, UnsupportedModelError
-from ragkv.fusion.learned import FILE_NAME, HEARD, SEEN, TOPICS, ScoreModel, _mixed, token_features
+from ragkv.fusion.learned import FILE_NAME, KEY_PARTS, TOPICS, VALUE_PARTS, ScoreModel, _mixed, token_features
 from ragkv.fusion.selectors import budget, top
 from ragkv.fusion.selectors.sensitivity import inherited_attention
 from ragkv.fusion.sensitivity import sensitivity
@@ -128,7 +128,7 @@ class TestNetwork:
     def test_topics_see_the_later_keys_behind_the_first_text(self) -> None:
         torch.manual_seed(0)
         stored, first, second = (torch.randn(8, 2, 2, 11, 4) for _ in range(3))
-        keys = token_features(stored, [first, second])[:, SEEN * 8 : (SEEN + HEARD) * 8]
+        keys = token_features(stored, [first, second])[:, VALUE_PARTS * 8 : (VALUE_PARTS + KEY_PARTS) * 8]
         for number, layer in enumerate((4, 6, 7)):
             norm = stored[layer, 0].square().sum(dim=(0, 2)).mean().sqrt()
             wanted = first[layer, 0].transpose(0, 1).reshape(11, 8) / norm
@@ -195,7 +195,7 @@ class TestWhereItIsUsed:
     def test_a_network_for_another_model_is_left_alone(self, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
         with Engine.from_pretrained(self.folder(tmp_path / "model", layers=6)) as engine:
             assert engine.parts.encoder.identity.scorer == ""
-        assert "they are for 6 layers, 32 values a token, embeddings of 64, the model has 4 layers" in caplog.text
+        assert "it is for 6 layers, 32 values a token, embeddings of 64, the model has 4 layers" in caplog.text
 
     def test_a_network_taught_by_other_weights_is_left_alone(
         self, tmp_path: Path, caplog: pytest.LogCaptureFixture
@@ -207,7 +207,7 @@ class TestWhereItIsUsed:
         model.save_pretrained(path)
         with Engine.from_pretrained(path) as engine:
             assert engine.parts.encoder.identity.scorer == ""
-        assert "they were learned from other weights" in caplog.text
+        assert "it was trained with other weights" in caplog.text
 
     def test_the_same_weights_in_bfloat16_are_not_others(self, tmp_path: Path) -> None:
         path = self.folder(tmp_path / "model")

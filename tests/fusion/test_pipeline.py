@@ -147,7 +147,7 @@ def test_a_request_reads_into_the_memory_of_the_one_before_and_never_into_anothe
 
 
 def test_little_memory_is_kept_and_none_that_is_too_small(readers: Readers, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ragkv.fusion.readers.KEPT_BYTES", 2 * 4096)
+    monkeypatch.setattr("ragkv.fusion.pipeline.SPARE_BYTES", 2 * 4096)
     pieces = [readers.take(size, CPU) for size in (3 * 4096, 4096, 4096, 4096)]
     for piece in pieces:
         readers.give_back(piece)

@@ -35,17 +35,17 @@ def test_a_buffer_so_deep_that_was_filled_before_leaves_no_gap(load: float, comp
 def test_speeds_are_learned() -> None:
     speeds = Speeds()
     assert speeds.ahead(1000, 10, LAYERS) == UNMEASURED
-    speeds.read(1000, 2.0)
-    speeds.computed(100, 1.0)
+    speeds.add_read(1000, 2.0)
+    speeds.add_compute(100, 1.0)
     assert speeds.ahead(1000, 100, LAYERS) == 12
     for _ in range(50):  # the disk became as fast as the model
-        speeds.read(1000, 1.0)
+        speeds.add_read(1000, 1.0)
     assert speeds.ahead(1000, 100, LAYERS) == 1
 
 
 def test_a_buffer_is_bounded_whatever_was_measured() -> None:
     speeds = Speeds()
-    speeds.read(1, 1.0)
-    speeds.computed(100, 1e-6)
+    speeds.add_read(1, 1.0)
+    speeds.add_compute(100, 1e-6)
     assert speeds.ahead(6 * MOST_BYTES, 1, LAYERS) == LAYERS // 6
     assert speeds.ahead(100 * MOST_BYTES, 1, LAYERS) == 1

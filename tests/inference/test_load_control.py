@@ -184,7 +184,7 @@ def test_a_selector_that_asks_the_question_first_stays_at_r_star(tmp_path: Path)
     with filed(tmp_path, disk_token_s=0.004, selector="sensitivity-query") as made:
         reuse = made.prefill(QUESTION, CHUNKS).reuse
     assert reuse.ratio == 0.15
-    assert "looks at all" in reuse.decision[0]
+    assert "after everything is loaded" in reuse.decision[0]
 
 
 def test_a_damaged_entry_is_decided_anew(tmp_path: Path) -> None:

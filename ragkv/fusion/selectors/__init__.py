@@ -1,4 +1,4 @@
-"""The door of the selectors' room: siblings behind one contract, chosen by name."""
+"""Selectors: which tokens of a prompt are recomputed. All follow the contract in `base.py` and are chosen by name."""
 
 from ragkv.errors import ConfigError
 
@@ -13,12 +13,11 @@ SELECTORS: dict[str, type[Selector]] = {
     for selector in (HKVD, GradualHKVD, Sensitivity, QuerySensitivity, FirstK, Random, Nothing, Everything)
 }
 
-
-UNSCORED = GradualHKVD.name  # stands in for a selector whose scores are missing
+UNSCORED = GradualHKVD.name  # replaces a selector whose scores are missing
 
 
 def make_selector(name: str | Selector) -> Selector:
-    """A selector by its registered name, or one that was made; raises `ConfigError` naming the known ones."""
+    """The selector of that name, or a given instance; raises `ConfigError` with the known names."""
     if isinstance(name, Selector):
         return name
     if name not in SELECTORS:
@@ -27,7 +26,7 @@ def make_selector(name: str | Selector) -> Selector:
 
 
 def usable(selector: Selector, candidates: Candidates, ratio: float) -> tuple[Selector, str | None]:
-    """`selector`, or what stands in for it while some entries have no scores, and then the reason."""
+    """`selector`, or its replacement and the reason while some entries have no scores."""
     if not selector.needs_scores or candidates.sensitivity is not None or not budget(ratio, len(candidates)):
         return selector, None
     return SELECTORS[UNSCORED](), f"{selector.name}: some entries have no sensitivity scores yet; {UNSCORED} was used"

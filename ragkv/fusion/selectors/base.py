@@ -1,10 +1,14 @@
-"""The contract of a selector: which of N candidate tokens are recomputed, under one budget of ceil(ratio N) a layer.
+"""The contract of a selector: it chooses which of N candidate tokens are recomputed, ceil(ratio N) per layer.
 
-Three kinds. A `StaticSelector` knows its tokens before anything is loaded, and they are recomputed from layer 0 on
-(keys and values of layer 0 do not depend on context, so nothing is approximate there). A `CheckingSelector` has every
-candidate pass layer 0 and then narrows by KV deviation, `sqrt(sum dK^2 + sum dV^2)` of fresh against stored, K before
-RoPE, in float32; it only says how many stay at which layer (CacheBlend section 4.3). An `AskingSelector` is told what
-the question attends to, from one pass of the computed rows over what is reused, and then is as a static one.
+There are three kinds, which differ in when they know their tokens:
+
+- A `StaticSelector` knows them before anything is loaded. They are recomputed from layer 0 on; keys and values of
+  layer 0 do not depend on context, so nothing is approximate there.
+- A `CheckingSelector` lets every candidate pass layer 0 and then narrows them down by KV deviation, which is
+  `sqrt(sum dK^2 + sum dV^2)` of fresh against stored KV, K before RoPE, in float32 (CacheBlend section 4.3). It only
+  decides how many tokens remain in each layer; the fusor keeps those with the highest deviation.
+- An `AskingSelector` gets the question's attention from a first pass of the computed rows over all reused KV. From then
+  on it works like a static one.
 """
 
 import math
@@ -17,7 +21,7 @@ from ..plan import Candidates
 
 
 def budget(ratio: float, count: int) -> int:
-    """ceil(ratio N), at most N; proof against a ratio such as 0.1 + 0.2."""
+    """ceil(ratio N), at most N; robust against a ratio such as 0.1 + 0.2."""
     return min(count, math.ceil(ratio * count - 1e-9))
 
 
@@ -33,30 +37,30 @@ class StaticSelector(Selector):
 
     @abstractmethod
     def select(self, candidates: Candidates, ratio: float, seed: int) -> torch.Tensor:
-        """Indices into the candidates, ascending, `budget(ratio, N)` of them."""
+        """`budget(ratio, N)` indices into the candidates, ascending."""
 
 
 class CheckingSelector(Selector):
-    """Narrows by deviation measured at question time."""
+    """Narrows the candidates down by deviation measured at question time."""
 
     @abstractmethod
     def keep(self, layer: int, layers: int, ratio: float, count: int) -> int | None:
-        """How many of the N = `count` candidates are recomputed in `layer` >= 1; `None`: those of the layer before."""
+        """How many of the N = `count` candidates are recomputed in `layer` >= 1; `None`: as in the layer before."""
 
 
 class AskingSelector(Selector):
-    """Knows its tokens once the question has looked at what is reused; that pass is counted in the compute."""
+    """Knows its tokens after a first pass that measures the question's attention; that pass counts as compute."""
 
     @abstractmethod
     def select(self, candidates: Candidates, attention: torch.Tensor, ratio: float) -> torch.Tensor:
-        """Indices into the candidates, ascending, `budget(ratio, N)` of them.
+        """`budget(ratio, N)` indices into the candidates, ascending.
 
-        `attention` (N,) float32 is what the prompt's last row pays to each candidate, the mean over heads and over the
-        later half of the layers.
+        `attention` (N,) float32 is the attention of the prompt's last row to each candidate, averaged over heads and
+        over the later half of the layers.
         """
 
 
 def top(scores: torch.Tensor, count: int) -> torch.Tensor:
-    """Indices of the `count` largest `scores` (N,), ascending; of equals the earlier ones."""
+    """Indices of the `count` largest `scores` (N,), ascending; ties go to the earlier token."""
     order = torch.sort(scores, descending=True, stable=True).indices[:count]
     return order.sort().values

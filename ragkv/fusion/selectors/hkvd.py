@@ -1,10 +1,10 @@
-"""HKVD: recompute the tokens whose keys and values deviate most (CacheBlend section 4.3)."""
+"""HKVD: recompute the tokens with the highest KV deviation (CacheBlend section 4.3)."""
 
 from .base import CheckingSelector, budget
 
 
 class HKVD(CheckingSelector):
-    """One check, at layer 1; its tokens are recomputed in every later layer."""
+    """Checks once, at layer 1; its tokens are recomputed in every later layer."""
 
     name = "hkvd"
 
@@ -13,17 +13,18 @@ class HKVD(CheckingSelector):
 
 
 class GradualHKVD(CheckingSelector):
-    """The paper's gradual filtering (figure 9): each layer filters among the last layer's tokens.
+    """The paper's gradual filtering (figure 9): each layer filters the tokens of the layer before.
 
-    The share falls linearly from r1 = min(1, 1.5 r) at layer 1 to 2 r - r1 at the last layer, so that its mean is r.
-    The paper says "slightly higher" and "slightly less" without numbers; these are ours.
+    The share falls linearly from r1 = min(1, 1.5 r) at layer 1 to 2 r - r1 at the last layer, so its mean is r. The
+    paper says "slightly higher" and "slightly less" without numbers; these numbers are ours.
     """
 
     name = "hkvd-gradual"
 
     def keep(self, layer: int, layers: int, ratio: float, count: int) -> int | None:
+        steps = layers - 2
+        if steps <= 0:
+            return budget(ratio, count)
         first = min(1.0, 1.5 * ratio)
         last = 2 * ratio - first
-        steps = layers - 2
-        share = first if steps <= 0 else first + (last - first) * (layer - 1) / steps
-        return budget(ratio if steps <= 0 else share, count)
+        return budget(first + (last - first) * (layer - 1) / steps, count)

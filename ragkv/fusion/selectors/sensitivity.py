@@ -1,6 +1,6 @@
-"""Selection by what was measured at ingest: the tokens that depend most on what stands before their chunk (ours).
+"""Selection by scores measured at ingest: the tokens that depend most on the text before their chunk (ours).
 
-`docs/selection.md` has the measurements behind the two numbers here.
+`docs/selection.md` has the measurements behind the two constants.
 """
 
 import torch
@@ -8,12 +8,14 @@ import torch
 from ..plan import Candidates
 from .base import AskingSelector, StaticSelector, budget, top
 
-ATTENTION_POWER = 0.3  # of the question's attention against the stored score: stale keys make it a weak witness
-INHERITED_SHARE = 0.7  # what a token before an attended one inherits of its attention, a step
+ATTENTION_POWER = (
+    0.3  # of the question's attention relative to the score; low, because attention to stale keys misleads
+)
+INHERITED_SHARE = 0.7  # of an attended token's attention that the token before it inherits
 
 
 class Sensitivity(StaticSelector):
-    """The highest stored scores, over all chunks jointly. No check layer: compute equals the ratio."""
+    """The highest stored scores over all chunks together. Without a check layer, compute equals the ratio."""
 
     name = "sensitivity"
     needs_scores = True
@@ -28,8 +30,8 @@ class Sensitivity(StaticSelector):
 class QuerySensitivity(AskingSelector):
     """Stored scores weighted by the question's own attention, for one extra pass of the question's rows.
 
-    A token that is attended to draws on those before it in its chunk (the pronoun of its sentence), so these inherit
-    its attention, less with every step.
+    An attended token depends on earlier tokens of its chunk, such as the pronoun of its sentence. So earlier tokens
+    inherit its attention, less with every step.
     """
 
     name = "sensitivity-query"
@@ -44,11 +46,11 @@ class QuerySensitivity(AskingSelector):
 
 
 def inherited_attention(attention: torch.Tensor, span_index: torch.Tensor) -> torch.Tensor:
-    """For each token of `attention` (N,), the largest of it and what it inherits from later tokens of its span."""
-    inherited, handed = attention.tolist(), 0.0
+    """The larger of each token's own `attention` (N,) and the share it inherits from later tokens of its span."""
+    found, inherited = attention.tolist(), 0.0
     spans = span_index.tolist()
-    for place in range(len(inherited) - 1, -1, -1):
+    for place in range(len(found) - 1, -1, -1):
         if place + 1 < len(spans) and spans[place] != spans[place + 1]:
-            handed = 0.0
-        handed = inherited[place] = max(handed * INHERITED_SHARE, inherited[place])
-    return torch.tensor(inherited)
+            inherited = 0.0
+        inherited = found[place] = max(inherited * INHERITED_SHARE, found[place])
+    return torch.tensor(found)

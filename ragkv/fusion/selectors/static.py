@@ -7,7 +7,7 @@ from .base import StaticSelector, budget, top
 
 
 class Nothing(StaticSelector):
-    """Full KV reuse (PromptCache-style, position-aligned): nothing is recomputed, whatever the ratio."""
+    """Full KV reuse (PromptCache-style, position-aligned): recomputes nothing, at any ratio."""
 
     name = "none"
 
@@ -16,7 +16,7 @@ class Nothing(StaticSelector):
 
 
 class Everything(StaticSelector):
-    """Recomputes every candidate, whatever the ratio."""
+    """Recomputes every candidate, at any ratio."""
 
     name = "all"
 
@@ -25,7 +25,7 @@ class Everything(StaticSelector):
 
 
 class Random(StaticSelector):
-    """A random share, the same for the same seed and prompt length."""
+    """A random share, the same for equal seeds and candidate counts."""
 
     name = "random"
 
@@ -36,7 +36,7 @@ class Random(StaticSelector):
 
 
 class FirstK(StaticSelector):
-    """The first tokens of every chunk, equally many of each (EPIC's LegoLink): all first ones, then all second ones."""
+    """The first tokens of every chunk, equally many of each (EPIC's LegoLink)."""
 
     name = "first-k"
 

@@ -1,0 +1,36 @@
+"""Measurements in one JSON file: an object with one value per key. A write replaces the file atomically."""
+
+import json
+import logging
+import os
+from pathlib import Path
+from typing import Any
+
+log = logging.getLogger(__name__)
+
+
+def read(path: Path) -> dict[str, Any]:
+    """The values in `path`, none if there is no such file; raises `ValueError` if it is not a JSON object."""
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{path} cannot be read ({error})") from error
+    if not isinstance(values, dict):
+        raise ValueError(f"{path} is not a JSON object")  # noqa: TRY004 - the file is wrong, not a type in the program
+    return values
+
+
+def save(path: Path, key: str, value: Any) -> Path:
+    """Set `key` in `path` to `value`; an unreadable file is replaced with a warning."""
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    try:
+        values = read(path)
+    except ValueError as error:
+        log.warning("%s: it is replaced.", error)
+        values = {}
+    draft = path.with_suffix(f".{os.getpid()}.tmp")
+    draft.write_text(json.dumps({**values, key: value}, indent=1) + "\n", encoding="utf-8")
+    draft.replace(path)
+    return path
