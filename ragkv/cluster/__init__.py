@@ -1,8 +1,8 @@
 """Replicas on Ray Serve: `ragkv serve --ray`, or `serve run examples/serve.yaml`.
 
-One front process takes every request, asks a router (`scheduling/replica_routing.py`) for the best replica, and passes
-the replica's answer on. Each replica is the whole service of `ragkv.api` over an engine of its own. Replicas share
-`home` (documents, keys), a Redis server (conversations, entries) and nothing else. Only `ray_app.py` imports Ray.
+One front process takes every request, asks a router (`scheduling/replica_routing.py`) for the best replica, and
+forwards the request to it. Each replica is the whole service of `ragkv.api` with its own engine. Replicas share `home`
+(documents, keys) and a Redis server (conversations, entries), and nothing else. Only `ray_app.py` imports Ray.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def __getattr__(name: str) -> Any:
-    if name in ("application", "run"):  # loads Ray
+    if name in __all__:  # loads Ray
         from . import ray_app
 
         return getattr(ray_app, name)

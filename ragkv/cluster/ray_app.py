@@ -1,9 +1,9 @@
-"""The Ray Serve application: a front, replicas, and the router between them. The one file that imports Ray.
+"""The Ray Serve application: a front, replicas, and the router between them. Only this file imports Ray.
 
-A replica that is lost costs a retry: the front asks another one as long as nothing of the answer has been handed on.
-Later it says so, in the stream's own way, and the client asks again; the conversation is as it was, because a turn is
-part of it only once its answer is complete. Replicas that are replaced finish what they answer and write what they
-hold.
+A lost replica costs a retry. As long as no byte of the response was forwarded, the front asks another replica.
+Otherwise it ends the stream with an error event and the client asks again. The conversation is unchanged then, because
+a turn becomes part of it only when its answer is complete. A replica that is replaced finishes its answers and writes
+its stored KV.
 """
 
 import asyncio
@@ -28,9 +28,9 @@ from ragkv.api import ApiError, ServeConfig, format_event
 from ragkv.errors import ConfigError, MissingExtraError
 from ragkv.scheduling.replica_routing import ReplicaLoad, RouterSettings, RoutingRequest, make_router
 
-from .asks import Asks
-from .passing import Passed, Start, answered
-from .place import Place
+from .forwarding import ForwardedRequest, ResponseStart, call_app
+from .replica_directory import ReplicaDirectory
+from .request_inspector import RequestInspector
 
 try:
     import ray
@@ -44,34 +44,32 @@ except ImportError as error:
 
 log = logging.getLogger(__name__)
 
-TRIES = 3  # replicas that a request is given to, should they be lost
-HINT_S = 0.1  # what looking for a request's chunks may delay it
+TRIES = 3  # replicas that a request is sent to if they are lost
+INSPECTION_S = 0.1  # maximum delay of a request by its inspection
 NAME = "ragkv"
 METHODS = ["GET", "POST", "PUT", "DELETE", "PATCH", "HEAD", "OPTIONS"]
-WARM_UP_S = 600.0  # to load a model
 
 
 class ContentRouter(RequestRouter):
-    """Ray's request router that ranks by a router of `ragkv.scheduling.replica_routing`. Runs in the front."""
+    """Ranks replicas for Ray with a router of `ragkv.scheduling.replica_routing`. Runs in the front process."""
 
     def initialize_state(self, **kwargs: Any) -> None:
         self._router = make_router(kwargs.pop("router"), RouterSettings(**kwargs))
-        self._running: Counter[str] = Counter()  # requests under way; all come through here
+        self._running: Counter[str] = Counter()  # requests in progress at each replica; all of them come through here
 
     async def choose_replicas(
         self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
     ) -> list[list[RunningReplica]]:
-        passed = _passed(pending_request)
-        ask = RoutingRequest() if passed is None else passed.ask
+        routing = _routing(pending_request) or RoutingRequest()
         by_name = {replica.replica_id.unique_id: replica for replica in candidate_replicas}
-        ranked = self._router.rank(ask, [ReplicaLoad(name, self._running[name]) for name in sorted(by_name)])
+        ranked = self._router.rank(routing, [ReplicaLoad(name, self._running[name]) for name in sorted(by_name)])
         return [[by_name[name]] for name in ranked]
 
     def on_request_routed(self, pending_request: PendingRequest, replica_id: ReplicaID, result: Any) -> None:
         self._running[replica_id.unique_id] += 1
-        passed = _passed(pending_request)
-        if passed is not None:
-            self._router.sent(passed.ask, replica_id.unique_id)
+        routing = _routing(pending_request)
+        if routing is not None:
+            self._router.sent(routing, replica_id.unique_id)
 
     def on_request_completed(self, replica_id: ReplicaID, internal_request_id: str) -> None:
         name = replica_id.unique_id
@@ -83,9 +81,9 @@ class ContentRouter(RequestRouter):
         self._forget(replica_id.unique_id)
 
     def update_replicas(self, replicas: list[RunningReplica]) -> None:
-        left = {replica_id.unique_id for replica_id in self._replicas} - {r.replica_id.unique_id for r in replicas}
+        removed = {replica_id.unique_id for replica_id in self._replicas} - {r.replica_id.unique_id for r in replicas}
         super().update_replicas(replicas)
-        for name in left:
+        for name in removed:
             self._forget(name)
 
     def _forget(self, name: str) -> None:
@@ -93,13 +91,13 @@ class ContentRouter(RequestRouter):
         self._running.pop(name, None)
 
 
-def _passed(pending: PendingRequest | None) -> Passed | None:
-    first = pending.args[0] if pending is not None and pending.args else None
-    return first if isinstance(first, Passed) else None
+def _routing(pending: PendingRequest | None) -> RoutingRequest | None:
+    request = pending.args[0] if pending is not None and pending.args else None
+    return request.routing if isinstance(request, ForwardedRequest) else None
 
 
 class Replica:
-    """The whole service, over an engine of its own."""
+    """The whole service with its own engine."""
 
     async def __init__(self, config: ServeConfig) -> None:  # type: ignore[misc]  # Ray awaits it
         import torch
@@ -109,71 +107,69 @@ class Replica:
         cluster = config.cluster
         torch.set_num_threads(cluster.threads or max(1, int(cluster.cpus)))
         configure_logging(config.log)
-        self._place = Place(Path(config.home if config.kv_home is None else config.kv_home) / "replicas")
-        self._app = create_app(replace(config, kv_home=str(self._place.path)))
-        self._life = contextlib.AsyncExitStack()
-        await self._life.enter_async_context(self._app.router.lifespan_context(self._app))
-        gate = self._app.state.server.readiness
-        while (why := gate.unavailable_reason) is not None:
-            if "could not be loaded" in why:
-                raise ConfigError(why)
+        self._directory = ReplicaDirectory(Path(config.home if config.kv_home is None else config.kv_home) / "replicas")
+        self._app = create_app(replace(config, kv_home=str(self._directory.path)))
+        self._lifespan = contextlib.AsyncExitStack()
+        await self._lifespan.enter_async_context(self._app.router.lifespan_context(self._app))
+        readiness = self._app.state.server.readiness
+        while (reason := readiness.unavailable_reason) is not None:
+            if "could not be loaded" in reason:
+                raise ConfigError(reason)
             await asyncio.sleep(0.05)
 
-    async def answer(self, passed: Passed) -> AsyncGenerator[Start | bytes, None]:
-        """The answer to a request, as it comes; first of all which process gives it."""
-        async with contextlib.aclosing(answered(self._app, passed)) as parts:
+    async def answer(self, request: ForwardedRequest) -> AsyncGenerator[ResponseStart | bytes, None]:
+        """The response to a request, part by part. Its `x-replica` header names this replica."""
+        async with contextlib.aclosing(call_app(self._app, request)) as parts:
             async for part in parts:
-                if isinstance(part, Start):
+                if isinstance(part, ResponseStart):
                     name = serve.get_replica_context().replica_id.unique_id
                     part = replace(part, headers=(*part.headers, (b"x-replica", name.encode())))
                 yield part
 
     def check_health(self) -> None:
-        """Raise unless requests are taken."""
-        if (why := self._app.state.server.readiness.unavailable_reason) is not None:
-            raise ConfigError(why)
+        """Raise `ConfigError` if the replica takes no requests."""
+        if (reason := self._app.state.server.readiness.unavailable_reason) is not None:
+            raise ConfigError(reason)
 
     async def process(self) -> tuple[str, int]:
-        """Its name, as `x-replica` has it, and its process."""
+        """The replica's name, as in `x-replica`, and its process id."""
         return serve.get_replica_context().replica_id.unique_id, os.getpid()
 
     async def __del__(self) -> None:
-        """Ray calls it when everything under way is done: write what is held."""
-        life, place = getattr(self, "_life", None), getattr(self, "_place", None)
-        if life is not None:
+        """Write the stored KV and close. Ray calls this when all requests in progress have ended."""
+        if (lifespan := getattr(self, "_lifespan", None)) is not None:
             self._app.state.server.readiness.start_draining()
-            await life.aclose()
-        if place is not None:
-            place.close()
+            await lifespan.aclose()
+        if (directory := getattr(self, "_directory", None)) is not None:
+            directory.close()
 
 
 front = FastAPI(docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False)
 
 
 class Front:
-    """Takes requests, gives each to a replica, hands on its answer."""
+    """Takes requests, forwards each to a replica, and returns the replica's response."""
 
     def __init__(self, config: ServeConfig, replicas: "DeploymentHandle[Any]") -> None:
-        self._config, self._asks = config, Asks(config)
+        self._config, self._inspector = config, RequestInspector(config)
         self._replicas = replicas.options(method_name="answer", stream=True)
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="ragkv-hints")
+        self._inspector_thread = ThreadPoolExecutor(1, thread_name_prefix="ragkv-hints")
 
     @front.api_route("/{path:path}", methods=METHODS, include_in_schema=False)
-    async def pass_on(self, path: str, request: Request) -> Response:
-        """Any request."""
+    async def forward(self, path: str, request: Request) -> Response:
+        """Handle any request."""
         try:
-            passed = await self._taken(request)
-            parts = self._answer(passed)
+            parts = self._answer(await self._read(request))
             start = await anext(parts)
         except ApiError as error:
             return error.response
-        assert isinstance(start, Start)
-        response = StreamingResponse(_bodies(parts), status_code=start.status)
+        assert isinstance(start, ResponseStart)
+        response = StreamingResponse(_body(parts), status_code=start.status)
         response.raw_headers = [header for header in start.headers if header[0] != b"x-request-id"]  # Ray adds it
         return response
 
-    async def _taken(self, request: Request) -> Passed:
-        """The request, whole. Raises `ApiError` for one that is too large."""
+    async def _read(self, request: Request) -> ForwardedRequest:
+        """Read the whole request and find out what it will read. Raises `ApiError` if the body is too large."""
         body, limit = bytearray(), self._config.limits.body_bytes
         async with asyncio.timeout(self._config.limits.body_s):
             async for piece in request.stream():
@@ -181,48 +177,53 @@ class Front:
                 if len(body) > limit:
                     raise ApiError(413, f"The body is larger than {limit} bytes. Send less.", code="body_too_large")
         scope = request.scope
-        client = tuple(scope["client"]) if scope.get("client") else None
-        passed = Passed(
-            scope["method"],
-            scope["path"],
-            scope.get("raw_path") or scope["path"].encode(),
-            scope["query_string"],
-            tuple((bytes(name), bytes(value)) for name, value in scope["headers"]),
-            bytes(body),
-            client,
-            scope["scheme"],
+        forwarded = ForwardedRequest(
+            method=scope["method"],
+            path=scope["path"],
+            raw_path=scope.get("raw_path") or scope["path"].encode(),
+            query=scope["query_string"],
+            headers=tuple((bytes(name), bytes(value)) for name, value in scope["headers"]),
+            body=bytes(body),
+            client=tuple(scope["client"]) if scope.get("client") else None,
+            scheme=scope["scheme"],
+        )
+        inspecting = asyncio.get_running_loop().run_in_executor(
+            self._inspector_thread, self._inspector.inspect, forwarded.path, request.headers, forwarded.body
         )
         with contextlib.suppress(TimeoutError):
-            loop = asyncio.get_running_loop()
-            asking = loop.run_in_executor(self._thread, self._asks.of, passed.path, request.headers, passed.body)
-            return replace(passed, ask=await asyncio.wait_for(asyncio.shield(asking), HINT_S))
-        return passed
+            routing = await asyncio.wait_for(asyncio.shield(inspecting), INSPECTION_S)
+            return replace(forwarded, routing=routing)
+        return forwarded
 
-    async def _answer(self, passed: Passed) -> AsyncIterator[Start | bytes]:
-        """A replica's answer; another's if that one is lost before anything was handed on. Raises `ApiError`."""
+    async def _answer(self, request: ForwardedRequest) -> AsyncIterator[ResponseStart | bytes]:
+        """The response of a replica, or of another one if the first is lost before any byte was forwarded.
+
+        Raises `ApiError` if every tried replica is lost.
+        """
         for tried in range(1, TRIES + 1):
-            handed_on, kind, start = False, b"", None
-            parts: Any = self._replicas.remote(passed)
+            forwarded, content_type, start = False, b"", None
+            parts: Any = self._replicas.remote(request)
             try:
                 async for part in parts:
-                    if isinstance(part, Start):
-                        start, kind = part, dict(part.headers).get(b"content-type", b"")
-                        continue  # until there is something behind it
+                    if isinstance(part, ResponseStart):
+                        start, content_type = part, dict(part.headers).get(b"content-type", b"")
+                        continue  # held back until the first bytes of the body
                     if start is not None:
                         yield start
-                        handed_on, start = True, None
+                        forwarded, start = True, None
                     yield part
                 if start is not None:
-                    yield start  # an answer without a body
+                    yield start  # a response without a body
                 return
             except RayActorError as error:
-                log.warning("A replica was lost while it answered %s %s.", passed.method, passed.path)
-                why = "The replica that answered was lost. Ask again."
-                lost = ApiError(503, why, code="replica_lost", retry_after_s=1)
-                if handed_on:
-                    if not kind.startswith(b"text/event-stream"):
-                        raise  # the connection is cut, so that it shows
-                    yield format_event(lost.body, None if passed.path == "/v1/chat/completions" else "error").encode()
+                log.warning("A replica was lost while it answered %s %s.", request.method, request.path)
+                message = "The replica that answered was lost. Ask again."
+                lost = ApiError(503, message, code="replica_lost", retry_after_s=1)
+                if forwarded:
+                    if not content_type.startswith(b"text/event-stream"):
+                        raise  # cuts the connection, so that the client notices
+                    name = None if request.path == "/v1/chat/completions" else "error"
+                    yield format_event(lost.body, name).encode()
                     return
                 if tried == TRIES:
                     raise lost from error
@@ -230,10 +231,10 @@ class Front:
                 parts.cancel()
 
 
-INGRESS: Any = serve.ingress(front)(Front)  # under a name of its own: `Front` is found by name where it is unpickled
+INGRESS: Any = serve.ingress(front)(Front)  # not assigned to `Front`: pickle finds that class by its name
 
 
-async def _bodies(parts: AsyncIterator[Start | bytes]) -> AsyncIterator[bytes]:
+async def _body(parts: AsyncIterator[ResponseStart | bytes]) -> AsyncIterator[bytes]:
     async with contextlib.aclosing(parts):  # type: ignore[type-var]
         async for part in parts:
             if isinstance(part, bytes):
@@ -241,25 +242,25 @@ async def _bodies(parts: AsyncIterator[Start | bytes]) -> AsyncIterator[bytes]:
 
 
 def application(args: dict[str, Any]) -> Any:
-    """The application of a settings file, `args["config"]`, with any setting of it over that; for `serve` files."""
+    """The application for a Ray Serve config file: `args["config"]` is a settings file, other `args` override it."""
     values = dict(args)
     return build(ServeConfig.gather(values.pop("config", None), flags=values))
 
 
 def build(config: ServeConfig) -> Any:
-    """The application. Raises `ConfigError` where replicas could not go on with each other's conversations."""
+    """The application. Raises `ConfigError` if replicas could not continue each other's conversations."""
     cluster, store = config.cluster, config.engine.store
     if store.redis is None or not config.engine.session.shared:
         raise ConfigError(
-            "Replicas need engine.store.redis, a Redis server, and engine.session.shared = true: a conversation goes "
-            "on wherever its next question lands."
+            "Replicas need engine.store.redis (a Redis server) and engine.session.shared = true, because any replica "
+            "may get the next question of a conversation."
         )
     router = {"router": cluster.router, "wait_share": 1.0 if cluster.wait_share is None else cluster.wait_share}
-    make_router(cluster.router)  # refuses an unknown name now
+    make_router(cluster.router)  # raises for an unknown name
     most = cluster.replicas if cluster.most_replicas is None else cluster.most_replicas
     replicas = serve.deployment(
         name="replica",
-        max_ongoing_requests=2 * config.queue.limit,  # beyond its own limit a replica says itself that it is full
+        max_ongoing_requests=2 * config.queue.limit,  # beyond its own limit a replica answers that it is full
         autoscaling_config=AutoscalingConfig(
             min_replicas=cluster.replicas,
             initial_replicas=cluster.replicas,
@@ -268,25 +269,25 @@ def build(config: ServeConfig) -> Any:
         ),
         ray_actor_options={"num_cpus": cluster.cpus, "num_gpus": cluster.gpus},
         request_router_config=RequestRouterConfig(
-            request_router_class="ragkv.cluster.ray_app.ContentRouter",  # type: ignore[arg-type]  # a name will do
+            request_router_class="ragkv.cluster.ray_app.ContentRouter",  # type: ignore[arg-type]  # an import path is accepted too
             request_router_kwargs=router,
         ),
-        graceful_shutdown_timeout_s=config.graceful_s + 30.0,  # and to write what is held
+        graceful_shutdown_timeout_s=config.graceful_s + 30.0,  # and time to write the stored KV
         graceful_shutdown_wait_loop_s=0.2,
         health_check_period_s=5.0,
     )(Replica)
-    ahead = serve.deployment(
+    front_deployment = serve.deployment(
         name="front", num_replicas=1, max_ongoing_requests=10_000, ray_actor_options={"num_cpus": 0}
     )(INGRESS)
-    return ahead.bind(config, replicas.bind(config))
+    return front_deployment.bind(config, replicas.bind(config))
 
 
 def run(config: ServeConfig) -> None:
-    """Serve until SIGTERM or SIGINT, on the cluster of RAY_ADDRESS or on this machine alone."""
+    """Serve until SIGTERM or SIGINT, on the cluster of RAY_ADDRESS or else on this machine."""
     cluster = config.cluster
     app = build(config)
-    ours = not ray.is_initialized() and not os.environ.get("RAY_ADDRESS")
-    if ours:
+    is_local = not ray.is_initialized() and not os.environ.get("RAY_ADDRESS")
+    if is_local:
         most = max(cluster.replicas, cluster.most_replicas or 0)
         cpus = max(os.cpu_count() or 1, ceil(most * cluster.cpus) + 1)
         ray.init(num_cpus=cpus, include_dashboard=False, log_to_driver=True)
@@ -299,7 +300,7 @@ def run(config: ServeConfig) -> None:
         ended.wait()
         serve.delete(NAME)
     finally:
-        if ours:
+        if is_local:
             serve.shutdown()  # type: ignore[no-untyped-call]
             ray.shutdown()
 

@@ -1,6 +1,6 @@
-"""Replicas in processes of their own, driven by lines of JSON: Ray stays out of the tests' process.
+"""Deploys replicas as told by lines of JSON on standard input, so that Ray stays out of the tests' process.
 
-{"deploy": settings} -> {"up": seconds}       anew, or replacing what is there
+{"deploy": settings} -> {"up": seconds}       a first deployment, or a replacement of it
 {"where": true}      -> {"where": {name: process}}
 """
 
@@ -17,7 +17,7 @@ def main() -> None:
     from ragkv.api import ServeConfig
     from ragkv.cluster.ray_app import NAME, build
 
-    for patience in range(3, 0, -1):  # on a busy machine its own processes may take longer than it waits
+    for patience in range(3, 0, -1):  # on a busy machine Ray's processes may start more slowly than it waits
         try:
             ray.init(num_cpus=4, object_store_memory=100_000_000, include_dashboard=False, logging_level="error")
             break

@@ -1,4 +1,4 @@
-"""What the front does before Ray comes in: what a request will read, the service called without a network, places."""
+"""The parts of the front that need no Ray: inspection of requests, ASGI calls without a network, directories."""
 
 import asyncio
 import json
@@ -10,9 +10,9 @@ import pytest
 from starlette.types import Receive, Scope, Send
 
 from ragkv.api import ServeConfig
-from ragkv.cluster.asks import Asks
-from ragkv.cluster.passing import Passed, Start, answered
-from ragkv.cluster.place import Place
+from ragkv.cluster.forwarding import ForwardedRequest, ResponseStart, call_app
+from ragkv.cluster.replica_directory import ReplicaDirectory
+from ragkv.cluster.request_inspector import RequestInspector
 from ragkv.retrieval import Document, Index, Splitter
 from ragkv.scheduling.replica_routing import RoutingRequest
 
@@ -20,15 +20,15 @@ JSON = {"content-type": "application/json"}
 
 
 @pytest.fixture
-def asks(tmp_path: Path) -> Iterator[Asks]:
-    made = Asks(ServeConfig(home=str(tmp_path)))
+def inspector(tmp_path: Path) -> Iterator[RequestInspector]:
+    made = RequestInspector(ServeConfig(home=str(tmp_path)))
     yield made
     made.close()
 
 
-def told(asks: Asks, path: str, body: Any = None, **headers: str) -> RoutingRequest:
+def inspect(inspector: RequestInspector, path: str, body: Any = None, **headers: str) -> RoutingRequest:
     named = {name.replace("_", "-"): value for name, value in headers.items()}
-    return asks.of(path, {**JSON, **named}, b"" if body is None else json.dumps(body).encode())
+    return inspector.inspect(path, {**JSON, **named}, b"" if body is None else json.dumps(body).encode())
 
 
 def collection(home: Path, name: str, *texts: str) -> None:
@@ -36,45 +36,51 @@ def collection(home: Path, name: str, *texts: str) -> None:
         index.ingest([Document(f"d{number}", text) for number, text in enumerate(texts)])
 
 
-def test_a_conversation_is_the_same_wherever_it_is_named(asks: Asks) -> None:
-    named = told(asks, "/v1/ask", {"question": "q", "session_id": "s"})
-    assert named.session and named == told(asks, "/v1/ask", {"question": "other"}, x_session_id="s")
-    assert named.session == told(asks, "/v1/sessions/s").session == told(asks, "/v1/sessions/s/fork", {}).session
-    assert named.session != told(asks, "/v1/ask", {"question": "q", "session_id": "t"}).session
-    assert named.session != told(asks, "/v1/ask", {"session_id": "s"}, authorization="Bearer other").session
+def test_a_session_id_counts_the_same_in_path_header_and_body(inspector: RequestInspector) -> None:
+    named = inspect(inspector, "/v1/ask", {"question": "q", "session_id": "s"})
+    assert named.session and named == inspect(inspector, "/v1/ask", {"question": "other"}, x_session_id="s")
+    assert (
+        named.session
+        == inspect(inspector, "/v1/sessions/s").session
+        == inspect(inspector, "/v1/sessions/s/fork", {}).session
+    )
+    assert named.session != inspect(inspector, "/v1/ask", {"question": "q", "session_id": "t"}).session
+    assert named.session != inspect(inspector, "/v1/ask", {"session_id": "s"}, authorization="Bearer other").session
 
 
-def test_a_conversation_without_a_name_is_known_by_how_it_begins(asks: Asks) -> None:
+def test_a_conversation_without_a_name_is_identified_by_its_first_messages(inspector: RequestInspector) -> None:
     first = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hello"}]
     later = [*first, {"role": "assistant", "content": "Hi."}, {"role": "user", "content": "And?"}]
-    begun, gone_on = (told(asks, "/v1/chat/completions", {"messages": m}).session for m in (first, later))
-    assert begun == gone_on != told(asks, "/v1/chat/completions", {"messages": later[2:]}).session
+    begun, gone_on = (inspect(inspector, "/v1/chat/completions", {"messages": m}).session for m in (first, later))
+    assert begun == gone_on != inspect(inspector, "/v1/chat/completions", {"messages": later[2:]}).session
 
 
-def test_documents_that_come_along_are_known_by_their_text(asks: Asks) -> None:
+def test_documents_in_a_request_are_identified_by_their_text(inspector: RequestInspector) -> None:
     body = {"messages": [], "documents": [{"text": "a" * 400}, {"text": "b"}]}
-    parts = told(asks, "/v1/chat/completions", body).parts
+    parts = inspect(inspector, "/v1/chat/completions", body).parts
     assert [part.tokens for part in parts] == [101, 1]
-    turned = told(asks, "/v1/chat/completions", {"messages": [], "documents": body["documents"][::-1]}).parts
-    assert turned == parts[::-1]
+    reordered = inspect(inspector, "/v1/chat/completions", {"messages": [], "documents": body["documents"][::-1]}).parts
+    assert reordered == parts[::-1]
 
 
-def test_passages_are_looked_for_in_the_shared_index(asks: Asks, tmp_path: Path) -> None:
+def test_passages_are_searched_in_the_shared_index(inspector: RequestInspector, tmp_path: Path) -> None:
     collection(tmp_path, "docs", "Marl was founded by Enswyn.", "Wool is shorn in June.", "Enswyn plays the harp.")
-    found = told(asks, "/v1/ask", {"question": "Who is Enswyn?", "collection": "docs", "k": 2})
+    found = inspect(inspector, "/v1/ask", {"question": "Who is Enswyn?", "collection": "docs", "k": 2})
     assert len(found.parts) == 2
     chat = {"messages": [{"role": "user", "content": "Who is Enswyn?"}], "rag": {"collection": "docs", "k": 2}}
-    assert told(asks, "/v1/chat/completions", chat).parts[1:] == found.parts
-    assert told(asks, "/v1/ask", {"question": "Who is Enswyn?", "collection": "none"}).parts == ()
+    assert inspect(inspector, "/v1/chat/completions", chat).parts[1:] == found.parts
+    assert inspect(inspector, "/v1/ask", {"question": "Who is Enswyn?", "collection": "none"}).parts == ()
 
 
-def test_a_collection_made_anew_is_seen(asks: Asks, tmp_path: Path) -> None:
+def test_a_collection_that_was_deleted_and_made_anew_is_searched_anew(
+    inspector: RequestInspector, tmp_path: Path
+) -> None:
     def ask() -> tuple[Any, ...]:
-        return told(asks, "/v1/ask", {"question": "harp", "collection": "docs", "k": 1}).parts
+        return inspect(inspector, "/v1/ask", {"question": "harp", "collection": "docs", "k": 1}).parts
 
     collection(tmp_path, "docs", "The harp is old.")
     before = ask()
-    (tmp_path / "collections" / "docs").rename(tmp_path / "grave")
+    (tmp_path / "collections" / "docs").rename(tmp_path / "deleted")
     assert ask() == ()
     collection(tmp_path, "docs", "The harp is new.")
     assert ask() and ask() != before
@@ -84,19 +90,21 @@ def test_a_collection_made_anew_is_seen(asks: Asks, tmp_path: Path) -> None:
     "body", [b"", b"{", b"[]", b'{"messages": 3}', b'{"documents": [{}]}', b'{"question": "q", "k": "x"}', b"\xff"]
 )
 @pytest.mark.parametrize("path", ["/v1/ask", "/v1/chat/completions", "/"])
-def test_whatever_is_sent_no_request_fails_for_it(asks: Asks, tmp_path: Path, path: str, body: bytes) -> None:
+def test_inspecting_an_invalid_request_raises_no_error(
+    inspector: RequestInspector, tmp_path: Path, path: str, body: bytes
+) -> None:
     collection(tmp_path, "default", "The harp is old.")
-    assert asks.of(path, JSON, body).session == ""
+    assert inspector.inspect(path, JSON, body).session == ""
 
 
 class App:
-    """An ASGI application that answers in parts and notes whether it was left."""
+    """An ASGI application that responds in parts and records whether its client disconnected."""
 
     def __init__(self, parts: int, fails: bool = False) -> None:
-        self.parts, self.fails, self.left, self.got = parts, fails, asyncio.Event(), b""
+        self.parts, self.fails, self.disconnected, self.received = parts, fails, asyncio.Event(), b""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        self.got = (await receive())["body"]
+        self.received = (await receive())["body"]
         try:
             await send({"type": "http.response.start", "status": 200, "headers": [(b"content-type", b"text/plain")]})
             for number in range(self.parts):
@@ -105,41 +113,41 @@ class App:
                 raise RuntimeError("half way")
             await send({"type": "http.response.body", "body": b"", "more_body": False})
         except asyncio.CancelledError:
-            self.left.set()
+            self.disconnected.set()
             raise
 
 
-def passed(body: bytes = b"") -> Passed:
-    return Passed("POST", "/x", b"/x", b"", ((b"host", b"here"),), body)
+def request(body: bytes = b"") -> ForwardedRequest:
+    return ForwardedRequest("POST", "/x", b"/x", b"", ((b"host", b"here"),), body)
 
 
-async def test_an_answer_is_handed_back_in_its_parts() -> None:
+async def test_a_response_is_returned_in_its_parts() -> None:
     app = App(3)
-    start, *parts = [part async for part in answered(app, passed(b"body"))]
-    assert start == Start(200, ((b"content-type", b"text/plain"),))
-    assert (parts, app.got) == ([b"0", b"1", b"2"], b"body")
+    start, *parts = [part async for part in call_app(app, request(b"body"))]
+    assert start == ResponseStart(200, ((b"content-type", b"text/plain"),))
+    assert (parts, app.received) == ([b"0", b"1", b"2"], b"body")
 
 
-async def test_who_leaves_ends_the_work_though_it_is_far_ahead() -> None:
+async def test_closing_the_response_cancels_an_application_that_is_far_ahead() -> None:
     app = App(10_000)
-    answer = answered(app, passed())
-    assert isinstance(await anext(answer), Start)
+    answer = call_app(app, request())
+    assert isinstance(await anext(answer), ResponseStart)
     await answer.aclose()
-    assert app.left.is_set()
+    assert app.disconnected.is_set()
 
 
-async def test_what_fails_half_way_fails_for_its_reader() -> None:
+async def test_an_error_of_the_application_reaches_the_reader() -> None:
     with pytest.raises(RuntimeError, match="half way"):
-        [part async for part in answered(App(2, fails=True), passed())]
+        [part async for part in call_app(App(2, fails=True), request())]
 
 
-def test_a_place_is_one_process_s_and_the_next_one_finds_what_was_left(tmp_path: Path) -> None:
-    first, second = Place(tmp_path), Place(tmp_path)
+def test_a_replica_directory_has_one_user_and_keeps_its_content_for_the_next(tmp_path: Path) -> None:
+    first, second = ReplicaDirectory(tmp_path), ReplicaDirectory(tmp_path)
     assert first.path != second.path
     (first.path / "kv").mkdir()
     first.close()
     first.close()
-    again = Place(tmp_path)
+    again = ReplicaDirectory(tmp_path)
     assert again.path == first.path and (again.path / "kv").is_dir()
-    for place in (second, again):
-        place.close()
+    for directory in (second, again):
+        directory.close()

@@ -1,4 +1,4 @@
-"""Two and four replicas on this machine under Ray Serve, over a real Redis, beside one process of the same service."""
+"""Two and four replicas under Ray Serve with a real Redis give the answers of one process of the same service."""
 
 import json
 import os
@@ -43,7 +43,7 @@ QUESTIONS = [
 
 
 def endless_reader(folder: Path) -> Path:
-    """The bundled reader, which does not know how to end: answers as long as they are asked to be."""
+    """The bundled reader without an end token: each answer has the maximum length."""
     shutil.copytree(READER, folder)
     for name in ("config.json", "generation_config.json"):
         values = json.loads((folder / name).read_text())
@@ -52,7 +52,7 @@ def endless_reader(folder: Path) -> Path:
 
 
 class Cluster:
-    """A driver, and the service behind it."""
+    """A driver process and the service that it deploys."""
 
     def __init__(self, home: Path, model: Path, redis: RedisServer) -> None:
         self.port, self._home, self._model, self._redis = free_port(), home, model, redis
@@ -121,7 +121,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory, model: Path) -> Iterator[C
 
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory: pytest.TempPathFactory, model: Path) -> Iterator[list[str]]:
-    """The eight answers of one process."""
+    """The answers of one process to all questions."""
     from starlette.testclient import TestClient
 
     from ragkv.api import ServeConfig, create_app
@@ -146,7 +146,7 @@ def asked(number: int, session: str | None, **more: Any) -> dict[str, Any]:
 
 
 def turn(client: httpx.Client, session: str, number: int, **more: Any) -> dict[str, Any]:
-    """A turn on what is exact alone, so that its answer is that of a full prefill whoever stored what."""
+    """A turn that reuses only exact KV, so that its answer is that of a full prefill, whatever is stored."""
     response = client.post("/v1/ask", json=asked(number, session, reuse="prefix", **more))
     assert response.status_code == 200, response.text
     return {**response.json(), "replica": response.headers.get("x-replica", "")}
@@ -156,19 +156,21 @@ def test_two_replicas_share_chunks_and_a_conversation(cluster: Cluster, alone: l
     with cluster.client() as client:
         store(client)
         reuses = {}
-        for _ in range(4):  # round robin: both, twice
+        for _ in range(4):  # round robin: each replica twice
             response = client.post("/v1/ask", json=asked(0, None))
             reuses.setdefault(response.headers["x-replica"], response.json()["reuse"])
         assert len(reuses) == 2
-        assert all(reuse["missed_chunks"] == 0 for reuse in reuses.values())  # one of them encoded, both have
+        assert all(
+            reuse["missed_chunks"] == 0 for reuse in reuses.values()
+        )  # one replica encoded the chunks, both have them
         assert any(reuse["bytes_by_tier"].get("redis", 0) > 0 for reuse in reuses.values())
         turns = [turn(client, "s", number) for number in range(len(QUESTIONS))]
     assert [one["answer"] for one in turns] == alone
-    assert min(Counter(one["replica"] for one in turns).values()) >= 3  # scattered
-    assert turns[-1]["reuse"]["exact"] > turns[-1]["reuse"]["computed"]  # and not computed anew
+    assert min(Counter(one["replica"] for one in turns).values()) >= 3  # on both replicas
+    assert turns[-1]["reuse"]["exact"] > turns[-1]["reuse"]["computed"]  # history is reused
 
 
-def test_replaced_by_four_while_it_answers_no_conversation_is_lost(cluster: Cluster, alone: list[str]) -> None:
+def test_a_rolling_update_to_four_replicas_loses_no_turn_of_a_conversation(cluster: Cluster, alone: list[str]) -> None:
     answers: list[str] = []
     done = threading.Event()
 
@@ -190,7 +192,7 @@ def test_replaced_by_four_while_it_answers_no_conversation_is_lost(cluster: Clus
     assert not before & set(cluster.where())
     assert answers == [alone[number % len(alone)] for number in range(len(answers))]
     with cluster.client() as client:
-        assert turn(client, "s", 0)["answer"]  # of before the update
+        assert turn(client, "s", 0)["answer"]  # a conversation from before the update
         shown = client.get("/v1/sessions/s").json()
         assert shown["turns"] == len(QUESTIONS) + 1
 
@@ -209,7 +211,7 @@ def test_four_replicas_share_chunks_and_a_conversation(cluster: Cluster, alone: 
         assert {client.get("/v1/sessions/four").status_code for _ in range(4)} == {404}
 
 
-def test_turns_at_once_are_told_of_each_other_and_none_is_lost(cluster: Cluster) -> None:
+def test_concurrent_turns_of_a_session_conflict_and_none_is_lost(cluster: Cluster) -> None:
     def ask(number: int) -> int:
         with cluster.client() as client:
             for tries in range(20):
@@ -225,14 +227,16 @@ def test_turns_at_once_are_told_of_each_other_and_none_is_lost(cluster: Cluster)
         assert client.get("/v1/sessions/busy").json()["turns"] == 4
 
 
-def test_a_replica_killed_before_a_word_was_said_costs_the_client_nothing(cluster: Cluster, alone: list[str]) -> None:
+def test_a_replica_killed_before_its_first_byte_is_replaced_without_an_error(
+    cluster: Cluster, alone: list[str]
+) -> None:
     cluster.deploy(2, "chunk-aware")
     with cluster.client() as client:
         home = {turn(client, "killed", number)["replica"] for number in range(2)}
-        assert len(home) == 1  # where its history is
+        assert len(home) == 1  # the replica that has its history
         where = cluster.where()
         victim = where[home.pop()]
-        os.kill(victim, signal.SIGSTOP)  # it takes the request and says nothing
+        os.kill(victim, signal.SIGSTOP)  # it takes the request and sends nothing
         with ThreadPoolExecutor(1) as pool:
             waiting = pool.submit(turn, client, "killed", 2)
             time.sleep(1.5)
@@ -244,7 +248,9 @@ def test_a_replica_killed_before_a_word_was_said_costs_the_client_nothing(cluste
         assert client.get("/v1/sessions/killed").json()["turns"] == 4
 
 
-def test_a_replica_killed_in_the_middle_of_an_answer_costs_one_retry(cluster: Cluster, alone: list[str]) -> None:
+def test_a_replica_killed_during_an_answer_ends_the_stream_with_an_error_and_a_retry_works(
+    cluster: Cluster, alone: list[str]
+) -> None:
     _wait_for(cluster, 2)
     with cluster.client() as client:
         first = turn(client, "streamed", 0)
@@ -253,20 +259,21 @@ def test_a_replica_killed_in_the_middle_of_an_answer_costs_one_retry(cluster: Cl
         events: list[str] = []
         last = ""
         with client.stream("POST", "/v1/ask", json=body) as response:
-            assert response.headers["x-replica"] == first["replica"]  # it stays where its history is
+            assert (
+                response.headers["x-replica"] == first["replica"]
+            )  # the turn goes to the replica that has its history
             for line in response.iter_lines():
                 events += [line] if line.startswith("event:") else []
-                if line == "event: token" and events.count(line) == 1:  # words, then 250 tokens without any
+                if line == "event: token" and events.count(line) == 1:  # the first text; 250 tokens follow
                     os.kill(where[first["replica"]], signal.SIGKILL)
                 last = line or last
         assert events[-1] == "event: error" and "event: answer" not in events
         assert json.loads(last.removeprefix("data: "))["error"]["code"] == "replica_lost"
-        assert turn(client, "streamed", 1)["answer"] == alone[1]  # asked again: one retry
+        assert turn(client, "streamed", 1)["answer"] == alone[1]  # the retry
         assert client.get("/v1/sessions/streamed").json()["turns"] == 2
 
 
-def test_what_belongs_together_meets(cluster: Cluster) -> None:
-    """Questions over the same passages, without a conversation, go where these were read; load still wins."""
+def test_questions_over_the_same_passages_go_to_the_same_replica_until_it_is_overloaded(cluster: Cluster) -> None:
     _wait_for(cluster, 2)
     with cluster.client() as client:
         went = [client.post("/v1/ask", json=asked(n % 2, None)).headers["x-replica"] for n in range(8)]
@@ -278,7 +285,7 @@ def test_what_belongs_together_meets(cluster: Cluster) -> None:
 
 
 def _wait_for(cluster: Cluster, replicas: int) -> None:
-    """Until so many are up again."""
+    """Wait until this many replicas are up."""
     ends = time.monotonic() + 120
     while len(cluster.where()) < replicas:
         assert time.monotonic() < ends

@@ -1,4 +1,4 @@
-"""A request handed to a replica, and its answer handed back: values, and the service called without a network."""
+"""A request forwarded to a replica, and the response that comes back; an ASGI application called without a network."""
 
 import asyncio
 import contextlib
@@ -9,14 +9,14 @@ from starlette.types import ASGIApp, Message, Scope
 
 from ragkv.scheduling.replica_routing import RoutingRequest
 
-AHEAD = 64  # parts of an answer that its reader may be behind
+QUEUED_MESSAGES = 64  # parts of a response that the application may be ahead of the reader
 
 Headers = tuple[tuple[bytes, bytes], ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Passed:
-    """A request, whole."""
+class ForwardedRequest:
+    """A complete HTTP request."""
 
     method: str
     path: str
@@ -26,12 +26,11 @@ class Passed:
     body: bytes
     client: tuple[str, int] | None = None
     scheme: str = "http"
-    ask: RoutingRequest = field(default_factory=RoutingRequest)  # for the router
-    avoid: tuple[str, ...] = ()  # replicas that failed it
+    routing: RoutingRequest = field(default_factory=RoutingRequest)
 
     @property
     def scope(self) -> Scope:
-        """As ASGI has it."""
+        """The request's ASGI scope."""
         return {
             "type": "http",
             "asgi": {"version": "3.0", "spec_version": "2.3"},
@@ -49,45 +48,46 @@ class Passed:
 
 
 @dataclass(frozen=True, slots=True)
-class Start:
-    """How an answer begins; bytes follow."""
+class ResponseStart:
+    """The status and headers of a response. Its body follows as bytes."""
 
     status: int
     headers: Headers
 
 
-async def answered(app: ASGIApp, passed: Passed) -> AsyncGenerator[Start | bytes, None]:
-    """What `app` answers, as it comes. Closed, it is to the app as if its client had left."""
-    messages: asyncio.Queue[Message | None] = asyncio.Queue(AHEAD)
-    gone, asked = asyncio.Event(), False
+async def call_app(app: ASGIApp, request: ForwardedRequest) -> AsyncGenerator[ResponseStart | bytes, None]:
+    """The response of `app`, part by part. If the generator is closed, the app sees its client disconnect."""
+    messages: asyncio.Queue[Message | None] = asyncio.Queue(QUEUED_MESSAGES)
+    disconnected, body_sent = asyncio.Event(), False
 
     async def receive() -> Message:
-        nonlocal asked
-        if not asked:
-            asked = True
-            return {"type": "http.request", "body": passed.body, "more_body": False}
-        await gone.wait()
+        nonlocal body_sent
+        if not body_sent:
+            body_sent = True
+            return {"type": "http.request", "body": request.body, "more_body": False}
+        await disconnected.wait()
         return {"type": "http.disconnect"}
 
-    async def work() -> None:
+    async def respond() -> None:
         try:
-            await app(passed.scope, receive, messages.put)
+            await app(request.scope, receive, messages.put)
         finally:
             await messages.put(None)
 
-    task = asyncio.ensure_future(work())
+    task = asyncio.ensure_future(respond())
     try:
         while (message := await messages.get()) is not None:
             if message["type"] == "http.response.start":
-                yield Start(message["status"], tuple((bytes(name), bytes(value)) for name, value in message["headers"]))
+                headers = tuple((bytes(name), bytes(value)) for name, value in message["headers"])
+                yield ResponseStart(message["status"], headers)
             elif message.get("body"):
                 yield bytes(message["body"])
         await task
     finally:
-        gone.set()
+        disconnected.set()
         task.cancel()
         with contextlib.suppress(asyncio.CancelledError, Exception):
             await task
 
 
-__all__ = ["Headers", "Passed", "Start", "answered"]
+__all__ = ["ForwardedRequest", "Headers", "ResponseStart", "call_app"]

@@ -1,0 +1,38 @@
+"""The directory in which a replica keeps its KV: the first numbered directory that no other process uses.
+
+A replica that is restarted, or that replaces another one, finds on disk what the earlier replica left.
+"""
+
+from pathlib import Path
+
+from filelock import FileLock, Timeout
+
+from ragkv.errors import StoreLockedError
+from ragkv.runtime import Closing
+
+MAX_REPLICAS = 1_000
+
+
+class ReplicaDirectory(Closing):
+    """A directory that belongs to this process until it is closed."""
+
+    def __init__(self, home: Path) -> None:
+        """Raises `StoreLockedError` if all directories are in use."""
+        home.mkdir(parents=True, exist_ok=True, mode=0o700)
+        for number in range(MAX_REPLICAS):
+            self.path = home / f"replica-{number}"
+            self.path.mkdir(exist_ok=True, mode=0o700)
+            self._lock = FileLock(self.path / ".lock", mode=0o600)
+            try:
+                self._lock.acquire(timeout=0)
+            except Timeout:
+                continue
+            return
+        raise StoreLockedError(f"All {MAX_REPLICAS} directories of replicas under {home} are in use.")
+
+    def close(self) -> None:
+        """Release the directory. May be called twice."""
+        self._lock.release()
+
+
+__all__ = ["ReplicaDirectory"]
