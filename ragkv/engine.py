@@ -369,10 +369,12 @@ class Engine(Closing):
 def _shared_sessions(house: House, saver: BlockWriter, settings: StoreConfig) -> Sessions:
     from .sessions.shared import SharedSessions
     from .sessions.shared_manifest import SharedManifests  # loads redis-py
-    from .store.remote.open import secret_of
+    from .store.remote import secret_from_environment
 
     assert settings.redis is not None  # `EngineConfig` has seen to it
-    return SharedSessions(house, saver, SharedManifests(settings.redis, house.identity, secret_of(settings.redis)))
+    return SharedSessions(
+        house, saver, SharedManifests(settings.redis, house.identity, secret_from_environment(settings.redis))
+    )
 
 
 def _shut(parts: EngineParts, sessions: Sessions) -> None:

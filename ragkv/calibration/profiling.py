@@ -144,7 +144,7 @@ class _Measuring:
         found: dict[str, TierSpeed] = {}
         if settings.redis is None and settings.s3 is None:
             return found
-        from ragkv.store.remote.open import open_remote
+        from ragkv.store.remote import open_remote
 
         here = f"-profile-{os.getpid()}"
         redis = None if settings.redis is None else replace(settings.redis, prefix=settings.redis.prefix + here)

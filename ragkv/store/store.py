@@ -117,7 +117,7 @@ class Store(Closing):
             policy = make_policy(config.policy, settings)
             tiers.append(DiskTier(config.directory, config.disk_bytes, policy, config.direct_reads))
         if config.redis is not None or config.s3 is not None:
-            from .remote.open import open_remote
+            from .remote import open_remote
 
             tiers.extend(open_remote(config))
         reserve = config.memory_bytes // 16 if config.memory_reserve_bytes is None else config.memory_reserve_bytes

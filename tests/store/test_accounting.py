@@ -10,7 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_stat
 
 from ragkv.config import StoreConfig
 from ragkv.store import LRU, DiskTier, EncodedEntry, Entry, Lease, MemoryTier, Tier
-from ragkv.store.remote.open import open_remote
+from ragkv.store.remote import open_remote
 
 from .entries import CODEC_NAMES, ids_of, kept, make_entry, read_all, same, with_codec
 from .remote.helpers import redis_config

@@ -9,7 +9,7 @@ import pytest
 import pytest_socket
 
 from ragkv.store import Store
-from ragkv.store.remote.tier import RemoteTier
+from ragkv.store.remote import RemoteTier
 
 from ..store.remote.helpers import unique_prefix
 from ..store.remote.servers import RedisServer

@@ -1,10 +1,10 @@
-"""What lies behind a remote tier: connectors to shared storage, the format of values, and what keeps faults cheap.
+"""The remote tier: entries on storage that replicas share (Redis, S3), behind connectors that faults cannot hurt.
 
 Nothing here is imported unless a remote tier is configured; redis-py and obstore load in their connector's file alone.
 """
 
-from .breaker import Breaker, State
-from .connector import Connector, Held, Placed, Usage
-from .values import RemoteHead, Seal, Value
+from .connector import Connector, PutResult, Usage
+from .open import open_remote, secret_from_environment
+from .tier import RemoteTier
 
-__all__ = ["Breaker", "Connector", "RemoteHead", "Held", "Placed", "Seal", "State", "Usage", "Value"]
+__all__ = ["Connector", "PutResult", "RemoteTier", "Usage", "open_remote", "secret_from_environment"]

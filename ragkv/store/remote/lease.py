@@ -1,14 +1,13 @@
-"""Reading one entry from far away: groups of layers are fetched ahead, verified where they arrive, and handed out.
+"""Reading one entry from a remote: layer groups are fetched ahead, verified where they arrive, and handed out.
 
-The groups of the layers that are read next are asked for as soon as reading begins, and the following ones as it goes
-on, so that the way is never idle and no more than some groups lie here. What was read is kept, as far as the tier has
-room for it, for the copy that climbs to faster tiers: nothing is fetched twice.
+The layer groups that are read next are requested as soon as reading begins, and the following ones as it goes on. So
+the network is never idle, and only a few groups are in memory. A group that was read stays, as far as the tier's read
+cache has space, for the copy to faster tiers: nothing is fetched twice.
 """
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from typing import Protocol
 
 import numpy as np
 import torch
@@ -16,112 +15,90 @@ import torch
 from ragkv.errors import EntryUnreachableError, RemoteError, StoreError
 
 from ..record import Bytes, bytes_of
-from ..tiers.base import TierKind
 from ..tiers.stored_lease import StoredLease
+from .reader import RemoteReader
 from .values import RemoteHead
 
-AHEAD = 2  # groups fetched beyond the one that is read
-
-
-class Source(Protocol):
-    """What a lease needs of its tier."""
-
-    kind: TierKind
-
-    def fetch(self, head: RemoteHead, group: int) -> "Future[Bytes]":
-        """The payload of a group, verified; soon."""
-
-    def wait(self, future: "Future[Bytes]") -> Bytes:
-        """What `fetch` promised. Raises `RemoteError` or `EntryDamagedError`."""
-
-    def keep(self, size_bytes: int) -> bool:
-        """Whether there is room to keep so much that was read; `unkeep` must follow."""
-
-    def unkeep(self, size_bytes: int) -> None:
-        """It is kept no longer."""
-
-    def count_read(self, size_bytes: int) -> None:
-        """So much was read."""
-
-    def unpin(self, lease: "RemoteLease") -> None:
-        """The lease is closed."""
+AHEAD = 2  # layer groups fetched beyond the one that is read
 
 
 class RemoteLease(StoredLease):
-    """An entry far away. Its methods may be called from many threads at once."""
+    """An entry on a remote. Its methods may be called from many threads at once."""
 
-    def __init__(self, head: RemoteHead, source: Source) -> None:
+    def __init__(self, head: RemoteHead, reader: RemoteReader, on_close: Callable[["RemoteLease"], None]) -> None:
         super().__init__(head.info, head.sensitivity, head.codec, head.layer_bytes)
-        self.kind = source.kind
-        self._head, self._source = head, source
-        self._groups: dict[int, Future[Bytes]] = {}
-        self._kept: dict[int, int] = {}  # bytes of groups that stay
+        self.kind = reader.connector.kind
+        self._head, self._reader, self._on_close = head, reader, on_close
+        self._payloads: dict[int, Future[Bytes]] = {}  # by layer group
+        self._cached: dict[int, int] = {}  # by layer group that stays: bytes reserved in the read cache
         self._lock = threading.Lock()
         self._closed = False
 
     def prefetch(self) -> None:
-        self._want(range(AHEAD))
+        self._fetch(range(AHEAD))
 
-    def hold(self) -> None:
-        """Fetch all that is missing and keep it: the entry is about to go. Raises nothing."""
-        self._want(range(self._head.groups))
+    def fetch_all(self) -> None:
+        """Fetch and cache all that is missing, because the entry is about to be deleted. Raises nothing."""
+        self._fetch(range(self._head.layer_groups))
         with self._lock:
-            groups = dict(self._groups)
-        for group, future in groups.items():
+            payloads = dict(self._payloads)
+        for layer_group, future in payloads.items():
             try:
-                self._keep(group, len(self._source.wait(future)), always=True)
+                self._cache(layer_group, len(self._reader.wait(future)), always=True)
             except StoreError:
-                return  # who reads on will find out
+                return  # the reader of that layer gets the error
 
     def close(self) -> None:
         with self._lock:
             if self._closed:
                 return
             self._closed = True
-            groups, self._groups = self._groups, {}
-            kept, self._kept = self._kept, {}
-        for future in groups.values():
+            payloads, self._payloads = self._payloads, {}
+            cached, self._cached = self._cached, {}
+        for future in payloads.values():
             future.cancel()
-        self._source.unkeep(sum(kept.values()))
-        self._source.unpin(self)
+        self._reader.release_read_cache(sum(cached.values()))
+        self._on_close(self)
 
-    def __del__(self) -> None:  # a lease nobody closed must not keep its pin for ever
+    def __del__(self) -> None:  # a lease that was never closed must not keep its pin for ever
         self.close()
 
     def _read(self, first: int, into: Sequence[torch.Tensor]) -> None:
-        for number, stored in enumerate(into):
-            self._read_one(first + number, stored)
+        for layer, stored in enumerate(into, first):
+            self._read_one(layer, stored)
 
     def _read_one(self, layer: int, stored: torch.Tensor) -> None:
-        group, size = layer // self._head.together, self._layer_bytes
-        future = self._want(range(group, group + 1 + AHEAD))
+        layer_group, size = layer // self._head.layers_per_group, self._layer_bytes
+        future = self._fetch(range(layer_group, layer_group + 1 + AHEAD))
         try:
-            payload = self._source.wait(future)
+            payload = self._reader.wait(future)
         except RemoteError as error:
-            raise EntryUnreachableError(self.info.key, f"layer {layer} did not come ({error})") from error
-        layers = self._head.layers_of(group)
+            raise EntryUnreachableError(self.info.key, f"layer {layer} did not arrive ({error})") from error
+        layers = self._head.layers_of(layer_group)
         found = np.frombuffer(payload, np.uint8, size, (layer - layers.start) * size)
         np.copyto(np.frombuffer(bytes_of(stored), np.uint8), found)  # releases the GIL
-        self._source.count_read(size)
-        if layer == layers[-1] and not self._keep(group, len(payload)):
+        self._reader.count_read(size)
+        if layer == layers[-1] and not self._cache(layer_group, len(payload)):
             with self._lock:
-                self._groups.pop(group, None)
+                self._payloads.pop(layer_group, None)
 
-    def _want(self, groups: range) -> "Future[Bytes]":
-        """Ask for `groups`, as far as there are any; what the first of them will bring."""
+    def _fetch(self, layer_groups: range) -> Future[Bytes]:
+        """Request those of `layer_groups` that exist and are not here; the payload of the first."""
         with self._lock:
             if self._closed:
                 raise StoreError(f"The lease of entry {self.info.key[:12]} is closed; read before closing it.")
-            for group in groups:
-                if group not in self._groups and group < self._head.groups:
-                    self._groups[group] = self._source.fetch(self._head, group)
-            return self._groups[groups.start]
+            for layer_group in layer_groups:
+                if layer_group not in self._payloads and layer_group < self._head.layer_groups:
+                    self._payloads[layer_group] = self._reader.fetch(self._head, layer_group)
+            return self._payloads[layer_groups.start]
 
-    def _keep(self, group: int, size: int, always: bool = False) -> bool:
+    def _cache(self, layer_group: int, size: int, always: bool = False) -> bool:
+        """Let a payload stay until the lease is closed, if the read cache has space for it or `always`."""
         with self._lock:
-            if group in self._kept:
+            if layer_group in self._cached:
                 return True
-            if self._closed or not (self._source.keep(size) or always):
+            reserved = not self._closed and self._reader.reserve_read_cache(size)
+            if self._closed or not (reserved or always):
                 return False
-            self._kept[group] = size
+            self._cached[layer_group] = size if reserved else 0
             return True

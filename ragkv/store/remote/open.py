@@ -1,19 +1,22 @@
-"""The remote tiers that settings ask for; the libraries they need are imported here, when they do."""
+"""Opens the remote tiers that the settings ask for; only here are the libraries imported that they need."""
 
 import hashlib
 import os
+from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
 
 from ragkv.config import RedisConfig, S3Config, StoreConfig
 from ragkv.errors import ConfigError
 
-from ..tiers.base import TierKind
 from .connector import Connector
-from .tier import AUDIT_S, RemoteTier
+from .tier import RemoteTier
 from .tombstones import Tombstones
-from .values import Seal
+from .values import Digester
 
-SECRET_CHARS = 16  # at least
+MIN_SECRET_CHARS = 16
+
+C = TypeVar("C", RedisConfig, S3Config)
 
 
 def open_remote(config: StoreConfig) -> list[RemoteTier]:
@@ -25,55 +28,34 @@ def open_remote(config: StoreConfig) -> list[RemoteTier]:
     if config.redis is not None:
         from .redis_connector import RedisConnector  # loads redis-py
 
-        secret = secret_of(config.redis)
-        connector: Connector = RedisConnector(config.redis, _tenant(config.tenant, secret))
-        tiers.append(_tier(TierKind.REDIS, connector, config, config.redis, secret, AUDIT_S))
+        tiers.append(_open(RedisConnector, config.redis, config))
     if config.s3 is not None:
         from .s3_connector import S3Connector  # loads obstore
 
-        secret = secret_of(config.s3)
-        connector = S3Connector(config.s3, _tenant(config.tenant, secret))
-        tiers.append(_tier(TierKind.S3, connector, config, config.s3, secret, config.s3.audit_s))
+        tiers.append(_open(S3Connector, config.s3, config))
     return tiers
 
 
-def _tier(
-    kind: TierKind,
-    connector: Connector,
-    config: StoreConfig,
-    remote: RedisConfig | S3Config,
-    secret: str | None,
-    audit_s: float,
-) -> RemoteTier:
-    writable = config.directory is not None and not config.read_only
-    tenant = _tenant(config.tenant, secret)
-    path = Path(config.directory or "") / f"deletions-{kind.value}-{tenant}.json" if writable else None
-    return RemoteTier(
-        kind,
-        connector,
-        timeout_s=remote.timeout_s,
-        pool=remote.connections,
-        group_bytes=remote.group_bytes,
-        seal=Seal(secret),
-        tombstones=Tombstones(path),
-        keep_bytes=config.write_buffer_bytes,
-        audit_s=audit_s,
-    )
-
-
-def secret_of(config: RedisConfig | S3Config) -> str | None:
-    """The secret that authenticates what is shared, if one is to be; raises `ConfigError` if it is not there."""
+def secret_from_environment(config: RedisConfig | S3Config) -> str | None:
+    """The secret that authenticates shared values; `None` if none is configured, `ConfigError` if it is not there."""
     if config.secret_variable is None:
         return None
     secret = os.environ.get(config.secret_variable, "")
-    if len(secret) < SECRET_CHARS:
+    if len(secret) < MIN_SECRET_CHARS:
         raise ConfigError(
-            f"The secret that authenticates shared entries is to be in the environment, in {config.secret_variable}; "
-            f"there are {len(secret)} characters in it, {SECRET_CHARS} are the least."
+            f"The environment variable {config.secret_variable} must hold the secret that authenticates shared "
+            f"entries; it has {len(secret)} characters and needs at least {MIN_SECRET_CHARS}."
         )
     return secret
 
 
-def _tenant(tenant: str, secret: str | None) -> str:
-    """The part of a key that is the tenant's; the salt itself is not told. Another secret sees other keys."""
-    return hashlib.blake2b(f"{len(tenant)}:{tenant}{secret or ''}".encode(), digest_size=8).hexdigest()
+def _open(connect: Callable[[C, str], Connector], remote: C, config: StoreConfig) -> RemoteTier:
+    secret = secret_from_environment(remote)
+    # A part of every name on the remote. Its digest does not reveal the salt, and another secret has other names.
+    salt = f"{len(config.tenant)}:{config.tenant}{secret or ''}".encode()
+    tenant = hashlib.blake2b(salt, digest_size=8).hexdigest()
+    connector = connect(remote, tenant)
+    path = None
+    if config.directory is not None and not config.read_only:
+        path = Path(config.directory) / f"deletions-{connector.kind.value}-{tenant}.json"
+    return RemoteTier(connector, remote, Digester(secret), Tombstones(path), config.write_buffer_bytes)

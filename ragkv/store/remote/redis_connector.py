@@ -1,148 +1,132 @@
 """Entries on a Redis or Valkey server (redis-py), bounded and counted there (`redis_scripts.py`).
 
-Nothing is retried: an error is a miss, and the breaker's to judge.
+Nothing is retried: an error is a miss, and the circuit breaker judges it.
 """
 
 import contextlib
 import secrets
 from collections.abc import Callable, Iterable, Iterator, Sequence, Set
-from itertools import islice
-from typing import Any, TypeVar
+from typing import Any
 
 from ragkv.config import RedisConfig
 from ragkv.errors import RemoteError
 
 from ..record import Bytes
+from ..tiers.base import TierKind
 from . import redis_scripts as scripts
-from .connector import HEAD_GUESS, Connector, Held, Placed, Usage
+from .connector import HEAD_BYTES, Connector, PutResult, Usage
 from .redis_server import FullError, RedisServer
-from .values import EDITION_AT
+from .values import CONTENT_DIGEST_AT
 
-AUDIT_S = 600.0  # of all replicas, one counts what the server evicted, so often at most
-_PAGE = 500  # keys of one answer while listing
-
-T = TypeVar("T")
+_PAGE = 500  # keys in one answer while listing
 
 
 class RedisConnector(Connector):
     """One tenant's entries on one server."""
 
-    name = "redis"
+    kind = TierKind.REDIS
     arbitrates = True
 
     def __init__(self, config: RedisConfig, tenant: str) -> None:
-        """Connects to nothing yet. `tenant` is the part of the keys that is the tenant's."""
+        """Connects to nothing yet. `tenant` is the tenant's part of the names on the server."""
         self.capacity_bytes = config.max_bytes
         self._ttl_ms = 0 if config.ttl_s is None else max(1, round(config.ttl_s * 1000))
         base = f"{config.prefix}:{tenant}:"
-        self._root, self._flights, self._audited = f"{base}v:", f"{base}flight:", f"{base}audited"
-        self._books = (f"{base}sizes", f"{base}uses")
+        self._root, self._locks, self._audited = f"{base}v:", f"{base}flight:", f"{base}audited"
+        self._accounting = (f"{base}sizes", f"{base}uses")
         self._server = RedisServer(config)
         self._client, self._call = self._server.client, self._server.call
 
-    def find(self, keys: Sequence[str]) -> list[Held | None]:
-        with self._call(), self._client.pipeline(transaction=False) as line:
+    def find(self, keys: Sequence[str]) -> list[Bytes | None]:
+        with self._call(), self._client.pipeline(transaction=False) as pipeline:
             for key in keys:
-                self._script(line, scripts.FIND, key, HEAD_GUESS, self._ttl_ms)
-            found = line.execute()
-        return [Held(key, start) if start else None for key, start in zip(keys, found, strict=True)]
+                self._script(pipeline, scripts.FIND, key, HEAD_BYTES, self._ttl_ms)
+            return [start or None for start in pipeline.execute()]
 
-    def peek(self, key: str) -> Held | None:
-        with self._call():
-            start = self._client.getrange(self._value(key, 0), 0, HEAD_GUESS - 1)
-        return Held(key, start) if start else None
-
-    def get(self, key: str, group: int, start: int = 0, stop: int | None = None) -> Bytes | None:
+    def get(self, key: str, layer_group: int, start: int = 0, stop: int | None = None) -> Bytes | None:
+        name = self._value(key, layer_group)
         with self._call():
             if not start and stop is None:
-                whole: bytes | None = self._client.get(self._value(key, group))
+                whole: bytes | None = self._client.get(name)
                 return whole
-            part: bytes = self._client.getrange(self._value(key, group), start, -1 if stop is None else stop - 1)
+            part: bytes = self._client.getrange(name, start, -1 if stop is None else stop - 1)
         return part or None
 
-    def exists(self, key: str) -> bool:
-        with self._call():
-            return bool(self._client.exists(self._value(key, 0)))
-
-    def put(self, key: str, values: Sequence[Bytes], pinned: Set[str]) -> Placed:
+    def put(self, key: str, values: Sequence[Bytes], pinned: Set[str]) -> PutResult:
         try:
             return self._put(key, values, pinned)
-        except FullError:  # nobody's fault: it is not kept, and what is there can be read
-            return Placed(kept=False)
+        except FullError:  # not a fault: the entry is not kept, and reading goes on
+            return PutResult(kept=False)
 
-    def _put(self, key: str, values: Sequence[Bytes], pinned: Set[str]) -> Placed:
-        size = sum(len(value) for value in values)
+    def _put(self, key: str, values: Sequence[Bytes], pinned: Set[str]) -> PutResult:
+        size, others = sum(len(value) for value in values), sorted(pinned - {key})
         with self._call():
-            answer = self._script(
-                self._client, scripts.RESERVE, key, size, len(values), self.capacity_bytes, *sorted(pinned - {key})
+            state, evicted = self._script(
+                self._client, scripts.RESERVE, key, size, len(values), self.capacity_bytes, *others
             )
-        state, evicted = answer
         if state != 2:
-            return Placed(kept=state == 1)
+            return PutResult(kept=state == 1)
         try:
-            for group in range(len(values) - 1, 0, -1):
+            for layer_group in range(len(values) - 1, 0, -1):
                 with self._call():
-                    self._set(self._client, key, group, values[group])
-            with self._call(), self._client.pipeline(transaction=True) as line:  # the head last, and in the books
-                self._set(line, key, 0, values[0])
-                self._script(line, scripts.ENTER, key, size, len(values))
-                line.execute()
+                    self._set(self._client, key, layer_group, values[layer_group])
+            with self._call(), self._client.pipeline(transaction=True) as pipeline:  # the head last, with its entry
+                self._set(pipeline, key, 0, values[0])
+                self._script(pipeline, scripts.ENTER, key, size, len(values))
+                pipeline.execute()
         except RemoteError:
-            with contextlib.suppress(RemoteError):  # else it is struck off when it is evicted or looked for
+            with contextlib.suppress(RemoteError):  # if this fails too, eviction or a lookup drops the rest
                 self.delete(key, len(values))
             raise
-        return Placed(kept=True, written_bytes=size, evicted=evicted)
+        return PutResult(kept=True, written_bytes=size, evicted=evicted)
 
-    def delete(self, key: str, groups: int = 0, edition: bytes | None = None) -> bool:
+    def delete(self, key: str, layer_groups: int = 0, content_digest: bytes | None = None) -> bool:
         with self._call():
-            return bool(self._script(self._client, scripts.DROP, key, groups, edition or b"", EDITION_AT))
+            arguments = (layer_groups, content_digest or b"", CONTENT_DIGEST_AT)
+            return bool(self._script(self._client, scripts.DROP, key, *arguments))
 
-    def listed(self) -> Iterator[str]:
-        for name, _ in self._rows():
-            yield name
+    def all_keys(self) -> Iterator[str]:
+        for page in self._counted():
+            yield from page
 
     def usage(self) -> Usage:
-        with self._call(), self._client.pipeline(transaction=True) as line:
-            line.hlen(self._books[0])
-            line.hget(self._books[0], "")
-            fields, used = line.execute()
+        sizes = self._accounting[0]
+        with self._call(), self._client.pipeline(transaction=True) as pipeline:
+            pipeline.hlen(sizes)
+            pipeline.hget(sizes, "")
+            fields, used = pipeline.execute()
         return Usage(max(0, fields - 1), int(used or 0))
 
     def audit(self, stopped: Callable[[], bool] = lambda: False) -> None:
-        """Strike off what the server evicted, take in what is there and in no book."""
+        """Forget what the server evicted, and enter values that the accounting lacks. One replica at a time does it."""
         with self._call():
-            if not self._client.set(self._audited, "1", nx=True, px=round(AUDIT_S * 1000)):
+            if not self._client.set(self._audited, "1", nx=True, px=round(self.audit_s * 1000)):
                 return
-        for keys in _batched(self._rows(), _PAGE):
+        for keys in self._counted():
             if stopped():
                 return
-            with self._call(), self._client.pipeline(transaction=False) as line:
-                for key, _ in keys:
-                    self._script(line, scripts.AUDIT, key)
-                line.execute()
-        for heads in _batched(self._heads(), _PAGE):
+            with self._call(), self._client.pipeline(transaction=False) as pipeline:
+                for key in keys:
+                    self._script(pipeline, scripts.AUDIT, key)
+                pipeline.execute()
+        for keys in self._present():
             if stopped():
                 return
             with self._call():
-                known = self._client.hmget(self._books[0], heads)
-            for key, row in zip(heads, known, strict=True):
-                if row is None:
-                    with self._call():
-                        self._adopt(key)
-
-    def ping(self) -> None:
-        with self._call():
-            self._client.ping()
+                rows = self._client.hmget(self._accounting[0], keys) if keys else []
+            for key in (key for key, row in zip(keys, rows, strict=True) if row is None):
+                with self._call():
+                    self._enter(key)
 
     def claim(self, name: str, expires_s: float) -> str | None:
         token = secrets.token_hex(16)
         with self._call():
-            ours = self._client.set(self._flights + name, token, nx=True, px=max(1, round(expires_s * 1000)))
-        return token if ours else None
+            acquired = self._client.set(self._locks + name, token, nx=True, px=max(1, round(expires_s * 1000)))
+        return token if acquired else None
 
     def release(self, name: str, token: str) -> None:
         with self._call():
-            self._client.eval(scripts.RELEASE, 1, self._flights + name, token)
+            self._client.eval(scripts.RELEASE, 1, self._locks + name, token)
 
     def reset(self) -> None:
         self._server.reset()
@@ -151,42 +135,36 @@ class RedisConnector(Connector):
         self._server.close()
 
     def _script(self, client: Any, script: str, key: str, *arguments: Any) -> Any:
-        return client.eval(script, 2, *self._books, self._root, key, *arguments)
+        return client.eval(scripts.FUNCTIONS + script, 2, *self._accounting, self._root, key, *arguments)
 
-    def _set(self, client: Any, key: str, group: int, value: Bytes) -> None:
-        client.set(self._value(key, group), value, px=self._ttl_ms or None)
+    def _set(self, client: Any, key: str, layer_group: int, value: Bytes) -> None:
+        client.set(self._value(key, layer_group), value, px=self._ttl_ms or None)
 
-    def _value(self, key: str, group: int) -> str:
-        return f"{self._root}{key}:{group}"
+    def _value(self, key: str, layer_group: int) -> str:
+        return f"{self._root}{key}:{layer_group}"
 
-    def _rows(self) -> Iterator[tuple[str, bytes]]:
+    def _counted(self) -> Iterator[list[str]]:
+        """The keys in the accounting, in pages."""
+        for names in self._pages(lambda cursor: self._client.hscan(self._accounting[0], cursor, count=_PAGE)):
+            yield [name for name in names if name]
+
+    def _present(self) -> Iterator[list[str]]:
+        """The keys of all heads, in pages; this looks at every name on the server."""
+        pattern = self._root.replace("[", "\\[") + "*:0"
+        for names in self._pages(lambda cursor: self._client.scan(cursor, match=pattern, count=_PAGE)):
+            yield [name[len(self._root) : -2] for name in names]
+
+    def _pages(self, scan: Callable[[int], tuple[int, Iterable[bytes]]]) -> Iterator[list[str]]:
         cursor = 0
         while True:
             with self._call():
-                cursor, page = self._client.hscan(self._books[0], cursor, count=_PAGE)
-            yield from ((name.decode(), row) for name, row in page.items() if name)
+                cursor, names = scan(cursor)
+            yield [name.decode() for name in names]
             if not cursor:
                 return
 
-    def _heads(self) -> Iterator[str]:
-        """Keys of all heads there are: a look at every key of the server."""
-        cursor, pattern = 0, self._root.replace("[", "\\[") + "*:0"
-        while True:
-            with self._call():
-                cursor, page = self._client.scan(cursor, match=pattern, count=_PAGE)
-            yield from (name.decode()[len(self._root) : -2] for name in page)
-            if not cursor:
-                return
-
-    def _adopt(self, key: str) -> None:
-        size = groups = 0
-        while length := self._client.strlen(self._value(key, groups)):
-            size, groups = size + length, groups + 1
-        self._script(self._client, scripts.ENTER, key, size, groups)
-
-
-def _batched(items: Iterable[T], size: int) -> Iterator[list[T]]:
-    """`items` in lists of `size`, the last shorter. `itertools` has it from Python 3.12 on."""
-    rest = iter(items)
-    while batch := list(islice(rest, size)):
-        yield batch
+    def _enter(self, key: str) -> None:
+        size = layer_groups = 0
+        while length := self._client.strlen(self._value(key, layer_groups)):
+            size, layer_groups = size + length, layer_groups + 1
+        self._script(self._client, scripts.ENTER, key, size, layer_groups)

@@ -1,13 +1,13 @@
 """What must happen in one step on a Redis server, as Lua.
 
-Books are kept beside the values, so that they are right whoever writes: a hash of sizes, `key -> bytes:groups`, whose
-field "" is their sum, and a sorted set of keys by the server's time of last use. Values carry a time to live, books do
-not: under the policy `volatile-lru` the server evicts values alone. All keys of a tenant are touched by one script, so
-Redis Cluster is not served.
+The accounting lies next to the values, so that it is right whoever writes: a hash of sizes, `key -> bytes:groups`,
+whose field "" is the sum of the bytes, and a sorted set of keys by the server's time of last use. Values have a time to
+live and the accounting has none: under the policy `volatile-lru` the server evicts values alone. One script touches all
+keys of a tenant, so Redis Cluster is not supported.
 """
 
-# KEYS: sizes, uses. ARGV[1] is the beginning of every value's key: "<prefix>:<tenant>:v:"
-_BOOKS = """
+# Before every script but RELEASE. KEYS: sizes, uses. ARGV[1]: how every value's name begins, "<prefix>:<tenant>:v:"
+FUNCTIONS = """
 local sizes, uses, root = KEYS[1], KEYS[2], ARGV[1]
 local function now()
   local t = redis.call('TIME')
@@ -22,7 +22,7 @@ end
 local function value(key, group)
   return root .. key .. ':' .. group
 end
-local function strike(key)
+local function forget(key)
   local bytes, groups = held(key)
   if bytes then
     redis.call('HDEL', sizes, key)
@@ -32,7 +32,7 @@ local function strike(key)
   return groups
 end
 local function drop(key, known)
-  local groups = math.max(strike(key) or 0, known)
+  local groups = math.max(forget(key) or 0, known)
   local there = 0
   local group = 0
   while true do
@@ -42,12 +42,12 @@ local function drop(key, known)
     if group >= groups and gone == 0 then return there end
   end
 end
-local function settled(key)  -- not being written: whoever enters a row writes its values within a minute
+local function settled(key)  -- not being written: a writer enters the key, and writes its values within a minute
   local used = redis.call('ZSCORE', uses, key)
   return not used or now() - tonumber(used) > 60 * 1000000
 end
 local function enter(key, bytes, groups)
-  strike(key)
+  forget(key)
   redis.call('HSET', sizes, key, string.format('%d:%d', bytes, groups))
   redis.call('HINCRBY', sizes, '', bytes)
   redis.call('ZADD', uses, now(), key)
@@ -55,11 +55,9 @@ end
 """
 
 # key, bytes of the head, milliseconds to live or 0 -> the head's beginning, or false
-FIND = (
-    _BOOKS
-    + """
-local key, guess, ttl = ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4])
-local head = redis.call('GETRANGE', value(key, 0), 0, guess - 1)
+FIND = """
+local key, head_bytes, ttl = ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4])
+local head = redis.call('GETRANGE', value(key, 0), 0, head_bytes - 1)
 local _, groups = held(key)
 if head == '' then
   if groups and settled(key) then drop(key, 0) end
@@ -77,12 +75,9 @@ if ttl > 0 then
 end
 return head
 """
-)
 
-# key, bytes, groups, capacity, pinned keys ... -> {0: refused, 1: there already, 2: enter it, evicted}
-RESERVE = (
-    _BOOKS
-    + """
+# key, bytes, groups, capacity, pinned keys ... -> {0: refused, 1: there already, 2: entered, write it; evicted}
+RESERVE = """
 local key, bytes, groups, capacity = ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4]), tonumber(ARGV[5])
 if redis.call('EXISTS', value(key, 0)) == 1 then
   local whole = true
@@ -91,7 +86,7 @@ if redis.call('EXISTS', value(key, 0)) == 1 then
     if not held(key) then enter(key, bytes, groups) end
     return {1, 0}
   end
-  redis.call('UNLINK', value(key, 0))  -- or it would be found, and dropped, while its groups are written
+  redis.call('UNLINK', value(key, 0))  -- or a lookup would find it, and drop it, while its groups are written
 end
 local mine = held(key) or 0
 local pinned = {}
@@ -113,41 +108,31 @@ for _, other in ipairs(victims) do drop(other, 0) end
 enter(key, bytes, groups)
 return {2, #victims}
 """
-)
 
-# key, bytes, groups: books of what was written, should they have been lost meanwhile
-ENTER = (
-    _BOOKS
-    + """
+# key, bytes, groups: enter what was written, if the accounting was lost meanwhile
+ENTER = """
 if not held(ARGV[2]) then enter(ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4])) end
 return 1
 """
-)
 
-# key, groups known, edition or '', its place in a head -> 1 if the head was there
-DROP = (
-    _BOOKS
-    + """
-local key, edition, at = ARGV[2], ARGV[4], tonumber(ARGV[5])
-if edition ~= '' then
-  local found = redis.call('GETRANGE', value(key, 0), at, at + #edition - 1)
-  if found ~= edition then return 0 end  -- gone, or being written anew
+# key, groups known, content digest or '', its offset in a head -> 1 if the head was there
+DROP = """
+local key, digest, at = ARGV[2], ARGV[4], tonumber(ARGV[5])
+if digest ~= '' then
+  local found = redis.call('GETRANGE', value(key, 0), at, at + #digest - 1)
+  if found ~= digest then return 0 end  -- gone, or another replica writes it anew
 end
 return drop(key, tonumber(ARGV[3]))
 """
-)
 
-# key: strike it if its head is gone
-AUDIT = (
-    _BOOKS
-    + """
+# key: drop it if its head is gone
+AUDIT = """
 local _, groups = held(ARGV[2])
 if groups and settled(ARGV[2]) and redis.call('EXISTS', value(ARGV[2], 0)) == 0 then drop(ARGV[2], groups) end
 return 1
 """
-)
 
-# KEYS: the claim; ARGV: the token
+# KEYS: the lock; ARGV: the token
 RELEASE = """
 if redis.call('GET', KEYS[1]) == ARGV[1] then return redis.call('DEL', KEYS[1]) end
 return 0

@@ -1,7 +1,7 @@
-"""A Redis or Valkey server, and nothing that lies on it: the one file that imports redis-py.
+"""A client of a Redis or Valkey server, whatever lies on it; the one file that imports redis-py.
 
-redis-py's timeouts are of one `recv`, so that a server that trickles would hold a reader for ever; here every socket
-has a deadline for the whole answer. Nothing is retried: an error is the caller's to judge.
+redis-py's timeouts limit one `recv`, so a server that sends a byte now and then would hold a reader for ever. Here
+every socket has a deadline for the whole answer. Nothing is retried: the caller judges an error.
 """
 
 import os
@@ -21,8 +21,9 @@ try:
 except ImportError as error:
     raise MissingExtraError("redis", "redis", "A Redis tier") from error
 
-_READ_BYTES = 256 * 1024  # asked of a socket at a time
-_DEADLINE = threading.local()  # `at`: monotonic seconds at which this thread's call ends
+_READ_BYTES = 256 * 1024  # of one read from a socket
+_SPARE_CONNECTIONS = 32  # for lookups, writers and deletions, so that none of them waits for a connection
+_DEADLINE = threading.local()  # `at`: the monotonic time at which this thread's call must end
 
 
 class FullError(RemoteError):
@@ -30,7 +31,7 @@ class FullError(RemoteError):
 
 
 class _Socket:
-    """A socket whose calls end at this thread's deadline, and at the timeout it was given."""
+    """A socket whose calls end at this thread's deadline, or at the timeout it was given if that is earlier."""
 
     def __init__(self, sock: Any) -> None:
         self._sock = sock
@@ -40,28 +41,26 @@ class _Socket:
         self._timeout = timeout
 
     def recv(self, size: int) -> bytes:
-        self._arm()
-        data: bytes = self._sock.recv(size)
+        data: bytes = self._armed().recv(size)
         return data
 
     def recv_into(self, *args: Any) -> int:
-        self._arm()
-        got: int = self._sock.recv_into(*args)
+        got: int = self._armed().recv_into(*args)
         return got
 
     def sendall(self, data: Any) -> None:
-        self._arm()
-        self._sock.sendall(data)  # its timeout is of the whole
+        self._armed().sendall(data)  # its timeout is for all of `data`
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._sock, name)
 
-    def _arm(self) -> None:
+    def _armed(self) -> Any:
         left = getattr(_DEADLINE, "at", float("inf")) - time.monotonic()
         if left <= 0.0:
             raise TimeoutError("the answer took too long")
         limit = left if self._timeout is None else min(left, self._timeout)
         self._sock.settimeout(None if limit == float("inf") else limit)
+        return self._sock
 
 
 class _Deadlined:
@@ -96,7 +95,7 @@ class RedisServer:
             options["ssl_ca_certs"] = config.ca_file
         pool = redis.ConnectionPool.from_url(
             config.url,
-            max_connections=config.connections + 32,  # never a reason to wait: lookups, writers, whoever deletes
+            max_connections=config.connections + _SPARE_CONNECTIONS,
             username=os.environ.get(config.username_variable),
             password=os.environ.get(config.password_variable),
             socket_timeout=config.timeout_s,
@@ -112,7 +111,7 @@ class RedisServer:
 
     @contextmanager
     def call(self) -> Iterator[None]:
-        """One exchange: whatever goes wrong in it is a `RemoteError`, and it ends in time."""
+        """One exchange with the server: it ends within the timeout, and every error in it is a `RemoteError`."""
         _DEADLINE.at = time.monotonic() + self._timeout_s
         try:
             yield
@@ -122,15 +121,15 @@ class RedisServer:
             raise
         except redis.OutOfMemoryError as error:
             raise FullError(f"redis is full: {error}") from error
-        except Exception as error:  # what a damaged answer makes of the protocol can be anything
+        except Exception as error:  # a damaged answer can make the protocol parser raise anything
             raise RemoteError(f"redis: {type(error).__name__}: {error}") from error
         finally:
             _DEADLINE.at = float("inf")
 
     def reset(self) -> None:
-        """Drop the connections that are free: the next call opens new ones."""
+        """Drop the idle connections; the next call opens new ones."""
         self.client.connection_pool.disconnect(inuse_connections=False)
 
     def close(self) -> None:
-        """Let go of the connections. Twice is harmless."""
+        """Release the connections. Twice is harmless."""
         self.client.connection_pool.disconnect()

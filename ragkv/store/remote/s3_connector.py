@@ -1,9 +1,9 @@
 """Entries in a bucket of an S3-compatible store (obstore).
 
-Such a store counts nothing and remembers no use. So what is held is counted by listing, in the background, and what
-this process writes, reads and deletes is entered in between: several replicas share the bound to within what they write
-between two listings. Least recently used is what this process neither wrote nor read lately; another replica's use is
-not seen. A lifecycle rule of the bucket bounds what nobody counts.
+Such a store counts nothing and remembers no use. So a background audit counts the entries by listing them, and between
+two audits this process counts what it writes, reads and deletes itself. Several replicas together may exceed the bound
+by what they write between two audits. Eviction takes the entries that this process used least recently; it does not see
+what other replicas use. A lifecycle rule of the bucket bounds what no replica counts.
 """
 
 import threading
@@ -18,8 +18,9 @@ from ragkv.config import S3Config
 from ragkv.errors import MissingExtraError, RemoteError
 
 from ..record import Bytes
-from .connector import HEAD_GUESS, Connector, Held, Placed, Usage
-from .values import EDITION_AT, EDITION_BYTES
+from ..tiers.base import TierKind
+from .connector import HEAD_BYTES, Connector, PutResult, Usage
+from .values import CONTENT_DIGEST_AT, CONTENT_DIGEST_BYTES
 
 try:
     import obstore
@@ -27,174 +28,158 @@ try:
 except ImportError as error:
     raise MissingExtraError("obstore", "s3", "An S3 tier") from error
 
-_PAGE = 1000  # objects of one answer while listing
+_PAGE = 1000  # objects in one answer while listing
 
 
-class _Row(NamedTuple):
-    size: int  # bytes
-    groups: int
+class _Size(NamedTuple):
+    stored_bytes: int
+    layer_groups: int
 
 
 class S3Connector(Connector):
     """One tenant's entries in one bucket."""
 
-    name = "s3"
+    kind = TierKind.S3
 
     def __init__(self, config: S3Config, tenant: str) -> None:
-        """Connects to nothing yet. `tenant` is the part of the paths that is the tenant's."""
-        self.capacity_bytes = config.max_bytes
-        self._timeout_s = config.timeout_s
+        """Connects to nothing yet. `tenant` is the tenant's part of the paths."""
+        self.capacity_bytes, self.audit_s = config.max_bytes, config.audit_s
         self._root = f"{config.prefix}/{tenant}/"
-        place: dict[str, Any] = {"endpoint": config.endpoint, "region": config.region}
-        place = {name: value for name, value in place.items() if value is not None}  # else the environment's
+        location: dict[str, Any] = {"virtual_hosted_style_request": config.virtual_hosted}
+        for name, value in (("endpoint", config.endpoint), ("region", config.region)):
+            if value is not None:  # else obstore takes the environment's
+                location[name] = value
+        timeout = timedelta(seconds=config.timeout_s)
         self._store = S3Store(
             config.bucket,
-            config=cast(Any, place | {"virtual_hosted_style_request": config.virtual_hosted}),
+            config=cast(Any, location),
             client_options={
-                "timeout": timedelta(seconds=config.timeout_s),
-                "connect_timeout": timedelta(seconds=config.timeout_s),
+                "timeout": timeout,
+                "connect_timeout": timeout,
                 "allow_http": (config.endpoint or "").startswith("http://"),
             },
             retry_config={"max_retries": 0, "retry_timeout": timedelta(0)},
         )
-        self._books: OrderedDict[str, _Row] = OrderedDict()  # least recently used first
+        self._sizes: OrderedDict[str, _Size] = OrderedDict()  # by key, least recently used first
         self._used_bytes = 0
-        self._writing: set[str] = set()  # keys entered whose head is not written yet
-        self._changed: set[str] = set()  # keys whose rows changed since a listing began
+        self._writing: set[str] = set()  # counted keys whose head is not written yet
+        self._changed: set[str] = set()  # keys counted or forgotten since the audit began
         self._lock = threading.Lock()
         self._pool = ThreadPoolExecutor(config.connections, thread_name_prefix="ragkv-s3")
 
-    def find(self, keys: Sequence[str]) -> list[Held | None]:
-        found = [self.peek(keys[0])] if len(keys) == 1 else list(self._pool.map(self.peek, keys))
-        for key, held in zip(keys, found, strict=True):
-            with self._lock:
-                if held is None:
-                    self._strike(key)
-                elif key in self._books:
-                    self._books.move_to_end(key)
+    def find(self, keys: Sequence[str]) -> list[Bytes | None]:
+        found = [self._start(keys[0])] if len(keys) == 1 else list(self._pool.map(self._start, keys))
+        with self._lock:
+            for key, start in zip(keys, found, strict=True):
+                if start is None:
+                    self._forget(key)
+                elif key in self._sizes:
+                    self._sizes.move_to_end(key)
         return found
 
-    def peek(self, key: str) -> Held | None:
-        with self._call():
-            start = self._range(key, 0, 0, HEAD_GUESS)
-        return None if start is None else Held(key, start)
-
-    def get(self, key: str, group: int, start: int = 0, stop: int | None = None) -> Bytes | None:
-        with self._call():
-            return self._range(key, group, start, stop)
-
-    def exists(self, key: str) -> bool:
+    def get(self, key: str, layer_group: int, start: int = 0, stop: int | None = None) -> Bytes | None:
+        wanted: Any = {"offset": start} if stop is None else (start, stop)
         with self._call():
             try:
-                obstore.head(self._store, self._path(key, 0))
+                found = obstore.get(self._store, self._path(key, layer_group), options={"range": wanted})
+                return memoryview(found.bytes())
             except FileNotFoundError:
-                return False
-        return True
+                return None
 
-    def put(self, key: str, values: Sequence[Bytes], pinned: Set[str]) -> Placed:
+    def put(self, key: str, values: Sequence[Bytes], pinned: Set[str]) -> PutResult:
         if self.exists(key):
-            return Placed(kept=True)
-        size = sum(len(value) for value in values)
+            return PutResult(kept=True)
+        size = _Size(sum(len(value) for value in values), len(values))
         with self._lock:
-            victims = self._reserve(key, _Row(size, len(values)), pinned)
+            victims = self._reserve(key, size, pinned)
             if victims is None:
-                return Placed(kept=False)
+                return PutResult(kept=False)
             self._writing.add(key)
         try:
-            for victim, row in victims:
-                self._remove(victim, row.groups)
-            for group in range(len(values) - 1, -1, -1):  # the head last
+            for victim, gone in victims.items():
+                self._delete_values(victim, gone.layer_groups)
+            for layer_group in range(len(values) - 1, -1, -1):  # the head last
                 with self._call():
-                    obstore.put(self._store, self._path(key, group), bytes(values[group]), use_multipart=False)
+                    value = bytes(values[layer_group])
+                    obstore.put(self._store, self._path(key, layer_group), value, use_multipart=False)
         except RemoteError:
             with self._lock:
-                self._strike(key)
+                self._forget(key)
             raise
         finally:
             with self._lock:
                 self._writing.discard(key)
-        return Placed(kept=True, written_bytes=size, evicted=len(victims))
+        return PutResult(kept=True, written_bytes=size.stored_bytes, evicted=len(victims))
 
-    def delete(self, key: str, groups: int = 0, edition: bytes | None = None) -> bool:
-        if edition is not None:  # no store compares and deletes: between these two lines another may write, and lose
-            with self._call():
-                found = self._range(key, 0, EDITION_AT, EDITION_AT + EDITION_BYTES)
-            if found is not None and bytes(found) != edition:
+    def delete(self, key: str, layer_groups: int = 0, content_digest: bytes | None = None) -> bool:
+        if content_digest is not None:  # S3 cannot compare and delete in one step: a rewrite right now is lost
+            found = self.get(key, 0, CONTENT_DIGEST_AT, CONTENT_DIGEST_AT + CONTENT_DIGEST_BYTES)
+            if found is not None and bytes(found) != content_digest:
                 return False
         there = self.exists(key)
         with self._lock:
-            row = self._books.get(key)
-        self._remove(key, max(groups, 0 if row is None else row.groups))
+            known = self._sizes.get(key, _Size(0, 0)).layer_groups
+        self._delete_values(key, max(layer_groups, known))
         with self._lock:
-            self._strike(key)
+            self._forget(key)
         return there
 
-    def listed(self) -> Iterator[str]:
-        yield from self._rows()
+    def all_keys(self) -> Iterator[str]:
+        yield from self._listed()
 
     def usage(self) -> Usage:
         with self._lock:
-            return Usage(len(self._books), self._used_bytes)
+            return Usage(len(self._sizes), self._used_bytes)
 
     def audit(self, stopped: Callable[[], bool] = lambda: False) -> None:
-        """Count what is there, by listing."""
+        """Count what is there, by listing it."""
         with self._lock:
             self._changed = set(self._writing)
-        listed = self._rows(stopped)
+        listed = self._listed(stopped)
         if stopped():
             return
         with self._lock:
-            for key in set(self._books) - listed.keys() - self._changed:
-                self._strike(key)
-            for key in reversed(listed):  # what others wrote counts as used before all that this process used
-                if key not in self._books and key not in self._changed:
-                    self._enter(key, listed[key])
-                    self._books.move_to_end(key, last=False)
-
-    def ping(self) -> None:
-        self.exists("0" * 64)
-
-    def reset(self) -> None:
-        """obstore keeps its own connections, and drops those that failed."""
+            for key in set(self._sizes) - listed.keys() - self._changed:
+                self._forget(key)
+            for key in reversed(listed):  # entries of other replicas count as used before all that this process used
+                if key not in self._sizes and key not in self._changed:
+                    self._count(key, listed[key])
+                    self._sizes.move_to_end(key, last=False)
 
     def close(self) -> None:
         self._pool.shutdown()
 
     @contextmanager
     def _call(self) -> Iterator[None]:
-        """One exchange: whatever goes wrong in it is a `RemoteError`; obstore's timeout includes the body."""
+        """One exchange: every error in it is a `RemoteError`. obstore's timeout includes the answer's body."""
         try:
             yield
         except RemoteError:
             raise
-        except Exception as error:  # obstore raises one kind for most; what timed out is told by its text
-            text = str(error).partition("\n")[0]
-            timed_out = "timed out" in str(error) or "timeout" in str(error).lower()
-            raise RemoteError(f"s3: {type(error).__name__}: {text}", timed_out) from error
+        except Exception as error:  # obstore raises one class for most errors; only the text tells a timeout
+            text = str(error)
+            timed_out, first_line = "timed out" in text or "timeout" in text.lower(), text.partition("\n")[0]
+            raise RemoteError(f"s3: {type(error).__name__}: {first_line}", timed_out) from error
 
-    def _range(self, key: str, group: int, start: int, stop: int | None) -> Bytes | None:
-        wanted: Any = {"offset": start} if stop is None else (start, stop)
-        try:
-            return memoryview(obstore.get(self._store, self._path(key, group), options={"range": wanted}).bytes())
-        except FileNotFoundError:
-            return None
+    def _start(self, key: str) -> Bytes | None:
+        return self.get(key, 0, 0, HEAD_BYTES)
 
-    def _path(self, key: str, group: int) -> str:
-        return f"{self._root}{key[:2]}/{key}/{group:04d}"
+    def _path(self, key: str, layer_group: int) -> str:
+        return f"{self._root}{key[:2]}/{key}/{layer_group:04d}"
 
-    def _remove(self, key: str, groups: int) -> None:
-        """Delete the head first, so that nobody finds a part. With 0 `groups`, however many there are."""
+    def _delete_values(self, key: str, layer_groups: int) -> None:
+        """Delete the head first, so that no lookup finds a part. With 0 `layer_groups`, list them."""
         with self._call():
             obstore.delete(self._store, self._path(key, 0))
-            rest = [self._path(key, group) for group in range(1, groups)]
-            if not groups:
+            rest = [self._path(key, layer_group) for layer_group in range(1, layer_groups)]
+            if not layer_groups:
                 found = obstore.list(self._store, f"{self._root}{key[:2]}/{key}/").collect()
                 rest = [item["path"] for item in found]
             if rest:
                 obstore.delete(self._store, rest)
 
-    def _rows(self, stopped: Callable[[], bool] = lambda: False) -> dict[str, _Row]:
-        """What is there whole, the least recently written first."""
+    def _listed(self, stopped: Callable[[], bool] = lambda: False) -> dict[str, _Size]:
+        """The entries that have a head, the least recently written first."""
         sizes: dict[str, dict[int, int]] = {}
         written: dict[str, float] = {}
         with self._call():
@@ -202,38 +187,37 @@ class S3Connector(Connector):
                 if stopped():
                     break
                 for item in page:
-                    *_, key, group = item["path"].split("/")
-                    sizes.setdefault(key, {})[int(group)] = item["size"]
+                    *_, key, layer_group = item["path"].split("/")
+                    sizes.setdefault(key, {})[int(layer_group)] = item["size"]
                     written[key] = max(written.get(key, 0.0), item["last_modified"].timestamp())
-        whole = [key for key in sizes if 0 in sizes[key]]
-        return {key: _Row(sum(sizes[key].values()), len(sizes[key])) for key in sorted(whole, key=written.__getitem__)}
+        whole = sorted((key for key in sizes if 0 in sizes[key]), key=written.__getitem__)
+        return {key: _Size(sum(sizes[key].values()), len(sizes[key])) for key in whole}
 
-    # The books; their lock is held
+    # Accounting; the caller holds the lock
 
-    def _reserve(self, key: str, row: _Row, pinned: Set[str]) -> list[tuple[str, _Row]] | None:
-        """Enter `key`; what must go for it, struck off already, or `None`, with nothing changed, if it cannot fit."""
-        mine = self._books.get(key)
-        over = self._used_bytes - (mine.size if mine else 0) + row.size - self.capacity_bytes
-        victims = []
-        for other, held in self._books.items():
+    def _reserve(self, key: str, size: _Size, pinned: Set[str]) -> dict[str, _Size] | None:
+        """Count `key`, and forget the victims that must go for it. `None`, with nothing changed, if it cannot fit."""
+        mine = self._sizes.get(key, _Size(0, 0)).stored_bytes
+        over = self._used_bytes - mine + size.stored_bytes - self.capacity_bytes
+        victims = {}
+        for other, held in self._sizes.items():
             if over <= 0:
                 break
             if other != key and other not in pinned:
-                victims.append((other, held))
-                over -= held.size
+                victims[other] = held
+                over -= held.stored_bytes
         if over > 0:
             return None
-        for other, _ in victims:
-            self._strike(other)
-        self._enter(key, row)
+        for other in victims:
+            self._forget(other)
+        self._count(key, size)
         return victims
 
-    def _enter(self, key: str, row: _Row) -> None:
-        self._strike(key)
-        self._books[key] = row
-        self._used_bytes += row.size
+    def _count(self, key: str, size: _Size) -> None:
+        self._forget(key)
+        self._sizes[key] = size
+        self._used_bytes += size.stored_bytes
 
-    def _strike(self, key: str) -> None:
+    def _forget(self, key: str) -> None:
         self._changed.add(key)
-        row = self._books.pop(key, None)
-        self._used_bytes -= 0 if row is None else row.size
+        self._used_bytes -= self._sizes.pop(key, _Size(0, 0)).stored_bytes

@@ -1,26 +1,25 @@
-"""Deletions that a remote has not confirmed yet: kept on disk until it has, and never forgotten over a restart.
+"""Deletions that a remote has not confirmed yet: noted on disk until it has, so that a restart forgets none.
 
-One JSON list, replaced as a whole: there are few, and they are gone as soon as the remote answers.
+The file is one JSON list, replaced as a whole: there are few, and they go as soon as the remote answers.
 """
 
 import json
 import logging
 import os
 import threading
-from collections.abc import Iterable
 from pathlib import Path
 
 log = logging.getLogger(__name__)
 
 
 class Tombstones:
-    """Keys to be deleted. Thread-safe."""
+    """The keys of pending deletions. Thread-safe."""
 
     def __init__(self, path: Path | None) -> None:
-        """What is noted in `path`; with `None` in memory alone, so that a restart forgets."""
+        """Read the keys noted in `path`. With `None` they stay in memory, and a restart forgets them."""
         self._path = path
         self._lock = threading.Lock()
-        self._keys: set[str] = set(_read(path)) if path is not None else set()
+        self._keys = set() if path is None else _read(path)
 
     def __len__(self) -> int:
         return len(self._keys)
@@ -29,7 +28,7 @@ class Tombstones:
         return key in self._keys
 
     def pending(self) -> list[str]:
-        """All of them, now."""
+        """A copy of all keys."""
         with self._lock:
             return sorted(self._keys)
 
@@ -40,7 +39,7 @@ class Tombstones:
             self._write()
 
     def discard(self, key: str) -> None:
-        """`key` is deleted where it was."""
+        """The remote has confirmed the deletion of `key`."""
         with self._lock:
             if key in self._keys:
                 self._keys.discard(key)
@@ -61,12 +60,12 @@ class Tombstones:
             log.error("Pending deletions cannot be noted in %s: %s. A restart would forget them.", self._path, error)
 
 
-def _read(path: Path) -> Iterable[str]:
+def _read(path: Path) -> set[str]:
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        return ()
+        return set()
     except (OSError, ValueError) as error:
         log.error("Pending deletions in %s cannot be read: %s. Delete those documents again.", path, error)
-        return ()
-    return [key for key in found if isinstance(key, str)] if isinstance(found, list) else ()
+        return set()
+    return {key for key in found if isinstance(key, str)} if isinstance(found, list) else set()

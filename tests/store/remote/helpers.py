@@ -6,9 +6,8 @@ from typing import Any
 from ragkv.config import RedisConfig, S3Config, StoreConfig
 from ragkv.store import Entry
 from ragkv.store.encoded import EncodedEntry
-from ragkv.store.remote import Seal, values
-from ragkv.store.remote.open import open_remote
-from ragkv.store.remote.tier import RemoteTier
+from ragkv.store.remote import RemoteTier, open_remote, values
+from ragkv.store.remote.values import Digester
 from tests.store.remote.servers import RedisServer, S3Server
 
 _NUMBERS = itertools.count()
@@ -21,7 +20,7 @@ def unique_prefix() -> str:
 
 def value_bytes(entry: Entry, group_bytes: int = 512 * 1024) -> int:
     """What `entry` takes on a remote."""
-    return sum(map(len, values.pack(EncodedEntry.of(entry), group_bytes, Seal())))
+    return sum(map(len, values.pack(EncodedEntry.of(entry), group_bytes, Digester())))
 
 
 def redis_config(server: RedisServer, **changes: Any) -> RedisConfig:

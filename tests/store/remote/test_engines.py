@@ -251,7 +251,7 @@ def test_a_server_killed_while_layers_are_read_fails_no_request() -> None:
 class TestSlow:
     def test_what_loads_slower_than_it_computes_is_computed_and_the_report_says_so(self, network: Network) -> None:
         network.engine.prefill(Q, [A, B, C])  # as fast as it comes: nothing was measured before
-        network.engine.parts.store._tiers[-1]._meter._byte_s = 1 / 20e3  # type: ignore[attr-defined]
+        network.engine.parts.store._tiers[-1]._health.meter._s_per_byte = 1 / 20e3  # type: ignore[attr-defined]
         prefill = network.engine.prefill(Q, [A, B, C])
         assert prefill.reuse.missed_chunks == 0
         assert any("quicker than loading" in note and "redis" in note for note in prefill.reuse.notes)
@@ -259,7 +259,7 @@ class TestSlow:
 
     def test_a_quick_one_is_read(self, network: Network) -> None:
         for _ in range(3):
-            network.engine.parts.store._tiers[-1]._meter._byte_s = 1e-12  # type: ignore[attr-defined]
+            network.engine.parts.store._tiers[-1]._health.meter._s_per_byte = 1e-12  # type: ignore[attr-defined]
             prefill = network.engine.prefill(Q, [A, B, C])
             assert not any("quicker" in note for note in prefill.reuse.notes)
             assert prefill.reuse.bytes_by_tier["redis"] > 0

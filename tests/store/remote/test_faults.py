@@ -9,8 +9,7 @@ import pytest
 from ragkv.config import RedisConfig, S3Config, StoreConfig
 from ragkv.errors import EntryDamagedError
 from ragkv.store import Entry, Tier
-from ragkv.store.remote.open import open_remote
-from ragkv.store.remote.tier import RemoteTier
+from ragkv.store.remote import RemoteTier, open_remote
 from ragkv.testing.faulty_proxy import Proxy
 
 from ..entries import IDENTITY, ids_of, make_entry, read_all, same
@@ -88,7 +87,7 @@ def outcome(tier: Tier, number: int = 1, layers: Callable[[int], object] = lambd
 
 
 def is_closed(tier: RemoteTier) -> bool:
-    return tier._breaker.admits()
+    return tier._health.available
 
 
 def until(condition: Callable[[], bool], patience_s: float = 60.0) -> None:

@@ -8,7 +8,7 @@ import pytest
 from ragkv import EngineConfig, StoreConfig
 from ragkv.config import PricesConfig, RedisConfig, S3Config
 from ragkv.errors import ConfigError, MissingExtraError
-from ragkv.store.remote.open import open_remote
+from ragkv.store.remote import open_remote
 
 
 def test_tiers_come_from_tables_and_from_the_environment() -> None:

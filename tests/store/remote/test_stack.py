@@ -12,7 +12,7 @@ import pytest
 from ragkv.config import RedisConfig, StoreConfig
 from ragkv.errors import ConfigError, RemoteError
 from ragkv.store import HintedEntry, PrefetchHint, Store, TierKind
-from ragkv.store.remote.tier import RemoteTier
+from ragkv.store.remote import RemoteTier
 from ragkv.store.remote.tombstones import Tombstones
 from ragkv.testing.faulty_proxy import Proxy
 
@@ -282,7 +282,7 @@ def test_an_audit_strikes_off_what_is_gone_and_takes_in_what_is_in_no_book(redis
         for number in range(4):
             store.put_durably(make_entry(number))
         connector: Any = far(store)._connector
-        client, (sizes, uses) = connector._client, connector._books
+        client, (sizes, uses) = connector._client, connector._accounting
         whole = far(store).stats().used_bytes
         client.delete(*client.keys(f"*{make_entry(0).info.key}:*"))
         client.zadd(uses, {make_entry(0).info.key: 0})  # long ago: nobody is writing it now
@@ -363,14 +363,15 @@ class TestSecret:
     def test_values_somebody_else_made_are_refused_though_their_checksums_are_right(self, config: RedisConfig) -> None:
         """The forger can write to the server, knows the format, and not the secret."""
         from ragkv.store.encoded import EncodedEntry
-        from ragkv.store.remote import Seal, values
+        from ragkv.store.remote import values
+        from ragkv.store.remote.values import Digester
 
         with Store.open(settings(None, redis=config, memory_bytes=0)) as store:
             store.put_durably(make_entry(1))
             forged = make_entry(1)
             forged.kv.zero_()
             connector: Any = far(store)._connector
-            for group, value in enumerate(values.pack(EncodedEntry.of(forged), 512 * 1024, Seal())):
+            for group, value in enumerate(values.pack(EncodedEntry.of(forged), 512 * 1024, Digester())):
                 connector._client.set(f"{connector._root}{forged.info.key}:{group}", value)
             assert hit(store, 1) is None
 

@@ -1,0 +1,195 @@
+"""How a remote is doing: its calls are timed and counted here, and refused while its circuit breaker is open.
+
+The breaker opens after some failures or slow answers in a row, and at once after a timeout, because the next call would
+cost as much. While it is open no request calls the remote: a fault costs one timeout, not one per request. After a
+pause, which doubles each time, one probe is sent in the background (half-open). Requests call again once a probe was
+answered, and never pay for a probe.
+"""
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from enum import Enum
+from typing import TypeVar
+
+from ragkv.errors import RemoteError
+
+from ..tiers.base import RemoteStats, Speed
+
+log = logging.getLogger(__name__)
+
+FAILURES_TO_OPEN = 3  # in a row
+FIRST_PAUSE_S = 1.0  # before the first probe
+LONGEST_PAUSE_S = 60.0
+SAMPLE_WEIGHT = 0.3  # of the latest sample in a running mean
+SAMPLE_BYTES = 4 * 1024**2  # a bandwidth sample ends after so many bytes, or when no read is under way
+FORGET_SPEED_S = 60.0
+
+T = TypeVar("T")
+Clock = Callable[[], float]
+
+
+class BreakerState(Enum):
+    """Whether requests may call."""
+
+    CLOSED = "closed"
+    OPEN = "open"
+    HALF_OPEN = "half-open"  # a probe is under way
+
+
+class SpeedMeter:
+    """Running means of latency and bandwidth, from this process's own reads. Thread-safe.
+
+    Bandwidth is bytes over the time in which at least one read was under way, whatever the number of connections. A
+    measurement expires: a remote that is not read because it was slow would otherwise never be found fast again.
+    """
+
+    def __init__(self, clock: Clock = time.monotonic) -> None:
+        self._clock = clock
+        self._latency_s: float | None = None
+        self._s_per_byte: float | None = None
+        self._measured_at = 0.0
+        self._reads, self._since, self._bytes = 0, 0.0, 0  # of the current sample
+        self._lock = threading.Lock()
+
+    def record_lookup(self, seconds: float) -> None:
+        """A lookup took so long."""
+        with self._lock:
+            self._latency_s = _mean(self._latency_s, seconds)
+
+    def begin_read(self) -> None:
+        """A read begins; `end_read` must follow."""
+        with self._lock:
+            if not self._reads:
+                self._since, self._bytes = self._clock(), 0
+            self._reads += 1
+
+    def end_read(self, size_bytes: int) -> None:
+        """A read returned `size_bytes`; 0 if it failed."""
+        with self._lock:
+            self._reads -= 1
+            self._bytes += size_bytes
+            now = self._clock()
+            if self._bytes and (not self._reads or self._bytes >= SAMPLE_BYTES):
+                self._s_per_byte = _mean(self._s_per_byte, (now - self._since) / self._bytes)
+                self._since, self._bytes, self._measured_at = now, 0, now
+
+    def speed(self) -> Speed | None:
+        """The means; `None` if nothing was read lately."""
+        with self._lock:
+            if self._s_per_byte is None or self._clock() - self._measured_at > FORGET_SPEED_S:
+                return None
+            return Speed(self._latency_s or 0.0, 1.0 / max(self._s_per_byte, 1e-15))
+
+
+class Health:
+    """The circuit breaker of one remote, and the counts of its calls. Thread-safe."""
+
+    def __init__(
+        self, name: str, timeout_s: float, on_open: Callable[[], None] = lambda: None, clock: Clock = time.monotonic
+    ) -> None:
+        """`name` is for messages; an answer that takes half of `timeout_s` is slow; `on_open` announces a probe."""
+        self.meter = SpeedMeter(clock)
+        self._name, self._slow_s, self._on_open, self._clock = name, timeout_s / 2, on_open, clock
+        self._state, self._failures_in_a_row = BreakerState.CLOSED, 0
+        self._pause_s, self._probe_at = FIRST_PAUSE_S, 0.0
+        self._opened = self._failures = self._timeouts = self._slow = self._skipped = 0
+        self._lost_s = 0.0
+        self._stopped = False
+        self._lock = threading.Lock()
+
+    @property
+    def available(self) -> bool:
+        """Whether a request may call."""
+        return self._state is BreakerState.CLOSED and not self._stopped
+
+    def call(self, action: Callable[[], T], brief: bool = True) -> T:
+        """The result of `action`. Only a `brief` action can be slow. Raises `RemoteError`."""
+        if not self.available:
+            with self._lock:
+                self._skipped += 1
+            raise RemoteError(f"{self._name} is not called until it answers again")
+        began = self._clock()
+        try:
+            answer = action()
+        except RemoteError as error:
+            self.record_failure(error, self._clock() - began)
+            raise
+        if brief and self._clock() - began > self._slow_s:
+            with self._lock:
+                self._slow += 1
+            self._count_towards_opening("its answers are slow")
+        else:
+            with self._lock:
+                if self._state is BreakerState.CLOSED:  # a late answer to an earlier call does not close the breaker
+                    self._failures_in_a_row = 0
+        return answer
+
+    def record_failure(self, error: RemoteError, seconds: float) -> None:
+        """A call ended in `error` after `seconds`."""
+        with self._lock:
+            self._failures += 1
+            self._timeouts += error.timed_out
+            self._lost_s += seconds
+        self._count_towards_opening(str(error), error.timed_out)
+
+    def probe_due_s(self) -> float | None:
+        """Seconds until a probe is due; `None` if the breaker is not open."""
+        with self._lock:
+            return max(0.0, self._probe_at - self._clock()) if self._state is BreakerState.OPEN else None
+
+    def probe(self, ping: Callable[[], object]) -> bool:
+        """Call `ping` if a probe is due. Returns whether that closed the breaker; any exception is a failure."""
+        with self._lock:
+            if self._state is not BreakerState.OPEN or self._clock() < self._probe_at:
+                return False
+            self._state = BreakerState.HALF_OPEN
+        try:
+            ping()
+        except Exception as error:
+            log.debug("%s does not answer yet: %s", self._name, error)
+            with self._lock:
+                self._pause_s = min(LONGEST_PAUSE_S, 2 * self._pause_s)
+                self._state, self._probe_at = BreakerState.OPEN, self._clock() + self._pause_s
+            return False
+        with self._lock:
+            self._state, self._failures_in_a_row, self._pause_s = BreakerState.CLOSED, 0, FIRST_PAUSE_S
+        log.info("%s answers again.", self._name)
+        return True
+
+    def stats(self, pending_deletions: int) -> RemoteStats:
+        """The counts, with the tier's number of unconfirmed deletions."""
+        speed = self.meter.speed()
+        with self._lock:
+            return RemoteStats(
+                state=self._state.value,
+                opened=self._opened,
+                failures=self._failures,
+                timeouts=self._timeouts,
+                slow=self._slow,
+                skipped=self._skipped,
+                lost_s=self._lost_s,
+                pending_deletions=pending_deletions,
+                latency_s=None if speed is None else speed.latency_s,
+                bytes_per_s=None if speed is None else speed.bytes_per_s,
+            )
+
+    def stop(self) -> None:
+        """Refuse all calls from now on."""
+        self._stopped = True
+
+    def _count_towards_opening(self, why: str, timed_out: bool = False) -> None:
+        with self._lock:
+            self._failures_in_a_row += 1
+            enough = timed_out or self._failures_in_a_row >= FAILURES_TO_OPEN
+            if self._state is not BreakerState.CLOSED or not enough:
+                return
+            self._state, self._probe_at = BreakerState.OPEN, self._clock() + self._pause_s
+            self._opened += 1
+        log.warning("%s: everything in it is a miss until it answers again (%s).", self._name, why)
+        self._on_open()
+
+
+def _mean(before: float | None, latest: float) -> float:
+    return latest if before is None else (1 - SAMPLE_WEIGHT) * before + SAMPLE_WEIGHT * latest

@@ -1,0 +1,182 @@
+"""Reads from one connector: in a thread pool, the layers that are needed first before others, verified on arrival.
+
+Bytes that do not verify are read once more on a new connection, because a connection that lost its place would show
+every value as damaged. What is bad twice, or lacks a part, is deleted, if it still is what was found.
+"""
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import CancelledError, Future
+from typing import TypeVar
+
+from ragkv.config import RedisConfig, S3Config
+from ragkv.errors import EntryDamagedError, EntryUnreachableError, RemoteError
+from ragkv.runtime import PriorityThreadPool
+
+from ..record import Bytes
+from ..tiers.ledger import Counts
+from . import values
+from .connector import HEAD_BYTES, Connector
+from .health import Health
+from .values import Digester, RemoteHead
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+Lookup = Future[dict[str, Bytes | None]]  # by key, the beginning of its head
+
+GRACE_S = 0.25  # of waiting for a thread beyond the connector's own timeout
+_LOOKUP_PRIORITY = -1  # before all layers
+
+
+class RemoteReader:
+    """Looks heads up and fetches layer groups. Thread-safe."""
+
+    def __init__(
+        self,
+        connector: Connector,
+        config: RedisConfig | S3Config,
+        health: Health,
+        digester: Digester,
+        counts: Counts,
+        read_cache_bytes: int,
+    ) -> None:
+        """Layer groups that were read may stay here, up to `read_cache_bytes`, until they are copied to faster tiers.
+
+        `counts.damaged` and `counts.read_bytes` are counted here.
+        """
+        self.connector, self.health, self._digester = connector, health, digester
+        self._name, self._timeout_s = connector.kind.value, config.timeout_s
+        self._counts, self._cache_free_bytes = counts, read_cache_bytes
+        self._pool = PriorityThreadPool(config.connections, f"ragkv-{self._name}")
+        self._lock = threading.RLock()  # re-entrant: garbage collection may close an abandoned lease under it
+
+    def look_up(self, keys: Sequence[str], on_missing: Callable[[Sequence[str]], None] = lambda _: None) -> Lookup:
+        """Look for the heads of `keys` in one exchange; `on_missing` gets the keys that were not found."""
+
+        def look() -> dict[str, Bytes | None]:
+            began = time.monotonic()
+            try:
+                starts = self.health.call(lambda: self.connector.find(keys))
+            except RemoteError:
+                on_missing(keys)
+                raise
+            self.health.meter.record_lookup((time.monotonic() - began) / len(keys))
+            found = dict(zip(keys, starts, strict=True))
+            on_missing([key for key, start in found.items() if start is None])
+            return found
+
+        return self._pool.submit(_LOOKUP_PRIORITY, look)
+
+    def fetch(self, head: RemoteHead, layer_group: int) -> Future[Bytes]:
+        """The payload of a layer group, verified; see `wait`."""
+        return self._pool.submit(head.layers_of(layer_group).start, lambda: self._payload(head, layer_group))
+
+    def wait(self, future: Future[T]) -> T:
+        """The result of `look_up` or `fetch`. Raises `RemoteError`, `EntryDamagedError`.
+
+        The connector keeps its timeout; should it not, the waiting ends here.
+        """
+        ran = False
+        while True:
+            try:
+                return future.result(self._timeout_s + GRACE_S)
+            except CancelledError:
+                raise RemoteError(f"{self._name} was closed") from None
+            except TimeoutError:
+                if ran:
+                    late = RemoteError(f"{self._name} did not answer", timed_out=True)
+                    self.health.record_failure(late, self._timeout_s + GRACE_S)
+                    raise late from None
+                ran = future.running()  # else it is queued behind others, each of which takes a timeout at most
+
+    def head(self, key: str, start: Bytes) -> RemoteHead | None:
+        """The head that begins with `start`, verified. Raises `RemoteError`, `EntryDamagedError` if it is bad twice."""
+        try:
+            return self.parse_head(key, start)
+        except EntryDamagedError:
+            self.connector.reset()
+            again = self.head_start(key)
+            return None if again is None else self.parse_head(key, again)
+
+    def head_start(self, key: str) -> Bytes | None:
+        """The beginning of the head of `key`. Not a use. Raises `RemoteError`."""
+        return self.health.call(lambda: self.connector.get(key, 0, 0, HEAD_BYTES))
+
+    def parse_head(self, key: str, start: Bytes) -> RemoteHead:
+        """As `head`, without a second attempt."""
+
+        def more(size: int) -> Bytes:
+            return self.health.call(lambda: self.connector.get(key, 0, 0, size)) or b""
+
+        return values.parse_head(key, values.parse(key, start, self._digester, more))
+
+    def drop(self, key: str, why: EntryDamagedError, head: RemoteHead | None) -> None:
+        """Delete an entry that is bad or lacks a part, unless it was written anew since `head` was read."""
+        log.warning("%s", why)
+        with self._lock:
+            self._counts.damaged += not isinstance(why, EntryUnreachableError)
+        known = (0, None) if head is None else (head.layer_groups, head.header.content_digest)
+        try:
+            self.health.call(lambda: self.connector.delete(key, *known), brief=False)
+        except RemoteError as error:
+            log.debug("Damaged entry %s could not be deleted: %s", key[:12], error)
+
+    def reserve_read_cache(self, size_bytes: int) -> bool:
+        """Whether so many bytes that were read may stay; then `release_read_cache` must follow."""
+        with self._lock:
+            if size_bytes > self._cache_free_bytes:
+                return False
+            self._cache_free_bytes -= size_bytes
+            return True
+
+    def release_read_cache(self, size_bytes: int) -> None:
+        """Give back what was reserved."""
+        with self._lock:
+            self._cache_free_bytes += size_bytes
+
+    def count_read(self, size_bytes: int) -> None:
+        """A lease handed out so many bytes."""
+        with self._lock:
+            self._counts.read_bytes += size_bytes
+
+    def close(self) -> None:
+        """Cancel queued reads and wait for the running ones."""
+        self._pool.close()
+
+    def _payload(self, head: RemoteHead, layer_group: int) -> Bytes:
+        if not head.layers_of(layer_group):
+            return b""
+        try:
+            try:
+                return self._verified(head, layer_group)
+            except EntryDamagedError:
+                self.connector.reset()
+                return self._verified(head, layer_group)
+        except EntryDamagedError as error:
+            self.drop(head.info.key, error, head)
+            raise
+
+    def _verified(self, head: RemoteHead, layer_group: int) -> Bytes:
+        key, header = head.info.key, head.header
+        data = self._get(key, layer_group, 0 if layer_group else header.payload_at)
+        if data is None:
+            raise EntryUnreachableError(key, f"layer group {layer_group} is gone from {self._name}, evicted or deleted")
+        if layer_group:
+            header = values.parse(key, data, self._digester)
+            head.check_group(header, layer_group)
+            data = memoryview(data)[header.payload_at :]
+        header.check_payload(key, data, self._digester)
+        return data
+
+    def _get(self, key: str, layer_group: int, start: int) -> Bytes | None:
+        data = None
+        self.health.meter.begin_read()
+        try:
+            data = self.health.call(lambda: self.connector.get(key, layer_group, start))
+        finally:
+            self.health.meter.end_read(len(data or b""))
+        return data

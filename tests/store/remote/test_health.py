@@ -1,0 +1,150 @@
+"""The health of a remote: when its circuit breaker opens and closes, and how fast it is found to be."""
+
+from typing import Any
+
+import pytest
+
+from ragkv.errors import RemoteError
+from ragkv.store.remote.health import FAILURES_TO_OPEN, FORGET_SPEED_S, LONGEST_PAUSE_S, Health, SpeedMeter
+
+TIMEOUT_S = 1.0
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def health(clock: Clock) -> Health:
+    return Health("remote", TIMEOUT_S, clock=clock)
+
+
+def refuse() -> None:
+    raise RemoteError("refused")
+
+
+def time_out() -> None:
+    raise RemoteError("timed out", timed_out=True)
+
+
+def fail(health: Health, times: int = 1) -> None:
+    for _ in range(times):
+        with pytest.raises(RemoteError, match="refused"):
+            health.call(refuse)
+
+
+def open_breaker(health: Health) -> None:
+    with pytest.raises(RemoteError, match="timed out"):
+        health.call(time_out)
+
+
+def test_the_breaker_opens_after_some_failures_in_a_row(health: Health) -> None:
+    fail(health, FAILURES_TO_OPEN - 1)
+    assert health.call(lambda: "answer") == "answer"
+    fail(health, FAILURES_TO_OPEN - 1)
+    assert health.available
+    fail(health)
+    assert not health.available
+
+
+def test_the_breaker_opens_at_once_after_a_timeout(health: Health) -> None:
+    open_breaker(health)
+    assert health.stats(0).state == "open"
+
+
+def test_slow_answers_open_the_breaker_unless_the_call_may_take_long(health: Health, clock: Clock) -> None:
+    def answer_slowly() -> None:
+        clock.now += 0.6 * TIMEOUT_S
+
+    for _ in range(FAILURES_TO_OPEN):
+        health.call(answer_slowly, brief=False)
+    assert health.available
+    for _ in range(FAILURES_TO_OPEN):
+        health.call(answer_slowly)
+    assert not health.available
+    assert health.stats(0).slow == FAILURES_TO_OPEN
+
+
+def test_an_open_breaker_refuses_calls_and_counts_them(health: Health) -> None:
+    open_breaker(health)
+    with pytest.raises(RemoteError, match="until it answers again"):
+        health.call(lambda: pytest.fail("it was called"))
+    stats = health.stats(3)
+    assert (stats.opened, stats.failures, stats.timeouts, stats.skipped, stats.pending_deletions) == (1, 1, 1, 1, 3)
+
+
+def test_a_probe_that_is_answered_closes_the_breaker_and_one_that_fails_doubles_the_pause(
+    health: Health, clock: Clock
+) -> None:
+    open_breaker(health)
+    pauses = []
+    for _ in range(10):
+        pauses.append(health.probe_due_s())
+        assert not health.probe(lambda: None)  # too early
+        clock.now += health.probe_due_s() or 0.0
+        assert not health.probe(refuse)
+    assert pauses[:4] == [1.0, 2.0, 4.0, 8.0]
+    assert pauses[-1] == LONGEST_PAUSE_S
+    clock.now += LONGEST_PAUSE_S
+    assert health.probe(lambda: None)
+    assert health.available
+    assert health.probe_due_s() is None
+    open_breaker(health)
+    assert health.probe_due_s() == 1.0  # as at first
+
+
+def test_no_other_call_or_probe_is_made_while_a_probe_is_under_way(health: Health, clock: Clock) -> None:
+    open_breaker(health)
+    clock.now = 1.0
+    seen: list[Any] = []
+    health.probe(lambda: seen.append((health.stats(0).state, health.available, health.probe(refuse))))
+    assert seen == [("half-open", False, False)]
+
+
+def test_a_late_answer_to_an_earlier_call_does_not_close_the_breaker(health: Health) -> None:
+    health.call(lambda: open_breaker(health))
+    assert not health.available
+
+
+def test_a_stopped_remote_refuses_all_calls(health: Health) -> None:
+    health.stop()
+    with pytest.raises(RemoteError):
+        health.call(lambda: None)
+
+
+class TestSpeedMeter:
+    def test_bandwidth_is_measured_over_the_time_in_which_anything_was_read(self, clock: Clock) -> None:
+        meter = SpeedMeter(clock)
+        assert meter.speed() is None
+        meter.begin_read()
+        meter.begin_read()
+        clock.now = 1.0
+        meter.end_read(600)
+        clock.now = 2.0
+        meter.end_read(400)
+        clock.now = 50.0  # nothing was read
+        speed = meter.speed()
+        assert speed is not None and speed.bytes_per_s == pytest.approx(500)
+
+    def test_a_measured_speed_is_forgotten_after_a_while(self, clock: Clock) -> None:
+        meter = SpeedMeter(clock)
+        meter.begin_read()
+        clock.now = 1.0
+        meter.end_read(100)
+        clock.now = 1.5 + FORGET_SPEED_S
+        assert meter.speed() is None
+
+    def test_a_read_that_failed_is_no_measurement(self, clock: Clock) -> None:
+        meter = SpeedMeter(clock)
+        meter.begin_read()
+        meter.end_read(0)
+        assert meter.speed() is None
