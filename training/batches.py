@@ -1,7 +1,8 @@
-"""Worlds as rows of token ids: one context, many questions side by side, and what the throwaway heads should see.
+"""Turns worlds into rows of token ids: one context, many questions next to each other, and labels for auxiliary losses.
 
-A row is `<bos><user>` chunks, then one branch a question; every branch sees the context and itself and starts where
-the context ends, as if it were the only one. Knows the layout and the labels; knows nothing of the model.
+A row is `<bos><user>` chunks, then one branch for each question. Every branch sees the context and itself, and starts
+at the position where the context ends, as if it were the only one. This file knows the layout and the labels, and
+nothing of the model.
 
 Invariant: a branch's ids and positions equal those of the same question asked alone.
 """
@@ -17,7 +18,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
-from training.discourse import Fact, How, Mention
+from training.discourse import Fact, Mention, MentionType
 from training.questions import UNKNOWN, Question
 from training.templates import SYSTEM
 from training.tokenizer import ASSISTANT, BOS, END, PAD, USER, build
@@ -25,50 +26,53 @@ from training.worlds import World, level, world
 
 IGNORE = -100
 BUCKETS = (128, 192, 256, 320, 384, 448, 512, 640, 768, 1024, 1280, 1536)
-HEADS = ("previous", "reference", "subject", "object", "bridge", "asked", "described")
-# A reference at its name, a question at its first and at its last statement, a description at what introduced it,
-# a comparison at the older name.
-LOOKS = ("reference", "first", "last", "described", "older")
+# What an auxiliary head predicts the name of. A label holds the index into this tuple.
+AUXILIARY_HEADS = ("previous", "reference", "subject", "object", "bridge", "asked", "described")
+# Where attention is trained to go: a reference to the name it means, a question to its first and its last statement, a
+# description to the statement that introduced it, a comparison to the older name.
+ATTENTION_TARGETS = ("reference", "first", "last", "described", "older")
 
-
-_INTRODUCES = {"alias": How.ALIAS, "job": How.DESC, "product": How.DESC}
+_INTRODUCES = {
+    "alias": MentionType.ALIAS,
+    "job": MentionType.DESCRIPTION,
+    "product": MentionType.DESCRIPTION,
+}
 
 
 @dataclass(frozen=True)
 class Row:
-    """One context with its branches; lists of equal length S but for `marks`."""
+    """One context with its branches. The first four lists have equal length S."""
 
     ids: list[int]
     positions: list[int]
-    branch: list[int]  # 0 context, then 1, 2, ... a branch each
+    branch: list[int]  # 0 context, then 1, 2, ... for each branch
     targets: list[int]  # the next id where an answer is learned, else IGNORE
-    marks: list[tuple[int, int, int, int]]  # head, position in the row, first and last piece of the name to tell
-    looks: list[tuple[int, int, int, int]]  # what for, position in the row, two positions it should look at
+    labels: list[tuple[int, int, int, int]]  # auxiliary head, index in the row, first and last token of the name
+    attention_targets: list[tuple[int, int, int, int]]  # kind of target, index in the row, two indices to attend to
 
 
 @dataclass(frozen=True)
 class Batch:
-    """Rows of one length."""
+    """Rows padded to one length."""
 
     ids: Tensor  # (B, S)
     positions: Tensor  # (B, S)
     branch: Tensor  # (B, S), -1 padding
     targets: Tensor  # (B, S)
-    marks: Tensor  # (M, 5): head, row, position, first piece, last piece
-    looks: Tensor  # (N, 5): what for, row, position, two positions to look at
+    labels: Tensor  # (M, 5): auxiliary head, row, index, first token, last token
+    attention_targets: Tensor  # (N, 5): kind of target, row, index, two indices to attend to
     worlds: int  # worlds drawn so far, those of the rows still waiting included
 
 
 @dataclass(frozen=True)
 class _Places:
-    """Where in a row things stand."""
+    """Where in a row names and statements stand."""
 
-    named: dict[str, int]  # an entity's last mention by name
-    statements: dict[int, tuple[int, int]]  # a statement's later mention, and its end
-    introduced: dict[
-        tuple[str, How], tuple[int, int]
-    ]  # the same, of what introduced an entity's code name or description
-    facts: dict[int, Fact]  # what each of the statements told
+    named: dict[str, int]  # entity -> its last mention by name
+    statements: dict[int, tuple[int, int]]  # statement -> its later mention, and its end
+    # (entity, ALIAS or DESCRIPTION) -> the same, of the statement that introduced this code name or description
+    introduced: dict[tuple[str, MentionType], tuple[int, int]]
+    facts: dict[int, Fact]  # statement -> its fact
 
 
 class Encoder:
@@ -76,119 +80,127 @@ class Encoder:
 
     def __init__(self, tokenizer: PreTrainedTokenizerFast) -> None:
         self._tokenizer = tokenizer.backend_tokenizer
-        self._pieces: dict[str, tuple[int, int]] = {}
+        self._name_tokens: dict[str, tuple[int, int]] = {}
 
     def ids(self, text: str) -> list[int]:
-        """The ids of a run of text, nothing added."""
+        """The ids of a text, without special tokens."""
         ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
         return ids
 
+    def turn(self, question: str, answer: str) -> tuple[list[int], list[int]]:
+        """The ids of a question up to `<assistant>`, and those of its answer up to `<end>`."""
+        return [*self.ids(question), ASSISTANT], [*self.ids(answer), END]
+
     def row(self, made: World, random: Random, length: int | None, extras: bool) -> Row:
-        """The world as a row; `extras` now and then adds a system text, a turn in the middle, or takes chunks away."""
+        """The world as a row. With `extras`, sometimes a system text, a turn in the middle, or fewer chunks."""
         made, kept = _some_chunks(made, random) if extras else (made, tuple(range(len(made.chunks))))
         row, places = Row([BOS], [], [], [IGNORE], [], []), _Places({}, {}, {}, {})
         if extras and random.random() < 0.1:
-            self._put(row, self.ids(random.choice(SYSTEM)))
-        self._put(row, [USER])
+            self._append(row, self.ids(random.choice(SYSTEM)))
+        self._append(row, [USER])
         turn = _middle_turn(made, random) if extras and len(kept) == len(made.chunks) else None
         for number in kept:
             if turn and turn[0] == number:
-                self._answer(row, turn[1].question, turn[1].answer)
-                self._put(row, [USER])
-            self._chunk(row, made, number, set(kept), places)
+                self._append_turn(row, turn[1].question, turn[1].answer)
+                self._append(row, [USER])
+            self._append_chunk(row, made, number, set(kept), places)
         context = len(row.ids)
         row.positions.extend(range(context))
         row.branch.extend([0] * context)
         for number, question in enumerate(made.questions, start=1):
-            if not self._branch(row, question, number, length, places):
+            if not self._append_branch(row, question, number, length, places):
                 break
         return row
 
-    def _chunk(self, row: Row, made: World, number: int, kept: set[int], places: _Places) -> None:
+    def _append_chunk(self, row: Row, made: World, number: int, kept: set[int], places: _Places) -> None:
         encoding = self._tokenizer.encode(made.chunks[number], add_special_tokens=False)
         base = len(row.ids)
         last = {end: base + index for index, (_, end) in enumerate(encoding.offsets)}
-        self._put(row, encoding.ids)
-        for index, told in enumerate(made.statements):
-            if told.chunk != number or not told.support <= kept:
+        self._append(row, encoding.ids)
+        for index, statement in enumerate(made.statements):
+            if statement.chunk != number or not statement.support <= kept:
                 continue
-            for mention in (told.subject, told.object):
-                self._mention(row, mention, last[mention.end], places)
-            places.statements[index] = (last[max(told.subject.end, told.object.end)], last[told.end])
-            places.facts[index] = told.fact
-            if told.subject.how is How.NAME and told.fact.relation in _INTRODUCES:
-                places.introduced[told.fact.subject, _INTRODUCES[told.fact.relation]] = places.statements[index]
+            fact, subject = statement.fact, statement.subject
+            for mention in (subject, statement.object):
+                self._label_mention(row, mention, last[mention.end], places)
+            places.statements[index] = (last[max(subject.end, statement.object.end)], last[statement.end])
+            places.facts[index] = fact
+            if subject.type is MentionType.NAME and fact.relation in _INTRODUCES:
+                places.introduced[fact.subject, _INTRODUCES[fact.relation]] = places.statements[index]
             for position in places.statements[index]:
-                row.marks.append((2, position, *self._name(told.fact.subject)))
-                row.marks.append((3, position, *self._name(told.fact.object)))
+                row.labels.append((2, position, *self._name(fact.subject)))
+                row.labels.append((3, position, *self._name(fact.object)))
 
-    def _mention(self, row: Row, mention: Mention, position: int, places: _Places) -> None:
-        if mention.how is How.NAME:
+    def _label_mention(self, row: Row, mention: Mention, position: int, places: _Places) -> None:
+        if mention.type is MentionType.NAME:
             places.named[mention.entity] = position
-            row.marks.append((0, position, row.ids[position - 1], row.ids[position - 1]))
-        elif mention.how in (How.ALIAS, How.DESC):
-            row.marks.append((6, position, *self._name(mention.entity)))
-            if (mention.entity, mention.how) in places.introduced:
-                row.looks.append((3, position, *places.introduced[mention.entity, mention.how]))
-        elif mention.how is not How.WORD:
-            row.marks.append((1, position, *self._name(mention.entity)))
+            row.labels.append((0, position, row.ids[position - 1], row.ids[position - 1]))
+        elif mention.type in (MentionType.ALIAS, MentionType.DESCRIPTION):
+            row.labels.append((6, position, *self._name(mention.entity)))
+            if (mention.entity, mention.type) in places.introduced:
+                row.attention_targets.append((3, position, *places.introduced[mention.entity, mention.type]))
+        elif mention.type is not MentionType.WORD:
+            row.labels.append((1, position, *self._name(mention.entity)))
             if mention.entity in places.named:
-                row.looks.append((0, position, places.named[mention.entity], places.named[mention.entity]))
+                row.attention_targets.append((0, position, places.named[mention.entity], places.named[mention.entity]))
 
-    def _branch(self, row: Row, question: Question, number: int, length: int | None, places: _Places) -> bool:
+    def _append_branch(self, row: Row, question: Question, number: int, length: int | None, places: _Places) -> bool:
+        """Whether the branch fitted into `length`."""
         start, context = len(row.ids), row.branch.count(0)
         for asked, answer in (*question.history, (question.question, question.answer)):
             if len(row.ids) > start:
-                self._put(row, [USER])
-            self._answer(row, asked, answer)
+                self._append(row, [USER])
+            self._append_turn(row, asked, answer)
         if length is not None and len(row.ids) > length:
             del row.ids[start:], row.targets[start:]
             return False
         asked_at = max(index for index in range(start, len(row.ids)) if row.ids[index] == ASSISTANT)
-        for head, name in ((4, question.bridge), (5, question.asked)):
+        for head, name in ((4, question.bridge), (5, question.subject)):
             if name:
-                row.marks.append((head, asked_at, *self._name(name)))
-        if question.told and all(told in places.statements for told in question.told):
+                row.labels.append((head, asked_at, *self._name(name)))
+        if question.statements and all(index in places.statements for index in question.statements):
             if question.type == "comparison":
-                self._compared(row, question, start, asked_at, places)
+                self._label_comparison(row, question, start, asked_at, places)
             else:
-                for what, told in ((1, question.told[0]), (2, question.told[-1])):
-                    row.looks.append((what, asked_at, *places.statements[told]))
+                for target, index in ((1, question.statements[0]), (2, question.statements[-1])):
+                    row.attention_targets.append((target, asked_at, *places.statements[index]))
         row.positions.extend(range(context, context + len(row.ids) - start))
         row.branch.extend([number] * (len(row.ids) - start))
         return True
 
-    def _compared(self, row: Row, question: Question, start: int, asked_at: int, places: _Places) -> None:
-        """Each name in the question looks up its own year."""
-        for told in question.told:
-            name = self.ids(places.facts[told].subject)
+    def _label_comparison(self, row: Row, question: Question, start: int, asked_at: int, places: _Places) -> None:
+        """Each name in the question attends to its own year; the answer attends to the older name."""
+        for index in question.statements:
+            fact = places.facts[index]
+            name = self.ids(fact.subject)
             end = next(i for i in range(start + len(name), len(row.ids)) if row.ids[i - len(name) + 1 : i + 1] == name)
-            row.marks.append((4, end, *self._name(places.facts[told].object)))
-            row.looks.append((1, end, *places.statements[told]))
-            if places.facts[told].subject == question.answer:
-                row.looks.append((4, asked_at, end, end))
+            row.labels.append((4, end, *self._name(fact.object)))
+            row.attention_targets.append((1, end, *places.statements[index]))
+            if fact.subject == question.answer:
+                row.attention_targets.append((4, asked_at, end, end))
 
-    def _answer(self, row: Row, question: str, answer: str) -> None:
-        """A question and its answer, learned from `<assistant>` on."""
-        self._put(row, [*self.ids(question), ASSISTANT])
-        answer_ids = [*self.ids(answer), END]
+    def _append_turn(self, row: Row, question: str, answer: str) -> None:
+        """A question and its answer, which is learned from `<assistant>` on."""
+        question_ids, answer_ids = self.turn(question, answer)
+        self._append(row, question_ids)
         row.targets[-1] = answer_ids[0]
         row.ids.extend(answer_ids)
         row.targets.extend([*answer_ids[1:], IGNORE])
 
-    def _put(self, row: Row, ids: list[int]) -> None:
+    def _append(self, row: Row, ids: list[int]) -> None:
         row.ids.extend(ids)
         row.targets.extend([IGNORE] * len(ids))
 
     def _name(self, name: str) -> tuple[int, int]:
-        if name not in self._pieces:
+        """The first and the last token of a name."""
+        if name not in self._name_tokens:
             ids = self.ids(name)
-            self._pieces[name] = (ids[0], ids[-1])
-        return self._pieces[name]
+            self._name_tokens[name] = (ids[0], ids[-1])
+        return self._name_tokens[name]
 
 
 def _some_chunks(made: World, random: Random) -> tuple[World, tuple[int, ...]]:
-    """Now and then only the first chunks, or one alone: what they do not tell is unknown."""
+    """Sometimes only the first chunks, or one alone. Questions that need other chunks get the answer "unknown"."""
     draw, count = random.random(), len(made.chunks)
     if draw < 0.06:
         kept: tuple[int, ...] = tuple(range(random.randint(1, count)))
@@ -205,7 +217,7 @@ def _some_chunks(made: World, random: Random) -> tuple[World, tuple[int, ...]]:
 
 
 def _middle_turn(made: World, random: Random) -> tuple[int, Question] | None:
-    """Now and then a question between two chunks, answered by those before it."""
+    """Sometimes a question between two chunks that the chunks before it answer, with the number of the chunk after."""
     if random.random() > 0.12 or len(made.chunks) < 2:
         return None
     number = random.randrange(1, len(made.chunks))
@@ -214,7 +226,7 @@ def _middle_turn(made: World, random: Random) -> tuple[int, Question] | None:
 
 
 class Stream(torch.utils.data.IterableDataset[Batch]):
-    """Batches without end, the same for the same seed, mix and start."""
+    """An endless stream of batches, the same for the same seed, mix of levels and start."""
 
     def __init__(self, seed: int, mix: dict[int, float], tokens: int, start: int = 0, stride: int = 1) -> None:
         self._seed, self._mix, self._tokens, self._start, self._stride = seed, mix, tokens, start, stride
@@ -244,7 +256,7 @@ class Stream(torch.utils.data.IterableDataset[Batch]):
 
 
 def collate(rows: list[Row], length: int, worlds: int = 0) -> Batch:
-    """Rows padded to one length."""
+    """The rows as one batch, padded to `length`."""
 
     def padded(values: list[list[int]], fill: int) -> Tensor:
         out = np.full((len(values), length), fill, dtype=np.int64)
@@ -252,14 +264,16 @@ def collate(rows: list[Row], length: int, worlds: int = 0) -> Batch:
             out[index, : len(value)] = value
         return torch.from_numpy(out)
 
-    marks = [(mark[0], index, *mark[1:]) for index, row in enumerate(rows) for mark in row.marks]
-    looks = [(look[0], index, *look[1:]) for index, row in enumerate(rows) for look in row.looks]
+    def with_row(lists: list[list[tuple[int, int, int, int]]]) -> Tensor:
+        values = [(each[0], index, *each[1:]) for index, several in enumerate(lists) for each in several]
+        return torch.tensor(values, dtype=torch.int64).view(-1, 5)
+
     return Batch(
         padded([row.ids for row in rows], PAD),
         padded([row.positions for row in rows], 0),
         padded([row.branch for row in rows], -1),
         padded([row.targets for row in rows], IGNORE),
-        torch.tensor(marks, dtype=torch.int64).view(-1, 5),
-        torch.tensor(looks, dtype=torch.int64).view(-1, 5),
+        with_row([row.labels for row in rows]),
+        with_row([row.attention_targets for row in rows]),
         worlds,
     )

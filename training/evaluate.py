@@ -1,11 +1,11 @@
-"""Exact match by question type, on worlds training never drew, beside guessing, no context and full reuse.
+"""Exact match by question type on worlds that training never drew, compared with guessing, no context and full reuse.
 
     python -m training.evaluate runs/reader/export --worlds 160
 
-Every question is a branch of its context's row, and all are scored in one pass: the argmax at every place of the
+Every question is a branch of its context's row, and one pass scores them all: the argmax at every position of the
 answer, its `<end>` included, is right exactly when greedy decoding gives the answer word for word. Full reuse is the
-same pass with every chunk blind to the other chunks (positions as in the prompt), which is what position-aligned
-stored KV sees.
+same pass with attention between chunks masked (positions as in the prompt), which equals stored KV at the right
+positions.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ SETS: dict[str, tuple[NameSplit, TemplateSplit, int, float]] = {
 
 @dataclass(frozen=True)
 class Score:
-    """How one question went."""
+    """The results of one question."""
 
     type: str
     guess: float
@@ -55,16 +55,16 @@ class Score:
 
 
 def made_world(name: str, index: int, questions: int = 30) -> World:
-    """One world of an evaluation set, its question types as even as the world allows."""
+    """One world of an evaluation set, with question types as even as the world allows."""
     names, templates, number, _ = SETS[name]
     spec = level(number)
-    telling = replace(spec.telling, templates=templates)
+    narration = replace(spec.narration, templates=templates)
     seed = EVALUATION_SEED + 1_000_000 * list(SETS).index(name) + index
-    return world(seed, replace(spec, names=names, telling=telling, questions=questions, even=True))
+    return world(seed, replace(spec, names=names, narration=narration, questions=questions, even=True))
 
 
 def scores(folder: Path, name: str, indices: range, quick: bool) -> list[Score]:
-    """All scores of some worlds of a set, on one thread."""
+    """The scores of some worlds of a set, on one thread."""
     torch.set_num_threads(1)
     reader, encoder = load(folder), Encoder(build())
     dtype = torch.bfloat16 if quick else torch.float32
@@ -84,7 +84,7 @@ def score(reader: Reader, made: World, encoder: Encoder, dtype: torch.dtype = to
 
 
 def apart(row: Row, made: World, encoder: Encoder) -> Tensor:
-    """(S, S), very negative where a chunk would see another one."""
+    """A bias (S, S), very negative where one chunk would attend to another."""
     chunk = torch.full((len(row.ids),), -1)
     start = row.ids.index(USER) + 1
     for number, text in enumerate(made.chunks):
@@ -99,7 +99,7 @@ def apart(row: Row, made: World, encoder: Encoder) -> Tensor:
 def right(
     reader: Reader, batch: Batch, mask: Tensor, questions: tuple[Question, ...], dtype: torch.dtype
 ) -> list[bool]:
-    """Whether each branch's last answer is word for word right."""
+    """Whether each branch's last answer is right word for word."""
     with torch.autocast("cpu", torch.bfloat16, enabled=dtype is torch.bfloat16):
         hidden, _ = reader(batch.ids, batch.positions, mask, torch.float32)
         targets, branch = batch.targets[0], batch.branch[0]
@@ -116,7 +116,7 @@ def right(
 
 
 def table(scores: list[Score]) -> dict[str, dict[str, float]]:
-    """Per type and over all: n, full, reuse, no context, guess."""
+    """The mean results by question type and over all questions."""
     groups: dict[str, list[Score]] = defaultdict(list)
     for one in scores:
         groups[one.type].append(one)
@@ -138,7 +138,7 @@ def _means(group: list[Score]) -> dict[str, float]:
 
 
 def markdown(tables: dict[str, dict[str, dict[str, float]]]) -> str:
-    """One table a set."""
+    """One table for each set."""
     lines = []
     for name, rows in tables.items():
         lines += [
@@ -156,7 +156,7 @@ def markdown(tables: dict[str, dict[str, dict[str, float]]]) -> str:
 
 
 def write_card(card: Path, tables: str) -> None:
-    """Puts the tables between the card's two marks."""
+    """Puts the tables between the card's two labels."""
     head, rest = card.read_text().split("<!-- tables -->")
     _, tail = rest.split("<!-- end of tables -->")
     card.write_text(f"{head}<!-- tables -->\n{tables}\n<!-- end of tables -->{tail}")

@@ -1,10 +1,10 @@
-"""The example corpus: one world as small documents a person can read, and questions the shipped reader answers right.
+"""The example corpus: one world as small readable documents, and questions that the shipped reader answers right.
 
     python -m training.make_examples --reader ragkv/model/reader
 
-Writes `examples/corpus/*.md`, a document a chunk, and `examples/questions.jsonl`. A question lists the documents it is
-asked on in their order in the world, those that support it and some others, so references keep their meaning. The
-files in `examples/` were made with earlier templates, one question (desc-2) by hand: this would make another world.
+Writes `examples/corpus/*.md`, one document for each chunk, and `examples/questions.jsonl`. A question lists its
+documents in the order of the world, so that references keep their meaning: those that support it, and some others. The
+files in `examples/` were made with earlier templates, and one question (desc-2) by hand: this would make another world.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ DOCUMENTS, PER_QUESTION, PER_TYPE = 10, 6, 2
 def example(seed: int) -> World:
     """The world of the examples: ten chunks, many relations, a little less filler than in training."""
     spec = level(3)
-    telling = replace(spec.telling, chunks=(DOCUMENTS, DOCUMENTS), sentences=(5, 8), fillers=0.1)
-    return world(seed, replace(spec, telling=telling, relations=(7, 7), questions=400))
+    narration = replace(spec.narration, chunks=(DOCUMENTS, DOCUMENTS), sentences=(5, 8), fillers=0.1)
+    return world(seed, replace(spec, narration=narration, relations=(7, 7), questions=400))
 
 
 def file_name(made: World, number: int) -> str:
-    """A document's name: its place and whom its first statement is about."""
-    first = next((told for told in made.statements if told.chunk == number), None)
+    """A document's name: its number and the subject of its first statement."""
+    first = next((statement for statement in made.statements if statement.chunk == number), None)
     return f"{number + 1:02d}-{(first.fact.subject if first else 'notes').lower()}.md"
 
 
@@ -49,7 +49,7 @@ def documents(made: World, question: Question, random: Random) -> list[int]:
 
 
 def answers(reader: Reader, encoder: Encoder, made: World, chosen: list[int], question: Question) -> bool:
-    """Whether the reader answers this one on these documents, by a full prefill."""
+    """Whether the reader answers this question right from these documents, by a full prefill."""
     chunks = tuple(made.chunks[number] for number in chosen)
     row = encoder.row(replace(made, chunks=chunks, statements=(), questions=(question,)), Random(0), None, extras=False)
     batch = collate([row], len(row.ids))
@@ -57,7 +57,7 @@ def answers(reader: Reader, encoder: Encoder, made: World, chosen: list[int], qu
 
 
 def choose(made: World, reader: Reader | None, seed: int) -> list[dict[str, object]]:
-    """Up to two questions of every type, of those the reader gets right; with no reader, of all."""
+    """Up to two questions of every type that the reader answers right; without a reader, of all questions."""
     random, encoder = Random(seed), Encoder(build())
     records: list[dict[str, object]] = []
     taken: dict[str, int] = defaultdict(int)

@@ -1,7 +1,7 @@
-"""The reader as it is trained: a Llama in plain torch, quick on a small CPU, with throwaway heads beside it.
+"""The reader as it is trained: a Llama in plain torch, fast on a small CPU, with auxiliary heads for training only.
 
-The weights it exports load into `LlamaForCausalLM` and give the same logits (`tests/training` holds that).
-Projections of the same input are one matrix here, and all attention is two batched products. Knows nothing of worlds.
+The exported weights load into `LlamaForCausalLM` and give the same logits (`tests/training` checks that). Projections
+of the same input are one matrix here, and all attention is two batched products. This file knows nothing of worlds.
 
 Shapes: B rows, S positions, H query heads, G KV heads, D head dim, E hidden.
 """
@@ -9,7 +9,8 @@ Shapes: B rows, S positions, H query heads, G KV heads, D head dim, E hidden.
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -17,7 +18,7 @@ import torch.nn.functional as F
 from safetensors import safe_open
 from torch import Tensor, nn
 
-from training.batches import HEADS, LOOKS
+from training.batches import ATTENTION_TARGETS, AUXILIARY_HEADS
 
 
 @dataclass(frozen=True)
@@ -36,7 +37,7 @@ class Shape:
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """x (..., D), its two halves turned by cos, sin (..., D/2)."""
+    """x (..., D) with its two halves rotated by cos, sin (..., D/2)."""
     first, second = x.chunk(2, -1)
     return torch.cat((first * cos - second * sin, second * cos + first * sin), -1)
 
@@ -77,7 +78,7 @@ class Block(nn.Module):
 
 
 class Reader(nn.Module):
-    """Embedding, blocks, head, and the throwaway heads of training."""
+    """Embedding, blocks, output head, and the auxiliary heads of training."""
 
     def __init__(self, shape: Shape) -> None:
         super().__init__()
@@ -85,38 +86,40 @@ class Reader(nn.Module):
         self.embed = nn.Parameter(torch.randn(shape.vocabulary, shape.hidden))
         self.blocks = nn.ModuleList(Block(shape) for _ in range(shape.layers))
         self.norm = nn.Parameter(torch.full((shape.hidden,), 0.1))  # small, since the head is the embedding
-        self.auxiliary = nn.Parameter(torch.zeros(len(HEADS), 2, shape.hidden, shape.hidden))
-        self.looking = {
-            name: round(depth * shape.layers / 8) for name, depth in zip(LOOKS, (2, 5, 6, 3, 7), strict=True)
-        }
-        self.taps = {
-            name: round(depth * shape.layers / 8) for name, depth in zip(HEADS, (1, 3, 5, 5, 6, 3, 4), strict=True)
-        }
+        self.auxiliary = nn.Parameter(torch.zeros(len(AUXILIARY_HEADS), 2, shape.hidden, shape.hidden))
+        self.attention_layers = self._layers(ATTENTION_TARGETS, (2, 5, 6, 3, 7))
+        self.auxiliary_layers = self._layers(AUXILIARY_HEADS, (1, 3, 5, 5, 6, 3, 4))
+
+    def _layers(self, names: Sequence[str], layers_of_8: Sequence[int]) -> dict[str, int]:
+        """The layer of each name, given for a reader of 8 layers."""
+        return {name: round(n * self.shape.layers / 8) for name, n in zip(names, layers_of_8, strict=True)}
 
     def forward(
         self, ids: Tensor, positions: Tensor, bias: Tensor, dtype: torch.dtype
     ) -> tuple[Tensor, dict[int, Tensor]]:
-        """The last hidden states (B, S, E) and those behind the tapped layers; bias (B, 1, S, S)."""
+        """The last hidden states (B, S, E), and those after the layers with auxiliary losses; bias (B, 1, S, S)."""
         cos, sin = (part[:, :, None] for part in self.rotation(positions, dtype))  # (B, S, 1, D/2)
         x = F.embedding(ids, self.embed).to(dtype)
         tapped = {}
         for number, block in enumerate(self.blocks, start=1):
             x = block(x, cos, sin, bias)
-            if number in self.taps.values() or number in self.looking.values():
+            if number in self.auxiliary_layers.values() or number in self.attention_layers.values():
                 tapped[number] = x
         return F.rms_norm(x, (self.shape.hidden,), self.norm.to(x.dtype), self.shape.eps), tapped
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """(N, E) -> (N, V), float32; the head is the embedding, so that what copies one word copies all."""
+        """(N, E) -> (N, V), float32; the output head is the embedding, so a circuit that copies one word copies all."""
         return F.linear(hidden, self.embed).float()
 
-    def looks(self, what: str, tapped: dict[int, Tensor], positions: Tensor, bias: Tensor, at: Tensor) -> Tensor:
-        """Log attention weights (N, S) of head 0 in the block that should do this look, from places `at` (N, 2)."""
-        behind = self.looking[what]
-        block = self.blocks[behind]
+    def attention_log_weights(
+        self, target: str, tapped: dict[int, Tensor], positions: Tensor, bias: Tensor, at: Tensor
+    ) -> Tensor:
+        """Log attention weights (N, S) of head 0 in the block of this target, at (row, position) `at` (N, 2)."""
+        layer = self.attention_layers[target]
+        block = self.blocks[layer]
         assert isinstance(block, Block)
         heads, dim = self.shape.heads, self.shape.head_dim
-        normed = F.rms_norm(tapped[behind], (self.shape.hidden,), block.norm1, self.shape.eps)
+        normed = F.rms_norm(tapped[layer], (self.shape.hidden,), block.norm1, self.shape.eps)
         cos, sin = self.rotation(positions, torch.float32)
         key = rotate(F.linear(normed, block.qkv[heads * dim : (heads + 1) * dim]), cos, sin)  # (B, S, D)
         rows, places = at[:, 0], at[:, 1]
@@ -130,14 +133,14 @@ class Reader(nn.Module):
         angle = positions[..., None].float() * frequency
         return angle.cos().to(dtype), angle.sin().to(dtype)
 
-    def told(self, head: int, piece: int, hidden: Tensor) -> Tensor:
-        """(N, E) behind a tapped layer -> (N, V): which name a throwaway head reads there."""
+    def auxiliary_logits(self, head: int, piece: int, hidden: Tensor) -> Tensor:
+        """(N, E) after an auxiliary head's layer -> (N, V): the name that the head predicts."""
         normed = F.rms_norm(hidden, (self.shape.hidden,))
         return self.logits(F.linear(normed, self.auxiliary[head, piece]))
 
 
 def bias(branch: Tensor, dtype: torch.dtype) -> Tensor:
-    """(B, S) branch numbers -> (B, 1, S, S): nought where a position may look, very negative where not."""
+    """(B, S) branch numbers -> (B, 1, S, S): 0 where a position may attend, very negative elsewhere."""
     length = branch.shape[1]
     causal = torch.ones(length, length, dtype=torch.bool).tril()
     same = branch[:, :, None] == branch[:, None, :]
@@ -146,7 +149,7 @@ def bias(branch: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def export(reader: Reader) -> tuple[dict[str, object], dict[str, Tensor]]:
-    """The transformers config and weights of this reader, views of its own, without the throwaway heads."""
+    """The transformers config and weights (views) of this reader, without the auxiliary heads."""
     shape = reader.shape
     dim, queries, keys = shape.head_dim, shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
     weights: dict[str, Tensor] = {"model.embed_tokens.weight": reader.embed, "model.norm.weight": reader.norm}
@@ -172,7 +175,7 @@ def export(reader: Reader) -> tuple[dict[str, object], dict[str, Tensor]]:
 
 
 def load(folder: Path) -> Reader:
-    """The reader of a transformers folder that `export` wrote, in float32, without throwaway heads."""
+    """The reader of a transformers folder that `export` wrote, in float32, without auxiliary heads."""
     config = json.loads((folder / "config.json").read_text())
     shape = Shape(
         config["vocab_size"], config["hidden_size"], config["num_hidden_layers"], config["num_attention_heads"],
@@ -184,8 +187,3 @@ def load(folder: Path) -> Reader:
         for name, value in export(reader)[1].items():
             value.copy_(stored.get_tensor(name))
     return reader
-
-
-def as_record(shape: Shape) -> dict[str, object]:
-    """The shape as plain values, for a checkpoint."""
-    return asdict(shape)

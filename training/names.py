@@ -1,7 +1,7 @@
-"""Invented names, and the split into names seen in training and names held out.
+"""Invented names, split into names seen in training and names held out.
 
-A name is a first syllable, sometimes a middle one, and an ending that tells its kind (a man's name ends otherwise
-than a woman's, a city's otherwise than a company's). This file knows nothing of worlds or of tokens.
+A name is a first syllable, sometimes a middle one, and an ending that depends on its kind (a man's name ends
+differently from a woman's, a city's from a company's). This file knows nothing of worlds or of tokens.
 
 Invariant: `is_held_out` is a function of the name alone, so a name held out here is held out in every run.
 """
@@ -17,7 +17,7 @@ NameSplit = Literal["train", "heldout", "any"]
 
 
 class Kind(Enum):
-    """What a name stands for; the ending of a name tells it."""
+    """The kind of thing that has the name; it decides the name's ending."""
 
     MAN = "man"
     WOMAN = "woman"
@@ -29,7 +29,7 @@ class Kind(Enum):
 
 
 def words(text: str) -> tuple[str, ...]:
-    """The words of a text, for lists that read better without quotes."""
+    """The words of a text: makes lists of words readable without quotes."""
     return tuple(text.split())
 
 
@@ -58,15 +58,15 @@ def is_held_out(name: str) -> bool:
     return zlib.crc32(name.encode()) % _HELD_OUT_SHARE == 0
 
 
-class NameBook:
-    """Draws names of one world, never one twice."""
+class NameGenerator:
+    """Draws the names of one world, never the same twice."""
 
     def __init__(self, random: Random, split: NameSplit, middle_share: float = 0.25) -> None:
         self._random, self._split, self._middle_share = random, split, middle_share
         self._taken: set[str] = set()
 
     def draw(self, kind: Kind) -> str:
-        """A new name of this kind, from this book's side of the split."""
+        """A new name of this kind, from the generator's side of the split."""
         while True:
             middle = self._random.choice(MIDDLE) if self._random.random() < self._middle_share else ""
             name = self._random.choice(FIRST) + middle + self._random.choice(ENDINGS[kind])

@@ -1,10 +1,12 @@
-"""Muon for the matrices of the blocks, AdamW for everything else, one learning rate over both.
+"""Muon for the matrices of the blocks, AdamW for everything else, with one learning rate schedule for both.
 
-Muon (Jordan 2024) replaces a matrix's momentum by its nearest orthogonal one, by five Newton-Schulz steps; matrices
-of one shape are stacked, since one batched product is quicker than eight small ones.
+Muon (Jordan 2024) replaces a matrix's momentum by its nearest orthogonal matrix, by five Newton-Schulz steps. Matrices
+of one shape are stacked, since one batched product is faster than eight small ones.
 """
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -28,17 +30,23 @@ def orthogonal(stack: Tensor) -> Tensor:
     for a, b, c in _STEPS:
         gram = x @ x.transpose(1, 2)
         x = a * x + (b * gram + c * gram @ gram) @ x
-    turned: Tensor = x if wide else x.transpose(1, 2)
-    return turned
+    result: Tensor = x if wide else x.transpose(1, 2)
+    return result
+
+
+@dataclass(frozen=True)
+class Rates:
+    """Peak learning rates."""
+
+    muon: float = 0.006
+    adam: float = 0.004
 
 
 class Optimizer:
-    """Steps the reader's parameters."""
+    """Updates the reader's parameters."""
 
-    def __init__(
-        self, reader: Reader, muon: float = 0.006, adam: float = 0.004, momentum: float = 0.95, decay: float = 0.1
-    ) -> None:
-        self._rates, self._momentum, self._decay = (muon, adam), momentum, decay
+    def __init__(self, reader: Reader, rates: Rates, momentum: float = 0.95, decay: float = 0.1) -> None:
+        self._rates, self._momentum, self._decay = rates, momentum, decay
         blocks = [block for block in reader.blocks if isinstance(block, Block)]
         self._stacks = [[getattr(block, name) for block in blocks] for name in ("qkv", "out", "gate_up", "down")]
         matrices = {id(matrix) for stack in self._stacks for matrix in stack}
@@ -48,13 +56,15 @@ class Optimizer:
             {"params": gains, "share": 0.5},
             {"params": [reader.auxiliary], "share": 0.12},
         ]
-        self._adam = torch.optim.AdamW(groups, lr=adam, betas=(0.9, 0.98), weight_decay=0.0, eps=1e-10, fused=True)
+        self._adam = torch.optim.AdamW(
+            groups, lr=rates.adam, betas=(0.9, 0.98), weight_decay=0.0, eps=1e-10, fused=True
+        )
         self._velocity = [torch.zeros(len(stack), *stack[0].shape) for stack in self._stacks]
 
     @torch.no_grad()
     def step(self, scale: float) -> None:
         """One step at `scale` times the learning rate; gradients are dropped afterwards."""
-        muon, adam = self._rates
+        muon, adam = self._rates.muon, self._rates.adam
         for group in self._adam.param_groups:
             group["lr"] = adam * scale * group["share"]
         self._adam.step()
@@ -72,10 +82,10 @@ class Optimizer:
         self._adam.zero_grad(set_to_none=True)
 
     def state(self) -> dict[str, object]:
-        """What a checkpoint keeps."""
+        """The state that a checkpoint saves."""
         return {"adam": self._adam.state_dict(), "velocity": self._velocity}
 
     def load(self, state: dict[str, object]) -> None:
-        """Goes on from a checkpoint."""
+        """Restores the state of a checkpoint."""
         self._adam.load_state_dict(state["adam"])  # type: ignore[arg-type]
         self._velocity = state["velocity"]  # type: ignore[assignment]

@@ -1,10 +1,10 @@
-"""Teaches the reader's learned scores on worlds of training: chunks told together, questions and answers behind them.
+"""Trains the reader's learned scores on training worlds: chunks of one prompt, followed by questions and answers.
 
     python -m training.scores --seed 6 --out runs/scores
 
-The questions of a world are its types evenly; what is right is what the reader itself says under a full
-prefill. 45 minutes of one core of two. The shipped file was made by this command, before files named the weights that
-taught them; the name was added.
+The question types of a world are drawn evenly. The target is the reader's own output under a full prefill. This takes
+45 minutes of one core of two. The shipped file was made by this command, before files recorded a digest of the weights
+that they were trained with; the digest was added later.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import torch
 from ragkv import Engine, EngineConfig, FusionConfig
 from ragkv.calibration.score_training import Lesson, Tail, learn
 from ragkv.fusion import ScoreModel
-from training.batches import ASSISTANT, END, USER, Encoder
+from training.batches import USER, Encoder
 from training.questions import Question
 from training.tokenizer import build
 from training.worlds import level, world
@@ -31,36 +31,36 @@ QUESTIONS = 12
 
 
 def tail(question: Question, encoder: Encoder) -> Tail:
-    """A question with what was asked before it, and its answer, as ids behind the chunks."""
+    """A question with its earlier turns, and its answer, as the ids that follow the chunks."""
     ids: list[int] = []
     known = 0
     for asked, answer in (*question.history, (question.question, question.answer)):
-        ids += [USER] if ids else []
-        ids += [*encoder.ids(asked), ASSISTANT]
+        question_ids, answer_ids = encoder.turn(asked, answer)
+        ids += [USER, *question_ids] if ids else question_ids
         known = len(ids)
-        ids += [*encoder.ids(answer), END]
+        ids += answer_ids
     return Tail(tuple(ids), known)
 
 
 def lessons(engine: Engine, count: int, seed: int) -> list[Lesson]:
-    """`count` worlds as lessons."""
+    """`count` worlds as training samples."""
     encoder, random, made = Encoder(build()), Random(seed), []
     for number in range(count):
         spec = replace(level(random.choice(LEVELS)), questions=QUESTIONS, even=True)
-        told = world(FIRST_WORLD + seed * 1_000_000 + number, spec)
-        tails = tuple(tail(question, encoder) for question in told.questions)
-        made.append(Lesson(tuple(engine.chunk(text) for text in told.chunks), tails))
+        made_world = world(FIRST_WORLD + seed * 1_000_000 + number, spec)
+        tails = tuple(tail(question, encoder) for question in made_world.questions)
+        made.append(Lesson(tuple(engine.chunk(text) for text in made_world.chunks), tails))
     return made
 
 
 def main() -> None:
-    """Teach, and write the file."""
+    """Train the scores, and write the file."""
     parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument("--reader", default="reader")
     parser.add_argument("--worlds", type=int, default=1500)
     parser.add_argument("--steps", type=int, default=3000)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--start", type=Path, help="a file whose scores are kept, and topics taught anew")
+    parser.add_argument("--start", type=Path, help="a file whose scores are reused; only topics are trained")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--out", type=Path, required=True)
     options = parser.parse_args()

@@ -1,10 +1,10 @@
 """The sentences and questions of a world: words and phrasings, no logic.
 
 A relation links a subject of one kind to an object of one kind or to a plain word. Every relation has sentence and
-question templates of three splits: those of training, variants that put the same words together otherwise, and held-out
-ones with words training never sees. `{s}` and `{o}` stand for the mentions of subject and object.
+question templates of three splits: those of training, variants that combine the same words differently, and held-out
+ones with words that training never sees. `{s}` and `{o}` stand for the mentions of subject and object.
 
-Invariant: the splits share no template; a relation is told by the kinds it links.
+Invariant: the splits share no template.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ class Relation:
     heldout: tuple[str, ...]
     questions: tuple[str, ...]
     heldout_questions: tuple[str, ...]
-    follow_up: str  # asks for the object when a question before named the subject; {p}, {m} and {h} are its pronouns
-    variants: tuple[str, ...] = ()  # of words training uses, put together otherwise
+    follow_up: str  # asks for the object after a question that named the subject; {p}, {m} and {h} are its pronouns
+    variants: tuple[str, ...] = ()  # the words of training, combined differently
     variant_questions: tuple[str, ...] = ()
 
     def sentences(self, split: TemplateSplit) -> tuple[str, ...]:

@@ -1,10 +1,10 @@
 """The reader's subword tokenizer and its chat template.
 
-A byte-level BPE whose merges are learned from the words of the templates and from the syllables of names, each on its
-own: a common word is one token, an invented name two or three. Every run of text starts with a space of its own, so a
-chunk tokenised alone equals itself in a prompt. Knows the words of a world, never a world.
+A byte-level BPE whose merges are learned from single words of the templates and single syllables of names: a common
+word is one token, an invented name two or three. Every text gets a leading space, so a chunk has the same ids alone and
+in a prompt. This file knows the words of worlds, but no world.
 
-Invariant, the only layout there is: `<bos>` system `<user>` chunks question `<assistant>` answer `<end>` `<user>` ...
+Invariant, the only prompt layout: `<bos>` system `<user>` chunks question `<assistant>` answer `<end>` `<user>` ...
 Command line: `python -m training.tokenizer OUT_FOLDER`.
 """
 
@@ -34,7 +34,7 @@ CHAT_TEMPLATE = (
 
 
 def build() -> PreTrainedTokenizerFast:
-    """The tokenizer, the same every time."""
+    """The tokenizer; every call makes the same one."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     trainer = trainers.BpeTrainer(
@@ -55,7 +55,7 @@ def build() -> PreTrainedTokenizerFast:
 
 
 def _pieces() -> Iterator[str]:
-    """Words with their leading space and syllables, often enough that each becomes one token."""
+    """Words with their leading space, and syllables, repeated so often that each becomes one token."""
     for text in _phrases():
         yield from re.findall(r" ?\w+| ?[^\s\w]+", " " + text)
     for syllable in FIRST:

@@ -1,9 +1,9 @@
-"""Makes the reader's weights from a seed: curriculum, throwaway heads, decay to the end, checkpoints to go on from.
+"""Trains the reader from a seed: curriculum, auxiliary losses, learning rate decay, checkpoints to resume from.
 
     python -m training.train --seed 2 --minutes 60 --compile --out runs/reader
 
 Progress is the share of the minutes used (over all resumed parts), so a slower machine sees fewer worlds but the whole
-curriculum. Every few minutes the weights are exported as a transformers folder beside the checkpoint.
+curriculum. Every few minutes the weights are exported as a transformers folder next to the checkpoint.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import json
 import os
 import time
 from collections import defaultdict
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
@@ -23,12 +23,12 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.multiprocessing.spawn import spawn
 
-from training.batches import HEADS, IGNORE, LOOKS, Batch, Stream
-from training.model import Block, Reader, Shape, as_record, bias, export
-from training.optimizer import Optimizer
+from training.batches import ATTENTION_TARGETS, AUXILIARY_HEADS, IGNORE, Batch, Stream
+from training.model import Block, Reader, Shape, bias, export
+from training.optimizer import Optimizer, Rates
 from training.tokenizer import build
 
-# Progress up to which a mix of levels holds; a stage is a stream of its own.
+# Each stage: the progress at which it ends, and its mix of levels. Each stage is a new stream.
 STAGES: tuple[tuple[float, dict[int, float]], ...] = (
     (0.05, {0: 1.0}),
     (0.14, {0: 0.2, 1: 0.8}),
@@ -38,7 +38,7 @@ STAGES: tuple[tuple[float, dict[int, float]], ...] = (
     (1.01, {2: 0.2, 3: 0.6, 4: 0.2}),
 )
 WARMUP_STEPS, DECAY_FROM = 60, 0.45
-HEAD_WEIGHTS = {
+AUXILIARY_WEIGHTS = {
     "previous": 0.2,
     "reference": 0.3,
     "subject": 0.3,
@@ -51,7 +51,7 @@ HEAD_WEIGHTS = {
 
 @dataclass
 class Progress:
-    """How far a run has come."""
+    """The progress of a run, as saved in its checkpoint."""
 
     step: int = 0
     worlds: int = 0
@@ -61,57 +61,57 @@ class Progress:
 
 
 def rate(step: int, progress: float) -> float:
-    """The learning rate's share: warmup, flat, then down to nought."""
+    """The share of the peak learning rate: warmup, constant, then linear decay to 2 %."""
     down = 1.0 if progress < DECAY_FROM else max(0.0, (1 - progress) / (1 - DECAY_FROM))
     return min(1.0, (step + 1) / WARMUP_STEPS) * (0.02 + 0.98 * down)
 
 
-def pushes(progress: float) -> tuple[float, float]:
-    """How much the throwaway heads and the looks weigh: they start what the answers then carry on."""
+def auxiliary_weights(progress: float) -> tuple[float, float]:
+    """The weights of the auxiliary heads and of the attention targets: largest early, when answers teach little yet."""
     return (1.0 if progress < 0.8 else 0.5), max(0.08, 0.4 * (1 - progress / 0.75))
 
 
-def losses(reader: Reader, batch: Batch, auxiliary: float, looking: float) -> tuple[Tensor, dict[str, float]]:
-    """The loss of a batch, and what the log shows of it."""
+def losses(reader: Reader, batch: Batch, auxiliary: float, attention: float) -> tuple[Tensor, dict[str, float]]:
+    """The loss of a batch, and the values to log."""
     with torch.autocast("cpu", torch.bfloat16):
         mask = bias(batch.branch, torch.bfloat16)
         hidden, tapped = reader(batch.ids, batch.positions, mask, torch.float32)
         learned = batch.targets != IGNORE
         logits, targets = reader.logits(hidden[learned]), batch.targets[learned]
         total = F.cross_entropy(logits, targets)
-        shown = {"loss": total.item(), "right": (logits.argmax(-1) == targets).float().mean().item()}
-        for number, name in enumerate(HEADS):
-            marks = batch.marks[batch.marks[:, 0] == number]
-            if not len(marks) or not auxiliary:
+        shown = {"loss": total.item(), "accuracy": (logits.argmax(-1) == targets).float().mean().item()}
+        for number, name in enumerate(AUXILIARY_HEADS):
+            labels = batch.labels[batch.labels[:, 0] == number]
+            if not len(labels) or not auxiliary:
                 continue
-            at = tapped[reader.taps[name]][marks[:, 1], marks[:, 2]]
+            at = tapped[reader.auxiliary_layers[name]][labels[:, 1], labels[:, 2]]
             for piece in (0, 1) if name != "previous" else (0,):
-                guessed = reader.told(number, piece, at)
-                total = total + auxiliary * HEAD_WEIGHTS[name] * F.cross_entropy(guessed, marks[:, 3 + piece])
-                shown[name] = (guessed.argmax(-1) == marks[:, 3 + piece]).float().mean().item()
-        for number, name in enumerate(LOOKS):
-            looks = batch.looks[batch.looks[:, 0] == number]
-            if len(looks) and looking:
-                weights = reader.looks(name, tapped, batch.positions, mask, looks[:, 1:3])
-                seen = weights.gather(1, looks[:, 3:]).logsumexp(-1) - (looks[:, 3] == looks[:, 4]) * 0.6931
-                total = total - (0.3 if name == "older" else looking) * seen.mean()
-                shown[f"look {name}"] = seen.exp().mean().item()
+                guessed = reader.auxiliary_logits(number, piece, at)
+                total = total + auxiliary * AUXILIARY_WEIGHTS[name] * F.cross_entropy(guessed, labels[:, 3 + piece])
+                shown[name] = (guessed.argmax(-1) == labels[:, 3 + piece]).float().mean().item()
+        for number, name in enumerate(ATTENTION_TARGETS):
+            marked = batch.attention_targets[batch.attention_targets[:, 0] == number]
+            if len(marked) and attention:
+                weights = reader.attention_log_weights(name, tapped, batch.positions, mask, marked[:, 1:3])
+                seen = weights.gather(1, marked[:, 3:]).logsumexp(-1) - (marked[:, 3] == marked[:, 4]) * 0.6931
+                total = total - (0.3 if name == "older" else attention) * seen.mean()
+                shown[f"attention {name}"] = seen.exp().mean().item()
     return total, shown
 
 
 class Run:
     """One training run, its folder and its log."""
 
-    def __init__(self, out: Path, shape: Shape, seed: int, muon: float, adam: float, rank: int, workers: int) -> None:
+    def __init__(self, out: Path, shape: Shape, seed: int, rates: Rates, rank: int, workers: int) -> None:
         self.out, self.seed, self.shape, self.rank, self.workers = out, seed, shape, rank, workers
         torch.manual_seed(seed)
         self.reader = Reader(shape)
-        self.optimizer = Optimizer(self.reader, muon, adam)
+        self.optimizer = Optimizer(self.reader, rates)
         self.progress = Progress()
         out.mkdir(parents=True, exist_ok=True)
 
-    def share(self) -> None:
-        """Averages gradients and clocks over the workers, so that all take the same step."""
+    def average_gradients(self) -> None:
+        """Averages the gradients over the workers, so that all take the same step."""
         if self.workers == 1:
             return
         parameters = [parameter for parameter in self.reader.parameters() if parameter.grad is not None]
@@ -122,28 +122,28 @@ class Run:
             parameter.grad = part.view_as(parameter)
 
     def resume(self) -> None:
-        """Goes on from the folder's checkpoint, if it has one."""
+        """Resumes from the folder's checkpoint, if it has one."""
         path = self.out / "checkpoint.pt"
         if path.exists():
-            kept = torch.load(path, weights_only=True)
-            self.reader.load_state_dict(kept["reader"])
-            self.optimizer.load(kept["optimizer"])
-            self.progress = Progress(**kept["progress"])
+            checkpoint = torch.load(path, weights_only=True)
+            self.reader.load_state_dict(checkpoint["reader"])
+            self.optimizer.load(checkpoint["optimizer"])
+            self.progress = Progress(**checkpoint["progress"])
 
     def save(self) -> None:
-        """Writes checkpoint and export, each whole or not at all; worker 0 does it for all."""
+        """Writes checkpoint and export, each atomically. Only worker 0 writes."""
         if self.rank:
             return
-        kept = {
+        checkpoint = {
             "reader": self.reader.state_dict(), "optimizer": self.optimizer.state(),
-            "progress": vars(self.progress), "shape": as_record(self.shape), "seed": self.seed,
+            "progress": vars(self.progress), "shape": asdict(self.shape), "seed": self.seed,
         }  # fmt: skip
-        torch.save(kept, self.out / "checkpoint.new")
+        torch.save(checkpoint, self.out / "checkpoint.new")
         (self.out / "checkpoint.new").replace(self.out / "checkpoint.pt")
         save_reader(self.reader, self.out / "export")
 
     def log(self, values: dict[str, float]) -> None:
-        """A line for people, a line for programs; worker 0's share of the batch stands for all."""
+        """Prints the values and appends them to log.jsonl. Only worker 0 logs, from its own share of the batch."""
         if self.rank:
             return
         p = self.progress
@@ -159,7 +159,7 @@ class Run:
 
 
 def save_reader(reader: Reader, folder: Path) -> None:
-    """A folder transformers loads: config, bf16 weights, tokenizer, generation settings."""
+    """Writes a folder that transformers loads: config, bf16 weights, tokenizer, generation settings."""
     folder.mkdir(parents=True, exist_ok=True)
     config, weights = export(reader)
     config = {
@@ -191,9 +191,9 @@ def train(run: Run, minutes: float, tokens: int, export_minutes: float, stop: fl
         stream = Stream(run.seed, mix, tokens // run.workers, start, run.workers)
         for batch in torch.utils.data.DataLoader(stream, batch_size=None, num_workers=1, prefetch_factor=8):
             progress = clock.minutes / minutes
-            loss, shown = losses(run.reader, batch, *pushes(progress))
+            loss, shown = losses(run.reader, batch, *auxiliary_weights(progress))
             torch.autograd.backward(loss)
-            run.share()
+            run.average_gradients()
             nn.utils.clip_grad_norm_(run.reader.parameters(), 1.0)
             run.optimizer.step(rate(p.step, progress))
             p.step, p.worlds, p.tokens = p.step + 1, batch.worlds, p.tokens + batch.ids.numel() * run.workers
@@ -213,18 +213,18 @@ def train(run: Run, minutes: float, tokens: int, export_minutes: float, stop: fl
 
 
 class Clock:
-    """Minutes trained, the same for all workers: worker 0 tells the time."""
+    """Minutes trained, the same for all workers: they take the time of worker 0."""
 
     def __init__(self, run: Run) -> None:
         self._run, self._before, self._begun = run, run.progress.seconds, time.monotonic()
 
     @property
     def minutes(self) -> float:
-        """Minutes trained until the last step."""
+        """Minutes trained up to the last step."""
         return self._run.progress.seconds / 60
 
     def tick(self) -> None:
-        """Reads the clock; every worker waits for worker 0's."""
+        """Reads the clock; every worker waits for the time of worker 0."""
         seconds = torch.tensor(self._before + time.monotonic() - self._begun, dtype=torch.float64)
         if self._run.workers > 1:
             dist.broadcast(seconds, 0)
@@ -232,7 +232,7 @@ class Clock:
 
 
 def worker(rank: int, options: argparse.Namespace) -> None:
-    """One worker's whole life."""
+    """Runs one worker process."""
     torch.set_num_threads(options.threads)
     if options.sessions:
         os.setsid()
@@ -241,7 +241,7 @@ def worker(rank: int, options: argparse.Namespace) -> None:
             "gloo", init_method=f"file://{options.out.resolve()}/rendezvous", rank=rank, world_size=options.workers
         )
     shape = Shape(vocabulary=len(build()), hidden=options.hidden, layers=options.layers, inner=2 * options.hidden)
-    run = Run(options.out, shape, options.seed, options.muon, options.adam, rank, options.workers)
+    run = Run(options.out, shape, options.seed, Rates(options.muon, options.adam), rank, options.workers)
     run.resume()
     if options.compile:
         torch._dynamo.config.cache_size_limit = 64
@@ -250,24 +250,24 @@ def worker(rank: int, options: argparse.Namespace) -> None:
 
 
 def main() -> None:
-    """Train, or go on training, the reader."""
+    """Train the reader, or resume its training."""
     parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument("--minutes", type=float, default=60)
     parser.add_argument("--stop", type=float, default=1.0, help="stop after this share of the minutes")
     parser.add_argument("--out", type=Path, default=Path("runs/reader"))
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--tokens", type=int, default=4000, help="tokens a step, all workers together")
-    parser.add_argument("--threads", type=int, default=1, help="threads a worker")
-    parser.add_argument("--workers", type=int, default=2, help="processes that share a step; quicker than threads here")
+    parser.add_argument("--tokens", type=int, default=4000, help="tokens per step, of all workers together")
+    parser.add_argument("--threads", type=int, default=1, help="threads per worker")
+    parser.add_argument("--workers", type=int, default=2, help="processes that share a step; faster than threads here")
     parser.add_argument(
-        "--sessions", action="store_true", help="a session a worker, for kernels that share time by session"
+        "--sessions", action="store_true", help="one session per worker, for kernels that schedule by session"
     )
     parser.add_argument("--export-minutes", type=float, default=8)
     parser.add_argument("--muon", type=float, default=0.006)
     parser.add_argument("--adam", type=float, default=0.004)
     parser.add_argument("--hidden", type=int, default=160)
     parser.add_argument("--layers", type=int, default=8)
-    parser.add_argument("--compile", action="store_true", help="needs a C++ compiler; about a third quicker")
+    parser.add_argument("--compile", action="store_true", help="needs a C++ compiler; about a third faster")
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
     (options.out / "rendezvous").unlink(missing_ok=True)

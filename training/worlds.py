@@ -1,7 +1,7 @@
-"""Fictional worlds: who and what there is, what holds of them, told as chunks of prose, with typed questions.
+"""Fictional worlds: entities and facts, narrated as chunks of prose, with typed questions.
 
-`world(seed, spec)` is the one door: the same seed and spec give the same world on every machine. It knows nothing of
-tokens; chunk sizes are sentences here and are checked in tokens by the tests.
+`world(seed, spec)` is the entry point: the same seed and spec give the same world on every machine. This file knows
+nothing of tokens: it counts chunk sizes in sentences, and the tests check them in tokens.
 
 Invariant: a world has one object for a subject and relation, so no two sentences contradict each other.
 Command line: `python -m training.worlds --count 200 --seed 1 --out worlds.jsonl`.
@@ -15,9 +15,9 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from random import Random
 
-from training.discourse import Entity, Fact, Statement, Teller, Telling
-from training.names import Kind, NameBook, NameSplit
-from training.questions import Asker, Question
+from training.discourse import Entity, Fact, Narration, Narrator, Statement
+from training.names import Kind, NameGenerator, NameSplit
+from training.questions import Question, QuestionGenerator
 from training.templates import BY_NAME, RELATIONS, ROLES, WORDS, Relation
 
 QUESTION_WEIGHTS = {
@@ -28,19 +28,19 @@ QUESTION_WEIGHTS = {
 
 @dataclass(frozen=True)
 class Spec:
-    """What kind of world to make."""
+    """The parameters of a world."""
 
-    telling: Telling
+    narration: Narration
     names: NameSplit = "train"
-    middle: float = 0.25  # share of names of three syllables
+    middle: float = 0.25  # share of names with three syllables
     questions: int = 10
-    even: bool = False  # draw question types evenly, not by the weights of training
-    relations: tuple[int, int] = (4, 6)  # few, so that each has many objects to choose among
+    even: bool = False  # draw question types evenly instead of by the weights of training
+    relations: tuple[int, int] = (4, 6)  # few, so that each relation has many possible objects
 
 
 @dataclass(frozen=True)
 class World:
-    """A told world."""
+    """A narrated world."""
 
     seed: int
     chunks: tuple[str, ...]
@@ -49,47 +49,39 @@ class World:
 
 
 def level(number: int) -> Spec:
-    """The curriculum: 0 is terse and tiny, 3 the world as it is asked about, 4 the long one."""
+    """The curriculum: level 0 is terse and tiny, level 3 is the one used for evaluation, level 4 has long contexts."""
     sizes = (
-        (Telling((2, 3), (2, 3), 0.6, 0.0, 0.0, 2), (1, 2)),
-        (Telling((3, 4), (3, 4), 0.6, 0.05, 0.05, 3), (2, 3)),
-        (Telling((3, 6), (3, 6), 0.6, 0.12, 0.1), (2, 5)),
-        (Telling((4, 8), (4, 8), 0.6, 0.15, 0.12), (4, 6)),
-        (Telling((8, 12), (6, 10), 0.6, 0.2, 0.12), (4, 8)),
+        (Narration((2, 3), (2, 3), 0.6, 0.0, 0.0, 2), (1, 2)),
+        (Narration((3, 4), (3, 4), 0.6, 0.05, 0.05, 3), (2, 3)),
+        (Narration((3, 6), (3, 6), 0.6, 0.12, 0.1), (2, 5)),
+        (Narration((4, 8), (4, 8), 0.6, 0.15, 0.12), (4, 6)),
+        (Narration((8, 12), (6, 10), 0.6, 0.2, 0.12), (4, 8)),
     )
-    telling, relations = sizes[number]
+    narration, relations = sizes[number]
     middle = (0.0, 0.1, 0.25, 0.25, 0.25)[number]
-    return Spec(telling, middle=middle, relations=relations)
+    return Spec(narration, middle=middle, relations=relations)
 
 
 def world(seed: int, spec: Spec) -> World:
-    """The world of this seed."""
+    """The world of this seed and spec."""
     random = Random(seed)
-    names = NameBook(random, spec.names, spec.middle)
-    telling = replace(spec.telling, chunks=(count := random.randint(*spec.telling.chunks), count))
-    sentences = count * sum(telling.sentences) / 2 * (1 - telling.fillers)
+    names = NameGenerator(random, spec.names, spec.middle)
+    narration = replace(spec.narration, chunks=(count := random.randint(*spec.narration.chunks), count))
+    sentences = count * sum(narration.sentences) / 2 * (1 - narration.fillers)
     relations = _relations(random, random.randint(*spec.relations))
     entities = _entities(random, names, relations, sentences)
     facts = _facts(random, names, relations, entities)
-    teller = Teller(random, telling, {entity.name: entity for entity in entities}, facts)
-    chunks = tuple(teller.chunk(number) for number in range(count))
-    strangers = tuple(_strangers(names))
-    asker = Asker(
-        random,
-        teller.entities,
-        tuple(relations),
-        tuple(teller.statements),
-        strangers,
-        telling.templates,
-        telling.variety,
-    )
-    return World(
-        seed, chunks, tuple(asker.ask(spec.questions, {} if spec.even else QUESTION_WEIGHTS)), tuple(teller.statements)
-    )
+    narrator = Narrator(random, narration, {entity.name: entity for entity in entities}, facts)
+    chunks = tuple(narrator.chunk(number) for number in range(count))
+    unmentioned = tuple(_unmentioned(names))
+    statements = tuple(narrator.statements)
+    generator = QuestionGenerator(random, narrator.entities, tuple(relations), statements, unmentioned, narration)
+    questions = generator.ask(spec.questions, {} if spec.even else QUESTION_WEIGHTS)
+    return World(seed, chunks, tuple(questions), statements)
 
 
 def _relations(random: Random, count: int) -> list[Relation]:
-    """What this world is about: two relations that make a chain first, then others, people's more often."""
+    """The relations of a world: first two that form a chain, then others, more often relations of people."""
     chains = [
         (first, second)
         for first in RELATIONS
@@ -109,8 +101,8 @@ def _relations(random: Random, count: int) -> list[Relation]:
     return chosen[:count]
 
 
-def _entities(random: Random, names: NameBook, relations: list[Relation], sentences: float) -> list[Entity]:
-    """Enough of every kind that there is more to tell than will be told."""
+def _entities(random: Random, names: NameGenerator, relations: list[Relation], sentences: float) -> list[Entity]:
+    """Enough entities of every kind that there are more facts than sentences."""
     subjects, objects = {relation.subject for relation in relations}, {relation.object for relation in relations}
     each = 1.5 * sentences / len(relations)
     entities = []
@@ -122,8 +114,8 @@ def _entities(random: Random, names: NameBook, relations: list[Relation], senten
     return entities
 
 
-def _facts(random: Random, names: NameBook, relations: list[Relation], entities: list[Entity]) -> list[Fact]:
-    """All that holds: every relation of every entity."""
+def _facts(random: Random, names: NameGenerator, relations: list[Relation], entities: list[Entity]) -> list[Fact]:
+    """All facts: every relation of every entity."""
     by_kind: dict[str, list[str]] = {}
     for entity in entities:
         by_kind.setdefault(entity.kind, []).append(entity.name)
@@ -138,7 +130,7 @@ def _facts(random: Random, names: NameBook, relations: list[Relation], entities:
     return facts
 
 
-def _strangers(names: NameBook) -> list[Entity]:
+def _unmentioned(names: NameGenerator) -> list[Entity]:
     return [
         Entity(names.draw(Kind.MAN), "person", "man"),
         Entity(names.draw(Kind.WOMAN), "person", "woman"),
@@ -149,7 +141,7 @@ def _strangers(names: NameBook) -> list[Entity]:
 
 
 def record(made: World) -> dict[str, object]:
-    """The world as a JSON object, without the tellings behind it."""
+    """The world as a JSON object, without its statements."""
     return {"seed": made.seed, "chunks": made.chunks, "questions": [asdict(question) for question in made.questions]}
 
 
@@ -164,7 +156,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     options = parser.parse_args()
     spec = level(options.level)
-    spec = replace(spec, names=options.names, telling=replace(spec.telling, templates=options.templates))
+    spec = replace(spec, names=options.names, narration=replace(spec.narration, templates=options.templates))
     with options.out.open("w") as out:
         for number in range(options.count):
             out.write(json.dumps(record(world(options.seed * 1_000_000 + number, spec))) + "\n")

@@ -1,4 +1,4 @@
-"""The training forward and its export are the model transformers loads."""
+"""The training model and its export give the same results as the model that transformers loads."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ def reader() -> Reader:
 
 def test_the_export_gives_the_same_logits_in_transformers(tmp_path: Path) -> None:
     save_reader(reader(), tmp_path)
-    exported, ours = LlamaForCausalLM.from_pretrained(tmp_path, dtype=torch.float32), load(tmp_path)
+    exported, trained = LlamaForCausalLM.from_pretrained(tmp_path, dtype=torch.float32), load(tmp_path)
     ids = torch.randint(5, SMALL.vocabulary, (2, 40), generator=torch.Generator().manual_seed(1))
     positions = torch.arange(40).expand(2, 40)
     with torch.inference_mode():
-        hidden, _ = ours(ids, positions, bias(torch.zeros_like(ids), torch.float32), torch.float32)
-        torch.testing.assert_close(ours.logits(hidden), exported(ids).logits, atol=2e-4, rtol=2e-4)
+        hidden, _ = trained(ids, positions, bias(torch.zeros_like(ids), torch.float32), torch.float32)
+        torch.testing.assert_close(trained.logits(hidden), exported(ids).logits, atol=2e-4, rtol=2e-4)
 
 
-def test_the_exported_tokenizer_is_the_one_trained_with(tmp_path: Path) -> None:
+def test_the_exported_tokenizer_equals_the_one_used_in_training(tmp_path: Path) -> None:
     save_reader(reader(), tmp_path)
     loaded = AutoTokenizer.from_pretrained(tmp_path)
     text = "Talus lives in Kelmouth. She works there."
@@ -42,23 +42,23 @@ def test_the_exported_tokenizer_is_the_one_trained_with(tmp_path: Path) -> None:
     assert (loaded.bos_token, loaded.eos_token, loaded.pad_token) == ("<bos>", "<end>", "<pad>")
 
 
-def test_a_branch_sees_the_context_and_itself_alone() -> None:
+def test_a_branch_attends_only_to_the_context_and_to_itself() -> None:
     branch = torch.tensor([[0, 0, 1, 1, 2, -1]])
     seen = bias(branch, torch.float32)[0, 0] == 0
     assert seen[3].tolist() == [True, True, True, True, False, False]
     assert seen[4].tolist() == [True, True, False, False, True, False]
 
 
-def test_a_step_of_training_has_a_gradient_for_every_parameter() -> None:
+def test_a_training_step_has_a_gradient_for_every_parameter() -> None:
     made = reader()
     batch = next(iter(Stream(1, {1: 1.0}, 1500)))
-    total, shown = losses(made, batch, auxiliary=1.0, looking=1.0)
+    total, shown = losses(made, batch, auxiliary=1.0, attention=1.0)
     torch.autograd.backward(total)
     assert all(parameter.grad is not None for parameter in made.parameters())
-    assert 0 <= shown["right"] <= 1
+    assert 0 <= shown["accuracy"] <= 1
 
 
-def test_the_stream_is_the_same_for_the_same_seed() -> None:
+def test_the_same_seed_gives_the_same_stream_of_batches() -> None:
     first, second = (next(iter(Stream(3, {0: 0.5, 1: 0.5}, 1000))) for _ in range(2))
     assert torch.equal(first.ids, second.ids)
-    assert torch.equal(first.looks, second.looks)
+    assert torch.equal(first.attention_targets, second.attention_targets)

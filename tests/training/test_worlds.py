@@ -1,4 +1,4 @@
-"""The rules a world, its questions and its tokens keep."""
+"""The rules that worlds, their questions and their tokens keep."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from random import Random
 import pytest
 
 from training.batches import IGNORE, Encoder
-from training.discourse import How
-from training.names import ENDINGS, Kind, NameBook, is_held_out
+from training.discourse import MentionType
+from training.names import ENDINGS, Kind, NameGenerator, is_held_out
 from training.questions import TYPES, UNKNOWN
 from training.templates import BY_NAME, COMPARISON, FILLERS, LEADS, RELATIONS, ROLES
 from training.tokenizer import ASSISTANT, BOS, END, USER, build
@@ -25,8 +25,8 @@ def worlds(number: int = 3) -> tuple[World, ...]:
     return tuple(world(seed, replace(level(number), questions=40)) for seed in SEEDS)
 
 
-def told(made: World) -> dict[tuple[str, str], str]:
-    """Subject and relation -> object, read off the statements."""
+def stated_facts(made: World) -> dict[tuple[str, str], str]:
+    """Subject and relation -> object, from the statements."""
     return {(one.fact.subject, one.fact.relation): one.fact.object for one in made.statements}
 
 
@@ -35,13 +35,13 @@ def test_the_same_seed_makes_the_same_world() -> None:
     assert record(world(11, level(3))) != record(world(12, level(3)))
 
 
-def test_nothing_is_told_twice_so_nothing_is_contradicted() -> None:
+def test_no_fact_is_stated_twice_so_no_statement_contradicts_another() -> None:
     for made in worlds():
         keys = [(one.fact.subject, one.fact.relation) for one in made.statements]
         assert len(keys) == len(set(keys))
 
 
-def test_a_statement_stands_where_it_says() -> None:
+def test_a_statement_and_its_mentions_have_the_right_spans() -> None:
     for made in worlds():
         for one in made.statements:
             text = made.chunks[one.chunk]
@@ -51,19 +51,19 @@ def test_a_statement_stands_where_it_says() -> None:
                 and max(one.subject.end, one.object.end) <= one.end
             )
             for mention in (one.subject, one.object):
-                if mention.how in (How.NAME, How.WORD):
+                if mention.type in (MentionType.NAME, MentionType.WORD):
                     assert text[mention.start : mention.end] == mention.entity
 
 
 def test_a_pronoun_means_the_person_of_that_gender_named_last() -> None:
     for made in worlds():
         for one in made.statements:
-            if one.subject.how is How.PRON:
+            if one.subject.type is MentionType.PRONOUN:
                 assert one.subject.entity == last_named(made, one.chunk, one.subject.start, like=one.subject.entity)
 
 
 def last_named(made: World, chunk: int, start: int, like: str) -> str:
-    """Whom a plain reader takes: the last name before this place with an ending of the same gender."""
+    """The entity a reader would choose: the last name before this position with an ending of the same gender."""
     people = {one.fact.subject for one in made.statements if BY_NAME[one.fact.relation].subject == "person"}
     before = " ".join((*made.chunks[:chunk], made.chunks[chunk][:start]))
     named: list[str] = re.findall(r"\w+", before)
@@ -71,7 +71,7 @@ def last_named(made: World, chunk: int, start: int, like: str) -> str:
 
 
 def is_man(name: str) -> bool:
-    """Whether a man's ending fits better than a woman's."""
+    """Whether a man's ending matches better than a woman's."""
     man, woman = (
         max((len(ending) for ending in ENDINGS[kind] if name.endswith(ending)), default=0)
         for kind in (Kind.MAN, Kind.WOMAN)
@@ -79,21 +79,21 @@ def is_man(name: str) -> bool:
     return man > woman
 
 
-def test_the_chunk_a_reference_names_as_its_source_introduces_it() -> None:
+def test_the_source_chunk_of_a_reference_introduces_its_entity() -> None:
     kinds = set()
     for made in worlds():
         for one in made.statements:
             for mention in one.references:
                 assert mention.source < one.chunk
                 assert mention.entity in made.chunks[mention.source]
-                kinds.add(mention.how)
-    assert kinds == {How.PRON, How.THAT, How.SAME, How.ALIAS, How.DESC}
+                kinds.add(mention.type)
+    assert kinds == set(MentionType) - {MentionType.NAME, MentionType.WORD}
 
 
-def test_answers_follow_from_what_is_told() -> None:
+def test_answers_follow_from_the_statements() -> None:
     seen = set()
     for made in worlds():
-        facts = told(made)
+        facts = stated_facts(made)
         for question in made.questions:
             seen.add(question.type)
             assert list(question.support) == sorted(set(question.support))
@@ -125,26 +125,26 @@ def test_a_local_question_is_answered_in_one_chunk_and_a_hop_in_several() -> Non
                 assert len(question.support) >= 2
 
 
-def test_a_follow_up_brings_the_turn_before_it() -> None:
+def test_a_follow_up_question_has_the_previous_turn_as_history() -> None:
     for made in worlds():
         for question in made.questions:
             assert bool(question.history) == (question.type == "followup")
             assert question.question.startswith("And ") == (question.type == "followup")
 
 
-def test_guessing_the_right_kind_of_word_is_not_enough() -> None:
+def test_guessing_a_word_of_the_right_kind_succeeds_in_less_than_35_percent() -> None:
     floors = [question.guess for made in worlds() for question in made.questions]
     assert sum(floors) / len(floors) < 0.35
 
 
 def test_held_out_names_are_never_drawn_in_training() -> None:
-    training = {NameBook(Random(seed), "train").draw(kind) for seed in range(200) for kind in Kind}
-    held_out = {NameBook(Random(seed), "heldout").draw(kind) for seed in range(200) for kind in Kind}
+    training = {NameGenerator(Random(seed), "train").draw(kind) for seed in range(200) for kind in Kind}
+    held_out = {NameGenerator(Random(seed), "heldout").draw(kind) for seed in range(200) for kind in Kind}
     assert not training & held_out
     assert all(map(is_held_out, held_out)) and not any(map(is_held_out, training))
 
 
-def test_the_splits_share_no_template() -> None:
+def test_the_template_splits_share_no_template() -> None:
     for relation in RELATIONS:
         for groups in (
             (relation.train, relation.variants, relation.heldout),
@@ -168,7 +168,7 @@ def test_variants_are_made_of_words_seen_in_training() -> None:
 
 
 @pytest.mark.parametrize(("number", "least", "most"), [(3, 120, 700), (4, 400, 1536)])
-def test_chunks_and_contexts_have_the_promised_size(number: int, least: int, most: int) -> None:
+def test_chunks_and_contexts_have_the_documented_size(number: int, least: int, most: int) -> None:
     encoder = Encoder(build())
     for made in worlds(number)[:20]:
         sizes = [len(encoder.ids(chunk)) for chunk in made.chunks]
@@ -177,7 +177,7 @@ def test_chunks_and_contexts_have_the_promised_size(number: int, least: int, mos
         assert least <= sum(sizes) <= most
 
 
-def test_a_chunk_alone_has_the_ids_it_has_in_a_prompt() -> None:
+def test_a_chunk_has_the_same_ids_alone_and_in_a_prompt() -> None:
     tokenizer, encoder = build(), Encoder(build())
     for made in worlds()[:10]:
         question = made.questions[0].question
@@ -189,7 +189,7 @@ def test_a_chunk_alone_has_the_ids_it_has_in_a_prompt() -> None:
         assert tokenizer(prompt, add_special_tokens=False)["input_ids"] == [BOS, USER, *sum(runs, []), ASSISTANT]
 
 
-def test_the_template_falls_into_its_four_runs() -> None:
+def test_the_chat_template_renders_every_role() -> None:
     tokenizer = build()
     turns = [
         {"role": "system", "content": "S"},
@@ -202,15 +202,15 @@ def test_the_template_falls_into_its_four_runs() -> None:
     assert tokenizer.convert_tokens_to_ids(["<bos>", "<end>", "<user>", "<assistant>"]) == [BOS, END, USER, ASSISTANT]
 
 
-def test_an_unseen_name_falls_into_few_pieces_and_comes_back() -> None:
+def test_a_held_out_name_has_few_tokens_and_decodes_to_itself() -> None:
     tokenizer = build()
-    book = NameBook(Random(3), "heldout")
+    book = NameGenerator(Random(3), "heldout")
     names = [book.draw(kind) for kind in Kind for _ in range(30)]
     assert sum(len(tokenizer.encode(name)) for name in names) / len(names) < 3
     assert all(str(tokenizer.decode(tokenizer.encode(name))).strip() == name for name in names)
 
 
-def test_a_branch_learns_its_answer_and_nothing_else() -> None:
+def test_a_branch_has_targets_for_its_answer_and_nothing_else() -> None:
     encoder = Encoder(build())
     made = replace(worlds()[0], questions=worlds()[0].questions[:1])
     row = encoder.row(made, Random(0), None, extras=False)
