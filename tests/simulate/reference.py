@@ -1,4 +1,7 @@
-"""Policies one block at a time, straight from docs/policies.md: slow, naive, sharing no code with what it checks."""
+"""Policies one block at a time, as docs/policies.md defines them: slow, naive, and sharing no code with ragkv.
+
+`Reference` raises `LookupError` for a policy that it does not define.
+"""
 
 import itertools
 import random
@@ -6,11 +9,13 @@ from math import exp
 
 from ragkv.simulate import Row
 
-XI_BLOCK_TOKENS = 16
+BLOCK_TOKENS = 16
+RECENCY = {"lru", "threshold-lru", "t-lru-all", "t-lru-eager", "t-lru-literal"}  # LRU, after what `trim` does
+FREE_FIRST = {"t-lru", "end-aware", "length-aware"}
 
 
 def random_rows(seed: int, *, requests: int = 30, conversations: int = 5, contracting: bool = True) -> list[Row]:
-    """A small trace: ties of time, conversations that contract, turns that add nothing."""
+    """A small trace with ties of time, conversations that contract, and turns that add nothing."""
     draw, stored, rows, now = random.Random(seed), dict[str, int](), [], 0
     for request in range(requests):
         now += draw.choice([0, 0, 1, 2, 9])
@@ -27,7 +32,7 @@ def random_rows(seed: int, *, requests: int = 30, conversations: int = 5, contra
 
 
 class Reference:
-    """One policy over one trace: `uncached` of every request, and `evicted`: (request, conversation) a block."""
+    """One policy over one trace: `uncached` blocks of every request, and the conversation of every `evicted` block."""
 
     def __init__(
         self,
@@ -52,11 +57,11 @@ class Reference:
         self.expected = int(mean) if mean == int(mean) else int(mean) + 1
         self.x: dict[str, int] = {}
         self.length: dict[str, int] = {}
-        self.last: dict[str, int] = {}  # number of the last request
-        self.came: dict[str, int] = {}  # fifo: number of the request since when blocks are held
+        self.last: dict[str, int] = {}  # index of the last request
+        self.came: dict[str, int] = {}  # fifo: index of the request since which blocks are held
         self.gaps: list[float] = []
         self.uncached: list[int] = []
-        self.evicted: list[tuple[int, str]] = []
+        self.evicted: list[str] = []
         for number in range(len(self.rows)):
             self.serve(number)
 
@@ -73,31 +78,31 @@ class Reference:
         self.trim(number, group)
         while sum(self.x.values()) > self.capacity:
             candidates = [g for g, blocks in self.x.items() if blocks and not (self.forced and g == group)] or [group]
-            self.take(number, min(candidates, key=lambda g: self.order(g, number)))
+            self.take(min(candidates, key=lambda g: self.order(g, number)))
 
-    def take(self, number: int, group: str) -> None:
+    def take(self, group: str) -> None:
         self.x[group] -= 1
-        self.evicted.append((number, group))
+        self.evicted.append(group)
 
     def trim(self, number: int, served: str) -> None:
         overflows = sum(self.x.values()) > self.capacity
-        if self.policy == "threshold-lru" and self.length[served] * XI_BLOCK_TOKENS < self.threshold_tokens:
-            self.cap(number, served, 0)
+        if self.policy == "threshold-lru" and self.length[served] * BLOCK_TOKENS < self.threshold_tokens:
+            self.cap(served, 0)
         if self.policy == "tail-belady":
-            self.cap(number, served, self.useful(served, number))
+            self.cap(served, self.useful(served, number))
         if self.policy == "t-lru-eager":
-            self.cap(number, served, self.budget(served, number))
+            self.cap(served, self.budget(served, number))
         if self.policy == "t-lru-all" and overflows:
             for group in self.x:
-                self.cap(number, group, self.budget(group, number))
+                self.cap(group, self.budget(group, number))
         if self.policy == "t-lru-literal" and overflows:
             for group in self.x:
                 if self.x[group] >= max(1, self.length[group] + self.expected - self.xi):
-                    self.take(number, group)
+                    self.take(group)
 
-    def cap(self, number: int, group: str, most: int) -> None:
+    def cap(self, group: str, most: int) -> None:
         while self.x[group] > most:
-            self.take(number, group)
+            self.take(group)
 
     def next(self, group: str, number: int) -> int | None:
         later = (i for i in range(number + 1, len(self.rows)) if self.rows[i].conversation == group)
@@ -115,22 +120,24 @@ class Reference:
         return max(0, self.length[group] + self.expected - self.xi)
 
     def order(self, group: str, number: int) -> tuple[float, ...]:
-        """The lowest goes next."""
-        last, now = self.last[group], self.rows[number].at
+        """The conversation with the lowest value loses the next block."""
+        last = self.last[group]
         free = self.x[group] > self.budget(group, number)
-        idle = now - self.rows[last].at
+        idle = self.rows[number].at - self.rows[last].at
+        if self.policy in RECENCY:
+            return (last,)
         if self.policy == "fifo":
             return (self.came[group],)
         if self.policy in ("belady", "tail-belady"):
             i = self.next(group, number)
             return (-1e9 if i is None else -i, last)
-        if self.policy in ("t-lru", "end-aware", "length-aware"):
+        if self.policy in FREE_FIRST:
             return (not free, last)
         if self.policy == "t-lru-guarded":
             gaps = sorted(self.gaps)
             limit = gaps[min(len(gaps) - 1, int(0.95 * len(gaps)))] if gaps else 1e9
             return (0 if idle > limit else 1 + (not free), last)
-        if self.policy.startswith("et-lru"):
+        if self.policy in ("et-lru", "et-lru-posterior"):
             turns, ends = self.rates
             alive = exp(-ends * idle)
             if self.policy == "et-lru-posterior":
@@ -139,20 +146,20 @@ class Reference:
             level = self.x[group] - self.length[group] + self.xi
             matters = sum(q >= level for q in self.new) / len(self.new) if self.new else 0.0
             return (alive * matters, last)
-        return (last,)
+        raise LookupError(f"no reference for {self.policy}")
 
 
 def best_possible(rows: list[Row], capacity: int, xi: int) -> int:
-    """The least TEL, in blocks, of any way to cache: every choice after every request."""
+    """The least TEL, in blocks, that any caching can reach: tries every choice after every request."""
     ordered = sorted(rows, key=lambda row: (row.at, row.request))
     groups = sorted({row.conversation for row in ordered})
-    costs: dict[tuple[int, ...], int] = {(0,) * len(groups): 0}  # blocks held of each -> least TEL so far
+    costs: dict[tuple[int, ...], int] = {(0,) * len(groups): 0}  # blocks held of each group -> least TEL so far
     for row in ordered:
         me, after = groups.index(row.conversation), dict[tuple[int, ...], int]()
         for held, cost in costs.items():
             paid = cost + max(0, row.prompt - min(held[me], row.shared) - xi)
-            room = [range((row.length if i == me else x) + 1) for i, x in enumerate(held)]
-            for choice in itertools.product(*room):
+            choices = [range((row.length if i == me else x) + 1) for i, x in enumerate(held)]
+            for choice in itertools.product(*choices):
                 if sum(choice) <= capacity:
                     after[choice] = min(after.get(choice, paid), paid)
         costs = after
