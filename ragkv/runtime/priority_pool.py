@@ -1,4 +1,4 @@
-"""Threads that talk to a remote, several at a time, the layers that are needed first before all others."""
+"""A thread pool that runs its jobs by priority, not by age."""
 
 import heapq
 import itertools
@@ -13,27 +13,27 @@ T = TypeVar("T")
 
 
 class PriorityThreadPool:
-    """A pool whose jobs run by order, not by age. Thread-safe."""
+    """Daemon threads that run the job with the lowest priority number first. Thread-safe."""
 
     def __init__(self, count: int, name: str) -> None:
-        """`count` jobs at a time; threads start with the first job and are named `name`."""
+        """At most `count` threads, each named `name`; a thread starts when a job comes and none is idle."""
         self._count, self._name = count, name
-        self._serial = itertools.count()
+        self._serial = itertools.count()  # jobs of one priority run in the order they came
         self._jobs: list[tuple[int, int, Future[Any], Callable[[], Any]]] = []
         self._threads: list[threading.Thread] = []
         self._idle = 0
         self._closing = False
         self._changed = threading.Condition()
 
-    def submit(self, order: int, work: Callable[[], T]) -> "Future[T]":
-        """Do `work` when its turn comes, the lowest `order` first. Cancelled at once if the pool are closed."""
+    def submit(self, priority: int, work: Callable[[], T]) -> Future[T]:
+        """Queue `work`. Once the pool is closed its future is cancelled at once."""
         future: Future[T] = Future()
         with self._changed:
             if self._closing:
                 future.cancel()
                 future.set_running_or_notify_cancel()
                 return future
-            heapq.heappush(self._jobs, (order, next(self._serial), future, work))
+            heapq.heappush(self._jobs, (priority, next(self._serial), future, work))
             if not self._idle and len(self._threads) < self._count:
                 thread = threading.Thread(target=self._work, name=self._name, daemon=True)
                 self._threads.append(thread)
@@ -42,12 +42,12 @@ class PriorityThreadPool:
         return future
 
     def close(self) -> None:
-        """Cancel what waits, finish what runs. Twice is harmless."""
+        """Cancel the queued jobs and wait for the running ones. Twice is harmless."""
         with self._changed:
             self._closing = True
-            waiting, self._jobs = self._jobs, []
+            queued, self._jobs = self._jobs, []
             self._changed.notify_all()
-        for _, _, future, _ in waiting:
+        for _, _, future, _ in queued:
             future.cancel()
         for thread in self._threads:
             thread.join()
@@ -60,11 +60,11 @@ class PriorityThreadPool:
                 continue
             try:
                 result = work()
-            except BaseException as error:  # handed over to who waits
+            except BaseException as error:  # the future hands it to its waiter
                 future.set_exception(error)
             else:
                 future.set_result(result)
-            del job, future, work  # or they would hold a value until the next job comes
+            del job, future, work  # or the thread would hold the result until its next job
 
     def _next(self) -> tuple[Future[Any], Callable[[], Any]] | None:
         with self._changed:

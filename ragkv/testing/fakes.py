@@ -1,9 +1,8 @@
-"""Fakes we test with, shipped so that others can test against ragkv: tiers that are slow, and tiers that fail.
+"""Fakes of tiers that are slow or fail: ragkv is tested with them, and so can be what is built on it.
 
 store = Store([ThrottledTier(MemoryTier(10**9, LRU()), bandwidth_bytes_per_s=1e9)], write_buffer_bytes=0)
 """
 
-import threading
 import time
 from collections.abc import Callable, Container, Iterator, Sequence, Set
 from enum import Enum
@@ -13,9 +12,11 @@ import torch
 from ragkv.errors import EntryDamagedError
 from ragkv.store import EncodedEntry, Entry, EntryInfo, Identity, Lease, Speed, Tier, TierStats, Turn
 
+from .bandwidth import SharedBandwidth, sleep_until
+
 
 class WrappedTier(Tier):
-    """A tier that is another one but for the leases it gives: override `wrap`."""
+    """A tier that passes every call on to another one; override `wrap` to change the leases it gives."""
 
     def __init__(self, tier: Tier) -> None:
         self.tier = tier
@@ -23,7 +24,7 @@ class WrappedTier(Tier):
         self.read_only, self.is_remote, self.arbitrates = tier.read_only, tier.is_remote, tier.arbitrates
 
     def wrap(self, lease: Lease) -> Lease:
-        """What a reader gets instead of `lease`."""
+        """The lease that a reader gets instead of `lease`."""
         return lease
 
     def lease(self, identity: Identity, token_ids: Sequence[int]) -> Lease | None:
@@ -77,7 +78,7 @@ class WrappedTier(Tier):
 
 
 class WrappedLease(Lease):
-    """A lease that is another one but for `read_layer`; whole entries are copied by it, layer by layer, decoded."""
+    """A lease that passes everything on but `read_layer`, which copies of whole entries use too."""
 
     def __init__(self, lease: Lease) -> None:
         self.info, self.kind, self.sensitivity = lease.info, lease.kind, lease.sensitivity
@@ -99,63 +100,60 @@ class WrappedLease(Lease):
 
 
 class ThrottledTier(WrappedTier):
-    """A tier behind one pipe: each read takes at least `latency_s` plus its bytes over the bandwidth they all share.
+    """A tier whose reads take at least `latency_s`, and their bytes over the bandwidth that all reads share.
 
-    With `writes` so does each `put`, on a pipe of its own.
+    With `writes` each `put` takes as long, on a bandwidth of its own.
     """
 
     def __init__(
         self, tier: Tier, bandwidth_bytes_per_s: float, latency_s: float = 0.0, *, writes: bool = False
     ) -> None:
         super().__init__(tier)
-        self.writes = writes
-        self.bandwidth_bytes_per_s = bandwidth_bytes_per_s
-        self.latency_s = latency_s
-        self._free_at = 0.0  # when the pipe has carried everything asked for so far, on the monotonic clock
-        self._lock = threading.Lock()
+        self.bandwidth_bytes_per_s, self.latency_s, self.writes = bandwidth_bytes_per_s, latency_s, writes
+        self._reads = SharedBandwidth()
 
     def wrap(self, lease: Lease) -> Lease:
         return _ThrottledLease(lease, self)
 
     def put(self, entry: Entry | EncodedEntry, protected: Set[str] = frozenset()) -> bool:
-        began = time.monotonic()
+        due_at = time.monotonic() + self.latency_s + entry.size_bytes / self.bandwidth_bytes_per_s
         kept = self.tier.put(entry, protected)
-        due_at = began + self.latency_s + entry.size_bytes / self.bandwidth_bytes_per_s
-        time.sleep(max(0.0, due_at - time.monotonic()) if self.writes else 0.0)
+        if self.writes:
+            sleep_until(due_at)
         return kept
 
     def due_at(self, size_bytes: int) -> float:
-        """Take the pipe for `size_bytes` more; the time at which they will have arrived."""
-        with self._lock:
-            self._free_at = max(self._free_at, time.monotonic()) + size_bytes / self.bandwidth_bytes_per_s
-            return self._free_at + self.latency_s
+        """The monotonic time at which a read of `size_bytes` that begins now ends."""
+        return self._reads.due_at(size_bytes, self.bandwidth_bytes_per_s) + self.latency_s
 
 
 class _ThrottledLease(WrappedLease):
-    def __init__(self, lease: Lease, pipe: ThrottledTier) -> None:
+    def __init__(self, lease: Lease, tier: ThrottledTier) -> None:
         super().__init__(lease)
-        self._pipe = pipe
+        self._tier = tier
 
     def read_layer(self, layer: int, out: torch.Tensor | None = None) -> torch.Tensor:
-        due_at = self._pipe.due_at(self.stored_bytes // self.info.layers)
+        due_at = self._layer_due_at()
         read = self.lease.read_layer(layer, out)
-        time.sleep(max(0.0, due_at - time.monotonic()))
+        sleep_until(due_at)
         return read
 
     def read_encoded(self, page_locked: bool = False, before_read: Callable[[], None] = lambda: None) -> EncodedEntry:
         read = self.lease.read_encoded(page_locked)
         for _ in range(self.info.layers):
             before_read()
-            due_at = self._pipe.due_at(self.stored_bytes // self.info.layers)
-            time.sleep(max(0.0, due_at - time.monotonic()))
+            sleep_until(self._layer_due_at())
         return read
+
+    def _layer_due_at(self) -> float:
+        return self._tier.due_at(self.stored_bytes // self.info.layers)
 
 
 class Failure(Enum):
     """How a read fails."""
 
-    DAMAGED = "damaged"  # as the contract has it: `EntryDamagedError`, and the tier no longer has the entry
-    BROKEN = "broken"  # as nobody expects it: a plain `OSError`, and the entry is still there
+    DAMAGED = "damaged"  # as a tier's contract says: `EntryDamagedError`, and the tier no longer has the entry
+    BROKEN = "broken"  # against the contract: a plain `OSError`, and the entry is still there
 
 
 class FailingTier(WrappedTier):
@@ -163,8 +161,7 @@ class FailingTier(WrappedTier):
 
     def __init__(self, tier: Tier, layers: Container[int], failure: Failure = Failure.DAMAGED) -> None:
         super().__init__(tier)
-        self.layers = layers
-        self.failure = failure
+        self.layers, self.failure = layers, failure
 
     def wrap(self, lease: Lease) -> Lease:
         return _FailingLease(lease, self)
@@ -191,6 +188,3 @@ class _FailingLease(WrappedLease):
             raise OSError(f"layer {layer} fails on purpose")
         self._tier.delete(self.info.key)
         raise EntryDamagedError(self.info.key, f"layer {layer} is damaged on purpose")
-
-
-__all__ = ["FailingTier", "Failure", "ThrottledTier", "WrappedLease", "WrappedTier"]

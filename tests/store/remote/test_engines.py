@@ -221,7 +221,7 @@ def test_whatever_the_network_does_the_answer_is_right_and_in_time(redis_server:
     else:
         setattr(network.proxy, fault, True)
         if fault == "refusing":
-            network.proxy.break_off()
+            network.proxy.close_connections()
     began = time.monotonic()
     for _ in range(4):
         prefill = network.engine.prefill(Q, [A, B, C], ratio=1.0)

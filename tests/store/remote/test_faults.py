@@ -106,7 +106,7 @@ def test_through_a_sound_network_everything_comes(place: Place) -> None:
 def test_refused_connections_are_misses_and_nobody_asks_any_more(place: Place) -> None:
     tier = place.tier()
     place.proxy.refusing = True
-    place.proxy.break_off()
+    place.proxy.close_connections()
     began = time.monotonic()
     assert all(outcome(tier) is None for _ in range(20))
     assert time.monotonic() - began < place.timeout_s + SLACK_S
@@ -120,7 +120,7 @@ def test_refused_connections_are_misses_and_nobody_asks_any_more(place: Place) -
 def test_a_remote_that_answers_again_is_asked_again(place: Place) -> None:
     tier = place.tier()
     place.proxy.refusing = True
-    place.proxy.break_off()
+    place.proxy.close_connections()
     assert all(outcome(tier) is None for _ in range(5))
     place.proxy.refusing = False
     until(lambda: outcome(tier) is not None)

@@ -190,7 +190,7 @@ def test_a_deletion_the_remote_did_not_hear_is_noted_served_no_more_and_done_whe
     behind.store.put_durably(make_entry(1))
     behind.store.put_durably(make_entry(2))
     behind.proxy.refusing = True
-    behind.proxy.break_off()
+    behind.proxy.close_connections()
     behind.store.delete(IDENTITY, ids_of(1))
     assert hit(behind.store, 1) is None
     remote = behind.store.stats().tiers[-1].remote
@@ -246,7 +246,7 @@ def test_a_remote_that_stalls_delays_neither_puts_nor_the_disk(behind: Behind) -
 
 def test_warming_counts_what_is_near_as_durable_though_the_remote_is_away(behind: Behind) -> None:
     behind.proxy.refusing = True
-    behind.proxy.break_off()
+    behind.proxy.close_connections()
     assert behind.store.put_durably(make_entry(1))
     assert behind.store.is_durable(make_entry(1).info.key)
     assert behind.store.ensure_durable(IDENTITY, ids_of(1))
