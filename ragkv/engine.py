@@ -14,18 +14,18 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Self
 
-from .config import EngineConfig, ReuseMode, StoreConfig
+from .config import EngineConfig, ReuseMode
 from .encoding import EncodingClaim
 from .errors import InputError, RagKVError
 from .fusion import Selector
-from .history import BlockWriter, Discard
+from .history import Discard
 from .inference import ChunkLike, EngineParts, How, Past, Prefill, Prompt, SharedModel
 from .model.decoding import generation_config
 from .model.loading import READER, load
 from .model.stopping import TextStream
 from .runtime import Closing, openmp
 from .scheduling import QueueStats, Ticket
-from .sessions import House, Manifests, Session, SessionInfo, Sessions
+from .sessions import Session, SessionInfo, Sessions, open_sessions
 from .store import StoreStats
 from .types import UNSET, Answer, Chunk, TokenEvent, Unset
 
@@ -63,7 +63,7 @@ class Engine(Closing):
         shared = model if isinstance(model, SharedModel) else SharedModel.of(model, tokenizer, config)
         self.tokenizer = shared.tokenizer
         self.parts = EngineParts.build(shared, config)
-        self._sessions = self._open_sessions()
+        self._sessions = open_sessions(self.parts, config)
         # Also runs when the engine is garbage-collected or the process ends: no thread may be inside the model then.
         self._shut = weakref.finalize(self, _shut, self.parts, self._sessions)
         openmp.release_threads()  # this thread loaded and packed weights; another one may compute next
@@ -279,7 +279,7 @@ class Engine(Closing):
         for chunk in asked:
             self.parts.background.forget(chunk.token_ids)
             deleted += bool(self.parts.store.delete(self.parts.encoder.identity, chunk.token_ids))
-        self._sessions.announce([self.parts.encoder.identity.key(chunk.token_ids) for chunk in asked])
+        self._announce([self.parts.encoder.identity.key(chunk.token_ids) for chunk in asked])
         return deleted
 
     def retain(self, chunks: Sequence[ChunkLike]) -> int:
@@ -289,7 +289,7 @@ class Engine(Closing):
         kept = {mine.key(chunk.token_ids) for chunk in self.parts.intake.chunks(chunks)}
         stale = [info.key for info in self.parts.store.infos() if info.identity == mine and info.key not in kept]
         gone = sum(self.parts.store.delete_key(key) for key in stale)
-        self._sessions.announce(stale)
+        self._announce(stale)
         return gone
 
     def gc(self) -> int:
@@ -300,9 +300,8 @@ class Engine(Closing):
     def stats(self) -> EngineStats:
         """What the engine is and what its store holds."""
         adapter = self.parts.adapter
-        per_token = adapter.layer_count * 2 * adapter.kv_heads * adapter.head_dim * adapter.dtype.itemsize
         queue, store = self.parts.admission.stats(), self.parts.store.stats()
-        return EngineStats(adapter.config.model_type, adapter.layer_count, per_token, store, queue)
+        return EngineStats(adapter.config.model_type, adapter.layer_count, adapter.kv_bytes_per_token, store, queue)
 
     def flush(self) -> None:
         """Return when missed chunks are encoded and everything waiting is written."""
@@ -344,37 +343,14 @@ class Engine(Closing):
         with self.parts.admission.admitted(demand, ticket):
             return self.parts.prefiller.prefill(prompt, how, room, began, keep, ticket.check)
 
+    def _announce(self, deleted_keys: Sequence[str]) -> None:
+        """Tell the replicas that share conversations with this engine which entries were deleted."""
+        if self._sessions.shared_manifests is not None and deleted_keys:
+            self._sessions.shared_manifests.announce(deleted_keys)
+
     def _check_open(self) -> None:
         if not self._shut.alive:
             raise RagKVError("The engine is closed; build a new one.")
-
-    def _open_sessions(self) -> Sessions:
-        settings, parts = self.config.store, self.parts
-        adapter, identity = parts.adapter, parts.identity
-        durable = settings.directory is not None and not settings.read_only
-        house = House(
-            identity,
-            parts.runs,
-            self.config.session,
-            adapter.layer_count * 2 * adapter.kv_heads * adapter.head_dim * adapter.dtype.itemsize,
-            adapter.context_length,
-            adapter.rope.frequencies,
-        )
-        if self.config.session.shared:
-            return _shared_sessions(house, parts.block_writer, settings)
-        manifests = Manifests(settings.directory, identity) if durable else None  # type: ignore[arg-type]
-        return Sessions(house, parts.block_writer, manifests)
-
-
-def _shared_sessions(house: House, saver: BlockWriter, settings: StoreConfig) -> Sessions:
-    from .sessions.shared import SharedSessions
-    from .sessions.shared_manifest import SharedManifests  # loads redis-py
-    from .store.remote import secret_from_environment
-
-    assert settings.redis is not None  # `EngineConfig` has seen to it
-    return SharedSessions(
-        house, saver, SharedManifests(settings.redis, house.identity, secret_from_environment(settings.redis))
-    )
 
 
 def _shut(parts: EngineParts, sessions: Sessions) -> None:

@@ -122,7 +122,7 @@ class _Measuring:
         return Profile(
             subject=subject_of(adapter, self._identity),
             layers=adapter.layer_count,
-            kv_bytes_per_token=adapter.layer_count * 2 * adapter.kv_heads * adapter.head_dim * adapter.dtype.itemsize,
+            kv_bytes_per_token=adapter.kv_bytes_per_token,
             stored_bytes_per_token=self._stored_bytes_per_token,
             prefill=prefill,
             recompute=recompute,

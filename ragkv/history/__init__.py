@@ -2,7 +2,7 @@
 
 from .block_writer import BlockWriter
 from .history import EMPTY, Block, Chain, Conversation, History, Part, PartKind, PastTurn, Ranges
-from .truncation import TDLS, Discard, Discardable, find, fitted, keep_dialogue, merged, oldest
+from .truncation import TDLS, Discard, Discardable, discardable, find, fitted, keep_dialogue, merged, oldest
 
 __all__ = [
     "Block",
@@ -18,6 +18,7 @@ __all__ = [
     "PastTurn",
     "Ranges",
     "TDLS",
+    "discardable",
     "find",
     "fitted",
     "keep_dialogue",

@@ -1,8 +1,8 @@
-"""Saving history while the model goes on (CachedAttention section 3.2.2): a thread, and a bounded buffer before it.
+"""Saves history while the model continues (CachedAttention section 3.2.2): one thread and a bounded buffer.
 
-A request hands over views of what it recorded, which costs nothing; the copy, the store's policies and the store come
-here. What does not fit into the buffer is not saved: it is counted, never waited for, and computed again by the turn
-that misses it. A block is found as soon as it is handed over, whatever the disk does.
+A request hands over views of the KV it recorded, which costs nothing. The thread copies them, informs the store's
+policies and stores them. A block that does not fit into the buffer is not saved: it is counted, no request waits for
+it, and the next turn that misses it computes it again. A block can be found as soon as it is in the buffer.
 """
 
 import logging
@@ -20,22 +20,22 @@ log = logging.getLogger(__name__)
 
 
 class BlockWriter:
-    """Stores blocks behind the requests that made them. All methods are thread-safe."""
+    """Stores blocks in the background. All methods are thread-safe."""
 
     def __init__(self, store: Store, base: Identity, capacity_bytes: int) -> None:
-        """`base` is the engine's identity, whatever its context."""
+        """`base` is the engine's identity; its context does not count."""
         self._store, self._base = store, base
         self._worker: Background[Entry] = Background(capacity_bytes, "ragkv-saver")
         self._dropped = 0
 
     @property
     def dropped_blocks(self) -> int:
-        """Blocks never saved because the buffer was full."""
+        """Blocks that were never saved because the buffer was full."""
         return self._dropped
 
     @property
     def waiting_bytes(self) -> int:
-        """KV held until it is stored."""
+        """KV in the buffer."""
         return self._worker.pending_bytes
 
     def key(self, block: Block) -> str:
@@ -43,15 +43,16 @@ class BlockWriter:
         return block.key(self._base)
 
     def lease(self, block: Block) -> Lease | None:
-        """A block's entry, held for reading: from the buffer or from the store; or `None`."""
+        """A block's entry, held for reading, from the buffer or from the store; `None` if it is in neither."""
         identity = block.identity(self._base)
-        entry = self._worker.entry(identity.key(block.token_ids))  # first: once it leaves the buffer, the store has it
+        # The buffer is searched first: an entry that leaves it in between is in the store by then.
+        entry = self._worker.entry(identity.key(block.token_ids))
         if entry is not None and entry.info.matches(identity, block.token_ids):
             return ResidentLease(entry)
         return self._store.lease(identity, block.token_ids)
 
     def save(self, block: Block, kv: torch.Tensor, group: str) -> bool:
-        """Store `kv` (L, 2, G, T, D), which nobody writes to from now on; `False`, at once, if the buffer is full."""
+        """Store `kv` (L, 2, G, T, D), which nothing may change from now on; `False`, at once, if the buffer is full."""
         layers, _, kv_heads, _, head_dim = kv.shape
         identity = block.identity(self._base)
         key = identity.key(block.token_ids)
@@ -64,29 +65,29 @@ class BlockWriter:
         return False
 
     def served(self, turn: Turn) -> None:
-        """Tell the store's policies of a turn, before the blocks saved from now on."""
+        """Tell the store's policies of a turn, before they see the blocks that are saved from now on."""
         self._worker.submit(Job(lambda: self._store.served(turn)))
 
     def then(self, action: Callable[[], object]) -> None:
-        """Run `action` when everything handed over so far is stored; not at all once closed."""
+        """Run `action` once everything saved so far is stored. After `close` it is not run."""
         self._worker.submit(Job(action))
 
     def delete(self, key: str) -> None:
-        """Drop a block from the buffer and from every tier; gone when this returns."""
+        """Delete a block from the buffer and from every tier before this returns."""
         self._worker.discard(key)
         try:
             self._store.delete_key(key)
         except StoreReadOnlyError:
-            pass  # it never reached the disk; memory has let it go
+            pass  # a read-only store has the block in memory alone, and memory has deleted it
         except StoreError as error:
             log.warning("A block of a conversation could not be deleted: %s", error)
 
     def stored(self, key: str) -> bool:
-        """Whether a block is in the buffer or in the store. Not a use."""
+        """Whether a block is in the buffer or in the store. Policies do not count this as a use."""
         return self._worker.entry(key) is not None or self._store.contains(key)
 
     def flush(self) -> None:
-        """Return when everything handed over so far is in the store."""
+        """Return when everything saved so far is in the store."""
         self._worker.flush()
 
     def close(self) -> None:

@@ -153,7 +153,7 @@ class _PastPlan:
             spans.append(
                 Span(SpanKind.HISTORY, at, stop, state, lease, offset=block.start if lease else 0, rotated_from=turned)
             )
-            chain.saw(block.kept_ids)
+            chain.add(block.kept_ids)
             at = stop
         if prompt.history.tail:
             spans.append(Span(SpanKind.HISTORY, at, at + len(prompt.history.tail), SpanState.COMPUTED))
@@ -161,7 +161,7 @@ class _PastPlan:
 
     def _found(self, block: Block, behind: str, usable: bool) -> tuple[Lease | None, str | None]:
         """What `block` is read from, or why it is computed."""
-        if block.behind != behind:
+        if block.prefix_digest != behind:
             return None, "it stood behind another prefix"
         if block.frequencies != self._frequencies:
             return None, "the RoPE frequencies changed"

@@ -69,6 +69,11 @@ class Adapter:
         return KVShape(self.layer_count, self.kv_heads, self.head_dim)
 
     @property
+    def kv_bytes_per_token(self) -> int:
+        """Bytes of one token's keys and values in all layers."""
+        return self.layer_count * 2 * self.kv_heads * self.head_dim * self.dtype.itemsize
+
+    @property
     def vocabulary(self) -> int:
         """How many token ids it knows, 0 first."""
         rows: int = self.model.get_input_embeddings().weight.shape[0]

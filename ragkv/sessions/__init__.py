@@ -1,18 +1,19 @@
-"""Conversations: turns, their durable manifests, and conversations shared between replicas (`shared`)."""
+"""Conversations: their turns, and their state in manifests on disk or on a server that replicas share."""
 
-from .manifest import Manifests, OtherVersionError, Summary, decoded, encoded
-from .session import House, OpenTurn, Session, SessionInfo, Sessions, SessionTurn
+from .local import LocalSessions
+from .manifest import Manifests
+from .opening import open_sessions
+from .registry import Sessions
+from .session import Session, SessionInfo
+from .turn import DetachedTurn, SessionTurn
 
 __all__ = [
-    "House",
+    "DetachedTurn",
+    "LocalSessions",
     "Manifests",
-    "OpenTurn",
-    "OtherVersionError",
     "Session",
     "SessionInfo",
     "SessionTurn",
     "Sessions",
-    "Summary",
-    "decoded",
-    "encoded",
+    "open_sessions",
 ]

@@ -1,9 +1,10 @@
-"""Manifests: what a conversation consists of, durable. The KV itself lies in the store, found by the blocks' keys.
+"""Manifests: what a conversation consists of, saved durably. Its KV is in the store, found by the blocks' keys.
 
-One file a session, three lines of JSON: format, version and checksum; a summary, which alone is read at open; the
-blocks with their ids, the turns and the history. It is written apart, synced and renamed, so a kill leaves the one
-before or this one. Ids are in it, so a block the store lost costs computing its tokens, never the conversation. A file
-that cannot be read is moved aside, never overwritten; that of another model has another name.
+A session has one file of three lines of JSON: format, version and checksum; a summary, the only line that is read when
+an engine opens; the blocks with their token ids, the turns and the history. The file is written under another name,
+synced and renamed, so a kill leaves either the previous manifest or this one. It has the token ids, so a block that the
+store lost costs computing its tokens and never the conversation. A file that cannot be read is moved aside and never
+overwritten. The manifest of another model has another name.
 """
 
 import contextlib
@@ -28,7 +29,7 @@ VERSION = 1
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """What is known of a session without reading its ids."""
+    """What is known of a session without reading its token ids."""
 
     session_id: str
     turns: int
@@ -36,7 +37,7 @@ class Summary:
     used_at: float  # seconds since the epoch
     ttl_s: float | None
     keys: tuple[str, ...]  # of the blocks of its history, each once
-    key_tokens: tuple[int, ...]  # tokens of each
+    key_tokens: tuple[int, ...]  # tokens of each block
 
     @classmethod
     def of(cls, session_id: str, conversation: Conversation, base: Identity) -> "Summary":
@@ -61,51 +62,51 @@ class Manifests:
     """The manifests of one engine, under `sessions/` of its store's directory."""
 
     def __init__(self, directory: str | Path, base: Identity) -> None:
-        """`base` is the engine's identity, whatever its context: ids and KV of another model mean nothing here."""
+        """`base` is the engine's identity. Its context does not count: only another model makes ids and KV useless."""
         self._folder = Path(directory) / "sessions"
         self._base = base
-        whose = replace(base, context="").to_json()
-        self._whose = hashlib.blake2b(whose.encode(), digest_size=8).hexdigest()
+        model = replace(base, context="").to_json()
+        self._model_digest = hashlib.blake2b(model.encode(), digest_size=8).hexdigest()
 
     def summaries(self) -> Iterator[Summary]:
-        """Those of all sessions of this engine, and what a killed writer left is swept."""
+        """The summaries of all sessions of this engine. Temporary files of a killed process are deleted."""
         with contextlib.suppress(OSError):
             for orphan in self._folder.glob("*.tmp"):
                 orphan.unlink()
-        for path in sorted(self._folder.glob(f"*-{self._whose}.json")):
+        for path in sorted(self._folder.glob(f"*-{self._model_digest}.json")):
             try:
                 with path.open(encoding="utf-8") as file:
-                    head, summary = json.loads(file.readline()), file.readline()
-                if head["version"] == VERSION:
+                    header, summary = json.loads(file.readline()), file.readline()
+                if header["version"] == VERSION:
                     yield Summary.from_json(summary)
             except (OSError, ValueError, KeyError, TypeError):
-                continue  # whoever asks for that session is told
+                continue  # `load` reports it to the caller that asks for this session
 
     def load(self, session_id: str) -> tuple[Conversation | None, str | None]:
-        """The conversation, or `None`, and what its next report should say."""
+        """The conversation, or `None`; and a note for its next report, or `None`."""
         path = self._path(session_id)
         try:
             data = path.read_bytes()
         except FileNotFoundError:
-            others = list(self._folder.glob(f"{_name(session_id)}-*.json"))
+            others = list(self._folder.glob(f"{_hashed(session_id)}-*.json"))
             return None, "the conversation of that id is another model's: this one starts empty" if others else None
         except OSError as error:
             log.warning("The manifest %s cannot be read: %s. Its conversation starts empty.", path, error)
             return None, f"the conversation could not be read ({error.strerror}): it starts empty"
         try:
-            return decoded(session_id, data), None
+            return decode(session_id, data), None
         except OtherVersionError as error:
-            why, aside = f"is of version {error}", "other-version"
+            why, suffix = f"is of version {error}", "other-version"
         except (ValueError, KeyError, TypeError, IndexError) as error:
-            why, aside = f"is damaged ({error})", "damaged"
+            why, suffix = f"is damaged ({error})", "damaged"
         log.warning("The manifest %s %s. It was moved aside; its conversation starts empty.", path, why)
         with contextlib.suppress(OSError):
-            path.replace(path.with_suffix(f".{aside}"))
+            path.replace(path.with_suffix(f".{suffix}"))
         return None, f"the conversation's manifest {why}: it starts empty"
 
     def save(self, session_id: str, conversation: Conversation) -> None:
-        """Write a conversation down, durably. Raises `OSError`, leaving the one before."""
-        data = encoded(Summary.of(session_id, conversation, self._base), conversation, self._base)
+        """Save a conversation durably. Raises `OSError` and leaves the previous manifest if that fails."""
+        data = encode(Summary.of(session_id, conversation, self._base), conversation, self._base)
         self._folder.mkdir(mode=0o700, exist_ok=True)
         path = self._path(session_id)
         draft = path.with_suffix(".tmp")
@@ -128,13 +129,13 @@ class Manifests:
         self._sync()
 
     def delete(self, session_id: str) -> None:
-        """Remove a conversation's manifest, if there is one. Raises `OSError` if refused."""
+        """Delete a conversation's manifest, if there is one. Raises `OSError` if the system refuses."""
         with contextlib.suppress(FileNotFoundError):
             self._path(session_id).unlink()
             self._sync()
 
     def _path(self, session_id: str) -> Path:
-        return self._folder / f"{_name(session_id)}-{self._whose}.json"
+        return self._folder / f"{_hashed(session_id)}-{self._model_digest}.json"
 
     def _sync(self) -> None:
         fd = os.open(self._folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -145,66 +146,65 @@ class Manifests:
 
 
 class OtherVersionError(Exception):
-    """A manifest is of a version that this code does not read; its argument."""
+    """A manifest has a version that this code does not read. The argument is that version."""
 
 
-def _name(session_id: str) -> str:
-    return hashlib.blake2b(session_id.encode(), digest_size=16).hexdigest()
-
-
-def encoded(summary: Summary, conversation: Conversation, base: Identity, secret: str | None = None) -> bytes:
-    """A manifest's three lines; with a `secret`, only who knows it can have written them."""
-    blocks: dict[str, int] = {}  # each entry once, by its key
+def encode(summary: Summary, conversation: Conversation, base: Identity, secret: str | None = None) -> bytes:
+    """A manifest's three lines. With a `secret` the checksum proves that the writer knows it."""
+    rows: dict[str, int] = {}  # row in the table, by the block's key: each entry is written once
     table: list[Any] = []
     histories: list[Any] = []
     before = History()
     for history in (*(turn.began for turn in conversation.turns), conversation.history):
-        same = _common(before.blocks, history.blocks)
-        places = []
-        for block in history.blocks[same:]:
+        same_blocks = _common(before.blocks, history.blocks)
+        new_blocks = []
+        for block in history.blocks[same_blocks:]:
             key = block.key(base)
-            if key not in blocks:
-                blocks[key] = len(table)
-                table.append([block.context, block.behind, block.frequencies, block.token_ids, block.index])
-            places.append([blocks[key], block.start, block.stop, block.rotated_from])
-        parts = _common(before.parts, history.parts)
-        said = [[part.kind.value, part.tokens, part.turn, part.source] for part in history.parts[parts:]]
-        histories.append([same, places, history.tail, parts, said])
+            if key not in rows:
+                rows[key] = len(table)
+                table.append([block.context, block.prefix_digest, block.frequencies, block.token_ids, block.index])
+            new_blocks.append([rows[key], block.start, block.stop, block.rotated_from])
+        same_parts = _common(before.parts, history.parts)
+        new_parts = [[part.kind.value, part.tokens, part.turn, part.source] for part in history.parts[same_parts:]]
+        histories.append([same_blocks, new_blocks, history.tail, same_parts, new_parts])
         before = history
     body = {
         "identity": replace(base, context="").to_json(),
         "created_at": conversation.created_at,
         "turns": [turn.at for turn in conversation.turns],
         "blocks": table,
-        "histories": histories,  # what each turn began with, then the current one; each beside the one before
+        "histories": histories,  # at the start of each turn, then the current one; each as a change of the previous one
     }
     rest = f"{summary.to_json()}\n{json.dumps(body, separators=(',', ':'))}\n".encode()
-    head = {"format": FORMAT, "version": VERSION, "checksum": _checksum(rest, secret)}
-    return f"{json.dumps(head)}\n".encode() + rest
+    header = {"format": FORMAT, "version": VERSION, "checksum": _checksum(rest, secret)}
+    return f"{json.dumps(header)}\n".encode() + rest
 
 
-def decoded(session_id: str, data: bytes, secret: str | None = None) -> Conversation:
-    """Inverse of `encoded`.
+def decode(session_id: str, data: bytes, secret: str | None = None) -> Conversation:
+    """Inverse of `encode`.
 
-    Raises `OtherVersionError`, or `ValueError` and its like for anything that is no manifest of this session.
+    Raises `OtherVersionError`; and `ValueError`, `KeyError`, `TypeError` or `IndexError` if `data` is no manifest of
+    this session.
     """
     first, _, rest = data.partition(b"\n")
-    head = json.loads(first)
-    if head["format"] != FORMAT:
+    header = json.loads(first)
+    if header["format"] != FORMAT:
         raise ValueError("it is no manifest")
-    if head["version"] != VERSION:
-        raise OtherVersionError(head["version"])
-    if head["checksum"] != _checksum(rest, secret):
+    if header["version"] != VERSION:
+        raise OtherVersionError(header["version"])
+    if header["checksum"] != _checksum(rest, secret):
         raise ValueError("its checksum does not match")
     summary, body = map(json.loads, rest.splitlines())
     if summary["session_id"] != session_id:
         raise ValueError("it is of another session")
-    table: list[Any] = [(saw, behind, turns, tuple(ids), index) for saw, behind, turns, ids, index in body["blocks"]]
+    table: list[Any] = [
+        (context, prefix, frequencies, tuple(ids), index) for context, prefix, frequencies, ids, index in body["blocks"]
+    ]
     histories, before = [], History()
-    for same, places, tail, parts, said in body["histories"]:
-        blocks = (Block(*table[place[0]], *place[1:]) for place in places)  # as `encoded` laid them down
-        kinds = (Part(PartKind(kind), tokens, turn, source) for kind, tokens, turn, source in said)
-        before = History((*before.blocks[:same], *blocks), tuple(tail), (*before.parts[:parts], *kinds))
+    for same_blocks, new_blocks, tail, same_parts, new_parts in body["histories"]:
+        blocks = (Block(*table[row], *place) for row, *place in new_blocks)
+        parts = (Part(PartKind(kind), tokens, turn, source) for kind, tokens, turn, source in new_parts)
+        before = History((*before.blocks[:same_blocks], *blocks), tuple(tail), (*before.parts[:same_parts], *parts))
         histories.append(before)
     turns = tuple(PastTurn(began, at) for began, at in zip(histories[:-1], body["turns"], strict=True))
     return Conversation(turns, histories[-1], body["created_at"], summary["used_at"], summary["ttl_s"])
@@ -215,9 +215,13 @@ def _common(one: tuple[Any, ...], other: tuple[Any, ...]) -> int:
     return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))
 
 
+def _hashed(session_id: str) -> str:
+    return hashlib.blake2b(session_id.encode(), digest_size=16).hexdigest()
+
+
 def _checksum(data: bytes, secret: str | None = None) -> str:
     key = b"" if secret is None else hashlib.blake2b(secret.encode(), digest_size=32).digest()
     return hashlib.blake2b(data, digest_size=16, key=key).hexdigest()
 
 
-__all__ = ["Manifests", "OtherVersionError", "Summary", "decoded", "encoded"]
+__all__ = ["Manifests", "OtherVersionError", "Summary", "decode", "encode"]

@@ -1,15 +1,15 @@
-"""Manifests on a Redis server, so that a conversation goes on wherever its next turn lands.
+"""Manifests on a Redis server, so that any replica can continue a conversation.
 
-The manifest is the same three lines of JSON as in a file (`manifest.py`), beside it an *edition*, a random word that
-changes with every write. Who writes names the edition it read: if another replica wrote meanwhile, nothing is written
-and `SessionConflictError` says so, so that no turn is ever lost to a later one. Deletions, of conversations and of
-documents, are told to all replicas by a log of keys, so that none keeps what another was asked to forget. Nothing here
-has a time to live of the server's, which under `volatile-lru` might evict it: what is idle for too long is deleted by
-whichever replica looks next.
+A manifest is the same three lines of JSON as in a file (`manifest.py`). Next to it is a *version*, a random word that
+changes with every write. A writer names the version it read: if another replica wrote meanwhile, nothing is written
+and `SessionConflictError` is raised, so no turn ever overwrites another one. A log of keys tells all replicas which
+blocks and documents were deleted, so that no replica keeps what another one was asked to delete. No value has a time to
+live on the server, because `volatile-lru` might evict it: the next replica that looks deletes what was idle too long.
 """
 
 import hashlib
 import json
+import logging
 import secrets
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -22,22 +22,25 @@ from ragkv.history import Conversation
 from ragkv.store import Identity
 from ragkv.store.remote.redis_server import RedisServer
 
-from .manifest import OtherVersionError, Summary, decoded, encoded
+from .manifest import OtherVersionError, Summary, decode, encode
 
-DELETIONS = 1_000  # of conversations, remembered for replicas that were away
-SWEPT = 100  # conversations deleted at a time because they were idle
+log = logging.getLogger(__name__)
 
-# KEYS: summaries (id -> JSON), expiries (id by ms), the log of deletions. ARGV[1]: what manifests' keys begin with
-_BOOKS = f"""
+DELETIONS = 1_000  # kept in the log, for replicas that were offline
+SWEPT = 100  # idle conversations deleted at a time
+
+# KEYS: summaries (id -> JSON), expiries (id by ms), the log of deletions. ARGV[1]: the start of every manifest's key.
+# The hash field of the version is called `edition`, as in all data written so far.
+_COMMON = f"""
 local summaries, expiries, log, root = KEYS[1], KEYS[2], KEYS[3], ARGV[1]
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 local function forget(id, keys)
-  local there = redis.call('DEL', root .. id)
+  local existed = redis.call('DEL', root .. id)
   redis.call('HDEL', summaries, id)
   redis.call('ZREM', expiries, id)
   if keys ~= '' then redis.call('XADD', log, 'MAXLEN', '~', {DELETIONS}, '*', 'keys', keys) end
-  return there
+  return existed
 end
 local function keys_of(id)
   local summary = redis.call('HGET', summaries, id)
@@ -49,22 +52,22 @@ local function expired(id)
 end
 """
 
-# id, the edition known -> false where there is none, {edition} if it is that, else {edition, manifest}
+# id, the known version -> false if there is no manifest, {version} if it is the known one, else {version, manifest}
 LOAD = (
-    _BOOKS
+    _COMMON
     + """
 local id = ARGV[2]
 if expired(id) then forget(id, keys_of(id)) end
-local edition = redis.call('HGET', root .. id, 'edition')
-if not edition then return false end
-if edition == ARGV[3] then return {edition} end
-return {edition, redis.call('HGET', root .. id, 'data')}
+local version = redis.call('HGET', root .. id, 'edition')
+if not version then return false end
+if version == ARGV[3] then return {version} end
+return {version, redis.call('HGET', root .. id, 'data')}
 """
 )
 
-# id, the edition read or '', the new one, manifest, summary, ms to live or 0 -> 1, or 0 if it is of another edition
+# id, the version read or '', the new version, manifest, summary, ms to live or 0 -> 1, or 0 if the version differs
 SAVE = (
-    _BOOKS
+    _COMMON
     + """
 local id, ttl = ARGV[2], tonumber(ARGV[7])
 if expired(id) then forget(id, keys_of(id)) end
@@ -76,12 +79,12 @@ return 1
 """
 )
 
-# id -> 1 if it was there; its blocks are in the log
-DELETE = _BOOKS + "\nreturn forget(ARGV[2], keys_of(ARGV[2]))"
+# id -> 1 if it existed; its blocks are added to the log
+DELETE = _COMMON + "\nreturn forget(ARGV[2], keys_of(ARGV[2]))"
 
-# how many at most -> how many were idle for too long and are no more
+# how many at most -> how many were deleted because they were idle for too long
 SWEEP = (
-    _BOOKS
+    _COMMON
     + """
 local idle = redis.call('ZRANGEBYSCORE', expiries, '-inf', now, 'LIMIT', 0, tonumber(ARGV[2]))
 for _, id in ipairs(idle) do forget(id, keys_of(id)) end
@@ -91,100 +94,106 @@ return #idle
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
-    """A conversation as it stands for everybody."""
+class SharedState:
+    """A conversation as it is on the server."""
 
-    version: str | None  # None: there is none
-    conversation: Conversation | None  # None: there is none, or it could not be read
-    note: str | None = None  # what its next report should say
+    version: str | None  # None: there is no manifest
+    conversation: Conversation | None  # None: there is no manifest, or it could not be read
+    note: str | None = None  # for the report of the next turn
 
 
 class SharedManifests:
-    """The conversations of one tenant and model, whichever replica served them. All methods are thread-safe."""
+    """The conversations of one tenant and model, from all replicas. All methods are thread-safe."""
 
     def __init__(self, config: RedisConfig, base: Identity, secret: str | None = None) -> None:
-        """`base` is the engine's identity, whatever its context. Connects to nothing yet."""
-        whose = replace(base, context="").to_json()
-        here = hashlib.blake2b(f"{whose}{secret or ''}".encode(), digest_size=16).hexdigest()
-        root = f"{config.prefix}:sessions:{here}:"
+        """`base` is the engine's identity; its context does not count. Does not connect yet."""
+        model = replace(base, context="").to_json()
+        digest = hashlib.blake2b(f"{model}{secret or ''}".encode(), digest_size=16).hexdigest()
+        root = f"{config.prefix}:sessions:{digest}:"
         self._root, self._keys = f"{root}m:", (f"{root}summaries", f"{root}expiries", f"{root}deletions")
         self._base, self._secret = base, secret
-        self._name = secrets.token_hex(8)  # in the log: what we deleted ourselves may have come back since
+        self._replica = secrets.token_hex(8)  # skips its own deletions: the entries may have been stored again since
         self._server = RedisServer(config)
 
-    def load(self, session_id: str, known: str | None) -> Found | None:
-        """What is there, or `None` if it still is of the edition `known`. Raises `SessionUnavailableError`."""
+    def load(self, session_id: str, known: str | None) -> SharedState | None:
+        """The state on the server, or `None` if its version still is `known`. Raises `SessionUnavailableError`."""
         answer = self._run(LOAD, session_id, known or "")
         if answer is None:
-            return Found(None, None) if known is not None else None
+            return SharedState(None, None) if known is not None else None
         if len(answer) == 1:
             return None
-        edition = answer[0].decode()
+        version = answer[0].decode()
         try:
-            return Found(edition, decoded(session_id, answer[1], self._secret))
+            return SharedState(version, decode(session_id, answer[1], self._secret))
         except OtherVersionError as error:
             raise SessionUnavailableError(
                 f"Conversation {session_id!r} was written by another version of ragkv (format {error}); "
                 "ask a replica of that version, or delete the conversation."
             ) from error
         except (ValueError, KeyError, TypeError, IndexError) as error:
-            return Found(edition, None, f"the conversation's manifest is damaged ({error}): it starts empty")
+            return SharedState(version, None, f"the conversation's manifest is damaged ({error}): it starts empty")
 
     def save(self, session_id: str, conversation: Conversation, known: str | None, ttl_s: float | None) -> str:
-        """Write a conversation down; its new edition. `known` is the edition it goes on from, `None` for a new one.
+        """Save a conversation; returns its new version. `known` is the version it was read as, `None` for a new one.
 
-        Raises `SessionConflictError` if there is another by now, and `SessionUnavailableError`; then the one before
-        stands, or, if no answer came, this one.
+        Raises `SessionConflictError` if the version on the server differs, and `SessionUnavailableError`. Then the
+        server has the previous state; if the server did not answer it may have this one.
         """
         summary = Summary.of(session_id, conversation, self._base)
-        edition, data = secrets.token_hex(8), encoded(summary, conversation, self._base, self._secret)
+        version, data = secrets.token_hex(8), encode(summary, conversation, self._base, self._secret)
         ttl_ms = 0 if ttl_s is None else max(1, round(ttl_s * 1000))
-        if not self._run(SAVE, session_id, known or "", edition, data, summary.to_json(), ttl_ms):
+        if not self._run(SAVE, session_id, known or "", version, data, summary.to_json(), ttl_ms):
             raise SessionConflictError(
-                f"Another replica went on with conversation {session_id!r} meanwhile, or deleted it; this turn is not "
+                f"Another replica changed conversation {session_id!r} meanwhile, or deleted it; this turn is not "
                 "part of it. Ask again: it is answered on the newest state."
             )
-        return edition
+        return version
 
     def delete(self, session_id: str) -> bool:
-        """Remove a conversation and tell all replicas of its blocks; whether it was there."""
+        """Delete a conversation and add its blocks to the log of deletions; returns whether it existed."""
         return bool(self._run(DELETE, session_id))
 
     def sweep(self) -> int:
-        """Delete some of the conversations that were idle for too long; how many."""
+        """Delete some of the conversations that were idle for too long; returns how many."""
         return int(self._run(SWEEP, SWEPT))
 
     def ids(self) -> tuple[str, ...]:
-        """Of all conversations."""
+        """The ids of all conversations."""
         with self._available():
             return tuple(name.decode() for name in self._server.client.hkeys(self._keys[0]))
 
     def summaries(self) -> Iterator[Summary]:
-        """Of all conversations."""
+        """The summaries of all conversations."""
         with self._available():
             rows = self._server.client.hvals(self._keys[0])
         for row in rows:
             try:
                 yield Summary.from_json(row)
             except (ValueError, KeyError, TypeError):
-                continue  # whoever asks for that conversation is told
+                continue  # `load` reports it to the caller that asks for this conversation
 
     def announce(self, keys: Sequence[str]) -> None:
-        """Tell all replicas that the entries of these keys were deleted."""
-        with self._available():
-            fields = {"keys": json.dumps(list(keys)), "by": self._name}
-            self._server.client.xadd(self._keys[2], fields, maxlen=DELETIONS, approximate=True)
+        """Tell all replicas that the entries of these keys were deleted.
+
+        If the server is unavailable that is logged: the other replicas keep the entries until they sweep the corpus.
+        """
+        fields = {"keys": json.dumps(list(keys)), "by": self._replica}
+        try:
+            with self._available():
+                self._server.client.xadd(self._keys[2], fields, maxlen=DELETIONS, approximate=True)
+        except SessionUnavailableError as error:
+            log.warning("Other replicas may keep %d deleted entries: %s", len(keys), error)
 
     def deleted(self, since: str) -> tuple[str, list[str]]:
-        """Keys of entries that were deleted since, and where to ask from the next time. From the start: "0"."""
+        """The position to ask from next time, and the keys of entries that others deleted after `since` ("0": all)."""
         with self._available():
             rows = self._server.client.xrange(self._keys[2], f"({since}" if since != "0" else "-", "+")
-        others = [fields[b"keys"] for _, fields in rows if fields.get(b"by", b"").decode() != self._name]
-        keys = [key for told in others for key in json.loads(told)]
+        others = [fields[b"keys"] for _, fields in rows if fields.get(b"by", b"").decode() != self._replica]
+        keys = [key for logged in others for key in json.loads(logged)]
         return (rows[-1][0].decode() if rows else since), keys
 
     def close(self) -> None:
-        """Let go of the connections. Twice is harmless."""
+        """Close the connections. Twice is harmless."""
         self._server.close()
 
     def _run(self, script: str, *arguments: Any) -> Any:
@@ -193,15 +202,15 @@ class SharedManifests:
 
     @contextmanager
     def _available(self) -> Iterator[None]:
-        """One exchange with the server."""
+        """One request to the server. Raises `SessionUnavailableError` if it fails."""
         try:
             with self._server.call():
                 yield
         except RemoteError as error:
             raise SessionUnavailableError(
-                f"The state of conversations cannot be read or written ({error}). Nothing is answered on a state that "
-                "may be old: ask again, or ask without a conversation."
+                f"The state of conversations cannot be read or written ({error}). A state that may be old is never "
+                "used: ask again, or ask without a conversation."
             ) from error
 
 
-__all__ = ["Found", "SharedManifests"]
+__all__ = ["SharedState", "SharedManifests"]

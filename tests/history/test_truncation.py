@@ -278,7 +278,7 @@ class TestDiscardingLists:
         with small_engine() as engine:
             session = engine.session("s", discard=lambda _: [])
             fill(engine, 6)
-            assert "so the oldest went" in ask(engine, session, 6).reuse.notes[0]
+            assert "so the oldest were dropped" in ask(engine, session, 6).reuse.notes[0]
 
     def test_one_that_names_no_range_is_refused_and_drops_nothing(self) -> None:
         with small_engine() as engine:

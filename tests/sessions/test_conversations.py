@@ -27,7 +27,7 @@ class Clock:
 
     def __init__(self, engine: Engine) -> None:
         self.now = 1000.0
-        engine._sessions._clock = lambda: self.now
+        engine._sessions.clock = lambda: self.now
         engine._sessions._swept_at = 0.0
 
 

@@ -107,7 +107,7 @@ class TestALostBlock:
             session = talk(engine)
             engine.flush()
             assert files(tmp_path) == 0
-            assert engine._sessions._saver.dropped_blocks > 3
+            assert engine.parts.block_writer.dropped_blocks > 3
             assert is_full_prefill(engine, session, 3, ratio=0.0).reuse.exact == 1
 
 
@@ -281,7 +281,7 @@ class TestGivingUp:
                 assert (files(tmp_path), pinned(engine)) == (blocks, 0)
                 assert engine.stats().store.tiers[0].entries == blocks
                 assert +engine._sessions._references == references
-                assert engine._sessions._saver.waiting_bytes == 0
+                assert engine.parts.block_writer.waiting_bytes == 0
                 assert is_full_prefill(engine, session, 3, ratio=0.0).reuse.exact == 1 + with_kv(session)
                 ask(engine, session, 3)
                 assert session.turns == 4
@@ -309,7 +309,7 @@ class TestGivingUp:
         """At the first layer, in the middle of the prefill, in the middle of the answer."""
         engine, session, as_before = spoken
         adapter, calls = engine.parts.adapter, iter(range(1000))
-        real = adapter.drive
+        real = adapter.call_layer
 
         def fails(*arguments: Any) -> Any:
             if next(calls) >= after:
@@ -317,7 +317,7 @@ class TestGivingUp:
             return real(*arguments)
 
         with monkeypatch.context() as patch:
-            patch.setattr(adapter, "drive", fails)
+            patch.setattr(adapter, "call_layer", fails)
             with pytest.raises(KeyboardInterrupt):
                 ask(engine, session, 7)
         as_before()

@@ -12,7 +12,6 @@ import pytest_socket
 from ragkv import Engine, EngineConfig
 from ragkv.config import RedisConfig, SessionConfig
 from ragkv.errors import ConfigError, InputError, SessionConflictError, SessionUnavailableError
-from ragkv.sessions.shared import SharedSessions
 from ragkv.sessions.shared_manifest import SharedManifests
 from ragkv.types import TokenEvent
 from tests.engine.helpers import A, B
@@ -168,7 +167,7 @@ def test_a_deletion_reaches_every_replica_and_its_blocks_go_everywhere(
         here.delete_session("s")
         assert held.session_id not in [info.session_id for info in there.sessions()]
         assert there.session("s").turns == 0
-        keys = {block.key(there._sessions.house.identity) for block in kept.conversation.history.blocks}
+        keys = {block.key(there.parts.identity) for block in kept.conversation.history.blocks}
         pause = threading.Event()
         for _ in range(100):
             left = [{info.key for info in engine.parts.store.infos() if info.group} for engine in (here, there)]
@@ -312,8 +311,8 @@ def test_shared_conversations_need_a_server() -> None:
 
 
 def _shared(engine: Engine) -> SharedManifests:
-    assert isinstance(engine._sessions, SharedSessions)
-    return engine._sessions._shared
+    assert engine._sessions.shared_manifests is not None
+    return engine._sessions.shared_manifests
 
 
 def _overwrite(engine: Engine, session_id: str, change: Any) -> None:

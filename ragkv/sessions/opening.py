@@ -1,0 +1,28 @@
+"""An engine's sessions, of the kind that its settings ask for."""
+
+from ragkv.config import EngineConfig
+from ragkv.inference import EngineParts
+
+from .local import LocalSessions
+from .manifest import Manifests
+from .registry import Sessions
+
+
+def open_sessions(parts: EngineParts, config: EngineConfig) -> Sessions:
+    """Shared sessions on the store's Redis server, or local ones: on disk if the store may write to a directory."""
+    settings = config.store
+    if config.session.shared:
+        from ragkv.store.remote import secret_from_environment
+
+        from .shared import SharedSessions
+        from .shared_manifest import SharedManifests  # imports redis-py
+
+        assert settings.redis is not None  # `EngineConfig` refuses shared sessions without a server
+        shared = SharedManifests(settings.redis, parts.identity, secret_from_environment(settings.redis))
+        return SharedSessions(parts, config.session, shared)
+    durable = settings.directory is not None and not settings.read_only
+    manifests = Manifests(settings.directory, parts.identity) if durable and settings.directory else None
+    return LocalSessions(parts, config.session, manifests)
+
+
+__all__ = ["open_sessions"]

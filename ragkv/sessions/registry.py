@@ -1,0 +1,159 @@
+"""The conversations of one engine: which sessions there are, and which blocks their histories have.
+
+`LocalSessions` (`local.py`) and `SharedSessions` (`shared.py`) implement where the state of a conversation is saved.
+"""
+
+import threading
+import time
+from abc import abstractmethod
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from itertools import count
+from typing import TYPE_CHECKING
+from weakref import WeakValueDictionary
+
+from ragkv.config import SessionConfig
+from ragkv.errors import InputError
+from ragkv.history import Conversation, Discard, find
+from ragkv.inference import EngineParts
+from ragkv.scheduling import Ticket
+
+from .manifest import Summary
+from .session import Session, SessionInfo, SessionOwner
+from .turn import DetachedTurn, SessionTurn
+
+if TYPE_CHECKING:
+    from .shared_manifest import SharedManifests
+
+
+class Sessions(SessionOwner):
+    """The conversations of one engine. All methods are thread-safe."""
+
+    shared_manifests: "SharedManifests | None" = None  # the server that replicas share, if they do
+
+    def __init__(self, parts: EngineParts, settings: SessionConfig, clock: Callable[[], float] = time.time) -> None:
+        self.parts, self.settings, self.clock = parts, settings, clock
+        # Guards the fields below. No thread waits for a session or writes a manifest while it holds this lock.
+        self._lock = threading.RLock()
+        self._live: WeakValueDictionary[str, Session] = WeakValueDictionary()
+        self._known: dict[str, Summary] = {}  # every conversation, by its id
+        self._references: Counter[str] = Counter()  # how many histories have a block, by the block's key
+        self.request_numbers = count(1)
+
+    @abstractmethod
+    def summaries(self) -> Iterable[Summary]:
+        """The summaries of all conversations."""
+
+    @abstractmethod
+    def _open(self, session_id: str) -> Session:
+        """A session object for that id. The caller holds `_lock`."""
+
+    def session(self, session_id: str, ttl_s: float | None = None, discard: str | Discard | None = None) -> Session:
+        """The conversation of that id, new or as it stands. A given `ttl_s` or `discard` applies from now on."""
+        if not isinstance(session_id, str) or not session_id:
+            raise InputError(f"A session's id must be a string that is not empty, not {session_id!r:.80}.")
+        if ttl_s is not None and not ttl_s > 0:
+            raise InputError(f"ttl_s is {ttl_s}; it must be more than 0.")
+        if discard is not None:
+            find(discard)
+        with self._lock:
+            session = self._live.get(session_id)
+            if session is None:
+                session = self._live[session_id] = self._open(session_id)
+            if discard is not None:
+                session.discard_by = discard
+            if ttl_s not in (None, session.conversation.ttl_s):
+                self._set_ttl(session, ttl_s)
+        if session.lock.acquire(blocking=False):  # otherwise a turn runs, and the next one refreshes the session
+            try:
+                self.refresh(session)
+            finally:
+                session.lock.release()
+        return session
+
+    @contextmanager
+    def turn(self, session: Session | None, ticket: Ticket | None = None) -> Iterator[DetachedTurn]:
+        """A turn of `session`, or of none. A turn that does not end leaves the session as it was."""
+        if session is None:
+            yield DetachedTurn()
+            return
+        with session.held(ticket), SessionTurn(self, session) as turn:
+            yield turn
+
+    def fork(self, session: Session, session_id: str) -> Session:
+        past, other = session.conversation, self.session(session_id, discard=session.discard_by)
+        if other is session:
+            raise InputError(f"{session_id!r} is the id of the conversation to be forked itself: choose another.")
+        with other.held():
+            if other.turns:
+                raise InputError(f"There is a conversation {session_id!r} already: choose another id, or delete it.")
+            self.commit(other, replace(past, created_at=self.clock()))
+        return other
+
+    def delete(self, session: Session) -> None:
+        self.clear(session)
+        with self._lock:
+            session.deleted = True
+            self._live.pop(session.session_id, None)
+
+    def drop(self, keys: Iterable[str]) -> None:
+        for key in keys:
+            with self._lock:
+                if self._references[key] > 0:
+                    continue
+                del self._references[key]
+            self.parts.block_writer.delete(key)
+
+    def list(self) -> tuple[SessionInfo, ...]:
+        """Every session that has turns, the last used first."""
+        known = sorted(self.summaries(), key=lambda summary: -summary.used_at)
+        return tuple(self._info(summary) for summary in known if summary.turns)
+
+    def ids(self) -> tuple[str, ...]:
+        """The id of every session that has turns, in no order."""
+        return tuple(summary.session_id for summary in self.summaries() if summary.turns)
+
+    def flush(self) -> None:
+        """Return when the blocks of every turn so far are in the store."""
+        self.parts.block_writer.flush()
+
+    def close(self) -> None:
+        """Save what waits and stop. Twice is harmless."""
+        self.parts.block_writer.close()
+
+    def _summary(self, session_id: str, conversation: Conversation) -> Summary:
+        return Summary.of(session_id, conversation, self.parts.identity)
+
+    def _set_summary(self, session_id: str, new: Summary | None) -> set[str]:
+        """Record what a conversation consists of; returns the keys that its history has no more. Needs `_lock`."""
+        old = self._known.pop(session_id, None)
+        if new is not None:
+            self._known[session_id] = new
+            self._references.update(new.keys)
+        self._references.subtract(old.keys if old else ())
+        return set(old.keys if old else ()) - set(new.keys if new else ())
+
+    def _set_ttl(self, session: Session, ttl_s: float | None) -> None:
+        session.conversation = replace(session.conversation, ttl_s=ttl_s)
+
+    def _empty(self, ttl_s: float | None = None) -> Conversation:
+        now = self.clock()
+        return Conversation(created_at=now, used_at=now, ttl_s=ttl_s)
+
+    def _forget_turns(self, session: Session) -> set[str]:
+        """Empty a session in memory; returns the keys that its history had."""
+        with self._lock:
+            session.conversation = self._empty(session.conversation.ttl_s)
+            session.version, session.notes = None, ()
+            return self._set_summary(session.session_id, None)
+
+    def _info(self, summary: Summary) -> SessionInfo:
+        sizes = zip(summary.keys, summary.key_tokens, strict=True)
+        stored = sum(tokens for key, tokens in sizes if self.parts.block_writer.stored(key))
+        size = stored * self.parts.adapter.kv_bytes_per_token
+        return SessionInfo(summary.session_id, summary.turns, summary.tokens, size, summary.used_at)
+
+
+__all__ = ["Sessions"]
