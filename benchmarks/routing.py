@@ -167,11 +167,11 @@ def speed(folder: Path, quick: bool) -> list[Cell]:
     for replicas in (1, 10, 100, 1_000):
         for name in ORDER:
             router, views = make_router(name), [ReplicaLoad(f"r{n}", n % 3) for n in range(replicas)]
-            asks, count = load.asks[:2_000], 20 if quick else 200
+            asks, count = load.routing_requests[:2_000], 20 if quick else 200
             for number, ask in enumerate(asks):
                 router.sent(ask, f"r{number % replicas}")
             began = time.perf_counter()
-            for ask in load.asks[2_000 : 2_000 + count]:
+            for ask in load.routing_requests[2_000 : 2_000 + count]:
                 router.sent(ask, router.rank(ask, views)[0])
             rows.append({"replicas": replicas, "router": name, "per_s": count / (time.perf_counter() - began)})
     print("\nDecisions a second of one router, one core")

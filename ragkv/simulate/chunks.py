@@ -1,8 +1,8 @@
 """Chunk entries: a request reads its passages wherever they stand, and each is held whole or not at all.
 
-The same policies, each chunk a group of one block that never grows; capacity and hits are counted in tokens. Two other
-readings of the same requests stand beside it: exact-prefix reuse, where a chunk counts only if all before it is equal,
-and that with passages put in canonical order first.
+The policies are the same: each chunk is a group of one block that never grows; capacity and hits are counted in tokens.
+Two other ways to reuse the same requests serve as comparison: exact-prefix reuse, where a chunk counts only if all
+before it is equal, and the same with passages put in canonical order first.
 """
 
 from collections.abc import Callable, Container, Iterable, Sequence
@@ -27,7 +27,7 @@ class Read(NamedTuple):
 
 @dataclass(frozen=True)
 class ChunkReplay:
-    """What one policy made of the reads at one capacity."""
+    """The result of one policy on a list of reads at one capacity."""
 
     policy: str
     capacity_tokens: int
@@ -38,7 +38,7 @@ class ChunkReplay:
 
 
 def futures(reads: Sequence[Read]) -> list[NextRequest]:
-    """When each read's chunk is read next."""
+    """For each read, when its chunk is read next."""
     nexts: dict[str, NextRequest] = {}
     found = []
     for position in range(len(reads) - 1, -1, -1):
@@ -51,7 +51,7 @@ def futures(reads: Sequence[Read]) -> list[NextRequest]:
 def replay_chunks(
     reads: Sequence[Read], policy: Policy, capacity_tokens: int, *, on_evict: OnEvict | None = None
 ) -> ChunkReplay:
-    """Run reads through `policy`. A chunk that was not found is computed and put; the policy may rather drop it."""
+    """Run reads through `policy`. A chunk that is not found is computed and put, but the policy may drop it at once."""
     tier = ChunkTier(policy, capacity_tokens, on_evict)
     nexts = futures(reads) if policy.needs_future else [None] * len(reads)
     found = [tier.read(read, number, then) for number, (read, then) in enumerate(zip(reads, nexts, strict=True))]
@@ -61,17 +61,17 @@ def replay_chunks(
 
 
 class ChunkTier:
-    """A bounded tier: chunks held, each whole or not at all."""
+    """A bounded tier that holds chunks, each whole or not at all."""
 
     def __init__(self, policy: Policy, capacity_tokens: int, on_evict: OnEvict | None = None) -> None:
         self.held: dict[str, int] = {}
-        self.used = 0
+        self._used = 0
         self._policy = policy
         self._capacity = capacity_tokens
         self._on_evict = on_evict
 
     def read(self, read: Read, number: int = 0, then: NextRequest | None = None) -> bool:
-        """Whether the chunk is held; if not it is put, unless the policy rather drops it. `then`: its next read."""
+        """Whether the chunk is held; if not it is put, unless the policy drops it. `then`: its next read, if known."""
         at, key, tokens = read
         policy = self._policy
         found = key in self.held
@@ -81,8 +81,7 @@ class ChunkTier:
             policy.served(Turn(at, number, key, 1, 1, 1, 1, None, then))
             if any(cut.group == key and not cut.keep for cut in policy.trims(False, at)):  # never read again
                 if found:
-                    self._drop(key, at)
-                    self._tell(key)
+                    self._drop(key, at, evicted=True)
                 return found
         if not found and tokens <= self._capacity:
             self._put(key, tokens, at)
@@ -90,29 +89,25 @@ class ChunkTier:
 
     def _put(self, key: str, tokens: int, at: float) -> None:
         self.held[key] = tokens
-        self.used += tokens
+        self._used += tokens
         self._policy.held(key, 1, tokens, at)
-        while self.used > self._capacity:
+        while self._used > self._capacity:
             cut = self._policy.victim((), at)
             assert cut is not None and cut.group in self.held
-            self._drop(cut.group, at)
-            if cut.group != key:
-                self._tell(cut.group)
+            self._drop(cut.group, at, evicted=cut.group != key)
 
-    def _drop(self, key: str, at: float) -> None:
-        self.used -= self.held.pop(key)
+    def _drop(self, key: str, at: float, evicted: bool) -> None:
+        self._used -= self.held.pop(key)
         self._policy.held(key, 0, 0, at)
-
-    def _tell(self, key: str) -> None:
-        if self._on_evict is not None:
+        if evicted and self._on_evict is not None:
             self._on_evict(key)
 
 
-STORED = frozenset({"sys_prompt", "passages_ids", "web_search"})  # parts worth an entry: others are a user's own words
+STORED = frozenset({"sys_prompt", "passages_ids", "web_search"})  # parts worth an entry; others are a user's own words
 
 
 def position_free(requests: Iterable[RagRequest], kinds: Container[str] = STORED) -> list[Read]:
-    """A read for each stored part, found wherever it stood before."""
+    """One read for each stored part, which is found wherever it stood before."""
     return [
         Read(request.at, f"{part.kind}:{part.number}", part.tokens)
         for request in requests
@@ -124,10 +119,10 @@ def position_free(requests: Iterable[RagRequest], kinds: Container[str] = STORED
 def exact_prefix(
     requests: Iterable[RagRequest], *, canonical: bool = False, kinds: Container[str] = STORED
 ) -> list[Read]:
-    """A read for each stored part by everything up to and with it; `canonical`: passages sorted by number first.
+    """One read for each stored part, keyed by itself and all before it; `canonical`: passages sorted by number first.
 
-    The last part of a prompt is read first, so that its prefix is always younger and a part never outlives what it
-    stands on under LRU. What follows the first part that is not stored is no stored prefix.
+    The last part of a prompt is read first: then its prefix was always used later, so that under LRU a part never
+    outlives its prefix. Parts behind the first one that is not stored belong to no stored prefix.
     """
     reads: list[Read] = []
     for request in requests:
@@ -143,7 +138,7 @@ def exact_prefix(
 
 
 def _in_order(parts: Sequence[Part], canonical: bool) -> list[Part]:
-    """Parts as they stand, or with the passages, which stand together, by number."""
+    """Parts as they stand, or with the passages, which are adjacent, sorted by number."""
     kinds = list(PARTS)
     if not canonical:
         return list(parts)

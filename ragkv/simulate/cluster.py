@@ -1,11 +1,11 @@
-"""Replicas behind a router: each with tiers and a queue of its own, and a tier they share if there is one.
+"""Replicas behind a router: each has its own tiers and its own queue, and all may share one more tier.
 
-Requests come at the trace's times, `speedup` times as fast. The router, one of `scheduling/replica_routing.py`, sees
-what it sees live: who asks for which parts, and how many requests each replica has. A replica prefills one request at a
-time, first come first served; decoding goes on beside it and is not counted. What is found depends on the order of
-arrival alone, so one replica finds exactly what `replay` and `replay_chunks` find; the shared tier has an entry from
-when the prefill that made it is over. As in the live store, puts land in every tier and what memory drops the disk
-still has.
+Requests arrive at the trace's times, `speedup` times as fast. The router, one of `scheduling/replica_routing.py`, sees
+the same as live: which conversation asks for which parts, and how many requests each replica has. A replica prefills
+one request at a time, first come first served; decoding runs in parallel and is not counted. Hits depend on the order
+of arrival alone, so one replica finds exactly what `replay` and `replay_chunks` find; the shared tier has an entry once
+the prefill that made it is over. As in the live store, every put reaches every tier, so the disk still has what memory
+drops.
 """
 
 import random
@@ -34,20 +34,20 @@ from .trace import Trace
 
 @dataclass(frozen=True)
 class Shape:
-    """What serves a load."""
+    """The replicas that serve a load, and the router in front of them."""
 
     replicas: int
     memory_tokens: int  # of each replica
     disk_tokens: int = 0  # of each replica; 0: none
     remote_tokens: int | None = 0  # of the tier all share; 0: none; None: without bound
-    remote_from: int = 1  # a chunk goes to the shared tier when it has been made so often
+    remote_from: int = 1  # a chunk is written to the shared tier once it was computed so often
     policy: str = "lru"  # of every tier
     router: str = "chunk-aware"
-    routers: int = 1  # that take requests in turns and know nothing of each other
+    routers: int = 1  # routers that take requests in turns and know nothing of each other
     routing: RouterSettings = field(default_factory=RouterSettings)
     profile: Profile = field(default_factory=Profile)
-    speedup: float = 1.0  # of the trace's time
-    xi_blocks: int = 0  # of policies that serve the tail
+    speedup: float = 1.0  # of the trace's times
+    xi_blocks: int = 0  # for policies that serve the tail
 
     def __post_init__(self) -> None:
         for name in ("replicas", "routers", "remote_from"):
@@ -56,37 +56,39 @@ class Shape:
         if min(self.memory_tokens, self.disk_tokens, self.remote_tokens or 0) < 0 or not self.speedup > 0:
             raise ConfigError(f"Capacities must not be negative and speedup must be more than 0 in {self}.")
         if self.policy in ALL_POLICIES and ALL_POLICIES[self.policy].needs_future:
-            raise ConfigError(f"Policy {self.policy!r} knows one store's future, not a replica's: see `Load.bounds`.")
+            raise ConfigError(
+                f"Policy {self.policy!r} knows the future of one store, not of a replica: see `Load.bounds`."
+            )
 
 
 class Found(NamedTuple):
-    """Where one prompt's tokens came from; the first four sum to its length."""
+    """Tokens of one prompt by where they came from; the first four sum to its length."""
 
     memory: int
     disk: int
     remote: int
     computed: int
-    written: int = 0  # to the shared tier
+    written: int = 0  # to the shared tier, in addition
 
 
 class Stores(ABC):
-    """The tiers of all replicas, and the one they share."""
+    """The tiers of all replicas, and the tier they share."""
 
     @abstractmethod
     def serve(self, number: int, replica: int, start_s: float) -> Found:
         """Serve request `number` of the load on a replica, from `start_s` on."""
 
-    def served(self, end_s: float) -> None:  # noqa: B027
-        """The prefill last served is over: what it computed is there for others."""
+    def finished(self, end_s: float) -> None:  # noqa: B027
+        """The prefill served last ends at `end_s`: the others may read what it computed from then on."""
 
 
 class Load(ABC):
-    """Requests in order of time, as a cluster sees them."""
+    """Requests in order of time, as replicas see them."""
 
     name: str
     times: Sequence[float]  # seconds
     tokens: Sequence[int]  # of each prompt
-    asks: Sequence[RoutingRequest]
+    routing_requests: Sequence[RoutingRequest]
 
     @abstractmethod
     def stores(self, shape: Shape) -> Stores:
@@ -94,25 +96,26 @@ class Load(ABC):
 
     @abstractmethod
     def bounds(self, shape: Shape) -> "Bounds":
-        """What no routing can exceed."""
+        """The hit shares that no routing can exceed."""
 
     def speedup_for(self, busy: float, replicas: int, profile: Profile) -> float:
-        """The speedup at which `replicas` would be so busy if nothing were found; from 1 on they could not keep up."""
+        """The speedup at which `replicas` would be busy this share of the time without any hit; at 1 or more they would
+        not keep up."""
         work_s = (profile.fixed_ms * len(self.tokens) + profile.token_ms * sum(self.tokens)) / 1000
         return busy * replicas * (self.times[-1] - self.times[0]) / work_s
 
 
 @dataclass(frozen=True)
 class Bounds:
-    """Shares of all prompt tokens found offline."""
+    """Shares of all prompt tokens that an offline store finds."""
 
-    unbounded: float  # one store without bound: everything but the first time
-    belady: float  # one store of all replicas' capacity, which knows the future
+    unbounded: float  # one store without bound: all but first reads
+    belady: float  # one store of all replicas' capacity that knows the future
 
 
 @dataclass(frozen=True)
 class Routed:
-    """What came of a load. Times are TTFT: waiting and prefill."""
+    """The result of a load. Times are TTFT: waiting and prefill."""
 
     router: str
     replicas: int
@@ -124,24 +127,24 @@ class Routed:
     p95_ms: float
     p99_ms: float
     mean_ms: float
-    wait_p95_ms: float  # of that, waiting
+    wait_p95_ms: float  # waiting alone
     busy: float  # mean share of the time that a replica prefills
-    imbalance: float  # the busiest replica's time of prefilling over the mean
-    most_requests: float  # the most requests a replica got over the mean
+    imbalance: float  # the prefill time of the busiest replica over the mean
+    most_requests: float  # the most requests of a replica over the mean
 
     @property
     def local(self) -> float:
-        """Found on the replica itself."""
+        """The share found on the replica itself."""
         return self.memory + self.disk
 
     @property
     def found(self) -> float:
-        """Found anywhere."""
+        """The share found in any tier."""
         return self.local + self.remote
 
 
 def serve_replicas(load: Load, shape: Shape) -> Routed:
-    """Serve a load; raises `ConfigError` for a router or a policy nobody knows."""
+    """Serve a load; raises `ConfigError` for an unknown router or policy."""
     done = route(load, shape)
     ttft, work = done.ttft_ms, done.ttft_ms - done.wait_ms
     shares = np.array(done.found).sum(axis=0) / max(1, sum(load.tokens))
@@ -174,43 +177,43 @@ class Served:
     found: list[Found]
     replica: list[int]
     ttft_ms: NDArray[np.float64]
-    wait_ms: NDArray[np.float64]  # of that, waiting
+    wait_ms: NDArray[np.float64]  # waiting alone, part of ttft_ms
 
 
 def route(load: Load, shape: Shape) -> Served:
     """Serve a load, request by request."""
     routers = [make_router(shape.router, shape.routing) for _ in range(shape.routers)]
-    stores, lines = load.stores(shape), [_Line() for _ in range(shape.replicas)]
+    stores, queues = load.stores(shape), [_ReplicaQueue() for _ in range(shape.replicas)]
     names = [f"r{number}" for number in range(shape.replicas)]
-    places = {name: number for number, name in enumerate(names)}
     ttft, wait = np.zeros(len(load.times)), np.zeros(len(load.times))
     found: list[Found] = []
     chosen: list[int] = []
-    for number, (at, ask) in enumerate(zip(load.times, load.asks, strict=True)):
+    for number, (at, request) in enumerate(zip(load.times, load.routing_requests, strict=True)):
         now, router = at / shape.speedup, routers[number % len(routers)]
-        name = router.rank(ask, [ReplicaLoad(n, line.load(now)) for n, line in zip(names, lines, strict=True)])[0]
-        router.sent(ask, name)
-        place = places[name]
-        start = max(now, lines[place].free_s)
-        got = stores.serve(number, place, start)
+        loads = [ReplicaLoad(name, queue.load(now)) for name, queue in zip(names, queues, strict=True)]
+        name = router.rank(request, loads)[0]
+        router.sent(request, name)
+        replica = names.index(name)
+        start = max(now, queues[replica].free_s)
+        got = stores.serve(number, replica, start)
         end = start + shape.profile.ttft_ms(got.computed, got.memory, got.disk, got.remote) / 1000
-        stores.served(end)
-        lines[place].add(end)
+        stores.finished(end)
+        queues[replica].add(end)
         found.append(got)
-        chosen.append(place)
+        chosen.append(replica)
         ttft[number], wait[number] = (end - now) * 1000, (start - now) * 1000
     return Served(found, chosen, ttft, wait)
 
 
-class _Line:
-    """One replica's queue: when each of its requests will be done."""
+class _ReplicaQueue:
+    """One replica's requests: when each will be done."""
 
     def __init__(self) -> None:
         self.free_s = float("-inf")
         self._ends: deque[float] = deque()
 
     def load(self, now: float) -> int:
-        """Requests that wait or are served."""
+        """Number of requests that wait or are being served."""
         while self._ends and self._ends[0] <= now:
             self._ends.popleft()
         return len(self._ends)
@@ -221,7 +224,7 @@ class _Line:
 
 
 class RagLoad(Load):
-    """RAG requests: stored parts are found wherever they stand; what is not stored is computed."""
+    """RAG requests: stored parts are found wherever they stand; the rest is computed."""
 
     def __init__(
         self,
@@ -230,19 +233,19 @@ class RagLoad(Load):
         kinds: frozenset[str] = STORED,
         times: Sequence[float] | None = None,
     ) -> None:
-        """`times` in place of the requests' own, which are in order."""
+        """`times`, in order, replace the requests' own."""
         self.name = name
         self.times = [request.at for request in requests] if times is None else times
         self.tokens = [request.tokens for request in requests]
         self.reads = [position_free([request], kinds) for request in requests]
-        self.asks = [
+        self.routing_requests = [
             RoutingRequest(request.session, tuple(Part(read.key, read.tokens) for read in reads))
             for request, reads in zip(requests, self.reads, strict=True)
         ]
 
     @cached_property
     def stored_tokens(self) -> int:
-        """Of all parts that are stored, each once."""
+        """Tokens of all stored parts, each counted once."""
         return sum({read.key: read.tokens for reads in self.reads for read in reads}.values())
 
     def stores(self, shape: Shape) -> Stores:
@@ -250,43 +253,45 @@ class RagLoad(Load):
 
     def bounds(self, shape: Shape) -> Bounds:
         reads, tokens = [read for reads in self.reads for read in reads], sum(self.tokens)
-        capacity = self.stored_tokens if shape.remote_tokens is None else summed(shape)
+        capacity = self.stored_tokens if shape.remote_tokens is None else total_capacity(shape)
         belady = replay_chunks(reads, make_any_policy("belady"), capacity)
         unbounded = replay_chunks(reads, make_any_policy("fifo"), self.stored_tokens)
         return Bounds(unbounded.hit_tokens / tokens, belady.hit_tokens / tokens)
 
 
 class TurnLoad(Load):
-    """A trace of conversations: of each, a prefix of blocks is held wherever its turns were served."""
+    """A trace of conversations: each replica that served a conversation's turns holds a prefix of its blocks."""
 
     def __init__(self, trace: Trace, times: Sequence[float] | None = None) -> None:
-        """`times` in place of the turns' own, which are in order."""
+        """`times`, in order, replace the turns' own."""
         self.name = trace.name
         self.trace = trace
         self.block = trace.block_tokens
         self.times = [turn.at for turn in trace.turns] if times is None else times
         self.tokens = [turn.prompt * self.block for turn in trace.turns]
-        self.asks = [RoutingRequest(turn.group, (Part(turn.group, turn.shared * self.block),)) for turn in trace.turns]
+        self.routing_requests = [
+            RoutingRequest(turn.group, (Part(turn.group, turn.shared * self.block),)) for turn in trace.turns
+        ]
 
     def stores(self, shape: Shape) -> Stores:
         return _TurnStores(self, shape)
 
     def bounds(self, shape: Shape) -> Bounds:
         blocks = sum(turn.prompt for turn in self.trace.turns)
-        capacity = self.trace.weight if shape.remote_tokens is None else summed(shape) // self.block
+        capacity = self.trace.weight if shape.remote_tokens is None else total_capacity(shape) // self.block
         belady = replay(self.trace, make_any_policy("belady"), capacity)
         unbounded = replay(self.trace, make_any_policy("fifo"), self.trace.weight)
         return Bounds(1 - sum(unbounded.uncached) / blocks, 1 - sum(belady.uncached) / blocks)
 
 
 def poisson(count: int, over_s: float, seed: int = 0) -> list[float]:
-    """Times of a Poisson process that has `count` arrivals in `over_s` seconds."""
+    """Arrival times of a Poisson process with `count` arrivals in `over_s` seconds."""
     draw = random.Random(seed)
     return sorted(draw.uniform(0, over_s) for _ in range(count))
 
 
-def summed(shape: Shape) -> int:
-    """Tokens that all replicas and the shared tier hold together; a disk holds what its memory does."""
+def total_capacity(shape: Shape) -> int:
+    """Tokens that all replicas and the shared tier hold together; a disk holds what its memory holds, too."""
     return shape.replicas * max(shape.memory_tokens, shape.disk_tokens) + (shape.remote_tokens or 0)
 
 
@@ -299,7 +304,7 @@ class _ChunkStores(Stores):
         self._memories, self._disks = tiers(shape.memory_tokens), tiers(shape.disk_tokens)
         remote = load.stored_tokens if shape.remote_tokens is None else shape.remote_tokens
         self._remote = ChunkTier(make_any_policy(shape.policy), remote)
-        self._ready: dict[str, float] = {}  # when the shared tier has it
+        self._ready: dict[str, float] = {}  # key -> when the shared tier has it
         self._from, self._times_made = shape.remote_from, Counter[str]()
         self._made: list[str] = []
         self._written = 0
@@ -314,24 +319,24 @@ class _ChunkStores(Stores):
                 from_memory += read.tokens
             elif on_disk:
                 from_disk += read.tokens
-            elif self._lies_remote(read, start_s):
+            elif self._is_remote(read, start_s):
                 from_remote += read.tokens
             else:
                 self._made.append(read.key)
         computed = self._load.tokens[number] - from_memory - from_disk - from_remote
         return Found(from_memory, from_disk, from_remote, computed, self._written)
 
-    def _lies_remote(self, read: Read, start_s: float) -> bool:
+    def _is_remote(self, read: Read, start_s: float) -> bool:
         if read.key not in self._remote.held:
             self._times_made[read.key] += 1
             if self._times_made[read.key] < self._from:
                 return False
-        if not self._remote.read(read):  # which puts it, if it fits
+        if not self._remote.read(read):  # puts it, if it fits
             self._ready[read.key] = float("inf")
             self._written += read.tokens if read.key in self._remote.held else 0
         return self._ready[read.key] <= start_s
 
-    def served(self, end_s: float) -> None:
+    def finished(self, end_s: float) -> None:
         for key in self._made:
             if key in self._ready:
                 self._ready[key] = min(end_s, self._ready[key])

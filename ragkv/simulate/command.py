@@ -1,4 +1,4 @@
-"""The command `ragkv simulate`: options read, tables and JSON written."""
+"""The command `ragkv simulate`: reads options, writes tables and JSON."""
 
 import json
 import re
@@ -23,7 +23,7 @@ UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
 @dataclass(frozen=True)
 class Options:
-    """What the command line gives; see `ragkv simulate --help`."""
+    """Options of the command line; see `ragkv simulate --help`."""
 
     trace: str
     policies: str
@@ -44,7 +44,7 @@ class Options:
 
 
 def run(options: Options, as_json: bool, console: Console) -> None:
-    """Replay and show. Raises `InputError` or `ConfigError` in one sentence."""
+    """Replay and print. Raises `InputError` or `ConfigError` in one sentence."""
     if options.block_tokens < 1:
         raise ConfigError(f"--block-tokens is {options.block_tokens}; it must be at least 1.")
     trace = load_trace(options.trace, options.block_tokens)
@@ -80,10 +80,10 @@ def setting_for(options: Options, trace: Trace) -> Setting:
 
 
 def capacity_of(options: Options, trace: Trace) -> int:
-    """Blocks of memory; exactly one of the three ways to say it."""
+    """Blocks of memory; exactly one of three options gives them."""
     given = [options.capacity_blocks, options.capacity_share, options.memory]
     if sum(value is not None for value in given) != 1:
-        raise ConfigError("Give one of --capacity-blocks, --capacity-share (of peak live) and --memory.")
+        raise ConfigError("Give exactly one of --capacity-blocks, --capacity-share (of peak live) and --memory.")
     if options.capacity_blocks is not None:
         return options.capacity_blocks
     if options.memory is not None:
@@ -103,11 +103,11 @@ def blocks_of(text: str, option: str, options: Options) -> int:
 
 
 def xi_of(options: Options, profile: Profile, block_tokens: int) -> tuple[float | None, int]:
-    """The threshold as a time, where it was given as one, and in blocks; `auto` is the policy `auto`'s to find."""
+    """The threshold as a time, if it was given as one, and in blocks. With `auto`, the policy `auto` finds it."""
     if options.xi is not None and options.xi_blocks is not None:
-        raise ConfigError("Give one of --xi and --xi-blocks.")
+        raise ConfigError("Give only one of --xi and --xi-blocks.")
     if options.xi == "auto" and "auto" not in options.policies.split(","):
-        raise ConfigError("--xi auto is found by the policy auto alone: name it in --policy.")
+        raise ConfigError("--xi auto needs the policy auto, which finds the threshold: name it in --policy.")
     if options.xi is None or options.xi == "auto":
         return None, options.xi_blocks or 0
     found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(ms|)", options.xi.strip())
@@ -119,8 +119,12 @@ def xi_of(options: Options, profile: Profile, block_tokens: int) -> tuple[float 
 
 
 def show(trace: Trace, setting: Setting, reports: Sequence[Report], console: Console) -> None:
-    """The table for people."""
-    share = f"{setting.capacity_blocks / trace.peak_live:.2f} of peak live" if trace.peak_live else "nobody returns"
+    """Print the table."""
+    share = (
+        f"{setting.capacity_blocks / trace.peak_live:.2f} of peak live"
+        if trace.peak_live
+        else "no conversation returns"
+    )
     console.print(
         f"{trace.name}: {len(trace.turns)} requests, blocks of {trace.block_tokens} tokens; "
         f"capacity {setting.capacity_blocks} blocks ({share}); xi {setting.xi_blocks} blocks; simulated"

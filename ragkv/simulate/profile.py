@@ -1,6 +1,6 @@
 """How blocks become time: TTFT = c + alpha B b + load B d, b blocks computed, d loaded (T-LRU paper, figure 3).
 
-Where replicas share a tier, what is found there costs `remote`; where chunks are fused, each token found costs `found`.
+A token found in a tier that replicas share costs `remote`; where chunks are fused, each token found costs `found`.
 """
 
 import json
@@ -12,13 +12,13 @@ from ragkv.errors import ConfigError
 
 @dataclass(frozen=True)
 class Profile:
-    """Seconds of prefill and loading, measured or given. The default is the paper's alpha, and no fixed cost."""
+    """Times of prefill and loading, measured or given. The default is the paper's alpha and no fixed cost."""
 
     token_ms: float = 0.1  # alpha: computing one token
     fixed_ms: float = 0.0  # c: any request
     load_token_ms: float = 0.0  # loading one token's KV from the slower tier
     remote_token_ms: float = 0.0  # loading one token's KV from the tier that replicas share
-    found_token_ms: float = 0.0  # placing one token that was found, and its share of what is recomputed
+    found_token_ms: float = 0.0  # placing one found token, and its share of the recomputed tokens
 
     def __post_init__(self) -> None:
         others = (self.fixed_ms, self.load_token_ms, self.remote_token_ms, self.found_token_ms)
@@ -38,13 +38,13 @@ class Profile:
             raise ConfigError(f"The profile {path} cannot be read: {error}.") from error
 
     def ttft_ms(self, computed: int, memory: int, disk: int, remote: int) -> float:
-        """The prefill of a prompt of so many tokens computed, and found in each place."""
+        """The TTFT of a prompt with so many tokens computed, and found in each tier."""
         loaded = self.load_token_ms * disk + self.remote_token_ms * remote
         return self.fixed_ms + self.token_ms * computed + self.found_token_ms * (memory + disk + remote) + loaded
 
     def xi_blocks(self, xi_ms: float, block_tokens: int) -> int:
         """The blocks that may be computed within `xi_ms`, rounded down."""
-        # a hair up: 100 ms / (.1 ms * 16) is 62.5, but .3 / .1 is 2.9999999999999996
+        # the factor mends rounding: .3 / .1 is 2.9999999999999996
         return max(0, int((xi_ms - self.fixed_ms) / (self.token_ms * block_tokens) * (1 + 1e-12)))
 
     def xi_ms(self, xi_blocks: int, block_tokens: int) -> float:

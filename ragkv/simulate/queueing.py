@@ -1,8 +1,8 @@
 """Sessions in a scheduler's queue over memory and disk: CachedAttention's placement (sections 3.3 and 4.3).
 
-One server takes requests first come first served; a request takes its uncached tokens' prefill and its share of
-decoding. A session's whole history is held in memory or on disk; what memory evicts goes to disk, what disk evicts is
-gone. With look-ahead, sessions among the next `C_mem / S_kv` waiting requests are fetched to memory before their turn.
+One server takes requests first come first served; a request takes the prefill of its uncached tokens and its share of
+decoding. A session's whole history is held in memory or on disk; memory evicts to disk, and disk evicts for good. With
+look-ahead, sessions among the next `C_mem / S_kv` waiting requests are fetched to memory before they are served.
 Histories longer than the context lose their older half and stay usable, as they are stored without positions.
 """
 
@@ -19,7 +19,7 @@ from .workloads import Session
 
 @dataclass(frozen=True)
 class Server:
-    """What serves the queue. The defaults are CachedAttention's LLaMA-13B: .78 MB a token, a context of 4,096."""
+    """The server of the queue. The defaults are CachedAttention's LLaMA-13B: .78 MB a token, a context of 4,096."""
 
     memory_tokens: int
     disk_tokens: int
@@ -31,34 +31,34 @@ class Server:
 
 @dataclass(frozen=True)
 class Hits:
-    """Turns from the second on, after the warm-up, by where their history was; first turns have none."""
+    """Turns from the second on, after the warm-up, by the place of their history; first turns have none."""
 
     policy: str
     turns: int
     from_memory: int
     from_disk: int
     first_turns: int
-    mean_queue: float  # waiting requests when one is started
+    mean_queue: float  # mean number of waiting requests when one is started
     mean_wait_s: float
 
     @property
     def hit_rate(self) -> float:
-        """Of turns that have a history."""
+        """Hits over the turns that have a history."""
         return (self.from_memory + self.from_disk) / max(1, self.turns)
 
     @property
     def hit_rate_with_first_turns(self) -> float:
-        """Of all turns, as if first turns could hit."""
+        """Hits over all turns, as if first turns could hit."""
         return (self.from_memory + self.from_disk) / max(1, self.turns + self.first_turns)
 
     @property
     def memory_share(self) -> float:
-        """Of the hits, those in memory."""
+        """The share of hits that were in memory."""
         return self.from_memory / max(1, self.from_memory + self.from_disk)
 
 
 class _Place:
-    """Memory or disk: sessions held whole, under one policy."""
+    """Memory or disk: holds whole sessions, under one policy."""
 
     def __init__(self, policy: Policy, capacity: int) -> None:
         self.policy = policy
@@ -67,19 +67,19 @@ class _Place:
         self._used = 0
 
     def put(self, session: str, tokens: int, now: float) -> list[tuple[str, int]]:
-        """Hold a session; who had to leave for it, perhaps itself."""
+        """Hold a session; returns the sessions evicted for it, perhaps itself, with their tokens."""
         self._used += tokens - self.held.get(session, 0)
         self.held[session] = tokens
         self.policy.held(session, tokens, tokens, now)
-        left = []
+        evicted = []
         while self._used > self._capacity:
             cut = self.policy.victim((), now)
             assert cut is not None
-            left.append((cut.group, self.take(cut.group, now)))
-        return left
+            evicted.append((cut.group, self.take(cut.group, now)))
+        return evicted
 
     def take(self, session: str, now: float) -> int:
-        """Let a session go; its tokens."""
+        """Drop a session; returns its tokens."""
         tokens = self.held.pop(session, 0)
         self._used -= tokens
         self.policy.held(session, 0, 0, now)
@@ -100,24 +100,24 @@ class _Hierarchy:
         for place in (self.memory, self.disk):
             place.policy.queued(session)
 
-    def started(self, session: str) -> None:
+    def start(self, session: str) -> None:
         for place in (self.memory, self.disk):
             place.policy.started(session)
 
     def keep(self, session: str, tokens: int, now: float) -> bool:
-        """Hold a session in memory, demoting others; whether it stayed there itself."""
+        """Hold a session in memory and demote others to disk; whether it stayed in memory itself."""
         self.disk.take(session, now)
-        left = self.memory.put(session, tokens, now)
-        for other, size in left:
+        demoted = self.memory.put(session, tokens, now)
+        for other, size in demoted:
             self.disk.put(other, size, now)
-        return all(other != session for other, _ in left)
+        return all(other != session for other, _ in demoted)
 
     def drop(self, session: str, now: float) -> None:
         self.memory.take(session, now)
         self.disk.take(session, now)
 
     def fetch(self, waiting: Sequence[str], now: float) -> None:
-        """Bring waiting sessions from disk to memory, the first to be served first, until one does not stay."""
+        """Fetch waiting sessions from disk to memory, in the order of the queue, until one does not stay there."""
         for session in waiting:
             if session in self.disk.held and not self.keep(session, self.disk.held[session], now):
                 break
@@ -126,7 +126,7 @@ class _Hierarchy:
 def serve(
     sessions: Sequence[Session], name: str, server: Server, warm_up_turns: int = 0, until_s: float = float("inf")
 ) -> Hits:
-    """Serve all sessions under one policy for memory and disk; turns asked later than `until_s` are not counted."""
+    """Serve all sessions under one policy for memory and disk; turns that arrive after `until_s` are not counted."""
     lengths = [min(server.context_tokens, sum(new + out for new, out, _ in s.turns)) for s in sessions]
     tiers = _Hierarchy(name, server, sum(lengths) / len(lengths))
     arrivals = [(session.at, number, 0) for number, session in enumerate(sessions)]
@@ -152,7 +152,7 @@ def serve(
             turns, first = turns + (turn > 0), first + (turn == 0)
             memory, disk = memory + in_memory, disk + on_disk
         done += 1
-        tiers.started(key)
+        tiers.start(key)
         if history[number] + new > server.context_tokens:
             history[number] //= 2  # truncation; the stored KV is cut alike
         uncached = new + (0 if in_memory or on_disk else history[number])

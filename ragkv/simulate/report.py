@@ -1,4 +1,4 @@
-"""What came of a replay: integers in blocks to be compared exactly, and times a profile turns them into."""
+"""The report of a replay: integers in blocks, to be compared exactly, and the times that a profile makes of them."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -26,9 +26,9 @@ class Report:
     tel_blocks: int  # sum of (b - xi)+
     max_uncached_blocks: int
     capacity_blocks: int
-    capacity_over_peak_live: float | None  # None where nobody returns
+    capacity_over_peak_live: float | None  # None where no conversation returns
     hit_rate: float  # reused blocks / blocks of all prompts
-    memory_hit_rate: float  # of these, read from memory; equal where there is no disk
+    memory_hit_rate: float  # read from memory; equal to hit_rate where there is no disk
     disk_hit_rate: float
     median_ms: float
     p90_ms: float
@@ -38,13 +38,13 @@ class Report:
     slo_misses: int  # requests with TTFT above the SLO
 
     def plain(self) -> dict[str, Any]:
-        """As a dictionary of JSON values, the exact integers first."""
+        """A dictionary of JSON values, the exact integers first."""
         return asdict(self)
 
 
 @dataclass(frozen=True)
 class Measure:
-    """What a replay is measured with."""
+    """The profile and thresholds that turn replays into reports."""
 
     profile: Profile
     xi_blocks: int
@@ -52,10 +52,10 @@ class Measure:
     slo_ms: float
 
     def report(self, trace: Trace, memory: Replay, disk: Replay | None = None) -> Report:
-        """The report of a tier, or of memory above a disk that holds what memory drops.
+        """The report of one tier, or of memory above a disk that holds what memory drops.
 
-        Both tiers see every turn and neither sees the other, as in the live store, where puts land in both; what is
-        reused is the longer of the two prefixes.
+        Both tiers see every turn and neither sees the other, as in the live store, where every put reaches both; the
+        longer of the two prefixes is reused.
         """
         prompts = np.array([turn.prompt for turn in trace.turns])
         fast = prompts - np.array(memory.uncached)

@@ -1,4 +1,4 @@
-"""One run of many policies over one trace: what `ragkv simulate` does, as a function."""
+"""Runs many policies over one trace, as `ragkv simulate` does."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -28,7 +28,7 @@ class Setting:
     xi_ms: float | None = None  # None: the time of xi_blocks computed blocks
     new_blocks: int | None = None  # Q^; None: the trace's mean
     slo_ms: float = 200.0
-    forced: bool = False  # forced caching: what was just served is not evicted
+    forced: bool = False  # forced caching: the conversation just served is not evicted
     profile: Profile = field(default_factory=Profile)
 
     def __post_init__(self) -> None:
@@ -45,7 +45,7 @@ def load_trace(where: str, block_tokens: int) -> Trace:
 
 
 def policy_for(name: str, trace: Trace, setting: Setting, *, load_share: float = 1.0) -> Policy:
-    """A policy that knows of the trace what the papers let it know: Q^, Q's distribution, the model's rates."""
+    """A policy with the knowledge of the trace that the papers give it: Q^, Q's distribution, the model's rates."""
     turns, ends = trace.rates
     settings = PolicySettings(
         xi_blocks=setting.xi_blocks,
@@ -61,11 +61,11 @@ def policy_for(name: str, trace: Trace, setting: Setting, *, load_share: float =
 
 
 def simulate(trace: Trace, names: Sequence[str], setting: Setting) -> list[Report]:
-    """Every policy over the trace, one report each; raises `ConfigError` for a policy nobody knows."""
+    """Every policy over the trace, one report each; raises `ConfigError` for an unknown policy."""
     xi_ms = setting.profile.xi_ms(setting.xi_blocks, trace.block_tokens) if setting.xi_ms is None else setting.xi_ms
     measure = Measure(setting.profile, setting.xi_blocks, xi_ms, setting.slo_ms)
     for name in names:
-        policy_for(name, trace, setting)  # every name is checked before anything runs
+        policy_for(name, trace, setting)  # checks every name before anything runs
     return [_one(trace, name, setting, measure) for name in names]
 
 

@@ -1,7 +1,8 @@
-"""A trace: requests of conversations in order of time, in blocks, and what can be said of it before any replay.
+"""A trace: requests of conversations in order of time, in blocks, and what is known of it before any replay.
 
 Definitions (docs/policies.md): a request's prompt is `in` blocks, rounded up; `sh` of them, rounded down, are a prefix
-of what its conversation stored; after it the conversation is `L` full blocks long. The CSV form has one row a request.
+of what its conversation stored; after it the conversation is `L` full blocks long. The CSV format has one row for each
+request.
 """
 
 import csv
@@ -19,7 +20,7 @@ COLUMNS = ("t", "request", "conversation", "in", "sh", "L")
 
 
 class Row(NamedTuple):
-    """One request, as the CSV form has it."""
+    """One request, as a row of the CSV format."""
 
     at: float  # seconds
     request: int  # breaks ties of time
@@ -36,11 +37,11 @@ class Trace:
     name: str
     block_tokens: int  # B
     turns: Sequence[Turn]
-    notes: tuple[str, ...] = field(default=())  # how the rows came about, where that was our choice
+    notes: tuple[str, ...] = field(default=())  # what we chose where the published trace leaves it open
 
     @classmethod
     def of(cls, rows: Iterable[Row], block_tokens: int, name: str = "", notes: tuple[str, ...] = ()) -> "Trace":
-        """Sort rows by time and request number, and tell each turn its number, its gap and its future."""
+        """Sort rows by time and request number, and give each turn its number, its gap and its next request."""
         ordered = sorted(rows)
         nexts: dict[str, NextRequest] = {}
         future: list[NextRequest] = []
@@ -59,7 +60,7 @@ class Trace:
 
     @cached_property
     def new_blocks(self) -> list[int]:
-        """in - sh of every turn from the second on: the sample of Q."""
+        """in - sh of every turn from the second on: a sample of Q."""
         return [turn.prompt - turn.shared for turn in self.turns if turn.number > 1]
 
     @property
@@ -90,7 +91,7 @@ class Trace:
 
     @property
     def rates(self) -> tuple[float, float]:
-        """lambda and mu of the birth-death model, as observed gaps and shares of returns give them."""
+        """lambda and mu of the birth-death model, estimated from observed gaps and the share of returns."""
         gaps = [turn.since for turn in self.turns if turn.since is not None]
         total = sum(gaps)
         if total <= 0:
@@ -99,13 +100,44 @@ class Trace:
         return rate * share, rate * (1 - share)
 
     def first(self, requests: int) -> "Trace":
-        """The first `requests` requests, as a trace of its own: what comes later is not in anybody's future."""
+        """The first `requests` requests as a trace; no turn's `next` refers to a later request."""
         rows = (Row(t.at, t.request, t.group, t.prompt, t.shared, t.length) for t in self.turns[:requests])
         return Trace.of(rows, self.block_tokens, f"{self.name}, first {requests}", self.notes)
 
 
+class TraceBuilder:
+    """Makes rows from token counts, with blocks of B tokens.
+
+    in = ceil(prompt / B), sh = floor(shared / B), L = floor((prompt + response) / B).
+    """
+
+    def __init__(self, block_tokens: int) -> None:
+        self._block = block_tokens
+        self._length: dict[str, int] = {}  # L of a conversation's last request
+        self._rows: list[Row] = []
+
+    def add(self, at: float, group: str, prompt_tokens: int, shared_tokens: int, response_tokens: int) -> None:
+        """One request; `shared_tokens` of its prompt are a prefix of what its conversation stored."""
+        shared = min(shared_tokens // self._block, self._length.get(group, 0))
+        length = self._length[group] = (prompt_tokens + response_tokens) // self._block
+        self._rows.append(Row(at, len(self._rows), group, -(-prompt_tokens // self._block), shared, length))
+
+    def trace(self, name: str, *notes: str) -> Trace:
+        return Trace.of(self._rows, self._block, name, notes)
+
+
+def common_prefix(one: Iterable[int], other: Iterable[int]) -> int:
+    """The length of the common prefix of two lists of ids."""
+    count = 0
+    for a, b in zip(one, other, strict=False):
+        if a != b:
+            break
+        count += 1
+    return count
+
+
 def read_rows(path: Path, block_tokens: int) -> Trace:
-    """A trace from its CSV form; raises `InputError` naming the line and what is wrong with it."""
+    """A trace from its CSV format; raises `InputError` naming the line and what is wrong with it."""
     try:
         with path.open(newline="", encoding="utf-8-sig") as file:
             reader = csv.reader(file)
@@ -140,7 +172,7 @@ def _row(path: Path, line: int, cells: Sequence[str], places: Sequence[int]) -> 
 
 
 def write_rows(trace: Trace, path: Path) -> None:
-    """The CSV form of a trace."""
+    """Write a trace in its CSV format."""
     with path.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(COLUMNS)

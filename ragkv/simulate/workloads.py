@@ -1,6 +1,6 @@
 """Generated loads: the T-LRU paper's birth-death model of conversations, and a ShareGPT-like load for CachedAttention.
 
-Simulated, not measured: lengths are drawn from the distributions stated here, with a fixed seed.
+Simulated, not measured: lengths are drawn from the stated distributions, with a fixed seed.
 """
 
 import random
@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from heapq import heappop, heappush
 from itertools import count
 
-from .readers.growth import Growth
-from .trace import Trace
+from .trace import Trace, TraceBuilder
 
 
 @dataclass(frozen=True)
@@ -31,7 +30,7 @@ class BirthDeath:
 
     def trace(self, block_tokens: int) -> Trace:
         """The first `requests` turns. A conversation is born with its first turn."""
-        draw, growth, stored = random.Random(self.seed), Growth(block_tokens), dict[int, int]()
+        draw, builder, stored = random.Random(self.seed), TraceBuilder(block_tokens), dict[int, int]()
         events: list[tuple[float, int]] = [(0.0, 0)]
         numbers = count(1)
         for _ in range(self.requests):
@@ -41,17 +40,17 @@ class BirthDeath:
             history = stored.get(number, 0)
             prompt, response = history + _length(draw, self.prompt_tokens, self.spread), 0
             response = _length(draw, self.response_tokens, self.spread)
-            growth.add(at, f"b{number}", prompt, history, response)
+            builder.add(at, f"b{number}", prompt, history, response)
             stored[number] = prompt + response
             gap = draw.expovariate(self.turns_per_s + self.deaths_per_s)
             if draw.random() < self.turns_per_s / (self.turns_per_s + self.deaths_per_s):
                 heappush(events, (at + gap, number))
-        return growth.trace("birth-death", f"simulated: {self}")
+        return builder.trace("birth-death", f"simulated: {self}")
 
 
 @dataclass(frozen=True)
 class Session:
-    """A ShareGPT-like session: when it comes, and per turn its new prompt tokens, response tokens and thinking time."""
+    """A ShareGPT-like session: its arrival; of each turn new prompt tokens, response tokens and thinking time."""
 
     at: float
     turns: tuple[tuple[int, int, float], ...]
@@ -59,7 +58,7 @@ class Session:
 
 @dataclass(frozen=True)
 class ShareGPTLike:
-    """Sessions as CachedAttention sections 2.3 and 4.1 have them: Poisson arrivals, 5.75 turns on average, 73 % of
+    """Sessions as in CachedAttention sections 2.3 and 4.1: Poisson arrivals, 5.75 turns on average, 73 % of
     sessions with more than one, 30 % longer than 4K tokens.
 
     Turn counts are 1 with chance .27, else geometric; prompts and responses log-normal with means that give those 30 %;
@@ -95,7 +94,7 @@ class ShareGPTLike:
         return sessions
 
     def trace(self, block_tokens: int) -> Trace:
-        """Every turn at its session's arrival plus the thinking so far: service takes no time here."""
+        """Every turn at its session's arrival plus the thinking times before it: service takes no time here."""
         requests = []
         for number, session in enumerate(self.draw()):
             at, history = session.at, 0
@@ -103,12 +102,12 @@ class ShareGPTLike:
                 requests.append((at, number, history + new, history, response))
                 history += new + response
                 at += think
-        growth = Growth(block_tokens)
+        builder = TraceBuilder(block_tokens)
         for at, number, prompt, history, response in sorted(requests):
-            growth.add(at, f"s{number}", prompt, history, response)
-        return growth.trace("ShareGPT-like", f"simulated: {self}")
+            builder.add(at, f"s{number}", prompt, history, response)
+        return builder.trace("ShareGPT-like", f"simulated: {self}")
 
 
 def _length(draw: random.Random, mean: float, spread: float) -> int:
-    """A log-normal number of tokens of this mean, at least 1."""
+    """A log-normal number of tokens with this mean, at least 1."""
     return max(1, round(mean * draw.lognormvariate(-spread * spread / 2, spread)))

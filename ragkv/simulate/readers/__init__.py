@@ -1,4 +1,4 @@
-"""Traces as others publish them, one file a form; `read_trace` tells them apart."""
+"""Readers of published traces, one file for each format; `read_trace` recognises the format."""
 
 from pathlib import Path
 

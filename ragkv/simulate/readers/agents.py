@@ -1,7 +1,7 @@
-"""kv-cache-tester's agent conversations: times are from each conversation's start, so arrivals are added here.
+"""kv-cache-tester's agent conversations: their times count from each conversation's start, so we add arrivals.
 
-Conversations arrive as a Poisson process (seed 0), one each `ARRIVAL_GAP_S` on average: 120 conversations of a median
-34 minutes then overlap as on a busy server. A sub-agent is a conversation of its own.
+Conversations arrive as a Poisson process (seed 0), one every `ARRIVAL_GAP_S` on average: 120 conversations of a median
+34 minutes then overlap as on a busy server. A sub-agent is a separate conversation.
 """
 
 import random
@@ -10,10 +10,9 @@ from typing import Any
 
 from ragkv.errors import InputError
 
-from ..trace import Trace
-from .growth import Growth
-from .lines import json_lines
-from .mooncake import Last, shared_tokens
+from ..trace import Trace, TraceBuilder
+from .json_lines import json_lines
+from .mooncake import HashedRequest, shared_tokens
 
 ARRIVAL_GAP_S = 60.0
 
@@ -25,17 +24,17 @@ def read_agents(path: Path, block_tokens: int, arrival_gap_s: float = ARRIVAL_GA
     for conversation in json_lines(path, "id", "block_size", "requests"):
         start += draw.expovariate(1 / arrival_gap_s)
         _flatten(conversation, start, str(conversation["id"]), int(conversation["block_size"]), requests)
-    growth, last = Growth(block_tokens), dict[str, Last]()
+    builder, last = TraceBuilder(block_tokens), dict[str, HashedRequest]()
     for at, group, hash_tokens, request in sorted(requests, key=lambda entry: entry[0]):
         try:
-            now = Last(request["hash_ids"], int(request["in"]), int(request["out"]))
+            now = HashedRequest(request["hash_ids"], int(request["in"]), int(request["out"]))
         except KeyError as error:
             raise InputError(f"{path}, conversation {group}: a request lacks {error}.") from error
         shared = shared_tokens(last[group], now, hash_tokens) if group in last else 0
-        growth.add(at, group, now.prompt_tokens, shared, now.response_tokens)
+        builder.add(at, group, now.prompt_tokens, shared, now.response_tokens)
         last[group] = now
-    return growth.trace(
-        "kv-cache-tester", f"arrivals added: Poisson, one conversation each {arrival_gap_s:g} s, seed 0"
+    return builder.trace(
+        "kv-cache-tester", f"arrivals added: Poisson, one conversation every {arrival_gap_s:g} s, seed 0"
     )
 
 

@@ -1,7 +1,7 @@
 """RAGPulse: a week of real RAG requests, each a list of parts (system text, passages, history, web, user) by id.
 
-Two views: `read_rag_requests` keeps the parts, for chunk entries; `read_ragpulse` takes sessions for conversations,
-whose prompts share what their part lists have in common from the start.
+`read_rag_requests` keeps the parts, for chunk entries. `read_ragpulse` treats sessions as conversations, whose prompts
+share the parts that their lists have in common from the start.
 """
 
 from pathlib import Path
@@ -9,9 +9,8 @@ from typing import NamedTuple
 
 from ragkv.errors import InputError
 
-from ..trace import Trace
-from .growth import Growth, common
-from .lines import json_lines
+from ..trace import Trace, TraceBuilder, common_prefix
+from .json_lines import json_lines
 
 PARTS = {  # file, its id field; prompts are laid out in this order
     "sys_prompt": ("1_sys_prompt.jsonl", "sys_prompt_id"),
@@ -63,13 +62,13 @@ def read_rag_requests(folder: Path) -> list[RagRequest]:
 
 def read_ragpulse(folder: Path, block_tokens: int) -> Trace:
     """RAGPulse's sessions as conversations."""
-    growth, last = Growth(block_tokens), dict[str, RagRequest]()
+    builder, last = TraceBuilder(block_tokens), dict[str, RagRequest]()
     for request in read_rag_requests(folder):
         before = last.get(request.session)
-        same = common((p.number for p in before.parts), (p.number for p in request.parts)) if before else 0
+        same = common_prefix((p.number for p in before.parts), (p.number for p in request.parts)) if before else 0
         shared = sum(part.tokens for part in request.parts[:same])
-        growth.add(request.at, request.session, request.tokens, shared, request.response_tokens)
+        builder.add(request.at, request.session, request.tokens, shared, request.response_tokens)
         last[request.session] = request
-    return growth.trace(
-        "RAGPulse sessions", "sessions as conversations; shared are equal parts from the prompt's start"
+    return builder.trace(
+        "RAGPulse sessions", "sessions as conversations; equal parts from the prompt's start are shared"
     )
