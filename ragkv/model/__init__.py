@@ -1,4 +1,4 @@
-"""What a transformer is to us: adapters, rotary tables, row attention, a prompt's layout and its KV, decoding."""
+"""Models: adapters that run layers over chosen rows, rotary tables, row attention, prompt layout and KV, decoding."""
 
 from .adapter import Adapter
 from .attention import Watch

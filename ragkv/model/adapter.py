@@ -1,8 +1,8 @@
-"""What a transformer is to us: its layers driven one at a time over chosen rows of a prompt.
+"""Adapters: run the layers of a transformer one at a time over chosen rows of a prompt.
 
-The base class is the llama shape; `families.py` has what differs. The model is never changed: an adapter works on
-shallow copies of its layers that share every weight and differ in the name of their attention function alone. It knows
-nothing of entries, chunks or selection.
+The base class handles the llama architecture; `families.py` has the differences of other families. The model is never
+changed: an adapter works on shallow copies of its layers, which share every weight and differ in a few modules (see
+`views.py`). It knows nothing of entries, chunks or selection.
 """
 
 import sys
@@ -21,18 +21,18 @@ from .views import TILE_ROWS, attending_view, key_view
 
 
 class Adapter:
-    """A decoder-only model of the llama shape."""
+    """A decoder-only model with the llama architecture."""
 
     model_types: ClassVar[tuple[str, ...]] = (
         *("llama", "mistral", "mixtral", "qwen3_moe", "starcoder2", "phi3", "olmo2"),  # one kind of layer
-        *("qwen2", "qwen3"),  # `layer_types` says which layers slide
-        *("glm4", "stablelm"),  # RoPE turns a part of each head, as wide as the table
+        *("qwen2", "qwen3"),  # `layer_types` names the sliding layers
+        *("glm4", "stablelm"),  # RoPE rotates the first dimensions of each head, as many as the table has
     )
     attention_name: ClassVar[str] = "self_attn"
     cache_argument: ClassVar[str] = "past_key_values"
 
     def __init__(self, model: Any, packed_bytes: int = 0) -> None:
-        """`packed_bytes`: most memory that copies of weights may take, see `packing`."""
+        """`packed_bytes` limits the memory of packed weight copies, see `packing`."""
         attention.register()
         self.model = model
         self.config = model.config
@@ -45,7 +45,7 @@ class Adapter:
         views = (attending_view(layer, self.attention_name, in_tiles=on_cpu) for layer in self.body.layers)
         self.layers = [packing.of(view) for view in views]
         self.packed_bytes = packing.made_bytes
-        self._key_layers = self.layers  # for keys and values alone
+        self._key_layers = self.layers  # used when only keys and values are needed
         self.rope = Rope(self.body.rotary_emb, self.rope_kinds(), self.device)
         rotary_dims = self.rope.tables(1).tables[self.rope_kinds()[0]][0].shape[-1]
         self._identity = (
@@ -54,9 +54,9 @@ class Adapter:
         )
         module = sys.modules[type(self.body).__module__]
         self._apply_rotary: Callable[..., tuple[torch.Tensor, torch.Tensor]] = module.apply_rotary_pos_emb
-        self._in_halves = self._turns_in_halves(rotary_dims)
+        self._in_halves = self._rotates_in_halves(rotary_dims)
         self.kv_heads, self.head_dim = self._measure_kv()
-        self._leave_out_queries()
+        self._skip_queries()
 
     @property
     def layer_count(self) -> int:
@@ -75,26 +75,26 @@ class Adapter:
 
     @property
     def vocabulary(self) -> int:
-        """How many token ids it knows, 0 first."""
+        """The number of token ids."""
         rows: int = self.model.get_input_embeddings().weight.shape[0]
         return rows
 
     @property
     def width(self) -> int:
-        """E: numbers of a token's embedding."""
+        """E: the size of a token's embedding."""
         numbers: int = self.model.get_input_embeddings().weight.shape[1]
         return numbers
 
     @property
     def context_length(self) -> int | None:
-        """The longest prompt and answer the model was made for; `None` if its config sets no end (dynamic RoPE)."""
+        """The maximum length of prompt and answer; `None` if the config sets none (dynamic RoPE)."""
         parameters = getattr(self.config, "rope_parameters", None) or {}
         if parameters.get("rope_type") == "dynamic":
             return None
         return getattr(self.config, "max_position_embeddings", None)
 
     def new_kv(self, capacity: int) -> PromptKV:
-        """Empty KV of `capacity` positions in this model's shape."""
+        """Empty KV of `capacity` positions."""
         return PromptKV(self.kv_shape, capacity, self.dtype, self.device)
 
     def new_recording(self, start: int, stop: int) -> Recording:
@@ -102,13 +102,13 @@ class Adapter:
         shape = (self.layer_count, 2, self.kv_heads, stop - start, self.head_dim)
         return Recording(start, stop, torch.empty(shape, dtype=self.dtype, device=self.device))
 
-    # What families override
+    # Families override these
 
     def _body(self) -> Any:
         return self.model.model
 
     def embed(self, token_ids: torch.Tensor) -> torch.Tensor:
-        """Token ids (R,) -> hidden (1, R, E), scaled as the model does."""
+        """Token ids (R,) -> hidden (1, R, E), with the model's own scaling."""
         hidden: torch.Tensor = self.body.embed_tokens(token_ids.unsqueeze(0))
         return hidden
 
@@ -117,32 +117,32 @@ class Adapter:
         return self.scale_logits(self._head(self.body.norm(hidden)))[0].float()
 
     def scale_logits(self, logits: torch.Tensor) -> torch.Tensor:
-        """What the family does to its head's output."""
+        """Scale or cap logits as the family does."""
         return logits
 
     def window(self, layer: int) -> int | None:
-        """Keys a row of `layer` may look back, itself included; `None` on full layers."""
+        """Keys a row of `layer` sees, itself included; `None` on full layers."""
         kinds = getattr(self.config, "layer_types", None)
         if kinds is not None and kinds[layer] != "sliding_attention":
             return None
         return getattr(self.config, "sliding_window", None)
 
     def rotates(self, layer: int) -> bool:
-        """Whether `layer` uses RoPE at all."""
+        """Whether `layer` uses RoPE."""
         return True
 
     def rope_kinds(self) -> tuple[str, ...]:
-        """The kinds of rotary table the model has; ("",) where all layers share one."""
+        """The kinds of rotary table in the model; ("",) if all layers share one."""
         return ("",)
 
     def rope_kind(self, layer: int) -> str:
         """The kind of `layer`'s rotary table."""
         return ""
 
-    # The mechanism
+    # Families inherit these
 
     def rotate(self, layer: int, raw: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-        """Rotate queries or keys (1, heads, R, D) by cos, sin (1, R, rotary dims), in float32, as the model does."""
+        """Rotate queries or keys (1, heads, R, D) by cos, sin (1, R, rotary dims), computed in float32."""
         if raw.shape[2] <= TILE_ROWS or self.device.type != "cpu":
             return self.rotate_in_float32(layer, raw, cos, sin).to(raw.dtype)
         out = torch.empty_like(raw)
@@ -152,37 +152,37 @@ class Adapter:
         return out
 
     def rotate_in_float32(self, layer: int, raw: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-        """As `rotate`, still in float32 (but `raw` itself where the layer has no RoPE): rounded by who copies it."""
+        """Like `rotate`, but the result stays float32 and the caller rounds it; `raw` itself without RoPE."""
         if not self.rotates(layer):
             return raw
         rotary_dims = cos.shape[-1]
-        turning = raw[..., :rotary_dims].float()
-        turned = self._turn_halves(turning, cos, sin) if self._in_halves else self._turn_by_model(turning, cos, sin)
+        part = raw[..., :rotary_dims].float()
+        rotated = self._rotate_halves(part, cos, sin) if self._in_halves else self._rotate_by_model(part, cos, sin)
         if rotary_dims == raw.shape[-1]:
-            return turned
-        return torch.cat((turned, raw[..., rotary_dims:].float()), dim=-1)
+            return rotated
+        return torch.cat((rotated, raw[..., rotary_dims:].float()), dim=-1)
 
-    def _turn_by_model(self, raw: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-        _, turned = self._apply_rotary(raw[:, :0], raw, cos, sin)  # no heads of queries: keys alone are turned
-        return turned
+    def _rotate_by_model(self, raw: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+        _, rotated = self._apply_rotary(raw[:, :0], raw, cos, sin)  # zero query heads: only keys are rotated
+        return rotated
 
     @staticmethod
-    def _turn_halves(raw: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-        """raw cos + rotate_half(raw) sin in half the passes over memory that the model's own function takes."""
+    def _rotate_halves(raw: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+        """raw cos + rotate_half(raw) sin, with half of the memory passes of the model's own function."""
         half = cos.shape[-1] // 2
         cos, sin = cos.unsqueeze(1), sin.unsqueeze(1)
-        turned = raw * cos
-        turned[..., :half].addcmul_(raw[..., half:], sin[..., :half], value=-1)
-        turned[..., half:].addcmul_(raw[..., :half], sin[..., half:])
-        return turned
+        rotated = raw * cos
+        rotated[..., :half].addcmul_(raw[..., half:], sin[..., :half], value=-1)
+        rotated[..., half:].addcmul_(raw[..., :half], sin[..., half:])
+        return rotated
 
-    def _turns_in_halves(self, rotary_dims: int) -> bool:
-        """Whether the model's rotary function is `_turn_halves`: tried, not read off a name."""
+    def _rotates_in_halves(self, rotary_dims: int) -> bool:
+        """Whether the model's rotary function equals `_rotate_halves`; tested on random numbers."""
         generator = torch.Generator().manual_seed(0)
         raw, cos, sin = (torch.randn((1, 3, rotary_dims), generator=generator).to(self.device) for _ in range(3))
         raw = torch.stack((raw, -2 * raw), dim=1)  # (1, 2, 3, rotary dims)
         return rotary_dims % 2 == 0 and torch.allclose(
-            self._turn_by_model(raw, cos, sin), self._turn_halves(raw, cos, sin), atol=1e-5
+            self._rotate_by_model(raw, cos, sin), self._rotate_halves(raw, cos, sin), atol=1e-5
         )
 
     def run_layer(
@@ -195,7 +195,7 @@ class Adapter:
         record: Recording | None = None,
         watch: attention.Watch | None = None,
     ) -> torch.Tensor:
-        """Drive `layer` over hidden (1, R, E) of `rows`: their KV is written to `kv`, they attend over all of it."""
+        """Run `layer` over hidden (1, R, E) of `rows`: writes their KV to `kv`, and they attend over all of it."""
         cos, sin = tables.rows(self.rope_kind(layer), rows.positions)
 
         def rotate(raw: torch.Tensor) -> torch.Tensor:
@@ -207,7 +207,7 @@ class Adapter:
     def write_kv(
         self, layer: int, hidden: torch.Tensor, rows: Rows, kv: PromptKV, tables: RotaryTables, record: Recording | None
     ) -> None:
-        """Write to `kv` what `layer` makes of hidden (1, R, E) of `rows`, without its attention: no output."""
+        """Compute and write the KV of `rows` from hidden (1, R, E), without the attention of `layer`."""
         k_raw, v = self.project_kv(layer, hidden, rows)
         cos, sin = tables.rows(self.rope_kind(layer), rows.positions)
         kv.write(layer, rows, self.rotate(layer, k_raw, cos, sin), v)
@@ -215,12 +215,12 @@ class Adapter:
             record.add(layer, rows, k_raw, v)
 
     def project_kv(self, layer: int, hidden: torch.Tensor, rows: Rows) -> tuple[torch.Tensor, torch.Tensor]:
-        """Raw keys and values, each (1, G, R, D), that `layer` makes of hidden (1, R, E), without its attention."""
+        """Raw keys and values of `layer`, each (1, G, R, D), from hidden (1, R, E), without its attention."""
         try:
             self._call(self._key_layers[layer], hidden, rows, None, CaptureCache())
         except Captured as captured:
             return captured.k_raw, captured.v
-        raise AssertionError("a layer ran through without updating its cache")
+        raise AssertionError("a layer finished without updating its cache")
 
     def call_layer(
         self, layer: int, hidden: torch.Tensor, rows: Rows, mask: attention.Mask | None, cache: Cache
@@ -246,21 +246,21 @@ class Adapter:
 
     @torch.no_grad()
     def _measure_kv(self) -> tuple[int, int]:
-        """G and D, read off one token's keys: configs name them in too many ways."""
+        """G and D, measured on one token's keys, because configs use many names for them."""
         token = torch.zeros(1, dtype=torch.int64, device=self.device)
         k_raw, _ = self.project_kv(0, self.embed(token), Rows.span(0, 1, self.device))
         return k_raw.shape[1], k_raw.shape[3]
 
     @torch.no_grad()
-    def _leave_out_queries(self) -> None:
-        """From here on `project_kv` makes no queries, if a trial shows that this family's keys do without."""
+    def _skip_queries(self) -> None:
+        """Let `project_kv` compute no queries, if a trial shows that this family's keys do not need them."""
         tokens, rows = torch.arange(5, device=self.device) % self.vocabulary, Rows.span(0, 5, self.device)
         hidden = self.embed(tokens)
         wanted = self.project_kv(0, hidden, rows)
         self._key_layers = [key_view(view, self.attention_name, self.head_dim) for view in self.layers]
         try:
             found = self.project_kv(0, hidden, rows)
-        except (RuntimeError, ValueError, TypeError, AttributeError):  # such as a norm over all query heads (olmo2)
+        except (RuntimeError, ValueError, TypeError, AttributeError):  # for example a norm over all query heads (olmo2)
             self._key_layers = self.layers
             return
         if not all(torch.equal(one, other) for one, other in zip(found, wanted, strict=True)):

@@ -1,6 +1,6 @@
-"""Decoding: one more row a step, over the prompt's KV, with transformers' own logits processors.
+"""Decoding: one row per step over the prompt's KV, with transformers' own logits processors.
 
-Greedy unless `do_sample`. Knows nothing of how the prompt's KV came to be, nor of who else decodes in the same step.
+Greedy unless `do_sample`. It does not know how the prompt's KV was made, or which prompts decode in the same step.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -25,7 +25,7 @@ from .adapter import Adapter
 from .batching import DecodeRow, decode_rows
 from .promptkv import PromptKV, Recording
 
-# Those of transformers' GenerationConfig that take effect here.
+# The settings of transformers' GenerationConfig that are supported.
 SETTINGS = frozenset(
     (
         "do_sample",
@@ -41,7 +41,7 @@ SETTINGS = frozenset(
 
 
 class Sampler:
-    """Chooses the next token of one answer, by a `GenerationConfig` and a seed."""
+    """Chooses the next token of one answer with a `GenerationConfig` and a seed."""
 
     def __init__(self, generation: GenerationConfig, prompt_ids: torch.Tensor, eos: Sequence[int], seed: int | None):
         self._sample = bool(generation.do_sample)
@@ -54,7 +54,7 @@ class Sampler:
             self._generator.manual_seed(seed)
 
     def choose(self, logits: torch.Tensor) -> int:
-        """The token after `logits` (V,) float32; it becomes part of what repetition rules see."""
+        """The token after `logits` (V,) float32; repetition rules see it from now on."""
         scores = self._processors(self._ids, logits.unsqueeze(0))
         if self._sample:
             probabilities = scores.softmax(dim=-1)
@@ -90,21 +90,21 @@ def _processors(generation: GenerationConfig, prompt_ids: torch.Tensor, eos: Seq
 
 
 def generation_config(settings: dict[str, Any]) -> GenerationConfig:
-    """A `GenerationConfig` from keyword settings; raises `InputError` on what would be ignored or is not valid."""
+    """A `GenerationConfig` from keyword settings; raises `InputError` for unknown or invalid settings."""
     unknown = sorted(settings.keys() - SETTINGS)
     if unknown:
         raise InputError(f"Unknown generation settings: {', '.join(unknown)}. Known: {', '.join(sorted(SETTINGS))}.")
     make: Any = GenerationConfig  # untyped in transformers
     try:
         config: GenerationConfig = make(**settings)
-        _processors(config, torch.zeros(1, dtype=torch.int64), eos=(0,))  # these check their values when made
+        _processors(config, torch.zeros(1, dtype=torch.int64), eos=(0,))  # their constructors check the values
     except (ValueError, TypeError) as error:
         raise InputError(f"Generation settings are not valid: {error}") from error
     return config
 
 
 def end_tokens(model: Any, tokenizer: Any | None) -> tuple[int, ...]:
-    """Ids that end an answer: the generation config's, else the config's, else the tokenizer's."""
+    """Ids that end an answer: of the generation config, else of the config, else of the tokenizer."""
     for source in (getattr(model, "generation_config", None), model.config, tokenizer):
         found = getattr(source, "eos_token_id", None)
         if found is not None:
@@ -116,14 +116,14 @@ def end_tokens(model: Any, tokenizer: Any | None) -> tuple[int, ...]:
 def decode(
     step: Callable[[int], torch.Tensor], logits: torch.Tensor, sampler: Sampler, eos: Sequence[int], max_new_tokens: int
 ) -> Iterator[int]:
-    """Tokens after a prompt whose last row gave `logits` (V,), until an end token (yielded too) or the limit.
+    """The tokens after a prompt with last-row `logits` (V,), until an end token, which is yielded too, or the limit.
 
-    `step` takes a token and gives the logits (V,) behind it; `single_prompt_step` makes one.
+    `step` takes a token and returns the logits (V,) behind it, see `single_prompt_step`.
     """
-    for place in range(1, max_new_tokens + 1):
+    for count in range(1, max_new_tokens + 1):
         token = sampler.choose(logits)
         yield token
-        if token in eos or place == max_new_tokens:
+        if token in eos or count == max_new_tokens:
             return
         logits = step(token)
 
@@ -131,5 +131,5 @@ def decode(
 def single_prompt_step(
     adapter: Adapter, kv: PromptKV, record: Recording | None = None
 ) -> Callable[[int], torch.Tensor]:
-    """Steps of one prompt by itself."""
+    """A step function that decodes one prompt without batching."""
     return lambda token: decode_rows(adapter, [DecodeRow(kv, token, record)])[0]

@@ -1,4 +1,4 @@
-"""What each model family needs beyond the llama shape, one small class each, and the registry that picks by name."""
+"""Adapters of the model families that differ from llama, and the registry of adapters by `model_type`."""
 
 from typing import Any, ClassVar
 
@@ -10,7 +10,7 @@ from .adapter import Adapter
 
 
 class Granite(Adapter):
-    """Multiplies embeddings in the model's forward and divides logits; its layers scale themselves."""
+    """Multiplies embeddings in the model's forward and divides logits. Other scales are inside its layers."""
 
     model_types = ("granite",)
 
@@ -22,7 +22,7 @@ class Granite(Adapter):
 
 
 class Cohere2(Adapter):
-    """RoPE on sliding layers only, interleaved; logits multiplied."""
+    """RoPE on sliding layers only, interleaved. Logits are multiplied."""
 
     model_types = ("cohere2",)
 
@@ -34,7 +34,7 @@ class Cohere2(Adapter):
 
 
 class SmolLM3(Adapter):
-    """Some layers have no RoPE; the windows sit where `layer_types` says."""
+    """Some layers have no RoPE. `layer_types` names the layers with windows."""
 
     model_types = ("smollm3",)
 
@@ -46,7 +46,7 @@ class SmolLM3(Adapter):
 
 
 class Softcapped(Adapter):
-    """gemma2: final logits capped; attention is capped inside `row_attention`; embeddings scaled in `embed_tokens`."""
+    """gemma2: caps final logits. `row_attention` caps the scores and `embed_tokens` scales embeddings."""
 
     model_types = ("gemma2",)
 
@@ -56,14 +56,14 @@ class Softcapped(Adapter):
 
 
 class Gemma3(Softcapped):
-    """A rotary table for local layers and one for global ones; final capping optional."""
+    """Has one rotary table for local layers and one for global layers. Final capping is optional."""
 
     model_types = ("gemma3_text",)
 
     def __init__(self, model: Any, packed_bytes: int = 0) -> None:
         if getattr(model.config, "use_bidirectional_attention", False):
             raise UnsupportedModelError(
-                "This gemma3 model attends in both directions, so its KV depends on what follows."
+                "This gemma3 model attends in both directions, so its KV depends on later tokens."
             )
         super().__init__(model, packed_bytes)
 
@@ -75,7 +75,7 @@ class Gemma3(Softcapped):
 
 
 class GPTNeoX(Adapter):
-    """Other names throughout, and a layer that swallows `past_key_values` in silence: its cache is `layer_past`."""
+    """Uses other module names. Its layers ignore `past_key_values` silently; their cache argument is `layer_past`."""
 
     model_types = ("gpt_neox",)
     attention_name: ClassVar[str] = "attention"

@@ -1,6 +1,6 @@
-"""What an entry's identity says of a model: digests of its weights, architecture, RoPE and tokenizer.
+"""The model's part of an entry's identity: digests of its weights, architecture, RoPE and tokenizer.
 
-Everything that changes a key or a value must change one of these; what changes neither should not.
+A change that affects keys or values must change one of them; any other change should not.
 """
 
 import hashlib
@@ -13,7 +13,7 @@ import xxhash
 
 from .adapter import Adapter
 
-# Settings that do not take part in the computation of keys and values.
+# Settings that do not affect keys and values.
 _IRRELEVANT = (
     "_name_or_path",
     "architectures",
@@ -38,19 +38,19 @@ _IRRELEVANT = (
 
 
 def weights_digest(model: torch.nn.Module) -> str:
-    """Digest over the name, shape, dtype and every byte of every parameter and persistent buffer."""
+    """Digest of the name, shape, dtype and bytes of every parameter and persistent buffer."""
     return _digest_of(model, torch.Tensor.detach)
 
 
 def rounded_digest(model: torch.nn.Module) -> str:
-    """Digest of the weights in bfloat16: the same for one file, be it loaded in float32 or in bfloat16."""
+    """Digest of the weights in bfloat16: equal whether a file was loaded in float32 or in bfloat16."""
     return _digest_of(model, lambda tensor: tensor.detach().bfloat16() if tensor.is_floating_point() else tensor)
 
 
-def _digest_of(model: torch.nn.Module, seen_as: Callable[[Any], Any]) -> str:
+def _digest_of(model: torch.nn.Module, convert: Callable[[Any], Any]) -> str:
     digest = hashlib.blake2b(digest_size=16)
-    for name, kept in sorted(model.state_dict().items()):
-        tensor = seen_as(kept)  # one at a time: all of them rounded would be the model a second time
+    for name, value in sorted(model.state_dict().items()):
+        tensor = convert(value)  # one at a time: all converted tensors would need the model's memory again
         flat = tensor.cpu().contiguous().view(-1)
         digest.update(f"{name}:{tuple(tensor.shape)}:{tensor.dtype}:".encode())
         if flat.numel():
@@ -59,20 +59,20 @@ def _digest_of(model: torch.nn.Module, seen_as: Callable[[Any], Any]) -> str:
 
 
 def architecture_digest(adapter: Adapter) -> str:
-    """Digest of what the config says of the computation, RoPE apart."""
+    """Digest of the config's settings that affect the computation, without RoPE."""
     settings = {name: value for name, value in adapter.config.to_dict().items() if name not in _IRRELEVANT}
     return _digest({"adapter": type(adapter).__name__, **settings})
 
 
 def rope_digest(adapter: Adapter) -> str:
-    """Digest of the RoPE parameters, nested ones too."""
+    """Digest of the RoPE parameters, including nested ones."""
     config = adapter.config
     lengths = getattr(config, "max_position_embeddings", None) if adapter.rope.depends_on_length else None
     return _digest({"rope": getattr(config, "rope_parameters", None), "original_length": lengths})
 
 
 def tokenizer_digest(tokenizer: Any | None) -> str:
-    """Digest of a tokenizer's vocabulary and rules; "" without one."""
+    """Digest of a tokenizer's vocabulary and rules; "" without a tokenizer."""
     if tokenizer is None:
         return ""
     backend = getattr(tokenizer, "backend_tokenizer", None)
@@ -80,7 +80,7 @@ def tokenizer_digest(tokenizer: Any | None) -> str:
         text = json.dumps(tokenizer.get_vocab(), sort_keys=True)
     else:
         rules = json.loads(backend.to_str())
-        text = json.dumps({**rules, "truncation": None, "padding": None}, sort_keys=True)  # left by whoever called last
+        text = json.dumps({**rules, "truncation": None, "padding": None}, sort_keys=True)  # state of the last call
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 

@@ -1,9 +1,9 @@
-"""Laying out a prompt as runs of token ids.
+"""The layout of a prompt as runs of token ids.
 
-A prompt is prefix, history, chunks, question and tail, concatenated as ids: nothing is decoded and tokenized again, no
-separator, padding or rank number stands between chunks, so a chunk is the same run of ids wherever it stands. A chat
-template is split once, by rendering it around marks, into the four runs between which our ids go. History stands before
-the chunks, so that it is an exact prefix.
+A prompt is prefix, history, chunks, question and tail, concatenated as ids. Nothing is decoded and tokenized again, and
+no separator, padding or rank number stands between chunks, so a chunk has the same ids at any place. A chat template is
+rendered once with marks in place of the messages and split at them into four fixed runs. History stands before the
+chunks, so that it is an exact prefix.
 """
 
 import operator
@@ -18,16 +18,16 @@ _MARKS = ("\u27e6ragkv-1\u27e7", "\u27e6ragkv-2\u27e7", "\u27e6ragkv-3\u27e7")
 
 @dataclass(frozen=True, slots=True)
 class TemplateRuns:
-    """The fixed ids around what changes."""
+    """The fixed ids around the variable parts of a prompt."""
 
-    before_documents: tuple[int, ...]  # the application's prefix: BOS, system text, the user turn's opening
-    after_question: tuple[int, ...] = ()  # closes the user turn, opens the answer
-    after_answer: tuple[int, ...] = ()  # closes the answer
-    before_next_turn: tuple[int, ...] = ()  # opens the next user turn
+    before_documents: tuple[int, ...]  # the application's prefix: BOS, system text, start of the user turn
+    after_question: tuple[int, ...] = ()  # the end of the user turn, the start of the answer
+    after_answer: tuple[int, ...] = ()  # the end of the answer
+    before_next_turn: tuple[int, ...] = ()  # the start of the next user turn
 
 
 def template_runs(tokenizer: Any | None, bos_token_id: int | None, system: str) -> TemplateRuns:
-    """The runs of a tokenizer's chat template; without one the plain layout: BOS (if any) and system text."""
+    """The runs of a tokenizer's chat template; without a template BOS (if any) and system text."""
     if tokenizer is not None and getattr(tokenizer, "chat_template", None):
         return _split_template(tokenizer, system)
     if tokenizer is not None and tokenizer.bos_token_id is not None:
@@ -37,24 +37,24 @@ def template_runs(tokenizer: Any | None, bos_token_id: int | None, system: str) 
 
 
 def encode(tokenizer: Any | None, text_or_ids: str | Sequence[int]) -> tuple[int, ...]:
-    """Text as ids, without special tokens; ids pass through. Raises `InputError` for text without a tokenizer."""
+    """Text as ids, without special tokens; ids stay as they are. Raises `InputError` for text without a tokenizer."""
     if not isinstance(text_or_ids, str):
         try:
             return tuple(operator.index(token) for token in text_or_ids)
         except TypeError as error:
-            raise InputError(f"Text or a sequence of whole token ids is needed, not {text_or_ids!r:.80}.") from error
+            raise InputError(f"Give text or a sequence of integer token ids, not {text_or_ids!r:.80}.") from error
     if tokenizer is None:
         raise InputError(
-            "Text was given, but the engine has no tokenizer: give token ids, or build it with a tokenizer."
+            "Text was given, but the engine has no tokenizer. Give token ids, or build the engine with a tokenizer."
         )
     return tuple(tokenizer(text_or_ids, add_special_tokens=False)["input_ids"])
 
 
 def _split_template(tokenizer: Any, system: str) -> TemplateRuns:
-    """Raises `UnsupportedModelError` for a template that does not put out a message as it was given."""
+    """Raises `UnsupportedModelError` for a template that changes the messages."""
     try:
         runs = _around_marks(tokenizer, system)
-    except Exception as error:  # the template's own language: it raises what it likes on roles it does not know
+    except Exception as error:  # a template may raise anything for roles it does not support
         if not system:
             raise UnsupportedModelError(
                 f"The tokenizer's chat template cannot be split around a question and an answer: {error}. "
@@ -76,7 +76,7 @@ def _around_marks(tokenizer: Any, system: str) -> TemplateRuns | None:
     _, closing = _parted(_render(tokenizer, turns, False), answer)
     _, rest = _parted(_render(tokenizer, [*turns, {"role": "user", "content": again}], True), answer)
     between, _ = _parted(rest, again)
-    if not between.startswith(closing):  # the template writes a past answer otherwise than a last one
+    if not between.startswith(closing):  # the template formats a past answer differently from the last one
         closing = ""
     return TemplateRuns(
         encode(tokenizer, prefix),
@@ -87,7 +87,7 @@ def _around_marks(tokenizer: Any, system: str) -> TemplateRuns | None:
 
 
 def _system_in_user_turn(tokenizer: Any, system: str) -> TemplateRuns:
-    """For templates that know no system role: its text opens the first user turn."""
+    """For templates without a system role: the system text starts the first user turn."""
     runs = _split_template(tokenizer, "")
     return replace(runs, before_documents=runs.before_documents + encode(tokenizer, system))
 
@@ -98,8 +98,8 @@ def _render(tokenizer: Any, messages: list[dict[str, str]], generation_prompt: b
 
 
 def _parted(text: str, mark: str) -> tuple[str, str]:
-    """What stands before and behind the one `mark`."""
+    """The text before and behind the only `mark`."""
     if text.count(mark) != 1:
-        raise ValueError(f"a message came out {text.count(mark)} times in {text!r:.200}")
+        raise ValueError(f"a message appears {text.count(mark)} times in {text!r:.200}")
     before, behind = text.split(mark)
     return before, behind

@@ -17,7 +17,7 @@ READER = Path(__file__).parent / "reader"
 
 
 def load(name: str | os.PathLike[str], device: str, dtype: str) -> tuple[Any, Any | None]:
-    """A causal LM in eval mode and its tokenizer (`None` if it has none).
+    """A causal LM in eval mode and its tokenizer, or `None` if the folder has none.
 
     Raises `ModelNotFoundError`, `UnsupportedModelError` (before any weight is read) or `ConfigError`.
     """
@@ -30,7 +30,7 @@ def load(name: str | os.PathLike[str], device: str, dtype: str) -> tuple[Any, An
         model, found = auto.from_pretrained(path, dtype=kind, output_loading_info=True)
     except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
         raise ModelNotFoundError(f"Cannot load a causal LM from {str(name)!r}: {_first_line(error)}") from error
-    if missing := sorted(found["missing_keys"]):  # transformers would go on with random ones
+    if missing := sorted(found["missing_keys"]):  # transformers would initialize them at random
         raise ModelNotFoundError(
             f"The weights in {str(name)!r} are incomplete: {len(missing)} missing, {missing[0]} first."
         )
@@ -42,7 +42,7 @@ def load(name: str | os.PathLike[str], device: str, dtype: str) -> tuple[Any, An
 
 
 def locate(name: str | os.PathLike[str]) -> str:
-    """The folder or hub id to load from; raises `ModelNotFoundError` where a local name leads nowhere."""
+    """The folder or hub id to load from; raises `ModelNotFoundError` for a local path that does not exist."""
     if name == "reader":
         if not (READER / "config.json").is_file():
             raise ModelNotFoundError("The bundled reader is not part of this installation; give a model's path.")
@@ -67,7 +67,9 @@ def _tokenizer(path: str) -> Any | None:
     try:
         return AutoTokenizer.from_pretrained(path)
     except (OSError, ValueError, KeyError) as error:
-        raise ModelNotFoundError(f"The model at {path} loads, its tokenizer does not: {_first_line(error)}") from error
+        raise ModelNotFoundError(
+            f"The tokenizer of the model at {path} cannot be loaded: {_first_line(error)}"
+        ) from error
 
 
 def kv_shape(model: str | os.PathLike[str]) -> KVShape:
@@ -88,10 +90,10 @@ def kv_shape(model: str | os.PathLike[str]) -> KVShape:
 
 
 def float_dtype(name: str) -> torch.dtype:
-    """The torch dtype of that name, of floating point; raises `ConfigError`."""
+    """The floating-point torch dtype of that name; raises `ConfigError`."""
     dtype = getattr(torch, name, None)
     if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
-        raise ConfigError(f"dtype is {name!r}; give 'float32', 'bfloat16' or 'float16' (to load a model also 'auto').")
+        raise ConfigError(f"dtype is {name!r}; give 'float32', 'bfloat16' or 'float16' (or 'auto' to load a model).")
     return dtype
 
 

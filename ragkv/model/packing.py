@@ -1,9 +1,10 @@
-"""Weights a second time, in the layout in which a CPU multiplies few rows fastest.
+"""Packed copies of weights, in the layout in which a CPU multiplies few rows fastest.
 
-oneDNN rearranges a linear layer's plain weights in every call: half of the time of one row, a third of that of 32, 7 %
-of that of 190 (bfloat16, 896 x 4864). Here they are rearranged once, and the products are the same, bit for bit. The
-price is memory, as much as the weights themselves take, so the caller says how much there is. The model keeps its own
-and is not changed. Weights changed later are not seen; entries would not fit them either (see `fingerprint.py`).
+oneDNN reorders the plain weights of a linear layer in every call. This takes half of the time of one row, a third of
+the time of 32 rows and 7 % of 190 rows (bfloat16, 896 x 4864). A packed copy is reordered once, and its products are
+equal bit for bit. It needs as much memory as the weights themselves, so the caller sets a limit. The model keeps its
+own weights and is not changed. Later changes of the weights have no effect on the copies; stored entries would not
+match them either (see `fingerprint.py`).
 """
 
 import copy
@@ -15,11 +16,11 @@ from .products import multiplies_bfloat16
 
 
 class PackedLinear(torch.nn.Module):
-    """A linear layer over its weights' copy."""
+    """A linear layer over a packed copy of its weights."""
 
     def __init__(self, plain: torch.nn.Linear) -> None:
         super().__init__()
-        self.weight, self.bias = plain.weight, plain.bias  # the layer's own; some models look at their dtype
+        self.weight, self.bias = plain.weight, plain.bias  # the plain ones; some models read their dtype
         self._packed = torch.ops.mkldnn._reorder_linear_weight(plain.weight.detach())
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
@@ -29,14 +30,14 @@ class PackedLinear(torch.nn.Module):
 
 
 class Packing:
-    """Packs linear layers until `limit_bytes` of copies are made; nothing where packing is not known to pay."""
+    """Packs linear layers up to `limit_bytes` of copies; packs nothing where packing is not known to be faster."""
 
     def __init__(self, limit_bytes: int, device: torch.device) -> None:
         self._limit_bytes = limit_bytes if limit_bytes and device.type == "cpu" and _is_possible() else 0
         self.made_bytes = 0  # of copies
 
     def of(self, module: torch.nn.Module) -> torch.nn.Module:
-        """`module`, or a view of it whose linear layers are packed."""
+        """`module`, or a view of it with packed linear layers."""
         if _is_plain(module):
             assert isinstance(module, torch.nn.Linear)
             size = module.weight.numel() * module.weight.element_size()
@@ -49,7 +50,7 @@ class Packing:
 
 
 def _is_plain(module: torch.nn.Module) -> bool:
-    """Whether it is a linear layer of bfloat16 and nothing but one: no hooks, no quantised weights, no adapters."""
+    """Whether it is an ordinary bfloat16 linear layer: no hooks, no quantised weights, no adapters."""
     return (
         type(module) is torch.nn.Linear
         and type(module.weight) is torch.nn.Parameter
@@ -59,14 +60,14 @@ def _is_plain(module: torch.nn.Module) -> bool:
 
 
 def view_with(module: torch.nn.Module, parts: dict[str, Any]) -> torch.nn.Module:
-    """A shallow copy of `module` that differs in those parts."""
+    """A shallow copy of `module` with other `parts`."""
     view = copy.copy(module)
     view._modules = {**module._modules, **parts}
     return view
 
 
 def _is_possible() -> bool:
-    """Whether this torch has the operators, which are not of its public interface, and this CPU bfloat16: tried."""
+    """Whether this torch has the operators, which are not public, and this CPU has bfloat16; tested by a call."""
     try:
         with torch.no_grad():
             PackedLinear(torch.nn.Linear(2, 2, dtype=torch.bfloat16))(torch.ones((1, 2), dtype=torch.bfloat16))

@@ -1,6 +1,6 @@
-"""Builds an adapter and proves it: a few tokens driven through it must give the model's own logits.
+"""Builds an adapter and tests it: a few tokens run through it must give the model's own logits.
 
-This catches every architecture nobody thought of: what is not reproduced here is refused, with the reason.
+This also catches unknown architectures: a model whose logits are not reproduced is refused with the reason.
 """
 
 from collections.abc import Callable, Sequence
@@ -16,26 +16,26 @@ from .promptkv import PromptKV, Recording
 from .rows import Rows
 
 PROBE_TOKENS = 32
-_TOLERANCE = {torch.float32: 1e-4, torch.float64: 1e-4}  # of the logits' spread, root mean square
-_TOLERANCE_HALF = 0.15  # half precisions: rounding alone moves logits by some percent of their spread
+_TOLERANCE = {torch.float32: 1e-4, torch.float64: 1e-4}  # root mean square, relative to the logits' spread
+_TOLERANCE_HALF = 0.15  # in half precision rounding alone moves logits by some percent of their spread
 
 
 def refuse_unsupported(config: Any) -> None:
-    """Raise `UnsupportedModelError`, with the reason, for an architecture that no adapter drives."""
+    """Raise `UnsupportedModelError` with the reason for an architecture without an adapter."""
     kind = getattr(config, "model_type", None)
     if getattr(config, "is_encoder_decoder", False):
-        raise UnsupportedModelError(f"{kind} is an encoder-decoder model; only decoder-only models keep a prompt KV.")
+        raise UnsupportedModelError(f"{kind} is an encoder-decoder model; only decoder-only models have a prompt KV.")
     if kind not in ADAPTERS:
         raise UnsupportedModelError(
             f"No adapter for the architecture {kind!r}: {_why_not(config)}. Fusing needs attention layers with "
-            f"rotary positions and a KV a token. Known: {', '.join(sorted(ADAPTERS))}."
+            f"rotary positions and a KV per token. Known: {', '.join(sorted(ADAPTERS))}."
         )
 
 
 def adapt(model: Any, packed_bytes: int = 0) -> Adapter:
-    """The proven adapter of a loaded transformers model; raises `UnsupportedModelError`.
+    """A tested adapter of a loaded transformers model; raises `UnsupportedModelError`.
 
-    `packed_bytes` is the most memory that copies of weights may take, which make few rows faster: see `packing`.
+    `packed_bytes` limits the memory of packed weight copies, which make passes with few rows faster (see `packing`).
     """
     config = getattr(model, "config", None)
     refuse_unsupported(config)
@@ -47,26 +47,26 @@ def adapt(model: Any, packed_bytes: int = 0) -> Adapter:
         adapter = ADAPTERS[model_type](model, packed_bytes)
         off = _deviation(adapter)
     except (RuntimeError, TypeError, AttributeError, ValueError, KeyError) as error:
-        raise UnsupportedModelError(f"This {model_type} model cannot be driven layer by layer: {error}") from error
+        raise UnsupportedModelError(f"This {model_type} model cannot be run layer by layer: {error}") from error
     if not off <= _TOLERANCE.get(adapter.dtype, _TOLERANCE_HALF):
         raise UnsupportedModelError(
-            f"This {model_type} model does not give its own logits when driven layer by layer (off by {off:.2g} of "
-            f"their spread over {PROBE_TOKENS} tokens), so fused answers would be wrong. It is refused."
+            f"This {model_type} model gives other logits when it is run layer by layer (off by {off:.2g} of their "
+            f"spread over {PROBE_TOKENS} tokens), so fused answers would be wrong."
         )
     return adapter
 
 
 def _why_not(config: Any) -> str:
-    """What stands in the way, as far as a config tells."""
+    """The reason for the refusal, as far as a config shows it."""
     if getattr(config, "kv_lora_rank", None):
-        return "it keeps a compressed latent of keys and values (MLA)"
+        return "it stores a compressed latent of keys and values (MLA)"
     if any(hasattr(config, name) for name in ("state_size", "ssm_state_size", "mamba_d_state")):
-        return "it keeps a running state (state-space layers), which cannot be fused from parts"
+        return "it has a recurrent state (state-space layers), which cannot be fused from parts"
     if getattr(config, "alibi", False) or getattr(config, "model_type", "") in ("bloom", "mpt"):
-        return "its positions are biases of the attention (ALiBi)"
+        return "its positions are attention biases (ALiBi)"
     if getattr(config, "rope_parameters", None) is None:
         return "it has no rotary positions (they are learned or absolute)"
-    return "nobody has proven that driving it layer by layer is exact"
+    return "running it layer by layer was never tested"
 
 
 @torch.no_grad()
@@ -96,7 +96,7 @@ def full_pass(
 
 @torch.no_grad()
 def _deviation(adapter: Adapter) -> float:
-    """Root mean square difference of logits, the adapter's pass against the model's, over the logits' spread."""
+    """Root mean square difference of the adapter's logits from the model's, relative to their spread."""
     model = adapter.model
     vocabulary = model.get_input_embeddings().weight.shape[0]
     generator = torch.Generator().manual_seed(0)

@@ -1,26 +1,25 @@
-"""Attention as two matrix products and a softmax, for bfloat16 on a CPU that multiplies it.
+"""Attention as two matrix products and a softmax, for bfloat16 on a CPU that multiplies it natively.
 
-PyTorch's kernel takes 3.7 ns of one thread for a pair of row and key of 64 dimensions, these take 2.2: the products run
-at the speed of any others, the kernel's are of small tiles. What stands against it is rounding: a product of bfloat16
-gives bfloat16, and a score of 100 in 8 bits is wrong by a quarter. So each row's scores are measured from an offset
-near its greatest one, to which the product is added before anything is rounded: the softmax does not heed it, and
-scores that weigh are small numbers. Their error is then like that of the weights, which the kernel rounds to bfloat16
-too.
+PyTorch's kernel takes 3.7 ns of one thread per pair of row and key with 64 dimensions, these products take 2.2 ns,
+because the kernel multiplies small tiles. The difficulty is rounding: a bfloat16 product returns bfloat16, and a score
+of 100 with 8 bits is wrong by a quarter. So an offset near the row's largest score is subtracted from each row before
+anything is rounded. The softmax does not change, and the scores with a large weight become small numbers. Their error
+is then similar to that of the weights, which the kernel also rounds to bfloat16.
 """
 
 from functools import cache
 
 import torch
 
-SAMPLED = 8  # of the keys, every so many-th tells a row's offset: nearer costs time, farther accuracy
-FEWEST_SCORES = 1 << 18  # below, the calls cost what the products save
-MOST_SCORES_BYTES = 64 << 20  # above, they are left to the kernel, which keeps none
+SAMPLED = 8  # every 8th key estimates a row's offset: more keys cost time, fewer cost accuracy
+FEWEST_SCORES = 1 << 18  # with fewer, the calls cost more than the products save
+MOST_SCORES_BYTES = 64 << 20  # above, the kernel is used, which does not store the scores
 
 
-def pays(q: torch.Tensor, kv_heads: int, keys: int) -> bool:
-    """Whether rows (1, H, R, D) over so many keys are attended faster this way.
+def products_pay(q: torch.Tensor, kv_heads: int, keys: int) -> bool:
+    """Whether `attend_by_products` is faster for rows (1, H, R, D) over `keys` keys.
 
-    One row is, three to four times, where each head has keys of its own, and mostly not where heads share them.
+    One row is three to four times faster if each head has its own keys, and mostly not faster if heads share them.
     """
     _, heads, count, _ = q.shape
     scores = heads * count * keys
@@ -32,8 +31,8 @@ def pays(q: torch.Tensor, kv_heads: int, keys: int) -> bool:
 def attend_by_products(
     q_rot: torch.Tensor, k_rot: torch.Tensor, v: torch.Tensor, bias: torch.Tensor | None, scaling: float
 ) -> torch.Tensor:
-    """Rows (G, M, D) over keys and values (G, N, D), `bias` (R, N) added to every R rows' scores -> (G, M, D)."""
-    keys = k_rot.contiguous()  # a transposed part of a longer one would be copied column by column
+    """Rows (G, M, D) over keys and values (G, N, D), with `bias` (R, N) added to every R rows' scores -> (G, M, D)."""
+    keys = k_rot.contiguous()  # the transpose of a view would be copied column by column
     some = keys[:, ::SAMPLED].contiguous()
     offset = torch.bmm(q_rot, some.transpose(1, 2)).amax(dim=-1, keepdim=True).mul_(scaling)
     if bias is None:
@@ -47,7 +46,7 @@ def attend_by_products(
 
 @cache
 def multiplies_bfloat16() -> bool:
-    """Whether this torch and processor multiply bfloat16, and not by way of float32: asked once."""
+    """Whether this torch and processor multiply bfloat16 natively, not through float32; checked once."""
     try:
         return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
     except (AttributeError, RuntimeError, NotImplementedError):

@@ -1,8 +1,8 @@
-"""The KV of one prompt while it is being made and decoded, and the transformers `Cache` that feeds it.
+"""The KV of one prompt during prefill and decoding, and the transformers `Cache` through which layers fill it.
 
-Keys lie here rotated, at their absolute positions; room for the answer is allocated with the prompt. The `Cache` handed
-to a layer receives keys before RoPE (the layer is given the identity rotation), so that every key can be recorded
-position-free at the moment it is made, and nothing is ever un-rotated. Dies with its request.
+Keys are stored rotated, at their absolute positions; space for the answer is allocated with the prompt. The `Cache` of
+a layer receives keys before RoPE, because the layer gets the identity rotation. So every key can be recorded free of
+its position when it is made, and no key is ever rotated back. The KV belongs to one request.
 """
 
 from collections.abc import Callable
@@ -71,10 +71,10 @@ class PromptKV:
         return attend_one(q_rot, k_rot, v, window, scaling, softcap)
 
     def finish_prefill(self, layer: int, length: int) -> None:
-        """The prefill is through with `layer`, of which `length` positions are valid: what is left is decoding."""
+        """Called when the prefill of `layer` is complete: `length` positions are valid, only decoding follows."""
 
     def reserve(self, capacity: int) -> None:
-        """Make room for `capacity` positions, keeping what is there."""
+        """Grow to `capacity` positions."""
         if capacity <= self.capacity:
             return
         for tensors in (self.keys, self.values):
@@ -83,13 +83,13 @@ class PromptKV:
         self.capacity = capacity
 
     def _grown(self, old: torch.Tensor, capacity: int) -> torch.Tensor:
-        """What is valid of `old` (1, G, *, D), with room for `capacity` positions."""
+        """A copy of `old` (1, G, *, D) with space for `capacity` positions."""
         new = old.new_empty((1, old.shape[1], capacity, old.shape[3]))
         new.narrow(2, 0, self.length).copy_(old.narrow(2, 0, self.length))
         return new
 
     def to_dynamic_cache(self) -> DynamicCache:
-        """A fresh `DynamicCache` of full layers, S rotated positions each, sharing nothing with this."""
+        """A `DynamicCache` with S rotated positions in every layer, which shares no memory with this KV."""
         cache = DynamicCache()
         for layer in range(len(self.keys)):
             k_rot, v = self.view(layer, self.length)
@@ -103,66 +103,56 @@ class PromptKV:
 
     @property
     def device_bytes(self) -> int:
-        """Bytes allocated on the model's device; a CPU engine's is a device, too."""
+        """Bytes allocated on the model's device, which may be the CPU."""
         return sum(t.numel() * t.element_size() for t in (*self.keys, *self.values))
 
     @property
     def host_bytes(self) -> int:
-        """Bytes allocated in host memory, apart from the device."""
+        """Bytes allocated in host memory in addition to the device."""
         return 0
 
 
 class Recording:
-    """Collects the raw KV of the positions `start ... stop - 1` as layers make it: (L, 2, G, T, D)."""
+    """Collects the raw KV of the positions `start ... stop - 1` while layers make it: (L, 2, G, T, D)."""
 
     def __init__(self, start: int, stop: int, kv: torch.Tensor) -> None:
-        self._start, self._stop = start, stop
+        self.start, self.stop = start, stop  # positions; `stop` is excluded
         self.kv = kv  # (L, 2, G, T, D), filled as layers run
-        self.filled_to = start  # every position before it is there once the pass or the decoding step is over
-
-    @property
-    def start(self) -> int:
-        """The first recorded position."""
-        return self._start
-
-    @property
-    def stop(self) -> int:
-        """The position behind the last that may be recorded."""
-        return self._stop
+        self.filled_to = start  # after a pass or decoding step, every position before it is recorded
 
     def put(self, layer: int, start: int, part: torch.Tensor) -> None:
-        """Take what of the stored `part` (2, G, T, D), placed at `start`, falls into the recorded range."""
-        low, high = max(start, self._start), min(start + part.shape[2], self._stop)
+        """Record the positions of the stored `part` (2, G, T, D), placed at `start`, that are in range."""
+        low, high = max(start, self.start), min(start + part.shape[2], self.stop)
         if low < high:
-            self.kv[layer, :, :, low - self._start : high - self._start] = part[:, :, low - start : high - start]
+            self.kv[layer, :, :, low - self.start : high - self.start] = part[:, :, low - start : high - start]
 
     def add(self, layer: int, rows: Rows, k_raw: torch.Tensor, v: torch.Tensor) -> None:
-        """Take what of `k_raw`, `v` (1, G, R, D) falls into the recorded range."""
+        """Record the positions of `k_raw` and `v` (1, G, R, D) that are in range."""
         if rows.start is not None:
-            low, high = max(rows.start, self._start), min(rows.start + len(rows), self._stop)
+            low, high = max(rows.start, self.start), min(rows.start + len(rows), self.stop)
             if low < high:
                 source, target = (
                     slice(low - rows.start, high - rows.start),
-                    slice(low - self._start, high - self._start),
+                    slice(low - self.start, high - self.start),
                 )
                 self.kv[layer, 0, :, target] = k_raw[0, :, source]
                 self.kv[layer, 1, :, target] = v[0, :, source]
                 self._reached(layer, high)
             return
-        inside = (rows.positions >= self._start) & (rows.positions < self._stop)
-        target_rows = rows.positions[inside] - self._start
+        inside = (rows.positions >= self.start) & (rows.positions < self.stop)
+        target_rows = rows.positions[inside] - self.start
         self.kv[layer, 0].index_copy_(1, target_rows, k_raw[0][:, inside])
         self.kv[layer, 1].index_copy_(1, target_rows, v[0][:, inside])
         if target_rows.numel():
             self._reached(layer, int(rows.positions[inside][-1]) + 1)
 
     def _reached(self, layer: int, stop: int) -> None:
-        if layer == self.kv.shape[0] - 1:  # a pass ends with the prompt's last row, a step with its only one
+        if layer == self.kv.shape[0] - 1:  # after it, every earlier position has been recorded
             self.filled_to = max(self.filled_to, stop)
 
 
 class RowCache(Cache):
-    """What a layer sees as its cache during a pass over some rows: takes raw keys, gives the whole prompt's."""
+    """The cache of a layer during a pass over some rows: takes their raw keys, returns those of the whole prompt."""
 
     def __init__(
         self,
@@ -177,7 +167,7 @@ class RowCache(Cache):
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *_: Any, **__: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Rotate `key_states` (k_raw) to place, write both, give keys and values of all positions so far."""
+        """Rotate `key_states` (k_raw), write both, and return keys and values of all positions so far."""
         self._kv.write(layer_idx, self._rows, self._rotate(key_states), value_states)
         if self._record is not None:
             self._record.add(layer_idx, self._rows, key_states, value_states)
@@ -185,7 +175,7 @@ class RowCache(Cache):
 
 
 class Captured(Exception):
-    """Raised by `CaptureCache` so that a layer stops before its attention."""
+    """Raised by `CaptureCache` to stop a layer before its attention."""
 
     def __init__(self, k_raw: torch.Tensor, v: torch.Tensor) -> None:
         super().__init__()
@@ -193,7 +183,7 @@ class Captured(Exception):
 
 
 class CaptureCache(Cache):
-    """Stops a layer as soon as it has made its keys and values."""
+    """Stops a layer when it has made its keys and values."""
 
     def __init__(self) -> None:
         super().__init__(layers=[])

@@ -1,10 +1,10 @@
-"""Rotary tables: the model's own cos and sin, for any range of positions, without touching the model.
+"""Rotary tables: the model's own cos and sin for any range of positions, without changing the model.
 
-A rotary module may keep state (dynamic RoPE grows and does not shrink back, longrope switches sets), so every table is
-made by a pristine copy that is thrown away. Frequencies may depend on the prompt's length; their digest says under
-which ones a table was made, and only equal digests make equal KV. Keys are stored before RoPE and rotated to their
-place here (CacheBlend section 4.3, footnote 3 and appendix A: the paper re-rotates; starting from raw keys is the same
-rotation without the first rounding).
+A rotary module may keep state (dynamic RoPE grows and never shrinks, longrope switches sets), so every table is made
+with a fresh copy that is then discarded. Frequencies may depend on the prompt's length. A digest identifies the
+frequencies of a table; KV is equal only under equal digests. Keys are stored before RoPE and rotated to their positions
+with these tables (CacheBlend section 4.3, footnote 3 and appendix A: the paper rotates rotated keys again; starting
+from raw keys gives the same rotation without the first rounding).
 """
 
 import copy
@@ -20,7 +20,7 @@ _LENGTH_DEPENDENT = ("dynamic", "longrope")
 
 @dataclass(frozen=True, slots=True)
 class RotaryTables:
-    """cos and sin for the positions `start ... start + n - 1`, per kind of layer, in float32."""
+    """cos and sin of the positions `start ... start + n - 1`, per kind of layer, in float32."""
 
     tables: dict[str, tuple[torch.Tensor, torch.Tensor]]  # kind -> cos, sin, each (n, rotary dims)
     frequencies: str  # digest of the frequencies
@@ -43,7 +43,7 @@ class Rope:
     """Makes rotary tables for one model."""
 
     def __init__(self, rotary: torch.nn.Module, kinds: tuple[str, ...], device: torch.device) -> None:
-        self._kinds = kinds  # ("",) where all layers share one table
+        self._kinds = kinds  # ("",) if all layers share one table
         config: Any = rotary.config
         self._pristine: Any = type(rotary)(config).to(device)
         types = rotary.rope_type
@@ -54,7 +54,7 @@ class Rope:
         self._static: RotaryTables | None = None
 
     def tables(self, length: int, start: int = 0) -> RotaryTables:
-        """Tables of the positions `start ... length - 1` under the frequencies of a prompt of `length` tokens."""
+        """Tables of the positions `start ... length - 1` with the frequencies of a prompt of `length` tokens."""
         if self.depends_on_length:
             return self._make(length, start)
         with self._lock:
@@ -70,7 +70,7 @@ class Rope:
         rotary = copy.deepcopy(self._pristine)
         like = torch.empty(0, dtype=torch.float32, device=self._device)
         positions = torch.arange(start, length, device=self._device).unsqueeze(0)
-        # Position 1 turns by the frequencies themselves, whatever range was asked for; the last one sets the length.
+        # Position 1 is rotated by the frequencies themselves, for any range. The last position sets the length.
         probe = torch.tensor([[1, length - 1]], device=self._device)
         digest = hashlib.blake2b(digest_size=8)
         tables = {}

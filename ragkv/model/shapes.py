@@ -1,4 +1,4 @@
-"""Models of real shapes with random weights: weights do not change time. Say so wherever a number is shown."""
+"""Models with real shapes and random weights, for timing. State this wherever a number from them is shown."""
 
 from typing import Any
 
@@ -43,7 +43,7 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
             "num_attention_heads": 32,
             "num_key_value_heads": 32,
             "vocab_size": 32000,
-            "max_position_embeddings": 32768,  # the model was made for 4096; time does not know
+            "max_position_embeddings": 32768,  # the real model has 4096, which does not affect time
         },
     ),
     "llama-3-8b": (
@@ -74,7 +74,7 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 def shape_config(shape: str, layers: int | None = None) -> Any:
-    """The transformers config of a shape, of fewer `layers` if given; raises `ConfigError` naming the known ones."""
+    """The transformers config of a shape, optionally with other `layers`; raises `ConfigError` with the known names."""
     import transformers
 
     if shape not in SHAPES:
@@ -88,7 +88,7 @@ def shape_config(shape: str, layers: int | None = None) -> Any:
 def random_model(
     shape: str, dtype: torch.dtype = torch.bfloat16, device: str = "cpu", layers: int | None = None
 ) -> Any:
-    """A causal LM of that shape with small random weights, in eval mode; `layers` where fewer will do."""
+    """A causal LM of that shape with small random weights, in eval mode, optionally with other `layers`."""
     import transformers
 
     config = shape_config(shape, layers)

@@ -1,4 +1,4 @@
-"""Text as it is decoded: whole characters only, and nothing of a stop string."""
+"""Streams decoded text: only whole characters, and no part of a stop string."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -7,20 +7,22 @@ from ragkv.errors import InputError
 
 
 class TextStream:
-    """Turns token ids into text piece by piece; holds back what may still become a stop string or a character."""
+    """Decodes token ids to text; holds back text that may become a stop string or an incomplete character."""
 
     def __init__(self, tokenizer: Any | None, stop: str | Sequence[str] = ()) -> None:
         """Raises `InputError` for stop strings without a tokenizer."""
         self._tokenizer, self._stop = tokenizer, tuple(s for s in ([stop] if isinstance(stop, str) else stop) if s)
         if self._stop and tokenizer is None:
-            raise InputError("Stop strings were given, but the engine has no tokenizer: build it with one.")
+            raise InputError(
+                "Stop strings were given, but the engine has no tokenizer. Build the engine with a tokenizer."
+            )
         self._ids: list[int] = []
-        self._decoded = ""  # of all tokens so far, cut at a stop string; its end may still change
-        self.text = ""  # what was handed out
+        self._decoded = ""  # of all tokens so far, cut at a stop string; its end may change
+        self.text = ""  # returned so far
         self.stopped = False
 
     def add(self, token: int) -> str:
-        """The text that became certain with `token`."""
+        """The text that is certain after `token` and was not returned before."""
         self._ids.append(token)
         if self._tokenizer is None:
             return ""
@@ -30,7 +32,7 @@ class TextStream:
         return self._hand_out(len(decoded) - self._held_back(decoded) if cut is None else cut)
 
     def finish(self) -> str:
-        """What was held back."""
+        """The text that was held back."""
         return self._hand_out(len(self._decoded))
 
     def _hand_out(self, until: int) -> str:
@@ -39,7 +41,7 @@ class TextStream:
         return piece
 
     def _held_back(self, decoded: str) -> int:
-        whole = decoded.rstrip("\ufffd")  # bytes of a character still to come: one mark, or one a byte
+        whole = decoded.rstrip("\ufffd")  # an incomplete character: one mark, or one per byte
         unfinished = len(decoded) - len(whole)
         longest = max((len(s) for s in self._stop), default=0) - 1
         for length in range(min(longest, len(whole)), 0, -1):

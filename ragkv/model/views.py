@@ -1,7 +1,7 @@
-"""Views of a model's layers: shallow copies that share every weight and differ in a module or two.
+"""Views of a model's layers: shallow copies that share every weight and differ in one or two modules.
 
-They make a layer attend our way, spend less memory on long passes, or stop short of queries that nobody reads. The
-model itself is never changed.
+A view attends through `row_attention`, needs less memory in long passes, or does not compute unused queries. The model
+itself is never changed.
 """
 
 import copy
@@ -12,11 +12,11 @@ import torch
 from . import attention
 from .packing import view_with
 
-TILE_ROWS = 512  # rows of an MLP or a rotation at once: what lies between its steps then stays near the processor
+TILE_ROWS = 512  # rows of an MLP or a rotation at once, so that intermediate results stay in the CPU's caches
 
 
 class InTiles(torch.nn.Module):
-    """An MLP over `TILE_ROWS` rows after another: the same rows out, a part of the memory, 8 % less time on CPU."""
+    """An MLP that runs over `TILE_ROWS` rows at a time: equal results, less memory, 8 % less time on a CPU."""
 
     def __init__(self, whole: torch.nn.Module) -> None:
         super().__init__()
@@ -33,19 +33,19 @@ class InTiles(torch.nn.Module):
 
 
 class NoQueries(torch.nn.Module):
-    """Stands for a layer's projection of queries where only its keys and values are wanted: one head of zeros."""
+    """Replaces a layer's query projection where only keys and values are needed: returns one head of zeros."""
 
     def __init__(self, head_dim: int) -> None:
         super().__init__()
         self.head_dim = head_dim
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Hidden (1, R, E) -> (1, R, D), taking no memory."""
+        """Hidden (1, R, E) -> (1, R, D), without allocating memory."""
         return hidden.new_zeros(()).expand(*hidden.shape[:-1], self.head_dim)
 
 
 def attending_view(layer: torch.nn.Module, attention_name: str, in_tiles: bool) -> torch.nn.Module:
-    """`layer` attending through `row_attention`, its MLP `in_tiles` where it is one for which rows are independent."""
+    """`layer` attending through `row_attention`; `in_tiles` runs a dense MLP in tiles of rows."""
     attn = copy.copy(getattr(layer, attention_name))
     attn.config = copy.copy(attn.config)
     attn.config._attn_implementation = attention.IMPLEMENTATION
@@ -57,7 +57,7 @@ def attending_view(layer: torch.nn.Module, attention_name: str, in_tiles: bool) 
 
 
 def key_view(view: torch.nn.Module, attention_name: str, head_dim: int) -> torch.nn.Module:
-    """A layer's view that makes no queries; `view` itself where they are made together with the keys."""
+    """A view that computes no queries; `view` itself if one projection makes queries and keys."""
     attn = getattr(view, attention_name)
     if "q_proj" not in attn._modules:
         return view
@@ -65,6 +65,6 @@ def key_view(view: torch.nn.Module, attention_name: str, head_dim: int) -> torch
 
 
 def _is_dense(mlp: torch.nn.Module) -> bool:
-    """Whether its weights are linear layers' alone: experts route many rows better than few."""
+    """Whether all its weights are in linear layers. Experts are not tiled: they run better with many rows."""
     own = (part for part in mlp.modules() if next(part.parameters(recurse=False), None) is not None)
     return all(isinstance(part, torch.nn.Linear) for part in own)

@@ -143,7 +143,7 @@ def test_values_in_host_memory_are_as_a_tensor_would_be(data: st.DataObject) -> 
         rows = torch.tensor(sorted(data.draw(st.sets(st.integers(0, end * heads - 1), min_size=1))))
         values, fetched = away.fetch(rows)
         assert torch.equal(values, plain[:, :end].transpose(0, 1).reshape(-1, 3)[rows])
-        edge = away.on_host(0, 60)
+        edge = away.rows_on_host(0, 60)
         assert fetched == sum(row < edge for row in rows.tolist())
         assert edge >= (end - staged) * heads  # no more than that many positions are staged
 
@@ -270,7 +270,7 @@ def test_a_step_that_fails_may_be_tried_again() -> None:
     kvs = [offloaded(adapter, PROMPT + ROOM, KCacheConfig(9, 1), staged_rows=2) for _ in range(2)]
     for kv in kvs:
         prefilled(adapter, kv)
-    broken = Broken(4, 2, 16, 1, torch.float32, CPU)
+    broken = Broken(adapter.kv_shape, 1, torch.float32, CPU)
     for token in tiny_models.tokens(7):
         with pytest.raises(RuntimeError, match="on purpose"):
             decode_rows(adapter, [DecodeRow(kvs[0], token), DecodeRow(broken, 7)])

@@ -99,7 +99,7 @@ def test_an_unsupported_architecture_is_refused_before_its_weights_are_read(tmp_
 
 def test_a_damaged_tokenizer_is_told_from_a_damaged_model(folder: Path) -> None:
     (folder / "tokenizer.json").write_text("{")
-    assert "its tokenizer does not" in refused(folder)
+    assert "tokenizer of the model" in refused(folder)
 
 
 @pytest.mark.parametrize("dtype", ["int8", "float", "no-such-dtype", ""])

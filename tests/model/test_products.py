@@ -8,7 +8,7 @@ from torch.nn import functional
 
 from ragkv.model import attention, products
 from ragkv.model.probe import adapt, full_pass
-from ragkv.model.products import attend_by_products, pays
+from ragkv.model.products import attend_by_products, products_pay
 from tests import tiny_models
 
 G, GROUP, ROWS, KEYS, D = 2, 3, 16, 400, 64
@@ -81,22 +81,22 @@ def queries(rows: int, heads: int = 4, **changes: Any) -> torch.Tensor:
 
 @needs_bfloat16
 def test_pays_for_many_scores_of_bfloat16_on_a_processor() -> None:
-    assert pays(queries(80), 2, 1000)
-    assert not pays(queries(80), 2, 100)
-    assert not pays(queries(80), 2, products.MOST_SCORES_BYTES // 640 + 1)
-    assert not pays(queries(80, dtype=torch.float32), 2, 1000)
-    assert not pays(queries(80, device="meta"), 2, 1000)
+    assert products_pay(queries(80), 2, 1000)
+    assert not products_pay(queries(80), 2, 100)
+    assert not products_pay(queries(80), 2, products.MOST_SCORES_BYTES // 640 + 1)
+    assert not products_pay(queries(80, dtype=torch.float32), 2, 1000)
+    assert not products_pay(queries(80, device="meta"), 2, 1000)
 
 
 @needs_bfloat16
 def test_pays_for_a_row_alone_where_no_heads_share_keys() -> None:
-    assert pays(queries(1), 4, 20)
-    assert not pays(queries(1), 2, 100_000)
+    assert products_pay(queries(1), 4, 20)
+    assert not products_pay(queries(1), 2, 100_000)
 
 
 def test_does_not_pay_where_bfloat16_is_not_multiplied(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(products, "multiplies_bfloat16", lambda: False)
-    assert not pays(queries(80), 2, 1000)
+    assert not products_pay(queries(80), 2, 1000)
 
 
 @needs_bfloat16
@@ -123,6 +123,6 @@ def test_a_model_of_bfloat16_is_no_further_from_one_of_float32(family: str, monk
     assert not taken
     by_products = logits(torch.bfloat16)
     assert bool(taken) is (family != "gemma2")  # which caps its scores
-    monkeypatch.setattr(attention, "pays", lambda *_: False)
+    monkeypatch.setattr(attention, "products_pay", lambda *_: False)
     by_kernel = logits(torch.bfloat16)
     assert (by_products - exact).norm() < 1.5 * (by_kernel - exact).norm()

@@ -63,22 +63,22 @@ class TestBlocks:
 
     def test_blocks_cover_every_row_once_and_read_up_to_its_position(self) -> None:
         places = sorted({7 * i % 900 for i in range(140)} | set(range(950, 1100)))
-        blocks = attention.cut(places, None, 64)
-        assert [row for block in blocks for row in range(block.at, block.stop)] == list(range(len(places)))
+        blocks = attention.cut_blocks(places, None, 64)
+        assert [row for block in blocks for row in range(block.start, block.stop)] == list(range(len(places)))
         assert all(block.low == 0 and block.high == places[block.stop - 1] + 1 for block in blocks)
 
     def test_a_window_bounds_the_keys_from_below(self) -> None:
-        (block,) = attention.cut([100, 101, 102], 10, 64)
+        (block,) = attention.cut_blocks([100, 101, 102], 10, 64)
         assert (block.low, block.high) == (91, 103)
 
     def test_scattered_rows_come_in_smaller_blocks_than_dense_ones(self) -> None:
-        dense, scattered = (attention.cut(list(range(0, 400 * step, step)), None, 96) for step in (1, 8))
-        assert max(block.stop - block.at for block in dense) == 96
-        assert max(block.stop - block.at for block in scattered) == 34  # 34 rows x 265 positions: within 96 squared
+        dense, scattered = (attention.cut_blocks(list(range(0, 400 * step, step)), None, 96) for step in (1, 8))
+        assert max(block.stop - block.start for block in dense) == 96
+        assert max(block.stop - block.start for block in scattered) == 34  # 34 rows x 265 positions: within 96 squared
 
     @pytest.mark.parametrize("kept_bytes", [0, 1 << 20])
     def test_masks_kept_or_made_anew_are_the_same(self, kept_bytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(attention, "KEPT_BYTES", kept_bytes)
+        monkeypatch.setattr(attention, "CACHED_BYTES", kept_bytes)
         generator = torch.Generator().manual_seed(0)
         positions = torch.tensor([0, 3, 4, 9, 20, 21, 22, 40])
         q_rot = torch.randn((1, 4, 8, 16), generator=generator)

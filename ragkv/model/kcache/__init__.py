@@ -1,4 +1,4 @@
-"""KCache: K stays on the device, V lies in host memory, decoding attends with the top-N values (arXiv 2404.18057)."""
+"""KCache: K stays on the device, V is in host memory, decoding attends with the top-N values (arXiv 2404.18057)."""
 
 from .offloaded import OffloadedKV, Offloading, offload
 from .topn import Choice, attend_top, choose

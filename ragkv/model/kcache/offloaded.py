@@ -1,10 +1,10 @@
-"""A prompt's KV of which V lies in host memory while it is decoded (KCache sections 3.1 to 3.3).
+"""A prompt's KV whose V is in host memory during decoding (KCache sections 3.1 to 3.3).
 
-While a prompt is prefilled, a layer's V is on the device, since every row attends over all of it; as soon as the pass
-is through with the layer, V moves to the host and its device memory is free for the next layer's. So no more than a
-layer or two of it are there at once. (A selector that asks the question first drives every layer twice; V leaves in
-the second pass, and until then all of it is on the device.) Decoding appends K on the device, and V as `HostValues`
-does. Prefill is ordinary attention, so is whatever reads `view`.
+During prefill a layer's V is on the device, because every row attends over all of it. When the pass has finished the
+layer, V moves to the host and its device memory is free for the next layer. So at most one or two layers of V are on
+the device at once. (An asking selector runs every layer twice. V moves in the second pass; until then all of it is on
+the device.) Decoding appends K on the device and V through `HostValues`. Prefill uses ordinary attention, and so does
+everything that reads `view`.
 """
 
 from collections.abc import Callable
@@ -22,7 +22,7 @@ from .values import STAGED_ROWS, HostValues, copy_stream
 
 
 class OffloadedKV(PromptKV):
-    """Rotated keys of one prompt on the device, values of the layers from `resident_layers` on in host memory."""
+    """Rotated keys of one prompt on the device; values of the layers from `resident_layers` on in host memory."""
 
     def __init__(
         self,
@@ -33,103 +33,107 @@ class OffloadedKV(PromptKV):
         config: KCacheConfig,
         staged_rows: int = STAGED_ROWS,
     ) -> None:
-        """`staged_rows` is how many of the newest positions stay on the device."""
+        """Up to `staged_rows` of the newest positions stay on the device."""
         super().__init__(shape, capacity, dtype, device, config.resident_layers)
         self._config, self._staged_rows = config, staged_rows
-        self._away: list[HostValues | None] = [None] * shape.layers
+        self._on_host: list[HostValues | None] = [None] * shape.layers
         self._copies = copy_stream(device)
-        self.rows_fetched = 0  # from host memory, over all layers and steps; a row is one KV head's at one position
+        self.rows_fetched = 0  # from host memory, over all layers and steps; a row is one KV head at one position
         self.peak_device_bytes = self.device_bytes
 
     def put(self, layer: int, start: int, k_rot: torch.Tensor, v: torch.Tensor) -> None:
         """Put `k_rot` and `v`, each (1, G, T, D), at the positions `start ... start + T - 1`."""
-        away = self._away[layer]
-        if away is None:
-            self._hold(layer)
+        on_host = self._on_host[layer]
+        if on_host is None:
+            self._allocate_values(layer)
             super().put(layer, start, k_rot, v)
         else:
             self.keys[layer].narrow(2, start, k_rot.shape[2]).copy_(k_rot)
-            away.put(start, v[0])
+            on_host.put(start, v[0])
 
     def write(self, layer: int, rows: Rows, k_rot: torch.Tensor, v: torch.Tensor) -> None:
         """Put `k_rot` and `v`, each (1, G, R, D), at the positions of `rows`."""
-        if rows.start is None and self._away[layer] is not None:  # scattered rows over settled values: not on our paths
+        if (
+            rows.start is None and self._on_host[layer] is not None
+        ):  # scattered rows over values on the host: no caller does this
             for at, position in enumerate(rows.positions.tolist()):
                 self.put(layer, position, k_rot[:, :, at : at + 1], v[:, :, at : at + 1])
             return
-        self._hold(layer)
+        self._allocate_values(layer)
         super().write(layer, rows, k_rot, v)
 
     def view(self, layer: int, length: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Keys and values of the first `length` positions, each (1, G, length, D); values from the host are a copy."""
-        away = self._away[layer]
-        if away is None:
+        """Keys and values of the first `length` positions, each (1, G, length, D); values on the host are copied."""
+        on_host = self._on_host[layer]
+        if on_host is None:
             return super().view(layer, length)
-        return self.keys[layer].narrow(2, 0, length), away.take(0, length).unsqueeze(0)
+        return self.keys[layer].narrow(2, 0, length), on_host.take(0, length).unsqueeze(0)
 
     def finish_prefill(self, layer: int, length: int) -> None:
-        """Move the values of `layer` to the host and free their place on the device, unless they are to stay there."""
-        if layer < self._config.resident_layers or self._away[layer] is not None:
+        """Move the values of `layer` to the host and free their device memory, unless the layer is resident."""
+        if layer < self._config.resident_layers or self._on_host[layer] is not None:
             return
         v = self.values[layer]
-        away = HostValues(v.shape[1], v.shape[3], self.capacity, v.dtype, v.device, self._staged_rows)
-        away.load(v[0, :, :length], self._copies)
-        self._away[layer] = away
+        on_host = HostValues(v.shape[1], v.shape[3], self.capacity, v.dtype, v.device, self._staged_rows)
+        on_host.load(v[0, :, :length], self._copies)
+        self._on_host[layer] = on_host
         self.values[layer] = v.new_empty((1, v.shape[1], 0, v.shape[3]))
 
     def attend(
         self, layer: int, q_rot: torch.Tensor, window: int | None, scaling: float, softcap: float | None
     ) -> torch.Tensor:
-        """Attention of the row being decoded, q_rot (1, H, 1, D), with the V rows of its N largest weights."""
-        config, away = self._config, self._away[layer]
-        if away is None:
+        """Attention of the decoded row, q_rot (1, H, 1, D), with the V rows of its N largest weights."""
+        config, on_host = self._config, self._on_host[layer]
+        if on_host is None:
             return super().attend(layer, q_rot, window, scaling, softcap)
         stop = self.length + 1
         start = 0 if window is None else max(0, stop - window)
         k_rot = self.keys[layer].narrow(2, start, stop - start)
-        if config.top_n is None or (config.fall_back and config.top_n >= stop - start):  # in a window, say: all of it
-            self.rows_fetched += away.on_host(start, stop)
-            return attend_one(q_rot, k_rot, away.take(start, stop).unsqueeze(0), None, scaling, softcap)
+        if config.top_n is None or (
+            config.fall_back and config.top_n >= stop - start
+        ):  # all rows, for example in a window
+            self.rows_fetched += on_host.rows_on_host(start, stop)
+            return attend_one(q_rot, k_rot, on_host.take(start, stop).unsqueeze(0), None, scaling, softcap)
         grouped = q_rot.view(k_rot.shape[1], -1, q_rot.shape[3])  # (G, H / G, D)
         choice = choose(grouped, k_rot[0], config.top_n, scaling, softcap, start=start, renormalise=config.renormalise)
-        return attend_top(choice, lambda rows: self._fetch(away, rows)).view(q_rot.shape)
+        return attend_top(choice, lambda rows: self._fetch(on_host, rows)).view(q_rot.shape)
 
     def reserve(self, capacity: int) -> None:
-        """Make room for `capacity` positions, keeping what is there."""
+        """Grow to `capacity` positions."""
         if capacity <= self.capacity:
             return
-        for layer, away in enumerate(self._away):
+        for layer, on_host in enumerate(self._on_host):
             self.keys[layer] = self._grown(self.keys[layer], capacity)
-            if away is not None:
-                away.reserve(capacity)
+            if on_host is not None:
+                on_host.reserve(capacity)
             elif self.values[layer].shape[2]:
                 self.values[layer] = self._grown(self.values[layer], capacity)
         self.capacity = capacity
 
     @property
     def device_bytes(self) -> int:
-        """Bytes allocated on the device: keys, values that stay or have not left yet, staging."""
-        return super().device_bytes + sum(away.device_bytes for away in self._away if away is not None)
+        """Bytes allocated on the device: keys, values that have not moved, and staging."""
+        return super().device_bytes + sum(on_host.device_bytes for on_host in self._on_host if on_host is not None)
 
     @property
     def host_bytes(self) -> int:
         """Bytes allocated in host memory."""
-        return sum(away.host_bytes for away in self._away if away is not None)
+        return sum(on_host.host_bytes for on_host in self._on_host if on_host is not None)
 
-    def _hold(self, layer: int) -> None:
-        """Room on the device for the values of `layer`, while it is prefilled."""
-        if self._away[layer] is None and not self.values[layer].shape[2]:
+    def _allocate_values(self, layer: int) -> None:
+        """Allocate the values of `layer` on the device for its prefill."""
+        if self._on_host[layer] is None and not self.values[layer].shape[2]:
             self.values[layer] = torch.empty_like(self.keys[layer])
             self.peak_device_bytes = max(self.peak_device_bytes, self.device_bytes)
 
-    def _fetch(self, away: HostValues, rows: torch.Tensor) -> torch.Tensor:
-        values, fetched = away.fetch(rows)
+    def _fetch(self, on_host: HostValues, rows: torch.Tensor) -> torch.Tensor:
+        values, fetched = on_host.fetch(rows)
         self.rows_fetched += fetched
         return values
 
 
 def offload(kv: PromptKV, config: KCacheConfig, staged_rows: int = STAGED_ROWS) -> OffloadedKV:
-    """A copy of a prefilled `kv`, its values in host memory where `config` has them there. `kv` stays as it is."""
+    """A copy of a prefilled `kv` with values in host memory as `config` says; `kv` does not change."""
     _, kv_heads, _, head_dim = kv.keys[0].shape
     shape, dtype, device = KVShape(len(kv.keys), kv_heads, head_dim), kv.keys[0].dtype, kv.keys[0].device
     made = OffloadedKV(shape, kv.capacity, dtype, device, config, staged_rows)
@@ -141,13 +145,13 @@ def offload(kv: PromptKV, config: KCacheConfig, staged_rows: int = STAGED_ROWS) 
 
 
 class Offloading:
-    """Decides for one model which prompts are decoded with their V in host memory, and makes their KV."""
+    """Decides for one model which prompts are decoded with V in host memory, and makes their KV."""
 
     def __init__(self, adapter: Adapter, config: KCacheConfig | None) -> None:
         self._adapter, self._config = adapter, config
 
     def refusal(self, tokens: int) -> str | None:
-        """Why a prompt of so many tokens is decoded by ordinary attention; `None` if it is not, or nobody asked."""
+        """Why a prompt of `tokens` uses ordinary attention although KCache is configured; `None` if it does not."""
         config, layers = self._config, self._adapter.layer_count
         if config is None or not config.fall_back:
             return None
@@ -160,7 +164,7 @@ class Offloading:
         return None
 
     def new_kv(self, tokens: int) -> Callable[[int], PromptKV]:
-        """What makes the KV, of a given capacity, for a prompt of so many tokens."""
+        """A function from a capacity to the empty KV for a prompt of `tokens`."""
         if self._config is None or self.refusal(tokens) is not None:
             return self._adapter.new_kv
         return self._new_offloaded

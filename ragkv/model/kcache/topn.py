@@ -1,11 +1,11 @@
 """Attention of one decoded token with the V rows of its N largest weights (KCache section 3.1).
 
-Softmax runs over all keys, in float32; of its weights each query head keeps the N largest, as they are. The rows that
-the query heads of one KV head ask for are fetched once, so U of them, N <= U <= N H / G, are read where all S would be.
-Knows nothing of where values lie: a row is `position * G + KV head`, and whoever holds them fetches it.
+The softmax runs over all keys in float32. Each query head uses its N largest weights unchanged. The rows that the query
+heads of one KV head need are fetched once: U rows, N <= U <= N H / G, instead of all S. This file does not know where
+values are stored: a row is `position * G + KV head`, and the caller's `fetch` reads it.
 
-The scores are those of a matmul in the model's dtype, as transformers' eager attention has them; in half precision
-they are rounded before the softmax, which flash kernels do not do (on CUDA they come in float32).
+The scores come from a matmul in the model's dtype, as in transformers' eager attention. In half precision they are
+rounded before the softmax, which flash kernels do not do (on CUDA they are float32).
 """
 
 from collections.abc import Callable
@@ -16,15 +16,15 @@ import torch
 FLOAT32_SCORES = hasattr(torch.ops.aten.bmm, "dtype")  # of half-precision factors, on CUDA; since torch 2.8
 
 MANY_KEYS = 4096
-BLOCKS = ((32, 8), (8, 4))  # keys a block, and how many blocks there must be for each of the N
+BLOCKS = ((32, 8), (8, 4))  # keys per block, and how many times N blocks there must be at least
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """The rows a token reads, and how much of each."""
+    """The rows a token reads, with their weights."""
 
     rows: torch.Tensor  # (U,) int64, ascending: position * G + KV head, each once
-    places: torch.Tensor  # (G, H / G, N) int64: where in `rows` the row of a weight is
+    places: torch.Tensor  # (G, H / G, N) int64: index into `rows` of the row of each weight
     weights: torch.Tensor  # (G, H / G, N) float32
 
 
@@ -39,9 +39,9 @@ def choose(
     allowed: torch.Tensor | None = None,
     renormalise: bool = False,
 ) -> Choice:
-    """The N largest weights of each query head, q_rot (G, H / G, D), over keys (G, S, D) of positions `start` on.
+    """The N largest weights of each query head, q_rot (G, H / G, D), over keys (G, S, D) of the positions from `start`.
 
-    N is at most S. `allowed` (G, 1, S) bool says which keys may be seen. Of equal weights any may be chosen.
+    N is limited to S. `allowed` (G, 1, S) bool marks visible keys. Among equal weights any may be chosen.
     """
     kv_heads, keys = k_rot.shape[:2]
     scores = _scores(q_rot, k_rot).mul_(scaling)  # (G, H / G, S) float32
@@ -49,7 +49,7 @@ def choose(
         scores = torch.tanh(scores / softcap) * softcap
     if allowed is not None:
         scores = scores.masked_fill(~allowed, float("-inf"))
-    positions = _largest(scores, min(top_n, keys))  # softmax keeps the order, and makes ties
+    positions = _largest(scores, min(top_n, keys))  # of scores, because softmax rounds some to ties
     weights = scores.softmax(-1).gather(-1, positions)
     if renormalise:
         weights = weights / weights.sum(-1, keepdim=True)
@@ -59,7 +59,7 @@ def choose(
 
 
 def attend_top(choice: Choice, fetch: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
-    """The weighted sum of the chosen rows, (G, H / G, D). `fetch` takes rows (U,) and gives their values (U, D)."""
+    """The weighted sum of the chosen rows, (G, H / G, D). `fetch` maps rows (U,) to their values (U, D)."""
     values = fetch(choice.rows)
     kv_heads, group, count = choice.places.shape
     spread = values.index_select(0, choice.places.flatten()).view(kv_heads * group, count, -1)
@@ -69,19 +69,23 @@ def attend_top(choice: Choice, fetch: Callable[[torch.Tensor], torch.Tensor]) ->
 
 def _scores(q_rot: torch.Tensor, k_rot: torch.Tensor) -> torch.Tensor:
     """q k^T as float32, (G, H / G, S)."""
-    turned = k_rot.transpose(1, 2)
+    transposed = k_rot.transpose(1, 2)
     if q_rot.dtype == torch.float32:
-        return torch.bmm(q_rot, turned)
-    if q_rot.is_cpu:  # one head after another: bmm of half-precision factors is 5 to 15x slower there
-        return torch.stack([torch.mm(query, keys) for query, keys in zip(q_rot, turned, strict=True)]).float()
-    return torch.bmm(q_rot, turned, out_dtype=torch.float32) if FLOAT32_SCORES else torch.bmm(q_rot, turned).float()
+        return torch.bmm(q_rot, transposed)
+    if q_rot.is_cpu:  # head by head: bmm in half precision is 5 to 15x slower on a CPU
+        return torch.stack([torch.mm(query, keys) for query, keys in zip(q_rot, transposed, strict=True)]).float()
+    return (
+        torch.bmm(q_rot, transposed, out_dtype=torch.float32)
+        if FLOAT32_SCORES
+        else torch.bmm(q_rot, transposed).float()
+    )
 
 
 def _largest(scores: torch.Tensor, count: int) -> torch.Tensor:
-    """Where the `count` largest of scores (..., S) are, in no order: (..., count).
+    """Indices of the `count` largest of scores (..., S), unordered: (..., count).
 
-    They lie in the `count` blocks whose maxima are largest, so over many keys on a CPU only those blocks are looked
-    through: up to 2.5x over `topk` (16,384 keys, N 16 to 512).
+    They lie in the `count` blocks with the largest maxima. So with many keys on a CPU only these blocks are searched,
+    which is up to 2.5x faster than `topk` (16,384 keys, N 16 to 512).
     """
     keys = scores.shape[-1]
     block = next((size for size, least in BLOCKS if keys >= MANY_KEYS and keys // size >= least * count), None)

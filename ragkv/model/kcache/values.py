@@ -1,23 +1,23 @@
-"""Where one layer's V lies once it has left the device.
+"""The V of one layer after it has moved to the host.
 
-All rows but the newest are in host memory (pinned where the device is a GPU), position-major, (S, G, D): the rows of
-one position lie together, an ascending list of rows reads upwards, and a block of new ones is one copy. The newest
-are staged on the device and move to the host a block at a time. On a CPU engine both are the same memory; the bytes
-are counted as if they were not.
+All rows but the newest are in host memory (page-locked if the device is a GPU), position-major, (S, G, D). So the rows
+of one position are adjacent, an ascending list of rows reads upwards, and a block of new rows is one copy. The newest
+rows are staged on the device and move to the host in blocks. On a CPU engine both are the same memory; the bytes are
+counted separately all the same.
 """
 
 import torch
 
-STAGED_ROWS = 32  # positions: a copy to the host costs microseconds whatever its size, a position 1/S of the device's V
+STAGED_ROWS = 32  # positions: a copy to the host takes microseconds at any size, a position 1/S of the device's V
 
 
 def copy_stream(device: torch.device) -> "torch.cuda.Stream | None":
-    """A stream for copies to the host beside what computes; `None` where there are none."""
+    """A CUDA stream for copies to the host in parallel with computing; `None` on a CPU."""
     return torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
 
 
 class HostValues:
-    """V of one layer: `heads` KV heads (times the batch, where there is one) of `head_dim`."""
+    """V of one layer with `heads` KV heads (times the batch size, if any) of `head_dim`."""
 
     def __init__(
         self,
@@ -32,8 +32,8 @@ class HostValues:
         self._cuda = device.type == "cuda"
         self._host = torch.empty((capacity, heads, head_dim), dtype=dtype, pin_memory=self._cuda)
         self._staging = torch.empty((staged_rows, heads, head_dim), dtype=dtype, device=device)
-        self._base = 0  # positions below it lie in host memory, those from it on in `_staging`
-        self._arrival: torch.cuda.Event | None = None  # of a copy to the host that may be under way
+        self._base = 0  # lower positions are in host memory, the others in `_staging`
+        self._arrival: torch.cuda.Event | None = None  # of a copy to the host that may be running
 
     @property
     def host_bytes(self) -> int:
@@ -45,44 +45,44 @@ class HostValues:
         """Bytes of staging, on the device."""
         return self._staging.numel() * self._staging.element_size()
 
-    def load(self, v: torch.Tensor, beside: "torch.cuda.Stream | None" = None) -> None:
-        """Take the values (G, S, D) of the positions 0 ... S - 1, in place of all there were.
+    def load(self, v: torch.Tensor, stream: "torch.cuda.Stream | None" = None) -> None:
+        """Replace all values by those (G, S, D) of the positions 0 ... S - 1.
 
-        On CUDA the copy runs on the stream `beside`, after what the current one has under way; what reads here waits.
+        With a `stream` the copy runs on it, after the current stream's work. Reads wait for it.
         """
         rows, count = v.transpose(0, 1), v.shape[1]  # (S, G, D)
         self._base = count
-        if beside is None:
+        if stream is None:
             self._host[:count].copy_(rows)
             return
         rows = rows.contiguous()
-        beside.wait_stream(torch.cuda.current_stream(self._device))
-        with torch.cuda.stream(beside):
+        stream.wait_stream(torch.cuda.current_stream(self._device))
+        with torch.cuda.stream(stream):
             self._host[:count].copy_(rows, non_blocking=True)
-            self._arrival = beside.record_event()
-        rows.record_stream(beside)  # its memory may be used again when the copy is over, not before
+            self._arrival = stream.record_event()
+        rows.record_stream(stream)  # its memory must not be reused before the copy is complete
 
     def put(self, start: int, v: torch.Tensor) -> None:
-        """Write values (G, T, D) at the positions `start ...`, none of which is beyond the next free one."""
+        """Write values (G, T, D) at the positions `start ...`, without a gap to the last position."""
         rows = v.transpose(0, 1)  # (T, G, D)
         if start < self._base:
             below = min(self._base - start, rows.shape[0])
             self._await()
             self._host[start : start + below].copy_(rows[:below])
             start, rows = start + below, rows[below:]
-        room = self._staging.shape[0]
-        assert start <= self._base + room, "positions come one after another"
+        block = self._staging.shape[0]
+        assert start <= self._base + block, "positions must be contiguous"
         while rows.shape[0]:
-            if start == self._base + room:
+            if start == self._base + block:
                 self._flush()
-            part = rows[: self._base + room - start]
+            part = rows[: self._base + block - start]
             self._staging[start - self._base :][: part.shape[0]].copy_(part)
             start, rows = start + part.shape[0], rows[part.shape[0] :]
 
     def fetch(self, rows: torch.Tensor) -> tuple[torch.Tensor, int]:
-        """Values (U, D) of ascending `rows` (U,), a row being `position * G + head`; how many came from the host."""
+        """Values (U, D) of ascending `rows` (U,), each `position * G + head`, and how many came from the host."""
         self._await()
-        at = rows.cpu()  # on CUDA it waits for the layer so far: the host must know what to gather
+        at = rows.cpu()  # on CUDA this waits for the layer so far, because the host gathers the rows
         edge = self._base * self._heads
         inside = int(torch.searchsorted(at, edge)) if at.numel() and int(at[-1]) >= edge else at.numel()
         flat = self._host.view(-1, self._host.shape[2])
@@ -98,19 +98,19 @@ class HostValues:
         return torch.cat((found, staged)), inside
 
     def take(self, low: int, high: int) -> torch.Tensor:
-        """Values (G, high - low, D) of those positions, on the device: a copy."""
+        """A copy of the values (G, high - low, D) of the positions `low ... high - 1` on the device."""
         self._await()
         found = self._host[low : min(high, self._base)].to(self._device)
         if high > self._base:
             found = torch.cat((found, self._staging[max(0, low - self._base) : high - self._base]))
         return found.transpose(0, 1).contiguous()
 
-    def on_host(self, low: int, high: int) -> int:
-        """How many rows of the positions `low ... high - 1` lie in host memory."""
+    def rows_on_host(self, low: int, high: int) -> int:
+        """How many rows of the positions `low ... high - 1` are in host memory."""
         return self._heads * max(0, min(high, self._base) - low)
 
     def reserve(self, capacity: int) -> None:
-        """Make room for `capacity` positions, keeping what is there."""
+        """Grow to `capacity` positions."""
         if capacity > self._host.shape[0]:
             self._await()
             grown = torch.empty((capacity, *self._host.shape[1:]), dtype=self._host.dtype, pin_memory=self._cuda)
@@ -118,11 +118,11 @@ class HostValues:
             self._host = grown
 
     def _flush(self) -> None:
-        """Move what is staged to the host; on CUDA a later `fetch` waits for it with its own rows."""
+        """Move the staged rows to the host; on CUDA a later `fetch` waits for the copy."""
         self._await()
-        room = self._staging.shape[0]
-        self._host[self._base : self._base + room].copy_(self._staging, non_blocking=True)
-        self._base += room
+        block = self._staging.shape[0]
+        self._host[self._base : self._base + block].copy_(self._staging, non_blocking=True)
+        self._base += block
         if self._cuda:
             self._arrival = torch.cuda.current_stream(self._device).record_event()
 
