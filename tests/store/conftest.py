@@ -1,4 +1,4 @@
-"""Servers that are started once, for those tests that ask for them."""
+"""Servers that are started once, for the tests that ask for them."""
 
 from collections.abc import Iterator
 
@@ -10,7 +10,7 @@ from .remote.servers import RedisServer, S3Server, with_credentials
 
 @pytest.fixture(scope="session")
 def redis_server() -> Iterator[RedisServer]:
-    pytest_socket.enable_socket()  # a session's fixture may be set up in a test that forbids sockets
+    pytest_socket.enable_socket()  # the first test that asks for this fixture may be one that forbids sockets
     server = RedisServer()
     yield server
     server.remove()

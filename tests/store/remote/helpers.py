@@ -1,44 +1,79 @@
 """Remote tiers over the servers of `servers.py`, each under a prefix of its own."""
 
 import itertools
+import time
+from collections.abc import Callable
 from typing import Any
 
 from ragkv.config import RedisConfig, S3Config, StoreConfig
-from ragkv.store import Entry
-from ragkv.store.encoded import EncodedEntry
+from ragkv.store import EncodedEntry, Entry, Store, TierKind
 from ragkv.store.remote import RemoteTier, open_remote, values
 from ragkv.store.remote.values import Digester
-from tests.store.remote.servers import RedisServer, S3Server
+
+from ..entries import IDENTITY, ids_of, make_entry, read_all, same
+from .servers import RedisServer, S3Server
 
 _NUMBERS = itertools.count()
 
 
 def unique_prefix() -> str:
-    """That nobody else has."""
+    """A prefix that no other test uses."""
     return f"test{next(_NUMBERS)}"
 
 
 def value_bytes(entry: Entry, group_bytes: int = 512 * 1024) -> int:
-    """What `entry` takes on a remote."""
+    """The bytes of `entry` on a remote."""
     return sum(map(len, values.pack(EncodedEntry.of(entry), group_bytes, Digester())))
 
 
 def redis_config(server: RedisServer, **changes: Any) -> RedisConfig:
-    """Of a prefix that nobody else has, through the unix socket."""
+    """A configuration under a prefix of its own, through the unix socket."""
     return RedisConfig(**{"url": f"unix://{server.socket}", "prefix": unique_prefix(), **changes})
 
 
 def s3_config(server: S3Server, **changes: Any) -> S3Config:
-    """Of a prefix that nobody else has."""
+    """A configuration under a prefix of its own."""
     where = {"bucket": server.BUCKET, "endpoint": server.url, "timeout_s": 20.0}  # moto is one busy Python process
     return S3Config(**{**where, "prefix": unique_prefix(), **changes})
 
 
 def remote_tier(server: RedisServer | S3Server, max_bytes: int = 10**7, **changes: Any) -> RemoteTier:
-    """The tier over `server`; `changes` are of its config."""
+    """A tier over `server`; `changes` are of its configuration."""
     if isinstance(server, RedisServer):
         config = StoreConfig(redis=redis_config(server, max_bytes=max_bytes, timeout_s=10.0, **changes))
     else:
         config = StoreConfig(s3=s3_config(server, max_bytes=max_bytes, **changes))
     (tier,) = open_remote(config)
     return tier
+
+
+def redis_store(config: RedisConfig, **changes: Any) -> Store:
+    """A store of a Redis tier alone."""
+    return Store.open(StoreConfig(**{"memory_bytes": 0, "redis": config, **changes}))
+
+
+def redis_tier_of(store: Store) -> RemoteTier:
+    """The Redis tier of `store`."""
+    (tier,) = (tier for tier in store._tiers if tier.kind is TierKind.REDIS)
+    assert isinstance(tier, RemoteTier)
+    return tier
+
+
+def hit(store: Store, number: int) -> TierKind | None:
+    """The tier that a request reads entry `number` from, with the right bytes; its promotion is done on return."""
+    lease = store.lease(IDENTITY, ids_of(number))
+    if lease is None:
+        return None
+    with lease:
+        kind = lease.kind
+        assert same(read_all(lease), make_entry(number))
+    store.flush()
+    return kind
+
+
+def wait_until(condition: Callable[[], object], timeout_s: float = 60.0) -> None:
+    """Return once `condition()` is true; fail after `timeout_s`."""
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, f"not true within {timeout_s:g} s"
+        time.sleep(0.02)

@@ -1,4 +1,4 @@
-"""Real servers for tests: Redis from the system, an S3-compatible one from moto; each a process on loopback."""
+"""Real servers for tests: the system's Redis, and an S3-compatible one from moto; each is a process on loopback."""
 
 import os
 import shutil
@@ -7,23 +7,24 @@ import subprocess
 import sys
 import tempfile
 import time
+import urllib.request
 from pathlib import Path
 
 import pytest
 
 LOOPBACK = "127.0.0.1"
-PATIENCE_S = 120.0  # importing moto takes long where everything does
+START_TIMEOUT_S = 120.0  # importing moto takes long on a busy machine
 
 
 def free_port() -> int:
-    """A loopback port nobody listens on now."""
+    """A loopback port that is free now."""
     with socket.socket() as probe:
         probe.bind((LOOPBACK, 0))
         return int(probe.getsockname()[1])
 
 
 class Server:
-    """A process that listens on a port; started again it listens on the same."""
+    """A process that listens on a port; when it is started again it listens on the same port."""
 
     def __init__(self, command: list[str], port: int) -> None:
         self.command, self.port = command, port
@@ -31,19 +32,19 @@ class Server:
         self.start()
 
     def start(self) -> None:
-        """Start it, and wait until it listens."""
+        """Start the process, and wait until it listens."""
         self._process = subprocess.Popen(self.command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        until = time.monotonic() + PATIENCE_S
-        while time.monotonic() < until:
+        deadline = time.monotonic() + START_TIMEOUT_S
+        while time.monotonic() < deadline:
             assert self._process.poll() is None, f"{self.command[0]} ended with {self._process.returncode}"
             with socket.socket() as probe:
                 if probe.connect_ex((LOOPBACK, self.port)) == 0:
                     return
             time.sleep(0.02)
-        raise AssertionError(f"{self.command[0]} does not listen after {PATIENCE_S} s")
+        raise AssertionError(f"{self.command[0]} does not listen after {START_TIMEOUT_S} s")
 
     def kill(self) -> None:
-        """As a crash would."""
+        """End the process as a crash would."""
         if self._process is not None:
             self._process.kill()
             self._process.wait()
@@ -51,7 +52,7 @@ class Server:
 
 
 class RedisServer(Server):
-    """Holds everything in memory, so that a restart finds nothing."""
+    """A Redis server without persistence: after a restart it is empty."""
 
     def __init__(self, *options: str) -> None:
         program = shutil.which("redis-server") or shutil.which("valkey-server")
@@ -67,17 +68,14 @@ class RedisServer(Server):
     def url(self) -> str:
         return f"redis://{LOOPBACK}:{self.port}/0"
 
-    def kill(self) -> None:
-        super().kill()
-
     def remove(self) -> None:
-        """For good."""
+        """Kill the server and delete its folder."""
         self.kill()
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
 class S3Server(Server):
-    """moto's server, with one bucket."""
+    """moto's server with one bucket; after a restart the bucket is empty."""
 
     BUCKET = "entries"
 
@@ -91,15 +89,10 @@ class S3Server(Server):
         return f"http://{LOOPBACK}:{self.port}"
 
     def start(self) -> None:
+        """Start the process, and make the bucket as an administrator would."""
         super().start()
-        self.make_bucket()
-
-    def make_bucket(self) -> None:
-        """As an administrator would."""
-        import urllib.request
-
         request = urllib.request.Request(f"{self.url}/{self.BUCKET}", method="PUT", data=b"")
-        with urllib.request.urlopen(request, timeout=PATIENCE_S) as answer:
+        with urllib.request.urlopen(request, timeout=START_TIMEOUT_S) as answer:
             assert answer.status == 200
 
 
@@ -114,6 +107,6 @@ CREDENTIALS = {"AWS_ACCESS_KEY_ID": "tests", "AWS_SECRET_ACCESS_KEY": "tests", "
 
 
 def with_credentials() -> None:
-    """What moto takes: anything. Left in the environment for the session."""
+    """Set credentials in the environment, for the whole session; moto takes any."""
     for name, value in CREDENTIALS.items():
         os.environ.setdefault(name, value)

@@ -1,4 +1,4 @@
-"""Engines that share storage: what one made is the other's hit, and no fault of the network is a request's."""
+"""Engines that share storage: an entry of one is a hit of the other, and no network fault fails a request."""
 
 import threading
 import time
@@ -13,11 +13,10 @@ import torch
 from ragkv import Engine, StoreConfig
 from ragkv.config import RedisConfig
 from ragkv.encoding import Encoder, SingleFlight
-from ragkv.store import Store
 from ragkv.testing.faulty_proxy import Proxy
 from tests.engine.helpers import A, B, C, Q, close, engine_of, full_prefill, ids, stored
 
-from .helpers import redis_config, s3_config, unique_prefix
+from .helpers import redis_config, redis_store, s3_config, unique_prefix, wait_until
 from .servers import LOOPBACK, RedisServer, S3Server
 
 pytestmark = pytest.mark.allow_hosts([LOOPBACK])
@@ -39,7 +38,7 @@ def replicas(shared: dict[str, Any], tmp_path: Path) -> Iterator[list[Engine]]:
         engine.close()
 
 
-def test_what_one_replica_warmed_is_a_hit_on_the_other_and_answers_are_equal(
+def test_chunks_warmed_by_one_replica_are_hits_on_the_other_and_give_equal_answers(
     replicas: list[Engine], shared: dict[str, Any]
 ) -> None:
     (kind,) = shared
@@ -51,10 +50,10 @@ def test_what_one_replica_warmed_is_a_hit_on_the_other_and_answers_are_equal(
     assert torch.equal(here.logits, there.logits)
     assert one.answer(Q, [A, B], max_new_tokens=4).token_ids == other.answer(Q, [A, B], max_new_tokens=4).token_ids
     other.flush()
-    assert kind not in other.prefill(Q, [B, A, C]).reuse.bytes_by_tier  # it climbed
+    assert kind not in other.prefill(Q, [B, A, C]).reuse.bytes_by_tier  # it was promoted
 
 
-def test_a_missed_chunk_reaches_the_other_replica_too(replicas: list[Engine]) -> None:
+def test_a_chunk_encoded_after_a_miss_is_a_hit_on_the_other_replica(replicas: list[Engine]) -> None:
     one, other = replicas
     assert one.prefill(Q, [A]).reuse.missed_chunks == 1
     one.flush()
@@ -73,7 +72,7 @@ def test_a_replica_without_a_disk_starts_warm(shared: dict[str, Any], replicas: 
 
 
 class Counting:
-    """How often each chunk was encoded, by all replicas together; encoding takes a while."""
+    """The chunks that all replicas together encoded; encoding takes `seconds`."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
         self.encoded: list[tuple[int, ...]] = []
@@ -96,13 +95,13 @@ def pair(redis_server: RedisServer, tmp_path: Path) -> Iterator[list[Engine]]:
         engine.close()
 
 
-def patient(engines: list[Engine]) -> None:
-    """Encoding has taken long, so that on a busy machine nobody gives up waiting for another's entry."""
+def wait_patiently(engines: list[Engine]) -> None:
+    """Let the engines believe that encoding takes long, so that on a busy machine none gives up waiting."""
     for engine in engines:
         engine.parts.background.single_flight.pace.took(1, 10.0)
 
 
-def together(*work: Any) -> None:
+def run_together(*work: Any) -> None:
     threads = [threading.Thread(target=one) for one in work]
     for thread in threads:
         thread.start()
@@ -116,12 +115,10 @@ def test_two_replicas_that_miss_a_chunk_at_once_encode_it_once(
     counting = Counting(monkeypatch, 0.5)
     pair[0].warm([B])  # both have measured what encoding takes
     pair[1].warm([C])
-    patient(pair)
-    together(*(lambda engine=engine: engine.prefill(Q, [A]) for engine in pair))  # type: ignore[misc]
+    wait_patiently(pair)
+    run_together(*(lambda engine=engine: engine.prefill(Q, [A]) for engine in pair))  # type: ignore[misc]
     key = pair[0].parts.encoder.identity.key(tuple(A))
-    until = time.monotonic() + 20
-    while not all(engine.parts.store.contains(key) for engine in pair) and time.monotonic() < until:
-        time.sleep(0.02)
+    wait_until(lambda: all(engine.parts.store.contains(key) for engine in pair), 20)
     assert counting.encoded.count(tuple(A)) == 1
     for engine in pair:
         assert engine.prefill(Q, [A]).reuse.missed_chunks == 0
@@ -133,50 +130,45 @@ def test_two_replicas_that_warm_the_same_chunks_share_the_work(
     counting = Counting(monkeypatch, 0.3)
     pair[0].warm([A])
     pair[1].warm([A, B])
-    patient(pair)
+    wait_patiently(pair)
     counting.encoded.clear()
     chunks = [[5, 6, number, 7, 8, 9] for number in range(6)]
     reports = []
-    together(*(lambda engine=engine: reports.append(engine.warm(chunks)) for engine in pair))  # type: ignore[misc]
+    run_together(*(lambda engine=engine: reports.append(engine.warm(chunks)) for engine in pair))  # type: ignore[misc]
     assert sorted(counting.encoded) == sorted(map(tuple, chunks))
     assert sum(report.encoded for report in reports) == 6
     assert all(report.encoded + report.present == 6 for report in reports)
 
 
-def test_what_came_since_the_caller_looked_is_not_encoded_again(redis_server: RedisServer) -> None:
-    with Store.open(StoreConfig(redis=redis_config(redis_server), memory_bytes=0)) as store:
-        flights = SingleFlight(store)
-        assert flights.claim("came", 100, lambda: True) is None
-        until = time.monotonic() + 10
-        while (flight := flights.claim("came", 100, lambda: False)) is None and time.monotonic() < until:
-            time.sleep(0.02)  # the claim is given back by the writer's thread
-        assert flight is not None
+def test_a_chunk_stored_since_the_caller_looked_is_not_claimed(redis_server: RedisServer) -> None:
+    with redis_store(redis_config(redis_server)) as store:
+        single_flight = SingleFlight(store)
+        assert single_flight.claim("came", 100, lambda: True) is None
+        # The store's writing thread releases the claim.
+        wait_until(lambda: single_flight.claim("came", 100, lambda: False) is not None, 10)
 
 
-def test_nobody_waits_for_a_claim_longer_than_encoding_takes(redis_server: RedisServer) -> None:
+def test_a_replica_waits_for_a_claimed_chunk_no_longer_than_encoding_takes(redis_server: RedisServer) -> None:
     config = redis_config(redis_server, timeout_s=10.0)
-    with (
-        Store.open(StoreConfig(redis=config, memory_bytes=0)) as dead,
-        Store.open(StoreConfig(redis=config, memory_bytes=0)) as store,
-    ):
-        flights = SingleFlight(store)
-        assert SingleFlight(dead).claim("k", 100, lambda: False) is not None  # and never does it
-        assert flights.claim("k", 100, lambda: False) is None
-        assert not flights.arrived("k", 100)  # nothing is known of encoding: no waiting at all
-        flights.pace.took(100, 0.4)
+    with redis_store(config) as dead, redis_store(config) as store:
+        single_flight = SingleFlight(store)
+        assert SingleFlight(dead).claim("k", 100, lambda: False) is not None  # and never encodes it
+        assert single_flight.claim("k", 100, lambda: False) is None
+        assert not single_flight.arrived("k", 100)  # it was not measured yet how long encoding takes
+        single_flight.pace.took(100, 0.4)
         began = time.monotonic()
-        assert not flights.arrived("k", 100)
+        assert not single_flight.arrived("k", 100)
         assert 0.35 < time.monotonic() - began < 5.0
 
 
-def test_a_claim_ends_by_itself_and_only_its_owner_ends_it(redis_server: RedisServer) -> None:
-    with Store.open(StoreConfig(redis=redis_config(redis_server, timeout_s=10.0))) as store:
+def test_a_claim_expires_and_only_its_owner_releases_it(redis_server: RedisServer) -> None:
+    with redis_store(redis_config(redis_server, timeout_s=10.0)) as store:
         first = store.claim("k", 0.2)
         assert first is not None and store.claim("k", 10.0) is None
         time.sleep(0.3)
         second = store.claim("k", 10.0)
         assert second is not None
-        store.release(first)  # too late: it is another's by now
+        store.release(first)  # too late: another owner has it
         store.flush()
         assert store.claim("k", 10.0) is None
         store.release(second)
@@ -185,7 +177,7 @@ def test_a_claim_ends_by_itself_and_only_its_owner_ends_it(redis_server: RedisSe
 
 
 class Network:
-    """An engine that reaches Redis through a proxy; what it asks for was warmed by another."""
+    """An engine that reaches Redis through a proxy; another engine warmed its chunks."""
 
     def __init__(self, server: RedisServer, prefix: str, timeout_s: float = 10.0) -> None:
         self.proxy = Proxy((LOOPBACK, server.port))
@@ -208,7 +200,9 @@ def network(redis_server: RedisServer) -> Iterator[Network]:
 
 
 @pytest.mark.parametrize("fault", ["refusing", "stalled", "trickling", "cut", "flipped"])
-def test_whatever_the_network_does_the_answer_is_right_and_in_time(redis_server: RedisServer, fault: str) -> None:
+def test_a_network_fault_leaves_answers_right_and_costs_two_timeouts_at_most(
+    redis_server: RedisServer, fault: str
+) -> None:
     network = Network(redis_server, unique_prefix(), timeout_s=2.0)
     wanted, _ = full_prefill(ids([A, B, C]))
     prefill = network.engine.prefill(Q, [A, B, C], ratio=1.0)
@@ -248,16 +242,18 @@ def test_a_server_killed_while_layers_are_read_fails_no_request() -> None:
         server.remove()
 
 
-class TestSlow:
-    def test_what_loads_slower_than_it_computes_is_computed_and_the_report_says_so(self, network: Network) -> None:
-        network.engine.prefill(Q, [A, B, C])  # as fast as it comes: nothing was measured before
+class TestLoadingOrComputing:
+    def test_chunks_that_load_slower_than_they_compute_are_computed_and_the_report_says_so(
+        self, network: Network
+    ) -> None:
+        network.engine.prefill(Q, [A, B, C])  # no speed was measured before
         network.engine.parts.store._tiers[-1]._health.meter._s_per_byte = 1 / 20e3  # type: ignore[attr-defined]
         prefill = network.engine.prefill(Q, [A, B, C])
         assert prefill.reuse.missed_chunks == 0
         assert any("quicker than loading" in note and "redis" in note for note in prefill.reuse.notes)
         assert prefill.reuse.computed > len(Q)
 
-    def test_a_quick_one_is_read(self, network: Network) -> None:
+    def test_chunks_that_load_fast_are_loaded(self, network: Network) -> None:
         for _ in range(3):
             network.engine.parts.store._tiers[-1]._health.meter._s_per_byte = 1e-12  # type: ignore[attr-defined]
             prefill = network.engine.prefill(Q, [A, B, C])
@@ -265,7 +261,7 @@ class TestSlow:
             assert prefill.reuse.bytes_by_tier["redis"] > 0
 
 
-def test_s3_and_redis_have_a_name_each_in_reports(redis_server: RedisServer, s3_server: S3Server) -> None:
+def test_reports_count_the_bytes_of_redis_and_of_s3_apart(redis_server: RedisServer, s3_server: S3Server) -> None:
     both = StoreConfig(redis=redis_config(redis_server, timeout_s=10.0), s3=s3_config(s3_server), memory_bytes=0)
     with engine_of(store=both) as engine:
         engine.warm([A, B])
@@ -273,7 +269,7 @@ def test_s3_and_redis_have_a_name_each_in_reports(redis_server: RedisServer, s3_
         assert set(engine.prefill(Q, [A, B]).reuse.bytes_by_tier) >= {"redis", "s3"}
 
 
-def test_a_profile_knows_how_fast_shared_storage_is(redis_server: RedisServer) -> None:
+def test_a_profile_measures_shared_storage_and_leaves_nothing_there(redis_server: RedisServer) -> None:
     from ragkv.calibration import profiling
 
     config: RedisConfig = redis_config(redis_server, timeout_s=10.0)

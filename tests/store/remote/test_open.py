@@ -1,4 +1,4 @@
-"""Settings of shared storage: what is refused, and that no secret stands in a file."""
+"""Opening remote tiers from settings: which settings are refused, and that no secret stands in a file."""
 
 import importlib.util
 import sys
@@ -10,8 +10,10 @@ from ragkv.config import PricesConfig, RedisConfig, S3Config
 from ragkv.errors import ConfigError, MissingExtraError
 from ragkv.store.remote import open_remote
 
+REDIS_URL = "redis://here"
 
-def test_tiers_come_from_tables_and_from_the_environment() -> None:
+
+def test_remote_tiers_are_configured_by_tables_and_by_the_environment() -> None:
     tables = {"store": {"redis": {"url": "redis://here:6379/0", "ttl_s": "none"}, "s3": {"bucket": "b"}}}
     config = EngineConfig.from_dict(tables).store
     assert config.redis == RedisConfig(url="redis://here:6379/0", ttl_s=None)
@@ -24,23 +26,23 @@ def test_tiers_come_from_tables_and_from_the_environment() -> None:
 @pytest.mark.parametrize(
     "url", ["", "here:6379", "http://here", "redis://", "redis://user:word@here", "redis://here?password=word"]
 )
-def test_a_url_that_is_none_or_holds_credentials_is_refused_without_repeating_it(url: str) -> None:
+def test_a_url_that_is_malformed_or_holds_credentials_is_refused_without_repeating_it(url: str) -> None:
     with pytest.raises(ConfigError, match=r"store\.redis\.url") as found:
         RedisConfig(url=url)
     assert "word@" not in str(found.value) and "=word" not in str(found.value)
 
 
 @pytest.mark.parametrize("change", [{"timeout_s": 0.0}, {"connections": 0}, {"group_bytes": 0}, {"max_bytes": -1}])
-def test_numbers_out_of_range_are_refused(change: dict[str, int]) -> None:
+def test_a_number_out_of_range_is_refused_by_name(change: dict[str, int]) -> None:
     with pytest.raises(ConfigError, match=next(iter(change))):
-        RedisConfig(url="redis://here", **change)  # type: ignore[arg-type]
+        RedisConfig(url=REDIS_URL, **change)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match=next(iter(change))):
         S3Config(bucket="b", **change)  # type: ignore[arg-type]
 
 
-def test_other_settings_out_of_range() -> None:
+def test_a_time_to_live_or_an_audit_interval_of_zero_and_a_missing_bucket_are_refused() -> None:
     with pytest.raises(ConfigError, match="ttl_s"):
-        RedisConfig(url="redis://here", ttl_s=0.0)
+        RedisConfig(url=REDIS_URL, ttl_s=0.0)
     with pytest.raises(ConfigError, match="bucket"):
         S3Config()
     with pytest.raises(ConfigError, match="audit_s"):
@@ -50,11 +52,11 @@ def test_other_settings_out_of_range() -> None:
 @pytest.mark.parametrize(
     ("library", "connector", "config"),
     [
-        ("redis", "redis_server", StoreConfig(redis=RedisConfig(url="redis://here"))),
+        ("redis", "redis_server", StoreConfig(redis=RedisConfig(url=REDIS_URL))),
         ("obstore", "s3_connector", StoreConfig(s3=S3Config(bucket="b"))),
     ],
 )
-def test_a_missing_library_is_one_sentence_with_the_pip_line(
+def test_a_missing_library_is_reported_in_one_sentence_with_the_pip_line(
     library: str, connector: str, config: StoreConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("redis_server", "redis_connector", "s3_connector"):
@@ -66,6 +68,16 @@ def test_a_missing_library_is_one_sentence_with_the_pip_line(
     assert importlib.util.find_spec(f"ragkv.store.remote.{connector}") is not None
 
 
-def test_every_tier_has_a_price() -> None:
+def test_a_secret_that_is_short_or_missing_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = StoreConfig(redis=RedisConfig(url=REDIS_URL, secret_variable="OUR_SECRET"))
+    monkeypatch.delenv("OUR_SECRET", raising=False)
+    with pytest.raises(ConfigError, match="OUR_SECRET"):
+        open_remote(config)
+    monkeypatch.setenv("OUR_SECRET", "short")
+    with pytest.raises(ConfigError, match="OUR_SECRET"):
+        open_remote(config)
+
+
+def test_redis_costs_more_than_s3_and_an_unknown_remote_costs_what_s3_does() -> None:
     prices = PricesConfig()
     assert prices.of("redis") > prices.of("s3") == prices.of("remote")

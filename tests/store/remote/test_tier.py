@@ -1,0 +1,27 @@
+"""The remote tier alone: what its leases keep in memory."""
+
+import pytest
+
+from ragkv.config import StoreConfig
+from ragkv.store.remote import open_remote
+
+from ..entries import IDENTITY, ids_of, make_entry, read_all, same
+from .helpers import redis_config
+from .servers import LOOPBACK, RedisServer
+
+pytestmark = pytest.mark.allow_hosts([LOOPBACK])
+
+
+def test_a_lease_outlives_the_deletion_of_its_entry_and_reserves_no_cache_that_is_not_there(
+    redis_server: RedisServer,
+) -> None:
+    config = StoreConfig(redis=redis_config(redis_server, timeout_s=10.0), write_buffer_bytes=0)  # no read cache
+    (tier,) = open_remote(config)
+    assert tier.put(make_entry(1))
+    lease = tier.lease(IDENTITY, ids_of(1))
+    assert lease is not None
+    with lease:
+        tier.delete(make_entry(1).info.key)
+        assert same(read_all(lease), make_entry(1))
+    assert not tier._reader.reserve_read_cache(1)
+    tier.close()
