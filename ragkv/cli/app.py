@@ -3,7 +3,7 @@
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
@@ -35,6 +35,8 @@ from .profile import profile
 from .serve import serve
 
 if TYPE_CHECKING:
+    from ragkv.config import ReuseMode
+    from ragkv.inference import AnswerOptions
     from ragkv.rag import RagAnswer
 
 app = typer.Typer(
@@ -131,7 +133,8 @@ def ask(
 ) -> None:
     """Answer a question from the ingested documents. Shows the sources and how much KV was reused."""
     require_index(home)
-    options: dict[str, Any] = {"selector": selector, "reuse": reuse, "max_new_tokens": max_new_tokens}
+    mode = cast("ReuseMode", reuse)  # the engine refuses an unknown mode
+    options: AnswerOptions = {"selector": selector, "reuse": mode, "max_new_tokens": max_new_tokens}
     if ratio is not None:
         options["ratio"] = ratio
     with EngineOptions(home, model, config, device, dtype).rag() as rag:

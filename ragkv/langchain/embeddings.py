@@ -1,4 +1,4 @@
-"""`RagKVEmbeddings`: the retrieval room's embedders as LangChain has them. Offline, loaded at the first text."""
+"""`RagKVEmbeddings`: the embedders of `ragkv.retrieval` as LangChain embeddings. Offline; loaded at first use."""
 
 import threading
 from typing import Any
@@ -11,19 +11,19 @@ from ragkv.retrieval import Embedder, one_vector, resolve_embedder
 
 
 class RagKVEmbeddings(BaseModel, Embeddings):
-    """Unit vectors. `model` is a sentence-transformers directory; left out: MiniLM (`ragkv[dense,minilm]`)."""
+    """Unit vectors. `model` is a sentence-transformers directory; the default is MiniLM (`ragkv[dense,minilm]`)."""
 
     model_config = ConfigDict(extra="forbid", arbitrary_types_allowed=True, protected_namespaces=())
 
     model: str | None = None
     device: str = "cpu"
-    embedder: SkipValidation[Embedder] | None = Field(default=None, exclude=True)  # one that was made already
+    embedder: SkipValidation[Embedder] | None = Field(default=None, exclude=True)  # instead of `model`
 
     _resolved: Embedder | None = PrivateAttr(default=None)
     _lock: Any = PrivateAttr(default_factory=threading.Lock)
 
     def embed_documents(self, texts: list[str]) -> list[list[float]]:
-        """A vector a text. One that is longer than the model's window gets the direction its windows share."""
+        """One vector for each text. A text longer than the model's window gets the mean direction of its windows."""
         return [one_vector(windows).tolist() for windows in self.resolved().embed_texts(texts)]
 
     def embed_query(self, text: str) -> list[float]:
@@ -32,7 +32,7 @@ class RagKVEmbeddings(BaseModel, Embeddings):
         return vector
 
     def resolved(self) -> Embedder:
-        """The embedder behind it; raises `MissingExtraError` if there is none to be had."""
+        """The embedder. Raises `MissingExtraError` if none is installed."""
         with self._lock:
             if self._resolved is None:
                 self._resolved = self.embedder or resolve_embedder(self.model, device=self.device)

@@ -1,4 +1,4 @@
-"""Filters by metadata over LangChain documents: in the retrieval room's form, or a function."""
+"""Metadata filters over LangChain documents: a mapping as in `ragkv.retrieval`, or a function."""
 
 import operator
 from collections.abc import Callable, Mapping
@@ -19,9 +19,9 @@ _COMPARISONS: dict[str, Callable[[Any, Any], bool]] = {
 
 
 def matches(document: Document, wanted: Filter) -> bool:
-    """Whether `document` passes: `{"lang": "en", "topic": ["a", "b"], "year": {"gte": 2000}}`, all must hold.
+    """Whether `document` meets all conditions, as in `{"lang": "en", "topic": ["a", "b"], "year": {"gte": 2000}}`.
 
-    A metadata value that is a list passes if any of its items does. Raises `InputError` on what is no filter.
+    A metadata value that is a list meets a condition if any of its items does. Raises `InputError` for anything else.
     """
     if callable(wanted):
         return bool(wanted(document))
@@ -61,6 +61,6 @@ def _equal(value: Any, wanted: Any) -> bool:
 
 
 def _alike(value: Any, wanted: Any) -> bool:
-    """Whether two values have an order: 2000 is never below "a"."""
+    """Whether two values can be compared by size: 2000 is never below "a"."""
     numbers = all(isinstance(one, int | float) and not isinstance(one, bool) for one in (value, wanted))
     return numbers or (isinstance(value, str) and isinstance(wanted, str))

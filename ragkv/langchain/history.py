@@ -1,16 +1,13 @@
-"""`RagKVChatMessageHistory`: the messages of a conversation, durable where the engine has a directory.
+"""`RagKVChatMessageHistory`: the messages of a conversation, durable if the engine has a directory.
 
-It keeps words, not KV: the model finds a conversation's session by the content of its messages (see `conversations`),
-so whatever brings the same messages back, this or another history, brings the stored KV back too. `clear` lets go of
-both.
+It stores text and no KV. The model finds the session of a conversation by the content of its messages (see
+`ragkv.dialogue.conversations`), so any history that returns the same messages gets the stored KV. `clear` deletes both.
 """
 
 import hashlib
 import json
 import logging
-import os
 import threading
-import uuid
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -20,23 +17,24 @@ from langchain_core.messages import BaseMessage, messages_from_dict, messages_to
 
 from ragkv.dialogue import Turn
 from ragkv.errors import InputError, RagKVError
+from ragkv.runtime import replace_file
 
 from .chat import ChatRagKV
-from .messages import request
-from .registry import Shared
+from .engines import SharedEngine
+from .messages import dialogue_request
 
 log = logging.getLogger(__name__)
 
-_lock = threading.Lock()  # of every file and of what is kept in memory; messages are small
+_lock = threading.Lock()  # for all histories, in files and in memory; each access is short
 
 
 class RagKVChatMessageHistory(BaseChatMessageHistory):
-    """The messages of `session_id`, beside the engine's store: a small JSON file, or this process's memory."""
+    """The messages of `session_id`: in a JSON file in the engine's directory, or in the memory of this process."""
 
     def __init__(self, session_id: str, llm: ChatRagKV) -> None:
-        """Loads nothing; the same `session_id` on the same engine is the same history."""
+        """Loads nothing. The same `session_id` on the same engine is the same history."""
         if not session_id:
-            raise InputError("A history needs a session_id that is not empty.")
+            raise InputError("session_id is empty. A history needs a name.")
         self.session_id = session_id
         self._llm = llm
 
@@ -46,24 +44,24 @@ class RagKVChatMessageHistory(BaseChatMessageHistory):
             return self._read()
 
     def add_messages(self, messages: Sequence[BaseMessage]) -> None:
-        """Add `messages` at the end; durable when this returns, where the engine has a directory."""
+        """Append `messages`. They are durable when this returns, if the engine has a directory."""
         with _lock:
             self._write([*self._read(), *messages])
 
     def clear(self) -> None:
-        """Forget the messages, and the session that stands for them."""
+        """Delete the messages and the session that was saved for them."""
         with _lock:
-            gone = self._read()
+            messages = self._read()
             self._write([])
         try:
-            turns = self._shared.template.turns(request(gone, (), "").turns)
+            turns = self._shared.template.turns(dialogue_request(messages, (), "").turns)
             head = self._shared.template.head([*turns, Turn("user", "")])
-        except RagKVError:  # messages that the model would not take have no session
+        except RagKVError:  # messages that the model refuses have no session
             return
         self._shared.conversations.forget(head)
 
     @property
-    def _shared(self) -> Shared:
+    def _shared(self) -> SharedEngine:
         return self._llm.shared
 
     def _path(self) -> Path | None:
@@ -83,7 +81,7 @@ class RagKVChatMessageHistory(BaseChatMessageHistory):
         except FileNotFoundError:
             return []
         except (OSError, ValueError, KeyError, TypeError) as error:
-            log.warning("The history of %r cannot be read (%s); it begins anew.", self.session_id, error)
+            log.warning("The history of %r cannot be read (%s). It starts empty.", self.session_id, error)
             return []
 
     def _write(self, messages: Sequence[BaseMessage]) -> None:
@@ -96,10 +94,4 @@ class RagKVChatMessageHistory(BaseChatMessageHistory):
             path.unlink(missing_ok=True)
             return
         text = json.dumps({"session_id": self.session_id, "messages": messages_to_dict(messages)}, ensure_ascii=False)
-        draft = path.with_suffix(f".{uuid.uuid4().hex}.tmp")
-        fd = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        with os.fdopen(fd, "w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        draft.replace(path)
+        replace_file(path, text.encode("utf-8"))

@@ -1,8 +1,8 @@
-"""LangChain's messages to turns of text, with the documents they carry.
+"""Converts LangChain's messages to turns of text, with the documents they carry.
 
-Documents come as content blocks, as artifacts of tool messages, or with the call. A block's text stands where the
-block stands; a document whose text is nowhere in the messages is put before what the last user turn says. Either way
-the text is recognised afterwards like any other known text, so there is one path. What is not text is refused.
+Documents come as content blocks, as artifacts of tool messages, or with the call. The text of a block replaces the
+block. A document whose text is in no message is put before the text of the last user turn. In both cases the text is
+recognised afterwards like any other known text, so there is one code path. Content that is not text is refused.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -14,20 +14,20 @@ from langchain_core.messages import AIMessage, BaseMessage, ChatMessage, SystemM
 from ragkv.dialogue import DialogueDocument, DialogueRequest, Turn, insert_documents
 from ragkv.errors import InputError, UnsupportedError
 
-_PASSED_OVER = ("reasoning", "thinking", "tool_call", "tool_use", "invalid_tool_call", "non_standard")
+_IGNORED_BLOCKS = ("reasoning", "thinking", "tool_call", "tool_use", "invalid_tool_call", "non_standard")
 
 
-def request(messages: Sequence[BaseMessage], documents: Iterable[Any], separator: str) -> DialogueRequest:
-    """Turns and documents; `separator` stands behind a document that a block or the call gives."""
+def dialogue_request(messages: Sequence[BaseMessage], documents: Iterable[Any], separator: str) -> DialogueRequest:
+    """The turns and documents of a call. `separator` follows each document that a block or the call gives."""
     turns: list[Turn] = []
-    found: list[DialogueDocument] = []
+    carried: list[DialogueDocument] = []
     for message in messages:
-        text, carried = _content(message, separator)
-        found += carried
-        if text or not isinstance(message, AIMessage):  # an answer that only calls tools says nothing
+        text, found = _content(message, separator)
+        carried += found
+        if text or not isinstance(message, AIMessage):  # a message that only calls tools has no text
             turns.append(Turn(_role(message), text))
-    asked = [given(item) for item in documents]
-    return DialogueRequest(insert_documents(turns, asked, separator), (*found, *asked))
+    of_call = [to_document(item) for item in documents]
+    return DialogueRequest(insert_documents(turns, of_call, separator), (*carried, *of_call))
 
 
 def _role(message: BaseMessage) -> str:
@@ -38,10 +38,11 @@ def _role(message: BaseMessage) -> str:
         return "system"
     if isinstance(message, AIMessage):
         return "assistant"
-    return "user"  # people, and tools, whose results are what the user's side brings
+    return "user"  # a human; or a tool, whose result belongs to the user's side
 
 
 def _content(message: BaseMessage, separator: str) -> tuple[str, list[DialogueDocument]]:
+    """The text of a message, and the documents in it."""
     blocks: list[Any] = [message.content] if isinstance(message.content, str) else message.content
     parts: list[str] = []
     documents: list[DialogueDocument] = []
@@ -54,15 +55,15 @@ def _content(message: BaseMessage, separator: str) -> tuple[str, list[DialogueDo
             parts.append(found)
     text = "".join(parts)
     if isinstance(message, ToolMessage):
-        carried = [given(item) for item in _items(message.artifact)]
-        missing = [one for one in carried if one.text not in text]
-        text = "".join(one.text + separator for one in missing) + text
+        carried = [to_document(item) for item in _artifact_documents(message.artifact)]
+        missing = [document for document in carried if document.text not in text]
+        text = "".join(document.text + separator for document in missing) + text
         documents += carried
     return text, documents
 
 
 def _block(block: Any) -> str | DialogueDocument:
-    """The text of a content block, or the document it is."""
+    """The text of a content block, or the document that it holds."""
     if isinstance(block, str):
         return block
     kind = block.get("type")
@@ -71,9 +72,9 @@ def _block(block: Any) -> str | DialogueDocument:
     if kind in ("text", "text-plain", "document") and (text := _text_of(block)) is not None:
         named = {name: block[name] for name in ("id", "title", "context") if block.get(name)}
         return DialogueDocument(text, {**named, **(block.get("metadata") or {})})
-    if kind in _PASSED_OVER:
+    if kind in _IGNORED_BLOCKS:
         return ""
-    raise UnsupportedError(f"A message holds a block of type {kind!r}; this model reads text alone. Leave it out.")
+    raise UnsupportedError(f"A message has a block of type {kind!r}, but this model reads only text. Leave it out.")
 
 
 def _text_of(block: Mapping[str, Any]) -> str | None:
@@ -83,14 +84,14 @@ def _text_of(block: Mapping[str, Any]) -> str | None:
     return text if isinstance(text, str) else None
 
 
-def _items(artifact: Any) -> list[Any]:
-    """The documents among what a tool left for us."""
+def _artifact_documents(artifact: Any) -> list[Any]:
+    """The documents in the artifact of a tool message."""
     items = artifact if isinstance(artifact, list | tuple) else [artifact]
     return [item for item in items if isinstance(item, Document)]
 
 
-def given(item: Any) -> DialogueDocument:
-    """A document as people give it: a `Document`, a text, or `{"text": ..., "title": ...}`."""
+def to_document(item: Any) -> DialogueDocument:
+    """The document of a `Document`, a text, or a mapping such as `{"text": ..., "title": ...}`."""
     if isinstance(item, Document):
         named = {"id": item.id} if item.id else {}
         return DialogueDocument(item.page_content, {**named, **item.metadata})
@@ -101,4 +102,4 @@ def given(item: Any) -> DialogueDocument:
             if isinstance(item.get(name), str):
                 others = {key: value for key, value in item.items() if key not in (name, "metadata")}
                 return DialogueDocument(item[name], {**others, **(item.get("metadata") or {})})
-    raise InputError(f"A document is a Document, a text or a mapping with 'text', not {item!r:.80}.")
+    raise InputError(f"A document must be a Document, a text or a mapping with 'text', not {item!r:.80}.")

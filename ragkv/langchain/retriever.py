@@ -1,7 +1,7 @@
-"""`RagKVRetriever`: the retrieval room's index as a LangChain retriever.
+"""`RagKVRetriever`: an index of `ragkv.retrieval` as a LangChain retriever.
 
-What it returns is made known to the model's catalogue, so that a chain that flattens it into a prompt has its chunks
-recognised there. A document's id is its passage's, which stays the same as long as its text does.
+The returned documents are registered as chunks of the model, so that they are recognised when a chain puts them into a
+prompt. A document has the id of its passage, which stays the same as long as the text does.
 """
 
 from typing import Any
@@ -16,22 +16,20 @@ from ragkv.rag import Rag
 from ragkv.retrieval import Hit, Index, Reranker, Where
 
 from .chat import ChatRagKV
-from .registry import around
+from .engines import shared_engine_of
 
 
 class RagKVRetriever(BaseRetriever):
-    """The best `k` passages of an index: of `rag`, whose engine then knows them, or of a bare `index`."""
+    """The best `k` passages of `rag`, whose engine then knows them, or of a bare `index`."""
 
     model_config = ConfigDict(extra="forbid", arbitrary_types_allowed=True)
 
     index: SkipValidation[Index] | None = Field(default=None, exclude=True)
     rag: SkipValidation[Rag] | None = Field(default=None, exclude=True)
-    llm: ChatRagKV | None = Field(
-        default=None, exclude=True
-    )  # the model that is to know what is found, beside the rag's
+    llm: ChatRagKV | None = Field(default=None, exclude=True)  # another model that shall know the documents
     k: int = Field(default=6, ge=1)
-    search: str | None = None  # "bm25", "dense" or "fused"; None: the best that the index can do
-    where: Where | None = None  # a filter by metadata: see `ragkv.retrieval.filters`
+    search: str | None = None  # "bm25", "dense" or "fused"; None: the best one that the index has
+    where: Where | None = None  # a metadata filter, see `ragkv.retrieval.filters`
     reranker: SkipValidation[Reranker] | None = Field(default=None, exclude=True)
 
     def _get_relevant_documents(
@@ -51,11 +49,11 @@ class RagKVRetriever(BaseRetriever):
             reranker=self.reranker,
         )
         documents = [_document(hit) for hit in hits]
-        known = [DialogueDocument(one.page_content, one.metadata) for one in documents]
+        found = [DialogueDocument(document.page_content, document.metadata) for document in documents]
         if self.rag is not None:
-            around(self.rag.engine).catalogue.register(known)
+            shared_engine_of(self.rag.engine).catalogue.register(found)
         if self.llm is not None:
-            self.llm.shared.catalogue.register(known)
+            self.llm.shared.catalogue.register(found)
         return documents
 
     def _index(self) -> Index:

@@ -1,12 +1,11 @@
-"""`RagKVVectorStore`: nearest vectors by faiss, exact, filtered, kept on disk without pickle.
+"""`RagKVVectorStore`: exact nearest vectors with faiss, with metadata filters, saved on disk without pickle.
 
-Vectors are normalised, so a score is a cosine. With an `llm` what is added is also encoded as chunks, and deleting a
-document deletes its KV in every tier unless another document has the same text. Thread-safe.
+Vectors are normalised, so a score is a cosine. With an `llm`, added documents are also encoded as chunks, and deleting
+a document deletes its KV in every tier unless another document has the same text. Thread-safe.
 """
 
 import hashlib
 import json
-import os
 import threading
 import uuid
 from collections.abc import Callable, Iterable, Sequence
@@ -22,6 +21,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
 from ragkv.errors import InputError, MissingExtraError, StoreError
+from ragkv.runtime import replace_file
 
 from .chat import ChatRagKV
 from .filters import Filter, matches
@@ -30,20 +30,20 @@ Vectors = npt.NDArray[np.float32]
 
 
 class RagKVVectorStore(VectorStore):
-    """Documents and their vectors, in memory; `save` and `load` keep them in a directory."""
+    """Documents and their vectors, in memory. `save` and `load` keep them in a directory."""
 
     def __init__(self, embedding: Embeddings, llm: ChatRagKV | None = None) -> None:
-        """An empty store. `llm` is given every document as a chunk."""
+        """An empty store. Every document becomes a chunk of `llm`."""
         self._embedding, self._llm = embedding, llm
         self._lock = threading.RLock()
         self._faiss = _faiss()
-        self._index: Any = None  # IndexIDMap2 over IndexFlatIP, made with the first vector
+        self._index: Any = None  # IndexIDMap2 over IndexFlatIP, made when the first vector is added
         self._documents: dict[str, Document] = {}
-        self._numbers: dict[str, int] = {}  # faiss knows numbers alone
-        self._ids: dict[int, str] = {}
+        self._numbers: dict[str, int] = {}  # id -> number in the faiss index
+        self._ids: dict[int, str] = {}  # number -> id
         self._next = 0
 
-    # What LangChain asks for
+    # LangChain's interface
 
     @property
     def embeddings(self) -> Embeddings:
@@ -57,34 +57,29 @@ class RagKVVectorStore(VectorStore):
         ids: list[str] | None = None,
         **_: Any,
     ) -> list[str]:
-        """Add texts; one whose id is there already takes the old one's place. The ids."""
-        listed = list(texts)
+        """Add texts and return their ids. A text replaces an earlier one with the same id."""
+        texts = list(texts)
         for name, given in (("metadatas", metadatas), ("ids", ids)):
-            if given is not None and len(given) != len(listed):
-                raise InputError(f"{len(listed)} texts were given and {len(given)} {name}; one each is needed.")
-        names = ids or [""] * len(listed)
-        described = metadatas or [{} for _ in listed]
+            if given is not None and len(given) != len(texts):
+                raise InputError(f"{len(texts)} texts and {len(given)} {name} were given; each text needs one.")
+        rows = zip(texts, metadatas or [{}] * len(texts), ids or [""] * len(texts), strict=True)
         return self._add(
             [
-                Document(page_content=text, metadata=dict(metadata), id=name or str(uuid.uuid4()))
-                for text, metadata, name in zip(listed, described, names, strict=True)
+                Document(page_content=text, metadata=dict(metadata), id=document_id or str(uuid.uuid4()))
+                for text, metadata, document_id in rows
             ]
         )
 
     def add_documents(self, documents: list[Document], *, ids: list[str] | None = None, **_: Any) -> list[str]:
-        """Add documents; one whose id is there already takes the old one's place. The ids."""
-        named = ids if ids is not None else [one.id or "" for one in documents]
-        return self.add_texts(
-            [one.page_content for one in documents], [one.metadata for one in documents], ids=[str(n) for n in named]
-        )
+        """Add documents and return their ids. A document replaces an earlier one with the same id."""
+        names = [str(name or "") for name in (ids if ids is not None else [one.id for one in documents])]
+        return self.add_texts([one.page_content for one in documents], [one.metadata for one in documents], ids=names)
 
     def delete(self, ids: list[str] | None = None, **_: Any) -> bool | None:
-        """Delete documents by id, all of them if `ids` is left out; ids that are not there are passed over."""
+        """Delete documents by id, or all documents without `ids`. Unknown ids are ignored."""
         with self._lock:
-            gone = [
-                name for name in (list(self._documents) if ids is None else dict.fromkeys(ids)) if name in self._numbers
-            ]
-            texts = self._remove(gone)
+            names = list(self._documents) if ids is None else list(dict.fromkeys(ids))
+            texts = self._remove([name for name in names if name in self._numbers])
         if self._llm is not None and texts:
             self._llm.forget(texts)
         return True
@@ -99,7 +94,7 @@ class RagKVVectorStore(VectorStore):
     def similarity_search_with_score(
         self, query: str, k: int = 4, filter: Filter | None = None, **_: Any
     ) -> list[tuple[Document, float]]:
-        """The nearest documents that `filter` lets pass, with their cosine; best first."""
+        """The nearest documents that pass `filter`, with their cosines, best first."""
         return self.similarity_search_by_vector_with_score(self._embedding.embed_query(query), k, filter)
 
     def similarity_search_by_vector(
@@ -110,7 +105,7 @@ class RagKVVectorStore(VectorStore):
     def similarity_search_by_vector_with_score(
         self, embedding: list[float], k: int = 4, filter: Filter | None = None
     ) -> list[tuple[Document, float]]:
-        """The nearest documents to a vector, with their cosine; best first."""
+        """The nearest documents to a vector, with their cosines, best first."""
         with self._lock:
             return [(_copy(self._documents[name]), score) for name, score in self._nearest(embedding, k, filter)]
 
@@ -136,12 +131,12 @@ class RagKVVectorStore(VectorStore):
         filter: Filter | None = None,
         **_: Any,
     ) -> list[Document]:
-        """Of the `fetch_k` nearest, `k` that are near the query (`lambda_mult` 1) and unlike each other (0)."""
+        """`k` of the `fetch_k` nearest: near the query (`lambda_mult` 1) or different from each other (0)."""
         with self._lock:
             near = self._nearest(embedding, fetch_k, filter)
             vectors = [self._index.reconstruct(self._numbers[name]) for name, _ in near]
             chosen = _diverse(np.array([score for _, score in near]), np.array(vectors), k, lambda_mult)
-            return [_copy(self._documents[near[place][0]]) for place in chosen]
+            return [_copy(self._documents[near[number][0]]) for number in chosen]
 
     def _select_relevance_score_fn(self) -> Callable[[float], float]:
         return lambda cosine: min(1.0, max(0.0, cosine))
@@ -167,9 +162,9 @@ class RagKVVectorStore(VectorStore):
     # On disk
 
     def save(self, directory: str | Path) -> Path:
-        """Write everything into `directory`: the whole new state, or, if interrupted, the old one. The path."""
-        place = Path(directory)
-        place.mkdir(mode=0o700, parents=True, exist_ok=True)
+        """Save everything in `directory` and return its path. If interrupted, the old state stays."""
+        folder = Path(directory)
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         with self._lock:
             names = list(self._documents)
             rows = [self._index.reconstruct(self._numbers[name]) for name in names]
@@ -182,23 +177,24 @@ class RagKVVectorStore(VectorStore):
         try:
             text = json.dumps({"version": 1, "vectors": digest, "documents": documents}, ensure_ascii=False)
         except TypeError as error:
-            raise InputError(f"Metadata is not JSON and cannot be saved: {error}. Use JSON values.") from error
-        _write(place / f"vectors-{digest[:16]}.safetensors", vectors)
-        _write(place / "documents.json", text.encode())  # names its vectors, so this is what switches over
-        for old in place.glob("vectors-*.safetensors"):
-            if old.name != f"vectors-{digest[:16]}.safetensors":
-                old.unlink(missing_ok=True)
-        return place
+            raise InputError(f"The metadata cannot be saved as JSON: {error}. Use JSON values.") from error
+        vectors_file = folder / f"vectors-{digest[:16]}.safetensors"
+        replace_file(vectors_file, vectors)
+        replace_file(folder / "documents.json", text.encode())  # names its vectors file: the new state begins here
+        for file in folder.glob("vectors-*.safetensors"):
+            if file != vectors_file:
+                file.unlink(missing_ok=True)
+        return folder
 
     @classmethod
     def load(cls, directory: str | Path, embedding: Embeddings, llm: ChatRagKV | None = None) -> Self:
-        """What was saved in `directory`. Raises `StoreError` if it is not whole. Nothing in it is executed."""
-        place = Path(directory)
+        """The store that was saved in `directory`. Raises `StoreError` if it is damaged. Executes no code from it."""
+        folder = Path(directory)
         try:
-            saved = json.loads((place / "documents.json").read_text("utf-8"))
-            data = (place / f"vectors-{saved['vectors'][:16]}.safetensors").read_bytes()
+            saved = json.loads((folder / "documents.json").read_text("utf-8"))
+            data = (folder / f"vectors-{saved['vectors'][:16]}.safetensors").read_bytes()
             if hashlib.sha256(data).hexdigest() != saved["vectors"]:
-                raise ValueError("the vectors do not have the checksum that documents.json names")
+                raise ValueError("the checksum of the vectors is not the one in documents.json")
             vectors = load(data)["vectors"]
             documents = [
                 Document(page_content=one["text"], metadata=one["metadata"], id=one["id"]) for one in saved["documents"]
@@ -206,17 +202,17 @@ class RagKVVectorStore(VectorStore):
             if len(vectors) != len(documents):
                 raise ValueError(f"{len(documents)} documents and {len(vectors)} vectors")
         except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
-            raise StoreError(f"The vector store in {place} cannot be loaded: {error}. Make it anew.") from error
+            raise StoreError(f"The vector store in {folder} cannot be loaded: {error}. Make it anew.") from error
         store = cls(embedding, llm)
         store._put(documents, vectors)
         if llm is not None:
             llm.ingest(documents, encode=False)
         return store
 
-    # The books
+    # Internals
 
     def _add(self, documents: list[Document]) -> list[str]:
-        unique = list({one.id: one for one in documents}.values())  # of one id, the last
+        unique = list({one.id: one for one in documents}.values())  # the last of each id
         vectors = np.array(self._embedding.embed_documents([one.page_content for one in unique]), np.float32)
         norms = np.linalg.norm(vectors, axis=1, keepdims=True) if len(unique) else 1.0
         if self._llm is not None:
@@ -228,13 +224,13 @@ class RagKVVectorStore(VectorStore):
         return [str(one.id) for one in documents]
 
     def _put(self, documents: Sequence[Document], vectors: Vectors) -> list[str]:
-        """Put documents in, in place of those of the same ids; texts that are nobody's any more."""
+        """Add or replace documents. Returns the replaced texts that no document has any more."""
         if not documents:
             return []
         if self._index is None:
             self._index = self._faiss.IndexIDMap2(self._faiss.IndexFlatIP(vectors.shape[1]))
         if vectors.shape[1] != self._index.d:
-            raise InputError(f"Vectors of {vectors.shape[1]} numbers do not fit a store of {self._index.d}.")
+            raise InputError(f"Vectors have {vectors.shape[1]} dimensions, but this store has {self._index.d}.")
         orphaned = self._remove([str(one.id) for one in documents if str(one.id) in self._numbers])
         numbers = np.arange(self._next, self._next + len(documents), dtype=np.int64)
         self._next += len(documents)
@@ -246,7 +242,7 @@ class RagKVVectorStore(VectorStore):
         return [text for text in orphaned if text not in held]
 
     def _remove(self, names: Sequence[str]) -> list[str]:
-        """Take documents out; texts that no other document has."""
+        """Remove documents. Returns their texts that no other document has."""
         if not names:
             return []
         numbers = [self._numbers.pop(name) for name in names]
@@ -260,7 +256,7 @@ class RagKVVectorStore(VectorStore):
     def _nearest(self, embedding: Sequence[float], k: int, filter: Filter | None) -> list[tuple[str, float]]:
         """Ids and cosines, best first. The caller holds the lock."""
         if k < 1:
-            raise InputError(f"k is {k}; ask for at least 1 document.")
+            raise InputError(f"k is {k}; it must be at least 1.")
         if not self._documents:
             return []
         only = None
@@ -273,11 +269,13 @@ class RagKVVectorStore(VectorStore):
         query /= max(float(np.linalg.norm(query)), 1e-9)
         scores, numbers = self._index.search(query, min(k, len(self._documents)), params=only)
         found = zip(numbers[0].tolist(), scores[0].tolist(), strict=True)
-        return [(self._ids[number], score) for number, score in found if number >= 0]  # faiss fills up with -1
+        return [
+            (self._ids[number], score) for number, score in found if number >= 0
+        ]  # faiss fills missing results with -1
 
 
 def _diverse(relevance: Any, vectors: Vectors, k: int, lambda_mult: float) -> list[int]:
-    """Maximal marginal relevance (Carbonell and Goldstein 1998): places of up to `k` vectors, best first."""
+    """Maximal marginal relevance (Carbonell and Goldstein 1998): indices of up to `k` vectors, best first."""
     chosen: list[int] = []
     left = list(range(len(vectors)))
     while left and len(chosen) < k:
@@ -291,20 +289,9 @@ def _copy(document: Document) -> Document:
     return Document(page_content=document.page_content, metadata=dict(document.metadata), id=document.id)
 
 
-def _write(path: Path, data: bytes) -> None:
-    """Durable first, visible then."""
-    draft = path.with_name(f"{path.name}.{uuid.uuid4().hex}.tmp")
-    fd = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    with os.fdopen(fd, "wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    draft.replace(path)
-
-
 def _faiss() -> Any:
     try:
-        import faiss  # an extra
+        import faiss  # an optional dependency
     except ImportError as error:
         raise MissingExtraError("faiss-cpu", "dense", "The vector store") from error
     return faiss

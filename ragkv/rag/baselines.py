@@ -7,10 +7,11 @@ only be combined through the summaries or answers.
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Unpack, cast
 
 from ragkv.engine import Engine
 from ragkv.errors import InputError
+from ragkv.inference import AnswerOptions, PrefillOptions
 from ragkv.types import Chunk
 
 SUMMARY_PROMPT = "Summarise what the text says that helps to answer this question: {question}"
@@ -32,12 +33,12 @@ def map_reduce(
     chunks: Sequence[Chunk],
     summary_prompt: str = SUMMARY_PROMPT,
     summary_tokens: int = 64,
-    **how: Any,
+    **how: Unpack[AnswerOptions],
 ) -> MapResult:
     """Summarise each chunk, then ask over all summaries in one prompt. `how` is for `Engine.answer`."""
     began = time.perf_counter()
     request = summary_prompt.format(question=question)
-    limited = {**how, "max_new_tokens": summary_tokens}
+    limited: AnswerOptions = {**how, "max_new_tokens": summary_tokens}
     summaries = [engine.answer(request, [chunk], **limited) for chunk in _not_empty(chunks)]
     texts = tuple(summary.text.strip() for summary in summaries)
     mapped_s = time.perf_counter() - began
@@ -46,14 +47,14 @@ def map_reduce(
     return MapResult(answer.text, texts, mapped_s + answer.timing.first_token_s, tokens)
 
 
-def map_rerank(engine: Engine, question: str, chunks: Sequence[Chunk], **how: Any) -> MapResult:
+def map_rerank(engine: Engine, question: str, chunks: Sequence[Chunk], **how: Unpack[AnswerOptions]) -> MapResult:
     """Ask the question of each chunk alone and take the surest answer. `how` is for `Engine.answer`.
 
     The surest answer has the highest probability of its first token. "unknown" wins only if all answers are "unknown".
     """
     began, answers, tokens = time.perf_counter(), [], 0
     for chunk in _not_empty(chunks):
-        logits = engine.prefill(question, [chunk], **_fusion(how)).logits
+        logits = engine.prefill(question, [chunk], **_prefill_options(how)).logits
         answer = engine.answer(question, [chunk], **how)
         answers.append((float(logits.log_softmax(-1).max()), answer.text))
         tokens += answer.reuse.tokens
@@ -67,8 +68,8 @@ def surest(answers: Iterable[tuple[float, str]]) -> str:
     return max(known or pairs)[1]
 
 
-def _fusion(how: dict[str, Any]) -> dict[str, Any]:
-    return {name: how[name] for name in ("ratio", "selector", "reuse") if name in how}
+def _prefill_options(how: AnswerOptions) -> PrefillOptions:
+    return cast("PrefillOptions", {name: how[name] for name in ("ratio", "selector", "reuse") if name in how})
 
 
 def _not_empty(chunks: Sequence[Chunk]) -> Sequence[Chunk]:

@@ -7,9 +7,10 @@ tier the KV of passages that no document holds any more. This module knows no co
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal, Unpack
 
 from ragkv.engine import Engine, WarmReport
+from ragkv.inference import AnswerOptions
 from ragkv.retrieval import Document, Hit, Index, IngestReport, Passage, Removal, Reranker, Splitter, Where
 from ragkv.retrieval.embedders import Embedder
 from ragkv.runtime import Closing
@@ -103,7 +104,7 @@ class Rag(Closing):
         return tuple(hits)
 
     def stream(
-        self, question: str, hits: Iterable[Hit], session: Session | None = None, **how: Any
+        self, question: str, hits: Iterable[Hit], session: Session | None = None, **how: Unpack[AnswerOptions]
     ) -> Iterator[TokenEvent | Answer]:
         """Token events, then the answer, from passages that were retrieved before. `how` is for `Engine.stream`."""
         return self.engine.stream(question, [self.chunk(hit.passage) for hit in hits], session, **how)
@@ -118,7 +119,7 @@ class Rag(Closing):
         reranker: Reranker | None = None,
         order: Order = "score",
         session: Session | None = None,
-        **how: Any,
+        **how: Unpack[AnswerOptions],
     ) -> RagAnswer:
         """Retrieve passages and answer from them. `how` is for `Engine.answer`."""
         hits = self.retrieve(question, k, retriever=retriever, where=where, reranker=reranker, order=order)

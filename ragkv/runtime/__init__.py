@@ -2,6 +2,7 @@
 
 from . import openmp
 from .closing import Closing
+from .files import replace_file
 from .priority_pool import PriorityThreadPool
 
-__all__ = ["Closing", "PriorityThreadPool", "openmp"]
+__all__ = ["Closing", "PriorityThreadPool", "openmp", "replace_file"]

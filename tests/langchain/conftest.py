@@ -1,4 +1,4 @@
-"""Models made once, engines closed at the end; what the standard suites did, for their table."""
+"""Model folders made once, engines closed at the end; records the results of the standard suites for their table."""
 
 from collections import defaultdict
 from collections.abc import Iterator
@@ -10,7 +10,7 @@ from ragkv.langchain import close_engines
 from .helpers import tiny_folder
 from .standard_table import Suite, suite_of
 
-ran: dict[str, Suite] = defaultdict(Suite)  # by title, of this session
+results: dict[str, Suite] = defaultdict(Suite)  # of this session, by title
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
@@ -19,14 +19,16 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
         return
     name = report.nodeid.rpartition("::")[2]
     if report.skipped:
-        ran[title].skipped[name] = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
+        results[title].skipped[name] = (
+            report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
+        )
     else:
-        (ran[title].passed if report.passed else ran[title].failed).append(name)
+        (results[title].passed if report.passed else results[title].failed).append(name)
 
 
 @pytest.fixture
 def suites() -> dict[str, Suite]:
-    return ran
+    return results
 
 
 @pytest.fixture(scope="session", autouse=True)

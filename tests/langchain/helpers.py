@@ -1,4 +1,4 @@
-"""What these tests share: a chat model on the bundled reader, one on tiny float32 weights, and the example corpus."""
+"""Chat models on the bundled reader or on tiny random weights, documents, and readers of an answer's report."""
 
 import functools
 from pathlib import Path
@@ -8,6 +8,7 @@ import pytest
 import torch
 import transformers
 from langchain_core.documents import Document
+from langchain_core.messages import BaseMessage
 
 from ragkv import EngineConfig
 from ragkv.langchain import ChatRagKV
@@ -21,12 +22,22 @@ CHATML = (
     "{%- if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
 
-needs_reader = pytest.mark.skipif(not (READER / "config.json").is_file(), reason="the bundled reader is not there")
+A, B, C = (
+    Document(page_content=text, metadata={"source": name}, id=name)
+    for name, text in (
+        ("a", "The mill of Marl makes paper and rope."),
+        ("b", "Ada Quill founded the mill in 1820."),
+        ("c", "She lives in Irvburg with her sister."),
+    )
+)
+QUESTION = "Where does the founder of the mill live?"
+
+needs_reader = pytest.mark.skipif(not (READER / "config.json").is_file(), reason="the bundled reader is missing")
 
 
 @functools.cache
 def documents() -> list[Document]:
-    """The example corpus, a document a file."""
+    """The example corpus, one document for each file."""
     return [Document(page_content=p.read_text("utf-8").strip(), metadata={"source": p.name}) for p in _files()]
 
 
@@ -35,7 +46,7 @@ def _files() -> list[Path]:
 
 
 def tiny_folder(folder: Path, chat_template: str | None = CHATML, seed: int = 7) -> str:
-    """A model folder of random float32 weights that reads and writes bytes."""
+    """A model folder with random float32 weights and a byte tokenizer."""
     torch.manual_seed(seed)
     config = tiny_models.config("llama", vocab_size=VOCABULARY, max_position_embeddings=4096)
     transformers.LlamaForCausalLM(config).eval().save_pretrained(folder)
@@ -44,5 +55,10 @@ def tiny_folder(folder: Path, chat_template: str | None = CHATML, seed: int = 7)
 
 
 def chat(model: str, **fields: Any) -> ChatRagKV:
-    """A chat model with a configuration that no environment changes."""
+    """A chat model whose configuration does not depend on the environment."""
     return ChatRagKV(model=model, **{"config": EngineConfig(), "max_tokens": 8, "min_new_tokens": 2, **fields})
+
+
+def kv(message: BaseMessage) -> dict[str, Any]:
+    """The engine's report on an answer."""
+    return message.response_metadata["kv_cache"]  # type: ignore[no-any-return]

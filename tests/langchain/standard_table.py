@@ -1,4 +1,4 @@
-"""The table of LangChain's standard suites in docs/langchain.md, from what the suites really did."""
+"""The table of LangChain's standard suites in docs/langchain.md, made from their results."""
 
 from collections import defaultdict
 from dataclasses import dataclass, field
@@ -16,23 +16,23 @@ SUITES = {
     "test_standard_others.py::TestByteStore": "byte store",
     "test_standard_others.py::TestByteStoreAsync": "byte store, async",
 }
-VACUOUS = {  # they pass without having looked at anything of ours
-    "test_bind_tool_pydantic": "returns at once where there are no tools",
-    "test_with_structured_output": "returns at once where there is no structured output",
-    "test_three_values": "looks at its own fixture",
-    "test_no_overrides_DO_NOT_OVERRIDE": "looks whether a test was overridden",
+VACUOUS = {  # they pass without testing any of our code
+    "test_bind_tool_pydantic": "returns at once if there are no tools",
+    "test_with_structured_output": "returns at once if there is no structured output",
+    "test_three_values": "tests its own fixture",
+    "test_no_overrides_DO_NOT_OVERRIDE": "checks whether a test was overridden",
 }
-REASONS = {  # what a skip says, in the page's words
+REASONS = {  # a word in the reason of a skip -> the text in the docs
     "tool": "tools are not offered",
     "structured output": "structured output is not offered",
     "json mode": "structured output is not offered",
-    "image": "text alone",
-    "pdf": "text alone",
-    "audio": "text alone",
-    "anthropic": "text alone",
-    "init_from_env": "nothing comes from the environment but the settings, which are no constructor arguments",
-    "serializable": "the components are not serialised: an engine cannot be",
-    "vcr": "there is no traffic to record",
+    "image": "text only",
+    "pdf": "text only",
+    "audio": "text only",
+    "anthropic": "text only",
+    "init_from_env": "the environment gives only settings, and no constructor arguments",
+    "serializable": "the components are not serialised, because an engine cannot be",
+    "vcr": "there is no network traffic to record",
 }
 
 
@@ -43,7 +43,7 @@ def bare(name: str) -> str:
 
 @dataclass
 class Suite:
-    """What became of one suite."""
+    """The results of one suite."""
 
     passed: list[str] = field(default_factory=list)
     skipped: dict[str, str] = field(default_factory=dict)  # reason by test
@@ -59,17 +59,17 @@ def suite_of(node: str) -> str | None:
     return next((title for place, title in SUITES.items() if f"{place}::" in node), None)
 
 
-def reason(name: str, said: str) -> str:
-    """Why a test does not apply; raises `LookupError` for a skip nobody has explained."""
-    text = f"{name} {said}".lower().replace("not lc_serializable", "serializable")
+def reason(name: str, skip: str) -> str:
+    """Why a test does not apply. Raises `LookupError` for a skip without an explanation."""
+    text = f"{name} {skip}".lower().replace("not lc_serializable", "serializable")
     found = next((why for word, why in REASONS.items() if word in text), None)
     if found is None:
-        raise LookupError(f"{name} was skipped: {said}. Explain it in REASONS, or make it pass.")
+        raise LookupError(f"{name} was skipped: {skip}. Explain it in REASONS, or make it pass.")
     return found
 
 
 def lines(suites: dict[str, Suite]) -> list[str]:
-    """The section of the page."""
+    """The lines of the section in the docs."""
     rows = ["| suite | tests | passed | of these vacuous | not applicable |", "|---|---|---|---|---|"]
     for title in SUITES.values():
         one = suites[title]
@@ -77,8 +77,8 @@ def lines(suites: dict[str, Suite]) -> list[str]:
         rows.append(f"| {title} | {total} | {len(one.passed)} | {len(one.vacuous)} | {len(one.skipped)} |")
     by_reason: dict[str, list[str]] = defaultdict(list)
     for one in suites.values():
-        for name, said in one.skipped.items():
-            by_reason[reason(name, said)].append(bare(name))
+        for name, skip in one.skipped.items():
+            by_reason[reason(name, skip)].append(bare(name))
     rows += ["", "Not applicable:", ""]
     for why, names in sorted(by_reason.items()):
         rows.append(f"- {why} ({len(names)}): {', '.join(f'`{name}`' for name in dict.fromkeys(names))}")

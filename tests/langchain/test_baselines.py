@@ -1,4 +1,4 @@
-"""MapReduce and MapRerank: every document is read alone."""
+"""MapReduce and MapRerank read each document alone."""
 
 from typing import Any
 
@@ -8,8 +8,7 @@ from ragkv import Engine, RagKVError
 from ragkv.langchain import ChatRagKV, map_reduce_chain, map_rerank_chain
 from ragkv.rag.baselines import map_reduce, map_rerank, surest
 
-from .helpers import chat, documents, needs_reader
-from .test_documents import QUESTION, A, B, C
+from .helpers import QUESTION, A, B, C, chat, documents, needs_reader
 
 
 @pytest.fixture
@@ -25,12 +24,12 @@ def chunks(llm: ChatRagKV) -> list[Any]:
     return [engine(llm).chunk(one.page_content) for one in (A, B, C)]
 
 
-def test_the_surest_answer_is_not_unknown_unless_all_are() -> None:
+def test_the_surest_answer_is_unknown_only_if_all_are_unknown() -> None:
     assert surest([(-0.1, " Unknown."), (-2.0, "paper"), (-1.0, "rope")]) == "rope"
     assert surest([(-0.2, "unknown"), (-0.1, "unknown")]) == "unknown"
 
 
-def test_map_rerank_asks_every_chunk_alone(llm: ChatRagKV) -> None:
+def test_map_rerank_asks_each_chunk_alone_and_takes_the_surest_answer(llm: ChatRagKV) -> None:
     how: dict[str, Any] = {"max_new_tokens": 6, "min_new_tokens": 3, "reuse": "none"}
     mapped = map_rerank(engine(llm), QUESTION, chunks(llm), **how)
     alone = [engine(llm).answer(QUESTION, [chunk], **how).text for chunk in chunks(llm)]
@@ -40,7 +39,7 @@ def test_map_rerank_asks_every_chunk_alone(llm: ChatRagKV) -> None:
     assert mapped.text == alone[sure.index(max(sure))]
 
 
-def test_map_reduce_asks_over_what_every_chunk_was_summarised_to(llm: ChatRagKV) -> None:
+def test_map_reduce_asks_over_the_summaries_of_all_chunks(llm: ChatRagKV) -> None:
     how: dict[str, Any] = {"max_new_tokens": 6, "min_new_tokens": 3}
     mapped = map_reduce(engine(llm), QUESTION, chunks(llm), "Sum up: {question}", 5, **how)
     wanted = [
@@ -54,13 +53,13 @@ def test_map_reduce_asks_over_what_every_chunk_was_summarised_to(llm: ChatRagKV)
 
 
 @pytest.mark.parametrize("method", [map_reduce, map_rerank])
-def test_without_chunks_there_is_nothing_to_map(method: Any, llm: ChatRagKV) -> None:
+def test_both_methods_refuse_an_empty_list_of_chunks(method: Any, llm: ChatRagKV) -> None:
     with pytest.raises(RagKVError, match="no chunk"):
         method(engine(llm), QUESTION, [])
 
 
 @needs_reader
-def test_as_runnables_they_answer_what_one_document_says_alone() -> None:
+def test_the_runnables_answer_a_question_that_one_document_answers() -> None:
     llm = chat("reader", min_new_tokens=None)
     inputs = {"context": documents(), "question": "What does Verlab sell?"}
     assert map_rerank_chain(llm).invoke(inputs).strip() == "pens"

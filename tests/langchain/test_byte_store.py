@@ -1,4 +1,4 @@
-"""What LangChain's suite does not ask of a byte store: that it is durable, whole or not there, and apart."""
+"""What LangChain's suite does not test: values are durable and checked, and a directory has one writer."""
 
 from pathlib import Path
 
@@ -32,7 +32,7 @@ def test_a_flipped_bit_is_a_miss(tmp_path: Path, place: float) -> None:
     assert store.mget(["a"]) == [b"z"]
 
 
-def test_one_key_s_file_under_another_s_name_is_a_miss(tmp_path: Path) -> None:
+def test_a_file_under_the_name_of_another_key_is_a_miss(tmp_path: Path) -> None:
     store = RagKVByteStore(tmp_path)
     store.mset([("a", b"1")])
     (first,) = (tmp_path / "bytes" / "entries").rglob("*.safetensors")
@@ -42,7 +42,7 @@ def test_one_key_s_file_under_another_s_name_is_a_miss(tmp_path: Path) -> None:
     assert store.mget(["a", "b"]) == [b"1", None]
 
 
-def test_one_process_writes(tmp_path: Path) -> None:
+def test_a_second_writer_is_refused_until_the_first_closes(tmp_path: Path) -> None:
     store = RagKVByteStore(tmp_path)
     with pytest.raises(StoreLockedError):
         RagKVByteStore(tmp_path)
@@ -50,7 +50,7 @@ def test_one_process_writes(tmp_path: Path) -> None:
     RagKVByteStore(tmp_path).close()
 
 
-def test_it_may_share_a_directory_with_an_engine(tmp_path: Path) -> None:
+def test_a_byte_store_can_share_a_directory_with_an_engine(tmp_path: Path) -> None:
     store = RagKVByteStore(tmp_path)
     store.mset([("a", b"1")])
     with Engine(tiny_models.model("llama"), config=EngineConfig(store=StoreConfig(directory=str(tmp_path)))) as engine:

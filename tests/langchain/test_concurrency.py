@@ -1,4 +1,4 @@
-"""Many threads and many tasks on one chat model: everybody gets what they would get alone."""
+"""Many threads and tasks on one chat model: each gets the answer that it would get alone."""
 
 import asyncio
 from concurrent.futures import ThreadPoolExecutor
@@ -9,8 +9,7 @@ from langchain_core.messages import BaseMessage
 
 from ragkv.langchain import ChatRagKV
 
-from .helpers import chat
-from .test_documents import A, B, C
+from .helpers import A, B, C, chat
 
 PROMPTS = [
     (f"Question {n}: who founded the mill?", ([A, B, C], [C, A], [B], [])[n % 4], ("invoke", "stream")[n % 2])
@@ -44,27 +43,29 @@ async def aask(llm: ChatRagKV, asked: tuple[str, list[Any], str]) -> str:
     return "".join([str(chunk.content) async for chunk in llm.astream(text, documents=documents)])
 
 
-def test_the_prompts_are_answered_differently(alone: list[str]) -> None:
-    assert len(set(alone)) > 4, "or the tests below would compare nothing"
+def test_the_prompts_of_these_tests_have_different_answers(alone: list[str]) -> None:
+    assert len(set(alone)) > 4, "else the tests below could not fail"
 
 
-def test_32_threads_get_their_solo_answers(llm: ChatRagKV, alone: list[str]) -> None:
+def test_32_threads_get_the_answers_of_sequential_calls(llm: ChatRagKV, alone: list[str]) -> None:
     with ThreadPoolExecutor(32) as pool:
         assert list(pool.map(lambda asked: ask(llm, asked), PROMPTS)) == alone
 
 
-def test_32_tasks_get_their_solo_answers(llm: ChatRagKV, alone: list[str]) -> None:
+def test_32_tasks_get_the_answers_of_sequential_calls(llm: ChatRagKV, alone: list[str]) -> None:
     async def together() -> list[str]:
         return await asyncio.gather(*(aask(llm, asked) for asked in PROMPTS))
 
     assert asyncio.run(together()) == alone
 
 
-def test_a_batch_gets_its_solo_answers(llm: ChatRagKV, alone: list[str]) -> None:
+def test_a_batch_gets_the_answers_of_sequential_calls(llm: ChatRagKV, alone: list[str]) -> None:
     assert [one.content for one in llm.batch([text for text, _, _ in PROMPTS[3::4]])] == alone[3::4]
 
 
-def test_threads_that_need_a_model_first_load_it_once(tiny: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_threads_that_need_the_same_model_at_the_same_time_load_it_once(
+    tiny: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from ragkv import Engine, EngineConfig, FusionConfig
 
     loads = []
@@ -72,14 +73,14 @@ def test_threads_that_need_a_model_first_load_it_once(tiny: str, monkeypatch: py
     monkeypatch.setattr(
         Engine, "from_pretrained", classmethod(lambda cls, *given: loads.append(given) or original(cls, *given))
     )
-    config = EngineConfig(fusion=FusionConfig(seed=41))  # of its own, so that no other test has loaded it
+    config = EngineConfig(fusion=FusionConfig(seed=41))  # used by no other test, so the model is not loaded yet
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(lambda n: chat(tiny, config=config).invoke(f"{n}?"), range(8)))
     assert len(loads) == 1
 
 
-async def test_tasks_that_wait_for_one_session_do_not_lock_each_other_out(llm: ChatRagKV) -> None:
-    """More streams of one session than a default pool has threads: each needs another's lock to be released."""
+async def test_40_streams_that_wait_for_one_session_do_not_deadlock(llm: ChatRagKV) -> None:
+    """More streams than a default thread pool has threads: each waits until another releases the session."""
 
     async def one(number: int) -> str:
         return "".join([str(c.content) async for c in llm.astream(f"{number}?", session_id="busy")])
@@ -88,7 +89,7 @@ async def test_tasks_that_wait_for_one_session_do_not_lock_each_other_out(llm: C
     assert len(answers) == 40
 
 
-async def test_a_reader_who_leaves_ends_the_stream(llm: ChatRagKV) -> None:
+async def test_a_stream_whose_reader_stops_frees_the_model(llm: ChatRagKV) -> None:
     async for _ in llm.astream("Who?", max_tokens=200, min_new_tokens=200):
         break
     answer: BaseMessage = await asyncio.wait_for(llm.ainvoke("Who?"), 60)

@@ -1,4 +1,4 @@
-"""A list of messages that goes on from an earlier one finds its session, and nothing else does."""
+"""A list of messages that continues an earlier list finds its session; no other list does."""
 
 from pathlib import Path
 from typing import Any
@@ -11,8 +11,7 @@ from ragkv import EngineConfig, StoreConfig
 from ragkv.errors import InputError
 from ragkv.langchain import ChatRagKV, RagKVChatMessageHistory, close_engines
 
-from .helpers import chat, documents, needs_reader
-from .test_documents import A, kv
+from .helpers import A, chat, documents, kv, needs_reader
 
 
 @pytest.fixture
@@ -21,17 +20,17 @@ def llm(tiny: str) -> ChatRagKV:
 
 
 def turns(message: BaseMessage) -> int:
-    """How many earlier turns were found stored."""
+    """The number of stored earlier turns that were found."""
     return int(kv(message)["conversation"]["turns"])
 
 
-def read(message: BaseMessage) -> int:
-    """Tokens that were reused and are exact."""
+def cache_read(message: BaseMessage) -> int:
+    """The number of reused tokens that are exact."""
     return int(message.usage_metadata["input_token_details"]["cache_read"])  # type: ignore[attr-defined]
 
 
 def talk(llm: ChatRagKV, *questions: str, system: str | None = None, **how: Any) -> list[BaseMessage]:
-    """A conversation: every turn is asked with all the messages before it."""
+    """A conversation in which each question is sent with all earlier messages."""
     messages: list[BaseMessage] = [SystemMessage(system)] if system else []
     for question in questions:
         messages.append(HumanMessage(question))
@@ -40,17 +39,19 @@ def talk(llm: ChatRagKV, *questions: str, system: str | None = None, **how: Any)
 
 
 @pytest.mark.parametrize("system", [None, "Be brief."])
-def test_a_conversation_finds_its_turns_and_reuses_them_exactly(llm: ChatRagKV, system: str | None) -> None:
+def test_each_turn_of_a_conversation_reuses_all_earlier_turns_exactly(llm: ChatRagKV, system: str | None) -> None:
     answers = [one for one in talk(llm, "Who?", "And why?", "Really?", system=system) if isinstance(one, AIMessage)]
     assert [turns(answer) for answer in answers] == [0, 1, 2]
-    prefix = 0 if system else read(answers[0])  # a system text that is not the application's is computed
+    prefix = 0 if system else cache_read(answers[0])  # a system text other than the application's is computed
     for answer in answers[1:]:
         stored = kv(answer)["conversation"]["tokens"]
-        assert prefix + stored - 32 < read(answer) <= prefix + stored, "all but the template's run behind an answer"
+        assert prefix + stored - 32 < cache_read(answer) <= prefix + stored, (
+            "all but the template's text after an answer"
+        )
     assert turns(llm.invoke("Someone else?")) == 0
 
 
-def test_context_in_the_system_text_leaves_conversations_alone(llm: ChatRagKV) -> None:
+def test_with_a_chunk_in_the_system_text_no_conversation_is_saved(llm: ChatRagKV) -> None:
     llm.ingest([A])
     said = talk(llm, "Who?", "And why?", system=f"Use this: {A.page_content}")
     assert turns(said[-1]) == 0
@@ -59,8 +60,8 @@ def test_context_in_the_system_text_leaves_conversations_alone(llm: ChatRagKV) -
 
 @needs_reader
 @pytest.mark.parametrize("system", [None, "Be brief."])
-def test_what_is_said_is_what_would_be_said_afresh(system: str | None) -> None:
-    """On the reader, whose answers are words: what it says and those words are the same ids."""
+def test_answers_of_a_conversation_are_those_without_stored_history(system: str | None) -> None:
+    """Uses the reader, because its answers are words, whose text has the same token ids as the answer."""
     llm = chat("reader", config=EngineConfig(dtype="float32"), min_new_tokens=None, ratio=1.0)
     context = " ".join(one.page_content for one in documents())
     questions = (
@@ -78,19 +79,19 @@ def test_what_is_said_is_what_would_be_said_afresh(system: str | None) -> None:
         assert afresh.usage_metadata["input_tokens"] == answer.usage_metadata["input_tokens"]  # type: ignore[index]
 
 
-def test_history_is_seen_in_the_prompt_s_length(llm: ChatRagKV) -> None:
+def test_the_history_counts_as_input_tokens(llm: ChatRagKV) -> None:
     first, second = talk(llm, "Who founded the mill of Marl?", "Why?")[1::2]
     assert first.usage_metadata and second.usage_metadata  # type: ignore[attr-defined]
     assert second.usage_metadata["input_tokens"] > first.usage_metadata["input_tokens"] + 8  # type: ignore[attr-defined]
 
 
-def test_an_edited_message_starts_afresh(llm: ChatRagKV) -> None:
+def test_after_an_edited_message_no_stored_turn_is_found(llm: ChatRagKV) -> None:
     messages = talk(llm, "Who?", "And why?")
     assert turns(llm.invoke([HumanMessage("Whom?"), *messages[1:], HumanMessage("So?")])) == 0
     assert turns(llm.invoke([*messages, HumanMessage("So?")])) == 2
 
 
-def test_an_answer_may_be_asked_for_again_and_a_conversation_may_branch(llm: ChatRagKV) -> None:
+def test_an_answer_can_be_requested_again_and_a_conversation_can_branch(llm: ChatRagKV) -> None:
     messages = talk(llm, "Who?", "And why?")
     again = llm.invoke(messages[:3])
     assert (turns(again), again.content) == (1, messages[3].content)
@@ -98,7 +99,7 @@ def test_an_answer_may_be_asked_for_again_and_a_conversation_may_branch(llm: Cha
     assert turns(llm.invoke([*messages, HumanMessage("So?")])) == 2
 
 
-def test_an_answer_that_was_left_or_failed_leaves_no_trace(llm: ChatRagKV) -> None:
+def test_a_cancelled_or_failed_answer_leaves_no_session(llm: ChatRagKV) -> None:
     messages = talk(llm, "Who?")
     more = [*messages, HumanMessage("And why?")]
     before = {info.session_id for info in llm.shared.engine.sessions()}
@@ -111,13 +112,13 @@ def test_an_answer_that_was_left_or_failed_leaves_no_trace(llm: ChatRagKV) -> No
     assert turns(llm.invoke(more)) == 1
 
 
-def test_streams_keep_their_conversation_too(llm: ChatRagKV) -> None:
+def test_a_streamed_answer_saves_its_turn(llm: ChatRagKV) -> None:
     messages: list[BaseMessage] = [HumanMessage("Who, then?")]
     text = "".join(str(chunk.content) for chunk in llm.stream(messages))
     assert turns(llm.invoke([*messages, AIMessage(text), HumanMessage("And why?")])) == 1
 
 
-def test_a_named_session_needs_only_what_is_new(llm: ChatRagKV) -> None:
+def test_with_a_session_id_the_new_message_alone_is_enough(llm: ChatRagKV) -> None:
     whole = talk(llm, "Who?", "And why?")
     first = llm.invoke("Who?", session_id="named")
     second = llm.invoke("And why?", session_id="named")
@@ -126,11 +127,13 @@ def test_a_named_session_needs_only_what_is_new(llm: ChatRagKV) -> None:
     assert kv(second)["conversation"]["session"] == "named"
 
 
-def test_without_conversations_nothing_is_kept(tiny: str) -> None:
+def test_with_conversations_off_no_turn_is_saved(tiny: str) -> None:
     assert turns(talk(chat(tiny, conversations=False), "Who are they?", "Why?")[-1]) == 0
 
 
-def test_forgotten_conversations_make_room(llm: ChatRagKV, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_beyond_the_limit_the_least_recently_used_session_is_deleted(
+    llm: ChatRagKV, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("ragkv.dialogue.conversations.MAX_SAVED", 2)
     talks = [talk(llm, f"Question {n}?") for n in range(3)]
     assert len([one for one in llm.shared.engine.sessions() if one.session_id.startswith("chat-")]) == 2
@@ -138,14 +141,14 @@ def test_forgotten_conversations_make_room(llm: ChatRagKV, monkeypatch: pytest.M
     assert turns(llm.invoke([*talks[0], HumanMessage("So?")])) == 0
 
 
-def test_conversations_outlive_their_process(tiny: str, tmp_path: Path) -> None:
-    """A closed engine and a new one on its directory stand for two processes."""
+def test_a_conversation_continues_in_a_new_process(tiny: str, tmp_path: Path) -> None:
+    """Two processes are simulated by two engines, one after the other, on one directory."""
     config = EngineConfig(store=StoreConfig(directory=str(tmp_path)))
     messages = talk(chat(tiny, config=config), "Who?", "And why?", system="Be brief.")
     close_engines()
     again = chat(tiny, config=config).invoke([*messages, HumanMessage("Really?")])
     assert turns(again) == 2
-    assert read(again) > 0.8 * kv(again)["conversation"]["tokens"]
+    assert cache_read(again) > 0.8 * kv(again)["conversation"]["tokens"]
 
 
 class TestHistories:
@@ -154,13 +157,15 @@ class TestHistories:
         return EngineConfig(store=StoreConfig(directory=str(tmp_path) if request.param == "directory" else None))
 
     @pytest.mark.filterwarnings("ignore:RunnableWithMessageHistory")
-    def test_a_runnable_with_history_reuses_its_session(self, tiny: str, config: EngineConfig) -> None:
+    def test_a_runnable_with_message_history_reuses_stored_turns_until_cleared(
+        self, tiny: str, config: EngineConfig
+    ) -> None:
         llm = chat(tiny, config=config)
         chain = RunnableWithMessageHistory(llm, lambda session_id: RagKVChatMessageHistory(session_id, llm))
         how: Any = {"configurable": {"session_id": "s"}}
         answers = [chain.invoke(HumanMessage(text), config=how) for text in ("Who?", "And why?", "Really?")]
         assert [turns(answer) for answer in answers] == [0, 1, 2]
-        assert read(answers[2]) > read(answers[1]) > read(answers[0]), "history reuse is seen"
+        assert cache_read(answers[2]) > cache_read(answers[1]) > cache_read(answers[0]), "each turn reuses more history"
         history = RagKVChatMessageHistory("s", llm)
         assert [one.content for one in history.messages][0::2] == ["Who?", "And why?", "Really?"]
         assert [one.content for one in history.messages][1::2] == [answer.content for answer in answers]
@@ -175,9 +180,9 @@ class TestHistories:
             HumanMessage("Really?"),
             answers[2],
         ]
-        assert turns(llm.invoke([*said, HumanMessage("So?")])) == 0, "its session went with it"
+        assert turns(llm.invoke([*said, HumanMessage("So?")])) == 0, "clear deleted the session"
 
-    def test_one_in_a_directory_outlives_its_process_and_is_private(self, tiny: str, tmp_path: Path) -> None:
+    def test_a_history_in_a_directory_is_durable_private_and_empty_if_damaged(self, tiny: str, tmp_path: Path) -> None:
         llm = chat(tiny, config=EngineConfig(store=StoreConfig(directory=str(tmp_path))))
         RagKVChatMessageHistory("s", llm).add_messages([HumanMessage("Who?"), AIMessage("She.")])
         (file,) = (tmp_path / "histories").iterdir()

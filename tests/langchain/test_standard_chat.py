@@ -1,4 +1,4 @@
-"""LangChain's own suites for chat models. What does not apply is switched off here and named in docs/langchain.md."""
+"""LangChain's own suites for chat models. docs/langchain.md lists the tests that are switched off here."""
 
 from typing import Any
 
@@ -27,7 +27,7 @@ class _Common:
 
     @property
     def has_tool_calling(self) -> bool:
-        return False  # `bind_tools` is there only to refuse
+        return False  # `bind_tools` exists only to refuse
 
     @property
     def has_tool_choice(self) -> bool:
@@ -35,7 +35,7 @@ class _Common:
 
     @property
     def has_structured_output(self) -> bool:
-        return False  # so is `with_structured_output`
+        return False  # `with_structured_output` exists only to refuse
 
 
 class TestUnit(_Common, ChatModelUnitTests):
@@ -50,7 +50,7 @@ class TestIntegration(_Common, ChatModelIntegrationTests):
 
     @property
     def model_override_value(self) -> str | None:
-        return str(READER)  # the same model by another name: another engine all the same
+        return str(READER)  # the same model under another name, so another engine
 
     @property
     def supported_usage_metadata_details(self) -> Any:

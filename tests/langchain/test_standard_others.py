@@ -63,28 +63,21 @@ class TestRetriever(RetrieversIntegrationTests):
         return "Which paper does the mill make?"
 
 
-@pytest.fixture
-def bytes_in(tmp_path: Path) -> Iterator[RagKVByteStore]:
-    store = RagKVByteStore(tmp_path)
-    yield store
-    store.close()
-
-
-class TestByteStore(BaseStoreSyncTests[bytes]):
+class _ByteStore:
     @pytest.fixture
-    def kv_store(self, bytes_in: RagKVByteStore) -> BaseStore[str, bytes]:
-        return bytes_in
+    def kv_store(self, tmp_path: Path) -> Iterator[BaseStore[str, bytes]]:
+        store = RagKVByteStore(tmp_path)
+        yield store
+        store.close()
 
     @pytest.fixture
     def three_values(self) -> tuple[bytes, bytes, bytes]:
         return b"foo", b"", b"\x00\xff" * 5_000
 
 
-class TestByteStoreAsync(BaseStoreAsyncTests[bytes]):
-    @pytest.fixture
-    def kv_store(self, bytes_in: RagKVByteStore) -> BaseStore[str, bytes]:
-        return bytes_in
+class TestByteStore(_ByteStore, BaseStoreSyncTests[bytes]):
+    pass
 
-    @pytest.fixture
-    def three_values(self) -> tuple[bytes, bytes, bytes]:
-        return b"foo", b"", b"\x00\xff" * 5_000
+
+class TestByteStoreAsync(_ByteStore, BaseStoreAsyncTests[bytes]):
+    pass

@@ -1,4 +1,4 @@
-"""What LangChain's suite does not ask of a vector store: filters, scores, diversity, files, KV."""
+"""What LangChain's suite does not test: filters, scores, diversity, files and KV."""
 
 import json
 import random
@@ -38,7 +38,7 @@ def ids(documents: list[Document]) -> list[str | None]:
     return [one.id for one in documents]
 
 
-def test_scores_are_cosines_best_first() -> None:
+def test_scores_are_cosines_and_results_are_sorted_best_first() -> None:
     found = store().similarity_search_with_score("the mill makes paper", 4)
     assert found[0][0].id == "a"
     assert found[0][1] == pytest.approx(1.0)
@@ -63,21 +63,21 @@ FILTERS: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("wanted", FILTERS, ids=str)
-def test_a_filter_means_what_it_means_to_the_index(wanted: dict[str, Any]) -> None:
+def test_a_filter_selects_the_same_documents_as_in_the_index(wanted: dict[str, Any]) -> None:
     index = Index(None, splitter=word_splitter())
     index.ingest(Source(name, text, "", metadata) for name, (text, metadata) in zip("abcd", ROWS, strict=True))
     by_index = {hit.passage.document_id for hit in index.search("the mill town harbour paper", 9, where=wanted)}
     assert set(ids(store().similarity_search("the mill town harbour paper", 9, filter=wanted))) == by_index
 
 
-def test_a_filter_chooses_before_ranking_does() -> None:
+def test_a_filter_is_applied_before_the_ranking() -> None:
     assert ids(store().similarity_search("the mill makes paper", 1, filter={"lang": "fr"})) == ["d"]
     assert ids(store().similarity_search("paper", 9, filter=lambda one: "boats" in one.page_content)) == ["d"]
     with pytest.raises(InputError, match="about"):
         matches(Document(page_content=""), {"year": {"about": 3}})
 
 
-def test_diversity_is_what_the_formula_says() -> None:
+def test_max_marginal_relevance_follows_its_formula() -> None:
     made = RagKVVectorStore(DeterministicFakeEmbedding(size=8))
     made.add_texts([f"text {n}" for n in range(30)], ids=[str(n) for n in range(30)])
     query = made.embeddings.embed_query("q")
@@ -95,7 +95,7 @@ def test_diversity_is_what_the_formula_says() -> None:
 
 
 class TestFiles:
-    def test_what_was_saved_is_loaded(self, tmp_path: Path) -> None:
+    def test_a_loaded_store_gives_the_results_of_the_saved_one(self, tmp_path: Path) -> None:
         made = store()
         made.delete(["b"])
         made.save(tmp_path)
@@ -106,7 +106,7 @@ class TestFiles:
         assert again.get_by_ids(["a"])[0].metadata == ROWS[0][1]
         assert again.add_texts(["new"], ids=["a"]) == ["a"]
 
-    def test_saving_again_replaces_and_an_interrupted_one_leaves_the_old(
+    def test_saving_replaces_the_old_state_and_an_interrupted_save_keeps_it(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         made = store()
@@ -131,7 +131,7 @@ class TestFiles:
         assert len(list(tmp_path.glob("vectors-*.safetensors"))) == 1
 
     @pytest.mark.parametrize("harm", ["flip", "cut", "json", "gone", "count"])
-    def test_what_is_not_whole_is_refused(self, tmp_path: Path, harm: str) -> None:
+    def test_a_damaged_or_incomplete_store_is_refused(self, tmp_path: Path, harm: str) -> None:
         store().save(tmp_path)
         (vectors,), documents = tmp_path.glob("vectors-*"), tmp_path / "documents.json"
         data = bytearray(vectors.read_bytes())
@@ -150,13 +150,13 @@ class TestFiles:
         with pytest.raises(StoreError, match="cannot be loaded"):
             RagKVVectorStore.load(tmp_path, EMBEDDING)
 
-    def test_nothing_in_it_is_pickle_and_nobody_else_reads_it(self, tmp_path: Path) -> None:
+    def test_saved_files_hold_no_pickle_and_are_private(self, tmp_path: Path) -> None:
         store().save(tmp_path)
         for file in tmp_path.iterdir():
             assert file.suffix in (".json", ".safetensors")
             assert file.stat().st_mode & 0o077 == 0
 
-    def test_metadata_that_json_cannot_hold_is_refused_and_the_old_files_stay(self, tmp_path: Path) -> None:
+    def test_metadata_that_is_not_json_is_refused_and_the_old_files_stay(self, tmp_path: Path) -> None:
         made = store()
         made.save(tmp_path)
         made.add_texts(["x"], [{"what": object()}])
@@ -165,7 +165,7 @@ class TestFiles:
         assert len(RagKVVectorStore.load(tmp_path, EMBEDDING)) == 4
 
 
-def test_an_empty_store_is_searched_saved_and_loaded(tmp_path: Path) -> None:
+def test_an_empty_store_can_be_searched_saved_and_loaded(tmp_path: Path) -> None:
     made = RagKVVectorStore(EMBEDDING)
     assert made.similarity_search("x") == []
     assert made.max_marginal_relevance_search("x") == []
@@ -175,12 +175,12 @@ def test_an_empty_store_is_searched_saved_and_loaded(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("given", [{"ids": ["1"]}, {"metadatas": [{}]}])
-def test_lists_of_unequal_length_are_refused(given: dict[str, Any]) -> None:
+def test_metadatas_or_ids_of_another_length_than_the_texts_are_refused(given: dict[str, Any]) -> None:
     with pytest.raises(InputError, match="2 texts"):
         RagKVVectorStore(EMBEDDING).add_texts(["a", "b"], **given)
 
 
-def test_adding_encodes_and_deleting_forgets_what_nobody_else_holds(tiny: str) -> None:
+def test_adding_encodes_kv_and_deleting_the_last_document_of_a_text_deletes_it(tiny: str) -> None:
     llm = chat(tiny)
     text, other = "The mill of Marl makes hats.", "The mill of Marl makes ink."
     made = RagKVVectorStore.from_texts([text, text, other], EMBEDDING, ids=["1", "2", "3"], llm=llm)
@@ -192,12 +192,12 @@ def test_adding_encodes_and_deleting_forgets_what_nobody_else_holds(tiny: str) -
     assert text not in llm.shared.catalogue
     assert llm.shared.engine.warm([chunk]).encoded == 1
     llm.shared.engine.delete([chunk])
-    made.add_texts([text], ids=["3"])  # in place of the other
+    made.add_texts([text], ids=["3"])  # replaces the other text
     assert other not in llm.shared.catalogue
     assert text in llm.shared.catalogue
 
 
-def test_threads_may_add_search_and_delete_at_once() -> None:
+def test_threads_can_add_search_and_delete_at_the_same_time() -> None:
     made = store()
 
     def work(seed: int) -> bool:

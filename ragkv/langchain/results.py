@@ -1,0 +1,97 @@
+"""An answer as LangChain's messages, with token counts and the engine's report.
+
+`cache_read` counts only reused tokens that equal a full prefill. Fused reuse is never counted there: it is in
+`kv_cache`, with the rest of the engine's report. `cache_creation` counts the chunks that were missed; their entries are
+stored afterwards.
+"""
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from enum import Enum
+from typing import Any
+
+from langchain_core.messages import AIMessage, AIMessageChunk
+from langchain_core.messages.ai import InputTokenDetails, UsageMetadata
+from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResult
+
+from ragkv.dialogue import DialoguePrompt
+from ragkv.inference import cite
+from ragkv.types import Answer, TokenEvent
+
+
+def chat_result(event: TokenEvent | Answer, prompt: DialoguePrompt, model: str) -> ChatResult:
+    """The result of a call whose last event is `event`, an `Answer`."""
+    assert isinstance(event, Answer)
+    message = AIMessage(content=event.text, **_reports(event, prompt, model))
+    return ChatResult(generations=[ChatGeneration(message=message)], llm_output={"model_name": model})
+
+
+def chat_chunk(event: TokenEvent | Answer, prompt: DialoguePrompt, model: str) -> ChatGenerationChunk | None:
+    """The piece of a streamed message for `event`; `None` for an event without text."""
+    if isinstance(event, Answer):
+        reports = _reports(event, prompt, model)
+        return ChatGenerationChunk(message=AIMessageChunk(content="", chunk_position="last", **reports))
+    return ChatGenerationChunk(message=AIMessageChunk(content=event.text)) if event.text else None
+
+
+def _reports(answer: Answer, prompt: DialoguePrompt, model: str) -> dict[str, Any]:
+    """The metadata of a message."""
+    reuse, output = answer.reuse, len(answer.token_ids)
+    return {
+        "usage_metadata": UsageMetadata(
+            input_tokens=reuse.tokens,
+            output_tokens=output,
+            total_tokens=reuse.tokens + output,
+            input_token_details=InputTokenDetails(cache_read=reuse.exact, cache_creation=reuse.missed_tokens),
+        ),
+        "response_metadata": {
+            "model_name": model,
+            "finish_reason": answer.finish_reason,
+            "kv_cache": _kv_cache(answer, prompt),
+        },
+    }
+
+
+def _kv_cache(answer: Answer, prompt: DialoguePrompt) -> dict[str, Any]:
+    """The engine's report as plain JSON."""
+    mode, reason = _mode(answer, prompt)
+    conversation = prompt.conversation
+    recognition = {"recognition_s": prompt.recognition_s, "layout_s": prompt.layout_s}
+    return {
+        "mode": mode,
+        "reason": reason,
+        "reuse": _plain(asdict(answer.reuse)),
+        "timing": {**_plain(asdict(answer.timing)), **recognition},
+        "documents": [_plain(chunk.metadata) for chunk in prompt.documents],
+        "citations": [_plain(asdict(citation)) for citation in cite(answer.text, prompt.documents)],
+        "conversation": {
+            "session": None if conversation is None or conversation.by_content else conversation.session.session_id,
+            "turns": conversation.turns if conversation else 0,
+            "tokens": conversation.tokens if conversation else 0,
+        },
+    }
+
+
+def _mode(answer: Answer, prompt: DialoguePrompt) -> tuple[str, str]:
+    """How the prompt was reused, and why so."""
+    reuse = answer.reuse
+    if reuse.fused or reuse.recomputed:
+        return "fused", f"{len(prompt.documents)} chunks in the prompt"
+    if not prompt.documents:
+        reason = "no known chunks in the prompt"
+    elif reuse.missed_chunks:
+        reason = f"{reuse.missed_chunks} of {len(prompt.documents)} chunks had no stored entry yet"
+    else:
+        reason = "; ".join(reuse.notes) or "as the settings ask"
+    return ("exact" if reuse.exact else "full_prefill"), reason
+
+
+def _plain(value: Any) -> Any:
+    """`value` in JSON types. A value of another type becomes its text."""
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple | set | frozenset):
+        return [_plain(item) for item in value]
+    if isinstance(value, Enum):
+        return _plain(value.value)
+    return value if isinstance(value, str | int | float | bool) or value is None else str(value)

@@ -1,0 +1,30 @@
+"""A file is replaced as a whole, or stays as it was."""
+
+from pathlib import Path
+
+import pytest
+
+from ragkv.runtime import replace_file
+
+
+def test_a_replaced_file_has_the_new_content_and_is_private(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    for content in (b"old", b"new"):
+        replace_file(path, content)
+        assert path.read_bytes() == content
+    assert path.stat().st_mode & 0o077 == 0
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_failed_replacement_leaves_the_old_file_and_no_draft(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "file"
+    replace_file(path, b"old")
+
+    def fail(*_: object) -> None:
+        raise OSError("no space left")
+
+    monkeypatch.setattr(Path, "replace", fail)
+    with pytest.raises(OSError, match="no space left"):
+        replace_file(path, b"new")
+    assert path.read_bytes() == b"old"
+    assert list(tmp_path.iterdir()) == [path]
