@@ -54,7 +54,7 @@ class Variance(StaticSelector):
 
     def __init__(self, engine: Engine, chunks: Sequence[Sequence[int]]) -> None:
         encoder = engine.parts.encoder
-        self._chunk_start = len(encoder._prefix_ids)
+        self._chunk_start = len(encoder.prefix_ids)
         encoder.register([tuple(chunk) for chunk in chunks])
         studied = (encoder.training_sample(tuple(chunk)) for chunk in chunks)
         self._scores = torch.cat([sensitivity(entry.kv, others) for entry, others in studied])
@@ -77,7 +77,7 @@ def raw_kv(engine: Engine, ids: Sequence[int], start: int, stop: int) -> torch.T
 
 def truth(engine: Engine, chunks: Sequence[Sequence[int]]) -> Truth:
     """The truth about a prompt of these chunks, all of them stored."""
-    prefix = engine.parts.encoder._prefix_ids
+    prefix = engine.parts.encoder.prefix_ids
     ids = [*prefix, *(token for chunk in chunks for token in chunk)]
     true = raw_kv(engine, ids, len(prefix), len(ids)).float()  # (L, 2, G, C, D)
     pieces = []

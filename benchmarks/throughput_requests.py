@@ -238,7 +238,7 @@ class Fused(Server):
                 encoder.identity.key(chunk),
                 encoder.identity,
                 chunk,
-                adapter.rope.frequencies(len(encoder._prefix_ids) + len(chunk)),
+                adapter.rope.frequencies(len(encoder.prefix_ids) + len(chunk)),
                 adapter.layer_count,
                 adapter.kv_heads,
                 adapter.head_dim,

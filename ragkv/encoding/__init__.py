@@ -1,7 +1,7 @@
-"""Chunks encoded into entries: at once, or in the background for chunks that requests missed."""
+"""Encodes chunks into entries: at once, or in the background if a request missed them."""
 
 from .background import BackgroundEncoder
 from .encoder import Encoder
 from .single_flight import EncodingClaim, Pace, SingleFlight
 
-__all__ = ["BackgroundEncoder", "Encoder", "EncodingClaim", "SingleFlight", "Pace"]
+__all__ = ["BackgroundEncoder", "Encoder", "EncodingClaim", "Pace", "SingleFlight"]

@@ -1,4 +1,4 @@
-"""Missed chunks encoded in the background, in gaps between requests, on one thread."""
+"""Encodes missed chunks in the background, between requests, on one thread."""
 
 import logging
 import queue
@@ -15,109 +15,109 @@ from .single_flight import SingleFlight
 
 log = logging.getLogger(__name__)
 
-IDLE_PATIENCE_S = 30.0  # a background encoding waits so long for the engine to be idle, then goes ahead
+IDLE_PATIENCE_S = 30.0  # a background encoding waits at most so long for the engine to be idle
 
 
 class BackgroundEncoder:
-    """Encodes missed chunks, and scores those stored unscored, in gaps between requests, on one thread."""
+    """Encodes missed chunks, and scores chunks that were stored without scores."""
 
     def __init__(self, encoder: Encoder, store: Store, activity: Activity) -> None:
         self._encoder, self._store, self._activity = encoder, store, activity
         self.single_flight = SingleFlight(store)
-        self._waiting: queue.SimpleQueue[tuple[int, ...] | None] = queue.SimpleQueue()
-        self._known: set[tuple[int, ...]] = set()
+        self._queue: queue.SimpleQueue[tuple[int, ...] | None] = queue.SimpleQueue()
+        self._wanted: set[tuple[int, ...]] = set()  # queued or being encoded, and not forgotten since
         self._changed = threading.Condition()
         self._closing = False
-        self._flushing = 0  # calls of `flush` under way: no patience then
+        self._flushing = 0  # calls of `flush` under way; meanwhile encoding does not wait for idle time
         self._thread = threading.Thread(target=self._work, name="ragkv-encoder", daemon=True)
         self._thread.start()
 
     def add(self, token_ids: tuple[int, ...]) -> None:
-        """Encode these tokens when there is time; once, however often they are asked for."""
+        """Encode this chunk when there is time; once, however often it is added."""
         with self._changed:
-            if self._closing or token_ids in self._known:
+            if self._closing or token_ids in self._wanted:
                 return
-            self._known.add(token_ids)
-        self._waiting.put(token_ids)
+            self._wanted.add(token_ids)
+        self._queue.put(token_ids)
 
     def forget(self, token_ids: tuple[int, ...]) -> None:
-        """Do not encode these after all: their chunk was deleted."""
+        """Do not encode this chunk: it was deleted."""
         with self._changed:
-            self._known.discard(token_ids)
+            self._wanted.discard(token_ids)
 
     def flush(self) -> None:
-        """Return when nothing waits any more. Does not wait for requests to end."""
+        """Return when no chunk waits. Does not wait for requests to end."""
         openmp.release_threads()
         with self._changed:
             self._flushing += 1
             self._activity.wake()
-            self._changed.wait_for(lambda: not self._known)
+            self._changed.wait_for(lambda: not self._wanted)
             self._flushing -= 1
 
     def close(self) -> bool:
-        """Finish the encoding under way, drop the rest: it can be encoded when it is missed again.
+        """Finish the encoding under way and drop the others: they can be encoded when they are missed again.
 
-        `False` if this is its own thread, where garbage collection may call: it then ends by itself, soon.
+        Garbage collection may call this on the encoder's own thread. Then it returns `False`, and the thread ends soon.
         """
         with self._changed:
             self._closing = True
-            self._known.clear()
+            self._wanted.clear()
             self._changed.notify_all()
         self._activity.wake()
-        self._waiting.put(None)
+        self._queue.put(None)
         if threading.current_thread() is self._thread:
             return False
         self._thread.join()
         return True
 
     def _work(self) -> None:
-        while (token_ids := self._waiting.get()) is not None:
-            self._activity.wait_idle(IDLE_PATIENCE_S, lambda: self._closing or self._flushing > 0)
+        while (token_ids := self._queue.get()) is not None:
+            self._activity.wait_idle(IDLE_PATIENCE_S, self._hurried)
             try:
                 self._encode(token_ids)
             except Exception:
                 log.exception("A missed chunk of %d tokens could not be encoded; it stays a miss.", len(token_ids))
-            openmp.release_threads()  # the store's codec may have made one
+            openmp.release_threads()  # the store's codec may have started some
             with self._changed:
-                self._known.discard(token_ids)
+                self._wanted.discard(token_ids)
                 self._changed.notify_all()
 
     def _encode(self, token_ids: tuple[int, ...]) -> None:
-        if token_ids not in self._known or self._scored(token_ids):
+        if token_ids not in self._wanted or self._complete(token_ids):
             return
         key, tokens = self._encoder.identity.key(token_ids), len(token_ids)
-        flight = self.single_flight.claim(key, tokens, lambda: bool(self._scored(token_ids)))
-        if flight is None and self.single_flight.arrived(key, tokens, self._hurried) and self._scored(token_ids):
-            return  # another replica's; looking at it brought it here
+        claim = self.single_flight.claim(key, tokens, lambda: bool(self._complete(token_ids)))
+        if claim is None and self.single_flight.arrived(key, tokens, self._hurried) and self._complete(token_ids):
+            return  # another replica encoded it; looking it up copied it to this replica
         encoded = False
         try:
             with self._activity.lock:
                 entry = self._encoder.chunk(token_ids)
             encoded = True
-            self._keep(token_ids, entry)
+            self._store_entry(token_ids, entry)
         finally:
-            if flight is not None:
-                self.single_flight.finish(flight, encoded)
+            if claim is not None:
+                self.single_flight.finish(claim, encoded)
 
-    def _keep(self, token_ids: tuple[int, ...], entry: Entry) -> None:
-        scored = self._scored(token_ids)  # warmed meanwhile?
-        if scored is False:
+    def _store_entry(self, token_ids: tuple[int, ...], entry: Entry) -> None:
+        complete = self._complete(token_ids)  # `warm` may have stored it meanwhile
+        if complete is False:
             with suppress(StoreReadOnlyError):
                 self._store.delete_key(entry.info.key)  # the same KV without scores
         with self._changed:
-            if token_ids in self._known and not scored:  # not deleted meanwhile
+            if token_ids in self._wanted and not complete:  # not deleted meanwhile
                 self._store.put(entry)
 
     def _hurried(self) -> bool:
         return self._closing or self._flushing > 0
 
-    def _scored(self, token_ids: tuple[int, ...]) -> bool | None:
-        """Whether the stored entry has all that the encoder would give it; `None` if there is none."""
+    def _complete(self, token_ids: tuple[int, ...]) -> bool | None:
+        """Whether the stored entry has scores, if the encoder makes scores; `None` if there is no entry."""
         lease = self._store.lease(self._encoder.identity, token_ids)
         if lease is None:
             return None
         with lease:
-            return lease.sensitivity is not None or not self._encoder.scores
+            return lease.sensitivity is not None or self._encoder.scorer is None
 
 
 __all__ = ["BackgroundEncoder"]

@@ -1,8 +1,8 @@
-"""Encoding: a chunk's KV computed once, behind the application's prefix alone, and stored position-free.
+"""Encoding: computes a chunk's KV once, behind nothing but the application's prefix, and makes a position-free entry.
 
-The prefix gives a chunk the attention sinks it will have in a prompt; its own KV is not part of the entry. A chunk that
-a request missed is encoded here later, in the background: KV that has seen a particular context is never stored under
-the chunk's key (CacheBlend sections 5.1 and 6, "Managing KV cache", which stores what the request computed).
+The prefix gives a chunk the attention sinks it will have in a prompt; the prefix's KV is not part of the entry. A chunk
+that a request missed is encoded here later, in the background: KV that saw a particular context is never stored under
+the chunk's key. (CacheBlend sections 5.1 and 6, "Managing KV cache", stores what the request computed.)
 """
 
 import dataclasses
@@ -13,16 +13,15 @@ from contextlib import AbstractContextManager, nullcontext
 
 import torch
 
-from ragkv.fusion import Fusor, Plan, ResidentLease, ScoreModel, Scorer, Span, SpanKind, SpanState, make_selector
-from ragkv.fusion.learned import QUESTION_TOKENS
+from ragkv.fusion import Fusor, Plan, ResidentLease, Scorer, Span, SpanKind, SpanState, make_selector
 from ragkv.model import Adapter
 from ragkv.store import Entry, EntryInfo, Identity, ids_digest
 
-KEPT_PREFIXES = 4  # prefix KV kept, one for each set of RoPE frequencies met lately
+KEPT_PREFIXES = 4  # prefix entries kept in memory, one for each of the last sets of RoPE frequencies
 
 
 class Encoder:
-    """Makes entries: the prefix's, which it keeps, and chunks'."""
+    """Makes the entries of chunks, and of the prefix, which it keeps in memory."""
 
     def __init__(
         self,
@@ -30,41 +29,34 @@ class Encoder:
         fusor: Fusor,
         prefix_ids: tuple[int, ...],
         identity: Identity,
-        sensitivity_prefixes: int = 0,
+        scorer: Scorer | None = None,
         between: Callable[[], None] = lambda: None,
-        learned: ScoreModel | None = None,
     ) -> None:
-        """`sensitivity_prefixes` is k of `Scorer`, and `learned` its network; with 0 entries are stored without scores.
-
-        `between` is called between layers: others may decode a step there.
-        """
-        self._adapter, self._fusor, self._prefix_ids, self._between = adapter, fusor, prefix_ids, between
-        self._scorer: Scorer | None = None
-        self._learned = learned
-        if sensitivity_prefixes:
-            self._scorer = Scorer(adapter, prefix_ids, sensitivity_prefixes, between, learned)
-        scorer = learned.digest if learned else ""  # scores of different making are never compared
-        self.identity = dataclasses.replace(identity, context=ids_digest(prefix_ids), scorer=scorer)  # of chunks
+        """Without a `scorer` entries have no scores. `between` is called between layers: other requests may decode."""
+        self._adapter, self._fusor, self.prefix_ids, self._between = adapter, fusor, prefix_ids, between
+        self.scorer = scorer
+        network = scorer.network_digest if scorer else ""  # scores of different networks must not be compared
+        self.identity = dataclasses.replace(identity, context=ids_digest(prefix_ids), scorer=network)  # of chunks
         self._prefixes: OrderedDict[str, Entry] = OrderedDict()  # by frequencies
         self._lock = threading.Lock()
 
     def prefix(
-        self, length: int, turn: Callable[[], AbstractContextManager[object]] = nullcontext
+        self, length: int, compute_lock: Callable[[], AbstractContextManager[object]] = nullcontext
     ) -> ResidentLease | None:
-        """The prefix's KV under the frequencies of a prompt of `length` tokens; `None` if there is no prefix.
+        """The prefix's KV with the RoPE frequencies of a prompt of `length` tokens; `None` if there is no prefix.
 
-        `turn` gives the compute lock, should it have to be encoded; by default the caller holds it.
+        `compute_lock` acquires the lock if the prefix must be encoded; by default the caller holds it.
         """
-        if not self._prefix_ids:
+        if not self.prefix_ids:
             return None
         frequencies = self._adapter.rope.frequencies(length)
         with self._lock:
             entry = self._prefixes.get(frequencies)
         if entry is None:
-            if self._adapter.rope.frequencies(len(self._prefix_ids)) != frequencies:
-                return None  # cannot be computed apart from a prompt of that length: the prompt computes it
-            with turn():
-                entry = self._encode(self._prefix_ids, behind=())
+            if self._adapter.rope.frequencies(len(self.prefix_ids)) != frequencies:
+                return None  # only a prompt of that length has these frequencies, so the prompt computes the prefix
+            with compute_lock():
+                entry = self._encode(self.prefix_ids, behind=())
             with self._lock:
                 self._prefixes[frequencies] = entry
                 if len(self._prefixes) > KEPT_PREFIXES:
@@ -72,37 +64,21 @@ class Encoder:
         return ResidentLease(entry)
 
     def chunk(self, token_ids: tuple[int, ...]) -> Entry:
-        """The entry of a chunk, scored if there is a scorer. The caller holds the compute lock."""
-        entry = self._encode(token_ids, behind=self._prefix_ids)
-        if self._scorer is None:
+        """The entry of a chunk, with scores if there is a scorer. The caller holds the compute lock."""
+        entry = self._encode(token_ids, behind=self.prefix_ids)
+        if self.scorer is None:
             return entry
-        return dataclasses.replace(entry, sensitivity=self._scorer.scores(token_ids, entry.kv))
+        return dataclasses.replace(entry, sensitivity=self.scorer.scores(token_ids, entry.kv))
 
     def training_sample(self, token_ids: tuple[int, ...]) -> tuple[Entry, list[torch.Tensor]]:
-        """A chunk's entry without scores, and its KV behind the scorer's texts: what scores are learned from."""
-        assert self._scorer is not None, "nothing is scored here"
-        return self._encode(token_ids, behind=self._prefix_ids), self._scorer.kv_behind_texts(token_ids)
+        """A chunk's entry without scores, and its KV behind the scorer's texts, to train scores on."""
+        assert self.scorer is not None, "this encoder has no scorer"
+        return self._encode(token_ids, behind=self.prefix_ids), self.scorer.kv_behind_texts(token_ids)
 
     def register(self, chunks: Sequence[tuple[int, ...]]) -> None:
-        """These are about to be encoded: some may become texts to score behind. The caller holds the compute lock."""
-        if self._scorer is not None:
-            self._scorer.register(chunks)
-
-    @torch.no_grad()
-    def weighted_by_question(self, plan: Plan, asked_ids: Sequence[int]) -> Plan:
-        """`plan` with its candidates' scores as a question of these ids weighs them, where a network can tell."""
-        scores, topics = plan.candidates.sensitivity, plan.candidates.topics
-        if self._learned is None or scores is None or topics is None:
-            return plan
-        device = self._adapter.device
-        asked = self._adapter.embed(torch.tensor(asked_ids[-QUESTION_TOKENS:], dtype=torch.int64, device=device))[0]
-        weighed = self._learned.weighted_by_question(scores.to(device), topics.to(device), asked).cpu()
-        return dataclasses.replace(plan, candidates=dataclasses.replace(plan.candidates, sensitivity=weighed))
-
-    @property
-    def scores(self) -> bool:
-        """Whether entries are scored."""
-        return self._scorer is not None
+        """Announce chunks to be encoded, so that the scorer may use them. The caller holds the compute lock."""
+        if self.scorer is not None:
+            self.scorer.register(chunks)
 
     def _encode(self, token_ids: tuple[int, ...], behind: tuple[int, ...]) -> Entry:
         start, stop = len(behind), len(behind) + len(token_ids)

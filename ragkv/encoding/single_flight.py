@@ -1,9 +1,9 @@
-"""Single flight: replicas that miss the same chunk at once encode it once.
+"""Single-flight encoding: replicas that miss the same chunk at the same time encode it once.
 
-Who encodes holds a claim, with an expiry, in the storage that replicas share; it ends when the entry is written there.
-Who finds a chunk claimed waits for its entry, never longer than encoding it would take, and then encodes it all the
-same. Requests never wait here: what they miss they compute in place. Where no storage is shared, or it does not answer,
-everybody goes ahead.
+The replica that encodes a chunk holds a claim in the storage that replicas share. The claim ends when the entry is
+written there, or when it expires. A replica that finds a chunk claimed waits for the entry, but never longer than
+encoding would take, and then encodes the chunk itself. Requests never wait here: they compute what they miss. Without
+shared storage, or if it does not answer, every replica encodes at once.
 """
 
 import time
@@ -13,15 +13,15 @@ from dataclasses import dataclass
 
 from ragkv.store import Claim, Store
 
-UNMEASURED_S = 60.0  # a claim's expiry until something was encoded here
-SPARE = 4.0  # times what encoding takes: a claim outlives a slow one
+UNMEASURED_S = 60.0  # a claim's expiry until this replica has encoded an entry
+HEADROOM = 4.0  # a claim's expiry, times what encoding takes: a claim outlives a slow encoding
 LEAST_S = 5.0
-POLLS = 20  # looks at most while waiting
+POLLS = 20  # at most while waiting for an entry
 
 
 @dataclass(frozen=True, slots=True)
 class EncodingClaim:
-    """An entry that is being made here."""
+    """The right to encode one entry."""
 
     claim: Claim
     tokens: int
@@ -29,59 +29,60 @@ class EncodingClaim:
 
 
 class Pace:
-    """How long it takes here until an entry is encoded and written, from the latest. Thread-safe."""
+    """How long this replica takes to encode and write an entry, from the latest ones. Thread-safe."""
 
     def __init__(self) -> None:
         self._token_s: deque[float] = deque(maxlen=8)
 
     def took(self, tokens: int, seconds: float) -> None:
-        """An entry of so many tokens was there after that time."""
+        """Record that an entry of so many tokens took that time."""
         self._token_s.append(seconds / max(1, tokens))
 
     def seconds(self, tokens: int) -> float | None:
-        """What one of so many takes at the longest; `None` if nothing was encoded yet."""
+        """The longest time that an entry of so many tokens takes; `None` if nothing was encoded yet."""
         latest = tuple(self._token_s)
         return max(latest) * tokens if latest else None
 
 
 class SingleFlight:
-    """Claims on what is to be encoded. Thread-safe."""
+    """Claims on chunks to be encoded. Thread-safe."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
         self.pace = Pace()
 
-    def claim(self, key: str, tokens: int, is_there: Callable[[], bool]) -> EncodingClaim | None:
-        """Be the one who encodes the entry of `key`; `None` if another replica is, or was. `finish` must follow.
+    def claim(self, key: str, tokens: int, is_stored: Callable[[], bool]) -> EncodingClaim | None:
+        """Claim the entry of `key`; `None` if another replica encodes it or has done so. `finish` must follow.
 
-        `is_there` looks once more: another's entry may have come, and its claim ended, since the caller looked.
+        `is_stored` looks up the entry again: another replica may have stored it and ended its claim after the caller
+        looked.
         """
         takes_s = self.pace.seconds(tokens)
-        expires_s = UNMEASURED_S if takes_s is None else max(LEAST_S, SPARE * takes_s)
+        expires_s = UNMEASURED_S if takes_s is None else max(LEAST_S, HEADROOM * takes_s)
         claim = self._store.claim(key, expires_s)
-        if claim is not None and claim.tier is not None and is_there():
+        if claim is not None and claim.tier is not None and is_stored():
             self._store.release(claim)
             return None
         return None if claim is None else EncodingClaim(claim, tokens, time.monotonic())
 
-    def finish(self, flight: EncodingClaim, encoded: bool) -> None:
-        """It is put, if it was `encoded`. Returns at once; the claim ends when what was put is written."""
+    def finish(self, claim: EncodingClaim, encoded: bool) -> None:
+        """End a claim; `encoded` says whether the entry was put. Returns at once; the claim ends after the write."""
 
-        def landed() -> None:
+        def record() -> None:
             if encoded:
-                self.pace.took(flight.tokens, time.monotonic() - flight.began_s)
+                self.pace.took(claim.tokens, time.monotonic() - claim.began_s)
 
-        self._store.release(flight.claim, landed)
+        self._store.release(claim.claim, record)
 
-    def arrived(self, key: str, tokens: int, given_up: Callable[[], bool] = lambda: False) -> bool:
-        """Wait for another replica's entry; `False` once it takes longer than encoding would, or `given_up`."""
+    def arrived(self, key: str, tokens: int, stop: Callable[[], bool] = lambda: False) -> bool:
+        """Wait for another replica's entry. `False` once that takes longer than encoding would, or `stop` says so."""
         takes_s = self.pace.seconds(tokens)
         if takes_s is None:
             return self._store.contains(key)
         until = time.monotonic() + takes_s
-        while not (here := self._store.contains(key)) and time.monotonic() < until and not given_up():
+        while not (here := self._store.contains(key)) and time.monotonic() < until and not stop():
             time.sleep(min(takes_s / POLLS, max(0.0, until - time.monotonic())))
         return here
 
 
-__all__ = ["EncodingClaim", "SingleFlight", "Pace"]
+__all__ = ["EncodingClaim", "Pace", "SingleFlight"]

@@ -7,14 +7,15 @@ nothing of requests or stores; `docs/selection.md` has the measurements.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 
 import torch
 
 from ragkv.model import Adapter, PromptKV, full_pass
 
-from .learned import ScoreModel
+from .learned import QUESTION_TOKENS, ScoreModel
+from .plan import Plan
 
 TEXT_TOKENS = 256  # of a kept text behind which chunks are scored
 NEIGHBOUR_TOKENS = 128  # of the neighbouring text from the chunk's document
@@ -53,6 +54,7 @@ class Scorer:
         """
         self._adapter, self._prefix_ids, self._count = adapter, tuple(prefix_ids), count
         self._learned = learned
+        self.network_digest = learned.digest if learned else ""
         self._between = between
         self._texts: list[_Text] = []  # at most k + 1, because a chunk cannot use the text that contains it
         self._waiting: list[tuple[int, ...]] = []  # chunks that do not fill a text yet
@@ -80,6 +82,18 @@ class Scorer:
         scores = self._learned.scores(stored, behind) if self._learned else sensitivity(stored, behind)[:, None]
         most = torch.finfo(torch.float16).max
         return scores.clamp(-most, most).half().cpu()
+
+    @torch.no_grad()
+    def weighted_by_question(self, plan: Plan, question_ids: Sequence[int]) -> Plan:
+        """`plan` with its candidates' scores weighted for this question; unchanged without a network or its scores."""
+        scores, topics = plan.candidates.sensitivity, plan.candidates.topics
+        if self._learned is None or scores is None or topics is None:
+            return plan
+        device = self._adapter.device
+        ids = torch.tensor(question_ids[-QUESTION_TOKENS:], dtype=torch.int64, device=device)
+        question = self._adapter.embed(ids)[0]
+        weighted = self._learned.weighted_by_question(scores.to(device), topics.to(device), question).cpu()
+        return replace(plan, candidates=replace(plan.candidates, sensitivity=weighted))
 
     def kv_behind_texts(self, token_ids: tuple[int, ...]) -> list[torch.Tensor]:
         """The chunk's raw KV (L, 2, G, T, D) behind each of k texts; its neighbours come first if it has any."""

@@ -9,7 +9,7 @@ from typing import Any, Self
 
 from ragkv.config import EngineConfig, FusionConfig
 from ragkv.encoding import BackgroundEncoder, Encoder
-from ragkv.fusion import Fusor, Readers, ScoreModel, gate_result, learned, make_selector
+from ragkv.fusion import Fusor, Readers, ScoreModel, Scorer, gate_result, learned, make_selector
 from ragkv.history import BlockWriter
 from ragkv.model import Adapter, adapt
 from ragkv.model.fingerprint import architecture_digest, rope_digest, tokenizer_digest, weights_digest
@@ -53,7 +53,7 @@ class SharedModel:
 
     def for_another_engine(self) -> "SharedModel":
         """The same model for one more engine, which is closed by itself."""
-        return replace(self, activity=Activity(self.activity))
+        return replace(self, activity=Activity(self.activity.lock))
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,8 +101,9 @@ class EngineParts:
         readers = Readers(settings.reader_threads)
         fusor = Fusor(adapter, readers, fusion.read_ahead_layers, fusion.seed)
         between, network = shared.batch.step_waiting, _learned_scores(adapter, fusion)
-        prefix = runs.before_documents
-        encoder = Encoder(adapter, fusor, prefix, identity, fusion.sensitivity_prefixes, between, network)
+        prefix, texts = runs.before_documents, fusion.sensitivity_prefixes
+        scorer = Scorer(adapter, prefix, texts, between, network) if texts else None
+        encoder = Encoder(adapter, fusor, prefix, identity, scorer, between)
         background = BackgroundEncoder(encoder, store, activity)
         if settings.directory is not None:
             intake.apply_gate_result(gate_result.load(settings.directory, encoder.identity, fusion.selector))

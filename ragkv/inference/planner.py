@@ -61,7 +61,7 @@ class Planner:
             lease = self._lease(token_ids, without, leases) if wanted else None
             if wanted and lease is None:
                 missed.append(index)
-            elif lease is not None and lease.sensitivity is None and self._encoder.scores:
+            elif lease is not None and lease.sensitivity is None and self._encoder.scorer is not None:
                 unscored.append(index)
             if lease is None:
                 state = SpanState.COMPUTED
@@ -79,7 +79,8 @@ class Planner:
 
     def weighted_by_question(self, planned: Planned, prompt: Prompt) -> Planned:
         """`planned` with scores as what is asked weighs them."""
-        return replace(planned, plan=self._encoder.weighted_by_question(planned.plan, prompt.asked_ids))
+        scorer = self._encoder.scorer
+        return replace(planned, plan=scorer.weighted_by_question(planned.plan, prompt.asked_ids)) if scorer else planned
 
     def prefetch_hint(self, prompt: Prompt, reuse: ReuseMode, session_id: str = "") -> PrefetchHint:
         """What `plan` will look up in the store, as far as can be told before: history in order, then chunks."""

@@ -1,4 +1,4 @@
-"""What is closed when its `with` block ends. Pure Python."""
+"""A base class for resources that are closed when their `with` block ends. Pure Python."""
 
 from abc import ABC, abstractmethod
 from types import TracebackType
@@ -10,7 +10,7 @@ class Closing(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Release what is held. Twice is harmless."""
+        """Release the resource. Twice is harmless."""
 
     def __enter__(self) -> Self:
         return self

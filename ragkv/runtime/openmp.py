@@ -1,40 +1,39 @@
-"""OpenMP teams: what a thread that computed leaves behind, and how it gives that back.
+"""OpenMP thread pools: how a thread ends the pool that its computing started.
 
-torch on Linux computes with GNU OpenMP, which gives every thread that computes workers of its own and keeps them until
-the thread ends. Between two operations workers spin a moment, so that the next one finds them awake; but once all
-threads' workers together are more than the processors they sleep at once, and every operation of every thread waits for
-them to wake. On two cores, one idle team of another thread makes a decode step of half a billion weights take 66 ms for
-52. So only who has the model keeps a team, and threads that only help compute alone. A new team takes some 60 us.
+torch on Linux computes with GNU OpenMP. Every thread that computes gets its own pool of worker threads, which lasts
+until that thread ends. Between two operations the workers spin for a moment, so that the next operation finds them
+awake. But once all pools together have more workers than there are processors, workers sleep at once, and every
+operation of every thread waits until they wake up. On two cores, one idle pool of another thread slows a decode step of
+half a billion weights from 52 ms to 66 ms. So only the thread that holds the compute lock keeps a pool, and helper
+threads compute without one. A new pool takes about 60 us to start.
 """
 
 import ctypes
 from functools import cache
 from pathlib import Path
 
+import torch
+
 _SOFT = 1  # omp_pause_soft
 
 
 def release_threads() -> None:
-    """End the calling thread's workers, if it has any; its next operation makes new ones. Nothing to do elsewhere."""
+    """End the calling thread's pool, if it has one; its next operation starts a new one. No-op without GNU OpenMP."""
     if (openmp := _gnu_openmp()) is not None:
         openmp.omp_pause_resource_all(_SOFT)
 
 
 def use_one_thread() -> None:
-    """Let the calling thread have no workers from now on: what it does runs beside the model."""
-    import torch
-
+    """Compute without a pool on the calling thread from now on: it runs while the model computes."""
     if (openmp := _gnu_openmp()) is not None:
-        torch.get_num_threads()  # a thread's first question sets its number to the process's
+        torch.get_num_threads()  # torch sets a thread's number of workers at its first call, so this must come first
         openmp.omp_set_num_threads(1)
 
 
 @cache
 def _gnu_openmp() -> ctypes.CDLL | None:
-    """The library by which this torch computes, if it is GNU's: others have one pool of workers for all threads."""
-    import torch  # here, so that packages without tensors can import `ragkv.runtime` without torch
-
-    path = Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"  # a symbol is looked for in what it needs, too
+    """The OpenMP library of this torch, if it is GNU's: others have one pool for all threads."""
+    path = Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"  # its dependencies are searched for symbols, too
     try:
         found = ctypes.CDLL(str(path))
     except OSError:

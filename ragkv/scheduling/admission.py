@@ -1,9 +1,10 @@
-"""The request queue: who may begin, in the order they came; the store sees who waits (CachedAttention section 3.3).
+"""The admission queue: requests start in the order in which they come (CachedAttention section 3.3).
 
-The callers' threads are the workers. `workers` requests are past admission at once: one computes, the others look up
-and read ahead meanwhile, so that a request's load overlaps its predecessor's compute (section 3.2.1). A slot covers
-planning and prefill, never decoding: an open stream keeps nobody waiting. It knows no model and no prompts; what a
-request will read is a `PrefetchHint`, and everything held for one is released however it ends.
+The callers' threads do the work. `workers` requests are admitted at a time: one computes, while the others look up and
+read ahead, so that a request loads while its predecessor computes (section 3.2.1). A slot covers planning and prefill,
+never decoding, so an open stream blocks nobody. The queue knows no model and no prompts. A request's `PrefetchHint`
+says what it will read: the store sees it while the request waits. What is held for a request is released however it
+ends.
 """
 
 import threading
@@ -18,44 +19,44 @@ from ragkv.config import SchedulerConfig
 from ragkv.errors import CancelledError, DeadlineError, QueueFullError
 from ragkv.store import PrefetchHint
 
-POLL_S = 0.02  # how soon a cancellation is noticed by who waits: events cannot be waited for two at a time
+POLL_S = 0.02  # cancellation poll interval: a thread cannot wait for two events at a time
 
 
 class QueueListener(Protocol):
-    """Who is told of the queue: the store."""
+    """Sees the queue change: the store."""
 
-    def queued(self, demand: PrefetchHint) -> None: ...
+    def queued(self, hint: PrefetchHint) -> None: ...
 
-    def started(self, demand: PrefetchHint) -> None: ...
+    def started(self, hint: PrefetchHint) -> None: ...
 
-    def left(self, demand: PrefetchHint) -> None: ...
+    def left(self, hint: PrefetchHint) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
 class QueueStats:
-    """The queue now, and what became of requests since the engine was built."""
+    """The queue now, and counts of requests since the engine was built."""
 
     waiting: int  # now
     admitted: int  # now: planning or prefilling
     served: int  # prefilled
     refused: int  # the queue was full
-    expired: int  # their deadline passed, waiting, prefilling or decoding
-    cancelled: int  # likewise
+    expired: int  # their deadline passed while they waited, prefilled or decoded
+    cancelled: int  # cancelled while they waited, prefilled or decoded
 
 
 class Ticket:
-    """One request's patience: its deadline, and the event that calls it off."""
+    """The deadline of one request, and the event that cancels it."""
 
     def __init__(
         self, deadline_s: float | None, cancel: threading.Event | None, ended: Callable[[Exception], None]
     ) -> None:
-        """`ended` is told, once, what `check` raised."""
+        """`ended` is called once, with the first error that `check` raises."""
         self._deadline_s, self._cancel, self._ended = deadline_s, cancel, ended
         self._began = time.monotonic()
         self._over = False
 
     def check(self) -> None:
-        """Raise `CancelledError` or `DeadlineError` if this request is not wanted any more."""
+        """Raise `CancelledError` or `DeadlineError` if the request should not go on."""
         error: CancelledError | DeadlineError
         if self._cancel is not None and self._cancel.is_set():
             error = CancelledError("The request was cancelled by its caller; what it held is released.")
@@ -77,22 +78,22 @@ class Ticket:
             self.check()
 
     def acquire(self, lock: threading.Lock) -> None:
-        """Wait for `lock` and have it; raises what `check` raises, without it."""
+        """Wait for `lock` and acquire it; raises what `check` raises, without the lock."""
         while not lock.acquire(timeout=-1 if (pause_s := self._pause_s()) is None else pause_s):
             self.check()
 
     def _pause_s(self) -> float | None:
-        """How long nothing can change but by what is waited for; `None`: for ever."""
+        """How long to wait until the next `check`; `None`: for ever."""
         if self._cancel is not None:
             return POLL_S
         return None if self._deadline_s is None else max(0.0, self._deadline_s - time.monotonic() + self._began)
 
 
 class _Place:
-    """A request in the queue, or past it."""
+    """A request that waits or is admitted."""
 
-    def __init__(self, demand: PrefetchHint) -> None:
-        self.demand = demand
+    def __init__(self, hint: PrefetchHint) -> None:
+        self.hint = hint
         self.admitted = threading.Event()
 
 
@@ -107,21 +108,21 @@ class AdmissionQueue:
         self._served = self._refused = self._expired = self._cancelled = 0
 
     def ticket(self, deadline_s: float | None = None, cancel: threading.Event | None = None) -> Ticket:
-        """A new request's; without a deadline of its own it has the config's."""
+        """A ticket for a new request. Without a deadline of its own it has the config's."""
         return Ticket(self._config.deadline_s if deadline_s is None else deadline_s, cancel, self._count)
 
     @contextmanager
-    def admitted(self, demand: PrefetchHint, ticket: Ticket) -> Iterator[None]:
-        """Wait for a slot and hold it; the store knows of `demand` from the queue's tail on until the slot is free.
+    def admitted(self, hint: PrefetchHint, ticket: Ticket) -> Iterator[None]:
+        """Wait for a slot and hold it. The store knows `hint` from when the request queues until the slot is free.
 
-        Raises `QueueFullError` at once if too many wait, and what `ticket.check` raises.
+        Raises `QueueFullError` at once if too many requests wait, and what `ticket.check` raises.
         """
         ticket.check()
-        place = self._join(demand)
+        place = self._join(hint)
         try:
             ticket.wait(place.admitted)
             ticket.check()
-            self._listener.started(demand)
+            self._listener.started(hint)
             yield
             with self._lock:
                 self._served += 1
@@ -134,8 +135,8 @@ class AdmissionQueue:
             counts = self._served, self._refused, self._expired, self._cancelled
             return QueueStats(len(self._waiting), len(self._running), *counts)
 
-    def _join(self, demand: PrefetchHint) -> _Place:
-        limit, place = self._config.queue_limit, _Place(demand)
+    def _join(self, hint: PrefetchHint) -> _Place:
+        limit, place = self._config.queue_limit, _Place(hint)
         with self._lock:
             if len(self._running) >= self._config.workers and len(self._waiting) >= limit:
                 self._refused += 1
@@ -143,7 +144,7 @@ class AdmissionQueue:
                     f"{len(self._waiting)} requests wait and the queue takes {limit}. Ask again later, or raise "
                     "scheduler.queue_limit."
                 )
-            self._listener.queued(demand)  # under the lock: the store's order is ours
+            self._listener.queued(hint)  # under the lock, so that the store sees the requests in this queue's order
             self._waiting.append(place)
             self._admit()
         return place
@@ -155,7 +156,7 @@ class AdmissionQueue:
             place.admitted.set()
 
     def _leave(self, place: _Place) -> None:
-        self._listener.left(place.demand)
+        self._listener.left(place.hint)
         with self._lock:
             if place in self._running:
                 self._running.remove(place)
@@ -169,4 +170,4 @@ class AdmissionQueue:
             self._cancelled += isinstance(error, CancelledError)
 
 
-__all__ = ["QueueStats", "AdmissionQueue", "Ticket"]
+__all__ = ["AdmissionQueue", "QueueStats", "Ticket"]

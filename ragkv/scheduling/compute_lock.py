@@ -1,7 +1,7 @@
-"""The model, for one pass at a time, first come first served.
+"""The compute lock: one thread computes with the model at a time, first come first served.
 
-A plain lock will not do: a request that waits for one token must be able to leave the line as soon as somebody else has
-decoded it, and a prefill must not starve behind requests that come back for every token.
+A plain lock is not enough. A request that waits for one token must be able to leave the queue as soon as another thread
+has decoded that token, and a prefill must not starve behind requests that come back for every token.
 """
 
 import threading
@@ -12,70 +12,72 @@ from contextlib import contextmanager
 from ragkv.errors import RagKVError
 from ragkv.runtime import openmp
 
-POLL_S = 0.02  # how often who may be called off looks whether it was
+POLL_S = 0.02  # cancellation poll interval
 
 
 class Waiter:
-    """A place in the line, for one acquisition."""
+    """One attempt to acquire the lock."""
 
     def __init__(self) -> None:
-        self.called = threading.Event()
+        self.called = threading.Event()  # set when the wait is over
         self.granted = False
-        self.excused = False
+        self.dismissed = False
 
 
 class ComputeLock:
-    """A fair lock: whoever releases it hands it to the first in line."""
+    """A fair lock: a thread that releases it hands it to the first waiter in the queue."""
 
     def __init__(self) -> None:
         self._guard = threading.Lock()
         self._held = False
-        self._line: deque[Waiter] = deque()
+        self._queue: deque[Waiter] = deque()
+        self.requests = 0  # requests under way on the model, of every engine that shares the lock
+        self.requests_changed = threading.Condition()
 
     def acquire(self, waiter: Waiter | None = None, check: Callable[[], None] | None = None) -> bool:
-        """Wait for the model and have it: `True`; or `False` if `waiter` was excused instead.
+        """Wait for the lock. `True` once it is acquired; `False` if `waiter` was dismissed instead.
 
-        `check` is called now and then; what it raises ends the wait.
+        `check` is called repeatedly while this thread waits; an error that it raises ends the wait.
         """
         waiter = waiter or Waiter()
         try:
             with self._guard:
-                if waiter.excused:
+                if waiter.dismissed:
                     return False
                 if not self._held:
                     self._held = waiter.granted = True
                     return True
-                self._line.append(waiter)
-            openmp.release_threads()  # whatever the caller computed before: another one computes now
+                self._queue.append(waiter)
+            openmp.release_threads()  # this thread may have computed before; now another thread computes
             while not waiter.called.wait(None if check is None else POLL_S):
                 if check is not None:
                     check()
-        except BaseException:  # interrupted: nobody may hand the model to who is gone
-            self.excuse((waiter,))
+        except BaseException:  # the wait was interrupted: never grant the lock to a waiter that has left
+            self.dismiss((waiter,))
             if waiter.granted:
                 self.release()
             raise
         return waiter.granted
 
-    def release(self, keep_team: bool = False) -> None:
-        """Hand the model on. `keep_team` is for who is about to come back, and seems to be the only one."""
-        if not keep_team:
+    def release(self, keep_threads: bool = False) -> None:
+        """Hand the lock on. `keep_threads` if this thread will be back soon and seems to be the only one."""
+        if not keep_threads:
             openmp.release_threads()
         with self._guard:
-            if not self._line:
+            if not self._queue:
                 self._held = False
                 return
-            first = self._line.popleft()
+            first = self._queue.popleft()
             first.granted = True
             first.called.set()
 
-    def excuse(self, waiters: Iterable[Waiter]) -> None:
-        """Let those who wait, or are about to, go without the model: what they wanted it for is done."""
+    def dismiss(self, waiters: Iterable[Waiter]) -> None:
+        """End the wait of `waiters` without the lock, because their work is done. They may not have queued yet."""
         with self._guard:
             for waiter in waiters:
-                waiter.excused = True
-                if waiter in self._line:
-                    self._line.remove(waiter)
+                waiter.dismissed = True
+                if waiter in self._queue:
+                    self._queue.remove(waiter)
                 waiter.called.set()
 
     def __enter__(self) -> None:
@@ -85,26 +87,17 @@ class ComputeLock:
         self.release()
 
 
-class Traffic:
-    """Requests under way on one model, whichever engine has them."""
-
-    def __init__(self) -> None:
-        self.requests = 0
-        self.changed = threading.Condition()
-
-
 class Activity:
-    """Who is using the model: requests, which go first, and background work, which waits for a gap."""
+    """One engine's use of the model: requests, which go first, and background work, which waits until they end."""
 
-    def __init__(self, beside: "Activity | None" = None) -> None:
-        """Another engine's on the model of `beside`: the two take turns, and each is closed by itself."""
-        self.lock: ComputeLock = beside.lock if beside else ComputeLock()  # one pass at a time
-        self._traffic: Traffic = beside._traffic if beside else Traffic()
+    def __init__(self, lock: ComputeLock | None = None) -> None:
+        """`lock` is that of another engine on the same model: they compute in turns, and each is closed by itself."""
+        self.lock = lock or ComputeLock()
         self._closed = False
 
     @contextmanager
     def acquire_compute_lock(self, check: Callable[[], None] | None = None) -> Iterator[None]:
-        """The model, alone. Raises `RagKVError` once closed, and what `check` raises while it waits."""
+        """Hold the compute lock. Raises `RagKVError` once closed, and what `check` raises while this thread waits."""
         self.lock.acquire(check=check)
         try:
             if self._closed:
@@ -114,32 +107,32 @@ class Activity:
             self.lock.release()
 
     def close(self) -> None:
-        """Let the pass under way end, and none begin."""
+        """Wait for the pass under way to end, and allow no other."""
         with self.lock:
             self._closed = True
 
     @contextmanager
     def request(self) -> Iterator[None]:
-        """Count a request in and out."""
-        traffic = self._traffic
-        with traffic.changed:
-            traffic.requests += 1
+        """Count a request while it runs."""
+        self._add_requests(1)
         try:
             yield
         finally:
-            with traffic.changed:
-                traffic.requests -= 1
-                traffic.changed.notify_all()
+            self._add_requests(-1)
 
     def wait_idle(self, timeout_s: float, hurried: Callable[[], bool]) -> None:
-        """Return when no request runs, when `hurried` says so after a `wake`, or after `timeout_s`."""
-        with self._traffic.changed:
-            self._traffic.changed.wait_for(lambda: self._traffic.requests == 0 or hurried(), timeout_s)
+        """Return when no request runs, when `hurried` is true after a `wake`, or after `timeout_s`."""
+        with self.lock.requests_changed:
+            self.lock.requests_changed.wait_for(lambda: self.lock.requests == 0 or hurried(), timeout_s)
 
     def wake(self) -> None:
-        """Let who waits look again whether to hurry."""
-        with self._traffic.changed:
-            self._traffic.changed.notify_all()
+        """Wake the threads in `wait_idle`, so that they check their flag again."""
+        self._add_requests(0)
+
+    def _add_requests(self, count: int) -> None:
+        with self.lock.requests_changed:
+            self.lock.requests += count
+            self.lock.requests_changed.notify_all()
 
 
 __all__ = ["Activity", "ComputeLock", "Waiter"]

@@ -1,11 +1,11 @@
-"""The batch: requests that want a token decode together. No thread of its own: one of those who wait does the work.
+"""The decode batch: requests that want a token decode together. It has no thread; a waiting request does the work.
 
-A request takes a slot and asks for the logits behind one token after the other. Whoever gets the model first runs one
-step for all who wait at that moment; the others are handed theirs. So rows join and leave at any step, a slow consumer
-holds back only itself, and who never asks again is in nobody's way. Between two layers of a prefill its thread steps
-those who wait, too: a long prompt delays them by a layer, or by as long as a step takes.
+A request takes a decode slot and asks for the logits behind one token after another. The first request that acquires
+the compute lock runs one step for all requests that wait at that moment, and hands the others their logits. So rows
+join and leave at any step, a slow consumer delays only itself, and a request that never asks again blocks nobody. A
+prefill runs steps for waiting requests between two of its layers: a long prompt delays them by a layer, or by one step.
 
-It knows no samplers and no text: what a token is chosen by is its consumer's, and fails its consumer alone.
+The batch knows no samplers and no text: choosing a token is up to its consumer, and an error there fails only that one.
 """
 
 import threading
@@ -21,24 +21,24 @@ from ragkv.runtime import openmp
 
 from .compute_lock import ComputeLock, Waiter
 
-# A leader waits so much of the last step's time for those who were served in it and are about to ask again. Without,
-# who is first steps alone, and the rest together: half the batch in the mean (see docs/log.md).
+# The leader of a step waits this share of the last step's time for the requests that were served in it and will ask
+# again. Without it the first request steps alone and the others together: half the batch on average (docs/log.md).
 PATIENCE = 0.125
 
 
 class DecodeSlot:
-    """One request's place; leave it when the answer is over."""
+    """One request's place in the batch; leave it when the answer is complete."""
 
     def __init__(self, batch: "DecodeBatch", kv: PromptKV, record: Recording | None) -> None:
         self._batch, self._kv, self._record = batch, kv, record
         self.taken = True
 
     def step(self, token: int) -> torch.Tensor:
-        """The logits (V,) float32 after `token`, whose KV is appended (and recorded). Waits for its turn."""
-        return self._batch._ask(_Ask(self, DecodeRow(self._kv, token, self._record)))
+        """The logits (V,) float32 after `token`, whose KV is appended (and recorded). Waits until a step ran."""
+        return self._batch._ask(_TokenRequest(self, DecodeRow(self._kv, token, self._record)))
 
     def leave(self) -> None:
-        """Nobody need wait for this one. Twice is harmless."""
+        """No step waits for this request any more. Twice is harmless."""
         self._batch._leave(self)
 
     def __enter__(self) -> Self:
@@ -50,8 +50,8 @@ class DecodeSlot:
         self.leave()
 
 
-class _Ask:
-    """One token wanted."""
+class _TokenRequest:
+    """A request for one token."""
 
     def __init__(self, slot: DecodeSlot, row: DecodeRow) -> None:
         self.slot, self.row = slot, row
@@ -62,7 +62,6 @@ class _Ask:
 
     @property
     def done(self) -> bool:
-        """Whether there is an answer, be it an error."""
         return self.logits is not None or self.error is not None
 
 
@@ -70,104 +69,110 @@ class DecodeBatch:
     """Decodes for many requests on one model."""
 
     def __init__(
-        self, adapter: Adapter, compute: ComputeLock, patience: float = PATIENCE, rows: int | None = None
+        self, adapter: Adapter, lock: ComputeLock, patience: float = PATIENCE, rows: int | None = None
     ) -> None:
-        """`patience` is the share of a step's time that a leader waits for latecomers, at most; `rows` the most a step
-        decodes for, `None` all who wait: at 1 they decode one by one.
+        """`patience` is the share of a step's time that a leader waits for latecomers.
+
+        `rows` is the most rows of a step, `None` for all that wait: at 1 requests decode one by one.
         """
-        self._adapter, self._compute, self._patience, self._rows = adapter, compute, patience, rows
+        self._adapter, self._lock, self._patience, self._rows = adapter, lock, patience, rows
         self._changed = threading.Condition()
-        self._waiting: list[_Ask] = []
-        self._due: set[DecodeSlot] = set()  # served by the last step, and not back yet
-        self._slots = 0  # seats taken and not left
+        self._waiting: list[_TokenRequest] = []
+        self._expected: set[DecodeSlot] = set()  # served by the last step, and not waiting again yet
+        self._slots = 0  # taken and not left
         self._step_s = 0.0  # how long the last step took
         self._stepped_at = 0.0  # when it ended
 
     def slot(self, kv: PromptKV, record: Recording | None = None) -> DecodeSlot:
-        """A place for the prompt of `kv`, which has room for its answer; `record` is given what is decoded."""
+        """A slot for the prompt of `kv`, which has space for its answer; `record` receives the decoded KV."""
         with self._changed:
             self._slots += 1
         return DecodeSlot(self, kv, record)
 
     def step_waiting(self) -> None:
-        """Run one step for all who wait, if any; for who has the model and is between two layers of something longer.
+        """Run one step for all waiting requests. A thread that holds the compute lock calls this between two layers.
 
-        Steps take half the time at most: after one, the caller has at least as long for itself. Raises nothing of the
-        step's.
+        Steps take at most half of the time: after one, the caller computes at least as long. Errors of the step are
+        raised in the requests, not here.
         """
-        if self._waiting and time.perf_counter() - self._stepped_at >= self._step_s:  # without a lock: mostly nobody
+        # Read without a lock, because mostly nobody waits.
+        if self._waiting and time.perf_counter() - self._stepped_at >= self._step_s:
             self._step()
 
-    def _ask(self, ask: _Ask) -> torch.Tensor:
+    def _ask(self, request: _TokenRequest) -> torch.Tensor:
         try:
             with self._changed:
-                self._waiting.append(ask)
-                self._due.discard(ask.slot)
+                self._waiting.append(request)
+                self._expected.discard(request.slot)
                 self._changed.notify_all()
-            if self._compute.acquire(ask.waiter):
+            if self._lock.acquire(request.waiter):
                 try:
                     if self._rows != 1:
-                        self._gather()
-                    while not ask.done:  # where a step is full, others may be served first
+                        self._wait_for_expected()
+                    while not request.done:  # a full step may serve other requests first
                         self._step()
                 finally:
-                    self._compute.release(keep_team=self._slots == 1)
-        except BaseException:  # interrupted: nobody need decode this one
+                    self._lock.release(keep_threads=self._slots == 1)
+        except BaseException:  # interrupted: this token is not wanted any more
             with self._changed:
-                self._waiting = [other for other in self._waiting if other is not ask]
+                self._waiting = [other for other in self._waiting if other is not request]
             raise
-        if ask.error is not None:
-            raise ask.error
-        assert ask.logits is not None
-        return ask.logits
+        if request.error is not None:
+            raise request.error
+        assert request.logits is not None
+        return request.logits
 
     def _leave(self, slot: DecodeSlot) -> None:
         with self._changed:
             self._slots -= slot.taken
             slot.taken = False
-            self._due.discard(slot)
+            self._expected.discard(slot)
             self._changed.notify_all()
         openmp.release_threads()
 
-    def _gather(self) -> None:
-        """Wait a little for those who are about to ask; who is late is not waited for again until served again."""
+    def _wait_for_expected(self) -> None:
+        """Wait briefly for the rows of the last step; skip latecomers, until they are served again."""
         with self._changed:
-            if self._due:
-                self._changed.wait_for(lambda: not self._due, self._step_s * self._patience)
+            if self._expected:
+                self._changed.wait_for(lambda: not self._expected, self._step_s * self._patience)
 
     def _step(self) -> None:
-        """One step for all who wait. The caller has the model."""
+        """One step for all waiting requests. The caller holds the compute lock."""
         with self._changed:
             rows = len(self._waiting) if self._rows is None else self._rows
-            asks, self._waiting = self._waiting[:rows], self._waiting[rows:]
-        if not asks:
+            requests, self._waiting = self._waiting[:rows], self._waiting[rows:]
+        if not requests:
             return
         began = time.perf_counter()
         try:
-            self._serve(asks)
-        finally:  # if interrupted, those who were not served still stand in line for the model, and step themselves
-            served = [ask for ask in asks if ask.done]
+            self._serve(requests)
+        finally:  # if interrupted: requests that were not served still wait for the lock, and then step themselves
+            served = [request for request in requests if request.done]
             with self._changed:
-                self._waiting = [ask for ask in asks if not ask.done] + self._waiting
-                self._due = {ask.slot for ask in served if ask.error is None}
+                self._waiting = [request for request in requests if not request.done] + self._waiting
+                self._expected = {request.slot for request in served if request.error is None}
             self._stepped_at = time.perf_counter()
             self._step_s = self._stepped_at - began
-            self._compute.excuse(ask.waiter for ask in served)
+            self._lock.dismiss(request.waiter for request in served)
 
-    def _serve(self, asks: list[_Ask]) -> None:
-        """Give every one of `asks` its logits or its error: where a step for all fails, each is tried alone."""
+    def _serve(self, requests: list[_TokenRequest]) -> None:
+        """Give every request its logits or its error. If a step for all fails, each request is tried alone."""
         try:
-            together = decode_rows(self._adapter, [ask.row for ask in asks])  # (B, V)
-            for ask, logits in zip(asks, together, strict=True):
-                ask.logits = logits.clone() if len(asks) > 1 else logits  # who is slow keeps nobody else's
+            together = decode_rows(self._adapter, [request.row for request in requests])  # (B, V)
+            for request, logits in zip(requests, together, strict=True):
+                # A copy: a slow consumer must not keep the logits of the whole step in memory.
+                request.logits = logits.clone() if len(requests) > 1 else logits
         except BaseException as error:
-            left = [ask for ask in asks if not ask.done]
-            for ask in left:
-                ask.row.kv.length = ask.length
+            left = [request for request in requests if not request.done]
+            for request in left:
+                request.row.kv.length = request.length
             if not isinstance(error, Exception):
                 raise
-            if len(asks) == 1:
-                asks[0].error = error
+            if len(requests) == 1:
+                requests[0].error = error
                 return
-            for ask in left:
-                self._serve([ask])
+            for request in left:
+                self._serve([request])
+
+
+__all__ = ["DecodeBatch", "DecodeSlot"]

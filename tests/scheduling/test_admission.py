@@ -202,7 +202,7 @@ def held(engine: Engine) -> dict[str, int]:
         "waiting": stats.waiting,
         "admitted": stats.admitted,
         "in line": engine.parts.store._prefetcher.waiting,
-        "requests": engine.parts.activity._traffic.requests,
+        "requests": engine.parts.activity.lock.requests,
         "computing": int(engine.parts.activity.lock._held),
     }
 
@@ -274,7 +274,7 @@ class TestCallingOff:
         session = engine.session("s")  # held on to: the engine keeps sessions by what others hold
         with session.lock:
             thread = self.answer(engine, call_off)
-            until(lambda: engine.parts.activity._traffic.requests == 1)
+            until(lambda: engine.parts.activity.lock.requests == 1)
             assert engine.stats().queue.admitted == 0  # who waits for a session holds no slot
             assert engine.prefill(Q, [A]).reuse.tokens
             call_off.now()

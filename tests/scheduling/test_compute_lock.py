@@ -8,7 +8,7 @@ from ragkv.scheduling import ComputeLock, Waiter
 
 def line_up(compute: ComputeLock, waiter: Waiter, got: list[tuple[Waiter, bool]]) -> threading.Thread:
     """A thread in the line; what `acquire` said goes into `got`."""
-    before = len(compute._line)
+    before = len(compute._queue)
 
     def wait() -> None:
         granted = compute.acquire(waiter)
@@ -19,7 +19,7 @@ def line_up(compute: ComputeLock, waiter: Waiter, got: list[tuple[Waiter, bool]]
     thread = threading.Thread(target=wait)
     thread.start()
     ends = time.monotonic() + 20
-    while len(compute._line) == before and time.monotonic() < ends:
+    while len(compute._queue) == before and time.monotonic() < ends:
         time.sleep(0.0005)
     return thread
 
@@ -70,7 +70,7 @@ def test_who_is_excused_goes_without() -> None:
     waiters = [Waiter() for _ in range(3)]
     compute.acquire()
     threads = [line_up(compute, waiter, got) for waiter in waiters]
-    compute.excuse(waiters[::2])
+    compute.dismiss(waiters[::2])
     for thread in threads[::2]:
         thread.join(20)
     assert dict(got) == {waiters[0]: False, waiters[2]: False}
@@ -82,7 +82,7 @@ def test_who_is_excused_goes_without() -> None:
 
 def test_who_was_excused_before_lining_up_goes_without() -> None:
     compute, waiter = ComputeLock(), Waiter()
-    compute.excuse([waiter])
+    compute.dismiss([waiter])
     assert not compute.acquire(waiter)
     assert compute.acquire()
 
@@ -103,7 +103,7 @@ def test_who_is_interrupted_keeps_nothing() -> None:
         try:
             compute.acquire(waiter)
         except KeyboardInterrupt:
-            assert not compute._line
+            assert not compute._queue
             assert compute._held is not handed_over
             if not handed_over:
                 compute.release()

@@ -82,7 +82,7 @@ def until(true: Callable[[], object]) -> None:
 
 
 def at_rest(batch: DecodeBatch) -> bool:
-    return not batch._waiting and not batch._due and not batch._compute._held and not batch._compute._line
+    return not batch._waiting and not batch._expected and not batch._lock._held and not batch._lock._queue
 
 
 class TestSixteenThreads:
@@ -141,9 +141,9 @@ class TestWhoIsSlow:
         slot = batch.slot(kv)
         slow = tokens_of(slot.step, logits)
         next(slow), next(slow)
-        assert batch._due == {slot}
+        assert batch._expected == {slot}
         assert through(batch, adapter, 23) == solo(adapter, 23)
-        assert slot not in batch._due
+        assert slot not in batch._expected
 
     def test_and_leaves_is_forgotten(self, adapter: Adapter) -> None:
         batch = DecodeBatch(adapter, ComputeLock())
@@ -266,7 +266,7 @@ class TestErrors:
         threads = threading.Thread(target=lambda: results.extend(together([lambda n=n: ask(n) for n in (4, 11, 23)])))
         results: list[Any] = []
         threads.start()
-        until(lambda: len(compute._line) == 3)
+        until(lambda: len(compute._queue) == 3)
         compute.release()
         threads.join(20)
         assert results.count("interrupted") == 1
