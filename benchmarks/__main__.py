@@ -1,4 +1,4 @@
-"""`python -m benchmarks [--quick]`: every benchmark in turn."""
+"""`python -m benchmarks [--quick]` runs every benchmark, one after the other."""
 
 import runpy
 import sys

@@ -1,5 +1,6 @@
-"""What every benchmark shares: the machine's name, a table, JSON beside it, medians of alternating runs."""
+"""Shared by all benchmarks: common options, the machine's name, a table, a JSON file, medians of alternating runs."""
 
+import argparse
 import json
 import os
 import platform
@@ -14,8 +15,19 @@ import torch
 RESULTS = Path(__file__).parent / "results"
 
 
+def parser(doc: str | None, quick: str, threads: int | None = None, runs: int | None = None) -> argparse.ArgumentParser:
+    """A parser with `--quick` (`quick` is its help) and, if a default is given, `--threads` and `--runs`."""
+    made = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    made.add_argument("--quick", action="store_true", help=quick)
+    if threads is not None:
+        made.add_argument("--threads", type=int, default=threads, help="of torch")
+    if runs is not None:
+        made.add_argument("--runs", type=int, default=runs, help="measured runs of each method")
+    return made
+
+
 def machine() -> dict[str, Any]:
-    """Where the numbers come from."""
+    """The processor, its load and the versions that the numbers were measured with."""
     name = next(
         (line.split(":", 1)[1].strip() for line in _cpuinfo() if line.startswith("model name")), platform.processor()
     )
@@ -36,19 +48,19 @@ def _cpuinfo() -> list[str]:
 
 
 def alternate(actions: Mapping[str, Callable[[], Any]], runs: int) -> dict[str, float]:
-    """Median seconds of each action, run in turns so that all meet the same noise; one unmeasured round first."""
+    """Median seconds of each action. Actions alternate, so noise hits all alike; the first round is not measured."""
     times: dict[str, list[float]] = {name: [] for name in actions}
-    for turn in range(runs + 1):
+    for round_ in range(runs + 1):
         for name, action in actions.items():
             began = time.perf_counter()
             action()
-            if turn:
+            if round_:
                 times[name].append(time.perf_counter() - began)
     return {name: statistics.median(values) for name, values in times.items()}
 
 
 def table(headings: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
-    """Print rows under headings, columns aligned."""
+    """Prints rows under headings in aligned columns; floats get three decimals."""
     cells = [[f"{c:.3f}" if isinstance(c, float) else str(c) for c in row] for row in rows]
     widths = [max(len(str(h)), *(len(r[i]) for r in cells)) if cells else len(str(h)) for i, h in enumerate(headings)]
     for row in ([str(h) for h in headings], ["-" * w for w in widths], *cells):
@@ -56,7 +68,7 @@ def table(headings: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
 
 
 def save(name: str, results: Any) -> Path:
-    """JSON of the results and the machine; the path."""
+    """Writes the results and the machine as JSON; returns the path."""
     RESULTS.mkdir(exist_ok=True)
     path = RESULTS / f"{name}.json"
     path.write_text(json.dumps({"machine": machine(), "results": results}, indent=2) + "\n")

@@ -1,28 +1,26 @@
-"""How many of the right passages do BM25, dense and fused retrieval find? Measured, no model answers anything.
+"""How many of the right passages do BM25, dense and fused retrieval find? Measured; no model answers anything.
 
-Corpora (read from --data, never shipped; one that is absent is skipped):
+Corpora (read from --data, not shipped; a missing one is skipped):
 
-musique    100 questions with ten passages each, all in one corpus, equal texts once. Relevant: those of the question's
-           own ten whose text holds a gold answer (whole words, case and punctuation aside); the file marks none.
-           Questions whose answer stands in none of their ten are left out, and counted.
-           Beware: the ten were chosen by an embedding retriever before the file was made. `own ten` in the JSON says
-           which share of them each retriever puts into its first ten; near 1 means that it is, in effect, the one
-           they were chosen by, and that its recall@10 here says nothing.
-xquad      240 paragraphs; relevant: the one the question was written for.
-xquad-long the 48 articles as documents, split into passages of 512 words and marks; relevant: the passages that hold
-           the place of the answer. Here passages are longer than an embedder's window.
+musique    100 questions with ten passages each, all in one corpus, equal texts once. Relevant are those of the
+           question's own ten whose text holds a gold answer (whole words, ignoring case and punctuation), because the
+           file marks none. Questions whose answer is in none of their ten are left out, and counted.
+           Beware: an embedding retriever chose the ten before the file was made. `own ten` in the JSON is the share of
+           them that each retriever ranks in its first ten. Near 1 means that the retriever is, in effect, the one that
+           chose them, and that its recall@10 here says nothing.
+xquad      240 paragraphs; relevant is the one that the question was written for.
+xquad-long the 48 articles as documents, split into passages of 512 words and punctuation marks; relevant are the
+           passages that hold the position of the answer. Here passages are longer than an embedder's window.
 
 recall@k = relevant found in the first k / min(k, relevant), mean over questions. hit@k = any found.
 
-    python benchmarks/retrieval.py --quick
-    python benchmarks/retrieval.py --export DIR                 # musique.jsonl, xquad.jsonl, for `ragkv ingest`
-    python benchmarks/retrieval.py --index musique=DIR          # measure an index that was made with `ragkv ingest`
+    python -m benchmarks.retrieval --quick
+    python -m benchmarks.retrieval --export DIR                 # musique.jsonl, xquad.jsonl, for `ragkv ingest`
+    python -m benchmarks.retrieval --index musique=DIR          # measure an index that `ragkv ingest` made
 """
 
-import argparse
 import json
 import os
-import platform
 import re
 import time
 from collections.abc import Callable, Iterable
@@ -32,24 +30,22 @@ from pathlib import Path
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import numpy as np
-from rich.console import Console
-from rich.table import Table
 
+from benchmarks import report
 from ragkv.retrieval import Document, Embedder, Hit, Index, MiniLM, Splitter
 from ragkv.retrieval.embedders import minilm_path
 
 KS = (5, 10)
-RESULTS = Path(__file__).parent / "results"
 FILES = {"musique": "musique_s_100.json", "xquad": "xquad.en.json", "xquad-long": "xquad.en.json"}
 
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """A question, and which hits are right."""
+    """A question and the keys of the passages that answer it."""
 
     text: str
     relevant: frozenset[str]  # keys of the right passages
-    own: frozenset[str] = frozenset()  # keys of the passages that came with it
+    own: frozenset[str] = frozenset()  # keys of the passages that belong to it in the file
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +57,7 @@ class Task:
     questions: list[Question]
     left_out: int  # questions without a relevant passage
     splitter: Splitter
-    key: Callable[[Hit], list[str]] = field(repr=False)  # what a hit stands for
+    key: Callable[[Hit], list[str]] = field(repr=False)  # the keys of a hit
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,13 +72,13 @@ class Row:
     recall: dict[str, float]
     hit: dict[str, float]
     own_ten: float | None
-    build_s: float  # read, split, embed, store; 0 where it was done before
+    build_s: float  # read, split, embed, store; 0 for an existing index
     query_p50_ms: float
     query_p90_ms: float
 
 
 def words(text: str) -> str:
-    """Its words in lower case, with a space around each."""
+    """The words of a text in lower case, with a space around each."""
     return " ".join(["", *re.findall(r"[^\W_]+", text.lower()), ""])
 
 
@@ -90,7 +86,7 @@ def count_words_and_marks(text: str) -> int:
     return len(re.findall(r"\w+|[^\w\s]", text))
 
 
-WHOLE = Splitter(len, tokens=1_000_000, tokenizer_id="characters")  # passages as they are given
+WHOLE = Splitter(len, tokens=1_000_000, tokenizer_id="characters")  # passages as given
 
 
 def musique(path: Path, quick: bool) -> Task:
@@ -146,7 +142,7 @@ TASKS = {"musique": musique, "xquad": xquad, "xquad-long": xquad_long}
 
 
 def measure(task: Task, index: Index, retriever: str, label: str, build_s: float) -> Row:
-    index.search(task.questions[0].text, retriever=retriever)  # builds and warms
+    index.search(task.questions[0].text, retriever=retriever)  # builds the retriever
     rankings, times = [], []
     for question in task.questions:
         start = time.perf_counter()
@@ -197,18 +193,16 @@ def run(task: Task, existing: Path | None) -> list[Row]:
 
 
 def show(rows: list[Row]) -> None:
-    table = Table(title="Retrieval, measured")
-    for name in ("corpus", "retriever", "questions", "texts", *(f"recall@{k}" for k in KS), *(f"hit@{k}" for k in KS)):
-        table.add_column(name, justify="left" if name in ("corpus", "retriever") else "right")
-    for name in ("own ten", "build s", "query ms p50", "p90"):
-        table.add_column(name, justify="right")
+    shares = (*(f"recall@{k}" for k in KS), *(f"hit@{k}" for k in KS), "own ten")
+    headings = ("corpus", "retriever", "questions", "texts", *shares, "build s", "query ms p50", "p90")
+    cells = []
     for row in rows:
-        shares = [f"{value:.3f}" for value in (*row.recall.values(), *row.hit.values())]
-        own = "" if row.own_ten is None else f"{row.own_ten:.3f}"
-        counts = (f"{row.questions} (-{row.left_out})" if row.left_out else str(row.questions), str(row.texts))
-        times = (f"{row.build_s:.1f}", f"{row.query_p50_ms:.1f}", f"{row.query_p90_ms:.1f}")
-        table.add_row(row.corpus, row.retriever, *counts, *shares, own, *times)
-    Console(width=None if os.isatty(1) else 160).print(table)
+        questions = f"{row.questions} (-{row.left_out})" if row.left_out else str(row.questions)
+        own = "" if row.own_ten is None else row.own_ten
+        times = (f"{value:.1f}" for value in (row.build_s, row.query_p50_ms, row.query_p90_ms))
+        found = (*row.recall.values(), *row.hit.values(), own)
+        cells.append((row.corpus, row.retriever, questions, row.texts, *found, *times))
+    report.table(headings, cells)
 
 
 def export(task: Task, directory: Path) -> None:
@@ -221,9 +215,8 @@ def export(task: Task, directory: Path) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = report.parser(__doc__, quick="a part of each corpus, under a minute")
     parser.add_argument("--data", type=Path, default=Path("../shared/data/qa"), help="directory of the corpora")
-    parser.add_argument("--quick", action="store_true", help="a part of each corpus, under a minute")
     parser.add_argument("--only", choices=sorted(TASKS), help="one corpus")
     parser.add_argument("--index", action="append", default=[], metavar="CORPUS=DIR", help="measure this index")
     parser.add_argument("--export", type=Path, metavar="DIR", help="write the corpora as JSON lines and stop")
@@ -245,13 +238,10 @@ def main() -> None:
     if not rows:
         return
     show(rows)
-    machine = f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}"
     wall_s = round(time.perf_counter() - start, 1)
-    print(f"{machine}; {wall_s} s in all; measured, all-MiniLM-L6-v2 on the CPU")
-    RESULTS.mkdir(exist_ok=True)
-    result = {"machine": machine, "quick": arguments.quick, "wall_s": wall_s, "rows": [asdict(row) for row in rows]}
-    file = RESULTS / ("retrieval_quick.json" if arguments.quick else "retrieval.json")
-    file.write_text(json.dumps(result, indent=1))
+    print(f"{wall_s} s in all; measured, all-MiniLM-L6-v2 on the CPU")
+    results = {"wall_s": wall_s, "rows": [asdict(row) for row in rows]}
+    print("written:", report.save("retrieval_quick" if arguments.quick else "retrieval", results))
 
 
 if __name__ == "__main__":

@@ -1,18 +1,18 @@
-"""Throughput: tokens/s when many decode together, and requests/s at a TTFT bound.
+"""Throughput: tokens/s of batched decoding, and requests/s at a TTFT bound.
 
     python -m benchmarks.throughput [--quick] [--part decode|requests ...] [--shape qwen2.5-0.5b]
 
-decode: 1, 4 and 16 prompts one after the other against a step for all at once; and through the engine's batch, a thread
-a prompt, with the rows a step had in the mean. All of it on threads like a server's, and none of them beside an idle
-OpenMP team of the main thread's, which would slow them all alike (`benchmarks/openmp.py`).
+decode: 1, 4 and 16 prompts one after the other; all in one step; and through the engine's decode batch, one thread for
+each prompt, with the mean number of rows in a step. All run on threads, as in a server. The main thread releases its
+OpenMP thread pool before, because an idle pool would slow all of them (`benchmarks/openmp.py`).
 
 requests: prefill only (one token of answer). Methods: full recompute and exact-prefix reuse by transformers' own model
-and cache, and fusion; the two stores may hold the same bytes. The bound is full recompute's mean TTFT at half the load
-that saturates it. Service times are measured by really serving every request, in order, each method in turn. What they
-come to at a rate is then *computed*: a Poisson stream before one server, first come first served, the measured times in
-order round and round, the first tenth excluded; the highest rate under the bound is found by bisection. One rate a
-method is confirmed by a real run: the requests that come next, really arriving. Weights and entries are random, which
-changes no time.
+and cache, and fusion. The two stores may hold the same bytes. The bound is full recompute's mean TTFT at half the load
+that saturates it. Service times are measured by serving every request, in order, with alternating methods. The TTFT at
+a rate is then *computed*: Poisson arrivals at one server, first come first served, the measured times repeated in
+order, the first tenth excluded. The highest rate under the bound is found by bisection. One rate of each method is
+confirmed by a real run, in which the following requests are sent at their arrival times. Weights and entries are
+random, which changes no time.
 """
 
 import argparse
@@ -38,7 +38,7 @@ from ragkv.scheduling import decode_batch as batching
 
 TRACE = Path(__file__).parents[2] / "shared" / "data" / "traces" / "ragpulse"
 PARTS = ("decode", "requests")
-ARRIVALS = 20_000  # of the computed queue
+ARRIVALS = 20_000  # in the computed queue
 
 
 def main() -> None:
@@ -92,9 +92,9 @@ def _decode(adapter: Adapter, options: argparse.Namespace) -> None:
     print("written:", report.save(f"throughput-decode-{options.shape}{options.tag}", found))
 
 
-def _prompt(adapter: Adapter, length: int, room: int) -> PromptKV:
-    """KV of random values: they change no time."""
-    kv = adapter.new_kv(length + room)
+def _prompt(adapter: Adapter, length: int, max_new_tokens: int) -> PromptKV:
+    """KV of random values, which change no time."""
+    kv = adapter.new_kv(length + max_new_tokens)
     for tensor in (*kv.keys, *kv.values):
         tensor.normal_()
     kv.length = length
@@ -107,10 +107,10 @@ def _rewind(prompts: Sequence[PromptKV], steps: int) -> None:
 
 
 def _on_a_thread(action: Callable[[], None]) -> Callable[[], None]:
-    """`action` on a thread of its own, as requests are."""
+    """`action` on its own thread, as a server runs requests."""
 
     def run() -> None:
-        openmp.release_threads()  # this thread's
+        openmp.release_threads()  # of this thread
         with ThreadPoolExecutor(1) as pool:
             pool.submit(action).result()
 
@@ -118,14 +118,14 @@ def _on_a_thread(action: Callable[[], None]) -> Callable[[], None]:
 
 
 def _answer(adapter: Adapter, step: Callable[[int], torch.Tensor], steps: int) -> None:
-    """Decode so many steps of one prompt, each token chosen by a sampler."""
+    """Decodes `steps` tokens of one prompt with a sampler."""
     sampler = Sampler(generation_config({}), torch.tensor([1]), (), 0)
     for _ in decode(step, torch.zeros(adapter.vocabulary), sampler, (), steps + 1):
         pass
 
 
 def _through_batch(adapter: Adapter, prompts: Sequence[PromptKV], steps: int) -> float:
-    """A thread a prompt, each with a sampler of its own; the mean number of rows of a step."""
+    """Decodes each prompt on its own thread with its own sampler; returns the mean number of rows in a step."""
     batch, sizes = batching.DecodeBatch(adapter, ComputeLock()), []
 
     def counting(adapter: Adapter, rows: Sequence[DecodeRow]) -> torch.Tensor:
@@ -152,7 +152,7 @@ def _requests(model: Any, options: argparse.Namespace) -> None:
     servers, budget_bytes = _servers(model, load, options)
     full, _, fused = servers
     times = serving.services(servers, load.measured)
-    unit_gaps = serving.gaps(ARRIVALS, seed=0)
+    unit_gaps = serving.poisson_gaps(ARRIVALS, seed=0)
     half = serving.saturation(times[full.name]) / 2
     bound_s = serving.mean_ttft(times[full.name], half, unit_gaps)
     print(
@@ -187,9 +187,7 @@ def _requests(model: Any, options: argparse.Namespace) -> None:
             for row in found
         ],
     )
-    print(
-        "real run: later requests at the rate found; computed: a queue of the same arrivals, of times measured before"
-    )
+    print("real run: later requests at the rate found; computed: a queue of the same arrivals and the measured times")
     settings = {"bound_s": bound_s, "load": load.name, "budget_bytes": budget_bytes, "chunks": options.chunks}
     print("written:", report.save(f"throughput-requests-{options.shape}{options.tag}", [settings, *found]))
     fused.engine.close()
@@ -206,11 +204,11 @@ def _servers(
     prefix = serving.ExactPrefix(model, budget_bytes)
     piece = torch.randn(serving.piece_shape(fused.engine, options.chunk_tokens)).to(model.dtype).unsqueeze(2)
     for request in load.before:
-        prefix.have(request, piece)
+        prefix.fill(request, piece)
     full = serving.Full(model)
-    for server in (full, prefix, fused):  # what a first pass sets up; the prompt is of the past
+    for server in (full, prefix, fused):  # warm up with an earlier prompt
         server.serve(load.before[-1])
-        server.settle()
+        server.finish_background_work()
     return (full, prefix, fused), budget_bytes
 
 
@@ -231,29 +229,28 @@ def _measure(
         "after_s": statistics.fmean(service.after_s for service in times),
         "saturation": serving.saturation(times),
         "rate": rate,
-        "real_ttft_s": statistics.fmean(serving.really(server, load.real, arrivals)) if arrivals else None,
-        "computed_ttft_s": statistics.fmean(serving.queued(times, arrivals)) if arrivals else None,
+        "real_ttft_s": statistics.fmean(serving.measured_ttfts(server, load.real, arrivals)) if arrivals else None,
+        "computed_ttft_s": statistics.fmean(serving.queue_ttfts(times, arrivals)) if arrivals else None,
     }
 
 
 def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="a tiny shape and few requests, for a minute on a laptop")
+    parser = report.parser(__doc__, quick="a tiny shape and few requests: a minute on a laptop", threads=2, runs=3)
     parser.add_argument("--part", nargs="+", default=list(PARTS), choices=PARTS)
     parser.add_argument("--shape", default="qwen2.5-0.5b", choices=sorted(SHAPES))
-    parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--rows", nargs="+", type=int, default=[1, 4, 16], help="prompts that decode")
-    parser.add_argument("--prompt-tokens", type=int, default=512, help="of the shortest; each next one has 37 more")
+    parser.add_argument(
+        "--prompt-tokens", type=int, default=512, help="of the shortest prompt; each next one has 37 more"
+    )
     parser.add_argument("--steps", type=int, default=8)
-    parser.add_argument("--runs", type=int, default=3)
-    parser.add_argument("--trace", type=Path, default=TRACE, help="RAGPulse's folder; where there is none, Zipf")
+    parser.add_argument("--trace", type=Path, default=TRACE, help="RAGPulse's folder; if missing, Zipf requests")
     parser.add_argument("--chunks", type=int, default=6)
     parser.add_argument("--chunk-tokens", type=int, default=256)
     parser.add_argument("--before", type=int, default=300, help="requests that filled the stores")
     parser.add_argument("--requests", type=int, default=80)
     parser.add_argument("--real", type=int, default=40, help="requests of the real run; 0: none")
     parser.add_argument("--ratio", type=float, default=0.15)
-    parser.add_argument("--budget", type=float, default=1.0, help="of each store, as a share of the corpus's KV")
+    parser.add_argument("--budget", type=float, default=1.0, help="bytes of each store as a share of the corpus's KV")
     parser.set_defaults(tag="")
     options = parser.parse_args()
     if options.quick:

@@ -1,7 +1,8 @@
-"""What `throughput.py` serves: requests over chunks that recur, three ways to prefill them, a queue before one server.
+"""The requests and servers of `throughput.py`: recurring chunks, three ways to prefill them, a queue for one server.
 
-The chunks of a request recur as the passage ids of RAGPulse's requests do, in their order; each is given random ids of
-one length. Entries and prefix KV from before the measured requests hold random values, which change no time.
+The chunks of the requests recur like the passage ids of RAGPulse's requests, in the same order; each chunk is random
+token ids of one length. Entries and prefix KV that were stored before the measured requests hold random values, which
+change no time.
 """
 
 import hashlib
@@ -31,7 +32,7 @@ Ids = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What one prompt consists of."""
+    """The chunks and the question of one prompt."""
 
     chunks: tuple[Ids, ...]
     question: Ids
@@ -39,7 +40,7 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """Requests in order: of the past, which left the stores as they are found; to be measured; of the real run."""
+    """Requests in order: earlier ones that filled the stores, those to be measured, and those of the real run."""
 
     name: str
     before: tuple[Request, ...]
@@ -54,7 +55,7 @@ class Load:
 
 
 def load(folder: Path, chunks: int, tokens: int, vocabulary: int, before: int, measured: int, real: int) -> Load:
-    """RAGPulse's requests of `chunks` passages or more from the middle of its week; Zipf's where it is not at hand."""
+    """RAGPulse requests with at least `chunks` passages from the middle of its week; Zipf requests without it."""
     count = before + measured + real
     if folder.is_dir():
         parts = [[p.number for p in r.parts if p.kind == "passages_ids"] for r in read_rag_requests(folder)]
@@ -90,24 +91,24 @@ def _zipf(chunks: int, count: int) -> list[list[int]]:
 
 
 class Served(NamedTuple):
-    """One request, served."""
+    """The result of one served request."""
 
     first_token_at: float  # by `time.perf_counter`
     reused: float  # share of the prompt's tokens
 
 
 class Server(ABC):
-    """One way to serve; the model is one request's at a time."""
+    """One way to serve. The model computes one request at a time."""
 
     name: str
 
     @abstractmethod
     def serve(self, request: Request) -> Served:
-        """Prefill up to the first token. Thread-safe, first come first served."""
+        """Prefills up to the first token. Thread-safe, first come first served."""
 
     @abstractmethod
-    def settle(self) -> None:
-        """Do now what the last request left to be done on the model."""
+    def finish_background_work(self) -> None:
+        """Does now what the last request left for later on the model."""
 
 
 class Full(Server):
@@ -123,22 +124,22 @@ class Full(Server):
             self._prefill(_tensor(request), DynamicCache())
         return Served(time.perf_counter(), 0.0)
 
-    def settle(self) -> None:
+    def finish_background_work(self) -> None:
         return
 
     @torch.no_grad()
     def _prefill(self, token_ids: torch.Tensor, cache: DynamicCache) -> torch.Tensor:
-        """Logits (V,) behind `token_ids` (1, R), which stand behind `cache`."""
+        """Logits (V,) after `token_ids` (1, R), which follow `cache`."""
         logits: torch.Tensor = self._model(token_ids, past_key_values=cache, logits_to_keep=1).logits[0, -1]
         logits.argmax()
         return logits
 
 
 class ExactPrefix(Full):
-    """transformers' own prefill behind the longest stored prefix (vLLM's prefix caching, RAGCache's knowledge tree).
+    """transformers' own prefill after the longest stored prefix (vLLM's prefix caching, RAGCache's knowledge tree).
 
-    The store's pieces are chunks, each under the digest of all ids up to its end; LRU, a piece before what it hangs on.
-    Storing is not counted in the computed queue: with paged KV it would cost nothing.
+    The store's pieces are chunks, each under the digest of all ids up to its end. Eviction is LRU, and evicts a piece
+    before the pieces of its prefix. Storing is not counted in the computed queue: with paged KV it would cost nothing.
     """
 
     name = "exact prefix"
@@ -153,18 +154,18 @@ class ExactPrefix(Full):
         with self._compute:
             _, reused, cache = self.prefill(request)
             served = Served(time.perf_counter(), reused)
-            self._keep(request, cache)
+            self._store(request, cache)
         return served
 
     def prefill(self, request: Request) -> tuple[torch.Tensor, float, DynamicCache]:
         """Logits (V,), the share of tokens reused, and the prompt's KV."""
-        found = [self._pieces[key] for key in itertools.takewhile(self._pieces.__contains__, _path(request))]
+        found = [self._pieces[key] for key in itertools.takewhile(self._pieces.__contains__, _prefix_digests(request))]
         cache, whole = _joined(found), _tensor(request)
         reused = sum(piece.shape[4] for piece in found)
         return self._prefill(whole[:, reused:], cache), reused / whole.shape[1], cache
 
-    def _keep(self, request: Request, cache: DynamicCache) -> None:
-        keys, at = _path(request), 0
+    def _store(self, request: Request, cache: DynamicCache) -> None:
+        keys, at = _prefix_digests(request), 0
         for key, chunk in zip(keys, request.chunks, strict=True):
             span = slice(at, at + len(chunk))
             at += len(chunk)
@@ -172,25 +173,25 @@ class ExactPrefix(Full):
                 layers = [torch.stack((kv.keys[:, :, span], kv.values[:, :, span])) for kv in cache.layers]
                 self._pieces[key] = torch.stack(layers)
                 self.size_bytes += self._pieces[key].nbytes
-        self._bound(keys)
+        self._evict(keys)
 
-    def have(self, request: Request, piece: torch.Tensor) -> None:
-        """Hold pieces like `piece` for a request, without computing any."""
-        keys = _path(request)
+    def fill(self, request: Request, piece: torch.Tensor) -> None:
+        """Stores copies of `piece` for a request without computing anything."""
+        keys = _prefix_digests(request)
         for key in keys:
             if key not in self._pieces:
                 self._pieces[key] = piece.clone()
                 self.size_bytes += piece.nbytes
-        self._bound(keys)
+        self._evict(keys)
 
-    def _bound(self, used: Sequence[bytes]) -> None:
+    def _evict(self, used: Sequence[bytes]) -> None:
         for key in reversed(used):
             self._pieces.move_to_end(key)
         while self.size_bytes > self.budget_bytes:
             self.size_bytes -= self._pieces.popitem(last=False)[1].nbytes
 
 
-def _path(request: Request) -> list[bytes]:
+def _prefix_digests(request: Request) -> list[bytes]:
     """Digests of the prompt's ids up to the end of each chunk."""
     digest, path = hashlib.blake2b(digest_size=16), []
     for chunk in request.chunks:
@@ -213,7 +214,7 @@ def _tensor(request: Request) -> torch.Tensor:
 
 
 class Fused(Server):
-    """ragkv: the corpus was ingested, as far as the budget goes; what is missed is encoded after the request."""
+    """ragkv: the corpus was ingested as far as the budget allows; missed chunks are encoded after the request."""
 
     def __init__(self, model: Any, budget_bytes: int, ratio: float, corpus: Sequence[Ids]) -> None:
         self.name = f"fused, ratio {ratio:g}"
@@ -222,12 +223,12 @@ class Fused(Server):
         self._ingest(corpus)
 
     def serve(self, request: Request) -> Served:
-        how: dict[str, Any] = dict(max_new_tokens=1, ratio=self._ratio)
-        reuse = self.engine.answer(request.question, request.chunks, **how).reuse
+        answer = self.engine.answer(request.question, request.chunks, max_new_tokens=1, ratio=self._ratio)
+        reuse = answer.reuse
         return Served(time.perf_counter(), (reuse.exact + reuse.fused) / reuse.tokens)
 
-    def settle(self) -> None:
-        """Encode what was missed."""
+    def finish_background_work(self) -> None:
+        """Encodes the chunks that were missed."""
         self.engine.flush()
 
     def _ingest(self, corpus: Sequence[Ids]) -> None:
@@ -255,35 +256,35 @@ def piece_shape(engine: Engine, tokens: int) -> tuple[int, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Service:
-    """One request's time with the model."""
+    """How long one request occupies the model."""
 
     prefill_s: float  # to its first token
-    after_s: float  # the model is busy with what it left
+    after_s: float  # work that the request left for later
     reused: float  # share of its tokens
 
 
 def services(servers: Sequence[Server], requests: Sequence[Request]) -> dict[str, list[Service]]:
-    """Measured times of every request on every server: request by request, so that all meet the same noise."""
+    """Measured times of every request on every server. Servers alternate, so that noise hits all alike."""
     found: dict[str, list[Service]] = {server.name: [] for server in servers}
     for request in requests:
         for server in servers:
             began = time.perf_counter()
             served = server.serve(request)
             after = time.perf_counter()
-            server.settle()
+            server.finish_background_work()
             after_s = time.perf_counter() - after
             found[server.name].append(Service(served.first_token_at - began, after_s, served.reused))
     return found
 
 
-def gaps(count: int, seed: int) -> list[float]:
-    """Times between arrivals of a Poisson process of rate 1."""
+def poisson_gaps(count: int, seed: int) -> list[float]:
+    """Times between the arrivals of a Poisson process of rate 1."""
     chance = random.Random(seed)
     return [chance.expovariate(1.0) for _ in range(count)]
 
 
-def queued(times: Sequence[Service], arrivals: Sequence[float]) -> list[float]:
-    """TTFT of requests that arrive at these times before one server, first come first served."""
+def queue_ttfts(times: Sequence[Service], arrivals: Sequence[float]) -> list[float]:
+    """Computed TTFT of requests that arrive at these times at one server, first come first served."""
     free_at, ttfts = 0.0, []
     for service, at in zip(itertools.cycle(times), arrivals):
         first_token_at = max(free_at, at) + service.prefill_s
@@ -294,17 +295,17 @@ def queued(times: Sequence[Service], arrivals: Sequence[float]) -> list[float]:
 
 def mean_ttft(times: Sequence[Service], rate: float, unit_gaps: Sequence[float]) -> float:
     """Mean TTFT at `rate` requests/s, the first tenth excluded."""
-    ttfts = queued(times, list(itertools.accumulate(gap / rate for gap in unit_gaps)))
+    ttfts = queue_ttfts(times, list(itertools.accumulate(gap / rate for gap in unit_gaps)))
     return statistics.fmean(ttfts[len(ttfts) // 10 :])
 
 
 def saturation(times: Sequence[Service]) -> float:
-    """Requests/s that keep the server busy without a pause."""
+    """The rate in requests/s that keeps the server busy without a pause."""
     return 1 / statistics.fmean(service.prefill_s + service.after_s for service in times)
 
 
 def highest_rate(times: Sequence[Service], bound_s: float, unit_gaps: Sequence[float]) -> float:
-    """The highest rate whose mean TTFT stays below the bound, by bisection; 0 where not even an idle server does."""
+    """The highest rate whose mean TTFT stays below the bound, by bisection; 0 if even an idle server exceeds it."""
     low, high = 0.0, saturation(times)
     if mean_ttft(times, 1e-6, unit_gaps) > bound_s:
         return 0.0
@@ -314,8 +315,8 @@ def highest_rate(times: Sequence[Service], bound_s: float, unit_gaps: Sequence[f
     return low
 
 
-def really(server: Server, requests: Sequence[Request], arrivals: Sequence[float]) -> list[float]:
-    """TTFT of requests that really arrive at these times, each on a thread of its own."""
+def measured_ttfts(server: Server, requests: Sequence[Request], arrivals: Sequence[float]) -> list[float]:
+    """Measured TTFT of requests that are sent at these times, each on its own thread."""
     began = time.perf_counter()
 
     def one(request: Request, at: float) -> float:

@@ -1,9 +1,9 @@
-"""A conversation over a folder of documents that retrieves every turn and outlives its context window.
+"""A conversation over a folder of documents that retrieves in every turn and continues beyond its context window.
 
-The history's KV is kept from turn to turn. Where a prompt would overflow the context, the engine drops the documents
-of past turns, the oldest first, and goes on with the KV of the rest. `--context` is small enough to see that.
+The history's KV is reused from turn to turn. If a prompt would overflow the context, the engine drops the documents of
+past turns, the oldest first, and goes on with the KV of the rest. The default `--context` is small enough to show that.
 
-    python examples/chat_over_docs.py [--model PATH] [--docs FOLDER] [--turns N]       (or type your own: --interactive)
+    python examples/chat_over_docs.py [--model PATH] [--docs FOLDER] [--turns N]       (or --interactive)
 """
 
 import argparse
@@ -26,7 +26,7 @@ def main() -> None:
     parser.add_argument("--docs", type=Path, default=HERE / "corpus")
     parser.add_argument("--turns", type=int, default=8)
     parser.add_argument("--context", type=int, default=768, help="tokens; 0: the model's own")
-    parser.add_argument("-k", type=int, default=3, help="passages a turn")
+    parser.add_argument("-k", type=int, default=3, help="passages per turn")
     parser.add_argument("--interactive", action="store_true")
     options = parser.parse_args()
 
@@ -34,17 +34,17 @@ def main() -> None:
     if options.context:
         model.config.max_position_embeddings = options.context
     config = EngineConfig(session=SessionConfig(discard="keep-dialogue"))
-    said = 0
+    computed = 0
     with Engine(model, tokenizer, config) as engine, Rag(engine, None, chunk_tokens=128) as rag:
         rag.ingest(load_documents(options.docs))
         session = engine.session("chat")
         for number, question in enumerate(typed() if options.interactive else prepared(options.turns), 1):
             answer = rag.ask(question, options.k, order="document", session=session, max_new_tokens=16).answer
-            said += answer.reuse.computed + answer.reuse.recomputed
+            computed += answer.reuse.computed + answer.reuse.recomputed
             print(f"{number}. {question}\n   {answer.text.strip()}")
             reused = f"{answer.reuse.tokens} tokens, {answer.reuse.exact + answer.reuse.fused} of them reused"
             print(f"   {reused}; the history has {len(session.token_ids)} now", *answer.reuse.notes, sep="; ")
-    print(f"\n{said} tokens were computed in all, in a window of {model.config.max_position_embeddings}.")
+    print(f"\n{computed} tokens were computed in total, in a window of {model.config.max_position_embeddings}.")
 
 
 def prepared(turns: int) -> Iterator[str]:
@@ -57,7 +57,7 @@ def prepared(turns: int) -> Iterator[str]:
 
 
 def typed() -> Iterator[str]:
-    """Whatever is typed, until an empty line."""
+    """The questions that the user types, until an empty line."""
     while question := input("> ").strip():
         yield question
 

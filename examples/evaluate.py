@@ -1,6 +1,6 @@
-"""How good and how fast every method is on your questions: EM, F1, ROUGE-L, recall@k and TTFT; a table and a plot.
+"""Quality and speed of every method on your questions: EM, F1, ROUGE-L, recall@k and TTFT, as a table and a plot.
 
-Reads JSONL with a question, its contexts and its answers a line, and the MuSiQue, 2Wiki and LongBench forms.
+Reads JSONL with a question, its contexts and its answers in each line, and the MuSiQue, 2Wiki and LongBench formats.
 """
 
 import argparse
@@ -27,12 +27,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("file", type=Path)
     parser.add_argument("--model", default="reader", help="a model folder, a hub id, or the bundled reader")
-    parser.add_argument("-k", type=int, default=6, help="of a question's own contexts, how many are retrieved")
-    parser.add_argument("--questions", type=int, default=50, help="at most so many")
+    parser.add_argument("-k", type=int, default=6, help="how many of a question's own contexts are retrieved")
+    parser.add_argument("--questions", type=int, default=50, help="at most this many questions")
     parser.add_argument("--methods", nargs="+", default=list(METHODS), choices=METHODS)
     parser.add_argument("--plot", type=Path, default="evaluation.png", help="where to draw F1 over TTFT")
     options = parser.parse_args()
-    logging.getLogger("ragkv").setLevel(logging.ERROR)  # retrieval by BM25 is meant
+    logging.getLogger("ragkv").setLevel(logging.ERROR)  # hides the notice that retrieval uses BM25 alone
     prompt = PromptConfig() if options.model == "reader" else PromptConfig("Answer in a few words.", "\n\n")
     scores, recalls = {name: [] for name in options.methods}, []
     with Engine.from_pretrained(options.model, EngineConfig(prompt=prompt)) as engine:
@@ -58,11 +58,11 @@ def main() -> None:
 
 
 def ask(engine: Engine, name: str, question: str, chunks: list[Chunk]) -> tuple[str, float]:
-    how = {"max_new_tokens": 16, **METHODS[name]}
+    settings = {"max_new_tokens": 16, **METHODS[name]}
     if mapped := MAPPED.get(name):
-        told = mapped(engine, question, chunks, **how)
-        return told.text, told.first_token_s
-    answer = engine.answer(question, chunks, **how)
+        result = mapped(engine, question, chunks, **settings)
+        return result.text, result.first_token_s
+    answer = engine.answer(question, chunks, **settings)
     return answer.text, answer.timing.first_token_s
 
 

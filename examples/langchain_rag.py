@@ -1,4 +1,4 @@
-"""An ordinary LangChain chain, before and after its `llm =` line is changed; the time to the first token of both.
+"""An ordinary LangChain chain before and after a change of its `llm =` line, with the time to first token of both.
 
 python examples/langchain_rag.py [--model PATH] [--docs FOLDER] [--ratio R]
 """
@@ -27,7 +27,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", default="reader", help="a model folder, a hub id, or the bundled reader")
     parser.add_argument("--docs", type=Path, default=HERE / "corpus")
-    parser.add_argument("--ratio", type=float, help="recompute ratio; 1 computes all, as transformers does")
+    parser.add_argument("--ratio", type=float, help="recompute ratio; 1 recomputes everything, as transformers does")
     options = parser.parse_args()
 
     model, tokenizer = load(options.model, "cpu", "auto")
@@ -48,7 +48,7 @@ def main() -> None:
 
 
 def chain(retriever: Runnable, llm: Runnable) -> Runnable:
-    # The bundled reader was taught documents end to end; for another model put a blank line between.
+    # The bundled reader was trained on documents joined by spaces; for another model put a blank line between them.
     prompt = ChatPromptTemplate.from_messages([("human", "{context} {question}")])
     return {"context": retriever | joined, "question": RunnablePassthrough()} | prompt | llm | StrOutputParser()
 

@@ -1,4 +1,4 @@
-"""Multi-hop questions over a folder of documents: answers, where they stand, and what was reused.
+"""Multi-hop questions over a folder of documents: answers, their sources, and the tokens that were reused.
 
 python examples/multihop_qa.py [--model PATH] [--docs FOLDER] [QUESTION ...]
 """
@@ -24,7 +24,7 @@ def main() -> None:
     parser.add_argument("questions", nargs="*")
     parser.add_argument("--model", default="reader", help="a model folder, a hub id, or the bundled reader")
     parser.add_argument("--docs", type=Path, default=HERE / "corpus")
-    parser.add_argument("-k", type=int, default=10, help="passages a question")
+    parser.add_argument("-k", type=int, default=10, help="passages per question")
     options = parser.parse_args()
     questions = {f"question {n}": text for n, text in enumerate(options.questions, 1)} or QUESTIONS
 
@@ -37,15 +37,15 @@ def main() -> None:
             ingested = rag.ingest(load_documents(options.docs))
             print(f"{len(rag.index.document_ids())} documents, {ingested.kv.encoded} chunks encoded\n")
             for kind, question in questions.items():
-                # In the corpus' order, so that "she" and "that company" stand behind whom they mean.
+                # In document order, so that "she" and "that company" follow the name that they refer to.
                 found = rag.ask(question, options.k, order="document", max_new_tokens=16)
                 print(f"{kind}: {question}\n  {found.answer.text.strip()}")
-                print(f"  sources: {', '.join(sources(found.answer)) or 'nowhere word for word'}")
+                print(f"  sources: {', '.join(sources(found.answer)) or 'not found word for word'}")
                 print(f"  {reused(found.answer)}\n")
 
 
 def sources(answer: Answer) -> list[str]:
-    """Where the answer stands word for word: document and character offsets."""
+    """Where the answer occurs word for word: document and character offsets."""
     return [f"{Path(one.source).name}:{one.start}-{one.end}" for one in answer.citations]
 
 

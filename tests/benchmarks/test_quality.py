@@ -1,4 +1,4 @@
-"""The quality benchmark's shortcuts change nothing, and its question forms are read as they are."""
+"""The quality benchmark's shortcuts do not change answers, and every question format is read."""
 
 import json
 from pathlib import Path
@@ -15,7 +15,7 @@ PROTOTYPE = Path(__file__).resolve().parents[3] / "shared" / "data" / "models" /
 
 @pytest.mark.skipif(not (PROTOTYPE / "config.json").exists(), reason="the reader prototype is not in ../shared")
 @pytest.mark.parametrize("selector", ["hkvd", "sensitivity", "sensitivity-query"])
-def test_answers_over_shared_chunks_are_those_of_whole_requests(selector: str) -> None:
+def test_answers_from_shared_spans_equal_those_of_whole_requests(selector: str) -> None:
     contexts = quality_data.read(PROTOTYPE / "worlds.jsonl", questions=12)
     with Engine.from_pretrained(PROTOTYPE) as engine:
         for number, context in enumerate(contexts):
@@ -29,7 +29,7 @@ def test_answers_over_shared_chunks_are_those_of_whole_requests(selector: str) -
                 assert outcome.prefill_compute == pytest.approx(answer.reuse.compute)
 
 
-def test_every_form_of_questions_is_read(tmp_path: Path) -> None:
+def test_every_question_format_is_read(tmp_path: Path) -> None:
     def contexts(name: str, text: str) -> list:
         (tmp_path / name).write_text(text)
         return quality_data.read(tmp_path / name)
@@ -46,7 +46,7 @@ def test_every_form_of_questions_is_read(tmp_path: Path) -> None:
     assert (read.questions[0].text, read.questions[0].golds) == ("Question: q?\nAnswer:", ("no",))
 
 
-def test_at_most_so_many_questions_of_a_type() -> None:
+def test_at_most_the_given_number_of_questions_is_kept() -> None:
     question = quality_data.Question("local", "q?", ("a",))
     contexts = [quality_data.Context(("x",), (question,) * 3)] * 3
     assert [len(c.questions) for c in quality_data.balanced(contexts, 4)] == [3, 1]

@@ -1,4 +1,4 @@
-"""The examples run as they stand, and say what they are to say. One process each, on the bundled reader."""
+"""The examples run unchanged and print the expected output. Each runs in its own process, on the bundled reader."""
 
 import json
 import os
@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples"
 SHOWN = [path for path in sorted(EXAMPLES.glob("*.py")) if path.stem != "plain_transformers"]
 
-pytestmark = pytest.mark.skipif(not (READER / "config.json").is_file(), reason="the bundled reader is not there")
+pytestmark = pytest.mark.skipif(not (READER / "config.json").is_file(), reason="the bundled reader is missing")
 
 
 def run(name: str, *arguments: str | Path) -> str:
@@ -27,50 +27,50 @@ def run(name: str, *arguments: str | Path) -> str:
 
 
 @pytest.mark.parametrize("path", SHOWN, ids=lambda path: path.stem)
-def test_an_example_fits_a_screen_and_a_bit(path: Path) -> None:
+def test_an_example_has_at_most_80_lines(path: Path) -> None:
     assert len(path.read_text("utf-8").splitlines()) <= 80
 
 
 def test_multi_hop_questions_are_answered_with_sources_and_a_report() -> None:
-    said = run("multihop_qa")
+    output = run("multihop_qa")
     for kind, answer in (("bridge", "ovens"), ("comparison", "Gatdyne"), ("compositional", "1924")):
-        assert re.search(rf"{kind}: .*\n  {answer}\n  sources: \S+\.md:\d+-\d+", said), said
-    assert len(re.findall(r"\d+ exact, \d+ fused, \d+ recomputed, \d+ computed", said)) == 3
+        assert re.search(rf"{kind}: .*\n  {answer}\n  sources: \S+\.md:\d+-\d+", output), output
+    assert len(re.findall(r"\d+ exact, \d+ fused, \d+ recomputed, \d+ computed", output)) == 3
 
 
-def test_a_conversation_outlives_its_window_and_reuses_its_history() -> None:
-    said = run("chat_over_docs", "--turns", "8", "--context", "768")
-    assert len(re.findall(r"^\d+\. ", said, re.MULTILINE)) == 8
-    assert "history truncated" in said
-    sizes = [(int(all_), int(reused)) for all_, reused in re.findall(r"(\d+) tokens, (\d+) of them reused", said)]
-    assert sum(tokens for tokens, _ in sizes) > 768, "or nothing was outlived"
+def test_a_conversation_continues_beyond_its_context_window_and_reuses_its_history() -> None:
+    output = run("chat_over_docs", "--turns", "8", "--context", "768")
+    assert len(re.findall(r"^\d+\. ", output, re.MULTILINE)) == 8
+    assert "history truncated" in output
+    sizes = [(int(all_), int(reused)) for all_, reused in re.findall(r"(\d+) tokens, (\d+) of them reused", output)]
+    assert sum(tokens for tokens, _ in sizes) > 768, "the conversation never exceeded its window"
     assert all(reused > 0.7 * tokens for tokens, reused in sizes)
 
 
-def test_a_chain_says_the_same_after_the_one_line_change() -> None:
-    said = run("langchain_rag", "--ratio", "1")
-    pairs = re.findall(r"before: (.*)  \(\d+ ms\)\n  after:  (.*)  \(\d+ ms\)", said)
+def test_a_chain_gives_the_same_answers_after_the_one_line_change() -> None:
+    output = run("langchain_rag", "--ratio", "1")
+    pairs = re.findall(r"before: (.*)  \(\d+ ms\)\n  after:  (.*)  \(\d+ ms\)", output)
     assert [before for before, _ in pairs] == ["dancer", "pens", "ovens"]
     assert all(before == after for before, after in pairs)
 
 
-def test_an_evaluation_has_every_metric_of_every_method(tmp_path: Path) -> None:
+def test_an_evaluation_reports_every_metric_for_every_method(tmp_path: Path) -> None:
     chunks = [path.read_text("utf-8").strip() for path in sorted((EXAMPLES / "corpus").glob("*.md"))]
     asked = {"question": "What does Verlab sell?", "contexts": chunks, "answers": ["pens"]}
     (tmp_path / "q.jsonl").write_text(json.dumps(asked) + "\n", "utf-8")
     methods = ("full prefill", "fused", "MapRerank")
-    said = run("evaluate", tmp_path / "q.jsonl", "-k", "3", "--methods", *methods, "--plot", tmp_path / "plot.png")
+    output = run("evaluate", tmp_path / "q.jsonl", "-k", "3", "--methods", *methods, "--plot", tmp_path / "plot.png")
     for method in methods:
-        assert re.search(rf"{method}  1\.000  1\.000    1\.000     1\.000 +\d+\.\d+ +1$", said, re.MULTILINE), said
+        assert re.search(rf"{method}  1\.000  1\.000    1\.000     1\.000 +\d+\.\d+ +1$", output, re.MULTILINE), output
     assert (tmp_path / "plot.png").stat().st_size > 5_000
 
 
 @pytest.mark.parametrize("name", ["musique_s_100.json", "MiniLongBench_2wikimqa.json", "mtragun_reference.jsonl"])
-def test_the_public_forms_are_read(name: str) -> None:
+def test_the_public_question_formats_are_read(name: str) -> None:
     quality_data = pytest.importorskip("benchmarks.quality_data")
     path = ROOT.parent / "shared" / "data" / "qa" / name
     if not path.exists():
-        pytest.skip(f"{name} is not there")
+        pytest.skip(f"{name} is missing")
     contexts = quality_data.read(path, 20)
     assert sum(len(context.questions) for context in contexts) >= 10
     assert all(context.chunks and all(q.text and q.golds for q in context.questions) for context in contexts)
