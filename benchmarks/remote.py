@@ -4,12 +4,12 @@
     python -m benchmarks.remote --shape qwen2.5-0.5b --chunks 6 --tokens 512 --runs 5
 
 Real architectures with random weights and random entries (neither changes time), one question of 32 tokens, batch 1.
-Redis is a real server on loopback; S3 is moto's, one Python process, so its times are an upper bound of a real one's
-near by. The first table has every tier against full recompute in the same run. The second puts a proxy between engine
-and Redis, a process of its own (1 ms each way, 100 MB/s): a pipelined prefill against the longer of loading alone
-(lookups and all layers, through the same reader) and computing alone (the same prefill, entries in memory). A selector
-that asks the question first (sensitivity-query) computes its second pass when all is loaded: no loading can hide behind
-that. The engine is kept from computing what loads slower than it computes, so that loading is what is measured.
+Redis is a real server on loopback. S3 is moto's server, one Python process: a real one near by is faster. The first
+table compares every tier with full recompute in the same run. For the second table a proxy (1 ms each way, 100 MB/s),
+in a process of its own, stands between engine and Redis. It compares a pipelined prefill with the longer of loading
+alone (lookups and all layers, through the same reader) and computing alone (the same prefill, entries in memory). A
+selector that scores by the question first (sensitivity-query) begins its second pass when all is loaded, so no loading
+hides behind that pass. The engine may not compute what loads slower than it computes, so that loading is measured.
 """
 
 import argparse
@@ -29,19 +29,19 @@ from ragkv import Engine, EngineConfig, StoreConfig
 from ragkv.config import RedisConfig, S3Config
 from ragkv.fusion.pipeline import LayerReader
 from ragkv.model.shapes import SHAPES
-from ragkv.store import Entry, EntryInfo, HintedEntry, PrefetchHint
+from ragkv.store import Entry, EntryInfo, HintedEntry, Lease, PrefetchHint
 from tests.store.remote.servers import LOOPBACK, RedisServer, S3Server, with_credentials
 
-TIMEOUT_S = 30.0  # nothing is to time out here
+TIMEOUT_S = 30.0  # long: no call may time out here
 DEFAULT = "sensitivity"
-ASKING = "sensitivity-query"  # loads all before it chooses
-PIPELINED = (DEFAULT, "hkvd", ASKING)
+SCORES_BY_QUESTION = "sensitivity-query"  # loads all before it chooses
+PIPELINED = (DEFAULT, "hkvd", SCORES_BY_QUESTION)
 READ_AHEAD = 2  # layers; the config's default
 
 
 @dataclass(frozen=True)
 class Row:
-    """TTFT out of one tier."""
+    """The TTFT with entries in one tier."""
 
     tier: str
     method: str
@@ -69,7 +69,7 @@ class PipelineRow:
         return self.pipelined_s / max(self.load_s, self.compute_s)
 
 
-class World:
+class TierBenchmark:
     """Entries of `chunks` x `tokens` tokens, and engines on one model that read them from one tier each."""
 
     def __init__(self, engine: Engine, chunks: int, tokens: int) -> None:
@@ -94,16 +94,16 @@ class World:
         self.size_bytes = sum(entry.size_bytes for entry in self.entries)
 
     def open(self, store: StoreConfig) -> Engine:
-        """An engine that has the entries where `store` says."""
+        """An engine over `store`, which has all entries."""
         engine = self._engine.with_config(EngineConfig(store=store))
-        engine.parts.load_control._speeds = dict  # or it would compute what a shaped network brings too late
+        engine.parts.load_control._speeds = dict  # no measured speeds: it would compute what loads too slowly
         for entry in self.entries:
             if not engine.parts.store.put_durably(entry):
                 raise SystemExit(f"An entry was not kept by {store}.")
         return engine
 
     def prefill(self, engine: Engine, selector: str, ratio: float) -> Callable[[], Any]:
-        """A prefill up to the last row's logits, which must have found everything."""
+        """A prefill up to the last row's logits; it must find every entry."""
 
         def run() -> None:
             found = engine.prefill(self.question, self.chunks, ratio=ratio, selector=selector).reuse
@@ -116,21 +116,21 @@ class World:
         self._engine.prefill(self.question, self.chunks, reuse="none")
 
     def load(self, engine: Engine) -> Callable[[], None]:
-        """Lookups and all layers, as a request reads them, and nothing else."""
+        """Only the lookups and the reading of all layers, as in a request."""
         identity, adapter, store = engine.parts.encoder.identity, engine.parts.adapter, engine.parts.store
         wanted = tuple(HintedEntry(identity, chunk, 0) for chunk in self.chunks)
 
         def run() -> None:
-            demand = PrefetchHint(wanted)
-            store.queued(demand)
-            store.started(demand)
+            hint = PrefetchHint(wanted)
+            store.queued(hint)
+            store.started(hint)
             with ExitStack() as held:
-                leases = [held.enter_context(_some(store.lease(identity, chunk))) for chunk in self.chunks]
+                leases = [held.enter_context(_found(store.lease(identity, chunk))) for chunk in self.chunks]
                 reader = LayerReader(leases, adapter.layer_count, READ_AHEAD, engine.parts.readers, adapter.device)
                 held.enter_context(reader)
                 for layer in range(adapter.layer_count):
                     reader.layer(layer)
-            store.left(demand)
+            store.left(hint)
 
         return run
 
@@ -148,29 +148,31 @@ def main() -> None:
         redis, s3 = RedisServer(), S3Server()
         held.callback(redis.remove)
         held.callback(s3.kill)
-        world = World(engine, options.chunks, options.tokens)
-        rows = _tiers(world, redis, s3, folder, options)
-        shaped = _pipelines(world, redis, options)
+        benchmark = TierBenchmark(engine, options.chunks, options.tokens)
+        rows = _tiers(benchmark, redis, s3, folder, options)
+        shaped = _pipelines(benchmark, redis, options)
     name = f"remote-{options.shape}{'-quick' if options.quick else ''}"
     found = {"tiers": [asdict(row) for row in rows], "pipeline": [{**asdict(row), "over": row.over} for row in shaped]}
     print("written:", report.save(name, found))
     engine.close()
 
 
-def _tiers(world: World, redis: RedisServer, s3: S3Server, folder: str, options: argparse.Namespace) -> list[Row]:
-    room = 4 * world.size_bytes
+def _tiers(
+    benchmark: TierBenchmark, redis: RedisServer, s3: S3Server, folder: str, options: argparse.Namespace
+) -> list[Row]:
+    capacity_bytes = 4 * benchmark.size_bytes
     stores = {
-        "memory": StoreConfig(memory_bytes=room),
-        "disk": StoreConfig(directory=folder, memory_bytes=0, disk_bytes=room),
+        "memory": StoreConfig(memory_bytes=capacity_bytes),
+        "disk": StoreConfig(directory=folder, memory_bytes=0, disk_bytes=capacity_bytes),
         "redis": StoreConfig(memory_bytes=0, redis=RedisConfig(url=redis.url, timeout_s=TIMEOUT_S)),
         "s3": StoreConfig(memory_bytes=0, s3=S3Config(bucket=s3.BUCKET, endpoint=s3.url, timeout_s=TIMEOUT_S)),
     }
     with ExitStack() as held:
-        engines = {tier: held.enter_context(world.open(store)) for tier, store in stores.items()}
+        engines = {tier: held.enter_context(benchmark.open(store)) for tier, store in stores.items()}
         methods = [("none", 0.0), *((DEFAULT, ratio) for ratio in options.ratios)]
-        actions: dict[Any, Callable[[], Any]] = {"full": world.full}
+        actions: dict[Any, Callable[[], Any]] = {"full": benchmark.full}
         for tier, one in engines.items():
-            actions |= {(tier, *method): world.prefill(one, *method) for method in methods}
+            actions |= {(tier, *method): benchmark.prefill(one, *method) for method in methods}
         medians: dict[Any, float] = report.alternate(actions, options.runs)
     full_s = medians.pop("full")
     rows = [Row("-", "full recompute", 1.0, full_s, 1.0)]
@@ -183,25 +185,25 @@ def _tiers(world: World, redis: RedisServer, s3: S3Server, folder: str, options:
     return rows
 
 
-def _pipelines(world: World, redis: RedisServer, options: argparse.Namespace) -> list[PipelineRow]:
+def _pipelines(benchmark: TierBenchmark, redis: RedisServer, options: argparse.Namespace) -> list[PipelineRow]:
     rows = []
     chosen = [("none", 0.0), *((selector, ratio) for selector in PIPELINED for ratio in options.ratios)]
     for bandwidth in options.bandwidths:
         with ExitStack() as held:
-            port = held.enter_context(_shaped(redis.port, options.latency_s, bandwidth))
+            port = held.enter_context(_proxy_process(redis.port, options.latency_s, bandwidth))
             url, prefix = f"redis://{LOOPBACK}:{port}/0", f"shaped-{bandwidth:.0f}"
-            far = RedisConfig(url=url, prefix=prefix, timeout_s=TIMEOUT_S, group_bytes=options.group_bytes)
-            shaped = held.enter_context(world.open(StoreConfig(memory_bytes=0, redis=far)))
-            near = held.enter_context(world.open(StoreConfig(memory_bytes=4 * world.size_bytes)))
-            actions: dict[Any, Callable[[], Any]] = {"load": world.load(shaped)}
+            through_proxy = RedisConfig(url=url, prefix=prefix, timeout_s=TIMEOUT_S, group_bytes=options.group_bytes)
+            shaped = held.enter_context(benchmark.open(StoreConfig(memory_bytes=0, redis=through_proxy)))
+            in_memory = held.enter_context(benchmark.open(StoreConfig(memory_bytes=4 * benchmark.size_bytes)))
+            actions: dict[Any, Callable[[], Any]] = {"load": benchmark.load(shaped)}
             for method in chosen:
-                actions["compute", *method] = world.prefill(near, *method)
-                actions["pipelined", *method] = world.prefill(shaped, *method)
+                actions["compute", *method] = benchmark.prefill(in_memory, *method)
+                actions["pipelined", *method] = benchmark.prefill(shaped, *method)
             medians: dict[Any, float] = report.alternate(actions, options.runs)
         facts = options.chunks, options.tokens
         for method in chosen:
             took_s = medians["load"], medians["compute", *method], medians["pipelined", *method]
-            rows.append(PipelineRow(*facts, *method, world.size_bytes, *took_s))
+            rows.append(PipelineRow(*facts, *method, benchmark.size_bytes, *took_s))
         print(f"\nthrough a proxy: {options.latency_s * 1e3:g} ms each way, {bandwidth / 1e6:g} MB/s")
         report.table(
             ["selector", "ratio", "MB", "load ms", "compute ms", "pipelined ms", "over max"],
@@ -220,8 +222,8 @@ def _pipelines(world: World, redis: RedisServer, options: argparse.Namespace) ->
 
 
 @contextmanager
-def _shaped(port: int, latency_s: float, bandwidth: float) -> Iterator[int]:
-    """The port of a proxy in a process of its own."""
+def _proxy_process(port: int, latency_s: float, bandwidth: float) -> Iterator[int]:
+    """Run a proxy in a process of its own; its port."""
     command = [sys.executable, "-m", "ragkv.testing.faulty_proxy", f"{LOOPBACK}:{port}", "--latency-s", str(latency_s)]
     with subprocess.Popen(
         [*command, "--bandwidth", str(bandwidth)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
@@ -231,7 +233,7 @@ def _shaped(port: int, latency_s: float, bandwidth: float) -> Iterator[int]:
         proxy.stdin.close()
 
 
-def _some(lease: Any) -> Any:
+def _found(lease: Lease | None) -> Lease:
     assert lease is not None, "an entry was not found"
     return lease
 
@@ -244,14 +246,14 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--tokens", type=int, default=512, help="of a chunk")
     parser.add_argument("--ratios", nargs="+", type=float, default=[0.05, 0.15])
     parser.add_argument("--bandwidths", nargs="+", type=float, default=[100e6], help="bytes a second")
-    parser.add_argument("--latency-s", type=float, default=0.001, help="of one way")
-    parser.add_argument("--group-bytes", type=int, default=512 * 1024, help="of a value; the config's default")
+    parser.add_argument("--latency-s", type=float, default=0.001, help="of one direction")
+    parser.add_argument("--group-bytes", type=int, default=512 * 1024, help="of a layer group; the config's default")
     parser.add_argument("--runs", type=int, default=5)
     parser.add_argument("--threads", type=int, default=2)
     options = parser.parse_args()
     if options.quick:
         options.shape, options.chunks, options.tokens, options.runs = "tiny", 6, 512, 3
-        options.group_bytes = 64 * 1024  # or an entry of so few small layers would be one value
+        options.group_bytes = 64 * 1024  # else an entry of so few small layers would be one value
     return options
 
 

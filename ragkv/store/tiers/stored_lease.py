@@ -1,4 +1,4 @@
-"""What leases have in common whose tier holds layers in their codec's form: reading them decoded, or as they are."""
+"""The lease of a tier that holds layers as their codec stored them: reading them decoded, or as they are stored."""
 
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
@@ -13,10 +13,10 @@ from .disk_file import aligned_empty, scratch_pieces
 
 
 class StoredLease(Lease):
-    """A lease over `_read`, which brings one stored layer."""
+    """A lease over `_read`, which reads stored layers."""
 
     def __init__(self, info: EntryInfo, sensitivity: torch.Tensor | None, codec: Codec, layer_bytes: int) -> None:
-        """`layer_bytes` are a layer's as it is stored."""
+        """`layer_bytes` are the stored bytes of one layer."""
         self.info, self.sensitivity = info, sensitivity
         self._codec, self._layer_bytes = codec, layer_bytes
 
@@ -25,7 +25,7 @@ class StoredLease(Lease):
         return self.info.layers * self._layer_bytes
 
     def read_layer(self, layer: int, out: torch.Tensor | None = None) -> torch.Tensor:
-        """The slice (2, G, T, D), read into `out` or a fresh tensor, on the host; see `Lease.read_layer`."""
+        """The slice (2, G, T, D), read into `out` or a new host tensor; see `Lease.read_layer`."""
         return self.read_layers(layer, [out])[0]
 
     def read_layers(self, first: int, outs: Sequence[torch.Tensor | None]) -> list[torch.Tensor]:
@@ -54,4 +54,4 @@ class StoredLease(Lease):
 
     @abstractmethod
     def _read(self, first: int, into: Sequence[torch.Tensor]) -> None:
-        """Fill `into`, contiguous, with as many stored layers from `first` on, verified and counted."""
+        """Fill the contiguous tensors `into` with stored layers from `first` on, verified and counted."""
