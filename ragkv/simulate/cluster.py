@@ -21,13 +21,13 @@ from numpy.typing import NDArray
 
 from ragkv.errors import ConfigError
 from ragkv.scheduling.replica_routing import Part, ReplicaLoad, RouterSettings, RoutingRequest, make_router
-from ragkv.store.policies import Policy
+from ragkv.store.policies import Policy, PrefixTier
 
 from .chunks import STORED, ChunkTier, Read, position_free, replay_chunks
 from .policies import ALL_POLICIES, make_any_policy
 from .profile import Profile
 from .readers import RagRequest
-from .replay import PrefixTier, replay
+from .replay import replay
 from .run import Setting, policy_for
 from .trace import Trace
 

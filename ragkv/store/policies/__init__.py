@@ -14,6 +14,7 @@ from .et_lru_learned import LearnedETLRU
 from .gdsf import GDSF, LFUDA, GDSFMemory
 from .lookahead import LookAhead
 from .lru import FIFO, LRU, ThresholdLRU
+from .prefix_tier import OnEvict, PrefixTier
 from .ranking import Ranking
 from .t_lru import TLRU, EndAware, GuardedTLRU
 
@@ -43,8 +44,10 @@ __all__ = [
     "Departed",
     "Item",
     "NextRequest",
+    "OnEvict",
     "Policy",
     "PolicySettings",
+    "PrefixTier",
     "Ranking",
     "Turn",
     "make_policy",

@@ -13,41 +13,12 @@ from dataclasses import replace
 from .base import Cut, Policy, PolicySettings, Turn
 from .et_lru_learned import LearnedETLRU
 from .lru import LRU
+from .prefix_tier import PrefixTier
 
 WINDOW = 1_000  # turns over which LRU's 90th percentile is taken
 HALF_LIFE = 2_000  # turns after which a shadow's TEL counts half
 LEAD = 0.97  # a challenger must have less than this share of the leader's TEL
 GRID_TOKENS = (1_000, 2_000, 4_000)  # thresholds that are tried where no target is given
-
-
-class ShadowCache:
-    """A cache of block counts under one policy, and its discounted TEL."""
-
-    def __init__(self, policy: Policy) -> None:
-        self.policy = policy
-        self.tel = 0.0  # blocks
-        self._held: dict[str, int] = {}
-        self._used = 0
-
-    def serve(self, turn: Turn, capacity: int, xi: int) -> int:
-        """Serve a turn; returns its uncached blocks."""
-        had = self._held.get(turn.group, 0)
-        uncached = turn.prompt - min(had, turn.shared)
-        self.tel = self.tel * 0.5 ** (1 / HALF_LIFE) + max(0, uncached - xi)
-        self.policy.served(turn)
-        self._hold(turn.group, turn.length, turn.at)
-        while self._used > capacity:
-            cut = self.policy.victim((), turn.at)
-            assert cut is not None
-            self._hold(cut.group, max(cut.keep, self._held[cut.group] - self._used + capacity), turn.at)
-        return uncached
-
-    def _hold(self, group: str, blocks: int, now: float) -> None:
-        self._used += blocks - self._held.get(group, 0)
-        self._held[group] = blocks
-        if not blocks:
-            del self._held[group]
-        self.policy.held(group, blocks, blocks, now)
 
 
 class Auto(Policy):
@@ -60,7 +31,8 @@ class Auto(Policy):
         block, target = self.settings.block_tokens, self.settings.xi_blocks
         grid = [target] if target else [tokens // block for tokens in GRID_TOKENS]
         self._policies: list[Policy] = [LRU(), *(self._candidate(xi) for xi in grid)]
-        self._shadows = [ShadowCache(LRU()), *(ShadowCache(self._candidate(xi)) for xi in grid)]
+        self._shadows = [PrefixTier(policy, 0) for policy in (LRU(), *(self._candidate(xi) for xi in grid))]
+        self._tel = [0.0] * len(self._shadows)  # blocks, discounted
         self._leader = 0  # LRU, until another one does better
         self._recent: deque[int] = deque()  # LRU's uncached blocks of the last WINDOW turns
         self._sorted: list[int] = []  # the same, in order
@@ -70,13 +42,15 @@ class Auto(Policy):
     def served(self, turn: Turn) -> None:
         for policy in self._policies:
             policy.served(turn)
-        capacity = self._most if self.settings.capacity_blocks is None else self.settings.capacity_blocks
         xi = self.settings.xi_blocks or self._lru_p90()
-        uncached = [shadow.serve(turn, capacity, xi) for shadow in self._shadows]
-        self._record_lru(uncached[0])
-        tel = [shadow.tel for shadow in self._shadows]
-        best = min(range(len(tel)), key=tel.__getitem__)
-        if tel[best] < LEAD * tel[self._leader]:
+        for number, shadow in enumerate(self._shadows):
+            shadow.capacity = self._most if self.settings.capacity_blocks is None else self.settings.capacity_blocks
+            uncached = shadow.serve(turn)
+            self._tel[number] = self._tel[number] * 0.5 ** (1 / HALF_LIFE) + max(0, uncached - xi)
+            if number == 0:
+                self._record_lru(uncached)
+        best = min(range(len(self._tel)), key=self._tel.__getitem__)
+        if self._tel[best] < LEAD * self._tel[self._leader]:
             self._leader = best
 
     def used(self, group: str, now: float) -> None:

@@ -5,6 +5,7 @@ conversation does not shorten the tail: blocks beyond that budget are free. As p
 more (`>=`) and may cut below zero; we do neither. The simulator has the other readings (`ragkv.simulate.policies`).
 """
 
+from abc import abstractmethod
 from collections import OrderedDict
 from collections.abc import Container
 
@@ -96,8 +97,34 @@ class ExpectedNewBlocks:
             self.blocks = -(-self._sum // self._count)
 
 
-class GuardedTLRU(TLRU):
-    """Ours: first the longest idle conversation, if it is idle beyond the `guard_quantile` of return gaps; then T-LRU.
+class _EndedFirst(TLRU):
+    """Evicts the longest unused conversation before anything is trimmed if it has probably ended; then T-LRU."""
+
+    def __init__(self, settings: PolicySettings | None = None) -> None:
+        super().__init__(settings)
+        self._last: dict[str, Turn] = {}  # the last turn of each conversation
+
+    @abstractmethod
+    def _has_ended(self, last: Turn, now: float) -> bool:
+        """Whether a conversation whose last turn was `last` has probably ended by `now`."""
+
+    def served(self, turn: Turn) -> None:
+        super().served(turn)
+        self._last[turn.group] = turn
+
+    def victim(self, pinned: Container[str], now: float) -> Cut | None:
+        oldest = first_unpinned(self._held, pinned)
+        if oldest in self._last and self._has_ended(self._last[oldest], now):
+            return Cut(oldest)
+        return super().victim(pinned, now)
+
+    def _forget(self, group: str) -> None:
+        super()._forget(group)
+        self._last.pop(group, None)
+
+
+class GuardedTLRU(_EndedFirst):
+    """Ours: T-LRU that first evicts the longest unused conversation if it is idle beyond a quantile of return gaps.
 
     Plain T-LRU trims conversations in use before it takes a block of a dead one, and is then worse than LRU on its own
     target. A conversation idle for longer than nearly every observed return gap is almost surely dead.
@@ -108,32 +135,23 @@ class GuardedTLRU(TLRU):
     def __init__(self, settings: PolicySettings | None = None) -> None:
         super().__init__(settings)
         self._gaps = ReturnGaps()
-        self._last: dict[str, float] = {}  # when a conversation had its last turn
         self._limit = float("inf")  # seconds
 
     def served(self, turn: Turn) -> None:
         super().served(turn)
-        self._last[turn.group] = turn.at
         if turn.since is not None:
             self._gaps.add(turn.since)
             self._limit = self._gaps.quantile(self.settings.guard_quantile)
 
-    def _forget(self, group: str) -> None:
-        super()._forget(group)
-        self._last.pop(group, None)
-
-    def victim(self, pinned: Container[str], now: float) -> Cut | None:
-        oldest = first_unpinned(self._held, pinned)
-        if oldest is not None and now - self._last.get(oldest, now) > self._limit:
-            return Cut(oldest)
-        return super().victim(pinned, now)
+    def _has_ended(self, last: Turn, now: float) -> bool:
+        return now - last.at > self._limit
 
 
-class EndAware(TLRU):
+class EndAware(_EndedFirst):
     """T-LRU that knows which conversations do not return (T-LRU paper, figure 5) and keeps nothing of them.
 
-    The simulator tells the future. Live, a predictor that learns from gaps and turn counts takes its place: the longest
-    unused conversation is evicted before anything is trimmed if its chance to return is below `DOUBT`.
+    The simulator tells the future. Live, a predictor that learns from gaps and turn counts takes its place: a
+    conversation has ended if its chance to return is below `DOUBT`.
     """
 
     name = "end-aware"
@@ -142,7 +160,6 @@ class EndAware(TLRU):
     def __init__(self, settings: PolicySettings | None = None) -> None:
         super().__init__(settings)
         self._returns = ReturnPredictor()
-        self._unsure: dict[str, tuple[int, float]] = {}  # group -> number and time of its last turn; future unknown
 
     def budget(self, turn: Turn) -> int:
         return 0 if turn.next is NEVER else super().budget(turn)
@@ -151,14 +168,6 @@ class EndAware(TLRU):
         super().served(turn)
         if turn.next is None:
             self._returns.learn(turn)
-            self._unsure[turn.group] = turn.number, turn.at
 
-    def _forget(self, group: str) -> None:
-        super()._forget(group)
-        self._unsure.pop(group, None)
-
-    def victim(self, pinned: Container[str], now: float) -> Cut | None:
-        oldest = first_unpinned(self._held, pinned) if self._unsure else None  # the least likely to return
-        if oldest in self._unsure and self._returns.chance(*self._unsure[oldest], now) < self.DOUBT:
-            return Cut(oldest)
-        return super().victim(pinned, now)
+    def _has_ended(self, last: Turn, now: float) -> bool:
+        return last.next is None and self._returns.chance(last.number, last.at, now) < self.DOUBT
