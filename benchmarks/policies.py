@@ -17,6 +17,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -98,7 +99,7 @@ def tail(folder: Path, quick: bool) -> list[dict[str, Any]]:
             for xi_ms in (200.0,) if quick else XIS_MS:
                 reports = cell(trace, share, xi_ms, STEADY + ONLINE + OFFLINE)
                 rows += [
-                    {"trace": trace.name, "share": share, "xi_ms": xi_ms, **report.plain()}
+                    {"trace": trace.name, "share": share, "xi_ms": xi_ms, **asdict(report)}
                     for report in reports.values()
                 ]
                 lru = reports["lru"]

@@ -5,7 +5,7 @@ Two other ways to reuse the same requests serve as comparison: exact-prefix reus
 before it is equal, and the same with passages put in canonical order first.
 """
 
-from collections.abc import Callable, Container, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from typing import NamedTuple
@@ -106,19 +106,17 @@ class ChunkTier:
 STORED = frozenset({"sys_prompt", "passages_ids", "web_search"})  # parts worth an entry; others are a user's own words
 
 
-def position_free(requests: Iterable[RagRequest], kinds: Container[str] = STORED) -> list[Read]:
+def position_free(requests: Iterable[RagRequest]) -> list[Read]:
     """One read for each stored part, which is found wherever it stood before."""
     return [
         Read(request.at, f"{part.kind}:{part.number}", part.tokens)
         for request in requests
         for part in request.parts
-        if part.kind in kinds
+        if part.kind in STORED
     ]
 
 
-def exact_prefix(
-    requests: Iterable[RagRequest], *, canonical: bool = False, kinds: Container[str] = STORED
-) -> list[Read]:
+def exact_prefix(requests: Iterable[RagRequest], *, canonical: bool = False) -> list[Read]:
     """One read for each stored part, keyed by itself and all before it; `canonical`: passages sorted by number first.
 
     The last part of a prompt is read first: then its prefix was always used later, so that under LRU a part never
@@ -129,7 +127,7 @@ def exact_prefix(
         chain: list[Read] = []
         key = ""
         for part in _in_order(request.parts, canonical):
-            if part.kind not in kinds:
+            if part.kind not in STORED:
                 break
             key = blake2b(f"{key}/{part.kind}:{part.number}".encode(), digest_size=12).hexdigest()
             chain.append(Read(request.at, key, part.tokens))

@@ -23,7 +23,7 @@ from ragkv.errors import ConfigError
 from ragkv.scheduling.replica_routing import Part, ReplicaLoad, RouterSettings, RoutingRequest, make_router
 from ragkv.store.policies import Policy, PrefixTier
 
-from .chunks import STORED, ChunkTier, Read, position_free, replay_chunks
+from .chunks import ChunkTier, Read, position_free, replay_chunks
 from .policies import ALL_POLICIES, make_any_policy
 from .profile import Profile
 from .readers import RagRequest
@@ -226,18 +226,12 @@ class _ReplicaQueue:
 class RagLoad(Load):
     """RAG requests: stored parts are found wherever they stand; the rest is computed."""
 
-    def __init__(
-        self,
-        requests: Sequence[RagRequest],
-        name: str = "RAG",
-        kinds: frozenset[str] = STORED,
-        times: Sequence[float] | None = None,
-    ) -> None:
+    def __init__(self, requests: Sequence[RagRequest], name: str = "RAG", times: Sequence[float] | None = None) -> None:
         """`times`, in order, replace the requests' own."""
         self.name = name
         self.times = [request.at for request in requests] if times is None else times
         self.tokens = [request.tokens for request in requests]
-        self.reads = [position_free([request], kinds) for request in requests]
+        self.reads = [position_free([request]) for request in requests]
         self.routing_requests = [
             RoutingRequest(request.session, tuple(Part(read.key, read.tokens) for read in reads))
             for request, reads in zip(requests, self.reads, strict=True)

@@ -3,7 +3,7 @@
 import json
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from rich.console import Console
@@ -58,7 +58,7 @@ def run(options: Options, as_json: bool, console: Console) -> None:
     if options.plot is not None:
         plot(trace, reports, str(options.plot))
     if as_json:
-        console.file.write("[\n" + ",\n".join(json.dumps(report.plain()) for report in reports) + "\n]\n")
+        console.file.write("[\n" + ",\n".join(json.dumps(asdict(report)) for report in reports) + "\n]\n")
     else:
         show(trace, setting, reports, console)
 

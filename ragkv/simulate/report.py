@@ -1,9 +1,8 @@
 """The report of a replay: integers in blocks, to be compared exactly, and the times that a profile makes of them."""
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from importlib import import_module
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,10 +35,6 @@ class Report:
     p99_ms: float
     tel_ms: float  # sum of (TTFT - xi)+
     slo_misses: int  # requests with TTFT above the SLO
-
-    def plain(self) -> dict[str, Any]:
-        """A dictionary of JSON values, the exact integers first."""
-        return asdict(self)
 
 
 @dataclass(frozen=True)

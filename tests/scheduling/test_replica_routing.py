@@ -1,4 +1,4 @@
-"""Routers: where a request goes, by hand; what holds whatever is asked, by chance."""
+"""Routers: hand-computed choices, and properties of any sequence of requests."""
 
 from collections import Counter
 from math import ceil
@@ -15,8 +15,8 @@ from ragkv.scheduling.replica_routing import (
     Router,
     RouterSettings,
     RoutingRequest,
-    bound,
     homes,
+    limit,
     make_router,
     rendezvous,
 )
@@ -36,28 +36,28 @@ def ask(session: str = "", **parts: int) -> RoutingRequest:
     return RoutingRequest(session, tuple(Part(key, tokens) for key, tokens in parts.items()))
 
 
-def route(router: Router, asked: RoutingRequest, replicas: list[ReplicaLoad]) -> str:
-    name = router.rank(asked, replicas)[0]
-    router.sent(asked, name)
+def route(router: Router, request: RoutingRequest, replicas: list[ReplicaLoad]) -> str:
+    name = router.rank(request, replicas)[0]
+    router.sent(request, name)
     return name
 
 
-def test_round_robin_takes_turns() -> None:
+def test_round_robin_sends_to_one_replica_after_another() -> None:
     router = make_router("round-robin")
     assert [route(router, ask(), idle("a", "b", "c")) for _ in range(4)] == ["a", "b", "c", "a"]
 
 
-def test_least_loaded_takes_who_has_the_fewest_requests() -> None:
+def test_least_loaded_ranks_replicas_by_their_number_of_requests() -> None:
     assert make_router("least-loaded").rank(ask(), loaded(a=2, b=0, c=1)) == ["b", "c", "a"]
 
 
-def test_a_conversation_stays_where_it_is_whatever_the_load() -> None:
+def test_session_sticky_keeps_a_conversation_on_its_replica_whatever_the_load() -> None:
     router = make_router("session-sticky")
     first = route(router, ask("s"), idle())
     assert route(router, ask("s"), [ReplicaLoad(n, 99 if n == first else 0) for n in NAMES]) == first
 
 
-def test_chunk_aware_goes_where_most_tokens_were_sent() -> None:
+def test_chunk_aware_chooses_the_replica_that_was_sent_most_of_the_tokens() -> None:
     router = make_router("chunk-aware")
     router.sent(ask(x=100), "a")
     router.sent(ask(y=150, z=10), "b")
@@ -65,7 +65,7 @@ def test_chunk_aware_goes_where_most_tokens_were_sent() -> None:
     assert router.rank(ask(x=100, z=10), idle())[0] == "a"
 
 
-def test_chunk_aware_sends_what_nobody_has_to_one_of_its_two_homes_the_less_used() -> None:
+def test_chunk_aware_sends_a_new_part_to_the_less_used_of_its_two_homes() -> None:
     for key in "pqrstuvw":
         router, first_two = make_router("chunk-aware"), homes(key, NAMES)
         assert router.rank(RoutingRequest("", (Part(key, 10),)), idle())[0] in first_two
@@ -73,7 +73,7 @@ def test_chunk_aware_sends_what_nobody_has_to_one_of_its_two_homes_the_less_used
         assert router.rank(RoutingRequest("", (Part(key, 10),)), idle())[0] == first_two[1]
 
 
-def test_waiting_behind_a_request_costs_a_share_of_a_mean_requests_tokens() -> None:
+def test_chunk_aware_weighs_each_request_ahead_as_a_share_of_a_mean_requests_tokens() -> None:
     router = make_router("chunk-aware", RouterSettings(wait_share=0.5, load_factor=10.0))
     router.sent(ask(x=100), "a")  # the mean request has 100 tokens: each ahead costs 50
     others = {"b": 0, "c": 0, "d": 0}
@@ -81,21 +81,21 @@ def test_waiting_behind_a_request_costs_a_share_of_a_mean_requests_tokens() -> N
     assert router.rank(ask(x=100), loaded(a=3, **others))[0] != "a"  # 100 - 150 < 0
 
 
-def test_nobody_goes_beyond_the_bound_of_requests_under_way_for_any_number_of_tokens() -> None:
+def test_chunk_aware_never_exceeds_the_load_limit_for_any_number_of_tokens() -> None:
     router = make_router("chunk-aware", RouterSettings(wait_share=0.0, load_factor=2.0))
     router.sent(ask(x=10_000), "a")
-    assert bound(total=3, replicas=4, factor=2.0) == 2
+    assert limit(total=3, replicas=4, factor=2.0) == 2
     assert router.rank(ask(x=10_000), loaded(a=1, b=1, c=1, d=0))[0] == "a"
     assert router.rank(ask(x=10_000), loaded(a=2, b=1, c=0, d=0))[0] != "a"
 
 
-def test_in_quiet_hours_nobody_draws_all_that_is_popular() -> None:
+def test_chunk_aware_spreads_a_popular_part_even_when_no_replica_is_loaded() -> None:
     router = make_router("chunk-aware", RouterSettings(share_factor=1.25, window=16))
     went = Counter(route(router, ask(everywhere=1_000), idle()) for _ in range(400))
     assert max(went.values()) <= 1.3 * 400 / 4
 
 
-def test_what_a_replica_was_sent_is_forgotten_beyond_what_it_can_hold() -> None:
+def test_chunk_aware_forgets_parts_beyond_what_a_replica_can_hold() -> None:
     router = make_router("chunk-aware", RouterSettings(known_tokens=100))
     key = next(key for key in "pqrstuvw" if "a" not in homes(key, NAMES))
     router.sent(RoutingRequest("", (Part(key, 60),)), "a")
@@ -104,7 +104,7 @@ def test_what_a_replica_was_sent_is_forgotten_beyond_what_it_can_hold() -> None:
     assert router.rank(RoutingRequest("", (Part(key, 60),)), idle())[0] in homes(key, NAMES)
 
 
-def test_what_was_held_by_a_replica_that_is_gone_is_forgotten() -> None:
+def test_chunk_aware_forgets_the_parts_of_a_removed_replica() -> None:
     router = make_router("chunk-aware")
     key = next(key for key in "pqrstuvw" if "b" not in homes(key, NAMES))
     router.sent(RoutingRequest("", (Part(key, 60),)), "b")
@@ -113,13 +113,13 @@ def test_what_was_held_by_a_replica_that_is_gone_is_forgotten() -> None:
     router.removed("never-there")
 
 
-def test_a_replica_that_leaves_moves_only_its_own_keys() -> None:
+def test_a_replica_that_leaves_the_rendezvous_moves_only_its_own_keys() -> None:
     for number in range(200):
         order = rendezvous(f"k{number}", NAMES)
         assert rendezvous(f"k{number}", [n for n in NAMES if n != order[2]]) == order[:2] + order[3:]
 
 
-def test_homes_are_spread() -> None:
+def test_the_homes_of_keys_are_spread_evenly_over_replicas() -> None:
     went = Counter(name for number in range(4_000) for name in homes(f"k{number}", NAMES))
     assert min(went.values()) > 1_850 and max(went.values()) < 2_150
 
@@ -132,7 +132,7 @@ def test_an_unknown_router_and_a_setting_out_of_range_are_refused() -> None:
             RouterSettings(**bad)  # type: ignore[arg-type]
 
 
-asked = st.builds(
+REQUESTS = st.builds(
     RoutingRequest,
     st.sampled_from(["", "s", "t"]),
     st.lists(st.builds(Part, st.sampled_from("uvwxyz"), st.integers(0, 900)), max_size=5).map(tuple),
@@ -141,10 +141,10 @@ asked = st.builds(
 
 @given(
     name=st.sampled_from(sorted(ROUTERS)),
-    requests=st.lists(st.tuples(asked, st.lists(st.integers(0, 9), min_size=3, max_size=3)), max_size=30),
+    requests=st.lists(st.tuples(REQUESTS, st.lists(st.integers(0, 9), min_size=3, max_size=3)), max_size=30),
     leaves=st.integers(0, 30),
 )
-def test_every_router_ranks_everybody_once_and_ranking_twice_changes_nothing(
+def test_every_router_ranks_each_replica_once_and_ranking_twice_changes_nothing(
     name: str, requests: list[tuple[RoutingRequest, list[int]]], leaves: int
 ) -> None:
     router = make_router(name)
@@ -155,17 +155,19 @@ def test_every_router_ranks_everybody_once_and_ranking_twice_changes_nothing(
         replicas = [ReplicaLoad(n, load) for n, load in zip(names, loads, strict=True)]
         ranked = router.rank(request, replicas)
         assert sorted(ranked) == sorted(names)
-        draws = name in ("random", "least-loaded") or (name == "session-sticky" and not request.session)
-        if not draws:
+        random = name in ("random", "least-loaded") or (name == "session-sticky" and not request.session)
+        if not random:
             assert router.rank(request, replicas) == ranked
         router.sent(request, ranked[0])
 
 
 @given(
-    requests=st.lists(asked, min_size=1, max_size=60),
+    requests=st.lists(REQUESTS, min_size=1, max_size=60),
     factor=st.sampled_from([1.0, 1.25, 2.0]),
 )
-def test_while_nobody_is_done_loads_stay_within_the_bound(requests: list[RoutingRequest], factor: float) -> None:
+def test_chunk_aware_keeps_loads_within_the_limit_while_no_request_finishes(
+    requests: list[RoutingRequest], factor: float
+) -> None:
     router, loads = make_router("chunk-aware", RouterSettings(load_factor=factor)), Counter[str]()
     for served, request in enumerate(requests, 1):
         name = route(router, request, [ReplicaLoad(n, loads[n]) for n in NAMES])

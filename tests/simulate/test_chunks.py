@@ -1,4 +1,4 @@
-"""Chunk entries in the simulator: three readings of the same requests, and what each policy makes of them."""
+"""Chunk entries in the simulator: three ways to reuse the same requests, and the hits of each policy."""
 
 import pytest
 
@@ -24,15 +24,15 @@ def test_passages_in_another_order_are_found_position_free() -> None:
     assert hits(position_free(ASKED)) == 10 + 5 + 5
 
 
-def test_passages_in_another_order_are_no_prefix() -> None:
+def test_passages_in_another_order_are_not_found_as_a_prefix() -> None:
     assert hits(exact_prefix(ASKED)) == 10
 
 
-def test_passages_in_canonical_order_are_a_prefix_again() -> None:
+def test_passages_in_another_order_are_found_as_a_prefix_after_canonical_ordering() -> None:
     assert hits(exact_prefix(ASKED, canonical=True)) == 10 + 5 + 5
 
 
-def test_a_chunk_is_held_whole_or_not_at_all() -> None:
+def test_a_chunk_tier_holds_a_chunk_whole_or_not_at_all() -> None:
     reads = [Read(0, "a", 5), Read(1, "b", 4), Read(2, "a", 5), Read(3, "big", 9), Read(4, "a", 5)]
     evicted: list[str] = []
     done = replay_chunks(reads, make_policy("lru"), 8, on_evict=evicted.append)
@@ -46,13 +46,13 @@ def test_no_policy_finds_more_than_was_ever_read(name: str) -> None:
     assert 0 <= done.hits <= 60 - len({read.key for read in reads})
 
 
-def test_frequency_keeps_what_recency_forgets() -> None:
+def test_lfu_keeps_a_frequent_chunk_that_lru_evicts() -> None:
     reads = [Read(float(n), key, 1) for n, key in enumerate("aaa" + "bcd" + "a" + "efg" + "a")]
     assert replay_chunks(reads, make_policy("lru"), 3).hits == 2
     assert replay_chunks(reads, make_policy("lfu-da"), 3).hits == 4
 
 
-def test_memory_of_uses_outlives_the_chunk() -> None:
+def test_gdsf_memory_remembers_the_uses_of_an_evicted_chunk() -> None:
     policy = make_policy("gdsf-memory")
     for group, uses in (("often", 4), ("once", 1)):
         policy.held(group, 1, 1, 0.0)

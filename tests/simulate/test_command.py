@@ -1,4 +1,4 @@
-"""`ragkv simulate`: the exact integers, both ways to say a size, and errors in one sentence."""
+"""`ragkv simulate`: exact integers, sizes in bytes and in blocks, and errors in one sentence."""
 
 import json
 from pathlib import Path
@@ -21,7 +21,7 @@ def rows(tmp_path: Path) -> Path:
     return tmp_path / "rows.csv"
 
 
-def test_json_has_one_object_a_policy_with_the_exact_integers(rows: Path) -> None:
+def test_json_output_has_one_object_per_policy_with_the_exact_integers(rows: Path) -> None:
     arguments = ["--capacity-blocks", "100", "--xi-blocks", "150", "--json"]
     done = CliRunner().invoke(
         app, ["simulate", "--trace", str(rows), "--policy", "lru,t-lru,tail-belady", *arguments], catch_exceptions=False
@@ -34,14 +34,16 @@ def test_json_has_one_object_a_policy_with_the_exact_integers(rows: Path) -> Non
     ]
 
 
-def test_the_table_names_trace_capacity_and_every_policy(rows: Path) -> None:
+def test_the_table_names_the_trace_the_capacity_and_every_policy(rows: Path) -> None:
     done = CliRunner().invoke(app, ["simulate", "--trace", str(rows), "--policy", "lru,fifo", "--capacity-share", "1"])
     assert done.exit_code == 0
     for word in ("rows.csv", "1.00 of peak live", "simulated", "lru", "fifo", "P95"):
         assert word in done.stdout
 
 
-def test_bytes_and_blocks_say_the_same(rows: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_capacity_in_bytes_gives_the_reports_of_the_same_capacity_in_blocks(
+    rows: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     def reports(**options: object) -> object:
         run(Options(str(rows), "lru", **options), True, Console())  # type: ignore[arg-type]
         return json.loads(capsys.readouterr().out)
@@ -50,7 +52,9 @@ def test_bytes_and_blocks_say_the_same(rows: Path, capsys: pytest.CaptureFixture
     assert in_bytes == reports(capacity_blocks=100, xi="2000") != reports(capacity_blocks=99, xi_blocks=125)
 
 
-def test_a_disk_below_serves_what_memory_dropped(rows: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_disk_below_memory_serves_the_blocks_that_memory_dropped(
+    rows: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     sizes = {"memory": "1600K", "disk": "16M", "kv_bytes_per_token": 1024}
     run(Options(str(rows), "lru", **sizes), True, Console())  # type: ignore[arg-type]
     (report,) = json.loads(capsys.readouterr().out)
@@ -87,7 +91,7 @@ def test_a_ttft_target_becomes_whole_blocks(xi_ms: float, blocks: int) -> None:
     assert Profile().xi_blocks(xi_ms, 16) == blocks
 
 
-def test_the_fixed_cost_of_a_profile_leaves_less_of_the_target() -> None:
+def test_the_fixed_cost_of_a_profile_reduces_the_blocks_within_a_ttft_target() -> None:
     assert Profile(token_ms=0.1, fixed_ms=40).xi_blocks(200, 16) == 100
     assert Profile(token_ms=0.1, fixed_ms=40).xi_blocks(20, 16) == 0
 

@@ -1,4 +1,4 @@
-"""The live store under each policy makes the simulator's evictions: the same objects, told the same things."""
+"""The live store under each policy makes the evictions of the simulator."""
 
 import random
 from collections.abc import Iterator
@@ -28,7 +28,7 @@ class Clock:
 
 
 class LoggedMemory(MemoryTier):
-    """A memory tier that writes down whom it evicts."""
+    """A memory tier that logs the keys it evicts."""
 
     def __init__(self, capacity: int, policy: Policy, clock: Clock) -> None:
         super().__init__(capacity, policy, clock=clock)
@@ -40,7 +40,7 @@ class LoggedMemory(MemoryTier):
 
 
 class LoggedDisk(DiskTier):
-    """A disk tier that writes down whom it evicts."""
+    """A disk tier that logs the keys it evicts."""
 
     def __init__(self, directory: Path, capacity: int, policy: Policy, clock: Clock) -> None:
         super().__init__(directory, capacity, policy, clock=clock)
@@ -64,7 +64,7 @@ def passages(requests: int) -> Iterator[tuple[float, int, int]]:
 
 
 def run_live(store: Store, clock: Clock, policy: Policy, reads: list[Read], entries: list[Entry]) -> None:
-    """What an engine does: look a chunk up, and put what was not found."""
+    """Do what an engine does: look each chunk up, and put those not found."""
     nexts = futures(reads)
     for number, (read, entry) in enumerate(zip(reads, entries, strict=True)):
         clock.now = read.at
@@ -78,7 +78,7 @@ def run_live(store: Store, clock: Clock, policy: Policy, reads: list[Read], entr
 
 
 def compare(name: str, asked: list[tuple[float, int, int]]) -> int:
-    """Evictions of one policy, equal in the live store and in the simulator, block by block and hit by hit."""
+    """Assert equal evictions and hits of one policy in the live store and the simulator; returns their number."""
     made = {number: tiny(number, tokens) for _, number, tokens in asked}
     entries = [made[number] for _, number, _ in asked]
     reads = [Read(at, e.info.key, e.size_bytes) for (at, _, _), e in zip(asked, entries, strict=True)]
@@ -96,12 +96,12 @@ def compare(name: str, asked: list[tuple[float, int, int]]) -> int:
 
 @pytest.mark.skipif(not RAGPULSE.is_dir(), reason="RAGPulse is not part of this repository")
 @pytest.mark.parametrize("name", sorted(ALL_POLICIES))
-def test_two_thousand_requests_evict_the_same_chunks_in_the_same_order(name: str) -> None:
+def test_the_live_store_evicts_the_chunks_of_the_simulator_in_the_same_order_on_ragpulse(name: str) -> None:
     assert compare(name, list(passages(2_000))) > 1_000
 
 
 @pytest.mark.parametrize("name", sorted(ALL_POLICIES))
-def test_a_generated_load_evicts_the_same_chunks_in_the_same_order(name: str) -> None:
+def test_the_live_store_evicts_the_chunks_of_the_simulator_in_the_same_order_on_a_generated_load(name: str) -> None:
     draw = random.Random(0)
     chunks = [min(199, int(draw.paretovariate(0.6))) for _ in range(1_500)]
     assert (
@@ -111,7 +111,7 @@ def test_a_generated_load_evicts_the_same_chunks_in_the_same_order(name: str) ->
 
 @pytest.mark.skipif(not RAGPULSE.is_dir(), reason="RAGPulse is not part of this repository")
 @pytest.mark.parametrize("name", ["lru", "gdsf-memory"])
-def test_the_disk_tier_evicts_as_the_simulator_does(name: str, tmp_path: Path) -> None:
+def test_the_disk_tier_evicts_the_chunks_of_the_simulator_in_the_same_order(name: str, tmp_path: Path) -> None:
     made = {number: tiny(number, tokens) for _, number, tokens in passages(40)}
     entries = [made[number] for _, number, _ in passages(40)]
     page = 4096
@@ -133,7 +133,7 @@ def test_the_disk_tier_evicts_as_the_simulator_does(name: str, tmp_path: Path) -
 
 
 def run_session(tier: MemoryTier, turn: Turn, blocks: dict[tuple[str, int], Entry]) -> None:
-    """What a session does: read its history, tell the policy of the turn, put the new blocks in order."""
+    """Do what a session does: read its history, report the turn to the policy, put the new blocks in order."""
     for index in range(turn.length):
         lease = tier.lease(IDENTITY, blocks[turn.group, index].info.token_ids)
         if lease is not None:
@@ -143,12 +143,12 @@ def run_session(tier: MemoryTier, turn: Turn, blocks: dict[tuple[str, int], Entr
         tier.put(blocks[turn.group, index])
 
 
-# The others decide on whole sessions, or once a turn where a live store overflows at every block.
+# The others decide on whole sessions, or once a turn, whereas a live store overflows at every block.
 BY_BLOCK = sorted(set(ALL_POLICIES) - {"lookahead", "t-lru-all", "t-lru-literal", "gdsf", "lfu-da", "gdsf-memory"})
 
 
 @pytest.mark.parametrize("name", BY_BLOCK)
-def test_histories_in_blocks_are_trimmed_to_the_same_prefixes(name: str) -> None:
+def test_a_live_tier_trims_histories_to_the_prefixes_of_the_simulator(name: str) -> None:
     for seed in range(12):
         trace = Trace.of(random_rows(seed, contracting=False), 16)
         settings = PolicySettings(
@@ -181,11 +181,11 @@ def held_after(trace: Trace, turns: int, name: str, settings: PolicySettings) ->
     """Blocks the simulator holds of each conversation after so many turns."""
     held: dict[str, int] = {}
     policy = make_any_policy(name, settings)
-    told = policy.held
+    report_held = policy.held
 
     def note(group: str, blocks: int, size: int, now: float) -> None:
         held[group] = blocks
-        told(group, blocks, size, now)
+        report_held(group, blocks, size, now)
 
     policy.held = note  # type: ignore[method-assign]
     replay(Trace(trace.name, 16, trace.turns[:turns]), policy, 12)

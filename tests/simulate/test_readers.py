@@ -1,4 +1,4 @@
-"""Published traces, each in a form small enough to count by hand; and, where they are at hand, the real ones."""
+"""Readers of published traces: tiny files counted by hand, and the real traces where they are available."""
 
 import gzip
 import json
@@ -32,7 +32,7 @@ def mooncake(at_ms: int, prompt: int, response: int, hashes: list[int]) -> dict[
 
 
 class TestMooncake:
-    def test_a_request_that_repeats_a_conversations_blocks_belongs_to_it(self, tmp_path: Path) -> None:
+    def test_a_mooncake_request_that_repeats_a_conversations_blocks_belongs_to_it(self, tmp_path: Path) -> None:
         path = lines(
             tmp_path / "m.jsonl",
             [
@@ -43,16 +43,16 @@ class TestMooncake:
         )
         assert rows(read_trace(path, 512)) == [(0, "m0", 3, 0, 2), (1, "m1", 2, 0, 1), (2, "m0", 4, 2, 3)]
 
-    def test_what_hashes_do_not_confirm_is_not_shared(self, tmp_path: Path) -> None:
+    def test_mooncake_blocks_whose_hashes_differ_are_not_shared(self, tmp_path: Path) -> None:
         path = lines(tmp_path / "m.jsonl", [mooncake(0, 2048, 512, [0, 1, 2, 3]), mooncake(0, 2048, 0, [0, 1, 5, 6])])
         assert rows(read_trace(path, 512))[1] == (0, "m0", 4, 2, 4)
 
-    def test_a_common_preamble_makes_nobodys_conversation(self, tmp_path: Path) -> None:
+    def test_a_common_preamble_does_not_join_mooncake_requests_to_one_conversation(self, tmp_path: Path) -> None:
         path = lines(tmp_path / "m.jsonl", [mooncake(i, 1024, 0, [0, 100 + i]) for i in range(70)])
         assert len({turn.group for turn in read_trace(path, 512).turns}) == 70
 
 
-def test_agents_contract_and_sub_agents_are_conversations_of_their_own(tmp_path: Path) -> None:
+def test_agent_conversations_may_contract_and_sub_agents_are_separate_conversations(tmp_path: Path) -> None:
     inner = [{"t": 0.0, "in": 64, "out": 0, "hash_ids": [9]}]
     requests = [
         {"t": 0.0, "in": 192, "out": 64, "hash_ids": [1, 2, 3]},
@@ -80,15 +80,15 @@ def ragpulse(tmp_path: Path) -> Path:
 
 
 class TestRAGPulse:
-    def test_requests_come_in_order_of_time_with_their_parts(self, ragpulse: Path) -> None:
+    def test_ragpulse_requests_are_read_in_order_of_time_with_their_parts(self, ragpulse: Path) -> None:
         first, second = read_rag_requests(ragpulse)
         assert (first.at, first.tokens) == (4, 33)
         assert [part.number for part in second.parts] == [1, 5, 6, 8]
 
-    def test_sessions_share_equal_parts_from_the_start(self, ragpulse: Path) -> None:
+    def test_ragpulse_sessions_share_equal_parts_from_the_start_of_the_prompt(self, ragpulse: Path) -> None:
         assert rows(read_trace(ragpulse, 10)) == [(4, "s", 4, 0, 4), (9, "s", 6, 3, 6)]
 
-    def test_an_unknown_part_is_refused(self, ragpulse: Path) -> None:
+    def test_a_ragpulse_request_with_an_unknown_part_is_refused(self, ragpulse: Path) -> None:
         lines(ragpulse / "2_passages.jsonl", [{"passage_id": 5, "token_length": 20}])
         with pytest.raises(InputError, match="unknown part"):
             read_rag_requests(ragpulse)
@@ -103,13 +103,15 @@ class TestRAGPulse:
         ("m.txt", "", "no known trace"),
     ],
 )
-def test_a_bad_trace_is_refused_naming_what_is_wrong(tmp_path: Path, name: str, text: str, says: str) -> None:
+def test_a_malformed_trace_is_refused_naming_the_line_and_the_fault(
+    tmp_path: Path, name: str, text: str, says: str
+) -> None:
     (tmp_path / name).write_text(text)
     with pytest.raises(InputError, match=says):
         read_trace(tmp_path / name)
 
 
-def test_no_trace_is_no_trace(tmp_path: Path) -> None:
+def test_a_missing_trace_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="no trace at"):
         read_trace(tmp_path / "nowhere.csv")
 
@@ -123,5 +125,5 @@ def test_no_trace_is_no_trace(tmp_path: Path) -> None:
         ("ragpulse", 7_106),
     ],
 )
-def test_the_published_traces_are_read_whole(name: str, requests: int) -> None:
+def test_all_requests_of_the_published_traces_are_read(name: str, requests: int) -> None:
     assert len(read_trace(REAL / name).turns) == requests

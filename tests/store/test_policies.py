@@ -1,4 +1,4 @@
-"""What every policy must hold: one contract, run over all of them."""
+"""The contract of every policy, and what single policies learn."""
 
 import pytest
 from hypothesis import given
@@ -16,7 +16,7 @@ NAMES = sorted(ALL_POLICIES)
 
 
 def turn(group: str, at: float, length: int, prompt: int = 1, number: int = 1) -> Turn:
-    """A served turn whose future nobody knows."""
+    """A served turn whose future is unknown."""
     return Turn(at, int(at), group, prompt, 0, length, number, None if number == 1 else 1.0)
 
 
@@ -26,10 +26,10 @@ def policy(request: pytest.FixtureRequest) -> Policy:
 
 
 class TestEveryPolicy:
-    def test_names_no_victim_when_it_holds_nothing(self, policy: Policy) -> None:
+    def test_a_policy_that_holds_nothing_names_no_victim(self, policy: Policy) -> None:
         assert policy.victim(set(), 0.0) is None
 
-    def test_names_only_what_it_holds_and_is_not_pinned(self, policy: Policy) -> None:
+    def test_a_policy_names_only_a_group_that_is_held_and_not_pinned(self, policy: Policy) -> None:
         for number, group in enumerate("abc"):
             policy.held(group, 1, 1, float(number))
         policy.held("a", 0, 0, 3.0)
@@ -37,17 +37,17 @@ class TestEveryPolicy:
         assert cut is not None and (cut.group, cut.keep) == ("c", 0)
         assert policy.victim({"b", "c"}, 3.0) is None
 
-    def test_naming_a_victim_changes_nothing(self, policy: Policy) -> None:
+    def test_naming_a_victim_twice_gives_the_same_victim(self, policy: Policy) -> None:
         for number, group in enumerate("abc"):
             policy.held(group, 1, 1, float(number))
         assert policy.victim(set(), 3.0) == policy.victim(set(), 3.0)
 
-    def test_ignores_groups_it_does_not_know(self, policy: Policy) -> None:
+    def test_a_policy_ignores_unknown_groups(self, policy: Policy) -> None:
         policy.used("x", 0.0)
         policy.held("x", 0, 0, 0.0)
         assert policy.victim(set(), 0.0) is None
 
-    def test_a_group_may_come_back(self, policy: Policy) -> None:
+    def test_a_group_that_was_evicted_can_be_held_again(self, policy: Policy) -> None:
         policy.held("a", 1, 1, 0.0)
         policy.held("a", 0, 0, 0.0)
         policy.held("a", 1, 2, 1.0)
@@ -66,7 +66,7 @@ class TestEveryPolicy:
         pinned=st.sets(st.sampled_from("abcdef")),
         xi=st.integers(0, 6),
     )
-    def test_always_names_a_cut_that_frees_something_while_a_group_is_unpinned(
+    def test_a_policy_names_a_cut_that_frees_something_while_a_group_is_unpinned(
         self, name: str, steps: list[tuple[str, str, int]], pinned: set[str], xi: int
     ) -> None:
         policy, held, queue = (
@@ -100,7 +100,7 @@ class TestEveryPolicy:
                     policy.held(cut.group, cut.keep, cut.keep, float(now))
 
 
-def test_lru_evicts_what_was_not_used_for_longest() -> None:
+def test_lru_evicts_the_group_unused_for_longest() -> None:
     policy = LRU()
     for group in "abc":
         policy.held(group, 1, 1, 0.0)
@@ -133,7 +133,7 @@ def test_negative_settings_are_refused(setting: str) -> None:
         PolicySettings(**{setting: -1})
 
 
-def test_a_store_gives_its_policies_the_threshold_in_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_store_converts_the_token_threshold_of_its_policies_to_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     given: list[PolicySettings | None] = []
 
     def make(name: str, settings: PolicySettings | None = None) -> Policy:
@@ -146,20 +146,20 @@ def test_a_store_gives_its_policies_the_threshold_in_blocks(monkeypatch: pytest.
 
 
 class TestLearning:
-    def test_a_conversation_idle_beyond_every_gap_will_hardly_return(self) -> None:
+    def test_a_conversation_idle_beyond_every_gap_has_a_low_chance_to_return(self) -> None:
         returns = ReturnPredictor()
         for number in range(100):
             returns.learn(turn("a", 10.0 * number, 1, number=1))
             returns.learn(turn("a", 10.0 * number + 1, 1, number=2))
         assert returns.chance(1, 0.0, 0.5) > 0.9 > 0.05 > returns.chance(1, 0.0, 2.0)
 
-    def test_gaps_of_long_ago_are_forgotten(self) -> None:
+    def test_return_gaps_forget_the_oldest_gaps(self) -> None:
         gaps = ReturnGaps()
         for gap in [100.0] * RECENT_GAPS + [1.0] * RECENT_GAPS:
             gaps.add(gap)
         assert (len(gaps), gaps.quantile(0.99), gaps.survival(50.0)) == (RECENT_GAPS, 1.0, 0.0)
 
-    def test_end_aware_lets_the_doubtful_go_first_when_live(self) -> None:
+    def test_live_end_aware_evicts_a_conversation_that_will_hardly_return_first(self) -> None:
         policy = make_policy("end-aware", PolicySettings(xi_blocks=5, new_blocks=1))
         for number in range(50):
             policy.served(turn(f"x{number}", number, 10, number=1))
@@ -168,9 +168,9 @@ class TestLearning:
         policy.held("gone", 10, 10, 100.0)
         policy.served(turn("here", 199.5, 10))
         policy.held("here", 10, 10, 199.5)
-        assert policy.victim((), 200.0) == Cut("gone")  # whole, before anybody is trimmed
+        assert policy.victim((), 200.0) == Cut("gone")  # whole, before any conversation is trimmed
 
-    def test_auto_follows_lru_until_trimming_has_shown_better(self) -> None:
+    def test_auto_evicts_as_lru_until_trimming_has_less_tel(self) -> None:
         auto, lru = make_policy("auto", PolicySettings(xi_blocks=4, capacity_blocks=10)), make_policy("lru")
         for policy in (auto, lru):
             for number, group in enumerate("abc"):
@@ -178,7 +178,7 @@ class TestLearning:
                 policy.held(group, 4, 4, float(number))
         assert auto.victim((), 3.0) == lru.victim((), 3.0)
 
-    def test_what_is_known_of_a_conversation_outlives_its_blocks_but_not_for_ever(
+    def test_departed_forgets_the_groups_that_left_first_beyond_its_bound(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr("ragkv.store.policies.departed.MOST", 3)

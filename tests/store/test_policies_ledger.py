@@ -1,4 +1,4 @@
-"""Every policy behind the live books: after any sequence the bound holds, pins hold, and the books equal a recount."""
+"""Every policy in a live ledger: after any sequence, capacity and leases are respected and the sizes add up."""
 
 import pytest
 from hypothesis import given, settings
@@ -18,8 +18,8 @@ STEP = st.tuples(
 )
 
 
-class Books:
-    """A ledger, and what a caller knows of it."""
+class LedgerModel:
+    """A ledger, and the leases that a caller holds."""
 
     def __init__(self, name: str, xi: int) -> None:
         policy = make_any_policy(name, PolicySettings(xi_blocks=xi, threshold_tokens=32))
@@ -50,7 +50,7 @@ class Books:
             self.ledger.served(turn, self.now, self.evicted)
 
     def evicted(self, slot: Slot[None]) -> None:
-        """A victim: out of the books already, and nobody's."""
+        """A victim has left the ledger already, and no lease holds it."""
         assert self.ledger.get(slot.item.key) is not slot
         assert all(lease is not slot for lease in self.leases)
 
@@ -64,15 +64,17 @@ class Books:
 @pytest.mark.parametrize("name", sorted(ALL_POLICIES))
 @given(steps=st.lists(STEP, max_size=60), xi=st.integers(0, 3))
 @settings(max_examples=60, deadline=None)
-def test_the_bound_the_pins_and_the_books_hold(name: str, steps: list[tuple[str, str, int, int]], xi: int) -> None:
-    books = Books(name, xi)
+def test_every_policy_keeps_the_ledger_within_capacity_and_its_leases_held(
+    name: str, steps: list[tuple[str, str, int, int]], xi: int
+) -> None:
+    model = LedgerModel(name, xi)
     for step in steps:
-        books.do(*step)
-        books.check()
+        model.do(*step)
+        model.check()
 
 
 @pytest.mark.parametrize("name", sorted(ALL_POLICIES))
-def test_a_put_that_is_refused_leaves_no_trace(name: str) -> None:
+def test_a_refused_put_leaves_the_policy_unchanged(name: str) -> None:
     ledger: Ledger[None] = Ledger(4, make_any_policy(name))
     item = Item("held", 4)
     assert ledger.make_room(item, 0.0, lambda _: None)
@@ -92,12 +94,12 @@ def test_a_conversation_loses_its_tail_first() -> None:
         item = Item(f"a{index}", 1, "a", index)
         assert ledger.make_room(item, 0.0, lambda _: None)
         ledger.add(item, None, 0.0)
-    gone: list[str] = []
-    assert ledger.make_room(Item("b0", 2, "b", 0), 1.0, lambda slot: gone.append(slot.item.key))
-    assert gone == ["a3", "a2"]
+    evicted: list[str] = []
+    assert ledger.make_room(Item("b0", 2, "b", 0), 1.0, lambda slot: evicted.append(slot.item.key))
+    assert evicted == ["a3", "a2"]
 
 
-def test_a_block_that_would_evict_its_own_conversation_does_not_come() -> None:
+def test_a_block_that_would_evict_its_own_conversation_is_refused() -> None:
     ledger: Ledger[None] = Ledger(2, make_policy("lru"))
     kept = []
     for index in range(4):
@@ -108,14 +110,14 @@ def test_a_block_that_would_evict_its_own_conversation_does_not_come() -> None:
     assert kept == [0, 1]
 
 
-def test_free_blocks_of_a_conversation_go_before_anybodys_last_use() -> None:
+def test_free_blocks_are_evicted_before_blocks_of_older_use() -> None:
     ledger: Ledger[None] = Ledger(6, make_policy("t-lru", PolicySettings(xi_blocks=3, new_blocks=1)))
-    gone: list[str] = []
+    evicted: list[str] = []
     for number, group in enumerate("ab"):
         ledger.served(Turn(float(number), number, group, 4, 0, 4), float(number), lambda _: None)
         for index in range(4):
             item = Item(f"{group}{index}", 1, group, index)
-            if ledger.make_room(item, float(number), lambda slot: gone.append(slot.item.key)):
+            if ledger.make_room(item, float(number), lambda slot: evicted.append(slot.item.key)):
                 ledger.add(item, None, float(number))
-    assert gone == ["a3", "a2"]  # budget 4 + 1 - 3 = 2 each; b's third and fourth block are free, too, but younger
+    assert evicted == ["a3", "a2"]  # budget 4 + 1 - 3 = 2 each; b's third and fourth blocks are free too, but younger
     assert [slot.item.key for slot in ledger] == ["a0", "a1", "b0", "b1", "b2", "b3"]

@@ -106,7 +106,7 @@ class _EndedFirst(TLRU):
 
     @abstractmethod
     def _has_ended(self, last: Turn, now: float) -> bool:
-        """Whether a conversation whose last turn was `last` has probably ended by `now`."""
+        """Whether a conversation with the last turn `last` has probably ended by `now`."""
 
     def served(self, turn: Turn) -> None:
         super().served(turn)
