@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from ragkv import Engine
+from ragkv.fusion import SELECTORS
 from tests import tiny_models
 from tests.engine.helpers import A, B, C, Q, close, engine_of, full_prefill, ids, stored
 
@@ -48,7 +49,7 @@ def test_every_cache_is_a_fresh_one() -> None:
         assert all(torch.equal(layer.keys, k_rot) for layer, k_rot in zip(prefill.cache.layers, kept, strict=True))
 
 
-@pytest.mark.parametrize("selector", ["hkvd", "hkvd-gradual", "first-k", "all"])
+@pytest.mark.parametrize("selector", sorted(SELECTORS))
 def test_no_request_changes_a_stored_byte(selector: str) -> None:
     with engine_of() as engine:
         engine.warm(CHUNKS)

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from ragkv import Engine, StoreConfig
+from ragkv.fusion import SELECTORS, AskingSelector
 from ragkv.inference import Prefill
 from tests import tiny_models
 from tests.engine.helpers import PREFIX, TOKEN_BYTES, A, B, C, Q, counts, engine_of
@@ -90,7 +91,7 @@ class TestSelection:
         mean = sum(map(len, selected[1:])) / 3
         assert ratio * self.N <= mean < ratio * self.N + 1
 
-    @pytest.mark.parametrize("selector", ["hkvd", "hkvd-gradual", "first-k", "random", "all"])
+    @pytest.mark.parametrize("selector", sorted(SELECTORS))
     def test_what_is_selected_are_sorted_positions_of_fused_chunks(self, engine: Engine, selector: str) -> None:
         _, fused, _ = recount(self.CHUNKS, Q, "fused")
         prefill = self.prefill(engine, selector, 0.4)
@@ -100,7 +101,9 @@ class TestSelection:
             assert set(selected.tolist()) <= set(fused)
         assert torch.equal(prefill.selected, prefill.selected_by_layer[-1])
 
-    @pytest.mark.parametrize("selector", ["hkvd", "hkvd-gradual", "first-k", "none"])
+    @pytest.mark.parametrize(
+        "selector", [name for name, kind in SELECTORS.items() if not issubclass(kind, AskingSelector)]
+    )
     def test_compute_is_the_rows_of_all_layers_over_a_full_prefill_s(self, engine: Engine, selector: str) -> None:
         prefill = self.prefill(engine, selector, 0.3)
         rows = sum(prefill.reuse.computed + selected.numel() for selected in prefill.selected_by_layer)

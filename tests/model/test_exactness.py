@@ -1,4 +1,4 @@
-"""The exactness rules of the design, on every family and RoPE variant, in float32, against the models themselves."""
+"""Exactness on every family, RoPE variant and selector, in float32, against the models themselves."""
 
 import functools
 from typing import Any
@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from ragkv import Engine, EngineConfig
+from ragkv.fusion import SELECTORS
 from ragkv.model import attention
 from tests import reference, tiny_models
 
@@ -46,28 +47,30 @@ def engine(fresh: Any) -> Any:
 
 @pytest.fixture(scope="module")
 def stored(fresh: Any) -> Any:
-    """The position-aligned concatenation of everything before the question, plus the question's own rows."""
+    """The position-aligned concatenation of all KV before the question, plus the question's own rows."""
     return functools.partial(reference.concatenation, fresh, PREFIX, CHUNKS, QUESTION)
 
 
 class TestExactness:
-    def test_ratio_one_equals_a_full_prefill(self, engine: Engine, fresh: Any) -> None:
+    def test_every_selector_at_ratio_one_equals_a_full_prefill(self, engine: Engine, fresh: Any) -> None:
         logits, cache = reference.full_prefill(fresh(), IDS)
-        for selector in ("hkvd", "hkvd-gradual", "first-k", "random", "all"):
+        for selector in sorted(set(SELECTORS) - {"none"}):
             prefill = engine.prefill(QUESTION, CHUNKS, ratio=1.0, selector=selector)
             assert prefill.token_ids.tolist() == IDS
             close(prefill.logits, logits)
             same_cache(prefill.cache, cache)
 
-    def test_ratio_zero_equals_position_aligned_concatenation(self, engine: Engine, stored: Any) -> None:
+    def test_every_selector_at_ratio_zero_equals_position_aligned_concatenation(
+        self, engine: Engine, stored: Any
+    ) -> None:
         logits, cache = stored()
-        for selector in ("hkvd", "hkvd-gradual", "first-k", "random", "none"):
+        for selector in sorted(set(SELECTORS) - {"all"}):
             prefill = engine.prefill(QUESTION, CHUNKS, ratio=0.0, selector=selector)
             assert prefill.reuse.fused > 0
             close(prefill.logits, logits)
             same_cache(prefill.cache, cache)
 
-    def test_reuse_prefix_and_none_equal_a_full_prefill(self, engine: Engine, fresh: Any) -> None:
+    def test_reusing_only_the_prefix_or_nothing_equals_a_full_prefill(self, engine: Engine, fresh: Any) -> None:
         logits, cache = reference.full_prefill(fresh(), IDS)
         for reuse in ("prefix", "none"):
             prefill = engine.prefill(QUESTION, CHUNKS, reuse=reuse)
@@ -82,7 +85,7 @@ class TestExactness:
         close(prefill.logits, logits)
         same_cache(prefill.cache, cache)
 
-    def test_a_raw_key_rotated_to_its_place_is_the_models_own(self, engine: Engine, fresh: Any) -> None:
+    def test_a_raw_key_rotated_to_its_position_equals_the_models_own(self, engine: Engine, fresh: Any) -> None:
         ids = PREFIX + CHUNKS[0]
         _, cache = reference.full_prefill(fresh(), ids)
         adapter, tables = engine.parts.adapter, engine.parts.adapter.rope.tables(len(ids))
@@ -94,7 +97,7 @@ class TestExactness:
                 cos, sin = tables.span(adapter.rope_kind(layer), len(PREFIX), len(ids))
                 close(adapter.rotate(layer, k_raw, cos, sin), cache.layers[layer].keys[:, :, len(PREFIX) :])
 
-    def test_recomputed_rows_see_their_own_past_and_window_only(
+    def test_recomputed_rows_see_only_earlier_positions_within_their_window(
         self, engine: Engine, fresh: Any, stored: Any, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         prefill = engine.prefill(QUESTION, CHUNKS, ratio=0.3, selector="random")
@@ -105,9 +108,9 @@ class TestExactness:
 
         monkeypatch.setattr(attention, "allowed_keys", bottom_right_triangle)
         wrong = engine.prefill(QUESTION, CHUNKS, ratio=0.3, selector="random")
-        assert (wrong.logits - logits).abs().max() > 1e-2, "a bottom-right triangle would pass this test"
+        assert (wrong.logits - logits).abs().max() > 1e-2, "this test does not detect a bottom-right triangle"
 
-    def test_decoding_equals_the_models_own(self, engine: Engine, fresh: Any) -> None:
+    def test_decoded_tokens_equal_the_models_own(self, engine: Engine, fresh: Any) -> None:
         answer = engine.answer(QUESTION, CHUNKS, ratio=1.0, max_new_tokens=8, min_new_tokens=8)
         model = fresh()
         logits, cache = reference.full_prefill(model, IDS)
@@ -118,21 +121,23 @@ class TestExactness:
                 logits = model(torch.tensor([[token]]), past_key_values=cache).logits[0, -1]
 
 
-class TestPower:
-    """What the tests above can see: each mechanism left out moves the logits."""
+class TestSensitivityOfTheseTests:
+    """Removing one mechanism must change the logits, else the tests above could not detect its absence."""
 
-    def test_without_rope(self, engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_removing_rope_changes_the_logits(self, engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
         right = engine.prefill(QUESTION, CHUNKS, reuse="none").logits
         monkeypatch.setattr(engine.parts.adapter, "rotate", lambda _layer, raw, _cos, _sin: raw)
         assert (engine.prefill(QUESTION, CHUNKS, reuse="none").logits - right).abs().max() > 1e-2
 
-    def test_without_mask(self, engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_removing_the_causal_mask_changes_the_logits(self, engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
         right = engine.prefill(QUESTION, CHUNKS, reuse="none").logits
         monkeypatch.setattr(attention, "allowed_keys", lambda *_: None)
         monkeypatch.setattr(attention, "is_whole_prompt", lambda *_: False)
         assert (engine.prefill(QUESTION, CHUNKS, reuse="none").logits - right).abs().max() > 1e-2
 
-    def test_without_window(self, engine: Engine, family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_removing_the_sliding_window_changes_the_logits(
+        self, engine: Engine, family: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         if family not in tiny_models.SLIDING:
             pytest.skip("no sliding layers in this family's tiny config")
         right = engine.prefill(QUESTION, CHUNKS, reuse="none").logits
@@ -157,13 +162,13 @@ def test_a_span_encoded_under_other_frequencies_is_not_called_exact(family: str)
 
 
 def computed_rows(prefill: Any) -> torch.Tensor:
-    """Positions computed in every layer: question, what was selected, and the prefix where it is not exact."""
+    """Positions computed in every layer: the question, the selected tokens, and the prefix if it is not exact."""
     question = torch.arange(len(IDS) - len(QUESTION), len(IDS))
     start = torch.arange(0 if prefill.reuse.exact else len(PREFIX))
     return torch.cat((start, prefill.selected, question)).sort().values
 
 
 def bottom_right_triangle(positions: torch.Tensor, low: int, high: int, _window: int | None) -> torch.Tensor:
-    """What public code does: row i of R sees the first S - R + i + 1 keys, wherever it stands."""
+    """The mask of public CacheBlend code: row i of R sees the first S - R + i + 1 keys at any position."""
     count = positions.numel()
     return torch.ones(count, high - low, dtype=torch.bool).tril(diagonal=high - low - count)
