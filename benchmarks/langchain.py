@@ -1,8 +1,9 @@
-"""The one-line change: TTFT of an LCEL chain on ragkv against the same chain on plain transformers, in the same run.
+"""TTFT of an LCEL chain on ragkv against the same chain on plain transformers, in the same run.
 
-The chain flattens its documents into one string, as chains do; ragkv recognises the ingested ones in it. On the bundled
-reader the answers of both are compared, at ratio 1 and at the default; a real shape has random weights (they do not
-change time) and the reader's tokenizer. What recognition costs is a share of TTFT. `python -m benchmarks.langchain`
+The chain joins its documents into one string, and ragkv recognises the ingested documents in it. With the bundled
+reader the answers of both are compared, at ratio 1 and at the default ratio. A real shape has random weights (they do
+not change time) and the reader's tokenizer. The time of recognition is shown as a share of TTFT.
+`python -m benchmarks.langchain`
 """
 
 import argparse
@@ -39,15 +40,17 @@ def main() -> None:
         model = random_model(options.shape, getattr(torch, options.dtype))
         model.generation_config.eos_token_id = None
     documents = _documents(None if reader else options.chunks, options.tokens, tokenizer)
-    asked = _questions() if reader else ["What does Verlab sell?"]
-    tokens = 12 if reader else 1  # a real shape says ids that this tokenizer has no text for: time its first alone
+    questions = _questions() if reader else ["What does Verlab sell?"]
+    tokens = 12 if reader else 1  # random weights give ids without text, so only the first token is timed
     plain = PlainTransformers(net=model, tokenizer=tokenizer, max_tokens=tokens)
     with Engine(model, tokenizer, EngineConfig()) as engine:
         chains: dict[str, Runnable[Any, str]] = {"transformers": PROMPT | plain | StrOutputParser()}
         for name, ratio in RATIOS.items():
             chains[name] = PROMPT | ChatRagKV(engine=engine, ratio=ratio, max_tokens=tokens) | StrOutputParser()
         ChatRagKV(engine=engine).ingest(documents)
-        inputs = [{"context": " ".join(one.page_content for one in documents), "question": one} for one in asked]
+        inputs = [
+            {"context": " ".join(one.page_content for one in documents), "question": question} for question in questions
+        ]
         rows = _timed(chains, inputs, options.runs)
         same = _same(chains, inputs)
         llm = ChatRagKV(engine=engine, max_tokens=1)
@@ -93,7 +96,7 @@ def _counts(reuse: dict[str, Any]) -> str:
 
 
 def _timed(chains: dict[str, Runnable[Any, str]], inputs: list[dict[str, str]], runs: int) -> list[dict[str, Any]]:
-    """Median over questions of the median time to the first piece, chains in turns."""
+    """The median over all questions of the median time to the first piece of an answer. Chains take turns."""
     medians: dict[str, list[float]] = {name: [] for name in chains}
     for one in inputs:
         for name, seconds in _alternate(chains, one, runs).items():
@@ -104,12 +107,12 @@ def _timed(chains: dict[str, Runnable[Any, str]], inputs: list[dict[str, str]], 
 
 def _alternate(chains: dict[str, Runnable[Any, str]], one: dict[str, str], runs: int) -> dict[str, float]:
     times: dict[str, list[float]] = {name: [] for name in chains}
-    for turn in range(runs + 1):
+    for run in range(runs + 1):  # the first run is a warm-up
         for name, chain in chains.items():
             began = time.perf_counter()
             pieces = chain.stream(one)
             next(pieces)
-            if turn:
+            if run:
                 times[name].append(time.perf_counter() - began)
             for _ in pieces:
                 pass
@@ -117,10 +120,10 @@ def _alternate(chains: dict[str, Runnable[Any, str]], one: dict[str, str], runs:
 
 
 def _same(chains: dict[str, Runnable[Any, str]], inputs: list[dict[str, str]]) -> dict[str, int]:
-    """How many answers of each chain are those of transformers."""
-    wanted = [chains["transformers"].invoke(one) for one in inputs]
+    """The number of answers of each chain that equal those of transformers."""
+    expected = [chains["transformers"].invoke(one) for one in inputs]
     return {
-        name: sum(chain.invoke(one) == answer for one, answer in zip(inputs, wanted, strict=True))
+        name: sum(chain.invoke(one) == answer for one, answer in zip(inputs, expected, strict=True))
         for name, chain in chains.items()
     }
 
@@ -146,8 +149,8 @@ def _options() -> argparse.Namespace:
     parser.add_argument(
         "--shape", choices=sorted(SHAPES), help="a real shape with random weights in place of the reader"
     )
-    parser.add_argument("--chunks", type=int, default=6, help="with --shape")
-    parser.add_argument("--tokens", type=int, default=512, help="of a chunk, with --shape")
+    parser.add_argument("--chunks", type=int, default=6, help="number of chunks, with --shape")
+    parser.add_argument("--tokens", type=int, default=512, help="tokens of a chunk, with --shape")
     parser.add_argument("--dtype", help="default float32 for the reader, bfloat16 for a shape")
     parser.add_argument("--runs", type=int, default=5)
     parser.add_argument("--threads", type=int, default=2)

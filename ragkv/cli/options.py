@@ -1,9 +1,9 @@
 """The options that many commands take, and the engine and corpus that they describe."""
 
-import dataclasses
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -29,7 +29,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="One JSON document instead 
 HOME = Path(".ragkv")
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class EngineOptions:
     """The options from which a command builds its engine and corpus."""
 
@@ -45,17 +45,15 @@ class EngineOptions:
         from ragkv.rag import DOCUMENT_END
 
         config = EngineConfig.from_toml(self.settings) if self.settings else EngineConfig.from_env()
-        if config.store.directory is None:
-            config = dataclasses.replace(
-                config, store=dataclasses.replace(config.store, directory=str(self.home / "kv"))
-            )
-        if self.model != "reader" and not config.prompt.chunk_end:
-            config = dataclasses.replace(config, prompt=dataclasses.replace(config.prompt, chunk_end=DOCUMENT_END))
+        store, prompt, session = config.store, config.prompt, config.session
+        if store.directory is None:
+            store = replace(store, directory=str(self.home / "kv"))
+        if self.model != "reader" and not prompt.chunk_end:
+            prompt = replace(prompt, chunk_end=DOCUMENT_END)
         if self.exact_history:
-            session = dataclasses.replace(config.session, inexact_history="recompute")
-            config = dataclasses.replace(config, session=session)
+            session = replace(session, inexact_history="recompute")
         device, dtype = self.device or config.device, self.dtype or config.dtype
-        return dataclasses.replace(config, device=device, dtype=dtype)
+        return replace(config, store=store, prompt=prompt, session=session, device=device, dtype=dtype)
 
     @contextmanager
     def engine(self) -> Iterator["Engine"]:

@@ -61,6 +61,3 @@ def serve(
         errors.print(f"ragkv serves {settings.model} at http://{shown}:{settings.port}; Ctrl-C ends it.")
     sys.stderr.flush()
     listen(app, settings)
-
-
-__all__ = ["serve"]

@@ -88,6 +88,3 @@ async def call_app(app: ASGIApp, request: ForwardedRequest) -> AsyncGenerator[Re
         task.cancel()
         with contextlib.suppress(asyncio.CancelledError, Exception):
             await task
-
-
-__all__ = ["ForwardedRequest", "Headers", "ResponseStart", "call_app"]

@@ -303,6 +303,3 @@ def run(config: ServeConfig) -> None:
         if is_local:
             serve.shutdown()  # type: ignore[no-untyped-call]
             ray.shutdown()
-
-
-__all__ = ["ContentRouter", "Front", "Replica", "application", "build", "run"]

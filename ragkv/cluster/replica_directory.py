@@ -33,6 +33,3 @@ class ReplicaDirectory(Closing):
     def close(self) -> None:
         """Release the directory. May be called twice."""
         self._lock.release()
-
-
-__all__ = ["ReplicaDirectory"]

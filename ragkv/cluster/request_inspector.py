@@ -114,6 +114,3 @@ def _user_messages(fields: dict[str, Any]) -> list[int]:
 def _digest(kind: str, caller: str, content: str) -> str:
     """A key that holds neither text nor API key. Different callers never share a key."""
     return hashlib.blake2b(json.dumps([kind, caller, content]).encode(), digest_size=16).hexdigest()
-
-
-__all__ = ["RequestInspector"]

@@ -9,23 +9,8 @@ continues an earlier list finds its session. This package knows no protocol: the
 their messages to turns.
 """
 
-from .catalogue import ChunkCatalogue, DialogueDocument
-from .conversations import Conversation, Conversations
+from .catalogue import DialogueDocument
 from .dialogue_engine import DialogueEngine, DialoguePrompt, DialogueRequest, insert_documents
-from .template import Template, Turn
-from .text_matcher import TextMatch, TextMatcher
+from .template import Turn
 
-__all__ = [
-    "ChunkCatalogue",
-    "Conversation",
-    "Conversations",
-    "DialogueDocument",
-    "DialogueEngine",
-    "DialoguePrompt",
-    "DialogueRequest",
-    "Template",
-    "TextMatch",
-    "TextMatcher",
-    "Turn",
-    "insert_documents",
-]
+__all__ = ["DialogueDocument", "DialogueEngine", "DialoguePrompt", "DialogueRequest", "Turn", "insert_documents"]

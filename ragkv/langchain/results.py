@@ -5,14 +5,13 @@
 stored afterwards.
 """
 
-from collections.abc import Mapping
 from dataclasses import asdict
-from enum import Enum
 from typing import Any
 
 from langchain_core.messages import AIMessage, AIMessageChunk
 from langchain_core.messages.ai import InputTokenDetails, UsageMetadata
 from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResult
+from pydantic_core import to_jsonable_python
 
 from ragkv.dialogue import DialoguePrompt
 from ragkv.inference import cite
@@ -57,19 +56,20 @@ def _kv_cache(answer: Answer, prompt: DialoguePrompt) -> dict[str, Any]:
     mode, reason = _mode(answer, prompt)
     conversation = prompt.conversation
     recognition = {"recognition_s": prompt.recognition_s, "layout_s": prompt.layout_s}
-    return {
+    report = {
         "mode": mode,
         "reason": reason,
-        "reuse": _plain(asdict(answer.reuse)),
-        "timing": {**_plain(asdict(answer.timing)), **recognition},
-        "documents": [_plain(chunk.metadata) for chunk in prompt.documents],
-        "citations": [_plain(asdict(citation)) for citation in cite(answer.text, prompt.documents)],
+        "reuse": asdict(answer.reuse),
+        "timing": {**asdict(answer.timing), **recognition},
+        "documents": [dict(chunk.metadata) for chunk in prompt.documents],
+        "citations": [asdict(citation) for citation in cite(answer.text, prompt.documents)],
         "conversation": {
             "session": None if conversation is None or conversation.by_content else conversation.session.session_id,
             "turns": conversation.turns if conversation else 0,
             "tokens": conversation.tokens if conversation else 0,
         },
     }
+    return dict(to_jsonable_python(report, bytes_mode="base64", fallback=str))  # metadata holds any type
 
 
 def _mode(answer: Answer, prompt: DialoguePrompt) -> tuple[str, str]:
@@ -84,14 +84,3 @@ def _mode(answer: Answer, prompt: DialoguePrompt) -> tuple[str, str]:
     else:
         reason = "; ".join(reuse.notes) or "as the settings ask"
     return ("exact" if reuse.exact else "full_prefill"), reason
-
-
-def _plain(value: Any) -> Any:
-    """`value` in JSON types. A value of another type becomes its text."""
-    if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple | set | frozenset):
-        return [_plain(item) for item in value]
-    if isinstance(value, Enum):
-        return _plain(value.value)
-    return value if isinstance(value, str | int | float | bool) or value is None else str(value)
