@@ -7,7 +7,7 @@ ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
 WORKDIR /src
 RUN python -m venv /opt/ragkv
 ENV PATH=/opt/ragkv/bin:$PATH
-# torch first and alone: it is the largest layer, and nothing of ours changes it.
+# torch first and alone: it is the largest layer, and no change of ragkv's code invalidates it.
 COPY constraints.txt ./
 RUN pip install --constraint constraints.txt ${TORCH_INDEX:+--index-url "$TORCH_INDEX"} torch
 COPY pyproject.toml README.md CHANGELOG.md ./

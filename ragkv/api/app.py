@@ -1,4 +1,4 @@
-"""The application: routes, conduct and page put together; the model loaded at its beginning, all flushed at its end."""
+"""The FastAPI application: routes, middleware and page. It loads the model at startup and flushes at shutdown."""
 
 import asyncio
 import contextlib
@@ -15,8 +15,9 @@ from ragkv.engine import Engine
 from ragkv.errors import RagKVError
 from ragkv.retrieval import Embedder
 
-from . import errors, middleware, openapi
+from . import errors, health, middleware, openapi
 from .routes import ROUTERS
+from .server_state import Readiness, ServerState
 from .service import Service
 from .settings import ServeConfig
 
@@ -29,16 +30,18 @@ DESCRIPTION = "Answers over documents from stored KV: a chunk is computed once a
 def create_app(
     config: ServeConfig | None = None, *, engine: Engine | None = None, embedder: Embedder | None = None
 ) -> FastAPI:
-    """The service of `config`. It loads the model when it starts, in the background, unless it is given an `engine`.
+    """The REST service of `config`. It loads the model in the background at startup, unless `engine` is given.
 
-    A given `engine` is an engine on the model to be served, without documents of its own; it is closed with the app.
+    `engine` holds the model to serve and no documents of its own; it is closed with the app.
     """
     service = Service(config or ServeConfig())
+    server = ServerState.create(service.config, service.tenant_stats)
 
     @contextlib.asynccontextmanager
-    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        loading = asyncio.ensure_future(_load(app, service, engine, embedder))
-        loading.add_done_callback(lambda task: task.cancelled() or task.exception())  # /readyz says it, and the log
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        loading = asyncio.ensure_future(_load(server.readiness, service, engine, embedder))
+        # Consume the exception: /readyz and the log report it.
+        loading.add_done_callback(lambda task: task.cancelled() or task.exception())
         if engine is not None:
             await loading
         try:
@@ -56,41 +59,32 @@ def create_app(
         redoc_url=None,
         redirect_slashes=False,
     )
-    app.state.service = service
+    app.state.service, app.state.server = service, server
     errors.install(app)
-    openapi.install(app, service.config.limits)
-    for router in ROUTERS:
+    openapi.install(app, server)
+    for router in (*ROUTERS, health.router(server, health.WriteProbe(service.kv_directories))):
         app.include_router(router)
-    _add_page(app)
-    middleware.install(app, service.config, service)
+    if (PAGE / "index.html").is_file():
+
+        @app.get("/", include_in_schema=False)
+        async def page() -> FileResponse:
+            """The page."""
+            return FileResponse(PAGE / "index.html", media_type="text/html")
+
+        app.mount("/static", StaticFiles(directory=PAGE), name="static")
+    middleware.install(app, server)
     return app
 
 
-async def _load(app: FastAPI, service: Service, engine: Engine | None, embedder: Embedder | None) -> None:
-    gate = app.state.server.readiness
+async def _load(readiness: Readiness, service: Service, engine: Engine | None, embedder: Embedder | None) -> None:
     try:
         await asyncio.to_thread(service.load, engine, embedder)
-    except RagKVError as error:
-        log.error("model_not_loaded", exc_info=error)
-        gate.failed(f"The model could not be loaded: {error}")
-        raise
     except Exception as error:
         log.error("model_not_loaded", exc_info=error)
-        gate.failed("The model could not be loaded; the server's log says why.")
+        reason = f": {error}" if isinstance(error, RagKVError) else "; the server's log says why."
+        readiness.set_failed(f"The model could not be loaded{reason}")
         raise
-    gate.ready()
-
-
-def _add_page(app: FastAPI) -> None:
-    if not (PAGE / "index.html").is_file():
-        return
-
-    @app.get("/", include_in_schema=False)
-    async def page() -> FileResponse:
-        """The page."""
-        return FileResponse(PAGE / "index.html", media_type="text/html")
-
-    app.mount("/static", StaticFiles(directory=PAGE), name="static")
+    readiness.set_ready()
 
 
 __all__ = ["create_app"]

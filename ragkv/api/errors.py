@@ -1,7 +1,7 @@
-"""Every failure as the client sees it: OpenAI's shape, a status that says whose turn it is, and nothing private.
+"""Every failure as the client sees it: OpenAI's JSON shape, the right status, and nothing private.
 
-`ApiError` is what this room raises by itself. Everything else is mapped here: the tree of `ragkv.errors`, what
-validation finds, what the framework raises, and what nobody foresaw, which is logged and not shown.
+The service raises `ApiError`. This module maps everything else to it: the errors of `ragkv.errors`, validation errors,
+and the framework's errors. Unexpected errors are logged and answered with a bare 500.
 """
 
 import logging
@@ -12,15 +12,15 @@ from typing import Any
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 from starlette.exceptions import HTTPException
 
 from ragkv import errors
 
 log = logging.getLogger(__name__)
 
-RETRY_AFTER_S = 1  # where nothing better is known
-CLIENT_GONE = 499  # nobody reads it; it stands in logs
+RETRY_AFTER_S = 1  # for a 503 without a better estimate
+CLIENT_GONE = 499  # the client closed the connection, so this status only appears in logs
 
 _TYPES = {
     400: "invalid_request_error",
@@ -38,16 +38,30 @@ _TYPES = {
     503: "overloaded_error",
     504: "timeout_error",
 }
+_MAPPED: dict[type[Exception], tuple[int, str | None]] = {  # status and code; subclasses before their base class
+    errors.PromptTooLongError: (400, "context_length_exceeded"),
+    errors.UnsupportedError: (400, "unsupported_value"),
+    errors.InputError: (400, None),
+    errors.ConfigError: (400, None),
+    errors.DocumentError: (400, None),
+    errors.MissingExtraError: (400, None),
+    errors.QueueFullError: (503, "queue_full"),
+    errors.DeadlineError: (504, "deadline_exceeded"),
+    errors.CancelledError: (CLIENT_GONE, None),
+    errors.SessionConflictError: (409, "session_conflict"),
+    errors.SessionUnavailableError: (503, "session_unavailable"),
+    errors.StoreLockedError: (503, "store_locked"),
+}
+_COMMON_STATUSES = (400, 401, 403, 408, 413, 415, 429, 500, 503, 504)  # any endpoint may answer with these
+_UNION_STEPS = ("body", "query", "path", "header", "constrained-str", "str", "int", "float", "bool")
 
 
 class ErrorDetail(BaseModel):
     """What went wrong."""
 
-    model_config = ConfigDict(title="ErrorDetail")
-
     message: str = Field(description="What happened, the values, and what to do.")
     type: str = Field(description="The kind of error; one for each status.")
-    param: str | None = Field(description="The field of the request that it is about, if it is about one.")
+    param: str | None = Field(description="The request field that is wrong, if the error is about one field.")
     code: str | None = Field(description="A finer distinction for programs, where there is one.")
 
 
@@ -58,89 +72,82 @@ class ErrorBody(BaseModel):
 
 
 class ApiError(Exception):
-    """A request that is refused or failed, with its status."""
+    """A request that is refused or failed, with its HTTP status."""
 
     def __init__(
         self,
         status: int,
         message: str,
-        type: str | None = None,
         code: str | None = None,
         param: str | None = None,
         retry_after_s: float | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> None:
-        """`type` left out is the status's; `headers` are sent along."""
+        """`retry_after_s` becomes the Retry-After header; `headers` are added to the response."""
         super().__init__(message)
         self.status, self.message, self.code, self.param = status, message, code, param
-        self.type = type or type_of(status)
         self.retry_after_s, self.headers = retry_after_s, headers
 
     @property
+    def type(self) -> str:
+        """OpenAI's name for errors of this status."""
+        return _TYPES.get(self.status, "invalid_request_error" if self.status < 500 else "server_error")
+
+    @property
     def body(self) -> dict[str, Any]:
-        """The body that says so."""
+        """The JSON body of the error response."""
         return {"error": {"message": self.message, "type": self.type, "param": self.param, "code": self.code}}
 
     @property
     def response(self) -> JSONResponse:
-        """The response that says so."""
+        """The error response."""
         headers = dict(self.headers or {})
         if self.retry_after_s is not None:
             headers["Retry-After"] = str(max(1, round(self.retry_after_s)))
         return JSONResponse(self.body, self.status, headers)
 
 
-def type_of(status: int) -> str:
-    """The type of an error of that status."""
-    return _TYPES.get(status, "invalid_request_error" if status < 500 else "server_error")
+def not_found(kind: str, name: str, param: str | None = None) -> ApiError:
+    """404 for a `kind` of resource that the client named."""
+    return ApiError(404, f"There is no {kind} {name[:200]!r}.", param=param)
 
 
-def not_found(what: str, name: str, param: str | None = None, code: str | None = None) -> ApiError:
-    """404 for something the caller named."""
-    return ApiError(404, f"There is no {what} {name[:200]!r}.", code=code, param=param)
+def unknown_model(name: str, available: str, param: str | None = "model") -> ApiError:
+    """404 for a model that this server does not serve."""
+    message = f"There is no model {name[:80]!r} here; available: {available}."
+    return ApiError(404, message, "model_not_found", param)
+
+
+def invalid_key(message: str) -> ApiError:
+    """401 for a request without a valid API key."""
+    return ApiError(401, message, "invalid_api_key", headers={"www-authenticate": "Bearer"})
 
 
 def as_api_error(error: BaseException) -> ApiError:
-    """`error` as the client is told of it; what is nobody's but ours is logged and becomes a bare 500."""
+    """`error` as the client sees it. An unexpected error is logged and becomes a bare 500."""
     if isinstance(error, ApiError):
         return error
-    text = str(error)
-    match error:
-        case errors.PromptTooLongError():
-            return ApiError(400, text, code="context_length_exceeded")
-        case errors.UnsupportedError():
-            return ApiError(400, text, code="unsupported_value")
-        case errors.InputError() | errors.ConfigError() | errors.DocumentError() | errors.MissingExtraError():
-            return ApiError(400, text)
-        case errors.QueueFullError():
-            return ApiError(503, text, code="queue_full", retry_after_s=RETRY_AFTER_S)
-        case errors.DeadlineError():
-            return ApiError(504, text, code="deadline_exceeded")
-        case errors.CancelledError():
-            return ApiError(CLIENT_GONE, text)
-        case errors.SessionConflictError():
-            return ApiError(409, text, code="session_conflict")
-        case errors.SessionUnavailableError():
-            return ApiError(503, text, code="session_unavailable", retry_after_s=RETRY_AFTER_S)
-        case errors.StoreLockedError():
-            return ApiError(503, text, code="store_locked", retry_after_s=RETRY_AFTER_S)
-        case RequestValidationError():
-            return _invalid(error)
-        case HTTPException():
-            detail = error.detail if isinstance(error.detail, str) else _phrase(error.status_code)
-            return ApiError(error.status_code, _sentence(detail), headers=error.headers)
+    if isinstance(error, RequestValidationError):
+        return _validation_error(error)
+    if isinstance(error, HTTPException):
+        detail = error.detail if isinstance(error.detail, str) else _phrase(error.status_code)
+        message = detail if detail.endswith((".", "!", "?")) else f"{detail}."
+        return ApiError(error.status_code, message, headers=error.headers)
+    for kind, (status, code) in _MAPPED.items():
+        if isinstance(error, kind):
+            return ApiError(status, str(error), code, retry_after_s=RETRY_AFTER_S if status == 503 else None)
     log.error("request_failed", exc_info=error)
     return ApiError(500, "The server failed to answer; its log says why, under this request's id.")
 
 
 def responses(*statuses: int) -> dict[int | str, dict[str, Any]]:
-    """What OpenAPI is told of the errors an endpoint may answer with; those every endpoint may are included."""
-    common = {400, 401, 403, 408, 413, 415, 429, 500, 503, 504}
-    return {status: {"model": ErrorBody, "description": _phrase(status)} for status in sorted({*common, *statuses})}
+    """The error responses of an endpoint for OpenAPI: `statuses`, and those that every endpoint may give."""
+    all_statuses = sorted({*_COMMON_STATUSES, *statuses})
+    return {status: {"model": ErrorBody, "description": _phrase(status)} for status in all_statuses}
 
 
 def install(app: FastAPI) -> None:
-    """Have `app` answer every failure in this shape."""
+    """Make `app` answer every failure in this shape."""
 
     async def handle(_: Request, error: Exception) -> JSONResponse:
         return as_api_error(error).response
@@ -149,27 +156,22 @@ def install(app: FastAPI) -> None:
         app.add_exception_handler(kind, handle)
 
 
-def _invalid(error: RequestValidationError) -> ApiError:
-    """400 that names the first field that is wrong, and how many more are."""
+def _validation_error(error: RequestValidationError) -> ApiError:
+    """400 that names the first wrong field and says how many more are wrong."""
     found = error.errors()
     first = found[0]
     if first["type"] == "json_invalid":
         return ApiError(400, f"The body is not JSON: {first.get('ctx', {}).get('error', 'it does not parse')}.")
-    place = [str(step) for step in first["loc"] if _is_field(step)]
-    param = ".".join(place) or None
-    what = (
-        "Unknown field; leave it out"
-        if first["type"] == "extra_forbidden"
-        else str(first["msg"]).removeprefix("Value error, ")
-    )
+    param = ".".join(str(step) for step in first["loc"] if _is_field(step)) or None
+    unknown = first["type"] == "extra_forbidden"
+    problem = "Unknown field; leave it out" if unknown else str(first["msg"]).removeprefix("Value error, ")
     more = f" ({len(found) - 1} more)" if len(found) > 1 else ""
-    return ApiError(400, f"{param or 'The body'}: {what}.{more}", param=param)
+    return ApiError(400, f"{param or 'The body'}: {problem}.{more}", param=param)
 
 
 def _is_field(step: str | int) -> bool:
-    """Whether a step of a validation error's place is the request's own, not a name of one of several types."""
-    of_types = ("body", "query", "path", "header", "constrained-str", "str", "int", "float", "bool")
-    return isinstance(step, int) or (step not in of_types and "[" not in step)
+    """Whether a step of an error's location is a field or index of the request, not pydantic's name of a union type."""
+    return isinstance(step, int) or (step not in _UNION_STEPS and "[" not in step)
 
 
 def _phrase(status: int) -> str:
@@ -179,8 +181,14 @@ def _phrase(status: int) -> str:
         return "Error"
 
 
-def _sentence(text: str) -> str:
-    return text if text.endswith((".", "!", "?")) else f"{text}."
-
-
-__all__ = ["CLIENT_GONE", "ApiError", "ErrorBody", "as_api_error", "install", "not_found", "responses", "type_of"]
+__all__ = [
+    "CLIENT_GONE",
+    "ApiError",
+    "ErrorBody",
+    "as_api_error",
+    "install",
+    "invalid_key",
+    "not_found",
+    "responses",
+    "unknown_model",
+]

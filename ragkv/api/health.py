@@ -1,10 +1,12 @@
-"""Whether the server lives, takes requests, and what it is: /livez, /readyz, /version. None needs a key.
+"""The monitoring routes /livez, /readyz, /version and /metrics. None needs an API key.
 
-Ready is: the model is loaded, nobody asked the server to end, and a file can be written beside every open tenant's KV.
-The last is tried for real, at most every few seconds, and never twice at once: a disk that hangs holds one thread.
+The server is ready when its model is loaded, it is not shutting down, and a file can be written to the KV directory of
+every open tenant. The write is really tried, at most every few seconds and never twice at once, so a hanging disk
+blocks one thread only.
 """
 
 import asyncio
+import hmac
 import os
 import tempfile
 import time
@@ -15,59 +17,60 @@ from typing import Literal
 
 import torch
 import transformers
-from fastapi import APIRouter, Response
+from fastapi import APIRouter, Request, Response
+from prometheus_client import CONTENT_TYPE_LATEST
 from pydantic import BaseModel
 
 from ragkv import __version__
 
+from .errors import ApiError, invalid_key
 from .logs import logger
-from .server import Readiness
+from .server_state import ServerState
 
-PROBED_FOR_S = 5.0  # how long a probe's verdict is believed
+PROBE_INTERVAL_S = 5.0  # how long the result of a write probe is reused
 PROBE_BYTES = 4096
-PROBE_WAIT_S = 3.0  # a disk that takes longer for one page is not ready
+PROBE_WAIT_S = 3.0  # a disk that needs longer for one page is not ready
+PROXY_HEADERS = ("forwarded", "x-forwarded-for", "x-forwarded-host", "x-real-ip")  # the client is on another machine
 
 
 class Health(BaseModel):
-    """How the server is."""
+    """The server's health."""
 
     status: Literal["ok", "unavailable"]
     reason: str | None = None
 
 
 class Version(BaseModel):
-    """What the server is."""
+    """The versions that the server runs."""
 
     ragkv: str
     torch: str
     transformers: str
 
 
-class Probe:
-    """Whether the directories can be written to."""
+class WriteProbe:
+    """Tests whether files can be written to some directories."""
 
-    def __init__(self, directories: Callable[[], Sequence[Path]], believed_s: float = PROBED_FOR_S) -> None:
-        self._directories, self._believed_s = directories, believed_s
+    def __init__(self, directories: Callable[[], Sequence[Path]], interval_s: float = PROBE_INTERVAL_S) -> None:
+        self._directories, self._interval_s = directories, interval_s
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="ragkv-probe")
-        self._tried: asyncio.Future[str | None] | None = None
-        self._tried_at = 0.0
+        self._result: asyncio.Future[str | None] | None = None
+        self._began = 0.0
 
-    async def fault(self) -> str | None:
-        """What is wrong with them; `None`: nothing."""
+    async def failure(self) -> str | None:
+        """Why the directories cannot be written to; `None` if they can."""
         now = time.monotonic()
-        done = self._tried is None or self._tried.done()
-        if self._tried is None or (done and now - self._tried_at > self._believed_s):
-            self._tried_at = now
-            tried = self._thread.submit(_write_all, self._directories())
-            self._tried = asyncio.wrap_future(tried)
+        if self._result is None or (self._result.done() and now - self._began > self._interval_s):
+            self._began = now
+            self._result = asyncio.wrap_future(self._thread.submit(_write_to_all, self._directories()))
         try:
-            return await asyncio.wait_for(asyncio.shield(self._tried), PROBE_WAIT_S)
+            return await asyncio.wait_for(asyncio.shield(self._result), PROBE_WAIT_S)
         except TimeoutError:
             return "A store's disk does not answer."
 
 
-def router(gate: Readiness, probe: Probe) -> APIRouter:
-    """The routes."""
+def router(server: ServerState, probe: WriteProbe) -> APIRouter:
+    """The monitoring routes of one server."""
     routes = APIRouter(tags=["health"])
 
     @routes.get("/livez")
@@ -75,10 +78,10 @@ def router(gate: Readiness, probe: Probe) -> APIRouter:
         """The process answers."""
         return Health(status="ok")
 
-    @routes.get("/readyz", responses={503: {"model": Health, "description": "Not taking requests"}})
+    @routes.get("/readyz", responses={503: {"model": Health, "description": "Not accepting requests"}})
     async def readyz(response: Response) -> Health:
-        """Requests are taken."""
-        reason = gate.unavailable_reason or await probe.fault()
+        """Requests are accepted."""
+        reason = server.readiness.unavailable_reason or await probe.failure()
         response.headers["cache-control"] = "no-store"
         if reason is None:
             return Health(status="ok")
@@ -87,13 +90,26 @@ def router(gate: Readiness, probe: Probe) -> APIRouter:
 
     @routes.get("/version")
     async def version() -> Version:
-        """What runs."""
+        """The versions of ragkv and its main dependencies."""
         return Version(ragkv=__version__, torch=torch.__version__, transformers=transformers.__version__)
+
+    @routes.get("/metrics", include_in_schema=False)
+    async def metrics(request: Request) -> Response:
+        """Prometheus metrics: with the token if one is set, otherwise for this machine only."""
+        token = server.config.auth.metrics_token
+        if token is not None:
+            given = request.headers.get("authorization", "")
+            if not hmac.compare_digest(given.encode(), f"Bearer {token}".encode()):
+                raise invalid_key("The metrics require the token of the setting auth.metrics_token.")
+        elif not server.config.on_loopback or any(name in request.headers for name in PROXY_HEADERS):
+            raise ApiError(403, "The metrics are for this machine only. Set auth.metrics_token to read them remotely.")
+        is_ready = server.readiness.unavailable_reason is None
+        return Response(await asyncio.to_thread(server.metrics.render, is_ready), media_type=CONTENT_TYPE_LATEST)
 
     return routes
 
 
-def _write_all(directories: Sequence[Path]) -> str | None:
+def _write_to_all(directories: Sequence[Path]) -> str | None:
     for directory in directories:
         try:
             _write(directory / "tmp" if (directory / "tmp").is_dir() else directory)
@@ -104,7 +120,7 @@ def _write_all(directories: Sequence[Path]) -> str | None:
 
 
 def _write(directory: Path) -> None:
-    """Write a page, make it durable and remove it; what a kill leaves in `tmp` the store sweeps when it is opened."""
+    """Write a page durably and remove it. After a kill, the store removes the file from `tmp` when it is opened."""
     descriptor, name = tempfile.mkstemp(dir=directory, prefix=".probe-")
     try:
         os.write(descriptor, bytes(PROBE_BYTES))
@@ -114,4 +130,4 @@ def _write(directory: Path) -> None:
         Path(name).unlink()
 
 
-__all__ = ["Health", "Probe", "Version", "router"]
+__all__ = ["Health", "Version", "WriteProbe", "router"]

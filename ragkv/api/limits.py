@@ -1,7 +1,8 @@
-"""How much a key may ask a minute, and a tenant may hold.
+"""Rates per key (requests and tokens per minute) and quotas per tenant (documents and sessions).
 
-Requests are counted as they come, in a moving window. Tokens are charged when an answer is over, since nobody knows
-them before: a key that has any left this minute is served, and what it uses beyond is owed until the minute is over.
+Requests are counted as they arrive, in a moving window. Tokens are charged when an answer is finished, because their
+number is not known earlier. A key with tokens left in this minute is served; after it used more than the limit, it has
+to wait until the minute is over.
 """
 
 import math
@@ -10,29 +11,17 @@ import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Literal
 
-from limits import RateLimitItem, RateLimitItemPerMinute
+from limits import RateLimitItemPerMinute, WindowStats
 from limits.storage import MemoryStorage
 from limits.strategies import FixedWindowRateLimiter, MovingWindowRateLimiter
 
 from .errors import ApiError
 from .keys import Principal
 
-Counted = Literal["documents", "sessions"]
 
-
-@dataclass(frozen=True, slots=True)
-class Window:
-    """What is left of one rate."""
-
-    limit: int
-    remaining: int
-    reset_s: float  # until more is left
-
-
-class Limiter:
+class RateLimiter:
     """The rates of all keys, in memory: a restart forgets them. Thread-safe."""
 
     def __init__(self) -> None:
@@ -41,104 +30,96 @@ class Limiter:
         self._tokens = FixedWindowRateLimiter(storage)
 
     def take_request(self, principal: Principal) -> Mapping[str, str]:
-        """Count one request; the headers that say what is left. Raises `ApiError` 429 where nothing is."""
+        """Count one request. Returns the headers that say what is left; raises `ApiError` 429 above the rate."""
         headers: dict[str, str] = {}
         if (limit := principal.rate.tokens_per_minute) is not None:
-            item = RateLimitItemPerMinute(limit)
-            left = _window(limit, *self._tokens.get_window_stats(item, *_names(principal, "tokens")))
-            if left.remaining == 0:
-                raise _too_many(f"{limit} tokens a minute", left)
-            headers |= _headers("tokens", left)
+            left = self._tokens.get_window_stats(RateLimitItemPerMinute(limit), *_names(principal, "tokens"))
+            if left.remaining <= 0:
+                raise _too_many("tokens", limit, left)
+            headers |= _headers("tokens", limit, left)
         if (limit := principal.rate.requests_per_minute) is not None:
             item, names = RateLimitItemPerMinute(limit), _names(principal, "requests")
-            taken = self._requests.hit(item, *names)
-            left = _window(limit, *self._requests.get_window_stats(item, *names))
-            if not taken:
-                raise _too_many(f"{limit} requests a minute", left)
-            headers |= _headers("requests", left)
+            accepted = self._requests.hit(item, *names)
+            left = self._requests.get_window_stats(item, *names)
+            if not accepted:
+                raise _too_many("requests", limit, left)
+            headers |= _headers("requests", limit, left)
         return headers
 
     def charge_tokens(self, principal: Principal, tokens: int) -> None:
-        """Count the tokens of an answer that is over, also past the limit."""
+        """Count the tokens of a finished answer, also above the limit."""
         limit = principal.rate.tokens_per_minute
         if limit is not None and tokens > 0:
-            item: RateLimitItem = RateLimitItemPerMinute(limit)
-            self._tokens.hit(item, *_names(principal, "tokens"), cost=tokens)
+            self._tokens.hit(RateLimitItemPerMinute(limit), *_names(principal, "tokens"), cost=tokens)
 
 
-def check_quota(principal: Principal, what: Counted, held: int, more: int = 1) -> None:
+def check_quota(principal: Principal, what: Literal["documents", "sessions"], held: int, more: int = 1) -> None:
     """Raise `ApiError` 403 if a tenant that holds `held` documents or sessions may not have `more`."""
     quota = principal.quota.documents if what == "documents" else principal.quota.sessions
     if quota is not None and held + more > quota:
         raise ApiError(
             403,
-            f"This key's quota is {quota} {what}; {held} are there and {more} more were asked for. Delete some, or ask "
-            "for a larger quota.",
-            "permission_error",
-            code="quota_exceeded",
-            param=what,
+            f"This key's quota is {quota} {what}; {held} are there and {more} more were requested. Delete some, or "
+            "request a larger quota.",
+            "quota_exceeded",
+            what,
         )
 
 
-class Quotas:
-    """What a tenant is about to have: two requests that each fit alone do not both get the last place. Thread-safe."""
+class QuotaGuard:
+    """The quotas of one tenant, safe against races: of two requests that each fit alone, only one is accepted."""
 
     def __init__(self) -> None:
-        self.ingesting = threading.Lock()  # held from the check to the last document, where there is a quota
+        self._ingesting = threading.Lock()  # under a document quota, held from the check to the last document
         self._lock = threading.Lock()
-        self._begun: Counter[str] = Counter()  # conversations whose first turn is under way
+        self._new_sessions: Counter[str] = Counter()  # running turns of sessions that may not be stored yet
 
     @contextmanager
     def documents(self, principal: Principal, held: Callable[[], int], more: Callable[[], int]) -> Iterator[None]:
-        """Store `more` documents inside; raises `ApiError` 403 if they are too many. One at a time, under a quota."""
+        """Store `more` documents inside the block; raises `ApiError` 403 if they are too many."""
         if principal.quota.documents is None:
             yield
             return
-        with self.ingesting:
+        with self._ingesting:
             check_quota(principal, "documents", held(), more())
             yield
 
     @contextmanager
     def session(self, principal: Principal, session_id: str, held: Callable[[], Collection[str]]) -> Iterator[None]:
-        """Begin a conversation inside, or go on with it; raises `ApiError` 403 if it is one too many."""
+        """Start or continue a session inside the block; raises `ApiError` 403 if a new one is one too many."""
         with self._lock:
-            names = {*held(), *self._begun}
+            names = {*held(), *self._new_sessions}
             check_quota(principal, "sessions", len(names), session_id not in names)
-            self._begun[session_id] += 1
+            self._new_sessions[session_id] += 1
         try:
             yield
         finally:
             with self._lock:
-                self._begun[session_id] -= 1
-                if not self._begun[session_id]:
-                    del self._begun[session_id]
+                self._new_sessions[session_id] -= 1
+                if not self._new_sessions[session_id]:
+                    del self._new_sessions[session_id]
 
 
 def _names(principal: Principal, what: str) -> tuple[str, str]:
     return principal.key_id or "anyone", what
 
 
-def _window(limit: int, reset_at: float, remaining: int) -> Window:
-    return Window(limit, max(0, remaining), max(0.0, reset_at - time.time()))
+def _reset_s(left: WindowStats) -> float:
+    return max(0.0, left.reset_time - time.time())
 
 
-def _headers(what: str, window: Window) -> dict[str, str]:
+def _headers(what: str, limit: int, left: WindowStats) -> dict[str, str]:
     return {
-        f"x-ratelimit-limit-{what}": str(window.limit),
-        f"x-ratelimit-remaining-{what}": str(window.remaining),
-        f"x-ratelimit-reset-{what}": f"{window.reset_s:.3f}s",
+        f"x-ratelimit-limit-{what}": str(limit),
+        f"x-ratelimit-remaining-{what}": str(max(0, left.remaining)),
+        f"x-ratelimit-reset-{what}": f"{_reset_s(left):.3f}s",
     }
 
 
-def _too_many(rate: str, window: Window) -> ApiError:
-    after_s = max(1, math.ceil(window.reset_s))
-    return ApiError(
-        429,
-        f"This key may ask for {rate}, and has. Ask again in {after_s} s.",
-        "rate_limit_error",
-        code="rate_limit_exceeded",
-        retry_after_s=after_s,
-    )
+def _too_many(what: str, limit: int, left: WindowStats) -> ApiError:
+    after_s = max(1, math.ceil(_reset_s(left)))
+    message = f"This key may use {limit} {what} a minute, and has used them. Ask again in {after_s} s."
+    return ApiError(429, message, "rate_limit_exceeded", retry_after_s=after_s)
 
 
-__all__ = ["Counted", "Limiter", "Window", "Quotas", "check_quota"]
+__all__ = ["QuotaGuard", "RateLimiter", "check_quota"]

@@ -1,10 +1,11 @@
-"""Structured logs on standard error: one line an event, one access line a request.
+"""Structured logs on standard error: one line per event, one access line per request.
 
-What users write, documents, questions and answers, is in no line, and no key is: an error is logged by its kind and by
-where it was raised, never by its message, which may quote what it choked on. The loggers of uvicorn and of ragkv's own
-rooms come out the same way.
+No line holds what users write (documents, questions, answers) or a key. An error is logged by its type and by the lines
+of code it passed through, never by its message, because the message may quote user text. The loggers of uvicorn and of
+ragkv's own packages are written the same way.
 """
 
+import dataclasses
 import logging
 import sys
 import traceback
@@ -16,12 +17,13 @@ import structlog
 
 from .settings import LogConfig
 
-FRAMES = 12  # of a traceback, the innermost
+FRAMES = 12  # innermost frames of a traceback that are logged
+CAUSES = 4  # errors of a chain of causes that are logged
 
 
 @dataclass(slots=True)
-class Observed:
-    """What the access line of one request says beside its status; the route fills it in. It dies with the request."""
+class RequestStats:
+    """What the route adds to the request's access line."""
 
     prompt_tokens: int | None = None
     reused_tokens: int | None = None  # exact and fused
@@ -29,13 +31,8 @@ class Observed:
     ttft_s: float | None = None
 
     def fields(self) -> Mapping[str, int | float]:
-        """What is known of it."""
-        values = {name: getattr(self, name) for name in self.__slots__}
-        return {
-            name: round(value, 4) if isinstance(value, float) else value
-            for name, value in values.items()
-            if value is not None
-        }
+        """The values that are known, seconds rounded to 0.1 ms."""
+        return {name: round(value, 4) for name, value in dataclasses.asdict(self).items() if value is not None}
 
 
 def configure_logging(config: LogConfig) -> None:
@@ -46,7 +43,7 @@ def configure_logging(config: LogConfig) -> None:
         structlog.stdlib.add_log_level,
         structlog.stdlib.add_logger_name,
         structlog.processors.TimeStamper(fmt="iso", utc=True),
-        _without_words,
+        _remove_messages,
     ]
     structlog.configure(
         processors=[*shared, structlog.stdlib.ProcessorFormatter.wrap_for_formatter],
@@ -54,22 +51,23 @@ def configure_logging(config: LogConfig) -> None:
         wrapper_class=structlog.stdlib.BoundLogger,
         cache_logger_on_first_use=False,
     )
-    last: structlog.typing.Processor = (
+    renderer: structlog.typing.Processor = (
         structlog.processors.JSONRenderer() if as_json else structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())
     )
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(
         structlog.stdlib.ProcessorFormatter(
             foreign_pre_chain=shared,
-            processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, last],
+            processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, renderer],
         )
     )
     root = logging.getLogger()
     root.handlers = [handler]
-    root.setLevel(max(logging.WARNING, logging.getLevelName(config.level.upper())))  # others' lines may quote texts
+    # Other packages log warnings and above only: their other lines may quote user text.
+    root.setLevel(max(logging.WARNING, logging.getLevelName(config.level.upper())))
     for name in ("ragkv", "uvicorn", "uvicorn.error", "uvicorn.access"):
         known = logging.getLogger(name)
-        known.handlers, known.propagate = [], name != "uvicorn.access"  # the access line is ours
+        known.handlers, known.propagate = [], name != "uvicorn.access"  # the middleware writes its own access line
         known.setLevel(config.level.upper())
 
 
@@ -78,36 +76,31 @@ def logger() -> Any:
     return structlog.get_logger("ragkv.api")
 
 
-def unforeseen(error: BaseException) -> None:
-    """Log an error nobody expected: its kind and where it was raised."""
-    logger().error("unforeseen_error", exc_info=error)
-
-
-def where(error: BaseException) -> str:
-    """An error without its words: its kind and the lines it came through, the innermost last; its causes behind."""
+def error_location(error: BaseException) -> str:
+    """An error without its message: its type and the lines it passed through, innermost last; then its causes."""
     parts: list[str] = []
-    one: BaseException | None = error
-    while one is not None and len(parts) < 4:
-        frames = traceback.extract_tb(one.__traceback__)[-FRAMES:]
+    current: BaseException | None = error
+    while current is not None and len(parts) < CAUSES:
+        frames = traceback.extract_tb(current.__traceback__)[-FRAMES:]
         lines = " > ".join(f"{frame.filename}:{frame.lineno} {frame.name}" for frame in frames)
-        parts.append(f"{type(one).__module__}.{type(one).__qualname__} at {lines or 'no line'}")
-        one = one.__cause__ or (None if one.__suppress_context__ else one.__context__)
+        parts.append(f"{type(current).__module__}.{type(current).__qualname__} at {lines or 'no line'}")
+        current = current.__cause__ or (None if current.__suppress_context__ else current.__context__)
     return " | caused by ".join(parts)
 
 
-def _without_words(_: Any, __: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
-    """A processor: an exception is where it was raised, not what it says."""
+def _remove_messages(_: Any, __: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+    """A structlog processor that replaces an exception by its location."""
     info = event.pop("exc_info", None)
     error = sys.exc_info()[1] if info is True else info[1] if isinstance(info, tuple) else info
     if isinstance(error, BaseException):
-        event["error"] = where(error)
+        event["error"] = error_location(error)
     event.pop("stack_info", None)
     record = event.get("_record")
     if isinstance(record, logging.LogRecord):
-        record.exc_info = record.exc_text = None  # else the formatter of the standard library adds it
+        record.exc_info = record.exc_text = None  # otherwise the standard library's formatter adds the traceback
         if record.name.startswith("uvicorn") and "Traceback" in str(event.get("event", "")):
             event["event"] = str(event["event"]).split("Traceback", 1)[0].strip()
     return event
 
 
-__all__ = ["Observed", "configure_logging", "logger", "unforeseen", "where"]
+__all__ = ["RequestStats", "configure_logging", "error_location", "logger"]

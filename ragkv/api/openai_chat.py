@@ -1,100 +1,61 @@
-"""What /v1/chat/completions takes and gives: OpenAI's fields, our extensions, and a word for what is not offered."""
+"""The request and response of /v1/chat/completions: OpenAI's fields and ragkv's extensions.
+
+Parameters of OpenAI's that this server does not offer are refused by name, unless their value asks for nothing.
+"""
 
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
-from ragkv.config import ReuseMode
+from ragkv.inference import AnswerOptions
 
-from . import schemas
 from .errors import ApiError
-from .schemas import Id, Part, Retrieval, SelectorName, SessionId, Share, Strict
+from .schemas import AnswerReport, GivenDocument, Part, Retrieval, ReuseOptions, SessionId, Strict
 
-# Parameters of OpenAI's that are not offered, and the values that ask for nothing.
-_NEUTRAL: dict[str, tuple[Any, ...]] = {
-    "n": (None, 1),
-    "tools": (None, []),
-    "tool_choice": (None, "none", "auto"),
-    "functions": (None, []),
-    "function_call": (None, "none", "auto"),
-    "logprobs": (None, False),
-    "top_logprobs": (None, 0),
-    "logit_bias": (None, {}),
-    "presence_penalty": (None, 0),
-    "frequency_penalty": (None, 0),
-    "response_format": (None, {"type": "text"}),
-    "modalities": (None, ["text"]),
-    "audio": (None,),
-    "prediction": (None,),
-    "web_search_options": (None,),
-    "store": (None, False),
-    "reasoning_effort": (None, "none"),
-    "service_tier": (None, "auto", "default"),
-    "verbosity": (None, "medium"),
-}
+_IGNORED = "Accepted and ignored."
 
 
-def _neutral(name: str) -> Any:
-    """A field that is there to be refused by its name, unless it asks for nothing."""
-    return Field(default=None, description="Not offered.", json_schema_extra={"enum": list(_NEUTRAL[name])})
+def _not_offered(*neutral: Any) -> Any:
+    """A field that may only be left out, null, or one of the values that ask for nothing."""
+    return Field(default=None, description="Not offered.", json_schema_extra={"enum": [None, *neutral]})
 
 
 class TextPart(Part):
-    """A piece of a message. Only text is taken."""
+    """A piece of a message. Only text is accepted."""
 
     type: Literal["text"]
     text: str
 
 
 class Message(Part):
-    """A message. `tool` messages and calls are not offered."""
+    """A message. `tool` messages and tool calls are not offered."""
 
     role: Literal["system", "developer", "user", "assistant"]
     content: str | Annotated[list[TextPart], Field(min_length=1)] | None = None
-    name: str | None = Field(default=None, description="Taken and not used.")
-    refusal: str | None = Field(default=None, description="Taken and not used.")
+    name: str | None = Field(default=None, description=_IGNORED)
+    refusal: str | None = Field(default=None, description=_IGNORED)
     tool_calls: Annotated[list[Any], Field(max_length=0)] | None = None
     function_call: None = None
     audio: None = None
-    annotations: list[Any] | None = Field(default=None, description="Taken and not used.")
+    annotations: list[Any] | None = Field(default=None, description=_IGNORED)
 
     @property
     def text(self) -> str:
-        """What it says."""
+        """The message's text."""
         if isinstance(self.content, list):
             return "".join(part.text for part in self.content)
         return self.content or ""
 
 
 class StreamOptions(Part):
-    """What a stream has beside the answer."""
+    """What a stream contains besides the answer."""
 
     include_usage: bool = False
-    include_obfuscation: bool | None = Field(default=None, description="Taken and not used.")
-
-
-class GivenDocument(Part):
-    """A document that comes with the request; its KV is kept for the next time."""
-
-    id: Id | None = None
-    title: str | None = Field(default=None, max_length=1000)
-    text: str = Field(min_length=1)
-
-
-class Rag(Retrieval, Part):
-    """Documents that are looked for; the last user message is the query."""
-
-
-class Fusion(Part):
-    """How the prompt's KV is made."""
-
-    ratio: Share | None = Field(default=None, description="As of /v1/ask.")
-    selector: SelectorName | None = None
-    reuse: ReuseMode = "fused"
+    include_obfuscation: bool | None = Field(default=None, description=_IGNORED)
 
 
 class ChatRequest(Strict):
-    """A conversation to go on with."""
+    """A conversation to continue."""
 
     model_config = ConfigDict(title="ChatCompletionRequest")
 
@@ -104,86 +65,95 @@ class ChatRequest(Strict):
     stream_options: StreamOptions | None = None
     max_tokens: int | None = Field(default=None, ge=1)
     max_completion_tokens: int | None = Field(default=None, ge=1)
-    temperature: float | None = Field(default=None, ge=0.0, le=2.0, description="Left out or 0: the likeliest token.")
-    top_p: float | None = Field(default=None, gt=0.0, le=1.0, description="Of sampling; without temperature, at 1.")
+    temperature: float | None = Field(default=None, ge=0.0, le=2.0, description="Left out or 0: greedy decoding.")
+    top_p: float | None = Field(default=None, gt=0.0, le=1.0, description="Without temperature: samples at 1.")
     seed: int | None = Field(default=None, ge=-(2**63), le=2**63 - 1)
     stop: str | list[Annotated[str, StringConstraints(min_length=1)]] | None = None
 
     documents: list[GivenDocument] | None = Field(default=None, description="Documents to answer from.")
-    rag: Rag | None = Field(default=None, description="Documents to look for and answer from.")
-    session_id: SessionId | None = Field(
-        default=None, description="The server keeps the conversation: of `messages` the last user turn is taken."
+    rag: Retrieval | None = Field(
+        default=None, description="Documents to find and answer from; the last user message is the query."
     )
-    ragkv: Fusion | None = None
+    session_id: SessionId | None = Field(
+        default=None, description="The server stores the conversation and reads only the last user message."
+    )
+    ragkv: ReuseOptions | None = None
 
-    user: str | None = Field(default=None, description="Taken and not used.")
-    metadata: dict[str, Any] | None = Field(default=None, description="Taken and not used.")
-    parallel_tool_calls: bool | None = Field(default=None, description="Taken: there are no tools.")
-    safety_identifier: str | None = Field(default=None, description="Taken and not used.")
-    prompt_cache_key: str | None = Field(default=None, description="Taken: the cache goes by content.")
-    prompt_cache_retention: str | None = Field(default=None, description="Taken and not used.")
+    user: str | None = Field(default=None, description=_IGNORED)
+    metadata: dict[str, Any] | None = Field(default=None, description=_IGNORED)
+    parallel_tool_calls: bool | None = Field(default=None, description="Ignored: there are no tools.")
+    safety_identifier: str | None = Field(default=None, description=_IGNORED)
+    prompt_cache_key: str | None = Field(default=None, description="Ignored: KV is found by content.")
+    prompt_cache_retention: str | None = Field(default=None, description=_IGNORED)
 
-    n: Any = _neutral("n")
-    tools: Any = _neutral("tools")
-    tool_choice: Any = _neutral("tool_choice")
-    functions: Any = _neutral("functions")
-    function_call: Any = _neutral("function_call")
-    logprobs: Any = _neutral("logprobs")
-    top_logprobs: Any = _neutral("top_logprobs")
-    logit_bias: Any = _neutral("logit_bias")
-    presence_penalty: Any = _neutral("presence_penalty")
-    frequency_penalty: Any = _neutral("frequency_penalty")
-    response_format: Any = _neutral("response_format")
-    modalities: Any = _neutral("modalities")
-    audio: Any = _neutral("audio")
-    prediction: Any = _neutral("prediction")
-    web_search_options: Any = _neutral("web_search_options")
-    store: Any = _neutral("store")
-    reasoning_effort: Any = _neutral("reasoning_effort")
-    service_tier: Any = _neutral("service_tier")
-    verbosity: Any = _neutral("verbosity")
+    n: Any = _not_offered(1)
+    tools: Any = _not_offered([])
+    tool_choice: Any = _not_offered("none", "auto")
+    functions: Any = _not_offered([])
+    function_call: Any = _not_offered("none", "auto")
+    logprobs: Any = _not_offered(False)
+    top_logprobs: Any = _not_offered(0)
+    logit_bias: Any = _not_offered({})
+    presence_penalty: Any = _not_offered(0)
+    frequency_penalty: Any = _not_offered(0)
+    response_format: Any = _not_offered({"type": "text"})
+    modalities: Any = _not_offered(["text"])
+    audio: Any = _not_offered()
+    prediction: Any = _not_offered()
+    web_search_options: Any = _not_offered()
+    store: Any = _not_offered(False)
+    reasoning_effort: Any = _not_offered("none")
+    service_tier: Any = _not_offered("auto", "default")
+    verbosity: Any = _not_offered("medium")
 
     @property
-    def stops(self) -> tuple[str, ...]:
-        """The stop strings."""
+    def stop_strings(self) -> tuple[str, ...]:
+        """The strings that end the answer."""
         if self.stop is None:
             return ()
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
 
     @property
-    def sampling(self) -> dict[str, Any]:
-        """The engine's settings of sampling; none: the likeliest token."""
-        narrowed = self.top_p is not None and self.top_p < 1.0
-        temperature = self.temperature if self.temperature is not None else (1.0 if narrowed else 0.0)
-        if temperature == 0.0:
-            return {}
-        return {"do_sample": True, "temperature": temperature, **({"top_p": self.top_p} if self.top_p else {})}
+    def engine_options(self) -> AnswerOptions:
+        """The engine's options for prefill and sampling. Without a temperature decoding is greedy."""
+        options: AnswerOptions = self.ragkv.engine_options if self.ragkv else {}
+        options["stop"], options["seed"] = self.stop_strings, self.seed
+        is_narrowed = self.top_p is not None and self.top_p < 1.0
+        temperature = self.temperature if self.temperature is not None else (1.0 if is_narrowed else 0.0)
+        if temperature > 0.0:
+            options["do_sample"], options["temperature"] = True, temperature
+            if self.top_p:
+                options["top_p"] = self.top_p
+        return options
 
 
 def refuse_unsupported(body: ChatRequest) -> None:
-    """Raise `ApiError` for the first parameter that asks for something not offered, by its name."""
-    for name, neutral in _NEUTRAL.items():
+    """Raise `ApiError` 400 for the first parameter that asks for something this server does not offer."""
+    for name, field in ChatRequest.model_fields.items():
+        extra = field.json_schema_extra
+        if not isinstance(extra, dict) or not isinstance(neutral := extra.get("enum"), list):
+            continue
         value = getattr(body, name)
-        if not any(type(value) is type(one) and value == one for one in (*neutral, *map(float, _numbers(neutral)))):
-            allowed = " or ".join(repr(one) for one in neutral if one is not None)
-            hint = f"give {allowed}, or leave it out" if allowed else "leave it out"
-            raise ApiError(
-                400, f"{name} is not offered by this server: {hint}.", code="unsupported_parameter", param=name
-            )
+        if any(_equal(value, one) for one in neutral):
+            continue
+        allowed = " or ".join(repr(one) for one in neutral if one is not None)
+        hint = f"give {allowed}, or leave it out" if allowed else "leave it out"
+        raise ApiError(400, f"{name} is not offered by this server: {hint}.", "unsupported_parameter", name)
 
 
-def _numbers(values: tuple[Any, ...]) -> list[int]:
-    return [value for value in values if type(value) is int]
+def _equal(value: Any, neutral: Any) -> bool:
+    """Whether they are equal and of one type: True is not 1. A float may stand for an int."""
+    return value == neutral and (type(value) is type(neutral) or (type(value), type(neutral)) == (float, int))
 
 
 class PromptTokensDetails(BaseModel):
-    """Of the prompt's tokens."""
+    """Details of the prompt's tokens."""
 
-    cached_tokens: int = Field(description="Reused: exact and fused.")
+    cached_tokens: int = Field(description="Reused tokens, exact and fused.")
 
 
 class Usage(BaseModel):
-    """Tokens."""
+    """Token counts."""
 
     prompt_tokens: int
     completion_tokens: int
@@ -207,7 +177,7 @@ class Annotation(BaseModel):
     url_citation: UrlCitation
 
 
-class Said(BaseModel):
+class AssistantMessage(BaseModel):
     """The answer."""
 
     role: Literal["assistant"] = "assistant"
@@ -217,23 +187,12 @@ class Said(BaseModel):
 
 
 class Choice(BaseModel):
-    """The one there is."""
+    """The only choice."""
 
     index: Literal[0] = 0
-    message: Said
+    message: AssistantMessage
     logprobs: None = None
     finish_reason: Literal["stop", "length"]
-
-
-class Report(BaseModel):
-    """How the answer was made."""
-
-    reuse: schemas.Reuse
-    timing: schemas.Timing
-    prompt: list[schemas.Span]
-    citations: list[schemas.Citation]
-    sources: list[schemas.Source]
-    session_id: str | None
 
 
 class ChatResponse(BaseModel):
@@ -247,7 +206,18 @@ class ChatResponse(BaseModel):
     model: str
     choices: list[Choice]
     usage: Usage
-    ragkv: Report
+    ragkv: AnswerReport
 
 
-__all__ = ["ChatRequest", "ChatResponse", "GivenDocument", "Message", "Report", "Usage", "refuse_unsupported"]
+__all__ = [
+    "Annotation",
+    "AssistantMessage",
+    "ChatRequest",
+    "ChatResponse",
+    "Choice",
+    "Message",
+    "PromptTokensDetails",
+    "UrlCitation",
+    "Usage",
+    "refuse_unsupported",
+]

@@ -1,132 +1,81 @@
-"""How the server begins and ends.
+"""The uvicorn server: how it starts, and how it shuts down.
 
-It answers 503 until its model is loaded. On SIGTERM or SIGINT it still listens, answers new requests and /readyz with
-503, lets running answers finish for as long as `graceful_s`, cuts the others, and then closes its tenants, which writes
-what they hold. A second signal ends the process at once; what a kill leaves behind the store can live with.
+On SIGTERM or SIGINT it keeps listening, answers new requests and /readyz with 503, and lets running answers finish for
+up to `graceful_s`. Then it cuts the others and closes its tenants, which writes what they hold in memory. A second
+signal ends the process immediately; the store survives that.
 """
 
 import asyncio
 import contextlib
 import os
 import socket
-import threading
 from types import FrameType
-from typing import Any
 
 import uvicorn
+from fastapi import FastAPI
 
 from ragkv.errors import ConfigError
 
-from .errors import ApiError
 from .keys import KeyRing
 from .logs import configure_logging, logger
+from .server_state import Readiness, ServerState
 from .settings import ServeConfig
 
 POLL_S = 0.05
-CUT_S = 5  # what a request that was cut has to end in, before the sockets are closed over it
+CUT_S = 5  # how long a cut request may take to end before its socket is closed
 BACKLOG = 512
 
 
-class Readiness:
-    """Whether requests are taken, and how many are being answered. Thread-safe."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._why: str | None = "The model is being loaded."
-        self._draining = False
-        self._running = 0
-
-    @property
-    def unavailable_reason(self) -> str | None:
-        """Why no request is taken; `None`: they are."""
-        return "The server is shutting down." if self._draining else self._why
-
-    @property
-    def draining(self) -> bool:
-        """Whether the server is ending."""
-        return self._draining
-
-    @property
-    def running(self) -> int:
-        """Requests being answered."""
-        return self._running
-
-    def ready(self) -> None:
-        """The model is loaded: take requests."""
-        self._why = None
-
-    def failed(self, why: str) -> None:
-        """No request can be answered, and why."""
-        self._why = why
-
-    def start_draining(self) -> None:
-        """Take no more. Called by a signal's handler: it must not wait for a lock."""
-        self._draining = True
-
-    def enter(self) -> None:
-        """One more request; raises `ApiError` 503 if it is not taken. Who enters leaves."""
-        with self._lock:
-            if (why := self.unavailable_reason) is not None:
-                after_s, code = (5, "shutting_down") if self._draining else (2, "not_ready")
-                raise ApiError(503, f"{why} Ask again.", code=code, retry_after_s=after_s)
-            self._running += 1
-
-    def leave(self) -> None:
-        """One fewer."""
-        with self._lock:
-            self._running -= 1
-
-
 class Server(uvicorn.Server):
-    """Uvicorn, which drains before it stops listening."""
+    """A uvicorn server that drains before it stops listening."""
 
-    def __init__(self, config: uvicorn.Config, gate: Readiness, graceful_s: float) -> None:
+    def __init__(self, config: uvicorn.Config, readiness: Readiness, graceful_s: float) -> None:
         super().__init__(config)
-        self._gate, self._graceful_s = gate, graceful_s
-        self._drain: asyncio.Task[None] | None = None
+        self._readiness, self._graceful_s = readiness, graceful_s
+        self._drain_task: asyncio.Task[None] | None = None
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Uvicorn's; says where it listens, once it does."""
+        """Start uvicorn and log its addresses."""
         await super().startup(sockets)
         for one in sockets or []:
             host, port = one.getsockname()[:2]
             logger().info("listening", host=host, port=port)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """A signal: the first begins the end, the second is the end. It interrupts anything, so it takes no lock."""
-        if self._gate.draining:
-            os._exit(128 + sig)  # the store survives a kill; waiting for threads that compute is what was not wanted
-        self._gate.start_draining()
+        """Start draining on the first signal, end on the second. It may interrupt any code, so it takes no lock."""
+        if self._readiness.draining:
+            os._exit(128 + sig)  # no waiting for computing threads; the store survives a kill
+        self._readiness.start_draining()
 
     async def on_tick(self, counter: int) -> bool:
-        """Uvicorn asks ten times a second whether to stop."""
-        if self._gate.draining and self._drain is None:
-            logger().info("draining", running=self._gate.running)
-            self._drain = asyncio.get_running_loop().create_task(self._drained())
+        """Uvicorn calls this ten times a second; it returns whether to stop."""
+        if self._readiness.draining and self._drain_task is None:
+            logger().info("draining", running=self._readiness.running)
+            self._drain_task = asyncio.get_running_loop().create_task(self._drain())
         return await super().on_tick(counter)
 
-    async def _drained(self) -> None:
+    async def _drain(self) -> None:
         ends = asyncio.get_running_loop().time() + self._graceful_s
-        while self._gate.running and asyncio.get_running_loop().time() < ends:
+        while self._readiness.running and asyncio.get_running_loop().time() < ends:
             await asyncio.sleep(POLL_S)
-        logger().info("drained", cut=self._gate.running)
+        logger().info("drained", cut=self._readiness.running)
         self.should_exit = True
 
 
-def check_network_exposure(config: ServeConfig, ring: KeyRing) -> None:
-    """Raise `ConfigError` if other machines could ask without a key and nobody said they may."""
-    if not config.on_loopback and config.auth.required and not ring.exists:
+def check_network_exposure(config: ServeConfig, keys: KeyRing) -> None:
+    """Raise `ConfigError` if other machines could send requests without a key and `auth.required` is not off."""
+    if not config.on_loopback and config.auth.required and not keys.exists:
         raise ConfigError(
             f"{config.host} can be reached from other machines, and there are no keys at {config.keys_path}. Make one "
             "with `ragkv keys add NAME`, listen on 127.0.0.1, or let anyone in with --no-auth."
         )
 
 
-def serve(app: Any, config: ServeConfig) -> None:
-    """Listen until a signal ends it. `app` has been given its conduct."""
+def serve(app: FastAPI, config: ServeConfig) -> None:
+    """Serve an app made by `create_app` until a signal ends the server."""
     configure_logging(config.log)
-    conduct = app.state.server
-    check_network_exposure(config, conduct.keys)
+    server: ServerState = app.state.server
+    check_network_exposure(config, server.keys)
     settings = uvicorn.Config(
         app,
         host=config.host,
@@ -140,11 +89,11 @@ def serve(app: Any, config: ServeConfig) -> None:
         timeout_graceful_shutdown=CUT_S,
         lifespan="on",
     )
-    listening = settings.bind_socket()
-    with contextlib.suppress(AttributeError, OSError):  # Linux has it; whoever is accepted here inherits it
-        # Who leaves an answer unread is forgotten by the kernel too, which would keep it for as long as they like.
-        listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(config.limits.stall_s * 1000))
-    Server(settings, conduct.readiness, config.graceful_s).run(sockets=[listening])
+    listener = settings.bind_socket()
+    with contextlib.suppress(AttributeError, OSError):  # Linux only; accepted connections inherit the option
+        # The kernel, too, closes connections whose client does not read; its own limit would be many minutes.
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(config.limits.stall_s * 1000))
+    Server(settings, server.readiness, config.graceful_s).run(sockets=[listener])
 
 
-__all__ = ["Readiness", "Server", "check_network_exposure", "serve"]
+__all__ = ["Server", "check_network_exposure", "serve"]

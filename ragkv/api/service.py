@@ -1,108 +1,90 @@
-"""What the routes work with: the model, the tenants on it, and the threads that work is done on."""
+"""What the routes use: the tenants on the loaded model, and the worker pools; FastAPI dependencies for both."""
 
-import logging
 import threading
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, TypeVar
 
 from fastapi import Depends, Request
 
-from ragkv.config import EngineConfig
-from ragkv.engine import Engine, EngineStats
+from ragkv.config import EngineConfig, StoreConfig
+from ragkv.engine import Engine
 from ragkv.rag import DOCUMENT_END
 from ragkv.retrieval import Embedder, resolve_embedder
 from ragkv.runtime import Closing
 
 from .errors import ApiError
 from .keys import Principal
+from .metrics import TenantStats
 from .settings import ServeConfig
 from .tenants import Tenant, Tenants
-from .work import Desk
+from .worker_pool import WorkContext, WorkerPool
 
-log = logging.getLogger(__name__)
+TASK_THREADS = 4  # for work other than answers: ingesting, listing, searching, embedding
 
-HOUSE_THREADS = 4  # for what is no answer: ingesting, listing, searching
-
-
-class Loaded(Closing):
-    """The model, loaded, and everything over it."""
-
-    def __init__(self, config: ServeConfig, model: Engine, embedder: Embedder | None) -> None:
-        """`model` is closed with this."""
-        self.model, self.embedder = model, embedder
-        prompt = config.engine.prompt
-        if not model.is_reader and not prompt.chunk_end:
-            prompt = replace(prompt, chunk_end=DOCUMENT_END)
-        self.tenants = Tenants(replace(config, engine=replace(config.engine, prompt=prompt)), model, embedder)
-
-    def close(self) -> None:
-        """Flush and close every tenant, then the model. Twice is harmless."""
-        self.tenants.close()
-        self.model.close()
+T = TypeVar("T")
 
 
 class Service(Closing):
-    """One server's. Routes find it by `Here`."""
+    """The state behind the routes of one server."""
 
     def __init__(self, config: ServeConfig) -> None:
         self.config = config
-        self.began = int(time.time())
-        self.answers = Desk("answer", config.queue.limit, config.queue.deadline_s)
-        self.house = Desk("house", config.queue.limit, None, HOUSE_THREADS)
-        self._loaded: Loaded | None = None
+        self.created = int(time.time())
+        self.answer_pool = WorkerPool("answer", config.queue.limit, config.queue.deadline_s)
+        self.task_pool = WorkerPool("task", config.queue.limit, None, TASK_THREADS)
+        self._tenants: Tenants | None = None
         self._lock = threading.Lock()
 
     @property
     def model_id(self) -> str:
-        """What the model is called."""
+        """The model's name: its hub id, or its folder's name."""
         return Path(self.config.model).name if Path(self.config.model).is_absolute() else self.config.model
 
     @property
-    def loaded(self) -> Loaded:
-        """The model and the tenants; raises `ApiError` 503 before they are there."""
-        if self._loaded is None:
-            raise ApiError(503, "The model is being loaded. Ask again.", code="not_ready", retry_after_s=2)
-        return self._loaded
+    def tenants(self) -> Tenants:
+        """The tenants on the loaded model; raises `ApiError` 503 while it is being loaded."""
+        if self._tenants is None:
+            raise ApiError(503, "The model is being loaded. Ask again.", "not_ready", retry_after_s=2)
+        return self._tenants
 
     def load(self, model: Engine | None = None, embedder: Embedder | None = None) -> None:
-        """Load the model and the embedder, or take those given. Blocks. Raises what loading raises."""
+        """Load the model and the embedder, unless they are given. Blocks. Raises what loading raises."""
         Path(self.config.home).mkdir(parents=True, exist_ok=True, mode=0o700)
+        config = self.config.engine
         if model is None:
             _quiet_transformers()
-            asked = self.config.engine
-            settings = EngineConfig(device=asked.device, dtype=asked.dtype, scheduler=asked.scheduler)
-            settings = replace(settings, packed_bytes=asked.packed_bytes)
-            settings = replace(settings, store=replace(settings.store, memory_bytes=0))
+            settings = EngineConfig(
+                device=config.device,
+                dtype=config.dtype,
+                scheduler=config.scheduler,
+                packed_bytes=config.packed_bytes,
+                store=StoreConfig(memory_bytes=0),
+            )
             model = Engine.from_pretrained(self.config.model, settings)
             embedder = embedder or resolve_embedder(device=settings.device)
+        if not model.is_reader and not config.prompt.chunk_end:
+            config = replace(config, prompt=replace(config.prompt, chunk_end=DOCUMENT_END))
         with self._lock:
-            self._loaded = Loaded(self.config, model, embedder)
+            self._tenants = Tenants(replace(self.config, engine=config), model, embedder)
 
-    @contextmanager
-    def tenant(self, principal: Principal) -> Iterator[Tenant]:
-        """The principal's tenant, held open. Blocks: for worker threads."""
-        with self.loaded.tenants.lease(principal) as tenant:
-            yield tenant
+    def tenant_stats(self) -> Sequence[TenantStats]:
+        """The stats of the open tenants. Opens no tenant, and is fast."""
+        return [] if self._tenants is None else self._tenants.stats()
 
-    def stats(self) -> Sequence[tuple[str, EngineStats, int]]:
-        """What the open tenants hold: name, engine, conversations. Opens none, and is quick."""
-        return [] if self._loaded is None else self._loaded.tenants.stats()
-
-    def directories(self) -> Sequence[Path]:
-        """Where the open tenants keep their KV; before any is open, the data directory."""
-        opened = [] if self._loaded is None else self._loaded.tenants.directories()
+    def kv_directories(self) -> Sequence[Path]:
+        """The KV directories of the open tenants; the data directory if no tenant is open."""
+        opened = [] if self._tenants is None else self._tenants.kv_directories()
         return opened or [Path(self.config.home)]
 
     def close(self) -> None:
-        """End what is under way, then flush and close everything. Blocks. Twice is harmless."""
-        self.answers.close()
-        self.house.close()
-        if self._loaded is not None:
-            self._loaded.close()
+        """Cancel running work, then flush and close everything. Blocks. Calling it twice is harmless."""
+        self.answer_pool.close()
+        self.task_pool.close()
+        if self._tenants is not None:
+            self._tenants.close()
 
 
 def _quiet_transformers() -> None:
@@ -118,12 +100,31 @@ def _service(request: Request) -> Service:
 
 
 def _principal(request: Request) -> Principal:
-    principal: Any = request.state.principal
-    assert isinstance(principal, Principal), "a route stands behind the Doorkeeper"
+    principal = request.state.principal
+    assert isinstance(principal, Principal), "AuthMiddleware sets the principal before any route runs"
     return principal
 
 
-Here = Annotated[Service, Depends(_service)]
-Who = Annotated[Principal, Depends(_principal)]
+ServiceDep = Annotated[Service, Depends(_service)]
+PrincipalDep = Annotated[Principal, Depends(_principal)]
 
-__all__ = ["Here", "Loaded", "Service", "Who"]
+
+class TenantExecutor:
+    """Runs blocking work on the caller's tenant, in a worker thread."""
+
+    def __init__(self, request: Request, service: ServiceDep, principal: PrincipalDep) -> None:
+        self._request, self.service, self.principal = request, service, principal
+
+    async def run(self, work: Callable[[Tenant], T]) -> T:
+        """Return what `work` returns; the tenant stays open meanwhile."""
+
+        def on_thread(_: WorkContext) -> T:
+            with self.service.tenants.lease(self.principal) as tenant:
+                return work(tenant)
+
+        return await self.service.task_pool.run(self._request, on_thread)
+
+
+TenantExecutorDep = Annotated[TenantExecutor, Depends()]
+
+__all__ = ["PrincipalDep", "Service", "ServiceDep", "TenantExecutor", "TenantExecutorDep"]

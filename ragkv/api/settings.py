@@ -1,6 +1,6 @@
-"""The server's settings: one frozen tree, by file, environment and flags, each over the one before.
+"""The server's settings: one frozen tree from a file, the environment and flags; each overrides the one before.
 
-Units stand in the names, an unknown key is refused naming the nearest, and nothing secret is printed. Pure Python.
+Names contain units, an error for an unknown key names the nearest known one, and no secret is printed. Pure Python.
 """
 
 import dataclasses
@@ -30,19 +30,19 @@ LOG_FORMATS = ("auto", "json", "console")
 
 @dataclass(frozen=True, slots=True)
 class LimitsConfig:
-    """What one request may carry; more is refused, with 413 where it is bytes and 400 elsewhere."""
+    """Limits on one request. A larger body is refused with 413, everything else with 400."""
 
-    body_bytes: int = 32 * MIB  # of a request's body, uploads included, counted as they come
-    prompt_tokens: int | None = None  # of a prompt, its documents included; None: the model's context
+    body_bytes: int = 32 * MIB  # of a request's body, uploads included, counted as they arrive
+    prompt_tokens: int | None = None  # of a prompt, documents included; None: the model's context
     documents: int = 64  # documents in one request
     document_chars: int = 2_000_000  # characters of one document
     question_chars: int = 100_000  # characters of a question, a query or a message
-    max_tokens: int = 1024  # tokens an answer may be asked to have
-    stop_strings: int = 4  # stop strings of one request
-    inputs: int = 256  # texts of one embeddings request
+    max_tokens: int = 1024  # the most tokens a request may set for its answer
+    stop_strings: int = 4  # stop strings in one request
+    inputs: int = 256  # texts in one embeddings request
     body_s: float = 60.0  # seconds a request's body may take to arrive
-    stall_s: float = 60.0  # seconds a client may leave an answer unread before it is given up
-    upload_types: tuple[str, ...] = (".txt", ".md", ".html", ".jsonl", ".pdf")  # endings of files taken
+    stall_s: float = 60.0  # seconds a client may not read its answer before it is disconnected
+    upload_types: tuple[str, ...] = (".txt", ".md", ".html", ".jsonl", ".pdf")  # accepted file name endings
 
     def __post_init__(self) -> None:
         counts = {f.name: 1 for f in dataclasses.fields(self) if f.name not in ("body_s", "stall_s", "upload_types")}
@@ -51,10 +51,10 @@ class LimitsConfig:
 
 @dataclass(frozen=True, slots=True)
 class QueueConfig:
-    """Requests that compute or wait, of all tenants; more are answered 503 with Retry-After."""
+    """Running and waiting requests of all tenants; more are answered with 503 and Retry-After."""
 
-    limit: int = 64  # requests taken in at once, those that decode included
-    deadline_s: float | None = 120.0  # from a request's arrival to its last token; None: none
+    limit: int = 64  # requests at once, decoding ones included
+    deadline_s: float | None = 120.0  # from a request's arrival to its last token; None: no deadline
 
     def __post_init__(self) -> None:
         at_least(self, limit=1)
@@ -64,19 +64,19 @@ class QueueConfig:
 
 @dataclass(frozen=True, slots=True)
 class AuthConfig:
-    """Who may ask."""
+    """Who may use the server."""
 
-    keys_file: str | None = None  # where the digests of keys lie; None: keys.json in `home`
-    required: bool = True  # False (--no-auth) serves anyone who can reach the port, whatever keys there are
-    metrics_token: str | None = field(default=None, repr=False)  # bearer token of /metrics; None: loopback alone
+    keys_file: str | None = None  # file with the digests of the keys; None: keys.json in `home`
+    required: bool = True  # False (--no-auth) serves anyone who can reach the port, even if keys exist
+    metrics_token: str | None = field(default=None, repr=False)  # bearer token of /metrics; None: loopback only
 
 
 @dataclass(frozen=True, slots=True)
 class LogConfig:
-    """Logs, on standard error; never a document's, question's or answer's text, never a key."""
+    """Logs on standard error. They never hold the text of documents, questions or answers, or a key."""
 
     level: str = "info"  # debug, info, warning or error
-    format: str = "auto"  # json: a line an event; console: for eyes; auto: console on a terminal, else json
+    format: str = "auto"  # json: one line per event; console: for people; auto: console on a terminal, else json
 
     def __post_init__(self) -> None:
         _one_of("log.level", self.level, LOG_LEVELS)
@@ -85,17 +85,17 @@ class LogConfig:
 
 @dataclass(frozen=True, slots=True)
 class ClusterConfig:
-    """Replicas on Ray Serve (`ragkv serve --ray`). They share `home`; each keeps KV under `kv_home` by itself."""
+    """Replicas on Ray Serve (`ragkv serve --ray`). They share `home`; each stores its own KV under `kv_home`."""
 
-    replicas: int = 2  # at the beginning, and at least
-    most_replicas: int | None = None  # as many as load may ask for; None: as at the beginning
-    requests: int = 4  # a replica's under way, beyond which more replicas are wanted
-    threads: int | None = None  # a replica computes with; None: as many as it has of `cpus`, 1 at least
-    cpus: float = 1.0  # a replica's, as Ray counts them
-    gpus: float = 0.0  # a replica's, as Ray counts them
+    replicas: int = 2  # at the start, and at least
+    most_replicas: int | None = None  # the most under load; None: as at the start
+    requests: int = 4  # running requests per replica above which replicas are added
+    threads: int | None = None  # compute threads per replica; None: as many as `cpus`, at least 1
+    cpus: float = 1.0  # per replica, as Ray counts them
+    gpus: float = 0.0  # per replica, as Ray counts them
     router: str = "chunk-aware"  # see ragkv.scheduling.replica_routing.ROUTERS
-    wait_share: float | None = None  # see ragkv.routing; None: 1 with a tier that replicas share, else a third
-    session_tokens: int = 2_000  # what a conversation's history is taken to weigh against chunks
+    wait_share: float | None = None  # see RouterSettings; None: 1
+    session_tokens: int = 2_000  # weight of a conversation's history against chunks, in tokens
 
     def __post_init__(self) -> None:
         at_least(self, replicas=1, most_replicas=self.replicas, requests=1, threads=1, cpus=0.0, gpus=0.0)
@@ -104,19 +104,19 @@ class ClusterConfig:
 
 @dataclass(frozen=True, slots=True)
 class ServeConfig:
-    """Everything `ragkv serve` is built from."""
+    """All settings of `ragkv serve`."""
 
-    host: str = "127.0.0.1"  # address to listen on; others than loopback need keys
-    port: int = 8000  # 0: any that is free
+    host: str = "127.0.0.1"  # address to listen on; an address other than loopback needs keys
+    port: int = 8000  # 0: any free port
     home: str = ".ragkv"  # data directory: tenants' collections and KV, and the keys
-    kv_home: str | None = None  # where KV lies instead, for replicas that share `home`; None: in it
+    kv_home: str | None = None  # directory of the KV, for replicas that share `home`; None: in `home`
     model: str = "reader"  # "reader" (bundled), a model folder or a hub id
-    hosts: tuple[str, ...] = ()  # names this server is addressed by; none: any if keys are asked for, else loopback's
-    cors_origins: tuple[str, ...] = ()  # origins whose pages may call this server from a browser; none: its own alone
-    proxies: tuple[str, ...] = ()  # addresses of reverse proxies whose X-Forwarded-* are believed
-    open_tenants: int = 8  # tenants open at once; the longest idle is closed for the next
+    hosts: tuple[str, ...] = ()  # host names of this server; none: any if keys are required, else loopback names
+    cors_origins: tuple[str, ...] = ()  # origins whose pages may call this server from a browser; none: its own only
+    proxies: tuple[str, ...] = ()  # addresses of reverse proxies whose X-Forwarded-* headers are trusted
+    open_tenants: int = 8  # tenants open at once; for the next one, the longest idle is closed
     graceful_s: float = 30.0  # how long running answers may take to finish after SIGTERM
-    engine: EngineConfig = field(default_factory=EngineConfig)  # of every tenant; a key's quota replaces its bytes
+    engine: EngineConfig = field(default_factory=EngineConfig)  # of every tenant; a key's quota overrides its bytes
     limits: LimitsConfig = field(default_factory=LimitsConfig)
     queue: QueueConfig = field(default_factory=QueueConfig)
     auth: AuthConfig = field(default_factory=AuthConfig)
@@ -133,11 +133,11 @@ class ServeConfig:
             raise ConfigError('cors_origins has "*"; name the origins, such as https://docs.example.org.')
         if self.engine.store.tenant or self.engine.store.directory is not None:
             names = f"{StoreConfig.__name__}'s tenant and directory"
-            raise ConfigError(f"{names} are the server's to choose: a tenant's directory lies in `home`. Set `home`.")
+            raise ConfigError(f"{names} are the server's to choose: a tenant's directory is in `home`. Set `home`.")
 
     @property
     def keys_path(self) -> Path:
-        """Where the digests of keys lie."""
+        """The file with the digests of the keys."""
         return Path(self.home) / "keys.json" if self.auth.keys_file is None else Path(self.auth.keys_file)
 
     @property
@@ -157,17 +157,17 @@ class ServeConfig:
         environment: Mapping[str, str] | None = None,
         flags: Mapping[str, Any] | None = None,
     ) -> Self:
-        """File, under environment (`RAGKV_SERVE_PORT`, `RAGKV_SERVE_LIMITS__BODY_BYTES`), under flags.
+        """The file's values, overridden by the environment (`RAGKV_SERVE_LIMITS__BODY_BYTES`), overridden by flags.
 
         `flags` is nested like the settings; a flag of `None` was not given. Raises `ConfigError`.
         """
         values = toml_values(file) if file is not None else {}
         source = os.environ if environment is None else environment
-        return cls.from_dict(_over(_over(values, environment_values(source, SERVE_PREFIX)), _given(flags or {})))
+        return cls.from_dict(_over(_over(values, environment_values(source, SERVE_PREFIX)), _without_none(flags or {})))
 
 
 def is_loopback(host: str) -> bool:
-    """Whether `host`, a name or an address, is this machine's own."""
+    """Whether `host`, a name or an address, can only mean this machine."""
     name = host.strip("[]").lower().rstrip(".")
     if name == "localhost" or name.endswith(".localhost"):
         return True
@@ -178,7 +178,7 @@ def is_loopback(host: str) -> bool:
 
 
 def _over(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
-    """Nested mappings, the second's values over the first's."""
+    """The nested mapping `below`, overridden by the values of `above`."""
     merged = dict(below)
     for name, value in above.items():
         inner = merged.get(name)
@@ -186,8 +186,8 @@ def _over(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
     return merged
 
 
-def _given(flags: Mapping[str, Any]) -> dict[str, Any]:
-    nested = {name: _given(value) if isinstance(value, Mapping) else value for name, value in flags.items()}
+def _without_none(flags: Mapping[str, Any]) -> dict[str, Any]:
+    nested = {name: _without_none(value) if isinstance(value, Mapping) else value for name, value in flags.items()}
     return {name: value for name, value in nested.items() if value is not None}
 
 

@@ -1,4 +1,4 @@
-"""Server-sent events: how they are written, and a response that ends its source with itself."""
+"""Server-sent events: their text, and a response that closes its source when it ends."""
 
 import asyncio
 import contextlib
@@ -9,23 +9,23 @@ from typing import Any
 from fastapi.responses import StreamingResponse
 from starlette.types import Send
 
-PING_S = 15.0  # silence after which proxies are told that somebody is still there
+PING_S = 15.0  # after this much silence a ping tells proxies that the connection is alive
 PING = ": ping\n\n"
 
 
 def format_event(data: Any, name: str | None = None) -> str:
-    """One event, with JSON for its data."""
+    """One event, with `data` as JSON."""
     text = json.dumps(data, ensure_ascii=False, separators=(",", ":"))
     return (f"event: {name}\n" if name else "") + f"data: {text}\n\n"
 
 
 class EventStream(StreamingResponse):
-    """Events as they come. When the client leaves, is cut off, or has read all, the source is closed."""
+    """Events as they come. The source is closed when the client disconnects, is cut off, or has read everything."""
 
     media_type = "text/event-stream"
 
     def __init__(self, source: AsyncGenerator[str, None]) -> None:
-        super().__init__(_kept_alive(source), headers={"x-accel-buffering": "no"})
+        super().__init__(_with_pings(source), headers={"x-accel-buffering": "no"})
         self._source = source
 
     async def stream_response(self, send: Send) -> None:
@@ -35,22 +35,22 @@ class EventStream(StreamingResponse):
             await self._source.aclose()
 
 
-async def _kept_alive(source: AsyncGenerator[str, None]) -> AsyncIterator[str]:
-    coming = asyncio.ensure_future(anext(source, None))
+async def _with_pings(source: AsyncGenerator[str, None]) -> AsyncIterator[str]:
+    pending = asyncio.ensure_future(anext(source, None))
     try:
         while True:
-            done, _ = await asyncio.wait({coming}, timeout=PING_S)
+            done, _ = await asyncio.wait({pending}, timeout=PING_S)
             if not done:
                 yield PING
                 continue
-            if (text := coming.result()) is None:
+            if (text := pending.result()) is None:
                 return
             yield text
-            coming = asyncio.ensure_future(anext(source, None))
+            pending = asyncio.ensure_future(anext(source, None))
     finally:
-        coming.cancel()
+        pending.cancel()
         with contextlib.suppress(BaseException):
-            await asyncio.wait({coming})
+            await asyncio.wait({pending})
 
 
 __all__ = ["EventStream", "format_event"]

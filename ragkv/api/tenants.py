@@ -1,7 +1,8 @@
-"""Tenants: each has an engine of its own over the one loaded model, and collections of its own, in its own directory.
+"""Tenants: each has its own engine on the one loaded model, its own collections, and its own directory.
 
-Opened when first used, closed when idle for longest and too many are open; whoever uses one holds a lease meanwhile.
-What one tenant stores is salted with its name and lies in its directory alone: none finds, counts or evicts another's.
+A tenant is opened at its first use. When too many are open, the one that was idle longest is closed. A lease keeps a
+tenant open. The keys of stored entries are salted with the tenant's name, and the entries lie in the tenant's directory
+alone: no tenant can find, count or evict another tenant's entries.
 """
 
 import logging
@@ -12,9 +13,9 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from ragkv.config import EngineConfig, StoreConfig
+from ragkv.config import EngineConfig
 from ragkv.dialogue import DialogueEngine
-from ragkv.engine import Engine, EngineStats
+from ragkv.engine import Engine
 from ragkv.errors import InputError, RagKVError, SessionUnavailableError
 from ragkv.retrieval import Embedder
 from ragkv.runtime import Closing
@@ -22,119 +23,96 @@ from ragkv.sessions import Session, SessionInfo
 
 from .collections import Collections
 from .keys import TENANT, Principal, Quota
-from .limits import Quotas
+from .limits import QuotaGuard
+from .metrics import TenantStats
 from .settings import ServeConfig
 
 log = logging.getLogger(__name__)
 
-_NAMED = "named-"  # conversations a tenant named, apart from those found by what their messages say
+_NAMED = "named-"  # prefix of sessions that a client named; the others are found by their messages' text
 
 
 class Tenant(Closing):
-    """What one tenant has, opened."""
+    """One open tenant: engine, collections, sessions and quotas."""
 
     def __init__(self, engine: Engine, collections: Collections) -> None:
         self.engine, self.collections = engine, collections
         self.dialogue = DialogueEngine(engine)
-        self.quotas = Quotas()
+        self.quotas = QuotaGuard()
 
-    def session_name(self, session_id: str) -> str:
-        """What the engine calls the conversation that the tenant calls `session_id`."""
+    def engine_session_id(self, session_id: str) -> str:
+        """The engine's id of the session that the client calls `session_id`."""
         return _NAMED + session_id
 
     def session(self, session_id: str) -> Session:
-        """The conversation that the tenant calls so, new or as it stands."""
-        return self.engine.session(self.session_name(session_id))
-
-    def fork(self, session: Session, session_id: str) -> Session:
-        """A new conversation of that name with the same past. Raises `InputError` if there is one."""
-        return session.fork(self.session_name(session_id))
+        """The session that the client calls `session_id`, new or stored."""
+        return self.engine.session(self.engine_session_id(session_id))
 
     def session_ids(self) -> tuple[str, ...]:
-        """The tenant's names of its conversations that have turns."""
+        """The client's ids of its sessions that have turns."""
         return tuple(name.removeprefix(_NAMED) for name in self.engine.session_ids() if name.startswith(_NAMED))
 
     def sessions(self) -> Sequence[SessionInfo]:
-        """The tenant's conversations, under its own names, the last used first."""
+        """The sessions that clients named, under their names, the last used first."""
         infos = [info for info in self.engine.sessions() if info.session_id.startswith(_NAMED)]
         return [replace(info, session_id=info.session_id.removeprefix(_NAMED)) for info in infos]
 
-    def forget_unnamed(self) -> None:
-        """Delete the conversations nobody named: a text that was deleted may be in them."""
-        self.dialogue.forget_requests()
-
     def close(self) -> None:
-        """Flush and close. Twice is harmless."""
+        """Flush and close. Calling it twice is harmless."""
         self.collections.close()
         self.engine.flush()
         self.engine.close()
 
 
 class _Slot:
-    """A tenant's place in the books."""
+    """One tenant's entry in the table of tenants."""
 
     def __init__(self) -> None:
-        self.users = 0  # leases, and who is closing it; guarded by the books' lock
-        self.lock = threading.Lock()  # held while it is opened or closed
+        self.users = 0  # leases, plus a thread that is closing the tenant; guarded by the table's lock
+        self.lock = threading.Lock()  # held while the tenant is opened or closed
         self.tenant: Tenant | None = None
-        self.closing = False  # it is to be closed, unless somebody comes first
+        self.closing = False  # a thread is about to close the tenant, unless a request leases it first
 
 
 class Tenants(Closing):
     """The tenants of one server. Thread-safe."""
 
     def __init__(self, config: ServeConfig, model: Engine, embedder: Embedder | None) -> None:
-        """`model` is an engine on the loaded model; tenants' engines are opened beside it."""
-        self._config, self._model, self._embedder = config, model, embedder
-        self._lock = threading.Lock()  # of the books; never held while something is opened or closed
-        self._slots: OrderedDict[str, _Slot] = OrderedDict()  # the longest unused first
+        """`model` is an engine on the loaded model; it is closed with this object."""
+        self.embedder = embedder
+        self._config, self._model = config, model
+        self._lock = threading.Lock()  # of the table; never held while a tenant is opened or closed
+        self._slots: OrderedDict[str, _Slot] = OrderedDict()  # least recently used first
         self._closed = False
 
     @contextmanager
     def lease(self, principal: Principal) -> Iterator[Tenant]:
-        """The principal's tenant, open until the lease ends. Blocks while it is opened or closed."""
-        slot = self._enter(principal.tenant)
+        """The principal's tenant, open until the lease ends. Blocks while the tenant is opened or closed."""
+        slot = self._acquire(principal.tenant)
         try:
             with slot.lock:
                 if slot.tenant is None:
-                    slot.tenant = self._opened(principal.tenant, principal.quota)
+                    slot.tenant = self._open(principal.tenant, principal.quota)
                 tenant = slot.tenant
             yield tenant
         finally:
-            self._leave(principal.tenant, slot)
+            self._release(principal.tenant, slot)
 
     def opened(self) -> dict[str, Tenant]:
-        """The tenants that are open now, by name, for looking at alone: any may be closed at any time."""
+        """The open tenants by name, for reading only: any of them may be closed at any time."""
         with self._lock:
             return {name: slot.tenant for name, slot in self._slots.items() if slot.tenant is not None}
 
-    def stats(self) -> Sequence[tuple[str, EngineStats, int]]:
-        """What the open ones hold: name, engine, conversations. Opens none, and is quick."""
-        opened = self.opened()
-        return [(name, one.engine.stats(), _conversations(one)) for name, one in opened.items()]
+    def stats(self) -> Sequence[TenantStats]:
+        """The stats of the open tenants. Opens no tenant, and is fast."""
+        return [(name, tenant.engine.stats(), _session_count(tenant)) for name, tenant in self.opened().items()]
 
-    def directories(self) -> Sequence[Path]:
-        """Where the open ones keep their KV."""
-        return [self.kv_directory(name) for name in self.opened()]
-
-    def kv_directory(self, name: str) -> Path:
-        """Where a tenant's KV lies; raises `InputError` for a name that is none."""
-        place = self.directory(name)
-        if self._config.kv_home is None:
-            return place / "kv"
-        return Path(self._config.kv_home) / place.relative_to(self._config.home) / "kv"
-
-    def directory(self, name: str) -> Path:
-        """Where a tenant's files lie; raises `InputError` for a name that is none."""
-        home = Path(self._config.home)
-        if not name:
-            return home
-        if not TENANT.fullmatch(name):
-            raise InputError(f"{name[:80]!r} is no tenant's name.")
-        return home / "tenants" / name
+    def kv_directories(self) -> Sequence[Path]:
+        """The KV directories of the open tenants."""
+        return [self._kv_directory(name) for name in self.opened()]
 
     def close(self) -> None:
-        """Close them all, flushed. Twice is harmless."""
+        """Flush and close all tenants, then the model. Calling it twice is harmless."""
         with self._lock:
             self._closed = True
             slots = list(self._slots.values())
@@ -143,8 +121,24 @@ class Tenants(Closing):
                 if slot.tenant is not None:
                     _close(slot.tenant)
                     slot.tenant = None
+        self._model.close()
 
-    def _enter(self, name: str) -> _Slot:
+    def _directory(self, name: str) -> Path:
+        """A tenant's directory; raises `InputError` if `name` cannot be a tenant's name."""
+        home = Path(self._config.home)
+        if not name:
+            return home
+        if not TENANT.fullmatch(name):
+            raise InputError(f"{name[:80]!r} is not a tenant's name.")
+        return home / "tenants" / name
+
+    def _kv_directory(self, name: str) -> Path:
+        directory = self._directory(name)
+        if self._config.kv_home is not None:
+            directory = Path(self._config.kv_home) / directory.relative_to(self._config.home)
+        return directory / "kv"
+
+    def _acquire(self, name: str) -> _Slot:
         with self._lock:
             if self._closed:
                 raise RagKVError("The server is closed.")
@@ -153,27 +147,28 @@ class Tenants(Closing):
             self._slots.move_to_end(name)
             return slot
 
-    def _leave(self, name: str, slot: _Slot) -> None:
+    def _release(self, name: str, slot: _Slot) -> None:
         with self._lock:
             slot.users -= 1
-            if not slot.users and slot.tenant is None:  # it could not be opened
+            if not slot.users and slot.tenant is None:  # the tenant could not be opened
                 self._slots.pop(name, None)
         while (idle := self._longest_idle()) is not None:
             self._close_idle(*idle)
 
     def _longest_idle(self) -> tuple[str, _Slot] | None:
-        """A tenant to be closed because too many are open; counted as used, so that nobody else closes it."""
+        """A tenant to close because too many are open. It is marked as used, so that no other thread closes it."""
         with self._lock:
-            opened = [one for one in self._slots.items() if one[1].tenant is not None and not one[1].closing]
-            idle = next((one for one in opened if not one[1].users), None)
-            if self._closed or idle is None or len(opened) <= self._config.open_tenants:
+            opened = [(n, slot) for n, slot in self._slots.items() if slot.tenant is not None and not slot.closing]
+            if self._closed or len(opened) <= self._config.open_tenants:
                 return None
-            idle[1].users += 1
-            idle[1].closing = True
-            return idle
+            for name, slot in opened:
+                if not slot.users:
+                    slot.users, slot.closing = 1, True
+                    return name, slot
+            return None
 
     def _close_idle(self, name: str, slot: _Slot) -> None:
-        with slot.lock:  # who comes meanwhile waits here, and opens it anew
+        with slot.lock:  # a request for this tenant waits here, and then opens it again
             with self._lock:
                 tenant = slot.tenant if slot.users == 1 else None
             if tenant is not None:
@@ -184,40 +179,34 @@ class Tenants(Closing):
                 if not slot.users and slot.tenant is None:
                     self._slots.pop(name, None)
 
-    def _opened(self, name: str, quota: Quota) -> Tenant:
-        directory = self.directory(name)
-        for place in (directory, self.kv_directory(name)):
+    def _open(self, name: str, quota: Quota) -> Tenant:
+        directory, kv_directory = self._directory(name), self._kv_directory(name)
+        for place in (directory, kv_directory):
             place.mkdir(parents=True, exist_ok=True, mode=0o700)
-        engine = self._model.with_config(_engine_config(self._config.engine, self.kv_directory(name), name, quota))
+        engine = self._model.with_config(_engine_config(self._config.engine, kv_directory, name, quota))
         try:
-            return Tenant(engine, Collections(directory, engine, self._embedder))
+            return Tenant(engine, Collections(directory, engine, self.embedder))
         except BaseException:
             engine.close()
             raise
 
 
 def _engine_config(config: EngineConfig, directory: Path, name: str, quota: Quota) -> EngineConfig:
+    """The config of a tenant's engine: its directory, its name, and its quota in place of the server's bytes."""
     store = replace(config.store, directory=str(directory), tenant=name)
     if quota.disk_bytes is not None:
         store = replace(store, disk_bytes=quota.disk_bytes)
-    if quota.memory_bytes is not None:
-        store = _with_memory(store, quota.memory_bytes)
+    if (memory_bytes := quota.memory_bytes) is not None:
+        reserve = store.memory_reserve_bytes
+        reserve = None if reserve is None else min(reserve, memory_bytes)
+        store = replace(store, memory_bytes=memory_bytes, memory_reserve_bytes=reserve)
     return replace(config, store=store)
 
 
-def _with_memory(store: StoreConfig, memory_bytes: int) -> StoreConfig:
-    reserve = store.memory_reserve_bytes
-    return replace(
-        store,
-        memory_bytes=memory_bytes,
-        memory_reserve_bytes=None if reserve is None else min(reserve, memory_bytes),
-    )
-
-
-def _conversations(tenant: Tenant) -> int:
+def _session_count(tenant: Tenant) -> int:
     try:
         return len(tenant.session_ids())
-    except SessionUnavailableError:  # where replicas share them, and the server does not answer
+    except SessionUnavailableError:  # replicas share the sessions, and the Redis server does not answer
         return 0
 
 

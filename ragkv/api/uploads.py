@@ -1,4 +1,4 @@
-"""Documents as they come: JSON, or files in a form. File names are names, never paths; nothing is written to disk."""
+"""Documents in a request's body: JSON, or files in a form. A file name is a name, never a path; no file is written."""
 
 import hashlib
 from collections.abc import Iterator, Sequence
@@ -26,22 +26,19 @@ async def documents_in(request: Request, limits: LimitsConfig) -> list[Document]
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind == "multipart/form-data":
         files = await _files(request, limits)
-        documents = [document for name, data in files for document in _loaded(name, data)]
+        documents = [document for name, data in files for document in _load(name, data)]
     else:
-        documents = [document_of(one) for one in _parsed(await request.body()).documents]
+        documents = [document_of(given) for given in _parse(await request.body()).documents]
     if len(documents) > limits.documents:
-        raise ApiError(
-            400,
-            f"There are {len(documents)} documents; this server takes {limits.documents} in one request.",
-            param="documents",
-        )
+        message = f"There are {len(documents)} documents; this server accepts {limits.documents} in one request."
+        raise ApiError(400, message, param="documents")
     for document in documents:
         check_document(document, limits)
     return documents
 
 
 def document_of(given: DocumentIn | DocumentPut, document_id: str | None = None) -> Document:
-    """A document from JSON; without an id it gets one from its text, so that giving it again changes nothing."""
+    """A document from JSON. Its default id is a digest of its text, so sending it again changes nothing."""
     found = document_id or getattr(given, "id", None)
     digest = hashlib.blake2b(f"{given.title or ''}\0{given.text}".encode(), digest_size=12).hexdigest()
     title = {} if given.title is None else {"title": given.title}
@@ -49,18 +46,15 @@ def document_of(given: DocumentIn | DocumentPut, document_id: str | None = None)
 
 
 def check_document(document: Document, limits: LimitsConfig) -> None:
-    """Raise `ApiError` for a document that is too long or has no text."""
-    if len(document.text) > limits.document_chars:
-        raise ApiError(
-            400,
-            f"Document {document.id[:80]!r} has {len(document.text)} characters; this server takes "
-            f"{limits.document_chars}. Split it.",
-            param="documents",
-        )
+    """Raise `ApiError` for a document that is too long, has no text, or has an unusable id."""
+    shown, characters = document.id[:80], len(document.text)
+    if characters > limits.document_chars:
+        message = f"Document {shown!r} has {characters} characters; this server accepts {limits.document_chars}."
+        raise ApiError(400, f"{message} Split it.", param="documents")
     if not document.text.strip():
-        raise ApiError(400, f"Document {document.id[:80]!r} has no text.", param="documents")
+        raise ApiError(400, f"Document {shown!r} has no text.", param="documents")
     if not document.id or len(document.id) > MAX_NAME + 32 or any(ord(c) < 32 or ord(c) == 127 for c in document.id):
-        raise ApiError(400, f"{document.id[:80]!r} is no document's id: up to 256 printable characters.", param="id")
+        raise ApiError(400, f"{shown!r} is not a document's id: up to 256 printable characters.", param="id")
 
 
 async def _files(request: Request, limits: LimitsConfig) -> list[tuple[str, bytes]]:
@@ -68,25 +62,24 @@ async def _files(request: Request, limits: LimitsConfig) -> list[tuple[str, byte
         files = [value for _, value in form.multi_items() if isinstance(value, UploadFile)]
         if not files or len(files) != len(form.multi_items()):
             raise ApiError(400, "A form must have files, and nothing else.", param="files")
-        return [(_name(file.filename, limits), await file.read()) for file in files]
+        return [(_checked_name(file.filename, limits), await file.read()) for file in files]
 
 
-def _name(given: str | None, limits: LimitsConfig) -> str:
-    """The last part of a file's name, whatever path stood before it."""
+def _checked_name(given: str | None, limits: LimitsConfig) -> str:
+    """The last part of a file's name, without any path before it."""
     name = PurePosixPath((given or "").replace("\\", "/")).name.strip()
     if name in ("", ".", "..") or len(name) > MAX_NAME or not name.isprintable():
-        raise ApiError(400, f"{(given or '')[:80]!r} is no file's name: 1 to {MAX_NAME} printable characters.")
+        raise ApiError(400, f"{(given or '')[:80]!r} is not a file name: 1 to {MAX_NAME} printable characters.")
     suffix = Path(name).suffix.lower()
     if suffix not in limits.upload_types or suffix not in LOADERS:
-        taken = " ".join(kind for kind in limits.upload_types if kind in LOADERS)
-        raise ApiError(
-            415, f"Files of type {suffix[:20]!r} are not taken: {name[:80]!r}. Taken: {taken}.", param="files"
-        )
+        accepted = " ".join(kind for kind in limits.upload_types if kind in LOADERS)
+        message = f"Files of type {suffix[:20]!r} are not accepted: {name[:80]!r}. Accepted: {accepted}."
+        raise ApiError(415, message, param="files")
     return name
 
 
-def _loaded(name: str, data: bytes) -> Iterator[Document]:
-    """The documents of a file; ids are the file's name, and in a JSON line its own."""
+def _load(name: str, data: bytes) -> Iterator[Document]:
+    """The documents of a file. Their ids are the file's name; a JSON line may have its own."""
     root = "/"
     for found in LOADERS[Path(name).suffix.lower()](Path(root + name), data, "utf-8"):
         if isinstance(found, DocumentError):
@@ -94,7 +87,7 @@ def _loaded(name: str, data: bytes) -> Iterator[Document]:
         yield replace(found, id=found.id.removeprefix(root), source=found.source.removeprefix(root))
 
 
-def _parsed(body: bytes) -> DocumentsIn:
+def _parse(body: bytes) -> DocumentsIn:
     try:
         return DocumentsIn.model_validate_json(body or b"null")
     except ValidationError as error:

@@ -10,11 +10,13 @@ from fastapi import FastAPI
 from fastapi.testclient import TestClient
 
 from ragkv import Engine
+from ragkv.api import ServeConfig
 from tests import tiny_models
 from tests.langchain.standard_table import Suite
 from tests.toy_tokenizers import VOCABULARY, byte_tokenizer
 
 from .helpers import BARE, app_on, client_of
+from .small_app import small_client
 
 CHATML = (
     "{%- for m in messages %}{{ '<|im_start|>' + m['role'] + '\n' + m['content'] + '<|im_end|>\n' }}{% endfor %}"
@@ -67,4 +69,11 @@ def app(reader: Engine, tmp_path: Path) -> FastAPI:
 @pytest.fixture
 def client(app: FastAPI) -> Iterator[TestClient]:
     with client_of(app) as client:
+        yield client
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> Iterator[TestClient]:
+    """A client of the small app, which has no model."""
+    with small_client(ServeConfig(home=str(tmp_path))) as client:
         yield client

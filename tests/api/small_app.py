@@ -1,7 +1,7 @@
-"""An app with the real conduct and routes of its own, without a model."""
+"""A small app with the server's middleware and monitoring routes, routes of its own, and no model."""
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -10,9 +10,9 @@ from fastapi import FastAPI, Request, UploadFile
 from fastapi.responses import StreamingResponse
 from starlette.testclient import TestClient
 
-from ragkv.api import errors
-from ragkv.api.metrics import Tenant, answered, embedded
-from ragkv.api.middleware import ServerState, install
+from ragkv.api import errors, health, middleware
+from ragkv.api.metrics import TenantStats
+from ragkv.api.server_state import ServerState, record_answer, record_embedding
 from ragkv.api.settings import ServeConfig
 from ragkv.types import Reuse, Timing
 
@@ -20,23 +20,14 @@ TIMING = Timing(queue_s=0.01, lookup_s=0.02, prefill_s=0.05, first_token_s=0.1, 
 REUSE = Reuse(exact=10, fused=20, recomputed=5, computed=7, ratio=0.2, missed_chunks=1)
 
 
-class Held:
-    """Tenants, as the conduct asks of them."""
-
-    def __init__(self, tenants: Sequence[Tenant] = (), directories: Sequence[Path] = ()) -> None:
-        self.tenants, self.places = tenants, directories
-
-    def stats(self) -> Sequence[Tenant]:
-        return self.tenants
-
-    def directories(self) -> Sequence[Path]:
-        return self.places
-
-
-def small_app(config: ServeConfig, held: Held | None = None, ready: bool = True) -> FastAPI:
-    """Routes that echo, fail, answer and stream."""
+def small_app(
+    config: ServeConfig, tenants: Sequence[TenantStats] = (), directories: Sequence[Path] = (), ready: bool = True
+) -> FastAPI:
+    """An app whose routes echo, fail, answer and stream. Its metrics and /readyz see `tenants` and `directories`."""
     app = FastAPI(docs_url=None, redoc_url=None)
     errors.install(app)
+    server = app.state.server = ServerState.create(config, lambda: tenants)
+    app.include_router(health.router(server, health.WriteProbe(lambda: directories)))
 
     @app.post("/v1/echo")
     async def echo(request: Request) -> dict[str, Any]:
@@ -54,12 +45,12 @@ def small_app(config: ServeConfig, held: Held | None = None, ready: bool = True)
     @app.post("/v1/answers")
     async def answers(request: Request) -> dict[str, str]:
         await request.body()
-        answered(request, TIMING, REUSE, 5)
+        record_answer(request, TIMING, REUSE, 5)
         return {"answer": "a private answer"}
 
     @app.post("/v1/embeds")
     async def embeds(request: Request) -> None:
-        embedded(request, 30)
+        record_embedding(request, 30)
 
     @app.get("/v1/stream")
     async def stream(wait_s: float = 0.0, count: int = 3, fail: bool = False) -> StreamingResponse:
@@ -72,22 +63,22 @@ def small_app(config: ServeConfig, held: Held | None = None, ready: bool = True)
 
         return StreamingResponse(parts(), media_type="text/event-stream")
 
-    conduct = install(app, config, held or Held())
+    middleware.install(app, server)
     if ready:
-        conduct.readiness.ready()
+        server.readiness.set_ready()
     return app
 
 
 @contextmanager
-def client(config: ServeConfig, held: Held | None = None, ready: bool = True) -> Any:
-    """A client of such an app."""
-    app = small_app(config, held, ready)
-    with TestClient(app, base_url="http://127.0.0.1:8000", raise_server_exceptions=False) as it:
-        yield it
+def small_client(config: ServeConfig, **more: Any) -> Iterator[TestClient]:
+    """A client of a small app; `more` is what `small_app` takes."""
+    app = small_app(config, **more)
+    with TestClient(app, base_url="http://127.0.0.1:8000", raise_server_exceptions=False) as client:
+        yield client
 
 
-def conduct_of(it: TestClient) -> ServerState:
-    """What the client's app goes by."""
-    app: Any = it.app
-    conduct: ServerState = app.state.server
-    return conduct
+def state_of(client: TestClient) -> ServerState:
+    """The server state of the client's app."""
+    app: Any = client.app
+    state: ServerState = app.state.server
+    return state

@@ -31,7 +31,7 @@ def metrics_table() -> str:
     tier = TierStats(TierKind.MEMORY, 0, 0, 0, 0, 0, 0, 0, 0, 0)
     stats = EngineStats("llama", 1, 1, StoreStats((tier,), 0, 0), QueueStats(0, 0, 0, 0, 0, 0))
     metrics = Metrics(lambda: [("", stats, 0)])
-    metrics.request("/", "GET", 200, 0.0)
+    metrics.record_request("/", "GET", 200, 0.0)
     for family in metrics.registry.collect():
         if not family.name.startswith(("process_", "python_")):
             labels = sorted({name for sample in family.samples for name in sample.labels} - {"le"})

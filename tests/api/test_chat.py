@@ -8,7 +8,7 @@ import pytest
 from fastapi.testclient import TestClient
 
 from ragkv import Engine
-from ragkv.api.citing import Markers, behind, places, without_markers
+from ragkv.api.citation_markers import MarkerFilter, marker_spans, missing_markers, without_markers
 from ragkv.api.schemas import Citation
 
 from .helpers import FACTS, app_on, client_of, corpus, events, filled, questions
@@ -106,7 +106,7 @@ def test_a_system_message_opens_the_prompt_and_is_computed(talk: TestClient) -> 
 def test_documents_are_chunks_kept_for_the_next_time(talk: TestClient) -> None:
     first = chat(talk, documents=DOCUMENTS)
     assert first["ragkv"]["reuse"]["missed_chunks"] == 2
-    talk.app.state.service.loaded.tenants.opened()[""].engine.flush()  # type: ignore[attr-defined]
+    talk.app.state.service.tenants.opened()[""].engine.flush()  # type: ignore[attr-defined]
     second = chat(talk, [{"role": "user", "content": "And who built the mill?"}], documents=DOCUMENTS[::-1])
     assert second["ragkv"]["reuse"]["missed_chunks"] == 0
     chunks = [span for span in second["ragkv"]["prompt"] if span["kind"] == "chunk"]
@@ -245,14 +245,18 @@ def test_neutral_values_are_taken(client: TestClient) -> None:
 def test_markers_of_sources_that_are_not_there_are_never_shown() -> None:
     text = "It was Ann [1], or Bob [7][2], in [1832] [0] a[3"
     for size in (1, 2, 3, 50):
-        markers = Markers(2)
+        markers = MarkerFilter(2)
         pieces = [markers.add(text[at : at + size]) for at in range(0, len(text), size)]
         assert "".join(pieces) + markers.finish() == "It was Ann [1], or Bob [2], in   a[3" == markers.text
-    assert Markers(0).add("see [7]") == "see [7]"
+    assert MarkerFilter(0).add("see [7]") == "see [7]"
 
 
 def test_markers_name_what_is_cited_and_not_named_yet() -> None:
     cited = [Citation(number=n, document_id="d", start=0, end=1, answer_start=None, answer_end=None) for n in (1, 3)]
-    assert behind("Ann [3]", cited) == " [1]" and behind("Ann", cited) == " [1][3]" and behind("Ann", []) == ""
-    assert [(start, stop) for _, start, stop in places("Ann [3] [1]", cited)] == [(8, 11), (4, 7)]
+    assert (
+        missing_markers("Ann [3]", cited) == " [1]"
+        and missing_markers("Ann", cited) == " [1][3]"
+        and missing_markers("Ann", []) == ""
+    )
+    assert [(start, stop) for _, start, stop in marker_spans("Ann [3] [1]", cited)] == [(8, 11), (4, 7)]
     assert without_markers("Ann [1][3]") == "Ann" and without_markers("[1] Ann") == "[1] Ann"

@@ -187,7 +187,7 @@ def test_conversations_nobody_named_end_where_a_text_is_deleted(client: TestClie
     filled(client)
     body = {"model": "reader", "messages": [{"role": "user", "content": f"{FACTS[0]} Who built it?"}]}
     client.post("/v1/chat/completions", json=body)
-    engine = service_of(client.app).loaded.tenants.opened()[""].engine  # type: ignore[arg-type]
+    engine = service_of(client.app).tenants.opened()[""].engine  # type: ignore[arg-type]
     assert engine.session_ids()
     client.delete("/v1/collections/facts/documents/0")
     engine.flush()
@@ -251,7 +251,7 @@ def test_a_quota_holds(two: tuple[TestClient, TestClient]) -> None:
 
 def test_idle_tenants_are_closed_and_opened_again(two: tuple[TestClient, TestClient]) -> None:
     one, other = two
-    tenants = service_of(one.app).loaded.tenants  # type: ignore[arg-type]
+    tenants = service_of(one.app).tenants  # type: ignore[arg-type]
     filled(one)
     assert set(tenants.opened()) == {"alpha"}
     other.get("/v1/stats")
@@ -262,7 +262,7 @@ def test_idle_tenants_are_closed_and_opened_again(two: tuple[TestClient, TestCli
 
 def test_a_tenant_in_use_is_not_closed(two: tuple[TestClient, TestClient]) -> None:
     one, _ = two
-    tenants = service_of(one.app).loaded.tenants  # type: ignore[arg-type]
+    tenants = service_of(one.app).tenants  # type: ignore[arg-type]
     with tenants.lease(Principal("", "", "alpha")) as alpha:
         with tenants.lease(Principal("", "", "beta")):
             pass
@@ -272,7 +272,7 @@ def test_a_tenant_in_use_is_not_closed(two: tuple[TestClient, TestClient]) -> No
 
 def test_many_threads_open_and_close_tenants_without_harm(two: tuple[TestClient, TestClient]) -> None:
     one, _ = two
-    tenants = service_of(one.app).loaded.tenants  # type: ignore[arg-type]
+    tenants = service_of(one.app).tenants  # type: ignore[arg-type]
     wrong: list[BaseException] = []
 
     def use(number: int) -> None:

@@ -77,7 +77,7 @@ def test_what_is_not_foreseen_is_a_bare_500(reader: Engine, tmp_path: Path, monk
 
     with client_of(app) as client:
         filled(client)
-        tenant = service_of(app).loaded.tenants.opened()[""]
+        tenant = service_of(app).tenants.opened()[""]
         monkeypatch.setattr(tenant.engine, "stream", broken)
         whole = client.post("/v1/ask", json={"question": "x", "collection": "facts"})
         assert whole.status_code == 500 and "secret" not in whole.text

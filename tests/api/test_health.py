@@ -5,66 +5,63 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from starlette.testclient import TestClient
 
 from ragkv import __version__
 from ragkv.api import health
-from ragkv.api.health import Probe
+from ragkv.api.health import WriteProbe
 from ragkv.api.keys import KeyFile
 from ragkv.api.settings import ServeConfig
 
-from .small_app import Held, client, conduct_of
+from .small_app import small_client, state_of
 
 
 def test_before_the_model_is_loaded_requests_are_sent_away_and_the_process_lives(tmp_path: Path) -> None:
-    with client(ServeConfig(home=str(tmp_path)), ready=False) as it:
+    with small_client(ServeConfig(home=str(tmp_path)), ready=False) as it:
         assert it.get("/livez").json() == {"status": "ok", "reason": None}
         ready = it.get("/readyz")
         assert (ready.status_code, ready.json()["reason"]) == (503, "The model is being loaded.")
         refused = it.post("/v1/echo", json={})
         assert (refused.status_code, refused.headers["retry-after"]) == (503, "2")
         assert refused.json()["error"]["code"] == "not_ready"
-        conduct_of(it).readiness.failed("The model could not be loaded: no such folder.")
+        state_of(it).readiness.set_failed("The model could not be loaded: no such folder.")
         assert "no such folder" in it.get("/readyz").json()["reason"]
-        conduct_of(it).readiness.ready()
+        state_of(it).readiness.set_ready()
         assert it.get("/readyz").status_code == 200
         assert it.post("/v1/echo", json={}).status_code == 200
 
 
-def test_while_the_server_ends_it_says_so(tmp_path: Path) -> None:
-    with client(ServeConfig(home=str(tmp_path))) as it:
-        conduct_of(it).readiness.start_draining()
-        conduct_of(it).readiness.ready()  # a model that is loaded meanwhile changes nothing
-        assert it.get("/livez").status_code == 200
-        ready = it.get("/readyz")
-        assert (ready.status_code, ready.json()["reason"]) == (503, "The server is shutting down.")
-        refused = it.post("/v1/echo", json={})
-        assert (refused.status_code, refused.headers["retry-after"]) == (503, "5")
-        assert refused.json()["error"] == {
-            "message": "The server is shutting down. Ask again.",
-            "type": "overloaded_error",
-            "param": None,
-            "code": "shutting_down",
-        }
+def test_while_the_server_ends_it_says_so(small: TestClient) -> None:
+    state_of(small).readiness.start_draining()
+    state_of(small).readiness.set_ready()  # a model that is loaded meanwhile changes nothing
+    assert small.get("/livez").status_code == 200
+    ready = small.get("/readyz")
+    assert (ready.status_code, ready.json()["reason"]) == (503, "The server is shutting down.")
+    refused = small.post("/v1/echo", json={})
+    assert (refused.status_code, refused.headers["retry-after"]) == (503, "5")
+    assert refused.json()["error"] == {
+        "message": "The server is shutting down. Ask again.",
+        "type": "overloaded_error",
+        "param": None,
+        "code": "shutting_down",
+    }
 
 
-def test_health_needs_no_key(tmp_path: Path) -> None:
+def test_health_needs_no_key(small: TestClient, tmp_path: Path) -> None:
     KeyFile(tmp_path / "keys.json").add("alice")
-    with client(ServeConfig(home=str(tmp_path))) as it:
-        assert [it.get(path).status_code for path in ("/livez", "/readyz", "/version")] == [200, 200, 200]
-        assert it.get("/version").json()["ragkv"] == __version__
+    assert [small.get(path).status_code for path in ("/livez", "/readyz", "/version")] == [200, 200, 200]
+    assert small.get("/version").json()["ragkv"] == __version__
 
 
 def test_a_store_that_takes_no_writes_is_not_ready(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(health, "PROBED_FOR_S", 0.0)
+    monkeypatch.setattr(health, "PROBE_INTERVAL_S", 0.0)
     good, gone = tmp_path / "good", tmp_path / "gone"
     good.mkdir()
     (good / "tmp").mkdir()
-    held = Held(directories=[good])
-    with client(ServeConfig(home=str(tmp_path)), held) as it:
+    with small_client(ServeConfig(home=str(tmp_path)), directories=[good]) as it:
         assert it.get("/readyz").status_code == 200
         assert list((good / "tmp").iterdir()) == []
-    held.places = [good, gone]
-    with client(ServeConfig(home=str(tmp_path)), held) as it:
+    with small_client(ServeConfig(home=str(tmp_path)), directories=[good, gone]) as it:
         ready = it.get("/readyz")
         assert ready.status_code == 503
         assert ready.json()["reason"] == "A store cannot be written to: No such file or directory."
@@ -77,11 +74,11 @@ async def test_a_probe_is_believed_for_a_while_and_made_once_at_a_time(tmp_path:
         asked.append(1)
         return [tmp_path]
 
-    probe = Probe(places, believed_s=1000.0)
-    assert [await probe.fault() for _ in range(5)] == [None] * 5
+    probe = WriteProbe(places, interval_s=1000.0)
+    assert [await probe.failure() for _ in range(5)] == [None] * 5
     assert len(asked) == 1
-    probe = Probe(places, believed_s=0.0)
-    assert [await probe.fault() for _ in range(3)] == [None] * 3
+    probe = WriteProbe(places, interval_s=0.0)
+    assert [await probe.failure() for _ in range(3)] == [None] * 3
     assert len(asked) == 4
 
 
@@ -89,8 +86,8 @@ async def test_a_disk_that_hangs_is_not_waited_for(tmp_path: Path, monkeypatch: 
     let_go = threading.Event()
     monkeypatch.setattr(health, "PROBE_WAIT_S", 0.05)
     monkeypatch.setattr(health, "_write", lambda _: let_go.wait(10))
-    probe = Probe(lambda: [tmp_path], believed_s=0.0)
-    assert [await probe.fault() for _ in range(3)] == ["A store's disk does not answer."] * 3
+    probe = WriteProbe(lambda: [tmp_path], interval_s=0.0)
+    assert [await probe.failure() for _ in range(3)] == ["A store's disk does not answer."] * 3
     let_go.set()
     monkeypatch.setattr(health, "PROBE_WAIT_S", 5.0)
-    assert await probe.fault() is None
+    assert await probe.failure() is None

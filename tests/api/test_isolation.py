@@ -56,7 +56,7 @@ def _flush(client: TestClient) -> None:
 
 def _opened(client: TestClient) -> dict[str, Any]:
     app: Any = client.app
-    opened: dict[str, Any] = app.state.service.loaded.tenants.opened()
+    opened: dict[str, Any] = app.state.service.tenants.opened()
     return opened
 
 

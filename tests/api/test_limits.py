@@ -7,14 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from starlette.testclient import TestClient
 
 from ragkv.api.errors import ApiError
 from ragkv.api.keys import ANONYMOUS, KeyFile, Principal, Quota, Rate
-from ragkv.api.limits import Limiter, Quotas, check_quota
-from ragkv.api.middleware import install
+from ragkv.api.limits import QuotaGuard, RateLimiter, check_quota
 from ragkv.api.settings import LimitsConfig, ServeConfig
 
-from .small_app import Held, client, small_app
+from .small_app import small_app
 
 
 def _who(requests: int | None = None, tokens: int | None = None, key_id: str = "a") -> Principal:
@@ -22,7 +22,7 @@ def _who(requests: int | None = None, tokens: int | None = None, key_id: str = "
 
 
 def test_requests_a_minute_are_counted_for_each_key() -> None:
-    limiter = Limiter()
+    limiter = RateLimiter()
     left = [limiter.take_request(_who(requests=3))["x-ratelimit-remaining-requests"] for _ in range(3)]
     assert left == ["2", "1", "0"]
     with pytest.raises(ApiError) as caught:
@@ -35,14 +35,14 @@ def test_requests_a_minute_are_counted_for_each_key() -> None:
 
 
 def test_without_a_rate_nothing_is_counted() -> None:
-    limiter = Limiter()
+    limiter = RateLimiter()
     assert all(limiter.take_request(ANONYMOUS) == {} for _ in range(100))
     limiter.charge_tokens(ANONYMOUS, 10**9)
     assert limiter.take_request(ANONYMOUS) == {}
 
 
 def test_tokens_are_charged_when_they_are_known_and_owed_beyond_the_limit() -> None:
-    limiter, who = Limiter(), _who(tokens=100)
+    limiter, who = RateLimiter(), _who(tokens=100)
     assert limiter.take_request(who)["x-ratelimit-remaining-tokens"] == "100"
     limiter.charge_tokens(who, 60)
     assert limiter.take_request(who)["x-ratelimit-remaining-tokens"] == "40"
@@ -54,38 +54,36 @@ def test_tokens_are_charged_when_they_are_known_and_owed_beyond_the_limit() -> N
 
 def test_time_gives_the_rate_back(monkeypatch: pytest.MonkeyPatch) -> None:
     now = time.time()
-    limiter, who = Limiter(), _who(requests=1, tokens=10)
+    limiter, who = RateLimiter(), _who(requests=1, tokens=10)
     limiter.take_request(who)
     limiter.charge_tokens(who, 50)
     monkeypatch.setattr(time, "time", lambda: now + 61)
     limiter.take_request(who)
 
 
-def test_a_key_over_its_rate_is_told_when_to_come_back(tmp_path: Path) -> None:
+def test_a_key_over_its_rate_is_told_when_to_come_back(small: TestClient, tmp_path: Path) -> None:
     secret, _ = KeyFile(tmp_path / "keys.json").add("alice", rate=Rate(requests_per_minute=2))
     headers = {"authorization": f"Bearer {secret}"}
-    with client(ServeConfig(home=str(tmp_path))) as it:
-        first = it.post("/v1/echo", json={}, headers=headers)
-        assert first.headers["x-ratelimit-limit-requests"] == "2"
-        assert first.headers["x-ratelimit-remaining-requests"] == "1"
-        assert first.headers["x-ratelimit-reset-requests"].endswith("s")
-        it.get("/v1/nowhere", headers=headers)
-        refused = it.post("/v1/echo", json={}, headers=headers)
-        assert refused.status_code == 429
-        assert 1 <= int(refused.headers["retry-after"]) <= 60
-        assert refused.json()["error"]["type"] == "rate_limit_error"
-        assert it.get("/livez").status_code == 200
+    first = small.post("/v1/echo", json={}, headers=headers)
+    assert first.headers["x-ratelimit-limit-requests"] == "2"
+    assert first.headers["x-ratelimit-remaining-requests"] == "1"
+    assert first.headers["x-ratelimit-reset-requests"].endswith("s")
+    small.get("/v1/nowhere", headers=headers)
+    refused = small.post("/v1/echo", json={}, headers=headers)
+    assert refused.status_code == 429
+    assert 1 <= int(refused.headers["retry-after"]) <= 60
+    assert refused.json()["error"]["type"] == "rate_limit_error"
+    assert small.get("/livez").status_code == 200
 
 
-def test_answers_and_embeddings_use_up_the_tokens_of_their_key(tmp_path: Path) -> None:
+def test_answers_and_embeddings_use_up_the_tokens_of_their_key(small: TestClient, tmp_path: Path) -> None:
     secret, _ = KeyFile(tmp_path / "keys.json").add("alice", rate=Rate(tokens_per_minute=80))
     headers = {"authorization": f"Bearer {secret}"}
-    with client(ServeConfig(home=str(tmp_path))) as it:
-        assert it.post("/v1/answers", json={}, headers=headers).status_code == 200  # 42 of the prompt, 5 of the answer
-        response = it.post("/v1/embeds", headers=headers)
-        assert response.headers["x-ratelimit-remaining-tokens"] == str(80 - 47)
-        assert it.post("/v1/embeds", headers=headers).status_code == 200  # 3 are left
-        assert it.post("/v1/embeds", headers=headers).status_code == 429
+    assert small.post("/v1/answers", json={}, headers=headers).status_code == 200  # 42 of the prompt, 5 of the answer
+    response = small.post("/v1/embeds", headers=headers)
+    assert response.headers["x-ratelimit-remaining-tokens"] == str(80 - 47)
+    assert small.post("/v1/embeds", headers=headers).status_code == 200  # 3 are left
+    assert small.post("/v1/embeds", headers=headers).status_code == 429
 
 
 @pytest.mark.parametrize(
@@ -104,7 +102,7 @@ def test_a_quota_holds(held: int, more: int, fits: bool) -> None:
 
 
 def test_of_requests_that_each_fit_alone_one_gets_the_last_place() -> None:
-    quotas, who = Quotas(), Principal("a", "a", "a", Quota(documents=1, sessions=1))
+    quotas, who = QuotaGuard(), Principal("a", "a", "a", Quota(documents=1, sessions=1))
     stored: list[int] = []
     talks: list[str] = []
 
@@ -194,11 +192,3 @@ async def test_an_answer_that_is_not_read_is_given_up(tmp_path: Path) -> None:
     assert time.monotonic() - began < 30
     assert len(sent) == 3
     assert app.state.server.readiness.running == 0
-
-
-def test_an_app_can_be_given_its_conduct_once_for_each_registry(tmp_path: Path) -> None:
-    from fastapi import FastAPI
-
-    config = ServeConfig(home=str(tmp_path))
-    first, second = install(FastAPI(), config, Held()), install(FastAPI(), config, Held())
-    assert first.metrics.registry is not second.metrics.registry

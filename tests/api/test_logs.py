@@ -10,12 +10,11 @@ from typing import Any
 
 import pytest
 import structlog
+from starlette.testclient import TestClient
 
 from ragkv.api.keys import KeyFile
-from ragkv.api.logs import configure_logging, logger, where
-from ragkv.api.settings import LogConfig, ServeConfig
-
-from .small_app import client
+from ragkv.api.logs import configure_logging, error_location, logger
+from ragkv.api.settings import LogConfig
 
 
 @pytest.fixture
@@ -38,11 +37,12 @@ def _lines(stream: io.StringIO) -> list[dict[str, Any]]:
     return [json.loads(line) for line in stream.getvalue().splitlines()]
 
 
-def test_a_request_is_one_line_that_says_who_what_and_how_long(tmp_path: Path, written: io.StringIO) -> None:
+def test_a_request_is_one_line_that_says_who_what_and_how_long(
+    small: TestClient, tmp_path: Path, written: io.StringIO
+) -> None:
     secret, key = KeyFile(tmp_path / "keys.json").add("alice")
-    with client(ServeConfig(home=str(tmp_path))) as it:
-        headers = {"authorization": f"Bearer {secret}", "x-request-id": "mine"}
-        it.post("/v1/answers", json={"question": "a private question"}, headers=headers)
+    headers = {"authorization": f"Bearer {secret}", "x-request-id": "mine"}
+    small.post("/v1/answers", json={"question": "a private question"}, headers=headers)
     (line,) = [line for line in _lines(written) if line["event"] == "request"]
     assert line.pop("duration_s") >= 0 and line.pop("timestamp")
     assert line == {
@@ -61,22 +61,23 @@ def test_a_request_is_one_line_that_says_who_what_and_how_long(tmp_path: Path, w
     }
 
 
-def test_nothing_a_user_wrote_and_no_key_is_in_any_line(tmp_path: Path, written: io.StringIO) -> None:
+def test_nothing_a_user_wrote_and_no_key_is_in_any_line(
+    small: TestClient, tmp_path: Path, written: io.StringIO
+) -> None:
     secret, _ = KeyFile(tmp_path / "keys.json").add("alice")
-    with client(ServeConfig(home=str(tmp_path))) as it:
-        headers = {"authorization": f"Bearer {secret}"}
-        it.get("/v1/fails/sesame", headers=headers)
-        it.get("/v1/stream?fail=true&q=sesame", headers=headers)
-        it.post("/v1/echo?q=sesame", json={"question": "sesame"}, headers=headers)
-        it.post("/v1/answers", content=b"sesame", headers={**headers, "content-type": "sesame"})
-        it.get("/v1/sesame", headers={"authorization": f"Bearer {secret}x"})
-        logging.getLogger("httpx").info("GET /?q=sesame")
-        try:
-            raise ValueError("sesame")
-        except ValueError:
-            logging.getLogger("uvicorn.error").exception("Exception in ASGI application")
-            logging.getLogger("uvicorn.error").error("Traceback (most recent call last): sesame")
-            logger().exception("failed")
+    headers = {"authorization": f"Bearer {secret}"}
+    small.get("/v1/fails/sesame", headers=headers)
+    small.get("/v1/stream?fail=true&q=sesame", headers=headers)
+    small.post("/v1/echo?q=sesame", json={"question": "sesame"}, headers=headers)
+    small.post("/v1/answers", content=b"sesame", headers={**headers, "content-type": "sesame"})
+    small.get("/v1/sesame", headers={"authorization": f"Bearer {secret}x"})
+    logging.getLogger("httpx").info("GET /?q=sesame")
+    try:
+        raise ValueError("sesame")
+    except ValueError:
+        logging.getLogger("uvicorn.error").exception("Exception in ASGI application")
+        logging.getLogger("uvicorn.error").error("Traceback (most recent call last): sesame")
+        logger().exception("failed")
     text = written.getvalue()
     assert text.count('"event": "request"') == 5
     assert "sesame" not in text and secret[16:] not in text and "private" not in text
@@ -84,18 +85,16 @@ def test_nothing_a_user_wrote_and_no_key_is_in_any_line(tmp_path: Path, written:
     assert len(failed) >= 3 and all("ValueError at " in line["error"] for line in failed)
 
 
-def test_an_unforeseen_error_is_logged_under_its_requests_name(tmp_path: Path, written: io.StringIO) -> None:
-    with client(ServeConfig(home=str(tmp_path))) as it:
-        it.get("/v1/fails/x", headers={"x-request-id": "mine"})
+def test_an_unforeseen_error_is_logged_under_its_requests_name(small: TestClient, written: io.StringIO) -> None:
+    small.get("/v1/fails/x", headers={"x-request-id": "mine"})
     error = next(line for line in _lines(written) if line["level"] == "error")
     assert error["request_id"] == "mine"
     assert "small_app.py" in error["error"] and " fails" in error["error"]
 
 
-def test_what_asks_every_few_seconds_is_not_logged(tmp_path: Path, written: io.StringIO) -> None:
-    with client(ServeConfig(home=str(tmp_path))) as it:
-        for path in ("/livez", "/readyz", "/metrics"):
-            assert it.get(path).status_code == 200
+def test_what_asks_every_few_seconds_is_not_logged(small: TestClient, written: io.StringIO) -> None:
+    for path in ("/livez", "/readyz", "/metrics"):
+        assert small.get(path).status_code == 200
     assert _lines(written) == []
 
 
@@ -106,7 +105,7 @@ def test_causes_are_told_without_their_words() -> None:
         except KeyError as inner:
             raise ValueError("outer secret") from inner
     except ValueError as error:
-        told = where(error)
+        told = error_location(error)
     assert "ValueError at" in told and "caused by builtins.KeyError at" in told and "secret" not in told
 
 

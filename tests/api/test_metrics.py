@@ -6,21 +6,22 @@ from typing import Any
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
+from starlette.testclient import TestClient
 
 from ragkv.api.keys import KeyFile
-from ragkv.api.metrics import Metrics, Tenant
+from ragkv.api.metrics import Metrics, TenantStats
 from ragkv.api.settings import AuthConfig, ServeConfig
 from ragkv.engine import EngineStats
 from ragkv.scheduling import QueueStats
 from ragkv.store import StoreStats, TierKind, TierStats
 
-from .small_app import REUSE, TIMING, Held, client
+from .small_app import REUSE, TIMING, small_app, small_client
 
 KNOWN_LABELS = {"part", "state", "tenant", "tier", "le", "http_route", "http_request_method", "version"}
 KNOWN_LABELS |= {"http_response_status_code", "implementation", "major", "minor", "patchlevel"}
 
 
-def _tenant(name: str, hits: int = 0, served: int = 0, sessions: int = 0) -> Tenant:
+def _tenant(name: str, hits: int = 0, served: int = 0, sessions: int = 0) -> TenantStats:
     tier = TierStats(TierKind.MEMORY, 3, 1000, 5000, hits, 2, 1, 0, 64, 32)
     queue = QueueStats(waiting=4, admitted=1, served=served, refused=0, expired=0, cancelled=0)
     return name, EngineStats("llama", 2, 8, StoreStats((tier,), 7, 1, 2), queue), sessions
@@ -38,9 +39,9 @@ def _samples(text: str | bytes) -> dict[tuple[str, ...], float]:
 
 def test_an_answer_is_measured_whole_and_in_its_parts() -> None:
     metrics = Metrics(lambda: ())
-    metrics.answer(TIMING, REUSE, 5)
-    metrics.answer(TIMING, REUSE, 1)
-    found = _samples(metrics.render())
+    metrics.record_answer(TIMING, REUSE, 5)
+    metrics.record_answer(TIMING, REUSE, 1)
+    found = _samples(metrics.render(is_ready=True))
     assert found["gen_ai_server_time_to_first_token_seconds_count",] == 2
     assert found["gen_ai_server_time_to_first_token_seconds_sum",] == pytest.approx(0.2)
     assert found["ragkv_time_to_first_token_part_seconds_sum", "queue"] == pytest.approx(0.02)
@@ -57,9 +58,9 @@ def test_an_answer_is_measured_whole_and_in_its_parts() -> None:
 
 
 def test_engines_are_read_when_they_are_asked_for() -> None:
-    tenants: list[Tenant] = [_tenant("a", hits=5, served=2, sessions=9), _tenant("b", hits=7)]
+    tenants: list[TenantStats] = [_tenant("a", hits=5, served=2, sessions=9), _tenant("b", hits=7)]
     metrics = Metrics(lambda: tenants)
-    found = _samples(metrics.render())
+    found = _samples(metrics.render(is_ready=True))
     assert found["ragkv_tier_hits_total", "a", "memory"] == 5
     assert found["ragkv_tier_misses_total", "b", "memory"] == 2
     assert found["ragkv_tier_used_bytes", "a", "memory"] == 1000
@@ -73,17 +74,17 @@ def test_engines_are_read_when_they_are_asked_for() -> None:
 
 
 def test_a_counter_does_not_fall_when_a_tenant_is_closed_and_opened_again() -> None:
-    tenants: Sequence[Tenant] = [_tenant("a", hits=5)]
+    tenants: Sequence[TenantStats] = [_tenant("a", hits=5)]
     metrics = Metrics(lambda: tenants)
     seen = []
     for hits in (5, 8, None, None, 2, 3):
         tenants = [] if hits is None else [_tenant("a", hits=hits)]
-        seen.append(_samples(metrics.render())["ragkv_tier_hits_total", "a", "memory"])
+        seen.append(_samples(metrics.render(is_ready=True))["ragkv_tier_hits_total", "a", "memory"])
     assert seen == [5, 8, 8, 8, 10, 11]
 
 
 def test_requests_are_measured_by_template_not_by_path(tmp_path: Path) -> None:
-    with client(ServeConfig(home=str(tmp_path)), Held([_tenant("a")])) as it:
+    with small_client(ServeConfig(home=str(tmp_path)), tenants=[_tenant("a")]) as it:
         for number in range(20):
             it.get(f"/v1/fails/{number}")
             it.get(f"/v1/nowhere/{number}")
@@ -105,9 +106,8 @@ def test_requests_are_measured_by_template_not_by_path(tmp_path: Path) -> None:
     assert labels <= KNOWN_LABELS
 
 
-def test_the_process_is_measured(tmp_path: Path) -> None:
-    with client(ServeConfig(home=str(tmp_path))) as it:
-        found = _samples(it.get("/metrics").text)
+def test_the_process_is_measured(small: TestClient) -> None:
+    found = _samples(small.get("/metrics").text)
     assert found["process_open_fds",] > 0
     assert found["process_resident_memory_bytes",] > 1e6
 
@@ -129,7 +129,13 @@ def test_metrics_are_for_this_machine_or_for_who_has_the_token(
     tmp_path: Path, config: dict[str, Any], headers: dict[str, str], status: int
 ) -> None:
     secret, _ = KeyFile(tmp_path / "keys.json").add("alice")
-    with client(ServeConfig(home=str(tmp_path), **config)) as it:
+    with small_client(ServeConfig(home=str(tmp_path), **config)) as it:
         assert it.get("/metrics", headers=headers).status_code == status
         if "auth" in config:
             assert it.get("/metrics", headers={"authorization": f"Bearer {secret}"}).status_code == 401
+
+
+def test_every_app_has_its_own_metrics_registry(tmp_path: Path) -> None:
+    config = ServeConfig(home=str(tmp_path))
+    first, second = small_app(config).state.server, small_app(config).state.server
+    assert first.metrics.registry is not second.metrics.registry

@@ -1,15 +1,17 @@
 """What happens around a route: names, keys, hosts and origins, types and sizes; whatever fails has one shape."""
 
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from starlette.testclient import TestClient
 
 from ragkv.api.keys import KeyFile
 from ragkv.api.settings import AuthConfig, LimitsConfig, ServeConfig
 
-from .small_app import client, conduct_of
+from .small_app import small_client, state_of
 
 JSON = {"content-type": "application/json"}
 
@@ -28,89 +30,88 @@ def _refused(response: Any, status: int, code: str | None = None) -> str:
     return str(error["message"])
 
 
-# Names
+@pytest.fixture
+def small(tmp_path: Path) -> Iterator[TestClient]:
+    """A client of the small app with the limits of `_config`."""
+    with small_client(_config(tmp_path)) as client:
+        yield client
 
 
-def test_a_request_is_named_and_the_name_comes_back(tmp_path: Path) -> None:
-    with client(_config(tmp_path)) as it:
-        assert it.get("/livez", headers={"x-request-id": "mine-1.2_3"}).headers["x-request-id"] == "mine-1.2_3"
-        made = {it.get("/livez").headers["x-request-id"] for _ in range(3)}
-        assert len(made) == 3 and all(re.fullmatch(r"req-[0-9a-f]{32}", name) for name in made)
+# Request ids
+
+
+def test_a_request_is_named_and_the_name_comes_back(small: TestClient) -> None:
+    assert small.get("/livez", headers={"x-request-id": "mine-1.2_3"}).headers["x-request-id"] == "mine-1.2_3"
+    made = {small.get("/livez").headers["x-request-id"] for _ in range(3)}
+    assert len(made) == 3 and all(re.fullmatch(r"req-[0-9a-f]{32}", name) for name in made)
 
 
 @pytest.mark.parametrize("name", ["", "a b", "a" * 65, "-a", "a\u00e9", "<script>", "a,b"])
-def test_a_name_that_is_not_well_formed_is_replaced(tmp_path: Path, name: str) -> None:
-    with client(_config(tmp_path)) as it:
-        assert it.get("/livez", headers={"x-request-id": name.encode()}).headers["x-request-id"].startswith("req-")
+def test_a_name_that_is_not_well_formed_is_replaced(small: TestClient, name: str) -> None:
+    assert small.get("/livez", headers={"x-request-id": name.encode()}).headers["x-request-id"].startswith("req-")
 
 
-def test_an_error_nobody_foresaw_is_a_bare_500_with_its_name(tmp_path: Path) -> None:
-    with client(_config(tmp_path)) as it:
-        response = it.get("/v1/fails/sesame", headers={"x-request-id": "mine"})
-        assert "sesame" not in _refused(response, 500)
-        assert response.headers["x-request-id"] == "mine"
+def test_an_error_nobody_foresaw_is_a_bare_500_with_its_name(small: TestClient) -> None:
+    response = small.get("/v1/fails/sesame", headers={"x-request-id": "mine"})
+    assert "sesame" not in _refused(response, 500)
+    assert response.headers["x-request-id"] == "mine"
 
 
-def test_pages_may_load_nothing_from_elsewhere_and_be_framed_nowhere(tmp_path: Path) -> None:
-    with client(_config(tmp_path)) as it:
-        for path in ("/livez", "/v1/nowhere", "/v1/fails/x"):
-            headers = it.get(path).headers
-            policy = headers["content-security-policy"]
-            assert "default-src 'self'" in policy and "frame-ancestors 'none'" in policy
-            assert "unsafe" not in policy and "http" not in policy
-            assert headers["x-content-type-options"] == "nosniff"
-            assert headers["referrer-policy"] == "no-referrer"
+def test_pages_may_load_nothing_from_elsewhere_and_be_framed_nowhere(small: TestClient) -> None:
+    for path in ("/livez", "/v1/nowhere", "/v1/fails/x"):
+        headers = small.get(path).headers
+        policy = headers["content-security-policy"]
+        assert "default-src 'self'" in policy and "frame-ancestors 'none'" in policy
+        assert "unsafe" not in policy and "http" not in policy
+        assert headers["x-content-type-options"] == "nosniff"
+        assert headers["referrer-policy"] == "no-referrer"
 
 
-def test_answers_are_kept_in_no_cache(tmp_path: Path) -> None:
-    with client(_config(tmp_path)) as it:
-        assert it.post("/v1/answers", json={}).headers["cache-control"] == "no-store"
+def test_answers_are_kept_in_no_cache(small: TestClient) -> None:
+    assert small.post("/v1/answers", json={}).headers["cache-control"] == "no-store"
 
 
 # Keys
 
 
-def test_without_keys_everyone_here_is_one_principal(tmp_path: Path) -> None:
-    with client(_config(tmp_path)) as it:
-        assert it.post("/v1/echo", json={}).json()["tenant"] == ""
-        assert it.post("/v1/echo", json={}, headers={"authorization": "Bearer EMPTY"}).json()["tenant"] == ""
+def test_without_keys_everyone_here_is_one_principal(small: TestClient) -> None:
+    assert small.post("/v1/echo", json={}).json()["tenant"] == ""
+    assert small.post("/v1/echo", json={}, headers={"authorization": "Bearer EMPTY"}).json()["tenant"] == ""
 
 
-def test_with_keys_a_request_needs_one_at_once(tmp_path: Path) -> None:
-    with client(_config(tmp_path)) as it:
-        assert it.post("/v1/echo", json={}).status_code == 200
-        secret, key = KeyFile(tmp_path / "keys.json").add("alice")
-        for headers in (
-            {},
-            {"authorization": ""},
-            {"authorization": "Bearer"},
-            {"authorization": "Bearer "},
-            {"authorization": f"Basic {secret}"},
-            {"authorization": secret},
-            {"authorization": f"Bearer {secret}x"},
-            {"x-api-key": secret},
-        ):
-            response = it.post("/v1/echo", json={}, headers=headers)
-            _refused(response, 401, "invalid_api_key")
-            assert response.headers["www-authenticate"] == "Bearer"
-        assert it.post("/v1/echo", json={}, headers={"authorization": f"bearer  {secret}"}).json()["tenant"] == key.id
-        KeyFile(tmp_path / "keys.json").revoke(key.id)
-        _refused(it.post("/v1/echo", json={}, headers={"authorization": f"Bearer {secret}"}), 401, "invalid_api_key")
+def test_with_keys_a_request_needs_one_at_once(small: TestClient, tmp_path: Path) -> None:
+    assert small.post("/v1/echo", json={}).status_code == 200
+    secret, key = KeyFile(tmp_path / "keys.json").add("alice")
+    for headers in (
+        {},
+        {"authorization": ""},
+        {"authorization": "Bearer"},
+        {"authorization": "Bearer "},
+        {"authorization": f"Basic {secret}"},
+        {"authorization": secret},
+        {"authorization": f"Bearer {secret}x"},
+        {"x-api-key": secret},
+    ):
+        response = small.post("/v1/echo", json={}, headers=headers)
+        _refused(response, 401, "invalid_api_key")
+        assert response.headers["www-authenticate"] == "Bearer"
+    assert small.post("/v1/echo", json={}, headers={"authorization": f"bearer  {secret}"}).json()["tenant"] == key.id
+    KeyFile(tmp_path / "keys.json").revoke(key.id)
+    _refused(small.post("/v1/echo", json={}, headers={"authorization": f"Bearer {secret}"}), 401, "invalid_api_key")
 
 
-def test_what_has_no_key_is_not_told_what_there_is(tmp_path: Path) -> None:
+def test_what_has_no_key_is_not_told_what_there_is(small: TestClient, tmp_path: Path) -> None:
     KeyFile(tmp_path / "keys.json").add("alice")
-    with client(_config(tmp_path)) as it:
-        assert {it.get(path).status_code for path in ("/v1/echo", "/v1/nowhere", "/nowhere", "/v1")} == {401}
-        assert it.get("/livez").status_code == 200
-        assert it.get("/static/../v1/stream").status_code == 401
-        assert it.get("/static/%2e%2e/v1/stream").status_code in (401, 404)
+    assert {small.get(path).status_code for path in ("/v1/echo", "/v1/nowhere", "/nowhere", "/v1")} == {401}
+    assert small.get("/livez").status_code == 200
+    assert small.get("/static/../v1/stream").status_code == 401
+    assert small.get("/static/%2e%2e/v1/stream").status_code in (401, 404)
 
 
 def test_without_keys_a_server_others_can_reach_takes_nobody(tmp_path: Path) -> None:
-    with client(_config(tmp_path, host="0.0.0.0")) as it:
+    with small_client(_config(tmp_path, host="0.0.0.0")) as it:
         _refused(it.post("/v1/echo", json={}), 401, "invalid_api_key")
-    with client(_config(tmp_path, host="0.0.0.0", auth=AuthConfig(required=False))) as it:
+    with small_client(_config(tmp_path, host="0.0.0.0", auth=AuthConfig(required=False))) as it:
         assert it.post("/v1/echo", json={}).json()["tenant"] == ""
 
 
@@ -133,26 +134,25 @@ def test_without_keys_a_server_others_can_reach_takes_nobody(tmp_path: Path) -> 
         ("[", 403),
     ],
 )
-def test_without_keys_only_this_machines_names_are_answered(tmp_path: Path, host: str, status: int) -> None:
-    with client(_config(tmp_path)) as it:
-        assert it.get("/v1/stream", headers={"host": host}).status_code == status
-        assert it.get("/livez", headers={"host": host}).status_code == status
+def test_without_keys_only_this_machines_names_are_answered(small: TestClient, host: str, status: int) -> None:
+    assert small.get("/v1/stream", headers={"host": host}).status_code == status
+    assert small.get("/livez", headers={"host": host}).status_code == status
 
 
 def test_names_can_be_added_and_with_keys_any_is_answered(tmp_path: Path) -> None:
-    with client(_config(tmp_path, hosts=("RAG.example",))) as it:
+    with small_client(_config(tmp_path, hosts=("RAG.example",))) as it:
         assert it.get("/v1/stream", headers={"host": "rag.example:8000"}).status_code == 200
         _refused(it.get("/v1/stream", headers={"host": "other.example"}), 403, "host_not_allowed")
     secret, _ = KeyFile(tmp_path / "keys.json").add("alice")
     headers = {"host": "any.example", "authorization": f"Bearer {secret}"}
-    with client(_config(tmp_path)) as it:
+    with small_client(_config(tmp_path)) as it:
         assert it.get("/v1/stream", headers=headers).status_code == 200
-    with client(_config(tmp_path, hosts=("rag.example",))) as it:
+    with small_client(_config(tmp_path, hosts=("rag.example",))) as it:
         _refused(it.get("/v1/stream", headers=headers), 403, "host_not_allowed")
 
 
 def test_open_to_the_network_an_address_is_answered_and_a_strange_name_is_not(tmp_path: Path) -> None:
-    with client(_config(tmp_path, host="0.0.0.0", auth=AuthConfig(required=False))) as it:
+    with small_client(_config(tmp_path, host="0.0.0.0", auth=AuthConfig(required=False))) as it:
         assert it.get("/v1/stream", headers={"host": "192.168.1.1:8000"}).status_code == 200
         _refused(it.get("/v1/stream", headers={"host": "rebound.example"}), 403, "host_not_allowed")
 
@@ -172,22 +172,21 @@ def test_open_to_the_network_an_address_is_answered_and_a_strange_name_is_not(tm
         ("http://[", 403),
     ],
 )
-def test_a_page_from_elsewhere_cannot_drive_the_server(tmp_path: Path, origin: str, status: int) -> None:
-    with client(_config(tmp_path)) as it:
-        response = it.post("/v1/echo", json={}, headers={"origin": origin})
-        assert response.status_code == status
-        assert not any(name.startswith("access-control") for name in response.headers)
+def test_a_page_from_elsewhere_cannot_drive_the_server(small: TestClient, origin: str, status: int) -> None:
+    response = small.post("/v1/echo", json={}, headers={"origin": origin})
+    assert response.status_code == status
+    assert not any(name.startswith("access-control") for name in response.headers)
 
 
-def test_a_form_of_a_page_elsewhere_is_of_a_type_that_is_not_taken(tmp_path: Path) -> None:
-    with client(_config(tmp_path)) as it:  # an old browser, which sends no origin
-        for kind in ("text/plain", "application/x-www-form-urlencoded", "multipart/form-data; boundary=x"):
-            _refused(it.post("/v1/echo", content=b"{}", headers={"content-type": kind}), 415)
+def test_a_form_of_a_page_elsewhere_is_of_a_type_that_is_not_taken(small: TestClient) -> None:
+    # an old browser, which sends no origin
+    for kind in ("text/plain", "application/x-www-form-urlencoded", "multipart/form-data; boundary=x"):
+        _refused(small.post("/v1/echo", content=b"{}", headers={"content-type": kind}), 415)
 
 
 def test_an_origin_that_was_named_may_ask_and_read(tmp_path: Path) -> None:
     origin = "https://docs.example"
-    with client(_config(tmp_path, cors_origins=(origin,))) as it:
+    with small_client(_config(tmp_path, cors_origins=(origin,))) as it:
         asked = {"origin": origin, "access-control-request-method": "POST"}
         allowed = it.options("/v1/echo", headers={**asked, "access-control-request-headers": "authorization"})
         assert allowed.status_code == 200 and allowed.headers["access-control-allow-origin"] == origin
@@ -213,45 +212,39 @@ def test_an_origin_that_was_named_may_ask_and_read(tmp_path: Path) -> None:
         ("application/xml", 415),
     ],
 )
-def test_a_type_that_is_not_json_is_refused(tmp_path: Path, kind: str, status: int) -> None:
-    with client(_config(tmp_path)) as it:
-        assert it.post("/v1/echo", content=b"{}", headers={"content-type": kind}).status_code == status
+def test_a_type_that_is_not_json_is_refused(small: TestClient, kind: str, status: int) -> None:
+    assert small.post("/v1/echo", content=b"{}", headers={"content-type": kind}).status_code == status
 
 
-def test_files_are_taken_where_documents_are(tmp_path: Path) -> None:
-    with client(_config(tmp_path)) as it:
-        path = "/v1/collections/c/documents"
-        assert it.post(path, files={"file": ("a.txt", b"abc")}).json() == {"bytes": 3, "name": "c"}
-        _refused(it.post(path, files={"file": ("a.txt", b"a" * 1001)}), 413, "body_too_large")
-        _refused(it.post(path, content=b"x", headers={"content-type": "text/plain"}), 415)
+def test_files_are_taken_where_documents_are(small: TestClient) -> None:
+    path = "/v1/collections/c/documents"
+    assert small.post(path, files={"file": ("a.txt", b"abc")}).json() == {"bytes": 3, "name": "c"}
+    _refused(small.post(path, files={"file": ("a.txt", b"a" * 1001)}), 413, "body_too_large")
+    _refused(small.post(path, content=b"x", headers={"content-type": "text/plain"}), 415)
 
 
-def test_a_body_is_counted_whatever_it_says_of_its_length(tmp_path: Path) -> None:
-    with client(_config(tmp_path)) as it:
-        assert it.post("/v1/echo", content=b"x" * 1000, headers=JSON).json()["bytes"] == 1000
-        _refused(it.post("/v1/echo", content=b"x" * 1001, headers=JSON), 413, "body_too_large")
-        chunked = (b"x" * 100 for _ in range(11))
-        _refused(it.post("/v1/echo", content=chunked, headers=JSON), 413, "body_too_large")
-        lying = {**JSON, "content-length": "5"}
-        _refused(it.post("/v1/echo", content=b"x" * 1001, headers=lying), 413, "body_too_large")
-        absurd = {**JSON, "content-length": "9" * 5000}
-        _refused(it.post("/v1/echo", content=b"x", headers=absurd), 413, "body_too_large")
+def test_a_body_is_counted_whatever_it_says_of_its_length(small: TestClient) -> None:
+    assert small.post("/v1/echo", content=b"x" * 1000, headers=JSON).json()["bytes"] == 1000
+    _refused(small.post("/v1/echo", content=b"x" * 1001, headers=JSON), 413, "body_too_large")
+    chunked = (b"x" * 100 for _ in range(11))
+    _refused(small.post("/v1/echo", content=chunked, headers=JSON), 413, "body_too_large")
+    lying = {**JSON, "content-length": "5"}
+    _refused(small.post("/v1/echo", content=b"x" * 1001, headers=lying), 413, "body_too_large")
+    absurd = {**JSON, "content-length": "9" * 5000}
+    _refused(small.post("/v1/echo", content=b"x", headers=absurd), 413, "body_too_large")
 
 
 @pytest.mark.parametrize("path", ["/v1/a%00b", "/v1/a%0ab", "/v1/%7f", "/v1/" + "a" * 5000])
-def test_a_path_with_control_characters_or_without_end_is_refused(tmp_path: Path, path: str) -> None:
-    with client(_config(tmp_path)) as it:
-        _refused(it.get(path), 400)
+def test_a_path_with_control_characters_or_without_end_is_refused(small: TestClient, path: str) -> None:
+    _refused(small.get(path), 400)
 
 
-def test_a_stream_comes_whole(tmp_path: Path) -> None:
-    with client(_config(tmp_path)) as it:
-        assert it.get("/v1/stream").text == "data: 0\n\ndata: 1\n\ndata: 2\n\n"
+def test_a_stream_comes_whole(small: TestClient) -> None:
+    assert small.get("/v1/stream").text == "data: 0\n\ndata: 1\n\ndata: 2\n\n"
 
 
-def test_who_enters_leaves_however_it_ends(tmp_path: Path) -> None:
-    with client(_config(tmp_path)) as it:
-        for path in ("/v1/stream", "/v1/fails/x", "/v1/nowhere", "/v1/stream?fail=true"):
-            it.get(path)
-        it.post("/v1/echo", content=b"x" * 1001, headers=JSON)
-        assert conduct_of(it).readiness.running == 0
+def test_who_enters_leaves_however_it_ends(small: TestClient) -> None:
+    for path in ("/v1/stream", "/v1/fails/x", "/v1/nowhere", "/v1/stream?fail=true"):
+        small.get(path)
+    small.post("/v1/echo", content=b"x" * 1001, headers=JSON)
+    assert state_of(small).readiness.running == 0

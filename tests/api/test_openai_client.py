@@ -119,13 +119,13 @@ def test_an_unknown_model_is_not_found(client: openai.OpenAI) -> None:
 
 def test_a_full_server_is_tried_again(app: FastAPI, url: str, client: openai.OpenAI) -> None:
     running = [client.chat.completions.create(model="talker", messages=SAY, max_tokens=4000, stream=True) for _ in "ab"]
-    with pytest.raises(openai.InternalServerError, match="under way already") as caught:
+    with pytest.raises(openai.InternalServerError, match="running already") as caught:
         client.chat.completions.create(model="talker", messages=SAY, max_tokens=2)
     assert caught.value.status_code == 503 and caught.value.response.headers["retry-after"]
     threading.Timer(0.5, lambda: [stream.close() for stream in running]).start()
     with client_at(url, max_retries=8) as patient:  # by itself
         assert patient.chat.completions.create(model="talker", messages=SAY, max_tokens=2).choices
-    wait_until(lambda: service_of(app).answers.stats().working == 0)
+    wait_until(lambda: service_of(app).answer_pool.running == 0)
 
 
 def test_an_error_in_the_middle_of_a_stream_is_raised(talker: Engine, tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from ragkv.api.errors import ApiError
-from ragkv.api.server import Readiness
+from ragkv.api.server_state import Readiness
 
 from .serving import small
 
@@ -20,17 +20,17 @@ pytestmark = pytest.mark.enable_socket
 def test_a_gate_lets_in_while_the_server_is_ready() -> None:
     gate = Readiness()
     with pytest.raises(ApiError, match="being loaded"):
-        gate.enter()
-    gate.ready()
-    gate.enter()
-    gate.enter()
+        gate.begin_request()
+    gate.set_ready()
+    gate.begin_request()
+    gate.begin_request()
     gate.start_draining()
     assert gate.running == 2
     with pytest.raises(ApiError, match="shutting down") as caught:
-        gate.enter()
+        gate.begin_request()
     assert (caught.value.status, caught.value.retry_after_s) == (503, 5)
-    gate.leave()
-    gate.leave()
+    gate.end_request()
+    gate.end_request()
     assert gate.running == 0
 
 

@@ -15,7 +15,7 @@ def talk(client: TestClient, session_id: str = "s", turns: int = 2) -> None:
 
 
 def flush(client: TestClient) -> None:
-    service_of(client.app).loaded.tenants.opened()[""].engine.flush()  # type: ignore[arg-type]
+    service_of(client.app).tenants.opened()[""].engine.flush()  # type: ignore[arg-type]
 
 
 def test_conversations_are_listed_the_last_used_first(client: TestClient) -> None:
@@ -90,7 +90,7 @@ def test_what_cannot_be_done_is_refused(client: TestClient, path: str, body: obj
 def test_sessions_of_content_and_of_name_never_meet(client: TestClient) -> None:
     body = {"model": "reader", "messages": [{"role": "user", "content": FACTS[0]}]}
     client.post("/v1/chat/completions", json=body)
-    engine = service_of(client.app).loaded.tenants.opened()[""].engine  # type: ignore[arg-type]
+    engine = service_of(client.app).tenants.opened()[""].engine  # type: ignore[arg-type]
     (found,) = engine.session_ids()
     assert client.get(f"/v1/sessions/{found}").status_code == 404
     assert client.delete(f"/v1/sessions/{found}").status_code == 404

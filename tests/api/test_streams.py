@@ -39,11 +39,11 @@ def url(app: FastAPI) -> Iterator[str]:
 
 
 def working(app: FastAPI) -> int:
-    return service_of(app).answers.stats().working
+    return service_of(app).answer_pool.running
 
 
 def queue(app: FastAPI) -> Any:
-    return service_of(app).loaded.tenants.opened()[""].engine.stats().queue
+    return service_of(app).tenants.opened()[""].engine.stats().queue
 
 
 def raw(url: str, body: Any, path: str = "/v1/chat/completions") -> socket.socket:
@@ -79,7 +79,7 @@ def test_a_client_that_vanishes_while_it_waits_leaves_the_queue(app: FastAPI, ur
     engine = service_of(app)
     with plain(url) as client:
         client.post("/v1/chat/completions", json={**BODY, "max_tokens": 1})
-    compute = engine.loaded.model.parts.activity.lock
+    compute = engine.tenants._model.parts.activity.lock
     with compute:  # nobody gets the model
         connections = [raw(url, {**BODY, "stream": stream}) for stream in (True, False, True)]
         wait_until(lambda: working(app) == 3 and queue(app).waiting == 1)

@@ -1,4 +1,4 @@
-"""The routes, a file a resource."""
+"""The routes, one file per resource."""
 
 from fastapi import APIRouter
 

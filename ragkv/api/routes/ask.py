@@ -1,34 +1,33 @@
-"""/v1/ask and /v1/compare: a question over a collection, and what reuse gains on it."""
+"""/v1/ask and /v1/compare: a question over a collection, and what reuse saves for it."""
 
 import uuid
-from collections.abc import AsyncGenerator, Generator
+from collections.abc import AsyncGenerator, Generator, Sequence
 from typing import Any
 
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
-from ragkv.engine import Engine
-from ragkv.inference import Prefill
+from ragkv.inference import AnswerOptions, Prefill
 from ragkv.retrieval import Hit
-from ragkv.sessions import Session
-from ragkv.types import UNSET, Answer, Chunk, TokenEvent, Unset
+from ragkv.types import Answer, Chunk, TokenEvent
 
-from ..answering import answering, check_count, check_text, max_tokens_of, session_of
-from ..errors import as_api_error, not_found, responses
-from ..reports import citations_of, reuse_of, source_of, spans_of, timing_of
-from ..schemas import AskRequest, AskResponse, CompareRequest, CompareResponse, Measured, Retrieval
-from ..service import Here, Service, Who
+from ..answers import check_count, check_text, checked_max_tokens, session_of, stream_answer
+from ..errors import as_api_error, responses
+from ..reports import answer_fields, prefill_fields, sources_of
+from ..schemas import AskRequest, AskResponse, CompareRequest, CompareResponse, Measured, PrefillReport
+from ..service import PrincipalDep, ServiceDep
+from ..settings import LimitsConfig
 from ..sse import EventStream, format_event
 from ..tenants import Tenant
-from ..work import Call, started
+from ..worker_pool import WorkContext
 
 router = APIRouter(prefix="/v1", tags=["ask"])
 
-Told = tuple[str, dict[str, Any]]  # the name of an event, and its data
+NamedEvent = tuple[str, dict[str, Any]]  # the name of a server-sent event, and its data
 
 _EVENTS = (
-    "With `stream`: events `sources` {sources}, `prompt` {prompt, reuse, timing}, `token` {text} each, `answer` "
-    "(the whole response) or `error` {error}."
+    "With `stream`: the events `sources` {sources}, `prompt` {prompt, reuse, timing}, many `token` {text}, then "
+    "`answer` (the whole response) or `error` {error}."
 )
 
 
@@ -36,90 +35,72 @@ _EVENTS = (
     "/ask",
     summary="Ask a question over a collection",
     response_model=AskResponse,
-    responses={
-        **responses(404),
-        200: {"description": _EVENTS, "content": {"text/event-stream": {}}},
-    },
+    responses={**responses(404), 200: {"description": _EVENTS, "content": {"text/event-stream": {}}}},
 )
-async def ask(body: AskRequest, request: Request, service: Here, who: Who) -> AskResponse | Response:
-    """Passages are retrieved, their stored KV is fused, and the answer comes with sources, citations and a report."""
-    _check(body, service)
-    max_tokens_of(body.max_tokens, service.config.limits)
+async def ask(
+    body: AskRequest, request: Request, service: ServiceDep, principal: PrincipalDep
+) -> AskResponse | Response:
+    """Retrieve passages, fuse their stored KV, and answer with sources, citations and a report."""
+    limits = service.config.limits
+    _check(body, limits)
+    checked_max_tokens(body.max_tokens, limits)
 
-    def work(call: Call) -> Generator[Told | AskResponse, None, None]:
-        with service.tenant(who) as tenant, session_of(tenant, who, body.session_id) as session:
-            yield from _asked(call, request, service, tenant, session, body)
+    def work(context: WorkContext) -> Generator[NamedEvent | AskResponse, None, None]:
+        with (
+            service.tenants.lease(principal) as tenant,
+            session_of(tenant, principal, body.session_id) as session,
+        ):
+            hits, chunks = _retrieve(tenant, body)
+            sources = sources_of(hits)
+            numbers = [source.number for source in sources]
+            yield "sources", {"sources": [source.model_dump() for source in sources]}
+            options = body.engine_options
+            options["max_new_tokens"] = checked_max_tokens(body.max_tokens, limits)
+            for event in stream_answer(context, tenant.engine, limits, body.question, chunks, session, **options):
+                if isinstance(event, Prefill):
+                    yield "prompt", PrefillReport(**prefill_fields(event, numbers)).model_dump()
+                elif isinstance(event, TokenEvent):
+                    if event.text:
+                        yield "token", {"text": event.text}
+                else:
+                    tenant.collections.drop_if_deleted(body.collection, [source.text for source in sources])
+                    yield AskResponse(
+                        id=f"ask-{uuid.uuid4().hex}",
+                        answer=event.text,
+                        finish_reason=event.finish_reason,  # type: ignore[arg-type]
+                        **answer_fields(event, event.text, sources, numbers, body.session_id),
+                    )
 
     if body.stream:
-        return EventStream(_told(await started(request, service.answers.stream(work))))
-
-    def whole(call: Call) -> AskResponse:
-        *_, answer = work(call)
-        assert isinstance(answer, AskResponse)
-        return answer
-
-    return await service.answers.run(request, whole)
+        return EventStream(_as_text(await service.answer_pool.stream(request, work)))
+    return await service.answer_pool.run_stream(request, work, AskResponse)
 
 
 @router.post("/compare", summary="Time a question's prompt both ways", responses=responses(404))
-async def compare(body: CompareRequest, request: Request, service: Here, who: Who) -> CompareResponse:
-    """The prompt of `/v1/ask` is made from stored KV, then in full, to the first token; no conversation is touched."""
-    _check(body, service)
+async def compare(
+    body: CompareRequest, request: Request, service: ServiceDep, principal: PrincipalDep
+) -> CompareResponse:
+    """Make the prompt of `/v1/ask` from stored KV, then in full, to the first token. No conversation is changed."""
+    _check(body, service.config.limits)
 
-    def work(call: Call) -> CompareResponse:
-        with service.tenant(who) as tenant:
-            _, chunks = _retrieved(tenant, body)
-            how = {"ratio": _ratio(body), "selector": body.selector}
-            fused = _timed(call, request, tenant.engine, service, body.question, chunks, reuse="fused", **how)
-            full = _timed(call, request, tenant.engine, service, body.question, chunks, reuse="none")
-            return CompareResponse(fused=fused, full=full)
+    def work(context: WorkContext) -> CompareResponse:
+        with service.tenants.lease(principal) as tenant:
+            _, chunks = _retrieve(tenant, body)
 
-    return await service.answers.run(request, work)
+            def measure(options: AnswerOptions) -> Measured:
+                options["max_new_tokens"] = 1
+                *_, answer = stream_answer(
+                    context, tenant.engine, service.config.limits, body.question, chunks, None, **options
+                )
+                assert isinstance(answer, Answer)
+                return Measured.model_validate(answer)
 
+            return CompareResponse(fused=measure(body.engine_options), full=measure({"reuse": "none"}))
 
-def _asked(
-    call: Call, request: Request, service: Service, tenant: Tenant, session: Session | None, body: AskRequest
-) -> Generator[Told | AskResponse, None, None]:
-    hits, chunks = _retrieved(tenant, body)
-    sources = [source_of(number, hit) for number, hit in enumerate(hits, 1)]
-    numbers = [source.number for source in sources]
-    yield "sources", {"sources": [source.model_dump() for source in sources]}
-    limits = service.config.limits
-    events = answering(
-        call,
-        request,
-        tenant.engine,
-        limits,
-        body.question,
-        chunks,
-        session,
-        max_new_tokens=max_tokens_of(body.max_tokens, limits),
-        ratio=_ratio(body),
-        selector=body.selector,
-        reuse=body.reuse,
-    )
-    for said in events:
-        if isinstance(said, Prefill):
-            yield "prompt", _report(said, numbers)
-        elif isinstance(said, TokenEvent):
-            if said.text:
-                yield "token", {"text": said.text}
-        else:
-            tenant.collections.let_go_if_gone(body.collection, [source.text for source in sources])
-            yield AskResponse(
-                id=f"ask-{uuid.uuid4().hex}",
-                answer=said.text,
-                finish_reason=said.finish_reason,  # type: ignore[arg-type]
-                citations=citations_of(said.text, sources),
-                sources=sources,
-                reuse=reuse_of(said.reuse),
-                timing=timing_of(said.timing),
-                prompt=spans_of(said.spans, numbers),
-                session_id=body.session_id,
-            )
+    return await service.answer_pool.run(request, work)
 
 
-async def _told(items: AsyncGenerator[Told | AskResponse, None]) -> AsyncGenerator[str, None]:
+async def _as_text(items: AsyncGenerator[NamedEvent | AskResponse, None]) -> AsyncGenerator[str, None]:
     try:
         async for item in items:
             if isinstance(item, AskResponse):
@@ -132,47 +113,17 @@ async def _told(items: AsyncGenerator[Told | AskResponse, None]) -> AsyncGenerat
         await items.aclose()
 
 
-def _retrieved(tenant: Tenant, body: Retrieval, question: str | None = None) -> tuple[tuple[Hit, ...], list[Chunk]]:
-    """The passages of a question, and the chunks they are."""
-    with tenant.collections.lease(body.collection) as collection:
-        if collection is None:
-            raise not_found("collection", body.collection, "collection")
+def _retrieve(tenant: Tenant, body: CompareRequest) -> tuple[Sequence[Hit], list[Chunk]]:
+    """The passages for a question, and their chunks."""
+    with tenant.collections.lease(body.collection, "collection") as collection:
         rag = collection.rag
-        hits = rag.retrieve(
-            question or body.question,  # type: ignore[attr-defined]
-            body.k,
-            retriever=body.retriever,
-            where=body.filter,
-            order=body.order,
-        )
+        hits = rag.retrieve(body.question, body.k, retriever=body.retriever, where=body.filter, order=body.order)
         return hits, [rag.chunk(hit.passage) for hit in hits]
 
 
-def _timed(
-    call: Call, request: Request, engine: Engine, service: Service, question: str, chunks: list[Chunk], **how: Any
-) -> Measured:
-    *_, answer = answering(
-        call, request, engine, service.config.limits, question, chunks, None, max_new_tokens=1, **how
-    )
-    assert isinstance(answer, Answer)
-    return Measured(timing=timing_of(answer.timing), reuse=reuse_of(answer.reuse))
-
-
-def _check(body: AskRequest | CompareRequest, service: Service) -> None:
-    check_text(body.question, service.config.limits, "question")
-    check_count(body.k, service.config.limits, "k")
-
-
-def _ratio(body: AskRequest | CompareRequest) -> float | Unset | None:
-    return body.ratio if "ratio" in body.model_fields_set else UNSET
-
-
-def _report(prefill: Prefill, numbers: list[int]) -> dict[str, Any]:
-    return {
-        "prompt": [span.model_dump() for span in spans_of(prefill.spans, numbers)],
-        "reuse": reuse_of(prefill.reuse).model_dump(),
-        "timing": timing_of(prefill.timing).model_dump(),
-    }
+def _check(body: CompareRequest, limits: LimitsConfig) -> None:
+    check_text(body.question, limits, "question")
+    check_count(body.k, limits, "k")
 
 
 __all__ = ["router"]

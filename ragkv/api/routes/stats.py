@@ -1,33 +1,73 @@
-"""/v1/stats: what the caller's store holds."""
+"""/v1/stats: the caller's store."""
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter
+from pydantic import BaseModel
 
 from ..errors import responses
-from ..reports import queue_of, tiers_of
-from ..schemas import StatsResponse
-from ..service import Here, Who
+from ..schemas import EngineValue
+from ..service import TenantExecutorDep
+from ..tenants import Tenant
 
 router = APIRouter(prefix="/v1", tags=["stats"])
 
 
-@router.get("/stats", summary="What the caller's store holds", responses=responses())
-async def stats(request: Request, service: Here, who: Who) -> StatsResponse:
-    """Tiers, queue and settings in force; nothing of other tenants."""
+class TierInfo(BaseModel):
+    """A tier of the caller's store."""
 
-    def work() -> StatsResponse:
-        with service.tenant(who) as tenant:
-            found = tenant.engine.stats()
-            return StatsResponse(
-                model=service.model_id,
-                kv_bytes_per_token=found.kv_bytes_per_token,
-                context_tokens=tenant.engine.context_tokens,
-                tiers=tiers_of(found),
-                queue=queue_of(found),
-                ratio=tenant.engine.config.fusion.ratio,
-                selector=tenant.engine.config.fusion.selector,
-            )
+    tier: str
+    entries: int
+    used_bytes: int
+    capacity_bytes: int
+    hits: int
+    misses: int
+    evictions: int
+    damaged: int
 
-    return await service.house.run(request, lambda _: work())
+
+class QueueInfo(EngineValue):
+    """The caller's queue."""
+
+    waiting: int
+    admitted: int
+    served: int
+    refused: int
+    expired: int
+    cancelled: int
+
+
+class StatsResponse(BaseModel):
+    """The model, and the caller's store."""
+
+    model: str
+    kv_bytes_per_token: int
+    context_tokens: int | None
+    tiers: list[TierInfo]
+    queue: QueueInfo
+    ratio: float | None
+    selector: str
+
+
+@router.get("/stats", summary="Show the caller's store", responses=responses())
+async def stats(executor: TenantExecutorDep) -> StatsResponse:
+    """Tiers, queue and settings of the caller; nothing about other tenants."""
+
+    def work(tenant: Tenant) -> StatsResponse:
+        found, engine = tenant.engine.stats(), tenant.engine
+        names = [name for name in TierInfo.model_fields if name != "tier"]
+        return StatsResponse(
+            model=executor.service.model_id,
+            kv_bytes_per_token=found.kv_bytes_per_token,
+            context_tokens=engine.context_tokens,
+            tiers=[
+                TierInfo(tier=tier.kind.value, **{name: getattr(tier, name) for name in names})
+                for tier in found.store.tiers
+            ],
+            queue=QueueInfo.model_validate(found.queue),
+            ratio=engine.config.fusion.ratio,
+            selector=engine.config.fusion.selector,
+        )
+
+    return await executor.run(work)
 
 
 __all__ = ["router"]

@@ -21,7 +21,7 @@ LOOKS: dict[str, dict[str, Any]] = {
     "wide": {"viewport": {"width": 1920, "height": 1080}, "color_scheme": "light"},
 }
 HALF = stream(("token", {"text": "Kiralus works as a"}))
-BUSY = refusal(503, "64 requests are under way already; ask again.", {"Retry-After": "9"})
+BUSY = refusal(503, "64 requests are running already; ask again.", {"Retry-After": "9"})
 
 
 def ask(page: Page, question: str) -> None:

@@ -100,7 +100,7 @@ def test_what_is_too_large_is_told(fresh: Any) -> None:
 
 def test_a_busy_server_gets_the_document_later(fresh: Any) -> None:
     fresh.watch.allowed.append("Failed to load resource")
-    told = refusal(503, "64 requests are under way already; ask again.", {"Retry-After": "1"})
+    told = refusal(503, "64 requests are running already; ask again.", {"Retry-After": "1"})
     fresh.route("**/documents", lambda route: route.fulfill(**told), times=1)
     fresh.locator(".drop input[type=file]").first.set_input_files(str(CORPUS[0]))
     fresh.get_by_text("Again in 1 s").wait_for()

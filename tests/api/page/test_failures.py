@@ -61,7 +61,7 @@ def test_a_server_that_is_still_loading_is_waited_for(page: Any) -> None:
 
 @pytest.mark.parametrize(("status", "words"), [(503, "requests are under way"), (429, "Too many requests")])
 def test_a_busy_server_is_asked_again_after_the_wait_it_names(failing: Any, status: int, words: str) -> None:
-    told = refusal(status, "64 requests are under way already; ask again.", {"Retry-After": "3"})
+    told = refusal(status, "64 requests are running already; ask again.", {"Retry-After": "3"})
     failing.route("**/v1/ask", lambda route: route.fulfill(**told), times=1)
     failing.clock.install()
     put(failing)

@@ -1,0 +1,218 @@
+"""One chat completion in a worker thread: from messages and documents to the engine's prompt, and back to OpenAI's
+response.
+
+Documents stand before the last user message. With a session, its stored history replaces all earlier messages. Without
+one, messages that continue an earlier answer word for word find its KV by their text. If the request has documents, its
+prompt is not stored for that: the messages of the next request will not contain the documents.
+"""
+
+import time
+import uuid
+from collections.abc import Generator, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field
+
+from ragkv.dialogue import DialogueDocument, DialoguePrompt, DialogueRequest, Turn, insert_documents
+from ragkv.errors import InputError
+from ragkv.types import Answer, Chunk, Text, TokenEvent
+
+from .answers import AnswerEvents, check_count, check_text, checked_max_tokens, session_of, stream_answer
+from .citation_markers import MarkerFilter, marker_spans, missing_markers, without_markers
+from .errors import ApiError, unknown_model
+from .keys import Principal
+from .openai_chat import (
+    Annotation,
+    AssistantMessage,
+    ChatRequest,
+    ChatResponse,
+    Choice,
+    Message,
+    PromptTokensDetails,
+    UrlCitation,
+    Usage,
+    refuse_unsupported,
+)
+from .reports import answer_fields, citations_of, sources_of
+from .schemas import AnswerReport, Source
+from .service import Service
+from .settings import LimitsConfig
+from .tenants import Tenant
+from .worker_pool import WorkContext
+
+
+@dataclass(frozen=True, slots=True)
+class ChatCompletion:
+    """One chat request and the way to answer it."""
+
+    service: Service
+    principal: Principal
+    body: ChatRequest
+    session_id: str | None
+    id: str = field(default_factory=lambda: f"chatcmpl-{uuid.uuid4().hex}")
+    created: int = field(default_factory=lambda: int(time.time()))
+
+    def check(self) -> None:
+        """Raise `ApiError` for everything that can be refused before any work."""
+        body, limits = self.body, self.service.config.limits
+        refuse_unsupported(body)
+        if body.model != self.service.model_id:
+            raise unknown_model(body.model, repr(self.service.model_id))
+        if not any(message.role == "user" for message in body.messages):
+            raise ApiError(400, "There is no user message: the prompt needs a question.", param="messages")
+        if body.stream_options is not None and not body.stream:
+            raise ApiError(400, "stream_options require stream; set stream, or leave them out.", param="stream_options")
+        for number, message in enumerate(body.messages):
+            check_text(message.text, limits, f"messages.{number}")
+        if (stops := len(body.stop_strings)) > limits.stop_strings:
+            raise ApiError(400, f"stop has {stops} strings; this server accepts {limits.stop_strings}.", param="stop")
+        self._check_documents(limits)
+        self.max_tokens  # noqa: B018 - raises
+
+    def _check_documents(self, limits: LimitsConfig) -> None:
+        documents = self.body.documents or []
+        check_count(len(documents) + (self.body.rag.k if self.body.rag else 0), limits, "documents")
+        for number, document in enumerate(documents):
+            if (characters := len(document.text)) > limits.document_chars:
+                message = f"documents.{number} has {characters} characters; this server accepts "
+                raise ApiError(400, f"{message}{limits.document_chars}.", param=f"documents.{number}.text")
+
+    @property
+    def max_tokens(self) -> int:
+        """The most tokens of the answer; raises `ApiError` above the server's limit."""
+        old, new = self.body.max_tokens, self.body.max_completion_tokens
+        if None not in (old, new) and old != new:
+            raise ApiError(400, "max_tokens and max_completion_tokens differ; give one.", param="max_tokens")
+        param = "max_tokens" if new is None else "max_completion_tokens"
+        return checked_max_tokens(new or old, self.service.config.limits, param)
+
+    def events(self, context: WorkContext) -> Generator[str | ChatResponse, None, None]:
+        """Pieces of the answer's text as soon as they are certain, then the whole response."""
+        with (
+            self.service.tenants.lease(self.principal) as tenant,
+            session_of(tenant, self.principal, self.session_id),
+        ):
+            yield from self._events(context, tenant)
+
+    def _events(self, context: WorkContext, tenant: Tenant) -> Generator[str | ChatResponse, None, None]:
+        # 1. Find the documents and build the prompt.
+        sources = self._sources(tenant)
+        prompt = self._prompt(tenant, sources)
+        # 2. Stream the answer, without markers of sources that do not exist.
+        answer, markers = None, MarkerFilter(len(sources))
+        try:
+            with closing(self._stream(context, tenant, prompt)) as events:
+                for event in events:
+                    if isinstance(event, TokenEvent):
+                        if text := markers.add(event.text):
+                            yield text
+                    elif isinstance(event, Answer):
+                        answer = event  # sent after the loop, when the session is free again
+        finally:
+            if answer is None:
+                tenant.dialogue.drop_turn(prompt)
+        assert answer is not None
+        # 3. Save the turn, so that messages which continue it find its KV.
+        tenant.dialogue.save_turn(prompt, answer.text)
+        # 4. Append the markers of sources that the answer cites and does not name.
+        if text := markers.finish():
+            yield text
+        if text := missing_markers(markers.text, citations_of(markers.text, sources)):
+            yield text
+        if self.body.rag is not None:
+            tenant.collections.drop_if_deleted(self.body.rag.collection, [source.text for source in sources])
+        yield self._response(tenant, prompt, answer, markers.text + text, sources)
+
+    def _stream(self, context: WorkContext, tenant: Tenant, prompt: DialoguePrompt) -> AnswerEvents:
+        options = self.body.engine_options
+        options["max_new_tokens"] = self.max_tokens
+        return stream_answer(
+            context,
+            tenant.engine,
+            self.service.config.limits,
+            prompt.question,
+            prompt.chunks,
+            prompt.conversation.session if prompt.conversation else None,
+            **options,
+        )
+
+    def _sources(self, tenant: Tenant) -> list[Source]:
+        """The documents of the request, then those that retrieval finds."""
+        sources = [
+            Source(
+                number=number,
+                document_id=document.id or f"document-{number}",
+                source=document.title or document.id or f"document-{number}",
+                title=document.title,
+                text=document.text,
+                start=0,
+                end=len(document.text),
+                score=None,
+            )
+            for number, document in enumerate(self.body.documents or [], 1)
+        ]
+        if (rag := self.body.rag) is None:
+            return sources
+        query = next(message.text for message in reversed(self.body.messages) if message.role == "user")
+        with tenant.collections.lease(rag.collection, "rag.collection") as collection:
+            hits = collection.rag.retrieve(query, rag.k, retriever=rag.retriever, where=rag.filter, order=rag.order)
+        return sources + sources_of(hits, len(sources) + 1)
+
+    def _prompt(self, tenant: Tenant, sources: Sequence[Source]) -> DialoguePrompt:
+        documents = tuple(DialogueDocument(source.text, {"source": source.source}) for source in sources)
+        turns = [_turn(message) for message in self.body.messages]
+        request = DialogueRequest(insert_documents(turns, documents, tenant.dialogue.separator), documents)
+        if self.session_id is None:
+            return tenant.dialogue.build_prompt(request, not documents, None)
+        if turns[-1].role != "user":
+            raise InputError("With a session the last message must be the user's: it is the question.")
+        return tenant.dialogue.build_prompt(request, False, tenant.engine_session_id(self.session_id))
+
+    def _response(
+        self, tenant: Tenant, prompt: DialoguePrompt, answer: Answer, content: str, sources: list[Source]
+    ) -> ChatResponse:
+        by_text = {source.text: source.number for source in sources}
+        chunk_end = tenant.engine.config.prompt.chunk_end
+        numbers = [by_text.get(chunk.text.removesuffix(chunk_end)) for chunk in _without_opening(prompt.chunks)]
+        report = AnswerReport(**answer_fields(answer, content, sources, numbers, self.session_id))
+        by_number = {source.number: source for source in sources}
+        annotations = [
+            Annotation(
+                url_citation=UrlCitation(
+                    url=by_number[citation.number].source or citation.document_id,
+                    title=by_number[citation.number].title or citation.document_id,
+                    start_index=start,
+                    end_index=end,
+                )
+            )
+            for citation, start, end in marker_spans(content, report.citations)
+        ]
+        message = AssistantMessage(content=content, annotations=annotations)
+        reuse, answer_tokens = answer.reuse, len(answer.token_ids)
+        return ChatResponse(
+            id=self.id,
+            created=self.created,
+            model=self.body.model,
+            choices=[Choice(message=message, finish_reason=answer.finish_reason)],  # type: ignore[arg-type]
+            usage=Usage(
+                prompt_tokens=reuse.tokens,
+                completion_tokens=answer_tokens,
+                total_tokens=reuse.tokens + answer_tokens,
+                prompt_tokens_details=PromptTokensDetails(cached_tokens=reuse.exact + reuse.fused),
+            ),
+            ragkv=report,
+        )
+
+
+def _turn(message: Message) -> Turn:
+    if message.role == "assistant":
+        return Turn("assistant", without_markers(message.text))
+    return Turn("system" if message.role in ("system", "developer") else "user", message.text)
+
+
+def _without_opening(chunks: Sequence[Chunk]) -> Sequence[Chunk]:
+    """The chunks as the engine numbers them: it does not count an opening text."""
+    first = chunks[0] if chunks else None
+    return chunks[1:] if isinstance(first, Text) and first.opening else chunks
+
+
+__all__ = ["ChatCompletion"]

@@ -1,0 +1,38 @@
+"""What happens to every request before and around its route. Pure ASGI, so that streams flow as they are made.
+
+From the outside in:
+1. `ObservabilityMiddleware` gives the request an id, times, logs and counts it, and answers every error.
+2. `OriginMiddleware` refuses a request that is addressed to another host, or that a foreign web page sends.
+3. `AuthMiddleware` refuses a request while the server is not ready, without a valid key, or above the key's rate.
+4. `BodyMiddleware` refuses a body of the wrong type, one that is too large, and one that does not arrive in time.
+"""
+
+from fastapi import FastAPI
+from starlette.middleware.cors import CORSMiddleware
+
+from ..server_state import ServerState
+from .auth import AuthMiddleware
+from .body import BodyMiddleware
+from .observability import ObservabilityMiddleware
+from .origin import OriginMiddleware
+
+RATE_HEADERS = [f"x-ratelimit-{what}-{of}" for what in ("limit", "remaining", "reset") for of in ("requests", "tokens")]
+
+
+def install(app: FastAPI, server: ServerState) -> None:
+    """Add the middleware to `app`, which has all its routes."""
+    app.add_middleware(BodyMiddleware, server=server)
+    app.add_middleware(AuthMiddleware, server=server)
+    if server.config.cors_origins:
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=list(server.config.cors_origins),
+            allow_methods=["GET", "POST", "PUT", "DELETE"],
+            allow_headers=["authorization", "content-type", "x-request-id", "x-session-id"],
+            expose_headers=["x-request-id", "retry-after", *RATE_HEADERS],
+        )
+    app.add_middleware(OriginMiddleware, server=server)
+    app.add_middleware(ObservabilityMiddleware, server=server)  # added last: the outermost
+
+
+__all__ = ["install"]

@@ -1,0 +1,53 @@
+"""Authentication, admission and rates: who sends the request, and whether it is accepted now."""
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.types import Message, Receive, Scope, Send
+
+from ..errors import invalid_key
+from ..keys import ANONYMOUS, Principal
+from .base import HTTPMiddleware
+
+# These paths need no key and are served while the server is not ready.
+PUBLIC_PATHS = ("/", "/livez", "/readyz", "/version", "/metrics", "/openapi.json", "/favicon.ico")
+STATIC_PREFIX = "/static/"
+
+
+def is_public(path: str) -> bool:
+    """Whether `path` is served without a key."""
+    return path in PUBLIC_PATHS or path.startswith(STATIC_PREFIX)
+
+
+class AuthMiddleware(HTTPMiddleware):
+    """Accepts a request while the server is ready, with a key where keys are required, at the key's rate."""
+
+    async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if is_public(scope["path"]):
+            await self._app(scope, receive, send)
+            return
+        principal = scope["state"]["principal"] = self._principal(Headers(scope=scope))
+        self._server.readiness.begin_request()
+        try:
+            headers = {"cache-control": "no-store", **self._server.limiter.take_request(principal)}
+
+            async def send_with_headers(message: Message) -> None:
+                if message["type"] == "http.response.start":
+                    MutableHeaders(scope=message).update(headers)
+                await send(message)
+
+            await self._app(scope, receive, send_with_headers)
+        finally:
+            self._server.readiness.end_request()
+
+    def _principal(self, headers: Headers) -> Principal:
+        if not self._server.requires_key:
+            return ANONYMOUS
+        scheme, _, key = headers.get("authorization", "").partition(" ")
+        if scheme.lower() != "bearer" or not key.strip():
+            raise invalid_key("This server requires a key: send `Authorization: Bearer rk-...`.")
+        principal = self._server.keys.principal(key.strip())
+        if principal is None:
+            raise invalid_key("This key is unknown, revoked or expired.")
+        return principal
+
+
+__all__ = ["STATIC_PREFIX", "AuthMiddleware", "is_public"]

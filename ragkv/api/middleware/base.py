@@ -1,0 +1,24 @@
+"""What the four middlewares share: each handles HTTP requests and passes on everything else."""
+
+from abc import ABC, abstractmethod
+
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from ..server_state import ServerState
+
+
+class HTTPMiddleware(ABC):
+    """An ASGI middleware for HTTP requests. `server` is the state that all requests share."""
+
+    def __init__(self, app: ASGIApp, server: ServerState) -> None:
+        self._app, self._server = app, server
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await (self.handle if scope["type"] == "http" else self._app)(scope, receive, send)
+
+    @abstractmethod
+    async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Handle one HTTP request."""
+
+
+__all__ = ["HTTPMiddleware"]

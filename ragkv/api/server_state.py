@@ -1,0 +1,112 @@
+"""The state that all requests of one app share: settings, keys, rates, metrics, and whether requests are accepted."""
+
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Self
+
+from starlette.requests import HTTPConnection
+
+from ragkv.types import Reuse, Timing
+
+from .errors import ApiError
+from .keys import KeyRing
+from .limits import RateLimiter
+from .logs import RequestStats
+from .metrics import Metrics, TenantStats
+from .settings import ServeConfig
+
+
+class Readiness:
+    """Whether requests are accepted, and how many are running. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._reason: str | None = "The model is being loaded."
+        self._running = 0
+        self.draining = False
+
+    @property
+    def unavailable_reason(self) -> str | None:
+        """Why no request is accepted; `None` while requests are accepted."""
+        return "The server is shutting down." if self.draining else self._reason
+
+    @property
+    def running(self) -> int:
+        """The number of running requests."""
+        return self._running
+
+    def set_ready(self) -> None:
+        """Accept requests: the model is loaded."""
+        self._reason = None
+
+    def set_failed(self, reason: str) -> None:
+        """Refuse every request with `reason`."""
+        self._reason = reason
+
+    def start_draining(self) -> None:
+        """Refuse new requests. A signal handler calls this, so it must not wait for a lock."""
+        self.draining = True
+
+    def begin_request(self) -> None:
+        """Count a new request; raises `ApiError` 503 if it is refused. Each call needs one `end_request`."""
+        with self._lock:
+            if (reason := self.unavailable_reason) is not None:
+                after_s, code = (5, "shutting_down") if self.draining else (2, "not_ready")
+                raise ApiError(503, f"{reason} Ask again.", code=code, retry_after_s=after_s)
+            self._running += 1
+
+    def end_request(self) -> None:
+        """Count a request as finished."""
+        with self._lock:
+            self._running -= 1
+
+
+@dataclass(frozen=True, slots=True)
+class ServerState:
+    """What the middleware and the monitoring routes of one app share; it is `app.state.server`."""
+
+    config: ServeConfig
+    keys: KeyRing
+    limiter: RateLimiter
+    metrics: Metrics
+    readiness: Readiness
+
+    @classmethod
+    def create(cls, config: ServeConfig, tenant_stats: Callable[[], Sequence[TenantStats]]) -> Self:
+        """The state of a new server. `tenant_stats` gives the stats of the open tenants, for the metrics."""
+        return cls(config, KeyRing(config.keys_path), RateLimiter(), Metrics(tenant_stats), Readiness())
+
+    @property
+    def requires_key(self) -> bool:
+        """Whether a request needs an API key."""
+        return self.config.auth.required and (self.keys.exists or not self.config.on_loopback)
+
+
+def record_answer(request: HTTPConnection, timing: Timing, reuse: Reuse, answer_tokens: int) -> None:
+    """Add a finished answer to the access log, the metrics and the key's tokens per minute. Call it once per answer."""
+    stats = _add_prompt_tokens(request, reuse.tokens)
+    stats.reused_tokens = (stats.reused_tokens or 0) + reuse.exact + reuse.fused
+    stats.answer_tokens = (stats.answer_tokens or 0) + answer_tokens
+    if stats.ttft_s is None:
+        stats.ttft_s = timing.first_token_s
+    server: ServerState = request.app.state.server
+    server.metrics.record_answer(timing, reuse, answer_tokens)
+    server.limiter.charge_tokens(request.state.principal, reuse.tokens + answer_tokens)
+
+
+def record_embedding(request: HTTPConnection, tokens: int) -> None:
+    """Add embedded texts to the access log, the metrics and the key's tokens per minute."""
+    _add_prompt_tokens(request, tokens)
+    server: ServerState = request.app.state.server
+    server.metrics.record_embedding(tokens)
+    server.limiter.charge_tokens(request.state.principal, tokens)
+
+
+def _add_prompt_tokens(request: HTTPConnection, tokens: int) -> RequestStats:
+    stats: RequestStats = request.state.stats
+    stats.prompt_tokens = (stats.prompt_tokens or 0) + tokens
+    return stats
+
+
+__all__ = ["Readiness", "ServerState", "record_answer", "record_embedding"]
