@@ -1,7 +1,8 @@
-"""The store's door: where entries live. It knows no transformers.
+"""Where entries are stored, without any knowledge of transformers.
 
-An `Entry` is one run of tokens' KV without positions, proven by its `Identity`; a `Store` is a stack of tiers that
-keeps entries and leases them out for reading. Policies know no torch, so torch loads with the first name that needs it.
+An `Entry` is the KV of one run of tokens, without positions; its `Identity` decides who may use it. A `Store` is a
+stack of tiers that holds entries and leases them for reading. Policies need no torch, so torch loads with the first
+name that needs it.
 """
 
 import importlib
@@ -12,18 +13,8 @@ from .policies import LRU, POLICIES, Item, Policy, Turn, make_policy
 if TYPE_CHECKING:
     from .background import Background, Job
     from .codecs import CODECS, Codec
-    from .encoded import EncodedEntry
-    from .entry import (
-        FORMAT_VERSION,
-        Entry,
-        EntryInfo,
-        Identity,
-        dtype_from_name,
-        dtype_name,
-        ids_bytes,
-        ids_digest,
-    )
-    from .prefetch_hint import HintedEntry, PrefetchHint
+    from .entry import FORMAT_VERSION, Entry, EntryInfo, Identity, dtype_from_name, dtype_name, ids_bytes, ids_digest
+    from .prefetch import HintedEntry, PrefetchHint
     from .store import Claim, Store, StoreStats
     from .tiers import (
         ALIGNMENT,
@@ -39,13 +30,13 @@ if TYPE_CHECKING:
         aligned_empty,
     )
 
-_ROOMS = (".background", ".codecs", ".prefetch_hint", ".encoded", ".entry", ".store", ".tiers")
+_MODULES = (".background", ".codecs", ".entry", ".prefetch", ".store", ".tiers")
 
 
 def __getattr__(name: str) -> Any:
     if name in __all__:
-        for room in _ROOMS:
-            module = importlib.import_module(room, __name__)
+        for module_name in _MODULES:
+            module = importlib.import_module(module_name, __name__)
             if hasattr(module, name):
                 return getattr(module, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,6 +1,6 @@
-"""A background thread with a bounded queue: the store's, and that of conversations; no request waits for a disk.
+"""A background thread with a bounded queue, so that no request waits for a disk or a server.
 
-Jobs run in the order they came. What waits is bounded by bytes: a job that does not fit is refused, never waited for.
+Jobs run in the order of submission. The queue is bounded by bytes: a job that does not fit is refused at once.
 """
 
 import logging
@@ -19,13 +19,13 @@ E = TypeVar("E")
 
 @dataclass(frozen=True, slots=True)
 class Job(Generic[E]):
-    """One thing to do."""
+    """One piece of work."""
 
     run: Callable[[], object]
-    key: str = ""  # of the entry it is for
-    size_bytes: int = 0  # what it keeps in memory until it is done
+    key: str = ""  # of the entry it works on
+    size_bytes: int = 0  # memory it holds until it is done
     entry: E | None = None  # the entry to be written; `None` for other work
-    cancel: Callable[[], object] = lambda: None  # called instead of `run` when the job is dropped
+    cancel: Callable[[], object] = lambda: None  # called instead of `run` if the job is dropped
 
 
 class Background(Generic[E]):
@@ -43,12 +43,12 @@ class Background(Generic[E]):
 
     @property
     def pending_bytes(self) -> int:
-        """Bytes held by jobs not done yet."""
+        """Bytes held by jobs that are not done."""
         with self._changed:
             return self._pending_bytes
 
     def submit(self, job: Job[E]) -> bool:
-        """Queue `job`; `False`, at once, if its bytes do not fit or the thread is closing. Then nothing is called."""
+        """Queue `job`; `False`, without calling anything, if its bytes do not fit or the thread is closing."""
         with self._changed:
             if self._closing or self._pending_bytes + job.size_bytes > self._capacity_bytes:
                 return False
@@ -61,15 +61,15 @@ class Background(Generic[E]):
         return True
 
     def entry(self, key: str) -> E | None:
-        """The entry of `key` that waits to be written or is being written."""
+        """The entry of `key` that a waiting or running job writes, or `None`."""
         with self._changed:
             running = () if self._running is None else (self._running,)
             return next((job.entry for job in (*self._jobs, *running) if job.key == key and job.entry), None)
 
     def discard(self, key: str) -> bool:
-        """Drop what waits for `key`, and wait until what runs for it is done; whether there was anything.
+        """Drop the waiting jobs of `key` and wait until a running one is done; whether there was any.
 
-        From the thread itself it does nothing: what waits for `key` then came after what is being done.
+        Does nothing when called by the background thread itself: jobs for `key` that wait then were submitted later.
         """
         if threading.current_thread() is self._thread:
             return False
@@ -84,12 +84,12 @@ class Background(Generic[E]):
         return bool(dropped) or ran
 
     def flush(self) -> None:
-        """Return when everything submitted so far, and since, is done."""
+        """Return when the queue is empty and no job runs."""
         with self._changed:
             self._changed.wait_for(lambda: not self._jobs and self._running is None)
 
     def close(self) -> None:
-        """Finish what waits and stop. Twice is harmless."""
+        """Finish the waiting jobs and stop. Twice is harmless."""
         with self._changed:
             self._closing = True
             self._changed.notify_all()
@@ -105,15 +105,14 @@ class Background(Generic[E]):
         while (job := self._next()) is not None:
             try:
                 job.run()
-            except Exception:  # whatever it was, the next job must run; a store failure never fails a request
-                log.exception(
-                    "%s: work for entry %s failed; going on without it.", self._name, job.key[:12] or "(none)"
-                )
+            except Exception:  # a store failure never fails a request, and the next job must run
+                entry = job.key[:12] or "(none)"
+                log.exception("%s: work for entry %s failed; going on without it.", self._name, entry)
             with self._changed:
                 self._running = None
                 self._pending_bytes -= job.size_bytes
                 self._changed.notify_all()
-            del job  # or it would hold its KV until the next one comes
+            del job  # otherwise it would hold its KV until the next job comes
 
     def _next(self) -> Job[E] | None:
         with self._changed:

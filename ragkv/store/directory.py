@@ -1,12 +1,12 @@
-"""The disk tier's directory: names, modes, the writer's lock, and the one way in which a file becomes visible.
+"""The disk tier's directory: file names, modes, the writer's lock, and how a file becomes visible.
 
-    writer.lock, writer.json    held by the one writing process; who that is
+    writer.lock, writer.json    the lock of the one writing process, and which process holds it
     index/                      see `index.py`
-    tmp/                        files being written; whatever is here at open is an orphan
-    entries/ab/ab12...safetensors   whole, durable files, named by their key
+    tmp/                        files being written; files found here at open were left by a killed writer
+    entries/ab/ab12...safetensors   complete, durable files, named by their key
 
-A file appears under `entries/` by a rename after its bytes were synced, so what can be seen there is whole. Reading
-needs nothing but a key: a reader beside the writer opens the file or has a miss.
+A file is synced under `tmp/` and then renamed to `entries/`, so every visible file is complete. A reader needs only a
+key: a process that reads next to the writer either opens the file or has a miss.
 """
 
 import contextlib
@@ -40,16 +40,16 @@ class EntryDirectory:
         self._serial_lock = threading.Lock()
 
     def open_for_writing(self) -> None:
-        """Make the directory, take the writer's lock, sweep what a killed writer left.
+        """Make the directory, acquire the writer's lock, remove files that a killed writer left in `tmp/`.
 
-        Raises `StoreLockedError` if another process writes here, `StoreError` if the place cannot be written.
+        Raises `StoreLockedError` if another process holds the lock, `StoreError` if the directory cannot be written.
         """
         try:
             self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
             for folder in (self._entries, self._temporary, self.index):
                 folder.mkdir(mode=0o700, exist_ok=True)
-                folder.chmod(0o700)  # it may have stood there with another; the root may hold more than ours
-            self._take_lock()
+                folder.chmod(0o700)  # it may have existed with another mode; the root may hold other people's files
+            self._acquire_lock()
             for orphan in self._temporary.iterdir():
                 orphan.unlink()
         except OSError as error:
@@ -60,7 +60,7 @@ class EntryDirectory:
             ) from error
 
     def open_for_reading(self) -> None:
-        """Look whether there is anything to read; raises `StoreError` if not. Writes nothing."""
+        """Raise `StoreError` if there is no store to read. Writes nothing."""
         try:
             with os.scandir(self._entries):
                 pass
@@ -71,13 +71,13 @@ class EntryDirectory:
             ) from error
 
     def release(self) -> None:
-        """Let the next writer in. Twice is harmless."""
+        """Release the writer's lock. Twice is harmless."""
         if self._lock is not None:
             self._lock.release()
             self._lock = None
 
     def path(self, key: str) -> Path:
-        """Where the file of `key` is, or would be."""
+        """The path of the file of `key`, whether it exists or not."""
         return self._entries / key[:2] / f"{key}.safetensors"
 
     def scan(self) -> Iterator[tuple[str, int]]:
@@ -90,7 +90,10 @@ class EntryDirectory:
                         yield match[1], file.stat().st_size
 
     def write(self, key: str, pieces: Iterable[Bytes]) -> None:
-        """Make `pieces` the file of `key`: durable first, visible then. Raises `OSError`, leaving nothing behind."""
+        """Write `pieces` to the file of `key`; it becomes visible after it is durable.
+
+        Raises `OSError`; the temporary file is removed then.
+        """
         with self._serial_lock:
             self._serial += 1
             temporary = self._temporary / f"{os.getpid()}-{self._serial}.tmp"
@@ -109,7 +112,7 @@ class EntryDirectory:
             raise
 
     def remove(self, key: str, durably: bool = False) -> None:
-        """Unlink the file of `key`, if it is there; `durably` also over a power cut. Raises `OSError` if refused."""
+        """Unlink the file of `key`, if it exists; `durably`: a power cut does not undo it. Raises `OSError`."""
         with contextlib.suppress(FileNotFoundError):
             self.path(key).unlink()
             if durably:
@@ -122,32 +125,33 @@ class EntryDirectory:
         temporary.replace(final)
         _sync_directory(final.parent)
 
-    def _take_lock(self) -> None:
+    def _acquire_lock(self) -> None:
         lock = filelock.FileLock(self.root / "writer.lock", timeout=0, mode=0o600, thread_local=False)
         try:
             lock.acquire()
         except filelock.Timeout:
             raise StoreLockedError(
-                f"The store directory {self.root} is written by {self._writer()} already. "
+                f"The store directory {self.root} is written by {self._lock_holder()} already. "
                 "Stop that one, choose another directory, or open this one with read_only=True."
             ) from None
         self._lock = lock
-        who = self.root / "writer.json"  # apart from the lock, which whoever tries to take it may truncate
-        with contextlib.suppress(OSError):  # only for the message: a full disk must still open
-            who.touch(mode=0o600)
-            who.write_text(json.dumps({"pid": os.getpid(), "host": socket.gethostname()}), encoding="utf-8")
+        # A file of its own: a process that tries to acquire the lock may truncate the lock file.
+        holder = self.root / "writer.json"
+        with contextlib.suppress(OSError):  # needed for the message only: a store on a full disk must still open
+            holder.touch(mode=0o600)
+            holder.write_text(json.dumps({"pid": os.getpid(), "host": socket.gethostname()}), encoding="utf-8")
 
-    def _writer(self) -> str:
+    def _lock_holder(self) -> str:
         try:
-            who = json.loads((self.root / "writer.json").read_text(encoding="utf-8"))
-            pid = int(who["pid"])
-            return "this very process" if pid == os.getpid() else f"another process (pid {pid} on {who['host']})"
+            holder = json.loads((self.root / "writer.json").read_text(encoding="utf-8"))
+            pid = int(holder["pid"])
+            return "this very process" if pid == os.getpid() else f"another process (pid {pid} on {holder['host']})"
         except (OSError, ValueError, KeyError, TypeError):
             return "another process"
 
 
 def _listed(folder: Path) -> list[os.DirEntry[str]]:
-    """What is in `folder`; nothing if it vanished or is none."""
+    """The contents of `folder`; empty if it vanished or is not a directory."""
     try:
         with os.scandir(folder) as entries:
             return list(entries)

@@ -1,8 +1,12 @@
-"""Entries: the KV of one run of tokens without positions, and the identity under which it may be served.
+"""Entries: the KV of one run of tokens, stored without positions, and the identity that decides who may use it.
 
-An entry is immutable; whoever uses it copies into fresh buffers. Its key is a cryptographic hash of its identity and
-its token ids, and the stored record repeats both, so that a hit is proven, not assumed (CacheBlend section 5.1, "KV
-cache store"; the paper hashes the text alone, which serves one model's KV to another). This file knows no transformers.
+An entry is immutable; readers copy it into fresh buffers. Its key is a cryptographic hash of its identity and its token
+ids. The stored record repeats both, so a hit is proven and does not rely on the hash alone (CacheBlend section 5.1, "KV
+cache store"; the paper hashes only the text, which would serve one model's KV to another).
+
+Tiers hold an entry in encoded form. The identity names its codec, but an entry that this codec cannot represent (NaN,
+infinities) is stored raw: it takes more bytes, and reading returns it unchanged. An entry is encoded once and copied
+between tiers in encoded form, so it is rounded only once.
 """
 
 import functools
@@ -12,52 +16,45 @@ import sys
 from array import array
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, Union
 
 import torch
 
-from .codecs import CODECS
+from .codecs import CODECS, RAW, Codec
 
 FORMAT_VERSION = 4
 
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """Everything that must be equal before stored KV may stand in for computed KV."""
+    """Everything that must be equal before stored KV may replace computed KV."""
 
     weights: str  # digest of the model's weights
-    architecture: str  # digest of what the config says of the computation
+    architecture: str  # digest of the config fields that affect the computation
     rope: str  # digest of the RoPE parameters
     dtype: str  # "bfloat16", "float32", ...
     adapter: str  # LoRA id, "" for none
     tokenizer: str  # digest of the tokenizer, "" for none
-    context: str  # digest of the token ids seen before this run: the application's prefix, for a chunk
+    context: str  # digest of the token ids before this run: the application's prefix, for a chunk
     tenant: str = ""  # salt: tenants never share entries
-    codec: str = "raw"  # how the bytes are kept: rounded ones never stand in for the model's own, nor the reverse
-    scorer: str = ""  # digest of the network that made the sensitivity scores; "" for none
+    codec: str = "raw"  # part of the identity, so that rounded KV never replaces the model's own KV, nor the reverse
+    scorer: str = ""  # digest of the network that computed the sensitivity scores; "" for none
     format_version: int = FORMAT_VERSION
 
     def key(self, token_ids: Sequence[int]) -> str:
         """Hex digest (blake2b, 32 bytes) of this identity and the token ids."""
-        digest = hashlib.blake2b(digest_size=32)
-        digest.update(self.to_json().encode())
-        digest.update(ids_bytes(token_ids))
-        return digest.hexdigest()
+        return hashlib.blake2b(self.to_json().encode() + ids_bytes(token_ids), digest_size=32).hexdigest()
 
+    @functools.lru_cache(maxsize=64)  # noqa: B019 - identities are few; a request hashes a key for every chunk
     def to_json(self) -> str:
         """Canonical JSON: sorted keys, no spaces."""
-        return _canonical(self)
+        return json.dumps(asdict(self), sort_keys=True, separators=(",", ":"))
 
     @classmethod
     def from_json(cls, text: str) -> "Identity":
-        """Inverse of `to_json`; raises `TypeError` or `ValueError` on anything else."""
+        """Inverse of `to_json`; raises `TypeError` or `ValueError` for anything else."""
         fields: dict[str, Any] = json.loads(text)
         return cls(**fields)
-
-
-@functools.lru_cache(maxsize=64)  # a request hashes a key a chunk, all under one identity
-def _canonical(identity: Identity) -> str:
-    return json.dumps(asdict(identity), sort_keys=True, separators=(",", ":"))
 
 
 def ids_bytes(token_ids: Sequence[int]) -> bytes:
@@ -69,26 +66,26 @@ def ids_bytes(token_ids: Sequence[int]) -> bytes:
 
 
 def ids_digest(token_ids: Sequence[int]) -> str:
-    """Hex digest (blake2b, 16 bytes) of a run of token ids."""
+    """Hex digest (blake2b, 16 bytes) of token ids."""
     return hashlib.blake2b(ids_bytes(token_ids), digest_size=16).hexdigest()
 
 
 @dataclass(frozen=True, slots=True)
 class EntryInfo:
-    """What is known of an entry without its tensors."""
+    """An entry without its tensors."""
 
     key: str
     identity: Identity
     token_ids: tuple[int, ...]
-    frequencies: str  # digest of the RoPE frequencies it was encoded under (they may depend on the length)
+    frequencies: str  # digest of the RoPE frequencies used when it was encoded (they may depend on the length)
     layers: int  # L
     kv_heads: int  # G
     head_dim: int  # D
     group: str = ""  # the conversation it belongs to; "" for a chunk
-    index: int = 0  # its place in the group
+    index: int = 0  # the number of its block in the conversation
 
     def matches(self, identity: Identity, token_ids: Sequence[int]) -> bool:
-        """Whether this entry is what was asked for: every field of the identity and every token, not just the key."""
+        """Whether the whole identity and every token are equal to these, not just the key."""
         return self.identity == identity and self.token_ids == tuple(token_ids)
 
     @property
@@ -108,7 +105,7 @@ class EntryInfo:
 
     @property
     def lossless(self) -> bool:
-        """Whether what is read is bit by bit what was computed: else a span of it is never exact."""
+        """Whether reading returns every bit that was computed; a span of a lossy entry is never exact."""
         return CODECS[self.identity.codec].lossless
 
     @property
@@ -124,15 +121,15 @@ class EntryInfo:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """The KV of one run of tokens, position-free."""
+    """The KV of one run of tokens, without positions."""
 
     info: EntryInfo
     kv: torch.Tensor  # (L, 2, G, T, D); [:, 0] is k_raw (before RoPE, after any k-norm), [:, 1] is v
-    sensitivity: torch.Tensor | None = None  # (T, C) float16: a score a token, and what a network adds (see `learned`)
+    sensitivity: torch.Tensor | None = None  # (T, C) float16: one score a token, then the score network's outputs
 
     def __post_init__(self) -> None:
         info = self.info
-        shape = (info.layers, 2, info.kv_heads, info.tokens, info.head_dim)
+        shape = (info.layers, *info.shape)
         if tuple(self.kv.shape) != shape or self.kv.dtype != info.dtype:
             found = f"{tuple(self.kv.shape)} {dtype_name(self.kv.dtype)}"
             raise ValueError(f"An entry's KV must be {shape} {info.identity.dtype} (L, 2, G, T, D), not {found}.")
@@ -141,7 +138,7 @@ class Entry:
             scores.dim() != 2 or len(scores) != info.tokens or not scores.shape[1] or scores.dtype != torch.float16
         ):
             found = f"{tuple(scores.shape)} {dtype_name(scores.dtype)}"
-            raise ValueError(f"Sensitivity must be ({info.tokens}, C) float16, a score first, not {found}.")
+            raise ValueError(f"Sensitivity must be ({info.tokens}, C) float16, with C at least 1, not {found}.")
 
     @property
     def size_bytes(self) -> int:
@@ -149,19 +146,78 @@ class Entry:
         return self.kv.nbytes + (0 if self.sensitivity is None else self.sensitivity.nbytes)
 
 
-def compact_tensor(tensor: torch.Tensor, page_locked: bool) -> torch.Tensor:
-    """`tensor` on the host, contiguous, owning no more memory than it needs; itself when it already is so."""
-    page_locked = page_locked and torch.cuda.is_available()
+@dataclass(frozen=True, slots=True)
+class EncodedEntry:
+    """An entry as tiers hold it, its layers encoded by a codec. Immutable."""
+
+    info: EntryInfo
+    codec: Codec  # of `layers`: the identity's, or `raw`
+    layers: torch.Tensor  # (L, ...) stored layers, contiguous after `compact`; the entry's own (L, 2, G, T, D) if raw
+    sensitivity: torch.Tensor | None = None  # (T, C) float16, as in `Entry`
+
+    @classmethod
+    def of(cls, entry: Union[Entry, "EncodedEntry"]) -> "EncodedEntry":
+        """`entry` in its identity's codec, or `entry` itself if it is encoded. Raw entries share their tensors."""
+        if isinstance(entry, EncodedEntry):
+            return entry
+        codec = CODECS[entry.info.identity.codec]
+        layers = entry.kv if codec.in_place else _encode_layers(codec, entry)
+        if layers is None:
+            codec, layers = RAW, entry.kv
+        return cls(entry.info, codec, layers, entry.sensitivity)
+
+    @property
+    def stored_bytes(self) -> int:
+        """Bytes of keys and values in encoded form."""
+        return self.layers.nbytes
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes in encoded form, with the sensitivity scores."""
+        return self.layers.nbytes + (0 if self.sensitivity is None else self.sensitivity.nbytes)
+
+    def read_layer(self, layer: int, out: torch.Tensor | None = None) -> torch.Tensor:
+        """The slice (2, G, T, D): a view if the codec is `in_place`, else decoded into `out` or into a new tensor."""
+        stored = self.layers[layer]
+        if self.codec.in_place:
+            return stored
+        return self.codec.decode(stored, torch.empty(self.info.shape, dtype=self.info.dtype) if out is None else out)
+
+    def compact(self, page_locked: bool = False) -> "EncodedEntry":
+        """This entry in host memory, contiguous, keeping nothing else alive; itself if it is so already.
+
+        A view would keep its whole base tensor alive, beyond a tier's capacity. With `page_locked` and CUDA, raw layers
+        are in page-locked memory, because they are copied to the device without decoding.
+        """
+        layers = _compact(self.layers, page_locked and self.codec.in_place and torch.cuda.is_available())
+        scores = None if self.sensitivity is None else _compact(self.sensitivity, page_locked=False)
+        if layers is self.layers and scores is self.sensitivity:
+            return self
+        return EncodedEntry(self.info, self.codec, layers, scores)
+
+
+def _compact(tensor: torch.Tensor, page_locked: bool) -> torch.Tensor:
     tensor = tensor.detach() if tensor.requires_grad else tensor
-    compact = tensor.is_contiguous() and tensor.untyped_storage().nbytes() == tensor.nbytes
-    if tensor.device.type == "cpu" and compact and (tensor.is_pinned() or not page_locked):
+    owns_memory = tensor.is_contiguous() and tensor.untyped_storage().nbytes() == tensor.nbytes
+    if tensor.device.type == "cpu" and owns_memory and (tensor.is_pinned() or not page_locked):
         return tensor
-    settled = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=page_locked)
-    return settled.copy_(tensor)
+    return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=page_locked).copy_(tensor)
+
+
+def _encode_layers(codec: Codec, entry: Entry) -> torch.Tensor | None:
+    """The stored layers, (L, ...), on the entry's device; `None` if the codec has no code for one of them."""
+    layout = codec.layout(entry.info.shape, entry.info.dtype)
+    stored = torch.empty((entry.info.layers, *layout.shape), dtype=layout.dtype, device=entry.kv.device)
+    for layer, target in zip(entry.kv, stored, strict=True):
+        encoded = codec.encode(layer)
+        if encoded is None:
+            return None
+        target.copy_(encoded)
+    return stored
 
 
 def dtype_from_name(name: str) -> torch.dtype:
-    """`"bfloat16"` -> `torch.bfloat16`; raises `ValueError` for anything that is no floating dtype."""
+    """`"bfloat16"` -> `torch.bfloat16`; raises `ValueError` if no floating-point dtype has this name."""
     dtype = getattr(torch, name, None)
     if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
         raise ValueError(f"{name!r} is not a floating torch dtype.")

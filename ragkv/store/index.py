@@ -1,13 +1,12 @@
-"""The disk tier's index: what is on disk, how large, and when it was last used; kept in diskcache (SQLite).
+"""The disk tier's index: size, last use and conversation of every entry file, kept in diskcache (SQLite).
 
-The index is a hint that makes opening fast and keeps the order of use over restarts. The truth is in the entry files:
-a row without its file is dropped at open, a file without its row is looked at and adopted, a broken index is thrown
-away and rebuilt. So rows may be written late (by this index's own thread, never by the caller's: a SQLite
-connection belongs to one thread, and a request must not wait for it) but never early: a row is recorded after its bytes
-are durable.
+The index makes opening fast and keeps the order of use across restarts, but it is only a hint: the entry files decide
+what is stored. At open, a row without a file is dropped, a file without a row is examined and adopted, and a broken
+index is deleted and rebuilt. So rows may be written late, and a thread of the index writes them: a SQLite connection
+belongs to one thread, and no request may wait for it. A row is never written before its entry is durable.
 
-diskcache unpickles what it finds (CVE-2025-69872); `JsonDisk` refuses pickle for keys and for values, and files beside
-the database as well, since their names come out of it.
+diskcache unpickles what it reads (CVE-2025-69872). `JsonDisk` refuses pickled keys and values, and also files next to
+the database, because their names come out of the database.
 """
 
 import contextlib
@@ -29,21 +28,21 @@ from ragkv.errors import StoreError
 
 log = logging.getLogger(__name__)
 
-_LINGER_S = 0.05  # rows that come within this time are written together: a request's leases cost one transaction
+_LINGER_S = 0.05  # rows recorded within this time share a transaction, as those of one request do
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """What the index knows of one entry file."""
+    """What the index records of one entry file."""
 
     size: int  # bytes of the file
-    used: float  # seconds since the epoch, of the last use
+    used: float  # time of the last use, seconds since the epoch
     group: str = ""  # as in `Item`
     index: int = 0
 
     @classmethod
     def from_json(cls, text: object) -> "Row":
-        """A row out of what the database held; raises `ValueError` or `TypeError` on anything else."""
+        """A row from the text in the database; raises `ValueError` or `TypeError` if it is not a row."""
         if not isinstance(text, str):
             raise TypeError(f"an index row is JSON text, not {type(text).__name__}")
         row = cls(**json.loads(text))
@@ -55,56 +54,52 @@ class Row:
 
 
 class JsonDisk(diskcache.Disk):  # type: ignore[misc]
-    """diskcache's serializer without pickle and without side files: strings in, strings out, all in the database."""
+    """A serializer for diskcache that stores text only: no pickle, no files next to the database."""
 
     def put(self, key: object) -> tuple[str, bool]:
-        """A key for the database."""
         return _text(key, "key"), True
 
     def get(self, key: object, raw: object) -> str:
-        """A key from the database."""
         if not raw:
             raise StoreError("The index holds a pickled key. It is refused; the index is rebuilt from the entry files.")
         return _text(key, "key")
 
     def store(self, value: object, read: bool, key: object = None) -> tuple[int, int, None, str]:
-        """A value for the database."""
         return 0, MODE_RAW, None, _text(value, "value")
 
     def fetch(self, mode: int, filename: str | None, value: object, read: bool) -> str:
-        """A value from the database."""
         if mode != MODE_RAW or filename is not None:
             raise StoreError(f"The index holds a value of mode {mode} (4 is pickle). It is refused.")
         return _text(value, "value")
 
     def remove(self, file_path: str) -> None:
-        """There are no side files: a name found in the database is not one of ours."""
+        """Do nothing: this class writes no files, so a file name in the database was not put there by it."""
 
 
 class _Database(diskcache.Cache):  # type: ignore[misc]
-    """A diskcache that lets go of its connection when it cannot be opened."""
+    """A diskcache that closes its connection if opening fails."""
 
     def __init__(self, directory: Path) -> None:
         try:
             super().__init__(
                 str(directory),
                 disk=JsonDisk,
-                eviction_policy="none",  # what goes is the tier's policy's to say
+                eviction_policy="none",  # the tier's policy decides
                 cull_limit=0,
-                sqlite_mmap_size=0,  # a truncated database must be an error, not a SIGBUS
+                sqlite_mmap_size=0,  # with mmap, a truncated database raises SIGBUS instead of an error
             )
         except BaseException:
-            with contextlib.suppress(AttributeError):  # it got less far than having a connection
+            with contextlib.suppress(AttributeError):  # it failed before there was a connection
                 self.close()
             raise
 
 
 class DiskIndex:
-    """Rows by key, written behind by one thread. All methods are thread-safe."""
+    """Rows by key, written by a background thread. All methods are thread-safe."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
-        self._pending: dict[str, Row | None] = {}  # None: forget the row
+        self._pending: dict[str, Row | None] = {}  # None: delete the row
         self._wake = threading.Condition()
         self._closing = False
         self._broken = False
@@ -115,15 +110,15 @@ class DiskIndex:
         self._ready.wait()
 
     def rows(self) -> Mapping[str, Row]:
-        """The rows found at open. Rows that cannot be read are left out."""
+        """The rows found at open, without those that cannot be read."""
         return self._loaded
 
     def record(self, key: str, row: Row) -> None:
-        """Write `row`, soon. Its entry file must be durable already."""
+        """Write `row` in the background. Its entry file must be durable already."""
         self._enqueue(key, row)
 
     def forget(self, key: str) -> None:
-        """Drop the row of `key`, soon."""
+        """Delete the row of `key` in the background."""
         self._enqueue(key, None)
 
     def close(self) -> None:
@@ -157,17 +152,17 @@ class DiskIndex:
         if cache is not None:
             _quietly_close(cache)
         if self._broken:
-            shutil.rmtree(self._directory, ignore_errors=True)  # rows are missing in it: the next open rebuilds it
+            shutil.rmtree(self._directory, ignore_errors=True)  # rows are missing: the next open rebuilds it
 
     def _open(self) -> Any | None:
-        """The database, rebuilt if it is broken; `None` if there can be none (rows are then not kept)."""
+        """The database, rebuilt if it is broken; `None` if that fails too, and then rows are not kept."""
         for next_step in ("It is rebuilt.", "Going on without one."):
             cache = None
             try:
                 cache = _database(self._directory)
                 self._loaded = _load(cache)
                 return cache
-            except Exception as error:  # a damaged database makes diskcache raise anything, and none of it matters
+            except Exception as error:  # diskcache raises anything on a damaged database; the index is only a hint
                 if cache is not None:
                     _quietly_close(cache)
                 log.warning("The index in %s cannot be used: %s. %s", self._directory, error, next_step)
@@ -176,29 +171,29 @@ class DiskIndex:
 
     def _write(self, cache: Any, batch: dict[str, Row | None]) -> None:
         try:
-            with cache.transact():  # never with retry=True: it spins for ever on a full disk
+            with cache.transact():  # not with retry=True, which loops for ever on a full disk
                 for key, row in batch.items():
                     if row is None:
                         cache.delete(key)
                     else:
                         cache.set(key, json.dumps(asdict(row)))
-        except Exception as error:  # as above; the thread must live on
-            if not self._broken:  # once: the entries are safe, and the next open finds them without their rows
-                log.warning("The index in %s cannot be written: %s. Order of use is not kept.", self._directory, error)
+        except Exception as error:  # as above; the thread must go on
+            if not self._broken:  # log it once; the next open finds the entries without their rows
+                log.warning("The index in %s cannot be written: %s. The order of use is lost.", self._directory, error)
             self._broken = True
 
 
 def _text(value: object, what: str) -> str:
     if not isinstance(value, str):
-        raise StoreError(f"The index takes and holds text only; this {what} is a {type(value).__name__}.")
+        raise StoreError(f"The index stores text only; this {what} is a {type(value).__name__}.")
     return value
 
 
 def _database(directory: Path) -> _Database:
-    directory.mkdir(mode=0o700, exist_ok=True)  # again, after a rebuild threw it away
+    directory.mkdir(mode=0o700, exist_ok=True)  # a rebuild may have deleted it
     file = directory / "cache.db"
-    file.touch(mode=0o600)  # SQLite gives its side files the same mode
-    with contextlib.closing(sqlite3.connect(file)) as connection:  # else damage may hide rows for ever, in silence
+    file.touch(mode=0o600)  # SQLite gives its other files the same mode
+    with contextlib.closing(sqlite3.connect(file)) as connection:  # without the check, damage could hide rows unnoticed
         found = connection.execute("PRAGMA integrity_check(1)").fetchone()[0]
     if found != "ok":
         raise StoreError(found)

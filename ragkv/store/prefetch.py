@@ -1,100 +1,130 @@
-"""The waiting line as the store sees it, and the thread that makes ready for it (CachedAttention section 3.3.1).
+"""Preparing memory for requests that wait in the queue (CachedAttention section 3.3.1).
 
-What the first requests in line need is brought from slower tiers into the fastest, in the line's order, before they
-start. The paper's window is `C_mem / S_kv` sessions, S_kv their mean size; as the sizes of what waits are known, ours
-is exact: as many requests as fit into the fastest tier, less its reserve and less what started requests hold there.
-A fetch evicts nothing that is in use, nor what a request before its own needs. A request that starts, or gives up, is
-not fetched for any more: a fetch under way ends at the next layer. What cannot be fetched is not tried again for the
-same request, which will find a miss.
+The scheduler gives the store a `PrefetchHint` for every waiting request. A thread copies the entries of the first
+requests from slower tiers into the fastest, in queue order, before the requests start. The paper prefetches for
+`C_mem / S_kv` sessions, where S_kv is their mean size. The hints name the exact sizes, so our window is exact: as many
+requests as fit into the fastest tier, without its reserve and the entries of started requests.
+
+A fetch evicts nothing that is in use or that an earlier request needs. When its request starts or gives up, a running
+fetch ends at the next layer. An entry that cannot be fetched is not tried again for the same request; that request will
+have a miss.
 """
 
 import logging
 import threading
 from collections.abc import Callable, Iterator, Sequence, Set
+from dataclasses import dataclass, field
 
 from ragkv.runtime import openmp
 
-from .prefetch_hint import HintedEntry, PrefetchHint
+from .entry import Identity
 from .tiers import Tier
 
 log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class HintedEntry:
+    """One entry that a request will look up."""
+
+    identity: Identity
+    token_ids: tuple[int, ...]
+    size_bytes: int  # in memory, as far as it is known
+    group: str = ""  # the conversation it is stored under; "" for a chunk
+    key: str = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "key", self.identity.key(self.token_ids))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PrefetchHint:
+    """All entries that one request will look up, in the order of their use. Compared by identity."""
+
+    entries: tuple[HintedEntry, ...] = ()
+
+    @property
+    def groups(self) -> tuple[str, ...]:
+        """The groups that policies know these entries by, without repetition."""
+        return tuple(dict.fromkeys(entry.group or entry.key for entry in self.entries))
+
 
 Fetch = Callable[[HintedEntry, Set[str], Callable[[], None]], bool]
 
 
 class _Stopped(Exception):
-    """Nobody waits for this fetch any more."""
+    """No request waits for this fetch any more."""
 
 
-class _Place:
-    """A request in line."""
+class _Queued:
+    """A request in the queue."""
 
     def __init__(self, hint: PrefetchHint) -> None:
         self.hint = hint
         self.groups = hint.groups
         self.started = False
-        self.gone = False
-        self.missing: set[str] = set()  # keys that no tier could give
+        self.left = False
+        self.missing: set[str] = set()  # keys that could not be fetched
 
 
 class Prefetcher:
-    """The line, and the thread. All methods are thread-safe."""
+    """The queue of hints, and the thread that fetches. All methods are thread-safe."""
 
     def __init__(self, tiers: Sequence[Tier], fetch: Fetch | None, reserve_bytes: int) -> None:
-        """`fetch(wanted, spared, check)` brings an entry into `tiers[0]`; `False` if no tier has it.
+        """`fetch(entry, protected, check)` copies an entry into `tiers[0]`; `False` if no tier has it.
 
-        It evicts nothing of the groups `spared` and calls `check` between layers. `None`: nothing is fetched, the line
-        is merely told to the tiers' policies. `reserve_bytes` of the fastest tier are left alone.
+        It evicts nothing of the groups `protected` and calls `check` between layers. `None`: nothing is fetched, but
+        the tiers' policies still learn the queue. `reserve_bytes` of the fastest tier stay unused.
         """
         self._tiers, self._fetch, self._reserve_bytes = tuple(tiers), fetch, reserve_bytes
-        self._line: list[_Place] = []  # in order of arrival; started ones stay until they leave
-        self._version = self._seen = 0  # of the line, as it is and as the thread last looked at it
+        self._queue: list[_Queued] = []  # in order of arrival; started requests stay until they leave
+        self._version = self._seen = 0  # of the queue now, and when the thread last read it
         self._closing = False
         self._changed = threading.Condition()
         self._thread = threading.Thread(target=self._work, name="ragkv-prefetch", daemon=True)
-        self.fetched = 0  # entries brought up
+        self.fetched = 0  # entries
         if fetch is not None:
             self._thread.start()
 
     def queued(self, hint: PrefetchHint) -> None:
-        """A request joined the tail of the line: what it needs is exempt from eviction, as far as the policy has it."""
-        place = _Place(hint)
+        """A request joined the end of the queue. Policies that know the queue spare its entries from eviction."""
+        request = _Queued(hint)
         with self._changed:
-            self._line.append(place)
+            self._queue.append(request)
             for tier in self._tiers:
-                tier.queued(place.groups)
+                tier.queued(request.groups)
             self._change()
 
     def started(self, hint: PrefetchHint) -> None:
-        """It no longer waits; what it needs stays exempt until it leaves. Of one that is not in line: ignored."""
+        """The request waits no longer; its entries are spared until it has left. Ignored if it is not in the queue."""
         with self._changed:
-            place = self._find(hint)
-            if place is not None:
-                place.started = True
+            request = self._find(hint)
+            if request is not None:
+                request.started = True
                 self._change()
 
     def left(self, hint: PrefetchHint) -> None:
-        """It was served, or gave up. Twice is harmless."""
+        """The request was served or gave up. Twice is harmless."""
         with self._changed:
-            place = self._find(hint)
-            if place is None:
+            request = self._find(hint)
+            if request is None:
                 return
-            place.gone = True
-            before = self._line[: self._line.index(place)]
-            places = [(group, sum(group in other.groups for other in before)) for group in place.groups]
-            self._line.remove(place)
+            request.left = True
+            earlier = self._queue[: self._queue.index(request)]
+            places = [(group, sum(group in other.groups for other in earlier)) for group in request.groups]
+            self._queue.remove(request)
             for tier in self._tiers:
                 tier.left(places)
             self._change()
 
     @property
     def waiting(self) -> int:
-        """Requests in line, started ones among them."""
+        """Requests in the queue, started ones included."""
         with self._changed:
-            return len(self._line)
+            return len(self._queue)
 
     def close(self) -> None:
-        """End the fetch under way at its next layer, and the thread. Twice is harmless."""
+        """End a running fetch at its next layer, then the thread. Twice is harmless."""
         with self._changed:
             self._closing = True
             self._change()
@@ -105,56 +135,56 @@ class Prefetcher:
         self._version += 1
         self._changed.notify_all()
 
-    def _find(self, hint: PrefetchHint) -> _Place | None:
-        return next((place for place in self._line if place.hint is hint), None)
+    def _find(self, hint: PrefetchHint) -> _Queued | None:
+        return next((request for request in self._queue if request.hint is hint), None)
 
     def _work(self) -> None:
         openmp.use_one_thread()
         while not self._closing:
             with self._changed:
                 self._changed.wait_for(lambda: self._closing or self._version != self._seen)
-                self._seen, line = self._version, list(self._line)
+                self._seen, queue = self._version, list(self._queue)
             try:
-                for place, wanted, spared in self._window(line):
-                    self._try(place, wanted, spared)
-                    if self._version != self._seen:  # what is first in line may be another now
+                for request, entry, protected in self._window(queue):
+                    self._try(request, entry, protected)
+                    if self._version != self._seen:  # another request may be first now
                         break
             except Exception:  # a store failure never fails a request
-                log.exception("What waiting requests need could not be looked up; they will find it where it is.")
+                log.exception("The entries of waiting requests could not be looked up ahead; they stay where they are.")
 
-    def _window(self, line: Sequence[_Place]) -> Iterator[tuple[_Place, HintedEntry, Set[str]]]:
-        """What is to be fetched, in order, and the groups that may not go for it."""
+    def _window(self, queue: Sequence[_Queued]) -> Iterator[tuple[_Queued, HintedEntry, Set[str]]]:
+        """The entries to fetch, in order, each with the groups that must not be evicted for it."""
         fastest = self._tiers[0]
-        room = fastest.stats().capacity_bytes - self._reserve_bytes
+        free_bytes = fastest.stats().capacity_bytes - self._reserve_bytes
         counted: set[str] = set()
-        spared: set[str] = set()
-        for place in line:
-            spared.update(place.groups)
-            for wanted in place.hint.entries:
-                here = fastest.contains(wanted.key)
-                if wanted.key in counted or (not here and (place.started or wanted.key in place.missing)):
+        protected: set[str] = set()
+        for request in queue:
+            protected.update(request.groups)
+            for entry in request.hint.entries:
+                here = fastest.contains(entry.key)
+                if entry.key in counted or (not here and (request.started or entry.key in request.missing)):
                     continue
-                counted.add(wanted.key)
-                room -= wanted.size_bytes
-                if room < 0:
+                counted.add(entry.key)
+                free_bytes -= entry.size_bytes
+                if free_bytes < 0:
                     return
                 if not here:
-                    yield place, wanted, spared
+                    yield request, entry, protected
 
-    def _try(self, place: _Place, wanted: HintedEntry, spared: Set[str]) -> None:
+    def _try(self, request: _Queued, entry: HintedEntry, protected: Set[str]) -> None:
         def check() -> None:
-            if self._closing or place.started or place.gone:
+            if self._closing or request.started or request.left:
                 raise _Stopped
 
         assert self._fetch is not None
         found = False
         try:
             check()
-            found = self._fetch(wanted, spared, check)
+            found = self._fetch(entry, protected, check)
             self.fetched += found
         except _Stopped:
             return
-        except Exception as error:  # damage among them: the tier has dropped the entry
-            log.warning("Entry %s could not be fetched ahead: %s. It counts as a miss.", wanted.key[:12], error)
+        except Exception as error:  # damage included: the tier has dropped the entry
+            log.warning("Entry %s could not be fetched ahead: %s. It counts as a miss.", entry.key[:12], error)
         if not found:
-            place.missing.add(wanted.key)
+            request.missing.add(entry.key)

@@ -1,20 +1,21 @@
-"""The file of one entry: a safetensors file whose layers can be read alone and whose every served byte is checked.
+"""The file format of one entry: safetensors, with layers that can be read alone and checksums over every byte served.
 
     [8 bytes: header length][JSON header, padded with spaces to 4 KiB]       \\
-    [token_ids int64][sensitivity float16, optional][pad.head]                > the head, one checksum over all of it
+    [token_ids int64][sensitivity float16, optional][pad.head]                > the head, with one checksum
     [layer.0000][pad.0000][layer.0001]...                                    > one checksum a layer, in the header
 
-A layer is (2, G, T, D), or what the entry's codec made of it. Any safetensors reader opens it; the `pad.*` tensors only
-exist because that format allows no holes. What lies here is pure format: no directory, no index, no policy. Whatever is
-wrong with a file is an `EntryDamagedError`; a file of another format version is an `OtherVersionError`, which is not
-damage. The checksum (xxh3_128) is against damage, not against forgery: whoever may write to the directory, which is its
-owner's alone, can write what checks; that an entry is the one asked for is proven by identity and token ids.
+A layer is (2, G, T, D), or what the entry's codec made of it. Any safetensors reader can open the file; the `pad.*`
+tensors exist only because that format allows no gaps between tensors. This module knows the format only: no directory,
+no index, no policy. Every kind of damage raises `EntryDamagedError`; another format version raises `OtherVersionError`,
+which is not damage. The checksum (xxh3_128) detects damage, not forgery: whoever can write to the directory, its owner
+alone, can compute checksums too. Identity and token ids prove that a record is the entry asked for.
 """
 
 import json
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -23,17 +24,16 @@ import xxhash
 from ragkv.errors import EntryDamagedError
 
 from .codecs import CODECS, Codec, Layout
-from .encoded import EncodedEntry
-from .entry import FORMAT_VERSION, Entry, EntryInfo, Identity, ids_bytes
+from .entry import FORMAT_VERSION, EncodedEntry, Entry, EntryInfo, Identity, ids_bytes
 
 Bytes = bytes | bytearray | memoryview
-ALIGNMENT = 4096  # bytes; of the header, of the data's beginning, of every layer
+ALIGNMENT = 4096  # bytes; the header ends, and every layer begins, at a multiple
 FORMAT_NAME = "ragkv-entry"
-_CHECKSUM_START = 8 + len('{"__metadata__":{"checksum":"')  # its place in the file is fixed, so that it can be blanked
+_CHECKSUM_START = 8 + len('{"__metadata__":{"checksum":"')  # fixed, so that it can be blanked
 _CHECKSUM_CHARS = 32  # xxh3_128, hex
 _BLANK = "0" * _CHECKSUM_CHARS
-_HEAD_GUESS = 32768  # bytes; one read gets the whole head of most entries
-_MAX_HEADER = 64 * 1024**2  # bytes; a longer header is damage, not a reason to allocate
+_HEAD_GUESS = 32768  # bytes; one read brings the whole head of most entries
+_MAX_HEADER = 64 * 1024**2  # bytes; a longer header counts as damage and is not allocated
 _DTYPE_NAMES = {
     torch.float64: "F64",
     torch.float32: "F32",
@@ -47,23 +47,23 @@ _DTYPE_NAMES = {
 
 
 class OtherVersionError(EntryDamagedError):
-    """A sound-looking record of a format version, or in a codec, that this code does not read."""
+    """A record whose format version or codec this code cannot read."""
 
 
 @dataclass(frozen=True, slots=True)
 class RecordHead:
-    """What a record's head says, verified."""
+    """A record's head, verified."""
 
     info: EntryInfo
     sensitivity: torch.Tensor | None  # (T, C) float16
     codec: Codec
-    layer_offsets: tuple[int, ...]  # bytes from the file's beginning, multiples of `ALIGNMENT`
+    layer_offsets: tuple[int, ...]  # bytes from the start of the file, multiples of `ALIGNMENT`
     layer_checksums: tuple[str, ...]  # hex, of the stored bytes
     layer_bytes: int  # stored bytes of one layer
     file_bytes: int
 
     def check_layer(self, layer: int, stored: Bytes) -> None:
-        """Raise `EntryDamagedError` unless `stored` is exactly the bytes that were written."""
+        """Raise `EntryDamagedError` unless the checksum of `stored` is the one that was written."""
         if checksum(stored) != self.layer_checksums[layer]:
             raise EntryDamagedError(self.info.key, f"checksum of layer {layer} does not match")
 
@@ -78,7 +78,7 @@ class Record:
 
     @classmethod
     def of(cls, entry: Entry | EncodedEntry) -> "Record":
-        """Lay `entry` out, encoded if it is not yet; hashes every layer. Its tensors are shared, not copied."""
+        """The record of `entry`, which is encoded if it is not yet. Hashes every layer; shares the tensors."""
         encoded = EncodedEntry.of(entry).compact()
         info, layers = encoded.info, tuple(encoded.layers)
         facts = _facts(info, encoded.codec.name, [checksum(bytes_of(layer)) for layer in layers])
@@ -101,13 +101,13 @@ def checksum(data: Bytes) -> str:
 
 
 def bytes_of(tensor: torch.Tensor) -> memoryview:
-    """The bytes of a contiguous host tensor, shared: writing to one writes to the other."""
+    """The bytes of a contiguous host tensor, in shared memory."""
     view: memoryview = tensor.view(-1).view(torch.uint8).numpy().data
     return view
 
 
 def read_fully(fd: int, into: memoryview, offset: int) -> int:
-    """Fill `into` from `offset` of `fd`; returns the bytes got, fewer at the file's end. Releases the GIL."""
+    """Fill `into` from `offset` of `fd`; the number of bytes read, fewer at the end of the file. Releases the GIL."""
     done = 0
     while done < len(into):
         got = _read_into(fd, into[done:], offset + done)
@@ -120,22 +120,22 @@ def read_fully(fd: int, into: memoryview, offset: int) -> int:
 def _read_into(fd: int, into: memoryview, offset: int) -> int:
     if hasattr(os, "preadv"):
         return os.preadv(fd, [into], offset)
-    data = os.pread(fd, len(into), offset)  # macOS: one copy more
+    data = os.pread(fd, len(into), offset)  # macOS has no preadv: one more copy
     into[: len(data)] = data
     return len(data)
 
 
 def read_head(fd: int, key: str) -> RecordHead:
-    """The verified head of the record open at `fd`, which is known by `key`.
+    """The verified head of the record open at `fd`, stored under `key`.
 
-    Raises `EntryDamagedError` if a byte of the head is not as written, the file's length is not, or it holds another
-    key; `OtherVersionError` if the record says so; `OSError` if reading fails.
+    Raises `EntryDamagedError` if the head's checksum, the file's length or the key is wrong, `OtherVersionError` for
+    another format version or an unknown codec, and `OSError` if reading fails.
     """
     return parse_head(key, lambda size: os.pread(fd, size, 0), os.fstat(fd).st_size)
 
 
 def parse_head(key: str, first: Callable[[int], bytes], size: int) -> RecordHead:
-    """See `read_head`: of a record of `size` bytes, of which `first(n)` are the first n, or all it has."""
+    """As `read_head`, for a record of `size` bytes; `first(n)` returns its first n bytes, or all if it has fewer."""
     start = first(_HEAD_GUESS)
     try:
         header_end, tensors, facts = _parse_header(first, start)
@@ -153,9 +153,15 @@ def parse_head(key: str, first: Callable[[int], bytes], size: int) -> RecordHead
         raise EntryDamagedError(key, f"unreadable head ({type(error).__name__}: {error})") from error
 
 
+def read_info(path: Path, key: str) -> EntryInfo:
+    """The `EntryInfo` in the record at `path`, stored under `key`. Raises as `read_head` does."""
+    with path.open("rb", buffering=0) as file:
+        return read_head(file.fileno(), key).info
+
+
 def _facts(info: EntryInfo, codec: str, checksums: list[str]) -> dict[str, str]:
     return {
-        "checksum": _BLANK,  # first, so that it stands at _CHECKSUM_START
+        "checksum": _BLANK,  # first, so that it begins at _CHECKSUM_START
         "format": FORMAT_NAME,
         "version": str(FORMAT_VERSION),
         "key": info.key,
@@ -172,8 +178,8 @@ def _facts(info: EntryInfo, codec: str, checksums: list[str]) -> dict[str, str]:
 def _head_bytes(
     facts: dict[str, str], ids: bytes, scores: bytes, layers: tuple[torch.Tensor, ...], layout: Layout
 ) -> tuple[bytes, int]:
-    """The head with its checksum in place, and the length of the whole file."""
-    # 1. every tensor in file order: (name, dtype, shape, bytes)
+    """The head with its checksum, and the length of the whole file."""
+    # 1. list every tensor in file order: (name, dtype, shape, bytes)
     tokens = len(ids) // 8
     plan: list[tuple[str, str, tuple[int, ...], int]] = [("token_ids", "I64", (tokens,), len(ids))]
     if scores:
@@ -183,7 +189,7 @@ def _head_bytes(
     for number, layer in enumerate(layers):
         plan.append((f"layer.{number:04d}", _DTYPE_NAMES[layout.dtype], layout.shape, layer.nbytes))
         plan += _pad(f"pad.{number:04d}", layer.nbytes)
-    # 2. the header
+    # 2. write the header
     header: dict[str, Any] = {"__metadata__": facts}
     offset = 0
     for name, dtype, shape, size in plan:
@@ -191,7 +197,7 @@ def _head_bytes(
         offset += size
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-(8 + len(text)) % ALIGNMENT)
-    # 3. the head, hashed with a blank checksum, then the checksum
+    # 3. hash the head with a blank checksum, then insert the checksum
     head = bytearray(len(text).to_bytes(8, "little") + text + ids + scores)
     head += bytes(8 + len(text) + head_data - len(head))
     head[_CHECKSUM_START : _CHECKSUM_START + _CHECKSUM_CHARS] = checksum(bytes(head)).encode()
@@ -204,7 +210,7 @@ def _pad(name: str, size: int) -> list[tuple[str, str, tuple[int, ...], int]]:
 
 
 def _parse_header(first: Callable[[int], bytes], start: bytes) -> tuple[int, dict[str, Any], dict[str, str]]:
-    """Where the header ends, its tensors and its metadata; nothing is verified yet."""
+    """The header's end, its tensors and its metadata; nothing is verified yet."""
     length = int.from_bytes(start[:8], "little")
     if not 0 < length <= _MAX_HEADER or (8 + length) % ALIGNMENT:
         raise ValueError(f"a header of {length} bytes")
@@ -226,7 +232,7 @@ def _check_head(key: str, head: bytes, head_end: int) -> None:
 
 
 def _head(key: str, head: bytes, start: int, tensors: dict[str, Any], facts: dict[str, str], size: int) -> RecordHead:
-    """The head as values. Its bytes are verified: what is wrong from here on was written wrong."""
+    """The head as values. Its checksum was verified before, so an error here was made when it was written."""
     layers, kv_heads, tokens, head_dim = json.loads(facts["shape"])
     info = EntryInfo(
         key=facts["key"],
@@ -258,7 +264,7 @@ def _head(key: str, head: bytes, start: int, tensors: dict[str, Any], facts: dic
 
 
 def _tensor(head: bytes, start: int, place: dict[str, Any], dtype: torch.dtype) -> torch.Tensor:
-    """A small 1-d tensor out of the head, copied."""
+    """A copy of a small 1-d tensor in the head."""
     begin, end = place["data_offsets"]
     data = bytearray(head[start + begin : start + end])
     return torch.frombuffer(data, dtype=dtype) if data else torch.empty(0, dtype=dtype)

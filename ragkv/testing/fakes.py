@@ -61,8 +61,8 @@ class WrappedTier(Tier):
     def delete(self, key: str) -> bool:
         return self.tier.delete(key)
 
-    def infos(self) -> Iterator[EntryInfo]:
-        return self.tier.infos()
+    def scan(self) -> Iterator[tuple[str, EntryInfo | None]]:
+        return self.tier.scan()
 
     def gc(self, keep: Callable[[Identity], bool]) -> int:
         return self.tier.gc(keep)

@@ -34,9 +34,9 @@ class LoggedMemory(MemoryTier):
         super().__init__(capacity, policy, clock=clock)
         self.log: list[str] = []
 
-    def _count_eviction(self, slot: Slot[Entry]) -> None:
+    def _evict(self, slot: Slot[Entry]) -> None:
         self.log.append(slot.item.key)
-        super()._count_eviction(slot)
+        super()._evict(slot)
 
 
 class LoggedDisk(DiskTier):

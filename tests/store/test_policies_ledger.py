@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ragkv.simulate import ALL_POLICIES, make_any_policy
-from ragkv.store import Item, Turn, make_policy
+from ragkv.store import Item, Policy, Turn, make_policy
 from ragkv.store.policies import PolicySettings
 from ragkv.store.tiers.ledger import Ledger, Slot
 
@@ -23,7 +23,7 @@ class LedgerModel:
 
     def __init__(self, name: str, xi: int) -> None:
         policy = make_any_policy(name, PolicySettings(xi_blocks=xi, threshold_tokens=32))
-        self.ledger: Ledger[None] = Ledger(CAPACITY, policy)
+        self.ledger: Ledger[None] = Ledger(CAPACITY, policy, self.evicted)
         self.leases: list[Slot[None]] = []
         self.now = 0.0
 
@@ -33,7 +33,7 @@ class LedgerModel:
         slot = self.ledger.get(key)
         if what == "put" and slot is None:
             item = Item(key, size, group, index if group else 0)
-            if self.ledger.make_room(item, self.now, self.evicted):
+            if self.ledger.make_space(item, self.now):
                 self.ledger.add(item, None, self.now)
         elif what == "lease" and slot is not None:
             self.ledger.pin(slot)
@@ -47,7 +47,7 @@ class LedgerModel:
             turn = Turn(
                 self.now, int(self.now), group, index + size, index, index + size, 1 + index, 1.0 if index else None
             )
-            self.ledger.served(turn, self.now, self.evicted)
+            self.ledger.served(turn, self.now)
 
     def evicted(self, slot: Slot[None]) -> None:
         """A victim has left the ledger already, and no lease holds it."""
@@ -73,51 +73,52 @@ def test_every_policy_keeps_the_ledger_within_capacity_and_its_leases_held(
         model.check()
 
 
+def ledger_of(capacity: int, policy: Policy) -> tuple[Ledger[None], list[str]]:
+    """A ledger, and the keys that it evicts from now on."""
+    evicted: list[str] = []
+    return Ledger(capacity, policy, lambda slot: evicted.append(slot.item.key)), evicted
+
+
+def add(ledger: Ledger[None], item: Item, now: float = 0.0) -> bool:
+    """Whether the ledger made space for `item` and added it."""
+    fits = ledger.make_space(item, now)
+    if fits:
+        ledger.add(item, None, now)
+    return fits
+
+
 @pytest.mark.parametrize("name", sorted(ALL_POLICIES))
 def test_a_refused_put_leaves_the_policy_unchanged(name: str) -> None:
-    ledger: Ledger[None] = Ledger(4, make_any_policy(name))
-    item = Item("held", 4)
-    assert ledger.make_room(item, 0.0, lambda _: None)
-    ledger.add(item, None, 0.0)
+    ledger, evicted = ledger_of(4, make_any_policy(name))
+    assert add(ledger, Item("held", 4))
     slot = ledger.get("held")
     assert slot is not None
     ledger.pin(slot)
-    assert not ledger.make_room(Item("more", 1), 1.0, lambda _: pytest.fail("nothing may go"))
+    assert not ledger.make_space(Item("more", 1), 1.0)
+    assert evicted == []
     ledger.unpin(slot)
     cut = ledger.policy.victim((), 2.0)
     assert cut is not None and cut.group == "held"
 
 
 def test_a_conversation_loses_its_tail_first() -> None:
-    ledger: Ledger[None] = Ledger(4, make_policy("lru"))
-    for index in range(4):
-        item = Item(f"a{index}", 1, "a", index)
-        assert ledger.make_room(item, 0.0, lambda _: None)
-        ledger.add(item, None, 0.0)
-    evicted: list[str] = []
-    assert ledger.make_room(Item("b0", 2, "b", 0), 1.0, lambda slot: evicted.append(slot.item.key))
+    ledger, evicted = ledger_of(4, make_policy("lru"))
+    assert all(add(ledger, Item(f"a{index}", 1, "a", index)) for index in range(4))
+    assert ledger.make_space(Item("b0", 2, "b", 0), 1.0)
     assert evicted == ["a3", "a2"]
 
 
 def test_a_block_that_would_evict_its_own_conversation_is_refused() -> None:
-    ledger: Ledger[None] = Ledger(2, make_policy("lru"))
-    kept = []
-    for index in range(4):
-        item = Item(f"a{index}", 1, "a", index)
-        if ledger.make_room(item, 0.0, lambda _: pytest.fail("its own blocks stay")):
-            ledger.add(item, None, 0.0)
-            kept.append(index)
-    assert kept == [0, 1]
+    ledger, evicted = ledger_of(2, make_policy("lru"))
+    assert [add(ledger, Item(f"a{index}", 1, "a", index)) for index in range(4)] == [True, True, False, False]
+    assert evicted == []
 
 
 def test_free_blocks_are_evicted_before_blocks_of_older_use() -> None:
-    ledger: Ledger[None] = Ledger(6, make_policy("t-lru", PolicySettings(xi_blocks=3, new_blocks=1)))
-    evicted: list[str] = []
+    ledger, evicted = ledger_of(6, make_policy("t-lru", PolicySettings(xi_blocks=3, new_blocks=1)))
     for number, group in enumerate("ab"):
-        ledger.served(Turn(float(number), number, group, 4, 0, 4), float(number), lambda _: None)
+        ledger.served(Turn(float(number), number, group, 4, 0, 4), float(number))
         for index in range(4):
-            item = Item(f"{group}{index}", 1, group, index)
-            if ledger.make_room(item, float(number), lambda slot: evicted.append(slot.item.key)):
-                ledger.add(item, None, float(number))
+            add(ledger, Item(f"{group}{index}", 1, group, index), float(number))
     assert evicted == ["a3", "a2"]  # budget 4 + 1 - 3 = 2 each; b's third and fourth blocks are free too, but younger
     assert [slot.item.key for slot in ledger] == ["a0", "a1", "b0", "b1", "b2", "b3"]

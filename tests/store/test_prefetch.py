@@ -360,7 +360,7 @@ class TestTheReserve:
         with Store.open(StoreConfig(directory=str(tmp_path), memory_bytes=1600)) as store:
             assert store._prefetcher._reserve_bytes == 100
         with Store.open(StoreConfig(memory_bytes=1600)) as store:
-            assert store._reserve is None
+            assert store._prefetcher._reserve_bytes == 0
 
     def test_larger_than_memory_is_refused(self) -> None:
         with pytest.raises(ConfigError, match="memory_reserve_bytes is 11"):

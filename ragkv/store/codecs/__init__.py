@@ -1,4 +1,4 @@
-"""The door of the codecs' room: a contract and its siblings, chosen by name."""
+"""Codecs turn a layer's KV into the bytes that are stored: a contract and its implementations, chosen by name."""
 
 from .base import Codec, Layout
 from .int8 import Int8Codec

@@ -1,28 +1,28 @@
-"""Eight bits a number: keys scaled by channel, values by token, about half the bytes of half precision.
+"""The `int8` codec: eight bits a number, with a scale for each key channel and each value token.
 
-Keys have channels whose values are large, or far from zero, for every token alike; values have not (KIVI, Liu et al.
-2024, finds the same of keys and values after RoPE; ours are stored before, where a channel is one frequency's still).
-So a key channel gets a scale and its lowest value over the slice's tokens, and a token of values a scale. What is
-stored, in order, all little-endian:
+It takes about half the bytes of bfloat16. Some key channels have values that are large, or far from zero, for all
+tokens; values have no such channels (KIVI, Liu et al. 2024, finds this for keys after RoPE; we store keys before RoPE,
+where the two parts of a rotation are still separate channels). So each key channel gets a scale and its lowest value
+over the slice's tokens, and each value token gets a scale. A stored layer has, in this order, all little-endian:
 
     key scale (G, D) float32 | key low (G, D) float32 | value scale (G, T) float32 | keys (G, T, D) uint8 | values int8
 
-and up to three bytes, so that the length is a multiple of four.
+and up to three bytes of padding, so that its length is a multiple of four.
 
-A number comes back within half a scale of what it was, and is then rounded to the model's dtype. Not a number, an
-infinity, or a range that float32 cannot hold has no such scale: `encode` says `None`, and the entry is kept raw.
+A decoded number differs from the original by at most half a scale, and is then rounded to the model's dtype. NaN,
+infinities and ranges too large for float32 have no such scale: `encode` returns `None`, and the entry is stored raw.
 """
 
 import torch
 
 from .base import Codec, Layout
 
-_DTYPES = (torch.float32, torch.float16, torch.bfloat16)  # float64 does not fit through float32
-_TINY = torch.finfo(torch.float32).tiny  # a scale below it would be rounded away
+_DTYPES = (torch.float32, torch.float16, torch.bfloat16)  # float64 would lose bits in float32
+_TINY = torch.finfo(torch.float32).tiny  # smaller scales would be rounded to zero
 
 
 class Int8Codec(Codec):
-    """Asymmetric keys by channel, symmetric values by token."""
+    """Asymmetric scales for key channels, symmetric scales for value tokens."""
 
     name = "int8"
     lossless = False
@@ -39,7 +39,7 @@ class Int8Codec(Codec):
         if not layer.numel():
             return stored
         keys, values = layer[0].float(), layer[1].float()  # (G, T, D)
-        low, high = keys.aminmax(dim=1, keepdim=True)  # (G, 1, D); not a number if any of them is not
+        low, high = keys.aminmax(dim=1, keepdim=True)  # (G, 1, D); NaN if any number is NaN
         key_scale = ((high - low) / 255).clamp_min(_TINY)
         value_scale = (values.abs().amax(dim=2, keepdim=True) / 127).clamp_min(_TINY)  # (G, T, 1)
         scales = torch.cat([part.flatten() for part in (key_scale, low, value_scale)])
@@ -58,7 +58,7 @@ class Int8Codec(Codec):
         key_scale, low = scales[: 2 * channels].view(2, kv_heads, 1, head_dim)
         value_scale = scales[2 * channels :].view(kv_heads, tokens, 1)
         codes = stored[4 * (2 * channels + rows) :][: 2 * rows * head_dim].view(2, kv_heads, tokens, head_dim)
-        work = codes[0].float()  # (G, T, D); an addcmul that broadcasts takes ten times as long as these two
+        work = codes[0].float()  # (G, T, D); one broadcasting addcmul takes ten times as long as mul_ and add_
         out[0].copy_(work.mul_(key_scale).add_(low))
         out[1].copy_(work.copy_(codes[1].view(torch.int8)).mul_(value_scale))
         return out

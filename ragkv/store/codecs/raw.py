@@ -1,4 +1,4 @@
-"""The model's own bits."""
+"""The `raw` codec: layers are stored as the model computed them, bit by bit."""
 
 import torch
 
@@ -6,7 +6,7 @@ from .base import Codec, Layout
 
 
 class RawCodec(Codec):
-    """Read straight into the caller's buffer; served from memory where it lies."""
+    """Disk reads fill the caller's buffer directly; memory returns views of what it stores."""
 
     name = "raw"
     lossless = True

@@ -16,7 +16,7 @@ from ragkv.errors import EntryDamagedError, EntryUnreachableError, RemoteError
 from ragkv.runtime import PriorityThreadPool
 
 from ..record import Bytes
-from ..tiers.ledger import Counts
+from ..tiers.base import Counts
 from . import values
 from .connector import HEAD_BYTES, Connector
 from .health import Health

@@ -16,10 +16,8 @@ from typing import TypeVar
 from ragkv.config import RedisConfig, S3Config
 from ragkv.errors import EntryDamagedError, RemoteError
 
-from ..encoded import EncodedEntry
-from ..entry import Entry, EntryInfo, Identity
-from ..tiers.base import Lease, Speed, Tier, TierStats
-from ..tiers.ledger import Counts
+from ..entry import EncodedEntry, Entry, EntryInfo, Identity
+from ..tiers.base import Counts, Lease, Speed, Tier, TierStats
 from . import values
 from .connector import Connector, Usage
 from .health import Health
@@ -166,13 +164,6 @@ class RemoteTier(Tier):
             with self._lock:
                 self._deleting.discard(key)
 
-    def gc(self, keep: Callable[[Identity], bool]) -> int:
-        before = self.stats().used_bytes
-        for key, info in list(self._heads()):
-            if info is None or not keep(info.identity):
-                self.delete(key)
-        return before - self.stats().used_bytes
-
     def claim(self, name: str, expires_s: float) -> str | None:
         return self._call(lambda: self._connector.claim(name, expires_s), "")
 
@@ -189,8 +180,19 @@ class RemoteTier(Tier):
                 return False
         return self._call(lambda: self._connector.exists(key), False)
 
-    def infos(self) -> Iterator[EntryInfo]:
-        return (info for _, info in self._heads() if info is not None)
+    def scan(self) -> Iterator[tuple[str, EntryInfo | None]]:
+        """Every key with its entry's info, `None` if this code cannot read it; ends early if the remote fails."""
+        try:
+            for key in self._connector.all_keys():
+                start = self._reader.head_start(key)
+                if start is not None and not self._is_deleted(key):
+                    try:
+                        yield key, self._reader.parse_head(key, start).info
+                    except EntryDamagedError as error:
+                        log.warning("%s", error)
+                        yield key, None
+        except RemoteError as error:
+            log.warning("%s failed while its entries were listed: %s", self.kind.value, error)
 
     def speed(self) -> Speed | None:
         return self._health.meter.speed()
@@ -209,20 +211,6 @@ class RemoteTier(Tier):
         self._reader.close()
         self._maintainer.join()
         self._connector.close()
-
-    def _heads(self) -> Iterator[tuple[str, EntryInfo | None]]:
-        """Every key with its entry's info, `None` if this code cannot read it; ends early if the remote fails."""
-        try:
-            for key in self._connector.all_keys():
-                start = self._reader.head_start(key)
-                if start is not None and not self._is_deleted(key):
-                    try:
-                        yield key, self._reader.parse_head(key, start).info
-                    except EntryDamagedError as error:
-                        log.warning("%s", error)
-                        yield key, None
-        except RemoteError as error:
-            log.warning("%s failed while its entries were listed: %s", self.kind.value, error)
 
     def _call(self, action: Callable[[], T], otherwise: D) -> T | D:
         """The result of `action`; `otherwise` where the remote does not answer."""

@@ -26,8 +26,7 @@ import xxhash
 from ragkv.errors import EntryDamagedError
 
 from ..codecs import CODECS, Codec
-from ..encoded import EncodedEntry
-from ..entry import EntryInfo, Identity, ids_bytes, ids_digest
+from ..entry import EncodedEntry, EntryInfo, Identity, ids_bytes, ids_digest
 from ..record import ALIGNMENT, Bytes, bytes_of
 
 MAGIC = b"ragkvRV1"

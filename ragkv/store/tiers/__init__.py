@@ -1,16 +1,17 @@
-"""The door of the tiers' room: a contract and its siblings."""
+"""Tiers hold entries: the contract of a tier and a lease, and the tiers on this machine (memory, disk)."""
 
 from ..record import ALIGNMENT
 from .base import Lease, RemoteStats, Speed, Tier, TierKind, TierStats
 from .disk import DiskTier
 from .disk_file import aligned_empty
 from .disk_readonly import ReadOnlyDiskTier
-from .memory import MemoryTier
+from .memory import MemoryLease, MemoryTier
 
 __all__ = [
     "ALIGNMENT",
     "DiskTier",
     "Lease",
+    "MemoryLease",
     "MemoryTier",
     "ReadOnlyDiskTier",
     "RemoteStats",

@@ -1,13 +1,13 @@
-"""The contract of a tier: a bounded place where entries live, and a lease through which one is read.
+"""The contract of a tier, a bounded place that holds entries, and of a lease, through which an entry is read.
 
-A lease pins its entry: while it is open the entry is neither evicted nor are its bytes reused. What a lease returns was
-identified (identity and token ids) and checksummed before; otherwise it raises `EntryDamagedError`, the tier drops the
-entry, and the caller treats it as a miss. All methods are thread-safe. Reads release the GIL.
+A lease pins its entry: while the lease is open, the entry is not evicted and its bytes are not reused. Identity, token
+ids and checksums are verified before a lease returns anything. If they are wrong, it raises `EntryDamagedError`, the
+tier drops the entry, and the caller treats it as a miss. All methods are thread-safe. Reads release the GIL.
 """
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence, Set
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from enum import Enum
 
 import torch
@@ -15,13 +15,12 @@ import torch
 from ragkv.runtime import Closing
 
 from ..codecs import RAW
-from ..encoded import EncodedEntry
-from ..entry import Entry, EntryInfo, Identity
+from ..entry import EncodedEntry, Entry, EntryInfo, Identity
 from ..policies import Turn
 
 
 class TierKind(Enum):
-    """Where an entry lies, fastest first."""
+    """Where an entry is stored, fastest first."""
 
     MEMORY = "memory"
     DISK = "disk"
@@ -31,7 +30,7 @@ class TierKind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Speed:
-    """How fast a tier far away is, as its own reads show."""
+    """The measured speed of a remote tier's reads."""
 
     latency_s: float  # of a lookup
     bytes_per_s: float
@@ -39,23 +38,23 @@ class Speed:
 
 @dataclass(frozen=True, slots=True)
 class RemoteStats:
-    """How a tier far away is doing."""
+    """Health of a remote tier."""
 
-    state: str  # of its circuit breaker: "closed" is well; "open" and "half-open": nobody asks it
+    state: str  # of its circuit breaker: "closed" is healthy; "open" and "half-open" skip requests
     opened: int  # times the breaker opened
-    failures: int  # calls that ended in an error, timeouts among them
+    failures: int  # calls that ended in an error, timeouts included
     timeouts: int
     slow: int  # answers that took more than half the timeout
-    skipped: int  # calls that were not made, as the breaker was open
+    skipped: int  # calls not made because the breaker was open
     lost_s: float  # time spent in calls that failed
-    pending_deletions: int  # deletions it has not confirmed yet
-    latency_s: float | None = None  # of a lookup, lately; None: not measured
+    pending_deletions: int  # deletions that it has not confirmed yet
+    latency_s: float | None = None  # of recent lookups; None: not measured
     bytes_per_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class TierStats:
-    """What a tier holds and did since it was opened."""
+    """What a tier holds, and what happened since it was opened."""
 
     kind: TierKind
     entries: int
@@ -67,66 +66,82 @@ class TierStats:
     damaged: int  # entries dropped because bytes, identity or checksum were wrong
     read_bytes: int
     written_bytes: int
-    remote: RemoteStats | None = None  # of a tier far away
+    remote: RemoteStats | None = None  # of a remote tier
+
+
+@dataclass(slots=True)
+class Counts:
+    """The counters of `TierStats`. Not thread-safe."""
+
+    hits: int = 0
+    misses: int = 0
+    evictions: int = 0
+    damaged: int = 0
+    read_bytes: int = 0
+    written_bytes: int = 0
+
+    def stats(self, kind: TierKind, entries: int, used_bytes: int, capacity_bytes: int) -> TierStats:
+        """These counters, with what the tier holds."""
+        return TierStats(kind, entries, used_bytes, capacity_bytes, **asdict(self))
 
 
 class Lease(Closing):
-    """One entry held for reading. Use as a context manager."""
+    """One entry held for reading. Use it as a context manager."""
 
     info: EntryInfo
     kind: TierKind
     sensitivity: torch.Tensor | None  # (T, C) float16
     in_place: bool = False  # `read_layer` returns views of the tier's own storage and needs no `out`
-    layers_per_read: int = 1  # layers that are best read at once
+    layers_per_read: int = 1  # read this many layers at once for full speed
 
     @property
     def stored_bytes(self) -> int:
-        """Bytes of keys and values as they are held, so of reading all layers once."""
+        """Bytes of keys and values as they are stored, so the bytes of reading all layers once."""
         return self.info.size_bytes
 
     def prefetch(self) -> None:
-        """Its layers will be read soon, in order: a tier far away begins to fetch."""
+        """Announce that all layers will be read in order: a remote tier begins to fetch them."""
 
     @abstractmethod
     def read_layer(self, layer: int, out: torch.Tensor | None = None) -> torch.Tensor:
         """The layer slice (2, G, T, D) of `layer`, verified.
 
         Returns either `out` (contiguous, same shape and dtype, filled) or a view of the tier's own immutable storage:
-        never write to the result. Raises `EntryDamagedError`; afterwards the tier no longer has the entry.
+        never write to the result. Raises `EntryDamagedError`; the tier has then dropped the entry.
         """
 
     def read_layers(self, first: int, outs: Sequence[torch.Tensor | None]) -> list[torch.Tensor]:
-        """As many layers as there are `outs`, from `first` on, each as `read_layer` has it."""
+        """Consecutive layers from `first` on, one for each of `outs`, as `read_layer` returns them."""
         return [self.read_layer(first + number, out) for number, out in enumerate(outs)]
 
     def read_encoded(self, page_locked: bool = False, before_read: Callable[[], None] = lambda: None) -> EncodedEntry:
-        """The whole entry in memory of its own, as it is held, verified: to be put into another tier.
+        """A verified copy of the whole entry in encoded form, to be put into another tier.
 
         `page_locked` asks for page-locked memory where CUDA is there. `before_read` is called before each read of
         layers; an exception from it ends the copy. Raises as `read_layer` does.
         """
         info = self.info
-        shape = (info.layers, *info.shape)
-        kv = torch.empty(shape, dtype=info.dtype, pin_memory=page_locked and torch.cuda.is_available())
+        page_locked = page_locked and torch.cuda.is_available()
+        kv = torch.empty((info.layers, *info.shape), dtype=info.dtype, pin_memory=page_locked)
         for layer, target in enumerate(kv):
             before_read()
-            got = self.read_layer(layer, target)
-            if got.data_ptr() != target.data_ptr():  # a view of the tier's own storage
-                target.copy_(got)
+            read = self.read_layer(layer, target)
+            if read.data_ptr() != target.data_ptr():  # a view of the tier's own storage
+                target.copy_(read)
         return EncodedEntry(info, RAW, kv, self.sensitivity)
 
     @abstractmethod
     def close(self) -> None:
-        """Unpin. Twice is harmless."""
+        """Unpin the entry. Twice is harmless."""
 
 
 class Tier(ABC):
-    """A bounded place where entries live."""
+    """A bounded place that holds entries."""
 
     kind: TierKind
     read_only: bool = False  # `put`, `delete` and `gc` raise `StoreReadOnlyError`
-    arbitrates: bool = False  # `claim` is one among all replicas
-    is_remote: bool = False  # any answer may take as long as its timeout; others may write and delete there as well
+    arbitrates: bool = False  # `claim` is exclusive among all replicas
+    is_remote: bool = False  # a call may take as long as its timeout; other processes write and delete there as well
 
     @abstractmethod
     def lease(self, identity: Identity, token_ids: Sequence[int]) -> Lease | None:
@@ -134,56 +149,67 @@ class Tier(ABC):
 
     @abstractmethod
     def put(self, entry: Entry | EncodedEntry, protected: Set[str] = frozenset()) -> bool:
-        """Keep `entry`, in its identity's codec, evicting others if needed; returns when it is as durable as can be.
+        """Store `entry` in its identity's codec, evicting others if needed; returns when it is durable.
 
-        `False` if it was not kept (larger than the tier, everything pinned, not admitted, write failed: logged).
-        An entry already there is left as it is and counts as kept.
+        `False` if it was not stored: it is larger than the tier, everything is pinned, the policy did not admit it, or
+        the write failed (logged). An entry that is here already is left unchanged and counts as stored. The memory tier
+        evicts nothing of the groups `protected`: requests that wait in front will read them.
         """
 
     def free(self, size_bytes: int) -> None:  # noqa: B027
-        """Evict until so much is free, or what is left may not go: later puts up to it find their room made."""
+        """Evict until this much is free, or all that is left is pinned: later puts then find free space."""
 
     def queued(self, groups: Sequence[str]) -> None:  # noqa: B027
-        """A request that will read these groups waits from now on: tell the policy (CachedAttention section 3.3)."""
+        """Tell the policy that a request for these groups joined the queue (CachedAttention section 3.3)."""
 
     def left(self, places: Sequence[tuple[str, int]]) -> None:  # noqa: B027
-        """A request waits no longer. Of each group it was to read: how many before it wait for the same."""
+        """Tell the policy that a request left the queue: its groups, and how many earlier requests wait for each."""
 
     def served(self, turn: Turn) -> None:  # noqa: B027
-        """A conversation's turn was served: tell the policy, which may trim. Comes before the turn's blocks are put."""
+        """Tell the policy that a conversation's turn was served, before the turn's blocks are put. It may trim."""
 
     def look_up_ahead(self, keys: Sequence[str], on_missing: Callable[[Sequence[str]], None]) -> None:  # noqa: B027
-        """These keys will be leased at once: a tier far away begins to look, and tells `missed` what it has not."""
+        """These keys will be leased soon: a remote tier begins to look them up, and reports missing keys."""
 
     def claim(self, name: str, expires_s: float) -> str | None:
-        """Be the one replica that does `name`: a token for `release`, or `None` if another is. Errors count as ours."""
+        """Acquire the distributed lock `name`: a token for `release`, or `None` if another replica holds it.
+
+        If the tier fails to answer, the caller counts as the holder.
+        """
         return ""
 
     def release(self, name: str, token: str) -> None:  # noqa: B027
-        """End a claim; it ends by itself when it expires."""
+        """Release the distributed lock `name`. It also ends by itself when it expires."""
 
     @abstractmethod
     def contains(self, key: str) -> bool:
-        """Whether `key` is here now. Not a use."""
+        """Whether `key` is here now. Does not count as a use."""
 
     @abstractmethod
     def delete(self, key: str) -> bool:
-        """Drop `key`; `True` if it was here. Open leases stay readable, no new one is given."""
+        """Drop `key`; whether it was here. Open leases stay readable, but no new lease is given."""
 
     @abstractmethod
+    def scan(self) -> Iterator[tuple[str, EntryInfo | None]]:
+        """Every key held, in no particular order, with its `EntryInfo`, or `None` if this code cannot read the entry.
+
+        Does not count as a use.
+        """
+
     def infos(self) -> Iterator[EntryInfo]:
-        """What is held, in no particular order. Not a use."""
+        """The readable entries of `scan`."""
+        return (info for _, info in self.scan() if info is not None)
 
     def gc(self, keep: Callable[[Identity], bool]) -> int:
-        """Drop every entry whose identity `keep` refuses, and what no version of this code reads; bytes freed."""
+        """Drop every entry whose identity `keep` refuses, or that this code cannot read; the bytes freed."""
         before = self.stats().used_bytes
-        for info in list(self.infos()):
-            if not keep(info.identity):
-                self.delete(info.key)
+        for key, info in list(self.scan()):
+            if info is None or not keep(info.identity):
+                self.delete(key)
         return before - self.stats().used_bytes
 
     def speed(self) -> Speed | None:
-        """How fast a tier far away was lately; `None` where that is not measured."""
+        """The recent speed of a remote tier; `None` if it was not measured."""
         return None
 
     @abstractmethod

@@ -1,35 +1,33 @@
-"""The disk tier: one safetensors file an entry, bounded, of one writing process.
+"""The disk tier: one safetensors file an entry, bounded, with one writing process.
 
-The order of a put is the order of safety: room is made, bytes are written and synced apart, renamed into place, the
-directory synced, and only then is the entry entered in the books and the index. A kill between any two steps leaves
-either nothing to see or a whole entry. What is counted against the capacity is the files' bytes; the index comes on top
-(about 200 bytes an entry).
+A put takes these steps: evict, write and sync the bytes under a temporary name, rename, sync the directory, add the
+entry to the ledger and the index. A kill between two steps leaves either nothing visible or a complete entry. The
+capacity counts the bytes of the files; the index comes on top (about 200 bytes an entry).
 """
 
-import errno
 import logging
-import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence, Set
+from functools import partial
 from pathlib import Path
 
 from ragkv.errors import EntryDamagedError, StoreError
 
 from ..directory import EntryDirectory
-from ..encoded import EncodedEntry
-from ..entry import Entry, EntryInfo, Identity
+from ..entry import EncodedEntry, Entry, EntryInfo, Identity
 from ..index import DiskIndex, Row
 from ..policies import Item, Policy, Turn
-from ..record import OtherVersionError, Record, read_head
-from .base import Lease, Tier, TierKind, TierStats
+from ..record import OtherVersionError, Record, read_info
+from .base import Lease, TierKind
 from .disk_lease import open_lease
-from .ledger import Counts, Ledger, Slot
+from .ledger import Slot
+from .local import LocalTier
 
 log = logging.getLogger(__name__)
 
 
-class DiskTier(Tier):
+class DiskTier(LocalTier[None]):
     """Entries on disk, written by this process alone."""
 
     kind = TierKind.DISK
@@ -46,19 +44,16 @@ class DiskTier(Tier):
 
         Raises `StoreLockedError` if another process writes there, `StoreError` if it cannot be written.
         """
-        self._ledger: Ledger[None] = Ledger(capacity_bytes, policy)
-        self._counts = Counts()
+        super().__init__(capacity_bytes, policy, clock)
         self._direct = direct
-        self._clock = clock
-        self._lock = threading.RLock()  # the books; re-entrant, as an abandoned lease may be collected under it
-        self._write_lock = threading.Lock()  # one put at a time: room made for one is not taken by another
+        self._write_lock = threading.Lock()  # one put at a time: no other put uses the space made for it
         self._write_failed = False
         self._closed = False
         self._directory = EntryDirectory(directory)
         self._directory.open_for_writing()
         try:
             self._index = DiskIndex(self._directory.index)
-            self._adopt()
+            self._adopt_files()
         except OSError as error:
             self._directory.release()
             raise StoreError(f"Cannot read the store directory {directory}: {error}. Check the disk.") from error
@@ -71,7 +66,7 @@ class DiskTier(Tier):
                 self._counts.misses += 1
                 return None
             self._ledger.pin(slot)
-        lease = self._open(key, slot, identity, token_ids)
+        lease = self._open(slot, identity, token_ids)
         with self._lock:
             if lease is None:
                 self._ledger.unpin(slot)
@@ -95,28 +90,16 @@ class DiskTier(Tier):
             record = Record.of(encoded)
             item = Item(key, record.file_bytes, entry.info.group, entry.info.index)
             with self._lock:
-                if self._closed or not self._ledger.make_room(item, self._clock(), self._evict):
+                if self._closed or not self._ledger.make_space(item, self._clock(), protected):
                     return False
             return self._write(item, record)
 
-    def queued(self, groups: Sequence[str]) -> None:
-        with self._lock:
-            self._ledger.queued(groups)
-
-    def left(self, places: Sequence[tuple[str, int]]) -> None:
-        with self._lock:
-            self._ledger.left(places)
-
     def served(self, turn: Turn) -> None:
-        with self._write_lock, self._lock:  # not while room that was made waits for its bytes
-            self._ledger.served(turn, self._clock(), self._evict)
-
-    def contains(self, key: str) -> bool:
-        with self._lock:
-            return key in self._ledger
+        with self._write_lock:  # not between making space and writing
+            super().served(turn)
 
     def delete(self, key: str) -> bool:
-        """See `Tier.delete`; durable over a power cut. Raises `StoreError` if the file cannot be removed."""
+        """See `Tier.delete`; a power cut does not undo it. Raises `StoreError` if the file cannot be removed."""
         with self._lock:
             if key not in self._ledger:
                 return False
@@ -130,34 +113,31 @@ class DiskTier(Tier):
             self._index.forget(key)
         return True
 
-    def infos(self) -> Iterator[EntryInfo]:
-        for slot in self._slots():
-            info = self._info(slot)
-            if info is not None:
-                yield info
-
-    def gc(self, keep: Callable[[Identity], bool]) -> int:
-        before = self.stats().used_bytes
-        for slot in self._slots():
-            info = self._info(slot)
-            if info is None or not keep(info.identity):
-                self.delete(slot.item.key)
-        return before - self.stats().used_bytes
-
-    def stats(self) -> TierStats:
+    def scan(self) -> Iterator[tuple[str, EntryInfo | None]]:
         with self._lock:
-            return self._ledger.stats(self.kind, self._counts)
+            slots = list(self._ledger)
+        for slot in slots:
+            key, info = slot.item.key, None
+            try:
+                info = read_info(self._directory.path(key), key)
+            except OtherVersionError:
+                pass
+            except EntryDamagedError as error:
+                self._drop(slot, error)
+            except OSError as error:
+                log.warning("Entry %s cannot be read: %s", key[:12], error)
+            yield key, info
 
     def close(self) -> None:
-        with self._write_lock, self._lock:  # after the put under way
+        with self._write_lock, self._lock:  # after a running put
             if self._closed:
                 return
             self._closed = True
         self._index.close()
         self._directory.release()
 
-    def _adopt(self) -> None:
-        """Enter what is on disk in the books, least recently used first; drop what cannot be an entry."""
+    def _adopt_files(self) -> None:
+        """Add the files on disk to the ledger, least recently used first; drop those that cannot be entries."""
         files = dict(self._directory.scan())
         rows = self._index.rows()
         for key in rows.keys() - files.keys():
@@ -165,52 +145,48 @@ class DiskTier(Tier):
         adopted = [(rows.get(key) or self._orphan(key, size), key, size) for key, size in files.items()]
         found = [(row, Item(key, size, row.group, row.index)) for row, key, size in adopted if row is not None]
         for row, item in sorted(found, key=lambda pair: pair[0].used):
-            if self._ledger.make_room(item, row.used, self._evict):
+            if self._ledger.make_space(item, row.used):
                 self._ledger.add(item, None, row.used)
             else:
-                self._unlink(item.key)  # larger than the whole capacity, which is a setting and may have shrunk
+                self._unlink(item.key)  # larger than the whole capacity, which may be a smaller setting now
 
     def _orphan(self, key: str, size: int) -> Row | None:
-        """The row of a file the index does not know, or `None` if the file was no entry and is gone."""
+        """A row for a file that the index does not know; `None` if the file is no entry and was removed."""
+        path = self._directory.path(key)
         try:
-            info = self._read_info(key)
+            info = read_info(path, key)
+            row = Row(size, path.stat().st_mtime, info.group, info.index)
         except OtherVersionError:
-            row = Row(size, 0.0)  # another version's; it counts, goes first, and `gc` sweeps it
+            row = Row(size, 0.0)  # it takes space, is evicted first, and `gc` removes it
         except (EntryDamagedError, OSError) as error:
             log.warning("An orphan in the store was removed: %s", error)
             self._counts.damaged += 1
             self._unlink(key)
             return None
-        else:
-            row = Row(size, self._directory.path(key).stat().st_mtime, info.group, info.index)
         self._index.record(key, row)
         return row
 
-    def _open(self, key: str, slot: Slot[None], identity: Identity, token_ids: Sequence[int]) -> Lease | None:
-        def damaged(error: EntryDamagedError) -> None:
-            self._drop(slot, error)
-
-        def closed() -> None:
-            with self._lock:
-                self._ledger.unpin(slot)
-
-        path = self._directory.path(key)
+    def _open(self, slot: Slot[None], identity: Identity, token_ids: Sequence[int]) -> Lease | None:
+        damaged = partial(self._drop, slot)
         try:
-            return open_lease(path, key, identity, token_ids, self._direct, self._count_read, damaged, closed)
-        except EntryDamagedError as error:
-            damaged(error)
-        except OSError as error:
-            if error.errno in (errno.ENOENT, errno.EIO):
-                damaged(EntryDamagedError(key, f"its file cannot be read ({error})"))
-            else:  # too many open files, say: nothing is wrong with the entry
-                log.warning("Entry %s cannot be opened: %s. It counts as a miss.", key[:12], error)
-        return None
+            return open_lease(
+                self._directory.path(slot.item.key),
+                identity,
+                token_ids,
+                direct=self._direct,
+                on_read=self._count_read,
+                on_damage=damaged,
+                on_close=partial(self._unpin, slot),
+            )
+        except FileNotFoundError as error:
+            damaged(EntryDamagedError(slot.item.key, f"its file is gone ({error})"))
+            return None
 
     def _write(self, item: Item, record: Record) -> bool:
         try:
             self._directory.write(item.key, record.pieces())
         except OSError as error:
-            if not self._write_failed:  # once: a full disk would say it for every entry
+            if not self._write_failed:  # log it once: on a full disk every entry fails
                 log.warning("Entries cannot be written to %s: %s. Going on without.", self._directory.root, error)
             self._write_failed = True
             with self._lock:
@@ -227,50 +203,23 @@ class DiskTier(Tier):
     def _drop(self, slot: Slot[None], why: EntryDamagedError) -> None:
         with self._lock:
             if self._ledger.get(slot.item.key) is not slot:
-                return  # deleted or evicted meanwhile, so its file is gone rightly; or dropped already
+                return  # it was deleted, evicted or dropped meanwhile
             log.warning("%s", why)
             self._counts.damaged += 1
             self._ledger.remove(slot.item.key)
             self._unlink(slot.item.key)
 
     def _evict(self, slot: Slot[None]) -> None:
-        self._counts.evictions += 1
+        super()._evict(slot)
         self._unlink(slot.item.key)
 
     def _unlink(self, key: str) -> None:
-        """Remove the file and its row. The row goes last: a file without a row is looked at again, not lost."""
+        """Remove the file, then its row: a file without a row is examined at the next open, so it is not lost."""
         try:
             self._directory.remove(key)
         except OSError as error:
             log.warning("Entry %s cannot be removed from disk: %s", key[:12], error)
         self._index.forget(key)
-
-    def _slots(self) -> list[Slot[None]]:
-        with self._lock:
-            return list(self._ledger)
-
-    def _info(self, slot: Slot[None]) -> EntryInfo | None:
-        """What the file of `slot` says; damage is dropped."""
-        try:
-            return self._read_info(slot.item.key)
-        except OtherVersionError:
-            return None
-        except EntryDamagedError as error:
-            self._drop(slot, error)
-        except OSError as error:
-            log.warning("Entry %s cannot be read: %s", slot.item.key[:12], error)
-        return None
-
-    def _read_info(self, key: str) -> EntryInfo:
-        fd = os.open(self._directory.path(key), os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            return read_head(fd, key).info
-        finally:
-            os.close(fd)
-
-    def _count_read(self, size: int) -> None:
-        with self._lock:
-            self._counts.read_bytes += size
 
 
 def _row(item: Item, now: float) -> Row:

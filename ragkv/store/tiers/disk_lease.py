@@ -1,8 +1,10 @@
-"""Reading one entry file: identified when it is opened, checksummed with every layer that is read.
+"""Reading one entry file: its identity is checked when it is opened, and a checksum with every layer that is read.
 
-The open descriptor is the lease's hold on its bytes: a file unlinked meanwhile stays readable until `close`.
+A file that is unlinked meanwhile stays readable until the lease is closed.
 """
 
+import errno
+import logging
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -17,11 +19,13 @@ from .base import TierKind
 from .disk_file import EntryFile
 from .stored_lease import StoredLease
 
-REQUEST_BYTES = 1024**2  # of a read past the page cache, of several layers where they are smaller
+log = logging.getLogger(__name__)
+
+REQUEST_BYTES = 1024**2  # of one direct read; smaller layers are read several at once
 
 
 class DiskLease(StoredLease):
-    """An entry file held open. `read_layer` may be called from many threads at once, also while another closes."""
+    """An open entry file. Many threads may call `read_layer` at once, also while another calls `close`."""
 
     kind = TierKind.DISK
 
@@ -35,82 +39,69 @@ class DiskLease(StoredLease):
     ) -> None:
         super().__init__(head.info, head.sensitivity, head.codec, head.layer_bytes)
         self._head = head
-        self._file = file
-        # Past the page cache nobody reads ahead: the disk would rest while a small layer is checked.
+        self._file: EntryFile | None = file
+        # The kernel does not read ahead for direct reads, so the disk would be idle while a small layer is checked.
         self.layers_per_read = max(1, REQUEST_BYTES // max(ALIGNMENT, head.layer_bytes)) if file.direct else 1
         self._on_read, self._on_damage, self._on_close = on_read, on_damage, on_close
         self._lock = threading.Lock()
-        self._readers = 0
-        self._closed = False
 
     def close(self) -> None:
-        """Unpin, and let the descriptor go once no read is under way: its number may be another file's then."""
+        """Unpin the entry. Twice is harmless. A read under way keeps the descriptor open until it ends."""
         with self._lock:
-            closing, self._closed = not self._closed, True
-            idle = self._readers == 0
-        if closing and idle:
-            self._release()
+            file, self._file = self._file, None
+        if file is not None:
+            self._on_close()
 
-    def __del__(self) -> None:  # a lease nobody closed must not keep its descriptor and its pin for ever
+    def __del__(self) -> None:  # an abandoned lease must not keep its descriptor and its pin for ever
         self.close()
 
     def _read(self, first: int, into: Sequence[torch.Tensor]) -> None:
-        key = self.info.key
+        key, file = self.info.key, self._file
+        if file is None:
+            raise StoreError(f"The lease of entry {key[:12]} is closed; read before closing it.")
         try:
-            self._enter()
             try:
-                filled = self._file.read(into, self._head.layer_offsets[first])
-                for layer, stored in enumerate(filled, first):
-                    self._head.check_layer(layer, stored)
-                if len(filled) < len(into):
-                    raise EntryDamagedError(key, f"the file ends inside layer {first + len(filled)}")
+                filled = file.read(into, self._head.layer_offsets[first])
             except OSError as error:
                 raise EntryDamagedError(key, f"layer {first} cannot be read ({error})") from error
-            finally:
-                self._leave()
+            for layer, stored in enumerate(filled, first):
+                self._head.check_layer(layer, stored)
+            if len(filled) < len(into):
+                raise EntryDamagedError(key, f"the file ends inside layer {first + len(filled)}")
         except EntryDamagedError as error:
             self._on_damage(error)
             raise
         self._on_read(self._layer_bytes * len(into))
 
-    def _enter(self) -> None:
-        with self._lock:
-            if self._closed:
-                raise StoreError(f"The lease of entry {self.info.key[:12]} is closed; read before closing it.")
-            self._readers += 1
-
-    def _leave(self) -> None:
-        with self._lock:
-            self._readers -= 1
-            last = self._closed and self._readers == 0
-        if last:
-            self._release()
-
-    def _release(self) -> None:
-        self._file.close()
-        self._on_close()
-
 
 def open_lease(
     path: Path,
-    key: str,
     identity: Identity,
     token_ids: Sequence[int],
+    *,
     direct: bool,
     on_read: Callable[[int], None],
     on_damage: Callable[[EntryDamagedError], None],
-    on_close: Callable[[], None],
-) -> DiskLease:
-    """A lease on the file at `path`, proven to be the entry asked for.
+    on_close: Callable[[], None] = lambda: None,
+) -> DiskLease | None:
+    """A lease on the entry of these tokens, whose file is `path`; `None` if it is damaged or cannot be opened.
 
-    Raises `EntryDamagedError` if it is not, `OSError` if it cannot be opened; the callbacks are not called then.
+    `direct` reads past the page cache. `on_close` is called only if a lease is returned. Raises `FileNotFoundError`.
     """
-    file = EntryFile.open(path, direct)
+    key = path.stem
     try:
+        file = EntryFile.open(path, direct)
         head = file.head(key)
         if not head.info.matches(identity, token_ids):
             raise EntryDamagedError(key, "its identity or tokens are not those asked for")
         return DiskLease(head, file, on_read, on_damage, on_close)
-    except BaseException:
-        file.close()
+    except FileNotFoundError:
         raise
+    except EntryDamagedError as error:
+        on_damage(error)
+    except OSError as error:
+        if error.errno == errno.EIO:
+            on_damage(EntryDamagedError(key, f"its file cannot be read ({error})"))
+        else:  # too many open files, for example: the entry itself is sound
+            log.warning("Entry %s cannot be opened: %s. It counts as a miss.", key[:12], error)
+    return None

@@ -1,11 +1,11 @@
-"""The disk tier beside its writer: another process may add, evict and delete under it, and this one writes nothing.
+"""The disk tier of a process that only reads, while another process may add, evict and delete entries.
 
-It needs no index and no lock: a file's name is its key, what is visible is whole, and an open file stays readable. A
-file that vanished is a miss; a damaged one is a miss too, and left to the writer to drop.
+It needs no index and no lock: a file's name is its key, a visible file is complete, and an open file stays readable. A
+file that vanished is a miss. A damaged file is a miss too, and the writer drops it.
 """
 
+import contextlib
 import logging
-import os
 import threading
 from collections.abc import Callable, Iterator, Sequence, Set
 from pathlib import Path
@@ -14,18 +14,16 @@ from typing import Never
 from ragkv.errors import EntryDamagedError, StoreReadOnlyError
 
 from ..directory import EntryDirectory
-from ..encoded import EncodedEntry
-from ..entry import Entry, EntryInfo, Identity
-from ..record import OtherVersionError, read_head
-from .base import Lease, Tier, TierKind, TierStats
+from ..entry import EncodedEntry, Entry, EntryInfo, Identity
+from ..record import OtherVersionError, read_info
+from .base import Counts, Lease, Tier, TierKind, TierStats
 from .disk_lease import open_lease
-from .ledger import Counts
 
 log = logging.getLogger(__name__)
 
 
 class ReadOnlyDiskTier(Tier):
-    """Entries on disk, written by somebody else. `stats` counts what is visible now; the capacity is not ours."""
+    """Entries on disk that another process writes. `stats` counts the files visible now, also as the capacity."""
 
     kind = TierKind.DISK
     read_only = True
@@ -36,22 +34,15 @@ class ReadOnlyDiskTier(Tier):
         self._directory.open_for_reading()
         self._direct = direct
         self._counts = Counts()
-        self._lock = threading.RLock()
+        self._lock = threading.RLock()  # re-entrant: garbage collection may close an abandoned lease while it is held
 
     def lease(self, identity: Identity, token_ids: Sequence[int]) -> Lease | None:
-        key = identity.key(token_ids)
+        path = self._directory.path(identity.key(token_ids))
         lease: Lease | None = None
-        try:
-            path = self._directory.path(key)
+        with contextlib.suppress(FileNotFoundError):
             lease = open_lease(
-                path, key, identity, token_ids, self._direct, self._count_read, self._damaged, lambda: None
+                path, identity, token_ids, direct=self._direct, on_read=self._count_read, on_damage=self._count_damage
             )
-        except FileNotFoundError:
-            pass
-        except EntryDamagedError as error:
-            self._damaged(error)
-        except OSError as error:
-            log.warning("Entry %s cannot be opened: %s. It counts as a miss.", key[:12], error)
         with self._lock:
             self._counts.hits += lease is not None
             self._counts.misses += lease is None
@@ -59,7 +50,7 @@ class ReadOnlyDiskTier(Tier):
 
     def put(self, entry: Entry | EncodedEntry, protected: Set[str] = frozenset()) -> bool:
         """Raises `StoreReadOnlyError`."""
-        self._refuse(f"keep entry {entry.info.key[:12]}")
+        self._refuse(f"store entry {entry.info.key[:12]}")
 
     def delete(self, key: str) -> bool:
         """Raises `StoreReadOnlyError`."""
@@ -72,20 +63,18 @@ class ReadOnlyDiskTier(Tier):
     def contains(self, key: str) -> bool:
         return self._directory.path(key).exists()
 
-    def infos(self) -> Iterator[EntryInfo]:
+    def scan(self) -> Iterator[tuple[str, EntryInfo | None]]:
         for key, _ in self._directory.scan():
+            info = None
             try:
-                fd = os.open(self._directory.path(key), os.O_RDONLY | os.O_CLOEXEC)
-            except OSError:
-                continue  # the writer was faster
-            try:
-                yield read_head(fd, key).info
+                info = read_info(self._directory.path(key), key)
+            except FileNotFoundError:
+                continue  # the writer removed it meanwhile
             except OtherVersionError:
                 pass
             except (EntryDamagedError, OSError) as error:
                 log.warning("%s", error)
-            finally:
-                os.close(fd)
+            yield key, info
 
     def stats(self) -> TierStats:
         sizes = [size for _, size in self._directory.scan()]
@@ -93,16 +82,16 @@ class ReadOnlyDiskTier(Tier):
             return self._counts.stats(self.kind, len(sizes), sum(sizes), sum(sizes))
 
     def close(self) -> None:
-        """Nothing is held but by leases."""
+        """Do nothing: only leases hold resources."""
 
-    def _damaged(self, error: EntryDamagedError) -> None:
+    def _count_damage(self, error: EntryDamagedError) -> None:
         log.warning("%s", error)
         with self._lock:
             self._counts.damaged += 1
 
-    def _count_read(self, size: int) -> None:
+    def _count_read(self, size_bytes: int) -> None:
         with self._lock:
-            self._counts.read_bytes += size
+            self._counts.read_bytes += size_bytes
 
     def _refuse(self, what: str) -> Never:
         raise StoreReadOnlyError(

@@ -1,4 +1,4 @@
-"""The lease of a tier that holds layers as their codec stored them: reading them decoded, or as they are stored."""
+"""The part that disk and remote leases share: reading stored layers, decoded or in encoded form."""
 
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
@@ -6,17 +6,16 @@ from collections.abc import Callable, Sequence
 import torch
 
 from ..codecs import Codec
-from ..encoded import EncodedEntry
-from ..entry import EntryInfo
+from ..entry import EncodedEntry, EntryInfo
 from .base import Lease
 from .disk_file import aligned_empty, scratch_pieces
 
 
 class StoredLease(Lease):
-    """A lease over `_read`, which reads stored layers."""
+    """A lease that reads through `_read`."""
 
     def __init__(self, info: EntryInfo, sensitivity: torch.Tensor | None, codec: Codec, layer_bytes: int) -> None:
-        """`layer_bytes` are the stored bytes of one layer."""
+        """`layer_bytes` are the bytes of one stored layer."""
         self.info, self.sensitivity = info, sensitivity
         self._codec, self._layer_bytes = codec, layer_bytes
 
@@ -25,7 +24,7 @@ class StoredLease(Lease):
         return self.info.layers * self._layer_bytes
 
     def read_layer(self, layer: int, out: torch.Tensor | None = None) -> torch.Tensor:
-        """The slice (2, G, T, D), read into `out` or a new host tensor; see `Lease.read_layer`."""
+        """The slice (2, G, T, D), read into `out` or into a new host tensor; see `Lease.read_layer`."""
         return self.read_layers(layer, [out])[0]
 
     def read_layers(self, first: int, outs: Sequence[torch.Tensor | None]) -> list[torch.Tensor]:

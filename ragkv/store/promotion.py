@@ -1,0 +1,209 @@
+"""Copies between tiers in the background: demotion writes new entries to slower tiers, promotion copies hits upward.
+
+A deleted entry must not come back through a copy that was under way. So a promotion is registered before its entry is
+looked up, and a deletion cancels all promotions of its key. No copy has to ask a remote tier whether it still has the
+entry.
+"""
+
+import threading
+import weakref
+from collections.abc import Callable, Iterator, Sequence, Set
+from contextlib import contextmanager
+
+import torch
+
+from ragkv.errors import EntryDamagedError
+
+from .background import Background, Job
+from .entry import EncodedEntry
+from .prefetch import HintedEntry
+from .tiers import Lease, Tier
+
+
+class Writers:
+    """One background thread for each tier, so that none waits for a server of another. Thread-safe."""
+
+    def __init__(self, tiers: Sequence[Tier], capacity_bytes: int) -> None:
+        """Each thread's queue holds at most `capacity_bytes`."""
+        # The slowest tier first: a promotion from there submits writes to the faster tiers.
+        self._threads = {
+            tier: Background[EncodedEntry](capacity_bytes, f"ragkv-to-{tier.kind.value}") for tier in reversed(tiers)
+        }
+        self._dropped_lock = threading.Lock()
+        self.dropped = 0  # entries not written: the queue was full, or the write failed
+
+    @property
+    def pending_bytes(self) -> int:
+        """Bytes held by jobs that are not done."""
+        return sum(thread.pending_bytes for thread in self._threads.values())
+
+    def submit(self, tier: Tier, job: Job[EncodedEntry]) -> bool:
+        """Queue a job for the thread of `tier`; `False` if it does not fit."""
+        return self._threads[tier].submit(job)
+
+    def write(self, tier: Tier, entry: EncodedEntry) -> None:
+        """Write `entry` to `tier` in the background, unless it is there. A failure is counted."""
+
+        def write() -> None:
+            if not tier.put(entry):
+                self._count_drop()
+
+        key = entry.info.key
+        present = not tier.is_remote and tier.contains(key)  # a remote tier's `put` checks it, in the background
+        if not present and not self.submit(tier, Job(write, key, entry.size_bytes, entry)):
+            self._count_drop()
+
+    def entry(self, key: str) -> EncodedEntry | None:
+        """The entry of `key` that waits to be written, or `None`."""
+        found = (thread.entry(key) for thread in self._threads.values())
+        return next((entry for entry in found if entry is not None), None)
+
+    def discard(self, key: str) -> bool:
+        """Drop every job of `key`, and wait for the running ones; whether there was any."""
+        found = [thread.discard(key) for thread in self._threads.values()]
+        return any(found)
+
+    def flush(self) -> None:
+        """Return when everything submitted so far is done."""
+        for thread in self._threads.values():
+            thread.flush()
+
+    def close(self) -> None:
+        """Finish the waiting jobs and stop. Twice is harmless."""
+        for thread in self._threads.values():
+            thread.close()
+
+    def _count_drop(self) -> None:
+        with self._dropped_lock:
+            self.dropped += 1
+
+
+class Promotion:
+    """One copy under way, or one that a lookup may lead to."""
+
+    def __init__(self, key: str) -> None:
+        self.key = key
+        self.depth = 0  # number of the source tier: the tiers above it get the copy
+        self.cancelled = False  # read and written under the promoter's lock
+
+
+class Promoter:
+    """Copies entries into `tiers[0]` itself, and through `writers` into the tiers between."""
+
+    def __init__(
+        self, tiers: Sequence[Tier], writers: Writers, page_locked: bool, on_stored: Callable[[], None]
+    ) -> None:
+        """`on_stored` is called after each put into `tiers[0]`."""
+        self._tiers, self._writers, self._page_locked, self._on_stored = tuple(tiers), writers, page_locked, on_stored
+        self._running: weakref.WeakSet[Promotion] = weakref.WeakSet()
+        self._running_lock = threading.Lock()
+        self._lock = threading.Lock()  # held by the last step of a promotion, and by deletions
+
+    def register(self, key: str) -> Promotion:
+        """A promotion that deletions cancel from now on. To be called before `key` is looked up."""
+        promotion = Promotion(key)
+        with self._running_lock:
+            self._running.add(promotion)
+        return promotion
+
+    def promoting(self, lease: Lease, promotion: Promotion, depth: int) -> Lease:
+        """A lease of tier number `depth` that promotes its entry when it is closed."""
+        promotion.depth = depth
+        return PromotingLease(lease, promotion, self._promote)
+
+    def fetch(self, wanted: HintedEntry, protected: Set[str], check: Callable[[], None]) -> bool:
+        """Copy an entry up before its use, evicting nothing of the groups `protected`; whether any tier has it.
+
+        `check` is called between layers; an exception from it ends the copy.
+        """
+        promotion = self.register(wanted.key)
+        entry = self._writers.entry(wanted.key)  # memory may evict an entry before it is written
+        for depth, tier in enumerate(self._tiers[1:], 1):
+            if entry is not None:
+                break
+            lease = tier.lease(wanted.identity, wanted.token_ids)
+            if lease is not None:
+                promotion.depth = depth
+                with lease:
+                    lease.prefetch()
+                    entry = lease.read_encoded(self._page_locked, check)
+        if entry is None:
+            return False
+        check()
+        self._store(entry, promotion, protected)
+        return True
+
+    @contextmanager
+    def deleting(self, key: str | None = None) -> Iterator[None]:
+        """No promotion stores anything during the block; afterwards all of `key`, or of every key, are cancelled."""
+        with self._lock:
+            yield
+            with self._running_lock:
+                for promotion in self._running:
+                    promotion.cancelled |= key is None or promotion.key == key
+
+    def _promote(self, lease: Lease, promotion: Promotion) -> None:
+        """Copy a leased entry in the background, and close the lease."""
+        fastest = self._tiers[0]
+
+        def copy() -> None:
+            with lease:
+                if fastest.contains(promotion.key):
+                    return
+                entry = lease.read_encoded(self._page_locked)
+            self._store(entry, promotion)
+
+        job: Job[EncodedEntry] = Job(copy, promotion.key, lease.stored_bytes, cancel=lease.close)
+        fits = lease.stored_bytes <= fastest.stats().capacity_bytes
+        if not fits or not self._writers.submit(self._tiers[promotion.depth], job):
+            lease.close()
+
+    def _store(self, entry: EncodedEntry, promotion: Promotion, protected: Set[str] = frozenset()) -> None:
+        with self._lock:
+            if promotion.cancelled:
+                return
+            self._tiers[0].put(entry, protected)
+            for tier in self._tiers[1 : promotion.depth]:
+                if not tier.read_only:
+                    self._writers.write(tier, entry)
+        self._on_stored()
+
+
+class PromotingLease(Lease):
+    """A lease of a slower tier. Closing it passes the inner lease to `promote`, unless a read found damage."""
+
+    def __init__(self, lease: Lease, promotion: Promotion, promote: Callable[[Lease, Promotion], None]) -> None:
+        self.info, self.kind, self.sensitivity = lease.info, lease.kind, lease.sensitivity
+        self._lease, self._promotion = lease, promotion
+        self.in_place, self.layers_per_read = lease.in_place, lease.layers_per_read
+        self._damaged = False
+        self._promote: Callable[[Lease, Promotion], None] | None = promote
+
+    def prefetch(self) -> None:
+        self._lease.prefetch()
+
+    def read_layer(self, layer: int, out: torch.Tensor | None = None) -> torch.Tensor:
+        return self.read_layers(layer, [out])[0]
+
+    def read_layers(self, first: int, outs: Sequence[torch.Tensor | None]) -> list[torch.Tensor]:
+        try:
+            return self._lease.read_layers(first, outs)
+        except EntryDamagedError:
+            self._damaged = True
+            raise
+
+    @property
+    def stored_bytes(self) -> int:
+        return self._lease.stored_bytes
+
+    def read_encoded(self, page_locked: bool = False, before_read: Callable[[], None] = lambda: None) -> EncodedEntry:
+        return self._lease.read_encoded(page_locked, before_read)
+
+    def close(self) -> None:
+        promote, self._promote = self._promote, None
+        if promote is None:
+            return
+        if self._damaged:
+            self._lease.close()
+        else:
+            promote(self._lease, self._promotion)
