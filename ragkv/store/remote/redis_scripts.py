@@ -1,9 +1,9 @@
 """What must happen in one step on a Redis server, as Lua.
 
-The accounting lies next to the values, so that it is right whoever writes: a hash of sizes, `key -> bytes:groups`,
-whose field "" is the sum of the bytes, and a sorted set of keys by the server's time of last use. Values have a time to
-live and the accounting has none: under the policy `volatile-lru` the server evicts values alone. One script touches all
-keys of a tenant, so Redis Cluster is not supported.
+The accounting lies next to the values, so that it is right with any number of writers. It is a hash of sizes,
+`key -> bytes:groups`, whose field "" is the sum of the bytes, and a sorted set of keys by the time of last use.
+Values have a time to live and the accounting has none: under the policy `volatile-lru` the server evicts values alone.
+One script touches all keys of a tenant, so Redis Cluster is not supported.
 """
 
 # Before every script but RELEASE. KEYS: sizes, uses. ARGV[1]: how every value's name begins, "<prefix>:<tenant>:v:"

@@ -121,7 +121,7 @@ class RemoteTier(Tier):
         with self._lock:
             self._lookups.pop(key, None)
         try:
-            if self._closing.is_set() or (key in self._tombstones and not self._delete_pending(key)):
+            if self._closing.is_set() or (key in self._tombstones.keys and not self._delete_pending(key)):
                 return False
             if self._health.call(lambda: self._connector.exists(key)):
                 return True
@@ -202,7 +202,7 @@ class RemoteTier(Tier):
         with self._lock:
             self._usage = usage
             counted = self._counts.stats(self.kind, usage.entries, usage.used_bytes, self._connector.capacity_bytes)
-        return replace(counted, remote=self._health.stats(len(self._tombstones)))
+        return replace(counted, remote=self._health.stats(len(self._tombstones.keys)))
 
     def close(self) -> None:
         self._closing.set()
@@ -221,7 +221,7 @@ class RemoteTier(Tier):
             return otherwise
 
     def _is_deleted(self, key: str) -> bool:
-        return key in self._deleting or key in self._tombstones
+        return key in self._deleting or key in self._tombstones.keys
 
     # The maintenance thread
 
@@ -233,12 +233,12 @@ class RemoteTier(Tier):
             due_s = self._health.probe_due_s()
             if due_s is None:
                 due_s = max(0.0, audit_at - time.monotonic())
-                due_s = min(due_s, RETRY_S) if len(self._tombstones) and audit_at else due_s
+                due_s = min(due_s, RETRY_S) if self._tombstones.keys and audit_at else due_s
             self._wake.wait(due_s)
             try:
                 self._health.probe(self._connector.ping)
                 if self._health.available:
-                    for key in self._tombstones.pending():
+                    for key in self._tombstones.keys:
                         self._delete_pending(key)
                     if time.monotonic() >= audit_at:
                         audit_at = time.monotonic() + self._connector.audit_s

@@ -17,32 +17,21 @@ class Tombstones:
 
     def __init__(self, path: Path | None) -> None:
         """Read the keys noted in `path`. With `None` they stay in memory, and a restart forgets them."""
+        self.keys: frozenset[str] = frozenset() if path is None else _read(path)
         self._path = path
         self._lock = threading.Lock()
-        self._keys = set() if path is None else _read(path)
-
-    def __len__(self) -> int:
-        return len(self._keys)
-
-    def __contains__(self, key: object) -> bool:
-        return key in self._keys
-
-    def pending(self) -> list[str]:
-        """A copy of all keys."""
-        with self._lock:
-            return sorted(self._keys)
 
     def add(self, key: str) -> None:
         """Note `key`, durably."""
         with self._lock:
-            self._keys.add(key)
+            self.keys |= {key}
             self._write()
 
     def discard(self, key: str) -> None:
         """The remote has confirmed the deletion of `key`."""
         with self._lock:
-            if key in self._keys:
-                self._keys.discard(key)
+            if key in self.keys:
+                self.keys -= {key}
                 self._write()
 
     def _write(self) -> None:
@@ -52,7 +41,7 @@ class Tombstones:
         try:
             self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             with draft.open("w", encoding="utf-8") as file:
-                json.dump(sorted(self._keys), file)
+                json.dump(sorted(self.keys), file)
                 file.flush()
                 os.fsync(file.fileno())
             draft.replace(self._path)
@@ -60,12 +49,12 @@ class Tombstones:
             log.error("Pending deletions cannot be noted in %s: %s. A restart would forget them.", self._path, error)
 
 
-def _read(path: Path) -> set[str]:
+def _read(path: Path) -> frozenset[str]:
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        return set()
+        return frozenset()
     except (OSError, ValueError) as error:
         log.error("Pending deletions in %s cannot be read: %s. Delete those documents again.", path, error)
-        return set()
-    return {key for key in found if isinstance(key, str)} if isinstance(found, list) else set()
+        return frozenset()
+    return frozenset(key for key in found if isinstance(key, str)) if isinstance(found, list) else frozenset()

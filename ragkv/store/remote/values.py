@@ -8,8 +8,8 @@ The header has key, identity and token ids as digests, the layer group's place i
 The head, which is the value of layer group 0, has identity, token ids and sensitivity themselves, so that a lookup
 proves a hit before a layer is loaded. The content digest is of everything an entry holds: values of two replicas that
 computed the same bytes have the same one and may be mixed; any other mixture is found. Digests are xxh3_128, against
-damage. Under a secret they are HMAC-SHA256 (twice as fast here as keyed blake2b), and without the secret nobody can
-write a value that verifies.
+damage. Under a secret they are HMAC-SHA256 (twice as fast here as keyed blake2b), and a process without the secret
+cannot write a value that verifies.
 """
 
 import hashlib
