@@ -1,7 +1,7 @@
 """HTML to plain text with the standard library: drops scripts and styles, turns block boundaries into blank lines.
 
 The standard parser is enough because only the text and its block boundaries are needed, never the tree. It accepts
-broken markup and spares a base installation another dependency.
+broken markup, and a base installation needs no other dependency.
 """
 
 import re
