@@ -19,7 +19,7 @@ from transformers import AutoModelForCausalLM, DynamicCache
 
 from benchmarks import lens, report
 from ragkv import Engine, EngineConfig, FusionConfig
-from ragkv.calibration.score_training import Lesson, Tail, learn
+from ragkv.calibration.score_training import Continuation, TrainingExample, train
 from ragkv.fusion import ScoreModel, Selector
 from ragkv.fusion.learned import FILE_NAME
 from ragkv.model import full_pass
@@ -63,9 +63,10 @@ def _taught(model: torch.nn.Module, config: EngineConfig, texts: list[Text], ste
     """Scores learned on those texts."""
     with Engine(model, config=config) as engine:
         lessons = [
-            Lesson(tuple(engine.chunk(ids) for ids in text.chunks), (Tail(tuple(text.after), 1),)) for text in texts
+            TrainingExample(tuple(engine.chunk(ids) for ids in text.chunks), (Continuation(tuple(text.after), 1),))
+            for text in texts
         ]
-        return learn(engine, lessons, steps)
+        return train(engine, lessons, steps)
 
 
 @torch.no_grad()

@@ -18,7 +18,7 @@ from random import Random
 import torch
 
 from ragkv import Engine, EngineConfig, FusionConfig
-from ragkv.calibration.score_training import Lesson, Tail, learn
+from ragkv.calibration.score_training import Continuation, TrainingExample, train
 from ragkv.fusion import ScoreModel
 from training.batches import USER, Encoder
 from training.questions import Question
@@ -30,7 +30,7 @@ LEVELS = (2, 3, 3, 3, 4)
 QUESTIONS = 12
 
 
-def tail(question: Question, encoder: Encoder) -> Tail:
+def tail(question: Question, encoder: Encoder) -> Continuation:
     """A question with its earlier turns, and its answer, as the ids that follow the chunks."""
     ids: list[int] = []
     known = 0
@@ -39,17 +39,17 @@ def tail(question: Question, encoder: Encoder) -> Tail:
         ids += [USER, *question_ids] if ids else question_ids
         known = len(ids)
         ids += answer_ids
-    return Tail(tuple(ids), known)
+    return Continuation(tuple(ids), known)
 
 
-def lessons(engine: Engine, count: int, seed: int) -> list[Lesson]:
+def lessons(engine: Engine, count: int, seed: int) -> list[TrainingExample]:
     """`count` worlds as training samples."""
     encoder, random, made = Encoder(build()), Random(seed), []
     for number in range(count):
         spec = replace(level(random.choice(LEVELS)), questions=QUESTIONS, even=True)
         made_world = world(FIRST_WORLD + seed * 1_000_000 + number, spec)
         tails = tuple(tail(question, encoder) for question in made_world.questions)
-        made.append(Lesson(tuple(engine.chunk(text) for text in made_world.chunks), tails))
+        made.append(TrainingExample(tuple(engine.chunk(text) for text in made_world.chunks), tails))
     return made
 
 
@@ -77,7 +77,7 @@ def main() -> None:
     with Engine.from_pretrained(options.reader, config) as engine:
         made = lessons(engine, options.worlds, options.seed)
         start = ScoreModel.from_bytes(options.start.read_bytes()) if options.start else None
-        network = learn(engine, made, options.steps, options.seed, show, start)
+        network = train(engine, made, options.steps, options.seed, show, start)
     options.out.write_bytes(network.to_bytes())
     print(f"{options.out}: {options.out.stat().st_size} bytes, digest {network.digest}")
 

@@ -37,7 +37,7 @@ def rouge_l(answer: str, gold: str) -> float:
 
 
 def best(metric: Callable[[str, str], float], answer: str, golds: Sequence[str]) -> float:
-    """The metric against the gold answer that suits best."""
+    """The metric's best value over the gold answers."""
     return max(metric(answer, gold) for gold in golds)
 
 

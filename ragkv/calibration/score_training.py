@@ -1,22 +1,23 @@
-"""Teaches a model's learned scores (`fusion/learned.py`) by the model's own full prefills.
+"""Trains a model's learned scores (`fusion/learned.py`) on the model's own full prefills.
 
-A lesson is chunks that stand in one prompt and what may follow them. Of every token of theirs a *share* of freshly
-computed KV takes the place of the stored: the scores say how large, a budget how large on the whole, and noise makes
-most of them nearly 0 or 1. What follows is then foretold a little worse than by a full prefill, and the gradient of
-that (KL) with respect to the shares teaches the scores. The rows of all tokens are driven, so a token computed again
-sees its neighbours as stored, or as computed again, just as it does at question time.
+A training example is a few chunks of one prompt and what may follow them. Every chunk token gets a *share*: its KV is
+mixed from freshly computed KV, to that share, and stored KV. The scores and a budget set the shares, and noise pushes
+most of them close to 0 or 1. The model then predicts what follows a little worse than a full prefill does. The gradient
+of that loss (KL) with respect to the shares trains the scores. All tokens run through the model, so a recomputed token
+sees its neighbours as stored or as recomputed, just as it does when a question is answered.
 
-That teaches scores, whatever is asked. What they gain by a question is taught by what the last of the question's
-rows attends to in the full prefill, in the later half of the layers: a token that is attended to, and those before it
-in its chunk, which it draws on.
+This trains scores that hold for every question. What a token gains by a particular question is trained on the attention
+of the question's last row in the full prefill, in the second half of the layers: the tokens it attends to gain, and the
+tokens before them in the same chunk, which they depend on.
 
-Nothing is known of right answers: a full prefill is the teacher, so any model can be taught on any text.
+No correct answers are needed: a full prefill is the teacher, so any model can be trained on any text.
 """
 
 import dataclasses
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 from torch import nn
@@ -30,112 +31,112 @@ from ragkv.fusion.selectors.sensitivity import inherited_attention
 from ragkv.model import Adapter, Rows, adapt
 from ragkv.types import Chunk
 
-RATIOS = (0.03, 0.05, 0.05, 0.06, 0.06, 0.08)  # a lesson's budget is drawn among these
+RATIOS = (0.03, 0.05, 0.05, 0.06, 0.06, 0.08)  # the budget of a step is drawn from these
 SHARPNESS = 0.5  # of the step from a share of 0 to 1, in units of a log score
 NOISE = 0.5  # added to log scores before the step, so that shares end up near 0 or 1
 RATE, WARMUP_STEPS = 1e-3, 40
-ASKING = 4  # steps that teach gains, for each that teaches scores; they drive no model
-FOLLOWING_TOKENS = 32  # of a chunk, as what follows those before it
-KNOWN_TOKENS = 12  # of them at most are known, like a question
-CHUNKS = 6  # of a prompt made of documents
-KEPT_BYTES = 2 << 30  # of lessons prepared; others are prepared again each time
+QUESTION_STEPS = 4  # steps that train gains, per step that trains scores; they do not run the model
+FOLLOWING_TOKENS = 32  # of a chunk, as the continuation of the chunks before it
+KNOWN_TOKENS = 12  # of a continuation, at most, are given like a question
+CHUNKS = 6  # of an example made of documents
+KEPT_BYTES = 2 << 30  # of prepared examples; others are prepared again at each use
 
 
 @dataclass(frozen=True, slots=True)
-class Tail:
-    """What may follow a lesson's chunks: a question and its answer, or the text that comes next."""
+class Continuation:
+    """What may follow an example's chunks: a question and its answer, or the text that comes next."""
 
     token_ids: tuple[int, ...]
-    known: int  # its first tokens, which are given; the others are foretold
+    known: int  # the first tokens, which are given; the model predicts the others
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Lesson:
-    """Chunks that stand in one prompt, in order, and what may follow."""
+class TrainingExample:
+    """The chunks of one prompt, in order, and what may follow them."""
 
     chunks: tuple[Chunk, ...]
-    tails: tuple[Tail, ...]
+    continuations: tuple[Continuation, ...]
 
 
-def lessons_of(chunks: Sequence[Chunk]) -> list[Lesson]:
-    """Lessons out of the chunks of documents, in order: the beginning of one is what follows those before it."""
+def examples_of(chunks: Sequence[Chunk]) -> list[TrainingExample]:
+    """Examples from the chunks of documents, in order: the start of a chunk continues the chunks before it."""
     size = min(CHUNKS, len(chunks) - 1)
     if size < 2:
         raise InputError(f"Scores are learned from at least 3 chunks that follow each other, not {len(chunks)}.")
-    made = []
+    examples = []
     for start in range(len(chunks) - size):
         following = chunks[start + size].token_ids[:FOLLOWING_TOKENS]
         known = min(1 + start % KNOWN_TOKENS, len(following) - 1)
         if known:
-            made.append(Lesson(tuple(chunks[start : start + size]), (Tail(following, known),)))
-    return made
+            examples.append(TrainingExample(tuple(chunks[start : start + size]), (Continuation(following, known),)))
+    return examples
 
 
-def learn(
+def train(
     engine: Engine,
-    lessons: Sequence[Lesson],
+    examples: Sequence[TrainingExample],
     steps: int,
     seed: int = 0,
     on_step: Callable[[int, int, float], None] | None = None,
     start: ScoreModel | None = None,
 ) -> ScoreModel:
-    """Scores learned in `steps` steps, a lesson each, then in `ASKING` times as many what they gain by a question.
+    """Train scores in `steps` steps of one example each, then gains by a question in `QUESTION_STEPS` times as many.
 
-    `on_step(done, of, loss)` is called after each; the loss is in nats a token, then a question. `start` stays as
-    it is, its scores are kept.
+    `on_step(done, total, loss)` is called after each step; the loss is in nats per token, then per question. With
+    `start` its scores are kept and only gains are trained; `start` itself is not changed.
 
-    The engine computes in float32 and scores behind two texts. Raises `InputError` where it does not, or where there
-    are no lessons, and `UnsupportedModelError` for a model whose frequencies depend on the prompt's length.
+    The engine must compute in float32 and score behind two texts. Raises `InputError` otherwise, and without examples;
+    `UnsupportedModelError` for a model whose RoPE frequencies depend on the prompt's length.
     """
-    if not lessons or any(len(lesson.chunks) < 2 or not lesson.tails for lesson in lessons):
-        raise InputError("Scores are learned from lessons of at least two chunks and a tail, and there must be one.")
-    if engine.config.fusion.sensitivity_prefixes != TEXTS or engine.parts.adapter.dtype is not torch.float32:
+    adapter = engine.parts.adapter
+    if not examples or any(len(example.chunks) < 2 or not example.continuations for example in examples):
+        raise InputError("Scores are learned from one example or more, each of at least two chunks and a continuation.")
+    if engine.config.fusion.sensitivity_prefixes != TEXTS or adapter.dtype is not torch.float32:
         raise InputError(f"Scores are learned in float32 with fusion.sensitivity_prefixes = {TEXTS}.")
-    if engine.parts.adapter.rope.depends_on_length:
+    if adapter.rope.depends_on_length:
         raise UnsupportedModelError("Scores cannot be learned where RoPE's frequencies depend on the prompt's length.")
     torch.manual_seed(seed)
-    adapter = engine.parts.adapter
     model = ScoreModel(*shape_of(adapter))
     if start is not None:
         model.load_state_dict(start.state_dict())
     model.set_teacher(adapter.model)
     model.to(adapter.device)
-    asking = ASKING * steps
-    scoring = 0 if start is not None else steps
+    score_steps, question_steps = (0 if start is not None else steps), QUESTION_STEPS * steps
 
-    def follow(done: int, loss: float) -> None:
+    def report(before: int, done: int, loss: float) -> None:
         if on_step:
-            on_step(done, scoring + asking, loss)
+            on_step(before + done, score_steps + question_steps, loss)
 
-    room = _Classroom(engine, lessons)
-    if scoring:
-        room.begin(random.Random(seed))
-        _taught(model.score_parameters(), scoring, lambda: room.scored(model), follow)
-    room.begin(random.Random(seed), driven=False)
-    _taught(
-        model.question_parameters(), asking, lambda: room.asked(model), lambda done, loss: follow(scoring + done, loss)
-    )
+    trainer = _Trainer(engine, examples)
+    if score_steps:
+        trainer.restart(random.Random(seed))
+        _optimize(model.score_parameters(), score_steps, lambda: trainer.score_loss(model), partial(report, 0))
+    trainer.restart(random.Random(seed), keep_kv=False)
+    follow = partial(report, score_steps)
+    _optimize(model.question_parameters(), question_steps, lambda: trainer.question_loss(model), follow)
     return ScoreModel.from_bytes(model.cpu().to_bytes())
 
 
-def _taught(
-    numbers: list[nn.Parameter], steps: int, lesson: Callable[[], torch.Tensor], follow: Callable[[int, float], None]
+def _optimize(
+    parameters: list[nn.Parameter],
+    steps: int,
+    loss_of: Callable[[], torch.Tensor],
+    on_step: Callable[[int, float], None],
 ) -> None:
-    """Change `numbers` so that what `lesson` gives gets less."""
-    optimizer = torch.optim.AdamW(numbers, RATE, weight_decay=1e-3)
+    optimizer = torch.optim.AdamW(parameters, RATE, weight_decay=1e-3)
     for step in range(steps):
         for group in optimizer.param_groups:
             group["lr"] = RATE * min(1.0, (step + 1) / WARMUP_STEPS) * max(0.02, 1 - step / steps)
-        loss = lesson()
+        loss = loss_of()
         optimizer.zero_grad()
-        torch.autograd.backward(loss, inputs=numbers)  # no others get gradients, the model's own weights least of all
-        nn.utils.clip_grad_norm_(numbers, 1.0)
+        torch.autograd.backward(loss, inputs=parameters)  # no gradients for the language model's own weights
+        nn.utils.clip_grad_norm_(parameters, 1.0)
         optimizer.step()
-        follow(step + 1, float(loss.detach()))
+        on_step(step + 1, float(loss.detach()))
 
 
 def shares(log_scores: torch.Tensor, budget: float) -> torch.Tensor:
-    """Shares (N,) in (0, 1) that sum to `budget`, larger for larger `log_scores` (N,); differentiable, noisy."""
+    """Shares (N,) in (0, 1) that sum to `budget`, larger for larger `log_scores` (N,); differentiable, with noise."""
     uniform = torch.rand_like(log_scores).clamp(1e-4, 1 - 1e-4)
     noisy = log_scores + NOISE * (uniform.log() - (-uniform).log1p())
     low, high = noisy.detach().min() - 10, noisy.detach().max() + 10
@@ -145,186 +146,181 @@ def shares(log_scores: torch.Tensor, budget: float) -> torch.Tensor:
         low, high = (middle, high) if over else (low, middle)
     spread = torch.sigmoid((noisy - low) / SHARPNESS)
     slope = (spread * (1 - spread)).detach().sum() / SHARPNESS
-    threshold = low + (spread.sum() - budget) / slope  # one step of Newton, for its gradient: more here is less there
+    # One Newton step, for its gradient: a larger share of one token means smaller shares of the others.
+    threshold = low + (spread.sum() - budget) / slope
     return torch.sigmoid((noisy - threshold) / SHARPNESS)
 
 
-def kl(said: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
-    """KL(wanted || said) of each of A distributions, given as log-probabilities (A, V): nats, (A,)."""
-    return functional.kl_div(said, wanted, log_target=True, reduction="none").sum(1)
+def kl(predicted: torch.Tensor, teacher: torch.Tensor) -> torch.Tensor:
+    """KL(teacher || predicted) of each of A distributions, given as log-probabilities (A, V): nats, (A,)."""
+    return functional.kl_div(predicted, teacher, log_target=True, reduction="none").sum(1)
 
 
-class _Classroom:
-    """One engine's model, driven so that gradients come through, and the lessons, again and again."""
+class _Trainer:
+    """Goes through the examples again and again, and runs an engine's model so that gradients pass through it."""
 
-    def __init__(self, engine: Engine, lessons: Sequence[Lesson] = ()) -> None:
+    def __init__(self, engine: Engine, examples: Sequence[TrainingExample] = ()) -> None:
         self._engine = engine
-        self._adapter = adapt(engine.parts.adapter.model)  # without packed weights, through which no gradient comes
-        self._lessons = list(lessons)
-        self._seen: dict[Lesson, _Prepared] = {}
-        self.begin(random.Random(0))
+        self._adapter = adapt(engine.parts.adapter.model)  # without packed weights, which have no gradients
+        self._examples = list(examples)
+        self._cache: dict[TrainingExample, _Prepared] = {}
+        self.restart(random.Random(0))
 
-    def begin(self, order: random.Random, driven: bool = True) -> None:
-        """From the start, in another order; lessons that are not `driven` through the model need not keep their KV."""
-        self._order, self._driven = order, driven
-        self._waiting: list[Lesson] = []
-        if not driven:
-            self._seen = {lesson: at.without_kv() for lesson, at in self._seen.items()}
-        self._kept_bytes = sum(at.nbytes for at in self._seen.values())
+    def restart(self, order: random.Random, keep_kv: bool = True) -> None:
+        """Start again in another order. `keep_kv=False` if examples will not run through the model any more."""
+        self._order, self._keep_kv = order, keep_kv
+        self._queue: list[TrainingExample] = []
+        if not keep_kv:
+            self._cache = {example: prepared.without_kv() for example, prepared in self._cache.items()}
+        self._cached_bytes = sum(prepared.nbytes for prepared in self._cache.values())
 
-    def scored(self, model: ScoreModel) -> torch.Tensor:
-        """How much worse the next lesson's tails are foretold by scores alone than by a full prefill, nats a token."""
-        at = self._next()
-        log_scores = torch.cat([model(one)[:, 0] for one in at.studied])
+    def score_loss(self, model: ScoreModel) -> torch.Tensor:
+        """KL of the next example's predictions against a full prefill, in nats per token."""
+        prepared = self._next()
+        log_scores = torch.cat([model(features)[:, 0] for features in prepared.features])
         budget = max(1.0, self._order.choice(RATIOS) * len(log_scores))
-        said = self._foretold(at, at.fresh(shares(log_scores, budget)))
-        return kl(said, at.wanted).mean()
+        return kl(self._predict(prepared, prepared.fresh(shares(log_scores, budget))), prepared.teacher).mean()
 
-    def asked(self, model: ScoreModel) -> torch.Tensor:
-        """How far gains are from what the next lesson's questions attend to, cross-entropy, nats a question."""
-        at = self._next()
-        topics = torch.cat([model(one)[:, 1:] for one in at.studied])
-        gains = torch.stack([model.gains(topics, asked) for asked in at.asked])  # (M, N)
-        return functional.cross_entropy(gains, at.attended)
+    def question_loss(self, model: ScoreModel) -> torch.Tensor:
+        """Cross-entropy of the gains against the attention of the next example's questions, in nats per question."""
+        prepared = self._next()
+        topics = torch.cat([model(features)[:, 1:] for features in prepared.features])
+        gains = torch.stack([model.gains(topics, question) for question in prepared.questions])  # (M, N)
+        return functional.cross_entropy(gains, prepared.attended)
 
     def _next(self) -> "_Prepared":
-        if not self._waiting:
-            self._waiting = self._order.sample(self._lessons, len(self._lessons))
-        lesson = self._waiting.pop()
-        at = self._seen.get(lesson)
-        if at is None:
-            with (
-                self._engine.parts.activity.acquire_compute_lock()
-            ):  # requests and the background encoder use the same scorer
-                at = self._prepared(lesson)
-            if not self._driven:
-                at = at.without_kv()
-        if self._kept_bytes < KEPT_BYTES and lesson not in self._seen:
-            self._seen[lesson], self._kept_bytes = at, self._kept_bytes + at.nbytes
-        return at
+        if not self._queue:
+            self._queue = self._order.sample(self._examples, len(self._examples))
+        example = self._queue.pop()
+        prepared = self._cache.get(example)
+        if prepared is None:
+            # The lock also guards the scorer, which requests and the background encoder use too.
+            with self._engine.parts.activity.acquire_compute_lock():
+                prepared = self._prepare(example)
+            if not self._keep_kv:
+                prepared = prepared.without_kv()
+        if self._cached_bytes < KEPT_BYTES and example not in self._cache:
+            self._cache[example], self._cached_bytes = prepared, self._cached_bytes + prepared.nbytes
+        return prepared
 
     @torch.no_grad()
-    def _prepared(self, lesson: Lesson) -> "_Prepared":
-        engine, adapter = self._engine, self._adapter
-        encoder, device = engine.parts.encoder, adapter.device
-        ids = list(engine.parts.runs.before_documents)
+    def _prepare(self, example: TrainingExample) -> "_Prepared":
+        parts, adapter = self._engine.parts, self._adapter
+        tensor = partial(torch.tensor, device=adapter.device)
+        ids = list(parts.runs.before_documents)
         reused: list[int] = []
-        studied, kept = [], []
-        encoder.register([chunk.token_ids for chunk in lesson.chunks])
-        for number, chunk in enumerate(lesson.chunks):
-            entry, others = encoder.training_sample(chunk.token_ids)
-            if number:  # the first, right behind the prefix, is exact
+        features, stored = [], []
+        parts.encoder.register([chunk.token_ids for chunk in example.chunks])
+        for number, chunk in enumerate(example.chunks):
+            entry, behind_texts = parts.encoder.training_sample(chunk.token_ids)
+            if number:  # the first chunk, right behind the prefix, is exact
                 reused += range(len(ids), len(ids) + len(chunk))
-                studied.append(token_features(entry.kv.to(device), others))
-                kept.append(entry.kv.to(device))
+                kv = entry.kv.to(adapter.device)
+                features.append(token_features(kv, behind_texts))
+                stored.append(kv)
             ids += chunk.token_ids
-        branch, places = [0] * len(ids), list(range(len(ids)))
-        foretelling: list[int] = []
-        asked, asking = [], list[int]()
-        end = len(ids)
-        for number, tail in enumerate(lesson.tails, 1):
-            foretelling += range(len(ids) + tail.known - 1, len(ids) + len(tail.token_ids) - 1)
-            known = torch.tensor(tail.token_ids[: tail.known][-QUESTION_TOKENS:], device=device)
-            asked.append(adapter.embed(known)[0])
-            asking.append(len(ids) + tail.known - 1)
-            ids += tail.token_ids
-            branch += [number] * len(tail.token_ids)
-            places += range(end, end + len(tail.token_ids))
+        branch, positions, end = [0] * len(ids), list(range(len(ids))), len(ids)
+        predicting, asking = list[int](), list[int]()
+        questions = []
+        for number, continuation in enumerate(example.continuations, 1):
+            count, known = len(continuation.token_ids), continuation.known
+            predicting += range(len(ids) + known - 1, len(ids) + count - 1)
+            questions.append(adapter.embed(tensor(continuation.token_ids[:known][-QUESTION_TOKENS:]))[0])
+            asking.append(len(ids) + known - 1)
+            ids += continuation.token_ids
+            branch += [number] * count
+            positions += range(end, end + count)
         prepared = _Prepared(
-            torch.tensor(ids, device=device),
-            torch.tensor(places, device=device),
-            torch.tensor(branch, device=device),
-            torch.tensor(reused, device=device),
-            torch.tensor(foretelling, device=device),
-            torch.cat(kept, dim=3),
-            tuple(studied),
-            tuple(asked),
+            token_ids=tensor(ids),
+            positions=tensor(positions),
+            branch=tensor(branch),
+            reused=tensor(reused),
+            predicting=tensor(predicting),
+            stored=torch.cat(stored, dim=3),
+            features=tuple(features),
+            questions=tuple(questions),
         )
-        watched = torch.zeros((len(asking), len(ids)), device=device)
-        every = torch.ones(len(reused), device=device)
-        wanted = self._foretold(prepared, prepared.fresh(every), (torch.tensor(asking, device=device), watched))
-        heard = watched[:, prepared.reused].cpu()
-        starts = torch.tensor([number for number, one in enumerate(studied) for _ in range(len(one))])
-        attended = torch.stack([inherited_attention(one, starts) for one in heard]).clamp_min(1e-9).to(device)
-        return dataclasses.replace(prepared, wanted=wanted, attended=attended / attended.sum(1).mean())
+        received = torch.zeros((len(asking), len(ids)), device=adapter.device)
+        everything_fresh = prepared.fresh(torch.ones(len(reused), device=adapter.device))
+        teacher = self._predict(prepared, everything_fresh, (tensor(asking), received))
+        chunk_of = torch.tensor([number for number, tokens in enumerate(features) for _ in range(len(tokens))])
+        rows = received[:, prepared.reused].cpu()
+        attended = torch.stack([inherited_attention(row, chunk_of) for row in rows]).clamp_min(1e-9).to(adapter.device)
+        return dataclasses.replace(prepared, teacher=teacher, attended=attended / attended.sum(1).mean())
 
-    def _foretold(
-        self, at: "_Prepared", fresh: torch.Tensor, watch: tuple[torch.Tensor, torch.Tensor] | None = None
+    def _predict(
+        self, prepared: "_Prepared", fresh: torch.Tensor, watch: tuple[torch.Tensor, torch.Tensor] | None = None
     ) -> torch.Tensor:
-        """Log-probabilities (A, V) behind the tokens that foretell, where KV is fresh to the shares `fresh` (S,).
+        """Log-probabilities (A, V) of the predicted tokens, where KV is fresh to the shares `fresh` (S,).
 
-        `watch`: places (M,), and what they attend to in the later half of the layers is added up there, (M, S).
+        `watch` is rows (M,) and a tensor (M, S), to which their attention in the second half of the layers is added.
         """
         adapter = self._adapter
-        rows = Rows(at.positions, None)
-        tables = adapter.rope.tables(int(at.positions.max()) + 1)
-        hidden = adapter.embed(at.token_ids)
+        rows = Rows(prepared.positions, None)
+        tables = adapter.rope.tables(int(prepared.positions.max()) + 1)
+        hidden = adapter.embed(prepared.token_ids)
         windows = [adapter.window(layer) for layer in range(adapter.layer_count)]
-        allowed = {window: at.allowed(window) for window in set(windows)}
+        visible = {window: prepared.visible(window) for window in set(windows)}
         for layer, window in enumerate(windows):
-            turn = tables.rows(adapter.rope_kind(layer), at.positions)
+            rotation = tables.rows(adapter.rope_kind(layer), prepared.positions)
             watched = watch if layer >= adapter.layer_count // 2 else None
-            mask = _BranchMask(adapter, layer, turn, allowed[window], watched)
-            hidden = adapter.call_layer(layer, hidden, rows, mask, _MixingCache(mask, at, fresh))
-        return adapter.logits(hidden[:, at.foretelling]).log_softmax(-1)
+            mask = _BranchMask(adapter, layer, rotation, visible[window], watched)
+            hidden = adapter.call_layer(layer, hidden, rows, mask, _MixingCache(mask, prepared, fresh))
+        return adapter.logits(hidden[:, prepared.predicting]).log_softmax(-1)
 
 
 @dataclass(frozen=True, eq=False)
 class _Prepared:
-    """A lesson as one row of S tokens: prefix, chunks, then a branch a tail, each as if it were the only one."""
+    """An example as one row of S tokens: prefix, chunks, then one branch per continuation, hidden from the others."""
 
     token_ids: torch.Tensor  # (S,)
     positions: torch.Tensor  # (S,)
-    branch: torch.Tensor  # (S,), 0 for what all tails see
-    reused: torch.Tensor  # (N,) places of the tokens that stored KV could stand in for
-    foretelling: torch.Tensor  # (A,) places behind which a tail's token comes
+    branch: torch.Tensor  # (S,), 0 for the tokens that all branches see
+    reused: torch.Tensor  # (N,) indices of the tokens whose stored KV may be used
+    predicting: torch.Tensor  # (A,) indices of the rows that predict a continuation's token
     stored: torch.Tensor  # (L, 2, G, N, D)
-    studied: tuple[torch.Tensor, ...]  # of each chunk that `reused` is of
-    asked: tuple[torch.Tensor, ...]  # of each tail, the embeddings (Q, E) of what is known of it
-    wanted: torch.Tensor = field(
-        default_factory=lambda: torch.empty(0)
-    )  # (A, V) log-probabilities under a full prefill
-    attended: torch.Tensor = field(default_factory=lambda: torch.empty(0))  # (M, N): what each question attends to
+    features: tuple[torch.Tensor, ...]  # of the tokens of each chunk in `reused`
+    questions: tuple[torch.Tensor, ...]  # of each continuation, the embeddings (Q, E) of its known tokens
+    teacher: torch.Tensor = field(default_factory=partial(torch.empty, 0))  # (A, V) log-probabilities, full prefill
+    attended: torch.Tensor = field(default_factory=partial(torch.empty, 0))  # (M, N): the questions' attention
 
     @property
     def nbytes(self) -> int:
-        """Bytes of what is large."""
-        return sum(one.nbytes for one in (self.stored, self.wanted, self.attended, *self.studied))
+        """Bytes of the large tensors."""
+        return sum(tensor.nbytes for tensor in (self.stored, self.teacher, self.attended, *self.features))
 
     def without_kv(self) -> "_Prepared":
-        """What teaches topics alone."""
-        return dataclasses.replace(self, stored=torch.empty(0), wanted=torch.empty(0))
+        """Only what is needed to train gains."""
+        return dataclasses.replace(self, stored=torch.empty(0), teacher=torch.empty(0))
 
     def fresh(self, shares: torch.Tensor) -> torch.Tensor:
-        """The shares (N,) of what could be reused, among those of all places, (S,): the others are computed."""
+        """The shares (N,) of the reused tokens, among those of all S tokens; the others are computed, at share 1."""
         every = torch.ones(len(self.token_ids), device=self.token_ids.device)
         return every.index_put((self.reused,), shares)
 
-    def allowed(self, window: int | None) -> torch.Tensor:
-        """Which place may attend to which, (S, S)."""
+    def visible(self, window: int | None) -> torch.Tensor:
+        """Which row may attend to which token, (S, S)."""
         order = torch.arange(len(self.branch), device=self.branch.device)
-        may = order[:, None] >= order[None, :]
-        may &= (self.branch[:, None] == self.branch[None, :]) | (self.branch[None, :] == 0)
+        visible = order[:, None] >= order[None, :]
+        visible &= (self.branch[:, None] == self.branch[None, :]) | (self.branch[None, :] == 0)
         if window is not None:
-            may &= self.positions[:, None] - self.positions[None, :] < window
-        return may
+            visible &= self.positions[:, None] - self.positions[None, :] < window
+        return visible
 
 
 @dataclass(frozen=True, eq=False)
 class _BranchMask:
-    """Attention of a lesson's rows, differentiable."""
+    """Differentiable attention of an example's rows."""
 
     adapter: Adapter
     layer: int
-    turn: tuple[torch.Tensor, torch.Tensor]  # cos and sin of the rows
-    allowed: torch.Tensor  # (S, S)
-    watch: tuple[torch.Tensor, torch.Tensor] | None = (
-        None  # places (M,), and where what they attend to is added, (M, S)
-    )
+    rotation: tuple[torch.Tensor, torch.Tensor]  # cos and sin of the rows
+    visible: torch.Tensor  # (S, S)
+    watch: tuple[torch.Tensor, torch.Tensor] | None = None  # rows (M,), and a sum (M, S) of their attention
 
     def rotate(self, raw: torch.Tensor) -> torch.Tensor:
-        """(1, heads, S, D) before RoPE -> the same, turned."""
-        return self.adapter.rotate_in_float32(self.layer, raw, *self.turn)
+        """(1, heads, S, D) before RoPE -> the same after RoPE."""
+        return self.adapter.rotate_in_float32(self.layer, raw, *self.rotation)
 
     def attend(
         self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scaling: float, softcap: float | None
@@ -335,28 +331,28 @@ class _BranchMask:
         scores = (torch.bmm(q_rot, key[0].transpose(1, 2)) * scaling).view(kv_heads, -1, count, count)
         if softcap is not None:
             scores = torch.tanh(scores / softcap) * softcap
-        weights = scores.masked_fill(~self.allowed, float("-inf")).softmax(-1)
+        weights = scores.masked_fill(~self.visible, float("-inf")).softmax(-1)
         if self.watch is not None:
-            places, attended = self.watch
-            attended += weights[:, :, places].mean(dim=(0, 1))
+            rows, received = self.watch
+            received += weights[:, :, rows].mean(dim=(0, 1))
         return torch.bmm(weights.view(kv_heads, -1, count), value[0]).view(1, heads, count, head_dim)
 
 
 class _MixingCache(Cache):
-    """Gives a layer its fresh keys and values, and the stored ones to the shares that are not."""
+    """Gives a layer keys and values that are mixed from fresh and stored ones, by the tokens' shares."""
 
-    def __init__(self, mask: _BranchMask, at: _Prepared, fresh: torch.Tensor) -> None:
+    def __init__(self, mask: _BranchMask, prepared: _Prepared, fresh: torch.Tensor) -> None:
         super().__init__(layers=[])
-        self._mask, self._at, self._fresh = mask, at, fresh
+        self._mask, self._prepared, self._fresh = mask, prepared, fresh
 
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *_: object, **__: object
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Raw keys and values (1, G, S, D) -> rotated keys and values, mixed."""
-        places, share = self._at.reused, self._fresh[self._at.reused, None]
-        stored = self._at.stored[layer_idx]  # (2, G, N, D)
+        reused, share = self._prepared.reused, self._fresh[self._prepared.reused, None]
+        stored = self._prepared.stored[layer_idx]  # (2, G, N, D)
         mixed = [
-            made.index_copy(2, places, (kept + share * (made[0][:, places] - kept))[None])
-            for made, kept in zip((key_states, value_states), stored, strict=True)
+            new.index_copy(2, reused, (old + share * (new[0][:, reused] - old))[None])
+            for new, old in zip((key_states, value_states), stored, strict=True)
         ]
         return self._mask.rotate(mixed[0]), mixed[1]

@@ -23,8 +23,7 @@ def learn(
     as_json: AsJson = False,
 ) -> None:
     """Train a model's scores from its own full prefills of the ingested documents. Later entries are scored by them."""
-    from ragkv.calibration.score_training import learn as teach
-    from ragkv.calibration.score_training import lessons_of
+    from ragkv.calibration.score_training import examples_of, train
     from ragkv.fusion.learned import FILE_NAME
 
     if out is None and not Path(model).is_dir():
@@ -37,8 +36,8 @@ def learn(
             losses.append(loss)
             show(done, total)
 
-        lessons = lessons_of(rag.chunks())
-        network = teach(rag.engine, lessons, steps, seed, on_step)
+        lessons = examples_of(rag.chunks())
+        network = train(rag.engine, lessons, steps, seed, on_step)
     draft = target.with_name(f"{target.name}.new")
     draft.write_bytes(network.to_bytes())
     draft.replace(target)

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from ragkv import Engine, EngineConfig, FusionConfig, StoreConfig
-from ragkv.calibration.score_training import Lesson, Tail, _Classroom, learn, lessons_of, shares
+from ragkv.calibration.score_training import Continuation, TrainingExample, _Trainer, examples_of, shares, train
 from ragkv.errors import InputError, UnsupportedModelError
 from ragkv.fusion.learned import FILE_NAME, KEY_PARTS, TOPICS, VALUE_PARTS, ScoreModel, _mixed, token_features
 from ragkv.fusion.selectors import budget, top
@@ -20,7 +20,7 @@ from ragkv.model.attention import Watch
 from tests import tiny_models
 
 CHUNKS = [tuple(tiny_models.tokens(n, seed)) for n, seed in ((12, 1), (17, 2), (9, 3), (14, 4))]
-TAILS = (Tail(tuple(tiny_models.tokens(6, 5)), 2), Tail(tuple(tiny_models.tokens(9, 6)), 4))
+TAILS = (Continuation(tuple(tiny_models.tokens(6, 5)), 2), Continuation(tuple(tiny_models.tokens(9, 6)), 4))
 
 
 def engine_of(family: str = "llama", **fusion: object) -> Engine:
@@ -33,11 +33,11 @@ def engine() -> Iterator[Engine]:
         yield made
 
 
-def lesson(engine: Engine) -> Lesson:
-    return Lesson(tuple(engine.chunk(ids) for ids in CHUNKS), TAILS)
+def lesson(engine: Engine) -> TrainingExample:
+    return TrainingExample(tuple(engine.chunk(ids) for ids in CHUNKS), TAILS)
 
 
-def foretold(engine: Engine, tail: Tail, **how: object) -> torch.Tensor:
+def foretold(engine: Engine, tail: Continuation, **how: object) -> torch.Tensor:
     """Log-probabilities (A, V) behind a tail's tokens by the engine itself, a prefill each."""
     rows = []
     for count in range(tail.known, len(tail.token_ids)):
@@ -62,33 +62,33 @@ class TestWhatIsDriven:
     def test_all_fresh_is_a_full_prefill_and_none_is_full_reuse(self, family: str) -> None:
         with engine_of(family) as engine:
             engine.warm(CHUNKS)
-            classroom = _Classroom(engine)
-            at = classroom._prepared(lesson(engine))
+            trainer = _Trainer(engine)
+            at = trainer._prepare(lesson(engine))
             wanted = torch.cat([foretold(engine, tail, reuse="none") for tail in TAILS])
-            torch.testing.assert_close(at.wanted, wanted, atol=1e-4, rtol=1e-4)
+            torch.testing.assert_close(at.teacher, wanted, atol=1e-4, rtol=1e-4)
             fresh = torch.ones(len(at.token_ids)).index_fill(0, at.reused, 0.0)
             stale = torch.cat([foretold(engine, tail, ratio=0.0) for tail in TAILS])
-            torch.testing.assert_close(classroom._foretold(at, fresh), stale, atol=1e-4, rtol=1e-4)
+            torch.testing.assert_close(trainer._predict(at, fresh), stale, atol=1e-4, rtol=1e-4)
             assert (stale - wanted).abs().max() > 0.01
 
     def test_some_fresh_is_what_fusing_them_gives(self, engine: Engine) -> None:
         engine.warm(CHUNKS)
-        classroom = _Classroom(engine)
-        at = classroom._prepared(lesson(engine))
+        trainer = _Trainer(engine)
+        at = trainer._prepare(lesson(engine))
         got = engine.prefill(TAILS[0].token_ids[:2], CHUNKS, ratio=0.3, selector="sensitivity")
         fresh = torch.ones(len(at.token_ids)).index_fill(0, at.reused, 0.0).index_fill(0, got.selected, 1.0)
-        said = classroom._foretold(at, fresh)[0]
+        said = trainer._predict(at, fresh)[0]
         torch.testing.assert_close(said, got.logits.log_softmax(-1), atol=1e-4, rtol=1e-4)
 
     def test_the_gradient_is_the_slope(self, engine: Engine) -> None:
-        classroom = _Classroom(engine)
-        at = classroom._prepared(lesson(engine))
+        trainer = _Trainer(engine)
+        at = trainer._prepare(lesson(engine))
         fresh = torch.ones(len(at.token_ids)).index_fill(0, at.reused, 0.5)
         place, step = int(at.reused[7]), 1e-2
 
         def worse(values: torch.Tensor) -> torch.Tensor:
             return torch.nn.functional.kl_div(
-                classroom._foretold(at, values), at.wanted, log_target=True, reduction="batchmean"
+                trainer._predict(at, values), at.teacher, log_target=True, reduction="batchmean"
             )
 
         given = fresh.clone().requires_grad_()
@@ -270,17 +270,17 @@ class TestWhatIsAsked:
 
 class TestLearning:
     def test_it_gets_better_at_its_lesson(self, engine: Engine) -> None:
-        taught = learn(engine, [lesson(engine)], steps=40, seed=3)
-        classroom = _Classroom(engine)
-        at = classroom._prepared(lesson(engine))
+        taught = train(engine, [lesson(engine)], steps=40, seed=3)
+        trainer = _Trainer(engine)
+        at = trainer._prepare(lesson(engine))
 
         def left(model: ScoreModel) -> float:
-            scores = torch.cat([model(one)[:, 0] for one in at.studied])
+            scores = torch.cat([model(one)[:, 0] for one in at.features])
             chosen = at.reused[scores.topk(4).indices]
             fresh = torch.ones(len(at.token_ids)).index_fill(0, at.reused, 0.0).index_fill(0, chosen, 1.0)
             return float(
                 torch.nn.functional.kl_div(
-                    classroom._foretold(at, fresh), at.wanted, log_target=True, reduction="batchmean"
+                    trainer._predict(at, fresh), at.teacher, log_target=True, reduction="batchmean"
                 )
             )
 
@@ -288,16 +288,16 @@ class TestLearning:
             assert left(taught) < left(ScoreModel(4, 32, 64))
 
     def test_what_a_question_attends_to_gains_by_it(self, engine: Engine) -> None:
-        taught = learn(engine, [lesson(engine)], steps=40, seed=3)
-        at = _Classroom(engine)._prepared(lesson(engine))
-        topics = torch.cat([taught(one)[:, 1:] for one in at.studied])
-        for asked, attended in zip(at.asked, at.attended, strict=True):
+        taught = train(engine, [lesson(engine)], steps=40, seed=3)
+        at = _Trainer(engine)._prepare(lesson(engine))
+        topics = torch.cat([taught(one)[:, 1:] for one in at.features])
+        for asked, attended in zip(at.questions, at.attended, strict=True):
             gains = taught.gains(topics, asked).softmax(0)
             assert float(gains @ attended) > 1.3 * float(attended.mean())
 
     def test_what_is_attended_to_is_what_the_question_selector_is_told(self, engine: Engine) -> None:
         """A prefill that recomputes nothing but has all of it fresh: `Watch` says what the last row pays."""
-        at = _Classroom(engine)._prepared(lesson(engine))
+        at = _Trainer(engine)._prepare(lesson(engine))
         adapter, prefix = engine.parts.adapter, engine.parts.runs.before_documents
         for tail, attended in zip(TAILS, at.attended, strict=True):
             ids = [*prefix, *sum(CHUNKS, ()), *tail.token_ids[: tail.known]]
@@ -319,29 +319,31 @@ class TestLearning:
         weights = dict(engine.parts.adapter.model.named_parameters())
         before = {name: (weight.requires_grad, weight.clone()) for name, weight in weights.items()}
         assert any(wanted for wanted, _ in before.values())
-        learn(engine, [lesson(engine)], steps=2)
+        train(engine, [lesson(engine)], steps=2)
         for name, weight in weights.items():
             wanted, value = before[name]
             assert weight.requires_grad is wanted and weight.grad is None and torch.equal(weight, value)
 
     def test_the_same_seed_gives_the_same_file(self, engine: Engine) -> None:
-        one, other = (learn(engine, [lesson(engine)], steps=3, seed=5) for _ in range(2))
+        one, other = (train(engine, [lesson(engine)], steps=3, seed=5) for _ in range(2))
         assert one.digest == other.digest
 
     def test_documents_are_lessons(self, engine: Engine) -> None:
         chunks = [engine.chunk(tiny_models.tokens(10 + n, seed=n)) for n in range(9)]
-        made = lessons_of(chunks)
+        made = examples_of(chunks)
         assert [one.chunks[0] for one in made] == chunks[:3]
-        assert [one.tails for one in made] == [(Tail(chunks[6 + n].token_ids, 1 + n),) for n in range(3)]
+        assert [one.continuations for one in made] == [
+            (Continuation(chunks[6 + n].token_ids, 1 + n),) for n in range(3)
+        ]
 
     def test_what_cannot_be_taught_says_why(self, engine: Engine) -> None:
         with pytest.raises(InputError, match="at least 3 chunks"):
-            lessons_of([engine.chunk([5, 6, 7])] * 2)
-        alone = Lesson((engine.chunk(CHUNKS[0]),), TAILS)
-        for lessons in ([], [alone], [Lesson(lesson(engine).chunks, ())]):
+            examples_of([engine.chunk([5, 6, 7])] * 2)
+        alone = TrainingExample((engine.chunk(CHUNKS[0]),), TAILS)
+        for lessons in ([], [alone], [TrainingExample(lesson(engine).chunks, ())]):
             with pytest.raises(InputError, match="at least two chunks and a tail"):
-                learn(engine, lessons, steps=1)
+                train(engine, lessons, steps=1)
         with engine_of(sensitivity_prefixes=1) as other, pytest.raises(InputError, match="sensitivity_prefixes = 2"):
-            learn(other, [lesson(other)], steps=1)
+            train(other, [lesson(other)], steps=1)
         with engine_of("llama-dynamic") as other, pytest.raises(UnsupportedModelError, match="depend on the prompt"):
-            learn(other, [lesson(other)], steps=1)
+            train(other, [lesson(other)], steps=1)

@@ -1,0 +1,68 @@
+"""Least-squares fits of measured times. No fitted coefficient is negative."""
+
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from ragkv.fusion.profile import LengthFit, LengthPoint, RecomputeFit, RecomputePoint, TierPoint, TierSpeed
+
+
+def fit_length(times: Mapping[int, Sequence[float]], quadratic: bool = True) -> LengthFit:
+    """Seconds over a prompt's length; `times` are several measurements per length."""
+    medians = {length: statistics.median(several) for length, several in times.items()}
+    columns = [[1.0, float(length), float(length) ** 2 if quadratic else 0.0] for length in medians]
+    fixed_s, per_token_s, per_token_squared_s = _fit(columns, list(medians.values()))
+    fit = LengthFit(fixed_s, per_token_s, per_token_squared_s)
+    points = tuple(LengthPoint(length, took, fit.at(length)) for length, took in medians.items())
+    return replace(fit, points=points)
+
+
+def fit_recompute(
+    times: Mapping[tuple[int, int, int], Sequence[float]], with_placing: bool
+) -> tuple[RecomputeFit, float | None]:
+    """A layer's seconds over rows and keys; `times` are by rows, keys and placed tokens.
+
+    If the times include placing (`with_placing`), the seconds to place one token are fitted too.
+    """
+    medians = {at: statistics.median(several) for at, several in times.items()}
+    columns = [
+        [1.0, float(placed if with_placing else keys), float(rows), float(rows * keys)]
+        for rows, keys, placed in medians
+    ]
+    fixed_s, second_s, per_row_s, per_row_key_s = _fit(columns, list(medians.values()))
+    placed_s, per_key_s = (second_s, 0.0) if with_placing else (0.0, second_s)
+    fit = RecomputeFit(fixed_s, per_key_s, per_row_s, per_row_key_s)
+    points = tuple(
+        RecomputePoint(rows, keys, max(0.0, took - placed * placed_s), fit.at(rows, keys))
+        for (rows, keys, placed), took in medians.items()
+    )
+    return replace(fit, points=points), placed_s if with_placing else None
+
+
+def fit_tier(times: Sequence[tuple[float, float]]) -> TierSpeed:
+    """A tier's latency and speed; `times` are the bytes of a slice and the seconds that it takes."""
+    latency_s, per_byte_s = _fit([[1.0, size] for size, _ in times], [took for _, took in times])
+    points = tuple(TierPoint(round(size), took, latency_s + size * per_byte_s) for size, took in times)
+    return TierSpeed(latency_s, per_byte_s, points)
+
+
+def _fit(columns: Sequence[Sequence[float]], times: Sequence[float]) -> list[float]:
+    """Coefficients of least relative squared error. A coefficient that would be negative is left out, as 0."""
+    weights = 1.0 / np.maximum(np.array(times), 1e-9)
+    matrix, wanted = np.array(columns) * weights[:, None], np.array(times) * weights
+    scale = np.maximum(np.abs(matrix).max(axis=0), 1e-300)
+    used = [column for column in range(matrix.shape[1]) if np.abs(matrix[:, column]).max() > 0]
+    while used:
+        found = np.linalg.lstsq(matrix[:, used] / scale[used], wanted, rcond=None)[0]
+        if found.min() >= 0:
+            break
+        used.pop(int(found.argmin()))
+    fitted = np.zeros(matrix.shape[1])
+    if used:
+        fitted[used] = found / scale[used]
+    return [float(value) for value in fitted]
+
+
+__all__ = ["fit_length", "fit_recompute", "fit_tier"]
