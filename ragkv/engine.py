@@ -1,42 +1,37 @@
-"""The engine: answers questions over chunks from stored KV. The main path is `stream`, top to bottom.
+"""The engine: answers questions over chunks from stored KV. `Engine.stream` is the main path.
 
-Lay out the prompt -> look every chunk up -> plan -> load and fuse, layer by layer -> decode -> save what is new, in
-the background. The engine holds no request's state; any number of threads may call it; passes take turns.
+Validate and tokenize -> wait for the session's turn and for admission -> find entries and plan -> load and fuse, layer
+by layer -> decode -> store the turn's new KV in the background. The engine holds no request's state: any number of
+threads may call it, and their passes over the model run one after another.
 """
 
 import os
-import threading
-import time
 import weakref
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import partial
-from typing import Any, Self
+from typing import Any, Self, Unpack
 
-from .config import EngineConfig, ReuseMode
-from .encoding import EncodingClaim
-from .errors import InputError, RagKVError
-from .fusion import Selector
+from .config import EngineConfig
+from .encoding import WarmReport
+from .errors import RagKVError
 from .history import Discard
-from .inference import ChunkLike, EngineParts, How, Past, Prefill, Prompt, SharedModel
-from .model.decoding import generation_config
+from .inference import (
+    ActiveRequest,
+    AnswerOptions,
+    ChunkLike,
+    EngineParts,
+    Prefill,
+    PrefillOptions,
+    Request,
+    SharedModel,
+)
 from .model.loading import READER, load
-from .model.stopping import TextStream
 from .runtime import Closing, openmp
-from .scheduling import QueueStats, Ticket
-from .sessions import Session, SessionInfo, Sessions, open_sessions
+from .scheduling import QueueStats
+from .sessions import DetachedTurn, Session, SessionInfo, Sessions, open_sessions
 from .store import StoreStats
-from .types import UNSET, Answer, Chunk, TokenEvent, Unset
-
-
-@dataclass(frozen=True, slots=True)
-class WarmReport:
-    """What `warm` did."""
-
-    encoded: int  # chunks computed and stored now
-    present: int  # chunks that were stored already
-    failed: int  # chunks that could not be stored: see the log
+from .types import Answer, Chunk, TokenEvent
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +63,13 @@ class Engine(Closing):
         self._shut = weakref.finalize(self, _shut, self.parts, self._sessions)
         openmp.release_threads()  # this thread loaded and packed weights; another one may compute next
 
+    @classmethod
+    def from_pretrained(cls, name: str | os.PathLike[str], config: EngineConfig | None = None) -> Self:
+        """Build on a model folder, a hub id, or `"reader"`, the bundled one, on the config's device and dtype."""
+        config = config or EngineConfig()
+        model, tokenizer = load(name, config.device, config.dtype)
+        return cls(model, tokenizer, config)
+
     def with_config(self, config: EngineConfig) -> Self:
         """A second engine on the same loaded model: both compute one after another and decode together.
 
@@ -77,12 +79,93 @@ class Engine(Closing):
         self._check_open()
         return type(self)(self.parts.shared.for_another_engine(), config=config)
 
-    @classmethod
-    def from_pretrained(cls, name: str | os.PathLike[str], config: EngineConfig | None = None) -> Self:
-        """Build on a model folder, a hub id, or `"reader"`, the bundled one, on the config's device and dtype."""
-        config = config or EngineConfig()
-        model, tokenizer = load(name, config.device, config.dtype)
-        return cls(model, tokenizer, config)
+    def answer(
+        self,
+        question: str | Sequence[int],
+        chunks: Sequence[ChunkLike] = (),
+        session: Session | None = None,
+        **options: Unpack[AnswerOptions],
+    ) -> Answer:
+        """The answer to `question` over `chunks`. Takes the options of `stream` and raises what it raises."""
+        *_, answer = self.stream(question, chunks, session, **options)
+        assert isinstance(answer, Answer)
+        return answer
+
+    def stream(
+        self,
+        question: str | Sequence[int],
+        chunks: Sequence[ChunkLike] = (),
+        session: Session | None = None,
+        **options: Unpack[AnswerOptions],
+    ) -> Iterator[TokenEvent | Answer]:
+        """Token events, then the `Answer`. See `AnswerOptions`; decoding is greedy unless `do_sample=True`.
+
+        Requests are admitted in the order in which they come; those of one session also wait for each other.
+        `deadline_s` counts from the moment the first event is asked for. Raises `InputError`, `PromptTooLongError`,
+        `QueueFullError`, `DeadlineError` and `CancelledError`; then everything the request held is released and its
+        session is as it was.
+        """
+        request = self.parts.intake.answer_request(question, chunks, options)
+        with self._prefilled(request, session) as (active, turn):
+            if request.on_prefill is not None:
+                request.on_prefill(active.prefill)
+            for event in self.parts.generator.stream(active):
+                if isinstance(event, TokenEvent):  # a complete answer is handed out even after the deadline
+                    active.ticket.check()
+                turn.follow(event)
+                yield event
+
+    def prefill(
+        self,
+        question: str | Sequence[int],
+        chunks: Sequence[ChunkLike] = (),
+        session: Session | None = None,
+        **options: Unpack[PrefillOptions],
+    ) -> Prefill:
+        """The prompt's KV and last logits (CacheBlend section 5.2). See `Prefill` for shapes.
+
+        `session` gives the history; it gains no turn. Raises what `stream` raises.
+        """
+        request = self.parts.intake.prefill_request(question, chunks, options)
+        with self._prefilled(request, session, keep=False) as (active, _):
+            return active.prefill
+
+    def append(
+        self,
+        session: Session,
+        question: str | Sequence[int],
+        answer: str | Sequence[int],
+        chunks: Sequence[ChunkLike] = (),
+        **options: Unpack[PrefillOptions],
+    ) -> Prefill:
+        """Add a turn whose answer is given: it is computed and stored in one pass, like one that was decoded.
+
+        Raises what `stream` raises.
+        """
+        request = self.parts.intake.prefill_request(question, chunks, options, answer)
+        with self._prefilled(request, session) as (active, turn):
+            turn.end()
+            return active.prefill
+
+    @contextmanager
+    def _prefilled(
+        self, request: Request, session: Session | None, *, keep: bool = True
+    ) -> Iterator[tuple[ActiveRequest, DetachedTurn]]:
+        """What every request begins with: wait for the session, lay out the prompt, be admitted, prefill.
+
+        Without `keep` the session is only read: no turn is added.
+        """
+        parts, kept = self.parts, session if keep else None
+        ticket = parts.admission.ticket(request.deadline_s, request.cancel)
+        with parts.activity.request(), self._sessions.turn(kept, ticket) as turn:
+            past = turn.past if session is None or keep else session.past
+            session_id = session.session_id if session else ""
+            prompt = parts.intake.prompt(request, past)
+            active = ActiveRequest(request, prompt, ticket, session_id, keep=turn.keeps)
+            with parts.admission.admitted(parts.planner.prefetch_hint(active), ticket):
+                parts.prefiller.prefill(active)
+            turn.prefilled(prompt, active.prefill)
+            yield active, turn
 
     def chunk(self, content: str | Sequence[int], metadata: Mapping[str, Any] | None = None) -> Chunk:
         """A chunk of text or token ids; its ids are fixed here. Text gets the config's `chunk_end` appended."""
@@ -105,13 +188,13 @@ class Engine(Closing):
     @property
     def tokenizer_id(self) -> str:
         """Digest of the tokenizer: text splits the same under the same id."""
-        return self.parts.encoder.identity.tokenizer
+        return self.parts.identity.tokenizer
 
     def session(self, session_id: str, *, ttl_s: float | None = None, discard: str | Discard | None = None) -> Session:
         """The conversation of that id, new or as it stands, also after a restart if the store has a directory.
 
         Idle for longer than `ttl_s` it is deleted; `discard` says which tokens go when it outgrows the context (see
-        `truncation.py`). What is left out is as it was, or the config's.
+        `history/truncation.py`). An option that is left out stays as it was, or is the config's.
         """
         self._check_open()
         return self._sessions.session(session_id, ttl_s, discard)
@@ -128,174 +211,40 @@ class Engine(Closing):
         """Delete a conversation: its manifest, and its blocks in every tier where no other session has them."""
         self.session(session_id).delete()
 
-    def append(
-        self,
-        session: Session,
-        question: str | Sequence[int],
-        answer: str | Sequence[int],
-        chunks: Sequence[ChunkLike] = (),
-        *,
-        ratio: float | Unset | None = UNSET,
-        selector: str | Selector | None = None,
-        reuse: ReuseMode = "fused",
-        deadline_s: float | None = None,
-        cancel: threading.Event | None = None,
-    ) -> Prefill:
-        """Add a turn whose answer is given: it is computed and stored like one that was decoded, in one pass.
-
-        Raises what `prefill` raises.
-        """
-        began = time.perf_counter()
-        how, asked = self.parts.intake.how(ratio, selector, reuse), self.parts.intake.chunks(chunks)
-        ticket = self.parts.admission.ticket(deadline_s, cancel)
-        with self.parts.activity.request(), self._sessions.turn(session, ticket) as turn:
-            prompt = self.parts.intake.prompt(question, asked, turn.past, 0, answer)
-            prefill = self._prefill(prompt, how, 0, began, session, ticket, keep=True)
-            turn.prefilled(prompt, prefill)
-            turn.end()
-        return prefill
-
-    def prefill(
-        self,
-        question: str | Sequence[int],
-        chunks: Sequence[ChunkLike] = (),
-        session: Session | None = None,
-        *,
-        ratio: float | Unset | None = UNSET,
-        selector: str | Selector | None = None,
-        reuse: ReuseMode = "fused",
-        deadline_s: float | None = None,
-        cancel: threading.Event | None = None,
-    ) -> Prefill:
-        """The prompt's KV and last logits (CacheBlend section 5.2). See `Prefill` for shapes.
-
-        `ratio` and `selector` left out are the config's; a ratio of `None` is the loading
-        controller's. `reuse`: "fused", "prefix" (what is exact alone) or "none"
-        (full recompute). Raises `InputError`, `PromptTooLongError`, `ConfigError`.
-        """
-        began = time.perf_counter()
-        how, asked = self.parts.intake.how(ratio, selector, reuse), self.parts.intake.chunks(chunks)
-        ticket = self.parts.admission.ticket(deadline_s, cancel)
-        with self.parts.activity.request():
-            prompt = self.parts.intake.prompt(question, asked, session.past if session else Past(), room=0)
-            return self._prefill(prompt, how, 0, began, session, ticket)
-
-    def answer(
-        self,
-        question: str | Sequence[int],
-        chunks: Sequence[ChunkLike] = (),
-        session: Session | None = None,
-        **how: Any,
-    ) -> Answer:
-        """The answer to `question` over `chunks`. Takes what `stream` takes."""
-        *_, answer = self.stream(question, chunks, session, **how)
-        assert isinstance(answer, Answer)
-        return answer
-
-    def stream(
-        self,
-        question: str | Sequence[int],
-        chunks: Sequence[ChunkLike] = (),
-        session: Session | None = None,
-        *,
-        max_new_tokens: int = 64,
-        stop: Sequence[str] = (),
-        seed: int | None = None,
-        ratio: float | Unset | None = UNSET,
-        selector: str | Selector | None = None,
-        reuse: ReuseMode = "fused",
-        deadline_s: float | None = None,
-        cancel: threading.Event | None = None,
-        on_prefill: Callable[[Prefill], None] | None = None,
-        **generation: Any,
-    ) -> Iterator[TokenEvent | Answer]:
-        """Token events, then the `Answer`. Greedy unless `do_sample=True`; `generation` is transformers' settings.
-
-        `on_prefill` is shown the prompt once it is there, before the first event.
-
-        Requests are admitted in the order they come, a session's in the order of its lock. `deadline_s` counts from the
-        first event asked for; `cancel` calls the request off once it is set. Raises `QueueFullError`, `DeadlineError`
-        and `CancelledError`; then everything it held is released and its session is as it was.
-        """
-        if max_new_tokens < 1:
-            raise InputError(f"max_new_tokens is {max_new_tokens}; it must be at least 1.")
-        began = time.perf_counter()
-        settings, text = generation_config(generation), TextStream(self.tokenizer, stop)
-        how, asked = self.parts.intake.how(ratio, selector, reuse), self.parts.intake.chunks(chunks)
-        ticket = self.parts.admission.ticket(deadline_s, cancel)
-        with self.parts.activity.request(), self._sessions.turn(session, ticket) as turn:
-            prompt = self.parts.intake.prompt(question, asked, turn.past, max_new_tokens)
-            prefill = self._prefill(prompt, how, max_new_tokens, began, session, ticket, turn.keeps)
-            turn.prefilled(prompt, prefill)
-            if on_prefill is not None:
-                on_prefill(prefill)
-            record = prefill.made.record if prefill.made else None
-            for event in self.parts.generator.stream(
-                prefill, asked, settings, seed, text, max_new_tokens, began, record
-            ):
-                if isinstance(event, TokenEvent):  # an answer that is complete is not taken back
-                    ticket.check()
-                turn.follow(event)
-                yield event
-
     def warm(self, chunks: Sequence[ChunkLike], on_progress: Callable[[int, int], None] | None = None) -> WarmReport:
-        """ComputeLock and store the entries of `chunks` that are not stored; returns when they are durable.
+        """Compute and store the entries of `chunks` that are not stored; returns when they are durable.
 
         `on_progress(done, total)` is called after each chunk.
         """
-        store = self.parts.store
-        asked = self.parts.intake.chunks(chunks)
-        self.parts.intake.check_encodable(asked)
-        unique = list(dict.fromkeys(chunk.token_ids for chunk in asked))
-        waiting, left_for_later = deque(unique), set[tuple[int, ...]]()
-        identity, flights = self.parts.encoder.identity, self.parts.background.single_flight
-        encoded = present = failed = 0
-        while waiting:
-            token_ids = waiting.popleft()
-            key, tokens = identity.key(token_ids), len(token_ids)
-            if store.ensure_durable(identity, token_ids):
-                present += 1
-            else:
-                flight = flights.claim(key, tokens, partial(store.ensure_durable, identity, token_ids))
-                if flight is None and token_ids not in left_for_later:  # another replica encodes it: the others first
-                    left_for_later.add(token_ids)
-                    waiting.append(token_ids)
-                    continue
-                if flight is None and flights.arrived(key, tokens) and store.ensure_durable(identity, token_ids):
-                    present += 1
-                else:
-                    stored = self._encoded(token_ids, unique, flight)
-                    encoded, failed = encoded + stored, failed + (not stored)
-            if on_progress:
-                on_progress(len(unique) - len(waiting), len(unique))
-        openmp.release_threads()  # made where entries are encoded for the store
-        store.flush()  # what was present may still have been waiting to be written
-        return WarmReport(encoded, present, failed)
+        checked = self.parts.intake.chunks(chunks)
+        self.parts.intake.check_encodable(checked)
+        return self.parts.warmer.warm(list(dict.fromkeys(chunk.token_ids for chunk in checked)), on_progress)
 
     def delete(self, chunks: Sequence[ChunkLike]) -> int:
-        """Drop the entries of `chunks` from every tier; how many of them were stored anywhere."""
+        """Drop the entries of `chunks` from every tier. Returns how many of them were stored anywhere."""
         self._check_open()
-        deleted, asked = 0, self.parts.intake.chunks(chunks)
-        for chunk in asked:
-            self.parts.background.forget(chunk.token_ids)
-            deleted += bool(self.parts.store.delete(self.parts.encoder.identity, chunk.token_ids))
-        self._announce([self.parts.encoder.identity.key(chunk.token_ids) for chunk in asked])
+        parts, checked = self.parts, self.parts.intake.chunks(chunks)
+        identity, deleted = parts.encoder.identity, 0
+        for chunk in checked:
+            parts.background.forget(chunk.token_ids)
+            deleted += bool(parts.store.delete(identity, chunk.token_ids))
+        self._announce([identity.key(chunk.token_ids) for chunk in checked])
         return deleted
 
     def retain(self, chunks: Sequence[ChunkLike]) -> int:
-        """Drop the entries of this model and application that are not of `chunks`; how many."""
+        """Drop this model's and application's entries of all other chunks. Returns how many were dropped."""
         self.flush()
-        mine = self.parts.encoder.identity
-        kept = {mine.key(chunk.token_ids) for chunk in self.parts.intake.chunks(chunks)}
-        stale = [info.key for info in self.parts.store.infos() if info.identity == mine and info.key not in kept]
-        gone = sum(self.parts.store.delete_key(key) for key in stale)
+        identity, store = self.parts.encoder.identity, self.parts.store
+        retained = {identity.key(chunk.token_ids) for chunk in self.parts.intake.chunks(chunks)}
+        stale = [info.key for info in store.infos() if info.identity == identity and info.key not in retained]
+        dropped = sum(store.delete_key(key) for key in stale)
         self._announce(stale)
-        return gone
+        return dropped
 
     def gc(self) -> int:
-        """Drop the entries of other models, dtypes, adapters and tokenizers, of any tenant; the bytes freed."""
-        mine = self.parts.encoder.identity
-        return self.parts.store.gc(lambda other: replace(other, context=mine.context, tenant=mine.tenant) == mine)
+        """Drop the entries of other models, dtypes, adapters and tokenizers, of any tenant. Returns the bytes freed."""
+        own = self.parts.encoder.identity
+        return self.parts.store.gc(lambda other: replace(other, context=own.context, tenant=own.tenant) == own)
 
     def stats(self) -> EngineStats:
         """What the engine is and what its store holds."""
@@ -304,44 +253,14 @@ class Engine(Closing):
         return EngineStats(adapter.config.model_type, adapter.layer_count, adapter.kv_bytes_per_token, store, queue)
 
     def flush(self) -> None:
-        """Return when missed chunks are encoded and everything waiting is written."""
+        """Return when missed chunks are encoded and everything that waits is written."""
         self.parts.background.flush()
         self._sessions.flush()
         self.parts.store.flush()
 
     def close(self) -> None:
-        """Flush what is computed, release the store. Twice is harmless."""
+        """Write what is computed and release the store. Calling it twice is harmless."""
         self._shut()
-
-    def _encoded(
-        self, token_ids: tuple[int, ...], among: Sequence[tuple[int, ...]], flight: EncodingClaim | None
-    ) -> bool:
-        """Compute the entry of a chunk, one of `among`, and store it durably; whether that succeeded."""
-        stored = False
-        try:
-            with self.parts.activity.acquire_compute_lock():
-                self.parts.encoder.register(among)
-                entry = self.parts.encoder.chunk(token_ids)
-            stored = self.parts.store.put_durably(entry)
-        finally:
-            if flight is not None:
-                self.parts.background.single_flight.finish(flight, stored)
-        return stored
-
-    def _prefill(
-        self,
-        prompt: Prompt,
-        how: How,
-        room: int,
-        began: float,
-        session: Session | None,
-        ticket: Ticket,
-        keep: bool = False,
-    ) -> Prefill:
-        """Wait for admission and prefill; the store sees what is waited for."""
-        demand = self.parts.planner.prefetch_hint(prompt, how.reuse, session.session_id if session else "")
-        with self.parts.admission.admitted(demand, ticket):
-            return self.parts.prefiller.prefill(prompt, how, room, began, keep, ticket.check)
 
     def _announce(self, deleted_keys: Sequence[str]) -> None:
         """Tell the replicas that share conversations with this engine which entries were deleted."""
@@ -354,8 +273,12 @@ class Engine(Closing):
 
 
 def _shut(parts: EngineParts, sessions: Sessions) -> None:
+    """Stop the engine's threads, then close what they use. Holds no reference to the engine, so that it can go."""
     if parts.background.close():
         parts.activity.close()  # after the pass under way
         sessions.close()
         parts.store.close()
         parts.readers.close()
+
+
+__all__ = ["Engine", "EngineStats"]

@@ -12,6 +12,8 @@ import pytest
 
 import ragkv
 from ragkv import errors
+from ragkv.inference import AnswerOptions, PrefillOptions
+from ragkv.model.decoding import SETTINGS
 
 DESIGNED = [
     "Chunk",
@@ -67,10 +69,17 @@ def test_what_the_engine_offers_keeps_its_parameters() -> None:
     assert parameters("__init__") == ["model", "tokenizer", "config"]
     assert list(inspect.signature(ragkv.Engine.from_pretrained).parameters) == ["name", "config"]
     assert parameters("chunk") == ["content", "metadata"]
-    assert parameters("prefill")[:6] == ["question", "chunks", "session", "ratio", "selector", "reuse"]
-    assert {"question", "chunks", "session", "max_new_tokens", "stop", "seed"} <= set(parameters("stream"))
+    for name in ("prefill", "answer", "stream"):
+        assert parameters(name) == ["question", "chunks", "session", "options"]
+    assert parameters("append") == ["session", "question", "answer", "chunks", "options"]
+    assert set(PrefillOptions.__annotations__) == {"ratio", "selector", "reuse", "deadline_s", "cancel"}
+    assert {"max_new_tokens", "stop", "seed", "on_prefill", "temperature"} < set(AnswerOptions.__annotations__)
     for name in ("answer", "warm", "session", "delete", "stats", "close"):
         assert callable(getattr(ragkv.Engine, name))
+
+
+def test_every_generation_setting_that_takes_effect_is_an_option() -> None:
+    assert set(AnswerOptions.__annotations__) >= SETTINGS
 
 
 def test_importing_is_light_and_silent() -> None:

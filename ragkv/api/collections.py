@@ -17,7 +17,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from ragkv.engine import Engine, WarmReport
+from ragkv.encoding import WarmReport
+from ragkv.engine import Engine
 from ragkv.errors import InputError
 from ragkv.rag import Rag, default_chunk_tokens
 from ragkv.retrieval import Document, Embedder, IngestReport, Removal

@@ -80,7 +80,7 @@ def _explain_description(
     from ragkv.fusion.estimators import Load, Shape, load_s, recompute_s
     from ragkv.inference import selection_of
 
-    profile, how = engine.parts.load_control.profile, engine.parts.intake.how(None, selector, "fused")
+    profile, how = engine.parts.load_control.profile, engine.parts.intake.method({"ratio": None, "selector": selector})
     loads = [Load(tier, tokens, fused=number > 0) for number in range(chunks)]
     fused = (chunks - 1) * tokens
     shape = Shape(fused, question_tokens, chunks * tokens + question_tokens, selection_of(how.selector))

@@ -10,7 +10,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ragkv.engine import Engine, WarmReport
+from ragkv.encoding import WarmReport
+from ragkv.engine import Engine
 from ragkv.types import Chunk
 
 from .text_matcher import TextMatch, TextMatcher

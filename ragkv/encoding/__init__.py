@@ -3,5 +3,6 @@
 from .background import BackgroundEncoder
 from .encoder import Encoder
 from .single_flight import EncodingClaim, Pace, SingleFlight
+from .warming import Warmer, WarmReport
 
-__all__ = ["BackgroundEncoder", "Encoder", "EncodingClaim", "Pace", "SingleFlight"]
+__all__ = ["BackgroundEncoder", "Encoder", "EncodingClaim", "SingleFlight", "Pace", "WarmReport", "Warmer"]

@@ -1,4 +1,4 @@
-"""One prompt, from checked input to an answer: intake, plan, prefill, generation. Knows no sessions."""
+"""One prompt, from what a caller gives to an answer: intake, plan, prefill, generation. Knows no sessions."""
 
 from .citations import cite
 from .generation import AnswerGenerator
@@ -6,28 +6,41 @@ from .intake import Intake
 from .load_control import Controlled, LoadControl, selection_of, shape_of, subject_of
 from .parts import EngineParts, SharedModel
 from .planner import Planned, Planner
-from .prefill import Made, Prefill, Prefiller
-from .request import AnswerOptions, ChunkLike, How, Past, PrefillOptions, Prompt
+from .prefill import Prefiller
+from .request import (
+    ActiveRequest,
+    AnswerOptions,
+    ChunkLike,
+    Past,
+    Prefill,
+    PrefillMethod,
+    PrefillOptions,
+    Prompt,
+    Request,
+    TurnKV,
+)
 from .spans import prompt_spans
 
 __all__ = [
-    "AnswerOptions",
-    "PrefillOptions",
-    "EngineParts",
-    "SharedModel",
+    "ActiveRequest",
     "AnswerGenerator",
+    "AnswerOptions",
     "ChunkLike",
-    "LoadControl",
     "Controlled",
-    "How",
+    "EngineParts",
     "Intake",
-    "Made",
+    "LoadControl",
     "Past",
     "Planned",
     "Planner",
     "Prefill",
+    "PrefillMethod",
+    "PrefillOptions",
     "Prefiller",
     "Prompt",
+    "Request",
+    "SharedModel",
+    "TurnKV",
     "cite",
     "prompt_spans",
     "selection_of",

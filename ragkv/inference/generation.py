@@ -1,49 +1,41 @@
-"""Answering: from a prefill to an answer, token by token."""
+"""From a prefill to an answer, token by token."""
 
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-from ragkv.model import Adapter, Recording
+from ragkv.model import Adapter
 from ragkv.model.decoding import Sampler, decode, end_tokens
 from ragkv.model.stopping import TextStream
 from ragkv.scheduling import DecodeBatch
-from ragkv.types import Answer, Chunk, TokenEvent
+from ragkv.types import Answer, TokenEvent
 
 from .citations import cite
-from .prefill import Prefill
+from .request import ActiveRequest
 
 
 class AnswerGenerator:
     """Decodes answers for one model. Holds no request's state."""
 
     def __init__(self, adapter: Adapter, tokenizer: Any | None, batch: DecodeBatch) -> None:
-        self._adapter, self._batch = adapter, batch
+        self._adapter, self._tokenizer, self._batch = adapter, tokenizer, batch
         self._end_tokens = end_tokens(adapter.model, tokenizer)
 
-    def stream(
-        self,
-        prefill: Prefill,
-        chunks: Sequence[Chunk],
-        generation: Any,
-        seed: int | None,
-        text: TextStream,
-        max_new_tokens: int,
-        began: float,
-        record: Recording | None = None,
-    ) -> Iterator[TokenEvent | Answer]:
-        """Token events, then the `Answer`; times count from `began`.
+    def stream(self, active: ActiveRequest) -> Iterator[TokenEvent | Answer]:
+        """Token events of a prefilled request, then its `Answer`.
 
-        `record` is given the KV of every token but the last, which nothing follows.
+        A conversation's turn records the KV of every token but the last, which is never run.
         """
-        ends = self._end_tokens
-        sampler = Sampler(generation, prefill.token_ids.to(self._adapter.device), ends, seed)
+        request, prefill, ends = active.request, active.prefill, self._end_tokens
+        assert request.generation is not None  # set for every request that decodes
+        text = TextStream(self._tokenizer, request.stop)
+        sampler = Sampler(request.generation, prefill.token_ids.to(self._adapter.device), ends, request.seed)
+        record = prefill.turn_kv.record if prefill.turn_kv else None
         tokens: list[int] = []
-        reason, first_s = "length", 0.0
+        reason, first_token_s = "length", 0.0
         with self._batch.slot(prefill.fused.kv, record) as slot:
-            for token in decode(slot.step, prefill.logits, sampler, ends, max_new_tokens):
-                first_s = first_s or time.perf_counter() - began
+            for token in decode(slot.step, prefill.logits, sampler, ends, request.max_new_tokens):
+                first_token_s = first_token_s or active.elapsed_s()
                 if token in ends:
                     reason = "stop"
                     break
@@ -54,5 +46,16 @@ class AnswerGenerator:
                     break
         if rest := text.finish():
             yield TokenEvent(rest, tokens[-1])
-        timing = replace(prefill.timing, first_token_s=first_s, decode_s=time.perf_counter() - began - first_s)
-        yield Answer(text.text, tuple(tokens), reason, timing, prefill.reuse, cite(text.text, chunks), prefill.spans)
+        decode_s = active.elapsed_s() - first_token_s
+        yield Answer(
+            text=text.text,
+            token_ids=tuple(tokens),
+            finish_reason=reason,
+            timing=replace(prefill.timing, first_token_s=first_token_s, decode_s=decode_s),
+            reuse=prefill.reuse,
+            citations=cite(text.text, request.chunks),
+            spans=prefill.spans,
+        )
+
+
+__all__ = ["AnswerGenerator"]

@@ -1,94 +1,117 @@
-"""Intake: what callers give, as checked values. What a request is refused for is found here, before any work."""
+"""Intake: validates and tokenizes what callers give. What a request is refused for is found here, before any work."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from difflib import get_close_matches
 from typing import Any, get_args
 
 from ragkv.config import EngineConfig, ReuseMode
 from ragkv.errors import InputError, PromptTooLongError
-from ragkv.fusion import Selector, make_selector
+from ragkv.fusion import make_selector
 from ragkv.fusion.controller import R_STAR
 from ragkv.fusion.gate_result import GateResult
 from ragkv.history import History, Part, PartKind, find, fitted
 from ragkv.model import Adapter
+from ragkv.model.decoding import SETTINGS, generation_config
 from ragkv.model.layout import TemplateRuns, encode
-from ragkv.types import Chunk, Text, Unset
+from ragkv.model.stopping import TextStream
+from ragkv.types import UNSET, Chunk, Text, Unset
 
-from .request import ChunkLike, How, Past, Prompt
+from .request import AnswerOptions, ChunkLike, Past, PrefillMethod, PrefillOptions, Prompt, Request
+
+MAX_NEW_TOKENS = 64  # where a caller gives no limit
 
 
 class Intake:
-    """Checks for one model and its application. Holds no request's state."""
+    """Checks for one model and one application. Holds no request's state."""
 
     def __init__(self, adapter: Adapter, tokenizer: Any | None, runs: TemplateRuns, config: EngineConfig) -> None:
         self._tokenizer, self._runs, self._config = tokenizer, runs, config
         self._vocabulary, self._context_length = adapter.vocabulary, adapter.context_length
-        self._verdict: GateResult | None = None
-        find(config.session.discard)  # refuses an unknown name now
+        self._gate_result: GateResult | None = None
+        find(config.session.discard)  # raises for an unknown name
         self._check_ids(runs.before_documents)
 
     def chunk(self, content: str | Sequence[int], metadata: Mapping[str, Any] | None = None) -> Chunk:
-        """A chunk of text or ids; raises `InputError` for one without tokens or with ids the model does not know."""
+        """A chunk of text or ids. Raises `InputError` if it has no tokens, or ids that the model does not know."""
         if isinstance(content, str):
             content += self._config.prompt.chunk_end if content else ""
         chunk = Chunk(self.encode(content), content if isinstance(content, str) else "", dict(metadata or {}))
         return self._checked(chunk)
 
-    def chunks(self, chunks: Sequence[ChunkLike]) -> list[Chunk]:
-        """Chunks of whatever form."""
+    def chunks(self, chunks: Sequence[ChunkLike]) -> tuple[Chunk, ...]:
+        """Chunks from chunks, texts and id sequences. Raises what `chunk` raises."""
         if isinstance(chunks, str | Chunk):
             raise InputError("One chunk was given where a sequence of chunks is needed: put it in a list.")
-        return [self._checked(chunk) if isinstance(chunk, Chunk) else self.chunk(chunk) for chunk in chunks]
+        return tuple(self._checked(chunk) if isinstance(chunk, Chunk) else self.chunk(chunk) for chunk in chunks)
 
     def encode(self, text_or_ids: str | Sequence[int]) -> tuple[int, ...]:
         """Text as ids, without special tokens; ids as they are."""
         return encode(self._tokenizer, text_or_ids)
 
-    def prompt(
+    def prefill_request(
         self,
         question: str | Sequence[int],
-        chunks: Sequence[Chunk],
-        past: Past,
-        room: int,
+        chunks: Sequence[ChunkLike],
+        options: PrefillOptions,
         answer: str | Sequence[int] = (),
-    ) -> Prompt:
-        """The prompt's runs; its history is cut until it and an answer of `room` tokens fit (CachedAttention 3.4).
+    ) -> Request:
+        """A request that decodes nothing; `answer` is given where a turn is appended. Raises `InputError`."""
+        _check_names(options, PrefillOptions)
+        return self._request(question, chunks, options, answer)
 
-        A given `answer` stands behind the question. Raises `PromptTooLongError` if even no history fits.
+    def answer_request(
+        self, question: str | Sequence[int], chunks: Sequence[ChunkLike], options: AnswerOptions
+    ) -> Request:
+        """A request whose answer is decoded. Raises `InputError`."""
+        _check_names(options, AnswerOptions)
+        max_new_tokens, stop = options.get("max_new_tokens", MAX_NEW_TOKENS), options.get("stop", ())
+        if max_new_tokens < 1:
+            raise InputError(f"max_new_tokens is {max_new_tokens}; it must be at least 1.")
+        TextStream(self._tokenizer, stop)  # raises for stop strings without a tokenizer
+        return replace(
+            self._request(question, chunks, options),
+            max_new_tokens=max_new_tokens,
+            stop=(stop,) if isinstance(stop, str) else tuple(stop),
+            seed=options.get("seed"),
+            generation=generation_config({name: value for name, value in options.items() if name in SETTINGS}),
+            on_prefill=options.get("on_prefill"),
+        )
+
+    def prompt(self, request: Request, past: Past) -> Prompt:
+        """The prompt's runs. History is cut until it and the answer fit the context (CachedAttention section 3.4).
+
+        Raises `PromptTooLongError` if the prompt does not fit even without history.
         """
-        asked, given = self.encode(question), self.encode(answer)
-        self._check_ids(asked)
-        self._check_ids(given)
-        runs = self._runs
+        runs, chunks, headroom = self._runs, request.chunks, request.max_new_tokens
         prefix = runs.before_documents
         if chunks and isinstance(chunks[0], Text) and chunks[0].opening:
             prefix, chunks = chunks[0].token_ids, chunks[1:]
-        kinds = [Part(PartKind.CHUNK, len(chunk), source=str(chunk.metadata.get("source", ""))) for chunk in chunks]
-        kinds += [Part(PartKind.QUESTION, len(asked + runs.after_question)), Part(PartKind.ANSWER, len(given))]
-        length = len(prefix) + sum(map(len, kinds))  # without history
+        question = request.question + runs.after_question
+        parts = [Part(PartKind.CHUNK, len(chunk), source=str(chunk.metadata.get("source", ""))) for chunk in chunks]
+        parts += [Part(PartKind.QUESTION, len(question)), Part(PartKind.ANSWER, len(request.given_answer))]
+        length = len(prefix) + sum(map(len, parts))  # without history
         if length + len(past.history) == 0:
             raise InputError("The prompt is empty: no prefix, chunk or question.")
-        history, cut = self._fitted(past, length + room, len(prefix))
-        prompt = Prompt(
-            prefix,
-            history,
-            tuple(chunk.token_ids for chunk in chunks),
-            asked + runs.after_question + given,
-            frozenset(index for index, chunk in enumerate(chunks) if isinstance(chunk, Text)),
-            prefix == runs.before_documents,
-            tuple(part for part in kinds if len(part)),
-            (*past.notes, *filter(None, (cut,))),
-            len(asked),
+        history, note = self._fitted(past, length + headroom, len(prefix))
+        self._check_length(length + len(history), headroom)
+        return Prompt(
+            prefix=prefix,
+            history=history,
+            chunks=tuple(chunk.token_ids for chunk in chunks),
+            question=question + request.given_answer,
+            plain=frozenset(index for index, chunk in enumerate(chunks) if isinstance(chunk, Text)),
+            own_prefix=prefix == runs.before_documents,
+            parts=tuple(part for part in parts if len(part)),
+            notes=(*past.notes, *filter(None, (note,))),
+            question_tokens=len(request.question),
         )
-        self._check_length(length + len(history), room)
-        return prompt
 
-    def how(self, ratio: float | Unset | None, selector: str | Selector | None, reuse: ReuseMode) -> How:
-        """The way to make a prompt's KV; what is left out is the config's."""
+    def method(self, options: PrefillOptions) -> PrefillMethod:
+        """How to make a prompt's KV: the options, else the config's, as far as the gate result allows."""
         fusion = self._config.fusion
-        left_out = isinstance(ratio, Unset)
-        if isinstance(ratio, Unset):
-            ratio = fusion.ratio
+        given, reuse = options.get("ratio", UNSET), options.get("reuse", "fused")
+        ratio = fusion.ratio if isinstance(given, Unset) else given
         controlled = ratio is None
         if ratio is None:
             ratio = R_STAR
@@ -96,47 +119,70 @@ class Intake:
             raise InputError(f"ratio is {ratio!r}; it is a share and must lie in [0, 1].")
         if reuse not in get_args(ReuseMode):
             raise InputError(f"reuse is {reuse!r}; it must be one of {', '.join(map(repr, get_args(ReuseMode)))}.")
-        keeps_history = self._config.session.inexact_history == "keep"
-        chosen = make_selector(fusion.selector if selector is None else selector)
-        how = How(float(ratio), chosen, reuse, keeps_history)
-        if controlled:
-            return self._judged(replace(how, controlled=reuse == "fused"))
-        return self._judged(how) if left_out else how
+        selector = options.get("selector")
+        method = PrefillMethod(
+            ratio=float(ratio),
+            selector=make_selector(fusion.selector if selector is None else selector),
+            reuse=reuse,
+            approximate_history=self._config.session.inexact_history == "keep",
+            controlled=controlled and reuse == "fused",
+        )
+        return self._gated(method) if controlled or isinstance(given, Unset) else method
 
-    def apply_gate_result(self, verdict: GateResult | None) -> None:
-        """Go by the quality gate's verdict wherever a request leaves the ratio to the config."""
-        self._verdict = verdict
-
-    def _judged(self, how: How) -> How:
-        verdict = self._verdict
-        if verdict is None or how.reuse != "fused" or how.selector.name != verdict.selector:
-            return how
-        if verdict.ratio is None:
-            return replace(how, reuse="none", controlled=False, notes=(f"quality gate {verdict}",))
-        if how.controlled:
-            return replace(how, ratio=verdict.ratio, most_left=verdict.remaining_deviation)
-        if verdict.ratio <= how.ratio:
-            return replace(how, most_left=verdict.remaining_deviation)
-        note = f"quality gate {verdict}; ratio raised from {how.ratio}"
-        return replace(how, ratio=verdict.ratio, most_left=verdict.remaining_deviation, notes=(note,))
+    def apply_gate_result(self, gate_result: GateResult | None) -> None:
+        """From now on follow the quality gate's result in every request that does not name a ratio."""
+        self._gate_result = gate_result
 
     def check_encodable(self, chunks: Sequence[Chunk]) -> None:
         """Raise `PromptTooLongError` for a chunk that does not fit the context behind the prefix."""
         for chunk in chunks:
             self._check_length(len(self._runs.before_documents) + len(chunk), 0)
 
+    def _request(
+        self,
+        question: str | Sequence[int],
+        chunks: Sequence[ChunkLike],
+        options: PrefillOptions,
+        answer: str | Sequence[int] = (),
+    ) -> Request:
+        request = Request(
+            question=self.encode(question),
+            chunks=self.chunks(chunks),
+            method=self.method(options),
+            given_answer=self.encode(answer),
+            deadline_s=options.get("deadline_s"),
+            cancel=options.get("cancel"),
+        )
+        self._check_ids(request.question)
+        self._check_ids(request.given_answer)
+        return request
+
+    def _gated(self, method: PrefillMethod) -> PrefillMethod:
+        result = self._gate_result
+        if result is None or method.reuse != "fused" or method.selector.name != result.selector:
+            return method
+        if result.ratio is None:
+            return replace(method, reuse="none", controlled=False, notes=(f"quality gate {result}",))
+        limited = replace(method, deviation_limit=result.remaining_deviation)
+        if method.controlled:
+            return replace(limited, ratio=result.ratio)
+        if result.ratio <= method.ratio:
+            return limited
+        note = f"quality gate {result}; ratio raised from {method.ratio}"
+        return replace(limited, ratio=result.ratio, notes=(note,))
+
     def _fitted(self, past: Past, others: int, prefix_tokens: int) -> tuple[History, str | None]:
-        """The history as far as it fits beside `others` tokens, and what to say of it."""
+        """The history cut to fit the context together with `others` tokens, and a note if it was cut."""
         settings = self._config.session
         if self._context_length is None:
             return past.history, None
         discard = settings.discard if past.discard is None else past.discard
         return fitted(past.history, self._context_length - others, settings, discard, prefix_tokens)
 
-    def _check_length(self, length: int, room: int) -> None:
-        if self._context_length is not None and length + room > self._context_length:
+    def _check_length(self, length: int, headroom: int) -> None:
+        if self._context_length is not None and length + headroom > self._context_length:
             raise PromptTooLongError(
-                f"The prompt has {length} tokens and the answer may take {room}; the model's context is "
+                f"The prompt has {length} tokens and the answer may take {headroom}; the model's context is "
                 f"{self._context_length}. Give fewer or shorter chunks, or ask for fewer new tokens."
             )
 
@@ -150,6 +196,14 @@ class Intake:
         if token_ids and (min(token_ids) < 0 or max(token_ids) >= self._vocabulary):
             wrong = next(token for token in token_ids if not 0 <= token < self._vocabulary)
             raise InputError(f"Token id {wrong} is not in the model's vocabulary of {self._vocabulary}.")
+
+
+def _check_names(options: Mapping[str, Any], known: type[PrefillOptions]) -> None:
+    """Python does not check the names of a TypedDict's keys, so this does."""
+    for name in options.keys() - known.__annotations__.keys():
+        near = get_close_matches(name, known.__annotations__, n=1)
+        hint = f"Did you mean {near[0]!r}?" if near else f"Known options: {', '.join(sorted(known.__annotations__))}."
+        raise InputError(f"Unknown option {name!r}. {hint}")
 
 
 __all__ = ["Intake"]

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Self
 
 from ragkv.config import EngineConfig, FusionConfig
-from ragkv.encoding import BackgroundEncoder, Encoder
+from ragkv.encoding import BackgroundEncoder, Encoder, Warmer
 from ragkv.fusion import Fusor, Readers, ScoreModel, Scorer, gate_result, learned, make_selector
 from ragkv.history import BlockWriter
 from ragkv.model import Adapter, adapt
@@ -69,6 +69,7 @@ class EngineParts:
     fusor: Fusor
     encoder: Encoder
     background: BackgroundEncoder
+    warmer: Warmer
     admission: AdmissionQueue
     block_writer: BlockWriter
     load_control: LoadControl
@@ -110,7 +111,7 @@ class EngineParts:
         block_writer = BlockWriter(store, identity, config.session.save_buffer_bytes)
         subject = subject_of(adapter, encoder.identity)
         load_control = LoadControl(subject, settings.directory, config.controller.prices, store.speeds)
-        planner = Planner(adapter, encoder, store, activity, block_writer)
+        planner = Planner(adapter, encoder, store, activity, block_writer, background)
         offloading = Offloading(adapter, config.kcache)
         return cls(
             shared=shared,
@@ -122,11 +123,12 @@ class EngineParts:
             fusor=fusor,
             encoder=encoder,
             background=background,
+            warmer=Warmer(encoder, store, activity, background.single_flight),
             admission=AdmissionQueue(config.scheduler, store),
             block_writer=block_writer,
             load_control=load_control,
             planner=planner,
-            prefiller=Prefiller(planner, fusor, background, activity, shared.batch, load_control, adapter, offloading),
+            prefiller=Prefiller(planner, fusor, activity, shared.batch, load_control, offloading),
             generator=AnswerGenerator(adapter, shared.tokenizer, shared.batch),
         )
 

@@ -1,17 +1,118 @@
-"""What a request is, as checked values: its prompt, what it stands behind, and the way its KV is made."""
+"""A request as values: its options, what was asked after all checks, its prompt, and its prefill.
+
+`Request` is frozen: what a caller asked, validated and tokenized. `ActiveRequest` is the one object that changes while
+the request is served; it dies with the request.
+"""
 
 import threading
+import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import chain
-from typing import Any, TypedDict
+from typing import TypedDict
+
+import torch
+from transformers import DynamicCache, GenerationConfig
 
 from ragkv.config import ReuseMode
-from ragkv.fusion import Selector
+from ragkv.fusion import Fused, Selector
 from ragkv.history import EMPTY, Discard, History, Part, PartKind
-from ragkv.types import Chunk, Unset
+from ragkv.model import Recording
+from ragkv.scheduling import Ticket
+from ragkv.types import Chunk, PromptSpan, Reuse, Timing, Unset
 
 ChunkLike = Chunk | str | Sequence[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Past:
+    """What a turn stands behind."""
+
+    history: History = EMPTY
+    discard: str | Discard | None = None  # what is dropped if the history does not fit; None: the config's
+    notes: tuple[str, ...] = ()  # what the turn's report says about the history
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """A prompt as runs of token ids, in order."""
+
+    prefix: tuple[int, ...]
+    history: History  # as much of it as fits
+    chunks: tuple[tuple[int, ...], ...]
+    question: tuple[int, ...]  # with the template's tail, and a given answer behind it
+    plain: frozenset[int] = frozenset()  # indices of chunks that are only text: computed, never stored
+    own_prefix: bool = True  # whether `prefix` is the application's, which entries were encoded behind
+    parts: tuple[Part, ...] = ()  # the runs behind the history, by kind
+    notes: tuple[str, ...] = ()  # what the report says about the history
+    question_tokens: int = 0  # the first ids of `question` that are the question itself; the template's follow
+
+    @property
+    def token_ids(self) -> tuple[int, ...]:
+        """All S ids."""
+        return tuple(chain(self.prefix, self.history.token_ids, *self.chunks, self.question))
+
+    @property
+    def dialogue_ids(self) -> tuple[int, ...]:
+        """Earlier questions and answers, then this question: everything but documents."""
+        said, at, ids = self.history.token_ids, 0, list[int]()
+        for part in self.history.parts:
+            if part.kind is not PartKind.CHUNK:
+                ids += said[at : at + len(part)]
+            at += len(part)
+        return (*ids, *self.question[: self.question_tokens])
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillMethod:
+    """How a prompt's KV is made."""
+
+    ratio: float  # recompute ratio in [0, 1]; if the controller chooses it, the least it may choose: r*
+    selector: Selector
+    reuse: ReuseMode
+    approximate_history: bool = True  # whether history that is not exact is reused as it is
+    deviation_limit: float | None = None  # the guard's: expected deviation that may remain a token; None: no guard
+    controlled: bool = False  # whether the loading controller chooses the ratio
+    notes: tuple[str, ...] = ()  # what the gate result changed
+
+    @property
+    def is_full(self) -> bool:
+        """Whether every token is recomputed, so that the result always equals a full prefill."""
+        return self.ratio == 1.0 or self.selector.name == "all"
+
+
+@dataclass(frozen=True, slots=True)
+class TurnKV:
+    """The KV that a turn of a conversation makes, by position. Decoding goes on filling it."""
+
+    record: Recording
+    recomputed_blocks: tuple[int, ...]  # indices of history blocks that were computed anew, to be stored again
+    exact_until: int  # tokens from this position on are not exact, or saw tokens that are not
+    frequencies: str  # digest of the RoPE frequencies it was made under
+
+
+@dataclass(frozen=True, slots=True)
+class Prefill:
+    """A prompt that is ready to decode."""
+
+    token_ids: torch.Tensor  # (S,) int64, CPU
+    selected_by_layer: tuple[torch.Tensor, ...]  # L tensors of chunk positions recomputed in that layer, int64, CPU
+    logits: torch.Tensor  # (V,) float32, after any scaling or capping
+    reuse: Reuse
+    timing: Timing
+    fused: Fused  # the live KV; `cache` copies it
+    turn_kv: TurnKV | None = None  # what a conversation may store
+    spans: tuple[PromptSpan, ...] = ()  # the prompt, run by run; they sum to `reuse`
+
+    @property
+    def selected(self) -> torch.Tensor:
+        """Chunk positions recomputed in the last layer: without question, cache misses, prefix. int64, CPU."""
+        return self.selected_by_layer[-1]
+
+    @property
+    def cache(self) -> DynamicCache:
+        """A new transformers cache: full layers, S rotated positions each, on sliding layers too."""
+        return self.fused.kv.to_dynamic_cache()
 
 
 class PrefillOptions(TypedDict, total=False):
@@ -20,18 +121,18 @@ class PrefillOptions(TypedDict, total=False):
     ratio: float | Unset | None  # recompute ratio in [0, 1]; None: the loading controller chooses
     selector: str | Selector | None
     reuse: ReuseMode  # "fused", "prefix" (only what is exact) or "none" (full recompute)
-    deadline_s: float | None  # counted from the call
+    deadline_s: float | None  # seconds from the call until the request is given up
     cancel: threading.Event | None  # the request is cancelled once this is set
 
 
 class AnswerOptions(PrefillOptions, total=False):
     """Options of `Engine.answer` and `Engine.stream`: how the prompt is prefilled, and how the answer is decoded."""
 
-    max_new_tokens: int
+    max_new_tokens: int  # 64 if left out
     stop: Sequence[str]  # strings that end the answer
     seed: int | None
-    on_prefill: Callable[[Any], None] | None  # called with the `Prefill` before the first token
-    do_sample: bool  # False: greedy decoding; this and the following are transformers' generation settings
+    on_prefill: Callable[[Prefill], None] | None  # called with the prefill before the first token
+    do_sample: bool  # False: greedy decoding. This and the following are transformers' generation settings
     temperature: float
     top_k: int
     top_p: float
@@ -42,55 +143,49 @@ class AnswerOptions(PrefillOptions, total=False):
 
 
 @dataclass(frozen=True, slots=True)
-class Past:
-    """What a turn is to stand behind."""
+class Request:
+    """What a caller asked, validated and tokenized."""
 
-    history: History = EMPTY
-    discard: str | Discard | None = None  # what goes if it does not fit; None: the config's
-    notes: tuple[str, ...] = ()  # what its report should say of it
-
-
-@dataclass(frozen=True, slots=True)
-class Prompt:
-    """A prompt as runs of ids, in order."""
-
-    prefix: tuple[int, ...]
-    history: History  # as far as it fits
-    chunks: tuple[tuple[int, ...], ...]
-    question: tuple[int, ...]  # with the template's tail, and a given answer behind it
-    plain: frozenset[int] = frozenset()  # indices of those chunks that are mere text: computed, never stored
-    own_prefix: bool = True  # whether `prefix` is the application's, behind which entries were encoded
-    parts: tuple[Part, ...] = ()  # what stands behind the history, by what it is
-    notes: tuple[str, ...] = ()  # what the report should say of the history
-    asked: int = 0  # of `question`, how many ids were asked; the template's follow
-
-    @property
-    def token_ids(self) -> tuple[int, ...]:
-        """All S ids."""
-        return tuple(chain(self.prefix, self.history.token_ids, *self.chunks, self.question))
-
-    @property
-    def asked_ids(self) -> tuple[int, ...]:
-        """What was asked, behind what was asked and answered before it: no documents."""
-        said, at, ids = self.history.token_ids, 0, list[int]()
-        for part in self.history.parts:
-            if part.kind is not PartKind.CHUNK:
-                ids += said[at : at + len(part)]
-            at += len(part)
-        return (*ids, *self.question[: self.asked])
+    question: tuple[int, ...]
+    chunks: tuple[Chunk, ...]
+    method: PrefillMethod
+    given_answer: tuple[int, ...] = ()  # of a turn whose answer is not decoded but given
+    deadline_s: float | None = None
+    cancel: threading.Event | None = None
+    max_new_tokens: int = 0  # 0: nothing is decoded
+    stop: tuple[str, ...] = ()
+    seed: int | None = None
+    generation: GenerationConfig | None = None
+    on_prefill: Callable[[Prefill], None] | None = None
+    began: float = field(default_factory=time.perf_counter)  # all times of the report count from here
 
 
-@dataclass(frozen=True, slots=True)
-class How:
-    """In which way a prompt's KV is to be made."""
+class ActiveRequest:
+    """One request while it is served."""
 
-    ratio: float  # recompute ratio, in [0, 1]; if `controlled`, the least: r*
-    selector: Selector
-    reuse: ReuseMode
-    keeps_history: bool = True  # whether history that is not exact is used as it is
-    most_left: float | None = None  # the guard's limit: expected deviation left a token; None: no guard
-    notes: tuple[str, ...] = ()  # what the gate's verdict changed
-    controlled: bool = False  # whether the loading controller chooses the ratio
+    def __init__(self, request: Request, prompt: Prompt, ticket: Ticket, session_id: str = "", *, keep: bool) -> None:
+        """`keep`: the turn's KV is recorded, because a conversation stores it."""
+        self.request, self.prompt, self.ticket = request, prompt, ticket
+        self.session_id, self.keep = session_id, keep
+        self.damaged: dict[str, str] = {}  # entries that were found damaged: the reason by key
+        self.lookup_s = 0.0  # spent on finding entries and planning
+        self.queue_s = 0.0  # spent on waiting
+        self.prefill: Prefill  # set when the prompt is prefilled
+
+    def elapsed_s(self) -> float:
+        """Seconds since the call."""
+        return time.perf_counter() - self.request.began
 
 
-__all__ = ["AnswerOptions", "ChunkLike", "How", "Past", "PrefillOptions", "Prompt"]
+__all__ = [
+    "ActiveRequest",
+    "AnswerOptions",
+    "ChunkLike",
+    "Past",
+    "Prefill",
+    "PrefillMethod",
+    "PrefillOptions",
+    "Prompt",
+    "Request",
+    "TurnKV",
+]

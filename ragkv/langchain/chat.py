@@ -17,7 +17,8 @@ from pydantic import ConfigDict, Field, PrivateAttr, SecretStr, SkipValidation
 
 from ragkv.config import EngineConfig, ReuseMode
 from ragkv.dialogue import DialoguePrompt
-from ragkv.engine import Engine, WarmReport
+from ragkv.encoding import WarmReport
+from ragkv.engine import Engine
 from ragkv.errors import UnsupportedError
 from ragkv.types import Answer, TokenEvent
 

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, Unpack
 
-from ragkv.engine import Engine, WarmReport
+from ragkv.encoding import WarmReport
+from ragkv.engine import Engine
 from ragkv.inference import AnswerOptions
 from ragkv.retrieval import Document, Hit, Index, IngestReport, Passage, Removal, Reranker, Splitter, Where
 from ragkv.retrieval.embedders import Embedder

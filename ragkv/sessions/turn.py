@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import Self
 
 from ragkv.history import Block, Chain, History, Part, PartKind, PastTurn
-from ragkv.inference import Made, Past, Prefill, Prompt
+from ragkv.inference import Past, Prefill, Prompt, TurnKV
 from ragkv.store import Turn, ids_digest
 from ragkv.types import Answer, TokenEvent
 
@@ -50,13 +50,13 @@ class SessionTurn(DetachedTurn):
 
     def prefilled(self, prompt: Prompt, prefill: Prefill) -> None:
         """Save the prompt's complete blocks: blocks of history that were computed again, then new ones."""
-        self._prompt, self._made = prompt, prefill.made
+        self._prompt, self._made = prompt, prefill.turn_kv
         self._ids = list(prompt.token_ids)
         self._prefix_digest, self._chain = ids_digest(prompt.prefix), Chain(prompt.prefix)
         self._at = len(prompt.prefix)  # position behind the last block
         self._blocks = list(prompt.history.blocks)
         for number, block in enumerate(prompt.history.blocks):
-            if self._made is not None and number in self._made.remade:
+            if self._made is not None and number in self._made.recomputed_blocks:
                 self._blocks[number] = self._save(self._made, self._at + len(block), block.index)
             self._at += len(block)
             self._chain.add(block.kept_ids)
@@ -102,7 +102,7 @@ class SessionTurn(DetachedTurn):
         if not self._ended:
             self._drop_unused()
 
-    def _recorded_to(self, made: Made) -> int:
+    def _recorded_to(self, made: TurnKV) -> int:
         return min(made.record.filled_to, len(self._ids))
 
     def _save_complete_blocks(self) -> None:
@@ -110,7 +110,7 @@ class SessionTurn(DetachedTurn):
         while made is not None and self._recorded_to(made) - self._at >= size:
             self._add_block(made, self._at + size)
 
-    def _add_block(self, made: Made, stop: int) -> None:
+    def _add_block(self, made: TurnKV, stop: int) -> None:
         """Save the tokens from `_at` to `stop` as the next block."""
         block = self._save(made, stop, self._next_index)
         self._blocks.append(block)
@@ -118,10 +118,10 @@ class SessionTurn(DetachedTurn):
         self._at = stop
         self._chain.add(block.kept_ids)
 
-    def _save(self, made: Made, stop: int, index: int) -> Block:
+    def _save(self, made: TurnKV, stop: int, index: int) -> Block:
         """Hand the KV from `_at` to `stop` to the block writer, as block number `index`."""
         ids = tuple(self._ids[self._at : stop])
-        context = self._chain.context(made.frequencies, "" if stop <= made.exact_to else self._taint)
+        context = self._chain.context(made.frequencies, "" if stop <= made.exact_until else self._taint)
         block = Block(context, self._prefix_digest, made.frequencies, ids, index, 0, len(ids))
         if not self._saved:
             self._writer.served(self._policy_turn(made))
@@ -130,7 +130,7 @@ class SessionTurn(DetachedTurn):
         self._writer.save(block, made.record.kv[:, :, :, self._at - first : stop - first], self._session.session_id)
         return block
 
-    def _policy_turn(self, made: Made) -> Turn:
+    def _policy_turn(self, made: TurnKV) -> Turn:
         """This turn as eviction policies see it; the answer counts with its most tokens, as its length is unknown."""
         prompt, size, turns, now = (
             self._prompt,
@@ -145,7 +145,7 @@ class SessionTurn(DetachedTurn):
             request=next(self._owner.request_numbers),
             group=self._session.session_id,
             prompt=held + -(-(len(prompt.token_ids) - covered) // size),
-            shared=held - len(made.remade),
+            shared=held - len(made.recomputed_blocks),
             length=held + -(-(made.record.stop - covered) // size),
             number=len(turns) + 1,
             since=now - turns[-1].at if turns else None,

@@ -7,7 +7,8 @@ from typing import Any
 import torch
 import transformers
 
-from ragkv import Engine, EngineConfig
+from ragkv import Engine, EngineConfig, Session
+from ragkv.inference import ActiveRequest, ChunkLike, Past
 from tests import reference, tiny_models
 from tests.toy_tokenizers import VOCABULARY, byte_tokenizer
 
@@ -63,3 +64,13 @@ def close(got: torch.Tensor, wanted: torch.Tensor) -> None:
 
 def counts(reuse: Any) -> tuple[int, int, int, int]:
     return reuse.exact, reuse.fused, reuse.recomputed, reuse.computed
+
+
+def active_request(
+    engine: Engine, question: Sequence[int], chunks: Sequence[ChunkLike] = (), session: Session | None = None
+) -> ActiveRequest:
+    """A request as the planner is given it, without serving it."""
+    parts = engine.parts
+    request = parts.intake.prefill_request(question, chunks, {})
+    prompt = parts.intake.prompt(request, session.past if session else Past())
+    return ActiveRequest(request, prompt, parts.admission.ticket(), keep=False)

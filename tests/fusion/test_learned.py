@@ -14,10 +14,10 @@ from ragkv.fusion.learned import FILE_NAME, KEY_PARTS, TOPICS, VALUE_PARTS, Scor
 from ragkv.fusion.selectors import budget, top
 from ragkv.fusion.selectors.sensitivity import inherited_attention
 from ragkv.fusion.sensitivity import sensitivity
-from ragkv.inference.intake import Past
 from ragkv.model import Rows
 from ragkv.model.attention import Watch
 from tests import tiny_models
+from tests.engine.helpers import active_request
 
 CHUNKS = [tuple(tiny_models.tokens(n, seed)) for n, seed in ((12, 1), (17, 2), (9, 3), (14, 4))]
 TAILS = (Continuation(tuple(tiny_models.tokens(6, 5)), 2), Continuation(tuple(tiny_models.tokens(9, 6)), 4))
@@ -251,9 +251,8 @@ class TestWhatIsAsked:
             one = engine.prefill(questions[0], CHUNKS, ratio=0.2)
             again = engine.prefill(questions[0], CHUNKS, ratio=0.2)
             assert torch.equal(one.selected, again.selected)
-            prompt = engine.parts.intake.prompt(questions[0], [engine.chunk(ids) for ids in CHUNKS], Past(), 0)
             with ExitStack() as leases:
-                found = engine.parts.planner.plan(prompt, "fused", True, (), leases).plan.candidates
+                found = engine.parts.planner.plan(active_request(engine, questions[0], CHUNKS), leases).plan.candidates
             assert found.sensitivity is not None and found.topics is not None
             asked = engine.parts.adapter.embed(torch.tensor(questions[0]))[0]
             weighed = network().weighted_by_question(found.sensitivity, found.topics, asked)
@@ -263,9 +262,9 @@ class TestWhatIsAsked:
         session = engine.session("s")
         first, answer, second = ([n] * 3 for n in (30, 31, 32))
         engine.append(session, first, answer, CHUNKS)
-        prompt = engine.parts.intake.prompt(second, [], session.past, 0)
-        assert [one for one in prompt.asked_ids if one in (30, 31, 32)] == first + answer + second
-        assert not set(prompt.asked_ids) & (set().union(*CHUNKS) - {30, 31, 32})
+        prompt = active_request(engine, second, session=session).prompt
+        assert [one for one in prompt.dialogue_ids if one in (30, 31, 32)] == first + answer + second
+        assert not set(prompt.dialogue_ids) & (set().union(*CHUNKS) - {30, 31, 32})
 
 
 class TestLearning:

@@ -12,7 +12,7 @@ from ragkv.config import SessionConfig
 from ragkv.errors import ConfigError, InputError, PromptTooLongError
 from ragkv.history import Block, Discardable, History, Part, PartKind, fitted, keep_dialogue, merged, oldest
 from tests import reference, tiny_models
-from tests.engine.helpers import A, B, close, full_prefill
+from tests.engine.helpers import A, B, active_request, close, full_prefill
 from tests.sessions.helpers import ask, engine_at, files, question, with_kv
 
 CONTEXT = 59
@@ -143,7 +143,7 @@ class TestWithoutPrefill:
             assert prefill.token_ids.tolist() == ids
             raw = []
             for block in blocks:
-                lease = engine.parts.prefiller._planner._saver.lease(block)
+                lease = engine.parts.block_writer.lease(block)
                 with lease:
                     raw.append(torch.stack([lease.read_layer(layer) for layer in range(4)]))
             stored = torch.cat(raw, dim=3)[:, :, :, -(kept - 1) :]  # (L, 2, G, T, D)
@@ -231,7 +231,7 @@ class TestBaselines:
                 prefill = engine.prefill(question(6), session=session)
                 logits[mode] = prefill.logits
                 if mode == "naive":
-                    spans = engine.parts.intake.prompt(question(6), (), session.past, 0).history.blocks
+                    spans = active_request(engine, question(6), session=session).prompt.history.blocks
                     assert spans[0].rotated_from == 1 + len(session.token_ids) // 2
                     assert prefill.reuse.computed == 6
         assert not torch.allclose(logits["kv"], logits["naive"], atol=1e-2)
