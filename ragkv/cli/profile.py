@@ -108,7 +108,7 @@ def _largest_error(measured: "Profile") -> float:
     """The largest relative error of the fitted times of whole passes and layers."""
     pairs = [(point.measured_s, point.fitted_s) for point in measured.prefill.points]
     pairs += [(point.measured_s, point.fitted_s) for point in measured.recompute.points]
-    return max((abs(fitted / taken - 1) for taken, fitted in pairs if taken), default=0.0)
+    return max((abs(fitted_s / measured_s - 1) for measured_s, fitted_s in pairs if measured_s), default=0.0)
 
 
 def _row(table: Table, what: str, at: str, measured_s: float, fitted_s: float) -> None:

@@ -179,5 +179,5 @@ def _is_in(hashes: Hashes, known: Hashes) -> Any:
 def _at_word_borders(prompt: str, start: int, stop: int) -> bool:
     """Whether no word crosses either end of `prompt[start:stop]`."""
     before = start > 0 and prompt[start - 1].isalnum() and prompt[start].isalnum()
-    behind = stop < len(prompt) and prompt[stop - 1].isalnum() and prompt[stop].isalnum()
-    return not (before or behind)
+    after = stop < len(prompt) and prompt[stop - 1].isalnum() and prompt[stop].isalnum()
+    return not (before or after)

@@ -38,9 +38,8 @@ class RagKVVectorStore(VectorStore):
         self._lock = threading.RLock()
         self._faiss = _faiss()
         self._index: Any = None  # IndexIDMap2 over IndexFlatIP, made when the first vector is added
-        self._documents: dict[str, Document] = {}
-        self._numbers: dict[str, int] = {}  # id -> number in the faiss index
-        self._ids: dict[int, str] = {}  # number -> id
+        self._documents: dict[int, Document] = {}  # by their number in the faiss index
+        self._numbers: dict[str, int] = {}  # by document id
         self._next = 0
 
     # LangChain's interface
@@ -78,7 +77,7 @@ class RagKVVectorStore(VectorStore):
     def delete(self, ids: list[str] | None = None, **_: Any) -> bool | None:
         """Delete documents by id, or all documents without `ids`. Unknown ids are ignored."""
         with self._lock:
-            names = list(self._documents) if ids is None else list(dict.fromkeys(ids))
+            names = list(self._numbers) if ids is None else list(dict.fromkeys(ids))
             texts = self._remove([name for name in names if name in self._numbers])
         if self._llm is not None and texts:
             self._llm.forget(texts)
@@ -86,7 +85,7 @@ class RagKVVectorStore(VectorStore):
 
     def get_by_ids(self, ids: Sequence[str], /) -> list[Document]:
         with self._lock:
-            return [_copy(self._documents[name]) for name in ids if name in self._documents]
+            return [_copy(self._documents[self._numbers[name]]) for name in ids if name in self._numbers]
 
     def similarity_search(self, query: str, k: int = 4, filter: Filter | None = None, **_: Any) -> list[Document]:
         return [one for one, _ in self.similarity_search_with_score(query, k, filter)]
@@ -107,7 +106,7 @@ class RagKVVectorStore(VectorStore):
     ) -> list[tuple[Document, float]]:
         """The nearest documents to a vector, with their cosines, best first."""
         with self._lock:
-            return [(_copy(self._documents[name]), score) for name, score in self._nearest(embedding, k, filter)]
+            return [(_copy(self._documents[number]), score) for number, score in self._nearest(embedding, k, filter)]
 
     def max_marginal_relevance_search(
         self,
@@ -134,9 +133,9 @@ class RagKVVectorStore(VectorStore):
         """`k` of the `fetch_k` nearest: near the query (`lambda_mult` 1) or different from each other (0)."""
         with self._lock:
             near = self._nearest(embedding, fetch_k, filter)
-            vectors = [self._index.reconstruct(self._numbers[name]) for name, _ in near]
+            vectors = [self._index.reconstruct(number) for number, _ in near]
             chosen = _diverse(np.array([score for _, score in near]), np.array(vectors), k, lambda_mult)
-            return [_copy(self._documents[near[number][0]]) for number in chosen]
+            return [_copy(self._documents[near[index][0]]) for index in chosen]
 
     def _select_relevance_score_fn(self) -> Callable[[float], float]:
         return lambda cosine: min(1.0, max(0.0, cosine))
@@ -166,11 +165,9 @@ class RagKVVectorStore(VectorStore):
         folder = Path(directory)
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         with self._lock:
-            names = list(self._documents)
-            rows = [self._index.reconstruct(self._numbers[name]) for name in names]
+            rows = [self._index.reconstruct(number) for number in self._documents]
             documents = [
-                {"id": name, "text": one.page_content, "metadata": one.metadata}
-                for name, one in self._documents.items()
+                {"id": one.id, "text": one.page_content, "metadata": one.metadata} for one in self._documents.values()
             ]
         vectors = save({"vectors": np.array(rows or np.empty((0, 0)), np.float32)})
         digest = hashlib.sha256(vectors).hexdigest()
@@ -236,8 +233,7 @@ class RagKVVectorStore(VectorStore):
         self._next += len(documents)
         self._index.add_with_ids(np.ascontiguousarray(vectors, np.float32), numbers)
         for number, one in zip(numbers.tolist(), documents, strict=True):
-            self._documents[str(one.id)] = one
-            self._numbers[str(one.id)], self._ids[number] = number, str(one.id)
+            self._documents[number], self._numbers[str(one.id)] = one, number
         held = {one.page_content for one in documents}
         return [text for text in orphaned if text not in held]
 
@@ -247,21 +243,19 @@ class RagKVVectorStore(VectorStore):
             return []
         numbers = [self._numbers.pop(name) for name in names]
         self._index.remove_ids(np.array(numbers, np.int64))
-        for number in numbers:
-            del self._ids[number]
-        texts = dict.fromkeys(self._documents.pop(name).page_content for name in names)
+        texts = dict.fromkeys(self._documents.pop(number).page_content for number in numbers)
         held = {one.page_content for one in self._documents.values()} if self._llm is not None else set()
         return [text for text in texts if text not in held]
 
-    def _nearest(self, embedding: Sequence[float], k: int, filter: Filter | None) -> list[tuple[str, float]]:
-        """Ids and cosines, best first. The caller holds the lock."""
+    def _nearest(self, embedding: Sequence[float], k: int, filter: Filter | None) -> list[tuple[int, float]]:
+        """Numbers and cosines, best first. The caller holds the lock."""
         if k < 1:
             raise InputError(f"k is {k}; it must be at least 1.")
         if not self._documents:
             return []
         only = None
         if filter is not None:
-            passing = [self._numbers[name] for name, one in self._documents.items() if matches(one, filter)]
+            passing = [number for number, one in self._documents.items() if matches(one, filter)]
             if not passing:
                 return []
             only = self._faiss.SearchParameters(sel=self._faiss.IDSelectorBatch(np.array(passing, np.int64)))
@@ -269,9 +263,7 @@ class RagKVVectorStore(VectorStore):
         query /= max(float(np.linalg.norm(query)), 1e-9)
         scores, numbers = self._index.search(query, min(k, len(self._documents)), params=only)
         found = zip(numbers[0].tolist(), scores[0].tolist(), strict=True)
-        return [
-            (self._ids[number], score) for number, score in found if number >= 0
-        ]  # faiss fills missing results with -1
+        return [(number, score) for number, score in found if number >= 0]  # faiss fills missing results with -1
 
 
 def _diverse(relevance: Any, vectors: Vectors, k: int, lambda_mult: float) -> list[int]:

@@ -24,20 +24,20 @@ def test_ask_after_ingest_prints_answer_sources_and_reuse(run: Run, documents: P
     assert "2 added" in done.out
     assert "2 encoded" in done.out
     assert entries(tmp_path / "home") == 2
-    asked = run("ask", "Who founded Marl?", "--max-new-tokens", "3")
-    assert asked.code == 0, asked.err
-    assert "marl.md" in asked.out
-    assert "fused" in asked.out
-    assert "first token" in asked.out
+    answered = run("ask", "Who founded Marl?", "--max-new-tokens", "3")
+    assert answered.code == 0, answered.err
+    assert "marl.md" in answered.out
+    assert "fused" in answered.out
+    assert "first token" in answered.out
 
 
 def test_ask_as_json_prints_one_document_with_hits_and_timing(run: Run, documents: Path) -> None:
     run("ingest", documents)
-    asked = run("ask", "Who founded Marl?", "--json", "--max-new-tokens", "2").json
-    reuse = asked["answer"]["reuse"]
-    assert {hit["passage"]["source"].rsplit("/", 1)[-1] for hit in asked["hits"]} == {"marl.md", "mill.txt"}
+    answered = run("ask", "Who founded Marl?", "--json", "--max-new-tokens", "2").json
+    reuse = answered["answer"]["reuse"]
+    assert {hit["passage"]["source"].rsplit("/", 1)[-1] for hit in answered["hits"]} == {"marl.md", "mill.txt"}
     assert reuse["exact"] + reuse["fused"] + reuse["recomputed"] + reuse["computed"] > 20
-    assert asked["answer"]["timing"]["first_token_s"] > 0
+    assert answered["answer"]["timing"]["first_token_s"] > 0
 
 
 def test_ingesting_unchanged_documents_encodes_nothing(run: Run, documents: Path) -> None:
@@ -113,9 +113,9 @@ def test_the_next_question_applies_the_result_of_the_gate(run: Run, documents: P
     refused = run("gate", "--kl", "0", "--agreement", "1", "--json")
     assert refused.code == 0, refused.err
     assert refused.json["ratio"] is None, "random weights cannot be fused without loss"
-    asked = run("ask", "mill of marl", "--json", "--max-new-tokens", "1").json["answer"]["reuse"]
-    assert asked["fused"] == 0
-    assert any("quality gate refused" in note for note in asked["notes"])
+    answered = run("ask", "mill of marl", "--json", "--max-new-tokens", "1").json["answer"]["reuse"]
+    assert answered["fused"] == 0
+    assert any("quality gate refused" in note for note in answered["notes"])
 
 
 def test_there_is_no_progress_bar_in_a_pipe(run: Run, documents: Path) -> None:

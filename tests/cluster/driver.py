@@ -29,9 +29,9 @@ def main() -> None:
     serve.start(http_options={"host": "127.0.0.1", "port": first["port"]})
     deploy(first, serve, ServeConfig, build, NAME)
     for line in sys.stdin:
-        asked = json.loads(line)
-        if "deploy" in asked:
-            deploy(asked["deploy"], serve, ServeConfig, build, NAME)
+        request = json.loads(line)
+        if "deploy" in request:
+            deploy(request["deploy"], serve, ServeConfig, build, NAME)
         else:
             replicas = serve.get_deployment_handle("replica", NAME)
             say({"where": dict(replicas.broadcast("process").results(timeout_s=30))})

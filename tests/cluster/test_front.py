@@ -51,8 +51,8 @@ def test_a_session_id_counts_the_same_in_path_header_and_body(inspector: Request
 def test_a_conversation_without_a_name_is_identified_by_its_first_messages(inspector: RequestInspector) -> None:
     first = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hello"}]
     later = [*first, {"role": "assistant", "content": "Hi."}, {"role": "user", "content": "And?"}]
-    begun, gone_on = (inspect(inspector, "/v1/chat/completions", {"messages": m}).session for m in (first, later))
-    assert begun == gone_on != inspect(inspector, "/v1/chat/completions", {"messages": later[2:]}).session
+    begun, continued = (inspect(inspector, "/v1/chat/completions", {"messages": m}).session for m in (first, later))
+    assert begun == continued != inspect(inspector, "/v1/chat/completions", {"messages": later[2:]}).session
 
 
 def test_documents_in_a_request_are_identified_by_their_text(inspector: RequestInspector) -> None:

@@ -140,14 +140,14 @@ def store(client: httpx.Client) -> None:
     client.post("/v1/collections/docs/documents", json={"documents": DOCUMENTS}).raise_for_status()
 
 
-def asked(number: int, session: str | None, **more: Any) -> dict[str, Any]:
+def question_body(number: int, session: str | None, **more: Any) -> dict[str, Any]:
     question = {"question": QUESTIONS[number], "collection": "docs", "k": 2, "max_tokens": 12, **more}
     return question if session is None else {**question, "session_id": session}
 
 
 def turn(client: httpx.Client, session: str, number: int, **more: Any) -> dict[str, Any]:
     """A turn that reuses only exact KV, so that its answer is that of a full prefill, whatever is stored."""
-    response = client.post("/v1/ask", json=asked(number, session, reuse="prefix", **more))
+    response = client.post("/v1/ask", json=question_body(number, session, reuse="prefix", **more))
     assert response.status_code == 200, response.text
     return {**response.json(), "replica": response.headers.get("x-replica", "")}
 
@@ -157,7 +157,7 @@ def test_two_replicas_share_chunks_and_a_conversation(cluster: Cluster, alone: l
         store(client)
         reuses = {}
         for _ in range(4):  # round robin: each replica twice
-            response = client.post("/v1/ask", json=asked(0, None))
+            response = client.post("/v1/ask", json=question_body(0, None))
             reuses.setdefault(response.headers["x-replica"], response.json()["reuse"])
         assert len(reuses) == 2
         assert all(
@@ -201,7 +201,7 @@ def test_four_replicas_share_chunks_and_a_conversation(cluster: Cluster, alone: 
     with cluster.client() as client:
         reuses = {}
         for _ in range(8):
-            response = client.post("/v1/ask", json=asked(2, None))
+            response = client.post("/v1/ask", json=question_body(2, None))
             reuses.setdefault(response.headers["x-replica"], response.json()["reuse"])
         assert len(reuses) == 4 and all(reuse["missed_chunks"] == 0 for reuse in reuses.values())
         turns = [turn(client, "four", number) for number in range(len(QUESTIONS))]
@@ -215,7 +215,7 @@ def test_concurrent_turns_of_a_session_conflict_and_none_is_lost(cluster: Cluste
     def ask(number: int) -> int:
         with cluster.client() as client:
             for tries in range(20):
-                response = client.post("/v1/ask", json=asked(number, "busy", reuse="prefix"))
+                response = client.post("/v1/ask", json=question_body(number, "busy", reuse="prefix"))
                 if response.status_code == 200:
                     return tries
                 assert response.status_code == 409 and response.json()["error"]["code"] == "session_conflict"
@@ -255,7 +255,7 @@ def test_a_replica_killed_during_an_answer_ends_the_stream_with_an_error_and_a_r
     with cluster.client() as client:
         first = turn(client, "streamed", 0)
         where = cluster.where()
-        body = asked(1, "streamed", reuse="prefix", stream=True, max_tokens=250)
+        body = question_body(1, "streamed", reuse="prefix", stream=True, max_tokens=250)
         events: list[str] = []
         last = ""
         with client.stream("POST", "/v1/ask", json=body) as response:
@@ -276,10 +276,10 @@ def test_a_replica_killed_during_an_answer_ends_the_stream_with_an_error_and_a_r
 def test_questions_over_the_same_passages_go_to_the_same_replica_until_it_is_overloaded(cluster: Cluster) -> None:
     _wait_for(cluster, 2)
     with cluster.client() as client:
-        went = [client.post("/v1/ask", json=asked(n % 2, None)).headers["x-replica"] for n in range(8)]
-        assert len(set(went[0::2])) == len(set(went[1::2])) == 1
+        destinations = [client.post("/v1/ask", json=question_body(n % 2, None)).headers["x-replica"] for n in range(8)]
+        assert len(set(destinations[0::2])) == len(set(destinations[1::2])) == 1
         with ThreadPoolExecutor(8) as pool:
-            body = asked(0, None, max_tokens=100)
+            body = question_body(0, None, max_tokens=100)
             crowd = list(pool.map(lambda _: client.post("/v1/ask", json=body).headers["x-replica"], range(16)))
         assert len(set(crowd)) == 2
 

@@ -29,16 +29,16 @@ def alone(llm: ChatRagKV) -> list[str]:
     return [str(llm.invoke(text, documents=documents).content) for text, documents, _ in PROMPTS]
 
 
-def ask(llm: ChatRagKV, asked: tuple[str, list[Any], str]) -> str:
-    text, documents, way = asked
-    if way == "invoke":
+def ask(llm: ChatRagKV, prompt: tuple[str, list[Any], str]) -> str:
+    text, documents, method = prompt
+    if method == "invoke":
         return str(llm.invoke(text, documents=documents).content)
     return "".join(str(chunk.content) for chunk in llm.stream(text, documents=documents))
 
 
-async def aask(llm: ChatRagKV, asked: tuple[str, list[Any], str]) -> str:
-    text, documents, way = asked
-    if way == "invoke":
+async def aask(llm: ChatRagKV, prompt: tuple[str, list[Any], str]) -> str:
+    text, documents, method = prompt
+    if method == "invoke":
         return str((await llm.ainvoke(text, documents=documents)).content)
     return "".join([str(chunk.content) async for chunk in llm.astream(text, documents=documents)])
 
@@ -49,12 +49,12 @@ def test_the_prompts_of_these_tests_have_different_answers(alone: list[str]) -> 
 
 def test_32_threads_get_the_answers_of_sequential_calls(llm: ChatRagKV, alone: list[str]) -> None:
     with ThreadPoolExecutor(32) as pool:
-        assert list(pool.map(lambda asked: ask(llm, asked), PROMPTS)) == alone
+        assert list(pool.map(lambda prompt: ask(llm, prompt), PROMPTS)) == alone
 
 
 def test_32_tasks_get_the_answers_of_sequential_calls(llm: ChatRagKV, alone: list[str]) -> None:
     async def together() -> list[str]:
-        return await asyncio.gather(*(aask(llm, asked) for asked in PROMPTS))
+        return await asyncio.gather(*(aask(llm, prompt) for prompt in PROMPTS))
 
     assert asyncio.run(together()) == alone
 

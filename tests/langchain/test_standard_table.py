@@ -15,10 +15,10 @@ def test_the_table_in_the_docs_matches_the_results_of_the_suites(suites: dict[st
         pytest.skip("the bundled reader is missing")
     assert not any(one.failed for one in suites.values())
     before, _, rest = PAGE.read_text("utf-8").partition(BEGIN)
-    shown, _, behind = rest.partition(END)
+    shown, _, after = rest.partition(END)
     table = "\n" + "\n".join(lines(suites)) + "\n"
     if os.environ.get("RAGKV_WRITE_TABLE"):
-        PAGE.write_text(before + BEGIN + table + END + behind, "utf-8")
+        PAGE.write_text(before + BEGIN + table + END + after, "utf-8")
         return
     assert shown == table, "run the tests of tests/langchain with RAGKV_WRITE_TABLE=1"
 
