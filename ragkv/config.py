@@ -402,7 +402,7 @@ def at_least(config: Any, **minimums: float) -> None:
     """Raise `ConfigError` if a setting of that name is less; one that is `None` is not asked."""
     for name, minimum in minimums.items():
         value = getattr(config, name)
-        if value is not None and value < minimum:
+        if value is not None and not value >= minimum:  # refuses NaN too
             raise ConfigError(f"{name} is {value}; it must be at least {minimum}.")
 
 

@@ -23,6 +23,7 @@ from heapq import nlargest
 from math import ceil
 from typing import ClassVar, NamedTuple
 
+from ragkv.config import at_least
 from ragkv.errors import ConfigError
 
 MASK = (1 << 64) - 1
@@ -64,14 +65,7 @@ class RouterSettings:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        for name in ("load_factor", "share_factor"):
-            if not getattr(self, name) >= 1.0:
-                raise ConfigError(f"routing.{name} is {getattr(self, name)}; it must be at least 1.")
-        if not self.wait_share >= 0.0:
-            raise ConfigError(f"routing.wait_share is {self.wait_share}; it must be at least 0.")
-        for name in ("window", "known_parts"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"routing.{name} is {getattr(self, name)}; it must be at least 1.")
+        at_least(self, wait_share=0.0, load_factor=1.0, share_factor=1.0, window=1, known_parts=1)
 
 
 class Router(ABC):

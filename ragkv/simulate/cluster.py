@@ -19,6 +19,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from ragkv.config import at_least
 from ragkv.errors import ConfigError
 from ragkv.scheduling.replica_routing import Part, ReplicaLoad, RouterSettings, RoutingRequest, make_router
 from ragkv.store.policies import Policy, PrefixTier
@@ -50,11 +51,9 @@ class Shape:
     xi_blocks: int = 0  # for policies that serve the tail
 
     def __post_init__(self) -> None:
-        for name in ("replicas", "routers", "remote_from"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{name} is {getattr(self, name)}; it must be at least 1.")
-        if min(self.memory_tokens, self.disk_tokens, self.remote_tokens or 0) < 0 or not self.speedup > 0:
-            raise ConfigError(f"Capacities must not be negative and speedup must be more than 0 in {self}.")
+        at_least(self, replicas=1, memory_tokens=0, disk_tokens=0, remote_tokens=0, remote_from=1, routers=1)
+        if not self.speedup > 0:
+            raise ConfigError(f"speedup is {self.speedup}; it must be more than 0.")
         if self.policy in ALL_POLICIES and ALL_POLICIES[self.policy].needs_future:
             raise ConfigError(
                 f"Policy {self.policy!r} knows the future of one store, not of a replica: see `Load.bounds`."

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ragkv.errors import ConfigError
+from ragkv.config import at_least
 from ragkv.store.policies import Policy, PolicySettings
 
 from .policies import make_any_policy
@@ -32,9 +32,7 @@ class Setting:
     profile: Profile = field(default_factory=Profile)
 
     def __post_init__(self) -> None:
-        for name in ("capacity_blocks", "disk_blocks", "xi_blocks"):
-            if getattr(self, name) < 0:
-                raise ConfigError(f"{name} is {getattr(self, name)}; it must be at least 0.")
+        at_least(self, capacity_blocks=0, disk_blocks=0, xi_blocks=0)
 
 
 def load_trace(where: str, block_tokens: int) -> Trace:

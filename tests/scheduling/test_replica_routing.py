@@ -127,7 +127,13 @@ def test_the_homes_of_keys_are_spread_evenly_over_replicas() -> None:
 def test_an_unknown_router_and_a_setting_out_of_range_are_refused() -> None:
     with pytest.raises(ConfigError, match="chunk-aware"):
         make_router("chunky")
-    for bad in ({"load_factor": 0.9}, {"share_factor": 0.0}, {"wait_share": -1.0}, {"window": 0}):
+    for bad in (
+        {"load_factor": 0.9},
+        {"share_factor": 0.0},
+        {"wait_share": -1.0},
+        {"wait_share": float("nan")},
+        {"window": 0},
+    ):
         with pytest.raises(ConfigError, match=next(iter(bad))):
             RouterSettings(**bad)  # type: ignore[arg-type]
 

@@ -15,6 +15,7 @@ from collections.abc import Container, Iterable
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
+from ragkv.config import at_least
 from ragkv.errors import ConfigError
 
 
@@ -79,12 +80,8 @@ class PolicySettings:
     window_bytes: int | None = None  # the same window as C_mem + C_disk, where session sizes are learned live
 
     def __post_init__(self) -> None:
-        for name in ("xi_blocks", "new_blocks", "threshold_tokens", "capacity_blocks", "window_groups", "window_bytes"):
-            value = getattr(self, name)
-            if value is not None and value < 0:
-                raise ConfigError(f"{name} is {value}; it must be at least 0.")
-        if self.block_tokens < 1:
-            raise ConfigError(f"block_tokens is {self.block_tokens}; it must be at least 1.")
+        at_least(self, xi_blocks=0, block_tokens=1, new_blocks=0, threshold_tokens=0)
+        at_least(self, capacity_blocks=0, window_groups=0, window_bytes=0)
         if not 0.0 < self.guard_quantile <= 1.0:
             raise ConfigError(f"guard_quantile is {self.guard_quantile}; it must lie in (0, 1].")
         if not 0.0 <= self.load_share <= 1.0:
