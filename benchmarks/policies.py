@@ -1,15 +1,15 @@
-"""Eviction policies on real traces and generated loads: what serving the tail gains, and where it does not.
+"""Eviction policies on real traces and generated loads: where policies for the tail gain, and where they lose.
 
     python -m benchmarks.policies [--quick] [--traces DIR] [--part tail|short|tiers|queue|passages|speed ...]
 
 Everything here is simulated: blocks of 16 tokens, TTFT = .1 ms a computed token (alpha of the T-LRU paper), cold start,
 first turns included, optional caching, Q^ the trace's mean. Capacities are shares of peak live, the most blocks of
-conversations that will return. The traces are published by others and not part of this repository (docs/policies.md);
-without them the two generated loads are measured alone.
+conversations that will return. Others published the traces, and this repository does not contain them
+(docs/policies.md); without them only the two generated loads are measured.
 
 Claims: (1) T-LRU lowers TEL against LRU where capacity is tight, and can be worse than LRU where it is not. (2) Learned
 ET-LRU has TEL at most 1 % above LRU's and at least 80 % of T-LRU's gain in every cell. (3) Look-ahead needs a queue.
-(4) Reuse by content finds more of a RAG prompt than reuse by prefix, at every capacity.
+(4) Reuse by content finds more tokens of a RAG prompt than reuse by prefix, at every capacity.
 """
 
 import argparse
@@ -51,7 +51,7 @@ BLOCK = 16
 SHARES = (0.1, 0.3, 0.6, 1.0, 1.5, 3.0)
 XIS_MS = (100.0, 200.0, 300.0)
 SLO_MS = 200.0
-STEADY = ("lru", "threshold-lru")  # they do not know xi
+STEADY = ("lru", "threshold-lru")  # policies that do not know xi
 ONLINE = ("t-lru", "t-lru-guarded", "et-lru", "et-lru-learned", "auto")
 DRAWN = ("lru", "threshold-lru", "t-lru", "et-lru-learned", "end-aware", "length-aware", "tail-belady")
 OFFLINE = ("end-aware", "length-aware", "tail-belady")
@@ -64,7 +64,7 @@ GIB_TOKENS = 1024 / 0.78  # tokens of LLaMA-13B in a GiB (CachedAttention sectio
 
 
 def traces(folder: Path, quick: bool) -> Iterator[Trace]:
-    """Every trace at hand, and both generated loads; their first 2,000 requests if quick."""
+    """Every available trace, and both generated loads; only their first 2,000 requests if quick."""
     for name in FILES.values():
         if (folder / name).exists():
             yield _short(load_trace(str(folder / name), BLOCK), quick)
@@ -85,7 +85,7 @@ def cell(trace: Trace, share: float, xi_ms: float, names: tuple[str, ...]) -> di
 
 
 def change(new: float, old: float) -> float:
-    """Per cent, negative where it is less."""
+    """The change in per cent, negative for a decrease."""
     return 100 * (new - old) / old if old else 0.0
 
 
@@ -112,7 +112,7 @@ def tail(folder: Path, quick: bool) -> list[dict[str, Any]]:
         print("TEL against LRU, per cent (negative is better)")
         table(["capacity", "xi ms", "LRU blocks", *(STEADY + ONLINE + OFFLINE)[1:]], shown)
     for policy in ("t-lru-guarded", "et-lru-learned", "auto"):
-        judge(rows, policy)
+        compare_with_t_lru(rows, policy)
     latencies(rows)
     return rows
 
@@ -125,7 +125,7 @@ def draw(trace: Trace, reports: list[Report], xi_ms: float) -> None:
         plot(trace, reports, str(RESULTS / f"policies-{name}-{int(xi_ms)}ms.png"))
 
 
-def judge(rows: list[dict[str, Any]], policy: str) -> None:
+def compare_with_t_lru(rows: list[dict[str, Any]], policy: str) -> None:
     """Whether a policy is ever worse than LRU, and how much of T-LRU's gain it keeps where there is one."""
     cells: dict[tuple[Any, ...], dict[str, int]] = {}
     for row in rows:
@@ -143,12 +143,12 @@ def judge(rows: list[dict[str, Any]], policy: str) -> None:
         enough = sum(share >= 0.8 for share, _ in kept)
         middle = statistics.median(share for share, _ in kept)
         print(
-            f"Of that gain it keeps {middle:.0%} (median), {kept[0][0]:.0%} (least, at {kept[0][1]}); 80 % in {enough}."
+            f"Of that gain it has {middle:.0%} (median), {kept[0][0]:.0%} (least, at {kept[0][1]}); 80 % in {enough}."
         )
 
 
 def latencies(rows: list[dict[str, Any]]) -> None:
-    """P90, P95 and SLO misses against LRU and Threshold-LRU beside the paper's claims: tables 1 to 6."""
+    """P90, P95 and SLO misses against LRU and Threshold-LRU, with the paper's claims: tables 1 to 6."""
     by_cell: dict[tuple[Any, ...], dict[str, dict[str, Any]]] = {}
     for row in rows:
         by_cell.setdefault((row["trace"], row["share"], row["xi_ms"]), {})[row["policy"]] = row
@@ -183,7 +183,7 @@ def short(folder: Path, quick: bool) -> list[dict[str, Any]]:
 
 
 def tiers(_folder: Path, quick: bool) -> list[dict[str, Any]]:
-    """Memory over disk, demotion instead of dropping: T-LRU's gain against the cost of loading a block."""
+    """Memory over disk, where evictions are demotions: T-LRU's gain by the cost of loading a block."""
     rows: list[dict[str, Any]] = []
     for trace in (_short(BirthDeath().trace(BLOCK), quick), _short(ShareGPTLike().trace(BLOCK), quick)):
         for load in (0.0, 0.1, 0.25, 0.5, 0.75, 1.0):
@@ -291,7 +291,7 @@ PARTS: dict[str, Callable[[Path, bool], list[dict[str, Any]]]] = {
 
 
 def main() -> None:
-    """Measure, show, and write the JSON beside."""
+    """Measure, print, and write the JSON."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="2,000 requests a trace, few cells")
     parser.add_argument("--traces", type=Path, default=TRACES, help="folder of the published traces")

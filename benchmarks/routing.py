@@ -1,21 +1,21 @@
-"""Replicas behind a router, simulated: what is found where, how long it takes, and what no routing can exceed.
+"""Replicas behind a router, simulated: hits by tier, TTFT, and the hits that no routing can exceed.
 
     python -m benchmarks.routing [--quick] [--traces DIR] [--part ragpulse|arrivals|mooncake|routers|speed ...]
 
-Simulated on published traces, which are others' and not part of this repository (docs/policies.md); the routers are the
-objects the Ray application runs. RAGPulse takes times measured for the Qwen2.5-0.5B shape on two cores (docs/speed.md):
-8,574 ms for 3,104 tokens in full, 1,509 ms where 3,072 of them are found and 15 % of these recomputed, of both 75 ms
-whatever is found; 12,288 bytes a token read at 2.5 GB/s from disk and over 10 Gbit/s from the shared tier. Mooncake,
+Simulated on published traces, which this repository does not contain (docs/policies.md); the routers are the objects
+that the Ray application runs. RAGPulse takes times measured for the Qwen2.5-0.5B shape on two cores (docs/speed.md):
+8,574 ms for 3,104 tokens in full, 1,509 ms where 3,072 of them are found and 15 % of these recomputed, with a fixed cost
+of 75 ms in both; 12,288 bytes a token, read at 2.5 GB/s from disk and over 10 Gbit/s from the shared tier. Mooncake,
 whose prompts have 12,000 tokens, takes the T-LRU paper's .1 ms a token, 131,072 bytes a token and 25 Gbit/s.
 
-`busy` is how busy the replicas would be if nothing were ever found; from 1 on they need what they find to keep up.
-Arrivals are a Poisson process in the trace's order, except where the part says that they are the trace's own.
-Closed: of what lies between random's share of tokens found on the replica and the bound, how much is gained. The bound
-is one store of all replicas' capacity that knows the future (Belady).
+`busy` is the share of time the replicas would be busy without any hit; at 1 or more they need hits to keep up.
+Arrivals are a Poisson process in the trace's order, unless the part says that they are the trace's own.
+`closed` is the gained share of the gap between random's local hits and the bound. The bound is one store of all
+replicas' capacity that knows the future (Belady).
 
-Claims: (1) chunk-aware finds more on the replica than random, at every size, and its P95 is below that of every other
-router that looks at content or conversations. (2) Load wins: no replica gets more than 1.4 times its share of requests.
-(3) What it gains is knowledge: routers that know nothing of each other lose most of it.
+Claims: (1) chunk-aware finds more tokens on the replica than random, at every size, and its P95 is below that of every
+other router that considers content or conversations. (2) Load is balanced: no replica gets more than 1.4 times its
+share of requests. (3) The gain comes from knowledge: routers that know nothing of each other lose most of it.
 """
 
 import argparse
@@ -41,7 +41,7 @@ from ragkv.simulate import (
 TRACES = Path(__file__).parents[2] / "shared" / "data" / "traces"
 CPU = Profile(token_ms=2.762, fixed_ms=75.0, found_token_ms=0.438, load_token_ms=0.005, remote_token_ms=0.0098)
 GPU = Profile(token_ms=0.1, remote_token_ms=0.042)
-SHARED_WAIT = 1.0  # with a shared tier what is not here is loaded, not computed, and waiting weighs more
+SHARED_WAIT = 1.0  # with a shared tier, misses are loaded, not computed, so waiting weighs more
 ORDER = ("random", "round-robin", "least-loaded", "session-sticky", "chunk-aware")
 HEADINGS = (
     "replicas", "each", "shared", "busy", "router", "local", "found", "closed", "P50 ms", "P95 ms", "most", "imbalance",
@@ -50,7 +50,7 @@ Cell = dict[str, Any]
 
 
 def rag(folder: Path, quick: bool, own_times: bool = False) -> RagLoad | None:
-    """RAGPulse, if it is at hand."""
+    """RAGPulse, if it is available."""
     if not (folder / "ragpulse").is_dir():
         return None
     requests = read_rag_requests(folder / "ragpulse")[: 1_500 if quick else None]
@@ -77,7 +77,7 @@ def cells(
 
 
 def show(rows: list[Cell]) -> None:
-    """Rows as a table, the bounds on a line of their own."""
+    """Print rows as a table, with the bounds in separate rows."""
     lines: list[list[Any]] = []
     for row in rows:
         where = [row["replicas"], row["each"], "yes" if row["shared"] else "-", row["asked_busy"]]
@@ -111,7 +111,7 @@ def ragpulse(folder: Path, quick: bool) -> list[Cell]:
 
 
 def arrivals(folder: Path, quick: bool) -> list[Cell]:
-    """RAGPulse at its own times, a week made short: nights, days and bursts."""
+    """RAGPulse at its own times, a week compressed: nights, days and bursts."""
     load = rag(folder, quick, own_times=True)
     if load is None:
         return []
@@ -143,7 +143,7 @@ def mooncake(folder: Path, quick: bool) -> list[Cell]:
 
 
 def routers(folder: Path, quick: bool) -> list[Cell]:
-    """Chunk-aware routers that know nothing of each other, RAGPulse, 16 replicas."""
+    """Several chunk-aware routers that know nothing of each other, RAGPulse, 16 replicas."""
     load = rag(folder, quick)
     if load is None:
         return []
@@ -152,7 +152,7 @@ def routers(folder: Path, quick: bool) -> list[Cell]:
         shape = Shape(16, int(0.1 * load.stored_tokens), policy="gdsf-memory", routers=count, profile=CPU)
         *_, row = cells(load, shape, 0.1, 0.9, ("random", "chunk-aware"))
         rows.append(row | {"routers": count})
-    print("\nRAGPulse, 16 replicas: how many chunk-aware routers, which know nothing of each other")
+    print("\nRAGPulse, 16 replicas: several chunk-aware routers that know nothing of each other")
     lines = [[r["routers"], f"{r['local']:.1%}", f"{r['closed']:+.0%}", round(r["p95_ms"])] for r in rows]
     table(["routers", "local", "closed", "P95 ms"], lines)
     return rows
@@ -167,12 +167,12 @@ def speed(folder: Path, quick: bool) -> list[Cell]:
     for replicas in (1, 10, 100, 1_000):
         for name in ORDER:
             router, views = make_router(name), [ReplicaLoad(f"r{n}", n % 3) for n in range(replicas)]
-            asks, count = load.routing_requests[:2_000], 20 if quick else 200
-            for number, ask in enumerate(asks):
-                router.sent(ask, f"r{number % replicas}")
+            known, count = load.routing_requests[:2_000], 20 if quick else 200
+            for number, request in enumerate(known):
+                router.sent(request, f"r{number % replicas}")
             began = time.perf_counter()
-            for ask in load.routing_requests[2_000 : 2_000 + count]:
-                router.sent(ask, router.rank(ask, views)[0])
+            for request in load.routing_requests[2_000 : 2_000 + count]:
+                router.sent(request, router.rank(request, views)[0])
             rows.append({"replicas": replicas, "router": name, "per_s": count / (time.perf_counter() - began)})
     print("\nDecisions a second of one router, one core")
     by = {(row["replicas"], row["router"]): row["per_s"] for row in rows}
@@ -186,7 +186,7 @@ PARTS: dict[str, Callable[[Path, bool], list[Cell]]] = {
 
 
 def main() -> None:
-    """Simulate, show, and write the JSON beside."""
+    """Simulate, print, and write the JSON."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="1,500 and 2,000 requests, few cells")
     parser.add_argument("--traces", type=Path, default=TRACES, help="folder of the published traces")

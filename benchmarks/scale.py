@@ -1,11 +1,11 @@
-"""From one replica to a thousand, on paper: what is asked of what they share, what saturates first, what it costs.
+"""From one replica to a thousand, on paper: the load on shared services, the first that saturates, and the cost.
 
     python -m benchmarks.scale [--quick] [--traces DIR]
 
-Arithmetic, not measurement. Every figure it starts from is listed with where it is from: measured here, published by a
-vendor, or assumed. The load is RAGPulse's mean request; what is found where comes from the simulation of
-`benchmarks.routing` (repeated here if the trace is at hand), up to 64 replicas; beyond, the local share is carried on
-along its fall a factor of four. Printed and written as JSON; `docs/scale.md` quotes it.
+Arithmetic, not measurement. The source of every input figure is stated: measured here, published by a vendor, or
+assumed. The load is RAGPulse's mean request. Hit shares come from the simulation of `benchmarks.routing` (repeated here
+if the trace is available), up to 64 replicas; beyond, they are extrapolated by their change over the last factor of
+four. Printed and written as JSON; `docs/scale.md` quotes it.
 """
 
 import argparse
@@ -59,15 +59,15 @@ class Request:
 
 @dataclass(frozen=True)
 class Shares:
-    """Of all prompt tokens: found on the replica, in the shared tier, and written to it."""
+    """Shares of all prompt tokens: found on the replica, found in the shared tier, and written to it."""
 
     local: float
     remote: float
     written: float
 
 
-# benchmarks.routing's simulation: each replica holds a tenth of all stored parts, gdsf-memory, chunk-aware, a roomy
-# shared tier that takes a chunk when it was made twice / at once
+# benchmarks.routing's simulation: each replica holds a tenth of all stored parts, gdsf-memory, chunk-aware, an
+# unbounded shared tier that takes a chunk when it is computed for the second / first time
 SIMULATED = {
     2: {
         1: Shares(0.676, 0.009, 0.023),
@@ -86,7 +86,7 @@ SIMULATED = {
 
 @dataclass(frozen=True)
 class Limits:
-    """What the shared things stand, each one of them."""
+    """The capacity of one instance of each shared service."""
 
     redis_read_gb_s: float = 2.0  # measured on two cores over loopback: values of 2 MiB
     redis_calls: float = 100_000.0  # assumed: small commands a second of one server
@@ -102,7 +102,7 @@ DECISIONS = {1: 21_663.0, 10: 12_540.0, 100: 2_479.0, 1_000: 387.0}
 
 
 def shares_at(replicas: int, simulated: dict[int, Shares]) -> Shares:
-    """Interpolated over the logarithm of the number of replicas; beyond the last, carried on."""
+    """Interpolated over the logarithm of the number of replicas; beyond the last, extrapolated."""
     known = sorted(simulated)
     upper = next((n for n in known[1:] if n >= replicas), known[-1])
     lower = known[known.index(upper) - 1]
@@ -112,7 +112,7 @@ def shares_at(replicas: int, simulated: dict[int, Shares]) -> Shares:
 
 
 def simulate(folder: Path, quick: bool) -> dict[int, dict[int, Shares]]:
-    """The shares, simulated anew; the constants where there is no trace, or no time."""
+    """The shares, simulated again; the constants if there is no trace or `quick` is set."""
     load = None if quick else rag(folder, False)
     if load is None:
         return SIMULATED
@@ -130,7 +130,7 @@ def simulate(folder: Path, quick: bool) -> dict[int, dict[int, Shares]]:
 
 
 def plan(machine: Machine, replicas: int, shares: Shares, request: Request, limits: Limits) -> dict[str, Any]:
-    """What so many replicas ask of what they share, and each thing's use of what it stands."""
+    """The load of so many replicas on the services they share, over the capacity of each."""
     profile, tokens = machine.profile, request.tokens
     local, remote = shares.local * tokens, shares.remote * tokens
     computed = tokens - local - remote
@@ -162,7 +162,7 @@ def plan(machine: Machine, replicas: int, shares: Shares, request: Request, limi
 
 
 def costs(machine: Machine, replicas: int, row: dict[str, Any], request: Request, twice: bool) -> dict[str, Any]:
-    """USD a month, for a corpus as large as RAGPulse's week, whatever the number of replicas."""
+    """USD a month, for a corpus as large as RAGPulse's week at any number of replicas."""
     prices = PricesConfig()
     local_gb = 0.1 * request.corpus_tokens * machine.token_bytes / GB
     shared_gb = (request.returning_tokens if twice else request.corpus_tokens) * machine.token_bytes / GB
@@ -179,9 +179,9 @@ def costs(machine: Machine, replicas: int, row: dict[str, Any], request: Request
 
 
 def main() -> None:
-    """Print the tables, and write the JSON beside."""
+    """Print the tables, and write the JSON."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="with the shares as they were simulated before")
+    parser.add_argument("--quick", action="store_true", help="use the shares of an earlier simulation")
     parser.add_argument("--traces", type=Path, default=TRACES, help="folder of the published traces")
     options = parser.parse_args()
     request, limits, simulated = Request(), Limits(), simulate(options.traces, options.quick)
@@ -198,7 +198,7 @@ def main() -> None:
         for n in COUNTS
     ]
     table(["written when made the", "replicas", "local", "shared", "written"], lines)
-    print("\nUse of what they share, of one each: 100 % is where a second one is needed")
+    print("\nUse of one instance of each shared service: at 100 % a second one is needed")
     uses = list(rows[0]["use"])
     head = ["machine", "written", "replicas", "prefill ms", "requests/s", "read GB/s", "written GB/s", *uses]
     lines = [

@@ -1,22 +1,22 @@
-"""How many hits a scheduler-aware store serves from memory: the live queue and store, under real conversations.
+"""The share of hits that a scheduler-aware store serves from memory: the live queue and store, real conversations.
 
     python -m benchmarks.scheduler [--quick] [--traces DIR] [--turns N] [--scale X] [--loads .5 .9 1.5]
 
 Claim (CachedAttention sections 3.3 and 4.3.3): with memory for 10 % of all sessions and disk for all, look-ahead (with
 prefetch) serves above 95 % of hits from memory under overload, and never less than LRU.
 
-Real are the conversations (kv-cache-tester: tokens of prompts and answers, pauses), the `AdmissionQueue`, the `Store`,
-its tiers, policies, threads and files. Stood in for are the model (a pass sleeps: .03 ms an uncached token, 350 ms a
-turn's share of decoding, as in the simulator) and the KV (16 bytes a token; the disk's reads are throttled to 500,000
-tokens a second, as the 28 KiB a token of Qwen2.5-7B in int8 from two NVMe drives at 7 GB/s). Time runs faster than life
-by `--scale`; the store's own work does not, so that the true load is a little above the one aimed at.
+The conversations (kv-cache-tester: tokens of prompts and answers, pauses), the `AdmissionQueue`, the `Store`, its tiers,
+policies, threads and files are real. The model is a stand-in (a pass sleeps .03 ms for each uncached token and 350 ms
+for a turn's share of decoding, as in the simulator), and so is the KV (16 bytes a token; disk reads are throttled to
+500,000 tokens a second, like the 28 KiB a token of Qwen2.5-7B in int8 from two NVMe drives at 7 GB/s). Time runs
+`--scale` times faster than real time; the store's own work does not, so the true load is a little above the target.
 
-Arrivals: conversations come as a Poisson process of the rate at which their mean work makes the load aimed at (all
-that is uncached computed, nothing recomputed); a turn is asked when the one before is answered and its pause, at most
-60 s, is over. Histories only grow: what agents cut from theirs stays. Counted are turns that have a history and are
-asked while conversations still arrive, the empty start included. A hit is from memory if all of its blocks were. Beside
-it the simulator's figures for the same arrivals; its fetches take no time, and it holds every token where the live
-store holds whole blocks.
+Arrivals: conversations arrive as a Poisson process at the rate at which their mean work gives the target load (all
+uncached tokens computed, none recomputed). A turn arrives once the turn before is answered and its pause, at most 60 s,
+is over. Histories only grow: tokens that agents remove from theirs stay. Counted are turns that have a history and
+arrive while conversations still arrive, the empty start included. A hit is from memory if all of its blocks were. The
+table has the simulator's figures for the same arrivals too; its fetches take no time, and it holds every token, whereas
+the live store holds whole blocks.
 """
 
 import argparse
@@ -46,23 +46,23 @@ from ragkv.testing import ThrottledTier
 TRACES = Path(__file__).parents[2] / "shared" / "data" / "traces"
 TRACE = "kv-cache-tester/sample_120.jsonl.gz"
 POLICIES = ("lookahead", "lru", "fifo")
-PAUSE_S = 60.0  # longer pauses are cut: a run must end
+PAUSE_S = 60.0  # longer pauses are shortened, so that a run ends
 BLOCK = 16_384  # tokens of a block of history
-FOLD = 256  # tokens that one stored id stands for, so that hashing ids does not outweigh everything
+FOLD = 256  # tokens that one stored id stands for, so that hashing ids does not dominate
 TOKEN_BYTES = 16  # (K, V) x 1 layer x 1 head x 4 dims x float16
 DISK_TOKENS_PER_S = 500_000
-TOKEN_MS, TURN_MS = 0.03, 350.0  # a pass: of an uncached token, and of a turn's share of decoding
+TOKEN_MS, TURN_MS = 0.03, 350.0  # of a pass: for each uncached token, and for a turn's share of decoding
 RESERVE = 1 / 16  # of memory, kept free
 IDENTITY = Identity("w", "a", "r", "float16", "", "t", "c")
 
 
 @dataclass(frozen=True)
 class Hits:
-    """One run: turns that have a history, by where it was."""
+    """One run: turns that have a history, by the place of the history."""
 
     load: float
     policy: str
-    busy: float | None  # share of the time in which conversations arrive that the model computed; None: simulated
+    busy: float | None  # share of the arrival period in which the model computed; None: simulated
     turns: int
     from_memory: int
     from_disk: int
@@ -71,12 +71,12 @@ class Hits:
 
     @property
     def memory_share(self) -> float:
-        """Of the hits."""
+        """The share of hits that were in memory."""
         return self.from_memory / max(1, self.from_memory + self.from_disk)
 
 
 def conversations(trace: Trace, turns: int, most: int, load: float, seed: int = 0) -> list[Session]:
-    """At most `most` of the trace's conversations, their first `turns` turns, arriving so that this is the load."""
+    """At most `most` conversations of the trace, their first `turns` turns, arriving at the rate that gives `load`."""
     by_group: dict[str, list[tuple[int, int, float]]] = {}
     pauses: dict[str, list[float]] = {}
     for turn in trace.turns:
@@ -100,7 +100,7 @@ def conversations(trace: Trace, turns: int, most: int, load: float, seed: int = 
 
 
 def service_s(uncached: int) -> float:
-    """Seconds of a pass."""
+    """Seconds of a pass with `uncached` tokens."""
     return (TOKEN_MS * uncached + TURN_MS) / 1000
 
 
@@ -110,12 +110,12 @@ def length(session: Session) -> int:
 
 
 class Live:
-    """The live objects, and threads that converse."""
+    """The live objects, and one thread for each conversation."""
 
     def __init__(self, policy: str, server: Server, scale: float, directory: str) -> None:
         memory_bytes, disk_bytes = server.memory_tokens * TOKEN_BYTES, server.disk_tokens * TOKEN_BYTES
         settings = PolicySettings(window_bytes=memory_bytes + disk_bytes)
-        disk = DiskTier(directory, 2 * disk_bytes, make_policy(policy, settings))  # room for headers and padding
+        disk = DiskTier(directory, 2 * disk_bytes, make_policy(policy, settings))  # twice, for headers and padding
         self.store = Store(
             [
                 MemoryTier(memory_bytes, make_policy(policy, settings)),
@@ -132,10 +132,10 @@ class Live:
         self._hits = dict.fromkeys(("memory", "disk", "missed"), 0)
         self._queues: list[int] = []
         self._busy_s = 0.0
-        self._began = self._until = time.monotonic()  # the first conversation may arrive; the last one has
+        self._began = self._until = time.monotonic()  # arrival of the first conversation, and of the last
 
     def run(self, sessions: Sequence[Session], load: float, policy: str) -> Hits:
-        """All conversations, each on a thread of its own."""
+        """Run all conversations, each on its own thread."""
         self._began = time.monotonic()
         self._until = self._began + sessions[-1].at / self._scale
         with ThreadPoolExecutor(len(sessions)) as pool:
@@ -159,10 +159,10 @@ class Live:
             time.sleep(think / self._scale)
 
     def _pass(self, number: int, entries: Sequence[Entry], history: int, new: int) -> None:
-        """One turn: wait, look the history up and read it, compute."""
+        """One turn: wait in the queue, look the history up and read it, compute."""
         group = str(number)
-        demand = PrefetchHint(tuple(HintedEntry(IDENTITY, e.info.token_ids, e.size_bytes, group) for e in entries))
-        with self.scheduler.admitted(demand, self.scheduler.ticket()), ExitStack() as held:
+        hint = PrefetchHint(tuple(HintedEntry(IDENTITY, e.info.token_ids, e.size_bytes, group) for e in entries))
+        with self.scheduler.admitted(hint, self.scheduler.ticket()), ExitStack() as held:
             queue = self.scheduler.stats().waiting
             found = [self.store.lease(IDENTITY, entry.info.token_ids) for entry in entries]
             leases = [held.enter_context(lease) for lease in found if lease is not None]
@@ -182,14 +182,14 @@ class Live:
 
 
 def entry_of(session: int, index: int) -> Entry:
-    """Block `index` of a session: BLOCK tokens' bytes, that say whose they are."""
+    """Block `index` of a session: the bytes of BLOCK tokens, which identify the session."""
     ids = tuple(range((session * 10_000 + index) * BLOCK, (session * 10_000 + index + 1) * BLOCK, FOLD))
     info = EntryInfo(IDENTITY.key(ids), IDENTITY, ids, "f", 1, 1, 4 * FOLD, str(session), index)
     return Entry(info, torch.full((1, 2, 1, len(ids), 4 * FOLD), session % 2048, dtype=torch.float16))
 
 
 def live(sessions: Sequence[Session], policy: str, load: float, server: Server, scale: float) -> Hits:
-    """A run of the live store and queue. Files lie in memory where the system allows: the throttle is the disk."""
+    """A run of the live store and queue. Files are in /dev/shm if there is one: the throttle simulates the disk."""
     shared = Path("/dev/shm")
     with tempfile.TemporaryDirectory(dir=shared if shared.is_dir() else None) as directory:
         bench = Live(policy, server, scale, directory)
@@ -205,13 +205,13 @@ def simulated(sessions: Sequence[Session], policy: str, load: float, server: Ser
 
 
 def main() -> None:
-    """Run, show, write the JSON beside."""
+    """Run, print, and write the JSON."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="5 turns of 45 conversations, faster")
     parser.add_argument("--traces", type=Path, default=TRACES)
-    parser.add_argument("--turns", type=int, help="of each conversation, its first")
-    parser.add_argument("--conversations", type=int, help="so many of them")
-    parser.add_argument("--scale", type=float, help="seconds of the load in one second")
+    parser.add_argument("--turns", type=int, help="first turns of each conversation")
+    parser.add_argument("--conversations", type=int, help="number of conversations")
+    parser.add_argument("--scale", type=float, help="seconds of the load in one real second")
     parser.add_argument("--loads", type=float, nargs="+", default=[0.5, 0.9, 1.5])
     parser.add_argument("--policies", nargs="+", default=POLICIES)
     options = parser.parse_args()
@@ -231,7 +231,7 @@ def main() -> None:
             rows.append(("simulated", simulated(sessions, policy, load, server)))
             for how, hits in rows[-2:]:
                 print(f"  {how:9} {policy:9} {hits.memory_share:.1%} of hits from memory, {hits}", flush=True)
-    print(f"\nshare of hits served from memory; time runs {scale:g} times faster than life\n")
+    print(f"\nshare of hits served from memory; time runs {scale:g} times faster than real time\n")
     table(
         ("load", "policy", "", "busy", "mean queue", "turns", "from memory", "from disk", "missed", "share"),
         [
