@@ -4,8 +4,8 @@
 
 Simulated on published traces, which this repository does not contain (docs/policies.md); the routers are the objects
 that the Ray application runs. RAGPulse takes times measured for the Qwen2.5-0.5B shape on two cores (docs/speed.md):
-8,574 ms for 3,104 tokens in full, 1,509 ms where 3,072 of them are found and 15 % of these recomputed, with a fixed cost
-of 75 ms in both; 12,288 bytes a token, read at 2.5 GB/s from disk and over 10 Gbit/s from the shared tier. Mooncake,
+8,574 ms for 3,104 tokens in full, 1,509 ms where 3,072 of them are found and 15 % of these recomputed; 75 ms of
+both are fixed; 12,288 bytes a token, read at 2.5 GB/s from disk and over 10 Gbit/s from the shared tier. Mooncake,
 whose prompts have 12,000 tokens, takes the T-LRU paper's .1 ms a token, 131,072 bytes a token and 25 Gbit/s.
 
 `busy` is the share of time the replicas would be busy without any hit; at 1 or more they need hits to keep up.

@@ -5,11 +5,12 @@
 Claim (CachedAttention sections 3.3 and 4.3.3): with memory for 10 % of all sessions and disk for all, look-ahead (with
 prefetch) serves above 95 % of hits from memory under overload, and never less than LRU.
 
-The conversations (kv-cache-tester: tokens of prompts and answers, pauses), the `AdmissionQueue`, the `Store`, its tiers,
-policies, threads and files are real. The model is a stand-in (a pass sleeps .03 ms for each uncached token and 350 ms
-for a turn's share of decoding, as in the simulator), and so is the KV (16 bytes a token; disk reads are throttled to
-500,000 tokens a second, like the 28 KiB a token of Qwen2.5-7B in int8 from two NVMe drives at 7 GB/s). Time runs
-`--scale` times faster than real time; the store's own work does not, so the true load is a little above the target.
+The conversations (kv-cache-tester: tokens of prompts and answers, pauses), the `AdmissionQueue`, the `Store`, its
+tiers, policies, threads and files are real. The model is a stand-in (a pass sleeps .03 ms for each uncached token and
+350 ms for a turn's share of decoding, as in the simulator), and so is the KV (16 bytes a token; disk reads are
+throttled to 500,000 tokens a second, like the 28 KiB a token of Qwen2.5-7B in int8 from two NVMe drives at 7 GB/s).
+Time runs `--scale` times faster than real time; the store's own work does not, so the true load is a little above the
+target.
 
 Arrivals: conversations arrive as a Poisson process at the rate at which their mean work gives the target load (all
 uncached tokens computed, none recomputed). A turn arrives once the turn before is answered and its pause, at most 60 s,
@@ -38,9 +39,19 @@ from ragkv.scheduling import AdmissionQueue
 from ragkv.simulate import Trace, load_trace
 from ragkv.simulate.queueing import Server, serve
 from ragkv.simulate.workloads import Session
-from ragkv.store import DiskTier, Entry, EntryInfo, HintedEntry, Identity, MemoryTier, Store, TierKind, make_policy
+from ragkv.store import (
+    DiskTier,
+    Entry,
+    EntryInfo,
+    HintedEntry,
+    Identity,
+    MemoryTier,
+    PrefetchHint,
+    Store,
+    TierKind,
+    make_policy,
+)
 from ragkv.store.policies import PolicySettings
-from ragkv.store.prefetch_hint import PrefetchHint
 from ragkv.testing import ThrottledTier
 
 TRACES = Path(__file__).parents[2] / "shared" / "data" / "traces"
