@@ -340,7 +340,7 @@ class TestLearning:
             examples_of([engine.chunk([5, 6, 7])] * 2)
         alone = TrainingExample((engine.chunk(CHUNKS[0]),), TAILS)
         for lessons in ([], [alone], [TrainingExample(lesson(engine).chunks, ())]):
-            with pytest.raises(InputError, match="at least two chunks and a tail"):
+            with pytest.raises(InputError, match="at least two chunks and a continuation"):
                 train(engine, lessons, steps=1)
         with engine_of(sensitivity_prefixes=1) as other, pytest.raises(InputError, match="sensitivity_prefixes = 2"):
             train(other, [lesson(other)], steps=1)
