@@ -12,7 +12,7 @@ from ragkv.inference import AnswerOptions, Prefill
 from ragkv.sessions import Session
 from ragkv.types import Answer, Chunk, TokenEvent
 
-from .errors import ApiError
+from .errors import ApiError, check_at_most
 from .keys import Principal
 from .server_state import record_answer
 from .settings import LimitsConfig
@@ -28,23 +28,13 @@ def checked_max_tokens(requested: int | None, limits: LimitsConfig, param: str =
     """The most tokens an answer may have; raises `ApiError` above the server's limit."""
     if requested is None:
         return min(DEFAULT_MAX_TOKENS, limits.max_tokens)
-    if requested > limits.max_tokens:
-        raise ApiError(400, f"{param} is {requested}; this server gives {limits.max_tokens} at most.", param=param)
+    check_at_most(requested, limits.max_tokens, param, "tokens")
     return requested
 
 
 def check_text(text: str, limits: LimitsConfig, param: str) -> None:
     """Raise `ApiError` for a question, query or message that is too long."""
-    if len(text) > limits.question_chars:
-        message = f"{param} has {len(text)} characters; this server accepts {limits.question_chars}."
-        raise ApiError(400, message, "context_length_exceeded", param)
-
-
-def check_count(count: int, limits: LimitsConfig, param: str) -> None:
-    """Raise `ApiError` for too many documents in one request."""
-    if count > limits.documents:
-        message = f"{param} requests {count} documents; this server accepts {limits.documents}."
-        raise ApiError(400, message, param=param)
+    check_at_most(len(text), limits.question_chars, param, "characters", "context_length_exceeded")
 
 
 @contextmanager
@@ -89,15 +79,9 @@ def stream_answer(
 
 
 def _check_prompt(engine: Engine, limits: LimitsConfig, question: str | Sequence[int], chunks: Sequence[Chunk]) -> None:
-    if limits.prompt_tokens is None:
-        return
-    question_tokens = engine.count_tokens(question) if isinstance(question, str) else len(question)
-    if (tokens := question_tokens + sum(map(len, chunks))) > limits.prompt_tokens:
-        raise ApiError(
-            400,
-            f"The prompt has {tokens} tokens; this server accepts {limits.prompt_tokens}. Give fewer documents.",
-            "context_length_exceeded",
-        )
-
-
-__all__ = ["AnswerEvents", "check_count", "check_text", "checked_max_tokens", "session_of", "stream_answer"]
+    if limits.prompt_tokens is not None:
+        tokens = engine.count_tokens(question) if isinstance(question, str) else len(question)
+        tokens += sum(map(len, chunks))
+        if tokens > limits.prompt_tokens:
+            message = f"The prompt has {tokens} tokens; this server accepts {limits.prompt_tokens}. Give less text."
+            raise ApiError(400, message, "context_length_exceeded")

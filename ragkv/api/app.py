@@ -85,6 +85,3 @@ async def _load(readiness: Readiness, service: Service, engine: Engine | None, e
         readiness.set_failed(f"The model could not be loaded{reason}")
         raise
     readiness.set_ready()
-
-
-__all__ = ["create_app"]

@@ -16,9 +16,9 @@ from ragkv.dialogue import DialogueDocument, DialoguePrompt, DialogueRequest, Tu
 from ragkv.errors import InputError
 from ragkv.types import Answer, Chunk, Text, TokenEvent
 
-from .answers import AnswerEvents, check_count, check_text, checked_max_tokens, session_of, stream_answer
+from .answers import AnswerEvents, check_text, checked_max_tokens, session_of, stream_answer
 from .citation_markers import MarkerFilter, marker_spans, missing_markers, without_markers
-from .errors import ApiError, unknown_model
+from .errors import ApiError, check_at_most, unknown_model
 from .keys import Principal
 from .openai_chat import (
     Annotation,
@@ -35,7 +35,6 @@ from .openai_chat import (
 from .reports import answer_fields, citations_of, sources_of
 from .schemas import AnswerReport, Source
 from .service import Service
-from .settings import LimitsConfig
 from .tenants import Tenant
 from .worker_pool import WorkContext
 
@@ -63,18 +62,12 @@ class ChatCompletion:
             raise ApiError(400, "stream_options require stream; set stream, or leave them out.", param="stream_options")
         for number, message in enumerate(body.messages):
             check_text(message.text, limits, f"messages.{number}")
-        if (stops := len(body.stop_strings)) > limits.stop_strings:
-            raise ApiError(400, f"stop has {stops} strings; this server accepts {limits.stop_strings}.", param="stop")
-        self._check_documents(limits)
-        self.max_tokens  # noqa: B018 - raises
-
-    def _check_documents(self, limits: LimitsConfig) -> None:
-        documents = self.body.documents or []
-        check_count(len(documents) + (self.body.rag.k if self.body.rag else 0), limits, "documents")
+        check_at_most(len(body.stop_strings), limits.stop_strings, "stop", "strings")
+        documents = body.documents or []
+        check_at_most(len(documents) + (body.rag.k if body.rag else 0), limits.documents, "documents", "documents")
         for number, document in enumerate(documents):
-            if (characters := len(document.text)) > limits.document_chars:
-                message = f"documents.{number} has {characters} characters; this server accepts "
-                raise ApiError(400, f"{message}{limits.document_chars}.", param=f"documents.{number}.text")
+            check_at_most(len(document.text), limits.document_chars, f"documents.{number}.text", "characters")
+        self.max_tokens  # noqa: B018 - raises
 
     @property
     def max_tokens(self) -> int:
@@ -213,6 +206,3 @@ def _without_opening(chunks: Sequence[Chunk]) -> Sequence[Chunk]:
     """The chunks as the engine numbers them: it does not count an opening text."""
     first = chunks[0] if chunks else None
     return chunks[1:] if isinstance(first, Text) and first.opening else chunks
-
-
-__all__ = ["ChatCompletion"]

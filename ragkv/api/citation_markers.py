@@ -66,6 +66,3 @@ def marker_spans(text: str, citations: Sequence[Citation]) -> list[tuple[Citatio
 def without_markers(text: str) -> str:
     """An earlier answer without the markers that the server appended."""
     return _FINAL.sub("", text)
-
-
-__all__ = ["MarkerFilter", "marker_spans", "missing_markers", "without_markers"]

@@ -166,7 +166,7 @@ class Collections(Closing):
         return sum(info.documents for info in self.list())
 
     def close(self) -> None:
-        """Close the open collections. Calling it twice is harmless."""
+        """Close the open collections."""
         with self._table:
             collections, self._open = list(self._open.values()), {}
         for collection in collections:
@@ -239,6 +239,3 @@ def _created(path: Path) -> float:
         return float(json.loads((path / FACTS).read_text(encoding="utf-8"))["created"])
     except (OSError, ValueError, KeyError, TypeError):
         return path.stat().st_ctime
-
-
-__all__ = ["COLLECTION_NAME", "DEFAULT_COLLECTION", "Collection", "Collections", "Stored"]

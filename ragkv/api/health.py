@@ -128,6 +128,3 @@ def _write(directory: Path) -> None:
     finally:
         os.close(descriptor)
         Path(name).unlink()
-
-
-__all__ = ["Health", "Version", "WriteProbe", "router"]

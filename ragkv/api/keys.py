@@ -270,6 +270,3 @@ def _file_stamp(path: Path) -> tuple[int, int, int] | None:
     except OSError:
         return None
     return found.st_ino, found.st_mtime_ns, found.st_size
-
-
-__all__ = ["ANONYMOUS", "Key", "KeyFile", "KeyRing", "Principal", "Quota", "Rate", "digest_of"]

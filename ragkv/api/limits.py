@@ -120,6 +120,3 @@ def _too_many(what: str, limit: int, left: WindowStats) -> ApiError:
     after_s = max(1, math.ceil(_reset_s(left)))
     message = f"This key may use {limit} {what} a minute, and has used them. Ask again in {after_s} s."
     return ApiError(429, message, "rate_limit_exceeded", retry_after_s=after_s)
-
-
-__all__ = ["QuotaGuard", "RateLimiter", "check_quota"]

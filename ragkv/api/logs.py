@@ -101,6 +101,3 @@ def _remove_messages(_: Any, __: str, event: MutableMapping[str, Any]) -> Mutabl
         if record.name.startswith("uvicorn") and "Traceback" in str(event.get("event", "")):
             event["event"] = str(event["event"]).split("Traceback", 1)[0].strip()
     return event
-
-
-__all__ = ["RequestStats", "configure_logging", "error_location", "logger"]

@@ -206,6 +206,3 @@ def _gauges(tenants: Sequence[TenantStats]) -> Iterator[Metric]:
         pending.add_metric([tenant], stats.store.pending_bytes)
         sessions.add_metric([tenant], session_count)
     yield from (*tiers.values(), waiting, admitted, pending, sessions)
-
-
-__all__ = ["Metrics", "TenantStats"]

@@ -207,17 +207,3 @@ class ChatResponse(BaseModel):
     choices: list[Choice]
     usage: Usage
     ragkv: AnswerReport
-
-
-__all__ = [
-    "Annotation",
-    "AssistantMessage",
-    "ChatRequest",
-    "ChatResponse",
-    "Choice",
-    "Message",
-    "PromptTokensDetails",
-    "UrlCitation",
-    "Usage",
-    "refuse_unsupported",
-]

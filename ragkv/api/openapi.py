@@ -59,6 +59,3 @@ def _set_limits(properties: dict[str, Any], limits: LimitsConfig) -> None:
         for option in (field, *field.get("anyOf", ())):
             if option.get("type") == kind:
                 option[keyword] = limit
-
-
-__all__ = ["install"]

@@ -8,7 +8,7 @@ from ragkv.inference import Prefill, cite
 from ragkv.retrieval import Document, Hit, Passage
 from ragkv.types import Answer, Chunk
 
-from .schemas import Citation, Reuse, Source, Span, Timing
+from .schemas import Citation, Reuse, Source, Span
 
 
 def title_of(described: Document | Passage) -> str | None:
@@ -68,21 +68,12 @@ def prefill_fields(made: Prefill | Answer, numbers: Sequence[int | None]) -> dic
         )
         for span in made.spans
     ]
-    reuse, timing = Reuse.model_validate(made.reuse), Timing.model_validate(made.timing)
-    return {"reuse": reuse, "timing": timing, "prompt": spans}
+    return {"reuse": Reuse.model_validate(made.reuse), "timing": made.timing, "prompt": spans}
 
 
 def answer_fields(
     answer: Answer, content: str, sources: list[Source], numbers: Sequence[int | None], session_id: str | None
 ) -> dict[str, Any]:
     """The fields of an `AnswerReport`. `content` is the answer's text as the client sees it."""
-    citations = citations_of(content, sources)
-    return {
-        **prefill_fields(answer, numbers),
-        "citations": citations,
-        "sources": sources,
-        "session_id": session_id,
-    }
-
-
-__all__ = ["answer_fields", "citations_of", "prefill_fields", "sources_of", "title_of"]
+    report = {"citations": citations_of(content, sources), "sources": sources, "session_id": session_id}
+    return {**prefill_fields(answer, numbers), **report}

@@ -9,10 +9,11 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, WithJsonSchema, model_validator
 
 from ragkv.config import ReuseMode
+from ragkv.engine import WarmReport
 from ragkv.fusion import SELECTORS
 from ragkv.inference import AnswerOptions
 from ragkv.retrieval import RETRIEVERS
-from ragkv.types import UNSET
+from ragkv.types import UNSET, Timing
 
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
 ID_PATTERN = r"^[^\x00-\x1f\x7f]{1,256}$"
@@ -166,18 +167,6 @@ class Reuse(EngineValue):
     decision: list[str] = Field(description="Why the load controller chose this ratio, if it was asked.")
 
 
-class Timing(EngineValue):
-    """Where the time went, in seconds."""
-
-    queue_s: float
-    lookup_s: float
-    load_s: float
-    fuse_s: float
-    prefill_s: float
-    first_token_s: float = Field(description="TTFT: from the call of the engine to the first token.")
-    decode_s: float
-
-
 class Span(BaseModel):
     """A run of the prompt's tokens with the same state. All spans together sum to `Reuse`."""
 
@@ -254,14 +243,6 @@ class DocumentPut(Strict):
     metadata: dict[str, Any] | None = None
 
 
-class ChunksDone(EngineValue):
-    """How the KV of the chunks was obtained."""
-
-    encoded: int = Field(description="Computed and stored now.")
-    present: int = Field(description="Already stored.")
-    failed: int = Field(description="Not stored; computed at question time.")
-
-
 class IngestResponse(BaseModel):
     """The document ids that an ingestion changed."""
 
@@ -269,7 +250,7 @@ class IngestResponse(BaseModel):
     changed: list[str]
     unchanged: list[str]
     deleted: list[str]
-    chunks: ChunksDone
+    chunks: WarmReport
 
 
 class CollectionIn(Strict):

@@ -94,6 +94,3 @@ def serve(app: FastAPI, config: ServeConfig) -> None:
         # The kernel, too, closes connections whose client does not read; its own limit would be many minutes.
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(config.limits.stall_s * 1000))
     Server(settings, server.readiness, config.graceful_s).run(sockets=[listener])
-
-
-__all__ = ["Server", "check_network_exposure", "serve"]

@@ -107,6 +107,3 @@ def _add_prompt_tokens(request: HTTPConnection, tokens: int) -> RequestStats:
     stats: RequestStats = request.state.stats
     stats.prompt_tokens = (stats.prompt_tokens or 0) + tokens
     return stats
-
-
-__all__ = ["Readiness", "ServerState", "record_answer", "record_embedding"]

@@ -80,7 +80,7 @@ class Service(Closing):
         return opened or [Path(self.config.home)]
 
     def close(self) -> None:
-        """Cancel running work, then flush and close everything. Blocks. Calling it twice is harmless."""
+        """Cancel running work, then flush and close everything. Blocks."""
         self.answer_pool.close()
         self.task_pool.close()
         if self._tenants is not None:
@@ -126,5 +126,3 @@ class TenantExecutor:
 
 
 TenantExecutorDep = Annotated[TenantExecutor, Depends()]
-
-__all__ = ["PrincipalDep", "Service", "ServiceDep", "TenantExecutor", "TenantExecutorDep"]

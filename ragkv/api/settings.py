@@ -194,6 +194,3 @@ def _without_none(flags: Mapping[str, Any]) -> dict[str, Any]:
 def _one_of(name: str, value: str, known: tuple[str, ...]) -> None:
     if value not in known:
         raise ConfigError(f"{name} is {value!r}; it must be one of: {', '.join(known)}.")
-
-
-__all__ = ["AuthConfig", "ClusterConfig", "LimitsConfig", "LogConfig", "QueueConfig", "ServeConfig", "is_loopback"]

@@ -51,6 +51,3 @@ async def _with_pings(source: AsyncGenerator[str, None]) -> AsyncIterator[str]:
         pending.cancel()
         with contextlib.suppress(BaseException):
             await asyncio.wait({pending})
-
-
-__all__ = ["EventStream", "format_event"]

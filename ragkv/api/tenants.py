@@ -58,7 +58,7 @@ class Tenant(Closing):
         return [replace(info, session_id=info.session_id.removeprefix(_NAMED)) for info in infos]
 
     def close(self) -> None:
-        """Flush and close. Calling it twice is harmless."""
+        """Flush and close."""
         self.collections.close()
         self.engine.flush()
         self.engine.close()
@@ -112,7 +112,7 @@ class Tenants(Closing):
         return [self._kv_directory(name) for name in self.opened()]
 
     def close(self) -> None:
-        """Flush and close all tenants, then the model. Calling it twice is harmless."""
+        """Flush and close all tenants, then the model."""
         with self._lock:
             self._closed = True
             slots = list(self._slots.values())
@@ -215,6 +215,3 @@ def _close(tenant: Tenant) -> None:
         tenant.close()
     except Exception:
         log.exception("tenant_close_failed")
-
-
-__all__ = ["Tenant", "Tenants"]

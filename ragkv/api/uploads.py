@@ -14,7 +14,7 @@ from starlette.datastructures import UploadFile
 from ragkv.errors import DocumentError
 from ragkv.retrieval import LOADERS, Document
 
-from .errors import ApiError
+from .errors import ApiError, check_at_most
 from .schemas import DocumentIn, DocumentPut, DocumentsIn
 from .settings import LimitsConfig
 
@@ -29,9 +29,7 @@ async def documents_in(request: Request, limits: LimitsConfig) -> list[Document]
         documents = [document for name, data in files for document in _load(name, data)]
     else:
         documents = [document_of(given) for given in _parse(await request.body()).documents]
-    if len(documents) > limits.documents:
-        message = f"There are {len(documents)} documents; this server accepts {limits.documents} in one request."
-        raise ApiError(400, message, param="documents")
+    check_at_most(len(documents), limits.documents, "documents", "documents")
     for document in documents:
         check_document(document, limits)
     return documents
@@ -47,10 +45,8 @@ def document_of(given: DocumentIn | DocumentPut, document_id: str | None = None)
 
 def check_document(document: Document, limits: LimitsConfig) -> None:
     """Raise `ApiError` for a document that is too long, has no text, or has an unusable id."""
-    shown, characters = document.id[:80], len(document.text)
-    if characters > limits.document_chars:
-        message = f"Document {shown!r} has {characters} characters; this server accepts {limits.document_chars}."
-        raise ApiError(400, f"{message} Split it.", param="documents")
+    shown = document.id[:80]
+    check_at_most(len(document.text), limits.document_chars, "documents", f"characters in document {shown!r}")
     if not document.text.strip():
         raise ApiError(400, f"Document {shown!r} has no text.", param="documents")
     if not document.id or len(document.id) > MAX_NAME + 32 or any(ord(c) < 32 or ord(c) == 127 for c in document.id):
@@ -93,6 +89,3 @@ def _parse(body: bytes) -> DocumentsIn:
     except ValidationError as error:
         found: Sequence[Any] = error.errors(include_url=False, include_context=True)
         raise RequestValidationError(found) from error
-
-
-__all__ = ["check_document", "document_of", "documents_in"]

@@ -235,6 +235,3 @@ def _consume_exception(outcome: "asyncio.Future[Any]") -> None:
     """Read the exception of an abandoned future, so that asyncio does not report it as never retrieved."""
     if not outcome.cancelled():
         outcome.exception()
-
-
-__all__ = ["WorkContext", "WorkerPool"]

@@ -59,7 +59,7 @@ def _refused(response: httpx.Response, *statuses: int) -> None:
     assert response.json()["error"]["message"]
 
 
-def test_clients_that_vanish_in_the_middle_of_an_answer(up: serving.Process) -> None:
+def test_clients_that_disconnect_during_an_answer_do_no_harm(up: serving.Process) -> None:
     body = {"question": QUESTION, "collection": "c", "stream": True, "max_tokens": 200}
 
     def vanish(number: int) -> None:
@@ -76,7 +76,7 @@ def test_clients_that_vanish_in_the_middle_of_an_answer(up: serving.Process) -> 
         thread.join()
 
 
-def test_clients_that_vanish_before_they_are_answered(up: serving.Process) -> None:
+def test_clients_that_disconnect_while_sending_do_no_harm(up: serving.Process) -> None:
     body = json.dumps({"question": QUESTION, "collection": "c", "max_tokens": 200}).encode()
     head = b"POST /v1/ask HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n"
     for kept in (0, len(body) // 2, len(body)):
@@ -85,7 +85,7 @@ def test_clients_that_vanish_before_they_are_answered(up: serving.Process) -> No
                 one.sendall(head % len(body) + body[:kept])
 
 
-def test_a_client_that_does_not_read_its_stream(up: serving.Process) -> None:
+def test_a_client_that_does_not_read_its_stream_delays_nobody_else(up: serving.Process) -> None:
     slow = socket.create_connection(("127.0.0.1", up.port))
     slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
     body = json.dumps({"question": QUESTION, "collection": "c", "stream": True, "max_tokens": 500}).encode()
@@ -97,7 +97,7 @@ def test_a_client_that_does_not_read_its_stream(up: serving.Process) -> None:
     slow.close()
 
 
-def test_a_client_that_sends_its_body_drop_by_drop(up: serving.Process) -> None:
+def test_a_client_that_sends_its_body_too_slowly_gets_408(up: serving.Process) -> None:
     with socket.create_connection(("127.0.0.1", up.port), timeout=20) as slow:
         head = (
             "POST /v1/ask HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: 900\r\n\r\n"
@@ -116,7 +116,7 @@ def test_a_client_that_sends_its_body_drop_by_drop(up: serving.Process) -> None:
 
 
 @pytest.mark.parametrize("path", ["/v1/ask", "/v1/chat/completions", "/v1/collections/c/documents", "/v1/embeddings"])
-def test_a_body_of_100_megabytes(up: serving.Process, path: str) -> None:
+def test_a_body_of_100_megabytes_gets_413_and_is_not_read_to_its_end(up: serving.Process, path: str) -> None:
     sent = 0
 
     def parts() -> Iterator[bytes]:
@@ -133,7 +133,7 @@ def test_a_body_of_100_megabytes(up: serving.Process, path: str) -> None:
         assert _metric(client, "process_resident_memory_bytes") - before < 150 * 1024**2
 
 
-def test_a_file_of_100_megabytes(up: serving.Process) -> None:
+def test_a_file_of_100_megabytes_gets_413(up: serving.Process) -> None:
     with up.client() as client:
         files = {"files": ("big.txt", b"x" * 100 * 1024**2, "text/plain")}
         _refused(client.post("/v1/collections/c/documents", files=files), 413)
@@ -150,7 +150,7 @@ def test_a_file_of_100_megabytes(up: serving.Process) -> None:
         ("a" * 5000, b"{}"),
     ],
 )
-def test_types_that_are_not_taken(up: serving.Process, kind: str, body: bytes) -> None:
+def test_an_unaccepted_content_type_gets_415(up: serving.Process, kind: str, body: bytes) -> None:
     with up.client() as client:
         _refused(client.post("/v1/ask", content=body, headers={"content-type": kind}), 415)
 
@@ -178,7 +178,7 @@ def test_types_that_are_not_taken(up: serving.Process, kind: str, body: bytes) -
         b'{"question": "x", "no_such_field": 1}',
     ],
 )
-def test_bodies_that_are_no_request(up: serving.Process, body: bytes) -> None:
+def test_a_malformed_body_gets_400(up: serving.Process, body: bytes) -> None:
     with up.client() as client:
         response = client.post("/v1/ask", content=body, headers=JSON)
         if body == b'{"question": "\\u0000", "collection": "c"}':
@@ -202,7 +202,7 @@ def test_bodies_that_are_no_request(up: serving.Process, body: bytes) -> None:
         b'--x\r\ncontent-disposition: form-data; name="files"; filename="a.jsonl"\r\n\r\n{{{\r\n--x--',
     ],
 )
-def test_forms_that_hold_no_document(up: serving.Process, form: bytes) -> None:
+def test_a_form_without_a_readable_document_is_refused(up: serving.Process, form: bytes) -> None:
     with up.client() as client:
         kind = {"content-type": "multipart/form-data; boundary=x"}
         response = client.post("/v1/collections/c/documents", content=form, headers=kind)
@@ -230,7 +230,7 @@ TRICKS = [
 
 
 @pytest.mark.parametrize("name", TRICKS)
-def test_path_tricks_in_names(up: serving.Process, name: str) -> None:
+def test_a_path_trick_in_a_name_reaches_nothing(up: serving.Process, name: str) -> None:
     connection = http.client.HTTPConnection("127.0.0.1", up.port, timeout=20)  # which sends a path as it is
     for method, path in (
         ("GET", f"/v1/collections/{name}"),
@@ -265,7 +265,7 @@ def test_path_tricks_in_names(up: serving.Process, name: str) -> None:
         assert client.get("/v1/collections/c").json()["documents"] == 10
 
 
-def test_a_file_with_a_path_for_a_name_is_a_document_like_any(up: serving.Process) -> None:
+def test_an_uploaded_file_name_with_a_path_stores_an_ordinary_document(up: serving.Process) -> None:
     with up.client() as client:
         for name in ("../../etc/passwd.txt", "/etc/passwd.txt", "..\\..\\x.txt", "a" * 200 + ".txt"):
             response = client.post("/v1/collections/c/documents", files={"files": (name, b"An odd text.")})
@@ -277,7 +277,7 @@ def test_a_file_with_a_path_for_a_name_is_a_document_like_any(up: serving.Proces
         assert client.get("/v1/collections/c").json()["documents"] == 10
 
 
-def test_more_at_once_than_are_taken_are_sent_away_with_a_word(up: serving.Process) -> None:
+def test_requests_above_the_queue_limit_get_503_with_retry_after(up: serving.Process) -> None:
     seen: list[tuple[int, str | None]] = []
 
     def one() -> None:
@@ -295,7 +295,7 @@ def test_more_at_once_than_are_taken_are_sent_away_with_a_word(up: serving.Proce
     assert all(after is not None for status, after in seen if status == 503)
 
 
-def test_lines_that_are_no_http(up: serving.Process) -> None:
+def test_bytes_that_are_not_http_do_no_harm(up: serving.Process) -> None:
     for text in (
         b"\x16\x03\x01\x02\x00\x01",
         b"GET / HTTP/9.9\r\n\r\n",

@@ -21,7 +21,7 @@ def ask(client: TestClient, **more: Any) -> Any:
     return response.json()
 
 
-def test_an_answer_is_the_engine_s_own(client: TestClient, reader: Engine) -> None:
+def test_ask_gives_the_engines_own_answer(client: TestClient, reader: Engine) -> None:
     client.post("/v1/collections", json={"name": "world"})
     client.post("/v1/collections/world/documents", files=corpus())
     with (
@@ -38,7 +38,7 @@ def test_an_answer_is_the_engine_s_own(client: TestClient, reader: Engine) -> No
             assert [citation["number"] - 1 for citation in got["citations"]] == [c.chunk for c in own.answer.citations]
 
 
-def test_spans_sum_to_what_was_reused_and_name_their_sources(client: TestClient) -> None:
+def test_prompt_spans_sum_to_the_reuse_counts_and_name_their_sources(client: TestClient) -> None:
     filled(client)
     got = ask(client)
     of = {
@@ -57,7 +57,7 @@ def test_spans_sum_to_what_was_reused_and_name_their_sources(client: TestClient)
     assert sum(of.values()) == reuse["tokens"]
 
 
-def test_a_stream_tells_sources_prompt_tokens_and_the_whole_answer(client: TestClient) -> None:
+def test_a_stream_sends_sources_prompt_tokens_and_the_whole_answer(client: TestClient) -> None:
     filled(client)
     whole = ask(client)
     told = events(client.post("/v1/ask", json={**ASKED, "stream": True}).text)
@@ -70,7 +70,7 @@ def test_a_stream_tells_sources_prompt_tokens_and_the_whole_answer(client: TestC
     assert last["answer"] == whole["answer"] and last["prompt"] == whole["prompt"] == told[1][1]["prompt"]
 
 
-def test_citations_are_where_a_source_says_the_answer(client: TestClient) -> None:
+def test_a_citation_quotes_the_same_words_from_source_and_answer(client: TestClient) -> None:
     client.post("/v1/collections", json={"name": "world"})
     client.post("/v1/collections/world/documents", files=corpus())
     cited = 0
@@ -85,7 +85,7 @@ def test_citations_are_where_a_source_says_the_answer(client: TestClient) -> Non
     assert cited
 
 
-def test_reuse_is_as_asked(client: TestClient) -> None:
+def test_the_request_chooses_reuse_ratio_and_selector(client: TestClient) -> None:
     filled(client)
     assert ask(client, reuse="none")["reuse"]["exact"] == 0
     assert ask(client, reuse="prefix")["reuse"]["fused"] == 0
@@ -97,7 +97,7 @@ def test_reuse_is_as_asked(client: TestClient) -> None:
     assert any("profile" in note for note in ask(client, ratio=None)["reuse"]["notes"])  # the controller was asked
 
 
-def test_passages_are_found_by_filter_order_and_retriever(client: TestClient) -> None:
+def test_the_request_chooses_filter_order_and_retriever(client: TestClient) -> None:
     client.post("/v1/collections", json={"name": "facts"})
     documents = [{"id": str(n), "text": text, "metadata": {"n": n}} for n, text in enumerate(reversed(FACTS))]
     client.post("/v1/collections/facts/documents", json={"documents": documents})
@@ -107,7 +107,7 @@ def test_passages_are_found_by_filter_order_and_retriever(client: TestClient) ->
     assert len(ask(client, k=1, retriever="bm25")["sources"]) == 1
 
 
-def test_a_session_goes_on(client: TestClient) -> None:
+def test_a_question_with_a_session_id_continues_the_conversation(client: TestClient) -> None:
     filled(client)
     assert ask(client, session_id="s")["session_id"] == "s"
     second = ask(client, question="And when?", session_id="s")
@@ -136,7 +136,7 @@ def test_a_session_goes_on(client: TestClient) -> None:
         ({"max_tokens": 1000, "question": "harbour " * 1500}, 400, None),
     ],
 )
-def test_what_cannot_be_served_is_refused_by_name(
+def test_a_wrong_ask_request_is_refused_and_names_the_field(
     client: TestClient, changed: dict[str, Any], status: int, param: str | None
 ) -> None:
     filled(client)
@@ -144,7 +144,7 @@ def test_what_cannot_be_served_is_refused_by_name(
     assert (response.status_code, response.json()["error"]["param"]) == (status, param), response.text
 
 
-def test_compare_times_the_same_prompt_both_ways_and_keeps_nothing(client: TestClient) -> None:
+def test_compare_times_the_same_prompt_both_ways_and_stores_nothing(client: TestClient) -> None:
     filled(client)
     before = entries(client)
     got = client.post("/v1/compare", json=ASKED).json()

@@ -45,7 +45,7 @@ def kinds(response: Any) -> dict[str, int]:
     return found
 
 
-def test_a_response_has_openai_s_shape(talk: TestClient) -> None:
+def test_a_chat_response_has_openais_shape(talk: TestClient) -> None:
     got = chat(talk)
     assert got["object"] == "chat.completion" and got["id"].startswith("chatcmpl-")
     assert got["choices"][0]["finish_reason"] == "length" and got["choices"][0]["message"]["role"] == "assistant"
@@ -55,7 +55,7 @@ def test_a_response_has_openai_s_shape(talk: TestClient) -> None:
     assert usage["prompt_tokens_details"]["cached_tokens"] == reuse["exact"] + reuse["fused"]
 
 
-def test_a_stream_says_what_the_whole_response_says(talk: TestClient) -> None:
+def test_a_chat_stream_has_the_same_content_as_the_whole_response(talk: TestClient) -> None:
     exact = {"documents": DOCUMENTS, "ragkv": {"ratio": 1}}  # or what is said depends on which entries are there yet
     whole = chat(talk, **exact, stop=["zzzz"])
     told = [data for _, data in chat(talk, **exact, stream=True, stream_options={"include_usage": True})]
@@ -69,13 +69,13 @@ def test_a_stream_says_what_the_whole_response_says(talk: TestClient) -> None:
     assert all("ragkv" not in one and one["usage"] is None for one in told[:-1])
 
 
-def test_without_usage_the_last_chunk_has_the_report(talk: TestClient) -> None:
+def test_a_stream_without_usage_has_the_report_in_its_last_chunk(talk: TestClient) -> None:
     *_, last, done = [data for _, data in chat(talk, stream=True)]
     assert done == "[DONE]" and last["choices"][0]["finish_reason"] == "length" and "reuse" in last["ragkv"]
     assert "usage" not in last
 
 
-def test_stop_strings_end_an_answer_and_are_not_in_it(talk: TestClient) -> None:
+def test_a_stop_string_ends_the_answer_and_is_not_part_of_it(talk: TestClient) -> None:
     whole = said(chat(talk, max_tokens=40))
     stop = whole[10:12]
     got = chat(talk, max_tokens=40, stop=stop)
@@ -83,14 +83,14 @@ def test_stop_strings_end_an_answer_and_are_not_in_it(talk: TestClient) -> None:
     assert said(chat(talk, max_tokens=40, stop=["never-said", stop])) == said(got)
 
 
-def test_greedy_unless_asked_and_a_seed_repeats(talk: TestClient) -> None:
+def test_decoding_is_greedy_by_default_and_a_seed_makes_sampling_repeatable(talk: TestClient) -> None:
     assert said(chat(talk)) == said(chat(talk, temperature=0)) == said(chat(talk, temperature=0.0, top_p=0.5))
     sampled = [said(chat(talk, temperature=1.5, seed=seed)) for seed in (1, 1, 2)]
     assert sampled[0] == sampled[1] != sampled[2]
     assert said(chat(talk, top_p=0.9, seed=3)) == said(chat(talk, top_p=0.9, temperature=1, seed=3))
 
 
-def test_messages_come_as_text_or_as_parts(talk: TestClient) -> None:
+def test_a_message_may_be_text_or_text_parts(talk: TestClient) -> None:
     parts = [{"role": "user", "content": [{"type": "text", "text": "Who built "}, {"type": "text", "text": "it?"}]}]
     assert said(chat(talk, parts)) == said(chat(talk, [{"role": "user", "content": "Who built it?", "name": "Ann"}]))
 
@@ -103,7 +103,7 @@ def test_a_system_message_opens_the_prompt_and_is_computed(talk: TestClient) -> 
     assert said(chat(talk, developer)) == said(got)
 
 
-def test_documents_are_chunks_kept_for_the_next_time(talk: TestClient) -> None:
+def test_documents_of_a_chat_are_chunks_whose_kv_is_stored(talk: TestClient) -> None:
     first = chat(talk, documents=DOCUMENTS)
     assert first["ragkv"]["reuse"]["missed_chunks"] == 2
     talk.app.state.service.tenants.opened()[""].engine.flush()  # type: ignore[attr-defined]
@@ -115,7 +115,7 @@ def test_documents_are_chunks_kept_for_the_next_time(talk: TestClient) -> None:
     assert second["usage"]["prompt_tokens_details"]["cached_tokens"] > len(FACTS[0])
 
 
-def test_retrieval_answers_and_cites_as_ask_does(client: TestClient) -> None:
+def test_a_chat_with_rag_answers_and_cites_as_ask_does(client: TestClient) -> None:
     client.post("/v1/collections", json={"name": "world"})
     client.post("/v1/collections/world/documents", files=corpus())
     cited = 0
@@ -134,7 +134,7 @@ def test_retrieval_answers_and_cites_as_ask_does(client: TestClient) -> None:
     assert cited
 
 
-def test_given_documents_stand_before_those_found(client: TestClient) -> None:
+def test_given_documents_stand_before_retrieved_ones(client: TestClient) -> None:
     filled(client)
     given = [{"title": "Given", "text": "Nobody knows who built the tower of Oro, says the book."}]
     got = chat(client, documents=given, rag={"collection": "facts", "k": 1})
@@ -142,7 +142,7 @@ def test_given_documents_stand_before_those_found(client: TestClient) -> None:
     assert [source["number"] for source in got["ragkv"]["sources"]] == [1, 2]
 
 
-def test_messages_that_go_on_from_an_answer_find_its_kv_by_content(talk: TestClient) -> None:
+def test_messages_that_continue_an_answer_reuse_its_kv(talk: TestClient) -> None:
     first = chat(talk)
     messages = [*HELLO, {"role": "assistant", "content": said(first)}, {"role": "user", "content": "And when?"}]
     assert kinds(chat(talk, messages))["history exact"] > len(HELLO[0]["content"])
@@ -151,7 +151,7 @@ def test_messages_that_go_on_from_an_answer_find_its_kv_by_content(talk: TestCli
     assert talk.get("/v1/sessions").json()["data"] == []  # nobody named them
 
 
-def test_markers_come_off_an_answer_that_is_sent_back(talk: TestClient) -> None:
+def test_markers_are_removed_from_an_answer_that_is_sent_back(talk: TestClient) -> None:
     first = chat(talk)
     back = {"role": "assistant", "content": said(first) + " [1][2]"}
     got = chat(talk, [*HELLO, back, {"role": "user", "content": "And when?"}])
@@ -159,7 +159,7 @@ def test_markers_come_off_an_answer_that_is_sent_back(talk: TestClient) -> None:
 
 
 @pytest.mark.parametrize("named", [{"session_id": "s"}, {"headers": {"x-session-id": "s"}}])
-def test_with_a_session_the_server_keeps_the_conversation(talk: TestClient, named: dict[str, Any]) -> None:
+def test_with_a_session_the_server_stores_the_conversation(talk: TestClient, named: dict[str, Any]) -> None:
     chat(talk, documents=DOCUMENTS, **named)
     got = chat(talk, [{"role": "user", "content": "And when?"}], **named)
     assert got["ragkv"]["session_id"] == "s"
@@ -202,7 +202,7 @@ NOT_OFFERED = [
 
 
 @pytest.mark.parametrize("extra", NOT_OFFERED, ids=lambda extra: next(iter(extra)))
-def test_what_is_not_offered_is_refused_by_name(client: TestClient, extra: dict[str, Any]) -> None:
+def test_a_parameter_that_is_not_offered_is_refused_by_name(client: TestClient, extra: dict[str, Any]) -> None:
     response = client.post("/v1/chat/completions", json={"model": "reader", "messages": HELLO, **extra})
     error = response.json()["error"]
     assert response.status_code == 400 and error["param"] == next(iter(extra)) and error["param"] in error["message"]
@@ -227,7 +227,7 @@ def test_what_is_not_offered_is_refused_by_name(client: TestClient, extra: dict[
         ({"temprature": 1}, 400, "temprature"),
     ],
 )
-def test_what_is_wrong_is_refused_by_name(
+def test_a_wrong_chat_request_is_refused_and_names_the_field(
     client: TestClient, extra: dict[str, Any], status: int, param: str | None
 ) -> None:
     response = client.post("/v1/chat/completions", json={"model": "reader", "messages": HELLO, **extra})
@@ -236,13 +236,13 @@ def test_what_is_wrong_is_refused_by_name(
         assert response.json()["error"]["param"] == param
 
 
-def test_neutral_values_are_taken(client: TestClient) -> None:
+def test_values_that_ask_for_nothing_are_accepted(client: TestClient) -> None:
     neutral = {"n": 1, "user": "u", "metadata": {"a": "b"}, "store": False, "tools": [], "tool_choice": "none"}
     more = {"logprobs": False, "presence_penalty": 0, "frequency_penalty": 0.0, "response_format": {"type": "text"}}
     chat(client, **neutral, **more, stop=None, seed=None, stream_options=None, parallel_tool_calls=True)
 
 
-def test_markers_of_sources_that_are_not_there_are_never_shown() -> None:
+def test_markers_of_sources_that_do_not_exist_are_removed() -> None:
     text = "It was Ann [1], or Bob [7][2], in [1832] [0] a[3"
     for size in (1, 2, 3, 50):
         markers = MarkerFilter(2)
@@ -251,7 +251,7 @@ def test_markers_of_sources_that_are_not_there_are_never_shown() -> None:
     assert MarkerFilter(0).add("see [7]") == "see [7]"
 
 
-def test_markers_name_what_is_cited_and_not_named_yet() -> None:
+def test_missing_markers_are_those_of_cited_sources_that_the_text_does_not_name() -> None:
     cited = [Citation(number=n, document_id="d", start=0, end=1, answer_start=None, answer_end=None) for n in (1, 3)]
     assert (
         missing_markers("Ann [3]", cited) == " [1]"

@@ -24,7 +24,7 @@ def upload(client: TestClient, name: str, data: bytes) -> Any:
     return client.post(PATHS, files=[("files", (name, data))])
 
 
-def test_collections_are_made_listed_shown_and_deleted(client: TestClient) -> None:
+def test_collections_can_be_created_listed_shown_and_deleted(client: TestClient) -> None:
     assert client.get("/v1/collections").json() == {"data": []}
     made = client.post("/v1/collections", json={"name": "b"})
     assert (made.status_code, made.json()["documents"]) == (201, 0)
@@ -39,12 +39,12 @@ def test_collections_are_made_listed_shown_and_deleted(client: TestClient) -> No
 
 
 @pytest.mark.parametrize("name", ["", ".", "..", "../x", "a/b", "a b", ".hidden", "x" * 65, "ä", "a\x00b", "-a", "a\n"])
-def test_a_name_is_no_path(client: TestClient, name: str) -> None:
+def test_a_collection_name_cannot_be_a_path(client: TestClient, name: str) -> None:
     assert client.post("/v1/collections", json={"name": name}).status_code == 400
     assert client.get("/v1/collections").json() == {"data": []}
 
 
-def test_storing_again_costs_nothing_and_a_change_replaces(client: TestClient) -> None:
+def test_an_unchanged_document_costs_nothing_and_a_changed_one_replaces_the_old(client: TestClient) -> None:
     filled(client)
     same = client.post(PATHS, json={"documents": [{"id": "0", "text": FACTS[0]}]}).json()
     assert same["unchanged"] == ["0"] and same["chunks"] == {"encoded": 0, "present": 1, "failed": 0}
@@ -55,7 +55,7 @@ def test_storing_again_costs_nothing_and_a_change_replaces(client: TestClient) -
     assert entries(client) == 2  # the old text's entry is gone
 
 
-def test_a_document_without_an_id_is_named_by_its_text(client: TestClient) -> None:
+def test_the_default_id_of_a_document_is_derived_from_its_text(client: TestClient) -> None:
     client.post("/v1/collections", json={"name": "facts"})
     first = client.post(PATHS, json={"documents": [{"text": FACTS[0]}]}).json()["added"]
     assert client.post(PATHS, json={"documents": [{"text": FACTS[0]}]}).json()["unchanged"] == first
@@ -72,7 +72,7 @@ def test_documents_are_listed_in_pages(client: TestClient) -> None:
     assert client.get(PATHS, params={"after": "gone"}).status_code == 400
 
 
-def test_files_are_documents_named_by_their_last_part(client: TestClient) -> None:
+def test_an_uploaded_file_becomes_a_document_named_without_its_path(client: TestClient) -> None:
     client.post("/v1/collections", json={"name": "facts"})
     assert upload(client, "../../etc/passwd.md", b"# Title\nThe harbour.").json()["added"] == ["passwd.md"]
     assert upload(client, "C:\\docs\\b.TXT", b"\xef\xbb\xbfPlain text.").json()["added"] == ["b.TXT"]
@@ -98,14 +98,14 @@ def test_files_are_documents_named_by_their_last_part(client: TestClient) -> Non
         ("x" * 300 + ".txt", b"x", 400),
     ],
 )
-def test_files_that_cannot_be_read_are_refused(client: TestClient, name: str, data: bytes, status: int) -> None:
+def test_an_unreadable_file_is_refused(client: TestClient, name: str, data: bytes, status: int) -> None:
     client.post("/v1/collections", json={"name": "facts"})
     response = upload(client, name, data)
     assert response.status_code == status and "/tmp" not in response.text, response.text
     assert client.get("/v1/collections/facts").json()["documents"] == 0
 
 
-def test_limits_of_documents_hold(reader: Engine, tmp_path: Path) -> None:
+def test_documents_above_the_limits_are_refused(reader: Engine, tmp_path: Path) -> None:
     with client_of(app_on(reader, tmp_path, limits=LimitsConfig(documents=2, document_chars=20))) as client:
         client.post("/v1/collections", json={"name": "facts"})
         for documents in ([{"text": "x" * 21}], [{"text": "a"}, {"text": "b"}, {"text": "c"}], [{"text": " "}], []):
@@ -116,14 +116,14 @@ def test_limits_of_documents_hold(reader: Engine, tmp_path: Path) -> None:
         assert client.post(PATHS, files=many).status_code == 400
 
 
-def test_search_finds_what_ask_would_be_answered_from(client: TestClient) -> None:
+def test_search_returns_the_best_passages_of_a_collection(client: TestClient) -> None:
     filled(client)
     hits = client.post("/v1/collections/facts/search", json={"query": "mill", "k": 1}).json()["hits"]
     assert [(hit["number"], hit["document_id"], hit["text"]) for hit in hits] == [(1, "1", FACTS[1])]
     assert client.post("/v1/collections/gone/search", json={"query": "mill"}).status_code == 404
 
 
-def test_a_text_s_kv_goes_when_the_last_collection_lets_go_of_it(client: TestClient) -> None:
+def test_the_kv_of_a_text_is_deleted_with_the_last_collection_that_holds_it(client: TestClient) -> None:
     filled(client, "one")
     filled(client, "two", FACTS[:1])
     assert entries(client) == 2
@@ -135,7 +135,7 @@ def test_a_text_s_kv_goes_when_the_last_collection_lets_go_of_it(client: TestCli
     assert entries(client) == 0
 
 
-def test_a_deleted_collection_leaves_nothing_behind(client: TestClient, tmp_path: Path) -> None:
+def test_a_deleted_collection_leaves_no_files_and_frees_its_name(client: TestClient, tmp_path: Path) -> None:
     filled(client)
     client.delete("/v1/collections/facts")
     assert not list((tmp_path / "collections").iterdir())
@@ -147,7 +147,7 @@ def test_a_deleted_collection_leaves_nothing_behind(client: TestClient, tmp_path
     )
 
 
-def test_a_deletion_that_a_kill_cut_short_is_finished_at_the_next_start(reader: Engine, tmp_path: Path) -> None:
+def test_the_next_start_finishes_a_deletion_that_a_kill_interrupted(reader: Engine, tmp_path: Path) -> None:
     with client_of(app_on(reader, tmp_path)) as client:
         filled(client)
         filled(client, "kept", FACTS[:1])
@@ -158,7 +158,7 @@ def test_a_deletion_that_a_kill_cut_short_is_finished_at_the_next_start(reader: 
     assert [path.name for path in (tmp_path / "collections").iterdir()] == ["kept"]
 
 
-def test_a_restart_finds_everything_again(reader: Engine, tmp_path: Path) -> None:
+def test_collections_sessions_and_kv_survive_a_restart(reader: Engine, tmp_path: Path) -> None:
     asked = {"question": "Who built the mill of Oro?", "collection": "facts", "session_id": "s"}
     with client_of(app_on(reader, tmp_path)) as client:
         filled(client)
@@ -171,7 +171,7 @@ def test_a_restart_finds_everything_again(reader: Engine, tmp_path: Path) -> Non
         assert fresh["reuse"]["bytes_by_tier"].get("disk", 0) > 0
 
 
-def test_what_the_command_line_ingested_is_the_collection_default(reader: Engine, tmp_path: Path) -> None:
+def test_documents_ingested_on_the_command_line_are_the_default_collection(reader: Engine, tmp_path: Path) -> None:
     with reader.with_config(service_of(app_on(reader, tmp_path)).config.engine) as engine:
         rag = Rag(engine, tmp_path / "index", chunk_tokens=default_chunk_tokens(engine), embedder=HashEmbedder())
         rag.ingest([Document("d", FACTS[0])])
@@ -183,7 +183,7 @@ def test_what_the_command_line_ingested_is_the_collection_default(reader: Engine
         assert client.get("/v1/collections").json()["data"] == [] and not (tmp_path / "index").exists()
 
 
-def test_conversations_nobody_named_end_where_a_text_is_deleted(client: TestClient) -> None:
+def test_deleting_a_text_deletes_unnamed_conversations(client: TestClient) -> None:
     filled(client)
     body = {"model": "reader", "messages": [{"role": "user", "content": f"{FACTS[0]} Who built it?"}]}
     client.post("/v1/chat/completions", json=body)
@@ -208,7 +208,9 @@ def two(reader: Engine, tmp_path: Path) -> Iterator[tuple[TestClient, TestClient
         yield one, client_of(app, second)
 
 
-def test_no_tenant_sees_another_s_documents_sessions_or_entries(two: tuple[TestClient, TestClient]) -> None:
+def test_a_tenant_does_not_see_another_tenants_documents_sessions_or_entries(
+    two: tuple[TestClient, TestClient],
+) -> None:
     one, other = two
     filled(one)
     asked = {"question": "Who built the mill of Oro?", "collection": "facts", "session_id": "s"}
@@ -230,7 +232,7 @@ def test_no_tenant_sees_another_s_documents_sessions_or_entries(two: tuple[TestC
     assert one.post("/v1/ask", json={**asked, "session_id": "t"}).json()["answer"] == first["answer"]
 
 
-def test_a_quota_holds(two: tuple[TestClient, TestClient]) -> None:
+def test_a_tenants_quota_of_documents_and_sessions_holds(two: tuple[TestClient, TestClient]) -> None:
     _, other = two
     other.post("/v1/collections", json={"name": "facts"})
     documents = [{"id": str(n), "text": text} for n, text in enumerate(FACTS)]
@@ -249,7 +251,7 @@ def test_a_quota_holds(two: tuple[TestClient, TestClient]) -> None:
     assert other.post("/v1/ask", json={**ask, "session_id": "b"}).status_code == 200
 
 
-def test_idle_tenants_are_closed_and_opened_again(two: tuple[TestClient, TestClient]) -> None:
+def test_an_idle_tenant_is_closed_for_the_next_and_opened_again(two: tuple[TestClient, TestClient]) -> None:
     one, other = two
     tenants = service_of(one.app).tenants  # type: ignore[arg-type]
     filled(one)
@@ -260,7 +262,7 @@ def test_idle_tenants_are_closed_and_opened_again(two: tuple[TestClient, TestCli
     assert set(tenants.opened()) == {"alpha"}
 
 
-def test_a_tenant_in_use_is_not_closed(two: tuple[TestClient, TestClient]) -> None:
+def test_a_leased_tenant_is_not_closed(two: tuple[TestClient, TestClient]) -> None:
     one, _ = two
     tenants = service_of(one.app).tenants  # type: ignore[arg-type]
     with tenants.lease(Principal("", "", "alpha")) as alpha:
@@ -270,7 +272,7 @@ def test_a_tenant_in_use_is_not_closed(two: tuple[TestClient, TestClient]) -> No
         assert alpha.engine.count_tokens("a b") > 0 and alpha.collections.list() == []
 
 
-def test_many_threads_open_and_close_tenants_without_harm(two: tuple[TestClient, TestClient]) -> None:
+def test_many_threads_can_open_and_close_tenants_at_once(two: tuple[TestClient, TestClient]) -> None:
     one, _ = two
     tenants = service_of(one.app).tenants  # type: ignore[arg-type]
     wrong: list[BaseException] = []

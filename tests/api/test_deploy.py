@@ -22,12 +22,12 @@ def compose() -> Any:
 
 
 @pytest.mark.parametrize("name", TABLES)
-def test_a_table_tells_of_all_there_is_and_of_nothing_else(name: str) -> None:
+def test_the_tables_in_the_docs_equal_the_code(name: str) -> None:
     text = DEPLOY.read_text("utf-8")
     assert table_of(name, text) == TABLES[name](), "write it anew: python -m tests.api.tables"
 
 
-def test_a_code_that_the_document_names_is_one_the_server_gives() -> None:
+def test_every_error_code_in_the_docs_exists_in_the_code() -> None:
     sources = "".join(path.read_text("utf-8") for path in (ROOT / "ragkv" / "api").rglob("*.py"))
     table = DEPLOY.read_text("utf-8").partition("| status | when |")[2].partition("\n\n")[0]
     codes = re.findall(r"`([a-z]+(?:_[a-z]+)+)`", table)
@@ -35,7 +35,7 @@ def test_a_code_that_the_document_names_is_one_the_server_gives() -> None:
     assert [code for code in codes if f'"{code}"' not in sources] == []
 
 
-def test_variables_of_the_image_and_of_compose_are_settings(compose: Any) -> None:
+def test_environment_variables_of_image_and_compose_are_settings(compose: Any) -> None:
     image = dict(re.findall(r"\b(RAGKV_SERVE_\w+)=(\S+)", DOCKERFILE))
     written = compose["services"]["ragkv"]["environment"]
     started = {name: re.sub(r"^\$\{\w+:-(.*)\}$", r"\1", value) for name, value in written.items()}
@@ -44,7 +44,7 @@ def test_variables_of_the_image_and_of_compose_are_settings(compose: Any) -> Non
     assert config.engine.store.memory_bytes == 1024**3
 
 
-def test_the_image_runs_as_nobody_special_and_keeps_what_it_keeps_in_a_volume() -> None:
+def test_the_image_runs_as_an_ordinary_user_and_stores_data_in_a_volume() -> None:
     stages = DOCKERFILE.split("\nFROM ")
     assert len(stages) == 3 and all(stage.startswith("python:3.") for stage in stages[1:])
     last = stages[-1]
@@ -53,14 +53,14 @@ def test_the_image_runs_as_nobody_special_and_keeps_what_it_keeps_in_a_volume() 
     assert "HEALTHCHECK" in last and "/readyz" in last
 
 
-def test_what_the_image_is_built_from_is_there_and_is_sent() -> None:
+def test_files_that_the_image_copies_exist_and_are_not_ignored() -> None:
     for words in re.findall(r"^COPY (?!--from)(.*)$", DOCKERFILE, re.MULTILINE):
         for source in words.split()[:-1]:
             assert (ROOT / source).exists()
             assert f"!{source}" in IGNORED
 
 
-def test_compose_publishes_here_alone_and_gives_answers_time_to_finish(compose: Any) -> None:
+def test_compose_publishes_on_loopback_and_lets_answers_finish(compose: Any) -> None:
     service = compose["services"]["ragkv"]
     assert service["ports"] == ["127.0.0.1:8000:8000"]
     assert service["volumes"] == ["data:/data"] and "data" in compose["volumes"]

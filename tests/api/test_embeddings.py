@@ -31,7 +31,7 @@ def vectors(response: Any) -> list[Any]:
     return [one["embedding"] for one in response["data"]]
 
 
-def test_vectors_are_the_embedder_s(client: TestClient) -> None:
+def test_embeddings_are_the_embedders_vectors(client: TestClient) -> None:
     got = embed(client, TEXTS)
     own = HashEmbedder().embed_texts(TEXTS)
     np.testing.assert_allclose(vectors(got), [windows[0] for windows in own], rtol=1e-6)
@@ -40,13 +40,13 @@ def test_vectors_are_the_embedder_s(client: TestClient) -> None:
     assert vectors(embed(client, TEXTS[0])) == vectors(got)[:1]
 
 
-def test_base64_holds_the_same_numbers(client: TestClient) -> None:
+def test_base64_embeddings_hold_the_same_numbers(client: TestClient) -> None:
     plain, encoded = vectors(embed(client, TEXTS)), vectors(embed(client, TEXTS, encoding_format="base64"))
     for numbers, text in zip(plain, encoded, strict=True):
         assert np.frombuffer(base64.b64decode(text), "<f4").tolist() == numbers
 
 
-def test_a_long_text_gets_one_vector_of_length_one(reader: Engine, tmp_path: Path) -> None:
+def test_a_text_longer_than_the_window_gets_one_unit_vector(reader: Engine, tmp_path: Path) -> None:
     embedder = HashEmbedder(window_words=3)
     with client_of(
         create_app(ServeConfig(home=str(tmp_path)), engine=reader.with_config(BARE), embedder=embedder)
@@ -70,7 +70,7 @@ def test_a_long_text_gets_one_vector_of_length_one(reader: Engine, tmp_path: Pat
         ({"input": ["a"] * 5}, 400, "input"),
     ],
 )
-def test_what_cannot_be_embedded_is_refused(
+def test_a_wrong_embeddings_request_is_refused(
     reader: Engine, tmp_path: Path, changed: Any, status: int, param: str | None
 ) -> None:
     with client_of(app_on(reader, tmp_path, limits=LimitsConfig(inputs=4))) as client:
@@ -79,11 +79,11 @@ def test_what_cannot_be_embedded_is_refused(
     assert param is None or response.json()["error"]["param"] == param
 
 
-def test_its_own_dimensions_are_taken(client: TestClient) -> None:
+def test_the_models_own_number_of_dimensions_is_accepted(client: TestClient) -> None:
     assert len(vectors(embed(client, "a", dimensions=64))[0]) == 64
 
 
-def test_without_an_embedder_it_says_what_to_install(reader: Engine, tmp_path: Path) -> None:
+def test_without_an_embedder_the_error_says_what_to_install(reader: Engine, tmp_path: Path) -> None:
     with client_of(create_app(ServeConfig(home=str(tmp_path)), engine=reader.with_config(BARE))) as client:
         response = client.post("/v1/embeddings", json={"model": "hash", "input": "a"})
         assert response.status_code == 404 and "pip install" in response.json()["error"]["message"]
@@ -98,7 +98,7 @@ def minilm(reader: Engine, tmp_path: Path) -> Iterator[TestClient]:
 
 
 @pytest.mark.skipif(minilm_path() is None, reason="MiniLM is not installed")
-def test_token_ids_are_the_embedding_model_s(minilm: TestClient) -> None:
+def test_token_ids_of_the_embedding_model_give_the_texts_vector(minilm: TestClient) -> None:
     from transformers import AutoTokenizer
 
     ids = AutoTokenizer.from_pretrained(minilm_path())("the harbour of oro", add_special_tokens=False)["input_ids"]

@@ -27,14 +27,14 @@ TREE = [
 
 
 @pytest.mark.parametrize(("error", "status", "kind", "code"), TREE, ids=lambda one: type(one).__name__)
-def test_every_error_has_its_status(error: Exception, status: int, kind: str, code: str | None) -> None:
+def test_every_ragkv_error_has_its_status_and_code(error: Exception, status: int, kind: str, code: str | None) -> None:
     found = as_api_error(error)
     assert (found.status, found.type, found.code) == (status, kind, code)
     assert (status == 500) != (found.message == str(error))
     assert ("retry-after" in found.response.headers) == (status == 503)
 
 
-def test_a_body_is_one_object_with_four_fields() -> None:
+def test_an_error_body_is_one_object_with_four_fields() -> None:
     body = ApiError(429, "too much", retry_after_s=2.4, param="p", code="c").body
     assert body == {"error": {"message": "too much", "type": "rate_limit_error", "param": "p", "code": "c"}}
 
@@ -58,7 +58,7 @@ def test_a_body_is_one_object_with_four_fields() -> None:
         ("GET", "/v1/collections/facts/documents?limit=x", None, 400),
     ],
 )
-def test_whatever_comes_the_answer_has_the_shape(
+def test_every_bad_request_gets_the_error_shape(
     client: TestClient, method: str, path: str, content: bytes | None, status: int
 ) -> None:
     headers = {} if content is None else {"content-type": "application/json"}
@@ -69,7 +69,9 @@ def test_whatever_comes_the_answer_has_the_shape(
     assert "Value error" not in response.text
 
 
-def test_what_is_not_foreseen_is_a_bare_500(reader: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unexpected_error_becomes_a_bare_500(
+    reader: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     app = app_on(reader, tmp_path)
 
     def broken(*_: Any, **__: Any) -> Any:
@@ -87,7 +89,7 @@ def test_what_is_not_foreseen_is_a_bare_500(reader: Engine, tmp_path: Path, monk
         assert client.post("/v1/chat/completions", json=body).status_code == 500  # before its first token
 
 
-def test_every_endpoint_declares_the_errors_it_gives(client: TestClient) -> None:
+def test_every_endpoint_declares_its_error_responses(client: TestClient) -> None:
     paths = client.get("/openapi.json").json()["paths"]
     for path, methods in paths.items():
         for operation in methods.values():

@@ -16,7 +16,7 @@ from ragkv.api.settings import ServeConfig
 from .small_app import small_client, state_of
 
 
-def test_before_the_model_is_loaded_requests_are_sent_away_and_the_process_lives(tmp_path: Path) -> None:
+def test_requests_get_503_until_the_model_is_loaded(tmp_path: Path) -> None:
     with small_client(ServeConfig(home=str(tmp_path)), ready=False) as it:
         assert it.get("/livez").json() == {"status": "ok", "reason": None}
         ready = it.get("/readyz")
@@ -31,7 +31,7 @@ def test_before_the_model_is_loaded_requests_are_sent_away_and_the_process_lives
         assert it.post("/v1/echo", json={}).status_code == 200
 
 
-def test_while_the_server_ends_it_says_so(small: TestClient) -> None:
+def test_requests_get_503_while_the_server_shuts_down(small: TestClient) -> None:
     state_of(small).readiness.start_draining()
     state_of(small).readiness.set_ready()  # a model that is loaded meanwhile changes nothing
     assert small.get("/livez").status_code == 200
@@ -47,13 +47,13 @@ def test_while_the_server_ends_it_says_so(small: TestClient) -> None:
     }
 
 
-def test_health_needs_no_key(small: TestClient, tmp_path: Path) -> None:
+def test_health_routes_need_no_key(small: TestClient, tmp_path: Path) -> None:
     KeyFile(tmp_path / "keys.json").add("alice")
     assert [small.get(path).status_code for path in ("/livez", "/readyz", "/version")] == [200, 200, 200]
     assert small.get("/version").json()["ragkv"] == __version__
 
 
-def test_a_store_that_takes_no_writes_is_not_ready(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_store_that_cannot_be_written_to_is_not_ready(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(health, "PROBE_INTERVAL_S", 0.0)
     good, gone = tmp_path / "good", tmp_path / "gone"
     good.mkdir()
@@ -67,7 +67,7 @@ def test_a_store_that_takes_no_writes_is_not_ready(tmp_path: Path, monkeypatch: 
         assert ready.json()["reason"] == "A store cannot be written to: No such file or directory."
 
 
-async def test_a_probe_is_believed_for_a_while_and_made_once_at_a_time(tmp_path: Path) -> None:
+async def test_the_result_of_a_write_probe_is_reused_for_its_interval(tmp_path: Path) -> None:
     asked: list[int] = []
 
     def places() -> Sequence[Path]:
@@ -82,7 +82,7 @@ async def test_a_probe_is_believed_for_a_while_and_made_once_at_a_time(tmp_path:
     assert len(asked) == 4
 
 
-async def test_a_disk_that_hangs_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_probe_of_a_hanging_disk_fails_after_a_timeout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     let_go = threading.Event()
     monkeypatch.setattr(health, "PROBE_WAIT_S", 0.05)
     monkeypatch.setattr(health, "_write", lambda _: let_go.wait(10))

@@ -60,7 +60,7 @@ def _opened(client: TestClient) -> dict[str, Any]:
     return opened
 
 
-def test_documents_and_collections_are_their_owners(house: House) -> None:
+def test_another_tenants_collections_are_not_found(house: House) -> None:
     client, a, b = house
     assert ingest(client, [{"id": "d", "text": SECRET}], b).status_code == 201
     assert client.get("/v1/collections", headers=a).json()["data"] == []
@@ -85,7 +85,7 @@ def test_documents_and_collections_are_their_owners(house: House) -> None:
     assert client.get("/v1/collections/c/documents/d", headers=b).json()["text"] == SECRET
 
 
-def test_the_same_name_is_another_collection_for_another_key(house: House) -> None:
+def test_two_tenants_may_use_the_same_collection_name(house: House) -> None:
     client, a, b = house
     ingest(client, [{"id": "d", "text": SECRET}], b)
     ingest(client, [{"id": "d", "text": "Nothing to see."}], a)
@@ -95,7 +95,7 @@ def test_the_same_name_is_another_collection_for_another_key(house: House) -> No
     assert client.get("/v1/collections/c/documents/d", headers=b).status_code == 200
 
 
-def test_conversations_are_their_owners(house: House) -> None:
+def test_another_tenants_conversations_are_not_found(house: House) -> None:
     client, a, b = house
     _chat(client, b, SECRET, session_id="s")
     assert client.get("/v1/sessions", headers=a).json()["data"] == []
@@ -111,7 +111,7 @@ def test_conversations_are_their_owners(house: House) -> None:
     assert client.get("/v1/sessions/s", headers=b).json()["turns"] == 1
 
 
-def test_whether_another_key_holds_a_chunk_shows_in_no_count_and_is_never_a_hit(house: House) -> None:
+def test_another_tenants_entry_is_never_a_hit_and_shows_in_no_count(house: House) -> None:
     client, a, b = house
     first_b = _chat(client, b, SECRET)["ragkv"]["reuse"]
     _flush(client)
@@ -124,7 +124,7 @@ def test_whether_another_key_holds_a_chunk_shows_in_no_count_and_is_never_a_hit(
     assert _counts(_chat(client, a, SECRET)["ragkv"]["reuse"]) == _counts(second_b)
 
 
-def test_entries_and_counts_are_told_of_the_callers_store_alone(house: House) -> None:
+def test_stats_count_only_the_callers_store(house: House) -> None:
     client, a, b = house
     before = client.get("/v1/stats", headers=a).json()
     ingest(client, documents(), b)
@@ -134,7 +134,7 @@ def test_entries_and_counts_are_told_of_the_callers_store_alone(house: House) ->
     assert sum(tier["entries"] for tier in client.get("/v1/stats", headers=b).json()["tiers"]) >= 10
 
 
-def test_one_keys_ingestion_evicts_nothing_of_anothers(tmp_path: Path) -> None:
+def test_ingestion_by_one_tenant_evicts_nothing_of_another(tmp_path: Path) -> None:
     a = key(tmp_path, "a", quota=Quota(disk_bytes=2 * MIB, memory_bytes=1 * MIB))
     b = key(tmp_path, "b")
     with whole(tmp_path) as client:
@@ -147,14 +147,14 @@ def test_one_keys_ingestion_evicts_nothing_of_anothers(tmp_path: Path) -> None:
         assert ask(client, QUESTION, a).status_code == 200
 
 
-def test_keys_of_one_tenant_share_what_it_has(tmp_path: Path) -> None:
+def test_keys_of_one_tenant_share_its_documents(tmp_path: Path) -> None:
     a, b = key(tmp_path, "a", tenant="team"), key(tmp_path, "b", tenant="team")
     with whole(tmp_path) as client:
         ingest(client, [{"id": "d", "text": SECRET}], a)
         assert client.get("/v1/collections/c/documents/d", headers=b).json()["text"] == SECRET
 
 
-def test_quotas_hold(tmp_path: Path) -> None:
+def test_quotas_for_documents_and_sessions_hold(tmp_path: Path) -> None:
     a = key(tmp_path, "a", quota=Quota(documents=3, sessions=2))
     docs = documents(5)
     with whole(tmp_path) as client:
@@ -176,7 +176,7 @@ def test_quotas_hold(tmp_path: Path) -> None:
         assert ask(client, QUESTION, a, session_id="s2").status_code == 200
 
 
-def test_rates_hold_for_answers(tmp_path: Path) -> None:
+def test_answers_use_up_the_rate_of_their_key_only(tmp_path: Path) -> None:
     a, b = key(tmp_path, "a", rate=Rate(tokens_per_minute=10)), key(tmp_path, "b")
     with whole(tmp_path) as client:
         assert _chat(client, a, SECRET)["usage"]["total_tokens"] > 10
@@ -195,7 +195,7 @@ def _files_with(home: Path, *words: str) -> list[str]:
     ]
 
 
-def test_deleted_means_gone(tmp_path: Path) -> None:
+def test_a_deleted_document_leaves_no_text_and_no_entry(tmp_path: Path) -> None:
     a = key(tmp_path, "a")
     with whole(tmp_path) as client:
         ingest(client, [{"id": "d", "text": SECRET}, {"id": "e", "text": "Kiralus signs letters as Gorax."}], a)
@@ -218,7 +218,7 @@ def test_deleted_means_gone(tmp_path: Path) -> None:
         assert disk == after["disk"]
 
 
-def test_a_deleted_conversation_is_gone(tmp_path: Path) -> None:
+def test_a_deleted_conversation_leaves_no_history_and_no_kv(tmp_path: Path) -> None:
     a = key(tmp_path, "a")
     with whole(tmp_path) as client:
         _chat(client, a, SECRET, session_id="s")
@@ -234,7 +234,7 @@ def test_a_deleted_conversation_is_gone(tmp_path: Path) -> None:
         assert client.get("/v1/sessions/s", headers=a).json()["turns"] == 1
 
 
-def test_tenants_are_closed_and_opened_again_without_losing_anything(tmp_path: Path) -> None:
+def test_closing_and_reopening_a_tenant_loses_nothing(tmp_path: Path) -> None:
     keys = [key(tmp_path, f"k{number}") for number in range(4)]
     with whole(tmp_path, open_tenants=1) as client:
         for number, headers in enumerate(keys):
@@ -248,7 +248,7 @@ def test_tenants_are_closed_and_opened_again_without_losing_anything(tmp_path: P
         assert len(_opened(client)) == 1
 
 
-def test_a_quota_holds_against_many_at_once(tmp_path: Path) -> None:
+def test_quotas_hold_under_concurrent_requests(tmp_path: Path) -> None:
     a = key(tmp_path, "a", quota=Quota(documents=3, sessions=2))
     with whole(tmp_path) as client, ThreadPoolExecutor(8) as pool:
         client.post("/v1/collections", json={"name": "c"}, headers=a)

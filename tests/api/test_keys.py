@@ -22,7 +22,7 @@ def file(tmp_path: Path) -> KeyFile:
     return KeyFile(tmp_path / "home" / "keys.json")
 
 
-def test_a_key_is_found_by_itself_and_kept_as_a_digest(file: KeyFile) -> None:
+def test_a_key_is_stored_as_a_digest_and_found_by_its_text(file: KeyFile) -> None:
     secret, key = file.add("alice", rate=Rate(10, 1000), quota=Quota(documents=5))
     text = file.path.read_text()
     assert secret.startswith(f"rk-{key.id}-") and secret.rpartition("-")[2] not in text
@@ -31,20 +31,20 @@ def test_a_key_is_found_by_itself_and_kept_as_a_digest(file: KeyFile) -> None:
     assert KeyRing(file.path).principal(secret) == expected
 
 
-def test_keys_have_256_random_bits(file: KeyFile) -> None:
+def test_a_key_has_256_random_bits(file: KeyFile) -> None:
     secrets = {file.add("k")[0] for _ in range(20)}
     assert len(secrets) == 20
     assert all(len(secret) == len("rk-") + 12 + 1 + 43 for secret in secrets)  # 43 of 64 letters are 256 bits
 
 
-def test_the_file_is_its_owners_alone(file: KeyFile) -> None:
+def test_only_the_owner_can_read_the_key_file(file: KeyFile) -> None:
     file.add("alice")
     assert stat.S_IMODE(file.path.stat().st_mode) == 0o600
     assert [path.name for path in file.path.parent.iterdir() if path.suffix != ".lock"] == ["keys.json"]
 
 
 @pytest.mark.parametrize("mode", [0o620, 0o602, 0o666])
-def test_a_file_that_others_may_write_to_is_refused(file: KeyFile, mode: int) -> None:
+def test_a_key_file_that_others_may_write_to_is_refused(file: KeyFile, mode: int) -> None:
     file.add("alice")
     file.path.chmod(mode)
     with pytest.raises(ConfigError, match="chmod 600"):
@@ -68,19 +68,19 @@ def test_a_file_that_others_may_write_to_is_refused(file: KeyFile, mode: int) ->
         lambda key: key + "\n",
     ],
 )
-def test_nothing_but_the_key_is_the_key(file: KeyFile, wrong: Callable[[str], str]) -> None:
+def test_only_the_exact_key_text_is_accepted(file: KeyFile, wrong: Callable[[str], str]) -> None:
     secret, _ = file.add("alice")
     ring = KeyRing(file.path)
     assert ring.principal(secret) is not None
     assert ring.principal(wrong(secret)) is None
 
 
-def test_one_keys_id_with_anothers_secret_is_nobody(file: KeyFile) -> None:
+def test_a_key_id_with_another_keys_secret_is_refused(file: KeyFile) -> None:
     (a, _), (b, _) = file.add("a"), file.add("b")
     assert KeyRing(file.path).principal(a[:16] + b[16:]) is None
 
 
-def test_a_running_server_takes_up_new_and_revoked_keys(file: KeyFile) -> None:
+def test_a_running_server_notices_new_and_revoked_keys(file: KeyFile) -> None:
     ring = KeyRing(file.path)
     assert not ring.exists
     secret, key = file.add("alice")
@@ -93,7 +93,7 @@ def test_a_running_server_takes_up_new_and_revoked_keys(file: KeyFile) -> None:
     assert ring.principal(other) is not None
 
 
-def test_revoking_the_last_key_or_taking_the_file_away_opens_nothing(file: KeyFile) -> None:
+def test_a_key_stays_required_after_the_last_is_revoked_or_the_file_is_removed(file: KeyFile) -> None:
     secret, key = file.add("alice")
     ring = KeyRing(file.path)
     file.revoke(key.id)
@@ -106,7 +106,7 @@ def test_revoking_the_last_key_or_taking_the_file_away_opens_nothing(file: KeyFi
     assert ring.exists
 
 
-def test_a_file_that_breaks_while_the_server_runs_changes_nothing(
+def test_known_keys_stay_valid_when_the_file_becomes_unreadable(
     file: KeyFile, caplog: pytest.LogCaptureFixture
 ) -> None:
     secret, _ = file.add("alice")
@@ -120,7 +120,7 @@ def test_a_file_that_breaks_while_the_server_runs_changes_nothing(
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"keys": [{}], "quotas": {}}', '{"keys": 5, "quotas": {}}', "\xff"])
-def test_a_damaged_file_is_refused_in_words(file: KeyFile, text: str) -> None:
+def test_a_damaged_key_file_raises_a_config_error(file: KeyFile, text: str) -> None:
     file.path.parent.mkdir()
     file.path.write_bytes(text.encode("latin-1"))
     file.path.chmod(0o600)
@@ -128,7 +128,7 @@ def test_a_damaged_file_is_refused_in_words(file: KeyFile, text: str) -> None:
         file.read()
 
 
-def test_a_key_past_its_time_is_refused(file: KeyFile) -> None:
+def test_an_expired_key_is_refused(file: KeyFile) -> None:
     short, _ = file.add("short", lifetime_s=0.0)
     long, _ = file.add("long", lifetime_s=1000.0)
     ring = KeyRing(file.path)
@@ -136,7 +136,7 @@ def test_a_key_past_its_time_is_refused(file: KeyFile) -> None:
     assert ring.principal(long) is not None
 
 
-def test_a_rotated_key_is_the_same_tenant_at_the_same_rate(file: KeyFile) -> None:
+def test_a_rotated_key_keeps_tenant_rate_and_quota(file: KeyFile) -> None:
     old, key = file.add("alice", rate=Rate(10, None), quota=Quota(sessions=3))
     new, successor = file.rotate(key.id, grace_s=1000.0)
     ring = KeyRing(file.path)
@@ -160,12 +160,12 @@ def test_keys_of_one_tenant_share_its_quota(file: KeyFile) -> None:
 
 
 @pytest.mark.parametrize("tenant", ["", "..", "a/b", "A", "-a", "a" * 65, "a\n", "con.", ".hidden", "a b"])
-def test_a_tenant_is_a_plain_name(file: KeyFile, tenant: str) -> None:
+def test_a_tenants_name_cannot_be_a_path(file: KeyFile, tenant: str) -> None:
     with pytest.raises(InputError, match="Tenant"):
         file.add("x", tenant=tenant)
 
 
-def test_keys_made_at_once_are_all_kept(file: KeyFile) -> None:
+def test_concurrently_added_keys_are_all_stored(file: KeyFile) -> None:
     made: list[str] = []
     threads = [threading.Thread(target=lambda: made.append(file.add("k")[0])) for _ in range(8)]
     for thread in threads:
@@ -176,14 +176,14 @@ def test_keys_made_at_once_are_all_kept(file: KeyFile) -> None:
     assert len(made) == 8 and all(ring.principal(secret) for secret in made)
 
 
-def test_a_stored_number_below_zero_is_refused() -> None:
+def test_negative_quotas_and_zero_rates_are_refused() -> None:
     with pytest.raises(ConfigError, match="documents is -1"):
         Quota(documents=-1)
     with pytest.raises(ConfigError, match="requests_per_minute is 0"):
         Rate(requests_per_minute=0)
 
 
-def test_other_machines_need_keys_or_a_word_that_they_do_not(file: KeyFile) -> None:
+def test_listening_beyond_loopback_needs_keys_or_no_auth(file: KeyFile) -> None:
     home = str(file.path.parent)
     with pytest.raises(ConfigError, match="can be reached from other machines"):
         check_network_exposure(ServeConfig(host="0.0.0.0", home=home), KeyRing(file.path))
@@ -193,7 +193,7 @@ def test_other_machines_need_keys_or_a_word_that_they_do_not(file: KeyFile) -> N
     check_network_exposure(ServeConfig(host="0.0.0.0", home=home), KeyRing(file.path))
 
 
-def test_the_command_line_shows_a_key_once(tmp_path: Path) -> None:
+def test_the_command_line_shows_a_key_only_once(tmp_path: Path) -> None:
     home = ["--home", str(tmp_path)]
     run = CliRunner().invoke
     made = run(app, ["keys", "add", "alice", "--documents", "5", "--rpm", "10", *home])
@@ -212,7 +212,7 @@ def test_the_command_line_shows_a_key_once(tmp_path: Path) -> None:
     assert isinstance(run(app, ["keys", "revoke", "nope", *home]).exception, InputError)
 
 
-def test_looking_for_changes_costs_little(file: KeyFile) -> None:
+def test_checking_a_key_takes_less_than_5_ms(file: KeyFile) -> None:
     secret, _ = file.add("alice")
     ring = KeyRing(file.path)
     began = time.thread_time()

@@ -91,7 +91,7 @@ class TestEmbeddings(EmbeddingsIntegrationTests):
         return {"model": "hash", "check_embedding_ctx_length": False, **SERVED}
 
 
-def test_the_page_s_table_is_true(suites: dict[str, Suite]) -> None:
+def test_the_table_of_langchains_suites_is_true(suites: dict[str, Suite]) -> None:
     if len(suites["TestChat"].passed) + len(suites["TestChat"].skipped) < 50:
         pytest.skip("the suites did not run, or not all of them")
     before, _, rest = PAGE.read_text("utf-8").partition(BEGIN)

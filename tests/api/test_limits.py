@@ -21,7 +21,7 @@ def _who(requests: int | None = None, tokens: int | None = None, key_id: str = "
     return Principal(key_id, key_id, key_id, Quota(), Rate(requests, tokens))
 
 
-def test_requests_a_minute_are_counted_for_each_key() -> None:
+def test_requests_per_minute_are_counted_per_key() -> None:
     limiter = RateLimiter()
     left = [limiter.take_request(_who(requests=3))["x-ratelimit-remaining-requests"] for _ in range(3)]
     assert left == ["2", "1", "0"]
@@ -34,14 +34,14 @@ def test_requests_a_minute_are_counted_for_each_key() -> None:
     limiter.take_request(_who(requests=3, key_id="b"))
 
 
-def test_without_a_rate_nothing_is_counted() -> None:
+def test_a_key_without_a_rate_is_never_refused() -> None:
     limiter = RateLimiter()
     assert all(limiter.take_request(ANONYMOUS) == {} for _ in range(100))
     limiter.charge_tokens(ANONYMOUS, 10**9)
     assert limiter.take_request(ANONYMOUS) == {}
 
 
-def test_tokens_are_charged_when_they_are_known_and_owed_beyond_the_limit() -> None:
+def test_tokens_are_charged_after_the_answer_and_may_exceed_the_limit() -> None:
     limiter, who = RateLimiter(), _who(tokens=100)
     assert limiter.take_request(who)["x-ratelimit-remaining-tokens"] == "100"
     limiter.charge_tokens(who, 60)
@@ -52,7 +52,7 @@ def test_tokens_are_charged_when_they_are_known_and_owed_beyond_the_limit() -> N
     limiter.take_request(_who(tokens=100, key_id="b"))
 
 
-def test_time_gives_the_rate_back(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rate_is_restored_after_a_minute(monkeypatch: pytest.MonkeyPatch) -> None:
     now = time.time()
     limiter, who = RateLimiter(), _who(requests=1, tokens=10)
     limiter.take_request(who)
@@ -61,7 +61,7 @@ def test_time_gives_the_rate_back(monkeypatch: pytest.MonkeyPatch) -> None:
     limiter.take_request(who)
 
 
-def test_a_key_over_its_rate_is_told_when_to_come_back(small: TestClient, tmp_path: Path) -> None:
+def test_a_key_above_its_rate_gets_429_with_retry_after(small: TestClient, tmp_path: Path) -> None:
     secret, _ = KeyFile(tmp_path / "keys.json").add("alice", rate=Rate(requests_per_minute=2))
     headers = {"authorization": f"Bearer {secret}"}
     first = small.post("/v1/echo", json={}, headers=headers)
@@ -89,7 +89,7 @@ def test_answers_and_embeddings_use_up_the_tokens_of_their_key(small: TestClient
 @pytest.mark.parametrize(
     ("held", "more", "fits"), [(0, 3, True), (2, 1, True), (3, 0, True), (3, 1, False), (0, 4, False)]
 )
-def test_a_quota_holds(held: int, more: int, fits: bool) -> None:
+def test_a_request_above_a_quota_gets_403(held: int, more: int, fits: bool) -> None:
     who = Principal("a", "a", "a", Quota(documents=3, sessions=3))
     for what in ("documents", "sessions"):
         if fits:
@@ -101,7 +101,7 @@ def test_a_quota_holds(held: int, more: int, fits: bool) -> None:
     check_quota(ANONYMOUS, "documents", 10**9, 1)
 
 
-def test_of_requests_that_each_fit_alone_one_gets_the_last_place() -> None:
+def test_of_concurrent_requests_only_one_gets_the_last_place_of_a_quota() -> None:
     quotas, who = QuotaGuard(), Principal("a", "a", "a", Quota(documents=1, sessions=1))
     stored: list[int] = []
     talks: list[str] = []
@@ -154,7 +154,7 @@ async def _asked(app: Any, receive: Any, send: Any, path: str, method: str = "PO
     await app(scope, receive, send)
 
 
-async def test_a_body_that_does_not_arrive_is_given_up(tmp_path: Path) -> None:
+async def test_a_body_that_does_not_arrive_in_time_gets_408(tmp_path: Path) -> None:
     app = small_app(ServeConfig(home=str(tmp_path), limits=LimitsConfig(body_s=0.1)))
     sent: list[Any] = []
     pieces = iter([{"type": "http.request", "body": b"{", "more_body": True}])
@@ -173,7 +173,7 @@ async def test_a_body_that_does_not_arrive_is_given_up(tmp_path: Path) -> None:
     assert app.state.server.readiness.running == 0
 
 
-async def test_an_answer_that_is_not_read_is_given_up(tmp_path: Path) -> None:
+async def test_a_client_that_does_not_read_its_answer_is_disconnected(tmp_path: Path) -> None:
     app = small_app(ServeConfig(home=str(tmp_path), limits=LimitsConfig(stall_s=0.1)))
     sent: list[Any] = []
 

@@ -37,7 +37,7 @@ def _lines(stream: io.StringIO) -> list[dict[str, Any]]:
     return [json.loads(line) for line in stream.getvalue().splitlines()]
 
 
-def test_a_request_is_one_line_that_says_who_what_and_how_long(
+def test_a_request_writes_one_access_line_with_key_route_tokens_and_duration(
     small: TestClient, tmp_path: Path, written: io.StringIO
 ) -> None:
     secret, key = KeyFile(tmp_path / "keys.json").add("alice")
@@ -61,9 +61,7 @@ def test_a_request_is_one_line_that_says_who_what_and_how_long(
     }
 
 
-def test_nothing_a_user_wrote_and_no_key_is_in_any_line(
-    small: TestClient, tmp_path: Path, written: io.StringIO
-) -> None:
+def test_no_log_line_holds_user_text_or_a_key(small: TestClient, tmp_path: Path, written: io.StringIO) -> None:
     secret, _ = KeyFile(tmp_path / "keys.json").add("alice")
     headers = {"authorization": f"Bearer {secret}"}
     small.get("/v1/fails/sesame", headers=headers)
@@ -85,20 +83,20 @@ def test_nothing_a_user_wrote_and_no_key_is_in_any_line(
     assert len(failed) >= 3 and all("ValueError at " in line["error"] for line in failed)
 
 
-def test_an_unforeseen_error_is_logged_under_its_requests_name(small: TestClient, written: io.StringIO) -> None:
+def test_an_unexpected_error_is_logged_with_its_request_id(small: TestClient, written: io.StringIO) -> None:
     small.get("/v1/fails/x", headers={"x-request-id": "mine"})
     error = next(line for line in _lines(written) if line["level"] == "error")
     assert error["request_id"] == "mine"
     assert "small_app.py" in error["error"] and " fails" in error["error"]
 
 
-def test_what_asks_every_few_seconds_is_not_logged(small: TestClient, written: io.StringIO) -> None:
+def test_probes_write_no_access_line(small: TestClient, written: io.StringIO) -> None:
     for path in ("/livez", "/readyz", "/metrics"):
         assert small.get(path).status_code == 200
     assert _lines(written) == []
 
 
-def test_causes_are_told_without_their_words() -> None:
+def test_an_error_location_names_causes_without_messages() -> None:
     try:
         try:
             raise KeyError("inner secret")
@@ -109,7 +107,7 @@ def test_causes_are_told_without_their_words() -> None:
     assert "ValueError at" in told and "caused by builtins.KeyError at" in told and "secret" not in told
 
 
-def test_levels_and_formats_are_kept(monkeypatch: pytest.MonkeyPatch, written: io.StringIO) -> None:
+def test_log_level_and_format_follow_the_settings(monkeypatch: pytest.MonkeyPatch, written: io.StringIO) -> None:
     monkeypatch.setattr(sys, "stderr", written)  # a test's call has another than its fixtures' setup
     configure_logging(LogConfig(level="error", format="console"))
     logging.getLogger("ragkv.store").warning("quiet")

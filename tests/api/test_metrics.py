@@ -37,7 +37,7 @@ def _samples(text: str | bytes) -> dict[tuple[str, ...], float]:
     }
 
 
-def test_an_answer_is_measured_whole_and_in_its_parts() -> None:
+def test_an_answer_is_recorded_as_a_whole_and_in_its_parts() -> None:
     metrics = Metrics(lambda: ())
     metrics.record_answer(TIMING, REUSE, 5)
     metrics.record_answer(TIMING, REUSE, 1)
@@ -57,7 +57,7 @@ def test_an_answer_is_measured_whole_and_in_its_parts() -> None:
     assert found["ragkv_recompute_ratio_bucket", "0.15"] == 0
 
 
-def test_engines_are_read_when_they_are_asked_for() -> None:
+def test_engine_counters_are_read_at_each_scrape() -> None:
     tenants: list[TenantStats] = [_tenant("a", hits=5, served=2, sessions=9), _tenant("b", hits=7)]
     metrics = Metrics(lambda: tenants)
     found = _samples(metrics.render(is_ready=True))
@@ -73,7 +73,7 @@ def test_engines_are_read_when_they_are_asked_for() -> None:
     assert found["ragkv_tenants_open",] == 2
 
 
-def test_a_counter_does_not_fall_when_a_tenant_is_closed_and_opened_again() -> None:
+def test_a_counter_never_falls_when_a_tenant_is_closed_and_reopened() -> None:
     tenants: Sequence[TenantStats] = [_tenant("a", hits=5)]
     metrics = Metrics(lambda: tenants)
     seen = []
@@ -83,7 +83,7 @@ def test_a_counter_does_not_fall_when_a_tenant_is_closed_and_opened_again() -> N
     assert seen == [5, 8, 8, 8, 10, 11]
 
 
-def test_requests_are_measured_by_template_not_by_path(tmp_path: Path) -> None:
+def test_requests_are_recorded_by_route_template_not_by_path(tmp_path: Path) -> None:
     with small_client(ServeConfig(home=str(tmp_path)), tenants=[_tenant("a")]) as it:
         for number in range(20):
             it.get(f"/v1/fails/{number}")
@@ -106,7 +106,7 @@ def test_requests_are_measured_by_template_not_by_path(tmp_path: Path) -> None:
     assert labels <= KNOWN_LABELS
 
 
-def test_the_process_is_measured(small: TestClient) -> None:
+def test_process_metrics_are_exported(small: TestClient) -> None:
     found = _samples(small.get("/metrics").text)
     assert found["process_open_fds",] > 0
     assert found["process_resident_memory_bytes",] > 1e6
@@ -125,7 +125,7 @@ def test_the_process_is_measured(small: TestClient) -> None:
         ({"host": "0.0.0.0", "auth": AuthConfig(metrics_token="t0ken")}, {"authorization": "Bearer t0ken"}, 200),
     ],
 )
-def test_metrics_are_for_this_machine_or_for_who_has_the_token(
+def test_metrics_are_for_this_machine_or_holders_of_the_token(
     tmp_path: Path, config: dict[str, Any], headers: dict[str, str], status: int
 ) -> None:
     secret, _ = KeyFile(tmp_path / "keys.json").add("alice")

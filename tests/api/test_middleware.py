@@ -40,24 +40,24 @@ def small(tmp_path: Path) -> Iterator[TestClient]:
 # Request ids
 
 
-def test_a_request_is_named_and_the_name_comes_back(small: TestClient) -> None:
+def test_a_response_has_the_requests_id_or_a_new_one(small: TestClient) -> None:
     assert small.get("/livez", headers={"x-request-id": "mine-1.2_3"}).headers["x-request-id"] == "mine-1.2_3"
     made = {small.get("/livez").headers["x-request-id"] for _ in range(3)}
     assert len(made) == 3 and all(re.fullmatch(r"req-[0-9a-f]{32}", name) for name in made)
 
 
 @pytest.mark.parametrize("name", ["", "a b", "a" * 65, "-a", "a\u00e9", "<script>", "a,b"])
-def test_a_name_that_is_not_well_formed_is_replaced(small: TestClient, name: str) -> None:
+def test_a_malformed_request_id_is_replaced(small: TestClient, name: str) -> None:
     assert small.get("/livez", headers={"x-request-id": name.encode()}).headers["x-request-id"].startswith("req-")
 
 
-def test_an_error_nobody_foresaw_is_a_bare_500_with_its_name(small: TestClient) -> None:
+def test_an_unexpected_error_becomes_a_bare_500_with_the_request_id(small: TestClient) -> None:
     response = small.get("/v1/fails/sesame", headers={"x-request-id": "mine"})
     assert "sesame" not in _refused(response, 500)
     assert response.headers["x-request-id"] == "mine"
 
 
-def test_pages_may_load_nothing_from_elsewhere_and_be_framed_nowhere(small: TestClient) -> None:
+def test_every_response_has_the_security_headers(small: TestClient) -> None:
     for path in ("/livez", "/v1/nowhere", "/v1/fails/x"):
         headers = small.get(path).headers
         policy = headers["content-security-policy"]
@@ -67,19 +67,19 @@ def test_pages_may_load_nothing_from_elsewhere_and_be_framed_nowhere(small: Test
         assert headers["referrer-policy"] == "no-referrer"
 
 
-def test_answers_are_kept_in_no_cache(small: TestClient) -> None:
+def test_answers_may_not_be_cached(small: TestClient) -> None:
     assert small.post("/v1/answers", json={}).headers["cache-control"] == "no-store"
 
 
 # Keys
 
 
-def test_without_keys_everyone_here_is_one_principal(small: TestClient) -> None:
+def test_without_keys_every_local_client_is_anonymous(small: TestClient) -> None:
     assert small.post("/v1/echo", json={}).json()["tenant"] == ""
     assert small.post("/v1/echo", json={}, headers={"authorization": "Bearer EMPTY"}).json()["tenant"] == ""
 
 
-def test_with_keys_a_request_needs_one_at_once(small: TestClient, tmp_path: Path) -> None:
+def test_a_request_needs_a_valid_key_once_there_is_one(small: TestClient, tmp_path: Path) -> None:
     assert small.post("/v1/echo", json={}).status_code == 200
     secret, key = KeyFile(tmp_path / "keys.json").add("alice")
     for headers in (
@@ -100,7 +100,7 @@ def test_with_keys_a_request_needs_one_at_once(small: TestClient, tmp_path: Path
     _refused(small.post("/v1/echo", json={}, headers={"authorization": f"Bearer {secret}"}), 401, "invalid_api_key")
 
 
-def test_what_has_no_key_is_not_told_what_there_is(small: TestClient, tmp_path: Path) -> None:
+def test_without_a_key_unknown_and_known_paths_both_get_401(small: TestClient, tmp_path: Path) -> None:
     KeyFile(tmp_path / "keys.json").add("alice")
     assert {small.get(path).status_code for path in ("/v1/echo", "/v1/nowhere", "/nowhere", "/v1")} == {401}
     assert small.get("/livez").status_code == 200
@@ -108,7 +108,7 @@ def test_what_has_no_key_is_not_told_what_there_is(small: TestClient, tmp_path: 
     assert small.get("/static/%2e%2e/v1/stream").status_code in (401, 404)
 
 
-def test_without_keys_a_server_others_can_reach_takes_nobody(tmp_path: Path) -> None:
+def test_a_server_reachable_by_others_refuses_requests_without_keys(tmp_path: Path) -> None:
     with small_client(_config(tmp_path, host="0.0.0.0")) as it:
         _refused(it.post("/v1/echo", json={}), 401, "invalid_api_key")
     with small_client(_config(tmp_path, host="0.0.0.0", auth=AuthConfig(required=False))) as it:
@@ -134,12 +134,12 @@ def test_without_keys_a_server_others_can_reach_takes_nobody(tmp_path: Path) -> 
         ("[", 403),
     ],
 )
-def test_without_keys_only_this_machines_names_are_answered(small: TestClient, host: str, status: int) -> None:
+def test_without_keys_only_loopback_host_names_are_accepted(small: TestClient, host: str, status: int) -> None:
     assert small.get("/v1/stream", headers={"host": host}).status_code == status
     assert small.get("/livez", headers={"host": host}).status_code == status
 
 
-def test_names_can_be_added_and_with_keys_any_is_answered(tmp_path: Path) -> None:
+def test_configured_hosts_are_accepted_and_with_keys_any_host_is(tmp_path: Path) -> None:
     with small_client(_config(tmp_path, hosts=("RAG.example",))) as it:
         assert it.get("/v1/stream", headers={"host": "rag.example:8000"}).status_code == 200
         _refused(it.get("/v1/stream", headers={"host": "other.example"}), 403, "host_not_allowed")
@@ -151,7 +151,7 @@ def test_names_can_be_added_and_with_keys_any_is_answered(tmp_path: Path) -> Non
         _refused(it.get("/v1/stream", headers=headers), 403, "host_not_allowed")
 
 
-def test_open_to_the_network_an_address_is_answered_and_a_strange_name_is_not(tmp_path: Path) -> None:
+def test_an_open_server_accepts_addresses_but_not_unknown_host_names(tmp_path: Path) -> None:
     with small_client(_config(tmp_path, host="0.0.0.0", auth=AuthConfig(required=False))) as it:
         assert it.get("/v1/stream", headers={"host": "192.168.1.1:8000"}).status_code == 200
         _refused(it.get("/v1/stream", headers={"host": "rebound.example"}), 403, "host_not_allowed")
@@ -172,19 +172,19 @@ def test_open_to_the_network_an_address_is_answered_and_a_strange_name_is_not(tm
         ("http://[", 403),
     ],
 )
-def test_a_page_from_elsewhere_cannot_drive_the_server(small: TestClient, origin: str, status: int) -> None:
+def test_a_foreign_page_cannot_change_anything(small: TestClient, origin: str, status: int) -> None:
     response = small.post("/v1/echo", json={}, headers={"origin": origin})
     assert response.status_code == status
     assert not any(name.startswith("access-control") for name in response.headers)
 
 
-def test_a_form_of_a_page_elsewhere_is_of_a_type_that_is_not_taken(small: TestClient) -> None:
+def test_an_html_form_has_an_unaccepted_content_type(small: TestClient) -> None:
     # an old browser, which sends no origin
     for kind in ("text/plain", "application/x-www-form-urlencoded", "multipart/form-data; boundary=x"):
         _refused(small.post("/v1/echo", content=b"{}", headers={"content-type": kind}), 415)
 
 
-def test_an_origin_that_was_named_may_ask_and_read(tmp_path: Path) -> None:
+def test_a_configured_origin_may_call_and_read(tmp_path: Path) -> None:
     origin = "https://docs.example"
     with small_client(_config(tmp_path, cors_origins=(origin,))) as it:
         asked = {"origin": origin, "access-control-request-method": "POST"}
@@ -212,18 +212,18 @@ def test_an_origin_that_was_named_may_ask_and_read(tmp_path: Path) -> None:
         ("application/xml", 415),
     ],
 )
-def test_a_type_that_is_not_json_is_refused(small: TestClient, kind: str, status: int) -> None:
+def test_only_json_is_accepted_outside_uploads(small: TestClient, kind: str, status: int) -> None:
     assert small.post("/v1/echo", content=b"{}", headers={"content-type": kind}).status_code == status
 
 
-def test_files_are_taken_where_documents_are(small: TestClient) -> None:
+def test_forms_are_accepted_where_documents_are_uploaded(small: TestClient) -> None:
     path = "/v1/collections/c/documents"
     assert small.post(path, files={"file": ("a.txt", b"abc")}).json() == {"bytes": 3, "name": "c"}
     _refused(small.post(path, files={"file": ("a.txt", b"a" * 1001)}), 413, "body_too_large")
     _refused(small.post(path, content=b"x", headers={"content-type": "text/plain"}), 415)
 
 
-def test_a_body_is_counted_whatever_it_says_of_its_length(small: TestClient) -> None:
+def test_body_bytes_are_counted_whatever_length_was_announced(small: TestClient) -> None:
     assert small.post("/v1/echo", content=b"x" * 1000, headers=JSON).json()["bytes"] == 1000
     _refused(small.post("/v1/echo", content=b"x" * 1001, headers=JSON), 413, "body_too_large")
     chunked = (b"x" * 100 for _ in range(11))
@@ -235,15 +235,15 @@ def test_a_body_is_counted_whatever_it_says_of_its_length(small: TestClient) -> 
 
 
 @pytest.mark.parametrize("path", ["/v1/a%00b", "/v1/a%0ab", "/v1/%7f", "/v1/" + "a" * 5000])
-def test_a_path_with_control_characters_or_without_end_is_refused(small: TestClient, path: str) -> None:
+def test_a_path_that_is_too_long_or_has_control_characters_is_refused(small: TestClient, path: str) -> None:
     _refused(small.get(path), 400)
 
 
-def test_a_stream_comes_whole(small: TestClient) -> None:
+def test_a_stream_arrives_completely(small: TestClient) -> None:
     assert small.get("/v1/stream").text == "data: 0\n\ndata: 1\n\ndata: 2\n\n"
 
 
-def test_who_enters_leaves_however_it_ends(small: TestClient) -> None:
+def test_the_count_of_running_requests_returns_to_zero_after_every_outcome(small: TestClient) -> None:
     for path in ("/v1/stream", "/v1/fails/x", "/v1/nowhere", "/v1/stream?fail=true"):
         small.get(path)
     small.post("/v1/echo", content=b"x" * 1001, headers=JSON)

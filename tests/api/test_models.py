@@ -11,7 +11,7 @@ from ragkv.api.service import Service
 from .helpers import app_on, client_of, filled
 
 
-def test_the_model_that_answers_and_the_one_that_embeds(client: TestClient) -> None:
+def test_models_lists_the_language_model_and_the_embedding_model(client: TestClient) -> None:
     listed = client.get("/v1/models").json()
     assert listed["object"] == "list" and [one["id"] for one in listed["data"]] == ["reader", "hash"]
     assert client.get("/v1/models/reader").json() == listed["data"][0]
@@ -19,17 +19,17 @@ def test_the_model_that_answers_and_the_one_that_embeds(client: TestClient) -> N
     assert (missing.status_code, missing.json()["error"]["code"]) == (404, "model_not_found")
 
 
-def test_a_model_is_called_by_its_folder_s_name_or_its_id() -> None:
+def test_a_model_id_is_its_folder_name_or_hub_id() -> None:
     assert Service(ServeConfig(model="/some/where/model-7b")).model_id == "model-7b"
     assert Service(ServeConfig(model="org/model-7b")).model_id == "org/model-7b"
 
 
-def test_an_id_with_a_slash_is_found(talker: Engine, tmp_path: Path) -> None:
+def test_a_model_id_may_contain_a_slash(talker: Engine, tmp_path: Path) -> None:
     with client_of(app_on(talker, tmp_path, model="org/name")) as client:
         assert client.get("/v1/models/org/name").json()["id"] == "org/name"
 
 
-def test_stats_are_of_the_model_and_the_caller_s_store(client: TestClient) -> None:
+def test_stats_describe_the_model_and_the_callers_store(client: TestClient) -> None:
     empty = client.get("/v1/stats").json()
     filled(client)
     client.post("/v1/ask", json={"question": "mill", "collection": "facts"})

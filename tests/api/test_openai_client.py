@@ -44,14 +44,14 @@ def client(url: str) -> Iterator[openai.OpenAI]:
         yield client
 
 
-def test_chat(client: openai.OpenAI) -> None:
+def test_openais_client_gets_a_chat_completion(client: openai.OpenAI) -> None:
     got = client.chat.completions.create(model="talker", messages=SAY, max_tokens=9)
     assert got.choices[0].finish_reason == "length" and got.choices[0].message.content
     assert got.usage and got.usage.completion_tokens == 9 and got.usage.prompt_tokens_details
     assert got._request_id and got.model == "talker"
 
 
-def test_stream(client: openai.OpenAI) -> None:
+def test_openais_client_gets_a_streamed_chat_completion(client: openai.OpenAI) -> None:
     whole = client.chat.completions.create(model="talker", messages=SAY, max_completion_tokens=9)
     chunks = list(
         client.chat.completions.create(
@@ -63,14 +63,14 @@ def test_stream(client: openai.OpenAI) -> None:
     assert [chunk.usage.completion_tokens for chunk in chunks if chunk.usage] == [9]
 
 
-def test_stop(client: openai.OpenAI) -> None:
+def test_openais_client_can_set_stop_strings(client: openai.OpenAI) -> None:
     text = client.chat.completions.create(model="talker", messages=SAY, max_tokens=30).choices[0].message.content or ""
     stop = text[12:14]
     got = client.chat.completions.create(model="talker", messages=SAY, max_tokens=30, stop=[stop])
     assert got.choices[0].message.content == text[: text.index(stop)] and got.choices[0].finish_reason == "stop"
 
 
-def test_documents_and_their_citations_arrive(client: openai.OpenAI) -> None:
+def test_openais_client_can_send_documents_and_read_the_report(client: openai.OpenAI) -> None:
     body: Any = {"documents": [*DOCUMENTS, {"text": "x"}], "session_id": "s"}
     text = client.chat.completions.create(model="talker", messages=SAY, max_tokens=4).choices[0].message.content or ""
     body["documents"][2]["text"] = f"Some say so: {text.strip()} and nothing else."
@@ -79,7 +79,7 @@ def test_documents_and_their_citations_arrive(client: openai.OpenAI) -> None:
     assert client.chat.completions.create(model="talker", messages=SAY, extra_headers={"x-session-id": "s"})
 
 
-def test_annotations_are_parsed(reader: Engine, tmp_path: Path) -> None:
+def test_openais_client_parses_the_annotations(reader: Engine, tmp_path: Path) -> None:
     app = app_on(reader, tmp_path)
     with on_port(app) as url, client_at(url) as client:
         questions: Any = [{"role": "user", "content": "What is the job of Rasina?"}]
@@ -97,19 +97,19 @@ def test_annotations_are_parsed(reader: Engine, tmp_path: Path) -> None:
     [{"n": 2}, {"logprobs": True}, {"presence_penalty": 1.0}, {"response_format": {"type": "json_object"}}],
     ids=lambda extra: next(iter(extra)),
 )
-def test_what_is_not_offered_is_a_clear_bad_request(client: openai.OpenAI, extra: Any) -> None:
+def test_openais_client_raises_bad_request_for_what_is_not_offered(client: openai.OpenAI, extra: Any) -> None:
     with pytest.raises(openai.BadRequestError, match=next(iter(extra))) as caught:
         client.chat.completions.create(model="talker", messages=SAY, **extra)
     assert caught.value.code == "unsupported_parameter" and caught.value.param == next(iter(extra))
 
 
-def test_tools_are_refused(client: openai.OpenAI) -> None:
+def test_openais_client_raises_bad_request_for_tools(client: openai.OpenAI) -> None:
     tool: Any = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {}}}}
     with pytest.raises(openai.BadRequestError, match="tools"):
         client.chat.completions.create(model="talker", messages=SAY, tools=[tool])
 
 
-def test_an_unknown_model_is_not_found(client: openai.OpenAI) -> None:
+def test_openais_client_raises_not_found_for_an_unknown_model(client: openai.OpenAI) -> None:
     with pytest.raises(openai.NotFoundError) as caught:
         client.chat.completions.create(model="gpt-4o", messages=SAY)
     assert caught.value.code == "model_not_found"
@@ -117,7 +117,7 @@ def test_an_unknown_model_is_not_found(client: openai.OpenAI) -> None:
     assert client.models.retrieve("talker").owned_by == "ragkv"
 
 
-def test_a_full_server_is_tried_again(app: FastAPI, url: str, client: openai.OpenAI) -> None:
+def test_openais_client_retries_a_full_server(app: FastAPI, url: str, client: openai.OpenAI) -> None:
     running = [client.chat.completions.create(model="talker", messages=SAY, max_tokens=4000, stream=True) for _ in "ab"]
     with pytest.raises(openai.InternalServerError, match="running already") as caught:
         client.chat.completions.create(model="talker", messages=SAY, max_tokens=2)
@@ -128,7 +128,7 @@ def test_a_full_server_is_tried_again(app: FastAPI, url: str, client: openai.Ope
     wait_until(lambda: service_of(app).answer_pool.running == 0)
 
 
-def test_an_error_in_the_middle_of_a_stream_is_raised(talker: Engine, tmp_path: Path) -> None:
+def test_openais_client_raises_an_error_in_the_middle_of_a_stream(talker: Engine, tmp_path: Path) -> None:
     home, limits = str(tmp_path / "talker"), LimitsConfig(max_tokens=4000)
     app = app_on(talker, tmp_path, model=home, queue=QueueConfig(deadline_s=0.4), limits=limits)
     with on_port(app) as url, client_at(url) as client:
@@ -137,14 +137,14 @@ def test_an_error_in_the_middle_of_a_stream_is_raised(talker: Engine, tmp_path: 
             list(stream)
 
 
-def test_embeddings_in_both_encodings(client: openai.OpenAI) -> None:
+def test_openais_client_gets_equal_embeddings_in_both_encodings(client: openai.OpenAI) -> None:
     default = client.embeddings.create(model="hash", input=["the harbour", "the mill"])  # base64, decoded by the client
     floats = client.embeddings.create(model="hash", input=["the harbour", "the mill"], encoding_format="float")
     assert [one.embedding for one in default.data] == [one.embedding for one in floats.data]
     assert len(default.data[0].embedding) == 64
 
 
-def test_a_wrong_key_is_an_authentication_error(talker: Engine, tmp_path: Path) -> None:
+def test_openais_client_raises_authentication_error_for_a_wrong_key(talker: Engine, tmp_path: Path) -> None:
     key, _ = KeyFile(tmp_path / "keys.json").add("me")
     with on_port(app_on(talker, tmp_path, model=str(tmp_path / "talker"))) as url:
         with client_at(url, key) as client:

@@ -68,18 +68,22 @@ def _run(up: tuple[serving.Process, dict[str, str]], tmp_path: Path, seeded: boo
 
 
 @pytest.mark.parametrize("seeded", [False, True])
-def test_a_few_requests(up: tuple[serving.Process, dict[str, str]], tmp_path: Path, seeded: bool) -> None:
+def test_a_few_generated_requests_get_the_documented_answers(
+    up: tuple[serving.Process, dict[str, str]], tmp_path: Path, seeded: bool
+) -> None:
     assert _run(up, tmp_path, seeded, "--phases", "fuzzing", "-n", "3") >= 50
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seeded", [False, True])
-def test_two_thousand_requests(up: tuple[serving.Process, dict[str, str]], tmp_path: Path, seeded: bool) -> None:
+def test_two_thousand_generated_requests_get_the_documented_answers(
+    up: tuple[serving.Process, dict[str, str]], tmp_path: Path, seeded: bool
+) -> None:
     phases = ["--phases", "coverage,fuzzing"] if seeded else []
     assert _run(up, tmp_path, seeded, *phases, "-n", "60", "--continue-on-failure") >= 2000
 
 
-def test_every_operation_says_what_it_refuses_with_and_that_it_takes_a_key(tmp_path: Path) -> None:
+def test_every_operation_declares_its_errors_and_its_key(tmp_path: Path) -> None:
     with whole(tmp_path) as client:
         assert "security" not in client.get("/openapi.json").json()["paths"]["/v1/ask"]["post"]  # there are no keys
         key(tmp_path, "a")
@@ -97,7 +101,7 @@ def test_every_operation_says_what_it_refuses_with_and_that_it_takes_a_key(tmp_p
     assert "security" not in schema["paths"]["/livez"]["get"]
 
 
-def test_405_tells_every_method_of_a_path(tmp_path: Path) -> None:
+def test_a_405_lists_every_method_of_the_path(tmp_path: Path) -> None:
     with whole(tmp_path) as client:
         for path, methods in (
             ("/v1/collections/c/documents/d", "DELETE, GET, PUT"),

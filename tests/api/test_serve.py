@@ -25,13 +25,13 @@ def run(*arguments: str, code: str = "from ragkv.cli import main; main()") -> "s
         (["--log-level", "loud"], "log.level"),
     ],
 )
-def test_what_is_wrong_is_one_sentence(tmp_path: Path, arguments: list[str], said: str) -> None:
+def test_a_wrong_setting_of_serve_is_reported_in_one_sentence(tmp_path: Path, arguments: list[str], said: str) -> None:
     ended = run("serve", "--home", str(tmp_path), *arguments)
     assert ended.returncode == 1 and said in ended.stderr and ended.stderr.count("\n") == 1, ended.stderr
 
 
 @pytest.mark.parametrize("package", ["fastapi", "uvicorn"])
-def test_without_its_packages_it_says_what_to_install(package: str) -> None:
+def test_serve_without_its_packages_says_what_to_install(package: str) -> None:
     hidden = "import importlib.util as u; found = u.find_spec; "
     hidden += f"u.find_spec = lambda name, *more: None if name == {package!r} else found(name, *more)"
     for code in (f"{hidden}; from ragkv.cli import main; main()", f"{hidden}; import ragkv.api"):

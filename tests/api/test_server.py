@@ -17,7 +17,7 @@ from .serving import small
 pytestmark = pytest.mark.enable_socket
 
 
-def test_a_gate_lets_in_while_the_server_is_ready() -> None:
+def test_requests_are_accepted_only_between_ready_and_draining() -> None:
     gate = Readiness()
     with pytest.raises(ApiError, match="being loaded"):
         gate.begin_request()
@@ -35,7 +35,7 @@ def test_a_gate_lets_in_while_the_server_is_ready() -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_running_answers_finish_and_new_ones_are_sent_away(tmp_path: Path, number: int) -> None:
+def test_after_a_signal_running_answers_finish_and_new_requests_get_503(tmp_path: Path, number: int) -> None:
     with small(tmp_path) as server, server.client() as it:
         with it.stream("GET", "/v1/stream", params={"wait_s": 0.1, "count": 15}) as running:
             parts = running.iter_text()
@@ -55,7 +55,7 @@ def test_running_answers_finish_and_new_ones_are_sent_away(tmp_path: Path, numbe
         assert drained["cut"] == 0
 
 
-def test_an_answer_that_takes_too_long_is_cut(tmp_path: Path) -> None:
+def test_an_answer_longer_than_the_graceful_period_is_cut(tmp_path: Path) -> None:
     with small(tmp_path, {"RAGKV_SERVE_GRACEFUL_S": "0.3"}) as server, server.client() as it:
         with (
             pytest.raises(httpx.RemoteProtocolError),
@@ -69,7 +69,7 @@ def test_an_answer_that_takes_too_long_is_cut(tmp_path: Path) -> None:
         assert drained["cut"] == 1
 
 
-def test_a_second_signal_ends_it_at_once(tmp_path: Path) -> None:
+def test_a_second_signal_ends_the_process_immediately(tmp_path: Path) -> None:
     with small(tmp_path) as server, server.client() as it, it.stream("GET", "/v1/stream?wait_s=1&count=99") as running:
         next(running.iter_text())
         server.signal(signal.SIGTERM)
@@ -80,14 +80,14 @@ def test_a_second_signal_ends_it_at_once(tmp_path: Path) -> None:
         assert time.monotonic() - began < 5
 
 
-def test_with_nothing_running_it_ends_soon(tmp_path: Path) -> None:
+def test_an_idle_server_ends_soon_after_a_signal(tmp_path: Path) -> None:
     with small(tmp_path) as server, server.client() as it:
         assert it.get("/readyz").status_code == 200  # and the connection stays open
         server.signal(signal.SIGTERM)
         assert server.ended(timeout_s=10) == 0
 
 
-def test_a_body_too_large_is_answered_without_being_read(tmp_path: Path) -> None:
+def test_a_too_large_body_gets_413_without_being_read(tmp_path: Path) -> None:
     with small(tmp_path) as server, server.client() as it:
         sent = 0
 
@@ -106,7 +106,7 @@ def test_a_body_too_large_is_answered_without_being_read(tmp_path: Path) -> None
         assert it.post("/v1/echo", json={}).status_code == 200
 
 
-def test_a_client_that_does_not_read_is_forgotten(tmp_path: Path) -> None:
+def test_a_connection_that_is_not_read_is_closed(tmp_path: Path) -> None:
     with small(tmp_path, {"RAGKV_SERVE_LIMITS__STALL_S": "0.5"}) as server:
         slow = socket.create_connection(("127.0.0.1", server.port))
         slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
@@ -118,7 +118,7 @@ def test_a_client_that_does_not_read_is_forgotten(tmp_path: Path) -> None:
         slow.close()
 
 
-def test_clients_that_vanish_leave_nothing_running(tmp_path: Path) -> None:
+def test_disconnected_clients_leave_nothing_running(tmp_path: Path) -> None:
     with small(tmp_path) as server:
 
         def vanish() -> None:

@@ -28,7 +28,7 @@ def test_conversations_are_listed_the_last_used_first(client: TestClient) -> Non
     assert client.get("/v1/sessions/a").json() == listed[1]
 
 
-def test_a_deleted_conversation_is_gone_with_its_kv(client: TestClient) -> None:
+def test_deleting_a_conversation_deletes_its_kv(client: TestClient) -> None:
     talk(client)
     flush(client)
     assert entries(client) > 0
@@ -39,7 +39,7 @@ def test_a_deleted_conversation_is_gone_with_its_kv(client: TestClient) -> None:
     assert client.get("/v1/sessions/s").status_code == client.delete("/v1/sessions/s").status_code == 404
 
 
-def test_a_conversation_is_shortened_from_its_beginning(client: TestClient) -> None:
+def test_truncate_keeps_the_last_tokens_of_a_conversation(client: TestClient) -> None:
     talk(client)
     tokens = client.get("/v1/sessions/s").json()["tokens"]
     cut = client.post("/v1/sessions/s/truncate", json={"keep_tokens": 10}).json()
@@ -49,14 +49,14 @@ def test_a_conversation_is_shortened_from_its_beginning(client: TestClient) -> N
     assert client.get("/v1/sessions/s").json()["turns"] == 3
 
 
-def test_a_conversation_is_shortened_by_a_list(client: TestClient) -> None:
+def test_truncate_can_follow_a_truncation_policy(client: TestClient) -> None:
     talk(client)
     tokens = client.get("/v1/sessions/s").json()["tokens"]
     cut = client.post("/v1/sessions/s/truncate", json={"discard": "oldest"}).json()
     assert 0 < cut["dropped"] < tokens and cut["tokens"] == tokens - cut["dropped"]
 
 
-def test_a_copy_goes_on_by_itself(client: TestClient) -> None:
+def test_a_forked_conversation_continues_independently(client: TestClient) -> None:
     talk(client)
     copy = client.post("/v1/sessions/s/fork", json={"to": "t"})
     assert (copy.status_code, copy.json()["turns"]) == (201, 2)
@@ -81,13 +81,15 @@ def test_a_copy_goes_on_by_itself(client: TestClient) -> None:
         ("gone/fork", {}, 404),
     ],
 )
-def test_what_cannot_be_done_is_refused(client: TestClient, path: str, body: object, status: int) -> None:
+def test_a_wrong_session_request_is_refused_and_changes_nothing(
+    client: TestClient, path: str, body: object, status: int
+) -> None:
     talk(client, turns=1)
     assert client.post(f"/v1/sessions/{path}", json=body).status_code == status
     assert client.get("/v1/sessions/s").json()["turns"] == 1
 
 
-def test_sessions_of_content_and_of_name_never_meet(client: TestClient) -> None:
+def test_unnamed_sessions_cannot_be_reached_by_name(client: TestClient) -> None:
     body = {"model": "reader", "messages": [{"role": "user", "content": FACTS[0]}]}
     client.post("/v1/chat/completions", json=body)
     engine = service_of(client.app).tenants.opened()[""].engine  # type: ignore[arg-type]

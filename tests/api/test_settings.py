@@ -11,7 +11,7 @@ from ragkv.config import EngineConfig
 from ragkv.errors import ConfigError
 
 
-def test_flags_go_over_the_environment_and_that_over_the_file(tmp_path: Path) -> None:
+def test_flags_override_the_environment_which_overrides_the_file(tmp_path: Path) -> None:
     file = tmp_path / "serve.toml"
     file.write_text('port = 1\nhost = "127.0.0.2"\nopen_tenants = 3\n[limits]\ndocuments = 5\ninputs = 6\n')
     environment = {"RAGKV_SERVE_PORT": "2", "RAGKV_SERVE_LIMITS__DOCUMENTS": "7", "RAGKV_SERVE_OPEN_TENANTS": "4"}
@@ -20,13 +20,13 @@ def test_flags_go_over_the_environment_and_that_over_the_file(tmp_path: Path) ->
     assert (config.limits.documents, config.limits.inputs, config.model) == (7, 6, "reader")
 
 
-def test_the_engines_settings_are_a_group_of_the_servers() -> None:
+def test_the_engines_settings_are_a_group_of_the_servers_settings() -> None:
     environment = {"RAGKV_SERVE_ENGINE__STORE__CODEC": "int8", "RAGKV_SERVE_ENGINE__FUSION__RATIO": "none"}
     config = ServeConfig.gather(environment=environment)
     assert (config.engine.store.codec, config.engine.fusion.ratio) == ("int8", None)
 
 
-def test_lists_come_with_commas_or_as_arrays(tmp_path: Path) -> None:
+def test_lists_are_comma_separated_in_the_environment_and_arrays_in_the_file(tmp_path: Path) -> None:
     file = tmp_path / "serve.toml"
     file.write_text('hosts = ["a.example", "b.example"]\n')
     config = ServeConfig.gather(file, {"RAGKV_SERVE_CORS_ORIGINS": "https://x.example, https://y.example,"})
@@ -34,7 +34,7 @@ def test_lists_come_with_commas_or_as_arrays(tmp_path: Path) -> None:
     assert config.cors_origins == ("https://x.example", "https://y.example")
 
 
-def test_an_engine_from_the_environment_passes_over_the_servers_variables() -> None:
+def test_an_engine_config_ignores_the_servers_environment_variables() -> None:
     environment = {"RAGKV_SERVE_PORT": "2", "RAGKV_DEVICE": "cuda", "RAGKV_HOME": "x"}
     assert EngineConfig.from_env(environment).device == "cuda"
     with pytest.raises(ConfigError, match="Unknown setting server_port"):
@@ -72,7 +72,7 @@ def test_a_wrong_setting_is_refused_by_name(values: dict[str, Any], says: str) -
         ServeConfig.from_dict(values)
 
 
-def test_a_config_goes_to_a_mapping_and_back() -> None:
+def test_a_config_survives_the_round_trip_through_a_mapping() -> None:
     config = ServeConfig(port=1, hosts=("a",), limits=LimitsConfig(documents=2))
     assert ServeConfig.from_dict(dataclasses.asdict(config)) == config
 
@@ -100,10 +100,10 @@ def test_the_metrics_token_is_not_shown() -> None:
         ("", False),
     ],
 )
-def test_loopback_is_known_by_name_and_by_address(host: str, mine: bool) -> None:
+def test_loopback_is_recognised_by_name_and_by_address(host: str, mine: bool) -> None:
     assert is_loopback(host) is mine
 
 
-def test_a_server_listens_on_loopback_unless_told_otherwise() -> None:
+def test_a_server_listens_on_loopback_by_default() -> None:
     assert ServeConfig().on_loopback
     assert not ServeConfig(host="0.0.0.0").on_loopback

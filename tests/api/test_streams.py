@@ -62,7 +62,7 @@ def raw(url: str, body: Any, path: str = "/v1/chat/completions") -> socket.socke
 
 
 @pytest.mark.parametrize("stream", [True, False])
-def test_a_client_that_vanishes_ends_its_answer_and_its_turn_never_was(app: FastAPI, url: str, stream: bool) -> None:
+def test_a_disconnect_cancels_the_answer_and_stores_no_turn(app: FastAPI, url: str, stream: bool) -> None:
     connection = raw(url, {**BODY, "stream": stream, "session_id": "s"})
     wait_until(lambda: working(app) == 1 and queue(app).served == 1)  # it decodes
     connection.close()
@@ -75,7 +75,7 @@ def test_a_client_that_vanishes_ends_its_answer_and_its_turn_never_was(app: Fast
     assert queue(app).cancelled >= 1 or stream  # a stream may be closed at a token rather than called off
 
 
-def test_a_client_that_vanishes_while_it_waits_leaves_the_queue(app: FastAPI, url: str) -> None:
+def test_a_disconnect_removes_a_waiting_request_from_the_queue(app: FastAPI, url: str) -> None:
     engine = service_of(app)
     with plain(url) as client:
         client.post("/v1/chat/completions", json={**BODY, "max_tokens": 1})
@@ -90,7 +90,7 @@ def test_a_client_that_vanishes_while_it_waits_leaves_the_queue(app: FastAPI, ur
     assert queue(app).cancelled == 3
 
 
-def test_a_reader_that_reads_nothing_holds_up_nobody_else(app: FastAPI, url: str) -> None:
+def test_a_client_that_reads_nothing_delays_nobody_else(app: FastAPI, url: str) -> None:
     slow = [raw(url, {**BODY, "stream": True}) for _ in range(3)]
     wait_until(lambda: working(app) == 3 and queue(app).served == 3)
     with plain(url) as client:
@@ -103,7 +103,7 @@ def test_a_reader_that_reads_nothing_holds_up_nobody_else(app: FastAPI, url: str
     wait_until(lambda: working(app) == 0)
 
 
-def test_a_deadline_is_a_504_in_a_whole_answer_and_an_error_in_a_stream(talker: Engine, tmp_path: Path) -> None:
+def test_a_passed_deadline_is_a_504_or_an_error_event_in_a_stream(talker: Engine, tmp_path: Path) -> None:
     app = app_of(talker, tmp_path, queue=QueueConfig(deadline_s=0.4))
     with on_port(app) as url, plain(url) as client:
         whole = client.post("/v1/chat/completions", json=BODY)
@@ -118,7 +118,7 @@ def test_a_deadline_is_a_504_in_a_whole_answer_and_an_error_in_a_stream(talker: 
         slow.close()
 
 
-def test_more_than_are_taken_in_are_told_to_come_again(talker: Engine, tmp_path: Path) -> None:
+def test_requests_above_the_pool_limit_get_503_with_retry_after(talker: Engine, tmp_path: Path) -> None:
     app = app_of(talker, tmp_path, queue=QueueConfig(limit=2))
     with on_port(app) as url, plain(url) as client:
         running = [raw(url, {**BODY, "stream": True}) for _ in range(2)]
@@ -134,7 +134,7 @@ def test_more_than_are_taken_in_are_told_to_come_again(talker: Engine, tmp_path:
         assert client.post("/v1/chat/completions", json={**BODY, "max_tokens": 2}).status_code == 200
 
 
-def test_answers_given_together_equal_those_given_alone(url: str) -> None:
+def test_concurrent_answers_equal_answers_given_alone(url: str) -> None:
     asked = [f"Question number {number}?" for number in range(8)]
 
     def answer(question: str) -> str:
@@ -153,7 +153,7 @@ def test_answers_given_together_equal_those_given_alone(url: str) -> None:
     assert together == alone
 
 
-def test_the_end_of_the_server_calls_off_what_is_under_way(talker: Engine, tmp_path: Path) -> None:
+def test_closing_the_service_cancels_running_work(talker: Engine, tmp_path: Path) -> None:
     app = app_of(talker, tmp_path)
     with on_port(app) as url:
         connection = raw(url, {**BODY, "stream": True})

@@ -48,6 +48,3 @@ class AuthMiddleware(HTTPMiddleware):
         if principal is None:
             raise invalid_key("This key is unknown, revoked or expired.")
         return principal
-
-
-__all__ = ["STATIC_PREFIX", "AuthMiddleware", "is_public"]

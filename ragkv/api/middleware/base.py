@@ -19,6 +19,3 @@ class HTTPMiddleware(ABC):
     @abstractmethod
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle one HTTP request."""
-
-
-__all__ = ["HTTPMiddleware"]

@@ -86,6 +86,3 @@ def _check_type(content_type: str, path: str) -> None:
         return
     accepted = "application/json (UTF-8)" + (" or multipart/form-data" if takes_forms else "")
     raise ApiError(415, f"The content type {content_type[:100]!r} is not accepted here; send {accepted}.")
-
-
-__all__ = ["BodyMiddleware"]

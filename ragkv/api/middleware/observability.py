@@ -110,6 +110,3 @@ def _route_template(scope: Scope) -> str:
     if scope["path"].startswith(STATIC_PREFIX):
         return STATIC_PREFIX
     return getattr(scope.get("route"), "path", None) or "none"
-
-
-__all__ = ["ObservabilityMiddleware"]

@@ -94,6 +94,3 @@ def _is_address(name: str) -> bool:
     except ValueError:
         return False
     return True
-
-
-__all__ = ["OriginMiddleware"]

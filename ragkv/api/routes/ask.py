@@ -11,8 +11,8 @@ from ragkv.inference import AnswerOptions, Prefill
 from ragkv.retrieval import Hit
 from ragkv.types import Answer, Chunk, TokenEvent
 
-from ..answers import check_count, check_text, checked_max_tokens, session_of, stream_answer
-from ..errors import as_api_error, responses
+from ..answers import check_text, checked_max_tokens, session_of, stream_answer
+from ..errors import as_api_error, check_at_most, responses
 from ..reports import answer_fields, prefill_fields, sources_of
 from ..schemas import AskRequest, AskResponse, CompareRequest, CompareResponse, Measured, PrefillReport
 from ..service import PrincipalDep, ServiceDep
@@ -123,7 +123,4 @@ def _retrieve(tenant: Tenant, body: CompareRequest) -> tuple[Sequence[Hit], list
 
 def _check(body: CompareRequest, limits: LimitsConfig) -> None:
     check_text(body.question, limits, "question")
-    check_count(body.k, limits, "k")
-
-
-__all__ = ["router"]
+    check_at_most(body.k, limits.documents, "k", "documents")

@@ -84,6 +84,3 @@ def _chunk(
         "choices": [choice],
         **({"usage": None} if with_usage else {}),
     }
-
-
-__all__ = ["router"]

@@ -7,8 +7,8 @@ from fastapi import APIRouter, Path, Query, Request, Response
 from ragkv.retrieval import Document, Index
 
 from .. import schemas
-from ..answers import check_count, check_text
-from ..errors import ApiError, not_found, responses
+from ..answers import check_text
+from ..errors import ApiError, check_at_most, not_found, responses
 from ..keys import Principal
 from ..reports import sources_of, title_of
 from ..service import ServiceDep, TenantExecutorDep
@@ -176,7 +176,7 @@ async def search(
 ) -> schemas.SearchResponse:
     """The passages that a question would be answered from."""
     check_text(body.query, service.config.limits, "query")
-    check_count(body.k, service.config.limits, "k")
+    check_at_most(body.k, service.config.limits.documents, "k", "documents")
 
     def work(tenant: Tenant) -> schemas.SearchResponse:
         with tenant.collections.lease(name) as collection:
@@ -203,7 +203,7 @@ def _ingest(tenant: Tenant, principal: Principal, name: str, documents: list[Doc
         changed=list(report.changed),
         unchanged=list(report.unchanged),
         deleted=list(report.deleted),
-        chunks=schemas.ChunksDone.model_validate(stored.kv),
+        chunks=stored.kv,
     )
 
 
@@ -227,6 +227,3 @@ def _document_info(index: Index, document: Document) -> schemas.DocumentInfo:
         characters=len(document.text),
         chunks=len(index.passages(document.id)),
     )
-
-
-__all__ = ["router"]

@@ -10,7 +10,7 @@ from pydantic import BaseModel, Field
 from ragkv.retrieval import Embedder, one_vector
 
 from ..answers import check_text
-from ..errors import ApiError, responses, unknown_model
+from ..errors import ApiError, check_at_most, responses, unknown_model
 from ..schemas import Strict
 from ..server_state import record_embedding
 from ..service import Service, ServiceDep
@@ -70,8 +70,7 @@ async def embeddings(body: EmbeddingsRequest, request: Request, service: Service
 
     def work(_: WorkContext) -> EmbeddingsResponse:
         texts = _texts(embedder, body.input)
-        if len(texts) > limits.inputs:
-            raise ApiError(400, f"input has {len(texts)} texts; this server accepts {limits.inputs}.", param="input")
+        check_at_most(len(texts), limits.inputs, "input", "texts")
         for text in texts:
             check_text(text, limits, "input")
         if body.dimensions not in (None, embedder.dimension):
@@ -110,6 +109,3 @@ def _encode(vector: Any, encoding: str) -> list[float] | str:
     if encoding == "base64":
         return base64.b64encode(np.ascontiguousarray(vector, dtype="<f4").tobytes()).decode("ascii")
     return [float(number) for number in vector]
-
-
-__all__ = ["router"]

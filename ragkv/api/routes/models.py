@@ -47,6 +47,3 @@ def _models(service: Service) -> list[Model]:
     embedder = service.tenants.embedder
     names = [service.model_id, *([embedder.name] if embedder else [])]
     return [Model(id=name, created=service.created) for name in names]
-
-
-__all__ = ["router"]

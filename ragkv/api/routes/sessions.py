@@ -139,6 +139,3 @@ def _info(tenant: Tenant, session_id: str) -> SessionInfo:
         if info.id == session_id:
             return info
     raise not_found("conversation", session_id, "session_id")
-
-
-__all__ = ["router"]

@@ -3,8 +3,9 @@
 from fastapi import APIRouter
 from pydantic import BaseModel
 
+from ragkv.scheduling import QueueStats
+
 from ..errors import responses
-from ..schemas import EngineValue
 from ..service import TenantExecutorDep
 from ..tenants import Tenant
 
@@ -24,17 +25,6 @@ class TierInfo(BaseModel):
     damaged: int
 
 
-class QueueInfo(EngineValue):
-    """The caller's queue."""
-
-    waiting: int
-    admitted: int
-    served: int
-    refused: int
-    expired: int
-    cancelled: int
-
-
 class StatsResponse(BaseModel):
     """The model, and the caller's store."""
 
@@ -42,7 +32,7 @@ class StatsResponse(BaseModel):
     kv_bytes_per_token: int
     context_tokens: int | None
     tiers: list[TierInfo]
-    queue: QueueInfo
+    queue: QueueStats
     ratio: float | None
     selector: str
 
@@ -62,12 +52,9 @@ async def stats(executor: TenantExecutorDep) -> StatsResponse:
                 TierInfo(tier=tier.kind.value, **{name: getattr(tier, name) for name in names})
                 for tier in found.store.tiers
             ],
-            queue=QueueInfo.model_validate(found.queue),
+            queue=found.queue,
             ratio=engine.config.fusion.ratio,
             selector=engine.config.fusion.selector,
         )
 
     return await executor.run(work)
-
-
-__all__ = ["router"]

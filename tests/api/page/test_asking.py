@@ -13,7 +13,7 @@ LONGER = "What is the code name of Kiralus?"  # answered in several tokens
 STATES = ("exact", "fused", "recomputed", "computed")
 
 
-def test_an_answer_streams_and_ends_as_the_api_says(asked: Any) -> None:
+def test_the_page_shows_the_streamed_answer_of_the_api(asked: Any) -> None:
     asked.evaluate("probes.watchAnswer()")
     said = ask(asked, LONGER)
     tokens = [data["text"] for name, data in events(asked.evaluate("streams.at(-1)")) if name == "token"]
@@ -27,7 +27,7 @@ def test_an_answer_streams_and_ends_as_the_api_says(asked: Any) -> None:
     assert asked.locator(".turn .answer").get_attribute("aria-busy") == "false"
 
 
-def test_the_strips_colours_are_the_apis_report(asked: Any) -> None:
+def test_the_strips_colours_equal_the_apis_report(asked: Any) -> None:
     said = ask(asked)
     reuse, shown = said["reuse"], asked.evaluate("probes.drawn()")
     assert reuse["fused"] > 0 and reuse["recomputed"] > 0  # else nothing is shown by this
@@ -40,7 +40,7 @@ def test_the_strips_colours_are_the_apis_report(asked: Any) -> None:
     assert legend == {state: reuse[state] for state in STATES}
 
 
-def test_recomputed_tokens_are_drawn_at_their_places(asked: Any) -> None:
+def test_recomputed_tokens_are_drawn_at_their_positions(asked: Any) -> None:
     said = ask(asked)
     spans = [span for span in said["prompt"] if span["tokens"]]
     kinds = asked.locator(".strip .span").evaluate_all("nodes => nodes.map(node => node.dataset.kind)")
@@ -49,7 +49,7 @@ def test_recomputed_tokens_are_drawn_at_their_places(asked: Any) -> None:
         assert [x + step for x, width in marks for step in range(width)] == span["recomputed_at"]
 
 
-def test_a_colour_means_the_same_in_legend_and_strip(asked: Any) -> None:
+def test_legend_and_strip_use_the_same_colours(asked: Any) -> None:
     ask(asked)
     ground = "node => getComputedStyle(node).backgroundColor"
     swatches = {state: asked.locator(f".legend .swatch.{state}").evaluate(ground) for state in STATES}
@@ -60,7 +60,7 @@ def test_a_colour_means_the_same_in_legend_and_strip(asked: Any) -> None:
     assert mark.evaluate("node => getComputedStyle(node).fill") == swatches["recomputed"]
 
 
-def test_the_table_says_what_the_strip_shows(asked: Any) -> None:
+def test_the_table_has_the_numbers_of_the_strip(asked: Any) -> None:
     said = ask(asked)
     asked.locator(".as-table summary").click()
     rows = asked.locator(".as-table tbody tr").all()
@@ -70,7 +70,7 @@ def test_the_table_says_what_the_strip_shows(asked: Any) -> None:
     assert "Source 1" in asked.locator(".as-table tbody th").all_inner_texts()[1]
 
 
-def test_a_span_tells_its_counts_and_opens_its_source(asked: Any) -> None:
+def test_a_span_shows_its_counts_and_opens_its_source(asked: Any) -> None:
     said = ask(asked)
     chunk = next(span for span in said["prompt"] if span["kind"] == "chunk" and span["recomputed"])
     node = asked.locator(f".strip .span[aria-label^='Source {chunk['number']},']")
@@ -82,7 +82,7 @@ def test_a_span_tells_its_counts_and_opens_its_source(asked: Any) -> None:
     assert asked.locator("#drawer-title").inner_text() == f"Source {chunk['number']}"
 
 
-def test_times_are_the_apis_and_their_parts_fill_the_bar(asked: Any) -> None:
+def test_the_times_are_the_apis_and_their_parts_fill_the_bar(asked: Any) -> None:
     said = ask(asked)
     first = said["timing"]["first_token_s"]
     shown = asked.locator(".ttft b").inner_text()
@@ -94,7 +94,7 @@ def test_times_are_the_apis_and_their_parts_fill_the_bar(asked: Any) -> None:
     assert widths[2] == pytest.approx(said["timing"]["load_s"] / first * line, abs=1.0)
 
 
-def test_measuring_shows_both_ways_and_their_ratio(asked: Any) -> None:
+def test_compare_shows_both_times_and_their_ratio(asked: Any) -> None:
     ask(asked)
     with asked.expect_response(lambda response: response.url.endswith("/v1/compare")) as measured:
         asked.click(".measure")
@@ -122,7 +122,7 @@ def test_a_marker_opens_the_source_at_the_cited_span(asked: Any) -> None:
     assert sorted(cited) == sorted({one["number"] for one in said["citations"]})
 
 
-def test_spans_are_counted_in_characters_and_scrolled_to(asked: Any) -> None:
+def test_a_cited_span_is_counted_in_characters_and_scrolled_into_view(asked: Any) -> None:
     """Python counts code points and JavaScript UTF-16 units; a long source opens at what is cited, not at its top."""
     text = "🦊🦊🦊 " + "Nothing is said here. " * 300 + "Ostmax sells 🧁 ovens. The end."
     start = text.index("Ostmax")
@@ -143,7 +143,7 @@ def test_spans_are_counted_in_characters_and_scrolled_to(asked: Any) -> None:
 
 
 @pytest.mark.parametrize(("reuse", "state"), [("none", "computed"), ("prefix", "computed")])
-def test_reuse_can_be_switched_off(asked: Any, reuse: str, state: str) -> None:
+def test_the_page_can_switch_reuse_off(asked: Any, reuse: str, state: str) -> None:
     asked.click("#how summary")
     asked.select_option("#reuse", reuse)
     assert asked.locator("#selector").is_disabled() and asked.locator("#ratio").is_disabled()
@@ -153,7 +153,7 @@ def test_reuse_can_be_switched_off(asked: Any, reuse: str, state: str) -> None:
     assert f"reuse={reuse}" in asked.url
 
 
-def test_the_ratio_is_sent_as_it_is_set(asked: Any) -> None:
+def test_the_page_sends_the_ratio_that_is_set(asked: Any) -> None:
     asked.click("#how summary")
     assert "the server's (0." in asked.locator("#ratio-server").inner_text()
     asked.locator("#ratio").fill("1")
@@ -171,7 +171,7 @@ def test_the_ratio_is_sent_as_it_is_set(asked: Any) -> None:
     assert "ratio" not in sent.value.post_data_json
 
 
-def test_settings_outlive_a_reload_in_the_address(asked: Any) -> None:
+def test_settings_in_the_address_survive_a_reload(asked: Any) -> None:
     asked.click("#how summary")
     asked.select_option("#selector", "first-k")
     asked.locator("#ratio").fill("0.3")
@@ -195,7 +195,7 @@ def test_a_question_is_never_sent_twice_at_once(asked: Any) -> None:
     assert asked.input_value("#question") == "Another one?"
 
 
-def test_what_was_retrieved_is_shown_before_the_answer_is_there(asked: Any) -> None:
+def test_the_retrieved_sources_are_shown_before_the_answer(asked: Any) -> None:
     """The prompt's strip is drawn from the event behind the prefill, not only from the last one."""
     prefilled = {"prompt": PROMPT, "reuse": REUSE, "timing": TIMING}
     body = stream(("sources", {"sources": [source()]}), ("prompt", prefilled), ("token", {"text": "Ov"}))

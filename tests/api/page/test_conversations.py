@@ -33,7 +33,7 @@ def elsewhere(page: Any, than: str) -> None:
     page.wait_for_function("id => document.querySelector('.session.current')?.dataset.session !== id", arg=than)
 
 
-def test_a_follow_up_stands_behind_its_history(talked: Any) -> None:
+def test_a_follow_up_question_has_its_history_in_the_strip(talked: Any) -> None:
     said = ask(talked, SECOND)
     history = [span for span in said["prompt"] if span["kind"] == "history"]
     assert history and said["session_id"] == talked.first["session_id"]
@@ -55,7 +55,7 @@ def test_a_conversation_is_listed_by_its_first_question(talked: Any) -> None:
     assert f"session={held['id']}" in talked.url
 
 
-def test_a_new_conversation_has_no_history_and_the_old_one_is_kept(talked: Any) -> None:
+def test_a_new_conversation_has_no_history_and_the_old_one_stays(talked: Any) -> None:
     talked.click("#new-session")
     assert talked.locator(".turn").count() == 0
     assert talked.evaluate("document.activeElement.id") == "question"
@@ -66,7 +66,7 @@ def test_a_new_conversation_has_no_history_and_the_old_one_is_kept(talked: Any) 
     assert talked.locator(".turn h3").all_inner_texts() == [FIRST]
 
 
-def test_a_conversation_goes_on_after_a_reload(talked: Any) -> None:
+def test_a_conversation_continues_after_a_reload(talked: Any) -> None:
     talked.reload()
     talked.wait_for_selector(".session.current")
     assert talked.locator(".welcome h1").inner_text() == "Go on with this conversation"
@@ -74,7 +74,7 @@ def test_a_conversation_goes_on_after_a_reload(talked: Any) -> None:
     assert any(span["kind"] == "history" for span in said["prompt"])
 
 
-def test_a_fork_has_the_same_past_and_a_life_of_its_own(talked: Any) -> None:
+def test_a_fork_has_the_same_history_and_continues_independently(talked: Any) -> None:
     before = current(talked)
     more(talked, "Fork")
     elsewhere(talked, before["id"])
@@ -88,7 +88,7 @@ def test_a_fork_has_the_same_past_and_a_life_of_its_own(talked: Any) -> None:
     assert talked.locator(".turn").count() == 1
 
 
-def test_sources_of_a_forks_past_open_too(talked: Any) -> None:
+def test_sources_of_a_forks_history_can_be_opened(talked: Any) -> None:
     before = current(talked)["id"]
     more(talked, "Fork")
     elsewhere(talked, before)
@@ -96,7 +96,7 @@ def test_sources_of_a_forks_past_open_too(talked: Any) -> None:
     assert talked.locator("#drawer-title").inner_text() == "Source 1"
 
 
-def test_a_conversation_is_shortened(talked: Any) -> None:
+def test_the_page_can_shorten_a_conversation(talked: Any) -> None:
     held = current(talked)["tokens"]
     more(talked, "Shorten…")
     talked.get_by_label("Tokens to keep").fill("20")
@@ -105,7 +105,7 @@ def test_a_conversation_is_shortened(talked: Any) -> None:
     assert held > current(talked)["tokens"] == 20
 
 
-def test_a_conversation_is_deleted_after_a_question(talked: Any) -> None:
+def test_a_conversation_is_deleted_after_a_confirmation(talked: Any) -> None:
     gone = current(talked)["id"]
     more(talked, "Delete…")
     talked.get_by_role("button", name="Cancel").click()
@@ -117,7 +117,7 @@ def test_a_conversation_is_deleted_after_a_question(talked: Any) -> None:
     assert talked.locator(".turn").count() == 0
 
 
-def test_measuring_a_follow_up_says_what_it_leaves_out(talked: Any) -> None:
+def test_comparing_a_follow_up_says_that_the_history_is_left_out(talked: Any) -> None:
     ask(talked, SECOND)
     talked.locator(".measure").last.click()
     talked.wait_for_selector(".verdict")

@@ -34,7 +34,7 @@ def fresh(page: Any, library: str, request: pytest.FixtureRequest) -> Any:
     return page
 
 
-def test_picked_files_are_added_each_with_its_result(fresh: Any) -> None:
+def test_each_picked_file_is_added_with_its_own_result(fresh: Any) -> None:
     with fresh.expect_file_chooser() as chooser:
         fresh.locator(".pick-files").click()
     chooser.value.set_files([str(path) for path in CORPUS[:3]])
@@ -59,7 +59,7 @@ def test_dropped_files_are_added(fresh: Any) -> None:
     assert said(fresh)["odd.txt"].startswith("added")
 
 
-def test_pasted_text_is_added_and_again_unchanged(fresh: Any) -> None:
+def test_pasted_text_is_added_and_unchanged_the_second_time(fresh: Any) -> None:
     for expected in ("added", "already here"):
         fresh.locator(".paste").last.click()
         fresh.get_by_label("Title").fill("Notes")
@@ -78,7 +78,7 @@ def test_an_empty_paste_is_not_sent(fresh: Any) -> None:
     assert fresh.get_by_role("dialog").get_by_role("alert").inner_text() == "There is no text yet."
 
 
-def test_a_file_of_a_wrong_kind_is_told_and_the_others_are_added(fresh: Any, tmp_path: Path) -> None:
+def test_a_file_of_a_wrong_type_is_reported_and_the_others_are_added(fresh: Any, tmp_path: Path) -> None:
     fresh.watch.allowed.append("Failed to load resource")
     wrong = tmp_path / "tool.exe"
     wrong.write_bytes(b"MZ\0\1")
@@ -89,7 +89,7 @@ def test_a_file_of_a_wrong_kind_is_told_and_the_others_are_added(fresh: Any, tmp
     assert fresh.locator(".uploads [role=status]").inner_text() == "1 done, 1 failed"
 
 
-def test_what_is_too_large_is_told(fresh: Any) -> None:
+def test_a_too_large_document_is_reported(fresh: Any) -> None:
     fresh.watch.allowed.append("Failed to load resource")
     told = refusal(413, "The body is larger than 33554432 bytes.")
     fresh.route("**/documents", lambda route: route.fulfill(**told))
@@ -98,7 +98,7 @@ def test_what_is_too_large_is_told(fresh: Any) -> None:
     assert said(fresh)[CORPUS[0].name] == "Too large for this server. The body is larger than 33554432 bytes."
 
 
-def test_a_busy_server_gets_the_document_later(fresh: Any) -> None:
+def test_a_document_is_sent_again_to_a_busy_server(fresh: Any) -> None:
     fresh.watch.allowed.append("Failed to load resource")
     told = refusal(503, "64 requests are running already; ask again.", {"Retry-After": "1"})
     fresh.route("**/documents", lambda route: route.fulfill(**told), times=1)
@@ -108,7 +108,7 @@ def test_a_busy_server_gets_the_document_later(fresh: Any) -> None:
     assert said(fresh)[CORPUS[0].name].startswith("added")
 
 
-def test_a_document_is_deleted_after_a_question(fresh: Any) -> None:
+def test_a_document_is_deleted_after_a_confirmation(fresh: Any) -> None:
     fresh.locator(".drop input[type=file]").first.set_input_files([str(path) for path in CORPUS[:2]])
     settled(fresh, 2)
     fresh.get_by_role("button", name=f"Delete {CORPUS[0].name}").click()
@@ -121,7 +121,7 @@ def test_a_document_is_deleted_after_a_question(fresh: Any) -> None:
     assert [one["title"] or one["id"] for one in held] == [CORPUS[1].name]
 
 
-def test_a_collection_is_deleted_after_a_question(fresh: Any) -> None:
+def test_a_collection_is_deleted_after_a_confirmation(fresh: Any) -> None:
     fresh.click("#documents")
     fresh.get_by_role("button", name="Delete collection …").click()
     fresh.get_by_role("dialog").get_by_role("button", name="Delete").click()
@@ -129,7 +129,7 @@ def test_a_collection_is_deleted_after_a_question(fresh: Any) -> None:
     assert fresh.request.get(f"/v1/collections/{fresh.collection}").status == 404
 
 
-def test_a_wrong_name_is_told_before_anything_is_sent(fresh: Any) -> None:
+def test_a_wrong_collection_name_is_reported_before_any_request(fresh: Any) -> None:
     fresh.select_option("#collection", label="New collection …")
     fresh.get_by_label("Name", exact=True).fill("../etc")
     fresh.get_by_role("button", name="Create").click()
@@ -139,7 +139,7 @@ def test_a_wrong_name_is_told_before_anything_is_sent(fresh: Any) -> None:
 
 
 @pytest.mark.usefixtures("server")
-def test_the_first_document_makes_the_first_collection(page: Any) -> None:
+def test_the_first_document_creates_the_first_collection(page: Any) -> None:
     def empty(route: Any) -> None:
         route.fulfill(json={"data": []}) if route.request.method == "GET" else route.continue_()
 
@@ -156,7 +156,7 @@ def test_the_first_document_makes_the_first_collection(page: Any) -> None:
 EVIL = 'Evilword is here. <img src="/nowhere.png" onerror="broken = 1"><script>broken = 1</script> <b>Bold.</b>'
 
 
-def test_markup_in_documents_questions_and_names_is_text(fresh: Any) -> None:
+def test_markup_in_documents_questions_and_names_is_shown_as_text(fresh: Any) -> None:
     name = '<img src=x onerror="broken=2">.txt'
     evil = {"id": name, "title": name, "text": EVIL}
     fresh.request.post(f"/v1/collections/{fresh.collection}/documents", data={"documents": [evil]})
@@ -175,7 +175,7 @@ def test_markup_in_documents_questions_and_names_is_text(fresh: Any) -> None:
     assert fresh.locator(".turn h3").inner_text() == "Where is <img src=x onerror='broken=3'> Evilword written?"
 
 
-def test_the_stores_tiers_show_what_the_store_holds(fresh: Any) -> None:
+def test_the_tiers_on_the_page_equal_the_stats(fresh: Any) -> None:
     fresh.locator(".drop input[type=file]").first.set_input_files([str(path) for path in CORPUS[:2]])
     settled(fresh, 2)
     fresh.reload()
@@ -188,7 +188,7 @@ def test_the_stores_tiers_show_what_the_store_holds(fresh: Any) -> None:
         assert int(meter.get_attribute("aria-valuenow")) == round(share * 100)
 
 
-def test_the_store_is_asked_politely_and_not_while_hidden(page: Any, library: str) -> None:
+def test_stats_are_requested_rarely_and_never_while_hidden(page: Any, library: str) -> None:
     page.clock.install()
     page.goto(f"/#collection={library}")
     page.wait_for_selector(".tier")

@@ -22,7 +22,7 @@ def failing(asked: Any) -> Any:
     return asked
 
 
-def test_a_server_that_is_away(failing: Any) -> None:
+def test_an_unreachable_server_is_reported(failing: Any) -> None:
     failing.route("**/v1/ask", lambda route: route.abort())
     put(failing)
     notice = failing.locator(".notice.bad")
@@ -34,7 +34,7 @@ def test_a_server_that_is_away(failing: Any) -> None:
 
 
 @pytest.mark.usefixtures("library")
-def test_a_server_that_is_away_from_the_beginning(page: Any) -> None:
+def test_a_server_that_is_unreachable_from_the_start_is_reported(page: Any) -> None:
     page.watch.allowed.append("Failed to load resource")
     page.route("**/v1/**", lambda route: route.abort())
     page.goto("/")
@@ -48,7 +48,7 @@ def test_a_server_that_is_away_from_the_beginning(page: Any) -> None:
 
 
 @pytest.mark.usefixtures("library")
-def test_a_server_that_is_still_loading_is_waited_for(page: Any) -> None:
+def test_the_page_waits_for_a_server_that_is_loading(page: Any) -> None:
     page.watch.allowed.append("Failed to load resource")
     told = refusal(503, "The model is being loaded. Ask again.", {"Retry-After": "2"})
     page.route("**/v1/collections", lambda route: route.fulfill(**told), times=2)
@@ -60,7 +60,7 @@ def test_a_server_that_is_still_loading_is_waited_for(page: Any) -> None:
 
 
 @pytest.mark.parametrize(("status", "words"), [(503, "requests are under way"), (429, "Too many requests")])
-def test_a_busy_server_is_asked_again_after_the_wait_it_names(failing: Any, status: int, words: str) -> None:
+def test_a_busy_server_is_asked_again_after_retry_after(failing: Any, status: int, words: str) -> None:
     told = refusal(status, "64 requests are running already; ask again.", {"Retry-After": "3"})
     failing.route("**/v1/ask", lambda route: route.fulfill(**told), times=1)
     failing.clock.install()
@@ -77,7 +77,7 @@ def test_a_busy_server_is_asked_again_after_the_wait_it_names(failing: Any, stat
     assert len(failing.watch.paths("/v1/ask")) == 2
 
 
-def test_a_wait_can_be_stopped(failing: Any) -> None:
+def test_the_user_can_stop_a_wait(failing: Any) -> None:
     failing.route("**/v1/ask", lambda route: route.fulfill(**refusal(503, "", {"Retry-After": "60"})))
     put(failing)
     failing.locator(".notice.waiting").wait_for()
@@ -88,7 +88,7 @@ def test_a_wait_can_be_stopped(failing: Any) -> None:
 
 
 @pytest.mark.usefixtures("server")
-def test_without_any_collection_a_question_waits_for_a_document(page: Any) -> None:
+def test_a_question_without_any_collection_is_not_sent(page: Any) -> None:
     page.route("**/v1/collections", lambda route: route.fulfill(json={"data": []}))
     page.goto("/")
     page.wait_for_selector(".welcome .drop")
@@ -98,7 +98,7 @@ def test_without_any_collection_a_question_waits_for_a_document(page: Any) -> No
     assert page.watch.paths("/v1/ask") == []
 
 
-def test_what_the_server_says_of_a_wrong_request_is_shown(failing: Any) -> None:
+def test_the_servers_message_for_a_wrong_request_is_shown(failing: Any) -> None:
     told = refusal(400, "The prompt has 9000 tokens; the model's context is 1024.", code="context_length_exceeded")
     failing.route("**/v1/ask", lambda route: route.fulfill(**told))
     put(failing)
@@ -106,14 +106,14 @@ def test_what_the_server_says_of_a_wrong_request_is_shown(failing: Any) -> None:
     assert "The prompt has 9000 tokens; the model's context is 1024." in failing.locator(".notice.bad").inner_text()
 
 
-def test_a_real_refusal_is_told(failing: Any) -> None:
+def test_a_refusal_by_the_real_server_is_shown(failing: Any) -> None:
     failing.evaluate("location.hash = new URLSearchParams({collection: 'library', session: 'x\\u0001'})")
     put(failing)
     failing.locator(".notice.bad").wait_for()
     assert "session_id" in failing.locator(".notice.bad").inner_text()
 
 
-def test_a_bug_of_the_servers_is_told_with_the_requests_id(failing: Any) -> None:
+def test_a_server_error_is_shown_with_the_request_id(failing: Any) -> None:
     told = refusal(500, "", {"x-request-id": "req-77"})
     failing.route("**/v1/ask", lambda route: route.fulfill(**told))
     put(failing)
@@ -121,7 +121,7 @@ def test_a_bug_of_the_servers_is_told_with_the_requests_id(failing: Any) -> None
     assert "req-77" in failing.locator(".notice.bad").inner_text()
 
 
-def test_a_stream_that_breaks_keeps_what_arrived_and_says_so(failing: Any) -> None:
+def test_a_broken_stream_keeps_the_received_text_and_says_so(failing: Any) -> None:
     streaming(failing, PARTLY, times=1)
     put(failing)
     notice = failing.locator(".notice.bad")
@@ -133,7 +133,7 @@ def test_a_stream_that_breaks_keeps_what_arrived_and_says_so(failing: Any) -> No
     failing.wait_for_selector(".turn.whole")
 
 
-def test_an_error_in_the_stream_is_told(failing: Any) -> None:
+def test_an_error_in_the_stream_is_shown(failing: Any) -> None:
     error = {"message": "The request's deadline of 120 s passed.", "type": "timeout_error", "param": None, "code": None}
     body = PARTLY + stream(("error", {"error": error}))
     streaming(failing, body)
@@ -143,7 +143,7 @@ def test_an_error_in_the_stream_is_told(failing: Any) -> None:
     assert "ran out of time" in notice.inner_text() and "What had arrived stays" in notice.inner_text()
 
 
-def test_nothing_retrieved_is_said(asked: Any) -> None:
+def test_an_answer_without_sources_says_so(asked: Any) -> None:
     final = answer("No idea.", [], [])
     streaming(asked, stream(("answer", final)))
     put(asked)
@@ -152,7 +152,7 @@ def test_nothing_retrieved_is_said(asked: Any) -> None:
 
 
 @pytest.mark.parametrize("by", ["button", "Escape"])
-def test_an_answer_can_be_stopped(asked: Any, by: str) -> None:
+def test_the_user_can_stop_an_answer(asked: Any, by: str) -> None:
     """Also: events cut anywhere, even inside a character, are put together."""
     asked.evaluate("probes.slow = true")
     put(asked)
@@ -169,7 +169,7 @@ def test_an_answer_can_be_stopped(asked: Any, by: str) -> None:
 
 
 @pytest.mark.usefixtures("library")
-def test_a_server_that_asks_for_a_key_gets_it_from_this_tab_alone(page: Any) -> None:
+def test_an_api_key_is_stored_in_the_tab_only(page: Any) -> None:
     def guard(route: Any) -> None:
         given = route.request.headers.get("authorization")
         route.continue_() if given == "Bearer rk-good" else route.fulfill(**refusal(401, "no", code="invalid_api_key"))
@@ -197,7 +197,7 @@ def test_a_server_that_asks_for_a_key_gets_it_from_this_tab_alone(page: Any) -> 
 
 
 @pytest.mark.usefixtures("library")
-def test_without_a_key_nothing_is_hidden_about_it(page: Any) -> None:
+def test_a_cancelled_key_dialog_leaves_the_error_visible(page: Any) -> None:
     page.watch.allowed.append("Failed to load resource")
     page.route("**/v1/**", lambda route: route.fulfill(**refusal(401, "no")))
     page.goto("/")

@@ -48,38 +48,38 @@ def markup() -> Markup:
     return found
 
 
-def test_it_is_small() -> None:
+def test_the_page_is_small() -> None:
     assert sum(path.stat().st_size for path in FILES) < BYTES
     assert sum(len(gzip.compress(path.read_bytes())) for path in FILES) < ON_WIRE_BYTES
 
 
-def test_nothing_is_inline(markup: Markup) -> None:
+def test_the_page_has_no_inline_script_or_style(markup: Markup) -> None:
     assert markup.inline == ""
     assert [tag for tag, attributes in markup.elements if "style" in attributes] == []
     assert [(tag, name) for tag, attributes in markup.elements for name in attributes if name.startswith("on")] == []
 
 
-def test_nothing_is_named_outside_the_page() -> None:
+def test_the_page_refers_to_no_outside_address() -> None:
     for path in FILES:
         addresses = set(re.findall(r"(?:https?:)?//[\w.-]+\.\w+[^\s\"')]*", path.read_text("utf-8")))
         assert addresses <= {"http://www.w3.org/2000/svg"}, path.name
 
 
 @pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.name)
-def test_no_script_makes_markup_or_code_of_text(path: Path) -> None:
+def test_no_script_turns_text_into_markup_or_code(path: Path) -> None:
     markup = r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|DOMParser|createContextualFragment|srcdoc|setHTML"
     code = r"\beval\(|new Function|setAttribute\(\"on|javascript:"
     assert re.findall(f"{markup}|{code}", path.read_text("utf-8")) == []
 
 
 @pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.name)
-def test_every_script_says_what_it_is(path: Path) -> None:
+def test_every_script_begins_with_a_comment_about_its_purpose(path: Path) -> None:
     text = path.read_text("utf-8")
     assert text.startswith(("/**", "//"))
     assert len(text.splitlines()) < 350
 
 
-def test_every_id_a_script_asks_for_is_in_the_page(markup: Markup) -> None:
+def test_every_element_id_used_in_a_script_exists(markup: Markup) -> None:
     ids = [attributes["id"] for _, attributes in markup.elements if "id" in attributes]
     assert len(ids) == len(set(ids))
     asked = {name for path in SCRIPTS for name in re.findall(r"\$\(\"([\w-]+)\"\)", path.read_text("utf-8"))}
@@ -87,7 +87,7 @@ def test_every_id_a_script_asks_for_is_in_the_page(markup: Markup) -> None:
     assert asked | icons <= set(ids)
 
 
-def test_the_selectors_offered_are_those_there_are() -> None:
+def test_the_page_offers_every_registered_selector() -> None:
     select = re.search(r'<select id="selector">(.*?)</select>', (PAGE / "index.html").read_text("utf-8"), re.DOTALL)
     assert select is not None
     assert set(re.findall(r"<option>([\w-]+)</option>", select[1])) == set(SELECTORS)
@@ -111,7 +111,7 @@ def contrast(a: str, b: str) -> float:
     return (high + 0.05) / (low + 0.05)
 
 
-def test_contrast_is_wcags() -> None:
+def test_the_contrast_function_follows_wcag() -> None:
     assert contrast("#000000", "#ffffff") == pytest.approx(21.0)
     assert contrast("#777777", "#ffffff") == pytest.approx(4.48, abs=0.01)
 
@@ -129,11 +129,11 @@ PAIRS = [
 
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
 @pytest.mark.parametrize(("ink", "ground", "least"), PAIRS, ids=lambda value: str(value))
-def test_colours_can_be_told_apart(ink: str, ground: str, least: float, dark: bool) -> None:
+def test_the_state_colours_are_distinguishable(ink: str, ground: str, least: float, dark: bool) -> None:
     theme = colours(dark)
     assert contrast(theme[ink], theme[ground]) >= least
 
 
-def test_every_variable_used_is_defined_in_both_themes() -> None:
+def test_every_css_variable_is_defined_in_both_themes() -> None:
     used = set(re.findall(r"var\(--([\w-]+)\)", STYLE)) - {"round", "shade"}
     assert used == set(colours(False)) == set(colours(True))

@@ -8,7 +8,7 @@ from .conftest import QUESTION
 from .helpers import ask
 
 
-def test_the_main_job_needs_no_mouse(page: Any, library: str) -> None:
+def test_asking_a_question_needs_no_mouse(page: Any, library: str) -> None:
     page.goto(f"/#collection={library}")
     page.wait_for_selector(".tier")
     page.keyboard.press("Tab")
@@ -45,7 +45,7 @@ def test_the_main_job_needs_no_mouse(page: Any, library: str) -> None:
     assert page.locator("#dialog").is_hidden()
 
 
-def test_everything_is_reached_by_tab_and_shows_it(asked: Any) -> None:
+def test_every_control_is_reached_by_tab_with_a_visible_focus(asked: Any) -> None:
     ask(asked)
     asked.click("#how summary")
     asked.click(".chip >> nth=0")
@@ -66,7 +66,7 @@ def test_every_control_has_a_name(asked: Any) -> None:
     assert asked.evaluate("probes.nameless()") == []
 
 
-def test_the_shortcuts_are_listed_and_can_be_switched_off(asked: Any) -> None:
+def test_shortcuts_are_listed_and_can_be_switched_off(asked: Any) -> None:
     asked.evaluate("document.activeElement.blur()")
     asked.keyboard.press("?")
     listed = asked.locator("#dialog kbd").all_inner_texts()
@@ -80,7 +80,7 @@ def test_the_shortcuts_are_listed_and_can_be_switched_off(asked: Any) -> None:
 
 
 @pytest.mark.parametrize("width", [360, 768, 1920])
-def test_nothing_sticks_out(asked: Any, width: int) -> None:
+def test_nothing_overflows_the_page_at_any_width(asked: Any, width: int) -> None:
     asked.set_viewport_size({"width": width, "height": 740})
     asked.reload()
     asked.wait_for_selector(".welcome h1")
@@ -96,7 +96,7 @@ def test_nothing_sticks_out(asked: Any, width: int) -> None:
         asked.click("#drawer-close")
 
 
-def test_small_screens_have_conversations_and_store_in_a_sheet(asked: Any) -> None:
+def test_small_screens_show_conversations_and_store_in_a_drawer(asked: Any) -> None:
     asked.set_viewport_size({"width": 360, "height": 740})
     ask(asked)
     asked.wait_for_function("() => !document.querySelector('#tiers').checkVisibility({visibilityProperty: true})")
@@ -110,7 +110,7 @@ def test_small_screens_have_conversations_and_store_in_a_sheet(asked: Any) -> No
     asked.wait_for_function("() => !document.querySelector('#tiers').checkVisibility({visibilityProperty: true})")
 
 
-def test_a_drawer_over_the_page_holds_the_focus(asked: Any) -> None:
+def test_an_open_drawer_keeps_the_focus(asked: Any) -> None:
     asked.set_viewport_size({"width": 360, "height": 740})
     ask(asked)
     asked.click(".chip >> nth=0")
@@ -120,7 +120,7 @@ def test_a_drawer_over_the_page_holds_the_focus(asked: Any) -> None:
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_every_text_can_be_read(asked: Any, scheme: str) -> None:
+def test_every_text_on_the_page_has_enough_contrast(asked: Any, scheme: str) -> None:
     asked.emulate_media(color_scheme=scheme)
     found = [asked.evaluate("probes.contrasts()")]
     ask(asked)
@@ -141,7 +141,7 @@ def test_every_text_can_be_read(asked: Any, scheme: str) -> None:
     assert [one["texts"] > 10 for one in found] == [True, True, True]
 
 
-def test_the_theme_is_the_systems_until_it_is_chosen(asked: Any) -> None:
+def test_the_theme_follows_the_system_until_one_is_chosen(asked: Any) -> None:
     paper = "getComputedStyle(document.body).backgroundColor"
     asked.emulate_media(color_scheme="dark")
     dark = asked.evaluate(paper)
@@ -158,7 +158,7 @@ def test_the_theme_is_the_systems_until_it_is_chosen(asked: Any) -> None:
     assert asked.evaluate("localStorage.getItem('ragkv.theme')") is None
 
 
-def test_little_motion_where_it_is_asked_for(asked: Any) -> None:
+def test_animations_respect_reduced_motion(asked: Any) -> None:
     asked.emulate_media(reduced_motion="reduce")
     asked.evaluate("probes.pretendWork()")
     animation = "getComputedStyle(document.querySelector('.working .answer'), '::after').animationName"
@@ -167,7 +167,7 @@ def test_little_motion_where_it_is_asked_for(asked: Any) -> None:
     assert asked.evaluate(animation) == "pulse"
 
 
-def test_the_page_comes_with_a_policy_that_lets_nothing_else_in(asked: Any) -> None:
+def test_the_pages_content_security_policy_forbids_outside_resources(asked: Any) -> None:
     policy = asked.request.get("/").headers["content-security-policy"]
     assert "default-src 'self'" in policy and "unsafe" not in policy
     asked.watch.allowed.append("Content Security Policy")

@@ -170,17 +170,17 @@ def _kill_and_restart(home: Path, times: int, choose: random.Random) -> str:
     return f"{times} kills, {asked} answers before them, {sum(turns.values())} turns, {len(stored)} documents kept"
 
 
-def test_a_kill_under_load_costs_no_answer_and_no_conversation(tmp_path: Path) -> None:
+def test_a_kill_under_load_loses_no_acknowledged_answer_or_conversation(tmp_path: Path) -> None:
     print(_kill_and_restart(tmp_path, 1, random.Random(1)))
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
-def test_many_kills_under_load(tmp_path: Path) -> None:
+def test_many_kills_under_load_lose_nothing_acknowledged(tmp_path: Path) -> None:
     print(_kill_and_restart(tmp_path, 20, random.Random(2)))
 
 
-def test_on_sigterm_running_answers_finish_and_all_that_was_said_is_kept(tmp_path: Path) -> None:
+def test_on_sigterm_running_answers_finish_and_every_turn_is_stored(tmp_path: Path) -> None:
     with server(tmp_path) as up, up.client() as client:
         ingest(client, documents())
         solo = _solo(client)
