@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, WithJsonSchema, model_validator
 
 from ragkv.config import ReuseMode
-from ragkv.engine import WarmReport
+from ragkv.encoding import WarmReport
 from ragkv.fusion import SELECTORS
 from ragkv.inference import AnswerOptions
 from ragkv.retrieval import RETRIEVERS
