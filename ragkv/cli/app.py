@@ -72,9 +72,7 @@ def ingest(
     config: Settings = None,
     device: Device = None,
     dtype: Dtype = None,
-    chunk_tokens: Annotated[
-        int | None, typer.Option(help="Maximum tokens of a chunk [default: 512; reader: 128]")
-    ] = None,
+    chunk_tokens: Annotated[int | None, typer.Option(help="Maximum chunk length [default: 512; reader: 128]")] = None,
     prune: Annotated[bool, typer.Option(help="Delete indexed documents that are not among these.")] = False,
     skip_unreadable: Annotated[bool, typer.Option(help="Skip unreadable files with a note.")] = False,
     index_only: Annotated[bool, typer.Option(help="Do not compute KV now; the first questions compute it.")] = False,
@@ -228,9 +226,7 @@ def simulate(
     disk: Annotated[str | None, typer.Option(help="Capacity of a second tier in bytes, such as 10T.")] = None,
     xi: Annotated[str | None, typer.Option(help="Threshold: tokens (2000), a TTFT target (200ms), or auto.")] = None,
     xi_blocks: Annotated[int | None, typer.Option(help="Threshold in blocks.")] = None,
-    new_blocks: Annotated[
-        int | None, typer.Option(help="Blocks that a turn is expected to add [default: the mean]")
-    ] = None,
+    new_blocks: Annotated[int | None, typer.Option(help="Expected new blocks of a turn [default: the mean]")] = None,
     block_tokens: Annotated[int, typer.Option(help="Tokens of a block.")] = 16,
     kv_bytes_per_token: Annotated[int, typer.Option(help="For --memory and --disk; see `ragkv size`.")] = 131_072,
     slo_ms: Annotated[float, typer.Option(help="TTFT limit of a request.")] = 200.0,
@@ -282,9 +278,7 @@ def demo(
     model: Model = "reader",
     home: Annotated[Path | None, typer.Option(help="Folder for index and KV [default: a temporary folder].")] = None,
     repeats: Annotated[int, typer.Option(min=1, help="Runs of each timing; the median is shown.")] = 3,
-    shape: Annotated[
-        str | None, typer.Option(help="Also time this shape, such as qwen2.5-0.5b, with random weights.")
-    ] = None,
+    shape: Annotated[str | None, typer.Option(help="Also time a shape such as qwen2.5-0.5b, random weights.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Ingest the example corpus and answer its questions four ways: full, exact prefix, fused cold, fused warm."""

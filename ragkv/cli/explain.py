@@ -80,24 +80,23 @@ def _explain_description(
     from ragkv.fusion.estimators import Load, Shape, load_s, recompute_s
     from ragkv.inference import selection_of
 
-    profile, how = engine.parts.load_control.profile, engine.parts.intake.method({"ratio": None, "selector": selector})
+    control, how = engine.parts.load_control, engine.parts.intake.method({"ratio": None, "selector": selector})
+    profile = control.profile
     loads = [Load(tier, tokens, fused=number > 0) for number in range(chunks)]
-    fused = (chunks - 1) * tokens
-    shape = Shape(fused, question_tokens, chunks * tokens + question_tokens, selection_of(how.selector))
-    decision = decide(profile, shape, loads, how.ratio, engine.parts.load_control.prices)
-    times = {
-        "a layer: loading all": load_s(profile, loads).layer_s,
-        f"a layer: recompute at r* = {how.ratio:.0%}": recompute_s(profile, how.ratio, shape).layer_s,
-        f"first token, at {decision.ratio:.0%}": decision.ttft_s,
-        "first token, full prefill": profile.prefill.at(shape.prompt_tokens),
-    }
+    shape = Shape((chunks - 1) * tokens, question_tokens, chunks * tokens + question_tokens, selection_of(how.selector))
+    decision = decide(profile, shape, loads, how.ratio, control.prices)
     return {
         "ratio": decision.ratio,
         "computed_chunks": decision.computed,
         "tier": decision.tier,
         "decision": (*decision.why, *_kcache(engine, shape.prompt_tokens)),
         "notes": how.notes,
-        "times_s": {name: (seconds, None) for name, seconds in times.items()},
+        "times_s": {
+            "a layer: loading all": (load_s(profile, loads).layer_s, None),
+            f"a layer: recompute at r* = {how.ratio:.0%}": (recompute_s(profile, how.ratio, shape).layer_s, None),
+            f"first token, at {decision.ratio:.0%}": (decision.ttft_s, None),
+            "first token, full prefill": (profile.prefill.at(shape.prompt_tokens), None),
+        },
         "usd_a_month": _costs(engine, chunks * tokens),
     }
 

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from .options import Settings
+from .options import Device, Dtype, Settings
 from .output import errors
 
 
@@ -15,17 +15,13 @@ def serve(
     port: Annotated[int | None, typer.Option(min=0, max=65535, help="Port; 0 is any [default: 8000].")] = None,
     home: Annotated[Path | None, typer.Option(envvar="RAGKV_HOME", help="Data directory [default: .ragkv].")] = None,
     model: Annotated[
-        str | None, typer.Option(envvar="RAGKV_MODEL", help="'reader', a model folder or a hub id [default: reader].")
+        str | None, typer.Option(envvar="RAGKV_MODEL", help="As in `ragkv ask` [default: reader].")
     ] = None,
     config: Settings = None,
-    device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1 ...")] = None,
-    dtype: Annotated[str | None, typer.Option(help="float32, bfloat16, float16 or auto.")] = None,
-    no_auth: Annotated[
-        bool, typer.Option("--no-auth", help="Serve every client that reaches the port, without keys.")
-    ] = False,
-    ray: Annotated[
-        bool, typer.Option("--ray", help="Serve replicas on Ray Serve; needs Redis: see docs/scale.md.")
-    ] = False,
+    device: Device = None,
+    dtype: Dtype = None,
+    no_auth: Annotated[bool, typer.Option("--no-auth", help="Serve all clients without asking for a key.")] = False,
+    ray: Annotated[bool, typer.Option("--ray", help="Replicas on Ray Serve; needs Redis, see docs/scale.md.")] = False,
     replicas: Annotated[int | None, typer.Option(min=1, help="With --ray: number of replicas [default: 2].")] = None,
     log_level: Annotated[str | None, typer.Option(help="debug, info, warning or error.")] = None,
     log_format: Annotated[str | None, typer.Option(help="json, console or auto.")] = None,
