@@ -9,7 +9,7 @@ import torch
 from ragkv.errors import EntryDamagedError
 from ragkv.fusion import LayerReader, Readers
 from ragkv.store import LRU, Lease, MemoryTier, TierKind
-from tests.store.entries import kept, make_entry, with_codec
+from tests.store.entries import as_stored, make_entry, with_codec
 
 CPU = torch.device("cpu")
 LAYERS = 6
@@ -127,7 +127,7 @@ def test_what_lies_in_memory_is_read_in_place_and_what_must_be_decoded_into_a_bu
             assert buffers == {layer.data_ptr() for layer in entry.kv}
         else:
             assert len(buffers) == 3
-            assert torch.equal(pieces[-1], kept(entry).kv[-1])
+            assert torch.equal(pieces[-1], as_stored(entry).kv[-1])
 
 
 def test_a_request_reads_into_the_memory_of_the_one_before_and_never_into_another_ones(readers: Readers) -> None:

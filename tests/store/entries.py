@@ -1,11 +1,11 @@
-"""Tiny deterministic entries: whoever knows the number of an entry knows every byte of it."""
+"""Tiny entries for tests. The number of an entry determines every byte of it."""
 
 import dataclasses
 import hashlib
 
 import torch
 
-from ragkv.store import EncodedEntry, Entry, EntryInfo, Identity, Lease, dtype_from_name
+from ragkv.store import EncodedEntry, Entry, EntryInfo, Identity, Lease, Store, Tier, dtype_from_name
 
 CODEC_NAMES = ("raw", "int8")
 
@@ -45,29 +45,36 @@ def make_entry(
     random = torch.Generator().manual_seed(number)
     shape = (layers, 2, 1, tokens, 8)
     kv = torch.randn(shape, generator=random).to(dtype_from_name(identity.dtype))
-    scores = torch.rand((tokens, 3), generator=random).half() if scored else None  # as a network gives: two topics
+    scores = torch.rand((tokens, 3), generator=random).half() if scored else None  # two more columns than one score
     return Entry(info, kv, scores)
 
 
-def kept(entry: Entry) -> Entry:
-    """What a store gives back of `entry`: itself, or what its codec rounds it to."""
+def as_stored(entry: Entry) -> Entry:
+    """`entry` as a store returns it: unchanged, or rounded by its codec."""
     encoded = EncodedEntry.of(entry)
     layers = [encoded.read_layer(layer) for layer in range(entry.info.layers)]
     return dataclasses.replace(entry, kv=torch.stack(layers) if layers else entry.kv)
 
 
 def with_codec(codec: str, identity: Identity = IDENTITY) -> Identity:
-    """`identity` of entries kept in that codec."""
+    """`identity` with that codec."""
     return dataclasses.replace(identity, codec=codec)
 
 
 def digest(*tensors: torch.Tensor | None) -> str:
-    """A digest of the tensors' bytes, to see that nobody wrote to them."""
+    """A digest of the tensors' bytes, which shows whether anything wrote to them."""
     sha = hashlib.sha256()
     for tensor in tensors:
         if tensor is not None:
             sha.update(tensor.contiguous().view(-1).view(torch.uint8).numpy().tobytes())
     return sha.hexdigest()
+
+
+def leased(source: Store | Tier, entry: Entry) -> Lease:
+    """A lease of `entry`, which must be a hit."""
+    lease = source.lease(entry.info.identity, entry.info.token_ids)
+    assert lease is not None
+    return lease
 
 
 def read_all(lease: Lease) -> Entry:
@@ -78,7 +85,7 @@ def read_all(lease: Lease) -> Entry:
 
 
 def same(a: Entry, b: Entry) -> bool:
-    """Whether two entries are equal in every bit and every fact."""
+    """Whether two entries have equal infos and equal bytes."""
     return a.info == b.info and digest(a.kv, a.sensitivity) == digest(b.kv, b.sensitivity)
 
 

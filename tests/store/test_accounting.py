@@ -1,4 +1,4 @@
-"""After any sequence of operations: the bound holds, what is leased is there, and the books equal a recount."""
+"""After any sequence of operations: the capacity holds, leased entries are there, and the counts equal a recount."""
 
 import tempfile
 from pathlib import Path
@@ -12,7 +12,7 @@ from ragkv.config import StoreConfig
 from ragkv.store import LRU, DiskTier, EncodedEntry, Entry, Lease, MemoryTier, Tier
 from ragkv.store.remote import open_remote
 
-from .entries import CODEC_NAMES, ids_of, kept, make_entry, read_all, same, with_codec
+from .entries import CODEC_NAMES, as_stored, ids_of, make_entry, read_all, same, with_codec
 from .remote.helpers import redis_config
 from .remote.servers import RedisServer
 
@@ -20,11 +20,11 @@ NUMBERS = st.integers(0, 7)
 ENTRIES = [  # of three sizes in two codecs
     make_entry(number, layers=1 + number % 3, identity=with_codec(CODEC_NAMES[number % 2])) for number in range(8)
 ]
-KEPT = [kept(entry) for entry in ENTRIES]
+AS_STORED = [as_stored(entry) for entry in ENTRIES]
 
 
 class AnyTier(RuleBasedStateMachine):
-    """Puts, leases, deletions and restarts of one tier, beside a model that knows only what was leased."""
+    """Puts, leases, deletions and restarts of one tier, compared with a model that knows only the open leases."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -36,13 +36,13 @@ class AnyTier(RuleBasedStateMachine):
         raise NotImplementedError
 
     def recount(self) -> int:
-        """Bytes held, by looking."""
+        """The bytes held, counted again."""
         raise NotImplementedError
 
     @rule(number=NUMBERS)
     def put(self, number: int) -> None:
-        kept = self.tier.put(ENTRIES[number])
-        assert self.tier.contains(ENTRIES[number].info.key) == kept
+        stored = self.tier.put(ENTRIES[number])
+        assert self.tier.contains(ENTRIES[number].info.key) == stored
 
     @rule(number=NUMBERS)
     def lease(self, number: int) -> None:
@@ -51,7 +51,7 @@ class AnyTier(RuleBasedStateMachine):
         lease = self.tier.lease(entry.info.identity, ids_of(number))
         assert (lease is not None) == held
         if lease is not None:
-            assert same(read_all(lease), KEPT[number])
+            assert same(read_all(lease), AS_STORED[number])
             self.leases.append((number, lease))
             self.live.add(id(lease))
 
@@ -69,20 +69,20 @@ class AnyTier(RuleBasedStateMachine):
         self.live -= {id(lease) for leased, lease in self.leases if leased == number}
 
     @invariant()
-    def the_bound_holds(self) -> None:
+    def used_bytes_stay_within_the_capacity(self) -> None:
         stats = self.tier.stats()
         assert 0 <= stats.used_bytes <= stats.capacity_bytes
 
     @invariant()
-    def the_books_equal_a_recount(self) -> None:
+    def counts_equal_a_recount(self) -> None:
         stats = self.tier.stats()
         assert stats.used_bytes == self.recount()
         assert stats.entries == len(list(self.tier.infos()))
 
     @invariant()
-    def what_is_leased_is_there_and_readable(self) -> None:
+    def leased_entries_are_there_and_readable(self) -> None:
         for number, lease in self.leases:
-            assert same(read_all(lease), KEPT[number])
+            assert same(read_all(lease), AS_STORED[number])
             if id(lease) in self.live:
                 assert self.tier.contains(ENTRIES[number].info.key)
 
@@ -128,7 +128,7 @@ class AnyDiskTier(AnyTier):
 
 
 class AnyRedisTier(AnyTier):
-    """Books are kept by the server; a recount looks at the values themselves."""
+    """The server keeps the counts; a recount looks at the values themselves."""
 
     server: RedisServer
 
@@ -155,7 +155,9 @@ class AnyRedisTier(AnyTier):
         assert {info.key for info in self.tier.infos()} == before
 
 
-def test_redis_tier(redis_server: RedisServer) -> None:
+def test_a_redis_tier_keeps_its_capacity_leases_and_counts_after_any_operations(
+    redis_server: RedisServer,
+) -> None:
     AnyRedisTier.server = redis_server
     slow = [HealthCheck.too_slow]
     few = settings(max_examples=12, stateful_step_count=20, deadline=None, suppress_health_check=slow)

@@ -1,4 +1,4 @@
-"""What every codec must hold: what comes back, within what bound, and what it refuses rather than get wrong."""
+"""The rules for codecs: the error bound of a decoded layer, and the layers that a codec refuses."""
 
 import itertools
 from dataclasses import replace
@@ -15,7 +15,7 @@ from ragkv.store import CODECS, LRU, Codec, DiskTier, EncodedEntry, Entry, Store
 from ragkv.store.codecs import RAW, Int8Codec
 from ragkv.store.record import OtherVersionError, Record, read_head
 
-from .entries import IDENTITY, ids_of, kept, make_entry, read_all, same, with_codec
+from .entries import IDENTITY, as_stored, leased, make_entry, read_all, same, with_codec
 
 INT8 = Int8Codec()
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
@@ -56,7 +56,7 @@ def rounding(layer: torch.Tensor) -> torch.Tensor:
 
 @settings(max_examples=150, deadline=None)
 @given(SHAPES, st.sampled_from(DTYPES), st.integers(0, 2**31), st.floats(-4, 4), st.floats(-3, 3))
-def test_int8_comes_back_within_half_a_scale(
+def test_an_int8_number_comes_back_within_half_a_scale(
     sides: tuple[int, int, int], dtype: torch.dtype, seed: int, offset: float, exponent: float
 ) -> None:
     random = torch.Generator().manual_seed(seed)
@@ -66,8 +66,7 @@ def test_int8_comes_back_within_half_a_scale(
     assert (error <= half_scales(layer) + rounding(layer)).all()
 
 
-def test_the_bound_bites() -> None:
-    """Scales twice as large would break it."""
+def test_scales_twice_as_large_would_break_the_int8_bound() -> None:
     layer = torch.randn(2, 2, 64, 16, generator=torch.Generator().manual_seed(0))
     error = (there_and_back(INT8, layer).double() - layer.double()).abs()
     assert (error > 0.9 * half_scales(layer)).any()
@@ -75,7 +74,7 @@ def test_the_bound_bites() -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_a_channel_far_from_zero_costs_its_neighbours_nothing(dtype: torch.dtype) -> None:
+def test_a_key_channel_far_from_zero_adds_no_error_to_other_channels(dtype: torch.dtype) -> None:
     layer = torch.randn(2, 1, 50, 4, generator=torch.Generator().manual_seed(0)).to(dtype)
     far = layer.clone()
     far[0, :, :, 2] += 64
@@ -85,7 +84,7 @@ def test_a_channel_far_from_zero_costs_its_neighbours_nothing(dtype: torch.dtype
 
 @pytest.mark.parametrize("value", [0.0, 3.5, -1e-3, 6e4, 1e-40])
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_what_is_the_same_everywhere_comes_back_as_it_is(codec: Codec, value: float, dtype: torch.dtype) -> None:
+def test_a_constant_layer_comes_back_unchanged(codec: Codec, value: float, dtype: torch.dtype) -> None:
     layer = torch.full((2, 2, 5, 3), value).to(dtype)
     back = there_and_back(codec, layer)
     assert torch.equal(back[0], layer[0])  # a channel without spread: its lowest value
@@ -94,15 +93,15 @@ def test_what_is_the_same_everywhere_comes_back_as_it_is(codec: Codec, value: fl
 
 @pytest.mark.parametrize("sides", list(itertools.product([0, 1, 3], [0, 1, 7], [1, 5])))
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_every_shape_has_a_layout_that_holds_it(codec: Codec, sides: tuple[int, int, int], dtype: torch.dtype) -> None:
+def test_a_layer_of_any_shape_can_be_stored(codec: Codec, sides: tuple[int, int, int], dtype: torch.dtype) -> None:
     layer = torch.randn(2, *sides).to(dtype)
     back = there_and_back(codec, layer)
     assert back.shape == layer.shape
     assert back.dtype == dtype
 
 
-def test_a_lossless_codec_gives_back_every_bit(codec: Codec) -> None:
-    layer = torch.randint(-(2**15), 2**15, (2, 2, 9, 7), dtype=torch.int16).view(torch.bfloat16)  # not numbers, too
+def test_a_lossless_codec_returns_every_bit(codec: Codec) -> None:
+    layer = torch.randint(-(2**15), 2**15, (2, 2, 9, 7), dtype=torch.int16).view(torch.bfloat16)  # NaN included
     if codec.lossless:
         assert torch.equal(there_and_back(codec, layer).view(torch.int16), layer.view(torch.int16))
     else:
@@ -110,7 +109,7 @@ def test_a_lossless_codec_gives_back_every_bit(codec: Codec) -> None:
         assert not torch.equal(there_and_back(codec, finite), finite)
 
 
-def test_encoding_does_not_modify_and_decoding_does_not_write_to_what_is_stored(codec: Codec) -> None:
+def test_encoding_and_decoding_do_not_modify_their_input(codec: Codec) -> None:
     layer = torch.randn(2, 2, 9, 7)
     before, stored = layer.clone(), codec.encode(layer)
     assert stored is not None
@@ -123,13 +122,13 @@ def test_encoding_does_not_modify_and_decoding_does_not_write_to_what_is_stored(
 @pytest.mark.parametrize("place", [0, 1])  # among keys, among values
 @pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_int8_refuses_what_has_no_scale(place: int, value: float, dtype: torch.dtype) -> None:
+def test_int8_refuses_nan_and_infinities(place: int, value: float, dtype: torch.dtype) -> None:
     layer = torch.randn(2, 2, 9, 7).to(dtype)
     layer[place, 1, 4, 3] = value
     assert INT8.encode(layer) is None
 
 
-def test_int8_refuses_a_range_beyond_float32_and_a_dtype_beyond_it() -> None:
+def test_int8_refuses_float64_and_ranges_beyond_float32() -> None:
     layer = torch.randn(2, 1, 4, 2)
     layer[0, 0, :2, 0] = torch.tensor([3e38, -3e38])
     assert INT8.encode(layer) is None
@@ -137,13 +136,13 @@ def test_int8_refuses_a_range_beyond_float32_and_a_dtype_beyond_it() -> None:
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16", "float64"])
-def test_an_entry_that_cannot_be_told_is_kept_raw_under_the_same_identity(dtype: str) -> None:
+def test_an_entry_that_its_codec_refuses_is_stored_raw_under_the_same_identity(dtype: str) -> None:
     entry = make_entry(identity=with_codec("int8", type(IDENTITY)(**{**vars_of(IDENTITY), "dtype": dtype})))
     assert EncodedEntry.of(entry).codec is (RAW if dtype == "float64" else CODECS["int8"])
     entry.kv[1, 0, 0, 1, 1] = torch.nan  # in the second layer alone
     encoded = EncodedEntry.of(entry)
     assert encoded.codec is RAW
-    assert same(kept(entry), entry)
+    assert same(as_stored(entry), entry)
     assert not entry.info.lossless  # an entry of this identity may be rounded: no span of one is exact
 
 
@@ -152,15 +151,14 @@ def vars_of(identity: object) -> dict[str, object]:
 
 
 @pytest.mark.parametrize(("kv_heads", "head_dim", "share"), [(8, 128, 0.52), (2, 64, 0.52)])
-def test_int8_takes_about_half_of_bfloat16(kv_heads: int, head_dim: int, share: float) -> None:
+def test_int8_takes_about_half_the_bytes_of_bfloat16(kv_heads: int, head_dim: int, share: float) -> None:
     shape = (2, kv_heads, 512, head_dim)
     raw, int8 = (CODECS[name].layout(shape, torch.bfloat16).nbytes for name in ("raw", "int8"))
     assert 0.5 < int8 / raw < share
 
 
 @pytest.mark.parametrize("tokens", [1, 2, 3, 5])
-def test_scales_of_every_layer_can_be_read_where_they_lie(tokens: int) -> None:
-    """Layers of an odd number of bytes stand in one tensor, and scales are four bytes each."""
+def test_layers_of_an_odd_number_of_bytes_keep_their_scales_aligned(tokens: int) -> None:
     info = replace(make_entry(1, tokens=tokens, layers=3, identity=with_codec("int8")).info, kv_heads=1, head_dim=3)
     entry = Entry(info, torch.randn(3, *info.shape).bfloat16())
     encoded = EncodedEntry.of(entry)
@@ -170,7 +168,7 @@ def test_scales_of_every_layer_can_be_read_where_they_lie(tokens: int) -> None:
         assert torch.equal(encoded.read_layer(layer), INT8.decode(alone, torch.empty_like(entry.kv[layer])))
 
 
-def test_an_encoded_entry_is_encoded_no_further() -> None:
+def test_an_encoded_entry_is_not_encoded_again() -> None:
     encoded = EncodedEntry.of(make_entry(identity=with_codec("int8")))
     assert EncodedEntry.of(encoded) is encoded
     assert encoded.compact() is encoded
@@ -202,17 +200,17 @@ def test_a_store_serves_its_codec_from_every_tier_and_after_a_restart(name: str,
             memory, disk = store.stats().tiers
             assert memory.entries == disk.entries == 1
             assert memory.used_bytes == EncodedEntry.of(entry).size_bytes
-            assert served(store, entry)  # from memory again, copied up as it was stored
+            assert served(store, entry)  # from memory again, promoted in encoded form
             assert store.lease(with_codec("raw" if name == "int8" else "int8"), entry.info.token_ids) is None
 
 
 def served(store: Store, entry: Entry) -> bool:
-    with store.lease(entry.info.identity, entry.info.token_ids) as lease:  # type: ignore[union-attr]
-        return same(read_all(lease), kept(entry))
+    with leased(store, entry) as lease:
+        return same(read_all(lease), as_stored(entry))
 
 
 @pytest.mark.parametrize("direct", [False, True])
-def test_a_flip_of_any_bit_of_a_layer_is_found(tmp_path: Path, direct: bool) -> None:
+def test_a_flipped_bit_in_a_layer_is_detected(tmp_path: Path, direct: bool) -> None:
     entry = make_entry(1, tokens=9, layers=1, identity=with_codec("int8"))
     tier = DiskTier(tmp_path, 10**6, LRU(), direct=direct)
     tier.put(entry)
@@ -231,12 +229,12 @@ def test_a_flip_of_any_bit_of_a_layer_is_found(tmp_path: Path, direct: bool) -> 
         with lease, pytest.raises(EntryDamagedError, match="layer 0"):
             lease.read_layer(0)
         assert tier.put(entry)
-    with tier.lease(entry.info.identity, ids_of(1, 9)) as lease:  # type: ignore[union-attr]
-        assert same(read_all(lease), kept(entry))
+    with leased(tier, entry) as lease:
+        assert same(read_all(lease), as_stored(entry))
     tier.close()
 
 
-def test_a_record_in_a_codec_not_known_here_is_another_versions(tmp_path: Path) -> None:
+def test_a_record_in_an_unknown_codec_counts_as_another_version(tmp_path: Path) -> None:
     entry = make_entry(1)
 
     class Later(Int8Codec):

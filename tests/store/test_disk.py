@@ -1,4 +1,4 @@
-"""What the disk tier must hold beyond the contract of all tiers: durability, sweeps, locks and damage."""
+"""The rules of the disk tier beyond the contract of all tiers: durability, recovery, locks and damage."""
 
 import errno
 import fcntl
@@ -15,14 +15,14 @@ import torch
 from ragkv.errors import EntryDamagedError, StoreError, StoreLockedError
 from ragkv.store import LRU, DiskTier, ReadOnlyDiskTier, aligned_empty
 
-from .entries import CODEC_NAMES, IDENTITY, ids_of, kept, make_entry, read_all, same, with_codec
+from .entries import CODEC_NAMES, IDENTITY, as_stored, ids_of, leased, make_entry, read_all, same, with_codec
 
 FILE_BYTES = 4 * 4096
 needs_direct = pytest.mark.skipif(not hasattr(os, "O_DIRECT"), reason="the system has no O_DIRECT")
 
 
-def open_tier(place: Path, room: int = 100, **options: object) -> DiskTier:
-    return DiskTier(place, room * FILE_BYTES, LRU(), **options)  # type: ignore[arg-type]
+def open_tier(place: Path, capacity: int = 100, **options: object) -> DiskTier:
+    return DiskTier(place, capacity * FILE_BYTES, LRU(), **options)  # type: ignore[arg-type]
 
 
 def fill(place: Path, *numbers: int) -> None:
@@ -50,7 +50,7 @@ def serves(tier: DiskTier | ReadOnlyDiskTier, number: int) -> bool:
     return True
 
 
-def test_the_directory_is_the_owners_alone(tmp_path: Path) -> None:
+def test_only_the_owner_can_access_the_directory(tmp_path: Path) -> None:
     place = tmp_path / "new" / "store"
     tier = open_tier(place)
     tier.put(make_entry(1))
@@ -73,15 +73,15 @@ def test_the_order_of_use_survives_a_restart(tmp_path: Path) -> None:
     tier = open_tier(tmp_path)
     serves(tier, 1)
     tier.close()
-    tier = open_tier(tmp_path, room=3)
+    tier = open_tier(tmp_path, capacity=3)
     tier.put(make_entry(4))
     assert held(tier) == {1, 3, 4}
     tier.close()
 
 
-def test_a_smaller_capacity_holds_from_the_next_opening(tmp_path: Path) -> None:
+def test_a_smaller_capacity_applies_from_the_next_opening(tmp_path: Path) -> None:
     fill(tmp_path, 1, 2, 3, 4)
-    tier = open_tier(tmp_path, room=2)
+    tier = open_tier(tmp_path, capacity=2)
     assert held(tier) == {3, 4}
     assert (
         sum(path.stat().st_size for path in tmp_path.glob("entries/*/*")) == tier.stats().used_bytes == 2 * FILE_BYTES
@@ -89,16 +89,16 @@ def test_a_smaller_capacity_holds_from_the_next_opening(tmp_path: Path) -> None:
     tier.close()
 
 
-def test_the_bound_counts_orphans_too(tmp_path: Path) -> None:
+def test_the_capacity_counts_files_without_an_index_row(tmp_path: Path) -> None:
     fill(tmp_path, 1, 2, 3, 4)
     for path in (tmp_path / "index").iterdir():
         path.unlink()
-    tier = open_tier(tmp_path, room=3)
+    tier = open_tier(tmp_path, capacity=3)
     assert len(list(tmp_path.glob("entries/*/*"))) == 3 == tier.stats().entries
     tier.close()
 
 
-def test_a_file_the_index_does_not_know_is_adopted_if_sound_and_removed_if_not(
+def test_a_file_without_an_index_row_is_adopted_if_sound_and_removed_if_damaged(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     fill(tmp_path, 1, 2)
@@ -113,7 +113,7 @@ def test_a_file_the_index_does_not_know_is_adopted_if_sound_and_removed_if_not(
     tier.close()
 
 
-def test_a_row_without_its_file_is_dropped(tmp_path: Path) -> None:
+def test_an_index_row_without_its_file_is_dropped(tmp_path: Path) -> None:
     fill(tmp_path, 1, 2)
     file_of(tmp_path, 1).unlink()
     tier = open_tier(tmp_path)
@@ -122,14 +122,14 @@ def test_a_row_without_its_file_is_dropped(tmp_path: Path) -> None:
     tier.close()
 
 
-def test_what_a_killed_writer_left_is_swept(tmp_path: Path) -> None:
+def test_temporary_files_of_a_killed_writer_are_removed(tmp_path: Path) -> None:
     fill(tmp_path, 1)
     (tmp_path / "tmp" / "123-1.tmp").write_bytes(b"half an entry")
     open_tier(tmp_path).close()
     assert list((tmp_path / "tmp").iterdir()) == []
 
 
-def test_files_that_are_not_ours_are_left_alone(tmp_path: Path) -> None:
+def test_foreign_files_in_the_directory_are_left_alone(tmp_path: Path) -> None:
     fill(tmp_path, 1)
     for name in ("notes.txt", "entries/readme", "entries/ab"):
         (tmp_path / name).write_text("mine")
@@ -137,7 +137,7 @@ def test_files_that_are_not_ours_are_left_alone(tmp_path: Path) -> None:
     assert (tmp_path / "entries" / "readme").read_text() == "mine"
 
 
-def test_nothing_is_visible_before_its_bytes_are_durable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_entry_is_visible_only_after_its_bytes_are_durable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tier, steps = open_tier(tmp_path), list[str]()
     key = make_entry(1).info.key
     fsync, replace, record = os.fsync, Path.replace, tier._index.record
@@ -162,7 +162,7 @@ def test_nothing_is_visible_before_its_bytes_are_durable(tmp_path: Path, monkeyp
 
 
 @pytest.mark.parametrize("call", ["write", "fsync", "open"])
-def test_a_full_disk_fails_the_write_cleanly_and_is_logged_once(
+def test_a_write_to_a_full_disk_fails_cleanly_and_is_logged_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, call: str
 ) -> None:
     tier = open_tier(tmp_path)
@@ -202,7 +202,7 @@ def test_a_second_writer_is_refused_naming_the_first(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("code", [errno.EROFS, errno.EACCES])
-def test_a_place_that_cannot_be_written_is_a_clear_error(
+def test_a_directory_that_cannot_be_written_is_refused_with_advice(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
 ) -> None:
     def refused(*_: object, **__: object) -> None:
@@ -213,19 +213,19 @@ def test_a_place_that_cannot_be_written_is_a_clear_error(
         open_tier(tmp_path / "store")
 
 
-def test_a_file_where_the_directory_should_be_is_a_clear_error(tmp_path: Path) -> None:
+def test_a_file_in_place_of_the_directory_is_refused(tmp_path: Path) -> None:
     (tmp_path / "store").write_text("a file")
     with pytest.raises(StoreError, match="Cannot write"):
         open_tier(tmp_path / "store")
 
 
-def test_reading_where_there_is_no_store_is_a_clear_error(tmp_path: Path) -> None:
+def test_a_read_only_tier_refuses_a_directory_without_a_store(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match="no store to read"):
         ReadOnlyDiskTier(tmp_path / "nothing")
     assert not (tmp_path / "nothing").exists()
 
 
-def test_a_reader_beside_the_writer_writes_nothing_and_takes_vanished_files_for_misses(tmp_path: Path) -> None:
+def test_a_read_only_tier_writes_nothing_and_treats_vanished_files_as_misses(tmp_path: Path) -> None:
     writer = open_tier(tmp_path)
     writer.put(make_entry(1))
     writer.put(make_entry(2))
@@ -233,7 +233,7 @@ def test_a_reader_beside_the_writer_writes_nothing_and_takes_vanished_files_for_
     reader = ReadOnlyDiskTier(tmp_path)
     assert serves(reader, 1)
     assert {path: path.stat().st_mtime_ns for path in tmp_path.glob("entries/**/*")} == before
-    with reader.lease(IDENTITY, ids_of(1)) as lease:  # type: ignore[union-attr]
+    with leased(reader, make_entry(1)) as lease:
         writer.delete(make_entry(1).info.key)
         assert same(read_all(lease), make_entry(1))
     assert not serves(reader, 1)
@@ -242,7 +242,7 @@ def test_a_reader_beside_the_writer_writes_nothing_and_takes_vanished_files_for_
     writer.close()
 
 
-def test_a_readers_damage_is_a_miss_and_left_to_the_writer(tmp_path: Path) -> None:
+def test_a_read_only_tier_treats_damage_as_a_miss_and_leaves_the_file_to_the_writer(tmp_path: Path) -> None:
     fill(tmp_path, 1)
     file_of(tmp_path, 1).write_bytes(b"rubbish")
     reader = ReadOnlyDiskTier(tmp_path)
@@ -251,7 +251,7 @@ def test_a_readers_damage_is_a_miss_and_left_to_the_writer(tmp_path: Path) -> No
     assert file_of(tmp_path, 1).exists()
 
 
-def test_a_file_that_holds_other_tokens_is_dropped_logged_and_counted(
+def test_a_file_with_the_tokens_of_another_entry_is_dropped_logged_and_counted(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     fill(tmp_path, 1, 2)
@@ -265,13 +265,13 @@ def test_a_file_that_holds_other_tokens_is_dropped_logged_and_counted(
     tier.close()
 
 
-def test_a_damaged_layer_raises_is_dropped_and_can_be_put_again(tmp_path: Path) -> None:
+def test_an_entry_with_a_damaged_layer_is_dropped_and_can_be_put_again(tmp_path: Path) -> None:
     tier = open_tier(tmp_path)
     tier.put(make_entry(1))
     with file_of(tmp_path, 1).open("r+b") as file:
         file.seek(3 * 4096 + 1)
         file.write(b"\x55")
-    with tier.lease(IDENTITY, ids_of(1)) as lease:  # type: ignore[union-attr]
+    with leased(tier, make_entry(1)) as lease:
         assert torch.equal(lease.read_layer(0), make_entry(1).kv[0])
         with pytest.raises(EntryDamagedError, match="layer 1"):
             lease.read_layer(1)
@@ -281,7 +281,7 @@ def test_a_damaged_layer_raises_is_dropped_and_can_be_put_again(tmp_path: Path) 
     tier.close()
 
 
-def test_too_many_open_files_is_a_miss_not_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_many_open_files_cause_a_miss_and_no_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tier = open_tier(tmp_path)
     tier.put(make_entry(1))
 
@@ -297,7 +297,7 @@ def test_too_many_open_files_is_a_miss_not_damage(tmp_path: Path, monkeypatch: p
 
 
 def test_a_lease_may_be_closed_while_another_thread_reads(tmp_path: Path) -> None:
-    """The descriptor's number must not become another file's under the reader."""
+    """The reader's descriptor must not be closed, because its number could become another file's."""
     tier = open_tier(tmp_path)
     for number in range(8):
         tier.put(make_entry(number))
@@ -321,8 +321,8 @@ def test_a_lease_may_be_closed_while_another_thread_reads(tmp_path: Path) -> Non
     tier.close()
 
 
-def test_a_lease_nobody_closed_gives_its_pin_back(tmp_path: Path) -> None:
-    tier = open_tier(tmp_path, room=1)
+def test_an_abandoned_lease_unpins_its_entry(tmp_path: Path) -> None:
+    tier = open_tier(tmp_path, capacity=1)
     tier.put(make_entry(1))
     lease = tier.lease(IDENTITY, ids_of(1))
     assert not tier.put(make_entry(2))
@@ -331,17 +331,17 @@ def test_a_lease_nobody_closed_gives_its_pin_back(tmp_path: Path) -> None:
     tier.close()
 
 
-def test_a_lease_outlives_its_tier(tmp_path: Path) -> None:
+def test_a_lease_stays_readable_after_its_tier_is_closed(tmp_path: Path) -> None:
     tier = open_tier(tmp_path)
     tier.put(make_entry(1))
-    with tier.lease(IDENTITY, ids_of(1)) as lease:  # type: ignore[union-attr]
+    with leased(tier, make_entry(1)) as lease:
         tier.close()
         assert same(read_all(lease), make_entry(1))
     assert tier.lease(IDENTITY, ids_of(1)) is None
     assert not tier.put(make_entry(2))
 
 
-def test_a_deletion_the_disk_refuses_is_an_error_and_the_entry_stays(
+def test_a_deletion_that_the_disk_refuses_raises_and_the_entry_stays(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tier = open_tier(tmp_path)
@@ -358,7 +358,7 @@ def test_a_deletion_the_disk_refuses_is_an_error_and_the_entry_stays(
     tier.close()
 
 
-def test_other_format_versions_are_misses_count_and_are_swept_by_gc(
+def test_entries_of_other_format_versions_are_misses_take_space_and_are_removed_by_gc(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
@@ -378,7 +378,7 @@ def test_other_format_versions_are_misses_count_and_are_swept_by_gc(
 @needs_direct
 @pytest.mark.parametrize("codec", CODEC_NAMES)
 @pytest.mark.parametrize("tokens", [3, 300, 512])  # less than a page, pages and a part, pages
-def test_direct_reads_go_past_the_page_cache_whatever_the_buffer(
+def test_direct_reads_bypass_the_page_cache_for_any_buffer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, codec: str, tokens: int
 ) -> None:
     entry = make_entry(1, tokens=tokens, identity=with_codec(codec))
@@ -396,15 +396,15 @@ def test_direct_reads_go_past_the_page_cache_whatever_the_buffer(
     aligned = aligned_empty(entry.kv[0].shape, entry.kv.dtype)
     assert aligned.data_ptr() % 4096 == 0
     unaligned = torch.empty(entry.kv[0].numel() + 1, dtype=entry.kv.dtype)[1:].view(entry.kv[0].shape)
-    with tier.lease(entry.info.identity, entry.info.token_ids) as lease:  # type: ignore[union-attr]
+    with leased(tier, entry) as lease:
         for out in (aligned, unaligned, None):
-            assert torch.equal(lease.read_layer(0, out), kept(entry).kv[0])
+            assert torch.equal(lease.read_layer(0, out), as_stored(entry).kv[0])
     assert flags == {os.O_DIRECT}
     tier.close()
 
 
 @needs_direct
-def test_a_file_system_that_opens_but_does_not_read_directly_is_read_through_the_page_cache(
+def test_a_file_system_that_refuses_direct_reads_is_read_through_the_page_cache(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refusing(fd: int, buffers: list[memoryview], offset: int) -> int:
@@ -421,11 +421,11 @@ def test_a_file_system_that_opens_but_does_not_read_directly_is_read_through_the
 
 
 @needs_direct
-def test_a_direct_read_of_a_file_cut_short_is_damage(tmp_path: Path) -> None:
+def test_a_direct_read_of_a_truncated_file_is_damage(tmp_path: Path) -> None:
     tier = open_tier(tmp_path, direct=True)
     entry = make_entry(1, tokens=300)
     tier.put(entry)
-    with tier.lease(IDENTITY, entry.info.token_ids) as lease:  # type: ignore[union-attr]
+    with leased(tier, entry) as lease:
         os.truncate(file_of(tmp_path, 1, 300), 4 * 4096 + 100)
         with pytest.raises(EntryDamagedError, match="layer 1"):
             lease.read_layer(1)
@@ -443,7 +443,7 @@ def test_opening_and_closing_log_nothing(tmp_path: Path, caplog: pytest.LogCaptu
 @pytest.mark.parametrize("codec", CODEC_NAMES)
 @pytest.mark.parametrize("tokens", [8, 64, 300])  # a layer ends within its first page, with one (raw), and later
 @pytest.mark.parametrize("brought", ["all", "two", "page"])  # some file systems bring less than they were asked for
-def test_small_layers_are_read_several_a_request_past_the_page_cache(
+def test_direct_reads_fetch_several_small_layers_with_one_request(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, codec: str, tokens: int, brought: str
 ) -> None:
     tier = open_tier(tmp_path, direct=True)
@@ -458,11 +458,11 @@ def test_small_layers_are_read_several_a_request_past_the_page_cache(
         return preadv(fd, parts[brought], offset)
 
     monkeypatch.setattr(os, "preadv", spy)
-    with tier.lease(entry.info.identity, entry.info.token_ids) as lease:  # type: ignore[union-attr]
+    with leased(tier, entry) as lease:
         assert lease.layers_per_read >= 8
         requests.clear()
         for buffers in ([None] * 5, [torch.empty_like(entry.kv[0]) for _ in range(5)]):
-            for read, wanted in zip(lease.read_layers(3, buffers), kept(entry).kv[3:], strict=True):
+            for read, wanted in zip(lease.read_layers(3, buffers), as_stored(entry).kv[3:], strict=True):
                 assert torch.equal(read, wanted)
     assert len(requests) == 2 if brought == "all" else len(requests) > 2
     assert tier.stats().read_bytes == 2 * 5 * lease.stored_bytes // 8
@@ -471,13 +471,13 @@ def test_small_layers_are_read_several_a_request_past_the_page_cache(
 
 
 @needs_direct
-def test_what_is_read_together_is_told_apart_when_it_is_damaged(tmp_path: Path) -> None:
+def test_damage_in_layers_read_together_names_the_damaged_layer(tmp_path: Path) -> None:
     entry = make_entry(1, layers=8)
     for damage in ("flip", "cut"):
         tier = open_tier(tmp_path, direct=True)
         tier.put(entry)
         path = file_of(tmp_path, 1)
-        with tier.lease(IDENTITY, entry.info.token_ids) as lease:  # type: ignore[union-attr]
+        with leased(tier, entry) as lease:
             end = path.stat().st_size
             if damage == "cut":
                 os.truncate(path, end - 2 * 4096)
@@ -492,23 +492,23 @@ def test_what_is_read_together_is_told_apart_when_it_is_damaged(tmp_path: Path) 
 
 
 @needs_direct
-def test_layers_are_read_one_by_one_through_the_page_cache_where_the_kernel_reads_ahead(tmp_path: Path) -> None:
+def test_layers_are_read_one_by_one_through_the_page_cache(tmp_path: Path) -> None:
     tier = open_tier(tmp_path)
     tier.put(make_entry(1))
-    with tier.lease(IDENTITY, ids_of(1)) as lease:  # type: ignore[union-attr]
+    with leased(tier, make_entry(1)) as lease:
         assert lease.layers_per_read == 1
     tier.close()
 
 
 @pytest.mark.parametrize("size", [1, 4097, 2**21, 5 * 2**20])
-def test_memory_for_direct_reads_begins_where_it_must(size: int) -> None:
+def test_memory_for_direct_reads_is_aligned(size: int) -> None:
     memory = aligned_empty((size,), torch.uint8)
     assert memory.data_ptr() % (4096 if size < 2**21 else 2**21) == 0
     assert memory.fill_(7).sum() == 7 * size
 
 
 @pytest.mark.skipif(not Path("/sys/kernel/mm/transparent_hugepage").exists(), reason="the kernel has no huge pages")
-def test_much_memory_asks_for_huge_pages_and_is_shared_with_nobody() -> None:
+def test_large_aligned_memory_asks_for_huge_pages_and_is_private() -> None:
     memory = aligned_empty((4 * 2**20,), torch.uint8)
     place = memory.data_ptr()
     mappings = re.split(r"(?m)^(?=[0-9a-f]+-[0-9a-f]+ )", Path("/proc/self/smaps").read_text())[1:]
@@ -520,12 +520,12 @@ def test_much_memory_asks_for_huge_pages_and_is_shared_with_nobody() -> None:
 
 @needs_direct
 @pytest.mark.parametrize("codec", CODEC_NAMES)
-def test_many_threads_read_the_layers_of_one_entry(tmp_path: Path, codec: str) -> None:
+def test_many_threads_can_read_the_layers_of_one_entry(tmp_path: Path, codec: str) -> None:
     tier = open_tier(tmp_path, direct=True)
     entry = make_entry(1, tokens=33, layers=24, identity=with_codec(codec))
     tier.put(entry)
-    wanted = kept(entry)
-    with tier.lease(entry.info.identity, entry.info.token_ids) as lease, ThreadPoolExecutor(8) as pool:  # type: ignore[union-attr]
+    wanted = as_stored(entry)
+    with leased(tier, entry) as lease, ThreadPoolExecutor(8) as pool:
 
         def right(layer: int) -> bool:
             return torch.equal(lease.read_layer(layer), wanted.kv[layer])

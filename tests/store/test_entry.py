@@ -1,4 +1,4 @@
-"""What an entry's key and shape must hold."""
+"""The rules for an entry's key and shape."""
 
 import ast
 import dataclasses
@@ -21,7 +21,7 @@ def test_every_field_of_the_identity_changes_the_key(field: str, identity: Ident
     assert identity.key([1, 2]) != IDENTITY.key([1, 2]), field
 
 
-def test_every_field_of_the_identity_is_tried() -> None:
+def test_the_identities_of_these_tests_vary_every_field() -> None:
     assert {field for field, _ in other_identities()} == {field.name for field in dataclasses.fields(Identity)}
 
 
@@ -43,7 +43,7 @@ def test_keys_are_the_same_in_every_process() -> None:
     assert done.stdout.strip() == IDENTITY.key([1, 2, 3])
 
 
-def test_nothing_in_the_store_calls_hash() -> None:
+def test_no_module_of_the_store_calls_hash() -> None:
     for file in Path(ragkv.store.__file__).parent.rglob("*.py"):
         calls = [node.func for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, ast.Call)]
         assert not [call for call in calls if isinstance(call, ast.Name) and call.id == "hash"], file
@@ -53,7 +53,7 @@ def test_token_ids_are_hashed_as_little_endian_int64() -> None:
     assert ids_bytes([1, -1]) == b"\x01" + b"\x00" * 7 + b"\xff" * 8
 
 
-def test_an_identity_comes_back_from_its_json() -> None:
+def test_an_identity_is_equal_after_json_and_back() -> None:
     assert Identity.from_json(IDENTITY.to_json()) == IDENTITY
 
 
@@ -68,10 +68,10 @@ def test_an_entry_of_another_shape_or_dtype_is_refused() -> None:
             Entry(entry.info, entry.kv, scores)
 
 
-def test_a_settled_entry_owns_no_more_than_its_bytes() -> None:
+def test_a_compact_entry_keeps_no_larger_tensor_alive() -> None:
     entry = make_entry()
     large = torch.cat([entry.kv, entry.kv])
-    settled = EncodedEntry.of(Entry(entry.info, large[:2], entry.sensitivity)).compact()
-    assert settled.layers.untyped_storage().nbytes() == entry.kv.nbytes
-    assert torch.equal(settled.layers, entry.kv)
-    assert settled.compact() is settled
+    compact = EncodedEntry.of(Entry(entry.info, large[:2], entry.sensitivity)).compact()
+    assert compact.layers.untyped_storage().nbytes() == entry.kv.nbytes
+    assert torch.equal(compact.layers, entry.kv)
+    assert compact.compact() is compact

@@ -1,4 +1,4 @@
-"""What the index must hold: it is a hint, it never unpickles, and a broken one costs nothing but the order of use."""
+"""The rules of the index: it never unpickles, and a broken index loses only the order of use."""
 
 import pickle
 import sqlite3
@@ -29,7 +29,7 @@ def rows_of(directory: Path) -> dict[str, Row]:
     return dict(index.rows())
 
 
-def test_rows_survive_a_restart(tmp_path: Path) -> None:
+def test_index_rows_survive_a_restart(tmp_path: Path) -> None:
     index = DiskIndex(tmp_path / "index")
     index.record("a", ROW)
     index.record("b", ROW)
@@ -38,7 +38,7 @@ def test_rows_survive_a_restart(tmp_path: Path) -> None:
     assert rows_of(tmp_path / "index") == {"a": ROW}
 
 
-def test_the_last_of_many_changes_counts(tmp_path: Path) -> None:
+def test_the_last_change_of_a_row_is_stored(tmp_path: Path) -> None:
     index = DiskIndex(tmp_path / "index")
     for used in range(200):
         index.record("a", Row(1, float(used)))
@@ -72,14 +72,14 @@ def test_a_pickled_key_is_refused_and_the_index_rebuilt(tmp_path: Path, caplog: 
 
 
 @pytest.mark.parametrize("value", ["no json", "[]", '{"size": "4096", "used": 1.0}', '{"size": 1, "used": NaN}', "{}"])
-def test_a_row_that_is_none_is_left_out(tmp_path: Path, value: str) -> None:
+def test_a_value_that_is_not_a_row_is_left_out(tmp_path: Path, value: str) -> None:
     DiskIndex(tmp_path / "index").close()
     with diskcache.Cache(str(tmp_path / "index"), disk=JsonDisk) as cache:
         cache["a"] = value
     assert rows_of(tmp_path / "index") == {}
 
 
-def test_a_name_in_the_database_is_no_file_to_read_or_remove(tmp_path: Path) -> None:
+def test_file_names_in_the_database_are_neither_read_nor_removed(tmp_path: Path) -> None:
     victim = tmp_path / "victim"
     victim.write_text("precious")
     disk = JsonDisk(str(tmp_path))
@@ -90,13 +90,13 @@ def test_a_name_in_the_database_is_no_file_to_read_or_remove(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("write", [lambda disk: disk.put(b"x"), lambda disk: disk.store(("x",), False)])
-def test_only_text_goes_in(tmp_path: Path, write: object) -> None:
+def test_the_index_refuses_everything_but_text(tmp_path: Path, write: object) -> None:
     with pytest.raises(StoreError, match="text only"):
         write(JsonDisk(str(tmp_path)))  # type: ignore[operator]
 
 
 @pytest.mark.parametrize("content", [b"", b"no database at all" * 1000])
-def test_a_broken_database_is_rebuilt(tmp_path: Path, content: bytes) -> None:
+def test_a_broken_index_is_rebuilt(tmp_path: Path, content: bytes) -> None:
     index = DiskIndex(tmp_path / "index")
     index.record("a", ROW)
     index.close()
@@ -108,7 +108,7 @@ def test_a_broken_database_is_rebuilt(tmp_path: Path, content: bytes) -> None:
     assert rows_of(tmp_path / "index") == {"b": ROW}
 
 
-def test_a_database_that_cannot_be_written_is_logged_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_index_that_cannot_be_written_is_logged_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     index = DiskIndex(tmp_path / "index")
     with sqlite3.connect(tmp_path / "index" / "cache.db", isolation_level=None) as connection:
         connection.execute("DROP TABLE Cache")

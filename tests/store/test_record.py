@@ -1,4 +1,4 @@
-"""What the file of an entry must hold."""
+"""The rules for the file format of an entry."""
 
 import os
 from pathlib import Path
@@ -27,7 +27,7 @@ def head_of(path: Path, key: str) -> RecordHead:
 
 @pytest.mark.parametrize("tokens", [0, 1, 5, 256])  # 256 tokens: one layer is exactly two pages
 @pytest.mark.parametrize("scored", [True, False])
-def test_the_safetensors_library_reads_it(tmp_path: Path, tokens: int, scored: bool) -> None:
+def test_the_safetensors_library_reads_a_record(tmp_path: Path, tokens: int, scored: bool) -> None:
     entry = make_entry(tokens=tokens, scored=scored)
     tensors = load_file(write(tmp_path / "entry.safetensors", entry))
     assert tensors["token_ids"].tolist() == list(entry.info.token_ids)
@@ -39,7 +39,7 @@ def test_the_safetensors_library_reads_it(tmp_path: Path, tokens: int, scored: b
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16", "float64"])
-def test_every_dtype_comes_back_bit_by_bit(tmp_path: Path, dtype: str) -> None:
+def test_layers_of_every_dtype_come_back_bit_by_bit(tmp_path: Path, dtype: str) -> None:
     identity = type(make_entry().info.identity)(**{**_fields(make_entry()), "dtype": dtype})
     entry = make_entry(identity=identity)
     head = head_of(write(tmp_path / "e", entry), entry.info.key)
@@ -50,7 +50,7 @@ def test_every_dtype_comes_back_bit_by_bit(tmp_path: Path, dtype: str) -> None:
     assert torch.equal(into, entry.kv[1])
 
 
-def test_every_layer_begins_at_a_page_and_the_file_ends_at_one(tmp_path: Path) -> None:
+def test_layers_begin_and_the_file_ends_at_multiples_of_a_page(tmp_path: Path) -> None:
     entry = make_entry(tokens=5, layers=3)
     head = head_of(write(tmp_path / "e", entry), entry.info.key)
     assert [offset % ALIGNMENT for offset in head.layer_offsets] == [0, 0, 0]
@@ -58,7 +58,7 @@ def test_every_layer_begins_at_a_page_and_the_file_ends_at_one(tmp_path: Path) -
     assert head.file_bytes == (tmp_path / "e").stat().st_size
 
 
-def test_metadata_tells_what_it_is(tmp_path: Path) -> None:
+def test_the_metadata_of_a_record_names_its_entry(tmp_path: Path) -> None:
     entry = make_entry(1, group="talk", index=2)
     with safetensors.safe_open(write(tmp_path / "e", entry), "pt") as file:
         facts = file.metadata()
@@ -67,7 +67,7 @@ def test_metadata_tells_what_it_is(tmp_path: Path) -> None:
     assert (facts["codec"], facts["group"], facts["index"], facts["frequencies"]) == ("raw", "talk", "2", "f0")
 
 
-def test_a_flip_of_any_bit_of_the_head_is_found(tmp_path: Path) -> None:
+def test_a_flipped_bit_in_the_head_is_detected(tmp_path: Path) -> None:
     entry = make_entry()
     data = bytearray(write(tmp_path / "e", entry).read_bytes())
     head_end = head_of(tmp_path / "e", entry.info.key).layer_offsets[0]
@@ -84,7 +84,7 @@ def test_a_flip_of_any_bit_of_the_head_is_found(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("size", [0, 7, 100, 4096, 5000, -1, +1])
-def test_another_length_is_found(tmp_path: Path, size: int) -> None:
+def test_a_record_of_another_length_is_damaged(tmp_path: Path, size: int) -> None:
     entry = make_entry()
     path = write(tmp_path / "e", entry)
     whole = path.read_bytes()
@@ -94,19 +94,19 @@ def test_another_length_is_found(tmp_path: Path, size: int) -> None:
 
 
 @pytest.mark.parametrize("content", [b"\0" * 9000, b"{}" * 5000, (2**62).to_bytes(8, "little") * 999, b"\xff" * 9000])
-def test_any_rubbish_is_damage_and_nothing_else(tmp_path: Path, content: bytes) -> None:
+def test_any_other_content_counts_as_damage(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "e").write_bytes(content)
     with pytest.raises(EntryDamagedError):
         head_of(tmp_path / "e", "k")
 
 
-def test_a_sound_file_under_another_key_is_damage(tmp_path: Path) -> None:
+def test_a_sound_record_under_another_key_is_damaged(tmp_path: Path) -> None:
     path = write(tmp_path / "e", make_entry(1))
     with pytest.raises(EntryDamagedError, match="of entry"):
         head_of(path, make_entry(2).info.key)
 
 
-def test_another_format_version_is_told_apart_from_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_format_version_is_distinguished_from_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ragkv.store.record.FORMAT_VERSION", 1)
     path = write(tmp_path / "e", make_entry())
     monkeypatch.undo()
@@ -114,7 +114,7 @@ def test_another_format_version_is_told_apart_from_damage(tmp_path: Path, monkey
         head_of(path, make_entry().info.key)
 
 
-def test_a_layer_is_checked_against_its_own_checksum(tmp_path: Path) -> None:
+def test_a_layer_must_match_its_own_checksum(tmp_path: Path) -> None:
     entry = make_entry()
     head = head_of(write(tmp_path / "e", entry), entry.info.key)
     head.check_layer(0, bytes_of(entry.kv[0]))

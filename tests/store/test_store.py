@@ -1,4 +1,4 @@
-"""What the stack of tiers must hold: hits climb, puts sink, deletions reach everything, and nothing ever waits."""
+"""The rules of the stack of tiers: hits are promoted, puts are demoted, deletions reach every tier, no put waits."""
 
 import random
 import threading
@@ -13,8 +13,9 @@ import torch
 from ragkv.config import StoreConfig
 from ragkv.errors import EntryDamagedError, StoreReadOnlyError
 from ragkv.store import LRU, DiskTier, Entry, Identity, Lease, MemoryTier, Store, TierKind
+from ragkv.testing import WrappedTier
 
-from .entries import IDENTITY, ids_of, make_entry, other_identities, read_all, same
+from .entries import IDENTITY, ids_of, leased, make_entry, other_identities, read_all, same
 
 ENTRY_BYTES = make_entry().size_bytes
 
@@ -32,7 +33,7 @@ def store(tmp_path: Path) -> Iterator[Store]:
 
 
 def served(store: Store, number: int, identity: Identity = IDENTITY) -> Entry | None:
-    """What a request would read, closing its lease; waits for what that sets off in the background."""
+    """The entry as a request reads it, or `None`; returns after the promotion that closing the lease starts."""
     lease = store.lease(identity, ids_of(number))
     if lease is None:
         return None
@@ -43,7 +44,7 @@ def served(store: Store, number: int, identity: Identity = IDENTITY) -> Entry | 
 
 
 def kind_of_hit(store: Store, number: int) -> TierKind | None:
-    with store.lease(IDENTITY, ids_of(number)) as lease:  # type: ignore[union-attr]
+    with leased(store, make_entry(number)) as lease:
         return lease.kind
 
 
@@ -61,7 +62,7 @@ class SlowDisk(DiskTier):
         return super().put(entry)
 
 
-def test_an_entry_put_is_served_at_once_and_reaches_the_disk(store: Store, tmp_path: Path) -> None:
+def test_a_put_is_served_at_once_and_reaches_the_disk(store: Store, tmp_path: Path) -> None:
     store.put(make_entry(1))
     assert kind_of_hit(store, 1) is TierKind.MEMORY
     store.flush()
@@ -70,7 +71,7 @@ def test_an_entry_put_is_served_at_once_and_reaches_the_disk(store: Store, tmp_p
     assert len(list(tmp_path.glob("entries/*/*.safetensors"))) == 1
 
 
-def test_every_entry_reaches_the_disk_however_small_the_memory(tmp_path: Path) -> None:
+def test_every_entry_reaches_the_disk_even_if_memory_is_small(tmp_path: Path) -> None:
     with Store.open(config(tmp_path, memory_bytes=2 * ENTRY_BYTES)) as store:
         for number in range(20):
             store.put(make_entry(number))
@@ -80,7 +81,7 @@ def test_every_entry_reaches_the_disk_however_small_the_memory(tmp_path: Path) -
         assert all(same(served(store, number), make_entry(number)) for number in range(20))  # type: ignore[arg-type]
 
 
-def test_entries_survive_a_restart_and_climb_back_to_memory(tmp_path: Path) -> None:
+def test_entries_survive_a_restart_and_are_promoted_to_memory(tmp_path: Path) -> None:
     with Store.open(config(tmp_path)) as store:
         store.put(make_entry(1))
     with Store.open(config(tmp_path)) as store:
@@ -90,13 +91,13 @@ def test_entries_survive_a_restart_and_climb_back_to_memory(tmp_path: Path) -> N
         assert same(served(store, 1), make_entry(1))  # type: ignore[arg-type]
 
 
-def test_put_durably_returns_when_a_new_store_would_find_it(store: Store, tmp_path: Path) -> None:
+def test_put_durably_returns_after_a_new_store_can_find_the_entry(store: Store, tmp_path: Path) -> None:
     assert store.put_durably(make_entry(1))
     with Store.open(config(tmp_path, read_only=True, memory_bytes=0)) as other:
         assert same(served(other, 1), make_entry(1))  # type: ignore[arg-type]
 
 
-def test_a_put_does_not_wait_for_the_disk_and_a_full_buffer_drops_and_counts(tmp_path: Path) -> None:
+def test_a_put_does_not_wait_for_the_disk_and_a_full_write_buffer_drops_and_counts(tmp_path: Path) -> None:
     disk = SlowDisk(tmp_path)
     with Store([disk], write_buffer_bytes=3 * ENTRY_BYTES) as store:
         begin = time.perf_counter()
@@ -111,11 +112,11 @@ def test_a_put_does_not_wait_for_the_disk_and_a_full_buffer_drops_and_counts(tmp
         assert {number for number in range(5) if served(store, number)} == {0, 1, 2}
 
 
-def test_what_waits_to_be_written_is_served(tmp_path: Path) -> None:
+def test_an_entry_that_waits_to_be_written_is_served(tmp_path: Path) -> None:
     disk = SlowDisk(tmp_path)
     with Store([disk], write_buffer_bytes=10**6) as store:
         store.put(make_entry(1))
-        with store.lease(IDENTITY, ids_of(1)) as lease:  # type: ignore[union-attr]
+        with leased(store, make_entry(1)) as lease:
             assert same(read_all(lease), make_entry(1))
         assert store.contains(make_entry(1).info.key)
         assert not store.is_durable(make_entry(1).info.key)
@@ -125,7 +126,7 @@ def test_what_waits_to_be_written_is_served(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("being_written", [True, False])
-def test_deletion_reaches_every_tier_and_the_write_buffer(tmp_path: Path, being_written: bool) -> None:
+def test_a_deletion_reaches_every_tier_and_the_write_buffer(tmp_path: Path, being_written: bool) -> None:
     disk = SlowDisk(tmp_path)
     with Store([MemoryTier(10**6, LRU()), disk], write_buffer_bytes=10**6) as store:
         store.put(make_entry(0))
@@ -141,16 +142,30 @@ def test_deletion_reaches_every_tier_and_the_write_buffer(tmp_path: Path, being_
         assert not store.delete(IDENTITY, ids_of(number))
 
 
-def test_a_lease_closed_after_the_deletion_does_not_bring_the_entry_back(tmp_path: Path) -> None:
+def test_a_lease_closed_after_a_deletion_does_not_bring_the_entry_back(tmp_path: Path) -> None:
     with Store.open(config(tmp_path)) as store:
         store.put_durably(make_entry(1))
     with Store.open(config(tmp_path)) as store:
-        lease = store.lease(IDENTITY, ids_of(1))
+        lease = leased(store, make_entry(1))
         store.delete(IDENTITY, ids_of(1))
-        lease.close()  # type: ignore[union-attr]
+        lease.close()
         store.flush()
         assert served(store, 1) is None
         assert list(store.infos()) == []
+
+
+def test_an_entry_deleted_during_its_lookup_is_not_promoted(tmp_path: Path) -> None:
+    class DeletingTier(WrappedTier):
+        def wrap(self, lease: Lease) -> Lease:
+            store.delete_key(lease.info.key)
+            return lease
+
+    disk = DiskTier(tmp_path, 10**6, LRU())
+    disk.put(make_entry(1))
+    with Store([MemoryTier(10**6, LRU()), DeletingTier(disk)], write_buffer_bytes=10**6) as store:
+        leased(store, make_entry(1)).close()
+        store.flush()
+        assert not store.contains(make_entry(1).info.key)
 
 
 def test_tenants_share_nothing(store: Store) -> None:
@@ -160,7 +175,7 @@ def test_tenants_share_nothing(store: Store) -> None:
     assert make_entry(1, identity=tenant).info.key != make_entry(1).info.key
 
 
-def test_gc_drops_other_models_everywhere(store: Store) -> None:
+def test_gc_drops_entries_of_other_models_from_every_tier(store: Store) -> None:
     other = other_identities()[0][1]
     store.put(make_entry(1))
     store.put(make_entry(2, identity=other))
@@ -169,19 +184,19 @@ def test_gc_drops_other_models_everywhere(store: Store) -> None:
     assert [tier.entries for tier in store.stats().tiers] == [1, 1]
 
 
-def test_without_a_directory_there_is_memory_alone() -> None:
+def test_a_store_without_a_directory_has_memory_alone() -> None:
     with Store.open(config(None)) as store:
         assert store.put_durably(make_entry(1))
         assert [tier.kind for tier in store.stats().tiers] == [TierKind.MEMORY]
         assert same(served(store, 1), make_entry(1))  # type: ignore[arg-type]
 
 
-def test_a_read_only_store_reads_beside_its_writer_and_refuses_to_write(store: Store, tmp_path: Path) -> None:
+def test_a_read_only_store_reads_next_to_its_writer_and_refuses_to_write(store: Store, tmp_path: Path) -> None:
     store.put_durably(make_entry(1))
     with Store.open(config(tmp_path, read_only=True)) as reader:
         store.put_durably(make_entry(2))
         assert all(same(served(reader, number), make_entry(number)) for number in (1, 2))  # type: ignore[arg-type]
-        reader.put(make_entry(3))  # kept in the reader's own memory
+        reader.put(make_entry(3))  # stored in the reader's own memory
         assert same(served(reader, 3), make_entry(3))  # type: ignore[arg-type]
         assert not store.contains(make_entry(3).info.key)
         for write in (lambda: reader.put_durably(make_entry(4)), lambda: reader.delete(IDENTITY, ids_of(1))):
@@ -194,7 +209,7 @@ def test_a_read_only_store_reads_beside_its_writer_and_refuses_to_write(store: S
 
 
 class Broken(MemoryTier):
-    """A tier of which everything fails."""
+    """A tier whose lookups and puts fail."""
 
     def lease(self, *_: object) -> Lease | None:
         raise OSError("no")
@@ -211,7 +226,7 @@ def test_a_failing_tier_is_a_miss_and_fails_no_request(tmp_path: Path, caplog: p
     assert "could not look up an entry" in caplog.text
 
 
-def test_damage_found_while_reading_is_a_miss_from_then_on(tmp_path: Path) -> None:
+def test_an_entry_found_damaged_is_a_miss_from_then_on(tmp_path: Path) -> None:
     with Store.open(config(tmp_path)) as store:
         store.put_durably(make_entry(1))
     (file,) = tmp_path.glob("entries/*/*.safetensors")
@@ -219,7 +234,7 @@ def test_damage_found_while_reading_is_a_miss_from_then_on(tmp_path: Path) -> No
     data[2 * 4096 + 5] ^= 1  # in layer 0
     file.write_bytes(data)
     with Store.open(config(tmp_path)) as store:
-        with store.lease(IDENTITY, ids_of(1)) as lease, pytest.raises(EntryDamagedError):  # type: ignore[union-attr]
+        with leased(store, make_entry(1)) as lease, pytest.raises(EntryDamagedError):
             lease.read_layer(0)
         store.flush()
         assert served(store, 1) is None
@@ -228,19 +243,19 @@ def test_damage_found_while_reading_is_a_miss_from_then_on(tmp_path: Path) -> No
         assert same(served(store, 1), make_entry(1))  # type: ignore[arg-type]
 
 
-def test_closing_writes_what_waits_and_twice_is_harmless(tmp_path: Path) -> None:
+def test_closing_twice_is_harmless_and_writes_waiting_entries(tmp_path: Path) -> None:
     store = Store.open(config(tmp_path))
     for number in range(5):
         store.put(make_entry(number))
     store.close()
     store.close()
-    store.put(make_entry(9))  # a late writer is not an error
+    store.put(make_entry(9))  # a put after closing is not an error
     with Store.open(config(tmp_path)) as again:
         assert again.stats().tiers[1].entries == 5
 
 
-def test_many_threads_at_once_never_see_anything_wrong(tmp_path: Path) -> None:
-    """Small tiers, so that everything is evicted, promoted, deleted and rewritten all the time."""
+def test_many_threads_at_once_never_read_wrong_bytes(tmp_path: Path) -> None:
+    """The tiers are small, so that entries are evicted, promoted, deleted and rewritten all the time."""
     entries = [make_entry(number) for number in range(12)]
 
     def work(seed: int) -> int:
@@ -271,12 +286,12 @@ def test_many_threads_at_once_never_see_anything_wrong(tmp_path: Path) -> None:
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_on_cuda_entries_are_kept_pinned_and_pinned_memory_is_counted(tmp_path: Path) -> None:
+def test_entries_are_page_locked_for_cuda_and_counted_as_allocated(tmp_path: Path) -> None:
     entry = make_entry(1)
     on_device = Entry(entry.info, entry.kv.cuda(), entry.sensitivity)
     with Store.open(config(tmp_path), page_locked=True) as store:
         store.put(on_device)
-        with store.lease(IDENTITY, ids_of(1)) as lease:  # type: ignore[union-attr]
+        with leased(store, make_entry(1)) as lease:
             assert lease.read_layer(0).is_pinned()
             assert same(read_all(lease), entry)
         assert store.stats().tiers[0].used_bytes >= entry.size_bytes

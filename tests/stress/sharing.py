@@ -1,4 +1,4 @@
-"""What the child processes of `test_sharing.py` do: write, read and delete on a server that all share, until killed."""
+"""The child processes of `test_sharing.py`: they write, read and delete on a shared server, until they are killed."""
 
 import itertools
 import random
@@ -13,13 +13,13 @@ NUMBERS = 40
 
 
 def config_of(url: str, prefix: str) -> StoreConfig:
-    """Room for about half of all entries, so that everybody evicts all the time."""
+    """A capacity of about half of all entries, so that every process evicts all the time."""
     redis = RedisConfig(url=url, prefix=prefix, timeout_s=5.0, group_bytes=16 * 1024, max_bytes=2 * 1024**2)
     return StoreConfig(memory_bytes=0, redis=redis)
 
 
 def use_for_ever(url: str, prefix: str, seed: int) -> None:
-    """Ends with an error if anything wrong is ever served."""
+    """Ends with an error if wrong bytes are served."""
     choose = random.Random(seed)
     with Store.open(config_of(url, prefix)) as store:
         for _ in itertools.count():
@@ -34,7 +34,7 @@ def use_for_ever(url: str, prefix: str, seed: int) -> None:
 
 
 def serve(store: Store, number: int) -> bool:
-    """Whether it was served; never wrongly."""
+    """Whether the entry was served; wrong bytes fail."""
     from ragkv.errors import EntryDamagedError
 
     entry = entry_of(number)
@@ -44,7 +44,7 @@ def serve(store: Store, number: int) -> bool:
     with lease:
         try:
             found = read_all(lease)
-        except EntryDamagedError:  # another deleted or evicted it meanwhile
+        except EntryDamagedError:  # another process deleted or evicted it meanwhile
             return False
     assert same(found, entry), "wrong bytes were served"
     return True

@@ -1,4 +1,4 @@
-"""Random bit flips on the stored files, the index's among them: zero wrong bytes served, each damage a logged miss."""
+"""Random bit flips in the entry files and the index: no wrong byte is served, and every damage is a logged miss."""
 
 import collections
 import logging
@@ -11,7 +11,7 @@ from ragkv.errors import EntryDamagedError
 from ragkv.store import DiskTier, Entry, Store
 from ragkv.store.record import read_head
 
-from ..store.entries import CODEC_NAMES, IDENTITY, ids_of, kept, make_entry, read_all, same, with_codec
+from ..store.entries import CODEC_NAMES, IDENTITY, as_stored, ids_of, make_entry, read_all, same, with_codec
 from .writing import config_of
 
 ENTRIES = [  # a layer: 3,200 bytes and 896 of padding if raw, 2,064 and 2,032 if int8
@@ -20,14 +20,14 @@ ENTRIES = [  # a layer: 3,200 bytes and 896 of padding if raw, 2,064 and 2,032 i
 
 
 def covered(path: Path, key: str) -> list[tuple[int, int]]:
-    """The byte ranges of an entry file that a checksum covers: its head and its layers, not the padding between."""
+    """The byte ranges of an entry file that a checksum covers: its head and its layers, without the padding."""
     with path.open("rb") as file:
         head = read_head(file.fileno(), key)
     return [(0, head.layer_offsets[0]), *((start, start + head.layer_bytes) for start in head.layer_offsets)]
 
 
 def flip(path: Path, choose: random.Random) -> int:
-    """Flip one random bit of the file in place; the byte it was in."""
+    """Flip one random bit of the file; the number of its byte."""
     place = choose.randrange(path.stat().st_size)
     with path.open("r+b") as file:
         file.seek(place)
@@ -47,12 +47,12 @@ def served(store: Store, entry: Entry) -> bool:
             read = read_all(lease)
         except EntryDamagedError:
             return False
-    assert same(read, kept(entry)), "wrong bytes were served"
+    assert same(read, as_stored(entry)), "wrong bytes were served"
     return True
 
 
 def trial(directory: Path, choose: random.Random, log: pytest.LogCaptureFixture) -> str:
-    """One flip, and what came of it."""
+    """One flip, and its effect in words."""
     entry_files = sorted(directory.glob("entries/*/*"))
     index_files = [path for path in sorted(directory.glob("index/*")) if path.stat().st_size]
     path = choose.choice(entry_files if choose.random() < 0.8 or not index_files else index_files)
@@ -68,7 +68,7 @@ def trial(directory: Path, choose: random.Random, log: pytest.LogCaptureFixture)
         assert [entry.info.key[:12] in log.text for entry in missing] == [True] * len(missing)
         for entry in missing:
             assert store.put_durably(entry)
-        assert all(served(store, entry) for entry in ENTRIES), "the store cannot be used any more"
+        assert all(served(store, entry) for entry in ENTRIES), "the store is not usable after the flip"
     if hit:
         return "damage, a logged miss"
     if ranges:
@@ -77,7 +77,9 @@ def trial(directory: Path, choose: random.Random, log: pytest.LogCaptureFixture)
 
 
 @pytest.mark.parametrize("flips", [150, pytest.param(1000, marks=[pytest.mark.slow, pytest.mark.timeout(1500)])])
-def test_bit_flips_never_serve_wrong_bytes(tmp_path: Path, caplog: pytest.LogCaptureFixture, flips: int) -> None:
+def test_wrong_bytes_are_never_served_after_bit_flips(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, flips: int
+) -> None:
     counts: collections.Counter[str] = collections.Counter()
     choose = random.Random(flips)
     with Store.open(config_of(tmp_path)) as store:
@@ -91,7 +93,7 @@ def test_bit_flips_never_serve_wrong_bytes(tmp_path: Path, caplog: pytest.LogCap
     assert counts["damage, a logged miss"] > flips / 3
 
 
-def test_a_flip_under_an_open_store_is_found_by_the_next_read(tmp_path: Path) -> None:
+def test_the_next_read_of_an_open_store_detects_a_flip(tmp_path: Path) -> None:
     choose = random.Random(1)
     with Store.open(config_of(tmp_path)) as store:
         for _ in range(50):

@@ -1,4 +1,4 @@
-"""A file system that is really full: writes fail cleanly, what is there stays readable, room lets writes succeed."""
+"""A file system that is really full: writes fail cleanly, entries stay readable, deletions let writes succeed."""
 
 import subprocess
 from collections.abc import Iterator
@@ -30,28 +30,30 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", str(place)], check=True)
 
 
-def test_a_full_disk_loses_nothing_and_recovers(small_disk: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_full_disk_loses_no_entry_and_recovers_after_deletions(
+    small_disk: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     entries = [make_entry(number, tokens=1000) for number in range(40)]  # 80 KiB each: 40 do not fit
     with Store.open(config_of(small_disk)) as store:
-        kept = [entry for entry in entries if store.put_durably(entry)]
-        assert 5 < len(kept) < 40
+        stored = [entry for entry in entries if store.put_durably(entry)]
+        assert 5 < len(stored) < 40
         assert caplog.text.count("No space left") == 1
         assert not list(small_disk.glob("tmp/*"))
-        assert all(served(store, entry) for entry in kept)
-        for entry in entries:  # behind: counted, never an error
+        assert all(served(store, entry) for entry in stored)
+        for entry in entries:  # in the background: counted, never an error
             store.put(entry)
         store.flush()
-        assert store.stats().dropped_writes == 40 - len(kept)
-        refused = next(entry for entry in entries if entry not in kept)
-        store.delete_key(kept[0].info.key)
-        store.delete_key(kept[1].info.key)
+        assert store.stats().dropped_writes == 40 - len(stored)
+        refused = next(entry for entry in entries if entry not in stored)
+        store.delete_key(stored[0].info.key)
+        store.delete_key(stored[1].info.key)
         assert store.put_durably(refused)
         assert served(store, refused)
     with Store.open(config_of(small_disk)) as store:
-        assert all(served(store, entry) for entry in [refused, *kept[2:]])
+        assert all(served(store, entry) for entry in [refused, *stored[2:]])
 
 
-def test_a_store_opens_and_serves_on_a_disk_that_is_full_already(small_disk: Path) -> None:
+def test_a_store_on_a_full_disk_opens_serves_and_deletes(small_disk: Path) -> None:
     with Store.open(config_of(small_disk)) as store:
         assert store.put_durably(make_entry(1))
     with (small_disk / "ballast").open("wb", buffering=0) as ballast, pytest.raises(OSError, match="No space left"):

@@ -1,4 +1,4 @@
-"""Two processes on one directory: a second writer is refused, a reader beside the writer never reads wrong bytes."""
+"""Two processes on one directory: a second writer is refused, and a reader never reads wrong bytes."""
 
 import os
 import signal
@@ -15,12 +15,12 @@ from .test_kills import FORKSERVER, expected
 from .writing import config_of, number_of, write_for_ever
 
 
-def test_a_second_process_is_refused_as_writer_and_reads_safely_beside_it(tmp_path: Path) -> None:
-    directory, diary = tmp_path / "store", tmp_path / "diary"
-    child = FORKSERVER.Process(target=write_for_ever, args=(directory, diary, 1), daemon=True)
+def test_a_second_process_is_refused_as_writer_and_can_read_next_to_it(tmp_path: Path) -> None:
+    directory, journal = tmp_path / "store", tmp_path / "journal"
+    child = FORKSERVER.Process(target=write_for_ever, args=(directory, journal, 1), daemon=True)
     child.start()
     deadline = time.monotonic() + 60
-    while time.monotonic() < deadline and not (diary.exists() and "kept" in diary.read_text()):
+    while time.monotonic() < deadline and not (journal.exists() and "stored" in journal.read_text()):
         time.sleep(0.01)
     try:
         with pytest.raises(StoreLockedError, match=rf"another process \(pid {child.pid} on "):

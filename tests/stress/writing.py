@@ -1,4 +1,4 @@
-"""What the child processes of the stress tests do: write entries anyone can recompute, until they are killed."""
+"""The child processes of the stress tests: they write entries that a test can recompute, until they are killed."""
 
 import itertools
 import os
@@ -11,8 +11,8 @@ from ragkv.store import Entry, Store
 from ..store.entries import IDENTITY, ids_of, make_entry
 
 DISK_BYTES = 6 * 1024**2
-LARGEST_BYTES = 1024**2  # room that may be left when the tier is full: its evictions free some more than needed
-PER_ROUND = 10_000  # numbers of one round's entries
+LARGEST_BYTES = 1024**2  # space that may be free in a full tier, because an eviction frees more than needed
+PER_ROUND = 10_000  # entries of one round
 
 
 def entry_of(number: int) -> Entry:
@@ -21,7 +21,7 @@ def entry_of(number: int) -> Entry:
 
 
 def number_of(entry: Entry) -> int:
-    """The number of an entry, out of its tokens."""
+    """The number of an entry, from its tokens."""
     return entry.info.token_ids[0] // 1000
 
 
@@ -30,26 +30,26 @@ def config_of(directory: Path, **changes: object) -> StoreConfig:
     return StoreConfig(directory=str(directory), **settings)  # type: ignore[arg-type]
 
 
-def write_for_ever(directory: Path, diary: Path, round_number: int) -> None:
-    """Put, delete and read without end. `diary` says, a line each, what was promised: `open`, `kept 7`, `deleted 7`."""
-    lines = os.open(diary, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+def write_for_ever(directory: Path, journal: Path, round_number: int) -> None:
+    """Put, delete and read without end. `journal` lists the confirmed steps: `open`, `stored 7`, `deleted 7`."""
+    lines = os.open(journal, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
 
-    def promise(line: str) -> None:
+    def confirm(line: str) -> None:
         os.write(lines, f"{line}\n".encode())
 
     choose = random.Random(round_number)
     with Store.open(config_of(directory)) as store:
-        promise("open")
+        confirm("open")
         for number in itertools.count(round_number * PER_ROUND):
             entry = entry_of(number)
             if choose.random() < 0.3:
-                store.put(entry)  # written some time
+                store.put(entry)  # written in the background
             elif store.put_durably(entry):
-                promise(f"kept {number}")
+                confirm(f"stored {number}")
             if choose.random() < 0.2:
-                promise(f"deleting {number}")
+                confirm(f"deleting {number}")
                 store.delete_key(entry.info.key)
-                promise(f"deleted {number}")
+                confirm(f"deleted {number}")
             lease = store.lease(IDENTITY, ids_of(number, entry.info.tokens))
             if lease is not None:
                 with lease:
