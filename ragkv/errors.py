@@ -1,27 +1,27 @@
-"""The one tree of errors. A message says what happened, the values, and what to do. A miss is `None`, not an error.
+"""All errors, in one tree. A message says what happened, the values, and what to do. A cache miss is no error.
 
 RagKVError
 ├── ConfigError             a setting is unknown, of the wrong type or out of range
 ├── ProfileError            there is no profile of this model on this machine, or it cannot be read
 ├── InputError              a call's arguments cannot be served
 │   ├── PromptTooLongError  the prompt does not fit the model's context
-│   └── UnsupportedError    what is asked for is not offered (also a NotImplementedError)
+│   └── UnsupportedError    a feature that ragkv does not offer (also a NotImplementedError)
 ├── ModelError
 │   ├── ModelNotFoundError      nothing loadable at that path or id
 │   └── UnsupportedModelError   this architecture cannot be fused exactly; the reason is named
 ├── StoreError
 │   ├── StoreLockedError    another process writes to this directory
 │   ├── StoreReadOnlyError  a write was asked of a store opened read-only
-│   ├── RemoteError         shared storage did not answer as it should (inside the house: becomes a miss)
-│   └── EntryDamagedError   bytes did not match their identity or checksum (inside the house: becomes a miss)
-│       └── EntryUnreachableError   they could not be had (likewise)
-├── SessionError            a conversation that replicas share could not go on
-│   ├── SessionConflictError    another replica went on with it meanwhile: ask again
+│   ├── RemoteError         shared storage failed (never leaves the engine: becomes a cache miss)
+│   └── EntryDamagedError   wrong identity or checksum (never leaves the engine: becomes a cache miss)
+│       └── EntryUnreachableError   the bytes could not be read (likewise)
+├── SessionError            a conversation that replicas share could not be continued
+│   ├── SessionConflictError    another replica continued it meanwhile: ask again
 │   └── SessionUnavailableError its state could not be read or written: ask again later
-├── QueueError              the request was not served, though nothing is wrong with it
+├── QueueError              the request is valid but was not served
 │   ├── QueueFullError      too many wait already
 │   ├── DeadlineError       its deadline passed
-│   └── CancelledError      its caller called it off
+│   └── CancelledError      its caller cancelled it
 ├── DocumentError           a document cannot be read
 └── MissingExtraError       an optional package is not installed; the message has the pip line
 """
@@ -48,7 +48,7 @@ class PromptTooLongError(InputError):
 
 
 class UnsupportedError(InputError, NotImplementedError):
-    """What is asked for is not offered; the reason is named."""
+    """ragkv does not offer this; the message says why."""
 
 
 class ModelError(RagKVError):
@@ -60,7 +60,7 @@ class ModelNotFoundError(ModelError):
 
 
 class UnsupportedModelError(ModelError):
-    """This model cannot be fused exactly; the reason is named."""
+    """This model cannot be fused exactly; the message says why."""
 
 
 class StoreError(RagKVError):
@@ -76,35 +76,35 @@ class StoreReadOnlyError(StoreError):
 
 
 class EntryDamagedError(StoreError):
-    """Stored bytes do not match their identity or checksum. Becomes a miss; never leaves the engine."""
+    """Stored bytes do not match their identity or checksum. The engine turns it into a cache miss."""
 
     def __init__(self, key: str, why: str) -> None:
-        super().__init__(f"Entry {key[:12]} is damaged: {why}. It was dropped and counts as a miss.")
+        super().__init__(f"Entry {key[:12]} is damaged: {why}. It was dropped and counts as a cache miss.")
         self.key = key
 
 
 class RemoteError(StoreError):
-    """Shared storage did not answer, or not as it should. Becomes a miss; never leaves the engine."""
+    """Shared storage failed or did not answer. The engine turns it into a cache miss."""
 
     def __init__(self, message: str, timed_out: bool = False) -> None:
         super().__init__(message)
-        self.timed_out = timed_out  # nothing came in time, rather than a refusal
+        self.timed_out = timed_out  # no answer came in time
 
 
 class EntryUnreachableError(EntryDamagedError):
-    """An entry could not be read to its end, though nothing says it is damaged. Becomes a miss, as damage does."""
+    """An entry could not be read to its end. The engine turns it into a cache miss, as if it were damaged."""
 
     def __init__(self, key: str, why: str) -> None:
-        StoreError.__init__(self, f"Entry {key[:12]} could not be read: {why}. It counts as a miss.")
+        StoreError.__init__(self, f"Entry {key[:12]} could not be read: {why}. It counts as a cache miss.")
         self.key = key
 
 
 class SessionError(RagKVError):
-    """A conversation that replicas share could not go on."""
+    """A conversation that replicas share could not be continued."""
 
 
 class SessionConflictError(SessionError):
-    """Another replica went on with the conversation meanwhile; this turn is not part of it."""
+    """Another replica continued the conversation meanwhile; this turn is not part of it."""
 
 
 class SessionUnavailableError(SessionError):
@@ -112,7 +112,7 @@ class SessionUnavailableError(SessionError):
 
 
 class QueueError(RagKVError):
-    """The request was not served, though nothing is wrong with it."""
+    """The request is valid but was not served."""
 
 
 class QueueFullError(QueueError):
@@ -124,7 +124,7 @@ class DeadlineError(QueueError):
 
 
 class CancelledError(QueueError):
-    """The request's caller called it off."""
+    """The request's caller cancelled it."""
 
 
 class DocumentError(RagKVError):

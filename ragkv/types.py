@@ -1,4 +1,4 @@
-"""The values that cross the front door. Frozen, pure Python; tensors are named in annotations only."""
+"""The values that callers give and get. Frozen and pure Python."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -7,7 +7,7 @@ from typing import Any
 
 
 class Unset(Enum):
-    """Tells "not given" from `None`, where `None` has a meaning of its own."""
+    """Stands for "not given" where `None` has a meaning of its own."""
 
     UNSET = "unset"
 
@@ -17,7 +17,7 @@ UNSET = Unset.UNSET
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """A run of tokens that is retrieved, stored and fused as one. Its ids were fixed when it was made."""
+    """A run of tokens that is retrieved, stored and fused as a whole. Its ids never change."""
 
     token_ids: tuple[int, ...]
     text: str = ""
@@ -43,8 +43,8 @@ class Timing:
 
     queue_s: float = 0.0  # waiting for the model
     lookup_s: float = 0.0  # laying out the prompt and finding entries
-    load_s: float = 0.0  # waiting for layer slices that were not there yet
-    fuse_s: float = 0.0  # putting stored KV in place: rotation and copies
+    load_s: float = 0.0  # waiting for layer slices
+    fuse_s: float = 0.0  # rotating stored KV and copying it into place
     prefill_s: float = 0.0  # the whole pass over the prompt, load_s and fuse_s included
     first_token_s: float = 0.0  # TTFT: from the call to the first token
     decode_s: float = 0.0  # from the first token to the last
@@ -52,20 +52,20 @@ class Timing:
 
 @dataclass(frozen=True, slots=True)
 class Reuse:
-    """What became of the prompt's S tokens. The first four are disjoint and sum to S."""
+    """How the prompt's S tokens were served. The first four counts are disjoint and sum to S."""
 
     exact: int = 0  # reused, and equal to what a full prefill computes
-    fused: int = 0  # reused as stored, without what preceded them
+    fused: int = 0  # reused as stored: they were computed without the tokens that precede them here
     recomputed: int = 0  # stored, but selected and computed again in the last layer
     computed: int = 0  # question, template, misses, unstored history
     bytes_by_tier: Mapping[str, int] = field(default_factory=dict)  # bytes read, by tier
     missed_chunks: int = 0  # chunks without a usable entry
-    missed_tokens: int = 0  # their tokens, of those computed; their entries are made afterwards
-    ratio: float = 0.0  # recompute ratio in force
-    selector: str = "none"  # selector in force
+    missed_tokens: int = 0  # tokens of those chunks; their entries are encoded afterwards
+    ratio: float = 0.0  # recompute ratio used
+    selector: str = "none"  # selector used
     compute: float = 1.0  # row-layers computed over a full prefill's, extra passes counted
-    notes: tuple[str, ...] = ()  # what a reader of the report should know: damaged entries, fallbacks
-    decision: tuple[str, ...] = ()  # why the loading controller chose as it did, where it was asked
+    notes: tuple[str, ...] = ()  # what else the caller should know: damaged entries, fallbacks
+    decision: tuple[str, ...] = ()  # why the loading controller chose this, if it was asked
 
     @property
     def tokens(self) -> int:
@@ -75,13 +75,13 @@ class Reuse:
 
 @dataclass(frozen=True, slots=True)
 class PromptSpan:
-    """A run of the prompt's tokens with one fate. Over a prompt's spans they sum to its `Reuse`."""
+    """A run of the prompt's tokens that were served alike. A prompt's spans sum to its `Reuse`."""
 
-    kind: str  # "prefix", "history", "chunk", "question", or "template": what stands around them, text among chunks too
+    kind: str  # "prefix", "history", "chunk", "question", or "template" (the text around and between them)
     start: int  # position of its first token in the prompt
     tokens: int
     state: str  # "exact", "fused" or "computed"
-    recomputed_at: tuple[int, ...] = ()  # of a fused span, which tokens were recomputed, counted from its start
+    recomputed_at: tuple[int, ...] = ()  # recomputed tokens of a fused span, counted from its start
     chunk: int | None = None  # index into the chunks of the request
 
     @property
@@ -92,7 +92,7 @@ class PromptSpan:
 
 @dataclass(frozen=True, slots=True)
 class Citation:
-    """Where a chunk says what the answer says."""
+    """A place where a chunk contains the answer."""
 
     chunk: int  # index into the chunks of the request
     start: int  # character offsets in the chunk's text
@@ -102,7 +102,7 @@ class Citation:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """An answer and how it was made."""
+    """An answer, and the report of how it was made."""
 
     text: str
     token_ids: tuple[int, ...]  # generated ids, without the end token

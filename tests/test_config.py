@@ -30,12 +30,12 @@ BUILT = EngineConfig(
 )
 
 
-def test_mappings_make_what_code_makes() -> None:
+def test_a_mapping_makes_the_same_config_as_code() -> None:
     assert EngineConfig.from_dict(NESTED) == BUILT
     assert EngineConfig.from_dict({}) == EngineConfig()
 
 
-def test_a_config_goes_to_a_mapping_and_back() -> None:
+def test_a_config_survives_the_way_to_a_mapping_and_back() -> None:
     assert EngineConfig.from_dict(dataclasses.asdict(BUILT)) == BUILT
 
 
@@ -94,7 +94,7 @@ def test_a_whole_number_is_a_share_too() -> None:
 @pytest.mark.parametrize(
     "wrong", [dict(memory_bytes=-1), dict(disk_bytes=-1), dict(write_buffer_bytes=-1), dict(reader_threads=0)], ids=str
 )
-def test_code_is_held_to_the_same_bounds(wrong: dict[str, int]) -> None:
+def test_settings_made_in_code_are_checked_against_the_same_bounds(wrong: dict[str, int]) -> None:
     with pytest.raises(ConfigError, match="at least"):
         StoreConfig(**wrong)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match=r"\[0, 1\]"):
@@ -102,7 +102,7 @@ def test_code_is_held_to_the_same_bounds(wrong: dict[str, int]) -> None:
 
 
 class TestToml:
-    def test_tables_are_groups(self, tmp_path: Path) -> None:
+    def test_a_toml_table_is_a_group_of_settings(self, tmp_path: Path) -> None:
         file = tmp_path / "ragkv.toml"
         file.write_text(
             'device = "cuda:1"\n[store]\ndirectory = "kv"\nmemory_bytes = 7\nread_only = true\n'
@@ -112,19 +112,19 @@ class TestToml:
         assert EngineConfig.from_toml(file) == EngineConfig.from_toml(str(file)) == BUILT
 
     @pytest.mark.parametrize("text", [b"device = ", b"\xff\xfe", b"[store]\nmemory = 1\n", b"fusion = 3\n"])
-    def test_a_wrong_file_is_refused(self, tmp_path: Path, text: bytes) -> None:
+    def test_a_wrong_toml_file_is_refused(self, tmp_path: Path, text: bytes) -> None:
         file = tmp_path / "ragkv.toml"
         file.write_bytes(text)
         with pytest.raises(ConfigError):
             EngineConfig.from_toml(file)
 
-    def test_a_missing_file_is_named(self, tmp_path: Path) -> None:
+    def test_the_error_for_a_missing_file_names_it(self, tmp_path: Path) -> None:
         with pytest.raises(ConfigError, match=r"no\.toml"):
             EngineConfig.from_toml(tmp_path / "no.toml")
 
 
 class TestEnvironment:
-    def test_two_underscores_go_into_a_group(self) -> None:
+    def test_two_underscores_in_a_variable_name_a_group(self) -> None:
         environment = {
             "RAGKV_DEVICE": "cuda:1",
             "RAGKV_STORE__DIRECTORY": "kv",
@@ -139,21 +139,21 @@ class TestEnvironment:
         }
         assert EngineConfig.from_env(environment) == BUILT
 
-    def test_is_the_process_s_own_by_default(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_the_processs_environment_is_read_by_default(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("RAGKV_ADAPTER_ID", "lora")
         assert EngineConfig.from_env().adapter_id == "lora"
         assert EngineConfig.from_env({}) == EngineConfig.from_env(prefix="NOBODYS_") == EngineConfig()
 
     @pytest.mark.parametrize("text", ["1", "true", "YES", "on"])
-    def test_says_yes_in_many_ways(self, text: str) -> None:
+    def test_a_variable_may_say_yes_in_several_ways(self, text: str) -> None:
         assert EngineConfig.from_env({"RAGKV_STORE__READ_ONLY": text}).store.read_only is True
 
     @pytest.mark.parametrize("text", ["0", "False", "no", "off"])
-    def test_says_no_in_many_ways(self, text: str) -> None:
+    def test_a_variable_may_say_no_in_several_ways(self, text: str) -> None:
         assert EngineConfig.from_env({"RAGKV_STORE__READ_ONLY": text}).store.read_only is False
 
     @pytest.mark.parametrize("text", ["", "none", "None"])
-    def test_says_nothing_where_none_has_a_meaning(self, text: str) -> None:
+    def test_an_empty_variable_means_none_where_none_is_allowed(self, text: str) -> None:
         assert EngineConfig.from_env({"RAGKV_STORE__DIRECTORY": text}).store.directory is None
 
     @pytest.mark.parametrize(
@@ -171,13 +171,13 @@ class TestEnvironment:
         ],
         ids=str,
     )
-    def test_a_wrong_variable_is_refused(self, environment: dict[str, str], says: str) -> None:
+    def test_a_wrong_environment_variable_is_refused(self, environment: dict[str, str], says: str) -> None:
         with pytest.raises(ConfigError) as caught:
             EngineConfig.from_env(environment)
         assert says in str(caught.value)
 
 
-def test_a_group_that_may_be_off_is_off_by_default_and_by_name() -> None:
+def test_an_optional_group_is_off_by_default_and_can_be_switched_off_by_name() -> None:
     assert EngineConfig().kcache is None
     assert EngineConfig.from_dict({"kcache": None}).kcache is None
     assert EngineConfig.from_env({"RAGKV_KCACHE": "none"}).kcache is None

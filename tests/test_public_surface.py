@@ -27,6 +27,7 @@ DESIGNED = [
     "StoreConfig",
 ]
 ROOT = Path(__file__).parents[1]
+PACKAGES = ["encoding", "fusion", "history", "inference", "model", "retrieval", "scheduling", "sessions", "store"]
 
 
 def python(code: str, *flags: str) -> str:
@@ -37,11 +38,11 @@ def python(code: str, *flags: str) -> str:
     return ran.stdout
 
 
-def test_the_designed_names_are_there() -> None:
+def test_the_public_names_of_the_design_exist() -> None:
     assert set(DESIGNED) <= set(ragkv.__all__)
 
 
-def test_all_is_true() -> None:
+def test_all_lists_exactly_the_public_names() -> None:
     for name in ragkv.__all__:
         assert getattr(ragkv, name) is not None
     public = {name for name, value in vars(ragkv).items() if not name.startswith("_") and not inspect.ismodule(value)}
@@ -49,9 +50,9 @@ def test_all_is_true() -> None:
     assert list(ragkv.__all__) == sorted(ragkv.__all__, key=lambda name: (name.startswith("_"), name))
 
 
-@pytest.mark.parametrize("room", ["ragkv.fusion", "ragkv.model", "ragkv.retrieval", "ragkv.store"])
-def test_every_room_s_door_is_true(room: str) -> None:
-    door = importlib.import_module(room)
+@pytest.mark.parametrize("package", PACKAGES)
+def test_the_all_of_every_package_lists_names_that_exist(package: str) -> None:
+    door = importlib.import_module(f"ragkv.{package}")
     assert door.__doc__
     assert all(hasattr(door, name) for name in door.__all__)
     assert len(set(door.__all__)) == len(door.__all__)
@@ -62,7 +63,7 @@ def test_an_unknown_name_is_an_attribute_error() -> None:
         ragkv.nonsense  # noqa: B018
 
 
-def test_what_the_engine_offers_keeps_its_parameters() -> None:
+def test_the_engines_methods_keep_their_parameters() -> None:
     def parameters(name: str) -> list[str]:
         return list(inspect.signature(getattr(ragkv.Engine, name)).parameters)[1:]
 
@@ -82,7 +83,7 @@ def test_every_generation_setting_that_takes_effect_is_an_option() -> None:
     assert set(AnswerOptions.__annotations__) >= SETTINGS
 
 
-def test_importing_is_light_and_silent() -> None:
+def test_importing_ragkv_loads_no_heavy_package_and_prints_nothing() -> None:
     code = (
         "import time; began = time.process_time(); import ragkv; took = time.process_time() - began; import sys; "
         "heavy = {'torch', 'transformers', 'numpy', 'diskcache', 'faiss', 'typer'} & set(sys.modules); "
@@ -98,14 +99,14 @@ def test_settings_and_errors_need_no_torch() -> None:
     assert python(code) == "False\n"
 
 
-def test_every_error_is_in_the_one_tree_and_in_its_picture() -> None:
+def test_every_error_is_in_the_tree_and_in_its_drawing() -> None:
     made = [value for value in vars(errors).values() if inspect.isclass(value) and issubclass(value, Exception)]
     assert all(issubclass(error, ragkv.RagKVError) for error in made)
     assert all(error.__name__ in (errors.__doc__ or "") for error in made)
     assert all(error.__doc__ for error in made)
 
 
-def test_every_module_says_what_lives_there() -> None:
+def test_every_module_has_a_docstring() -> None:
     silent = []
     for found in pkgutil.walk_packages(ragkv.__path__, "ragkv."):
         spec = found.module_finder.find_spec(found.name, None)  # type: ignore[call-arg]

@@ -1,4 +1,4 @@
-"""Citations: where the chunks of a request say, word for word, what the answer says."""
+"""Citations: the places where chunks contain the answer word for word."""
 
 import re
 from collections.abc import Sequence
@@ -9,7 +9,7 @@ _MARKER = re.compile(r"\[(\d+)\]")
 
 
 def cite(answer: str, chunks: Sequence[Chunk]) -> tuple[Citation, ...]:
-    """Where each chunk has the answer verbatim (first place, any case, whole words); those named as `[n]` count too."""
+    """One citation for each chunk that contains the answer (any case, whole words) or that it names as `[n]`."""
     named = {int(number) - 1 for number in _MARKER.findall(answer)}
     plain = _MARKER.sub("", answer).strip().strip(".")
     pattern = re.compile(rf"(?<!\w){re.escape(plain)}(?!\w)", re.IGNORECASE) if plain else None
@@ -22,3 +22,6 @@ def cite(answer: str, chunks: Sequence[Chunk]) -> tuple[Citation, ...]:
         elif index in named:
             found.append(Citation(index, 0, len(chunk.text), source))
     return tuple(found)
+
+
+__all__ = ["cite"]

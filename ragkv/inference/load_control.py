@@ -1,9 +1,9 @@
-"""The loading controller at work: from a request's plan to what it loads, and back with the decision (CacheBlend 5.2).
+"""Applies the loading controller to a request's plan: which chunks to load, and the ratio (CacheBlend section 5.2).
 
-Holds the profile an engine goes by, or why there is none: a request is then served at r*, and its report says so. An
-error of the controller is never an error of a request. Shared storage is as fast as the store's own reads lately were,
-not as it was when the profile was made; and what comes from there slower than it is computed is computed, whether the
-ratio is the controller's or not.
+Holds the engine's profile. Without a profile a request is served at r*, and its report says why. An error of the
+controller never fails a request. For shared storage the speed of the store's latest reads counts, not the speed when
+the profile was made. A chunk that would load from shared storage slower than it is computed is computed, also when the
+caller gave the ratio.
 """
 
 import platform
@@ -27,7 +27,7 @@ from ragkv.types import Reuse
 
 @dataclass(frozen=True, slots=True)
 class Controlled:
-    """A request after the controller saw it."""
+    """What the controller made of a plan."""
 
     plan: Plan
     ratio: float
@@ -36,7 +36,7 @@ class Controlled:
 
 
 class LoadControl:
-    """The profile in force. Holds no request's state."""
+    """The controller with the engine's profile. Holds no request's state."""
 
     def __init__(
         self,
@@ -45,43 +45,43 @@ class LoadControl:
         prices: PricesConfig,
         speeds: Callable[[], Mapping[str, Speed]] = dict,
     ) -> None:
-        """Go by the profile filed in `directory`, if there is one of `subject`; `speeds` are of tiers far away."""
+        """Use the profile of `subject` saved in `directory`, if there is one. `speeds` gives those of remote tiers."""
         self.subject, self.prices, self._speeds = subject, prices, speeds
         self._profile: Profile | ProfileError
         try:
             if directory is None:
-                raise ProfileError("The engine has no store directory, so no profile was filed for it.")
+                raise ProfileError("The engine has no store directory, so no profile was saved for it.")
             self._profile = load(directory, subject)
         except ProfileError as error:
             self._profile = error
 
     @property
     def profile(self) -> Profile:
-        """The profile in force; raises `ProfileError` saying why there is none."""
+        """The profile in use. Raises `ProfileError`, which says why there is none."""
         if isinstance(self._profile, ProfileError):
             raise self._profile
         return self._profile
 
     def apply_profile(self, profile: Profile) -> None:
-        """Go by `profile` from now on; raises `ProfileError` if it is of another model or machine."""
+        """Use `profile` from now on. Raises `ProfileError` if it is of another model or machine."""
         profile.check(self.subject)
         self._profile = profile
 
     def seen(self, reuse: Reuse) -> tuple[Shape, list[Load]]:
-        """Of a request that was served: its shape, and what it read, one load a tier. Raises `ProfileError`."""
+        """The shape of a served request, and what it read, one load a tier. Raises `ProfileError`."""
         selector = make_selector(reuse.selector)
         shape = _shape(reuse.fused + reuse.recomputed, reuse.computed, reuse.tokens, selector)
-        a_token = self.profile.stored_bytes_per_token
-        return shape, [Load(tier, round(size / a_token)) for tier, size in reuse.bytes_by_tier.items()]
+        token_bytes = self.profile.stored_bytes_per_token
+        return shape, [Load(tier, round(size / token_bytes)) for tier, size in reuse.bytes_by_tier.items()]
 
     def decide(self, plan: Plan, selector: Selector, r_star: float) -> Controlled:
-        """What to compute rather than load, and the ratio. Without a profile `plan` as it is, at `r_star`."""
+        """Choose the ratio and the spans to compute instead of load. Without a profile: no spans, and `r_star`."""
         found = self._profile
         if isinstance(found, ProfileError):
             return Controlled(plan, r_star, note=f"controller: ratio {r_star:g} was used. {found}")
-        spans = [span for span in plan.loaded() if span.kind is not SpanKind.PREFIX]  # which the engine itself holds
+        spans = [span for span in plan.loaded() if span.kind is not SpanKind.PREFIX]  # the engine holds it
         try:
-            decision = decide(self._today(found), shape_of(plan, selector), _loads(spans), r_star, self.prices)
+            decision = decide(self._updated(found), shape_of(plan, selector), _loads(spans), r_star, self.prices)
         except RagKVError as error:  # a tier that was not measured
             return Controlled(plan, r_star, note=f"controller: ratio {r_star:g} was used. {error}")
         return Controlled(_computing(plan, [spans[i] for i in decision.computed]), decision.ratio, decision.why)
@@ -89,37 +89,37 @@ class LoadControl:
     def shed_loads(
         self, plan: Plan, selector: Selector, ratio: float, row_layer_s: float | None, layers: int
     ) -> Controlled:
-        """At a ratio that is given: what is computed rather than loaded from far away, where that is quicker.
+        """At a given ratio, compute the chunks that would load from shared storage slower than they are computed.
 
-        Without a profile `row_layer_s` stands in for it, what a row of one of `layers` layers took lately.
+        Without a profile the time of a row in one of the model's `layers` layers is `row_layer_s`, measured lately.
         """
         speeds = self._speeds()
         spans = [span for span in plan.loaded() if span.kind is not SpanKind.PREFIX]
-        far = [
+        remote = [
             i
             for i, span in enumerate(spans)
             if span.lease is not None and span.kind is SpanKind.CHUNK and span.lease.kind.value in speeds
         ]
-        if not far:
+        if not remote:
             return Controlled(plan, ratio)
         if isinstance(self._profile, Profile):
             try:
-                loads = [replace(load, fixed=i not in far) for i, load in enumerate(_loads(spans))]
+                loads = [replace(load, fixed=i not in remote) for i, load in enumerate(_loads(spans))]
                 shape = shape_of(plan, selector)
-                computed: Sequence[int] = choose_computed(self._today(self._profile), shape, loads, ratio).computed
+                computed: Sequence[int] = choose_computed(self._updated(self._profile), shape, loads, ratio).computed
             except RagKVError:  # a tier that was not measured
                 computed = ()
         else:
-            computed = _slower([spans[i] for i in far], far, speeds, row_layer_s, layers)
+            computed = _slower([spans[i] for i in remote], remote, speeds, row_layer_s, layers)
         if not computed:
             return Controlled(plan, ratio)
         tiers = sorted({spans[i].lease.kind.value for i in computed})  # type: ignore[union-attr]
         rates = ", ".join(f"{tier} {speeds[tier].bytes_per_s / 1e6:.3g} MB/s" for tier in tiers)
-        note = f"{len(computed)} of {len(far)} chunks were computed, which is quicker than loading them ({rates})"
+        note = f"{len(computed)} of {len(remote)} chunks were computed, which is quicker than loading them ({rates})"
         return Controlled(_computing(plan, [spans[i] for i in computed]), ratio, note=note)
 
-    def _today(self, profile: Profile) -> Profile:
-        """`profile` with the speeds that tiers far away have now; theirs include the way, so slices have no latency."""
+    def _updated(self, profile: Profile) -> Profile:
+        """`profile` with the present speeds of remote tiers. These include round trips: a slice adds no latency."""
         now = {kind: TierSpeed(0.0, 1.0 / speed.bytes_per_s) for kind, speed in self._speeds().items()}
         return replace(profile, tiers={**profile.tiers, **now}) if now else profile
 
@@ -127,12 +127,12 @@ class LoadControl:
 def _slower(
     spans: Sequence[Span], numbers: Sequence[int], speeds: Mapping[str, Speed], row_layer_s: float | None, layers: int
 ) -> Sequence[int]:
-    """The `numbers` of the spans to compute: so many that the others load meanwhile, and none if all load quicker."""
+    """The `numbers` of the spans to compute: as many as can be computed while the others load."""
     if row_layer_s is None:
         return ()
     load_s = [span.lease.stored_bytes / speeds[span.lease.kind.value].bytes_per_s for span in spans if span.lease]
     compute_s = [len(span) * layers * row_layer_s for span in spans]
-    order = sorted(range(len(spans)), key=lambda i: compute_s[i] - load_s[i])  # what gains most comes first
+    order = sorted(range(len(spans)), key=lambda i: compute_s[i] - load_s[i])  # the largest gain first
     slow = [i for i in order if load_s[i] > compute_s[i]]
 
     def takes_s(count: int) -> float:
@@ -145,27 +145,27 @@ def _slower(
 
 
 def shape_of(plan: Plan, selector: Selector) -> Shape:
-    """What a plan asks of the model."""
+    """How many tokens a plan fuses and computes."""
     return _shape(len(plan.candidates), plan.forced.numel(), plan.token_ids.numel(), selector)
 
 
 def _shape(fused: int, forced: int, length: int, selector: Selector) -> Shape:
     if isinstance(selector, Nothing):
-        fused = 0  # there are candidates, but no ratio chooses among them
+        fused = 0  # there are candidates, but no ratio selects among them
     if isinstance(selector, Everything):
         fused, forced = 0, forced + fused
     return Shape(fused, forced, length, selection_of(selector))
 
 
 def selection_of(selector: Selector) -> Selection:
-    """When `selector` knows its tokens."""
+    """At which moment `selector` knows its tokens."""
     if isinstance(selector, AskingSelector):
         return Selection.ASKING
     return Selection.CHECKING if isinstance(selector, CheckingSelector) else Selection.STATIC
 
 
 def subject_of(adapter: Adapter, identity: Identity) -> Subject:
-    """What a profile of this model, here, is filed under."""
+    """The model and machine that a profile is saved for."""
     device = adapter.device
     return Subject(
         weights=identity.weights,
@@ -197,3 +197,6 @@ def _computing(plan: Plan, spans: Sequence[Span]) -> Plan:
         replace(span, state=SpanState.COMPUTED, lease=None, offset=0) if span in spans else span for span in plan.spans
     ]
     return Plan.of(plan.token_ids, changed)
+
+
+__all__ = ["Controlled", "LoadControl", "selection_of", "shape_of", "subject_of"]

@@ -1,4 +1,4 @@
-"""What became of a prompt, run by run, for who wants to see it: the plan and the selection as plain values."""
+"""The fate of every run of a prompt, as plain values for reports and the page."""
 
 from bisect import bisect_left
 from collections.abc import Container, Iterator, Sequence
@@ -9,25 +9,32 @@ from ragkv.fusion import Plan, Span, SpanKind, SpanState
 from ragkv.types import PromptSpan
 
 
-def prompt_spans(plan: Plan, selected: torch.Tensor, plain: Container[int], asked: int) -> tuple[PromptSpan, ...]:
-    """The runs of a prompt, in order, covering it; their sums are those of `Reuse`.
+def prompt_spans(
+    plan: Plan, selected: torch.Tensor, plain: Container[int], question_tokens: int
+) -> tuple[PromptSpan, ...]:
+    """The runs of a prompt, in order. They cover it, and their sums are those of `Reuse`.
 
-    `selected` (C,) are the positions recomputed in the last layer, ascending. `plain` are the chunks that are mere
-    text, `asked` is how many of the question's tokens were asked; the template's follow.
+    `selected` (C,) are the positions recomputed in the last layer, ascending. `plain` are the indices of chunks that
+    are only text. The first `question_tokens` of the question's span are the question; the template's follow.
     """
     length = plan.token_ids.numel()
     positions = selected.tolist()
-    return tuple(piece for span in plan.spans if len(span) for piece in _pieces(span, length, positions, plain, asked))
+    return tuple(
+        piece
+        for span in plan.spans
+        if len(span)
+        for piece in _pieces(span, length, positions, span.chunk in plain, question_tokens)
+    )
 
 
 def _pieces(
-    span: Span, length: int, selected: Sequence[int], plain: Container[int], asked: int
+    span: Span, length: int, selected: Sequence[int], plain: bool, question_tokens: int
 ) -> Iterator[PromptSpan]:
-    """A span in pieces of one kind and one state: the last token of a prompt is always computed."""
+    """Cut a span into pieces of one kind and one state. The last token of a prompt is always computed."""
     if span.kind is SpanKind.QUESTION:
-        cut = min(span.start + asked, span.stop)
+        cut = min(span.start + question_tokens, span.stop)
         kinds = [("question", span.start, cut), ("template", cut, span.stop)]
-    elif span.kind is SpanKind.CHUNK and span.chunk in plain:
+    elif span.kind is SpanKind.CHUNK and plain:
         kinds = [("template", span.start, span.stop)]
     else:
         kinds = [(span.kind.value, span.start, span.stop)]

@@ -1,4 +1,4 @@
-"""What the engine's tests share: three chunks and a question, and ways to look into an engine."""
+"""Helpers of the engine's tests: three chunks, a question, and functions that look into an engine."""
 
 import functools
 from collections.abc import Sequence

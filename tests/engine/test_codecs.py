@@ -1,4 +1,4 @@
-"""What an engine whose entries are rounded must hold: never called exact, told apart, and close."""
+"""Rules of an engine that rounds its entries: never reported as exact, stored apart, close to the raw result."""
 
 from pathlib import Path
 
@@ -23,14 +23,14 @@ def test_a_rounded_chunk_behind_the_prefix_is_fused_not_exact() -> None:
         assert len(PREFIX) in recomputed.selected.tolist()  # the first chunk's tokens may be chosen
 
 
-def test_at_ratio_one_nothing_rounded_is_left() -> None:
+def test_ratio_one_recomputes_every_rounded_token() -> None:
     with engine_of(store=INT8) as engine:
         engine.warm([A, B, C])
         prefill = engine.prefill(Q, [A, B, C], ratio=1.0)
     close(prefill.logits, full_prefill(ids([A, B, C]))[0])
 
 
-def test_asked_for_exact_reuse_a_rounded_chunk_is_computed() -> None:
+def test_exact_reuse_computes_a_rounded_chunk() -> None:
     with engine_of(store=INT8) as engine:
         engine.warm([A])
         prefill = engine.prefill(Q, [A], reuse="prefix")
@@ -38,7 +38,7 @@ def test_asked_for_exact_reuse_a_rounded_chunk_is_computed() -> None:
     close(prefill.logits, full_prefill(ids([A]))[0])
 
 
-def test_rounding_is_small_and_there() -> None:
+def test_int8_entries_change_the_logits_a_little() -> None:
     with engine_of() as raw, engine_of(store=INT8) as int8:
         kv = []
         for engine in (raw, int8):
@@ -60,7 +60,7 @@ def test_scores_are_measured_before_rounding() -> None:
     assert torch.equal(*scores)
 
 
-def test_raw_and_int8_share_a_directory_and_no_entry(tmp_path: Path) -> None:
+def test_raw_and_int8_engines_share_a_directory_but_no_entry(tmp_path: Path) -> None:
     for codec, encoded in (("raw", 1), ("int8", 1), ("raw", 0), ("int8", 0)):
         with engine_of(store=StoreConfig(directory=str(tmp_path), codec=codec)) as engine:
             assert engine.warm([A]).encoded == encoded, codec
@@ -68,7 +68,7 @@ def test_raw_and_int8_share_a_directory_and_no_entry(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("memory_bytes", [0, 10**6])
-def test_bytes_read_are_counted_as_they_are_kept(tmp_path: Path, memory_bytes: int) -> None:
+def test_bytes_read_are_counted_in_the_codec_they_are_stored_in(tmp_path: Path, memory_bytes: int) -> None:
     store = StoreConfig(directory=str(tmp_path), codec="int8", memory_bytes=memory_bytes)
     with engine_of(store=store) as engine:
         engine.warm([A])

@@ -1,4 +1,4 @@
-"""Many threads, one engine: everybody gets what they would get alone."""
+"""Many threads on one engine: every thread gets the result that it would get alone."""
 
 import subprocess
 import sys
@@ -22,7 +22,7 @@ QUESTIONS = [tiny_models.tokens(3, seed) for seed in range(30, 38)]
 
 
 def together(calls: list[Callable[[], Any]]) -> list[Any]:
-    """Run the calls at once, each on a thread of its own."""
+    """Run the calls at the same time, each on its own thread."""
     start = threading.Barrier(len(calls))
 
     def run(call: Callable[[], Any]) -> Any:
@@ -57,7 +57,7 @@ def test_eight_threads_get_their_solo_results(tmp_path: Path, memory_bytes: int)
         assert all(map(torch.equal, together(prefills()), alone_logits))
 
 
-def test_threads_that_miss_warm_and_delete_at_once_get_whole_answers() -> None:
+def test_threads_that_miss_warm_and_delete_at_the_same_time_get_complete_answers() -> None:
     with engine_of() as engine:
         alone = engine.answer(Q, CHUNKS, ratio=1.0, max_new_tokens=4).token_ids
         calls: list[Callable[[], Any]] = [lambda: engine.answer(Q, CHUNKS, ratio=1.0, max_new_tokens=4)] * 5
@@ -76,7 +76,7 @@ def test_streams_of_one_thread_may_be_interleaved() -> None:
 
 
 class TestAnAbandonedStream:
-    def test_lets_the_engine_and_its_session_go_on(self) -> None:
+    def test_an_abandoned_stream_leaves_the_engine_and_its_session_usable(self) -> None:
         with text_engine() as engine:
             session = engine.session("s")
             events = engine.stream("one", ["ab"], session, max_new_tokens=20, min_new_tokens=20)
@@ -88,7 +88,7 @@ class TestAnAbandonedStream:
             assert engine.answer("two", ["ab"], session, max_new_tokens=2).reuse.tokens > 0
             assert session.turns == 1
 
-    def test_keeps_neither_flush_nor_close_waiting(self) -> None:
+    def test_flush_and_close_do_not_wait_for_an_abandoned_stream(self) -> None:
         engine = engine_of()
         events = engine.stream(Q, [A], max_new_tokens=20, min_new_tokens=20)
         next(events)
@@ -99,7 +99,7 @@ class TestAnAbandonedStream:
         assert len(list(events)) == 20  # the stream itself goes on: what it needs is its own
 
 
-def test_turns_of_one_session_take_turns() -> None:
+def test_turns_of_one_session_run_one_after_another() -> None:
     with text_engine() as engine:
         session = engine.session("s")
         how: dict[str, Any] = dict(session=session, max_new_tokens=3, min_new_tokens=3)
@@ -110,7 +110,7 @@ def test_turns_of_one_session_take_turns() -> None:
 
 
 class TestClosing:
-    def test_during_background_work_ends_it(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_closing_ends_background_encoding(self, monkeypatch: pytest.MonkeyPatch) -> None:
         before = set(threading.enumerate())
         engine = engine_of()
         started = threading.Event()
@@ -126,7 +126,7 @@ class TestClosing:
         engine.close()
         assert set(threading.enumerate()) <= before
 
-    def test_while_threads_ask_ends_in_answers_or_one_clear_error(self) -> None:
+    def test_closing_while_threads_ask_gives_answers_or_one_clear_error(self) -> None:
         engine = engine_of()
         engine.warm(CHUNKS)
         wanted = engine.prefill(Q, CHUNKS).logits
@@ -146,7 +146,7 @@ class TestClosing:
 
         together([ask, ask, ask, close])
 
-    def test_leaves_no_thread_behind(self, tmp_path: Path) -> None:
+    def test_a_closed_engine_leaves_no_thread_behind(self, tmp_path: Path) -> None:
         before = set(threading.enumerate())
         for directory in (None, str(tmp_path)):
             with engine_of(store=StoreConfig(directory=directory)) as engine:
@@ -154,7 +154,7 @@ class TestClosing:
         assert set(threading.enumerate()) <= before
 
 
-def test_background_work_lets_requests_go_first() -> None:
+def test_requests_go_before_background_encoding() -> None:
     with engine_of() as engine:
         with engine.parts.activity.request():
             engine.prefill(Q, [A])
@@ -164,13 +164,13 @@ def test_background_work_lets_requests_go_first() -> None:
         assert stored(engine, A) is not None
 
 
-def test_an_engine_is_a_context() -> None:
+def test_a_with_block_closes_its_engine() -> None:
     with pytest.raises(ZeroDivisionError), Engine(tiny_models.model("llama")) as engine:
         raise ZeroDivisionError
     assert not engine._shut.alive
 
 
-def test_a_process_that_forgets_to_close_ends_cleanly() -> None:
+def test_a_process_that_does_not_close_its_engine_ends_cleanly() -> None:
     script = (
         "from ragkv import Engine\n"
         "from tests import tiny_models as tiny\n"

@@ -1,4 +1,4 @@
-"""KCache composes: fused prompts, conversations and concurrent requests decode under it as they would without."""
+"""With KCache, fused prompts, conversations and concurrent requests decode as they do without it."""
 
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -23,7 +23,7 @@ def answers(engine: Engine, **how: Any) -> tuple[int, ...]:
 
 @pytest.mark.parametrize("family", ["llama", "gemma2", "mistral", "qwen3"])
 @pytest.mark.parametrize("selector", ["sensitivity-query", "hkvd-gradual"])
-def test_a_fused_prompt_of_six_chunks_is_answered_as_without(family: str, selector: str) -> None:
+def test_a_fused_prompt_of_six_chunks_has_the_same_answer_with_kcache(family: str, selector: str) -> None:
     said = []
     for kcache in (None, FORCED):
         with engine_of(family, kcache=kcache) as engine:
@@ -36,7 +36,7 @@ def test_a_fused_prompt_of_six_chunks_is_answered_as_without(family: str, select
     assert said[0] == said[1]
 
 
-def test_a_conversation_of_five_turns_is_answered_as_without_and_keeps_the_same_history() -> None:
+def test_a_conversation_of_five_turns_has_the_same_answers_and_history_with_kcache() -> None:
     turns = []
     for kcache in (None, FORCED):
         with engine_of(kcache=kcache) as engine:
@@ -53,7 +53,7 @@ def test_a_conversation_of_five_turns_is_answered_as_without_and_keeps_the_same_
     assert turns[0] == turns[1]
 
 
-def test_requests_with_v_on_the_host_decode_side_by_side() -> None:
+def test_requests_with_v_on_the_host_decode_together() -> None:
     with engine_of(kcache=FEW) as engine:
         engine.warm([A, B, C])
         asked = [[A, B], [B, C], [C, A], [A, B, C]]
@@ -67,7 +67,7 @@ def test_requests_with_v_on_the_host_decode_side_by_side() -> None:
     assert together == alone
 
 
-def test_a_prompt_shorter_than_n_falls_back_bit_for_bit_and_says_so() -> None:
+def test_a_prompt_shorter_than_n_falls_back_bit_for_bit_and_the_report_says_so() -> None:
     said = []
     for kcache in (None, KCacheConfig(top_n=128)):
         with engine_of(kcache=kcache) as engine:
@@ -85,7 +85,7 @@ def test_a_prompt_shorter_than_n_falls_back_bit_for_bit_and_says_so() -> None:
     assert said[0] == said[1]
 
 
-def test_v_leaves_the_device_and_can_still_be_had() -> None:
+def test_values_moved_to_the_host_can_still_be_read() -> None:
     prefills = []
     for kcache in (None, FEW):
         with engine_of(kcache=kcache) as engine:
@@ -101,6 +101,6 @@ def test_v_leaves_the_device_and_can_still_be_had() -> None:
         close(mine.values, its.values)
 
 
-def test_few_values_change_what_is_said() -> None:
+def test_fetching_too_few_values_changes_the_answer() -> None:
     with engine_of() as engine, engine_of(kcache=FEW) as other:
         assert answers(engine) != answers(other)

@@ -1,4 +1,4 @@
-"""What is on disk serves the same model under the same settings after a restart, and nobody else."""
+"""After a restart, entries on disk serve the same model under the same settings, and no other."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -20,7 +20,7 @@ def config(directory: Path, tenant: str = "", **changes: Any) -> EngineConfig:
     return EngineConfig(store=StoreConfig(directory=str(directory), tenant=tenant), **changes)
 
 
-def test_a_second_engine_on_the_directory_hits(tmp_path: Path) -> None:
+def test_a_second_engine_on_the_same_directory_finds_the_entries(tmp_path: Path) -> None:
     with Engine(tiny_models.model("llama"), config=config(tmp_path)) as engine:
         engine.prefill(Q, [A, B])  # both missed, encoded in the background
         engine.flush()
@@ -75,7 +75,7 @@ OTHERS: dict[str, tuple[Callable[[], Any], dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("other", OTHERS)
-def test_an_engine_of_another_identity_misses_and_leaves_what_is_there(tmp_path: Path, other: str) -> None:
+def test_an_engine_of_another_identity_misses_and_deletes_nothing(tmp_path: Path, other: str) -> None:
     make, changes = OTHERS[other]
     with Engine(tiny_models.model("llama"), config=config(tmp_path)) as engine:
         engine.warm([A, B])
@@ -102,7 +102,7 @@ def test_another_system_text_or_tokenizer_misses(tmp_path: Path) -> None:
             assert engine.prefill("c", ["ab"]).reuse.missed_chunks == 1
 
 
-def test_gc_clears_what_other_models_left_and_keeps_ours(tmp_path: Path) -> None:
+def test_gc_deletes_entries_of_other_models_and_no_own_ones(tmp_path: Path) -> None:
     with Engine(other_weights(), config=config(tmp_path)) as engine:
         engine.warm([A, B])
     with Engine(tiny_models.model("llama"), config=config(tmp_path, tenant="other")) as engine:
@@ -127,7 +127,7 @@ class TestTwoEnginesOnOneDirectory:
             engine_of(store=StoreConfig(directory=str(tmp_path)), prompt=PromptConfig(system="text"))
         engine_of(store=StoreConfig(directory=str(tmp_path))).close()
 
-    def test_a_reader_beside_the_writer_sees_what_it_writes_and_keeps_its_own_to_itself(self, tmp_path: Path) -> None:
+    def test_a_read_only_engine_sees_what_the_writer_writes_and_writes_nothing(self, tmp_path: Path) -> None:
         with engine_of(store=StoreConfig(directory=str(tmp_path))) as writer:
             writer.warm([A])
             with engine_of(store=StoreConfig(directory=str(tmp_path), read_only=True)) as reader:

@@ -15,7 +15,7 @@ def text_ids(engine: Engine, text: str) -> list[int]:
     return engine.tokenizer(text, add_special_tokens=False)["input_ids"]
 
 
-def test_a_turn_stands_behind_everything_before_it() -> None:
+def test_a_turn_equals_a_full_prefill_of_everything_before_it() -> None:
     with engine_of() as engine:
         session = engine.session("s")
         first = engine.answer(Q, [A], session, max_new_tokens=3, min_new_tokens=3)
@@ -51,7 +51,7 @@ def test_a_turn_without_fusion_is_a_full_prefill(reuse: str) -> None:
 
 
 @pytest.mark.parametrize("template", [CHATML, HEADERS], ids=["chatml", "headers"])
-def test_a_conversation_is_written_as_its_template_writes_it(template: str) -> None:
+def test_a_conversation_has_the_ids_that_its_chat_template_writes(template: str) -> None:
     with text_engine(template, prompt=PromptConfig(system="Be brief.")) as engine:
         session = engine.session("s")
         said = []
@@ -69,7 +69,7 @@ def test_a_conversation_is_written_as_its_template_writes_it(template: str) -> N
         assert prefill.token_ids.tolist() == [*parts[0], *said[0], *parts[1], *said[1], *parts[2]]
 
 
-def test_without_a_template_turns_follow_each_other_plainly() -> None:
+def test_turns_follow_each_other_directly_without_a_template() -> None:
     with text_engine(prompt=PromptConfig(system="S")) as engine:
         session = engine.session("s")
         answer = engine.answer("q", ["ab"], session, max_new_tokens=2, min_new_tokens=2)
@@ -89,7 +89,7 @@ def test_a_turn_that_fails_leaves_the_session_as_it_was() -> None:
         assert not session.lock.locked()
 
 
-def test_a_prefill_reads_a_session_and_leaves_it() -> None:
+def test_a_prefill_reads_a_session_and_does_not_change_it() -> None:
     with engine_of() as engine:
         session = engine.session("s")
         engine.answer(Q, [A], session, max_new_tokens=2)
@@ -99,7 +99,7 @@ def test_a_prefill_reads_a_session_and_leaves_it() -> None:
         assert session.token_ids == before
 
 
-def test_sessions_know_nothing_of_each_other() -> None:
+def test_sessions_do_not_see_each_other() -> None:
     with engine_of() as engine:
         one, two = engine.session("1"), engine.session("2")
         engine.answer(Q, [A], one, max_new_tokens=2)

@@ -41,7 +41,7 @@ def write(engine: Engine, text: str, monkeypatch: pytest.MonkeyPatch, end: bool 
 
 
 @pytest.mark.parametrize("sampled", [dict(), dict(do_sample=True, seed=5)], ids=["greedy", "sampled"])
-def test_the_events_are_the_answer(engine: Engine, sampled: dict[str, Any]) -> None:
+def test_the_events_joined_are_the_answer(engine: Engine, sampled: dict[str, Any]) -> None:
     events, answer = run(engine, **sampled)
     assert "".join(event.text for event in events) == answer.text
     assert tuple(event.token_id for event in events)[: len(answer.token_ids)] == answer.token_ids
@@ -49,7 +49,7 @@ def test_the_events_are_the_answer(engine: Engine, sampled: dict[str, Any]) -> N
     assert engine.answer("Why?", ["ab", "cd"], max_new_tokens=24, **sampled).token_ids == answer.token_ids
 
 
-def test_characters_of_many_bytes_come_whole(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_character_of_several_bytes_is_streamed_whole(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     write(engine, "é€🦊.", monkeypatch)
     events, answer = run(engine)
     assert answer.text == "é€🦊."
@@ -68,7 +68,7 @@ def test_characters_of_many_bytes_come_whole(engine: Engine, monkeypatch: pytest
         ("one", [], "one", "stop"),
     ],
 )
-def test_nothing_of_a_stop_string_leaks(
+def test_no_part_of_a_stop_string_is_streamed(
     engine: Engine, monkeypatch: pytest.MonkeyPatch, text: str, stop: Any, left: str, reason: str
 ) -> None:
     write(engine, text, monkeypatch)
@@ -103,7 +103,7 @@ def test_a_character_cut_by_the_limit_is_marked_once(engine: Engine, monkeypatch
 
 
 class TestChoice:
-    def test_is_greedy_whatever_the_model_s_generation_config_says(self) -> None:
+    def test_decoding_is_greedy_even_if_the_models_generation_config_samples(self) -> None:
         model = tiny_models.model("llama")
         model.generation_config.update(do_sample=True, temperature=5.0, repetition_penalty=3.0)
         with Engine(model) as engine:
@@ -111,7 +111,7 @@ class TestChoice:
         with engine_of() as plain:
             assert answers == {plain.answer(Q, [A], ratio=1.0, max_new_tokens=6).token_ids}
 
-    def test_follows_the_seed(self) -> None:
+    def test_equal_seeds_sample_equal_answers(self) -> None:
         with engine_of() as engine:
 
             def sample(seed: int | None) -> tuple[int, ...]:
@@ -121,7 +121,7 @@ class TestChoice:
             assert sample(1) != sample(2)
             assert sample(None) != sample(None)
 
-    def test_first_token_is_the_prefill_s_best(self) -> None:
+    def test_the_first_token_is_the_prefills_most_likely_one(self) -> None:
         with engine_of() as engine:
             engine.warm([A, B])
             for how in (dict(ratio=0.0), dict(ratio=1.0), dict(reuse="none")):
@@ -129,7 +129,7 @@ class TestChoice:
                 assert engine.answer(Q, [A, B], max_new_tokens=1, **how).token_ids == (best,)
 
     @pytest.mark.parametrize("family", ["llama", "llama-dynamic", "mistral", "phi3", "gemma2"])
-    def test_follows_the_model_s_own_generation(self, family: str) -> None:
+    def test_an_answer_equals_the_models_own_generation(self, family: str) -> None:
         model = tiny_models.model(family)
         prompt = torch.tensor([ids([A, B])])
         own = model.generate(
@@ -140,7 +140,7 @@ class TestChoice:
         assert list(answer.token_ids) == own[0, prompt.shape[1] :].tolist()
 
 
-def test_without_a_tokenizer_an_answer_is_ids_alone() -> None:
+def test_an_answer_without_a_tokenizer_has_ids_and_no_text() -> None:
     with engine_of() as engine:
         *events, answer = engine.stream(Q, [A], max_new_tokens=4, min_new_tokens=4)
         assert (answer.text, len(answer.token_ids), len(events)) == ("", 4, 4)

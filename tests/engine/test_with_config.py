@@ -1,4 +1,4 @@
-"""Engines beside each other on one model: same answers as alone, nothing shared but the computing."""
+"""Several engines on one loaded model: same answers as alone; they share the model and nothing else."""
 
 import threading
 from collections.abc import Iterator
@@ -31,7 +31,7 @@ def answer(engine: Engine, **how: object) -> Answer:
     return engine.answer(QUESTION, CHUNKS, max_new_tokens=6, **how)
 
 
-def test_answers_equal_those_of_an_engine_of_its_own(second: Engine) -> None:
+def test_a_second_engine_on_a_model_answers_like_a_separate_one(second: Engine) -> None:
     second.warm(CHUNKS)
     with Engine(tiny_models.model("llama")) as alone:
         alone.warm(CHUNKS)
@@ -41,12 +41,12 @@ def test_answers_equal_those_of_an_engine_of_its_own(second: Engine) -> None:
             assert own.reuse == beside.reuse
 
 
-def test_the_model_is_there_once(first: Engine, second: Engine) -> None:
+def test_two_engines_on_one_model_share_its_weights(first: Engine, second: Engine) -> None:
     assert second.parts.adapter is first.parts.adapter
     assert second.parts.activity.lock is first.parts.activity.lock
 
 
-def test_entries_are_not_shared(first: Engine, second: Engine) -> None:
+def test_two_engines_on_one_model_share_no_entries(first: Engine, second: Engine) -> None:
     first.warm(CHUNKS)
     assert answer(first).reuse.missed_chunks == 0
     assert answer(second).reuse.missed_chunks == len(CHUNKS)
@@ -64,14 +64,14 @@ def test_tenants_in_one_directory_never_share_entries(first: Engine, tmp_path: P
         assert answer(a).reuse.missed_chunks == 0
 
 
-def test_sessions_are_not_shared(first: Engine, second: Engine) -> None:
+def test_two_engines_on_one_model_share_no_sessions(first: Engine, second: Engine) -> None:
     first.answer(QUESTION, session=first.session("s"), max_new_tokens=3)
     assert first.session("s").turns == 1
     assert second.session("s").turns == 0
 
 
 @pytest.mark.parametrize("closed", [0, 1])
-def test_closing_one_leaves_the_other_working(first: Engine, second: Engine, closed: int) -> None:
+def test_closing_one_engine_leaves_the_other_working(first: Engine, second: Engine, closed: int) -> None:
     engines = [first, second]
     gone, left = engines.pop(closed), engines[0]
     expected = answer(left, reuse="none")
@@ -82,7 +82,7 @@ def test_closing_one_leaves_the_other_working(first: Engine, second: Engine, clo
         answer(gone)
 
 
-def test_a_closed_engine_has_nobody_beside_it(first: Engine) -> None:
+def test_a_closed_engine_refuses_with_config(first: Engine) -> None:
     first.close()
     with pytest.raises(RagKVError, match="closed"):
         first.with_config(EngineConfig())

@@ -1,4 +1,4 @@
-"""Where the chunks say, word for word, what the answer says."""
+"""Citations name the places where chunks contain the answer."""
 
 import pytest
 
@@ -26,7 +26,7 @@ def chunk(text: str, source: str = "") -> Chunk:
         (".", "A. B.", None),
     ],
 )
-def test_an_answer_is_found_as_whole_words_in_any_case(answer: str, text: str, found: str | None) -> None:
+def test_an_answer_is_matched_by_whole_words_in_any_case(answer: str, text: str, found: str | None) -> None:
     cited = cite(answer, [chunk(text)])
     assert [text[c.start : c.end] for c in cited] == ([] if found is None else [found])
 
@@ -42,6 +42,6 @@ def test_a_number_in_brackets_names_a_chunk() -> None:
     assert cite("one [1][2][9][0]", chunks) == (Citation(0, 0, 3, "a"), Citation(1, 0, 3, "b"))
 
 
-def test_chunks_of_ids_alone_say_nothing() -> None:
+def test_a_chunk_without_text_is_not_cited() -> None:
     assert cite("Paris", [Chunk((1, 2))]) == ()
     assert cite("Paris", []) == ()

@@ -1,4 +1,4 @@
-"""Text among the chunks is part of the prompt, always computed, never stored."""
+"""Text among the chunks is part of the prompt; it is always computed and never stored."""
 
 import pytest
 
@@ -8,7 +8,7 @@ from tests.engine.helpers import A, B, Q, close, counts, engine_of, full_prefill
 HEAD, SEPARATOR = Text((1, 40, 41), opening=True), Text((50, 51))
 
 
-def test_text_stands_where_it_was_given_and_is_computed() -> None:
+def test_text_among_chunks_stays_in_its_place_and_is_computed() -> None:
     with engine_of() as engine:
         engine.warm([A, B])
         prefill = engine.prefill(Q, [A, SEPARATOR, B], ratio=0.0)
@@ -18,8 +18,8 @@ def test_text_stands_where_it_was_given_and_is_computed() -> None:
 
 
 @pytest.mark.parametrize("ratio", [0.0, 1.0])
-def test_a_prompt_may_open_with_text_of_its_own(ratio: float) -> None:
-    """Entries saw another opening: behind it none of them is exact."""
+def test_a_prompt_may_open_with_its_own_text(ratio: float) -> None:
+    """The entries were encoded behind another opening, so none of them is exact here."""
     with engine_of() as engine:
         engine.warm([A, B])
         prefill = engine.prefill(Q, [HEAD, A, B], ratio=ratio, selector="first-k")
@@ -30,7 +30,7 @@ def test_a_prompt_may_open_with_text_of_its_own(ratio: float) -> None:
             close(prefill.logits, full_prefill(prefill.token_ids.tolist())[0])
 
 
-def test_an_opening_that_is_the_prefix_is_reused_like_it() -> None:
+def test_an_opening_equal_to_the_prefix_is_reused() -> None:
     with engine_of() as engine:
         engine.warm([A])
         assert engine.prefill(Q, [Text((1,), opening=True), A]).reuse == engine.prefill(Q, [A]).reuse
@@ -45,7 +45,7 @@ def test_text_is_never_stored() -> None:
         assert stored(engine, A) is not None
 
 
-def test_a_session_goes_on_behind_the_same_opening() -> None:
+def test_a_session_reuses_its_history_behind_the_same_opening() -> None:
     with engine_of() as engine:
         session = engine.session("s")
         first = engine.answer(Q, [HEAD, A], session, max_new_tokens=2, min_new_tokens=2)

@@ -1,4 +1,4 @@
-"""`ratio=None`: a filed profile decides ratio and what is computed; without one r* is used, and the report says so."""
+"""With `ratio=None` a saved profile decides the ratio and the loads. Without one r* is used, and the report says so."""
 
 import dataclasses
 from pathlib import Path
@@ -21,31 +21,31 @@ S = 1 + 160 + 8  # of which 120 are candidates: the first chunk is exact
 
 
 def engine(directory: Path | None, *, memory: bool = False, **fusion: Any) -> Engine:
-    """A tiny engine whose chunks lie on disk alone, or in memory too."""
+    """A tiny engine whose chunks are on disk only, or also in memory."""
     store = StoreConfig(directory=str(directory) if directory else None, memory_bytes=1 << 30 if memory else 0)
     settings = FusionConfig(**{"selector": "first-k", "ratio": None, **fusion})
     return Engine(tiny_models.model("llama"), config=EngineConfig(store=store, fusion=settings))
 
 
 def hand_made(made: Engine, disk_token_s: float) -> Profile:
-    """A row takes 10 ms a layer, nothing else takes time; a token takes that long from disk."""
-    a_token = made.stats().kv_bytes_per_token
+    """A profile: a row takes 10 ms in each layer, a token from disk takes `disk_token_s`, nothing else takes time."""
+    token_bytes = made.stats().kv_bytes_per_token
     return Profile(
         subject=made.parts.load_control.subject,
         layers=4,
-        kv_bytes_per_token=a_token,
-        stored_bytes_per_token=float(a_token),
+        kv_bytes_per_token=token_bytes,
+        stored_bytes_per_token=float(token_bytes),
         prefill=LengthFit(0.0, 0.03, 0.0),
         recompute=RecomputeFit(0.0, 0.0, 0.01, 0.0),
         place_token_layer_s=0.0,
         start_s=0.0,
         decode=LengthFit(0.01, 0.0, 0.0),
-        tiers={"memory": TierSpeed(0.0, 0.0), "disk": TierSpeed(0.0, disk_token_s / (a_token / 4))},
+        tiers={"memory": TierSpeed(0.0, 0.0), "disk": TierSpeed(0.0, disk_token_s / (token_bytes / 4))},
     )
 
 
 def filed(directory: Path, disk_token_s: float, **how: Any) -> Engine:
-    """An engine that found a hand-made profile beside its store, its chunks warm."""
+    """An engine with warm chunks and a hand-made profile saved in its store directory."""
     with engine(directory, **how) as first:
         save(hand_made(first, disk_token_s), directory)
     made = engine(directory, **how)
@@ -64,7 +64,7 @@ def test_the_ratio_is_where_recompute_hides_loading(tmp_path: Path) -> None:
     assert reuse.notes == ()
 
 
-def test_a_ratio_given_in_the_call_is_left_alone(tmp_path: Path) -> None:
+def test_a_ratio_given_in_the_call_is_used_as_it_is(tmp_path: Path) -> None:
     with filed(tmp_path, disk_token_s=0.004) as made:
         reuse = made.prefill(QUESTION, CHUNKS, ratio=0.25).reuse
         assert (reuse.ratio, reuse.decision) == (0.25, ())
@@ -73,14 +73,14 @@ def test_a_ratio_given_in_the_call_is_left_alone(tmp_path: Path) -> None:
         assert made.prefill(QUESTION, CHUNKS, ratio=None).reuse.ratio == pytest.approx(7 / 15)
 
 
-def test_fast_loading_leaves_r_star(tmp_path: Path) -> None:
+def test_r_star_is_used_when_loading_is_fast(tmp_path: Path) -> None:
     with filed(tmp_path, disk_token_s=1e-6) as made:
         reuse = made.prefill(QUESTION, CHUNKS).reuse
     assert reuse.ratio == 0.15
     assert "r*" in reuse.decision[0]
 
 
-def test_slow_chunks_are_computed_are_no_misses_and_are_not_stored_again(tmp_path: Path) -> None:
+def test_slow_chunks_are_computed_without_counting_as_misses_or_being_stored_again(tmp_path: Path) -> None:
     with filed(tmp_path, disk_token_s=1.0) as made:
         before = {path: path.stat().st_mtime_ns for path in tmp_path.glob("entries/*/*")}
         prefill = made.prefill(QUESTION, CHUNKS)
@@ -94,7 +94,7 @@ def test_slow_chunks_are_computed_are_no_misses_and_are_not_stored_again(tmp_pat
     torch.testing.assert_close(prefill.logits, full, atol=1e-4, rtol=1e-4)
 
 
-def test_only_what_lies_in_the_slow_tier_is_computed(tmp_path: Path) -> None:
+def test_only_chunks_in_the_slow_tier_are_computed(tmp_path: Path) -> None:
     with filed(tmp_path, disk_token_s=1.0, memory=True) as made:  # every chunk in memory as well
         assert made.prefill(QUESTION, CHUNKS).reuse.computed == 8
     with filed(tmp_path, disk_token_s=1.0, memory=True) as made:  # a new engine: warm on disk alone
@@ -105,7 +105,7 @@ def test_only_what_lies_in_the_slow_tier_is_computed(tmp_path: Path) -> None:
         assert "2 of 4 chunks" in reuse.decision[0]
 
 
-def test_without_a_profile_r_star_is_used_and_the_report_says_so(tmp_path: Path) -> None:
+def test_r_star_is_used_without_a_profile_and_the_report_says_so(tmp_path: Path) -> None:
     for directory in (tmp_path, None):
         with engine(directory, memory=True) as made:
             made.warm(CHUNKS)
@@ -115,7 +115,7 @@ def test_without_a_profile_r_star_is_used_and_the_report_says_so(tmp_path: Path)
         assert "ratio 0.15" in note and ("ragkv profile" in note or "no store directory" in note)
 
 
-def test_another_machine_s_profile_is_not_used_and_the_note_says_what_differs(tmp_path: Path) -> None:
+def test_a_profile_of_another_machine_is_not_used_and_the_note_says_what_differs(tmp_path: Path) -> None:
     with engine(tmp_path) as made:
         theirs = hand_made(made, 0.004)
         theirs = dataclasses.replace(theirs, subject=dataclasses.replace(theirs.subject, cpu="Abacus", threads=77))
@@ -150,14 +150,14 @@ def verdict(kl: float) -> GateResult:
     return GateResult("first-k", Tolerance(), points, 1, 1)
 
 
-def test_r_star_is_the_gate_s(tmp_path: Path) -> None:
+def test_r_star_is_the_gate_results_ratio(tmp_path: Path) -> None:
     with filed(tmp_path, disk_token_s=1e-6) as made:
         made.parts.intake.apply_gate_result(verdict(kl=0.0))
         assert made.prefill(QUESTION, CHUNKS).reuse.ratio == 0.3
         assert made.prefill(QUESTION, CHUNKS, ratio=None).reuse.ratio == 0.3
 
 
-def test_a_refusing_gate_is_heeded(tmp_path: Path) -> None:
+def test_a_gate_result_that_refuses_fusion_leads_to_full_prefills(tmp_path: Path) -> None:
     with filed(tmp_path, disk_token_s=0.004) as made:
         made.parts.intake.apply_gate_result(verdict(kl=9.0))
         reuse = made.prefill(QUESTION, CHUNKS).reuse
@@ -165,7 +165,7 @@ def test_a_refusing_gate_is_heeded(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("reuse", ["prefix", "none"])
-def test_full_recompute_and_exact_prefix_have_nothing_to_decide(tmp_path: Path, reuse: Any) -> None:
+def test_full_recompute_and_exact_prefix_need_no_decision(tmp_path: Path, reuse: Any) -> None:
     with filed(tmp_path, disk_token_s=0.004) as made:
         report = made.prefill(QUESTION, CHUNKS, reuse=reuse).reuse
     assert (report.decision, report.notes) == ((), ())
@@ -175,19 +175,19 @@ def test_full_recompute_and_exact_prefix_have_nothing_to_decide(tmp_path: Path, 
     ("selector", "ratio"),
     [("first-k", 7 / 15), ("hkvd", 7 / 15), ("hkvd-gradual", 7 / 15), ("none", 0.15), ("all", 0.15)],
 )
-def test_every_kind_of_selector_is_decided_for(tmp_path: Path, selector: str, ratio: float) -> None:
+def test_the_controller_decides_for_every_kind_of_selector(tmp_path: Path, selector: str, ratio: float) -> None:
     with filed(tmp_path, disk_token_s=0.004, selector=selector) as made:
         assert made.prefill(QUESTION, CHUNKS).reuse.ratio == pytest.approx(ratio)
 
 
-def test_a_selector_that_asks_the_question_first_stays_at_r_star(tmp_path: Path) -> None:
+def test_a_selector_that_runs_the_question_first_stays_at_r_star(tmp_path: Path) -> None:
     with filed(tmp_path, disk_token_s=0.004, selector="sensitivity-query") as made:
         reuse = made.prefill(QUESTION, CHUNKS).reuse
     assert reuse.ratio == 0.15
     assert "after everything is loaded" in reuse.decision[0]
 
 
-def test_a_damaged_entry_is_decided_anew(tmp_path: Path) -> None:
+def test_a_damaged_entry_leads_to_a_new_decision(tmp_path: Path) -> None:
     with filed(tmp_path, disk_token_s=0.004) as made:
         newest = max(tmp_path.glob("entries/*/*"), key=lambda path: path.stat().st_mtime_ns)
         data = bytearray(newest.read_bytes())
@@ -199,12 +199,12 @@ def test_a_damaged_entry_is_decided_anew(tmp_path: Path) -> None:
     assert len(reuse.decision) == 2
 
 
-def test_answers_carry_the_decision(tmp_path: Path) -> None:
+def test_an_answers_report_has_the_decision(tmp_path: Path) -> None:
     with filed(tmp_path, disk_token_s=0.004) as made:
         assert made.answer(QUESTION, CHUNKS, max_new_tokens=2).reuse.decision
 
 
-def test_what_is_measured_is_filed_and_used_by_the_next_engine(tmp_path: Path) -> None:
+def test_a_measured_profile_is_saved_and_used_by_the_next_engine(tmp_path: Path) -> None:
     steps: list[tuple[int, int]] = []
     with engine(tmp_path) as made:
         measured = measure(made, quick=True, on_progress=lambda done, total: steps.append((done, total)))
@@ -224,7 +224,7 @@ def test_what_is_measured_is_filed_and_used_by_the_next_engine(tmp_path: Path) -
     assert not list(tmp_path.glob("profile-*"))
 
 
-def test_without_a_directory_memory_alone_is_measured() -> None:
+def test_only_memory_is_measured_without_a_directory() -> None:
     with engine(None, memory=True) as made:
         measured = measure(made, quick=True)
         assert set(measured.tiers) == {"memory"}
@@ -233,7 +233,7 @@ def test_without_a_directory_memory_alone_is_measured() -> None:
         assert made.prefill(QUESTION, CHUNKS).reuse.decision
 
 
-def test_a_ratio_of_none_is_a_setting(tmp_path: Path) -> None:
+def test_the_setting_may_leave_the_ratio_to_the_controller(tmp_path: Path) -> None:
     toml = tmp_path / "ragkv.toml"
     toml.write_text('[fusion]\nratio = "none"\n[controller.prices]\ndisk_usd_per_gb_month = 1.5\n')
     config = EngineConfig.from_toml(toml)

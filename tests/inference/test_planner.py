@@ -1,4 +1,4 @@
-"""Every shape of prompt is answered by the same rules; what cannot be answered is refused before anything happens."""
+"""The same rules hold for every shape of prompt. A call that cannot be served is refused before any work."""
 
 import itertools
 from typing import Any
@@ -33,14 +33,14 @@ def concatenated(chunks: list[list[int]], question: list[int], family: str = "ll
 
 @pytest.fixture(scope="module")
 def engine() -> Any:
-    """For what is refused: nothing is ever stored in it."""
+    """An engine for refused calls: nothing is ever stored in it."""
     with engine_of() as engine:
         yield engine
 
 
-class TestHoles:
+class TestMisses:
     @pytest.mark.parametrize("holes", [c for n in (1, 2, 3) for c in itertools.combinations(range(3), n)], ids=str)
-    def test_a_miss_is_computed_in_place_and_hits_next_time(self, holes: tuple[int, ...]) -> None:
+    def test_a_missed_chunk_is_computed_in_place_and_found_by_the_next_request(self, holes: tuple[int, ...]) -> None:
         chunks = [A, B, C]
         with engine_of() as engine:
             engine.warm([chunk for index, chunk in enumerate(chunks) if index not in holes])
@@ -60,7 +60,7 @@ class TestHoles:
             assert (again.reuse.missed_chunks, again.reuse.computed) == (0, len(Q))
             close(again.logits, concatenated(chunks, Q))
 
-    def test_a_miss_leaves_the_very_bytes_that_warming_would(self) -> None:
+    def test_a_missed_chunk_is_stored_with_the_same_bytes_as_a_warmed_one(self) -> None:
         with engine_of() as missed, engine_of() as warmed:
             missed.prefill(Q, [A, B, A, C])
             missed.flush()
@@ -69,12 +69,12 @@ class TestHoles:
                 assert torch.equal(stored(missed, chunk), stored(warmed, chunk))
             assert missed.stats().store.tiers[0].entries == 3
 
-    def test_every_miss_at_ratio_one_is_a_full_prefill(self) -> None:
+    def test_a_request_with_misses_at_ratio_one_equals_a_full_prefill(self) -> None:
         with engine_of() as engine:
             engine.warm([B])
             close(engine.prefill(Q, [A, B, C], ratio=1.0).logits, full_prefill(ids([A, B, C]))[0])
 
-    def test_only_what_was_looked_up_can_miss(self) -> None:
+    def test_only_chunks_that_were_looked_up_count_as_missed(self) -> None:
         with engine_of() as engine:
             assert engine.prefill(Q, [A, B], reuse="none").reuse.missed_chunks == 0
             assert engine.prefill(Q, [A, B], reuse="prefix").reuse.missed_chunks == 1
@@ -100,7 +100,7 @@ class TestShapes:
             "overlapping",
         ],
     )
-    def test_ratio_zero_is_concatenation_and_ratio_one_a_full_prefill(self, chunks: list[list[int]]) -> None:
+    def test_ratio_zero_equals_concatenation_and_ratio_one_a_full_prefill(self, chunks: list[list[int]]) -> None:
         joined, full = concatenated(chunks, Q), full_prefill(ids(chunks))[0]
         with engine_of() as engine:
             engine.warm(chunks)
@@ -119,12 +119,12 @@ class TestShapes:
             close(engine.prefill(Q, chunks, ratio=0.0).logits, concatenated(chunks, Q, family))
             close(engine.prefill(Q, chunks, ratio=1.0).logits, full_prefill(ids(chunks), family)[0])
 
-    def test_the_same_chunk_twice_is_exact_where_it_follows_the_prefix_only(self) -> None:
+    def test_a_chunk_given_twice_is_exact_only_right_behind_the_prefix(self) -> None:
         with engine_of() as engine:
             engine.warm([A])
             assert counts(engine.prefill(Q, [A, A], ratio=0.0).reuse) == (1 + len(A), len(A), 0, len(Q))
 
-    def test_a_request_leaves_no_trace_in_the_next(self) -> None:
+    def test_a_request_does_not_change_the_result_of_the_next(self) -> None:
         with engine_of() as engine:
             engine.warm([A, B, C])
             first = engine.prefill(Q, [A, B, C], ratio=0.3).logits
@@ -133,7 +133,7 @@ class TestShapes:
             assert torch.equal(engine.prefill(Q, [A, B, C], ratio=0.3).logits, first)
 
     @pytest.mark.parametrize("chunks", [[], [A], [A, B]], ids=["no chunk", "one", "two"])
-    def test_without_a_question_the_last_token_alone_is_computed(self, chunks: list[list[int]]) -> None:
+    def test_only_the_last_token_is_computed_without_a_question(self, chunks: list[list[int]]) -> None:
         with engine_of() as engine:
             engine.warm(chunks)
             prefill = engine.prefill([], chunks, ratio=0.5)
@@ -143,11 +143,11 @@ class TestShapes:
             close(whole.logits, full_prefill(ids(chunks, []))[0])
             assert len(engine.answer([], chunks, max_new_tokens=2, min_new_tokens=2).token_ids) == 2
 
-    def test_empty_text_is_no_question_either(self) -> None:
+    def test_an_empty_text_counts_as_no_question(self) -> None:
         with text_engine() as engine:
             assert engine.prefill("", ["ab"]).reuse.tokens == 3
 
-    def test_without_a_prefix_a_first_chunk_is_exact_at_position_zero(self) -> None:
+    def test_the_first_chunk_is_exact_at_position_zero_without_a_prefix(self) -> None:
         model = llama()
         model.config.bos_token_id = None
         with Engine(model) as engine:
@@ -158,7 +158,7 @@ class TestShapes:
             with pytest.raises(InputError, match="empty"):
                 engine.prefill([], [])
 
-    def test_chunks_may_be_text_ids_or_chunks(self) -> None:
+    def test_chunks_may_be_given_as_text_ids_or_chunks(self) -> None:
         with text_engine() as engine:
             ready = engine.chunk("ab", {"source": "x"})
             assert ready.metadata == {"source": "x"}
@@ -169,7 +169,7 @@ class TestShapes:
 
 
 class TestRefusals:
-    """Each is one sentence, raised before anything is computed or stored."""
+    """Every refusal is one sentence, raised before anything is computed or stored."""
 
     @pytest.mark.parametrize(
         ("how", "error", "says"),
@@ -201,7 +201,9 @@ class TestRefusals:
         ],
         ids=lambda value: str(value)[:40] if isinstance(value, dict) else "",
     )
-    def test_of_a_prefill(self, engine: Engine, how: dict[str, Any], error: type[Exception], says: str) -> None:
+    def test_a_wrong_prefill_call_is_refused_and_stores_nothing(
+        self, engine: Engine, how: dict[str, Any], error: type[Exception], says: str
+    ) -> None:
         how = {"question": Q, "chunks": [], **how}
         with pytest.raises(error, match=says):
             engine.prefill(**how)
@@ -223,28 +225,30 @@ class TestRefusals:
         ],
         ids=str,
     )
-    def test_of_an_answer(self, engine: Engine, how: dict[str, Any], says: str) -> None:
+    def test_a_wrong_answer_call_is_refused_and_stores_nothing(
+        self, engine: Engine, how: dict[str, Any], says: str
+    ) -> None:
         with pytest.raises(InputError, match=says):
             engine.answer(Q, [A], **how)
         engine.flush()
         assert engine.stats().store.tiers[0].entries == 0
 
     @pytest.mark.parametrize("wrong", [[], [-1], [199], [5] * 512], ids=["empty", "negative", "unknown", "too long"])
-    def test_of_warming(self, engine: Engine, wrong: list[int]) -> None:
+    def test_warming_a_wrong_chunk_is_refused_and_stores_nothing(self, engine: Engine, wrong: list[int]) -> None:
         with pytest.raises(InputError):
             engine.warm([A, wrong])
         assert engine.stats().store.tiers[0].entries == 0
 
-    def test_a_full_context_is_not_too_long(self, engine: Engine) -> None:
+    def test_a_prompt_that_fills_the_context_is_accepted(self, engine: Engine) -> None:
         question = tiny_models.tokens(507)
         assert len(engine.answer(question, max_new_tokens=4, min_new_tokens=4).token_ids) == 4
         assert engine.prefill(tiny_models.tokens(511)).reuse.tokens == 512
 
-    def test_of_building(self) -> None:
+    def test_a_model_or_setting_that_cannot_be_served_is_refused_when_the_engine_is_built(self) -> None:
         with pytest.raises(ConfigError, match=r"fusion\.selector is 'bogus'"):
             engine_of(fusion=FusionConfig(selector="bogus"))
 
-    def test_of_a_closed_engine(self) -> None:
+    def test_a_closed_engine_refuses_every_call(self) -> None:
         engine = engine_of()
         engine.warm([A])
         engine.close()

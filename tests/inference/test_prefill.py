@@ -1,4 +1,4 @@
-"""A prefill's KV is the caller's own, stored entries are nobody's to change, and the model stays the user's."""
+"""A prefill's KV belongs to the caller; stored entries and the user's model are never changed."""
 
 import copy
 from typing import Any
@@ -15,7 +15,7 @@ CHUNKS = [A, B, C]
 
 
 @pytest.mark.parametrize("family", ["llama", "mistral", "gemma3_text", "gpt_neox", "phi3", "cohere2"])
-def test_the_plain_model_goes_on_from_a_prefill_s_cache(family: str) -> None:
+def test_the_transformers_model_continues_from_a_prefills_cache(family: str) -> None:
     following = tiny_models.tokens(5, seed=8)
     with engine_of(family) as engine:
         prefill = engine.prefill(Q, CHUNKS, ratio=1.0)
@@ -30,7 +30,7 @@ def test_the_plain_model_goes_on_from_a_prefill_s_cache(family: str) -> None:
     close(going_on.logits[0, -1], full_prefill([*ids(CHUNKS), *following], family)[0])
 
 
-def test_a_cache_is_full_layers_of_s_positions_each() -> None:
+def test_a_cache_has_all_s_positions_in_every_layer() -> None:
     with engine_of("mistral") as engine:
         prefill = engine.prefill(Q, [*CHUNKS, A], ratio=0.2)
         shapes = {tuple(tensor.shape) for layer in prefill.cache.layers for tensor in (layer.keys, layer.values)}
@@ -38,7 +38,7 @@ def test_a_cache_is_full_layers_of_s_positions_each() -> None:
         assert prefill.cache.get_seq_length() == len(prefill.token_ids)
 
 
-def test_every_cache_is_a_fresh_one() -> None:
+def test_every_read_of_the_cache_makes_a_new_one() -> None:
     with engine_of() as engine:
         prefill = engine.prefill(Q, CHUNKS)
         first = prefill.cache
@@ -64,7 +64,7 @@ def test_no_request_changes_a_stored_byte(selector: str) -> None:
 
 
 @pytest.mark.parametrize("family", ["llama", "llama-dynamic", "gemma3_text", "qwen3_moe"])
-def test_the_user_s_model_is_as_it_was(family: str) -> None:
+def test_the_users_model_is_not_changed(family: str) -> None:
     def own(model: Any) -> torch.Tensor:
         with torch.no_grad():
             return model(torch.tensor([ids(CHUNKS)]), use_cache=False).logits
@@ -92,7 +92,7 @@ def test_the_user_s_model_is_as_it_was(family: str) -> None:
     assert all(not parameter.grad_fn for parameter in model.parameters())
 
 
-def test_nothing_that_comes_out_carries_a_gradient() -> None:
+def test_no_result_carries_a_gradient() -> None:
     with engine_of() as engine:
         prefill = engine.prefill(Q, CHUNKS)
         assert not prefill.logits.requires_grad
@@ -102,7 +102,7 @@ def test_nothing_that_comes_out_carries_a_gradient() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("family", ["llama", "llama-yarn", "gemma2", "qwen3_moe", "gpt_neox"])
-def test_half_precision_comes_near_its_own_full_prefill(family: str, dtype: torch.dtype) -> None:
+def test_half_precision_at_ratio_one_is_close_to_its_own_full_prefill(family: str, dtype: torch.dtype) -> None:
     if family == "gemma2" and dtype is torch.float16:
         pytest.skip("gemma's embedding scale overflows in float16")
     with Engine(tiny_models.model(family).to(dtype)) as engine:
@@ -117,7 +117,7 @@ def test_half_precision_comes_near_its_own_full_prefill(family: str, dtype: torc
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
-def test_a_cuda_engine_equals_the_cpu_one() -> None:
+def test_a_cuda_engine_equals_the_cpu_engine() -> None:
     with Engine(tiny_models.model("llama").to("cuda")) as fast, engine_of() as slow:
         for engine in (fast, slow):
             engine.warm(CHUNKS)

@@ -1,4 +1,4 @@
-"""What an answer says of itself: every token counted once, every row, every byte."""
+"""An answer's report counts every token, every row and every byte once."""
 
 import itertools
 import math
@@ -19,7 +19,7 @@ WARM = POOL[::2]
 
 @pytest.fixture(scope="module")
 def engine() -> Engine:
-    """An engine that never encodes a miss: what is stored stays as it is."""
+    """An engine that never encodes missed chunks, so that its store does not change."""
     with engine_of() as engine:
         engine.warm(WARM)
         engine.parts.background.add = lambda _ids: None  # type: ignore[method-assign]
@@ -27,7 +27,7 @@ def engine() -> Engine:
 
 
 def recount(chunks: list[list[int]], question: list[int], reuse: str) -> tuple[list[int], list[int], int]:
-    """Exact positions, fused positions, and S: by the rules, token by token."""
+    """Exact positions, fused positions, and S, counted token by token."""
     exact, fused, at = ([0] if reuse != "none" else []), [], 1
     for index, chunk in enumerate(chunks):
         here = range(at, at + len(chunk))
@@ -40,7 +40,7 @@ def recount(chunks: list[list[int]], question: list[int], reuse: str) -> tuple[l
     return [p for p in exact if p != last], [p for p in fused if p != last], last + 1
 
 
-def test_the_counts_of_random_layouts_are_those_of_a_recount(engine: Engine) -> None:
+def test_token_counts_of_random_layouts_equal_a_naive_recount(engine: Engine) -> None:
     dice = random.Random(0)
     for _ in range(200):
         chunks = dice.choices(POOL, k=dice.randint(0, 5))
@@ -77,7 +77,9 @@ class TestSelection:
 
     @pytest.mark.parametrize("ratio", [0.01, 0.15, 0.3, 0.7, 1.0])
     @pytest.mark.parametrize("selector", ["hkvd", "first-k", "random"])
-    def test_each_layer_recomputes_its_share(self, engine: Engine, selector: str, ratio: float) -> None:
+    def test_every_layer_recomputes_the_share_that_the_ratio_asks_for(
+        self, engine: Engine, selector: str, ratio: float
+    ) -> None:
         prefill = self.prefill(engine, selector, ratio)
         sizes = [selected.numel() for selected in prefill.selected_by_layer]
         budget = math.ceil(ratio * self.N)
@@ -92,7 +94,7 @@ class TestSelection:
         assert ratio * self.N <= mean < ratio * self.N + 1
 
     @pytest.mark.parametrize("selector", sorted(SELECTORS))
-    def test_what_is_selected_are_sorted_positions_of_fused_chunks(self, engine: Engine, selector: str) -> None:
+    def test_selected_positions_are_sorted_and_lie_in_fused_chunks(self, engine: Engine, selector: str) -> None:
         _, fused, _ = recount(self.CHUNKS, Q, "fused")
         prefill = self.prefill(engine, selector, 0.4)
         for selected in prefill.selected_by_layer:
@@ -104,7 +106,7 @@ class TestSelection:
     @pytest.mark.parametrize(
         "selector", [name for name, kind in SELECTORS.items() if not issubclass(kind, AskingSelector)]
     )
-    def test_compute_is_the_rows_of_all_layers_over_a_full_prefill_s(self, engine: Engine, selector: str) -> None:
+    def test_compute_is_the_share_of_a_full_prefills_row_layers(self, engine: Engine, selector: str) -> None:
         prefill = self.prefill(engine, selector, 0.3)
         rows = sum(prefill.reuse.computed + selected.numel() for selected in prefill.selected_by_layer)
         assert prefill.reuse.compute == pytest.approx(rows / (4 * prefill.reuse.tokens))
@@ -119,7 +121,7 @@ def test_the_report_names_ratio_and_selector_in_force() -> None:
         assert (reuse.ratio, reuse.selector) == (1.0, "random")
 
 
-def test_bytes_are_told_apart_by_tier(tmp_path: object) -> None:
+def test_bytes_read_are_counted_for_each_tier(tmp_path: object) -> None:
     config = StoreConfig(directory=str(tmp_path), memory_bytes=0)
     with engine_of(store=config) as engine:
         engine.warm([A, B])
@@ -127,7 +129,7 @@ def test_bytes_are_told_apart_by_tier(tmp_path: object) -> None:
         assert read == {"memory": len(PREFIX) * TOKEN_BYTES, "disk": (len(A) + len(B)) * TOKEN_BYTES}
 
 
-def test_times_are_not_negative_and_contain_each_other(engine: Engine) -> None:
+def test_times_are_not_negative_and_fit_inside_each_other(engine: Engine) -> None:
     prefill = engine.prefill(Q, WARM)
     answer = engine.answer(Q, WARM, max_new_tokens=3)
     for timing in (prefill.timing, answer.timing):
@@ -139,6 +141,6 @@ def test_times_are_not_negative_and_contain_each_other(engine: Engine) -> None:
     assert answer.timing.decode_s > 0
 
 
-def test_stats_tell_the_size_of_a_token(engine: Engine) -> None:
+def test_stats_report_the_kv_bytes_of_a_token(engine: Engine) -> None:
     stats = engine.stats()
     assert (stats.architecture, stats.layers, stats.kv_bytes_per_token) == ("llama", 4, TOKEN_BYTES)

@@ -1,4 +1,4 @@
-"""What became of each run of a prompt: they cover it, sum to `Reuse`, and name the tokens that were recomputed."""
+"""A prompt's spans cover it, sum to its `Reuse`, and name the recomputed tokens."""
 
 from collections.abc import Sequence
 
@@ -53,7 +53,7 @@ def test_recomputed_tokens_are_those_selected_in_the_last_layer(selector: str) -
         assert named == prefill.selected.tolist()
 
 
-def test_each_chunk_s_state_is_its_own() -> None:
+def test_every_chunk_has_its_own_state() -> None:
     with engine_of() as engine:
         engine.warm([A, C])
         spans = engine.prefill(Q, CHUNKS, ratio=0.0).spans
@@ -76,7 +76,7 @@ def test_the_last_token_of_a_prompt_that_ends_in_a_chunk_is_computed() -> None:
             assert (last.kind, last.state, last.tokens) == ("chunk", "computed", 1)
 
 
-def test_the_template_behind_the_question_and_text_among_chunks_are_named_so() -> None:
+def test_the_template_behind_the_question_and_text_among_chunks_are_of_kind_template() -> None:
     with text_engine(CHATML) as engine:
         engine.warm(["one text of some length"])
         heading = Text(tuple(byte_tokenizer()("# Two\n", add_special_tokens=False)["input_ids"]), "# Two\n")
@@ -100,7 +100,7 @@ def test_history_is_exact_behind_an_exact_turn_and_fused_behind_a_fused_one() ->
     assert "fused" in states[1]
 
 
-def test_an_answer_has_its_prompt_s_spans_and_they_are_shown_before_its_first_token() -> None:
+def test_an_answers_spans_are_known_before_its_first_token() -> None:
     with engine_of() as engine:
         engine.warm(CHUNKS)
         seen: list[tuple[PromptSpan, ...]] = []
