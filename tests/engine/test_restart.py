@@ -36,7 +36,9 @@ def test_a_second_engine_on_the_same_directory_finds_the_entries(tmp_path: Path)
 
 def test_closing_drops_nothing_that_was_computed(tmp_path: Path) -> None:
     engine = Engine(tiny_models.model("llama"), config=config(tmp_path))
-    with engine.parts.store._background._changed:  # nothing is written before close
+    with engine.parts.store._writers._threads[
+        engine.parts.store._tiers[-1]
+    ]._changed:  # nothing is written before close
         entry = engine.parts.encoder.chunk(tuple(A))
         engine.parts.store.put(entry)
     engine.close()

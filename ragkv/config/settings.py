@@ -1,0 +1,301 @@
+"""The settings of an engine: one frozen tree. Names contain the unit, and no setting changes another."""
+
+import dataclasses
+import typing
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, Self
+
+from ragkv.errors import ConfigError
+
+from .reading import at_least, build, environment_values, one_of, toml_values
+
+ReuseMode = Literal["fused", "prefix", "none"]
+
+MIB = 1024**2
+GIB = 1024**3
+# Names from registries that load torch. A test compares them with the registries.
+CODEC_NAMES = ("raw", "int8")  # ragkv.store.CODECS
+POLICY_NAMES = (  # ragkv.store.POLICIES
+    "auto",
+    "end-aware",
+    "et-lru",
+    "et-lru-learned",
+    "et-lru-posterior",
+    "fifo",
+    "gdsf",
+    "gdsf-memory",
+    "lfu-da",
+    "lookahead",
+    "lru",
+    "t-lru",
+    "t-lru-guarded",
+    "threshold-lru",
+)
+SIMULATOR_POLICY_NAMES = (  # ragkv.simulate.SIMULATOR_ONLY
+    "belady",
+    "length-aware",
+    "t-lru-all",
+    "t-lru-eager",
+    "t-lru-literal",
+    "tail-belady",
+)
+SELECTOR_NAMES = (  # ragkv.fusion.SELECTORS
+    "all",
+    "first-k",
+    "hkvd",
+    "hkvd-gradual",
+    "none",
+    "random",
+    "sensitivity",
+    "sensitivity-query",
+)
+TRUNCATIONS = ("kv", "tokens", "naive")
+INEXACT_HISTORY = ("keep", "recompute")
+
+
+@dataclass(frozen=True, slots=True)
+class RedisConfig:
+    """A Redis or Valkey server that replicas share. User and password come from the environment alone."""
+
+    url: str = ""  # redis://host:6379/0, rediss://host:6379/0 (TLS) or unix:///path
+    prefix: str = "ragkv"  # of every key
+    max_bytes: int = 8 * GIB  # of all entries of this tenant, whoever wrote them
+    ttl_s: float | None = 7 * 24 * 3600.0  # an entry unused for longer is deleted; None: never
+    timeout_s: float = 1.0  # for one answer, from its request to its last byte; then it is a cache miss
+    connections: int = 4  # values fetched at the same time
+    group_bytes: int = MIB // 2  # layers are stored together up to this size; 0.5 to 8 MiB are fast
+    ca_file: str | None = None  # certificates to trust, for rediss://; None: the system's
+    username_variable: str = "REDIS_USERNAME"  # names of environment variables
+    password_variable: str = "REDIS_PASSWORD"
+    secret_variable: str | None = None  # variable with a secret that authenticates every value; None: checksums only
+
+    def __post_init__(self) -> None:
+        scheme, _, rest = self.url.partition("://")
+        if scheme not in ("redis", "rediss", "unix") or not rest:
+            raise ConfigError("store.redis.url must be redis://host:port/db, rediss://host:port/db or unix:///path.")
+        if "@" in rest or "password=" in rest:
+            raise ConfigError(
+                f"store.redis.url holds credentials; put them into {self.username_variable} and "
+                f"{self.password_variable}, which are read from the environment."
+            )
+        _check_remote(self, "redis")
+
+
+@dataclass(frozen=True, slots=True)
+class S3Config:
+    """A bucket of an S3-compatible store that replicas share. Credentials come from the environment alone (AWS_...)."""
+
+    bucket: str = ""
+    prefix: str = "ragkv"  # of every object
+    endpoint: str | None = None  # https://host:port of another store than Amazon's
+    region: str | None = None  # None: AWS_REGION's
+    virtual_hosted: bool = False  # https://bucket.host/ rather than https://host/bucket/
+    max_bytes: int = 100 * GIB  # of all entries of this tenant, counted by listing
+    timeout_s: float = 3.0  # for one answer, its body included; then it is a cache miss
+    connections: int = 8  # values fetched at the same time
+    group_bytes: int = 4 * MIB  # layers are stored together up to this size; 0.5 to 8 MiB are fast
+    audit_s: float = 600.0  # seconds between listings that count what other replicas wrote and deleted
+    secret_variable: str | None = None  # environment variable with a secret that authenticates every value
+
+    def __post_init__(self) -> None:
+        if not self.bucket:
+            raise ConfigError("store.s3.bucket must name a bucket.")
+        if not self.audit_s > 0.0:
+            raise ConfigError(f"store.s3.audit_s is {self.audit_s}; it must be more than 0.")
+        _check_remote(self, "s3")
+
+
+def _check_remote(config: RedisConfig | S3Config, name: str) -> None:
+    at_least(config, max_bytes=0, connections=1, group_bytes=1)
+    if not 0.0 < config.timeout_s < float("inf"):
+        raise ConfigError(f"store.{name}.timeout_s is {config.timeout_s}; it must be more than 0 and finite.")
+    ttl_s = getattr(config, "ttl_s", None)
+    if ttl_s is not None and not ttl_s > 0.0:
+        raise ConfigError(f"store.{name}.ttl_s is {ttl_s}; it must be more than 0, or None.")
+
+
+@dataclass(frozen=True, slots=True)
+class StoreConfig:
+    """Where entries are stored, and how many bytes each tier may take."""
+
+    directory: str | None = None  # the disk tier's directory; None: memory tier only
+    memory_bytes: int = 1 * GIB  # capacity of the memory tier
+    disk_bytes: int = 20 * GIB  # capacity of the disk tier
+    memory_reserve_bytes: int | None = None  # kept free if there is a disk tier; None: a sixteenth of memory_bytes
+    policy: str = "lookahead"  # eviction policy of memory and disk (Redis and S3 evict by last use): POLICY_NAMES
+    prefetch: bool = True  # copy what queued requests will read from disk to memory before they start
+    xi_tokens: int = 0  # tokens a turn may compute within its TTFT target, for tail-optimized policies
+    write_buffer_bytes: int = 256 * MIB  # entries that wait to be written; if it is full, entries are dropped
+    reader_threads: int = 2  # threads that read layer slices ahead
+    read_only: bool = False  # open the directory for reading while another process writes to it
+    tenant: str = ""  # salt of every key: tenants never share entries
+    direct_reads: bool = False  # read entries past the page cache (O_DIRECT), where the system has it
+    codec: str = "raw"  # of KV in every tier: "raw", or "int8" (rounded, about half of bfloat16's bytes)
+    redis: RedisConfig | None = None  # a tier that replicas share, slower than the disk
+    s3: S3Config | None = None  # another one, slower still
+
+    def __post_init__(self) -> None:
+        at_least(self, memory_bytes=0, disk_bytes=0, write_buffer_bytes=0, reader_threads=1)
+        at_least(self, xi_tokens=0)
+        if not 0 <= (self.memory_reserve_bytes or 0) <= self.memory_bytes:
+            raise ConfigError(
+                f"store.memory_reserve_bytes is {self.memory_reserve_bytes}; it must lie in 0 ... memory_bytes, "
+                f"{self.memory_bytes}."
+            )
+        one_of("store.codec", self.codec, CODEC_NAMES)
+        if self.policy in SIMULATOR_POLICY_NAMES:
+            raise ConfigError(
+                f"store.policy is {self.policy!r}, which runs only in the simulator (`ragkv simulate --policy`); "
+                f"it must be one of: {', '.join(POLICY_NAMES)}."
+            )
+        one_of("store.policy", self.policy, POLICY_NAMES)
+
+
+@dataclass(frozen=True, slots=True)
+class FusionConfig:
+    """How stored entries are made into one prompt's KV (CacheBlend sections 4 and 5)."""
+
+    ratio: float | None = 0.15  # share of the fused, inexact tokens recomputed in each layer; None: the controller's
+    selector: str = "sensitivity"  # which tokens: see ragkv.fusion.SELECTORS
+    read_ahead_layers: int | None = 2  # layers read ahead of the one being fused; 0: none; None: as measured
+    seed: int = 0  # of the `random` selector
+    sensitivity_prefixes: int = 2  # k: unrelated texts behind which a chunk is scored at ingest; 0 stores no scores
+    learned_scores: bool = True  # use the score network that `ragkv learn` saved in the model's folder
+
+    def __post_init__(self) -> None:
+        one_of("fusion.selector", self.selector, SELECTOR_NAMES)
+        at_least(self, sensitivity_prefixes=0)
+        if self.read_ahead_layers is not None:
+            at_least(self, read_ahead_layers=0)
+        if self.ratio is not None and not 0.0 <= self.ratio <= 1.0:
+            raise ConfigError(f"fusion.ratio is {self.ratio}; it is a share and must lie in [0, 1].")
+
+
+@dataclass(frozen=True, slots=True)
+class PricesConfig:
+    """The cost of stored KV, in USD for a GB (1e9 bytes) and month (730 h). Defaults: rounded cloud prices."""
+
+    memory_usd_per_gb_month: float = 2.5  # the additional price of a machine with more memory
+    disk_usd_per_gb_month: float = 0.08  # a network SSD
+    redis_usd_per_gb_month: float = 8.0  # a managed server's memory
+    s3_usd_per_gb_month: float = 0.023  # an object store
+
+    def __post_init__(self) -> None:
+        for field_ in dataclasses.fields(self):
+            if not 0.0 <= (price := getattr(self, field_.name)) < float("inf"):
+                raise ConfigError(f"controller.prices.{field_.name} is {price}; a price is finite and not negative.")
+
+    def of(self, tier: str) -> float:
+        """The price of a kind of tier, in USD for a GB and month. Raises `ConfigError` for an unknown kind."""
+        price: float | None = getattr(self, f"{tier}_usd_per_gb_month", None)
+        if price is None:
+            raise ConfigError(f"There is no price for tier {tier!r}; there is one for memory, disk, redis and s3.")
+        return price
+
+
+@dataclass(frozen=True, slots=True)
+class ControllerConfig:
+    """The loading controller, which chooses the ratio if it is None (CacheBlend section 5.1)."""
+
+    prices: PricesConfig = field(default_factory=PricesConfig)  # of the tiers it compares
+
+
+@dataclass(frozen=True, slots=True)
+class PromptConfig:
+    """The application's fixed text around the documents."""
+
+    system: str = ""  # system text, before the documents
+    chunk_end: str = ""  # appended to every chunk's text, and so part of its identity; e.g. "\n\n"
+
+
+@dataclass(frozen=True, slots=True)
+class SessionConfig:
+    """How conversations are kept (CachedAttention sections 3.1 to 3.4)."""
+
+    block_tokens: int = 256  # most tokens of a block of history, the unit of storing and trimming
+    save_buffer_bytes: int = 256 * MIB  # KV of turns that waits to be stored; if it is full, KV is dropped
+    truncation: str = "kv"  # "kv"; for comparison "tokens" (recompute the rest) and "naive" (old rotations)
+    truncation_ratio: float = 0.5  # share of the history dropped at a time when a prompt would overflow the context
+    sink_tokens: int = 0  # first tokens of a history that truncation never drops
+    discard: str = "oldest"  # which tokens are dropped: "oldest", or "keep-dialogue" (old documents first)
+    ttl_s: float | None = None  # a conversation idle for longer is deleted; None: never
+    shared: bool = False  # any replica can continue any conversation; its state is on `store.redis`
+    inexact_history: str = "keep"  # history KV that is not exact: "keep" it, or "recompute" it once
+
+    def __post_init__(self) -> None:
+        one_of("session.inexact_history", self.inexact_history, INEXACT_HISTORY)
+        at_least(self, block_tokens=1, save_buffer_bytes=0, sink_tokens=0)
+        one_of("session.truncation", self.truncation, TRUNCATIONS)
+        if not 0.0 < self.truncation_ratio <= 1.0:
+            raise ConfigError(f"session.truncation_ratio is {self.truncation_ratio}; it must lie in (0, 1].")
+        if self.ttl_s is not None and not self.ttl_s > 0.0:
+            raise ConfigError(f"session.ttl_s is {self.ttl_s}; it must be more than 0, or None.")
+
+
+@dataclass(frozen=True, slots=True)
+class KCacheConfig:
+    """Decoding with K on the device and V in host memory (KCache sections 3.1 and 3.3)."""
+
+    top_n: int | None = 128  # N: a query head attends with the V rows of its N largest weights; None: all
+    resident_layers: int = 1  # L: the V of the first L layers stays on the device
+    renormalise: bool = False  # scale the N weights to sum to 1; the paper does not
+    fall_back: bool = True  # ordinary attention for prompts of at most N tokens; False: always top-N
+
+    def __post_init__(self) -> None:
+        at_least(self, resident_layers=0)
+        if self.top_n is not None and self.top_n < 1:
+            raise ConfigError(f"kcache.top_n is {self.top_n}; it must be at least 1, or None.")
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerConfig:
+    """The request queue before the prefill (CachedAttention section 3.3)."""
+
+    workers: int = 2  # admitted requests: one computes, the others look up and read ahead
+    queue_limit: int = 256  # requests that may wait; more are refused
+    deadline_s: float | None = None  # from the call to the last token, for requests without their own; None: none
+    batch_rows: int | None = None  # most requests in one decoding step; None: all that wait; 1: one by one
+
+    def __post_init__(self) -> None:
+        at_least(self, workers=1, queue_limit=0, batch_rows=1)
+        if self.deadline_s is not None and not self.deadline_s > 0.0:
+            raise ConfigError(f"scheduler.deadline_s is {self.deadline_s}; it must be more than 0, or None.")
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    """All settings of an engine."""
+
+    store: StoreConfig = field(default_factory=StoreConfig)
+    fusion: FusionConfig = field(default_factory=FusionConfig)
+    prompt: PromptConfig = field(default_factory=PromptConfig)
+    session: SessionConfig = field(default_factory=SessionConfig)
+    scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
+    controller: ControllerConfig = field(default_factory=ControllerConfig)
+    kcache: KCacheConfig | None = None  # V in host memory while decoding; None: off
+    device: str = "cpu"  # "cpu", "cuda", "cuda:1"
+    dtype: str = "auto"  # "auto" keeps the checkpoint's; else "float32", "bfloat16", "float16"
+    packed_bytes: int = 3 * GIB  # most memory for packed copies of weights, faster for few rows (bfloat16 on CPU)
+    adapter_id: str = ""  # name of a merged LoRA adapter: its entries are stored apart
+
+    def __post_init__(self) -> None:
+        at_least(self, packed_bytes=0)
+        if self.session.shared and self.store.redis is None:
+            raise ConfigError("session.shared needs store.redis: the server on which conversations are kept.")
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Self:
+        """A config from nested mappings; raises `ConfigError` on an unknown key or a wrong type."""
+        return typing.cast(Self, build(cls, values))
+
+    @classmethod
+    def from_toml(cls, path: str | Path) -> Self:
+        """A config from a TOML file; its tables are the groups: `[store]`, `[fusion]`, `[controller.prices]` ..."""
+        return cls.from_dict(toml_values(path))
+
+    @classmethod
+    def from_env(cls, environment: Mapping[str, str] | None = None, prefix: str = "RAGKV_") -> Self:
+        """A config from variables such as `RAGKV_DEVICE=cuda` and `RAGKV_STORE__MEMORY_BYTES=1000`."""
+        return cls.from_dict(environment_values(environment, prefix))
