@@ -1,6 +1,6 @@
-"""Naive references, built on the models' own modules and nothing of ours: short, slow, and obviously right.
+"""Naive references that use only the models' own modules: short, slow and obviously right.
 
-Every function takes a model that nobody has used before (length-dependent RoPE keeps state) and lists of token ids.
+Every function takes an unused model, because length-dependent RoPE keeps state, and lists of token ids.
 """
 
 from typing import Any
@@ -30,7 +30,7 @@ def full_prefill(model: Any, ids: list[int]) -> tuple[torch.Tensor, DynamicCache
 
 
 def embeddings_at(model: Any, layer: int, positions: torch.Tensor, length: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """The model's own cos and sin of `layer` at `positions` (R,), under the frequencies of `length` tokens."""
+    """The model's own cos and sin of `layer` at `positions` (R,), with the frequencies of `length` tokens."""
     rotary = body(model).rotary_emb
     everywhere = torch.arange(length)[None]
     kinds = (model.config.layer_types[layer],) if type(model).__name__.startswith("Gemma3") else ()
@@ -42,7 +42,7 @@ def embeddings_at(model: Any, layer: int, positions: torch.Tensor, length: int) 
 def encode_at(
     fresh: Any, prefix: list[int], chunk: list[int], start: int, fresh_long: Any, length: int
 ) -> DynamicCache:
-    """KV of `chunk` as encoded behind `prefix` alone, its keys rotated to `start` in a prompt of `length` tokens."""
+    """KV of `chunk` encoded behind `prefix` only, with keys rotated to `start` in a prompt of `length` tokens."""
     inputs: list[torch.Tensor] = []
     hooks = [
         attention_of(layer).register_forward_pre_hook(
@@ -69,7 +69,7 @@ def encode_at(
 
 @torch.no_grad()
 def concatenation(fresh: Any, prefix: list[int], chunks: list[list[int]], question: list[int]) -> tuple[Any, ...]:
-    """Full KV reuse: chunks encoded apart, put in place, the question computed on top. Logits (V,), cache."""
+    """Full KV reuse: chunks are encoded separately and placed, then the question is computed. Logits (V,), cache."""
     ids = prefix + sum(chunks, []) + question
     _, whole = full_prefill(fresh(), ids)
     joined, start = DynamicCache(), len(prefix)
@@ -85,7 +85,7 @@ def concatenation(fresh: Any, prefix: list[int], chunks: list[list[int]], questi
 
 
 class _Scatter(Cache):
-    """Writes fresh rows over stored ones and gives the whole."""
+    """Overwrites stored rows with fresh ones and returns all rows."""
 
     def __init__(self, stored: DynamicCache, rows: torch.Tensor) -> None:
         super().__init__(layers=[])
@@ -108,7 +108,7 @@ def window_of(model: Any, layer: int) -> int | None:
 def selective(
     fresh: Any, ids: list[int], stored: DynamicCache, rows: torch.Tensor
 ) -> tuple[torch.Tensor, DynamicCache]:
-    """Recompute `rows` (R,) in every layer over `stored` KV of all positions, under an explicit mask. Logits, cache."""
+    """Recompute `rows` (R,) in every layer over `stored` KV of all positions, with an explicit mask. Logits, cache."""
     model = fresh()
     model.set_attn_implementation("eager")
     cache = _Scatter(stored, rows)

@@ -1,7 +1,7 @@
 """Random tiny models of every supported family and RoPE variant, in float32.
 
-Weights are spread wide (`initializer_range` .2 and more) so that a wrong rotation, mask or window moves logits visibly;
-windows are shorter than the test prompts, and length-dependent RoPE changes within them.
+Weights have a wide spread (`initializer_range` of 0.2 or more), so a wrong rotation, mask or window changes the logits
+visibly. Windows are shorter than the test prompts, and length-dependent RoPE changes within their length.
 """
 
 import functools
@@ -136,13 +136,13 @@ def config(family: str, **changes: Any) -> Any:
 
 @functools.cache
 def weights(family: str) -> dict[str, torch.Tensor]:
-    """The random weights of a family, the same every time."""
+    """The random weights of a family, equal in every call."""
     torch.manual_seed(sum(map(ord, family)))
     return dict(_fresh(family).state_dict())
 
 
 def model(family: str) -> Any:
-    """A model of `family` with its fixed random weights, in eval mode, with no state from any earlier use."""
+    """A new model of `family` with its fixed random weights, in eval mode."""
     fresh = _fresh(family)
     fresh.load_state_dict(weights(family))
     return fresh

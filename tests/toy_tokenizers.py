@@ -1,4 +1,4 @@
-"""Tokenizers made here, small enough to read: one token a byte, so that text tokenizes alike in any company."""
+"""Small tokenizers with one token per byte, so that a text has the same tokens in any context."""
 
 from typing import Any
 
@@ -35,7 +35,7 @@ def byte_tokenizer(chat_template: str | None = None, bos: bool = True) -> Any:
 
 
 def fallback_tokenizer() -> Any:
-    """Sentencepiece's way: a few whole words, and bytes `<0x00>` ... for everything else."""
+    """As sentencepiece does it: a few whole words, and bytes `<0x00>` ... for everything else."""
     words = ["▁", "▁the", "the", "stop", "▁st", "op", "s"]
     pieces = [*(f"<0x{n:02X}>" for n in range(256)), *words]
     vocabulary = [("<pad>", 0.0), ("<s>", 0.0), ("</s>", 0.0), *((piece, -1.0) for piece in pieces)]

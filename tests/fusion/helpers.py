@@ -1,4 +1,4 @@
-"""What the tests of fusion share: a tiny engine, its chunks, and plans made by hand."""
+"""Helpers of the fusion tests: a tiny engine, its chunks, and candidates."""
 
 from typing import Any
 
@@ -11,12 +11,12 @@ from tests import tiny_models
 CHUNKS = [tiny_models.tokens(count, seed) for seed, count in enumerate((30, 26, 34, 41))]
 QUESTION = tiny_models.tokens(7, seed=9)
 PREFIX = [1]
-FIRST = len(PREFIX) + len(CHUNKS[0])  # the first chunk is exact: candidates begin here
+FIRST = len(PREFIX) + len(CHUNKS[0])  # candidates start here, because the first chunk is exact
 N = sum(map(len, CHUNKS[1:]))
 
 
 def engine(family: str = "llama", **fusion: Any) -> Engine:
-    """A tiny engine that has seen the chunks."""
+    """A tiny engine with warm chunks."""
     made = Engine(tiny_models.model(family), config=EngineConfig(fusion=FusionConfig(**fusion)))
     made.warm(CHUNKS)
     return made

@@ -1,4 +1,4 @@
-"""Profiles made by hand, with numbers that fit the head."""
+"""Profiles with simple numbers."""
 
 from typing import Any
 
@@ -8,7 +8,7 @@ SUBJECT = Subject("w" * 32, "arch", "rope", "bfloat16", "raw", "desk", "Abacus 2
 
 
 def profile(**changes: Any) -> Profile:
-    """Three layers of 1 kB a token: a layer takes 1 s + 10 ms a row; placing is free; disk gives 1 kB a second."""
+    """Three layers of 1 kB per token; a layer takes 1 s + 10 ms per row; placing is free; disk reads 1 kB a second."""
     values: dict[str, Any] = dict(
         subject=SUBJECT,
         layers=3,
@@ -25,5 +25,5 @@ def profile(**changes: Any) -> Profile:
 
 
 def disk(seconds_a_token: float, latency_s: float = 0.0) -> TierSpeed:
-    """A tier that gives one layer of one token in that time."""
+    """A tier that reads one layer of one token in `seconds_a_token`."""
     return TierSpeed(latency_s, seconds_a_token / 1000)

@@ -1,4 +1,4 @@
-"""The controller: the crossing, exactly, and clamped; the cheapest hidden tier; what is computed, not loaded."""
+"""The controller: the ratio at the crossing, the cheapest hidden tier, and chunks computed instead of loaded."""
 
 import dataclasses
 import itertools
@@ -28,20 +28,20 @@ LOADS = [Load("disk", 50), Load("disk", 50)]
 
 
 def on_disk(seconds: float) -> Profile:
-    """A layer of LOADS takes that long from disk."""
+    """A profile with which a layer of LOADS takes `seconds` from disk."""
     return profile(tiers={"disk": disk(seconds / 100), "memory": TierSpeed(0.0, 0.0)})
 
 
 class TestRatio:
     @pytest.mark.parametrize(("seconds", "ratio"), [(1.3, 0.2), (1.6, 0.5), (2.0, 0.9), (2.1, 1.0)])
-    def test_is_where_recompute_takes_as_long_as_loading(self, seconds: float, ratio: float) -> None:
+    def test_the_ratio_is_where_recompute_takes_as_long_as_loading(self, seconds: float, ratio: float) -> None:
         made = on_disk(seconds)
         assert crossing(made, SHAPE, LOADS) == pytest.approx(ratio)
         decision = choose_ratio(made, SHAPE, LOADS, 0.15)
         assert decision.ratio == pytest.approx(ratio)
         assert recompute_s(made, decision.ratio, SHAPE).layer_s == pytest.approx(load_s(made, LOADS).layer_s)
 
-    def test_placing_and_attention_take_their_share(self) -> None:
+    def test_the_ratio_accounts_for_placing_and_attention(self) -> None:
         made = dataclasses.replace(
             on_disk(3.0), place_token_layer_s=0.002, recompute=RecomputeFit(1.0, 0.0, 0.01, 0.0001), layers=3
         )
@@ -49,42 +49,42 @@ class TestRatio:
         assert ratio == pytest.approx((3.0 - 1.0 - 0.2 - 10 * 0.021) / (100 * 0.021))
 
     @pytest.mark.parametrize("seconds", [0.0, 1.0, 1.2, 1.25])
-    def test_is_never_below_r_star(self, seconds: float) -> None:
+    def test_the_ratio_is_never_below_r_star(self, seconds: float) -> None:
         decision = choose_ratio(on_disk(seconds), SHAPE, LOADS, 0.15)
         assert decision.ratio == 0.15
         assert "more would cost time" in decision.why[0]
 
     @pytest.mark.parametrize("seconds", [2.2, 50.0])
-    def test_is_never_above_one(self, seconds: float) -> None:
+    def test_the_ratio_is_never_above_one(self, seconds: float) -> None:
         assert choose_ratio(on_disk(seconds), SHAPE, LOADS, 0.15).ratio == 1.0
 
-    def test_is_r_star_where_nothing_can_be_chosen(self) -> None:
+    def test_the_ratio_is_r_star_if_no_ratio_changes_the_recompute_time(self) -> None:
         for shape in (Shape(0, 10, 110), dataclasses.replace(SHAPE, selection=Selection.ASKING)):
             assert crossing(on_disk(9.0), shape, LOADS) is None
             assert choose_ratio(on_disk(9.0), shape, LOADS, 0.4).ratio == 0.4
         free = dataclasses.replace(on_disk(9.0), recompute=RecomputeFit(1.0, 0.0, 0.0, 0.0))
         assert choose_ratio(free, SHAPE, LOADS, 0.4).ratio == 0.4
 
-    def test_the_paper_s_r_star_is_the_default(self) -> None:
+    def test_the_default_r_star_is_the_papers(self) -> None:
         assert R_STAR == 0.15
         assert choose_ratio(on_disk(0.0), SHAPE, LOADS).ratio == R_STAR
 
-    def test_costs_no_time(self) -> None:
+    def test_the_raised_ratio_costs_no_time(self) -> None:
         for seconds in (0.5, 1.3, 1.7, 2.05):
             made = on_disk(seconds)
             decision = choose_ratio(made, SHAPE, LOADS, 0.15)
             assert decision.ttft_s == pytest.approx(ttft_s(made, SHAPE, 0.15, LOADS))
 
-    def test_of_a_checking_selector_is_that_of_its_later_layers(self) -> None:
+    def test_the_ratio_of_a_checking_selector_is_that_of_its_later_layers(self) -> None:
         checking = dataclasses.replace(SHAPE, selection=Selection.CHECKING)
         assert choose_ratio(on_disk(1.6), checking, LOADS, 0.15).ratio == pytest.approx(0.5)
 
-    def test_does_not_begin_to_check_every_candidate_where_nothing_was_to_be_recomputed(self) -> None:
+    def test_a_checking_selector_at_r_star_zero_is_not_raised_because_all_candidates_would_pass_layer_0(self) -> None:
         checking = dataclasses.replace(SHAPE, selection=Selection.CHECKING)
         assert choose_ratio(on_disk(1.6), checking, LOADS, 0.0).ratio == 0.0
         assert choose_ratio(on_disk(1.6), SHAPE, LOADS, 0.0).ratio == pytest.approx(0.5)
 
-    def test_says_why_with_numbers(self) -> None:
+    def test_the_decision_on_the_ratio_explains_itself_with_numbers(self) -> None:
         (why,) = choose_ratio(on_disk(1.6), SHAPE, LOADS, 0.15).why
         assert "15%" in why and "50%" in why and "1.6e+03 ms" in why and "100 tokens from disk" in why
 
@@ -99,7 +99,7 @@ tiers = st.dictionaries(
 
 class TestTier:
     @given(tiers, prices, st.floats(0, 1))
-    def test_is_the_cheapest_that_is_hidden_or_else_the_fastest(
+    def test_the_tier_is_the_cheapest_with_hidden_loading_or_else_the_fastest(
         self, speeds: dict[str, TierSpeed], price: PricesConfig, ratio: float
     ) -> None:
         made = profile(tiers=speeds)
@@ -114,18 +114,18 @@ class TestTier:
         else:
             assert loading[best] == min(loading.values())
 
-    def test_memory_for_the_fast_disk_for_the_slow(self) -> None:
+    def test_disk_is_chosen_while_its_loading_is_hidden_and_memory_otherwise(self) -> None:
         assert choose_tier(on_disk(1.2), SHAPE, 0.15, PricesConfig(), LOADS).tier == "disk"
         assert choose_tier(on_disk(1.3), SHAPE, 0.15, PricesConfig(), LOADS).tier == "memory"
         assert choose_tier(on_disk(1.3), SHAPE, 0.5, PricesConfig(), LOADS).tier == "disk"
 
-    def test_says_so_where_none_is_hidden(self) -> None:
+    def test_the_decision_says_when_no_tiers_loading_is_hidden(self) -> None:
         slow = profile(tiers={"disk": disk(1.0), "remote": disk(2.0)})
         decision = choose_tier(slow, SHAPE, 0.15, PricesConfig(), LOADS)
         assert decision.tier == "disk"
         assert "no tier's loading is hidden" in decision.why[0]
 
-    def test_asks_for_all_that_is_placed_where_no_entries_are_named(self) -> None:
+    def test_without_loads_the_tier_is_chosen_for_all_placed_tokens(self) -> None:
         named = choose_tier(on_disk(1.2), SHAPE, 0.15, PricesConfig(), [Load("memory", 100)])
         assert choose_tier(on_disk(1.2), SHAPE, 0.15, PricesConfig()) == named
 
@@ -136,7 +136,7 @@ chunk = st.builds(Load, st.sampled_from(["memory", "disk", "remote"]), st.intege
 class TestComputedInstead:
     @settings(max_examples=200)
     @given(st.lists(chunk, max_size=6), st.floats(0, 0.03), st.floats(0, 0.1), st.floats(0, 0.99), st.integers(0, 30))
-    def test_is_the_best_of_all_sets_of_chunks_that_load_slower_than_they_compute(
+    def test_the_computed_chunks_are_the_best_set_of_those_that_load_slower_than_they_compute(
         self, loads: list[Load], of_disk: float, of_remote: float, ratio: float, question: int
     ) -> None:
         speeds = {"memory": TierSpeed(0.0, 0.0), "disk": disk(of_disk), "remote": disk(of_remote, latency_s=0.2)}
@@ -156,41 +156,41 @@ class TestComputedInstead:
 
     @staticmethod
     def ttft(made: Profile, shape: Shape, loads: list[Load], ratio: float, computed: tuple[int, ...]) -> float:
-        """Written anew: the rows, the layers, the pipeline."""
+        """TTFT computed independently of the estimators."""
         kept = [load for i, load in enumerate(loads) if i not in computed]
         holes = sum(loads[i].tokens for i in computed)
         rows = shape.forced_rows + holes + ratio * sum(load.tokens for load in kept if load.fused)
         loading = load_s(made, kept).layer_s
         return made.start_s + loading + 2 * max(loading, 1.0 + 0.01 * rows)
 
-    def test_a_slow_tier_s_chunks_are_computed_while_the_fast_one_s_load(self) -> None:
+    def test_chunks_of_a_slow_tier_are_computed_while_those_of_a_fast_tier_load(self) -> None:
         made = profile(tiers={"disk": disk(0.001), "remote": disk(1.0)})
         loads = [Load("disk", 50), Load("remote", 25), Load("disk", 25), Load("remote", 10)]
         decision = choose_computed(made, Shape(100, 10, 120), loads, 0.15)
         assert decision.computed == (1, 3)
         assert "2 of 4 chunks are computed" in decision.why[0]
 
-    def test_some_load_for_nothing_while_others_are_computed(self) -> None:
-        """Each loads 1.5 times as long as it computes; yet computing all six is not the fastest."""
+    def test_some_slow_chunks_still_load_while_others_are_computed(self) -> None:
+        """Each takes 1.5 times as long to load as to compute, yet computing all six is not the fastest."""
         made = profile(tiers={"disk": disk(0.015)}, recompute=RecomputeFit(0.0, 0.0, 0.01, 0.0))
         loads = [Load("disk", 100)] * 6
         shape = Shape(600, 0, 600)
         computed = choose_computed(made, shape, loads, 0.0).computed
         assert 0 < len(computed) < 6
-        assert len(computed) == 4  # 3 s of loading beside 4 s of computing
+        assert len(computed) == 4  # 3 s of loading in parallel with 4 s of computing
 
-    def test_none_that_loads_faster_than_it_computes(self) -> None:
+    def test_a_chunk_that_loads_faster_than_it_computes_is_never_computed(self) -> None:
         made = profile(tiers={"disk": disk(0.0099)}, recompute=RecomputeFit(0.0, 0.0, 0.01, 0.0))
         assert not loads_slower(made, Shape(600, 0, 600), Load("disk", 100))
         decision = choose_computed(made, Shape(600, 0, 600), [Load("disk", 100)] * 6, 0.0)
         assert (decision.computed, decision.why) == ((), ())
 
-    def test_none_that_may_not_be(self) -> None:
+    def test_a_fixed_load_is_never_computed(self) -> None:
         made = profile(tiers={"disk": disk(1.0)})
         loads = [Load("disk", 50, fused=False, fixed=True), Load("disk", 50)]
         assert choose_computed(made, Shape(50, 10, 110), loads, 0.15).computed == (1,)
 
-    def test_many_different_chunks_are_still_decided_well(self) -> None:
+    def test_the_choice_among_many_different_chunks_is_within_five_percent_of_the_best(self) -> None:
         made = profile(tiers={"disk": disk(0.015)}, recompute=RecomputeFit(0.0, 0.0, 0.01, 0.0))
         loads = [Load("disk", 20 + i) for i in range(24)]
         assert 2 ** len(loads) > MOST_SUBSETS
@@ -199,7 +199,7 @@ class TestComputedInstead:
         divisible = 0.5 + 2 * tokens * 0.006 + 0.006 * tokens  # .015 x = .01 (1 - x): x = .4
         assert divisible <= decision.ttft_s + 1e-9 <= divisible * 1.05
 
-    def test_of_many_the_slowest_are_computed_first(self) -> None:
+    def test_among_many_chunks_the_slowest_are_computed_first(self) -> None:
         speeds = {"disk": disk(0.011), "remote": disk(0.1)}
         made = profile(tiers=speeds, recompute=RecomputeFit(0.0, 0.0, 0.01, 0.0))
         loads = [Load("remote" if i % 4 == 1 else "disk", 20 + i) for i in range(24)]
@@ -207,14 +207,14 @@ class TestComputedInstead:
         computed = choose_computed(made, Shape(tokens, 0, tokens), loads, 0.0).computed
         assert {1, 5, 9, 13, 17, 21} < set(computed) < set(range(24))
 
-    def test_the_last_token_of_the_prompt_is_no_candidate(self) -> None:
-        """Without a question a chunk's last token is computed anyway."""
+    def test_a_chunk_that_ends_the_prompt_may_be_computed_although_its_last_token_is_forced(self) -> None:
+        """Without a question the last token of the last chunk is forced, so it is not among the fused tokens."""
         made = profile(tiers={"disk": disk(1.0)})
         assert choose_computed(made, Shape(99, 1, 100), [Load("disk", 100)], 0.15).computed == (0,)
 
 
 class TestDecide:
-    def test_computes_what_is_slow_then_raises_the_ratio_over_the_rest(self) -> None:
+    def test_decide_computes_the_slow_chunks_then_raises_the_ratio_for_the_others(self) -> None:
         made = profile(tiers={"disk": disk(0.016), "remote": disk(1.0), "memory": TierSpeed(0.0, 0.0)})
         made = dataclasses.replace(made, recompute=RecomputeFit(0.0, 0.0, 0.02, 0.0))
         loads = [Load("disk", 100), Load("remote", 20)]
@@ -228,7 +228,7 @@ class TestDecide:
     @given(
         st.lists(chunk, max_size=5), st.floats(0, 0.03), st.floats(0, 0.1), st.floats(0, 1), st.sampled_from(Selection)
     )
-    def test_never_takes_longer_than_loading_all_at_r_star(
+    def test_a_decision_never_takes_longer_than_loading_all_at_r_star(
         self, loads: list[Load], of_disk: float, of_remote: float, r_star: float, selection: Selection
     ) -> None:
         made = profile(tiers={"memory": TierSpeed(0.0, 0.0), "disk": disk(of_disk), "remote": disk(of_remote)})
@@ -238,6 +238,6 @@ class TestDecide:
         assert decision.ttft_s <= ttft_s(made, shape, r_star, loads) * (1 + 1e-9)
         assert r_star <= decision.ratio <= 1
 
-    def test_nothing_loaded_is_nothing_to_decide(self) -> None:
+    def test_without_loads_the_decision_is_r_star_without_a_tier(self) -> None:
         decision = decide(profile(), Shape(0, 10, 10), [], 0.15, PricesConfig())
         assert (decision.ratio, decision.tier, decision.computed) == (0.15, None, ())

@@ -1,4 +1,4 @@
-"""Estimates: by hand on small numbers, and never falling where they must rise."""
+"""Estimates: equal to results by hand, and monotonic."""
 
 import dataclasses
 import itertools
@@ -32,35 +32,37 @@ shapes = st.builds(
 )
 
 
-def test_recompute_counts_the_ratio_s_tokens_the_question_and_what_is_placed() -> None:
+def test_recompute_time_counts_selected_tokens_the_question_and_placing() -> None:
     placing = profile(place_token_layer_s=0.001)
     assert recompute_s(profile(), 0.0, SHAPE).layer_s == pytest.approx(1 + 0.01 * 10)
     assert recompute_s(profile(), 0.5, SHAPE).layer_s == pytest.approx(1 + 0.01 * 60)
     assert recompute_s(placing, 0.5, SHAPE).layer_s == pytest.approx(1 + 0.01 * 60 + 0.001 * 100)
-    assert recompute_s(profile(), 0.5, SHAPE).total_s == pytest.approx(2 * 1.6)  # of three layers the last is no work
+    assert recompute_s(profile(), 0.5, SHAPE).total_s == pytest.approx(
+        2 * 1.6
+    )  # the last of the three layers counts as no work
 
 
-def test_a_row_costs_more_the_more_it_sees() -> None:
+def test_a_row_costs_more_with_more_keys() -> None:
     seeing = profile(recompute=RecomputeFit(0.0, 0.0, 0.01, 0.001))
     assert recompute_s(seeing, 0.0, Shape(0, 10, 100)).layer_s == pytest.approx(10 * (0.01 + 0.1))
 
 
-def test_a_checking_selector_has_every_candidate_pass_the_first_layer() -> None:
+def test_with_a_checking_selector_every_candidate_passes_the_first_layer() -> None:
     checking = dataclasses.replace(SHAPE, selection=Selection.CHECKING)
     assert recompute_s(profile(), 0.1, checking).layer_s == recompute_s(profile(), 0.1, SHAPE).layer_s
     assert recompute_s(profile(), 0.1, checking).total_s == pytest.approx((1 + 1.1) + (1 + 0.2))
     assert recompute_s(profile(), 0.0, checking) == recompute_s(profile(), 0.0, SHAPE)
 
 
-def test_an_asking_selector_recomputes_in_a_pass_of_its_own() -> None:
+def test_an_asking_selector_recomputes_in_a_second_pass() -> None:
     asking = dataclasses.replace(SHAPE, selection=Selection.ASKING)
     assert recompute_s(profile(), 0.5, asking).layer_s == pytest.approx(1.1)
     assert recompute_s(profile(), 0.5, asking).total_s == pytest.approx(2 * 1.1 + 2 * 1.6)
-    slow = [Load("disk", 100)]  # 100 s a layer hides the first pass, not the second
+    slow = [Load("disk", 100)]  # 100 s per layer hide the first pass, not the second
     assert ttft_s(profile(), asking, 0.5, slow) == pytest.approx(0.5 + 3 * 100 + 2 * 1.6)
 
 
-def test_loading_takes_its_bytes_over_the_bandwidth_and_a_latency_a_slice() -> None:
+def test_loading_takes_bytes_over_bandwidth_plus_one_latency_per_slice() -> None:
     late = profile(tiers={"disk": disk(0.002, latency_s=0.1), "memory": TierSpeed(0.0, 0.0)})
     assert load_s(late, [Load("disk", 50)]).layer_s == pytest.approx(0.1 + 0.1)
     assert load_s(late, [Load("disk", 50), Load("disk", 50)]).layer_s == pytest.approx(0.4)
@@ -68,19 +70,19 @@ def test_loading_takes_its_bytes_over_the_bandwidth_and_a_latency_a_slice() -> N
     assert load_s(late, []).total_s == 0
 
 
-def test_between_measured_sizes_a_slice_takes_what_they_say_and_beyond_them_what_the_law_says() -> None:
+def test_slice_times_are_interpolated_between_measured_sizes_and_follow_the_fit_beyond_them() -> None:
     points = (TierPoint(1000, 0.1, 0.3), TierPoint(3000, 0.3, 0.5), TierPoint(5000, 1.3, 0.7))
     speed = TierSpeed(0.05, 1e-4, points)
     took = {size: speed.slice_s(size) for size in (0, 500, 1000, 2000, 3000, 4000, 5000, 6000)}
     assert took == pytest.approx(
         {0: 0.05, 500: 0.075, 1000: 0.1, 2000: 0.2, 3000: 0.3, 4000: 0.8, 5000: 1.3, 6000: 1.4}
     )
-    assert load_s(profile(tiers={"disk": speed}), [Load("disk", 2)]).layer_s == pytest.approx(0.2)  # 1 kB a token
-    assert TierSpeed(0.5, 1e-4, points).slice_s(0) == pytest.approx(0.1)  # a fitted latency above what was measured
+    assert load_s(profile(tiers={"disk": speed}), [Load("disk", 2)]).layer_s == pytest.approx(0.2)  # 1 kB per token
+    assert TierSpeed(0.5, 1e-4, points).slice_s(0) == pytest.approx(0.1)  # the fitted latency exceeds the measured one
 
 
 @given(st.lists(st.tuples(st.integers(1, 10**6), st.floats(0, 1)), max_size=5), st.floats(0, 1), st.floats(0, 1e-3))
-def test_no_slice_takes_less_than_a_smaller_one(
+def test_a_larger_slice_never_takes_less_time(
     measured: list[tuple[int, float]], latency_s: float, per_byte_s: float
 ) -> None:
     sizes, times = sorted({size for size, _ in measured}), sorted(took for _, took in measured)
@@ -89,13 +91,13 @@ def test_no_slice_takes_less_than_a_smaller_one(
     assert all(more >= less - 1e-12 for less, more in itertools.pairwise(took))
 
 
-def test_on_a_gpu_the_slower_of_reading_and_copying_counts() -> None:
+def test_on_a_gpu_loading_takes_the_longer_of_reading_and_copying() -> None:
     copied = profile(copy_bytes_per_s=500.0)
     assert load_s(copied, [Load("memory", 10)]).layer_s == pytest.approx(20.0)
     assert load_s(dataclasses.replace(copied, copy_bytes_per_s=1e6), [Load("disk", 10)]).layer_s == pytest.approx(10.0)
 
 
-def test_what_is_kept_in_fewer_bytes_loads_and_costs_less_and_is_copied_whole() -> None:
+def test_a_smaller_codec_makes_loading_and_storage_cheaper_but_not_the_copy_to_the_device() -> None:
     small = profile(stored_bytes_per_token=1500.0)
     assert load_s(small, [Load("disk", 10)]).layer_s == pytest.approx(5.0)
     assert storage_cost(small, 1000, "disk", PricesConfig(), 730) == pytest.approx(1.5e-3 * 0.08)
@@ -108,19 +110,21 @@ def test_an_unmeasured_tier_is_refused() -> None:
 
 
 @pytest.mark.parametrize(("seconds_a_token", "ttft"), [(0.001, 0.5 + 0.1 + 2 * 1.6), (0.1, 0.5 + 10 + 2 * 10)])
-def test_the_first_layer_s_load_then_the_longer_of_both_a_layer(seconds_a_token: float, ttft: float) -> None:
+def test_ttft_is_the_first_layers_load_plus_the_longer_of_load_and_recompute_per_layer(
+    seconds_a_token: float, ttft: float
+) -> None:
     tiers = {"disk": disk(seconds_a_token)}
     assert ttft_s(profile(tiers=tiers), SHAPE, 0.5, [Load("disk", 100)]) == pytest.approx(ttft)
 
 
-def test_what_is_recomputed_whole_is_not_loaded() -> None:
+def test_entries_recomputed_entirely_are_not_loaded() -> None:
     loads = [Load("disk", 100), Load("disk", 5, fused=False)]
     assert ttft_s(profile(), Shape(100, 10, 115), 1.0, loads) == pytest.approx(0.5 + 5 + 2 * 5)
-    checking = Shape(100, 10, 115, Selection.CHECKING)  # checked against what is stored: loaded all the same
+    checking = Shape(100, 10, 115, Selection.CHECKING)  # loaded all the same, to be compared
     assert ttft_s(profile(), checking, 1.0, loads) == pytest.approx(0.5 + 105 + 2 * 105)
 
 
-def test_one_layer_is_enough() -> None:
+def test_ttft_of_a_model_with_one_layer_counts_that_layer() -> None:
     assert ttft_s(profile(layers=1), SHAPE, 0.5, []) == pytest.approx(0.5 + 1.6)
 
 
@@ -132,7 +136,7 @@ def test_recompute_never_falls_with_the_ratio(made: Profile, shape: Shape, one: 
 
 
 @given(profiles, shapes, ratios, st.integers(1, 100))
-def test_a_hole_never_costs_less_than_reusing(made: Profile, shape: Shape, ratio: float, hole: int) -> None:
+def test_a_cache_miss_never_costs_less_than_reuse(made: Profile, shape: Shape, ratio: float, hole: int) -> None:
     hole = min(hole, shape.fused_tokens)
     free = dataclasses.replace(made, place_token_layer_s=0.0)
     holed = dataclasses.replace(
@@ -155,14 +159,14 @@ def test_ttft_never_falls_with_the_ratio_or_a_slower_tier(
     )
 
 
-def test_more_tokens_than_the_prompt_has_are_refused() -> None:
+def test_a_shape_with_more_tokens_than_the_prompt_is_refused() -> None:
     with pytest.raises(ValueError, match="110"):
         Shape(101, 10, 110)
     with pytest.raises(ValueError, match="-1"):
         Shape(-1, 0, 5)
 
 
-def test_storing_costs_its_gigabytes_times_price_times_months() -> None:
+def test_storage_costs_gigabytes_times_price_times_months() -> None:
     prices = PricesConfig(memory_usd_per_gb_month=3.0, disk_usd_per_gb_month=0.1)
     million = 1_000_000  # tokens of 3 kB: 3 GB
     assert storage_cost(profile(), million, "memory", prices, 730) == pytest.approx(9.0)
@@ -173,15 +177,15 @@ def test_storing_costs_its_gigabytes_times_price_times_months() -> None:
 
 
 @pytest.mark.parametrize("price", [-1.0, float("inf"), float("nan")])
-def test_a_price_is_a_price(price: float) -> None:
+def test_a_negative_or_infinite_price_is_refused(price: float) -> None:
     with pytest.raises(ConfigError, match="disk_usd_per_gb_month"):
         PricesConfig(disk_usd_per_gb_month=price)
 
 
-def test_a_time_over_a_length_is_a_parabola() -> None:
+def test_a_length_fit_is_a_parabola() -> None:
     assert LengthFit(1.0, 0.5, 0.25).at(4) == 1 + 2 + 4
 
 
-def test_keys_are_read_however_few_rows_see_them() -> None:
+def test_the_time_to_read_keys_does_not_depend_on_the_rows() -> None:
     made = profile(recompute=RecomputeFit(1.0, 0.5, 0.0, 0.0))
     assert recompute_s(made, 0.9, Shape(10, 10, 100)).layer_s == pytest.approx(51.0)

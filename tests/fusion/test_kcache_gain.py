@@ -24,7 +24,7 @@ A100 = Bandwidths(device=2039e9, to_device=32e9, to_host=32e9)
 SOME = st.floats(1e6, 1e13)
 
 
-def test_on_an_a100_it_pays_from_64_times_n_on() -> None:
+def test_on_an_a100_kcache_pays_from_contexts_of_about_64_n() -> None:
     assert A100.ratio == pytest.approx(63.7, abs=0.1)
     assert not decode_pays(128 * 64, 128, A100)
     assert decode_pays(128 * 65, 128, A100)
@@ -37,7 +37,7 @@ def test_on_an_a100_a_prefill_of_llama_2_7b_hides_the_copy() -> None:
 
 
 @given(tokens=st.integers(1, 10**6), rows=st.integers(1, 10**6), device=SOME, road=SOME)
-def test_it_pays_where_time_is_saved(tokens: int, rows: int, device: float, road: float) -> None:
+def test_kcache_pays_exactly_if_it_saves_time(tokens: int, rows: int, device: float, road: float) -> None:
     speeds = Bandwidths(device, road, road)
     saved = decode_saves_s(tokens, rows, 256, 8, speeds)
     if abs(saved) > 1e-9 * (tokens + rows) * 256 * 8 * (1 / device + 1 / road):
@@ -45,14 +45,14 @@ def test_it_pays_where_time_is_saved(tokens: int, rows: int, device: float, road
 
 
 @given(rows=st.integers(1, 10_000), device=SOME, road=SOME)
-def test_the_shortest_context_is_the_shortest(rows: int, device: float, road: float) -> None:
+def test_kcache_pays_from_the_shortest_context_on_and_not_below_it(rows: int, device: float, road: float) -> None:
     speeds = Bandwidths(device, road, road)
     least = tokens_from_which_it_pays(rows, speeds)
     assert decode_pays(least + 1, rows, speeds)
     assert not decode_pays(least - 1, rows, speeds)
 
 
-def test_query_heads_of_a_group_share_what_they_ask_for_at_best() -> None:
+def test_the_most_rows_are_n_per_query_head_but_never_more_than_all() -> None:
     assert most_rows(32, 4, 1000) == 128
     assert most_rows(32, 4, 100) == 100
 
@@ -65,7 +65,7 @@ def test_seconds_are_bytes_over_bandwidth() -> None:
 
 
 @pytest.mark.parametrize("wrong", [0.0, -1.0, float("inf"), float("nan")])
-def test_a_bandwidth_that_is_none_is_refused(wrong: float) -> None:
+def test_a_bandwidth_that_is_not_finite_and_positive_is_refused(wrong: float) -> None:
     with pytest.raises(ValueError, match="to_host"):
         Bandwidths(1.0, 1.0, wrong)
 
@@ -73,7 +73,7 @@ def test_a_bandwidth_that_is_none_is_refused(wrong: float) -> None:
 class TestAdvice:
     """The profile reads 3000 B in 1 ms, so 3 MB/s; its prefill takes 10 ms a token and layer, and 0.33 s."""
 
-    def test_a_gpu_s_profile_gives_the_ratio(self) -> None:
+    def test_the_profile_of_a_gpu_decides_from_its_bandwidth_ratio(self) -> None:
         gpu = profile(copy_bytes_per_s=300_000.0)
         assert bandwidths_of(gpu).ratio == pytest.approx(10.0)
         config = KCacheConfig(top_n=8, resident_layers=1)
@@ -83,17 +83,17 @@ class TestAdvice:
         assert advise(gpu, config, 90, group=2, rows=8).pays
         assert "67%" in advise(gpu, config, 90, group=1).why[1]
 
-    def test_prefill_hides_the_copy_where_it_is_slower(self) -> None:
+    def test_the_prefill_hides_the_copy_if_it_takes_longer(self) -> None:
         config = KCacheConfig(top_n=8)
         assert advise(profile(copy_bytes_per_s=300_000.0), config, 100, 1).hidden  # 0.17 s against 1.3 s
         assert not advise(profile(copy_bytes_per_s=10_000.0), config, 100, 1).hidden  # 5 s
 
-    def test_a_cpu_s_says_that_it_is_one_memory(self) -> None:
+    def test_the_advice_for_a_cpu_says_that_host_and_device_share_one_memory(self) -> None:
         advice = advise(profile(), KCacheConfig(top_n=8), 100, 1)
         assert advice.pays  # S / U of 12.5 against 2: of bytes alone
         assert "one memory" in advice.why[-1]
 
-    def test_where_nothing_is_left_out_or_measured_it_does_not_pay(self) -> None:
+    def test_kcache_does_not_pay_without_top_n_or_a_measured_decode_speed(self) -> None:
         assert not advise(profile(), KCacheConfig(top_n=None), 100, 1).pays
         flat = profile(decode=LengthFit(0.1, 0.0, 0.0))
         assert not advise(flat, KCacheConfig(top_n=8), 100, 1).pays

@@ -1,4 +1,4 @@
-"""Learned scores: what is driven with gradients is what is fused, what a budget means, and where a network is used."""
+"""Learned scores: training uses the same pass as fusion, shares keep a budget, and when a network is used."""
 
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -37,8 +37,8 @@ def lesson(engine: Engine) -> TrainingExample:
     return TrainingExample(tuple(engine.chunk(ids) for ids in CHUNKS), TAILS)
 
 
-def foretold(engine: Engine, tail: Continuation, **how: object) -> torch.Tensor:
-    """Log-probabilities (A, V) behind a tail's tokens by the engine itself, a prefill each."""
+def predicted(engine: Engine, tail: Continuation, **how: object) -> torch.Tensor:
+    """Log-probabilities (A, V) behind a tail's tokens from the engine itself, with one prefill per token."""
     rows = []
     for count in range(tail.known, len(tail.token_ids)):
         rows.append(engine.prefill(tail.token_ids[:count], CHUNKS, **how).logits.log_softmax(-1))  # type: ignore[arg-type]
@@ -55,23 +55,23 @@ def network(layers: int = 4, seed: int = 0, teacher: torch.nn.Module | None = No
     return ScoreModel.from_bytes(made.to_bytes())
 
 
-class TestWhatIsDriven:
+class TestTrainingPass:
     @pytest.mark.parametrize(
         "family", ["llama", "gemma2", "gemma3_text", "mistral", "qwen3_moe", "gpt_neox", "cohere2"]
     )
-    def test_all_fresh_is_a_full_prefill_and_none_is_full_reuse(self, family: str) -> None:
+    def test_training_with_all_tokens_fresh_equals_a_full_prefill_and_with_none_full_reuse(self, family: str) -> None:
         with engine_of(family) as engine:
             engine.warm(CHUNKS)
             trainer = _Trainer(engine)
             at = trainer._prepare(lesson(engine))
-            wanted = torch.cat([foretold(engine, tail, reuse="none") for tail in TAILS])
+            wanted = torch.cat([predicted(engine, tail, reuse="none") for tail in TAILS])
             torch.testing.assert_close(at.teacher, wanted, atol=1e-4, rtol=1e-4)
             fresh = torch.ones(len(at.token_ids)).index_fill(0, at.reused, 0.0)
-            stale = torch.cat([foretold(engine, tail, ratio=0.0) for tail in TAILS])
+            stale = torch.cat([predicted(engine, tail, ratio=0.0) for tail in TAILS])
             torch.testing.assert_close(trainer._predict(at, fresh), stale, atol=1e-4, rtol=1e-4)
             assert (stale - wanted).abs().max() > 0.01
 
-    def test_some_fresh_is_what_fusing_them_gives(self, engine: Engine) -> None:
+    def test_training_with_some_tokens_fresh_equals_fusing_them(self, engine: Engine) -> None:
         engine.warm(CHUNKS)
         trainer = _Trainer(engine)
         at = trainer._prepare(lesson(engine))
@@ -80,7 +80,7 @@ class TestWhatIsDriven:
         said = trainer._predict(at, fresh)[0]
         torch.testing.assert_close(said, got.logits.log_softmax(-1), atol=1e-4, rtol=1e-4)
 
-    def test_the_gradient_is_the_slope(self, engine: Engine) -> None:
+    def test_the_gradient_of_freshness_equals_the_measured_slope(self, engine: Engine) -> None:
         trainer = _Trainer(engine)
         at = trainer._prepare(lesson(engine))
         fresh = torch.ones(len(at.token_ids)).index_fill(0, at.reused, 0.5)
@@ -102,14 +102,14 @@ class TestWhatIsDriven:
 
 
 class TestShares:
-    def test_they_keep_the_budget_and_follow_the_scores(self) -> None:
+    def test_shares_keep_the_budget_and_follow_the_scores(self) -> None:
         torch.manual_seed(0)
         scores = torch.linspace(-6, 6, 200)
         drawn = torch.stack([shares(scores, 20.0) for _ in range(200)])
         assert (drawn.sum(1) - 20).abs().max() < 0.2
         assert drawn[:, -20:].mean() > 0.6 and drawn[:, :100].mean() < 0.01
 
-    def test_more_for_one_is_less_for_the_others(self) -> None:
+    def test_a_larger_share_for_one_token_makes_the_other_shares_smaller(self) -> None:
         torch.manual_seed(0)
         scores = torch.zeros(30, requires_grad=True)
         got = shares(scores, 6.0)
@@ -119,13 +119,13 @@ class TestShares:
 
 
 class TestNetwork:
-    def test_untaught_it_ranks_as_the_variance_does(self) -> None:
+    def test_an_untrained_network_ranks_tokens_by_their_variance(self) -> None:
         torch.manual_seed(0)
         stored, first, second = (torch.randn(4, 2, 2, 11, 8) for _ in range(3))
         said = ScoreModel(4, 16, 8).scores(stored, [first, second])
         assert said[:, 0].argsort().tolist() == sensitivity(stored, [first, second]).argsort().tolist()
 
-    def test_topics_see_the_later_keys_behind_the_first_text(self) -> None:
+    def test_topics_depend_on_the_later_keys_behind_the_first_text(self) -> None:
         torch.manual_seed(0)
         stored, first, second = (torch.randn(8, 2, 2, 11, 4) for _ in range(3))
         keys = token_features(stored, [first, second])[:, VALUE_PARTS * 8 : (VALUE_PARTS + KEY_PARTS) * 8]
@@ -135,7 +135,7 @@ class TestNetwork:
             got = keys[:, number * 8 : (number + 1) * 8]
             assert sorted(got[0].tolist()) == pytest.approx(sorted(wanted[0].tolist()), rel=1e-4)
 
-    def test_what_is_written_is_read(self) -> None:
+    def test_a_network_survives_saving_and_loading(self) -> None:
         made = network()
         again = ScoreModel.from_bytes(made.to_bytes())
         torch.manual_seed(0)
@@ -146,18 +146,18 @@ class TestNetwork:
     @pytest.mark.parametrize(
         "damage", [lambda data: data[:-3], lambda _: b"", lambda data: data[:9] + b"x" + data[10:]]
     )
-    def test_damage_is_told(self, damage: object) -> None:
+    def test_a_damaged_file_is_refused(self, damage: object) -> None:
         with pytest.raises(ValueError, match="not a file of learned scores"):
             ScoreModel.from_bytes(damage(network().to_bytes()))  # type: ignore[operator]
 
-    def test_not_a_number_is_told(self) -> None:
+    def test_a_file_with_nan_is_refused(self) -> None:
         made = network()
         made.tell.bias.fill_(float("nan"))
         with pytest.raises(ValueError, match="not a file"):
             ScoreModel.from_bytes(made.to_bytes())
 
 
-class TestWhereItIsUsed:
+class TestUse:
     def folder(self, path: Path, layers: int = 4) -> Path:
         teacher = tiny_models.model("llama")
         teacher.save_pretrained(path)
@@ -180,7 +180,7 @@ class TestWhereItIsUsed:
             entry, others = encoder.training_sample(CHUNKS[1])
             assert found == pytest.approx(network().scores(entry.kv, others)[:, 0].half().tolist(), rel=1e-2)
 
-    def test_scores_of_different_making_are_kept_apart(self, tmp_path: Path) -> None:
+    def test_entries_scored_by_another_network_are_not_reused(self, tmp_path: Path) -> None:
         model, store = self.folder(tmp_path / "model"), StoreConfig(directory=str(tmp_path / "store"))
         with Engine.from_pretrained(model, EngineConfig(store=store)) as engine:
             learned = self.scores(engine)
@@ -192,12 +192,12 @@ class TestWhereItIsUsed:
         with Engine.from_pretrained(model, EngineConfig(store=store)) as engine:
             assert engine.warm(CHUNKS).present == len(CHUNKS)
 
-    def test_a_network_for_another_model_is_left_alone(self, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    def test_a_network_for_another_model_is_not_used(self, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
         with Engine.from_pretrained(self.folder(tmp_path / "model", layers=6)) as engine:
             assert engine.parts.encoder.identity.scorer == ""
         assert "it is for 6 layers, 32 values a token, embeddings of 64, the model has 4 layers" in caplog.text
 
-    def test_a_network_taught_by_other_weights_is_left_alone(
+    def test_a_network_trained_with_other_weights_is_not_used(
         self, tmp_path: Path, caplog: pytest.LogCaptureFixture
     ) -> None:
         model = tiny_models.model("llama")
@@ -209,23 +209,23 @@ class TestWhereItIsUsed:
             assert engine.parts.encoder.identity.scorer == ""
         assert "it was trained with other weights" in caplog.text
 
-    def test_the_same_weights_in_bfloat16_are_not_others(self, tmp_path: Path) -> None:
+    def test_a_network_is_used_for_its_weights_in_bfloat16_too(self, tmp_path: Path) -> None:
         path = self.folder(tmp_path / "model")
         for dtype in ("float32", "bfloat16"):
             with Engine.from_pretrained(path, EngineConfig(dtype=dtype)) as engine:
                 assert engine.parts.encoder.identity.scorer
 
 
-class TestWhatIsAsked:
+class TestQuestion:
     ASKED = torch.tensor([[1.0, 2.0], [0.5, -1.0]])
 
-    def test_untaught_no_question_weighs(self) -> None:
+    def test_with_an_untrained_network_no_question_changes_the_scores(self) -> None:
         torch.manual_seed(0)
         scores, model = torch.rand(7), ScoreModel(4, 16, 2)
         studied = token_features(torch.randn(4, 2, 2, 7, 8), torch.randn(2, 4, 2, 2, 7, 8).unbind())
         torch.testing.assert_close(model.weighted_by_question(scores, model(studied)[:, 1:], self.ASKED), scores)
 
-    def test_what_a_question_is_about_gains_and_the_sum_stays(self) -> None:
+    def test_tokens_on_the_questions_topic_gain_and_the_sum_of_scores_stays(self) -> None:
         torch.manual_seed(0)
         model = ScoreModel(4, 32, 2)
         heard = model.hear(self.ASKED / self.ASKED.square().mean(1, True).sqrt())
@@ -235,14 +235,14 @@ class TestWhatIsAsked:
         assert weighed[0] > weighed[1] > weighed[2]
         assert weighed.sum() == pytest.approx(3.0)
 
-    def test_without_a_question_or_a_token_scores_stand(self) -> None:
+    def test_scores_do_not_change_without_a_question_or_without_tokens(self) -> None:
         scores, topics, model = torch.rand(5), torch.rand(5, TOPICS), ScoreModel(4, 32, 2)
         assert torch.equal(model.weighted_by_question(scores, topics, torch.empty(0, 2)), scores)
         assert model.weighted_by_question(scores[:0], topics[:0], self.ASKED).tolist() == []
 
-    def test_the_question_decides_what_is_recomputed(self, tmp_path: Path) -> None:
-        """Two questions of one length over the same stored chunks: only the scores of the first half are the same."""
-        folder = TestWhereItIsUsed().folder(tmp_path / "model")
+    def test_the_question_changes_which_tokens_are_recomputed(self, tmp_path: Path) -> None:
+        """The questions have equal lengths, so stored scores alone would choose the same tokens for all of them."""
+        folder = TestUse().folder(tmp_path / "model")
         with Engine.from_pretrained(folder) as engine:
             engine.warm(CHUNKS)
             questions = [tiny_models.tokens(8, seed) for seed in range(20, 26)]
@@ -258,7 +258,7 @@ class TestWhatIsAsked:
             weighed = network().weighted_by_question(found.sensitivity, found.topics, asked)
             assert torch.equal(found.positions[top(weighed, budget(0.2, len(found)))], one.selected)
 
-    def test_chunks_of_earlier_turns_are_not_what_is_asked(self, engine: Engine) -> None:
+    def test_chunks_of_earlier_turns_are_not_part_of_the_question(self, engine: Engine) -> None:
         session = engine.session("s")
         first, answer, second = ([n] * 3 for n in (30, 31, 32))
         engine.append(session, first, answer, CHUNKS)
@@ -267,8 +267,8 @@ class TestWhatIsAsked:
         assert not set(prompt.dialogue_ids) & (set().union(*CHUNKS) - {30, 31, 32})
 
 
-class TestLearning:
-    def test_it_gets_better_at_its_lesson(self, engine: Engine) -> None:
+class TestTraining:
+    def test_training_improves_the_predictions_for_its_sample(self, engine: Engine) -> None:
         taught = train(engine, [lesson(engine)], steps=40, seed=3)
         trainer = _Trainer(engine)
         at = trainer._prepare(lesson(engine))
@@ -286,7 +286,7 @@ class TestLearning:
         with torch.no_grad():
             assert left(taught) < left(ScoreModel(4, 32, 64))
 
-    def test_what_a_question_attends_to_gains_by_it(self, engine: Engine) -> None:
+    def test_tokens_that_a_question_attends_to_gain_by_training(self, engine: Engine) -> None:
         taught = train(engine, [lesson(engine)], steps=40, seed=3)
         at = _Trainer(engine)._prepare(lesson(engine))
         topics = torch.cat([taught(one)[:, 1:] for one in at.features])
@@ -294,8 +294,8 @@ class TestLearning:
             gains = taught.gains(topics, asked).softmax(0)
             assert float(gains @ attended) > 1.3 * float(attended.mean())
 
-    def test_what_is_attended_to_is_what_the_question_selector_is_told(self, engine: Engine) -> None:
-        """A prefill that recomputes nothing but has all of it fresh: `Watch` says what the last row pays."""
+    def test_the_training_target_equals_the_attention_that_an_asking_selector_gets(self, engine: Engine) -> None:
+        """`Watch` collects the last row's attention in a full prefill."""
         at = _Trainer(engine)._prepare(lesson(engine))
         adapter, prefix = engine.parts.adapter, engine.parts.runs.before_documents
         for tail, attended in zip(TAILS, at.attended, strict=True):
@@ -314,7 +314,7 @@ class TestLearning:
             wanted = inherited_attention(watch.received()[at.reused], starts)
             torch.testing.assert_close(attended / attended.sum(), wanted / wanted.sum(), atol=1e-4, rtol=1e-3)
 
-    def test_the_model_is_left_as_it_is(self, engine: Engine) -> None:
+    def test_training_does_not_change_the_model(self, engine: Engine) -> None:
         weights = dict(engine.parts.adapter.model.named_parameters())
         before = {name: (weight.requires_grad, weight.clone()) for name, weight in weights.items()}
         assert any(wanted for wanted, _ in before.values())
@@ -323,11 +323,11 @@ class TestLearning:
             wanted, value = before[name]
             assert weight.requires_grad is wanted and weight.grad is None and torch.equal(weight, value)
 
-    def test_the_same_seed_gives_the_same_file(self, engine: Engine) -> None:
+    def test_training_twice_with_one_seed_gives_the_same_file(self, engine: Engine) -> None:
         one, other = (train(engine, [lesson(engine)], steps=3, seed=5) for _ in range(2))
         assert one.digest == other.digest
 
-    def test_documents_are_lessons(self, engine: Engine) -> None:
+    def test_documents_become_training_samples(self, engine: Engine) -> None:
         chunks = [engine.chunk(tiny_models.tokens(10 + n, seed=n)) for n in range(9)]
         made = examples_of(chunks)
         assert [one.chunks[0] for one in made] == chunks[:3]
@@ -335,7 +335,7 @@ class TestLearning:
             (Continuation(chunks[6 + n].token_ids, 1 + n),) for n in range(3)
         ]
 
-    def test_what_cannot_be_taught_says_why(self, engine: Engine) -> None:
+    def test_unusable_training_data_is_refused_with_the_reason(self, engine: Engine) -> None:
         with pytest.raises(InputError, match="at least 3 chunks"):
             examples_of([engine.chunk([5, 6, 7])] * 2)
         alone = TrainingExample((engine.chunk(CHUNKS[0]),), TAILS)

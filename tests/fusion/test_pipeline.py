@@ -1,4 +1,4 @@
-"""The layer reader: what is read when, and what a bad entry does."""
+"""The layer reader: when layers are read, which buffers are used, and damaged entries."""
 
 import threading
 from collections.abc import Iterator
@@ -16,7 +16,7 @@ LAYERS = 6
 
 
 class FakeLease(Lease):
-    """A slow tier's lease that tells which layers were asked for; `bad` ones are damaged."""
+    """A lease that records which layers were read; the layer `bad` is damaged."""
 
     kind = TierKind.DISK
     sensitivity = None
@@ -33,7 +33,7 @@ class FakeLease(Lease):
         if layer == self.bad:
             raise EntryDamagedError(self.info.key, f"layer {layer}")
         assert out is not None
-        assert out.data_ptr() % 4096 == 0, "reads past the page cache would be copied"
+        assert out.data_ptr() % 4096 == 0, "direct reads need page-aligned buffers"
         return out.copy_(self.entry.kv[layer])
 
     def close(self) -> None:
@@ -47,7 +47,7 @@ def readers() -> Iterator[Readers]:
 
 
 @pytest.mark.parametrize("ahead", [1, 2, 3, 9])
-def test_reads_so_many_layers_ahead_and_no_more(readers: Readers, ahead: int) -> None:
+def test_a_reader_reads_exactly_the_given_number_of_layers_ahead(readers: Readers, ahead: int) -> None:
     lease = FakeLease()
     with LayerReader([lease], LAYERS, ahead, readers, CPU) as reader:
         for layer in range(LAYERS):
@@ -61,7 +61,9 @@ def test_reads_so_many_layers_ahead_and_no_more(readers: Readers, ahead: int) ->
 
 @pytest.mark.parametrize("together", [2, 4, 9])
 @pytest.mark.parametrize("ahead", [0, 1, 2, 5])
-def test_reads_layers_together_where_a_tier_asks_for_it(readers: Readers, together: int, ahead: int) -> None:
+def test_a_reader_reads_several_layers_at_once_if_a_lease_asks_for_it(
+    readers: Readers, together: int, ahead: int
+) -> None:
     small, large = FakeLease(), FakeLease()
     small.layers_per_read = together
     with LayerReader([small, large], LAYERS, ahead, readers, CPU) as reader:
@@ -73,7 +75,7 @@ def test_reads_layers_together_where_a_tier_asks_for_it(readers: Readers, togeth
             assert small.asked == large.asked == list(range(min(due, LAYERS)))
 
 
-def test_a_damaged_layer_surfaces_when_it_is_due(readers: Readers) -> None:
+def test_a_damaged_layer_raises_when_it_is_needed(readers: Readers) -> None:
     lease = FakeLease(bad=3)
     with LayerReader([lease], LAYERS, 2, readers, CPU) as reader:
         for layer in range(3):
@@ -83,8 +85,8 @@ def test_a_damaged_layer_surfaces_when_it_is_due(readers: Readers) -> None:
     assert damaged.value.key == lease.info.key
 
 
-def test_leaving_early_waits_for_reads_under_way(readers: Readers) -> None:
-    """Else the next request would get memory that is still being written to."""
+def test_closing_a_reader_waits_for_running_reads(readers: Readers) -> None:
+    """Otherwise the next request would get a buffer that a thread still writes to."""
     started, held = threading.Event(), threading.Event()
 
     class HeldLease(FakeLease):
@@ -105,14 +107,14 @@ def test_leaving_early_waits_for_reads_under_way(readers: Readers) -> None:
     assert not leaving.is_alive()
 
 
-def test_bytes_are_counted_by_tier(readers: Readers) -> None:
+def test_a_reader_counts_bytes_by_tier(readers: Readers) -> None:
     lease = FakeLease()
     with LayerReader([lease, lease], LAYERS, 2, readers, CPU) as reader:
         assert reader.bytes_by_tier() == {"disk": 2 * lease.info.size_bytes}
 
 
-def test_what_lies_in_memory_is_read_in_place_and_what_must_be_decoded_into_a_buffer(readers: Readers) -> None:
-    """Also where another tier gives views, or memory needs decoding: the lease says which, not its tier's kind."""
+def test_raw_entries_in_memory_are_read_in_place_and_encoded_ones_into_a_buffer(readers: Readers) -> None:
+    """The lease decides this, not the kind of its tier."""
     for codec in ("raw", "int8"):
         entry = make_entry(1, tokens=4, layers=LAYERS, identity=with_codec(codec))
         tier = MemoryTier(10**6, LRU())
@@ -130,7 +132,7 @@ def test_what_lies_in_memory_is_read_in_place_and_what_must_be_decoded_into_a_bu
             assert torch.equal(pieces[-1], as_stored(entry).kv[-1])
 
 
-def test_a_request_reads_into_the_memory_of_the_one_before_and_never_into_another_ones(readers: Readers) -> None:
+def test_a_request_reuses_the_buffer_of_a_finished_request_and_never_that_of_a_running_one(readers: Readers) -> None:
     def places(reader: LayerReader) -> set[int]:
         return {reader.layer(layer)[0].data_ptr() for layer in range(LAYERS)}
 
@@ -138,15 +140,17 @@ def test_a_request_reads_into_the_memory_of_the_one_before_and_never_into_anothe
         first = places(reader)
     with LayerReader([FakeLease()], LAYERS, 2, readers, CPU) as reader:
         assert places(reader) == first
-        with LayerReader([FakeLease()], LAYERS, 2, readers, CPU) as beside:
-            assert not places(beside) & first
+        with LayerReader([FakeLease()], LAYERS, 2, readers, CPU) as parallel:
+            assert not places(parallel) & first
         reader.close()
-        reader.close()  # twice is harmless: the memory is nobody's twice
+        reader.close()  # a second close must not return the buffer again
     taken = [readers.take(4096, CPU).data_ptr() for _ in range(3)]
     assert len(set(taken)) == 3
 
 
-def test_little_memory_is_kept_and_none_that_is_too_small(readers: Readers, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_few_and_small_buffers_are_kept_and_too_small_ones_are_not_handed_out(
+    readers: Readers, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("ragkv.fusion.pipeline.SPARE_BYTES", 2 * 4096)
     pieces = [readers.take(size, CPU) for size in (3 * 4096, 4096, 4096, 4096)]
     for piece in pieces:

@@ -1,4 +1,4 @@
-"""A profile goes to its file and back, and is refused wherever it was not measured."""
+"""Profiles: saving, loading, and refusal for another model or machine."""
 
 import dataclasses
 import json
@@ -33,12 +33,12 @@ MEASURED = profile(
 )
 
 
-def test_a_profile_goes_to_json_and_back() -> None:
+def test_a_profile_survives_json() -> None:
     assert Profile.from_json(MEASURED.to_json()) == MEASURED
     assert Profile.from_json(profile().to_json()).copy_bytes_per_s is None
 
 
-def test_a_filed_profile_is_found_again_and_another_stays_beside_it(tmp_path: Path) -> None:
+def test_saved_profiles_of_two_subjects_are_both_found(tmp_path: Path) -> None:
     other = profile(subject=dataclasses.replace(SUBJECT, threads=8))
     save(MEASURED, tmp_path)
     save(other, tmp_path)
@@ -48,7 +48,7 @@ def test_a_filed_profile_is_found_again_and_another_stays_beside_it(tmp_path: Pa
     assert load(tmp_path, SUBJECT) == profile()
 
 
-def test_none_measured_says_how_to(tmp_path: Path) -> None:
+def test_a_missing_profile_is_refused_with_the_command_to_measure_one(tmp_path: Path) -> None:
     with pytest.raises(ProfileError, match="ragkv profile"):
         load(tmp_path, SUBJECT)
 
@@ -67,7 +67,7 @@ def test_none_measured_says_how_to(tmp_path: Path) -> None:
     ],
     ids=str,
 )
-def test_another_model_or_machine_is_refused_saying_what_differs(
+def test_a_profile_of_another_model_or_machine_is_refused_with_the_differences(
     tmp_path: Path, other: dict[str, Any], says: str
 ) -> None:
     save(profile(), tmp_path)
@@ -80,7 +80,7 @@ def test_another_model_or_machine_is_refused_saying_what_differs(
         profile().check(wanted)
 
 
-def test_a_profile_filed_under_a_key_that_is_not_its_own_is_refused(tmp_path: Path) -> None:
+def test_a_profile_saved_under_another_key_is_refused(tmp_path: Path) -> None:
     save(profile(), tmp_path)
     path = tmp_path / FILE_NAME
     filed = json.loads(path.read_text())
@@ -91,13 +91,13 @@ def test_a_profile_filed_under_a_key_that_is_not_its_own_is_refused(tmp_path: Pa
 
 
 @pytest.mark.parametrize("text", ["", "[1]", "{", '{"a": 1}', "7"])
-def test_a_file_that_is_no_profile_is_an_error_not_a_crash_and_is_measured_over(tmp_path: Path, text: str) -> None:
+def test_an_unreadable_profile_file_is_refused_and_replaced_by_the_next_save(tmp_path: Path, text: str) -> None:
     (tmp_path / FILE_NAME).write_text(text)
     with pytest.raises(ProfileError):
         load(tmp_path, SUBJECT)
     with pytest.raises(ProfileError):
         Profile.from_json(text)
-    if text != '{"a": 1}':  # that one stays, as another's
+    if text != '{"a": 1}':  # this one is a JSON object, so it stays
         save(profile(), tmp_path)
         assert load(tmp_path, SUBJECT) == profile()
 
@@ -115,12 +115,12 @@ def test_a_file_that_is_no_profile_is_an_error_not_a_crash_and_is_measured_over(
     ],
     ids=str,
 )
-def test_numbers_that_no_clock_gives_are_refused(wrong: dict[str, Any]) -> None:
+def test_numbers_that_cannot_be_measured_are_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(ProfileError):
         profile(**wrong)
 
 
-def test_a_missing_or_unknown_field_is_refused() -> None:
+def test_a_profile_with_a_missing_or_unknown_field_is_refused() -> None:
     values = json.loads(profile().to_json())
     with pytest.raises(ProfileError):
         Profile.from_dict({name: value for name, value in values.items() if name != "layers"})
@@ -130,10 +130,10 @@ def test_a_missing_or_unknown_field_is_refused() -> None:
         Profile.from_dict({**values, "layers": "three"})
 
 
-def test_a_tier_that_was_not_measured_is_named() -> None:
+def test_an_unmeasured_tier_is_refused_with_the_measured_ones() -> None:
     with pytest.raises(ProfileError, match=r"no tier 'remote'; it has disk, memory"):
         profile().tier("remote")
 
 
-def test_the_processor_has_a_name() -> None:
+def test_the_name_of_the_processor_is_known() -> None:
     assert cpu_model()

@@ -1,4 +1,4 @@
-"""The read buffer: as deep as loading falls behind computing (CachedAttention section 3.2.1)."""
+"""The depth of the read buffer (CachedAttention section 3.2.1)."""
 
 import pytest
 
@@ -7,7 +7,7 @@ from ragkv.fusion.readahead import MOST_BYTES, UNMEASURED, Speeds, buffer_bytes,
 LAYERS = 24
 
 
-def test_the_buffer_is_what_loading_falls_behind() -> None:
+def test_the_buffer_holds_the_bytes_by_which_loading_falls_behind_computing() -> None:
     assert buffer_bytes(1e9, load_s=3.0, compute_s=1.0) == 2e9
     assert buffer_bytes(1e9, load_s=1.0, compute_s=3.0) == 0.0
 
@@ -15,24 +15,26 @@ def test_the_buffer_is_what_loading_falls_behind() -> None:
 @pytest.mark.parametrize(
     ("load_s", "compute_s", "layers"), [(2.0, 1.0, 12), (1.0, 0.0, 24), (4.0, 1.0, 18), (1.0, 1.0, 1), (0.0, 1.0, 1)]
 )
-def test_in_layers_it_is_the_share_that_computing_does_not_cover(load_s: float, compute_s: float, layers: int) -> None:
+def test_the_layers_ahead_are_the_share_of_loading_that_computing_does_not_hide(
+    load_s: float, compute_s: float, layers: int
+) -> None:
     assert layers_ahead(load_s, compute_s, LAYERS) == layers
 
 
 @pytest.mark.parametrize("load", [0.5, 1.0, 1.7, 4.0])
 @pytest.mark.parametrize("compute", [0.3, 1.0, 2.0])
-def test_a_buffer_so_deep_that_was_filled_before_leaves_no_gap(load: float, compute: float) -> None:
-    """By hand: with that many layers loaded when computing begins, each layer is there when its turn comes."""
+def test_a_filled_buffer_of_that_depth_leaves_no_gap(load: float, compute: float) -> None:
+    """Simulated: with that many layers loaded when computing starts, every later layer arrives in time."""
     ahead = layers_ahead(load * LAYERS, compute * LAYERS, LAYERS)
     loaded = [max(0.0, (layer - ahead + 1) * load) for layer in range(LAYERS)]
     at = waited = 0.0
     for layer in range(LAYERS):
         waited += max(0.0, loaded[layer] - at)
         at = max(at, loaded[layer]) + compute
-    assert waited <= load + 1e-9  # rounding up to whole layers; a buffer of none would wait `load` times as often
+    assert waited <= load + 1e-9  # the depth is rounded up to whole layers
 
 
-def test_speeds_are_learned() -> None:
+def test_the_read_ahead_follows_measured_speeds() -> None:
     speeds = Speeds()
     assert speeds.ahead(1000, 10, LAYERS) == UNMEASURED
     speeds.add_read(1000, 2.0)
@@ -43,7 +45,7 @@ def test_speeds_are_learned() -> None:
     assert speeds.ahead(1000, 100, LAYERS) == 1
 
 
-def test_a_buffer_is_bounded_whatever_was_measured() -> None:
+def test_the_buffer_is_bounded_at_any_measured_speed() -> None:
     speeds = Speeds()
     speeds.add_read(1, 1.0)
     speeds.add_compute(100, 1e-6)

@@ -1,4 +1,4 @@
-"""Sensitivity: the score against a naive reference, its way through the store, and what happens without it."""
+"""Sensitivity: scores against a naive reference, stored scores, missing scores, and asking selectors."""
 
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ OTHERS = [tuple(tiny_models.tokens(70, seed)) for seed in range(50, 62)]  # four
 
 @torch.no_grad()
 def projections(ids: tuple[int, ...], wanted: int) -> torch.Tensor:
-    """Keys before RoPE and values of the last `wanted` tokens of `ids`, by the model itself: (L, 2, T, G * D)."""
+    """Keys before RoPE and values of the last `wanted` tokens of `ids` from the model itself: (L, 2, T, G * D)."""
     model: Any = tiny_models.model("llama")
     found: list[torch.Tensor] = []
     for layer in model.model.layers:
@@ -30,7 +30,7 @@ def projections(ids: tuple[int, ...], wanted: int) -> torch.Tensor:
 
 
 def naive(prefix: tuple[int, ...], texts: list[tuple[int, ...]]) -> list[float]:
-    """The score of every token of `CHUNK`, loop by loop."""
+    """The score of every token of `CHUNK`, written with loops."""
     stored = projections(prefix + CHUNK, len(CHUNK))
     others = [projections(prefix + text + CHUNK, len(CHUNK)) for text in texts]
     centre = sum(others) / len(others)
@@ -56,7 +56,7 @@ class TestScorer:
                     assert lease.sensitivity.dtype == torch.float16
                     assert torch.isfinite(lease.sensitivity).all() and (lease.sensitivity > 0).all()
 
-    def test_equals_the_naive_reference(self) -> None:
+    def test_scores_equal_the_naive_reference(self) -> None:
         with Engine(tiny_models.model("llama"), config=no_scores()) as engine:
             entry = engine.parts.encoder.chunk(CHUNK)
             scorer = Scorer(engine.parts.adapter, (1,), 2)
@@ -65,13 +65,13 @@ class TestScorer:
         texts = [sum(OTHERS[place : place + 4], ())[:TEXT_TOKENS] for place in (0, 4)]
         assert got.tolist() == pytest.approx(naive((1,), texts), rel=2e-3)
 
-    def test_one_of_the_texts_is_what_stands_beside_the_chunk(self) -> None:
-        beside = [OTHERS[9], CHUNK, OTHERS[10], OTHERS[11]]
+    def test_one_of_the_texts_is_the_chunks_neighbourhood(self) -> None:
+        neighbourhood = [OTHERS[9], CHUNK, OTHERS[10], OTHERS[11]]
         with Engine(tiny_models.model("llama"), config=no_scores()) as engine:
             entry = engine.parts.encoder.chunk(CHUNK)
             scorer = Scorer(engine.parts.adapter, (1,), 2)
             scorer.register(OTHERS[:8])
-            scorer.register(beside)
+            scorer.register(neighbourhood)
             got = scorer.scores(CHUNK, entry.kv)[:, 0]
         neighbours = (OTHERS[9] + OTHERS[10])[-NEIGHBOUR_TOKENS:]
         kept = sum(OTHERS[:4], ())[:TEXT_TOKENS]
@@ -87,13 +87,13 @@ class TestScorer:
             without.register(OTHERS[4:])
             assert torch.equal(with_itself.scores(chunk, entry.kv), without.scores(chunk, entry.kv))
 
-    def test_one_chunk_alone_is_scored_behind_its_own_tokens(self) -> None:
+    def test_a_single_chunk_is_scored_behind_its_own_shuffled_tokens(self) -> None:
         with Engine(tiny_models.model("llama")) as engine:
             engine.warm([CHUNK])
             with engine.parts.store.lease(engine.parts.encoder.identity, CHUNK) as lease:
                 assert lease.sensitivity is not None and (lease.sensitivity > 0).all()
 
-    def test_a_token_that_nothing_moves_scores_nothing(self) -> None:
+    def test_a_token_that_no_text_changes_scores_zero(self) -> None:
         stored = torch.randn(4, 2, 1, 3, 8)
         one, two = stored.clone(), stored.clone()
         one[:, :, :, 1] += 1.0
@@ -102,11 +102,11 @@ class TestScorer:
             assert scores[[0, 2]].tolist() == [0.0, 0.0]
             assert scores[1] > 0
 
-    def test_what_varies_counts_and_what_only_shifts_does_not(self) -> None:
+    def test_a_token_that_changes_alike_behind_all_texts_scores_zero(self) -> None:
         stored = torch.randn(4, 2, 1, 2, 8)
         one, two = stored.clone(), stored.clone()
         one[:, :, :, 0] += 1.0
-        two[:, :, :, 0] += 1.0  # token 0 moves alike behind both
+        two[:, :, :, 0] += 1.0  # token 0 changes alike behind both
         one[:, :, :, 1] += 1.0
         two[:, :, :, 1] -= 1.0
         shifted, varied = sensitivity(stored, [one, two]).tolist()
@@ -122,7 +122,7 @@ def scored(engine: Engine, chunk: list[int]) -> torch.Tensor | None:
         return lease.sensitivity
 
 
-class TestTheWayThroughTheStore:
+class TestStoredScores:
     def test_scores_travel_through_memory_and_disk(self, tmp_path: Path) -> None:
         config = EngineConfig(store=StoreConfig(directory=str(tmp_path)))
         with Engine(tiny_models.model("llama"), config=config) as engine:
@@ -136,11 +136,11 @@ class TestTheWayThroughTheStore:
             again = engine.prefill(helpers.QUESTION, helpers.CHUNKS, selector="sensitivity", ratio=0.2).selected
         assert torch.equal(before, again)
 
-    def test_k_0_stores_no_scores(self) -> None:
+    def test_without_scoring_texts_no_scores_are_stored(self) -> None:
         with helpers.engine(sensitivity_prefixes=0) as engine:
             assert scored(engine, helpers.CHUNKS[0]) is None
 
-    def test_entries_stored_without_are_scored_in_the_background_and_until_then_hkvd_gradual_serves(
+    def test_unscored_entries_are_scored_in_the_background_and_hkvd_gradual_is_used_until_then(
         self, tmp_path: Path
     ) -> None:
         with Engine(tiny_models.model("llama"), config=no_scores(directory=str(tmp_path))) as engine:
@@ -162,7 +162,7 @@ class TestTheWayThroughTheStore:
             assert lease.sensitivity is not None
             torch.testing.assert_close(lease.read_layer(2), kv)
 
-    def test_without_a_scorer_unscored_entries_are_left_alone(self) -> None:
+    def test_without_a_scorer_unscored_entries_stay_unscored(self) -> None:
         with helpers.engine(sensitivity_prefixes=0) as engine:
             prefill = engine.prefill(helpers.QUESTION, helpers.CHUNKS, selector="sensitivity", ratio=0.2)
             engine.flush()
@@ -171,7 +171,7 @@ class TestTheWayThroughTheStore:
 
 
 class Given(StaticSelector):
-    """Was told its positions."""
+    """Selects given positions."""
 
     name = "given"
 
@@ -182,8 +182,8 @@ class Given(StaticSelector):
         return torch.searchsorted(candidates.positions, self._positions)
 
 
-class TestAsking:
-    def test_the_extra_pass_of_the_question_is_counted(self) -> None:
+class TestAskingSelector:
+    def test_the_extra_pass_of_an_asking_selector_counts_as_compute(self) -> None:
         with helpers.engine() as engine:
             plain, asking = (
                 engine.prefill(helpers.QUESTION, helpers.CHUNKS, selector=name, ratio=0.2)
@@ -194,14 +194,14 @@ class TestAsking:
         assert extra == pytest.approx(layers * len(helpers.QUESTION))
         assert asking.reuse.bytes_by_tier == plain.reuse.bytes_by_tier
 
-    def test_what_it_selects_is_recomputed_as_if_it_had_been_known(self) -> None:
+    def test_an_asking_selectors_tokens_are_recomputed_as_if_they_had_been_known_before(self) -> None:
         with helpers.engine() as engine:
             asking = engine.prefill(helpers.QUESTION, helpers.CHUNKS, selector="sensitivity-query", ratio=0.2)
             known = engine.prefill(helpers.QUESTION, helpers.CHUNKS, selector=Given(asking.selected), ratio=0.2)
         assert torch.equal(asking.logits, known.logits)
 
     @torch.no_grad()
-    def test_the_watch_sees_the_attention_weights_of_the_model(self) -> None:
+    def test_a_watch_collects_the_models_own_attention_weights(self) -> None:
         model = tiny_models.model("llama")
         model.set_attn_implementation("eager")
         ids = tiny_models.tokens(25)

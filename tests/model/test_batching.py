@@ -1,4 +1,4 @@
-"""Decoding for many: every row gets what it would get alone, whoever else takes part."""
+"""Batched decoding: every row gets the same result as alone, with any other rows."""
 
 import random
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ LENGTHS = (3, 45, 30, 61, 24, 47)  # around the window and around the length whe
 
 @dataclass
 class Talk:
-    """A prompt and what was decoded behind it, alone and together."""
+    """A prompt and the tokens decoded behind it, alone and in a batch."""
 
     kv: PromptKV
     alone: PromptKV
@@ -34,7 +34,7 @@ def talk(adapter: Adapter, length: int, seed: int) -> Talk:
 
 @torch.no_grad()
 def solo(adapter: Adapter, talk: Talk, token: int) -> torch.Tensor:
-    """Logits (V,) after one more token, by the pass that prefills."""
+    """Logits (V,) after one more token, computed by a prefill pass."""
     hidden = full_pass(adapter, torch.tensor([token]), talk.alone, start=talk.alone.length)
     return adapter.logits(hidden)[-1]
 
@@ -48,7 +48,7 @@ def same_kv(got: PromptKV, wanted: PromptKV) -> None:
 
 @pytest.mark.parametrize("family", tiny_models.FAMILIES)
 class TestEveryFamily:
-    def test_rows_that_join_and_leave_at_any_step_get_their_solo_logits(self, family: str) -> None:
+    def test_a_prompt_gets_its_solo_logits_in_a_batch_that_others_join_and_leave(self, family: str) -> None:
         adapter, chance = adapt(tiny_models.model(family)), random.Random(7)
         talks = [talk(adapter, length, seed) for seed, length in enumerate(LENGTHS)]
         while able := [t for t in talks if t.decoded < ROOM]:
@@ -64,13 +64,13 @@ class TestEveryFamily:
         for own in talks:
             same_kv(own.kv, own.alone)
 
-    def test_a_batch_of_one_is_the_solo_pass_bit_for_bit(self, family: str) -> None:
+    def test_a_batch_of_one_equals_the_solo_pass_bit_for_bit(self, family: str) -> None:
         adapter = adapt(tiny_models.model(family))
         one = talk(adapter, 46, seed=1)
         for token in tiny_models.tokens(4, seed=2):
             assert torch.equal(decode_rows(adapter, [DecodeRow(one.kv, token)])[0], solo(adapter, one, token))
 
-    def test_what_is_recorded_is_what_is_in_place_before_rope(self, family: str) -> None:
+    def test_a_recording_holds_the_kv_before_rope(self, family: str) -> None:
         adapter = adapt(tiny_models.model(family))
         talks = [talk(adapter, length, seed) for seed, length in enumerate((20, 33))]
         for token in tiny_models.tokens(3, seed=3):
@@ -87,7 +87,7 @@ class TestEveryFamily:
                 assert torch.equal(own.record.kv[layer, 1, :, :3], v[0])
 
 
-def test_a_step_that_fails_may_be_tried_again() -> None:
+def test_a_failed_decoding_step_may_be_tried_again() -> None:
     adapter = adapt(tiny_models.model("llama"))
     talks = [talk(adapter, length, seed) for seed, length in enumerate((5, 9))]
 
@@ -107,7 +107,7 @@ def test_a_step_that_fails_may_be_tried_again() -> None:
         torch.testing.assert_close(logits, solo(adapter, own, 7), atol=1e-5, rtol=1e-5)
 
 
-def test_a_kv_of_another_kind_attends_its_own_way() -> None:
+def test_a_subclass_of_prompt_kv_attends_by_its_own_method() -> None:
     adapter = adapt(tiny_models.model("mistral"))
     talks = [talk(adapter, length, seed) for seed, length in enumerate((5, 30))]
     asked: list[tuple[int, tuple[int, ...], int | None]] = []

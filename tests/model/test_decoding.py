@@ -1,4 +1,4 @@
-"""The next token: greedy unless asked otherwise, sampled by a seed, by transformers' own rules."""
+"""Decoding: greedy by default, seeded sampling, transformers' own logits processors."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -18,18 +18,18 @@ def chosen(count: int = 1, seed: int | None = 0, eos: tuple[int, ...] = (), **se
     return [sampler.choose(LOGITS) for _ in range(count)]
 
 
-def test_greedy_takes_the_largest() -> None:
+def test_greedy_decoding_takes_the_largest_logit() -> None:
     assert chosen(3) == [2, 2, 2]
 
 
-def test_the_same_seed_gives_the_same_sample_and_another_seed_another() -> None:
+def test_equal_seeds_give_equal_samples_and_other_seeds_give_others() -> None:
     samples = {seed: chosen(20, seed, do_sample=True) for seed in (0, 1)}
     assert chosen(20, 0, do_sample=True) == samples[0]
     assert samples[0] != samples[1]
     assert chosen(40, None, do_sample=True) != chosen(40, None, do_sample=True)
 
 
-def test_a_seed_leaves_torch_s_own_generator_alone() -> None:
+def test_a_seed_does_not_change_the_global_generator_of_torch() -> None:
     before = torch.get_rng_state()
     chosen(5, 3, do_sample=True)
     assert torch.equal(torch.get_rng_state(), before)
@@ -47,7 +47,7 @@ def test_a_seed_leaves_torch_s_own_generator_alone() -> None:
     ],
     ids=str,
 )
-def test_sampling_settings_bound_what_is_sampled(settings: dict[str, Any], allowed: set[int]) -> None:
+def test_sampling_settings_limit_the_sampled_tokens(settings: dict[str, Any], allowed: set[int]) -> None:
     assert set(chosen(200, do_sample=True, **settings)) == allowed
 
 
@@ -56,11 +56,11 @@ def test_a_repetition_penalty_counts_the_prompt_and_the_answer() -> None:
     assert chosen(3, repetition_penalty=2.0) == [2, 3, 2]
 
 
-def test_no_ngram_is_repeated() -> None:
+def test_no_repeat_ngram_size_prevents_repeated_ngrams() -> None:
     assert chosen(3, no_repeat_ngram_size=1) == [2, 3, 0]
 
 
-def test_end_tokens_stay_out_until_the_least_number_of_new_tokens() -> None:
+def test_end_tokens_are_not_chosen_before_min_new_tokens() -> None:
     assert chosen(3, eos=(2,), min_new_tokens=2) == [4, 4, 2]
 
 
@@ -78,18 +78,18 @@ def test_end_tokens_stay_out_until_the_least_number_of_new_tokens() -> None:
     ],
     ids=str,
 )
-def test_settings_out_of_range_are_refused(wrong: dict[str, Any]) -> None:
+def test_generation_settings_out_of_range_are_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(InputError, match="not valid"):
         generation_config(wrong)
 
 
 @pytest.mark.parametrize("name", ["num_beams", "max_length", "temprature", "to_dict", "eos_token_id", "stop_strings"])
-def test_settings_that_would_be_ignored_are_refused(name: str) -> None:
+def test_generation_settings_without_effect_are_refused(name: str) -> None:
     with pytest.raises(InputError, match=f"Unknown generation settings: {name}.*temperature"):
         generation_config({name: 2})
 
 
-def test_every_known_setting_is_one_of_transformers() -> None:
+def test_every_supported_setting_exists_in_transformers() -> None:
     config = generation_config({})
     assert all(hasattr(config, name) for name in SETTINGS)
 
@@ -98,7 +98,7 @@ def test_every_known_setting_is_one_of_transformers() -> None:
     ("of_generation", "of_model", "of_tokenizer", "wanted"),
     [([7, 8], 2, 3, (7, 8)), (7, 2, 3, (7,)), (None, 2, 3, (2,)), (None, None, 3, (3,)), (None, None, None, ())],
 )
-def test_end_tokens_are_the_first_that_somebody_names(
+def test_end_tokens_come_from_the_first_source_that_names_them(
     of_generation: Any, of_model: Any, of_tokenizer: Any, wanted: tuple[int, ...]
 ) -> None:
     model = SimpleNamespace(

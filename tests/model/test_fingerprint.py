@@ -1,4 +1,4 @@
-"""The identity of an entry: whatever changes KV changes it, nothing else does."""
+"""The identity of an entry: changes that affect KV change it, and no others do."""
 
 import json
 import os
@@ -25,7 +25,7 @@ def digests(model: Any) -> tuple[str, str, str]:
 
 
 def changed(family: str, **changes: Any) -> Any:
-    """A model of the family's weights under a changed config."""
+    """A model with the family's weights and a changed config."""
     model = type(tiny_models.model(family))(tiny_models.config(family, **changes)).eval()
     model.load_state_dict(tiny_models.weights(family), strict=False)
     return model
@@ -36,7 +36,7 @@ def identity(model: Any, tokenizer: Any = None, **config: Any) -> Identity:
         return engine.parts.encoder.identity
 
 
-def test_any_one_weight_changes_the_identity() -> None:
+def test_a_change_of_any_weight_changes_the_identity() -> None:
     model = tiny_models.model("llama")
     before = weights_digest(model)
     for name, weight in model.named_parameters():
@@ -49,7 +49,7 @@ def test_any_one_weight_changes_the_identity() -> None:
     assert weights_digest(model) == before
 
 
-def test_equal_bytes_under_another_name_shape_or_dtype_are_another_model() -> None:
+def test_equal_bytes_with_another_name_shape_or_dtype_change_the_identity() -> None:
     def digest(**weights: torch.Tensor) -> str:
         module = torch.nn.Module()
         for name, weight in weights.items():
@@ -125,7 +125,7 @@ def test_any_setting_of_the_computation_changes_the_identity(family: str, change
     ],
     ids=str,
 )
-def test_a_setting_that_changes_no_kv_leaves_the_identity(changes: dict[str, Any]) -> None:
+def test_a_setting_without_effect_on_kv_keeps_the_identity(changes: dict[str, Any]) -> None:
     model = tiny_models.model("llama")
     before = digests(model)
     for name, value in changes.items():
@@ -134,7 +134,7 @@ def test_a_setting_that_changes_no_kv_leaves_the_identity(changes: dict[str, Any
 
 
 @pytest.mark.parametrize("family", ["llama", "gemma3_text", "phi3", "gpt_neox", "qwen3_moe", "cohere2"])
-def test_saving_and_loading_leaves_the_identity(family: str, tmp_path: Path) -> None:
+def test_saving_and_loading_a_model_keeps_its_identity(family: str, tmp_path: Path) -> None:
     model = tiny_models.model(family)
     model.save_pretrained(tmp_path)
     loaded = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, dtype="auto")
@@ -143,14 +143,14 @@ def test_saving_and_loading_leaves_the_identity(family: str, tmp_path: Path) -> 
     assert digests(loaded) == digests(model)
 
 
-def test_using_the_model_leaves_the_identity() -> None:
+def test_using_a_model_keeps_its_identity() -> None:
     model = tiny_models.model("llama-dynamic")
     before = digests(model)
     model(torch.tensor([tiny_models.tokens(100)]))  # grows the rotary table
     assert digests(model) == before
 
 
-def test_whatever_else_an_entry_depends_on_changes_its_key(tmp_path: Path) -> None:
+def test_dtype_adapter_tenant_tokenizer_prefix_and_tokens_change_the_key_of_an_entry(tmp_path: Path) -> None:
     def key(*, dtype: torch.dtype = torch.float32, tokenizer: Any = None, **config: Any) -> str:
         return identity(tiny_models.model("llama").to(dtype), tokenizer, **config).key([5, 6])
 
@@ -174,21 +174,21 @@ def test_whatever_else_an_entry_depends_on_changes_its_key(tmp_path: Path) -> No
 
 
 class TestTokenizer:
-    def test_none_has_no_digest(self) -> None:
+    def test_a_missing_tokenizer_has_an_empty_digest(self) -> None:
         assert tokenizer_digest(None) == ""
 
-    def test_vocabulary_and_rules_change_it(self) -> None:
+    def test_the_vocabulary_and_the_rules_change_the_tokenizer_digest(self) -> None:
         more = byte_tokenizer()
         more.add_tokens(["more"])
         assert len({tokenizer_digest(t) for t in (byte_tokenizer(), fallback_tokenizer(), more)}) == 3
 
-    def test_using_it_does_not(self) -> None:
+    def test_using_a_tokenizer_keeps_its_digest(self) -> None:
         tokenizer = byte_tokenizer()
         before = tokenizer_digest(tokenizer)
         tokenizer(["a", "bcd"], padding="max_length", truncation=True, max_length=2)
         assert tokenizer_digest(tokenizer) == before
 
-    def test_saving_and_loading_does_not(self, tmp_path: Path) -> None:
+    def test_saving_and_loading_a_tokenizer_keeps_its_digest(self, tmp_path: Path) -> None:
         byte_tokenizer().save_pretrained(tmp_path)
         assert tokenizer_digest(transformers.AutoTokenizer.from_pretrained(tmp_path)) == tokenizer_digest(
             byte_tokenizer()

@@ -1,5 +1,4 @@
-"""KCache: the rows chosen are those of a naive reference, N of at least S is ordinary attention, bytes are where they
-are said to be, and what is done to values in host memory is what would be done to a tensor."""
+"""KCache: chosen rows equal a naive reference, N >= S equals ordinary attention, and where the bytes are."""
 
 import math
 from typing import Any
@@ -29,7 +28,7 @@ def offloaded(adapter: Adapter, capacity: int, config: KCacheConfig, staged_rows
 
 @torch.no_grad()
 def prefilled(adapter: Adapter, kv: PromptKV, seed: int = 1, length: int = PROMPT) -> int:
-    """Fill `kv` and let it settle; the next token, greedily."""
+    """Prefill `kv`; returns the greedy next token."""
     hidden = full_pass(adapter, torch.tensor(tiny_models.tokens(length, seed)), kv)
     for layer in range(adapter.layer_count):
         kv.finish_prefill(layer, length)
@@ -44,11 +43,11 @@ def same(got: torch.Tensor, wanted: torch.Tensor) -> None:
     torch.testing.assert_close(got, wanted, atol=1e-5 * float(wanted.abs().max()), rtol=0)
 
 
-# What is chosen
+# The choice of rows
 
 
 def naive(q_rot: torch.Tensor, k_rot: torch.Tensor, v: torch.Tensor, top_n: int, scaling: float, softcap: float | None):  # type: ignore[no-untyped-def]
-    """Per query head: softmax over all keys, the N largest weights, their rows. Rows of each KV head, output."""
+    """Rows and output, head by head: softmax over all keys, the N largest weights, their rows."""
     rows, out = set(), torch.zeros(q_rot.shape[0], q_rot.shape[1], v.shape[2])
     for group, queries in enumerate(q_rot):
         for head, query in enumerate(queries):
@@ -73,7 +72,7 @@ def naive(q_rot: torch.Tensor, k_rot: torch.Tensor, v: torch.Tensor, top_n: int,
     seed=st.integers(0, 99),
 )
 @settings(max_examples=150, deadline=None)
-def test_the_rows_chosen_and_what_they_give_are_a_naive_reference_s_for_every_n(
+def test_chosen_rows_and_their_attention_equal_a_naive_reference_for_every_n(
     kv_heads: int, group: int, keys: int, top_n: int, start: int, softcap: float | None, seed: int
 ) -> None:
     chance = torch.Generator().manual_seed(seed)
@@ -90,22 +89,22 @@ def test_the_rows_chosen_and_what_they_give_are_a_naive_reference_s_for_every_n(
     whole = choose(q_rot, k_rot, top_n, 0.3, softcap, renormalise=True).weights.sum(-1)
     torch.testing.assert_close(whole, torch.ones_like(whole))
     if top_n < keys:
-        assert (choice.weights.sum(-1) < 1.0 - 1e-7).all()  # the paper leaves them as they are
+        assert (choice.weights.sum(-1) < 1.0 - 1e-7).all()  # the paper does not renormalise
 
 
 @pytest.mark.parametrize("keys", [4095, 4096, 5003, 8200])
 @pytest.mark.parametrize("top_n", [1, 16, 64, 128, 250, 512])
-def test_over_many_keys_the_rows_are_still_the_largest_s(keys: int, top_n: int) -> None:
+def test_the_block_search_over_many_keys_finds_the_largest_scores(keys: int, top_n: int) -> None:
     chance = torch.Generator().manual_seed(keys + top_n)
     q_rot, k_rot = torch.randn(2, 3, 8, generator=chance), torch.randn(2, keys, 8, generator=chance)
-    k_rot[:, -3:] *= 10  # some of the largest are in the last, broken block
+    k_rot[:, -3:] *= 10  # some of the largest are in the last, incomplete block
     choice = choose(q_rot, k_rot, top_n, 0.3)
     wanted = (torch.bmm(q_rot, k_rot.transpose(1, 2)) * 0.3).softmax(-1).topk(top_n).values
     torch.testing.assert_close(choice.weights.sort(-1, descending=True).values, wanted)
     assert choice.places.flatten(1).shape == (2, 3 * top_n)
 
 
-def test_keys_that_may_not_be_seen_have_no_weight() -> None:
+def test_masked_keys_have_no_weight() -> None:
     q_rot, k_rot = torch.randn(1, 2, 8), torch.randn(1, 10, 8)
     allowed = torch.ones(1, 1, 10, dtype=torch.bool)
     allowed[..., :7] = False
@@ -115,53 +114,56 @@ def test_keys_that_may_not_be_seen_have_no_weight() -> None:
     torch.testing.assert_close(choice.weights.sum(-1), torch.ones(1, 2))
 
 
-# Where values lie
+# Values in host memory
 
 
 @given(st.data())
 @settings(max_examples=80, deadline=None)
-def test_values_in_host_memory_are_as_a_tensor_would_be(data: st.DataObject) -> None:
+def test_values_in_host_memory_behave_like_a_tensor(data: st.DataObject) -> None:
     heads, staged, loaded = 2, data.draw(st.integers(1, 5)), data.draw(st.integers(0, 9))
     chance = torch.Generator().manual_seed(data.draw(st.integers(0, 99)))
     capacity = 12
     plain = torch.zeros(heads, 60, 3)
-    away = HostValues(heads, 3, capacity, torch.float32, CPU, staged)
+    values = HostValues(heads, 3, capacity, torch.float32, CPU, staged)
     plain[:, :loaded] = torch.randn(heads, loaded, 3, generator=chance)
-    away.load(plain[:, :loaded])
+    values.load(plain[:, :loaded])
     end = loaded
     for _ in range(data.draw(st.integers(1, 8))):
-        start = data.draw(st.integers(max(0, end - 4), end))  # a step tried again, a tail forgotten
+        start = data.draw(st.integers(max(0, end - 4), end))  # a repeated step, a discarded tail
         count = data.draw(st.integers(1, 6))
         end = start + count
         if end > capacity:
             capacity = 2 * end
-            away.reserve(capacity)
+            values.reserve(capacity)
         plain[:, start:end] = torch.randn(heads, count, 3, generator=chance)
-        away.put(start, plain[:, start:end])
+        values.put(start, plain[:, start:end])
         low = data.draw(st.integers(0, end - 1))
-        assert torch.equal(away.take(low, end), plain[:, low:end])
+        assert torch.equal(values.take(low, end), plain[:, low:end])
         rows = torch.tensor(sorted(data.draw(st.sets(st.integers(0, end * heads - 1), min_size=1))))
-        values, fetched = away.fetch(rows)
-        assert torch.equal(values, plain[:, :end].transpose(0, 1).reshape(-1, 3)[rows])
-        edge = away.rows_on_host(0, 60)
+        found, fetched = values.fetch(rows)
+        assert torch.equal(found, plain[:, :end].transpose(0, 1).reshape(-1, 3)[rows])
+        edge = values.rows_on_host(0, 60)
         assert fetched == sum(row < edge for row in rows.tolist())
         assert edge >= (end - staged) * heads  # no more than that many positions are staged
 
 
 @pytest.mark.parametrize("resident", [0, 1, 2, 3])
-def test_device_bytes_fall_to_the_resident_share_with_staging_counted(resident: int) -> None:
+def test_device_bytes_fall_to_the_resident_layers_and_staging(resident: int) -> None:
     adapter, capacity, staged = adapt(tiny_models.model("llama")), PROMPT + 8, 8
     ordinary, kv = adapter.new_kv(capacity), offloaded(adapter, capacity, KCacheConfig(4, resident), staged)
     prefilled(adapter, kv)
     layers, row_bytes = 4, 2 * 16 * 4  # G D float32
-    away = layers - resident
-    assert kv.device_bytes == ordinary.size_bytes * (layers + resident) // (2 * layers) + away * staged * row_bytes
-    assert kv.host_bytes == away * capacity * row_bytes
+    offloaded_layers = layers - resident
+    assert (
+        kv.device_bytes
+        == ordinary.size_bytes * (layers + resident) // (2 * layers) + offloaded_layers * staged * row_bytes
+    )
+    assert kv.host_bytes == offloaded_layers * capacity * row_bytes
     assert kv.size_bytes == kv.device_bytes + kv.host_bytes
     assert sum(v.shape[2] > 0 for v in kv.values) == resident  # their device memory is released
 
 
-def test_while_a_prompt_is_prefilled_one_layer_more_is_on_the_device() -> None:
+def test_during_prefill_at_most_one_more_layer_of_values_is_on_the_device() -> None:
     adapter = adapt(tiny_models.model("llama"))
     kv = offloaded(adapter, PROMPT, KCacheConfig(4, resident_layers=1))
     tables = adapter.rope.tables(PROMPT)
@@ -174,10 +176,12 @@ def test_while_a_prompt_is_prefilled_one_layer_more_is_on_the_device() -> None:
             hidden = adapter.run_layer(layer, hidden, rows, kv, tables)
             kv.finish_prefill(layer, PROMPT)
     one_layer, staging = PROMPT * 2 * 16 * 4, 8 * 2 * 16 * 4
-    assert kv.peak_device_bytes == 4 * one_layer + 2 * one_layer + 2 * staging  # K; V of one resident, one under way
+    assert (
+        kv.peak_device_bytes == 4 * one_layer + 2 * one_layer + 2 * staging
+    )  # K; V of one resident layer and one in prefill
 
 
-def test_rows_fetched_are_those_of_the_host() -> None:
+def test_only_rows_on_the_host_count_as_fetched() -> None:
     adapter = adapt(tiny_models.model("llama"))
     kv = offloaded(adapter, PROMPT + ROOM, KCacheConfig(top_n=5, resident_layers=1))
     token = prefilled(adapter, kv)
@@ -185,14 +189,14 @@ def test_rows_fetched_are_those_of_the_host() -> None:
         before = kv.rows_fetched
         step(adapter, kv, token)
         fetched = kv.rows_fetched - before
-        assert 0 < fetched <= 3 * 2 * 10  # three layers, two KV heads of two query heads that ask for 5 each
+        assert 0 < fetched <= 3 * 2 * 10  # three layers, two KV heads of two query heads that need 5 each
 
 
-# What decoding gives
+# Decoding
 
 
 @pytest.mark.parametrize("family", TOP)
-def test_the_forced_path_with_n_of_all_keys_is_ordinary_decoding_over_200_tokens(family: str) -> None:
+def test_forced_kcache_with_n_of_all_keys_equals_ordinary_decoding_over_200_tokens(family: str) -> None:
     adapter = adapt(tiny_models.model(family))
     ordinary = adapter.new_kv(PROMPT + ROOM)
     forced = offloaded(adapter, PROMPT + ROOM, KCacheConfig(PROMPT + ROOM, resident_layers=1, fall_back=False))
@@ -209,7 +213,7 @@ def test_the_forced_path_with_n_of_all_keys_is_ordinary_decoding_over_200_tokens
 
 
 @pytest.mark.parametrize("family", ["llama", "gemma2"])
-def test_top_n_of_none_is_ordinary_attention_over_values_from_the_host(family: str) -> None:
+def test_without_top_n_attention_is_ordinary_over_values_from_the_host(family: str) -> None:
     adapter = adapt(tiny_models.model(family))
     kvs = [adapter.new_kv(PROMPT + 9), offloaded(adapter, PROMPT + 9, KCacheConfig(None, 0, fall_back=False))]
     token, _ = (prefilled(adapter, kv) for kv in kvs)
@@ -219,7 +223,7 @@ def test_top_n_of_none_is_ordinary_attention_over_values_from_the_host(family: s
         token = int(wanted.argmax())
 
 
-def test_a_window_within_n_is_ordinary_attention() -> None:
+def test_attention_is_ordinary_if_the_window_is_not_larger_than_n() -> None:
     adapter = adapt(tiny_models.model("mistral"))  # all its layers slide
     kvs = [adapter.new_kv(PROMPT + 40), offloaded(adapter, PROMPT + 40, KCacheConfig(tiny_models.WINDOW, 0))]
     token, _ = (prefilled(adapter, kv) for kv in kvs)
@@ -229,7 +233,7 @@ def test_a_window_within_n_is_ordinary_attention() -> None:
         token = int(wanted.argmax())
 
 
-def test_few_rows_are_not_all_rows() -> None:
+def test_attention_over_few_rows_differs_from_attention_over_all() -> None:
     adapter = adapt(tiny_models.model("llama"))
     kvs = [adapter.new_kv(PROMPT + 3), *(offloaded(adapter, PROMPT + 3, KCacheConfig(n, 0)) for n in (4, 30))]
     token, *_ = (prefilled(adapter, kv) for kv in kvs)
@@ -237,7 +241,7 @@ def test_few_rows_are_not_all_rows() -> None:
     assert float((few - wanted).norm()) > 3 * float((many - wanted).norm()) > 0
 
 
-def test_rows_with_and_without_kcache_decode_together() -> None:
+def test_prompts_with_and_without_kcache_decode_in_one_batch() -> None:
     adapter = adapt(tiny_models.model("gemma2"))
 
     def fresh() -> list[PromptKV]:
@@ -258,7 +262,7 @@ def test_rows_with_and_without_kcache_decode_together() -> None:
             same(got, step(adapter, kv, token))
 
 
-def test_a_step_that_fails_may_be_tried_again() -> None:
+def test_a_failed_kcache_step_may_be_tried_again() -> None:
     adapter = adapt(tiny_models.model("llama"))
 
     class Broken(PromptKV):
@@ -277,7 +281,7 @@ def test_a_step_that_fails_may_be_tried_again() -> None:
         same(step(adapter, kvs[0], token), step(adapter, kvs[1], token))
 
 
-def test_what_reads_the_kv_whole_finds_it_whole() -> None:
+def test_reading_offloaded_kv_returns_all_values() -> None:
     adapter = adapt(tiny_models.model("llama"))
     ordinary = adapter.new_kv(PROMPT + 5)
     kv = offloaded(adapter, PROMPT + 5, KCacheConfig(PROMPT + 99, 1, fall_back=False), staged_rows=2)
@@ -286,7 +290,7 @@ def test_what_reads_the_kv_whole_finds_it_whole() -> None:
         for token in tiny_models.tokens(5):
             step(adapter, each, token)
         each.reserve(PROMPT + 50)
-        with torch.no_grad():  # five more at once, as a pass does
+        with torch.no_grad():  # five more in one pass
             full_pass(adapter, torch.tensor(tiny_models.tokens(5, 9)), each, start=each.length)
     mine, its = kv.to_dynamic_cache(), ordinary.to_dynamic_cache()
     for own, other in zip(mine.layers, its.layers, strict=True):
@@ -294,7 +298,7 @@ def test_what_reads_the_kv_whole_finds_it_whole() -> None:
         torch.testing.assert_close(own.values, other.values, atol=1e-5, rtol=1e-5)
 
 
-# When it is not used
+# Settings that use ordinary attention
 
 
 @pytest.mark.parametrize(
@@ -305,7 +309,7 @@ def test_what_reads_the_kv_whole_finds_it_whole() -> None:
         (KCacheConfig(top_n=8, resident_layers=4), "resident_layers is 4, the model has 4"),
     ],
 )
-def test_settings_that_cannot_help_fall_back_and_say_so(config: KCacheConfig, says: str) -> None:
+def test_settings_that_cannot_help_use_ordinary_attention_and_say_so(config: KCacheConfig, says: str) -> None:
     offloading = Offloading(adapt(tiny_models.model("llama")), config)
     assert says in str(offloading.refusal(PROMPT))
     assert type(offloading.new_kv(PROMPT)(70)) is PromptKV
@@ -322,12 +326,12 @@ def test_settings_that_help_are_not_refused() -> None:
 
 
 @pytest.mark.parametrize("wrong", [{"top_n": 0}, {"top_n": -1}, {"resident_layers": -1}])
-def test_a_wrong_setting_is_refused(wrong: dict[str, int]) -> None:
+def test_an_invalid_kcache_setting_is_refused(wrong: dict[str, int]) -> None:
     with pytest.raises(ConfigError, match=next(iter(wrong))):
         KCacheConfig(**wrong)  # type: ignore[arg-type]
 
 
-# For transformers alone
+# Plain transformers models
 
 
 @pytest.mark.parametrize("family", ["llama", "gemma2", "qwen3", "gpt_neox", "mistral"])
@@ -345,7 +349,7 @@ class TestGenerate:
         out = model.generate(ids, past_key_values=past, output_scores=True, return_dict_in_generate=True, **settings)
         return out, past
 
-    def test_n_of_all_keys_generates_what_an_ordinary_cache_does(self, family: str) -> None:
+    def test_generate_with_n_of_all_keys_equals_an_ordinary_cache(self, family: str) -> None:
         wanted, _ = self.generated(family, None)
         got, past = self.generated(family, KCacheConfig(999, resident_layers=1, fall_back=False))
         assert torch.equal(got.sequences, wanted.sequences)
@@ -353,13 +357,13 @@ class TestGenerate:
             torch.testing.assert_close(own.nan_to_num(), other.nan_to_num(), atol=1e-4, rtol=1e-4)
         assert family == "mistral" or sum(getattr(layer, "rows_fetched", 0) for layer in past.layers) > 0
 
-    def test_before_n_keys_are_there_nothing_leaves_the_device(self, family: str) -> None:
+    def test_values_stay_on_the_device_until_there_are_more_than_n_keys(self, family: str) -> None:
         wanted, _ = self.generated(family, None)
         got, past = self.generated(family, KCacheConfig(999, resident_layers=0))
         assert torch.equal(got.sequences, wanted.sequences)
         assert all(layer.host_bytes == 0 for layer in past.layers if isinstance(layer, KCacheLayer))
 
-    def test_beams_may_be_put_into_another_order(self, family: str) -> None:
+    def test_beam_search_reorders_offloaded_values(self, family: str) -> None:
         wanted, _ = self.generated(family, None, num_beams=3, max_new_tokens=12, min_new_tokens=12)
         config = KCacheConfig(999, resident_layers=0, fall_back=False)
         got, _ = self.generated(family, config, num_beams=3, max_new_tokens=12, min_new_tokens=12)
@@ -367,7 +371,7 @@ class TestGenerate:
 
 
 @torch.no_grad()
-def test_the_cache_layer_and_the_prompt_s_kv_give_the_same_logits() -> None:
+def test_the_transformers_cache_layer_and_offloaded_kv_give_the_same_logits() -> None:
     config, ids = KCacheConfig(top_n=6, resident_layers=1), tiny_models.tokens(PROMPT, 1)
     model, adapter = tiny_models.model("llama"), adapt(tiny_models.model("llama"))
     model.set_attn_implementation(ATTENTION)
@@ -380,14 +384,14 @@ def test_the_cache_layer_and_the_prompt_s_kv_give_the_same_logits() -> None:
 
 
 @torch.no_grad()
-def test_a_cropped_cache_goes_on_as_if_it_had_never_been_longer() -> None:
+def test_a_cropped_cache_continues_like_one_that_was_never_longer() -> None:
     model = tiny_models.model("llama")
     model.set_attn_implementation(ATTENTION)
     ids = torch.tensor([tiny_models.tokens(70, 1)])
     config = KCacheConfig(top_n=6, resident_layers=0)
     long, short = kcache(model.config, config), kcache(model.config, config)
     model(ids[:, :60], past_key_values=long)
-    model(ids[:, 60:64], past_key_values=long)  # several at once, over values from the host
+    model(ids[:, 60:64], past_key_values=long)  # several in one pass over values from the host
     long.crop(-14)
     model(ids[:, :50], past_key_values=short)
     for at in range(50, 60):
@@ -399,7 +403,7 @@ def test_a_cropped_cache_goes_on_as_if_it_had_never_been_longer() -> None:
     assert long.get_seq_length() == 0
 
 
-def test_a_model_that_attends_otherwise_is_refused() -> None:
+def test_a_model_with_another_attention_implementation_is_refused() -> None:
     with pytest.raises(ConfigError, match="set_attn_implementation"):
         kcache(tiny_models.model("llama").config, KCacheConfig())
 
@@ -407,7 +411,7 @@ def test_a_model_that_attends_otherwise_is_refused() -> None:
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
 @pytest.mark.parametrize("family", ["llama", "gemma2", "mistral", "qwen3"])
-def test_on_a_gpu_n_of_all_keys_is_ordinary_decoding(family: str) -> None:
+def test_on_a_gpu_kcache_with_n_of_all_keys_equals_ordinary_decoding(family: str) -> None:
     adapter = adapt(tiny_models.model(family).cuda())
     kvs = [adapter.new_kv(PROMPT + ROOM), offloaded(adapter, PROMPT + ROOM, KCacheConfig(999, 1, fall_back=False))]
     token = 5

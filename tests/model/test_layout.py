@@ -1,4 +1,4 @@
-"""A prompt is runs of ids: the four runs of a chat template, or the plain layout."""
+"""Prompt layout: the four runs of a chat template, or the plain layout."""
 
 from typing import Any
 
@@ -50,7 +50,7 @@ NO_SYSTEM_TEMPLATES = {"refuses a system role": NO_SYSTEM, "drops a system messa
 
 
 def rendered(tokenizer: Any, *contents: str, system: str = "") -> list[int]:
-    """The ids of a whole conversation, user first, as the template itself writes it."""
+    """The ids of a whole conversation, user first, as the template itself renders it."""
     roles = ["user", "assistant"] * len(contents)
     messages = [{"role": role, "content": text} for role, text in zip(roles, contents, strict=False)]
     if system:
@@ -71,7 +71,7 @@ def joined(runs: TemplateRuns, tokenizer: Any, *contents: str) -> list[int]:
 
 @pytest.mark.parametrize("system", ["", "Be brief."])
 @pytest.mark.parametrize("template", TEMPLATES.values(), ids=TEMPLATES)
-def test_the_runs_around_ids_are_the_template_around_their_text(template: str, system: str) -> None:
+def test_the_runs_joined_with_ids_equal_the_rendered_template(template: str, system: str) -> None:
     tokenizer = byte_tokenizer(template)
     runs = template_runs(tokenizer, None, system)
     for turns in (["Why?"], ["Why?", "So.", "And?"], ["Why?", "So.", "And?", "Yes.", "Oh?"]):
@@ -81,14 +81,14 @@ def test_the_runs_around_ids_are_the_template_around_their_text(template: str, s
 
 
 @pytest.mark.parametrize("template", NO_SYSTEM_TEMPLATES.values(), ids=NO_SYSTEM_TEMPLATES)
-def test_without_a_system_role_the_system_text_opens_the_first_user_turn(template: str) -> None:
+def test_without_a_system_role_the_system_text_starts_the_first_user_turn(template: str) -> None:
     tokenizer = byte_tokenizer(template)
     runs = template_runs(tokenizer, None, "Be brief. ")
     wanted = rendered(tokenizer, "Be brief. Why?", "So.", "And?")
     assert joined(runs, tokenizer, "Why?", "So.", "And?") == wanted
 
 
-def test_what_closes_an_answer_is_kept_apart_from_what_opens_a_turn() -> None:
+def test_the_end_of_an_answer_and_the_start_of_a_turn_are_separate_runs() -> None:
     tokenizer = byte_tokenizer(CHATML)
     runs = template_runs(tokenizer, None, "")
     assert tokenizer.decode(runs.after_answer) == "<|im_end|>\n"
@@ -101,20 +101,20 @@ def test_what_closes_an_answer_is_kept_apart_from_what_opens_a_turn() -> None:
     ids=["raises", "drops content", "doubles content"],
 )
 @pytest.mark.parametrize("system", ["", "Be brief."])
-def test_a_template_that_cannot_be_split_is_refused_with_the_way_out(template: str, system: str) -> None:
+def test_a_template_that_cannot_be_split_is_refused_with_a_workaround(template: str, system: str) -> None:
     with pytest.raises(UnsupportedModelError, match="chat_template to None"):
         template_runs(byte_tokenizer(template), None, system)
 
 
 class TestPlainLayout:
-    """Without a template: BOS if there is one, the system text, and nothing else."""
+    """Without a template: only BOS, if any, and the system text."""
 
-    def test_with_a_tokenizer(self) -> None:
+    def test_the_plain_layout_of_a_tokenizer_is_bos_and_system_text(self) -> None:
         tokenizer = byte_tokenizer()
         assert template_runs(tokenizer, None, "") == TemplateRuns((BOS,))
         assert template_runs(tokenizer, 99, "Hi") == TemplateRuns((BOS, *encode(tokenizer, "Hi")))
 
-    def test_without_a_tokenizer(self) -> None:
+    def test_the_plain_layout_without_a_tokenizer_is_the_models_bos(self) -> None:
         assert template_runs(None, 1, "") == TemplateRuns((1,))
         assert template_runs(None, None, "") == TemplateRuns(())
 
@@ -129,10 +129,10 @@ class TestEncode:
         assert tokenizer.decode(encode(tokenizer, "a b")) == "a b"
         assert encode(tokenizer, "") == ()
 
-    def test_ids_pass_through_from_any_integer_sequence(self) -> None:
+    def test_any_integer_sequence_is_accepted_as_ids(self) -> None:
         assert encode(None, [5, 6]) == encode(None, torch.tensor([5, 6])) == encode(None, range(5, 7)) == (5, 6)
 
     @pytest.mark.parametrize("wrong", [[1.5], ["a"], [None], 7, None, [[1]]])
-    def test_anything_else_is_refused(self, wrong: Any) -> None:
+    def test_input_that_is_neither_text_nor_integers_is_refused(self, wrong: Any) -> None:
         with pytest.raises(InputError, match="token ids"):
             encode(None, wrong)

@@ -1,4 +1,4 @@
-"""Loading: a model and its tokenizer, or one clear sentence."""
+"""Loading a model and its tokenizer, or one clear error message."""
 
 from pathlib import Path
 from typing import Any
@@ -30,13 +30,13 @@ def refused(name: Any, error: type[Exception] = ModelNotFoundError, device: str 
     return message
 
 
-def test_a_folder_loads_in_eval_mode_in_its_own_dtype(folder: Path) -> None:
+def test_a_model_folder_loads_in_eval_mode_and_in_its_own_dtype(folder: Path) -> None:
     model, tokenizer = load(folder, "cpu", "auto")
     assert (model.training, model.dtype, tokenizer) == (False, torch.float32, None)
     assert load(str(folder), "cpu", "bfloat16")[0].dtype is torch.bfloat16
 
 
-def test_the_folder_s_tokenizer_comes_along(folder: Path) -> None:
+def test_the_folders_tokenizer_is_loaded_too(folder: Path) -> None:
     byte_tokenizer().save_pretrained(folder)
     _, tokenizer = load(folder, "cpu", "auto")
     assert tokenizer.decode(tokenizer("aé", add_special_tokens=False)["input_ids"]) == "aé"
@@ -52,16 +52,16 @@ def test_a_missing_folder_is_named(name: str) -> None:
     assert "No model folder at" in refused(name)
 
 
-def test_a_hub_id_that_is_not_at_hand_is_named() -> None:
+def test_an_unavailable_hub_id_is_named() -> None:
     assert "no-such/model" in refused("no-such/model")
 
 
-def test_a_folder_without_a_config_is_no_model(tmp_path: Path) -> None:
+def test_a_folder_without_a_config_is_refused(tmp_path: Path) -> None:
     assert "no config.json" in refused(tmp_path)
 
 
 @pytest.mark.parametrize("text", ["{", "[]", "{}", '{"model_type": "no-such-type"}', "\x00\x01"])
-def test_a_config_that_says_nothing_is_no_model(folder: Path, text: str) -> None:
+def test_an_empty_config_is_refused(folder: Path, text: str) -> None:
     (folder / "config.json").write_text(text)
     assert str(folder) in refused(folder)
 
@@ -76,7 +76,7 @@ def test_damaged_weights_are_refused(folder: Path) -> None:
     assert "model.safetensors" in refused(folder)
 
 
-def test_incomplete_weights_are_refused_rather_than_made_up(folder: Path) -> None:
+def test_incomplete_weights_are_refused_and_not_initialized_at_random(folder: Path) -> None:
     weights = load_file(folder / "model.safetensors")
     del weights["model.layers.1.mlp.up_proj.weight"]
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
@@ -97,7 +97,7 @@ def test_an_unsupported_architecture_is_refused_before_its_weights_are_read(tmp_
     assert "gpt2" in refused(tmp_path, UnsupportedModelError)
 
 
-def test_a_damaged_tokenizer_is_told_from_a_damaged_model(folder: Path) -> None:
+def test_the_message_distinguishes_a_damaged_tokenizer_from_a_damaged_model(folder: Path) -> None:
     (folder / "tokenizer.json").write_text("{")
     assert "tokenizer of the model" in refused(folder)
 
@@ -121,5 +121,5 @@ def test_a_missing_device_is_refused(folder: Path) -> None:
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
-def test_a_model_goes_to_the_device_asked_for(folder: Path) -> None:
+def test_a_model_is_moved_to_the_requested_device(folder: Path) -> None:
     assert load(folder, "cuda", "bfloat16")[0].device.type == "cuda"

@@ -1,4 +1,4 @@
-"""Packed weights give the products of the plain ones, take no more memory than allowed, and leave the model alone."""
+"""Packed weights: equal products, bounded memory, an unchanged model."""
 
 import pytest
 import torch
@@ -11,7 +11,9 @@ from tests import tiny_models
 CPU = torch.device("cpu")
 TOKENS = torch.tensor(tiny_models.tokens(29, seed=3))
 MUCH = 1 << 30
-DENSE = [family for family in tiny_models.FAMILIES if family not in ("mixtral", "qwen3_moe")]  # rounding moves experts
+DENSE = [
+    family for family in tiny_models.FAMILIES if family not in ("mixtral", "qwen3_moe")
+]  # rounding changes the routing to experts
 needs_operators = pytest.mark.skipif(not packing._is_possible(), reason="no packed bfloat16 on this processor")
 
 
@@ -26,7 +28,7 @@ def packed_bytes(*modules: torch.nn.Module) -> int:
 
 @needs_operators
 @pytest.mark.parametrize("family", DENSE)
-def test_a_packed_model_gives_the_plain_ones_logits(family: str) -> None:
+def test_a_packed_model_gives_the_logits_of_the_plain_one(family: str) -> None:
     model = tiny_models.model(family).to(torch.bfloat16)
     before = {name: type(part) for name, part in model.named_modules()}
     logits = []
@@ -36,14 +38,16 @@ def test_a_packed_model_gives_the_plain_ones_logits(family: str) -> None:
         kv = adapter.new_kv(len(TOKENS))
         logits.append(adapter.logits(full_pass(adapter, TOKENS, kv)))
         logits.append(kv.keys[-1])
-    torch.testing.assert_close(logits[2:], logits[:2], atol=2e-2, rtol=2e-2)  # a bias may be rounded in once, not twice
+    torch.testing.assert_close(
+        logits[2:], logits[:2], atol=2e-2, rtol=2e-2
+    )  # a bias may be added before or after rounding
     assert {name: type(part) for name, part in model.named_modules()} == before
 
 
 @needs_operators
 @pytest.mark.parametrize("rows", [0, 1, 5, 40])
 @pytest.mark.parametrize("bias", [False, True])
-def test_products_are_the_same_bits(rows: int, bias: bool) -> None:
+def test_products_of_packed_weights_are_equal_bit_for_bit(rows: int, bias: bool) -> None:
     plain = torch.nn.Linear(48, 20, bias=bias, dtype=torch.bfloat16)
     hidden = torch.randn((1, rows, 48), generator=torch.Generator().manual_seed(0)).bfloat16()
     with torch.no_grad():
@@ -51,7 +55,7 @@ def test_products_are_the_same_bits(rows: int, bias: bool) -> None:
 
 
 @needs_operators
-def test_copies_stay_below_the_limit() -> None:
+def test_packed_copies_stay_below_the_memory_limit() -> None:
     adapter = adapt(tiny_models.model("llama").to(torch.bfloat16), MUCH)
     whole = packed_bytes(*adapter.layers, adapter._head)
     assert adapter.packed_bytes == whole
@@ -61,7 +65,7 @@ def test_copies_stay_below_the_limit() -> None:
 
 
 @needs_operators
-def test_what_is_more_than_a_plain_layer_is_left_as_it_is() -> None:
+def test_a_linear_layer_with_hooks_or_other_weights_is_not_packed() -> None:
     hooked, wrapped, quantised = linear(), linear(), linear()
     hooked.register_forward_hook(lambda *_: None)
     wrapped.forward = lambda hidden: hidden  # type: ignore[method-assign]

@@ -1,4 +1,4 @@
-"""What is not reproduced layer by layer is refused when the engine is built, with the reason."""
+"""Models whose logits are not reproduced layer by layer are refused with the reason when the engine is built."""
 
 from typing import Any
 
@@ -70,19 +70,19 @@ def test_an_architecture_that_cannot_be_fused_is_refused_with_the_reason(name: s
     assert name in str(caught.value)
 
 
-def test_what_is_no_model_is_refused() -> None:
+def test_an_object_that_is_no_model_is_refused() -> None:
     for thing in (nn.Linear(2, 2), None, "path/to/model"):
         with pytest.raises(UnsupportedModelError):
             Engine(thing)
 
 
-def test_a_model_without_a_head_is_refused() -> None:
+def test_a_model_without_a_language_model_head_is_refused() -> None:
     with pytest.raises(UnsupportedModelError, match="causal LM"):
         Engine(tiny_models.model("llama").model)
 
 
 class ScaledEmbeddings(transformers.LlamaForCausalLM):
-    """Looks like a llama and is none."""
+    """Claims to be a llama but scales its embeddings."""
 
     def forward(self, input_ids: torch.Tensor, **kwargs: Any) -> Any:
         return super().forward(inputs_embeds=self.get_input_embeddings()(input_ids) * 3.0, **kwargs)
@@ -97,7 +97,7 @@ class CappedLogits(transformers.LlamaForCausalLM):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("altered", [ScaledEmbeddings, CappedLogits])
-def test_a_model_whose_forward_does_more_is_refused(altered: type[Any], dtype: torch.dtype) -> None:
+def test_a_model_whose_forward_does_more_than_its_family_is_refused(altered: type[Any], dtype: torch.dtype) -> None:
     model = altered(tiny_models.config("llama")).eval()
     model.load_state_dict(tiny_models.weights("llama"))
     model.to(dtype)
@@ -112,7 +112,7 @@ def test_a_model_whose_layers_were_altered_is_refused() -> None:
         adapt(model)
 
 
-def test_a_model_of_nan_is_refused() -> None:
+def test_a_model_with_nan_weights_is_refused() -> None:
     model = tiny_models.model("llama")
     model.lm_head.weight.data.fill_(torch.nan)
     with pytest.raises(UnsupportedModelError, match="gives other logits"):

@@ -1,4 +1,4 @@
-"""Attention by products rounds no worse than the weights it makes, and is used where it pays alone."""
+"""Attention by products: its rounding error, and when it is used."""
 
 from typing import Any
 
@@ -18,7 +18,7 @@ needs_bfloat16 = pytest.mark.skipif(not products.multiplies_bfloat16(), reason="
 
 
 def made(sharpness: float = 1.0, common: float = 0.0) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Queries (G, M, D), keys and values (G, N, D); `common` is what every score has about it."""
+    """Queries (G, M, D), keys and values (G, N, D); every score is near `common`."""
     generator = torch.Generator().manual_seed(0)
     q, k, v = (torch.randn((G, n, D), generator=generator) for n in (GROUP * ROWS, KEYS, KEYS))
     shift = torch.full((D,), (common / SCALING / D) ** 0.5)
@@ -26,7 +26,7 @@ def made(sharpness: float = 1.0, common: float = 0.0) -> tuple[torch.Tensor, tor
 
 
 def causal() -> torch.Tensor:
-    """The bias of rows that stand at the last of the keys."""
+    """The bias of rows at the positions of the last keys."""
     seen = torch.arange(KEYS) <= torch.arange(KEYS - ROWS, KEYS)[:, None]
     return torch.zeros((ROWS, KEYS)).masked_fill_(~seen, float("-inf")).bfloat16().repeat(GROUP, 1)
 
@@ -39,36 +39,38 @@ def error(out: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, 
 
 @pytest.mark.parametrize("masked", [True, False])
 @pytest.mark.parametrize(("sharpness", "common"), [(1, 0), (4, 0), (12, 0), (1, 30), (2, 300)])
-def test_rounds_little_more_than_the_kernel(sharpness: float, common: float, masked: bool) -> None:
+def test_attention_by_products_rounds_little_more_than_the_kernel(
+    sharpness: float, common: float, masked: bool
+) -> None:
     q, k, v = made(sharpness, common)
     bias = causal() if masked else None
     kernel = functional.scaled_dot_product_attention(q[None], k[None], v[None], attn_mask=bias, scale=SCALING)[0]
     ours = error(attend_by_products(q, k, v, bias, SCALING), q, k, v, bias)
     assert ours < 4 * error(kernel, q, k, v, bias)
-    rounded = torch.bmm(q, k.transpose(1, 2)) * SCALING  # what an offset is for
+    rounded = torch.bmm(q, k.transpose(1, 2)) * SCALING  # without the offset
     plain = torch.bmm((rounded if bias is None else rounded + bias).softmax(dim=-1), v)
     if common or sharpness > 1:
         assert error(plain, q, k, v, bias) > 1.5 * ours
 
 
-def test_a_bias_of_one_head_s_rows_serves_all_heads() -> None:
+def test_the_bias_of_one_heads_rows_is_broadcast_to_all_heads() -> None:
     q, k, v = made()
     one = causal()[:ROWS]
     assert torch.equal(attend_by_products(q, k, v, one, SCALING), attend_by_products(q, k, v, causal(), SCALING))
 
 
-def test_keys_no_row_may_see_change_nothing_but_rounding() -> None:
+def test_masked_keys_change_only_the_rounding() -> None:
     q, k, v = made()
     bias = causal()
     bias[:, : KEYS - ROWS - 3] = float("-inf")  # a window: all sampled keys but few are outside
-    k[:, :8] *= 40  # and set the offset far off
+    k[:, :8] *= 40  # and give a bad offset
     assert error(attend_by_products(q, k, v, bias, SCALING), q, k, v, bias) < 0.2
     kept = slice(KEYS - ROWS - 3, None)
     own = attend_by_products(q, k[:, kept], v[:, kept], bias[:, kept], SCALING)
     assert error(own, q, k, v, bias) < 0.01
 
 
-def test_a_part_of_longer_keys_is_taken_as_it_is() -> None:
+def test_keys_beyond_a_view_are_not_read() -> None:
     q, k, v = made()
     longer_k, longer_v = (torch.cat([part, torch.full((G, 50, D), float("nan")).bfloat16()], dim=1) for part in (k, v))
     part = attend_by_products(q, longer_k[:, :KEYS], longer_v[:, :KEYS], causal(), SCALING)
@@ -80,7 +82,7 @@ def queries(rows: int, heads: int = 4, **changes: Any) -> torch.Tensor:
 
 
 @needs_bfloat16
-def test_pays_for_many_scores_of_bfloat16_on_a_processor() -> None:
+def test_products_are_used_for_many_bfloat16_scores_on_a_cpu() -> None:
     assert products_pay(queries(80), 2, 1000)
     assert not products_pay(queries(80), 2, 100)
     assert not products_pay(queries(80), 2, products.MOST_SCORES_BYTES // 640 + 1)
@@ -89,19 +91,21 @@ def test_pays_for_many_scores_of_bfloat16_on_a_processor() -> None:
 
 
 @needs_bfloat16
-def test_pays_for_a_row_alone_where_no_heads_share_keys() -> None:
+def test_products_are_used_for_a_single_row_only_if_no_heads_share_keys() -> None:
     assert products_pay(queries(1), 4, 20)
     assert not products_pay(queries(1), 2, 100_000)
 
 
-def test_does_not_pay_where_bfloat16_is_not_multiplied(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_products_are_not_used_on_a_cpu_without_bfloat16_products(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(products, "multiplies_bfloat16", lambda: False)
     assert not products_pay(queries(80), 2, 1000)
 
 
 @needs_bfloat16
 @pytest.mark.parametrize("family", [f for f in tiny_models.FAMILIES if f not in ("mixtral", "qwen3_moe")])
-def test_a_model_of_bfloat16_is_no_further_from_one_of_float32(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_products_do_not_move_a_bfloat16_model_further_from_float32(
+    family: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     taken = []
 
     def counted(*parts: Any) -> torch.Tensor:

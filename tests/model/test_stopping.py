@@ -1,4 +1,4 @@
-"""A streamed answer: whole characters, nothing of a stop string, and the pieces are the text."""
+"""Streamed text: whole characters, no part of a stop string, and pieces that join to the text."""
 
 from typing import Any
 
@@ -18,7 +18,7 @@ def ids_of(text: str, tokenizer: Any = BYTES) -> list[int]:
 
 
 def pieces(tokenizer: Any, ids: list[int], stop: Any = ()) -> tuple[list[str], TextStream]:
-    """What is handed out token by token until a stop string or the end, and the stream."""
+    """The pieces returned token by token until a stop string or the end, and the stream."""
     stream, out = TextStream(tokenizer, stop), []
     for token in ids:
         out.append(stream.add(token))
@@ -29,7 +29,7 @@ def pieces(tokenizer: Any, ids: list[int], stop: Any = ()) -> tuple[list[str], T
 
 @pytest.mark.parametrize("tokenizer", [BYTES, FALLBACK], ids=["byte-level", "byte-fallback"])
 @pytest.mark.parametrize("text", ["é", "€", "🦊", "a🦊b", "👩‍👩‍👧"])
-def test_a_character_of_many_bytes_comes_whole(tokenizer: Any, text: str) -> None:
+def test_a_character_of_several_bytes_is_returned_whole(tokenizer: Any, text: str) -> None:
     ids = ids_of(text, tokenizer)
     assert len(ids) > len(text)
     out, stream = pieces(tokenizer, ids)
@@ -37,7 +37,7 @@ def test_a_character_of_many_bytes_comes_whole(tokenizer: Any, text: str) -> Non
     assert not any("\ufffd" in piece for piece in out)
 
 
-def test_text_is_handed_out_as_soon_as_it_is_certain() -> None:
+def test_text_is_returned_as_soon_as_it_is_certain() -> None:
     out, _ = pieces(BYTES, ids_of("ab"))
     assert out == ["a", "b", ""]
 
@@ -55,7 +55,7 @@ def test_text_is_handed_out_as_soon_as_it_is_certain() -> None:
         ("one", [""], "one"),
     ],
 )
-def test_nothing_of_a_stop_string_leaks(text: str, stop: Any, left: str) -> None:
+def test_no_part_of_a_stop_string_is_returned(text: str, stop: Any, left: str) -> None:
     out, stream = pieces(BYTES, ids_of(text), stop)
     assert "".join(out) == stream.text == left
 
@@ -80,7 +80,7 @@ def test_stop_strings_without_a_tokenizer_are_refused() -> None:
 
 @settings(max_examples=100, deadline=None)
 @given(text=st.text("ab€🦊", max_size=8), stop=st.lists(st.text("ab€", min_size=1, max_size=3), max_size=2))
-def test_the_pieces_are_the_text_up_to_the_first_stop_string(text: str, stop: list[str]) -> None:
+def test_the_pieces_join_to_the_text_before_the_first_stop_string(text: str, stop: list[str]) -> None:
     for tokenizer in (BYTES, FALLBACK):
         out, stream = pieces(tokenizer, ids_of(text, tokenizer), stop)
         _, cut = min(((text.find(s) + len(s), text.find(s)) for s in stop if s in text), default=(0, len(text)))
@@ -90,7 +90,7 @@ def test_the_pieces_are_the_text_up_to_the_first_stop_string(text: str, stop: li
 
 @settings(max_examples=100, deadline=None)
 @given(ids=st.lists(st.integers(3, 258), max_size=12), fallback=st.booleans())
-def test_the_pieces_are_the_text_whatever_bytes_come(ids: list[int], fallback: bool) -> None:
+def test_the_pieces_join_to_the_text_for_any_bytes(ids: list[int], fallback: bool) -> None:
     tokenizer = FALLBACK if fallback else BYTES
     out, stream = pieces(tokenizer, ids)
     assert "".join(out) == stream.text

@@ -1,4 +1,4 @@
-"""Views of layers give what the layers themselves give."""
+"""Views of layers give the same results as the layers themselves."""
 
 from typing import Any
 
@@ -16,7 +16,7 @@ FUSED_PROJECTIONS = ("phi3", "gpt_neox")
 
 
 @pytest.mark.parametrize("family", tiny_models.FAMILIES)
-def test_keys_without_queries_are_the_layers_own(family: str) -> None:
+def test_keys_computed_without_queries_equal_the_layers_own(family: str) -> None:
     adapter = adapt(tiny_models.model(family))
     hidden = torch.randn((1, len(TOKENS), adapter.embed(TOKENS).shape[2]), generator=torch.Generator().manual_seed(1))
     for layer in range(adapter.layer_count):
@@ -28,7 +28,7 @@ def test_keys_without_queries_are_the_layers_own(family: str) -> None:
             torch.testing.assert_close(one, other)
 
 
-def test_queries_are_left_out_where_they_have_a_projection_of_their_own() -> None:
+def test_queries_are_skipped_if_they_have_their_own_projection() -> None:
     def left_out(family: str) -> bool:
         adapter = adapt(tiny_models.model(family))
         return adapter._key_layers[0] is not adapter.layers[0]
@@ -39,7 +39,7 @@ def test_queries_are_left_out_where_they_have_a_projection_of_their_own() -> Non
 
 
 @pytest.mark.parametrize("family", tiny_models.FAMILIES)
-def test_tiles_change_nothing(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_mlp_in_tiles_gives_equal_results(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
     adapter = adapt(tiny_models.model(family))
     whole = adapter.logits(full_pass(adapter, TOKENS, adapter.new_kv(len(TOKENS))))
     monkeypatch.setattr(views, "TILE_ROWS", 8)
@@ -59,7 +59,7 @@ def test_experts_are_not_tiled() -> None:
 
 
 class TestBlocks:
-    """Rows are taken together where they lie densely."""
+    """Dense rows share a block."""
 
     def test_blocks_cover_every_row_once_and_read_up_to_its_position(self) -> None:
         places = sorted({7 * i % 900 for i in range(140)} | set(range(950, 1100)))
@@ -67,17 +67,17 @@ class TestBlocks:
         assert [row for block in blocks for row in range(block.start, block.stop)] == list(range(len(places)))
         assert all(block.low == 0 and block.high == places[block.stop - 1] + 1 for block in blocks)
 
-    def test_a_window_bounds_the_keys_from_below(self) -> None:
+    def test_a_window_limits_the_first_key_of_a_block(self) -> None:
         (block,) = attention.cut_blocks([100, 101, 102], 10, 64)
         assert (block.low, block.high) == (91, 103)
 
-    def test_scattered_rows_come_in_smaller_blocks_than_dense_ones(self) -> None:
+    def test_scattered_rows_form_smaller_blocks_than_dense_rows(self) -> None:
         dense, scattered = (attention.cut_blocks(list(range(0, 400 * step, step)), None, 96) for step in (1, 8))
         assert max(block.stop - block.start for block in dense) == 96
         assert max(block.stop - block.start for block in scattered) == 34  # 34 rows x 265 positions: within 96 squared
 
     @pytest.mark.parametrize("kept_bytes", [0, 1 << 20])
-    def test_masks_kept_or_made_anew_are_the_same(self, kept_bytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_cached_masks_equal_new_ones(self, kept_bytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(attention, "CACHED_BYTES", kept_bytes)
         generator = torch.Generator().manual_seed(0)
         positions = torch.tensor([0, 3, 4, 9, 20, 21, 22, 40])
