@@ -9,15 +9,21 @@ from ragkv.fusion import Candidates
 from tests import tiny_models
 
 CHUNKS = [tiny_models.tokens(count, seed) for seed, count in enumerate((30, 26, 34, 41))]
+SHORT_CHUNKS = [tuple(tiny_models.tokens(n, seed)) for n, seed in ((12, 1), (17, 2), (9, 3), (14, 4))]
 QUESTION = tiny_models.tokens(7, seed=9)
 PREFIX = [1]
 FIRST = len(PREFIX) + len(CHUNKS[0])  # candidates start here, because the first chunk is exact
 N = sum(map(len, CHUNKS[1:]))
 
 
+def cold_engine(family: str = "llama", **fusion: Any) -> Engine:
+    """A tiny engine with an empty store."""
+    return Engine(tiny_models.model(family), config=EngineConfig(fusion=FusionConfig(**fusion)))
+
+
 def engine(family: str = "llama", **fusion: Any) -> Engine:
     """A tiny engine with warm chunks."""
-    made = Engine(tiny_models.model(family), config=EngineConfig(fusion=FusionConfig(**fusion)))
+    made = cold_engine(family, **fusion)
     made.warm(CHUNKS)
     return made
 
