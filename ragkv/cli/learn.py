@@ -36,8 +36,8 @@ def learn(
             losses.append(loss)
             show(done, total)
 
-        lessons = examples_of(rag.chunks())
-        network = train(rag.engine, lessons, steps, seed, on_step)
+        examples = examples_of(rag.chunks())
+        network = train(rag.engine, examples, steps, seed, on_step)
     draft = target.with_name(f"{target.name}.new")
     draft.write_bytes(network.to_bytes())
     draft.replace(target)
@@ -46,10 +46,10 @@ def learn(
     if as_json:
         losses_json = {"nats_first": first, "nats_last": last}
         losses_json |= {"asked_nats_first": question_first, "asked_nats_last": question_last}
-        print_json({"file": target, "digest": network.digest, "lessons": len(lessons), **losses_json})
+        print_json({"file": target, "digest": network.digest, "lessons": len(examples), **losses_json})
         return
     console.print(
-        f"Trained on {len(lessons)} prompts in {steps} steps: {first:.4f} -> {last:.4f} nats a token; "
+        f"Trained on {len(examples)} prompts in {steps} steps: {first:.4f} -> {last:.4f} nats a token; "
         f"attention of questions {question_first:.2f} -> {question_last:.2f} nats. Written to {target}.\n"
         "New entries are scored by it. Run `ragkv ingest` to score all chunks now, and `ragkv gate` to measure it."
     )
