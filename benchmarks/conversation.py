@@ -1,14 +1,14 @@
-"""What a conversation's next turn costs: stored history against recomputing it (CachedAttention figures 6, 17 to 20).
+"""The cost of a conversation's next turn: stored history against recomputing it (CachedAttention figures 6, 17 to 20).
 
     python -m benchmarks.conversation [--quick] [--parts ttft overlap queue saving cost]
 
 Claims, on a real architecture with random weights (weights do not change time), bf16, CPU:
 ttft: 12 turns of 64 new and 192 answer tokens; the TTFT of turn 12 is at least 8x below recomputing history (RE).
-overlap: under a throttled disk reading ahead hides at least 80 % of what can be: max(load, compute) is the bound.
-queue: a request's reads begin while the one before computes; its time falls until the buffer is S_buf layers deep.
-saving: decoding with saving on is within 5 % of saving off; no token waits for a disk of 20 MB/s.
-cost: USD of the compute and of keeping the KV, at the paper's prices.
-Answers of past turns are given, not decoded: `Engine.append` computes and stores them as it would decoded ones.
+overlap: with a throttled disk, reading ahead hides at least 80 % of what it can: the bound is max(load, compute).
+queue: a request reads while the request before it computes; its time falls until the buffer has S_buf layers.
+saving: decoding with saving is within 5 % of decoding without; no token waits for a disk of 20 MB/s.
+cost: USD for the compute and for keeping the KV, at the paper's prices.
+Answers of past turns are given, not decoded: `Engine.append` computes and stores them like decoded answers.
 Compared variants alternate within one run; medians. Not shown: a GPU's copy stream, and other sizes.
 """
 
@@ -37,7 +37,7 @@ PARTS = ("ttft", "overlap", "queue", "saving", "cost")
 
 
 class Bench:
-    """A model, and conversations on it."""
+    """One model and conversations with it."""
 
     def __init__(self, options: argparse.Namespace) -> None:
         self.options = options
@@ -53,7 +53,7 @@ class Bench:
 
     @contextmanager
     def engine(self, disk: bool, read_ahead_layers: int | None = 2) -> Iterator[Engine]:
-        """An engine that keeps KV in memory alone, or on disk alone."""
+        """An engine that keeps KV only in memory, or only on disk."""
         with tempfile.TemporaryDirectory(dir=self.options.directory) as directory:
             store = StoreConfig(directory=directory if disk else None, memory_bytes=0 if disk else 8 << 30)
             fusion = FusionConfig(sensitivity_prefixes=0, selector="first-k", read_ahead_layers=read_ahead_layers)
@@ -61,7 +61,7 @@ class Bench:
                 yield engine
 
     def talked(self, engine: Engine, turns: int) -> Session:
-        """A session of so many turns, all stored."""
+        """A session of that many turns, all stored."""
         session = engine.session("s")
         for question, answer in self.turns[session.turns : turns]:
             engine.append(session, question, answer)
@@ -99,7 +99,7 @@ class Bench:
         return rows
 
     def overlap(self) -> list[list[Any]]:
-        """The last turn under a throttled disk, with and without reading ahead."""
+        """The last turn with a throttled disk, with and without reading ahead."""
         rows = []
         with self.engine(disk=True) as engine:
             session = self.talked(engine, self.options.turns - 1)
@@ -112,7 +112,7 @@ class Bench:
                 wanted = layers_ahead(load_s, guess, layers)
                 depths = {"none": 0, "1": 1, "2": 2, "S_buf": wanted, "measured": None}
                 times: dict[str, list[float]] = {name: [] for name in (*depths, "compute")}
-                for _ in range(self.options.runs + 1):  # the first is for what goes by measurements
+                for _ in range(self.options.runs + 1):  # the first run gives the measurements that later ones use
                     for name, depth in depths.items():
                         engine.parts.store._tiers = (slow,)
                         times[name].append(self._prefill(engine, session, question, depth).timing.first_token_s)
@@ -128,7 +128,7 @@ class Bench:
         return rows
 
     def queue(self) -> list[list[Any]]:
-        """The last turn waiting behind another request, by depth of the read buffer."""
+        """The last turn while it waits for another request, by layers of the read buffer."""
         rows = []
         with self.engine(disk=True) as engine:
             session = self.talked(engine, self.options.turns - 1)
@@ -168,7 +168,7 @@ class Bench:
                 longest: dict[bool, list[float]] = {True: [], False: []}
                 written = 0
                 for number in range(self.options.runs + 1):
-                    prompt = self.ids(self.options.prompt)  # a new one: equal conversations share what is stored
+                    prompt = self.ids(self.options.prompt)  # a new prompt: equal conversations would share their blocks
                     for on in (True, False):
                         with mock.patch.object(SessionTurn, "keeps", on):
                             answer, gap = self._decode(engine, f"{on}-{number}", prompt)
@@ -193,7 +193,7 @@ class Bench:
         return rows
 
     def cost(self) -> list[list[Any]]:
-        """USD of 1,000 such conversations: prefills, and keeping every conversation's KV."""
+        """USD for 1,000 such conversations: for prefills, and for keeping the KV of each."""
         options, rows = self.options, []
         if not self.recomputed_s:
             self.ttft()
@@ -206,7 +206,7 @@ class Bench:
             ("CA, memory", self.reused_s, gb, 0.0),
             ("CA, disk and a tenth in memory", self.reused_s, gb / 10, gb),
         ):
-            # Turns that were not measured cost what those around them do.
+            # A turn that was not measured costs as much as the turns around it.
             compute = 1000 * statistics.mean(seconds.values()) * options.turns / 3600 * options.compute_usd_per_hour
             memory = 1000 * memory_gb * options.kept_hours * options.memory_usd_per_gb_hour
             disk = 1000 * disk_gb * options.kept_hours * options.disk_usd_per_gb_hour
@@ -216,7 +216,7 @@ class Bench:
         return rows
 
     def _compute(self, engine: Engine, session: Session, question: list[int]) -> tuple[float, int]:
-        """Seconds of the turn's prefill but for loading, and the bytes of its history."""
+        """Seconds of the turn's prefill without loading, and the bytes of its history."""
         size = sum(len(block) for block in session.conversation.history.blocks) * engine.stats().kv_bytes_per_token
         self._computed(engine, session, question)
         return statistics.median(self._computed(engine, session, question) for _ in range(self.options.runs)), size
@@ -237,11 +237,11 @@ class Bench:
     def _behind_another(
         self, engine: Engine, session: Session, question: list[int], before: list[int], depth: int
     ) -> float:
-        """Seconds from when the turn has the model, if another request had it when the turn came."""
+        """Seconds from acquiring the compute lock, if another request held it when the turn came."""
         engine.parts.fusor._ahead = depth
         ahead = threading.Thread(target=engine.prefill, args=(before,))
         ahead.start()
-        time.sleep(0.05)  # the other has the model by now
+        time.sleep(0.05)  # by now the other request holds the compute lock
         timing = engine.prefill(question, session=session).timing
         ahead.join()
         return timing.prefill_s
@@ -270,7 +270,7 @@ HEADINGS: dict[str, Sequence[str]] = {
 
 
 def main() -> None:
-    """Measure, show, write."""
+    """Measure, print and write the results."""
     options = _options()
     torch.set_num_threads(options.threads)
     bench, results = Bench(options), {}

@@ -1,10 +1,10 @@
-"""Requests from several threads: what an OpenMP team left behind by one costs the others (`ragkv/runtime/openmp.py`).
+"""Requests from several threads: the cost of the OpenMP thread pools they leave behind (`ragkv/runtime/openmp.py`).
 
     python -m benchmarks.openmp [--quick] [--shape qwen2.5-0.5b]
 
-Threads of a server ask one after the other, never two at once, for a fused prompt and an answer of some tokens. In
-turns: teams kept, as torch leaves them, and given back, as the engine does. Threads are new for each turn. Medians;
-the first turn is not measured. Random weights, which do not change time.
+Threads of a server ask one after another, never two at the same time, for a fused prompt and a short answer. Rounds
+alternate: pools kept, as torch leaves them, and released, as the engine does. Every round has new threads. Medians;
+the first round is not measured. Random weights, which do not change time.
 """
 
 import argparse
@@ -25,7 +25,7 @@ QUESTION_TOKENS = 32
 
 
 def main() -> None:
-    """Measure and show."""
+    """Measure and print."""
     options = _options()
     torch.set_num_threads(options.threads)
     model = random_model(options.shape)
@@ -37,21 +37,23 @@ def main() -> None:
         for count in (QUESTION_TOKENS, *[options.tokens] * options.chunks)
     ]
     config = EngineConfig(store=StoreConfig(memory_bytes=4 << 30), fusion=FusionConfig(sensitivity_prefixes=0))
-    times: dict[str, list[tuple[float, float]]] = {"kept": [], "given back": []}
+    times: dict[str, list[tuple[float, float]]] = {"kept": [], "released": []}
     with Engine(model, config=config) as engine:
         engine.warm(ids[1:])
-        for turn in range(options.runs + 1):
-            for way, asked in times.items():
+        for number in range(options.runs + 1):
+            for way, measured in times.items():
                 with _way(way):
                     found = _ask(engine, ids[0], ids[1:], options)
-                if turn:
-                    asked.extend(found)
-    medians = {way: [statistics.median(values) for values in zip(*asked, strict=True)] for way, asked in times.items()}
+                if number:
+                    measured.extend(found)
+    medians = {
+        way: [statistics.median(values) for values in zip(*measured, strict=True)] for way, measured in times.items()
+    }
     rows = [(way, f"{first * 1e3:.1f}", f"{step * 1e3:.2f}") for way, (first, step) in medians.items()]
-    gains = [kept / given for kept, given in zip(medians["kept"], medians["given back"], strict=True)]
+    gains = [kept / released for kept, released in zip(medians["kept"], medians["released"], strict=True)]
     print(f"{options.shape} (random weights), {options.chunks} x {options.tokens} + {QUESTION_TOKENS} tokens, ratio "
-          f"{options.ratio}, {options.askers} threads of requests, {options.threads} of torch")  # fmt: skip
-    report.table(("teams", "TTFT ms", "ms a token"), [*rows, ("gain", *(f"{gain:.2f}x" for gain in gains))])
+          f"{options.ratio}, {options.askers} request threads, {options.threads} torch threads")  # fmt: skip
+    report.table(("thread pools", "TTFT ms", "ms per token"), [*rows, ("gain", *(f"{gain:.2f}x" for gain in gains))])
     print("written:", report.save(f"openmp-{options.shape}", {"medians": medians, "gains": gains}))
 
 
@@ -62,7 +64,7 @@ def _way(way: str) -> AbstractContextManager[Any]:
 def _ask(
     engine: Engine, question: list[int], chunks: list[list[int]], options: argparse.Namespace
 ) -> list[tuple[float, float]]:
-    """TTFT and seconds a further token of each thread's second answer; the threads live until all have answered."""
+    """TTFT and seconds per further token of each thread's second answer; the threads live until all have answered."""
 
     def answer() -> tuple[float, float]:
         timing = engine.answer(
@@ -88,7 +90,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--ratio", type=float, default=0.15)
     parser.add_argument("--answer", type=int, default=16, help="tokens")
     parser.add_argument("--askers", type=int, default=3, help="threads that ask")
-    parser.add_argument("--threads", type=int, default=2, help="of torch")
+    parser.add_argument("--threads", type=int, default=2, help="of torch, per operation")
     parser.add_argument("--runs", type=int, default=5)
     options = parser.parse_args()
     if options.quick:

@@ -1,13 +1,13 @@
-"""Perplexity past the context window: CachedAttention's table 1, on a trained model and text that outgrows it.
+"""Perplexity past the context window: CachedAttention's table 1, on a trained model and text longer than its window.
 
     python -m benchmarks.truncation [--quick] [--model ../shared/data/models/stories260K]
 
-Claim: when a conversation overflows the window, dropping the oldest half of its stored KV and turning the rest to its
-new places (CA) costs at most 2 % of perplexity against computing the kept text again (TT), while keeping the old
-rotations (NKVT) ruins it; and a turn after a truncation then computes its new tokens alone. Text is sampled from the
-model itself, in runs of one window, joined at the token that begins a story; it is fed to sessions of the engine as
-given turns. Every token of a turn but its first is scored, from the KV the engine makes for that very turn. OF, the
-paper's overflow baseline, computes the truncated text again just as TT does: the same numbers. Not shown: other models.
+Claim: when a conversation overflows the window, dropping the oldest half of its stored KV and rotating the rest to its
+new positions (CA) costs at most 2 % of perplexity against computing the kept text again (TT), while keeping the old
+rotations (NKVT) ruins it; and a turn after a truncation computes only its new tokens. The text is sampled from the
+model itself, in runs of one window, joined at the token that begins a story; sessions of the engine get it as given
+turns. Every token of a turn except its first is scored, with the KV that the engine makes for that turn. OF, the
+paper's overflow baseline, computes the truncated text again like TT: the same numbers. Not shown: other models.
 """
 
 import argparse
@@ -30,27 +30,27 @@ METHODS = {"CA": "kv", "TT": "tokens", "NKVT": "naive"}
 
 @dataclass
 class Tally:
-    """What one method did over all conversations."""
+    """The totals of one method over all conversations."""
 
-    nats: float = 0.0  # of scored tokens in turns that stand behind a truncation
+    nats: float = 0.0  # of scored tokens in turns after a truncation
     scored: int = 0
-    nats_before: float = 0.0  # of those before the window first overflowed: the same for all methods
+    nats_before: float = 0.0  # of tokens before the first overflow: the same for all methods
     scored_before: int = 0
-    computed: int = 0  # tokens computed by turns, over all
-    computed_cut: int = 0  # by those turns that truncate
+    computed: int = 0  # tokens computed by all turns
+    computed_cut: int = 0  # tokens computed by turns that truncate
     cut_turns: int = 0
     new_tokens: int = 0
     seconds: float = 0.0
 
     @property
     def perplexity(self) -> float:
-        """Behind a truncation."""
+        """Perplexity after a truncation."""
         return math.exp(self.nats / max(1, self.scored))
 
 
 @torch.no_grad()
 def sample(model: Any, tokens: int, batch: int = 64) -> list[int]:
-    """About so many tokens of the model's own text, in runs of one window."""
+    """About `tokens` tokens of the model's own text, in runs of one window."""
     window = model.config.max_position_embeddings
     out: list[int] = []
     while len(out) < tokens:
@@ -72,7 +72,7 @@ def sample(model: Any, tokens: int, batch: int = 64) -> list[int]:
 
 @torch.no_grad()
 def nats(engine: Engine, session: Any, turn: list[int]) -> float:
-    """Minus the log likelihood of a turn's tokens but the first, behind the session's history as the engine has it."""
+    """The negative log likelihood of a turn's tokens, except the first, with the session's history from the engine."""
     prefill = engine.prefill(turn[:1], session=session)
     kv, adapter = prefill.fused.kv, engine.parts.adapter
     kv.reserve(kv.length + len(turn))
@@ -83,7 +83,7 @@ def nats(engine: Engine, session: Any, turn: list[int]) -> float:
 
 
 def converse(engine: Engine, text: list[int], turn_tokens: int, name: str, tally: Tally) -> None:
-    """One conversation of given turns; every turn is scored before it is added."""
+    """Run one conversation of given turns; every turn is scored before it is added."""
     session, began, cut = engine.session(name), time.perf_counter(), False
     for at in range(0, len(text) - turn_tokens + 1, turn_tokens):
         turn = text[at : at + turn_tokens]
@@ -106,7 +106,7 @@ def converse(engine: Engine, text: list[int], turn_tokens: int, name: str, tally
 
 
 def main() -> None:
-    """Sample, talk, tabulate."""
+    """Sample text, run the conversations, print the table."""
     options = _options()
     torch.set_num_threads(options.threads)
     torch.manual_seed(options.seed)
