@@ -6,7 +6,6 @@ One block of rows, evenly spread over the last third of the keys, as a fused pre
 row and key of a head, medians of alternating runs, and how far each is from float64, relative.
 """
 
-import argparse
 from functools import partial
 
 import torch
@@ -20,10 +19,7 @@ BLOCKS = ((1, 1600), (8, 1600), (28, 300), (28, 1600), (37, 3104), (96, 3104))  
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="three runs of each")
-    parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--runs", type=int, default=15)
+    parser = report.parser(__doc__, quick="three runs of each", threads=1, runs=15)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     if not multiplies_bfloat16():

@@ -329,16 +329,13 @@ def show(found: dict[str, list[dict[str, Any]]]) -> None:
 
 
 def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument(
-        "--quick", action="store_true", help="the tiny shape, for a minute on a laptop: checks the code"
+    parser = report.parser(
+        __doc__, quick="the tiny shape, for a minute on a laptop: checks the code", threads=2, runs=3
     )
     parser.add_argument("--part", nargs="+", default=list(PARTS), choices=PARTS)
     parser.add_argument("--shape", default="llama-3.2-1b", choices=sorted(SHAPES))
     parser.add_argument("--chunks", type=int, default=6)
     parser.add_argument("--tokens", type=int, default=256)
-    parser.add_argument("--runs", type=int, default=3)
-    parser.add_argument("--threads", type=int, default=2)
     parser.add_argument(
         "--directory", type=Path, help="on the disk to measure; the system's temporary one if not given"
     )

@@ -176,7 +176,7 @@ def _print(results: dict) -> None:
 
 
 def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = report.parser(__doc__, quick="8 texts", threads=1)
     parser.add_argument("--model", type=Path, default=Path("../shared/data/models/stories260K"))
     parser.add_argument("--selectors", nargs="+", default=list(SELECTORS), choices=SELECTORS)
     parser.add_argument("--prompts", type=int, default=60)
@@ -186,8 +186,6 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--prefixes", type=int, default=2, help="k of sensitivity")
     parser.add_argument("--learn", type=int, default=0, help="steps in which scores are learned first; 0: none")
     parser.add_argument("--lessons", type=int, default=120, help="other texts to learn from")
-    parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--quick", action="store_true", help="8 texts")
     options = parser.parse_args()
     if options.quick:
         options.prompts = 8

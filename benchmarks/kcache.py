@@ -244,8 +244,7 @@ def _what(options: argparse.Namespace) -> str:
 
 
 def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="a tiny shape and few settings, for a minute")
+    parser = report.parser(__doc__, quick="a tiny shape and few settings, for a minute", threads=2, runs=4)
     parser.add_argument("--parts", nargs="+", default=list(PARTS), choices=PARTS, help="of the CPU's")
     parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
     parser.add_argument("--device-gib", type=float, default=64.0, help="device memory that counts as full; the paper's")
@@ -263,8 +262,6 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--texts", type=int, default=5)
     parser.add_argument("--questions", type=int, default=100)
     parser.add_argument("--level", type=int, default=4, help="of the reader's worlds: 3 as trained, 4 long contexts")
-    parser.add_argument("--runs", type=int, default=4)
-    parser.add_argument("--threads", type=int, default=2)
     options = parser.parse_args()
     options.shape = options.shape or ("llama-2-7b" if options.device == "cuda" else "qwen2.5-0.5b")
     if options.quick:

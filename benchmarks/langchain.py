@@ -144,16 +144,13 @@ def _questions() -> list[str]:
 
 
 def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="fewer runs")
+    parser = report.parser(__doc__, quick="fewer runs", threads=2, runs=5)
     parser.add_argument(
         "--shape", choices=sorted(SHAPES), help="a real shape with random weights in place of the reader"
     )
     parser.add_argument("--chunks", type=int, default=6, help="number of chunks, with --shape")
     parser.add_argument("--tokens", type=int, default=512, help="tokens of a chunk, with --shape")
     parser.add_argument("--dtype", help="default float32 for the reader, bfloat16 for a shape")
-    parser.add_argument("--runs", type=int, default=5)
-    parser.add_argument("--threads", type=int, default=2)
     options = parser.parse_args()
     options.dtype = options.dtype or ("bfloat16" if options.shape else "float32")
     if options.quick:

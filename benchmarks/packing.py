@@ -69,13 +69,10 @@ def _steps(world: World) -> Callable[[], Any]:
 
 
 def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = report.parser(__doc__, quick="two chunks, three runs", threads=2, runs=5)
     parser.add_argument("--shape", default="qwen2.5-0.5b")
     parser.add_argument("--chunks", type=int, default=6)
     parser.add_argument("--tokens", type=int, default=512)
-    parser.add_argument("--runs", type=int, default=5)
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--quick", action="store_true", help="two chunks, three runs")
     options = parser.parse_args()
     if options.quick:
         options.chunks, options.runs = 2, 3

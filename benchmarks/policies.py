@@ -12,7 +12,6 @@ ET-LRU has TEL at most 1 % above LRU's and at least 80 % of T-LRU's gain in ever
 (4) Reuse by content finds more tokens of a RAG prompt than reuse by prefix, at every capacity.
 """
 
-import argparse
 import statistics
 import time
 from collections.abc import Callable, Iterator
@@ -21,7 +20,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from benchmarks.report import RESULTS, save, table
+from benchmarks.report import RESULTS, parser, save, table
 from ragkv.errors import MissingExtraError
 from ragkv.simulate import (
     BirthDeath,
@@ -292,11 +291,10 @@ PARTS: dict[str, Callable[[Path, bool], list[dict[str, Any]]]] = {
 
 def main() -> None:
     """Measure, print, and write the JSON."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="2,000 requests a trace, few cells")
-    parser.add_argument("--traces", type=Path, default=TRACES, help="folder of the published traces")
-    parser.add_argument("--part", choices=list(PARTS), action="append", help="only this part; repeat for more")
-    options = parser.parse_args()
+    options_parser = parser(__doc__, quick="2,000 requests a trace, few cells")
+    options_parser.add_argument("--traces", type=Path, default=TRACES, help="folder of the published traces")
+    options_parser.add_argument("--part", choices=list(PARTS), action="append", help="only this part; repeat for more")
+    options = options_parser.parse_args()
     results = {name: PARTS[name](options.traces, options.quick) for name in options.part or PARTS}
     save("policies" if not options.part else f"policies-{'-'.join(options.part)}", results)
 

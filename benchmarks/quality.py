@@ -324,7 +324,7 @@ def _plot(results: dict[str, Any], path: Path) -> None:
 
 
 def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = report.parser(__doc__, quick="few questions and methods, under a minute", threads=1)
     parser.add_argument("--model", default="reader", help='a model folder, or "reader", the bundled one')
     parser.add_argument("--data", type=Path, help="questions: worlds JSONL, MuSiQue or LongBench; else new worlds")
     parser.add_argument("--worlds", type=int, default=150, help="worlds to make without --data")
@@ -341,8 +341,6 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--tag", default="", help="added to the results' name")
     parser.add_argument("--dtype", default="float32", help="float32 keeps rounding out of it")
     parser.add_argument("--workers", type=int, default=1, help="processes; times mean little with more than one")
-    parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--quick", action="store_true", help="few questions and methods, under a minute")
     options = parser.parse_args()
     if options.quick:
         options.worlds, options.each = 8, 4

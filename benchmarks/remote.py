@@ -239,8 +239,7 @@ def _found(lease: Lease | None) -> Lease:
 
 
 def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="a tiny shape and few runs, for a minute on a laptop")
+    parser = report.parser(__doc__, quick="a tiny shape and few runs, for a minute on a laptop", threads=2, runs=5)
     parser.add_argument("--shape", default="qwen2.5-0.5b", choices=sorted(SHAPES))
     parser.add_argument("--chunks", type=int, default=6)
     parser.add_argument("--tokens", type=int, default=512, help="of a chunk")
@@ -248,8 +247,6 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--bandwidths", nargs="+", type=float, default=[100e6], help="bytes a second")
     parser.add_argument("--latency-s", type=float, default=0.001, help="of one direction")
     parser.add_argument("--group-bytes", type=int, default=512 * 1024, help="of a layer group; the config's default")
-    parser.add_argument("--runs", type=int, default=5)
-    parser.add_argument("--threads", type=int, default=2)
     options = parser.parse_args()
     if options.quick:
         options.shape, options.chunks, options.tokens, options.runs = "tiny", 6, 512, 3

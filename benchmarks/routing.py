@@ -18,14 +18,13 @@ other router that considers content or conversations. (2) Load is balanced: no r
 share of requests. (3) The gain comes from knowledge: routers that know nothing of each other lose most of it.
 """
 
-import argparse
 import time
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from benchmarks.report import save, table
+from benchmarks.report import parser, save, table
 from ragkv.scheduling.replica_routing import ReplicaLoad, RouterSettings, make_router
 from ragkv.simulate import (
     Profile,
@@ -187,11 +186,10 @@ PARTS: dict[str, Callable[[Path, bool], list[Cell]]] = {
 
 def main() -> None:
     """Simulate, print, and write the JSON."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="1,500 and 2,000 requests, few cells")
-    parser.add_argument("--traces", type=Path, default=TRACES, help="folder of the published traces")
-    parser.add_argument("--part", choices=list(PARTS), action="append", help="only this part; repeat for more")
-    options = parser.parse_args()
+    options_parser = parser(__doc__, quick="1,500 and 2,000 requests, few cells")
+    options_parser.add_argument("--traces", type=Path, default=TRACES, help="folder of the published traces")
+    options_parser.add_argument("--part", choices=list(PARTS), action="append", help="only this part; repeat for more")
+    options = options_parser.parse_args()
     results = {name: PARTS[name](options.traces, options.quick) for name in options.part or PARTS}
     if not any(results.values()):
         print(f"There are no traces under {options.traces}: see docs/policies.md for where they are published.")

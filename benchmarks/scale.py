@@ -8,13 +8,12 @@ if the trace is available), up to 64 replicas; beyond, they are extrapolated by 
 four. Printed and written as JSON; `docs/scale.md` quotes it.
 """
 
-import argparse
 from dataclasses import asdict, dataclass, replace
 from math import ceil, log
 from pathlib import Path
 from typing import Any
 
-from benchmarks.report import save, table
+from benchmarks.report import parser, save, table
 from benchmarks.routing import CPU, GPU, SHARED_WAIT, TRACES, rag
 from ragkv.config import PricesConfig
 from ragkv.scheduling.replica_routing import RouterSettings
@@ -180,10 +179,9 @@ def costs(machine: Machine, replicas: int, row: dict[str, Any], request: Request
 
 def main() -> None:
     """Print the tables, and write the JSON."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="use the shares of an earlier simulation")
-    parser.add_argument("--traces", type=Path, default=TRACES, help="folder of the published traces")
-    options = parser.parse_args()
+    options_parser = parser(__doc__, quick="use the shares of an earlier simulation")
+    options_parser.add_argument("--traces", type=Path, default=TRACES, help="folder of the published traces")
+    options = options_parser.parse_args()
     request, limits, simulated = Request(), Limits(), simulate(options.traces, options.quick)
     rows: list[dict[str, Any]] = []
     for machine in MACHINES:

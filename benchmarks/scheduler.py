@@ -20,7 +20,6 @@ table has the simulator's figures for the same arrivals too; its fetches take no
 the live store holds whole blocks.
 """
 
-import argparse
 import random
 import tempfile
 import threading
@@ -33,7 +32,7 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.report import save, table
+from benchmarks.report import parser, save, table
 from ragkv.config import SchedulerConfig
 from ragkv.scheduling import AdmissionQueue
 from ragkv.simulate import Trace, load_trace
@@ -217,15 +216,14 @@ def simulated(sessions: Sequence[Session], policy: str, load: float, server: Ser
 
 def main() -> None:
     """Run, print, and write the JSON."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="5 turns of 45 conversations, faster")
-    parser.add_argument("--traces", type=Path, default=TRACES)
-    parser.add_argument("--turns", type=int, help="first turns of each conversation")
-    parser.add_argument("--conversations", type=int, help="number of conversations")
-    parser.add_argument("--scale", type=float, help="seconds of the load in one real second")
-    parser.add_argument("--loads", type=float, nargs="+", default=[0.5, 0.9, 1.5])
-    parser.add_argument("--policies", nargs="+", default=POLICIES)
-    options = parser.parse_args()
+    options_parser = parser(__doc__, quick="5 turns of 45 conversations, faster")
+    options_parser.add_argument("--traces", type=Path, default=TRACES)
+    options_parser.add_argument("--turns", type=int, help="first turns of each conversation")
+    options_parser.add_argument("--conversations", type=int, help="number of conversations")
+    options_parser.add_argument("--scale", type=float, help="seconds of the load in one real second")
+    options_parser.add_argument("--loads", type=float, nargs="+", default=[0.5, 0.9, 1.5])
+    options_parser.add_argument("--policies", nargs="+", default=POLICIES)
+    options = options_parser.parse_args()
     turns = options.turns or (5 if options.quick else 10)
     most = options.conversations or (45 if options.quick else 1_000)
     scale = options.scale or (60.0 if options.quick else 40.0)

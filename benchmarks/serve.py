@@ -245,8 +245,7 @@ async def _talk(server: Server, shape: str, clients: int, tokens: int, turn: int
 
 
 def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="about a minute: fewer seconds, a tiny shape")
+    parser = report.parser(__doc__, quick="about a minute: fewer seconds, a tiny shape", threads=2)
     parser.add_argument("--part", nargs="+", choices=PARTS, default=list(PARTS))
     parser.add_argument("--clients", type=int, default=64)
     parser.add_argument("--seconds", type=float)
@@ -254,7 +253,6 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 4, 16], help="clients of the part decode")
     parser.add_argument("--tokens", type=int, help="of an answer of the part decode")
     parser.add_argument("--runs", type=int, help="turns of each server, after one to warm up")
-    parser.add_argument("--threads", type=int, default=2)
     options = parser.parse_args()
     quick = options.quick
     options.tag = "-quick" if quick else ""

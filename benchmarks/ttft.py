@@ -222,8 +222,7 @@ def _plot(rows: list[Row], path: Path) -> None:
 
 
 def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="a tiny shape and few runs, for a minute on a laptop")
+    parser = report.parser(__doc__, quick="a tiny shape and few runs, for a minute on a laptop", threads=2)
     parser.add_argument("--shapes", nargs="+", choices=sorted(SHAPES), help="default: qwen2.5-0.5b; CUDA: llama-3-8b")
     parser.add_argument("--lengths", nargs="+", type=int, help="chunks of a prompt; default 6; CUDA: 6 and 32")
     parser.add_argument("--tokens", nargs="+", type=int, default=[512], help="of a chunk")
@@ -232,7 +231,6 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--selectors", nargs="+", default=list(SELECTORS), choices=SELECTORS)
     parser.add_argument("--ratios", nargs="+", type=float, default=[0.05, 0.15])
     parser.add_argument("--runs", type=int, default=5, help="of each method; fewer where prompts are long")
-    parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
     parser.add_argument("--peak", action="store_true", help="show the share of the compute limit that is reached")
     parser.add_argument("--memory", action="store_true", help="peak memory in place of times")

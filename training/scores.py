@@ -42,8 +42,8 @@ def tail(question: Question, encoder: Encoder) -> Continuation:
     return Continuation(tuple(ids), known)
 
 
-def lessons(engine: Engine, count: int, seed: int) -> list[TrainingExample]:
-    """`count` worlds as training samples."""
+def training_examples(engine: Engine, count: int, seed: int) -> list[TrainingExample]:
+    """`count` worlds as training examples."""
     encoder, random, made = Encoder(build()), Random(seed), []
     for number in range(count):
         spec = replace(level(random.choice(LEVELS)), questions=QUESTIONS, even=True)
@@ -75,7 +75,7 @@ def main() -> None:
 
     config = EngineConfig(dtype="float32", fusion=FusionConfig(learned_scores=False))
     with Engine.from_pretrained(options.reader, config) as engine:
-        made = lessons(engine, options.worlds, options.seed)
+        made = training_examples(engine, options.worlds, options.seed)
         start = ScoreModel.from_bytes(options.start.read_bytes()) if options.start else None
         network = train(engine, made, options.steps, options.seed, show, start)
     options.out.write_bytes(network.to_bytes())
