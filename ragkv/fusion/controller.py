@@ -10,23 +10,13 @@ Pure functions: from a profile and numbers to a decision with its reasons.
 
 import itertools
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from ragkv.config import PricesConfig
 
-from .estimators import (
-    HOURS_PER_MONTH,
-    Load,
-    Selection,
-    Shape,
-    load_s,
-    recompute_s,
-    storage_cost,
-    tokens_by_tier,
-    ttft_s,
-)
+from .estimators import HOURS_PER_MONTH, Load, Selection, Shape, load_s, recompute_s, storage_cost, ttft_s
 from .profile import Profile
 
 R_STAR = 0.15  # until the quality gate has run: the paper's value, from its figure 16
@@ -75,28 +65,26 @@ def choose_tier(
     ratio: float,
     prices: PricesConfig,
     loads: Sequence[Load] | None = None,
-    hours: float = HOURS_PER_MONTH,
 ) -> Decision:
     """The cheapest measured tier whose loading is hidden, T_recompute >= T_load; if there is none, the fastest.
 
-    `loads` are the entries, from any tier; `None` means one entry of all placed tokens. They are stored for `hours`.
+    `loads` are the entries, from any tier; `None` means one entry of all placed tokens. Costs are per month.
     """
     entries = list(loads) if loads is not None else [Load("", shape.placed_tokens)]
     tokens, busy_s = sum(load.tokens for load in entries), recompute_s(profile, ratio, shape).layer_s
-    offers = {}
-    for name in profile.tiers:
-        there = [replace(load, tier=name) for load in entries]
-        offers[name] = _Offer(there, load_s(profile, there).layer_s, storage_cost(profile, tokens, name, prices, hours))
-    hidden = {name: offer for name, offer in offers.items() if offer.layer_s <= busy_s}
+    there = {name: [replace(load, tier=name) for load in entries] for name in profile.tiers}
+    layer_s = {name: load_s(profile, loads).layer_s for name, loads in there.items()}
+    usd = {name: storage_cost(profile, tokens, name, prices, HOURS_PER_MONTH) for name in there}
+    hidden = [name for name in there if layer_s[name] <= busy_s]
     if hidden:
-        best = min(hidden, key=lambda name: (hidden[name].usd, hidden[name].layer_s))
+        best = min(hidden, key=lambda name: (usd[name], layer_s[name]))
         why = f"{best} is the cheapest tier whose loading is hidden"
     else:
-        best = min(offers, key=lambda name: (offers[name].layer_s, offers[name].usd))
+        best = min(there, key=lambda name: (layer_s[name], usd[name]))
         why = f"no tier's loading is hidden: {best} is the fastest"
-    costs = ", ".join(f"{name} {_ms(offer.layer_s)} and ${offer.usd:.2g}" for name, offer in offers.items())
-    why += f" (a layer of {tokens} tokens, {hours:.0f} h: {costs}; recompute at {ratio:.0%} {_ms(busy_s)})"
-    return Decision(ratio, best, (), ttft_s(profile, shape, ratio, offers[best].loads), (why,))
+    costs = ", ".join(f"{name} {_ms(layer_s[name])} and ${usd[name]:.2g}" for name in there)
+    why += f" (a layer of {tokens} tokens, {HOURS_PER_MONTH:.0f} h: {costs}; recompute at {ratio:.0%} {_ms(busy_s)})"
+    return Decision(ratio, best, (), ttft_s(profile, shape, ratio, there[best]), (why,))
 
 
 def choose_computed(profile: Profile, shape: Shape, loads: Sequence[Load], ratio: float) -> Decision:
@@ -135,15 +123,6 @@ def decide(profile: Profile, shape: Shape, loads: Sequence[Load], r_star: float,
 def loads_slower(profile: Profile, shape: Shape, load: Load) -> bool:
     """Whether `load` may be computed instead, and a layer of it takes longer to read than to compute."""
     return not load.fixed and load_s(profile, [load]).layer_s > _computing_s(profile, shape, load)
-
-
-@dataclass(frozen=True, slots=True)
-class _Offer:
-    """One tier for all entries of a request."""
-
-    loads: list[Load]
-    layer_s: float
-    usd: float
 
 
 def _computing_s(profile: Profile, shape: Shape, load: Load) -> float:
@@ -187,7 +166,10 @@ def _why_ratio(profile: Profile, shape: Shape, loads: Sequence[Load], r_star: fl
         return f"ratio {ratio:.0%}: there are no candidates"
     if shape.selection is Selection.ASKING:
         return f"ratio {ratio:.0%} = r*: recompute starts after everything is loaded, so loading hides none of it"
-    sizes = " and ".join(f"{tokens} tokens from {tier}" for tier, tokens in tokens_by_tier(loads).items())
+    tokens_by_tier: Counter[str] = Counter()
+    for load in loads:
+        tokens_by_tier[load.tier] += load.tokens
+    sizes = " and ".join(f"{tokens} tokens from {tier}" for tier, tokens in tokens_by_tier.items())
     times = (
         f"a layer of {sizes or 'nothing'} loads in {_ms(load_s(profile, loads).layer_s)} and is recomputed at "
         f"{r_star:.0%} in {_ms(recompute_s(profile, r_star, shape).layer_s)}"

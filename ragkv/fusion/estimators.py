@@ -5,7 +5,7 @@ while the next layers load: placing reused KV, and computing the selected tokens
 paper's `r x Prefill` counts the selected tokens only, so it has less work to hide the loading behind.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 
@@ -106,14 +106,6 @@ def stored_bytes(profile: Profile, tokens: int) -> float:
 def storage_cost(profile: Profile, tokens: int, tier: str, prices: PricesConfig, hours: float) -> float:
     """C_store in USD: storing the KV of `tokens` in `tier` for `hours`."""
     return stored_bytes(profile, tokens) / BYTES_PER_GB * prices.of(tier) * hours / HOURS_PER_MONTH
-
-
-def tokens_by_tier(loads: Sequence[Load]) -> Mapping[str, int]:
-    """Tokens read from each tier."""
-    counts: dict[str, int] = {}
-    for load in loads:
-        counts[load.tier] = counts.get(load.tier, 0) + load.tokens
-    return counts
 
 
 def _slice_s(profile: Profile, load: Load) -> float:

@@ -64,20 +64,9 @@ def tokens_from_which_it_pays(rows: float, bandwidths: Bandwidths) -> int:
     return math.floor(rows * (1.0 + bandwidths.ratio)) + 1
 
 
-def decode_saves_s(tokens: int, rows: float, row_bytes: int, kv_heads: int, bandwidths: Bandwidths) -> float:
-    """Seconds saved in one layer of a decode step, negative if none; `row_bytes` is V of one KV head and token."""
-    size = row_bytes * kv_heads
-    return (tokens - rows) * size / bandwidths.device - rows * size / bandwidths.to_device
-
-
 def prefill_hides(layer_s: float, tokens: int, v_bytes_per_token: float, bandwidths: Bandwidths) -> bool:
     """Whether computing a layer of `tokens` takes longer than copying its V to the host."""
     return layer_s > tokens * v_bytes_per_token / bandwidths.to_host
-
-
-def prefill_hides_by_flops(tokens: int, hidden: int, flops: float, to_host: float) -> bool:
-    """The same by the paper's count for a LLaMA-2 block: 11 d + 2 s > FLOPS / bandwidth (equation 2)."""
-    return 11 * hidden + 2 * tokens > flops / to_host
 
 
 def bandwidths_of(profile: Profile) -> Bandwidths:

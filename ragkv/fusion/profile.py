@@ -176,21 +176,9 @@ class Profile:
                 f"The profile is of another model or machine: {'; '.join(different)}. Measure: `ragkv profile`."
             )
 
-    def to_json(self) -> str:
-        """One JSON object."""
-        return json.dumps(asdict(self), indent=1)
-
-    @classmethod
-    def from_json(cls, text: str) -> Self:
-        """Inverse of `to_json`; raises `ProfileError` on anything else."""
-        try:
-            return cls.from_dict(json.loads(text))
-        except ValueError as error:
-            raise ProfileError(f"Not a profile: {error}. Measure: `ragkv profile`.") from error
-
     @classmethod
     def from_dict(cls, values: Any) -> Self:
-        """A profile from nested mappings; raises `ProfileError`."""
+        """A profile from nested mappings, as `asdict` makes them; raises `ProfileError`."""
         try:
             return typing.cast(Self, _build(cls, values))
         except (KeyError, TypeError, AttributeError, OverflowError) as error:

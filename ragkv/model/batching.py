@@ -41,9 +41,8 @@ def decode_rows(adapter: Adapter, rows: Sequence[DecodeRow]) -> torch.Tensor:
     rotations = {kind: _rotation(adapter, kind, lengths, positions) for kind in adapter.rope_kinds()}
     own_rows = [Rows(positions[index : index + 1], length) for index, length in enumerate(lengths)]
     for layer in range(adapter.layer_count):
-        cos, sin = rotations[adapter.rope_kind(layer)]
-        step = _LayerStep(adapter, layer, rows, own_rows, cos, sin)
-        hidden = adapter.call_layer(layer, hidden, Rows(positions, None), _BatchMask(step), _BatchCache(step))
+        step = _LayerStep(adapter, layer, rows, own_rows, rotations[adapter.rope_kind(layer)])
+        hidden = adapter.call_layer(layer, hidden, Rows(positions, None), step, step)
     logits = adapter.logits(hidden)
     for row, length in zip(rows, lengths, strict=True):
         row.kv.length = length + 1
@@ -61,35 +60,28 @@ def _rotation(
     return cos, sin
 
 
-@dataclass(frozen=True, slots=True)
-class _LayerStep:
-    """One layer of a step."""
+class _LayerStep(Cache):
+    """One layer of a step. It is the layer's cache and its mask, and passes both on to each row's own KV."""
 
-    adapter: Adapter
-    layer: int
-    rows: Sequence[DecodeRow]
-    own_rows: Sequence[Rows]  # the position of each row
-    cos: torch.Tensor  # (1, B, rotary dims)
-    sin: torch.Tensor
-
-    def rotate(self, raw: torch.Tensor) -> torch.Tensor:
-        """Rotate queries or keys (1, heads, B, D), each row to its own position."""
-        return self.adapter.rotate(self.layer, raw, self.cos, self.sin)
-
-
-class _BatchCache(Cache):
-    """The cache of a layer: passes each row's key and value to the row's own KV."""
-
-    def __init__(self, step: _LayerStep) -> None:
+    def __init__(
+        self,
+        adapter: Adapter,
+        layer: int,
+        rows: Sequence[DecodeRow],
+        own_rows: Sequence[Rows],
+        rotation: tuple[torch.Tensor, torch.Tensor],
+    ) -> None:
+        """`own_rows` are the positions, one for each of `rows`; `rotation` is cos and sin, each (1, B, rotary dims)."""
         super().__init__(layers=[])
-        self._step = step
+        self._adapter, self._layer, self._rows, self._own_rows = adapter, layer, rows, own_rows
+        self._rotation = rotation
 
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *_: Any, **__: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Write k_raw, rotated, and v, each (1, G, B, D). The layer does not use the returned tensors."""
-        k_rot = self._step.rotate(key_states)
-        for index, (row, place) in enumerate(zip(self._step.rows, self._step.own_rows, strict=True)):
+        k_rot = self._adapter.rotate(self._layer, key_states, *self._rotation)
+        for index, (row, place) in enumerate(zip(self._rows, self._own_rows, strict=True)):
             own = slice(index, index + 1)
             assert place.start is not None
             row.kv.put(layer_idx, place.start, k_rot[:, :, own], value_states[:, :, own])
@@ -97,21 +89,14 @@ class _BatchCache(Cache):
                 row.record.add(layer_idx, place, key_states[:, :, own], value_states[:, :, own])
         return k_rot, value_states
 
-
-@dataclass(frozen=True, slots=True)
-class _BatchMask:
-    """The mask of a layer: lets each row attend over its own KV."""
-
-    step: _LayerStep
-
     def attend(
         self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scaling: float, softcap: float | None
     ) -> torch.Tensor:
         """Queries (1, H, B, D) before RoPE -> (1, H, B, D)."""
-        step, q_rot = self.step, self.step.rotate(query)
-        window = step.adapter.window(step.layer)
+        q_rot = self._adapter.rotate(self._layer, query, *self._rotation)
+        window = self._adapter.window(self._layer)
         out = [
-            row.kv.attend(step.layer, q_rot[:, :, index : index + 1], window, scaling, softcap)
-            for index, row in enumerate(step.rows)
+            row.kv.attend(self._layer, q_rot[:, :, index : index + 1], window, scaling, softcap)
+            for index, row in enumerate(self._rows)
         ]
         return torch.cat(out, dim=2)

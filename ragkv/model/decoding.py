@@ -26,18 +26,10 @@ from .batching import DecodeRow, decode_rows
 from .promptkv import PromptKV, Recording
 
 # The settings of transformers' GenerationConfig that are supported.
-SETTINGS = frozenset(
-    (
-        "do_sample",
-        "temperature",
-        "top_k",
-        "top_p",
-        "min_p",
-        "repetition_penalty",
-        "no_repeat_ngram_size",
-        "min_new_tokens",
-    )
-)
+SETTINGS = {
+    *("do_sample", "temperature", "top_k", "top_p", "min_p"),
+    *("repetition_penalty", "no_repeat_ngram_size", "min_new_tokens"),
+}
 
 
 class Sampler:

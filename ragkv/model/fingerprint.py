@@ -15,25 +15,11 @@ from .adapter import Adapter
 
 # Settings that do not affect keys and values.
 _IRRELEVANT = (
-    "_name_or_path",
-    "architectures",
-    "transformers_version",
-    "dtype",
-    "torch_dtype",
-    "use_cache",
-    "bos_token_id",
-    "eos_token_id",
-    "pad_token_id",
-    "max_position_embeddings",
-    "attention_dropout",
-    "initializer_range",
-    "output_hidden_states",
-    "output_attentions",
-    "return_dict",
-    "id2label",
-    "label2id",
-    "problem_type",
-    "rope_parameters",
+    *("_name_or_path", "architectures", "transformers_version", "dtype", "torch_dtype", "problem_type"),
+    *("bos_token_id", "eos_token_id", "pad_token_id", "id2label", "label2id"),
+    *("use_cache", "output_hidden_states", "output_attentions", "return_dict"),
+    *("attention_dropout", "initializer_range"),
+    *("rope_parameters", "max_position_embeddings"),  # `rope_digest` has these
 )
 
 

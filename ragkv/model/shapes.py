@@ -6,70 +6,25 @@ import torch
 
 from ragkv.errors import ConfigError
 
+_COLUMNS = (
+    "hidden_size",
+    "intermediate_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "vocab_size",
+    "max_position_embeddings",
+)
+_TABLE: dict[str, tuple[str, tuple[int, ...], dict[str, Any]]] = {
+    "qwen2.5-0.5b": ("Qwen2", (896, 4864, 24, 14, 2, 151936, 32768), {"tie_word_embeddings": True}),
+    "llama-3.2-1b": ("Llama", (2048, 8192, 16, 32, 8, 128256, 131072), {"head_dim": 64, "tie_word_embeddings": True}),
+    "llama-2-7b": ("Llama", (4096, 11008, 32, 32, 32, 32000, 32768), {}),  # 4096 positions in the real model
+    "llama-3-8b": ("Llama", (4096, 14336, 32, 32, 8, 128256, 8192), {}),
+    "tiny": ("Llama", (128, 256, 4, 4, 2, 512, 32768), {}),
+}
 SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
-    "qwen2.5-0.5b": (
-        "Qwen2",
-        {
-            "hidden_size": 896,
-            "intermediate_size": 4864,
-            "num_hidden_layers": 24,
-            "num_attention_heads": 14,
-            "num_key_value_heads": 2,
-            "vocab_size": 151936,
-            "max_position_embeddings": 32768,
-            "tie_word_embeddings": True,
-        },
-    ),
-    "llama-3.2-1b": (
-        "Llama",
-        {
-            "hidden_size": 2048,
-            "intermediate_size": 8192,
-            "num_hidden_layers": 16,
-            "num_attention_heads": 32,
-            "num_key_value_heads": 8,
-            "head_dim": 64,
-            "vocab_size": 128256,
-            "max_position_embeddings": 131072,
-            "tie_word_embeddings": True,
-        },
-    ),
-    "llama-2-7b": (
-        "Llama",
-        {
-            "hidden_size": 4096,
-            "intermediate_size": 11008,
-            "num_hidden_layers": 32,
-            "num_attention_heads": 32,
-            "num_key_value_heads": 32,
-            "vocab_size": 32000,
-            "max_position_embeddings": 32768,  # the real model has 4096, which does not affect time
-        },
-    ),
-    "llama-3-8b": (
-        "Llama",
-        {
-            "hidden_size": 4096,
-            "intermediate_size": 14336,
-            "num_hidden_layers": 32,
-            "num_attention_heads": 32,
-            "num_key_value_heads": 8,
-            "vocab_size": 128256,
-            "max_position_embeddings": 8192,
-        },
-    ),
-    "tiny": (
-        "Llama",
-        {
-            "hidden_size": 128,
-            "intermediate_size": 256,
-            "num_hidden_layers": 4,
-            "num_attention_heads": 4,
-            "num_key_value_heads": 2,
-            "vocab_size": 512,
-            "max_position_embeddings": 32768,
-        },
-    ),
+    shape: (name, {**dict(zip(_COLUMNS, sizes, strict=True)), **extra})
+    for shape, (name, sizes, extra) in _TABLE.items()
 }
 
 

@@ -10,10 +10,8 @@ from ragkv.fusion.kcache_gain import (
     advise,
     bandwidths_of,
     decode_pays,
-    decode_saves_s,
     most_rows,
     prefill_hides,
-    prefill_hides_by_flops,
     tokens_from_which_it_pays,
 )
 from ragkv.fusion.profile import LengthFit
@@ -22,6 +20,17 @@ from .profiles import profile
 
 A100 = Bandwidths(device=2039e9, to_device=32e9, to_host=32e9)
 SOME = st.floats(1e6, 1e13)
+
+
+def decode_saves_s(tokens: int, rows: float, row_bytes: int, kv_heads: int, bandwidths: Bandwidths) -> float:
+    """Seconds saved in one layer of a decode step, negative if none; `row_bytes` is V of one KV head and token."""
+    size = row_bytes * kv_heads
+    return (tokens - rows) * size / bandwidths.device - rows * size / bandwidths.to_device
+
+
+def prefill_hides_by_flops(tokens: int, hidden: int, flops: float, to_host: float) -> bool:
+    """The paper's count for a LLaMA-2 block: 11 d + 2 s > FLOPS / bandwidth (equation 2)."""
+    return 11 * hidden + 2 * tokens > flops / to_host
 
 
 def test_on_an_a100_kcache_pays_from_contexts_of_about_64_n() -> None:

@@ -34,8 +34,12 @@ MEASURED = profile(
 
 
 def test_a_profile_survives_json() -> None:
-    assert Profile.from_json(MEASURED.to_json()) == MEASURED
-    assert Profile.from_json(profile().to_json()).copy_bytes_per_s is None
+    assert through_json(MEASURED) == MEASURED
+    assert through_json(profile()).copy_bytes_per_s is None
+
+
+def through_json(made: Profile) -> Profile:
+    return Profile.from_dict(json.loads(json.dumps(dataclasses.asdict(made))))
 
 
 def test_saved_profiles_of_two_subjects_are_both_found(tmp_path: Path) -> None:
@@ -95,8 +99,6 @@ def test_an_unreadable_profile_file_is_refused_and_replaced_by_the_next_save(tmp
     (tmp_path / FILE_NAME).write_text(text)
     with pytest.raises(ProfileError):
         load(tmp_path, SUBJECT)
-    with pytest.raises(ProfileError):
-        Profile.from_json(text)
     if text != '{"a": 1}':  # this one is a JSON object, so it stays
         save(profile(), tmp_path)
         assert load(tmp_path, SUBJECT) == profile()
@@ -121,7 +123,7 @@ def test_numbers_that_cannot_be_measured_are_refused(wrong: dict[str, Any]) -> N
 
 
 def test_a_profile_with_a_missing_or_unknown_field_is_refused() -> None:
-    values = json.loads(profile().to_json())
+    values = json.loads(json.dumps(dataclasses.asdict(profile())))
     with pytest.raises(ProfileError):
         Profile.from_dict({name: value for name, value in values.items() if name != "layers"})
     with pytest.raises(ProfileError, match="speed"):

@@ -51,7 +51,6 @@ class KCacheLayer(DynamicLayer):  # type: ignore[no-untyped-call]
         super().__init__()  # type: ignore[no-untyped-call]
         self._config, self._staged_rows = config, staged_rows
         self._on_host: HostValues | None = None
-        self._capacity = 0  # of `_on_host`, in positions
         self.rows_fetched = 0  # from host memory, over all steps; a row is one KV head at one position
 
     def update(
@@ -69,8 +68,8 @@ class KCacheLayer(DynamicLayer):  # type: ignore[no-untyped-call]
                 return self.keys, values
             self._send()
             return self.keys, FetchedValues(self) if alone else values
-        if stop > self._capacity:
-            self._reserve(stop)
+        if stop > self._on_host.capacity:
+            self._on_host.reserve(2 * stop)
         self._on_host.put(start, value_states.flatten(0, 1))
         return self.keys, FetchedValues(self) if alone else self._all(stop)
 
@@ -141,15 +140,9 @@ class KCacheLayer(DynamicLayer):  # type: ignore[no-untyped-call]
     def _send(self) -> None:
         """Move V to the host."""
         v = self.values.flatten(0, 1)  # (B G, S, D)
-        self._capacity = 2 * v.shape[1]
-        self._on_host = HostValues(v.shape[0], v.shape[2], self._capacity, v.dtype, v.device, self._staged_rows)
+        self._on_host = HostValues(v.shape[0], v.shape[2], 2 * v.shape[1], v.dtype, v.device, self._staged_rows)
         self._on_host.load(v, copy_stream(v.device))
         self.values = self.values[:, :, :0]
-
-    def _reserve(self, positions: int) -> None:
-        assert self._on_host is not None
-        self._capacity = 2 * positions
-        self._on_host.reserve(self._capacity)
 
     def _all(self, stop: int) -> torch.Tensor:
         assert self._on_host is not None

@@ -36,6 +36,11 @@ class HostValues:
         self._arrival: torch.cuda.Event | None = None  # of a copy to the host that may be running
 
     @property
+    def capacity(self) -> int:
+        """Positions on the host."""
+        return self._host.shape[0]
+
+    @property
     def host_bytes(self) -> int:
         """Bytes allocated in host memory."""
         return self._host.numel() * self._host.element_size()
