@@ -1,15 +1,15 @@
-"""The server under load: many clients at once, and decoding together against one by one, over HTTP.
+"""The server under load: many clients at once, and batched against unbatched decoding, over HTTP.
 
     python -m benchmarks.serve [--quick] [--part clients|decode ...] [--clients 64] [--seconds 60] [--shape NAME]
 
-clients: the bundled reader answers the example world's questions, 64 clients asking without pause, every answer as a
-stream at temperature 0. Each answer is compared with the same question's when it was asked alone. Time to the first
-token is the client's: from sending the request to the first token event. The server's memory, open files and threads
-are sampled twice a second; "flat" compares their means in the second and the last quarter.
+clients: the bundled reader answers the questions of the example corpus. 64 clients ask without pause; every answer is a
+stream at temperature 0 and is compared with the answer to the same question asked alone. The time to the first token is
+measured by the client, from sending the request to the first token event. The server's memory, open files and threads
+are sampled twice a second; their means in the second and the last quarter are compared.
 
-decode: chat answers of a fixed length on a real shape with random weights, at 1, 4 and 16 clients, from two servers
-that differ in `scheduler.batch_rows`: all who wait together, and 1. They take turns; tokens/s of whole requests, the
-prefill of a short prompt included.
+decode: chat answers of a fixed length on a real model shape with random weights, for 1, 4 and 16 clients, from two
+servers that differ in `scheduler.batch_rows`: all waiting requests together, and one by one. The servers take turns.
+Tokens/s are those of whole requests, including the prefill of a short prompt.
 
 Client and server share the machine's cores.
 """
@@ -36,8 +36,8 @@ SAMPLE_S = 0.5
 
 
 @dataclass(slots=True)
-class Seen:
-    """What the clients saw."""
+class Results:
+    """What the clients measured."""
 
     ttft_s: list[float] = field(default_factory=list)
     whole_s: list[float] = field(default_factory=list)
@@ -68,7 +68,7 @@ def _clients(folder: Path, options: argparse.Namespace) -> None:
     ttft = statistics.quantiles(seen.ttft_s, n=100) if len(seen.ttft_s) > 1 else [0.0] * 99
     second, last = (_mean(samples, options.seconds, quarter) for quarter in (1, 3))
     report.table(
-        ("answers", "a second", "unlike alone", "refused", "failed", "TTFT P50 ms", "P99 ms", "log errors"),
+        ("answers", "a second", "differ from alone", "refused", "failed", "TTFT P50 ms", "P99 ms", "log errors"),
         [
             (
                 answered,
@@ -109,7 +109,7 @@ def _clients(folder: Path, options: argparse.Namespace) -> None:
 
 
 def _alone(server: Server) -> dict[str, str]:
-    """The world ingested, and each question's answer when nobody else asks; asked twice, so that all is warm."""
+    """Ingest the example corpus; returns the answer to each question without other load, asked twice to warm up."""
     documents = [{"id": p.name, "text": p.read_text("utf-8")} for p in sorted((EXAMPLES / "corpus").iterdir())]
     lines = (EXAMPLES / "questions.jsonl").read_text("utf-8").splitlines()
     answers: dict[str, str] = {}
@@ -128,8 +128,8 @@ def _body(question: str, **more: Any) -> dict[str, Any]:
     return {"question": question, "collection": "world", "max_tokens": 16, **more}
 
 
-async def _load(server: Server, alone: dict[str, str], clients: int, seconds: float) -> tuple[list[Sample], Seen]:
-    seen, began = Seen(), time.perf_counter()
+async def _load(server: Server, alone: dict[str, str], clients: int, seconds: float) -> tuple[list[Sample], Results]:
+    seen, began = Results(), time.perf_counter()
     ends = began + seconds
     samples: list[Sample] = []
 
@@ -144,9 +144,9 @@ async def _load(server: Server, alone: dict[str, str], clients: int, seconds: fl
     return samples, seen
 
 
-async def _client(client: httpx.AsyncClient, number: int, alone: dict[str, str], seen: Seen, ends: float) -> None:
+async def _client(client: httpx.AsyncClient, number: int, alone: dict[str, str], seen: Results, ends: float) -> None:
     questions = list(alone)
-    at = number  # each begins elsewhere
+    at = number  # each client begins with another question
     while time.perf_counter() < ends:
         question = questions[at % len(questions)]
         at += 1
@@ -159,8 +159,8 @@ async def _client(client: httpx.AsyncClient, number: int, alone: dict[str, str],
             seen.different.append(f"{question}: {answer!r}, alone {alone[question]!r}")
 
 
-async def _asked(client: httpx.AsyncClient, question: str, seen: Seen) -> str | None:
-    """One question's answer, or `None` if it was refused."""
+async def _asked(client: httpx.AsyncClient, question: str, seen: Results) -> str | None:
+    """The answer to one question, or `None` if it was refused."""
     began, first = time.perf_counter(), None
     async with client.stream("POST", "/v1/ask", json=_body(question, stream=True)) as response:
         if response.status_code == 503:
@@ -184,7 +184,7 @@ async def _asked(client: httpx.AsyncClient, question: str, seen: Seen) -> str | 
                 seen.whole_s.append(time.perf_counter() - began)
                 seen.ttft_s.append(seen.whole_s[-1] if first is None else first)
                 return str(data["answer"])
-    seen.failed.append("a stream ended without its answer")
+    seen.failed.append("a stream ended without an answer event")
     return None
 
 
@@ -200,11 +200,11 @@ def _mean(samples: Sequence[Sample], seconds: float, quarter: int) -> dict[str, 
 def _decode(folder: Path, options: argparse.Namespace) -> None:
     model = talker(options.shape, folder / options.shape)
     shared = {"model": model, "engine__dtype": "bfloat16", "queue__limit": 64}
-    ways = {"together": {}, "one by one": {"engine__scheduler__batch_rows": 1}}
+    modes = {"together": {}, "one by one": {"engine__scheduler__batch_rows": 1}}
     found: list[dict[str, Any]] = []
     with (
-        serving(folder / "together", options.threads, {**shared, **ways["together"]}) as together,
-        serving(folder / "one", options.threads, {**shared, **ways["one by one"]}) as one,
+        serving(folder / "together", options.threads, {**shared, **modes["together"]}) as together,
+        serving(folder / "one", options.threads, {**shared, **modes["one by one"]}) as one,
     ):
         servers = {"together": together, "one by one": one}
         for clients in options.rows:
@@ -212,7 +212,7 @@ def _decode(folder: Path, options: argparse.Namespace) -> None:
             for turn in range(options.runs + 1):
                 for name, server in servers.items():
                     rate = asyncio.run(_talk(server, options.shape, clients, options.tokens, turn))
-                    if turn:  # the first is to warm up
+                    if turn:  # the first turn warms up
                         rates[name].append(rate)
             medians = {name: statistics.median(values) for name, values in rates.items()}
             found += [
@@ -229,7 +229,7 @@ def _decode(folder: Path, options: argparse.Namespace) -> None:
 
 
 async def _talk(server: Server, shape: str, clients: int, tokens: int, turn: int) -> float:
-    """Tokens a second of so many clients, an answer each, all at once."""
+    """Tokens per second of concurrent clients, one answer each."""
 
     async def one(client: httpx.AsyncClient, number: int) -> int:
         messages = [{"role": "user", "content": f"{number} {turn}"}]
@@ -250,9 +250,9 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--clients", type=int, default=64)
     parser.add_argument("--seconds", type=float)
     parser.add_argument("--shape")
-    parser.add_argument("--rows", type=int, nargs="+", default=[1, 4, 16], help="clients of the part decode")
-    parser.add_argument("--tokens", type=int, help="of an answer of the part decode")
-    parser.add_argument("--runs", type=int, help="turns of each server, after one to warm up")
+    parser.add_argument("--rows", type=int, nargs="+", default=[1, 4, 16], help="numbers of clients in the part decode")
+    parser.add_argument("--tokens", type=int, help="tokens per answer in the part decode")
+    parser.add_argument("--runs", type=int, help="turns of each server, after one that warms up")
     options = parser.parse_args()
     quick = options.quick
     options.tag = "-quick" if quick else ""

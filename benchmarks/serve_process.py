@@ -1,4 +1,4 @@
-"""What `serve.py` serves with and looks at: the server in a process of its own, its memory and files, a talker."""
+"""For `serve.py`: `ragkv serve` in its own process, its memory and open files, and a model folder for it."""
 
 import json
 import os
@@ -26,20 +26,20 @@ TEMPLATE = (
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """The server's process at one moment."""
+    """The server process at one moment."""
 
-    at_s: float  # since the beginning
+    at_s: float  # since the start of the measurement
     rss_bytes: int
     files: int  # open
     threads: int
 
 
 class Server:
-    """`ragkv serve` in a process of its own."""
+    """`ragkv serve` in its own process."""
 
     def __init__(self, popen: "subprocess.Popen[str]") -> None:
         self._popen = popen
-        self.errors = 0  # lines of its log of that level
+        self.errors = 0  # error lines in its log
         self._port: int | None = None
         self._up = threading.Event()
         threading.Thread(target=self._read, daemon=True).start()
@@ -51,21 +51,16 @@ class Server:
                 time.sleep(0.1)
 
     def client(self) -> httpx.Client:
-        """One connection to it."""
+        """A client of the server."""
         return httpx.Client(base_url=self.url, timeout=600.0, trust_env=False)
 
     def sample(self, began: float) -> Sample:
-        """Its memory and files now."""
+        """Its memory, open files and threads now."""
         folder = Path(f"/proc/{self._popen.pid}")
         status = (folder / "status").read_text()
         fields = {line.split(":")[0]: line.split()[1] for line in status.splitlines() if len(line.split()) > 1}
         files = sum(1 for _ in (folder / "fd").iterdir())
         return Sample(time.perf_counter() - began, int(fields["VmRSS"]) * 1024, files, int(fields["Threads"]))
-
-    def metrics(self) -> str:
-        """What it tells Prometheus."""
-        with self.client() as client:
-            return client.get("/metrics").text
 
     def _read(self) -> None:
         assert self._popen.stderr is not None
@@ -83,7 +78,7 @@ class Server:
 
 @contextmanager
 def serving(home: Path, threads: int, settings: Mapping[str, Any]) -> Iterator[Server]:
-    """A server, ended by SIGTERM; `settings` by name, `__` between group and setting."""
+    """Run a server and end it by SIGTERM. The names in `settings` have `__` between group and setting."""
     given = {f"RAGKV_SERVE_{name.upper()}": str(value) for name, value in settings.items()}
     fixed = {"RAGKV_SERVE_LOG__FORMAT": "json", "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": str(threads)}
     command = [sys.executable, "-m", "ragkv", "serve", "--home", str(home), "--port", "0"]
@@ -102,7 +97,7 @@ def serving(home: Path, threads: int, settings: Mapping[str, Any]) -> Iterator[S
 
 
 def talker(shape: str, folder: Path) -> Path:
-    """A model folder of that shape with random weights, and a tokenizer that has a text for each of its ids."""
+    """Write a model folder of that shape: random weights, and a tokenizer with a text for every id."""
     model = random_model(shape)
     model.save_pretrained(folder)
     _tokenizer(model.config.vocab_size).save_pretrained(folder)
@@ -112,7 +107,7 @@ def talker(shape: str, folder: Path) -> Path:
 def _tokenizer(size: int) -> Any:
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     words = ["<pad>", "<s>", "</s>", *alphabet]
-    words += [f"\u0120w{number}" for number in range(size - len(words))]  # what random weights mostly say
+    words += [f"\u0120w{number}" for number in range(size - len(words))]  # random weights mostly generate these
     backend = Tokenizer(models.BPE(vocab={word: number for number, word in enumerate(words)}, merges=[]))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     backend.decoder = decoders.ByteLevel()

@@ -24,7 +24,10 @@ CHATML = (
 )
 
 
-ran: dict[str, Suite] = {"TestChat": Suite(), "TestEmbeddings": Suite()}  # LangChain's, of this session
+ran: dict[str, Suite] = {
+    "TestChat": Suite(),
+    "TestEmbeddings": Suite(),
+}  # the results of LangChain's suites in this session
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
@@ -39,24 +42,24 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
 
 @pytest.fixture
 def suites() -> dict[str, Suite]:
-    """What LangChain's suites did so far."""
+    """The results of LangChain's suites so far."""
     return ran
 
 
 @pytest.fixture(scope="session")
 def reader() -> Iterator[Engine]:
-    """The bundled reader, which answers in a word or two."""
+    """The bundled reader, which answers with a word or two."""
     with Engine.from_pretrained("reader", BARE) as engine:
         yield engine
 
 
 @pytest.fixture(scope="session")
 def talker() -> Iterator[Engine]:
-    """Random weights that read and write bytes, and go on for as long as they are let."""
+    """A model with random weights and a byte tokenizer, whose answers never end by themselves."""
     torch.manual_seed(7)
     config = tiny_models.config("llama", vocab_size=VOCABULARY, max_position_embeddings=8192)
     model = transformers.LlamaForCausalLM(config).eval()
-    model.generation_config.eos_token_id = []  # nothing ends an answer
+    model.generation_config.eos_token_id = []  # no token ends an answer
     with Engine(model, byte_tokenizer(CHATML), BARE) as engine:
         yield engine
 

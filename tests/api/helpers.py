@@ -1,4 +1,4 @@
-"""What the service's tests share: apps over a model loaded once, clients, a server on a port, the example corpus."""
+"""Shared by the service's tests: apps on one loaded model, clients, a server on a port, the example corpus."""
 
 import functools
 import json
@@ -20,7 +20,7 @@ from ragkv.api.service import Service
 from ragkv.retrieval.testing import HashEmbedder
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
-BARE = EngineConfig(store=StoreConfig(memory_bytes=0))  # of the engine that holds the model
+BARE = EngineConfig(store=StoreConfig(memory_bytes=0))  # config of the engine that only holds the model
 FACTS = ["The harbour of Oro was built by Lena Moss.", "The mill of Oro was built by Tam Reed in 1832."]
 
 
@@ -31,12 +31,12 @@ def questions() -> list[dict[str, Any]]:
 
 
 def corpus() -> list[tuple[str, tuple[str, bytes]]]:
-    """The example corpus, as files of a form."""
+    """The example corpus, as the files of a form."""
     return [("files", (path.name, path.read_bytes())) for path in sorted((EXAMPLES / "corpus").glob("*.md"))]
 
 
 def app_on(loaded: Engine, home: Path, **config: Any) -> FastAPI:
-    """An app over a model that is loaded already."""
+    """An app on a loaded model."""
     return create_app(ServeConfig(home=str(home), **config), engine=loaded.with_config(BARE), embedder=HashEmbedder())
 
 
@@ -51,7 +51,7 @@ def client_of(app: FastAPI, key: str | None = None) -> TestClient:
 
 
 def filled(client: TestClient, name: str = "facts", texts: list[str] | None = None) -> str:
-    """A collection of one-line documents `0`, `1` ...; its name."""
+    """Store the one-line documents `0`, `1` ... in a collection; returns its name."""
     assert client.post("/v1/collections", json={"name": name}).status_code in (200, 201)
     documents = [{"id": str(number), "text": text} for number, text in enumerate(texts or FACTS)]
     assert client.post(f"/v1/collections/{name}/documents", json={"documents": documents}).status_code == 201
@@ -59,7 +59,7 @@ def filled(client: TestClient, name: str = "facts", texts: list[str] | None = No
 
 
 def events(text: str) -> list[tuple[str, Any]]:
-    """Server-sent events as (name, data)."""
+    """Parse server-sent events into (name, data)."""
     found = []
     for block in text.strip().split("\n\n"):
         fields = dict(line.split(": ", 1) for line in block.splitlines() if not line.startswith(":"))
@@ -70,7 +70,7 @@ def events(text: str) -> list[tuple[str, Any]]:
 
 @contextmanager
 def on_port(app: FastAPI) -> Iterator[str]:
-    """The app on a port of 127.0.0.1, as a client finds it: its address."""
+    """Serve the app on a port of 127.0.0.1; yields its URL."""
     server = uvicorn.Server(uvicorn.Config(app, host="127.0.0.1", port=0, log_config=None, access_log=False))
     thread = threading.Thread(target=server.run)
     thread.start()
@@ -89,13 +89,13 @@ def plain(url: str, **more: Any) -> httpx.Client:
 
 
 def wait_until(true: Any, timeout_s: float = 30.0) -> None:
-    """Return once `true()` is."""
+    """Return once `true()` is true."""
     ends = time.monotonic() + timeout_s
     while not true():
-        assert time.monotonic() < ends, "it did not come to pass"
+        assert time.monotonic() < ends, "the condition did not become true in time"
         time.sleep(0.005)
 
 
 def entries(client: TestClient) -> int:
-    """Entries in the slowest tier of the caller's store."""
+    """The number of entries in the slowest tier of the caller's store."""
     return int(client.get("/v1/stats").json()["tiers"][-1]["entries"])

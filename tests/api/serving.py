@@ -1,4 +1,4 @@
-"""Servers in processes of their own, to be signalled and killed. As a module: the small app, served."""
+"""Servers in their own processes, which tests can signal and kill. Run as a module, it serves the small app."""
 
 import contextlib
 import json
@@ -20,11 +20,11 @@ ROOT = Path(__file__).parents[2]
 
 
 class Process:
-    """A server that is up."""
+    """A server process that listens."""
 
     def __init__(self, popen: "subprocess.Popen[str]") -> None:
         self.popen = popen
-        self.lines: list[dict[str, Any]] = []  # of its log
+        self.lines: list[dict[str, Any]] = []  # of its log, parsed
         self._seen: queue.Queue[dict[str, Any]] = queue.Queue()
         threading.Thread(target=self._read, daemon=True).start()
         self.port: int = self.wait_for(lambda line: line["event"] == "listening")["port"]
@@ -37,7 +37,7 @@ class Process:
         return httpx.Client(base_url=self.url, timeout=timeout_s, trust_env=False, **more)
 
     def wait_for(self, wanted: Callable[[dict[str, Any]], bool], timeout_s: float = 300.0) -> dict[str, Any]:
-        """The next line of its log that is wanted."""
+        """Wait for the next log line for which `wanted` is true."""
         while True:
             line = self._seen.get(timeout=timeout_s)
             if wanted(line):
@@ -45,7 +45,7 @@ class Process:
             assert line.get("event") != "EOF", f"the server ended: {self.lines}"
 
     def wait_ready(self, timeout_s: float = 300.0) -> None:
-        """Until it takes requests."""
+        """Wait until it accepts requests."""
         ends = time.monotonic() + timeout_s
         with self.client() as client:
             while (response := client.get("/readyz")).status_code != 200:
@@ -56,7 +56,7 @@ class Process:
         self.popen.send_signal(number)
 
     def ended(self, timeout_s: float = 60.0) -> int:
-        """Its exit status, once it has one."""
+        """Wait for its end; returns the exit status."""
         return self.popen.wait(timeout_s)
 
     def _read(self) -> None:
@@ -73,7 +73,7 @@ class Process:
 
 @contextmanager
 def process(command: Sequence[str], environment: Mapping[str, str] | None = None) -> Iterator[Process]:
-    """A server started by a command that logs JSON; killed at the end if it still runs."""
+    """Start a server by a command that logs JSON; kill it at the end if it still runs."""
     inherited = {**os.environ, "PYTHONPATH": str(ROOT), "RAGKV_SERVE_LOG__FORMAT": "json", **(environment or {})}
     popen = subprocess.Popen(command, env=inherited, cwd=ROOT, stderr=subprocess.PIPE, text=True)
     try:
@@ -87,7 +87,7 @@ def process(command: Sequence[str], environment: Mapping[str, str] | None = None
 
 
 def small(home: Path, environment: Mapping[str, str] | None = None) -> Any:
-    """The small app in a process."""
+    """Serve the small app in its own process."""
     return process([sys.executable, "-m", "tests.api.serving", str(home)], environment)
 
 

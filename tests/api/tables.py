@@ -1,4 +1,4 @@
-"""The tables of docs/deploy.md, made from what they tell of. `python -m tests.api.tables` writes them anew."""
+"""The tables of docs/deploy.md, made from the code. `python -m tests.api.tables` rewrites them."""
 
 import dataclasses
 import inspect
@@ -20,13 +20,13 @@ _MARKED = "<!-- {name} -->\n{table}<!-- end of {name} -->"
 
 
 def settings_table() -> str:
-    """Every setting of the server: its name, its default, and the line that stands beside it in the code."""
+    """Every setting of the server: its name, its default, and its comment in the code."""
     rows = [f"| `{name}` | {default} | {says} |\n" for name, default, says in _settings(ServeConfig, "")]
     return "| setting | default | what |\n|---|---|---|\n" + "".join(rows)
 
 
 def metrics_table() -> str:
-    """Every metric of the server: its name, type, labels and help; those of the process itself left out."""
+    """Every metric of the server, without those of the process: its name, type, labels and help."""
     rows = []
     tier = TierStats(TierKind.MEMORY, 0, 0, 0, 0, 0, 0, 0, 0, 0)
     stats = EngineStats("llama", 1, 1, StoreStats((tier,), 0, 0), QueueStats(0, 0, 0, 0, 0, 0))
@@ -42,7 +42,7 @@ def metrics_table() -> str:
 
 
 def table_of(name: str, text: str) -> str:
-    """A table as it stands in the document."""
+    """A table of the document."""
     found = re.search(f"<!-- {name} -->\n(.*?)<!-- end of {name} -->", text, re.DOTALL)
     assert found, f"docs/deploy.md has no place for the table of {name}"
     return found[1]

@@ -1,4 +1,4 @@
-"""Clients that do what no client should: each is answered in words or forgotten, and nobody else notices."""
+"""Misbehaving clients: each gets a clear error or is disconnected, and no other client is affected."""
 
 import errno
 import http.client
@@ -35,13 +35,13 @@ def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[serving.Process]:
 
 
 @pytest.fixture(autouse=True)
-def _well_afterwards(up: serving.Process) -> Iterator[None]:
-    """After each abuse the server answers as before, has no errors to tell of, and nothing is left running."""
+def _healthy_afterwards(up: serving.Process) -> Iterator[None]:
+    """After each test the server answers as before, has logged no error, and runs no other request."""
     logged = len(up.lines)
     yield
     with up.client() as client:
         ends = time.monotonic() + 20
-        while _metric(client, "ragkv_requests_running") != 1:  # the one that asks
+        while _metric(client, "ragkv_requests_running") != 1:  # the request for the metrics
             assert time.monotonic() < ends, "a request is left running"
             time.sleep(0.05)
         answer = ask(client, QUESTION)
@@ -231,7 +231,7 @@ TRICKS = [
 
 @pytest.mark.parametrize("name", TRICKS)
 def test_a_path_trick_in_a_name_reaches_nothing(up: serving.Process, name: str) -> None:
-    connection = http.client.HTTPConnection("127.0.0.1", up.port, timeout=20)  # which sends a path as it is
+    connection = http.client.HTTPConnection("127.0.0.1", up.port, timeout=20)  # sends the path unchanged
     for method, path in (
         ("GET", f"/v1/collections/{name}"),
         ("DELETE", f"/v1/collections/{name}"),
@@ -260,7 +260,7 @@ def test_a_path_trick_in_a_name_reaches_nothing(up: serving.Process, name: str) 
             connection.close()
     connection.close()
     with up.client() as client:
-        if name not in ("CON", "a%00b", "%", "..%2fx", "%2e%2e"):  # percent signs are the path's
+        if name not in ("CON", "a%00b", "%", "..%2fx", "%2e%2e"):  # in a JSON body, a percent sign encodes nothing
             _refused(client.post("/v1/collections", json={"name": name}), 400)
         assert client.get("/v1/collections/c").json()["documents"] == 10
 
@@ -308,7 +308,7 @@ def test_bytes_that_are_not_http_do_no_harm(up: serving.Process) -> None:
                 one.sendall(text)
                 one.shutdown(socket.SHUT_WR)
                 one.recv(4096)
-            except OSError as error:  # closed before all was sent, or asked
+            except OSError as error:  # the server closed the connection first
                 assert error.errno in (errno.ECONNRESET, errno.EPIPE, errno.ENOTCONN), error
 
 

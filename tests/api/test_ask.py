@@ -1,4 +1,4 @@
-"""/v1/ask answers what the engine answers, says from what, and how; /v1/compare times it both ways."""
+"""/v1/ask gives the engine's answer with sources and report; /v1/compare times the prompt both ways."""
 
 from typing import Any
 
@@ -94,7 +94,7 @@ def test_the_request_chooses_reuse_ratio_and_selector(client: TestClient) -> Non
     assert ask(client, ratio=1.0)["answer"] == ask(client, reuse="none")["answer"]
     assert ask(client, selector="first-k")["reuse"]["selector"] == "first-k"
     assert ask(client)["reuse"]["ratio"] == EngineConfig().fusion.ratio
-    assert any("profile" in note for note in ask(client, ratio=None)["reuse"]["notes"])  # the controller was asked
+    assert any("profile" in note for note in ask(client, ratio=None)["reuse"]["notes"])  # the load controller was asked
 
 
 def test_the_request_chooses_filter_order_and_retriever(client: TestClient) -> None:

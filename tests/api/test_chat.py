@@ -1,4 +1,4 @@
-"""/v1/chat/completions: OpenAI's shapes, documents and retrieval, conversations by name and by content, markers."""
+"""/v1/chat/completions: OpenAI's shapes, documents and retrieval, named and unnamed conversations, markers."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,7 +19,7 @@ DOCUMENTS = [{"id": str(number), "title": f"Fact {number}", "text": text} for nu
 
 @pytest.fixture
 def talk(talker: Engine, tmp_path: Path) -> Iterator[TestClient]:
-    """A client of a model that says something at length, at home in the folder `talks`."""
+    """A client of the model that gives long answers."""
     with client_of(app_on(talker, tmp_path / "talks", model=str(tmp_path / "talker"))) as client:
         yield client
 
@@ -56,7 +56,10 @@ def test_a_chat_response_has_openais_shape(talk: TestClient) -> None:
 
 
 def test_a_chat_stream_has_the_same_content_as_the_whole_response(talk: TestClient) -> None:
-    exact = {"documents": DOCUMENTS, "ragkv": {"ratio": 1}}  # or what is said depends on which entries are there yet
+    exact = {
+        "documents": DOCUMENTS,
+        "ragkv": {"ratio": 1},
+    }  # otherwise the answer depends on which entries are stored yet
     whole = chat(talk, **exact, stop=["zzzz"])
     told = [data for _, data in chat(talk, **exact, stream=True, stream_options={"include_usage": True})]
     assert told.pop() == "[DONE]"
@@ -148,7 +151,7 @@ def test_messages_that_continue_an_answer_reuse_its_kv(talk: TestClient) -> None
     assert kinds(chat(talk, messages))["history exact"] > len(HELLO[0]["content"])
     edited = [{"role": "user", "content": "Who built the mill of Oro?"}, *messages[1:]]
     assert "history exact" not in kinds(chat(talk, edited))
-    assert talk.get("/v1/sessions").json()["data"] == []  # nobody named them
+    assert talk.get("/v1/sessions").json()["data"] == []  # unnamed conversations are not listed
 
 
 def test_markers_are_removed_from_an_answer_that_is_sent_back(talk: TestClient) -> None:

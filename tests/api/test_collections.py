@@ -1,4 +1,4 @@
-"""Collections: what is stored is found, what is deleted is gone, and no tenant sees another's."""
+"""Collections: stored documents are found, deleted ones leave nothing behind, tenants are separate."""
 
 import threading
 from collections.abc import Iterator
@@ -52,7 +52,7 @@ def test_an_unchanged_document_costs_nothing_and_a_changed_one_replaces_the_old(
     assert put["changed"] == ["0"] and put["chunks"]["encoded"] == 1
     shown = client.get(f"{PATHS}/0").json()
     assert (shown["text"], shown["metadata"]) == ("The harbour of Oro is closed.", {"lang": "en"})
-    assert entries(client) == 2  # the old text's entry is gone
+    assert entries(client) == 2  # the old text's entry was deleted
 
 
 def test_the_default_id_of_a_document_is_derived_from_its_text(client: TestClient) -> None:
@@ -128,7 +128,7 @@ def test_the_kv_of_a_text_is_deleted_with_the_last_collection_that_holds_it(clie
     filled(client, "two", FACTS[:1])
     assert entries(client) == 2
     client.delete("/v1/collections/one/documents/0")
-    assert entries(client) == 2  # `two` has it
+    assert entries(client) == 2  # `two` holds the text too
     client.delete("/v1/collections/two")
     assert entries(client) == 1
     client.delete("/v1/collections/one")
@@ -141,7 +141,7 @@ def test_a_deleted_collection_leaves_no_files_and_frees_its_name(client: TestCli
     assert not list((tmp_path / "collections").iterdir())
     found = [path for path in tmp_path.rglob("*") if path.is_file() and FACTS[0].encode() in path.read_bytes()]
     assert found == []
-    filled(client)  # the name is free
+    filled(client)  # the name can be used again
     assert (
         client.post("/v1/ask", json={"question": "mill", "collection": "facts"}).json()["reuse"]["missed_chunks"] == 0
     )
@@ -238,7 +238,9 @@ def test_a_tenants_quota_of_documents_and_sessions_holds(two: tuple[TestClient, 
     documents = [{"id": str(n), "text": text} for n, text in enumerate(FACTS)]
     assert other.post(PATHS, json={"documents": documents}).json()["error"]["code"] == "quota_exceeded"
     assert other.post(PATHS, json={"documents": documents[:1]}).status_code == 201
-    assert other.put(f"{PATHS}/0", json={"text": "Changed text."}).status_code == 200  # no more than before
+    assert (
+        other.put(f"{PATHS}/0", json={"text": "Changed text."}).status_code == 200
+    )  # the number of documents stays the same
     assert other.put(f"{PATHS}/1", json={"text": FACTS[1]}).status_code == 403
     ask = {"question": "Who?", "collection": "facts"}
     assert [other.post("/v1/ask", json={**ask, "session_id": s}).status_code for s in ("a", "a", "b")] == [

@@ -1,4 +1,4 @@
-"""docs/deploy.md, Dockerfile and compose.yaml say what is so."""
+"""docs/deploy.md, Dockerfile and compose.yaml agree with the code."""
 
 import re
 from pathlib import Path
@@ -24,7 +24,7 @@ def compose() -> Any:
 @pytest.mark.parametrize("name", TABLES)
 def test_the_tables_in_the_docs_equal_the_code(name: str) -> None:
     text = DEPLOY.read_text("utf-8")
-    assert table_of(name, text) == TABLES[name](), "write it anew: python -m tests.api.tables"
+    assert table_of(name, text) == TABLES[name](), "rewrite it: python -m tests.api.tables"
 
 
 def test_every_error_code_in_the_docs_exists_in_the_code() -> None:

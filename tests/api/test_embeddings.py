@@ -1,4 +1,4 @@
-"""/v1/embeddings: the vectors retrieval goes by, in both encodings, of texts and of token ids."""
+"""/v1/embeddings: the vectors of retrieval, in both encodings, for texts and for token ids."""
 
 import base64
 from collections.abc import Iterator

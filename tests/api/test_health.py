@@ -1,4 +1,4 @@
-"""/livez, /readyz, /version: what they say before, while and after requests are taken; a store that takes no writes."""
+"""/livez, /readyz, /version before, while and after requests are accepted; the write probe of /readyz."""
 
 import threading
 from collections.abc import Sequence
@@ -33,7 +33,7 @@ def test_requests_get_503_until_the_model_is_loaded(tmp_path: Path) -> None:
 
 def test_requests_get_503_while_the_server_shuts_down(small: TestClient) -> None:
     state_of(small).readiness.start_draining()
-    state_of(small).readiness.set_ready()  # a model that is loaded meanwhile changes nothing
+    state_of(small).readiness.set_ready()  # a model that is loaded meanwhile does not end the draining
     assert small.get("/livez").status_code == 200
     ready = small.get("/readyz")
     assert (ready.status_code, ready.json()["reason"]) == (503, "The server is shutting down.")

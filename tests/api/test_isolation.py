@@ -1,4 +1,4 @@
-"""One key never sees what another's has: no document, conversation or entry, and no time or count that tells of one."""
+"""A tenant never sees another tenant's documents, conversations or entries, nor counts that reveal them."""
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -19,14 +19,14 @@ SECRET = "The password of the vault in Zanzibar is heliotrope-9."
 
 
 @pytest.fixture
-def house(tmp_path: Path) -> Iterator[tuple[TestClient, dict[str, str], dict[str, str]]]:
-    """A client, and the headers of two keys."""
+def two_keys(tmp_path: Path) -> Iterator[tuple[TestClient, dict[str, str], dict[str, str]]]:
+    """A client, and the headers of two keys of different tenants."""
     a, b = key(tmp_path, "a"), key(tmp_path, "b")
     with whole(tmp_path) as client:
         yield client, a, b
 
 
-House = tuple[TestClient, dict[str, str], dict[str, str]]
+TwoKeys = tuple[TestClient, dict[str, str], dict[str, str]]
 
 
 def _chat(client: TestClient, headers: dict[str, str], text: str, **more: Any) -> Any:
@@ -49,7 +49,7 @@ def _counts(reuse: dict[str, Any]) -> dict[str, Any]:
 
 
 def _flush(client: TestClient) -> None:
-    """Until what was missed is stored."""
+    """Wait until the entries of missed chunks are stored."""
     for tenant in _opened(client).values():
         tenant.engine.flush()
 
@@ -60,8 +60,8 @@ def _opened(client: TestClient) -> dict[str, Any]:
     return opened
 
 
-def test_another_tenants_collections_are_not_found(house: House) -> None:
-    client, a, b = house
+def test_another_tenants_collections_are_not_found(two_keys: TwoKeys) -> None:
+    client, a, b = two_keys
     assert ingest(client, [{"id": "d", "text": SECRET}], b).status_code == 201
     assert client.get("/v1/collections", headers=a).json()["data"] == []
     for method, path, body in (
@@ -85,8 +85,8 @@ def test_another_tenants_collections_are_not_found(house: House) -> None:
     assert client.get("/v1/collections/c/documents/d", headers=b).json()["text"] == SECRET
 
 
-def test_two_tenants_may_use_the_same_collection_name(house: House) -> None:
-    client, a, b = house
+def test_two_tenants_may_use_the_same_collection_name(two_keys: TwoKeys) -> None:
+    client, a, b = two_keys
     ingest(client, [{"id": "d", "text": SECRET}], b)
     ingest(client, [{"id": "d", "text": "Nothing to see."}], a)
     hits = client.post("/v1/collections/c/search", json={"query": "password vault"}, headers=a).json()["hits"]
@@ -95,8 +95,8 @@ def test_two_tenants_may_use_the_same_collection_name(house: House) -> None:
     assert client.get("/v1/collections/c/documents/d", headers=b).status_code == 200
 
 
-def test_another_tenants_conversations_are_not_found(house: House) -> None:
-    client, a, b = house
+def test_another_tenants_conversations_are_not_found(two_keys: TwoKeys) -> None:
+    client, a, b = two_keys
     _chat(client, b, SECRET, session_id="s")
     assert client.get("/v1/sessions", headers=a).json()["data"] == []
     for method, path, body in (
@@ -111,8 +111,8 @@ def test_another_tenants_conversations_are_not_found(house: House) -> None:
     assert client.get("/v1/sessions/s", headers=b).json()["turns"] == 1
 
 
-def test_another_tenants_entry_is_never_a_hit_and_shows_in_no_count(house: House) -> None:
-    client, a, b = house
+def test_another_tenants_entry_is_never_a_hit_and_shows_in_no_count(two_keys: TwoKeys) -> None:
+    client, a, b = two_keys
     first_b = _chat(client, b, SECRET)["ragkv"]["reuse"]
     _flush(client)
     second_b = _chat(client, b, SECRET)["ragkv"]["reuse"]
@@ -124,8 +124,8 @@ def test_another_tenants_entry_is_never_a_hit_and_shows_in_no_count(house: House
     assert _counts(_chat(client, a, SECRET)["ragkv"]["reuse"]) == _counts(second_b)
 
 
-def test_stats_count_only_the_callers_store(house: House) -> None:
-    client, a, b = house
+def test_stats_count_only_the_callers_store(two_keys: TwoKeys) -> None:
+    client, a, b = two_keys
     before = client.get("/v1/stats", headers=a).json()
     ingest(client, documents(), b)
     ask(client, QUESTION, b)
@@ -162,8 +162,8 @@ def test_quotas_for_documents_and_sessions_hold(tmp_path: Path) -> None:
         assert (refused.status_code, refused.json()["error"]["code"]) == (403, "quota_exceeded")
         assert client.get("/v1/collections/c", headers=a).json()["documents"] == 0
         assert ingest(client, docs[:3], a).status_code == 201
-        assert ingest(client, docs[:3], a).status_code == 201  # nothing new
-        assert ingest(client, docs[3:4], a, name="other").status_code == 403  # of all collections
+        assert ingest(client, docs[:3], a).status_code == 201  # no new document
+        assert ingest(client, docs[3:4], a, name="other").status_code == 403  # the quota counts all collections
         client.delete(f"/v1/collections/c/documents/{docs[0]['id']}", headers=a)
         assert ingest(client, docs[3:4], a).status_code == 201
         for number in range(2):

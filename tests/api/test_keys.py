@@ -1,4 +1,4 @@
-"""API keys: shown once, kept as digests, taken up by a running server, never in two minds about who is asking."""
+"""API keys: shown once, stored as digests, noticed by a running server without a restart."""
 
 import json
 import stat
@@ -218,4 +218,4 @@ def test_checking_a_key_takes_less_than_5_ms(file: KeyFile) -> None:
     began = time.thread_time()
     for _ in range(200):
         ring.principal(secret)
-    assert (time.thread_time() - began) / 200 < 0.005  # seconds a request
+    assert (time.thread_time() - began) / 200 < 0.005  # seconds per request

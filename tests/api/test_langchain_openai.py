@@ -25,13 +25,13 @@ PAGE = Path(__file__).parents[2] / "docs" / "api.md"
 BEGIN, END = "<!-- written by tests/api/test_langchain_openai.py -->", "<!-- end -->"
 
 pytestmark = pytest.mark.enable_socket
-SERVED: dict[str, Any] = {"api_key": "none"}  # what the clients are made with; the fixture adds where to
+SERVED: dict[str, Any] = {"api_key": "none"}  # arguments of the clients; the fixture adds the address
 
 
 @pytest.fixture(scope="module", autouse=True)
 def _server(talker: Engine, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     home: Path = tmp_path_factory.mktemp("served")
-    once = httpx.Limits(max_keepalive_connections=0)  # each test has a loop of its own, which connections belong to
+    once = httpx.Limits(max_keepalive_connections=0)  # a connection belongs to an event loop, and each test has its own
     with on_port(app_on(talker, home, model=str(home / "talker"))) as url, httpx.Client(trust_env=False) as client:
         SERVED["base_url"], SERVED["http_client"] = f"{url}/v1", client
         SERVED["http_async_client"] = httpx.AsyncClient(trust_env=False, limits=once)

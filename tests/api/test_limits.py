@@ -1,4 +1,4 @@
-"""Rates and quotas: a key's requests and tokens a minute, a tenant's documents and sessions; slow clients."""
+"""Rates and quotas: a key's requests and tokens per minute, a tenant's documents and sessions; slow clients."""
 
 import asyncio
 import time
@@ -79,7 +79,7 @@ def test_a_key_above_its_rate_gets_429_with_retry_after(small: TestClient, tmp_p
 def test_answers_and_embeddings_use_up_the_tokens_of_their_key(small: TestClient, tmp_path: Path) -> None:
     secret, _ = KeyFile(tmp_path / "keys.json").add("alice", rate=Rate(tokens_per_minute=80))
     headers = {"authorization": f"Bearer {secret}"}
-    assert small.post("/v1/answers", json={}, headers=headers).status_code == 200  # 42 of the prompt, 5 of the answer
+    assert small.post("/v1/answers", json={}, headers=headers).status_code == 200  # 42 prompt tokens, 5 answer tokens
     response = small.post("/v1/embeds", headers=headers)
     assert response.headers["x-ratelimit-remaining-tokens"] == str(80 - 47)
     assert small.post("/v1/embeds", headers=headers).status_code == 200  # 3 are left
@@ -127,11 +127,11 @@ def test_of_concurrent_requests_only_one_gets_the_last_place_of_a_quota() -> Non
     with ThreadPoolExecutor(4) as pool:
         assert sum(pool.map(store, range(4))) == len(stored) == 1
         assert sum(pool.map(talk, range(4))) == len(talks) == 1
-    with quotas.session(who, talks[0], lambda: talks):  # it goes on
+    with quotas.session(who, talks[0], lambda: talks):  # a stored session may continue
         pass
 
 
-# Slow clients, driven by hand: a test client is never slow
+# Slow clients, as plain ASGI calls: the test client is never slow
 
 
 async def _asked(app: Any, receive: Any, send: Any, path: str, method: str = "POST") -> None:
@@ -186,7 +186,9 @@ async def test_a_client_that_does_not_read_its_answer_is_disconnected(tmp_path: 
             await asyncio.Event().wait()
 
     began = time.monotonic()
-    with pytest.raises(BaseException) as caught:  # which one is uvicorn's to log: what counts is that it ends
+    with pytest.raises(
+        BaseException
+    ) as caught:  # uvicorn logs it, whichever it is; it matters only that the request ends
         await asyncio.wait_for(_asked(app, receive, send, "/v1/stream", "GET"), 60)
     assert "Timeout" in repr(caught.value)
     assert time.monotonic() - began < 30

@@ -1,4 +1,4 @@
-"""Logs: a line an event; never what users write, never a key."""
+"""Logs: one line per event, without user text and without keys."""
 
 import io
 import json
@@ -108,7 +108,7 @@ def test_an_error_location_names_causes_without_messages() -> None:
 
 
 def test_log_level_and_format_follow_the_settings(monkeypatch: pytest.MonkeyPatch, written: io.StringIO) -> None:
-    monkeypatch.setattr(sys, "stderr", written)  # a test's call has another than its fixtures' setup
+    monkeypatch.setattr(sys, "stderr", written)  # pytest replaces stderr between the fixture and the test
     configure_logging(LogConfig(level="error", format="console"))
     logging.getLogger("ragkv.store").warning("quiet")
     logging.getLogger("ragkv.store").error("loud %d", 5)

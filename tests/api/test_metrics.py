@@ -1,4 +1,4 @@
-"""What is measured, as Prometheus reads it; counters never fall; no label grows without bound."""
+"""Prometheus metrics: their values, counters that never fall, and labels with a bounded set of values."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -99,7 +99,7 @@ def test_requests_are_recorded_by_route_template_not_by_path(tmp_path: Path) -> 
     assert found[name, "GET", "404", "/static/"] == 20
     assert sum(value for key, value in found.items() if key[:2] == (name, "other")) == 20
     assert found[name, "POST", "200", "/v1/answers"] == 1
-    assert found["ragkv_requests_running",] == 1  # the one that reads them
+    assert found["ragkv_requests_running",] == 1  # the request for the metrics
     assert found["ragkv_ready",] == 1
     families = text_string_to_metric_families(text)
     labels = {label for family in families for sample in family.samples for label in sample.labels}

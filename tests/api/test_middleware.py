@@ -1,4 +1,4 @@
-"""What happens around a route: names, keys, hosts and origins, types and sizes; whatever fails has one shape."""
+"""The middleware: request ids, keys, hosts and origins, content types and sizes; errors of one shape."""
 
 import re
 from collections.abc import Iterator
@@ -21,7 +21,7 @@ def _config(home: Path, **more: Any) -> ServeConfig:
 
 
 def _refused(response: Any, status: int, code: str | None = None) -> str:
-    """The message of an error, whose shape is checked."""
+    """Check status, code and shape of an error; returns its message."""
     assert response.status_code == status, response.text
     error = response.json()["error"]
     assert set(error) == {"message", "type", "param", "code"}
@@ -115,7 +115,7 @@ def test_a_server_reachable_by_others_refuses_requests_without_keys(tmp_path: Pa
         assert it.post("/v1/echo", json={}).json()["tenant"] == ""
 
 
-# Who it is addressed to, and whose page sends it
+# Host and origin
 
 
 @pytest.mark.parametrize(
@@ -161,7 +161,7 @@ def test_an_open_server_accepts_addresses_but_not_unknown_host_names(tmp_path: P
     ("origin", "status"),
     [
         ("http://127.0.0.1:8000", 200),
-        ("https://127.0.0.1:8000", 200),  # a proxy took the TLS off
+        ("https://127.0.0.1:8000", 200),  # a proxy ended the TLS connection
         ("http://127.0.0.1:9000", 403),
         ("http://localhost:8000", 403),
         ("http://evil.example", 403),
@@ -179,7 +179,7 @@ def test_a_foreign_page_cannot_change_anything(small: TestClient, origin: str, s
 
 
 def test_an_html_form_has_an_unaccepted_content_type(small: TestClient) -> None:
-    # an old browser, which sends no origin
+    # an old browser sends no origin
     for kind in ("text/plain", "application/x-www-form-urlencoded", "multipart/form-data; boundary=x"):
         _refused(small.post("/v1/echo", content=b"{}", headers={"content-type": kind}), 415)
 
@@ -196,7 +196,7 @@ def test_a_configured_origin_may_call_and_read(tmp_path: Path) -> None:
         _refused(it.post("/v1/echo", json={}, headers={"origin": "https://other.example"}), 403, "cross_origin")
 
 
-# What it carries
+# Content types, bodies and paths
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""/v1/models and /v1/stats: what is served, and what the caller's store holds."""
+"""/v1/models and /v1/stats: the served models, and the caller's store."""
 
 from pathlib import Path
 

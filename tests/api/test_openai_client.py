@@ -123,7 +123,7 @@ def test_openais_client_retries_a_full_server(app: FastAPI, url: str, client: op
         client.chat.completions.create(model="talker", messages=SAY, max_tokens=2)
     assert caught.value.status_code == 503 and caught.value.response.headers["retry-after"]
     threading.Timer(0.5, lambda: [stream.close() for stream in running]).start()
-    with client_at(url, max_retries=8) as patient:  # by itself
+    with client_at(url, max_retries=8) as patient:  # the client retries by itself
         assert patient.chat.completions.create(model="talker", messages=SAY, max_tokens=2).choices
     wait_until(lambda: service_of(app).answer_pool.running == 0)
 
@@ -138,7 +138,9 @@ def test_openais_client_raises_an_error_in_the_middle_of_a_stream(talker: Engine
 
 
 def test_openais_client_gets_equal_embeddings_in_both_encodings(client: openai.OpenAI) -> None:
-    default = client.embeddings.create(model="hash", input=["the harbour", "the mill"])  # base64, decoded by the client
+    default = client.embeddings.create(
+        model="hash", input=["the harbour", "the mill"]
+    )  # the client asks for base64 and decodes it
     floats = client.embeddings.create(model="hash", input=["the harbour", "the mill"], encoding_format="float")
     assert [one.embedding for one in default.data] == [one.embedding for one in floats.data]
     assert len(default.data[0].embedding) == 64

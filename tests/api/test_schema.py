@@ -1,8 +1,7 @@
-"""What /openapi.json says is so: generated requests, valid and not, are answered as documented, and never with a 5xx.
+"""Generated requests, valid and invalid, get the answers that /openapi.json documents, and never a 5xx.
 
-One of schemathesis's checks is left out: that whatever fits the schema is accepted. What fits may still ask for more
-than this server's limits, name a retriever there is not, or use a parameter of OpenAI's that is not offered, and 400
-says so.
+One check of schemathesis is left out: that every request that fits the schema is accepted. Such a request may still
+exceed this server's limits, name an unknown retriever, or use a parameter that is not offered; then it gets a 400.
 """
 
 import re
@@ -34,10 +33,10 @@ def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[serving.Proce
 
 
 def _run(up: tuple[serving.Process, dict[str, str]], tmp_path: Path, seeded: bool, *how: str) -> int:
-    """Run schemathesis; how many requests it made up and sent."""
+    """Run schemathesis; returns the number of generated requests."""
     process, headers = up
     logged = len(process.lines)
-    with process.client() as client:  # what names in the paths mean; earlier runs may have deleted it
+    with process.client() as client:  # the resources that paths name; an earlier run may have deleted them
         ingest(client, documents(), headers)
         ask(client, QUESTION, headers, session_id="s")
     config = tmp_path / "schemathesis.toml"
@@ -85,7 +84,7 @@ def test_two_thousand_generated_requests_get_the_documented_answers(
 
 def test_every_operation_declares_its_errors_and_its_key(tmp_path: Path) -> None:
     with whole(tmp_path) as client:
-        assert "security" not in client.get("/openapi.json").json()["paths"]["/v1/ask"]["post"]  # there are no keys
+        assert "security" not in client.get("/openapi.json").json()["paths"]["/v1/ask"]["post"]  # without keys
         key(tmp_path, "a")
         schema: Any = client.get("/openapi.json").json()
     operations = [

@@ -1,4 +1,4 @@
-"""`ragkv serve` says in one sentence what is wrong before it listens; without its packages, what to install."""
+"""`ragkv serve` reports a wrong setting in one sentence before it listens, and missing packages."""
 
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""How a server ends: on the first signal running answers finish and new ones are sent away; on the second, at once."""
+"""Shutdown: after the first signal running answers finish and new requests get 503; the second ends the process."""
 
 import signal
 import socket
@@ -82,7 +82,7 @@ def test_a_second_signal_ends_the_process_immediately(tmp_path: Path) -> None:
 
 def test_an_idle_server_ends_soon_after_a_signal(tmp_path: Path) -> None:
     with small(tmp_path) as server, server.client() as it:
-        assert it.get("/readyz").status_code == 200  # and the connection stays open
+        assert it.get("/readyz").status_code == 200  # the connection stays open
         server.signal(signal.SIGTERM)
         assert server.ended(timeout_s=10) == 0
 

@@ -1,4 +1,4 @@
-"""/v1/sessions: conversations are listed, shortened, copied and deleted; deleted ones leave no KV."""
+"""/v1/sessions: conversations are listed, shortened, forked and deleted."""
 
 import pytest
 from fastapi.testclient import TestClient

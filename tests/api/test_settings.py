@@ -1,4 +1,4 @@
-"""The server's settings: file, environment, flags; a wrong one is refused by its name; nothing secret is shown."""
+"""The server's settings: file, environment, flags; wrong settings are refused by name; secrets are not printed."""
 
 import dataclasses
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Who leaves, who is slow and who waits too long: each holds up itself alone, and what it held is released."""
+"""Clients that disconnect, read slowly or exceed the deadline: each affects only itself and releases its resources."""
 
 import json
 import socket
@@ -34,7 +34,7 @@ def app(talker: Engine, tmp_path: Path) -> FastAPI:
 def url(app: FastAPI) -> Iterator[str]:
     with on_port(app) as url:
         with plain(url) as client:
-            assert client.get("/v1/stats").status_code == 200  # the tenant is open
+            assert client.get("/v1/stats").status_code == 200  # opens the tenant
         yield url
 
 
@@ -47,7 +47,7 @@ def queue(app: FastAPI) -> Any:
 
 
 def raw(url: str, body: Any, path: str = "/v1/chat/completions") -> socket.socket:
-    """A request sent over a socket of its own, of which nothing is read yet."""
+    """Send a request over a new socket without reading the response."""
     host, port = url.removeprefix("http://").split(":")
     data = json.dumps(body).encode()
     head = (
@@ -64,7 +64,7 @@ def raw(url: str, body: Any, path: str = "/v1/chat/completions") -> socket.socke
 @pytest.mark.parametrize("stream", [True, False])
 def test_a_disconnect_cancels_the_answer_and_stores_no_turn(app: FastAPI, url: str, stream: bool) -> None:
     connection = raw(url, {**BODY, "stream": stream, "session_id": "s"})
-    wait_until(lambda: working(app) == 1 and queue(app).served == 1)  # it decodes
+    wait_until(lambda: working(app) == 1 and queue(app).served == 1)  # the request decodes
     connection.close()
     left = time.monotonic()
     wait_until(lambda: working(app) == 0)
@@ -72,7 +72,7 @@ def test_a_disconnect_cancels_the_answer_and_stores_no_turn(app: FastAPI, url: s
     with plain(url) as client:
         assert client.get("/v1/sessions").json()["data"] == []
         assert client.post("/v1/chat/completions", json={**BODY, "max_tokens": 3}).status_code == 200
-    assert queue(app).cancelled >= 1 or stream  # a stream may be closed at a token rather than called off
+    assert queue(app).cancelled >= 1 or stream  # a stream may be closed at a token instead of cancelled
 
 
 def test_a_disconnect_removes_a_waiting_request_from_the_queue(app: FastAPI, url: str) -> None:
@@ -80,7 +80,7 @@ def test_a_disconnect_removes_a_waiting_request_from_the_queue(app: FastAPI, url
     with plain(url) as client:
         client.post("/v1/chat/completions", json={**BODY, "max_tokens": 1})
     compute = engine.tenants._model.parts.activity.lock
-    with compute:  # nobody gets the model
+    with compute:  # no request can compute
         connections = [raw(url, {**BODY, "stream": stream}) for stream in (True, False, True)]
         wait_until(lambda: working(app) == 3 and queue(app).waiting == 1)
         for connection in connections:
@@ -112,7 +112,7 @@ def test_a_passed_deadline_is_a_504_or_an_error_event_in_a_stream(talker: Engine
         assert '"deadline_exceeded"' in streamed and "[DONE]" not in streamed
         assert 'finish_reason":"stop' not in streamed
         wait_until(lambda: working(app) == 0)
-        slow = raw(url, {**BODY, "stream": True})  # of which nothing is read
+        slow = raw(url, {**BODY, "stream": True})  # the client reads nothing
         wait_until(lambda: working(app) == 1)
         wait_until(lambda: working(app) == 0, 5.0)
         slow.close()

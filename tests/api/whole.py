@@ -1,4 +1,4 @@
-"""The whole service on the bundled reader: in this process, or in one of its own."""
+"""The whole service on the bundled reader: in this process or in its own."""
 
 import json
 import sys
@@ -32,7 +32,7 @@ needs_reader = pytest.mark.skipif(not (READER / "config.json").is_file(), reason
 
 @contextmanager
 def whole(home: Path, **settings: Any) -> Iterator[TestClient]:
-    """A client of the service, in this process."""
+    """A client of the service in this process."""
     model = Engine.from_pretrained("reader", EngineConfig(store=StoreConfig(memory_bytes=0)))
     config = ServeConfig(home=str(home), **{"engine": ENGINE, **settings})
     app = create_app(config, engine=model)
@@ -42,7 +42,7 @@ def whole(home: Path, **settings: Any) -> Iterator[TestClient]:
 
 @contextmanager
 def server(home: Path, environment: Mapping[str, str] | None = None, *flags: str) -> Iterator[serving.Process]:
-    """The service in a process of its own, ready."""
+    """The service in its own process, ready for requests."""
     command = [sys.executable, "-m", "ragkv", "serve", "--home", str(home), "--port", "0", *flags]
     with serving.process(command, {**SMALL, **(environment or {})}) as process:
         process.wait_ready()
@@ -50,30 +50,30 @@ def server(home: Path, environment: Mapping[str, str] | None = None, *flags: str
 
 
 def key(home: Path, name: str, quota: Quota | None = None, rate: Rate | None = None, **more: Any) -> dict[str, str]:
-    """The headers of a new key's owner."""
+    """Add a key; returns the request headers that present it."""
     secret, _ = KeyFile(home / "keys.json").add(name, quota=quota, rate=rate, **more)
     return {"authorization": f"Bearer {secret}"}
 
 
 def documents(count: int | None = None) -> list[dict[str, str]]:
-    """The example world's documents, as they are ingested."""
+    """The documents of the example corpus, as JSON."""
     paths = sorted((EXAMPLES / "corpus").iterdir())[:count]
     return [{"id": path.name, "text": path.read_text("utf-8")} for path in paths]
 
 
 def questions() -> list[dict[str, Any]]:
-    """The example world's questions."""
+    """The questions of the example corpus."""
     return [json.loads(line) for line in (EXAMPLES / "questions.jsonl").read_text("utf-8").splitlines()]
 
 
 def ingest(client: Any, docs: list[dict[str, str]], headers: Mapping[str, str] | None = None, name: str = "c") -> Any:
-    """Documents into a collection, made if need be."""
+    """Store documents in a collection, which is created if necessary."""
     made = client.post("/v1/collections", json={"name": name}, headers=headers)
     assert made.status_code in (200, 201), made.text
     return client.post(f"/v1/collections/{name}/documents", json={"documents": docs}, headers=headers)
 
 
 def ask(client: Any, question: str, headers: Mapping[str, str] | None = None, **more: Any) -> Any:
-    """A question over a collection."""
+    """Ask a question over a collection."""
     body = {"question": question, "collection": "c", "max_tokens": 8, **more}
     return client.post("/v1/ask", json=body, headers=headers)

@@ -1,13 +1,13 @@
-/** Requests to /v1: the key, failures as words, waiting when asked to, server-sent events. Knows no element. */
+/** Requests to /v1: the API key, failures as messages, retries after a wait, server-sent events. Touches no element. */
 
 import { told } from "./words.js";
 
 const ROOT = new URL("v1/", document.baseURI);
-const KEY = "ragkv.key"; // in this tab's storage alone
+const KEY = "ragkv.key"; // in this tab's session storage only
 const TRIES = 8;
 const LONGEST_WAIT_S = 120;
 
-/** What went wrong, in words that can be shown as they are. */
+/** A failure with a message that can be shown as it is. */
 export class Failure extends Error {
   /** @param {string} kind @param {string} message @param {number} [status] @param {number|null} [retryAfter] seconds */
   constructor(kind, message, status = 0, retryAfter = null) {
@@ -23,7 +23,7 @@ let askForKey = async () => null;
 /** @type {Promise<string|null>|null} */
 let asking = null;
 
-/** @param {typeof askForKey} ask asks the person; `null` is a refusal */
+/** @param {typeof askForKey} ask asks the user; resolves with `null` if the user declines */
 export function onKeyNeeded(ask) {
   askForKey = ask;
 }
@@ -37,7 +37,7 @@ export function setKey(value) {
 }
 
 /**
- * One request; asks for a key once where the server wants one. Throws `Failure`.
+ * One request; asks the user for a key if the server requires one. Throws `Failure`.
  * @param {string} method
  * @param {string} path below /v1
  * @param {{json?: any, form?: FormData, signal?: AbortSignal, quiet?: boolean}} [how]
@@ -67,7 +67,7 @@ async function request(method, path, how = {}) {
     if (response.ok) return response;
     const failure = await failed(response);
     if (failure.kind !== "key" || how.quiet) throw failure;
-    if (key() !== used) continue; // somebody else was asked meanwhile
+    if (key() !== used) continue; // another request has asked the user meanwhile
     asking ??= askForKey(Boolean(used)).finally(() => {
       asking = null;
     });
@@ -103,7 +103,7 @@ export const remove = async (path) => {
 };
 
 /**
- * Try again when the server asks to, after the wait it names, telling the seconds left. Throws the last `Failure`.
+ * Try again after the wait that the server names, and report the seconds left. Throws the last `Failure`.
  * @template T
  * @param {() => Promise<T>} attempt
  * @param {(failure: Failure|null, left: number) => void} onWait `null` when the wait is over

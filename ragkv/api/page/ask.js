@@ -1,4 +1,4 @@
-/** One question and its answer, from Enter to the last token; what arrived stays, whatever happens after. */
+/** One question and its answer, from Enter to the last token. A later failure keeps the text that has arrived. */
 
 import { events, Failure, patiently } from "./api.js";
 import { el, say } from "./dom.js";
@@ -57,7 +57,7 @@ export class Turn {
   }
 
   /**
-   * Ask, and show what comes. Never throws.
+   * Ask, and show the events as they come. Never throws.
    * @returns {Promise<import("./types.js").Answer|null>} the answer if it came whole
    */
   async run() {

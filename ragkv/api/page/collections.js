@@ -1,4 +1,4 @@
-/** Which collection: the list in the bar, a new one, deleting one. */
+/** The collections: the list in the bar, creating one, deleting one. */
 
 import { Failure, get, post, remove } from "./api.js";
 import { dialog } from "./dialog.js";
@@ -6,20 +6,20 @@ import { $, el, say } from "./dom.js";
 import { bus, named, update, view } from "./state.js";
 import { count } from "./words.js";
 
-const NEW = "/"; // no name
-export const FIRST = "default"; // made by itself when the first document comes before any collection
+const NEW = "/"; // not a valid name, so no collection has it
+export const FIRST = "default"; // created automatically for the first document
 
 /** @type {{name: string, documents: number, chunks: number}[]} */
 let known = [];
 let loaded = false;
 
-/** The chosen collection as the server counts it. */
+/** The chosen collection with the server's counts. */
 export const current = () => known.find(({ name }) => name === view.collection);
 
-/** Whether the server was heard at all. */
+/** Whether the server has answered yet. */
 export const ready = () => loaded;
 
-/** Bring the list up to date; a collection that is not there any more is let go of. Throws `Failure`. */
+/** Update the list; if the chosen collection was deleted, choose another. Throws `Failure`. */
 export async function refresh() {
   known = (await get("collections")).data;
   loaded = true;
@@ -50,7 +50,7 @@ async function made(name) {
   try {
     await post("collections", { name });
   } catch (error) {
-    if (!(error instanceof Failure) || error.status !== 409) throw error; // it is there: as wanted
+    if (!(error instanceof Failure) || error.status !== 409) throw error; // it exists already, as wanted
   }
   update({ collection: name });
   await refresh();
@@ -76,15 +76,15 @@ async function create() {
       );
     return made(input.value.trim());
   });
-  if (name) say(`Collection ${name} is there.`);
+  if (name) say(`Collection ${name} is ready.`);
 }
 
-/** Delete the chosen collection, after asking. */
+/** Delete the chosen collection after a confirmation. */
 export async function drop() {
   const { name, documents } = /** @type {any} */ (current());
   const gone = await dialog(
     `Delete ${name}?`,
-    [el("p", {}, `Its ${count(documents, "document")} and their stored KV go for good.`)],
+    [el("p", {}, `Its ${count(documents, "document")} and their stored KV are deleted for good.`)],
     "Delete",
     async () => {
       await remove(`collections/${encodeURIComponent(name)}`);

@@ -1,6 +1,6 @@
 /**
- * One dialog for every short question: yes or no, a name, a key, a text. The browser's own, so that focus and Escape
- * are its.
+ * One dialog for every short question: yes or no, a name, a key, a text. It is the browser's own dialog element, which
+ * handles focus and Escape.
  */
 
 import { $ } from "./dom.js";
@@ -9,8 +9,8 @@ import { $ } from "./dom.js";
 let before = Promise.resolve();
 
 /**
- * Ask; one at a time. Resolves with what `take` gives, or `null` when it was closed. `take` may throw a message
- *   to show.
+ * Show a dialog, one at a time. Resolves with the result of `take`, or `null` if it was closed. `take` may throw an
+ * error whose message is shown.
  * @template T
  * @param {string} title
  * @param {Node[]} body

@@ -1,5 +1,5 @@
 /**
- * Documents: dropped, picked or pasted, one request each so that each has its own result; the list of what is there.
+ * Dropped, picked or pasted documents, one request each so that each has its own result; the list of stored documents.
  */
 
 import { Failure, get, patiently, post, remove, upload } from "./api.js";
@@ -69,7 +69,7 @@ function enqueue(wishes) {
   if (!working) work();
 }
 
-/** One after the other, so that the server decides the pace. */
+/** Send one document after the other, so that the server sets the pace. */
 async function work() {
   working = true;
   uploads.hidden = false;
@@ -198,7 +198,7 @@ function entry(document) {
       onclick: async () => {
         const sure = await dialog(
           `Delete ${name}?`,
-          [el("p", {}, "Its text and its stored KV go for good, unless another document has the same passage.")],
+          [el("p", {}, "Its text and its stored KV are deleted for good, unless another document has the same passage.")],
           "Delete",
           async () => {
             await remove(

@@ -1,6 +1,6 @@
 /**
- * The panel at the side: one thing at a time, closed by Escape, giving the focus back. Over everything on small
- * screens.
+ * The panel at the side. It shows one thing at a time, is closed by Escape, and returns the focus. On small screens it
+ * covers the page.
  */
 
 import { $ } from "./dom.js";
@@ -10,12 +10,12 @@ const narrow = matchMedia("(max-width: 1179px)");
 let opener = null;
 let name = "";
 
-/** What is open, "" for nothing. */
+/** The name of the open content; "" if the drawer is closed. */
 export const opened = () => name;
 
 /**
  * @param {string} title
- * @param {HTMLElement|null} from who gets the focus back
+ * @param {HTMLElement|null} from gets the focus back
  * @param {any[]} content
  * @param {string} what
  */
@@ -40,7 +40,7 @@ export function close() {
   back.focus({ preventScroll: true });
 }
 
-/** What lies under a drawer that covers it cannot be reached. */
+/** Make the page inert while the drawer covers it. */
 function cover() {
   const covering = Boolean(name) && narrow.matches;
   for (const under of [$("main"), $("side")]) under.inert = covering;

@@ -1,4 +1,4 @@
-/** Shortcuts: single keys while nothing is being typed, and can be switched off; Escape closes what is open. */
+/** Shortcuts: single keys while no text is being typed; they can be switched off. Escape closes what is open. */
 
 import { dialog } from "./dialog.js";
 import { $, el } from "./dom.js";

@@ -1,4 +1,4 @@
-/** The page: what the parts do together. Every answer comes from the API that everybody has; there is no other door. */
+/** The page: connects its parts. All data comes from the public API. */
 
 import { Failure, key, onKeyNeeded, patiently, setKey } from "./api.js";
 import { Turn } from "./ask.js";
@@ -15,7 +15,7 @@ import * as tiers from "./tiers.js";
 import { measure } from "./timing.js";
 import { count } from "./words.js";
 
-/** @type {Map<string, HTMLElement[]>} what was said here, by conversation */
+/** @type {Map<string, HTMLElement[]>} the turns shown in this tab, by conversation */
 const said = new Map();
 /** @type {Turn|null} */
 let current = null;
@@ -75,7 +75,7 @@ function busy(on) {
   $("stop").hidden = !on;
 }
 
-/** The conversation on the page, or what to do first. */
+/** Show the conversation, or what to do first. */
 function draw() {
   const turns = said.get(view.session) ?? [];
   const past = view.session && !turns.length;
@@ -90,12 +90,12 @@ const goOn = () =>
   el(
     "section",
     { class: "welcome" },
-    el("h1", {}, "Go on with this conversation"),
+    el("h1", {}, "Continue this conversation"),
     el(
       "p",
       {},
-      "Its history is kept by the server as tokens and KV, and stands before your next question. " +
-        "What was said before this page was opened is not shown here.",
+      "The server stores its history as tokens and KV, and puts it before your next question. " +
+        "The text from before this page was opened is not shown here.",
     ),
   );
 
@@ -123,7 +123,7 @@ function welcome() {
     el(
       "p",
       {},
-      "Each passage is run through the model once and its KV is kept. A question then reuses it " +
+      "Each passage is run through the model once and its KV is stored. A question then reuses it " +
         "wherever the passage stands in the prompt, and recomputes only the tokens that need it. You see which.",
     ),
     documents.dropZone(),
@@ -183,7 +183,7 @@ async function askForKey(refused) {
     [
       el("p", {}, why),
       el("label", {}, "Key", field),
-      el("p", { class: "muted" }, "Kept in this tab until it is closed, nowhere else."),
+      el("p", { class: "muted" }, "Stored in this tab only, until it is closed."),
     ],
     "Use this key",
     () => {
@@ -292,7 +292,7 @@ bus.addEventListener("forked", (event) => {
     to,
     (said.get(from) ?? []).filter((node) => node.classList.contains("whole")),
   );
-}); // one of both is shown at a time
+}); // only one of the two is shown at a time
 begin().then(() => {
   sessions.setUp();
   tiers.setUp();

@@ -1,4 +1,4 @@
-/** Conversations: the list at the side; new, go on, fork, shorten, delete. */
+/** Conversations: the list at the side; new, continue, fork, shorten, delete. */
 
 import { Failure, get, post, remove } from "./api.js";
 import { dialog } from "./dialog.js";
@@ -6,7 +6,7 @@ import { $, el, icon, say } from "./dom.js";
 import { bus, update, view } from "./state.js";
 import { ago, count } from "./words.js";
 
-const TITLES = "ragkv.titles"; // what this tab asked first in each, for names to know them by
+const TITLES = "ragkv.titles"; // the first question of each conversation in this tab, as its title
 
 /** @typedef {{id: string, turns: number, tokens: number, stored_bytes: number, used_at: number}} Session */
 
@@ -116,7 +116,7 @@ async function shorten(session) {
     el(
       "p",
       {},
-      `Its history has ${count(session.tokens, "token")}. The oldest go; what stays keeps its KV, which had seen them.`,
+      `Its history has ${count(session.tokens, "token")}. The oldest are dropped. The others keep their KV, which was computed with the dropped ones.`,
     ),
     el("label", {}, "Tokens to keep", keep),
   ];
@@ -130,7 +130,7 @@ async function shorten(session) {
 async function drop(session, title) {
   const done = await dialog(
     "Delete this conversation?",
-    [el("p", {}, `“${title}” and its stored KV go for good.`)],
+    [el("p", {}, `“${title}” and its stored KV are deleted for good.`)],
     "Delete",
     async () => {
       await remove(path(session.id));
@@ -146,13 +146,13 @@ async function drop(session, title) {
 
 let drawing = 0;
 
-/** The list as the server has it. */
+/** Update the list from the server. */
 export async function draw() {
   const mine = ++drawing;
   try {
     const { data } = await get("sessions");
     if (mine !== drawing) return;
-    const none = el("li", { class: "muted none" }, "Ask something: each conversation is kept here, with its KV.");
+    const none = el("li", { class: "muted none" }, "Ask something: each conversation is stored here, with its KV.");
     $("sessions").replaceChildren(...(data.length ? data.map(item) : [none]));
   } catch (error) {
     if (!(error instanceof Failure)) throw error;

@@ -1,6 +1,6 @@
 /**
- * How questions are answered: reuse, ratio, selector, passages. The address keeps it; what is the server's own is not
- * sent.
+ * How questions are answered: reuse, ratio, selector, passages. The address stores these settings. A value that equals
+ * the server's setting is not sent.
  */
 
 import { $ } from "./dom.js";
@@ -33,7 +33,7 @@ export function serverDoes(stats) {
 const number = (/** @type {number} */ ratio) => ratio.toFixed(2);
 const servers = () => (server.ratio === undefined ? "" : server.ratio === null ? "controller" : number(server.ratio));
 
-/** What holds now, in a line. */
+/** The current settings in one line. */
 function now() {
   const passages = `${view.k} passages`;
   if (view.reuse !== "fused")

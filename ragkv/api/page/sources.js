@@ -1,4 +1,4 @@
-/** The passages an answer was given: chips under it, markers in it, and the text itself with what was cited marked. */
+/** The sources of an answer: chips under it, markers in it, and the source text with the cited spans marked. */
 
 import { open } from "./drawer.js";
 import { el, slice } from "./dom.js";
@@ -37,7 +37,7 @@ export function chips(sources, citations, show) {
 }
 
 /**
- * An answer's text with its markers: where the model wrote [n], else where the citation belongs, else at the end.
+ * An answer's text with its markers: where the model wrote [n], otherwise behind the cited words, otherwise at the end.
  * @param {string} answer
  * @param {Citation[]} citations
  * @param {Source[]} sources
@@ -90,7 +90,7 @@ export function marked(answer, citations, sources, show) {
 }
 
 /**
- * Open a source beside the answer, at what was cited.
+ * Open a source next to the answer, at the cited span.
  * @param {Source[]} sources
  * @param {Citation[]} citations
  * @param {number} number
@@ -139,7 +139,7 @@ function highlighted(text, citations, at) {
   let from = 0;
   for (const citation of citations) {
     const start = Math.max(from, citation.start);
-    if (citation.end <= start) continue; // inside one already marked
+    if (citation.end <= start) continue; // inside a span that is already marked
     nodes.push(
       slice(text, from, start),
       el(

@@ -1,11 +1,11 @@
-/** What the address keeps: collection, conversation, and how to answer. Nothing else outlives the page's memory. */
+/** The state in the address: collection, conversation, and how to answer. Everything else is lost on a reload. */
 
 /**
  * @typedef {object} View
- * @property {string} collection "" while there is none
+ * @property {string} collection "" without a collection
  * @property {string} session "" before the first question
  * @property {string} reuse "fused", "prefix" or "none"
- * @property {string} selector "" for the server's
+ * @property {string} selector "" for the server's setting
  * @property {string} ratio "server", "auto" or a number
  * @property {number} k
  */
@@ -17,7 +17,7 @@ const NAME = /^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$/;
 /** @type {View} */
 export const view = read();
 
-/** "view" when the address changed by itself, "done" when documents, answers or conversations changed on the server. */
+/** Sends "view" when the user changed the address, "done" when documents, answers or conversations changed on the server. */
 export const bus = new EventTarget();
 
 /** @returns {View} */

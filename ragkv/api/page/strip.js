@@ -1,6 +1,6 @@
 /**
- * The prompt as a strip: every span as wide as its tokens, coloured by what became of them, recomputed tokens at their
- * places.
+ * The prompt as a strip: every span is as wide as its tokens and coloured by their state; recomputed tokens are drawn at
+ * their positions.
  */
 
 import { el } from "./dom.js";

@@ -1,4 +1,4 @@
-// Before the first paint, so that a chosen theme does not flash. Everything else is a module.
+// Runs before the first paint, so that the page does not flash in the wrong theme. Everything else is a module.
 try {
   const theme = localStorage.getItem("ragkv.theme");
   if (theme === "light" || theme === "dark") document.documentElement.dataset.theme = theme;

@@ -1,6 +1,6 @@
 /**
- * The store's tiers filling. Asked for every few seconds while something happens, seldom when nothing does, not while
- * hidden.
+ * The fill of the store's tiers. Requested every few seconds after an action, rarely otherwise, and never while the page
+ * is hidden.
  */
 
 import { Failure, get } from "./api.js";
@@ -10,11 +10,11 @@ import { bus } from "./state.js";
 import { bytes, count, percent } from "./words.js";
 
 const EVERY_MS = 5000;
-const IDLE_MS = 30_000; // a key may have few requests a minute, and they are for questions
+const IDLE_MS = 30_000; // leaves the requests of a key with a low rate to questions
 const LONGEST_MS = 120_000;
 
 let wait = EVERY_MS;
-let looks = 0; // since something happened
+let looks = 0; // requests since the last action
 /** @type {ReturnType<typeof setTimeout>|undefined} */
 let timer;
 let asking = false;

@@ -1,4 +1,4 @@
-/** Where the time to the first token went, and, when asked for, what full recompute takes here. */
+/** The parts of the time to the first token and, on request, the time of a full recompute. */
 
 import { Failure, patiently, post } from "./api.js";
 import { el, say } from "./dom.js";
@@ -7,7 +7,7 @@ import { duration } from "./words.js";
 /** @typedef {import("./types.js").Timing} Timing */
 
 /**
- * Disjoint parts of the TTFT; loading and placing are inside the prefill.
+ * Disjoint parts of the TTFT. The API counts loading and placing as part of the prefill.
  * @param {Timing} t
  * @returns {[string, number][]}
  */
@@ -59,7 +59,7 @@ export const spent = (timing) =>
   );
 
 /**
- * The button that measures, and the place of what it found.
+ * The button that measures, and the element for its result.
  * @param {Record<string, any>} body of the question
  * @param {boolean} follows a conversation, which is not measured with it
  * @returns {HTMLElement}

@@ -1,5 +1,5 @@
 /**
- * The shapes of the API that the page reads. Types alone: nothing here runs.
+ * The types of the API's responses that the page reads. Nothing here runs.
  *
  * @typedef {{number: number, document_id: string, source: string, title: string|null, text: string, start:
  *   number, end: number, score: number}} Source

@@ -1,4 +1,4 @@
-/** Numbers and failures as people read them. */
+/** Numbers and failures as text for people. */
 
 /** @param {number} n @param {string} one @param {string} [many] */
 export const count = (n, one, many = `${one}s`) => `${n.toLocaleString("en")} ${n === 1 ? one : many}`;
@@ -38,7 +38,7 @@ export function ago(seconds) {
 export const base = (path) => path.split(/[\\/]/).pop() || path;
 
 /**
- * What a status means, in words.
+ * The kind and message of a failed response.
  * @param {number} status
  * @param {{message?: string, param?: string|null, code?: string|null}} error
  * @param {string|null} id

@@ -1,4 +1,4 @@
-"""The real service in a process of its own, and Debian's Chromium looking at it; skipped, with the reason, without."""
+"""The real service in its own process, and Debian's Chromium showing its page; without them the tests are skipped."""
 
 import importlib.util
 import json
@@ -24,7 +24,7 @@ PROBES = Path(__file__).parent / "probes.js"
 
 
 def lacking() -> str | None:
-    """What is not here to look at the page with, and how to get it."""
+    """What is missing to run the page's tests, and how to install it."""
     for module, extra in (("playwright", "playwright"), ("fastapi", "'ragkv[api]'"), ("uvicorn", "'ragkv[api]'")):
         if importlib.util.find_spec(module) is None:
             return f"{module} is not installed: pip install {extra}"
@@ -32,7 +32,7 @@ def lacking() -> str | None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Without a browser there is nothing to look with."""
+    """Skip the tests that need a browser if something is missing."""
     if (reason := lacking()) is None:
         return
     for item in items:
@@ -42,7 +42,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @dataclass
 class Watch:
-    """What a page did that its test should know of."""
+    """The requests and console errors of a page."""
 
     origin: str
     allowed: list[str] = field(default_factory=list)  # patterns of console errors that the test provokes
@@ -50,11 +50,11 @@ class Watch:
     requests: list[Any] = field(default_factory=list)
 
     def paths(self, part: str) -> list[str]:
-        """Paths asked for that have `part` in them."""
+        """The paths of requests whose URL contains `part`."""
         return [urlsplit(request.url).path for request in self.requests if part in request.url]
 
     def check(self) -> None:
-        """Nothing complained, nothing went elsewhere."""
+        """Assert that there was no unexpected error and no request to another address."""
         unexpected = [said for said in self.complaints if not any(re.search(one, said) for one in self.allowed)]
         assert unexpected == []
         assert {request.url for request in self.requests if not request.url.startswith(self.origin)} == set()
@@ -62,7 +62,7 @@ class Watch:
 
 @pytest.fixture(scope="package")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The address of a service over the bundled reader, with an empty home."""
+    """The URL of a service on the bundled reader, with an empty home."""
     home = tmp_path_factory.mktemp("page") / "home"
     yield from serving(home)
 
@@ -96,7 +96,7 @@ def _address(process: "subprocess.Popen[bytes]", log: Path) -> str:
     raise RuntimeError(f"ragkv serve did not begin: {log.read_text()[-2000:]}")
 
 
-@pytest.fixture(scope="package")  # ends with its tests: while it is open, no other event loop can run
+@pytest.fixture(scope="package")  # closed with the package: while it is open, no other event loop can run
 def browser() -> Iterator[Any]:
     from playwright.sync_api import sync_playwright
 
@@ -108,7 +108,7 @@ def browser() -> Iterator[Any]:
 
 @pytest.fixture(scope="package")
 def library(server: str, browser: Any) -> str:
-    """A collection that has the example corpus."""
+    """A collection with the example corpus."""
     context = browser.new_context(base_url=server)
     api = context.request
     for _ in range(240):
@@ -126,7 +126,7 @@ def library(server: str, browser: Any) -> str:
 
 @pytest.fixture
 def page(server: str, browser: Any) -> Iterator[Any]:
-    """An empty tab of the service's origin. Afterwards: no complaint in the console, no request to anywhere else."""
+    """An empty tab of the service's origin. Its console errors and requests are checked at the end."""
     context = browser.new_context(base_url=server, viewport={"width": 1280, "height": 860})
     context.add_init_script(path=PROBES)
     page = context.new_page()
@@ -142,7 +142,7 @@ def page(server: str, browser: Any) -> Iterator[Any]:
 
 @pytest.fixture
 def asked(page: Any, library: str) -> Any:
-    """A tab on the library, ready to be asked."""
+    """A tab on the collection `library`, ready for a question."""
     page.goto(f"/#collection={library}")
     page.wait_for_selector(".tier")
     return page

@@ -1,4 +1,4 @@
-"""What tests of the page share: asking, and reading what the API said of the same answer."""
+"""Shared by the page's tests: asking on the page, reading the API's events, and making responses."""
 
 import json
 from typing import Any
@@ -7,20 +7,22 @@ from tests.api.page.conftest import QUESTION
 
 
 def ask(page: Any, question: str = QUESTION) -> dict[str, Any]:
-    """Ask on the page and wait for the end; the `answer` event of the very stream that the page read."""
+    """Ask on the page and wait for the end; returns the `answer` event of the stream that the page read."""
     turns, streams = page.locator(".turn").count(), page.evaluate("streams.length")
     page.fill("#question", question)
     page.press("#question", "Enter")
     page.wait_for_function("n => document.querySelectorAll('.turn').length === n", arg=turns + 1)
     page.wait_for_selector(".turn:last-child.whole:not(.working)")
-    page.wait_for_function("n => streams.length > n && streams.at(-1)", arg=streams)  # this one's, not the one before's
+    page.wait_for_function(
+        "n => streams.length > n && streams.at(-1)", arg=streams
+    )  # this question's stream, not an earlier one
     name, said = events(page.evaluate("streams.at(-1)"))[-1]
     assert name == "answer"
     return said
 
 
 def events(text: str) -> list[tuple[str, dict[str, Any]]]:
-    """Server-sent events, as names and data."""
+    """Parse server-sent events into names and data."""
     found = []
     for block in text.strip().split("\n\n"):
         fields = dict(line.split(": ", 1) for line in block.split("\n") if ": " in line and not line.startswith(":"))
@@ -30,19 +32,19 @@ def events(text: str) -> list[tuple[str, dict[str, Any]]]:
 
 
 def stream(*said: tuple[str, dict[str, Any]]) -> str:
-    """Server-sent events, as text."""
+    """Server-sent events as text."""
     return "".join(f"event: {name}\ndata: {json.dumps(data)}\n\n" for name, data in said)
 
 
 def streaming(page: Any, body: str, times: int | None = None) -> None:
-    """From now on questions on the page are answered with `body`, after which the connection ends."""
+    """Answer questions of the page with `body` from now on; then the connection ends."""
     page.route("**/v1/ask", lambda route: route.fulfill(content_type="text/event-stream", body=body), times=times)
 
 
 def refusal(
     status: int, message: str, headers: dict[str, str] | None = None, code: str | None = None
 ) -> dict[str, Any]:
-    """A refusal as the API makes it, for a route to be fulfilled with."""
+    """An error response of the API, for `route.fulfill`."""
     error = {"message": message, "type": "x", "param": None, "code": code}
     return {"status": status, "json": {"error": error}, "headers": headers or {}}
 
@@ -60,7 +62,7 @@ PROMPT = [
 
 
 def source(number: int = 1, text: str = "Ostmax sells ovens.") -> dict[str, Any]:
-    """A source as the API gives it."""
+    """A source of the API."""
     return {
         "number": number, "document_id": f"d{number}", "source": f"d{number}.md", "title": None, "text": text,
         "start": 0, "end": len(text), "score": 1.0,
@@ -68,7 +70,7 @@ def source(number: int = 1, text: str = "Ostmax sells ovens.") -> dict[str, Any]
 
 
 def answer(text: str, sources: list[dict[str, Any]], citations: list[dict[str, Any]]) -> dict[str, Any]:
-    """An `answer` event as the API gives it, for what the bundled reader will not say."""
+    """An `answer` event of the API, with a text that the bundled reader would not give."""
     return {
         "id": "ask-1", "answer": text, "finish_reason": "stop", "citations": citations, "sources": sources,
         "reuse": REUSE, "timing": TIMING, "prompt": PROMPT, "session_id": "s",

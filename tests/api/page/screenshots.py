@@ -32,7 +32,7 @@ def ask(page: Page, question: str) -> None:
 
 
 def take(browser: Browser, address: str, folder: Path, name: str) -> None:
-    """Every state of the page in one look."""
+    """Take pictures of every state of the page in one viewport and theme."""
     page = browser.new_context(base_url=address, **LOOKS[name]).new_page()
     small = LOOKS[name]["viewport"]["width"] < 760
     numbers = iter(range(1, 99))

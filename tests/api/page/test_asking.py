@@ -1,4 +1,4 @@
-"""The main job in a browser, against the real service: ask, watch, see what became of the prompt, open a source."""
+"""The page's main task in a browser, against the real service: ask, see the prompt's report, open a source."""
 
 import itertools
 import re
@@ -9,7 +9,7 @@ import pytest
 from .conftest import QUESTION
 from .helpers import PROMPT, REUSE, TIMING, answer, ask, events, source, stream, streaming
 
-LONGER = "What is the code name of Kiralus?"  # answered in several tokens
+LONGER = "What is the code name of Kiralus?"  # its answer has several tokens
 STATES = ("exact", "fused", "recomputed", "computed")
 
 
@@ -30,7 +30,7 @@ def test_the_page_shows_the_streamed_answer_of_the_api(asked: Any) -> None:
 def test_the_strips_colours_equal_the_apis_report(asked: Any) -> None:
     said = ask(asked)
     reuse, shown = said["reuse"], asked.evaluate("probes.drawn()")
-    assert reuse["fused"] > 0 and reuse["recomputed"] > 0  # else nothing is shown by this
+    assert reuse["fused"] > 0 and reuse["recomputed"] > 0  # otherwise the test shows nothing
     assert {state: shown["counts"].get(state, 0) for state in STATES} == {state: reuse[state] for state in STATES}
     token = shown["width"] / reuse["tokens"]
     for state in STATES:
@@ -123,7 +123,7 @@ def test_a_marker_opens_the_source_at_the_cited_span(asked: Any) -> None:
 
 
 def test_a_cited_span_is_counted_in_characters_and_scrolled_into_view(asked: Any) -> None:
-    """Python counts code points and JavaScript UTF-16 units; a long source opens at what is cited, not at its top."""
+    """Python counts code points, JavaScript UTF-16 units. A long source opens at the cited span, not at its top."""
     text = "🦊🦊🦊 " + "Nothing is said here. " * 300 + "Ostmax sells 🧁 ovens. The end."
     start = text.index("Ostmax")
     citation = {"number": 1, "document_id": "d1", "start": start, "end": start + 21, "answer_start": 0, "answer_end": 7}
@@ -133,7 +133,7 @@ def test_a_cited_span_is_counted_in_characters_and_scrolled_into_view(asked: Any
     asked.press("#question", "Enter")
     asked.wait_for_selector(".turn.whole")
     assert asked.locator(".answer").evaluate("node => node.textContent") == "🧁 ovens[1], says [2] and [9]."
-    assert asked.locator(".answer .cite").all_inner_texts() == ["[1]", "[2]"]  # there is no source 9
+    assert asked.locator(".answer .cite").all_inner_texts() == ["[1]", "[2]"]  # source 9 does not exist
     asked.locator(".answer .cite").first.click()
     mark = asked.locator(".source-text mark")
     assert mark.inner_text() == "Ostmax sells 🧁 ovens."
@@ -158,7 +158,7 @@ def test_the_page_sends_the_ratio_that_is_set(asked: Any) -> None:
     assert "the server's (0." in asked.locator("#ratio-server").inner_text()
     asked.locator("#ratio").fill("1")
     assert asked.locator("input[name=ratio][value=own]").is_checked()
-    assert ask(asked)["reuse"]["fused"] == 0  # all of it recomputed
+    assert ask(asked)["reuse"]["fused"] == 0  # everything is recomputed
     asked.locator("#ratio").fill("0")
     assert ask(asked)["reuse"]["recomputed"] == 0
     asked.check("input[name=ratio][value=auto]")
@@ -196,7 +196,7 @@ def test_a_question_is_never_sent_twice_at_once(asked: Any) -> None:
 
 
 def test_the_retrieved_sources_are_shown_before_the_answer(asked: Any) -> None:
-    """The prompt's strip is drawn from the event behind the prefill, not only from the last one."""
+    """The strip is drawn from the `prompt` event after the prefill, not only from the last event."""
     prefilled = {"prompt": PROMPT, "reuse": REUSE, "timing": TIMING}
     body = stream(("sources", {"sources": [source()]}), ("prompt", prefilled), ("token", {"text": "Ov"}))
     streaming(asked, body)

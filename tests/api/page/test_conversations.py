@@ -1,4 +1,4 @@
-"""Conversations on the page: a follow-up stands behind its history; new, choose, fork, shorten, delete."""
+"""Conversations on the page: follow-up questions; new, choose, fork, shorten, delete."""
 
 from typing import Any
 
@@ -19,7 +19,7 @@ def talked(asked: Any) -> Any:
 
 
 def current(page: Any) -> dict[str, Any]:
-    """The conversation on the page, as the API has it."""
+    """The API's entry of the page's conversation."""
     named = page.locator(".session.current").get_attribute("data-session")
     return page.request.get(f"/v1/sessions/{named}").json()
 
@@ -42,7 +42,7 @@ def test_a_follow_up_question_has_its_history_in_the_strip(talked: Any) -> None:
     assert shown.first.get_attribute("aria-label").startswith("Conversation: ")
     assert talked.locator(".turn").count() == 2
     opened = talked.locator("details.made").evaluate_all("nodes => nodes.map(node => node.open)")
-    assert opened == [False, True]  # the last one is what is looked at
+    assert opened == [False, True]  # the last strip is checked
     talked.wait_for_function("() => document.querySelector('.session.current').innerText.includes('2 turns')")
     assert current(talked)["turns"] == 2
 
@@ -69,7 +69,7 @@ def test_a_new_conversation_has_no_history_and_the_old_one_stays(talked: Any) ->
 def test_a_conversation_continues_after_a_reload(talked: Any) -> None:
     talked.reload()
     talked.wait_for_selector(".session.current")
-    assert talked.locator(".welcome h1").inner_text() == "Go on with this conversation"
+    assert talked.locator(".welcome h1").inner_text() == "Continue this conversation"
     said = ask(talked, SECOND)
     assert any(span["kind"] == "history" for span in said["prompt"])
 

@@ -1,4 +1,4 @@
-"""Documents dropped, picked and pasted: progress, a result each, the list, deleting. Against the real service."""
+"""Dropped, picked and pasted documents: progress, results, the list, deleting. Against the real service."""
 
 from pathlib import Path
 from typing import Any
@@ -10,7 +10,7 @@ from .helpers import ask, refusal
 
 
 def said(page: Any) -> dict[str, str]:
-    """The result of each document that was added just now."""
+    """The result of each document that was just added."""
     rows = page.locator(".result").all()
     return {row.get_attribute("data-name"): row.locator(".said").inner_text() for row in rows}
 
@@ -22,7 +22,7 @@ def settled(page: Any, documents: int) -> None:
 
 @pytest.fixture
 def fresh(page: Any, library: str, request: pytest.FixtureRequest) -> Any:
-    """A tab on a new collection, made on the page."""
+    """A tab on a new collection that was created on the page."""
     name = request.node.name.replace("[", "-").replace("]", "")[-60:]
     page.goto(f"/#collection={library}")
     page.wait_for_selector(".tier")
@@ -53,7 +53,7 @@ def test_dropped_files_are_added(fresh: Any) -> None:
     fresh.evaluate("probes.drag('odd.txt', 'The cellist of Odd lives in Even.')")
     assert fresh.locator("#dropping").is_visible()
     assert fresh.locator("#dropping-to").inner_text() == fresh.collection
-    assert fresh.evaluate("probes.drop()")  # else the browser would open the file
+    assert fresh.evaluate("probes.drop()")  # otherwise the browser would open the file
     settled(fresh, 1)
     assert fresh.locator("#dropping").is_hidden()
     assert said(fresh)["odd.txt"].startswith("added")
@@ -65,7 +65,7 @@ def test_pasted_text_is_added_and_unchanged_the_second_time(fresh: Any) -> None:
         fresh.get_by_label("Title").fill("Notes")
         fresh.get_by_label("Text", exact=True).fill("The tuba of Odd is green.")
         fresh.get_by_role("button", name="Add", exact=True).click()
-        fresh.locator(".result .said", has_text=expected).wait_for()  # the result before it stands there until then
+        fresh.locator(".result .said", has_text=expected).wait_for()  # until then the previous result is shown
         settled(fresh, 1)
         assert said(fresh)["Notes"].startswith(expected)
     assert fresh.locator("#document-count").inner_text() == "1"
@@ -196,7 +196,7 @@ def test_stats_are_requested_rarely_and_never_while_hidden(page: Any, library: s
     for _ in range(12):
         page.clock.run_for(5_000)
         page.wait_for_timeout(30)
-    assert 3 <= looked() <= 6  # a minute: a few soon, then seldom
+    assert 3 <= looked() <= 6  # within a minute: some early, then few
     before = looked()
     page.evaluate("probes.hide(true)")
     for _ in range(3):

@@ -1,4 +1,4 @@
-"""What goes wrong is told in words, what can be tried again is, and what had arrived stays."""
+"""Failures are explained in words, retried where that helps, and keep the text that has arrived."""
 
 from typing import Any
 
@@ -17,7 +17,7 @@ def put(page: Any, question: str = QUESTION) -> None:
 
 @pytest.fixture
 def failing(asked: Any) -> Any:
-    """A tab whose browser may note that requests failed."""
+    """A tab whose browser may log failed requests."""
     asked.watch.allowed.append(r"Failed to load resource")
     return asked
 
@@ -153,7 +153,7 @@ def test_an_answer_without_sources_says_so(asked: Any) -> None:
 
 @pytest.mark.parametrize("by", ["button", "Escape"])
 def test_the_user_can_stop_an_answer(asked: Any, by: str) -> None:
-    """Also: events cut anywhere, even inside a character, are put together."""
+    """The events are also reassembled when they are cut anywhere, even inside a character."""
     asked.evaluate("probes.slow = true")
     put(asked)
     asked.wait_for_function("() => document.querySelector('.answer').textContent === 'Ovens 🧁 here'")

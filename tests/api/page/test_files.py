@@ -1,4 +1,4 @@
-"""The page's files by themselves: nothing from elsewhere, nothing that parses data as markup, colours to be read."""
+"""The page's files: no outside address, no data parsed as markup, readable colours."""
 
 import gzip
 import re
@@ -17,11 +17,11 @@ STYLE = (PAGE / "style.css").read_text("utf-8")
 TEXT = 4.5  # WCAG 2.2, 1.4.3
 GRAPHICS = 3.0  # 1.4.11
 ON_WIRE_BYTES = 40_000  # compressed
-BYTES = 110_000  # with the comments and types, as nothing is built
+BYTES = 110_000  # with comments and types, because there is no build step
 
 
 class Markup(HTMLParser):
-    """Everything that index.html has."""
+    """The elements and attributes of index.html."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -94,13 +94,13 @@ def test_the_page_offers_every_registered_selector() -> None:
 
 
 def colours(dark: bool) -> dict[str, str]:
-    """The variables of the style sheet in one theme."""
+    """The CSS variables of one theme."""
     found = re.findall(r"--([\w-]+): light-dark\((#\w{6}), (#\w{6})\);", STYLE)
     return {name: both[dark] for name, *both in found}
 
 
 def contrast(a: str, b: str) -> float:
-    """WCAG's contrast ratio of two colours."""
+    """The contrast ratio of two colours after WCAG."""
 
     def luminance(colour: str) -> float:
         channels = [int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5)]

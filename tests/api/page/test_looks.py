@@ -1,4 +1,4 @@
-"""Whoever looks, at whatever: keyboard alone, small screens, dark and light, little motion, text that can be read."""
+"""Accessibility and layout: keyboard only, small screens, dark and light, reduced motion, readable text."""
 
 from typing import Any
 
@@ -26,7 +26,7 @@ def test_asking_a_question_needs_no_mouse(page: Any, library: str) -> None:
     assert page.locator("#drawer-title").inner_text() == "Source 1"
     page.keyboard.press("Escape")
     assert page.locator("#drawer").is_hidden()
-    assert page.evaluate("document.activeElement.dataset.number") == "1"  # back on the chip
+    assert page.evaluate("document.activeElement.dataset.number") == "1"  # the focus is back on the chip
     page.keyboard.press("p")
     first = page.locator(".strip-detail").inner_text()
     page.keyboard.press("ArrowRight")
@@ -41,7 +41,7 @@ def test_asking_a_question_needs_no_mouse(page: Any, library: str) -> None:
     page.keyboard.press("n")
     assert page.evaluate("document.activeElement.id") == "question"
     page.keyboard.type("d/t?1")
-    assert page.input_value("#question") == "d/t?1"  # typed, not taken for shortcuts
+    assert page.input_value("#question") == "d/t?1"  # typed keys are not shortcuts
     assert page.locator("#dialog").is_hidden()
 
 

@@ -1,6 +1,6 @@
-"""SIGKILL under load, and a restart: no wrong answer, conversations go on, warm hits are back. SIGTERM loses nothing.
+"""SIGKILL under load, then a restart: no wrong answer, conversations continue, KV is found. SIGTERM loses nothing.
 
-The full number: `pytest tests/api/stress -m slow -s`.
+The full number of kills: `pytest tests/api/stress -m slow -s`.
 """
 
 import random
@@ -23,7 +23,7 @@ GONE = (httpx.TransportError, httpx.StreamError)
 
 
 class Load:
-    """Clients that ask, talk and ingest until the server is gone; what they were told is what must hold."""
+    """Clients that ask, talk and ingest until the server ends. What the server acknowledged must hold afterwards."""
 
     def __init__(self, up: serving.Process, solo: dict[str, str], turns: Counter[str], stored: set[str]) -> None:
         self._up, self._solo = up, solo
@@ -37,14 +37,14 @@ class Load:
         for thread in self._threads:
             thread.start()
 
-    def under_way(self, answers: int = 10) -> None:
-        """Wait until it is one."""
+    def wait_for_answers(self, answers: int = 10) -> None:
+        """Wait until the clients got some answers."""
         ends = time.monotonic() + 60
         while self.answered < answers and time.monotonic() < ends:
             time.sleep(0.01)
 
     def end(self) -> None:
-        """Wait for all of them."""
+        """Stop the clients and wait for them."""
         self._stop.set()
         for thread in self._threads:
             thread.join(120)
@@ -91,7 +91,7 @@ class Load:
                 name = f"d{len(self.stored)}-{random.random()}"
                 try:
                     response = ingest(client, [{"id": name, "text": f"The color of {name} is teal."}], name="more")
-                except (*GONE, AssertionError):  # the collection could not be made
+                except (*GONE, AssertionError):  # the collection could not be created
                     return
                 if self._said(response, 201):
                     self.stored.add(name)
@@ -103,18 +103,18 @@ def _turn(client: httpx.Client, session: str, text: str, **more: Any) -> httpx.R
 
 
 def _solo(client: httpx.Client) -> dict[str, str]:
-    """What each question is answered alone."""
+    """The answer to each question without other load."""
     return {one["question"]: ask(client, one["question"]).json()["answer"] for one in questions()[:8]}
 
 
 def _check(up: serving.Process, solo: dict[str, str], load: Load, turns_lost: int, may_have_more: int) -> None:
-    """All that was told before the end holds after it."""
+    """Assert that everything acknowledged before the end holds after it."""
     assert load.wrong == []
     with up.client() as client:
         for question, expected in solo.items():
             found = ask(client, question).json()
             assert found["answer"] == expected
-            assert found["reuse"]["missed_chunks"] == 0, "a warm hit did not come back"
+            assert found["reuse"]["missed_chunks"] == 0, "a stored entry was not found"
         for name, acknowledged in load.turns.items():
             shown = client.get(f"/v1/sessions/{name}")
             kept = shown.json()["turns"] if shown.status_code == 200 else 0
@@ -129,7 +129,7 @@ def _check(up: serving.Process, solo: dict[str, str], load: Load, turns_lost: in
 
 
 def _goes_on(client: httpx.Client, name: str) -> None:
-    """The next turn from stored history is the next turn computed in full."""
+    """Assert that the next turn is the same from stored history and from a full recompute."""
     said = []
     for reuse in ("prefix", "none"):
         copy = client.post(f"/v1/sessions/{name}/fork", json={"to": f"{name}-{reuse}"})
@@ -149,7 +149,7 @@ def _kill_and_restart(home: Path, times: int, choose: random.Random) -> str:
         ingest(client, documents())
         solo = _solo(client)
         load = Load(up, solo, turns, stored)
-        load.under_way()
+        load.wait_for_answers()
         time.sleep(choose.random())
         up.signal(signal.SIGKILL)
         assert up.ended() == -signal.SIGKILL
@@ -157,11 +157,11 @@ def _kill_and_restart(home: Path, times: int, choose: random.Random) -> str:
     asked += load.answered
     for number in range(times):
         with server(home) as up:
-            # A turn is on its way to the disk when it is acknowledged: a kill in that moment loses it.
+            # An acknowledged turn may not be written yet: a kill in that moment loses it.
             _check(up, solo, load, turns_lost=1, may_have_more=1)
             if number + 1 < times:
                 load = Load(up, solo, turns, stored)
-                load.under_way()
+                load.wait_for_answers()
                 time.sleep(choose.random())
                 up.signal(signal.SIGKILL)
                 up.ended()
@@ -185,7 +185,7 @@ def test_on_sigterm_running_answers_finish_and_every_turn_is_stored(tmp_path: Pa
         ingest(client, documents())
         solo = _solo(client)
         load = Load(up, solo, Counter(), set())
-        load.under_way()
+        load.wait_for_answers()
         up.signal(signal.SIGTERM)
         assert up.ended() == 0
         load.end()
