@@ -45,6 +45,11 @@ def service_of(app: FastAPI) -> Service:
     return service
 
 
+def engine_of(app: Any) -> Engine:
+    """The open engine of the anonymous tenant."""
+    return service_of(app).tenants.opened()[""].engine
+
+
 def client_of(app: FastAPI, key: str | None = None) -> TestClient:
     headers = {} if key is None else {"authorization": f"Bearer {key}"}
     return TestClient(app, base_url="http://localhost", headers=headers)

@@ -11,7 +11,7 @@ from ragkv import Engine
 from ragkv.api.citation_markers import MarkerFilter, marker_spans, missing_markers, without_markers
 from ragkv.api.schemas import Citation
 
-from .helpers import FACTS, app_on, client_of, corpus, events, filled, questions
+from .helpers import FACTS, app_on, client_of, corpus, engine_of, events, filled, questions
 
 HELLO = [{"role": "user", "content": "Who built the harbour of Oro?"}]
 DOCUMENTS = [{"id": str(number), "title": f"Fact {number}", "text": text} for number, text in enumerate(FACTS)]
@@ -109,7 +109,7 @@ def test_a_system_message_opens_the_prompt_and_is_computed(talk: TestClient) -> 
 def test_documents_of_a_chat_are_chunks_whose_kv_is_stored(talk: TestClient) -> None:
     first = chat(talk, documents=DOCUMENTS)
     assert first["ragkv"]["reuse"]["missed_chunks"] == 2
-    talk.app.state.service.tenants.opened()[""].engine.flush()  # type: ignore[attr-defined]
+    engine_of(talk.app).flush()
     second = chat(talk, [{"role": "user", "content": "And who built the mill?"}], documents=DOCUMENTS[::-1])
     assert second["ragkv"]["reuse"]["missed_chunks"] == 0
     chunks = [span for span in second["ragkv"]["prompt"] if span["kind"] == "chunk"]

@@ -15,7 +15,7 @@ from ragkv.rag import Rag, default_chunk_tokens
 from ragkv.retrieval import Document
 from ragkv.retrieval.testing import HashEmbedder
 
-from .helpers import FACTS, app_on, client_of, entries, filled, service_of
+from .helpers import FACTS, app_on, client_of, engine_of, entries, filled, service_of
 
 PATHS = "/v1/collections/facts/documents"
 
@@ -187,7 +187,7 @@ def test_deleting_a_text_deletes_unnamed_conversations(client: TestClient) -> No
     filled(client)
     body = {"model": "reader", "messages": [{"role": "user", "content": f"{FACTS[0]} Who built it?"}]}
     client.post("/v1/chat/completions", json=body)
-    engine = service_of(client.app).tenants.opened()[""].engine  # type: ignore[arg-type]
+    engine = engine_of(client.app)
     assert engine.session_ids()
     client.delete("/v1/collections/facts/documents/0")
     engine.flush()

@@ -9,7 +9,7 @@ from fastapi.testclient import TestClient
 from ragkv import Engine, errors
 from ragkv.api.errors import ApiError, as_api_error
 
-from .helpers import app_on, client_of, filled, service_of
+from .helpers import app_on, client_of, engine_of, filled
 
 TREE = [
     (errors.InputError("x"), 400, "invalid_request_error", None),
@@ -79,8 +79,7 @@ def test_an_unexpected_error_becomes_a_bare_500(
 
     with client_of(app) as client:
         filled(client)
-        tenant = service_of(app).tenants.opened()[""]
-        monkeypatch.setattr(tenant.engine, "stream", broken)
+        monkeypatch.setattr(engine_of(app), "stream", broken)
         whole = client.post("/v1/ask", json={"question": "x", "collection": "facts"})
         assert whole.status_code == 500 and "secret" not in whole.text
         told = client.post("/v1/ask", json={"question": "x", "collection": "facts", "stream": True})

@@ -3,7 +3,7 @@
 import pytest
 from fastapi.testclient import TestClient
 
-from .helpers import FACTS, entries, service_of
+from .helpers import FACTS, engine_of, entries
 
 ASKED = {"question": "Who built the harbour of Oro, and who built the mill of Oro, if anybody knows?"}
 
@@ -15,7 +15,7 @@ def talk(client: TestClient, session_id: str = "s", turns: int = 2) -> None:
 
 
 def flush(client: TestClient) -> None:
-    service_of(client.app).tenants.opened()[""].engine.flush()  # type: ignore[arg-type]
+    engine_of(client.app).flush()
 
 
 def test_conversations_are_listed_the_last_used_first(client: TestClient) -> None:
@@ -92,7 +92,7 @@ def test_a_wrong_session_request_is_refused_and_changes_nothing(
 def test_unnamed_sessions_cannot_be_reached_by_name(client: TestClient) -> None:
     body = {"model": "reader", "messages": [{"role": "user", "content": FACTS[0]}]}
     client.post("/v1/chat/completions", json=body)
-    engine = service_of(client.app).tenants.opened()[""].engine  # type: ignore[arg-type]
+    engine = engine_of(client.app)
     (found,) = engine.session_ids()
     assert client.get(f"/v1/sessions/{found}").status_code == 404
     assert client.delete(f"/v1/sessions/{found}").status_code == 404

@@ -14,7 +14,7 @@ from fastapi import FastAPI
 from ragkv import Engine
 from ragkv.api.settings import LimitsConfig, QueueConfig
 
-from .helpers import app_on, on_port, plain, service_of, wait_until
+from .helpers import app_on, engine_of, on_port, plain, service_of, wait_until
 
 pytestmark = pytest.mark.enable_socket
 LONG = 4000
@@ -43,7 +43,7 @@ def working(app: FastAPI) -> int:
 
 
 def queue(app: FastAPI) -> Any:
-    return service_of(app).tenants.opened()[""].engine.stats().queue
+    return engine_of(app).stats().queue
 
 
 def raw(url: str, body: Any, path: str = "/v1/chat/completions") -> socket.socket:
@@ -76,11 +76,9 @@ def test_a_disconnect_cancels_the_answer_and_stores_no_turn(app: FastAPI, url: s
 
 
 def test_a_disconnect_removes_a_waiting_request_from_the_queue(app: FastAPI, url: str) -> None:
-    engine = service_of(app)
     with plain(url) as client:
         client.post("/v1/chat/completions", json={**BODY, "max_tokens": 1})
-    compute = engine.tenants._model.parts.activity.lock
-    with compute:  # no request can compute
+    with engine_of(app).parts.activity.lock:  # no request can compute
         connections = [raw(url, {**BODY, "stream": stream}) for stream in (True, False, True)]
         wait_until(lambda: working(app) == 3 and queue(app).waiting == 1)
         for connection in connections:

@@ -1,6 +1,5 @@
 """The whole service on the bundled reader: in this process or in its own."""
 
-import json
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -18,8 +17,8 @@ from ragkv.config import MIB
 from ragkv.model.loading import READER
 
 from . import serving
+from .helpers import EXAMPLES
 
-EXAMPLES = Path(__file__).parents[2] / "examples"
 ENGINE = EngineConfig(store=StoreConfig(memory_bytes=32 * MIB, disk_bytes=256 * MIB))
 SMALL = {
     "RAGKV_SERVE_ENGINE__STORE__MEMORY_BYTES": str(32 * MIB),
@@ -59,11 +58,6 @@ def documents(count: int | None = None) -> list[dict[str, str]]:
     """The documents of the example corpus, as JSON."""
     paths = sorted((EXAMPLES / "corpus").iterdir())[:count]
     return [{"id": path.name, "text": path.read_text("utf-8")} for path in paths]
-
-
-def questions() -> list[dict[str, Any]]:
-    """The questions of the example corpus."""
-    return [json.loads(line) for line in (EXAMPLES / "questions.jsonl").read_text("utf-8").splitlines()]
 
 
 def ingest(client: Any, docs: list[dict[str, str]], headers: Mapping[str, str] | None = None, name: str = "c") -> Any:

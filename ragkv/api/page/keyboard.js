@@ -73,7 +73,7 @@ export async function show() {
   );
 }
 
-/** @param {() => boolean} stop stops the answer under way; whether there was one */
+/** @param {() => boolean} stop stops the running answer; returns whether there was one */
 export function setUp(stop) {
   $("shortcuts").addEventListener("click", show);
   addEventListener("keydown", (event) => {

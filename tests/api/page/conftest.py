@@ -1,19 +1,19 @@
 """The real service in its own process, and Debian's Chromium showing its page; without them the tests are skipped."""
 
 import importlib.util
-import json
-import os
 import re
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
+
+from tests.api.serving import process
 
 CHROMIUM = Path("/usr/bin/chromium")
 ROOT = Path(__file__).parents[3]
@@ -63,37 +63,16 @@ class Watch:
 @pytest.fixture(scope="package")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The URL of a service on the bundled reader, with an empty home."""
-    home = tmp_path_factory.mktemp("page") / "home"
-    yield from serving(home)
+    with serve(tmp_path_factory.mktemp("page") / "home") as url:
+        yield url
 
 
-def serving(home: Path) -> Iterator[str]:
-    """Run `ragkv serve` for as long as the generator is open."""
-    command = [sys.executable, "-m", "ragkv", "serve", "--home", str(home), "--port", "0", "--log-format", "json"]
-    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-    log = home.with_suffix(".log")
-    with log.open("w") as out:
-        process = subprocess.Popen(command, stderr=out, stdout=out, env=environment, cwd=ROOT)
-    try:
-        yield _address(process, log)
-    finally:
-        process.terminate()
-        try:
-            process.wait(30)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-
-
-def _address(process: "subprocess.Popen[bytes]", log: Path) -> str:
-    for _ in range(1200):
-        for line in log.read_text().splitlines():
-            if line.startswith("{") and (said := json.loads(line)).get("event") == "listening":
-                return f"http://127.0.0.1:{said['port']}"
-        if process.poll() is not None:
-            break
-        time.sleep(0.1)
-    raise RuntimeError(f"ragkv serve did not begin: {log.read_text()[-2000:]}")
+@contextmanager
+def serve(home: Path) -> Iterator[str]:
+    """Run `ragkv serve`; yields its URL."""
+    command = [sys.executable, "-m", "ragkv", "serve", "--home", str(home), "--port", "0"]
+    with process(command, {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}) as server:
+        yield server.url
 
 
 @pytest.fixture(scope="package")  # closed with the package: while it is open, no other event loop can run

@@ -10,7 +10,7 @@ from typing import Any
 
 from playwright.sync_api import Browser, Page, sync_playwright
 
-from .conftest import CHROMIUM, CORPUS, QUESTION, serving
+from .conftest import CHROMIUM, CORPUS, QUESTION, serve
 from .helpers import refusal, stream, streaming
 
 LOOKS: dict[str, dict[str, Any]] = {
@@ -99,12 +99,15 @@ def take(browser: Browser, address: str, folder: Path, name: str) -> None:
 def main() -> None:
     folder = Path(sys.argv[1])
     folder.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory() as home, sync_playwright() as playwright:
-        for address in serving(Path(home) / "home"):
-            browser = playwright.chromium.launch(executable_path=str(CHROMIUM), args=["--no-sandbox"])
-            for name in sys.argv[2:] or LOOKS:
-                take(browser, address, folder, name)
-            browser.close()
+    with (
+        tempfile.TemporaryDirectory() as home,
+        sync_playwright() as playwright,
+        serve(Path(home) / "home") as address,
+    ):
+        browser = playwright.chromium.launch(executable_path=str(CHROMIUM), args=["--no-sandbox"])
+        for name in sys.argv[2:] or LOOKS:
+            take(browser, address, folder, name)
+        browser.close()
 
 
 if __name__ == "__main__":

@@ -59,7 +59,7 @@ def test_the_page_waits_for_a_server_that_is_loading(page: Any) -> None:
     assert page.locator("#banner").is_hidden()
 
 
-@pytest.mark.parametrize(("status", "words"), [(503, "requests are under way"), (429, "Too many requests")])
+@pytest.mark.parametrize(("status", "words"), [(503, "requests are running"), (429, "Too many requests")])
 def test_a_busy_server_is_asked_again_after_retry_after(failing: Any, status: int, words: str) -> None:
     told = refusal(status, "64 requests are running already; ask again.", {"Retry-After": "3"})
     failing.route("**/v1/ask", lambda route: route.fulfill(**told), times=1)

@@ -15,7 +15,8 @@ import httpx
 import pytest
 
 from .. import serving
-from ..whole import ask, documents, ingest, needs_reader, questions, server
+from ..helpers import questions
+from ..whole import ask, documents, ingest, needs_reader, server
 
 pytestmark = [needs_reader, pytest.mark.enable_socket, pytest.mark.timeout(600)]
 TALKERS, ASKERS = 3, 4
