@@ -23,7 +23,7 @@ def settled(page: Any, documents: int) -> None:
 @pytest.fixture
 def fresh(page: Any, library: str, request: pytest.FixtureRequest) -> Any:
     """A tab on a new collection that was created on the page."""
-    name = request.node.name.replace("[", "-").replace("]", "")[-60:]
+    name = request.node.name.replace("[", "-").replace("]", "")[-60:].lstrip("_-")
     page.goto(f"/#collection={library}")
     page.wait_for_selector(".tier")
     page.select_option("#collection", label="New collection …")
