@@ -91,7 +91,7 @@ class TestRatio:
 
 prices = st.builds(PricesConfig, *(st.floats(0, 10),) * 3)
 tiers = st.dictionaries(
-    st.sampled_from(["memory", "disk", "remote"]),
+    st.sampled_from(["memory", "disk", "redis"]),
     st.builds(TierSpeed, st.floats(0, 0.5), st.floats(0, 1e-4)),
     min_size=1,
 )
@@ -120,7 +120,7 @@ class TestTier:
         assert choose_tier(on_disk(1.3), SHAPE, 0.5, PricesConfig(), LOADS).tier == "disk"
 
     def test_the_decision_says_when_no_tiers_loading_is_hidden(self) -> None:
-        slow = profile(tiers={"disk": disk(1.0), "remote": disk(2.0)})
+        slow = profile(tiers={"disk": disk(1.0), "redis": disk(2.0)})
         decision = choose_tier(slow, SHAPE, 0.15, PricesConfig(), LOADS)
         assert decision.tier == "disk"
         assert "no tier's loading is hidden" in decision.why[0]
@@ -130,7 +130,7 @@ class TestTier:
         assert choose_tier(on_disk(1.2), SHAPE, 0.15, PricesConfig()) == named
 
 
-chunk = st.builds(Load, st.sampled_from(["memory", "disk", "remote"]), st.integers(1, 60), st.booleans())
+chunk = st.builds(Load, st.sampled_from(["memory", "disk", "redis"]), st.integers(1, 60), st.booleans())
 
 
 class TestComputedInstead:
@@ -139,7 +139,7 @@ class TestComputedInstead:
     def test_the_computed_chunks_are_the_best_set_of_those_that_load_slower_than_they_compute(
         self, loads: list[Load], of_disk: float, of_remote: float, ratio: float, question: int
     ) -> None:
-        speeds = {"memory": TierSpeed(0.0, 0.0), "disk": disk(of_disk), "remote": disk(of_remote, latency_s=0.2)}
+        speeds = {"memory": TierSpeed(0.0, 0.0), "disk": disk(of_disk), "redis": disk(of_remote, latency_s=0.2)}
         made = profile(tiers=speeds)
         fused = sum(load.tokens for load in loads if load.fused)
         shape = Shape(fused, question, question + sum(load.tokens for load in loads))
@@ -164,8 +164,8 @@ class TestComputedInstead:
         return made.start_s + loading + 2 * max(loading, 1.0 + 0.01 * rows)
 
     def test_chunks_of_a_slow_tier_are_computed_while_those_of_a_fast_tier_load(self) -> None:
-        made = profile(tiers={"disk": disk(0.001), "remote": disk(1.0)})
-        loads = [Load("disk", 50), Load("remote", 25), Load("disk", 25), Load("remote", 10)]
+        made = profile(tiers={"disk": disk(0.001), "redis": disk(1.0)})
+        loads = [Load("disk", 50), Load("redis", 25), Load("disk", 25), Load("redis", 10)]
         decision = choose_computed(made, Shape(100, 10, 120), loads, 0.15)
         assert decision.computed == (1, 3)
         assert "2 of 4 chunks are computed" in decision.why[0]
@@ -200,9 +200,9 @@ class TestComputedInstead:
         assert divisible <= decision.ttft_s + 1e-9 <= divisible * 1.05
 
     def test_among_many_chunks_the_slowest_are_computed_first(self) -> None:
-        speeds = {"disk": disk(0.011), "remote": disk(0.1)}
+        speeds = {"disk": disk(0.011), "redis": disk(0.1)}
         made = profile(tiers=speeds, recompute=RecomputeFit(0.0, 0.0, 0.01, 0.0))
-        loads = [Load("remote" if i % 4 == 1 else "disk", 20 + i) for i in range(24)]
+        loads = [Load("redis" if i % 4 == 1 else "disk", 20 + i) for i in range(24)]
         tokens = sum(load.tokens for load in loads)
         computed = choose_computed(made, Shape(tokens, 0, tokens), loads, 0.0).computed
         assert {1, 5, 9, 13, 17, 21} < set(computed) < set(range(24))
@@ -215,9 +215,9 @@ class TestComputedInstead:
 
 class TestDecide:
     def test_decide_computes_the_slow_chunks_then_raises_the_ratio_for_the_others(self) -> None:
-        made = profile(tiers={"disk": disk(0.016), "remote": disk(1.0), "memory": TierSpeed(0.0, 0.0)})
+        made = profile(tiers={"disk": disk(0.016), "redis": disk(1.0), "memory": TierSpeed(0.0, 0.0)})
         made = dataclasses.replace(made, recompute=RecomputeFit(0.0, 0.0, 0.02, 0.0))
-        loads = [Load("disk", 100), Load("remote", 20)]
+        loads = [Load("disk", 100), Load("redis", 20)]
         decision = decide(made, Shape(120, 10, 130), loads, 0.15, PricesConfig())
         assert decision.computed == (1,)
         assert decision.ratio == pytest.approx((1.6 - 0.02 * 30) / 2.0)
@@ -231,7 +231,7 @@ class TestDecide:
     def test_a_decision_never_takes_longer_than_loading_all_at_r_star(
         self, loads: list[Load], of_disk: float, of_remote: float, r_star: float, selection: Selection
     ) -> None:
-        made = profile(tiers={"memory": TierSpeed(0.0, 0.0), "disk": disk(of_disk), "remote": disk(of_remote)})
+        made = profile(tiers={"memory": TierSpeed(0.0, 0.0), "disk": disk(of_disk), "redis": disk(of_remote)})
         fused = sum(load.tokens for load in loads if load.fused)
         shape = Shape(fused, 5, 5 + sum(load.tokens for load in loads), selection)
         decision = decide(made, shape, loads, r_star, PricesConfig())

@@ -171,7 +171,7 @@ def test_storage_costs_gigabytes_times_price_times_months() -> None:
     million = 1_000_000  # tokens of 3 kB: 3 GB
     assert storage_cost(profile(), million, "memory", prices, 730) == pytest.approx(9.0)
     assert storage_cost(profile(), million, "disk", prices, 1460) == pytest.approx(0.6)
-    assert storage_cost(profile(), 0, "remote", prices, 730) == 0
+    assert storage_cost(profile(), 0, "redis", prices, 730) == 0
     with pytest.raises(ConfigError, match="tape"):
         storage_cost(profile(), 1, "tape", prices, 1)
 
