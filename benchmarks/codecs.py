@@ -1,14 +1,15 @@
-"""What a codec costs and what it saves: answers, next tokens, bytes, and the time to encode and decode.
+"""The cost and the saving of a codec: answers, next tokens, bytes, and the time to encode and decode.
 
     python -m benchmarks.codecs [--quick]
 
 Claim: int8 entries take about half the bytes of bfloat16 in every tier and answer as raw ones do. Every codec answers
-the same questions by the bundled reader (`benchmarks/quality.py`'s worlds and runner) and continues the same texts of a
-model nobody here trained (`benchmarks/fidelity.py`'s; skipped where it is not), in float32, at ratio 0 (all as stored),
-.15 and 1 (all recomputed). A lossy codec's first chunk is fused, not exact, so a little more is recomputed at the same
-ratio; "all fused" holds raw to the same. Two siblings of int8 that were not taken stand beside it: keys symmetric by
-channel, and keys by token like the values. Error is the root mean square of what comes back less what was stored, over
-that of what was stored, keys and values apart, on the reader's own entries.
+the same questions with the bundled reader (the worlds and the runner of `benchmarks/quality.py`), and continues the
+same texts with a model that this project did not train (`benchmarks/fidelity.py`; skipped if the model is not there).
+All run in float32, at ratio 0 (all KV as stored), 0.15 and 1 (all KV recomputed). The first chunk of a lossy codec is
+fused, not exact, so a little more is recomputed at the same ratio; "all fused" measures raw entries under the same
+condition. Two rejected variants of int8 are measured too: keys with symmetric scales by channel, and keys with scales
+by token, like values. The error is the root mean square difference between decoded and original numbers, relative to
+the originals, separately for keys and values, on the reader's own entries.
 """
 
 import argparse
@@ -35,14 +36,14 @@ SHAPES = {"Llama-3-8B": (2, 8, 512, 128), "Qwen2.5-0.5B": (2, 2, 512, 64)}  # of
 
 
 class FusedRaw(RawCodec):
-    """The model's own bits, but never called exact: raw under int8's conditions."""
+    """Raw entries that are never called exact: raw under the conditions of int8."""
 
     name = "raw, all fused"
     lossless = False
 
 
 class SymmetricKeys(Int8Codec):
-    """Keys by channel, from minus the largest to the largest: one scale a channel, no lowest value."""
+    """Keys by channel with one symmetric scale and no lowest value."""
 
     name = "int8, symmetric keys"
 
@@ -78,7 +79,7 @@ class SymmetricKeys(Int8Codec):
 
 
 class KeysByToken(SymmetricKeys):
-    """Keys as the values: one scale a token."""
+    """Keys with one scale a token, like values."""
 
     name = "int8, keys by token"
 
@@ -98,28 +99,28 @@ VARIANTS: tuple[Codec, ...] = (RAW, FusedRaw(), CODECS["int8"], SymmetricKeys(),
 
 
 @contextmanager
-def standing_in(codec: Codec) -> Iterator[str]:
-    """The name under which engines built meanwhile use `codec`."""
+def registered(codec: Codec) -> Iterator[str]:
+    """Register `codec` as "int8" for the engines built in this block; the name to use."""
     if codec is RAW:
         yield "raw"
         return
-    taken, CODECS["int8"] = CODECS["int8"], codec
+    original, CODECS["int8"] = CODECS["int8"], codec
     try:
         yield "int8"
     finally:
-        CODECS["int8"] = taken
+        CODECS["int8"] = original
 
 
 def config(codec: str) -> EngineConfig:
-    """float32 keeps other rounding out of it."""
+    """Settings in float32, so that no other rounding is measured."""
     return EngineConfig(dtype="float32", store=StoreConfig(codec=codec), fusion=FusionConfig(sensitivity_prefixes=2))
 
 
 def answers(codec: Codec, contexts: list[quality_data.Context]) -> dict[str, Any]:
-    """EM and KL of the reader over the ratio, and the error of its entries."""
+    """EM and KL of the reader for each ratio, and the error of its entries."""
     found: dict[float, list[Any]] = defaultdict(list)
     errors: list[list[float]] = []
-    with standing_in(codec) as name, Engine.from_pretrained("reader", config(name)) as engine:
+    with registered(codec) as name, Engine.from_pretrained("reader", config(name)) as engine:
         for number, context in enumerate(contexts):
             asker = Asker(engine, context, number)
             for ratio in RATIOS:
@@ -147,9 +148,9 @@ def error(codec: Codec, engine: Engine, token_ids: tuple[int, ...]) -> list[floa
 
 
 def continuations(codec: Codec, model: Any, texts: list[fidelity.Text]) -> dict[str, float]:
-    """KL of the next tokens over the ratio, full prefill against fused."""
+    """KL between the next tokens of a full prefill and of fused KV, for each ratio."""
     kl: dict[float, list[float]] = defaultdict(list)
-    with standing_in(codec) as name, Engine(model, config=config(name)) as engine:
+    with registered(codec) as name, Engine(model, config=config(name)) as engine:
         for text in texts:
             engine.warm(text.chunks)
             wanted, _ = fidelity.next_tokens(engine, text, "none", 0.0, reuse="none")
@@ -160,7 +161,7 @@ def continuations(codec: Codec, model: Any, texts: list[fidelity.Text]) -> dict[
 
 
 def times(runs: int) -> list[dict[str, Any]]:
-    """Milliseconds per MiB of bfloat16 KV to encode and decode a slice, on this one thread, and its share of bytes."""
+    """Milliseconds per MiB of bfloat16 KV to encode and decode a slice on one thread, and its share of bytes."""
     rows = []
     for shape_name, shape in SHAPES.items():
         layer = torch.randn(shape).bfloat16()
@@ -179,7 +180,7 @@ def times(runs: int) -> list[dict[str, Any]]:
 
 
 def main() -> None:
-    """Measure, show, and write the JSON beside."""
+    """Measure, print the tables, and write the JSON file."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--worlds", type=int, default=60)
     parser.add_argument("--texts", type=int, default=60)

@@ -1,18 +1,18 @@
-"""How fast each tier gives entries back, beside what the machine can do: raw preadv of the same files, same run.
+"""How fast each tier reads entries, compared with raw preadv of the same files in the same run.
 
     python -m benchmarks.tiers [--quick] [--shapes NAME ...] [--codecs raw|int8 ...] [--directory DIR]
 
-Claim: checked reads from the disk tier (identity, token ids and a checksum of every byte) as a request makes them
-reach 85 % of raw preadvs of the same bytes into as much memory, past the page cache (O_DIRECT), by as many threads:
-"fusor", "of a ring". "lease" reads entry after entry, as many layers at once as the tier asks for, into the same
-buffers; "fusor" is what a request does: leases on eight chunks, their slices read ahead by `LayerReader`. Raw reads
-ask for a layer at a time, into one buffer a thread, and look at no byte; "preadv, a ring" reads into as many buffers
-as a request has, which is more memory than a processor caches; "preadv, xxh3" looks at every byte and does nothing
-else. A shared disk is another within a second, so the ways take turns at every eight files, in an order drawn each
-time; a share is the median over the turns of a way's rate over that of the raw reads in the same turn, with its
-quartiles. Files are made cold by posix_fadvise. Rates are of stored bytes, but for "of KV", decoded. Not shown: other
-processes' load on the disk, and a device's own cache, which no unprivileged program can drop. Values are random: they
-do not change time.
+Claim: a request's checked reads from the disk tier (identity, token ids and a checksum of every byte) reach 85 % of
+the rate of raw preadv calls for the same bytes, into as much memory, past the page cache (O_DIRECT), with as many
+threads: "fusor", "of a ring". "lease" reads entry after entry into the same buffers, as many layers at once as the
+tier asks for. "fusor" reads like a request: leases on eight chunks, whose slices `LayerReader` reads ahead. Raw reads
+fetch one layer at a time into one buffer a thread and look at no byte. "preadv, a ring" reads into as many buffers as
+a request has, which is more memory than a processor caches. "preadv, xxh3" also hashes every byte. The speed of a
+shared disk changes within a second, so the methods alternate after every eight files, in random order. A share is the
+median of a method's rate over the rate of the raw reads in the same round, with its quartiles. posix_fadvise makes
+files cold. Rates count stored bytes, except "of KV", which counts decoded bytes. Not shown: the load of other
+processes on the disk, and a device's own cache, which an unprivileged program cannot drop. Values are random, which
+does not change the time.
 """
 
 import argparse
@@ -63,14 +63,14 @@ RING = "preadv, a ring"
 
 
 @dataclass(frozen=True)
-class Way:
-    """One way to read files."""
+class ReadMethod:
+    """One method of reading files."""
 
     what: str
     condition: str  # "direct" (past the page cache), "cold", "warm"
     threads: int
     read: Callable[[slice], None]  # of all files, these
-    rival: tuple[str, str, int] | None = None  # the raw reads it is held against
+    baseline: tuple[str, str, int] | None = None  # the raw reads it is compared with
 
     @property
     def name(self) -> tuple[str, str, int]:
@@ -79,23 +79,23 @@ class Way:
 
 @dataclass(frozen=True)
 class Row:
-    """One line of the table."""
+    """One row of the table."""
 
     shape: str
     codec: str
     condition: str
     what: str
     threads: int
-    gib_per_s: float  # of stored bytes, median of the turns
+    gib_per_s: float  # of stored bytes, median of the rounds
     kv_gib_per_s: float  # of keys and values, decoded
-    share_of_raw: float | None  # median of the turns' shares
+    share_of_raw: float | None  # median over the rounds
     quartiles: tuple[float, float] | None  # of them
     share_of_ring: float | None  # of raw reads into as much memory as a request has
     cpu_s_per_gib: float  # of stored bytes
 
 
 class Files:
-    """Entries of one shape in one codec, on disk and in memory, and the ways to read them."""
+    """Entries of one shape in one codec, on disk and in memory, and the methods to read them."""
 
     def __init__(self, shape: str, codec: str, directory: Path, total_bytes: int) -> None:
         self.entries = make_entries(shape, codec, total_bytes)
@@ -124,20 +124,20 @@ class Files:
         return found
 
     def raw(self, flags: int, threads: int, hashed: bool = False, ring: int = 1) -> Callable[[slice], None]:
-        """By preadv, a layer a request, unchecked; or with a checksum that is compared with nothing.
+        """Reads by preadv, one layer a request, without a check, or with a checksum that is not compared.
 
-        A thread reads into one buffer again and again, or into a ring of them; not into memory scattered over the heap,
-        which would halve any way's rate.
+        A thread reads into one buffer again and again, or into a ring of buffers. Memory scattered over the heap would
+        halve the rate of every method.
         """
         size = self.layer_bytes + -self.layer_bytes % 4096
         memory = aligned_empty((threads, max(ring * size, HUGE_PAGE)), torch.uint8).zero_()
         buffers = [[memoryview(piece.numpy()) for piece in row[: ring * size].split(size)] for row in memory]
 
         def read(some: slice, share: int) -> None:
-            turn = itertools.cycle(buffers[share])
+            ring_buffers = itertools.cycle(buffers[share])
             for path in self.paths[some][share::threads]:
                 fd = os.open(path, os.O_RDONLY | flags)
-                for offset, buffer in zip(self.offsets, turn, strict=False):
+                for offset, buffer in zip(self.offsets, ring_buffers, strict=False):
                     assert os.preadv(fd, [buffer], offset) == size
                     if hashed:
                         xxhash.xxh3_64_intdigest(buffer)
@@ -146,7 +146,7 @@ class Files:
         return lambda some: spread(lambda share: read(some, share), threads)
 
     def leases(self, tier: Tier, threads: int) -> Callable[[slice], None]:
-        """By leases, as many layers a call as they ask for, into the same buffers each time."""
+        """Reads by leases, as many layers a call as they ask for, into the same buffers each time."""
         info = self.entries[0].info
         with self.lease(tier, self.entries[0]) as lease:
             together = lease.layers_per_read
@@ -162,7 +162,7 @@ class Files:
         return lambda some: spread(lambda share: read(some, share), threads)
 
     def fusor(self, tier: Tier, threads: int) -> Callable[[slice], None]:
-        """As a request reads: several leases, layers read ahead."""
+        """Reads like a request: several leases, with layers read ahead."""
         readers = Readers(threads)
 
         def read(some: slice) -> None:
@@ -175,25 +175,25 @@ class Files:
 
         return read
 
-    def ways(self, direct: Tier, buffered: Tier) -> Iterator[Way]:
-        """Every way, the raw ones before those held against them."""
+    def methods(self, direct: Tier, buffered: Tier) -> Iterator[ReadMethod]:
+        """Every method; raw reads come before the methods compared with them."""
         for condition, tier, flags in (("direct", direct, os.O_DIRECT), ("cold", buffered, 0)):
             for threads in (1, 2):
-                rival = ("raw preadv", condition, threads)
-                yield Way("raw preadv", condition, threads, self.raw(flags, threads))
+                baseline = ("raw preadv", condition, threads)
+                yield ReadMethod("raw preadv", condition, threads, self.raw(flags, threads))
                 ring = (READ_AHEAD + 1) * CHUNKS // threads
-                yield Way(RING, condition, threads, self.raw(flags, threads, ring=ring), rival)
-                yield Way("preadv, xxh3", condition, threads, self.raw(flags, threads, hashed=True), rival)
-                yield Way("lease", condition, threads, self.leases(tier, threads), rival)
-                yield Way("fusor", condition, threads, self.fusor(tier, threads), rival)
+                yield ReadMethod(RING, condition, threads, self.raw(flags, threads, ring=ring), baseline)
+                yield ReadMethod("preadv, xxh3", condition, threads, self.raw(flags, threads, hashed=True), baseline)
+                yield ReadMethod("lease", condition, threads, self.leases(tier, threads), baseline)
+                yield ReadMethod("fusor", condition, threads, self.fusor(tier, threads), baseline)
         if self.codec == "raw":
-            yield Way("safetensors, unchecked", "cold", 1, self._load_files, ("raw preadv", "cold", 1))
-        yield Way("raw preadv", "warm", 1, self.raw(0, 1))
-        yield Way("lease", "warm", 1, self.leases(buffered, 1), ("raw preadv", "warm", 1))
-        yield Way("memory tier", "warm", 1, self.leases(self.memory, 1), ("raw preadv", "warm", 1))
+            yield ReadMethod("safetensors, unchecked", "cold", 1, self._load_files, ("raw preadv", "cold", 1))
+        yield ReadMethod("raw preadv", "warm", 1, self.raw(0, 1))
+        yield ReadMethod("lease", "warm", 1, self.leases(buffered, 1), ("raw preadv", "warm", 1))
+        yield ReadMethod("memory tier", "warm", 1, self.leases(self.memory, 1), ("raw preadv", "warm", 1))
 
     def groups(self) -> list[slice]:
-        """All files, eight at a time: a request's."""
+        """All files, in groups of eight, as for a request."""
         return [slice(first, first + CHUNKS) for first in range(0, len(self.paths) - CHUNKS + 1, CHUNKS)]
 
     def _load_files(self, some: slice) -> None:
@@ -201,7 +201,7 @@ class Files:
             load_file(path)
 
     def drop_pages(self, some: slice) -> None:
-        """Make the next read of these files a cold one."""
+        """Drop these files from the page cache, so that the next read is cold."""
         for path in self.paths[some]:
             fd = os.open(path, os.O_RDONLY)
             os.fsync(fd)
@@ -210,7 +210,7 @@ class Files:
 
 
 def spread(read: Callable[[int], None], threads: int) -> None:
-    """`read(0)` ... `read(threads - 1)`, at once."""
+    """Run `read(0)` ... `read(threads - 1)` in parallel."""
     if threads == 1:
         read(0)
         return
@@ -231,59 +231,61 @@ def make_entries(shape: str, codec: str, total_bytes: int) -> list[Entry]:
     return entries
 
 
-def measure(files: Files, ways: list[Way], rounds: int, shape: str) -> list[Row]:
-    """Every way in turns over every group of files, `rounds` times; no way always comes after the same other."""
+def measure(files: Files, methods: list[ReadMethod], rounds: int, shape: str) -> list[Row]:
+    """Every method over every group of files, `rounds` times, in random order."""
     order = random.Random(0)
-    rates: dict[tuple[str, str, int], list[float]] = {way.name: [] for way in ways}
-    spent: dict[tuple[str, str, int], list[float]] = {way.name: [] for way in ways}
+    rates: dict[tuple[str, str, int], list[float]] = {method.name: [] for method in methods}
+    spent: dict[tuple[str, str, int], list[float]] = {method.name: [] for method in methods}
     a_group = files.stored_bytes / len(files.entries) * CHUNKS / GIB
     for some in files.groups() * rounds:
-        for way in order.sample(ways, len(ways)):
-            if way.condition == "warm":
-                way.read(some)
+        for method in order.sample(methods, len(methods)):
+            if method.condition == "warm":
+                method.read(some)
             else:
                 files.drop_pages(some)
             begin, cpu_begin = time.perf_counter(), time.process_time()
-            way.read(some)
-            rates[way.name].append(a_group / (time.perf_counter() - begin))
-            spent[way.name].append((time.process_time() - cpu_begin) / a_group)
+            method.read(some)
+            rates[method.name].append(a_group / (time.perf_counter() - begin))
+            spent[method.name].append((time.process_time() - cpu_begin) / a_group)
     rows = []
-    for way in ways:
-        shares = _shares(rates, way.name, way.rival)
-        ring = (RING, way.condition, way.threads)
-        of_ring = _shares(rates, way.name, ring if way.rival and ring in rates and ring != way.name else None)
+    for method in methods:
+        shares = _shares(rates, method.name, method.baseline)
+        ring = (RING, method.condition, method.threads)
+        of_ring = _shares(
+            rates, method.name, ring if method.baseline and ring in rates and ring != method.name else None
+        )
         quartiles = statistics.quantiles(shares, n=4) if shares else []
-        rate = statistics.median(rates[way.name])
+        rate = statistics.median(rates[method.name])
         rows.append(
             Row(
                 shape,
                 files.codec,
-                way.condition,
-                way.what,
-                way.threads,
+                method.condition,
+                method.what,
+                method.threads,
                 rate,
                 rate * files.kv_bytes / files.stored_bytes,
                 statistics.median(shares) if shares else None,
                 (quartiles[0], quartiles[2]) if shares else None,
                 statistics.median(of_ring) if of_ring else None,
-                statistics.median(spent[way.name]),
+                statistics.median(spent[method.name]),
             )
         )
     return rows
 
 
 def _shares(
-    rates: dict[tuple[str, str, int], list[float]], name: tuple[str, str, int], rival: tuple[str, str, int] | None
+    rates: dict[tuple[str, str, int], list[float]], name: tuple[str, str, int], baseline: tuple[str, str, int] | None
 ) -> list[float]:
-    """Turn by turn, the rate of one way over that of another."""
-    return [a / b for a, b in zip(rates[name], rates[rival], strict=True)] if rival else []
+    """The rate of one method over the rate of another, for each round."""
+    return [a / b for a, b in zip(rates[name], rates[baseline], strict=True)] if baseline else []
 
 
 def run(shape: str, codec: str, directory: Path, total_bytes: int, rounds: int) -> list[Row]:
     """One shape in one codec."""
     files = Files(shape, codec, directory, total_bytes)
     with closing(files.tier()) as buffered, closing(ReadOnlyDiskTier(directory, direct=True)) as direct:
-        rows = measure(files, list(files.ways(direct, buffered)), rounds, shape)
+        rows = measure(files, list(files.methods(direct, buffered)), rounds, shape)
     put = files.put_gib_per_s
     put_kv = put * files.kv_bytes / files.stored_bytes
     rows.append(Row(shape, codec, "", "put, synced", 1, put, put_kv, None, None, None, 0.0))
@@ -320,7 +322,7 @@ def _percent(share: float | None) -> str:
 
 
 def main() -> None:
-    """Measure, show, and write the JSON beside."""
+    """Measure, print the table, and write the JSON file."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="512 MiB a shape, two rounds")
     parser.add_argument("--shapes", nargs="+", default=list(SHAPES), choices=SHAPES)

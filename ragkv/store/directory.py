@@ -10,11 +10,11 @@ key: a process that reads next to the writer either opens the file or has a miss
 """
 
 import contextlib
+import itertools
 import json
 import os
 import re
 import socket
-import threading
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -36,8 +36,7 @@ class EntryDirectory:
         self._entries = self.root / "entries"
         self._temporary = self.root / "tmp"
         self._lock: filelock.BaseFileLock | None = None
-        self._serial = 0
-        self._serial_lock = threading.Lock()
+        self._serial = itertools.count(1)
 
     def open_for_writing(self) -> None:
         """Make the directory, acquire the writer's lock, remove files that a killed writer left in `tmp/`.
@@ -94,9 +93,7 @@ class EntryDirectory:
 
         Raises `OSError`; the temporary file is removed then.
         """
-        with self._serial_lock:
-            self._serial += 1
-            temporary = self._temporary / f"{os.getpid()}-{self._serial}.tmp"
+        temporary = self._temporary / f"{os.getpid()}-{next(self._serial)}.tmp"
         fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         try:
             try:

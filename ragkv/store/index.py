@@ -19,12 +19,13 @@ import threading
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 import diskcache
 from diskcache.core import MODE_RAW
 
 from ragkv.errors import StoreError
+
+from .background import Background, Job
 
 log = logging.getLogger(__name__)
 
@@ -99,88 +100,72 @@ class DiskIndex:
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
+        self._cache: _Database | None = None  # used by the background thread alone; `None`: rows are not kept
+        self._rows: dict[str, Row] = {}
         self._pending: dict[str, Row | None] = {}  # None: delete the row
-        self._wake = threading.Condition()
-        self._closing = False
+        self._pending_lock = threading.Lock()
+        self._closing = threading.Event()
         self._broken = False
-        self._loaded: dict[str, Row] = {}
-        self._ready = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="ragkv-index", daemon=True)
-        self._thread.start()
-        self._ready.wait()
+        self._worker: Background[None] = Background(0, "ragkv-index")
+        self._worker.submit(Job(self._open))
+        self._worker.flush()
 
     def rows(self) -> Mapping[str, Row]:
         """The rows found at open, without those that cannot be read."""
-        return self._loaded
+        return self._rows
 
-    def record(self, key: str, row: Row) -> None:
-        """Write `row` in the background. Its entry file must be durable already."""
-        self._enqueue(key, row)
-
-    def forget(self, key: str) -> None:
-        """Delete the row of `key` in the background."""
-        self._enqueue(key, None)
+    def record(self, key: str, row: Row | None) -> None:
+        """Write `row`, or delete the row of `key`, in the background. The entry file must be durable already."""
+        with self._pending_lock:
+            waiting = bool(self._pending)
+            self._pending[key] = row
+        if not waiting:
+            self._worker.submit(Job(self._write))
 
     def close(self) -> None:
-        """Write what is pending and close the database. Twice is harmless."""
-        with self._wake:
-            self._closing = True
-            self._wake.notify()
-        self._thread.join()
+        """Write pending rows and close the database. Twice is harmless."""
+        self._closing.set()
+        self._worker.submit(Job(self._close))
+        self._worker.close()
 
-    def _enqueue(self, key: str, row: Row | None) -> None:
-        with self._wake:
-            if not self._closing:
-                self._pending[key] = row
-                self._wake.notify()
-
-    def _run(self) -> None:
-        try:
-            cache = self._open()
-        finally:
-            self._ready.set()
-        while True:
-            with self._wake:
-                self._wake.wait_for(lambda: self._pending or self._closing)
-                self._wake.wait_for(lambda: self._closing, timeout=_LINGER_S)
-                batch, self._pending = self._pending, {}
-                closing = self._closing
-            if batch and cache is not None:
-                self._write(cache, batch)
-            if closing:
-                break
-        if cache is not None:
-            _quietly_close(cache)
-        if self._broken:
-            shutil.rmtree(self._directory, ignore_errors=True)  # rows are missing: the next open rebuilds it
-
-    def _open(self) -> Any | None:
-        """The database, rebuilt if it is broken; `None` if that fails too, and then rows are not kept."""
+    def _open(self) -> None:
         for next_step in ("It is rebuilt.", "Going on without one."):
-            cache = None
             try:
-                cache = _database(self._directory)
-                self._loaded = _load(cache)
-                return cache
+                self._cache = _database(self._directory)
+                self._rows = _load(self._cache)
+                return
             except Exception as error:  # diskcache raises anything on a damaged database; the index is only a hint
-                if cache is not None:
-                    _quietly_close(cache)
+                self._close()
                 log.warning("The index in %s cannot be used: %s. %s", self._directory, error, next_step)
                 shutil.rmtree(self._directory, ignore_errors=True)
-        return None
 
-    def _write(self, cache: Any, batch: dict[str, Row | None]) -> None:
+    def _write(self) -> None:
+        self._closing.wait(_LINGER_S)
+        with self._pending_lock:
+            batch, self._pending = self._pending, {}
+        if self._cache is None:
+            return
         try:
-            with cache.transact():  # not with retry=True, which loops for ever on a full disk
+            with self._cache.transact():  # not with retry=True, which loops for ever on a full disk
                 for key, row in batch.items():
                     if row is None:
-                        cache.delete(key)
+                        self._cache.delete(key)
                     else:
-                        cache.set(key, json.dumps(asdict(row)))
-        except Exception as error:  # as above; the thread must go on
+                        self._cache.set(key, json.dumps(asdict(row)))
+        except Exception as error:  # as above
             if not self._broken:  # log it once; the next open finds the entries without their rows
                 log.warning("The index in %s cannot be written: %s. The order of use is lost.", self._directory, error)
             self._broken = True
+
+    def _close(self) -> None:
+        cache, self._cache = self._cache, None
+        try:
+            if cache is not None:
+                cache.close()
+        except (sqlite3.Error, OSError) as error:
+            log.warning("The index did not close cleanly: %s", error)
+        if self._broken:
+            shutil.rmtree(self._directory, ignore_errors=True)  # rows are missing: the next open rebuilds it
 
 
 def _text(value: object, what: str) -> str:
@@ -200,7 +185,7 @@ def _database(directory: Path) -> _Database:
     return _Database(directory)
 
 
-def _load(cache: Any) -> dict[str, Row]:
+def _load(cache: _Database) -> dict[str, Row]:
     rows = {}
     for key in list(cache.iterkeys()):
         try:
@@ -208,10 +193,3 @@ def _load(cache: Any) -> dict[str, Row]:
         except (StoreError, ValueError, TypeError) as error:
             log.warning("An index row was refused: %s", error)
     return rows
-
-
-def _quietly_close(cache: Any) -> None:
-    try:
-        cache.close()
-    except (sqlite3.Error, OSError) as error:
-        log.warning("The index did not close cleanly: %s", error)

@@ -87,7 +87,7 @@ class Prefetcher:
             self._thread.start()
 
     def queued(self, hint: PrefetchHint) -> None:
-        """A request joined the end of the queue. Policies that know the queue spare its entries from eviction."""
+        """A request joined the end of the queue. Policies that know the queue protect its entries."""
         request = _Queued(hint)
         with self._changed:
             self._queue.append(request)
@@ -96,7 +96,7 @@ class Prefetcher:
             self._change()
 
     def started(self, hint: PrefetchHint) -> None:
-        """The request waits no longer; its entries are spared until it has left. Ignored if it is not in the queue."""
+        """The request waits no longer; its entries stay protected until it has left. Ignored if unknown."""
         with self._changed:
             request = self._find(hint)
             if request is not None:

@@ -7,8 +7,8 @@
 A layer is (2, G, T, D), or what the entry's codec made of it. Any safetensors reader can open the file; the `pad.*`
 tensors exist only because that format allows no gaps between tensors. This module knows the format only: no directory,
 no index, no policy. Every kind of damage raises `EntryDamagedError`; another format version raises `OtherVersionError`,
-which is not damage. The checksum (xxh3_128) detects damage, not forgery: whoever can write to the directory, its owner
-alone, can compute checksums too. Identity and token ids prove that a record is the entry asked for.
+which is not damage. The checksum (xxh3_128) detects damage, not forgery: the directory's owner, who alone can write to
+it, can compute checksums too. Identity and token ids prove that a record is the entry asked for.
 """
 
 import json

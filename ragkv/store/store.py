@@ -2,7 +2,7 @@
 
 A lookup asks the tiers in order. A hit in a slower tier is promoted to the faster ones in the background. A put stores
 in memory at once; the disk and shared storage are written in the background. The scheduler announces waiting requests
-(`queued`, `started`, `left`): policies spare their entries, and the prefetcher promotes them before requests start.
+(`queued`, `started`, `left`): policies protect their entries, and the prefetcher promotes them before requests start.
 A caller waits for a remote tier only if it reads from it, deletes, or writes durably. A store failure never fails a
 request: it is logged and counts as a miss (CacheBlend section 5.1, "KV cache store").
 """
@@ -200,7 +200,7 @@ class Store(Closing):
         _or_none("note a waiting request", self._prefetcher.queued, hint)
 
     def started(self, hint: PrefetchHint) -> None:
-        """The request waits no longer: its fetches end, and its entries are spared from eviction until it has left."""
+        """The request waits no longer: its fetches end, and its entries stay protected until it has left."""
         _or_none("note a started request", self._prefetcher.started, hint)
         if self._remote:
             _or_none("look ahead", self._look_ahead, hint)

@@ -102,7 +102,7 @@ def test_a_lookup_with_any_other_identity_is_a_miss(
 def test_an_equal_key_with_another_identity_or_other_tokens_is_damage(
     identity: Identity, entry_of: MakeEntry, make_tier: MakeTier, other: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """An entry with other tokens, of another model or in another codec lies under the key of the lookup."""
+    """An entry with other tokens, of another model or in another codec is stored under the key of the lookup."""
     others = dict(other_identities(identity))
     wrong = {"tokens": identity, "model": others["weights"], "codec": others["codec"]}[other]
     impostor = entry_of(2 if other == "tokens" else 1, identity=wrong)

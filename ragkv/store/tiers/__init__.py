@@ -2,9 +2,8 @@
 
 from ..record import ALIGNMENT
 from .base import Lease, RemoteStats, Speed, Tier, TierKind, TierStats
-from .disk import DiskTier
+from .disk import DiskTier, ReadOnlyDiskTier
 from .disk_file import aligned_empty
-from .disk_readonly import ReadOnlyDiskTier
 from .memory import MemoryLease, MemoryTier
 
 __all__ = [

@@ -1,25 +1,30 @@
-"""The disk tier: one safetensors file an entry, bounded, with one writing process.
+"""The disk tiers: one safetensors file an entry, with one writing process and any number of reading processes.
 
 A put takes these steps: evict, write and sync the bytes under a temporary name, rename, sync the directory, add the
 entry to the ledger and the index. A kill between two steps leaves either nothing visible or a complete entry. The
 capacity counts the bytes of the files; the index comes on top (about 200 bytes an entry).
+
+A process that only reads needs no index and no lock: a file's name is its key, a visible file is complete, and an open
+file stays readable. A file that vanished is a miss. A damaged file is a miss too, and the writer drops it.
 """
 
+import contextlib
 import logging
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence, Set
 from functools import partial
 from pathlib import Path
+from typing import Never
 
-from ragkv.errors import EntryDamagedError, StoreError
+from ragkv.errors import EntryDamagedError, StoreError, StoreReadOnlyError
 
 from ..directory import EntryDirectory
 from ..entry import EncodedEntry, Entry, EntryInfo, Identity
 from ..index import DiskIndex, Row
 from ..policies import Item, Policy, Turn
 from ..record import OtherVersionError, Record, read_info
-from .base import Lease, TierKind
+from .base import Counts, Lease, Tier, TierKind, TierStats
 from .disk_lease import open_lease
 from .ledger import Slot
 from .local import LocalTier
@@ -110,7 +115,7 @@ class DiskTier(LocalTier[None]):
                     f"Entry {key[:12]} could not be deleted from disk: {error}. It is still there."
                 ) from error
             self._ledger.remove(key)
-            self._index.forget(key)
+            self._index.record(key, None)
         return True
 
     def scan(self) -> Iterator[tuple[str, EntryInfo | None]]:
@@ -141,7 +146,7 @@ class DiskTier(LocalTier[None]):
         files = dict(self._directory.scan())
         rows = self._index.rows()
         for key in rows.keys() - files.keys():
-            self._index.forget(key)
+            self._index.record(key, None)
         adopted = [(rows.get(key) or self._orphan(key, size), key, size) for key, size in files.items()]
         found = [(row, Item(key, size, row.group, row.index)) for row, key, size in adopted if row is not None]
         for row, item in sorted(found, key=lambda pair: pair[0].used):
@@ -219,7 +224,85 @@ class DiskTier(LocalTier[None]):
             self._directory.remove(key)
         except OSError as error:
             log.warning("Entry %s cannot be removed from disk: %s", key[:12], error)
-        self._index.forget(key)
+        self._index.record(key, None)
+
+
+class ReadOnlyDiskTier(Tier):
+    """Entries on disk that another process writes. `stats` counts the files visible now, also as the capacity."""
+
+    kind = TierKind.DISK
+    read_only = True
+
+    def __init__(self, directory: str | Path, direct: bool = False) -> None:
+        """Raises `StoreError` if there is no store in `directory`."""
+        self._directory = EntryDirectory(directory)
+        self._directory.open_for_reading()
+        self._direct = direct
+        self._counts = Counts()
+        self._lock = threading.RLock()  # re-entrant: garbage collection may close an abandoned lease while it is held
+
+    def lease(self, identity: Identity, token_ids: Sequence[int]) -> Lease | None:
+        path = self._directory.path(identity.key(token_ids))
+        lease: Lease | None = None
+        with contextlib.suppress(FileNotFoundError):
+            lease = open_lease(
+                path, identity, token_ids, direct=self._direct, on_read=self._count_read, on_damage=self._count_damage
+            )
+        with self._lock:
+            self._counts.hits += lease is not None
+            self._counts.misses += lease is None
+        return lease
+
+    def put(self, entry: Entry | EncodedEntry, protected: Set[str] = frozenset()) -> bool:
+        """Raises `StoreReadOnlyError`."""
+        self._refuse(f"store entry {entry.info.key[:12]}")
+
+    def delete(self, key: str) -> bool:
+        """Raises `StoreReadOnlyError`."""
+        self._refuse(f"delete entry {key[:12]}")
+
+    def gc(self, keep: Callable[[Identity], bool]) -> int:
+        """Raises `StoreReadOnlyError`."""
+        self._refuse("drop entries")
+
+    def contains(self, key: str) -> bool:
+        return self._directory.path(key).exists()
+
+    def scan(self) -> Iterator[tuple[str, EntryInfo | None]]:
+        for key, _ in self._directory.scan():
+            info = None
+            try:
+                info = read_info(self._directory.path(key), key)
+            except FileNotFoundError:
+                continue  # the writer removed it meanwhile
+            except OtherVersionError:
+                pass
+            except (EntryDamagedError, OSError) as error:
+                log.warning("%s", error)
+            yield key, info
+
+    def stats(self) -> TierStats:
+        sizes = [size for _, size in self._directory.scan()]
+        with self._lock:
+            return self._counts.stats(self.kind, len(sizes), sum(sizes), sum(sizes))
+
+    def close(self) -> None:
+        """Do nothing: only leases hold resources."""
+
+    def _count_damage(self, error: EntryDamagedError) -> None:
+        log.warning("%s", error)
+        with self._lock:
+            self._counts.damaged += 1
+
+    def _count_read(self, size_bytes: int) -> None:
+        with self._lock:
+            self._counts.read_bytes += size_bytes
+
+    def _refuse(self, what: str) -> Never:
+        raise StoreReadOnlyError(
+            f"The store in {self._directory.root} is open for reading only; it cannot {what}. "
+            "Open it without read_only in the one process that writes."
+        )
 
 
 def _row(item: Item, now: float) -> Row:

@@ -1,9 +1,9 @@
 """Reading an open entry file through the page cache, or past it (O_DIRECT).
 
-For a direct read, memory address, file offset and length must be multiples of a page (4 KiB). Layers begin at a page in
-the file and are padded to a page, so only the memory matters. An aligned buffer is read directly; its last partial page
-goes through a spare page in the same request. Any other buffer is filled from scratch memory of the thread. The head is
-read directly too: through the page cache, the kernel would read far ahead into the layers.
+For a direct read, memory address, file offset and length must be multiples of a page (4 KiB). Layers begin at a page
+in the file and are padded to a page, so only the memory matters. An aligned buffer is read directly; its last partial
+page goes through a scratch page in the same request. Any other buffer is filled from scratch memory of the thread.
+The head is read directly too: through the page cache, the kernel would read far ahead into the layers.
 """
 
 import contextlib
@@ -83,16 +83,16 @@ class EntryFile:
         return views[:filled]
 
     def _read_direct(self, into: Sequence[memoryview], offset: int) -> int:
-        """Fill aligned buffers with one request, each buffer's last partial page through a spare page."""
+        """Fill aligned buffers with one request, each buffer's last partial page through a scratch page."""
         tail = len(into[0]) % ALIGNMENT
         if not tail:
             return os.preadv(self._fd, into, offset)
         whole = len(into[0]) - tail
-        spares = [bytes_of(spare) for spare in scratch_pieces(len(into), ALIGNMENT, "spare")]
-        vectors = [part for view, spare in zip(into, spares, strict=True) for part in (view[:whole], spare) if part]
+        pages = [bytes_of(page) for page in scratch_pieces(len(into), ALIGNMENT, "last pages")]
+        vectors = [part for view, page in zip(into, pages, strict=True) for part in (view[:whole], page) if part]
         got = os.preadv(self._fd, vectors, offset)
-        for view, spare in zip(into, spares, strict=True):
-            view[whole:] = spare[:tail]
+        for view, page in zip(into, pages, strict=True):
+            view[whole:] = page[:tail]
         return got
 
     def _continue(self, into: memoryview, offset: int, done: int) -> bool:
