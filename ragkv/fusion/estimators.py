@@ -51,7 +51,7 @@ class Shape:
 class Load:
     """One entry, or a part of one, to be read."""
 
-    tier: str  # "memory", "disk", "remote"
+    tier: str  # "memory", "disk", "redis", "s3"
     tokens: int
     fused: bool = True  # whether its tokens are candidates; those of an exact chunk are not
     fixed: bool = False  # must not be computed instead: a part of a history

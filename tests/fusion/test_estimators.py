@@ -105,8 +105,8 @@ def test_a_smaller_codec_makes_loading_and_storage_cheaper_but_not_the_copy_to_t
 
 
 def test_an_unmeasured_tier_is_refused() -> None:
-    with pytest.raises(ProfileError, match="remote"):
-        load_s(profile(), [Load("remote", 1)])
+    with pytest.raises(ProfileError, match="redis"):
+        load_s(profile(), [Load("redis", 1)])
 
 
 @pytest.mark.parametrize(("seconds_a_token", "ttft"), [(0.001, 0.5 + 0.1 + 2 * 1.6), (0.1, 0.5 + 10 + 2 * 10)])
