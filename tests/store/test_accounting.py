@@ -101,17 +101,7 @@ class AnyMemoryTier(AnyTier):
         return sum(EncodedEntry.of(by_key[info.key]).size_bytes for info in self.tier.infos())
 
 
-class AnyDiskTier(AnyTier):
-    def __init__(self) -> None:
-        self.place = tempfile.TemporaryDirectory()
-        super().__init__()
-
-    def open(self) -> Tier:
-        return DiskTier(self.place.name, 12 * 4096, LRU())  # entries have three to five pages
-
-    def recount(self) -> int:
-        return sum(path.stat().st_size for path in Path(self.place.name).glob("entries/*/*"))
-
+class RestartableTier(AnyTier):
     @rule()
     def restart(self) -> None:
         for _, lease in self.leases:
@@ -122,12 +112,24 @@ class AnyDiskTier(AnyTier):
         self.tier = self.open()
         assert {info.key for info in self.tier.infos()} == before
 
+
+class AnyDiskTier(RestartableTier):
+    def __init__(self) -> None:
+        self.place = tempfile.TemporaryDirectory()
+        super().__init__()
+
+    def open(self) -> Tier:
+        return DiskTier(self.place.name, 12 * 4096, LRU())  # entries have three to five pages
+
+    def recount(self) -> int:
+        return sum(path.stat().st_size for path in Path(self.place.name).glob("entries/*/*"))
+
     def teardown(self) -> None:
         super().teardown()
         self.place.cleanup()
 
 
-class AnyRedisTier(AnyTier):
+class AnyRedisTier(RestartableTier):
     """The server keeps the counts; a recount looks at the values themselves."""
 
     server: RedisServer
@@ -143,16 +145,6 @@ class AnyRedisTier(AnyTier):
     def recount(self) -> int:
         client: Any = self.tier._connector._client  # type: ignore[attr-defined]
         return sum(client.strlen(name) for name in client.keys(f"{self.config.prefix}:*:v:*"))
-
-    @rule()
-    def restart(self) -> None:
-        for _, lease in self.leases:
-            lease.close()
-        self.leases, self.live = [], set()
-        before = {info.key for info in self.tier.infos()}
-        self.tier.close()
-        self.tier = self.open()
-        assert {info.key for info in self.tier.infos()} == before
 
 
 def test_a_redis_tier_keeps_its_capacity_leases_and_counts_after_any_operations(

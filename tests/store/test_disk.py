@@ -6,7 +6,9 @@ import logging
 import os
 import re
 import threading
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -23,6 +25,18 @@ needs_direct = pytest.mark.skipif(not hasattr(os, "O_DIRECT"), reason="the syste
 
 def open_tier(place: Path, capacity: int = 100, **options: object) -> DiskTier:
     return DiskTier(place, capacity * FILE_BYTES, LRU(), **options)  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def tier(tmp_path: Path) -> Iterator[DiskTier]:
+    with closing(open_tier(tmp_path)) as opened:
+        yield opened
+
+
+@pytest.fixture
+def direct_tier(tmp_path: Path) -> Iterator[DiskTier]:
+    with closing(open_tier(tmp_path, direct=True)) as opened:
+        yield opened
 
 
 def fill(place: Path, *numbers: int) -> None:
@@ -163,9 +177,8 @@ def test_an_entry_is_visible_only_after_its_bytes_are_durable(tmp_path: Path, mo
 
 @pytest.mark.parametrize("call", ["write", "fsync", "open"])
 def test_a_write_to_a_full_disk_fails_cleanly_and_is_logged_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, call: str
+    tier: DiskTier, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, call: str
 ) -> None:
-    tier = open_tier(tmp_path)
     tier.put(make_entry(1))
 
     def full(*_: object) -> int:
@@ -181,7 +194,6 @@ def test_a_write_to_a_full_disk_fails_cleanly_and_is_logged_once(
     assert serves(tier, 1)
     assert tier.put(make_entry(2))
     assert serves(tier, 2)
-    tier.close()
 
 
 def test_a_short_write_is_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -265,8 +277,7 @@ def test_a_file_with_the_tokens_of_another_entry_is_dropped_logged_and_counted(
     tier.close()
 
 
-def test_an_entry_with_a_damaged_layer_is_dropped_and_can_be_put_again(tmp_path: Path) -> None:
-    tier = open_tier(tmp_path)
+def test_an_entry_with_a_damaged_layer_is_dropped_and_can_be_put_again(tier: DiskTier, tmp_path: Path) -> None:
     tier.put(make_entry(1))
     with file_of(tmp_path, 1).open("r+b") as file:
         file.seek(3 * 4096 + 1)
@@ -278,11 +289,9 @@ def test_an_entry_with_a_damaged_layer_is_dropped_and_can_be_put_again(tmp_path:
         assert not tier.contains(make_entry(1).info.key)
         assert tier.put(make_entry(1))  # while the lease of the damaged one is open
     assert serves(tier, 1)
-    tier.close()
 
 
-def test_too_many_open_files_cause_a_miss_and_no_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    tier = open_tier(tmp_path)
+def test_too_many_open_files_cause_a_miss_and_no_damage(tier: DiskTier, monkeypatch: pytest.MonkeyPatch) -> None:
     tier.put(make_entry(1))
 
     def exhausted(*_: object, **__: object) -> int:
@@ -293,12 +302,10 @@ def test_too_many_open_files_cause_a_miss_and_no_damage(tmp_path: Path, monkeypa
     monkeypatch.undo()
     assert serves(tier, 1)
     assert tier.stats().damaged == 0
-    tier.close()
 
 
-def test_a_lease_may_be_closed_while_another_thread_reads(tmp_path: Path) -> None:
+def test_a_lease_may_be_closed_while_another_thread_reads(tier: DiskTier) -> None:
     """The reader's descriptor must not be closed, because its number could become another file's."""
-    tier = open_tier(tmp_path)
     for number in range(8):
         tier.put(make_entry(number))
 
@@ -318,7 +325,6 @@ def test_a_lease_may_be_closed_while_another_thread_reads(tmp_path: Path) -> Non
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(read, list(range(8)) * 10))
     assert tier.stats().damaged == 0
-    tier.close()
 
 
 def test_an_abandoned_lease_unpins_its_entry(tmp_path: Path) -> None:
@@ -342,9 +348,8 @@ def test_a_lease_stays_readable_after_its_tier_is_closed(tmp_path: Path) -> None
 
 
 def test_a_deletion_that_the_disk_refuses_raises_and_the_entry_stays(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tier: DiskTier, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tier = open_tier(tmp_path)
     tier.put(make_entry(1))
 
     def refused(*_: object, **__: object) -> None:
@@ -355,7 +360,6 @@ def test_a_deletion_that_the_disk_refuses_raises_and_the_entry_stays(
         tier.delete(make_entry(1).info.key)
     monkeypatch.undo()
     assert tier.contains(make_entry(1).info.key)
-    tier.close()
 
 
 def test_entries_of_other_format_versions_are_misses_take_space_and_are_removed_by_gc(
@@ -379,11 +383,10 @@ def test_entries_of_other_format_versions_are_misses_take_space_and_are_removed_
 @pytest.mark.parametrize("codec", CODEC_NAMES)
 @pytest.mark.parametrize("tokens", [3, 300, 512])  # less than a page, pages and a part, pages
 def test_direct_reads_bypass_the_page_cache_for_any_buffer(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, codec: str, tokens: int
+    direct_tier: DiskTier, monkeypatch: pytest.MonkeyPatch, codec: str, tokens: int
 ) -> None:
     entry = make_entry(1, tokens=tokens, identity=with_codec(codec))
-    tier = open_tier(tmp_path, direct=True)
-    tier.put(entry)
+    direct_tier.put(entry)
     flags = set[int]()
 
     def spy_preadv(fd: int, buffers: list[memoryview], offset: int) -> int:
@@ -396,11 +399,10 @@ def test_direct_reads_bypass_the_page_cache_for_any_buffer(
     aligned = aligned_empty(entry.kv[0].shape, entry.kv.dtype)
     assert aligned.data_ptr() % 4096 == 0
     unaligned = torch.empty(entry.kv[0].numel() + 1, dtype=entry.kv.dtype)[1:].view(entry.kv[0].shape)
-    with leased(tier, entry) as lease:
+    with leased(direct_tier, entry) as lease:
         for out in (aligned, unaligned, None):
             assert torch.equal(lease.read_layer(0, out), as_stored(entry).kv[0])
     assert flags == {os.O_DIRECT}
-    tier.close()
 
 
 @needs_direct
@@ -421,15 +423,13 @@ def test_a_file_system_that_refuses_direct_reads_is_read_through_the_page_cache(
 
 
 @needs_direct
-def test_a_direct_read_of_a_truncated_file_is_damage(tmp_path: Path) -> None:
-    tier = open_tier(tmp_path, direct=True)
+def test_a_direct_read_of_a_truncated_file_is_damage(direct_tier: DiskTier, tmp_path: Path) -> None:
     entry = make_entry(1, tokens=300)
-    tier.put(entry)
-    with leased(tier, entry) as lease:
+    direct_tier.put(entry)
+    with leased(direct_tier, entry) as lease:
         os.truncate(file_of(tmp_path, 1, 300), 4 * 4096 + 100)
         with pytest.raises(EntryDamagedError, match="layer 1"):
             lease.read_layer(1)
-    tier.close()
 
 
 def test_opening_and_closing_log_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -444,11 +444,10 @@ def test_opening_and_closing_log_nothing(tmp_path: Path, caplog: pytest.LogCaptu
 @pytest.mark.parametrize("tokens", [8, 64, 300])  # a layer ends within its first page, with one (raw), and later
 @pytest.mark.parametrize("brought", ["all", "two", "page"])  # some file systems bring less than they were asked for
 def test_direct_reads_fetch_several_small_layers_with_one_request(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, codec: str, tokens: int, brought: str
+    direct_tier: DiskTier, monkeypatch: pytest.MonkeyPatch, codec: str, tokens: int, brought: str
 ) -> None:
-    tier = open_tier(tmp_path, direct=True)
     entry = make_entry(1, tokens=tokens, layers=8, identity=with_codec(codec))
-    tier.put(entry)
+    direct_tier.put(entry)
     requests = list[int]()
     preadv = os.preadv
 
@@ -458,16 +457,15 @@ def test_direct_reads_fetch_several_small_layers_with_one_request(
         return preadv(fd, parts[brought], offset)
 
     monkeypatch.setattr(os, "preadv", spy)
-    with leased(tier, entry) as lease:
+    with leased(direct_tier, entry) as lease:
         assert lease.layers_per_read >= 8
         requests.clear()
         for buffers in ([None] * 5, [torch.empty_like(entry.kv[0]) for _ in range(5)]):
             for read, wanted in zip(lease.read_layers(3, buffers), as_stored(entry).kv[3:], strict=True):
                 assert torch.equal(read, wanted)
     assert len(requests) == 2 if brought == "all" else len(requests) > 2
-    assert tier.stats().read_bytes == 2 * 5 * lease.stored_bytes // 8
-    assert tier.stats().damaged == 0
-    tier.close()
+    assert direct_tier.stats().read_bytes == 2 * 5 * lease.stored_bytes // 8
+    assert direct_tier.stats().damaged == 0
 
 
 @needs_direct
@@ -492,12 +490,10 @@ def test_damage_in_layers_read_together_names_the_damaged_layer(tmp_path: Path) 
 
 
 @needs_direct
-def test_layers_are_read_one_by_one_through_the_page_cache(tmp_path: Path) -> None:
-    tier = open_tier(tmp_path)
+def test_layers_are_read_one_by_one_through_the_page_cache(tier: DiskTier) -> None:
     tier.put(make_entry(1))
     with leased(tier, make_entry(1)) as lease:
         assert lease.layers_per_read == 1
-    tier.close()
 
 
 @pytest.mark.parametrize("size", [1, 4097, 2**21, 5 * 2**20])
@@ -520,15 +516,13 @@ def test_large_aligned_memory_asks_for_huge_pages_and_is_private() -> None:
 
 @needs_direct
 @pytest.mark.parametrize("codec", CODEC_NAMES)
-def test_many_threads_can_read_the_layers_of_one_entry(tmp_path: Path, codec: str) -> None:
-    tier = open_tier(tmp_path, direct=True)
+def test_many_threads_can_read_the_layers_of_one_entry(direct_tier: DiskTier, codec: str) -> None:
     entry = make_entry(1, tokens=33, layers=24, identity=with_codec(codec))
-    tier.put(entry)
+    direct_tier.put(entry)
     wanted = as_stored(entry)
-    with leased(tier, entry) as lease, ThreadPoolExecutor(8) as pool:
+    with leased(direct_tier, entry) as lease, ThreadPoolExecutor(8) as pool:
 
         def right(layer: int) -> bool:
             return torch.equal(lease.read_layer(layer), wanted.kv[layer])
 
         assert all(pool.map(right, list(range(24)) * 20))
-    tier.close()
