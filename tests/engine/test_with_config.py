@@ -36,9 +36,9 @@ def test_a_second_engine_on_a_model_answers_like_a_separate_one(second: Engine) 
     with Engine(tiny_models.model("llama")) as alone:
         alone.warm(CHUNKS)
         for reuse in ("none", "prefix", "fused"):
-            own, beside = alone.answer(QUESTION, CHUNKS, reuse=reuse), second.answer(QUESTION, CHUNKS, reuse=reuse)
-            assert own.token_ids == beside.token_ids
-            assert own.reuse == beside.reuse
+            own, shared = alone.answer(QUESTION, CHUNKS, reuse=reuse), second.answer(QUESTION, CHUNKS, reuse=reuse)
+            assert own.token_ids == shared.token_ids
+            assert own.reuse == shared.reuse
 
 
 def test_two_engines_on_one_model_share_its_weights(first: Engine, second: Engine) -> None:

@@ -145,21 +145,21 @@ def test_a_tier_that_was_not_measured_never_fails_a_request(tmp_path: Path) -> N
     assert "no tier 'disk'" in reuse.notes[0]
 
 
-def verdict(kl: float) -> GateResult:
+def gate_result(kl: float) -> GateResult:
     points = (Point(0.05, 1.0, 1.0, 0.0, 0.0, None), Point(0.3, kl, kl, 1.0, 1.0, None))
     return GateResult("first-k", Tolerance(), points, 1, 1)
 
 
 def test_r_star_is_the_gate_results_ratio(tmp_path: Path) -> None:
     with filed(tmp_path, disk_token_s=1e-6) as made:
-        made.parts.intake.apply_gate_result(verdict(kl=0.0))
+        made.parts.intake.apply_gate_result(gate_result(kl=0.0))
         assert made.prefill(QUESTION, CHUNKS).reuse.ratio == 0.3
         assert made.prefill(QUESTION, CHUNKS, ratio=None).reuse.ratio == 0.3
 
 
 def test_a_gate_result_that_refuses_fusion_leads_to_full_prefills(tmp_path: Path) -> None:
     with filed(tmp_path, disk_token_s=0.004) as made:
-        made.parts.intake.apply_gate_result(verdict(kl=9.0))
+        made.parts.intake.apply_gate_result(gate_result(kl=9.0))
         reuse = made.prefill(QUESTION, CHUNKS).reuse
     assert (reuse.computed, reuse.decision) == (S, ())
 
@@ -195,7 +195,7 @@ def test_a_damaged_entry_leads_to_a_new_decision(tmp_path: Path) -> None:
         newest.write_bytes(data)
         reuse = made.prefill(QUESTION, CHUNKS).reuse
     assert reuse.missed_chunks == 1
-    assert reuse.ratio == 0.15  # 120 x 4 ms = 48 x 10 ms: the hole alone hides what is left to load
+    assert reuse.ratio == 0.15  # 120 x 4 ms = 48 x 10 ms: computing the missed chunk hides the other loads
     assert len(reuse.decision) == 2
 
 

@@ -39,19 +39,19 @@ def engine() -> Any:
 
 
 class TestMisses:
-    @pytest.mark.parametrize("holes", [c for n in (1, 2, 3) for c in itertools.combinations(range(3), n)], ids=str)
-    def test_a_missed_chunk_is_computed_in_place_and_found_by_the_next_request(self, holes: tuple[int, ...]) -> None:
+    @pytest.mark.parametrize("missed", [c for n in (1, 2, 3) for c in itertools.combinations(range(3), n)], ids=str)
+    def test_a_missed_chunk_is_computed_in_place_and_found_by_the_next_request(self, missed: tuple[int, ...]) -> None:
         chunks = [A, B, C]
         with engine_of() as engine:
-            engine.warm([chunk for index, chunk in enumerate(chunks) if index not in holes])
+            engine.warm([chunk for index, chunk in enumerate(chunks) if index not in missed])
             prefill = engine.prefill(Q, chunks, ratio=0.0)
 
-            missing = sum(len(chunks[index]) for index in holes)
+            missing = sum(len(chunks[index]) for index in missed)
             assert prefill.reuse.computed == missing + len(Q)
-            assert (prefill.reuse.missed_chunks, prefill.reuse.missed_tokens) == (len(holes), missing)
+            assert (prefill.reuse.missed_chunks, prefill.reuse.missed_tokens) == (len(missed), missing)
             _, joined = reference.concatenation(llama, PREFIX, chunks, Q)
             starts = [1, 1 + len(A), 1 + len(A) + len(B)]
-            rows = [range(starts[index], starts[index] + len(chunks[index])) for index in holes]
+            rows = [range(starts[index], starts[index] + len(chunks[index])) for index in missed]
             computed = torch.tensor([*itertools.chain(*rows), *range(25, 29)])
             close(prefill.logits, reference.selective(llama, ids(chunks), joined, computed)[0])
 
