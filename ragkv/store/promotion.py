@@ -26,8 +26,9 @@ class Writers:
     def __init__(self, tiers: Sequence[Tier], capacity_bytes: int) -> None:
         """Each thread's queue holds at most `capacity_bytes`."""
         # The slowest tier first: a promotion from there submits writes to the faster tiers.
-        self._threads = {
-            tier: Background[EncodedEntry](capacity_bytes, f"ragkv-to-{tier.kind.value}") for tier in reversed(tiers)
+        self._threads = {  # by kind, so that a fake around a tier has the thread of that tier
+            tier.kind: Background[EncodedEntry](capacity_bytes, f"ragkv-to-{tier.kind.value}")
+            for tier in reversed(tiers)
         }
         self._dropped_lock = threading.Lock()
         self.dropped = 0  # entries not written: the queue was full, or the write failed
@@ -39,7 +40,7 @@ class Writers:
 
     def submit(self, tier: Tier, job: Job[EncodedEntry]) -> bool:
         """Queue a job for the thread of `tier`; `False` if it does not fit."""
-        return self._threads[tier].submit(job)
+        return self._threads[tier.kind].submit(job)
 
     def write(self, tier: Tier, entry: EncodedEntry) -> None:
         """Write `entry` to `tier` in the background, unless it is there. A failure is counted."""

@@ -1,4 +1,4 @@
-"""The gate on models that predict something: it passes what is whole, refuses what is broken, and its ratio holds."""
+"""The gate on models that predict text: it passes correct engines, refuses broken ones, and its ratio holds."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -21,7 +21,7 @@ needs_stories = pytest.mark.skipif(
 
 
 def unrotated(self: "fusor._Pass", layer: int, spans: Sequence, slices: Sequence[torch.Tensor]) -> None:
-    """`place`, broken on purpose: keys keep the positions they were encoded at."""
+    """`place`, broken on purpose: keys keep the positions at which they were encoded."""
     for span, piece in zip(spans, slices, strict=True):
         start = min(span.start, 1)
         cos, sin = self._tables.span(self._adapter.rope_kind(layer), start, start + len(span))
@@ -38,7 +38,7 @@ def model() -> torch.nn.Module:
 
 @pytest.fixture(scope="module")
 def chunks(model: torch.nn.Module) -> list[list[int]]:
-    """Text of the model's own, 60 chunks of 48 tokens: the first half to be judged on, the other held out."""
+    """The model's own text, 60 chunks of 48 tokens: the first half for the gate, the other half held out."""
     fidelity = pytest.importorskip("benchmarks.fidelity")
     return [chunk for text in fidelity.sampled(model, 10, 6, 48, 0) for chunk in text.chunks]
 
@@ -46,27 +46,27 @@ def chunks(model: torch.nn.Module) -> list[list[int]]:
 @needs_stories
 @pytest.mark.parametrize("selector", ["sensitivity", "hkvd-gradual"])
 class TestStories:
-    def test_passes_as_it_should_be_and_the_ratio_keeps_the_tolerance_on_text_held_out(
+    def test_a_correct_engine_passes_and_its_ratio_keeps_the_tolerance_on_held_out_text(
         self, model: torch.nn.Module, chunks: list[list[int]], selector: str
     ) -> None:
         tolerance = Tolerance()
         with Engine(model) as engine:
-            verdict = gate(engine, chunks[:30], selector=selector, tolerance=tolerance)
-            assert verdict.ratio is not None
-            held_out = gate(engine, chunks[30:], selector=selector, ratios=[verdict.ratio])
+            result = gate(engine, chunks[:30], selector=selector, tolerance=tolerance)
+            assert result.ratio is not None
+            held_out = gate(engine, chunks[30:], selector=selector, ratios=[result.ratio])
         assert held_out.points[0].kl <= tolerance.kl
         assert held_out.points[0].agreement >= tolerance.agreement
 
-    def test_is_refused_without_re_rotation(
+    def test_an_engine_without_re_rotation_is_refused(
         self, model: torch.nn.Module, chunks: list[list[int]], selector: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         with Engine(model) as engine:
             right = engine.prefill(chunks[0][:5], chunks[:3], reuse="none").logits
             monkeypatch.setattr(fusor._Pass, "place", unrotated)
             assert torch.equal(engine.prefill(chunks[0][:5], chunks[:3], reuse="none").logits, right)
-            verdict = gate(engine, chunks[:30], selector=selector)
-        assert verdict.ratio is None
-        assert "refused" in str(verdict)
+            result = gate(engine, chunks[:30], selector=selector)
+        assert result.ratio is None
+        assert "refused" in str(result)
 
 
 @needs_stories
@@ -91,20 +91,22 @@ def test_the_bundled_reader_passes_on_the_built_in_text_and_is_refused_without_r
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     with Engine.from_pretrained("reader") as engine:
-        assert gate(engine, ratios=[0.3, 0.4]).ratio is not None  # prose it was never taught to read
+        assert gate(engine, ratios=[0.3, 0.4]).ratio is not None  # prose that it was not trained on
         monkeypatch.setattr(fusor._Pass, "place", unrotated)
         assert gate(engine, ratios=[0.3, 0.5]).ratio is None
 
 
-def test_ratio_1_is_a_full_prefill_and_progress_is_told() -> None:
-    told: list[tuple[int, int]] = []
+def test_ratio_1_equals_a_full_prefill_and_progress_is_reported() -> None:
+    reported: list[tuple[int, int]] = []
     with helpers.engine() as engine:
-        verdict = gate(engine, helpers.CHUNKS, ratios=[1.0], on_progress=lambda done, total: told.append((done, total)))
-    assert verdict.points[0].kl == pytest.approx(0.0, abs=1e-5)
-    assert verdict.points[0].agreement == 1.0
-    assert told == [(1, 4), (2, 4), (3, 4), (4, 4)]
+        result = gate(
+            engine, helpers.CHUNKS, ratios=[1.0], on_progress=lambda done, total: reported.append((done, total))
+        )
+    assert result.points[0].kl == pytest.approx(0.0, abs=1e-5)
+    assert result.points[0].agreement == 1.0
+    assert reported == [(1, 4), (2, 4), (3, 4), (4, 4)]
 
 
-def test_without_text_it_says_what_it_needs() -> None:
+def test_the_gate_without_any_text_says_what_it_needs() -> None:
     with Engine(tiny_models.model("llama")) as engine, pytest.raises(InputError, match="three chunks"):
         gate(engine)

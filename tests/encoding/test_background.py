@@ -1,4 +1,4 @@
-"""A bad or missing entry never fails a request and never yields wrong bytes; a deleted one is a miss."""
+"""A damaged or missing entry never fails a request and never gives wrong bytes; a deleted entry is a miss."""
 
 import json
 import logging
@@ -17,7 +17,7 @@ from tests.engine.helpers import A, B, C, Q, close, counts, engine_of, full_pref
 
 
 def on_disk(directory: Path, **changes: Any) -> Engine:
-    """An engine that reads from disk alone."""
+    """An engine that reads only from disk."""
     return engine_of(store=StoreConfig(directory=str(directory), memory_bytes=0, **changes))
 
 
@@ -37,7 +37,7 @@ def damage_layer(file: Path, layer: int) -> None:
 
 
 class BadLease(Lease):
-    """Reads well up to a layer."""
+    """A lease whose reads fail from a layer on."""
 
     def __init__(self, lease: Lease, layer: int, error: Exception) -> None:
         self.info, self.kind, self.sensitivity = lease.info, lease.kind, lease.sensitivity
@@ -53,7 +53,7 @@ class BadLease(Lease):
 
 
 def spoil(monkeypatch: pytest.MonkeyPatch, tier: type[Any], chunk: list[int], make: Callable[[Lease], Lease]) -> None:
-    """From now on `tier` leases a bad entry of `chunk`."""
+    """Make `tier` lease a bad entry of `chunk` from now on."""
     original = tier.lease
 
     def lease(self: Any, identity: Any, token_ids: Any) -> Lease | None:
@@ -66,7 +66,7 @@ def spoil(monkeypatch: pytest.MonkeyPatch, tier: type[Any], chunk: list[int], ma
 class TestDamage:
     @pytest.mark.parametrize("layer", [0, 1, 2, 3])
     @pytest.mark.parametrize("selector", ["hkvd-gradual", "first-k"])
-    def test_found_at_any_layer_is_answered_like_a_miss(self, tmp_path: Path, layer: int, selector: str) -> None:
+    def test_damage_found_at_any_layer_is_answered_like_a_miss(self, tmp_path: Path, layer: int, selector: str) -> None:
         with on_disk(tmp_path) as engine:
             engine.warm([A, C])
             missed = engine.prefill(Q, [A, B, C], selector=selector, ratio=0.3)  # B was never stored
@@ -85,7 +85,7 @@ class TestDamage:
             assert engine.prefill(Q, [A, B, C], ratio=0.0).reuse.missed_chunks == 0
             assert engine.stats().store.tiers[0].damaged >= 1
 
-    def test_of_a_head_is_a_miss_and_the_entry_is_made_again(self, tmp_path: Path) -> None:
+    def test_a_damaged_file_is_a_miss_and_the_entry_is_encoded_again(self, tmp_path: Path) -> None:
         with on_disk(tmp_path) as engine:
             engine.warm([A, B])
             file = file_of(engine, tmp_path, B)
@@ -97,7 +97,7 @@ class TestDamage:
                 assert file.read_bytes() == whole
                 assert engine.prefill(Q, [A, B]).reuse.missed_chunks == 0
 
-    def test_of_every_entry_is_a_full_prefill(self, tmp_path: Path) -> None:
+    def test_a_prompt_whose_entries_are_all_damaged_is_a_full_prefill(self, tmp_path: Path) -> None:
         with on_disk(tmp_path) as engine:
             engine.warm([A, B, C])
             for chunk in (A, B, C):
@@ -107,14 +107,14 @@ class TestDamage:
             assert prefill.reuse.missed_chunks == 3
             assert prefill.reuse.notes
 
-    def test_of_a_chunk_that_stands_twice_is_noted_once(self, tmp_path: Path) -> None:
+    def test_damage_of_a_chunk_that_occurs_twice_is_reported_once(self, tmp_path: Path) -> None:
         with on_disk(tmp_path) as engine:
             engine.warm([A, B])
             damage_layer(file_of(engine, tmp_path, B), 1)
             reuse = engine.prefill(Q, [A, B, B]).reuse
             assert (reuse.missed_chunks, len(reuse.notes)) == (2, 1)
 
-    def test_in_an_answer_shows_in_its_report(self, tmp_path: Path) -> None:
+    def test_damage_shows_in_the_report_of_the_answer(self, tmp_path: Path) -> None:
         with on_disk(tmp_path) as engine:
             engine.warm([A, B])
             clean = engine.answer(Q, [B, A], ratio=1.0, selector="hkvd", max_new_tokens=4)
@@ -125,7 +125,7 @@ class TestDamage:
 
     @pytest.mark.parametrize("tier", [MemoryTier, DiskTier])
     @pytest.mark.parametrize("error", [EntryDamagedError("?", "why"), OSError("gone"), RuntimeError("broken")])
-    def test_of_any_kind_a_tier_may_raise_is_a_miss(
+    def test_any_error_that_a_tier_raises_while_reading_is_a_miss(
         self, tmp_path: Path, tier: type[Any], error: Exception, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         memory = 0 if tier is DiskTier else 10**6
@@ -136,7 +136,7 @@ class TestDamage:
             close(prefill.logits, full_prefill(ids([A, B]))[0])
             assert prefill.reuse.missed_chunks == len(prefill.reuse.notes) == 1
 
-    def test_a_tier_that_fails_at_everything_costs_speed_alone(
+    def test_a_tier_that_always_fails_costs_only_speed(
         self, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
     ) -> None:
         def fail(*_: Any) -> Any:
@@ -152,7 +152,7 @@ class TestDamage:
 
 
 class TestDeletion:
-    def test_leaves_the_entry_in_no_tier(self, tmp_path: Path) -> None:
+    def test_a_deleted_entry_is_in_no_tier(self, tmp_path: Path) -> None:
         with engine_of(store=StoreConfig(directory=str(tmp_path))) as engine:
             engine.warm([A, B])
             assert engine.delete([A, C]) == 1
@@ -162,16 +162,18 @@ class TestDeletion:
             assert len(list(tmp_path.glob("entries/*/*"))) == 1
             assert engine.prefill(Q, [A, B]).reuse.missed_chunks == 1
 
-    def test_reaches_what_waits_in_the_background(self) -> None:
+    def test_deleting_a_chunk_that_waits_to_be_encoded_keeps_it_out_of_the_store(self) -> None:
         with engine_of() as engine:
-            with engine.parts.activity.request():  # the background waits
+            with engine.parts.activity.request():  # background encoding waits
                 assert engine.prefill(Q, [A, B]).reuse.missed_chunks == 2
                 assert engine.delete([A]) == 0
             engine.flush()
             assert stored(engine, A) is None
             assert stored(engine, B) is not None
 
-    def test_while_it_is_encoded_wins(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_deleting_a_chunk_while_it_is_encoded_keeps_it_out_of_the_store(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         with engine_of() as engine:
             encoding, deleted = threading.Event(), threading.Event()
             original = engine.parts.encoder.chunk
@@ -189,7 +191,9 @@ class TestDeletion:
             engine.flush()
             assert stored(engine, A) is None
 
-    def test_during_a_request_that_missed_it_wins(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_deleting_a_chunk_during_a_request_that_missed_it_keeps_it_out_of_the_store(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         with engine_of() as engine:
             original = engine.parts.fusor.open
 
@@ -203,7 +207,7 @@ class TestDeletion:
             engine.flush()
             assert stored(engine, A) is None
 
-    def test_is_undone_by_asking_again(self) -> None:
+    def test_a_request_after_a_deletion_encodes_the_chunk_again(self) -> None:
         with engine_of() as engine:
             engine.warm([A])
             engine.delete([A])
@@ -211,14 +215,14 @@ class TestDeletion:
             engine.flush()
             assert engine.prefill(Q, [A]).reuse.missed_chunks == 0
 
-    def test_of_text_finds_what_text_stored(self) -> None:
+    def test_deleting_a_text_finds_the_entry_of_that_text(self) -> None:
         with text_engine() as engine:
             engine.warm(["some text"])
             assert engine.delete(["some text"]) == 1
 
 
 class TestWarming:
-    def test_counts_each_chunk_once_and_reports_progress(self, tmp_path: Path) -> None:
+    def test_warm_counts_each_chunk_once_and_reports_progress(self, tmp_path: Path) -> None:
         with engine_of(store=StoreConfig(directory=str(tmp_path))) as engine:
             steps: list[tuple[int, int]] = []
             report = engine.warm([A, B, A], lambda done, total: steps.append((done, total)))
@@ -229,7 +233,7 @@ class TestWarming:
             assert engine.warm([]).encoded == 0
             assert len(list(tmp_path.glob("entries/*/*"))) == 3
 
-    def test_what_does_not_fit_is_counted_as_failed(self) -> None:
+    def test_warm_counts_a_chunk_that_does_not_fit_as_failed(self) -> None:
         with engine_of(store=StoreConfig(memory_bytes=100)) as engine:
             assert engine.warm([A]).failed == 1
             assert engine.prefill(Q, [A]).reuse.missed_chunks == 1

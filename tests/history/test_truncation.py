@@ -1,4 +1,4 @@
-"""A conversation outgrows the context: tokens go, the rest is turned to its new places, nothing is computed again."""
+"""A conversation outgrows the context: tokens are dropped, the kept KV is rotated, nothing is computed again."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -30,15 +30,15 @@ def small_engine(directory: Path | None = None, **session: Any) -> Engine:
 
 
 def fill(engine: Engine, turns: int, **how: Any) -> Any:
-    """A session with so many turns of 9 tokens, of which 6 fit."""
+    """A session with `turns` turns of 9 tokens, of which 6 fit."""
     session = engine.session("s")
     for turn in range(turns):
         ask(engine, session, turn, **how)
     return session
 
 
-class TestTheEdit:
-    """`History.without` against the plain list of ids."""
+class TestEdit:
+    """`History.without` against a plain list of ids."""
 
     history = History(
         (
@@ -51,7 +51,7 @@ class TestTheEdit:
 
     @pytest.mark.parametrize("ranges", [[], [(0, 2)], [(1, 3)], [(3, 5)], [(0, 8)], [(2, 3), (4, 7)], [(6, 8)]])
     @pytest.mark.parametrize("mode", ["kv", "tokens", "naive"])
-    def test_drops_those_tokens_and_no_others(self, ranges: list[tuple[int, int]], mode: str) -> None:
+    def test_without_drops_exactly_the_given_ranges(self, ranges: list[tuple[int, int]], mode: str) -> None:
         gone = {index for start, stop in ranges for index in range(start, stop)}
         kept = tuple(token for index, token in enumerate(self.history.token_ids) if index not in gone)
         cut = self.history.without(ranges, mode, prefix_tokens=1)
@@ -59,22 +59,22 @@ class TestTheEdit:
         assert sum(map(len, cut.parts)) == len(kept) == len(cut)
         assert mode != "tokens" or not cut.blocks
 
-    def test_naive_keeps_where_a_key_was_turned_to_through_many_edits(self) -> None:
+    def test_naive_truncation_keeps_the_first_rotation_through_many_edits(self) -> None:
         once = self.history.without([(0, 1)], "naive", prefix_tokens=1)
         assert [block.rotated_from for block in once.blocks] == [2, 5]
         twice = once.without([(0, 4)], "naive", prefix_tokens=1)
         assert [(block.kept_ids, block.rotated_from) for block in twice.blocks] == [((7,), 6)]
 
     @pytest.mark.parametrize("wrong", [(2, 1), (-1, 2), (0, 9), (0,), "ab", (0.5, 1), None, 3])
-    def test_what_is_no_range_is_refused(self, wrong: Any) -> None:
+    def test_an_invalid_range_is_refused(self, wrong: Any) -> None:
         with pytest.raises(InputError, match="no range"):
             merged([wrong], 8)
 
-    def test_ranges_may_overlap_and_come_in_any_order(self) -> None:
+    def test_overlapping_ranges_in_any_order_are_merged(self) -> None:
         assert merged([(4, 6), (0, 2), (1, 3), (5, 5)], 8) == [(0, 3), (4, 6)]
 
 
-class TestWhoGoes:
+class TestDroppedTokens:
     parts = (
         Part(PartKind.CHUNK, 4, 0),
         Part(PartKind.CHUNK, 2, 0),
@@ -88,26 +88,26 @@ class TestWhoGoes:
     def view(self, needed: int, target: int, sinks: int = 0) -> Discardable:
         return Discardable(tuple(range(20)), self.parts, needed, target, sinks)
 
-    def test_oldest_drops_from_the_start_behind_the_sinks(self) -> None:
+    def test_oldest_drops_the_first_tokens_behind_the_sinks(self) -> None:
         assert oldest(self.view(1, 10)) == [(0, 10)]
         assert oldest(self.view(1, 10, sinks=3)) == [(3, 13)]
 
-    def test_keep_dialogue_drops_whole_turns_documents_the_oldest_first(self) -> None:
+    def test_keep_dialogue_drops_all_documents_of_a_turn_the_oldest_turn_first(self) -> None:
         assert keep_dialogue(self.view(1, 3)) == [(0, 4), (4, 6)]
         assert keep_dialogue(self.view(1, 10)) == [(0, 4), (4, 6), (10, 16)]
         assert keep_dialogue(self.view(1, 10, sinks=5)) == [(5, 6), (10, 16)]
 
-    def test_keep_dialogue_drops_the_oldest_words_once_all_documents_are_gone(self) -> None:
-        assert merged(keep_dialogue(self.view(13, 10)), 20) == [(0, 16)]  # of the 8 words left half go
+    def test_keep_dialogue_drops_the_oldest_words_after_all_documents(self) -> None:
+        assert merged(keep_dialogue(self.view(13, 10)), 20) == [(0, 16)]  # half of the 8 remaining words
 
     @pytest.mark.parametrize("discard", ["oldest", "keep-dialogue", lambda _: []])
-    def test_everything_goes_before_a_prompt_is_refused(self, discard: Any) -> None:
+    def test_all_history_is_dropped_before_a_prompt_is_refused(self, discard: Any) -> None:
         history = History((), tuple(range(20)), self.parts)
         settings = SessionConfig(sink_tokens=3)
         assert len(fitted(history, 0, settings, discard, 1)[0]) == 0
         assert len(fitted(history, 9, settings, discard, 1)[0]) <= 9
 
-    def test_half_goes_at_a_time(self) -> None:
+    def test_truncation_drops_half_of_the_history_at_a_time(self) -> None:
         history = History((), tuple(range(21)))
         assert fitted(history, 20, SessionConfig(), "oldest", 1) == (
             History((), tuple(range(10, 21))),
@@ -117,8 +117,8 @@ class TestWhoGoes:
         assert fitted(history, 21, SessionConfig(), "oldest", 1) == (history, None)
 
 
-class TestWithoutPrefill:
-    def test_a_turn_after_truncation_costs_its_new_tokens(self, tmp_path: Path) -> None:
+class TestReuseAfterTruncation:
+    def test_a_turn_after_truncation_computes_only_its_new_tokens(self, tmp_path: Path) -> None:
         with small_engine(tmp_path) as engine:
             session = fill(engine, 6)
             before = len(session.token_ids)
@@ -126,13 +126,13 @@ class TestWithoutPrefill:
             dropped = before // 2
             assert reuse.notes == (f"history truncated: {dropped} of {before} tokens dropped",)
             assert reuse.tokens == 1 + before - dropped + 5
-            assert reuse.computed == 1 + 5  # the token that had no KV yet, and the question
+            assert reuse.computed == 1 + 5  # the token without KV, and the question
             assert reuse.fused == before - dropped - 1
             assert reuse.compute == pytest.approx(6 / reuse.tokens)
-            assert ask(engine, session, 7).reuse.computed == 6  # and so does the next one
+            assert ask(engine, session, 7).reuse.computed == 6  # the next turn, too
 
-    def test_what_is_kept_is_turned_to_its_new_places(self) -> None:
-        """The logits are those of the model's own pass over the kept raw keys, rotated where they stand now."""
+    def test_kept_kv_is_rotated_to_its_new_positions(self) -> None:
+        """The logits equal the model's own pass over the kept raw keys, rotated to their new positions."""
         with small_engine() as engine:
             session = fill(engine, 6)
             blocks = session.conversation.history.blocks
@@ -157,7 +157,7 @@ class TestWithoutPrefill:
             out = naive(rest, past_key_values=cache, position_ids=torch.arange(kept, len(ids))[None])
             close(prefill.logits, out.logits[0, -1])
 
-    def test_it_is_an_approximation_and_ratio_one_is_none(self) -> None:
+    def test_truncated_history_is_approximate_and_ratio_one_is_exact(self) -> None:
         with small_engine() as engine:
             session = fill(engine, 6)
             ids = engine.prefill(question(6), session=session).token_ids.tolist()
@@ -165,7 +165,7 @@ class TestWithoutPrefill:
             assert not torch.allclose(engine.prefill(question(6), session=session).logits, whole, atol=1e-2)
             close(engine.prefill(question(6), session=session, ratio=1.0).logits, whole)
 
-    def test_sinks_stay(self) -> None:
+    def test_truncation_keeps_the_sink_tokens(self) -> None:
         with small_engine(sink_tokens=4) as engine:
             session = fill(engine, 6)
             before = session.token_ids
@@ -185,7 +185,7 @@ class TestWithoutPrefill:
             engine.prefill(question(6), session=session)
             assert session.conversation == before
 
-    def test_it_is_durable_and_drops_what_no_history_has(self, tmp_path: Path) -> None:
+    def test_truncation_is_durable_and_deletes_blocks_that_no_history_has(self, tmp_path: Path) -> None:
         with small_engine(tmp_path) as engine:
             session = fill(engine, 6)
             engine.flush()
@@ -199,7 +199,7 @@ class TestWithoutPrefill:
             assert session.conversation.history == history
             assert engine.prefill(question(7), session=session).reuse.computed == 6
 
-    def test_rewinding_a_turn_that_truncated_brings_the_words_back(self, tmp_path: Path) -> None:
+    def test_rewinding_a_turn_that_truncated_restores_the_dropped_tokens(self, tmp_path: Path) -> None:
         with small_engine(tmp_path) as engine:
             session = fill(engine, 6)
             before = session.token_ids
@@ -207,23 +207,23 @@ class TestWithoutPrefill:
             engine.flush()
             session.rewind()
             assert session.token_ids == before
-            session.rewind(3)  # far enough for the next prompt to fit: what was dropped is computed
+            session.rewind(3)  # far enough that the next prompt fits: dropped tokens are computed
             reuse = engine.prefill(question(3), session=session, ratio=1.0).reuse
             assert any("its block was lost" in note for note in reuse.notes)
 
 
 class TestBaselines:
-    def test_tokens_computes_what_is_kept_again(self, tmp_path: Path) -> None:
+    def test_token_truncation_computes_the_kept_text_again(self, tmp_path: Path) -> None:
         with small_engine(tmp_path, truncation="tokens") as engine:
             session = fill(engine, 6)
             before = len(session.token_ids)
             prefill = engine.prefill(question(6), session=session, ratio=0.0)
             close(prefill.logits, full_prefill(prefill.token_ids.tolist())[0])
             answer = ask(engine, session, 6)
-            assert answer.reuse.computed == before - before // 2 + 5  # its cost
-            assert ask(engine, session, 7).reuse.computed == 6  # paid once
+            assert answer.reuse.computed == before - before // 2 + 5  # the kept text is computed
+            assert ask(engine, session, 7).reuse.computed == 6  # but only once
 
-    def test_naive_leaves_keys_where_they_were_turned(self, tmp_path: Path) -> None:
+    def test_naive_truncation_leaves_keys_at_their_old_rotation(self, tmp_path: Path) -> None:
         logits = {}
         for mode in ("kv", "naive", "tokens"):
             with small_engine(truncation=mode) as engine:
@@ -236,7 +236,7 @@ class TestBaselines:
                     assert prefill.reuse.computed == 6
         assert not torch.allclose(logits["kv"], logits["naive"], atol=1e-2)
 
-    def test_an_unknown_one_is_refused(self) -> None:
+    def test_an_unknown_truncation_or_discarding_list_is_refused(self) -> None:
         with pytest.raises(ConfigError, match="naive"):
             SessionConfig(truncation="bogus")
         with pytest.raises(ConfigError, match="keep-dialogue"):
@@ -244,7 +244,7 @@ class TestBaselines:
 
 
 class TestDiscardingLists:
-    def test_keep_dialogue_drops_documents_and_keeps_words(self) -> None:
+    def test_a_session_with_keep_dialogue_drops_documents_and_keeps_words(self) -> None:
         with small_engine(discard="keep-dialogue") as engine:
             session = engine.session("s")
             for turn, chunk in enumerate((A, B)):
@@ -256,7 +256,7 @@ class TestDiscardingLists:
             assert [token for _, token in by_part(session)][: len(words)] == words
             assert all(part.kind is not PartKind.CHUNK for part, _ in by_part(session))
 
-    def test_a_callable_decides_for_one_session(self) -> None:
+    def test_a_callable_discarding_list_decides_for_one_session(self) -> None:
         seen: list[Discardable] = []
 
         def every_other_turn(view: Discardable) -> Iterable[tuple[int, int]]:
@@ -274,13 +274,13 @@ class TestDiscardingLists:
             assert (len(seen), seen[0].token_ids, seen[0].target) == (1, before, len(before) // 2)
             assert seen[0].needed == 1 + len(before) + 5 + 4 - CONTEXT
 
-    def test_one_that_drops_nothing_gives_way_and_the_report_says_so(self) -> None:
+    def test_a_list_that_drops_nothing_is_replaced_by_oldest_and_the_report_says_so(self) -> None:
         with small_engine() as engine:
             session = engine.session("s", discard=lambda _: [])
             fill(engine, 6)
             assert "so the oldest were dropped" in ask(engine, session, 6).reuse.notes[0]
 
-    def test_one_that_names_no_range_is_refused_and_drops_nothing(self) -> None:
+    def test_a_list_with_an_invalid_range_is_refused_and_drops_nothing(self) -> None:
         with small_engine() as engine:
             session = engine.session("s", discard=lambda _: [(5, 1000)])
             fill(engine, 6)
@@ -289,7 +289,7 @@ class TestDiscardingLists:
                 ask(engine, session, 6)
             assert session.conversation == before
 
-    def test_may_be_applied_at_any_time(self, tmp_path: Path) -> None:
+    def test_session_discard_drops_tokens_at_any_time(self, tmp_path: Path) -> None:
         with engine_at(tmp_path) as engine:
             session = engine.session("s")
             for turn in range(3):
@@ -306,7 +306,7 @@ class TestDiscardingLists:
         with engine_at(tmp_path) as engine:
             assert engine.session("s").token_ids == before[18:]
 
-    def test_room_may_be_made_before_a_turn(self) -> None:
+    def test_make_room_drops_before_a_turn_what_the_turn_would_drop(self) -> None:
         with small_engine() as engine:
             session = fill(engine, 6)
             before = len(session.token_ids)
@@ -320,8 +320,8 @@ def by_part(session: Any) -> list[tuple[Part, int]]:
     return [(part, next(ids)) for part in session.conversation.history.parts for _ in range(len(part))]
 
 
-def test_what_kept_its_kv_is_never_exact_for_anyone_else(tmp_path: Path) -> None:
-    """After truncation the same words under the same ids may be asked by another session: it computes them."""
+def test_truncated_history_is_never_exact_in_another_session(tmp_path: Path) -> None:
+    """Another session with the same ids as a truncated one computes them."""
     with small_engine(tmp_path) as engine:
         session = fill(engine, 6)
         ask(engine, session, 6)

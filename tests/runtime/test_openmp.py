@@ -1,4 +1,4 @@
-"""OpenMP teams: nobody leaves workers behind that would make everybody else's operations wait."""
+"""OpenMP thread pools: no thread leaves workers behind, which would slow the operations of all others."""
 
 import threading
 from collections.abc import Callable, Iterator
@@ -31,14 +31,14 @@ def _two_threads() -> Iterator[None]:
 
 @pytest.fixture
 def elsewhere() -> Iterator[Callable[..., None]]:
-    """Do something on a thread that goes on living."""
+    """Run something on a thread that stays alive."""
     with ThreadPoolExecutor(1) as pool:
         yield lambda work: pool.submit(work).result()
 
 
 @pytest.fixture
 def engine(tmp_path: Path) -> Iterator[Engine]:
-    store = StoreConfig(directory=str(tmp_path), memory_bytes=0, codec="int8")  # which readers decode
+    store = StoreConfig(directory=str(tmp_path), memory_bytes=0, codec="int8")  # the reader threads decode it
     config = EngineConfig(store=store, fusion=FusionConfig(sensitivity_prefixes=1))
     with Engine(random_model("tiny"), config=config) as made:
         made.warm(CHUNKS)
@@ -46,16 +46,16 @@ def engine(tmp_path: Path) -> Iterator[Engine]:
 
 
 def tasks() -> set[int]:
-    """Threads of this process as the system sees them; what other tests left may end at any time."""
+    """The operating system's threads of this process. Threads of earlier tests may end at any time."""
     return {int(task.name) for task in Path("/proc/self/task").iterdir()}
 
 
 def workers(before: set[int]) -> int:
-    """Threads that were not there before and are not Python's."""
+    """How many threads are new and are not Python's."""
     return len(tasks() - before - {thread.native_id for thread in threading.enumerate()})
 
 
-def test_a_thread_that_computes_has_a_team_until_it_gives_it_back(elsewhere: Callable[..., None]) -> None:
+def test_a_thread_that_computes_has_a_pool_until_it_releases_it(elsewhere: Callable[..., None]) -> None:
     before = tasks()
     elsewhere(MUCH.sum)
     assert workers(before) == 1
@@ -66,7 +66,7 @@ def test_a_thread_that_computes_has_a_team_until_it_gives_it_back(elsewhere: Cal
     elsewhere(openmp.release_threads)
 
 
-def test_a_thread_that_is_to_compute_alone_does_and_the_others_do_not(elsewhere: Callable[..., None]) -> None:
+def test_only_a_thread_told_to_use_one_thread_computes_without_a_pool(elsewhere: Callable[..., None]) -> None:
     before = tasks()
     elsewhere(openmp.use_one_thread)
     elsewhere(MUCH.sum)
@@ -77,9 +77,11 @@ def test_a_thread_that_is_to_compute_alone_does_and_the_others_do_not(elsewhere:
 
 
 @pytest.mark.parametrize("sampled", [False, True])
-def test_who_asked_leaves_no_team_behind(engine: Engine, elsewhere: Callable[..., None], sampled: bool) -> None:
+def test_a_thread_that_made_a_request_leaves_no_pool_behind(
+    engine: Engine, elsewhere: Callable[..., None], sampled: bool
+) -> None:
     before = tasks()
-    for chunks in (CHUNKS, [*CHUNKS, [3, 4] * 100]):  # the last is a miss: the background encodes it, too
+    for chunks in (CHUNKS, [*CHUNKS, [3, 4] * 100]):  # the last chunk is a miss, which the background thread encodes
         elsewhere(lambda c=chunks: engine.answer(QUESTION, c, max_new_tokens=4, do_sample=sampled, ratio=0.2))  # type: ignore[misc]
         engine.flush()
         assert workers(before) == 0
@@ -87,7 +89,7 @@ def test_who_asked_leaves_no_team_behind(engine: Engine, elsewhere: Callable[...
     assert workers(before) == 0
 
 
-def test_while_one_answers_alone_it_keeps_its_team_from_token_to_token(engine: Engine) -> None:
+def test_the_only_answering_thread_keeps_its_pool_between_tokens(engine: Engine) -> None:
     before = tasks()
     events = engine.stream(QUESTION, CHUNKS, max_new_tokens=8, min_new_tokens=8)
     for _ in range(3):
@@ -97,7 +99,7 @@ def test_while_one_answers_alone_it_keeps_its_team_from_token_to_token(engine: E
     assert workers(before) == 0
 
 
-def test_while_several_answer_nobody_keeps_one(engine: Engine, elsewhere: Callable[..., None]) -> None:
+def test_no_thread_keeps_a_pool_while_several_answer(engine: Engine, elsewhere: Callable[..., None]) -> None:
     before = tasks()
     first = engine.stream(QUESTION, CHUNKS, max_new_tokens=8, min_new_tokens=8)
     next(first)

@@ -1,4 +1,4 @@
-"""The request queue: order, bounds, deadlines and cancellation at every stage, and nothing held afterwards."""
+"""The admission queue: order, limits, deadlines, cancellation at every stage, and nothing held afterwards."""
 
 import threading
 import time
@@ -15,82 +15,77 @@ from ragkv.scheduling import AdmissionQueue
 from ragkv.store import PrefetchHint
 from tests.engine.helpers import A, B, C, Q, engine_of, text_engine
 
-
-def until(true: Callable[[], bool], timeout_s: float = 20.0) -> None:
-    end = time.monotonic() + timeout_s
-    while not true():
-        assert time.monotonic() < end, "it did not come true"
-        time.sleep(0.001)
+from .helpers import until
 
 
 class Listener:
-    """Notes what the store would be told."""
+    """Records what the store would be told."""
 
     def __init__(self) -> None:
         self.told: list[tuple[str, PrefetchHint]] = []
 
-    def queued(self, demand: PrefetchHint) -> None:
-        self.told.append(("queued", demand))
+    def queued(self, hint: PrefetchHint) -> None:
+        self.told.append(("queued", hint))
 
-    def started(self, demand: PrefetchHint) -> None:
-        self.told.append(("started", demand))
+    def started(self, hint: PrefetchHint) -> None:
+        self.told.append(("started", hint))
 
-    def left(self, demand: PrefetchHint) -> None:
-        self.told.append(("left", demand))
+    def left(self, hint: PrefetchHint) -> None:
+        self.told.append(("left", hint))
 
 
 class Queue:
-    """A scheduler, and requests on threads that hold their slot until let go."""
+    """An admission queue, and requests on threads that hold their slot until a test releases them."""
 
     def __init__(self, **settings: Any) -> None:
         self.listener = Listener()
-        self.scheduler = AdmissionQueue(SchedulerConfig(**settings), self.listener)
+        self.admission = AdmissionQueue(SchedulerConfig(**settings), self.listener)
         self.order: list[int] = []
         self.errors: list[Exception] = []
         self.go = [threading.Event() for _ in range(20)]
         self.threads: list[threading.Thread] = []
 
     def ask(self, number: int, **patience: Any) -> None:
-        """A request, on a thread; returns when it has a slot, waits, or was refused."""
+        """Start a request on a thread; return when it has a slot, waits, or was refused."""
 
         def run() -> None:
             try:
-                with self.scheduler.admitted(PrefetchHint(), self.scheduler.ticket(**patience)):
+                with self.admission.admitted(PrefetchHint(), self.admission.ticket(**patience)):
                     self.order.append(number)
                     self.go[number].wait(20)
             except Exception as error:
                 self.errors.append(error)
 
-        before = self.scheduler.stats()
+        before = self.admission.stats()
         self.threads.append(threading.Thread(target=run))
         self.threads[-1].start()
-        until(lambda: self.scheduler.stats() != before)
+        until(lambda: self.admission.stats() != before)
 
     def end(self) -> None:
-        """Let all go and see that nothing is held."""
+        """End all requests, and check that nothing is held."""
         for event in self.go:
             event.set()
         for thread in self.threads:
             thread.join(20)
-        stats = self.scheduler.stats()
+        stats = self.admission.stats()
         assert (stats.waiting, stats.admitted) == (0, 0)
-        for demand in {demand for _, demand in self.listener.told}:
-            told = [what for what, other in self.listener.told if other is demand]
+        for hint in {hint for _, hint in self.listener.told}:
+            told = [what for what, other in self.listener.told if other is hint]
             assert told in (["queued", "started", "left"], ["queued", "left"])
 
 
-class TestTheQueue:
-    def test_admits_in_the_order_of_arrival(self) -> None:
+class TestQueue:
+    def test_requests_are_admitted_in_the_order_of_arrival(self) -> None:
         queue = Queue(workers=1)
         for number in range(6):
             queue.ask(number)
         assert queue.order == [0]
-        assert (queue.scheduler.stats().waiting, queue.scheduler.stats().admitted) == (5, 1)
+        assert (queue.admission.stats().waiting, queue.admission.stats().admitted) == (5, 1)
         queue.end()
         assert queue.order == [0, 1, 2, 3, 4, 5]
-        assert queue.scheduler.stats().served == 6
+        assert queue.admission.stats().served == 6
 
-    def test_has_as_many_slots_as_workers(self) -> None:
+    def test_the_queue_has_as_many_slots_as_workers(self) -> None:
         queue = Queue(workers=3)
         for number in range(5):
             queue.ask(number)
@@ -99,37 +94,37 @@ class TestTheQueue:
         until(lambda: queue.order[3:] == [3])
         queue.end()
 
-    def test_refuses_when_it_is_full_and_tells_the_store_nothing(self) -> None:
+    def test_a_full_queue_refuses_a_request_and_tells_the_store_nothing(self) -> None:
         queue = Queue(workers=1, queue_limit=2)
         for number in range(3):
             queue.ask(number)
         told = len(queue.listener.told)
         with (
             pytest.raises(QueueFullError, match="2 requests wait and the queue takes 2"),
-            queue.scheduler.admitted(PrefetchHint(), queue.scheduler.ticket()),
+            queue.admission.admitted(PrefetchHint(), queue.admission.ticket()),
         ):
             pytest.fail("no slot is free")
-        assert (queue.scheduler.stats().refused, len(queue.listener.told)) == (1, told)
+        assert (queue.admission.stats().refused, len(queue.listener.told)) == (1, told)
         queue.end()
 
-    def test_without_places_serves_whoever_finds_a_free_slot(self) -> None:
+    def test_a_queue_limit_of_zero_serves_only_requests_that_find_a_free_slot(self) -> None:
         queue = Queue(workers=1, queue_limit=0)
         queue.ask(0)
         queue.ask(1)
         queue.end()
         assert (queue.order, len(queue.errors)) == ([0], 1)
 
-    def test_a_deadline_passes_while_waiting(self) -> None:
+    def test_a_request_whose_deadline_passes_leaves_the_queue(self) -> None:
         queue = Queue(workers=1)
         queue.ask(0)
         queue.ask(1, deadline_s=0.05)
         queue.ask(2)
         until(lambda: bool(queue.errors))
-        assert isinstance(queue.errors[0], DeadlineError) and queue.scheduler.stats().waiting == 1
+        assert isinstance(queue.errors[0], DeadlineError) and queue.admission.stats().waiting == 1
         queue.end()
-        assert (queue.order, queue.scheduler.stats().expired) == ([0, 2], 1)
+        assert (queue.order, queue.admission.stats().expired) == ([0, 2], 1)
 
-    def test_a_cancelled_one_leaves_the_queue_at_once(self) -> None:
+    def test_a_cancelled_request_leaves_the_queue_at_once(self) -> None:
         queue, cancel = Queue(workers=1), threading.Event()
         queue.ask(0)
         queue.ask(1, cancel=cancel)
@@ -138,9 +133,9 @@ class TestTheQueue:
         until(lambda: bool(queue.errors))
         assert isinstance(queue.errors[0], CancelledError)
         queue.end()
-        assert (queue.order, queue.scheduler.stats().cancelled) == ([0, 2], 1)
+        assert (queue.order, queue.admission.stats().cancelled) == ([0, 2], 1)
 
-    def test_a_request_without_a_deadline_has_the_configs(self) -> None:
+    def test_a_request_without_a_deadline_has_that_of_the_config(self) -> None:
         queue = Queue(workers=1, deadline_s=0.05)
         queue.ask(0, deadline_s=20.0)
         queue.ask(1)
@@ -148,24 +143,24 @@ class TestTheQueue:
         queue.end()
         assert queue.order == [0]
 
-    def test_frees_the_slot_of_a_request_that_fails(self) -> None:
+    def test_a_request_that_fails_frees_its_slot(self) -> None:
         queue = Queue(workers=1)
-        with pytest.raises(ZeroDivisionError), queue.scheduler.admitted(PrefetchHint(), queue.scheduler.ticket()):
+        with pytest.raises(ZeroDivisionError), queue.admission.admitted(PrefetchHint(), queue.admission.ticket()):
             raise ZeroDivisionError
-        assert queue.scheduler.stats().served == 0
+        assert queue.admission.stats().served == 0
         queue.ask(0)
         queue.end()
 
     @pytest.mark.parametrize("settings", [{"workers": 0}, {"queue_limit": -1}, {"deadline_s": 0.0}])
-    def test_settings_out_of_range_are_refused(self, settings: dict[str, Any]) -> None:
+    def test_scheduler_settings_out_of_range_are_refused(self, settings: dict[str, Any]) -> None:
         with pytest.raises(ConfigError, match=next(iter(settings))):
             SchedulerConfig(**settings)
 
-    def test_settings_come_from_the_environment(self) -> None:
+    def test_scheduler_settings_come_from_the_environment(self) -> None:
         config = EngineConfig.from_env({"RAGKV_SCHEDULER__DEADLINE_S": "2.5", "RAGKV_SCHEDULER__WORKERS": "3"})
         assert config.scheduler == SchedulerConfig(workers=3, deadline_s=2.5)
 
-    def test_many_at_once_leave_nothing(self) -> None:
+    def test_many_concurrent_requests_leave_nothing_held(self) -> None:
         queue = Queue(workers=2, queue_limit=8)
         ended: list[str] = []
 
@@ -173,7 +168,7 @@ class TestTheQueue:
             for _ in range(20):
                 patience: dict[str, Any] = {"deadline_s": 0.002} if number % 3 else {}
                 try:
-                    with queue.scheduler.admitted(PrefetchHint(), queue.scheduler.ticket(**patience)):
+                    with queue.admission.admitted(PrefetchHint(), queue.admission.ticket(**patience)):
                         time.sleep(0.0005)
                     ended.append("served")
                 except (DeadlineError, QueueFullError) as error:
@@ -183,7 +178,7 @@ class TestTheQueue:
         for thread in queue.threads:
             thread.start()
         queue.end()
-        stats = queue.scheduler.stats()
+        stats = queue.admission.stats()
         assert len(ended) == 640
         assert [ended.count(what) for what in ("served", "DeadlineError", "QueueFullError")] == [
             stats.served,
@@ -194,24 +189,24 @@ class TestTheQueue:
 
 
 def held(engine: Engine) -> dict[str, int]:
-    """Everything a request may hold."""
+    """Everything that a request may hold."""
     tiers = [getattr(tier, "_ledger", ()) for tier in engine.parts.store._tiers]
     stats = engine.stats().queue
     return {
         "pins": sum(slot.pins for ledger in tiers for slot in ledger),
         "waiting": stats.waiting,
         "admitted": stats.admitted,
-        "in line": engine.parts.store._prefetcher.waiting,
+        "queued": engine.parts.store._prefetcher.waiting,
         "requests": engine.parts.activity.lock.requests,
         "computing": int(engine.parts.activity.lock._held),
     }
 
 
-NOTHING = dict.fromkeys(("pins", "waiting", "admitted", "in line", "requests", "computing"), 0)
+NOTHING = dict.fromkeys(("pins", "waiting", "admitted", "queued", "requests", "computing"), 0)
 
 
-class CallOff:
-    """A request's cancellation or deadline, and how to bring it about."""
+class Cancellation:
+    """Cancels a request, by its event or by its deadline."""
 
     def __init__(self, how: str) -> None:
         self.event = threading.Event()
@@ -225,8 +220,8 @@ class CallOff:
 
 
 @pytest.fixture(params=["cancel", "deadline"])
-def call_off(request: pytest.FixtureRequest) -> CallOff:
-    return CallOff(request.param)
+def cancellation(request: pytest.FixtureRequest) -> Cancellation:
+    return Cancellation(request.param)
 
 
 @pytest.fixture
@@ -242,25 +237,25 @@ def engine(tmp_path: Path) -> Iterator[Engine]:
         yield built
 
 
-class TestCallingOff:
-    def answer(self, engine: Engine, call_off: CallOff, **how: Any) -> threading.Thread:
-        """An answer of session s that is to be called off, on a thread."""
+class TestCancellation:
+    def answer(self, engine: Engine, cancellation: Cancellation, **how: Any) -> threading.Thread:
+        """Start an answer of session s, which will be cancelled, on a thread."""
 
         def run() -> None:
-            with pytest.raises(call_off.error):
-                engine.answer(Q, [A, B], engine.session("s"), max_new_tokens=4, **call_off.patience, **how)
-            self.called_off = True
+            with pytest.raises(cancellation.error):
+                engine.answer(Q, [A, B], engine.session("s"), max_new_tokens=4, **cancellation.patience, **how)
+            self.was_cancelled = True
 
-        self.called_off = False
+        self.was_cancelled = False
         thread = threading.Thread(target=run)
         thread.start()
         return thread
 
     def over(self, engine: Engine, thread: threading.Thread | None = None) -> None:
-        """It was called off, nothing is held, and the session is as it was and goes on."""
+        """Check that it was cancelled, that nothing is held, and that the session is as it was and works."""
         if thread is not None:
             thread.join(20)
-            assert self.called_off
+            assert self.was_cancelled
         until(lambda: held(engine) == NOTHING)
         session = engine.session("s")
         assert (session.turns, session.lock.locked()) == (1, False)
@@ -270,69 +265,79 @@ class TestCallingOff:
         stats = engine.stats().queue
         assert stats.expired + stats.cancelled == 1
 
-    def test_while_its_session_is_busy(self, engine: Engine, call_off: CallOff) -> None:
-        session = engine.session("s")  # held on to: the engine keeps sessions by what others hold
+    def test_a_request_can_be_cancelled_while_its_session_is_busy(
+        self, engine: Engine, cancellation: Cancellation
+    ) -> None:
+        session = engine.session("s")  # the reference keeps the session object alive
         with session.lock:
-            thread = self.answer(engine, call_off)
+            thread = self.answer(engine, cancellation)
             until(lambda: engine.parts.activity.lock.requests == 1)
-            assert engine.stats().queue.admitted == 0  # who waits for a session holds no slot
+            assert engine.stats().queue.admitted == 0  # a request that waits for a session holds no slot
             assert engine.prefill(Q, [A]).reuse.tokens
-            call_off.now()
+            cancellation.now()
             thread.join(20)
         self.over(engine, thread)
 
-    def test_while_it_waits_in_the_queue(self, engine: Engine, call_off: CallOff) -> None:
+    def test_a_request_can_be_cancelled_while_it_waits_in_the_queue(
+        self, engine: Engine, cancellation: Cancellation
+    ) -> None:
         with engine.parts.admission.admitted(PrefetchHint(), engine.parts.admission.ticket()):
-            thread = self.answer(engine, call_off)
+            thread = self.answer(engine, cancellation)
             until(lambda: engine.stats().queue.waiting == 1)
-            call_off.now()
+            cancellation.now()
             thread.join(20)
         self.over(engine, thread)
 
-    def test_when_it_is_planned_and_waits_for_the_model(self, engine: Engine, call_off: CallOff) -> None:
+    def test_a_request_can_be_cancelled_while_it_waits_for_the_compute_lock(
+        self, engine: Engine, cancellation: Cancellation
+    ) -> None:
         with engine.parts.activity.lock:
-            thread = self.answer(engine, call_off)
+            thread = self.answer(engine, cancellation)
             until(lambda: held(engine)["pins"] >= 2)
-            call_off.now()
+            cancellation.now()
             thread.join(20)
         self.over(engine, thread)
 
-    def test_between_two_layers(self, engine: Engine, call_off: CallOff, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_request_can_be_cancelled_between_two_layers(
+        self, engine: Engine, cancellation: Cancellation, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         layers: list[int] = []
         run_layer = engine.parts.adapter.run_layer
 
         def spy(layer: int, *args: Any, **kwargs: Any) -> Any:
             layers.append(layer)
             if len(layers) == 2:
-                call_off.now()
+                cancellation.now()
             return run_layer(layer, *args, **kwargs)
 
         with monkeypatch.context() as patch:
             patch.setattr(engine.parts.adapter, "run_layer", spy)
-            thread = self.answer(engine, call_off)
+            thread = self.answer(engine, cancellation)
             thread.join(20)
         assert layers == [0, 1]
         self.over(engine, thread)
 
-    def test_between_two_tokens(self, engine: Engine, call_off: CallOff) -> None:
-        how: dict[str, Any] = dict(max_new_tokens=20, min_new_tokens=20, **call_off.patience)
+    def test_a_request_can_be_cancelled_between_two_tokens(self, engine: Engine, cancellation: Cancellation) -> None:
+        how: dict[str, Any] = dict(max_new_tokens=20, min_new_tokens=20, **cancellation.patience)
         events = engine.stream(Q, [A, B], engine.session("s"), **how)
         next(events)
-        call_off.now()
-        with pytest.raises(call_off.error):
+        cancellation.now()
+        with pytest.raises(cancellation.error):
             next(events)
         self.over(engine)
 
-    def test_before_anything(self, engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-        call_off = CallOff("cancel")
-        call_off.now()
+    def test_a_request_that_is_cancelled_already_computes_nothing(
+        self, engine: Engine, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        cancellation = Cancellation("cancel")
+        cancellation.now()
         monkeypatch.setattr(engine.parts.prefiller, "prefill", lambda *_: pytest.fail("nothing may be computed"))
-        self.answer(engine, call_off).join(20)
-        assert self.called_off and held(engine) == NOTHING
+        self.answer(engine, cancellation).join(20)
+        assert self.was_cancelled and held(engine) == NOTHING
         with pytest.raises(CancelledError):
-            engine.prefill(Q, [A], cancel=call_off.event)
+            engine.prefill(Q, [A], cancel=cancellation.event)
 
-    def test_after_the_last_token_takes_nothing_back(self, engine: Engine) -> None:
+    def test_cancelling_after_the_last_token_still_delivers_the_answer(self, engine: Engine) -> None:
         cancel = threading.Event()
         events = engine.stream(Q, [A], max_new_tokens=2, min_new_tokens=2, cancel=cancel)
         next(events), next(events)
@@ -341,7 +346,7 @@ class TestCallingOff:
         assert len(answer.token_ids) == 2  # type: ignore[union-attr]
 
 
-def test_an_open_stream_keeps_nobody_waiting_even_on_its_own_thread() -> None:
+def test_an_open_stream_blocks_no_other_request_even_on_its_own_thread() -> None:
     with engine_of(scheduler=SchedulerConfig(workers=1)) as engine:
         events = engine.stream(Q, [A], max_new_tokens=5, min_new_tokens=5)
         next(events)
@@ -349,7 +354,7 @@ def test_an_open_stream_keeps_nobody_waiting_even_on_its_own_thread() -> None:
         assert len(list(events)) == 5
 
 
-def test_a_full_queue_refuses_with_one_clear_error() -> None:
+def test_an_engine_with_a_full_queue_refuses_with_one_clear_error() -> None:
     with engine_of(scheduler=SchedulerConfig(workers=1, queue_limit=0)) as engine:
         with (
             engine.parts.admission.admitted(PrefetchHint(), engine.parts.admission.ticket()),
@@ -360,9 +365,9 @@ def test_a_full_queue_refuses_with_one_clear_error() -> None:
         assert engine.stats().queue.refused == 1
 
 
-class TestWhatWaitsIsFetched:
+class TestPrefetching:
     def ask_behind_another(self, engine: Engine, ask: Callable[[], Any], entries: int) -> Any:
-        """What `ask` gives when it waits until so many entries are in memory."""
+        """The result of `ask`, which waits in the queue until `entries` entries are in memory."""
         got: list[Any] = []
         with engine.parts.admission.admitted(PrefetchHint(), engine.parts.admission.ticket()):
             thread = threading.Thread(target=lambda: got.append(ask()))
@@ -372,7 +377,7 @@ class TestWhatWaitsIsFetched:
         return got[0]
 
     @pytest.mark.parametrize("reuse", ["fused", "prefix", "none"])
-    def test_chunks(self, tmp_path: Path, reuse: str) -> None:
+    def test_chunks_of_a_waiting_request_are_fetched_to_memory(self, tmp_path: Path, reuse: str) -> None:
         config = dict(store=StoreConfig(directory=str(tmp_path)), scheduler=SchedulerConfig(workers=1))
         with engine_of(**config) as engine:
             engine.warm([A, B])
@@ -384,7 +389,7 @@ class TestWhatWaitsIsFetched:
             assert prefill.reuse.bytes_by_tier.get("disk", 0) == 0
             assert (prefill.reuse.bytes_by_tier.get("memory", 0) > 0) == (wanted > 0)
 
-    def test_a_conversations_history(self, tmp_path: Path) -> None:
+    def test_the_history_of_a_waiting_turn_is_fetched_to_memory(self, tmp_path: Path) -> None:
         config = dict(
             store=StoreConfig(directory=str(tmp_path)),
             scheduler=SchedulerConfig(workers=1),

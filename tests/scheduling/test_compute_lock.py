@@ -1,4 +1,4 @@
-"""The model goes to one at a time, first come first served; a waiter may be let go without it."""
+"""One thread holds the compute lock at a time, first come first served; a waiter may be dismissed without it."""
 
 import threading
 import time
@@ -6,8 +6,8 @@ import time
 from ragkv.scheduling import ComputeLock, Waiter
 
 
-def line_up(compute: ComputeLock, waiter: Waiter, got: list[tuple[Waiter, bool]]) -> threading.Thread:
-    """A thread in the line; what `acquire` said goes into `got`."""
+def enqueue(compute: ComputeLock, waiter: Waiter, got: list[tuple[Waiter, bool]]) -> threading.Thread:
+    """Start a thread that queues for the lock; `got` receives the result of `acquire`."""
     before = len(compute._queue)
 
     def wait() -> None:
@@ -24,7 +24,7 @@ def line_up(compute: ComputeLock, waiter: Waiter, got: list[tuple[Waiter, bool]]
     return thread
 
 
-def test_it_is_had_by_one_at_a_time() -> None:
+def test_only_one_thread_holds_the_lock_at_a_time() -> None:
     compute, inside, most = ComputeLock(), [0], [0]
 
     def enter() -> None:
@@ -43,21 +43,21 @@ def test_it_is_had_by_one_at_a_time() -> None:
     assert not compute._held
 
 
-def test_first_come_first_served() -> None:
+def test_the_lock_is_granted_in_the_order_of_arrival() -> None:
     compute, got = ComputeLock(), []
     waiters = [Waiter() for _ in range(5)]
     compute.acquire()
-    threads = [line_up(compute, waiter, got) for waiter in waiters]
+    threads = [enqueue(compute, waiter, got) for waiter in waiters]
     compute.release()
     for thread in threads:
         thread.join(20)
     assert got == [(waiter, True) for waiter in waiters]
 
 
-def test_who_comes_back_stands_behind_who_waits() -> None:
+def test_a_thread_that_comes_back_queues_behind_the_waiting_ones() -> None:
     compute, got = ComputeLock(), []
     compute.acquire()
-    thread = line_up(compute, first := Waiter(), got)
+    thread = enqueue(compute, first := Waiter(), got)
     compute.release()
     compute.acquire()
     thread.join(20)
@@ -65,11 +65,11 @@ def test_who_comes_back_stands_behind_who_waits() -> None:
     compute.release()
 
 
-def test_who_is_excused_goes_without() -> None:
+def test_a_dismissed_waiter_ends_its_wait_without_the_lock() -> None:
     compute, got = ComputeLock(), []
     waiters = [Waiter() for _ in range(3)]
     compute.acquire()
-    threads = [line_up(compute, waiter, got) for waiter in waiters]
+    threads = [enqueue(compute, waiter, got) for waiter in waiters]
     compute.dismiss(waiters[::2])
     for thread in threads[::2]:
         thread.join(20)
@@ -80,20 +80,20 @@ def test_who_is_excused_goes_without() -> None:
     assert not compute._held
 
 
-def test_who_was_excused_before_lining_up_goes_without() -> None:
+def test_a_waiter_dismissed_before_it_queues_does_not_wait() -> None:
     compute, waiter = ComputeLock(), Waiter()
     compute.dismiss([waiter])
     assert not compute.acquire(waiter)
     assert compute.acquire()
 
 
-def test_who_is_interrupted_keeps_nothing() -> None:
+def test_an_interrupted_waiter_holds_neither_a_place_nor_the_lock() -> None:
     compute = ComputeLock()
 
     class Interrupted(threading.Event):
         def wait(self, timeout: float | None = None) -> bool:
             if handed_over:
-                compute.release()  # by the one who has it: to this waiter, just now
+                compute.release()  # the holder grants the lock to this waiter right now
             raise KeyboardInterrupt
 
     for handed_over in (False, True):

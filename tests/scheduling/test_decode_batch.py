@@ -1,4 +1,4 @@
-"""Many requests, one step: everybody gets what they would get alone, and nobody is in another's way."""
+"""Many requests share a decode step: each gets the same tokens as alone, and none blocks another."""
 
 import gc
 import threading
@@ -19,6 +19,8 @@ from tests import tiny_models
 from tests.engine.helpers import A, B, C, engine_of
 from tests.engine.test_concurrency import together
 
+from .helpers import until
+
 LENGTHS = (4, 11, 23, 37)
 STEPS = 16
 CHUNKS = [A, B, C]
@@ -32,7 +34,7 @@ def adapter() -> Adapter:
 
 @pytest.fixture
 def sizes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """How many rows each step had."""
+    """The number of rows of each step."""
     seen: list[int] = []
 
     def spying(adapter: Adapter, rows: list[DecodeRow]) -> torch.Tensor:
@@ -44,7 +46,7 @@ def sizes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 def prompt(adapter: Adapter, length: int) -> tuple[PromptKV, torch.Tensor]:
-    """The KV of a prompt with room for an answer, and the logits behind it."""
+    """The KV of a prompt, with space for an answer, and the logits behind it."""
     kv = adapter.new_kv(length + STEPS)
     with torch.no_grad():
         hidden = full_pass(adapter, torch.tensor(tiny_models.tokens(length, seed=length)), kv)
@@ -74,21 +76,16 @@ def batch_of(engine: Engine) -> DecodeBatch:
     return engine.parts.generator._batch
 
 
-def until(true: Callable[[], object]) -> None:
-    ends = time.monotonic() + 20
-    while not true():
-        assert time.monotonic() < ends, "it never happened"
-        time.sleep(0.0005)
-
-
 def at_rest(batch: DecodeBatch) -> bool:
     return not batch._waiting and not batch._expected and not batch._lock._held and not batch._lock._queue
 
 
-class TestSixteenThreads:
+class TestManyThreads:
     @pytest.mark.parametrize("sampled", [dict(), dict(do_sample=True, temperature=0.8)], ids=["greedy", "sampled"])
     @pytest.mark.parametrize("family", ["llama", "phi3", "gemma2", "mixtral"])
-    def test_get_their_solo_answers(self, family: str, sampled: dict[str, Any], sizes: list[int]) -> None:
+    def test_sixteen_threads_get_the_same_answers_as_alone(
+        self, family: str, sampled: dict[str, Any], sizes: list[int]
+    ) -> None:
         with engine_of(family) as engine:
             engine.warm(CHUNKS)
             calls = [
@@ -107,14 +104,14 @@ class TestSixteenThreads:
             assert max(sizes) > 2
             assert at_rest(batch_of(engine))
 
-    def test_that_keep_asking_find_themselves_in_one_step(self, adapter: Adapter, sizes: list[int]) -> None:
+    def test_requests_that_ask_again_at_once_share_one_step(self, adapter: Adapter, sizes: list[int]) -> None:
         batch = DecodeBatch(adapter, ComputeLock(), patience=1000.0)
         together([lambda at=at: through(batch, adapter, LENGTHS[at % 4]) for at in range(16)])
         assert sum(sizes) == 16 * (STEPS - 1)
         assert sum(sizes) / len(sizes) > 8
 
     @pytest.mark.parametrize("rows", [1, 3])
-    def test_decode_so_many_at_a_time(self, adapter: Adapter, sizes: list[int], rows: int) -> None:
+    def test_a_step_has_at_most_the_configured_rows(self, adapter: Adapter, sizes: list[int], rows: int) -> None:
         batch = DecodeBatch(adapter, ComputeLock(), patience=1000.0, rows=rows)
         wanted = {length: solo(adapter, length) for length in LENGTHS}
         sizes.clear()
@@ -124,8 +121,8 @@ class TestSixteenThreads:
         assert at_rest(batch)
 
 
-class TestWhoIsSlow:
-    def test_holds_back_itself_alone(self, adapter: Adapter) -> None:
+class TestSlowConsumer:
+    def test_a_slow_consumer_delays_only_itself(self, adapter: Adapter) -> None:
         batch = DecodeBatch(adapter, ComputeLock())
         kv, logits = prompt(adapter, 11)
         with batch.slot(kv) as slot:
@@ -135,7 +132,7 @@ class TestWhoIsSlow:
             assert [*first, *slow] == solo(adapter, 11)
         assert at_rest(batch)
 
-    def test_is_waited_for_no_longer_than_patience_and_once(self, adapter: Adapter) -> None:
+    def test_a_leader_waits_for_a_latecomer_once_and_within_its_patience(self, adapter: Adapter) -> None:
         batch = DecodeBatch(adapter, ComputeLock(), patience=0.0)
         kv, logits = prompt(adapter, 11)
         slot = batch.slot(kv)
@@ -145,7 +142,7 @@ class TestWhoIsSlow:
         assert through(batch, adapter, 23) == solo(adapter, 23)
         assert slot not in batch._expected
 
-    def test_and_leaves_is_forgotten(self, adapter: Adapter) -> None:
+    def test_a_slot_that_was_left_is_kept_nowhere(self, adapter: Adapter) -> None:
         batch = DecodeBatch(adapter, ComputeLock())
         kv, logits = prompt(adapter, 11)
         with batch.slot(kv) as slot:
@@ -157,7 +154,7 @@ class TestWhoIsSlow:
         assert gone() is None
 
 
-def test_streams_that_stop_in_the_middle_leave_the_others_theirs() -> None:
+def test_streams_that_stop_in_the_middle_do_not_change_the_others() -> None:
     with engine_of() as engine:
         engine.warm(CHUNKS)
         how: dict[str, Any] = dict(max_new_tokens=STEPS, min_new_tokens=STEPS, ratio=0.3)
@@ -172,7 +169,7 @@ def test_streams_that_stop_in_the_middle_leave_the_others_theirs() -> None:
             if at % 2:
                 events.close()
             else:
-                held.append(events)  # never asked again
+                held.append(events)  # this stream is never read again
 
         held: list[Any] = []
         wanted = [[*ask(at)][-1].token_ids for at in range(8)]
@@ -184,7 +181,7 @@ def test_streams_that_stop_in_the_middle_leave_the_others_theirs() -> None:
 
 
 class TestErrors:
-    def test_of_one_row_s_sampler_are_its_own(self, adapter: Adapter) -> None:
+    def test_an_error_of_one_sampler_fails_only_its_own_row(self, adapter: Adapter) -> None:
         batch = DecodeBatch(adapter, ComputeLock())
 
         def broken() -> str:
@@ -202,7 +199,7 @@ class TestErrors:
         assert results == ["failed", *(solo(adapter, length) for length in LENGTHS), "failed"]
         assert at_rest(batch)
 
-    def test_of_one_row_s_kv_are_its_own(self, adapter: Adapter) -> None:
+    def test_an_error_of_one_kv_cache_fails_only_its_own_row(self, adapter: Adapter) -> None:
         batch = DecodeBatch(adapter, ComputeLock(), patience=1000.0)
 
         def full() -> int:
@@ -218,7 +215,7 @@ class TestErrors:
         results = together([full, *(lambda length=length: through(batch, adapter, length) for length in LENGTHS)])
         assert results == [6, *(solo(adapter, length) for length in LENGTHS)]
 
-    def test_of_the_model_reach_every_row(self, adapter: Adapter, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_an_error_of_the_model_fails_every_row(self, adapter: Adapter, monkeypatch: pytest.MonkeyPatch) -> None:
         batch = DecodeBatch(adapter, ComputeLock())
 
         def fails(*_: Any) -> torch.Tensor:
@@ -234,7 +231,9 @@ class TestErrors:
         assert together([lambda length=length: ask(length) for length in LENGTHS]) == ["told"] * 4
         assert at_rest(batch)
 
-    def test_an_interrupt_of_who_leads_is_its_own(self, adapter: Adapter, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_an_interrupt_of_the_leader_ends_only_its_own_request(
+        self, adapter: Adapter, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         compute = ComputeLock()
         batch = DecodeBatch(adapter, compute)
         interrupted: list[int] = []
@@ -277,7 +276,7 @@ class TestErrors:
 
 
 class TestClosing:
-    def test_ends_no_answer_under_way(self) -> None:
+    def test_closing_the_engine_ends_no_answer_that_is_decoding(self) -> None:
         engine = engine_of()
         engine.warm(CHUNKS)
         how: dict[str, Any] = dict(max_new_tokens=40, min_new_tokens=40, ratio=0.3)
@@ -299,8 +298,8 @@ class TestClosing:
         assert results[:6] == wanted
 
 
-class TestALongPrefill:
-    def test_delivers_tokens_between_its_layers(self, monkeypatch: pytest.MonkeyPatch) -> None:
+class TestLongPrefill:
+    def test_a_long_prefill_lets_others_decode_between_its_layers(self, monkeypatch: pytest.MonkeyPatch) -> None:
         with engine_of() as engine:
             batch, adapter = batch_of(engine), engine.parts.adapter
             events = engine.stream([5, 6], max_new_tokens=60, min_new_tokens=60)
@@ -329,11 +328,13 @@ class TestALongPrefill:
             thread.join(20)
             before = told[: told.index("prefilled")]
             assert [event for event in before if event != "token"] == [f"layer {layer}" for layer in range(4)]
-            assert before.count("token") >= 3  # one a layer; the last one may be noted a moment later
+            assert before.count("token") >= 3  # one per layer; the last one may be recorded a moment later
             assert len(list(events)) == 60 - 9 + 1
             assert at_rest(batch)
 
-    def test_so_does_a_chunk_being_encoded_and_scored(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_encoding_and_scoring_a_chunk_lets_others_decode_between_layers(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         with engine_of() as engine:
             batch, adapter = batch_of(engine), engine.parts.adapter
             events = engine.stream([5, 6], max_new_tokens=60, min_new_tokens=60)
@@ -355,11 +356,11 @@ class TestALongPrefill:
                 next(events)
                 tokens += 1
             thread.join(20)
-            assert layers == 3 * adapter.layer_count  # the chunk, and behind two other texts
+            assert layers == 3 * adapter.layer_count  # the chunk alone, and behind two other texts
             assert tokens >= layers - 1
             events.close()
 
-    def test_has_as_much_time_for_itself_as_a_step_took(self, adapter: Adapter, sizes: list[int]) -> None:
+    def test_a_prefill_computes_at_least_as_long_as_the_step_before(self, adapter: Adapter, sizes: list[int]) -> None:
         compute = ComputeLock()
         batch = DecodeBatch(adapter, compute)
         batch._step_s, batch._stepped_at = 1000.0, time.perf_counter()
@@ -375,9 +376,9 @@ class TestALongPrefill:
         thread.join(20)
         assert len(sizes) == STEPS - 1
 
-    def test_costs_nothing_where_nobody_waits(self, adapter: Adapter, sizes: list[int]) -> None:
+    def test_step_waiting_takes_no_lock_if_no_request_waits(self, adapter: Adapter, sizes: list[int]) -> None:
         batch = DecodeBatch(adapter, ComputeLock())
-        with batch._changed:  # it takes no lock
+        with batch._changed:  # `step_waiting` must not need this lock
             thread = threading.Thread(target=batch.step_waiting)
             thread.start()
             thread.join(20)
@@ -385,7 +386,7 @@ class TestALongPrefill:
         assert sizes == []
 
 
-def test_what_is_decoded_is_recorded(adapter: Adapter) -> None:
+def test_decoded_kv_is_recorded(adapter: Adapter) -> None:
     batch = DecodeBatch(adapter, ComputeLock(), patience=1000.0)
 
     def ask(length: int) -> tuple[torch.Tensor, torch.Tensor]:

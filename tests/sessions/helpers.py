@@ -1,4 +1,4 @@
-"""What the tests of conversations share: a conversation that can be carried on by one engine after another."""
+"""Helpers for tests of conversations: engines, turns, and a conversation that several engines continue."""
 
 from collections.abc import Container
 from pathlib import Path
@@ -33,7 +33,7 @@ def ask(engine: Engine, session: Session, turn: int, **how: Any) -> Any:
 
 
 def is_full_prefill(engine: Engine, session: Session, turn: int, family: str = "llama", **how: Any) -> Prefill:
-    """The next turn's prefill, after checking that its logits are those of the whole conversation computed anew."""
+    """The next turn's prefill, after checking its logits against a full prefill of the whole conversation."""
     prefill = engine.prefill(question(turn), session=session, **how)
     ids = [1, *session.token_ids, *question(turn)]
     assert prefill.token_ids.tolist() == ids
@@ -42,7 +42,7 @@ def is_full_prefill(engine: Engine, session: Session, turn: int, family: str = "
 
 
 def carry_on(directory: Path, family: str, turns: int, restarts: Container[int]) -> list[Prefill]:
-    """A conversation of so many turns, the engine closed and opened again before those in `restarts`; its prefills."""
+    """The prefills of a conversation of `turns` turns; the engine is reopened before the turns in `restarts`."""
     prefills = []
     engine = engine_at(directory, family)
     try:
@@ -60,7 +60,7 @@ def carry_on(directory: Path, family: str, turns: int, restarts: Container[int])
 
 
 def with_kv(session: Session) -> int:
-    """Tokens of its history that have KV."""
+    """How many tokens of the session's history have KV."""
     return sum(map(len, session.conversation.history.blocks))
 
 
@@ -69,6 +69,6 @@ def files(directory: Path) -> int:
 
 
 def pinned(engine: Engine) -> int:
-    """Bytes that open leases keep from being evicted, in all tiers, once all is still."""
+    """Bytes in all tiers that open leases protect from eviction, after a flush."""
     engine.flush()
     return sum(tier._ledger._pinned_bytes for tier in engine.parts.store._tiers)

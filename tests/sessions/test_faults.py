@@ -1,4 +1,4 @@
-"""What goes wrong costs recomputing, never a wrong answer, and leaves nothing behind."""
+"""A fault costs recomputing, never gives a wrong answer, and leaves nothing behind."""
 
 import errno
 import json
@@ -40,9 +40,9 @@ def manifest(directory: Path) -> Path:
     return path
 
 
-class TestALostBlock:
+class TestLostBlock:
     @pytest.mark.parametrize("which", [0, 1, -1])
-    def test_is_computed_again_and_stored_again(self, tmp_path: Path, which: int) -> None:
+    def test_a_lost_block_is_computed_and_stored_again(self, tmp_path: Path, which: int) -> None:
         with engine_at(tmp_path) as engine:
             session = talk(engine)
             engine.flush()
@@ -54,7 +54,7 @@ class TestALostBlock:
             ask(engine, session, 3, ratio=0.0)
             assert is_full_prefill(engine, session, 4, ratio=0.0).reuse.exact == 1 + with_kv(session)
 
-    def test_of_a_past_that_is_not_exact_is_stored_again_for_its_own_session(self, tmp_path: Path) -> None:
+    def test_a_lost_inexact_block_is_stored_again_for_its_own_session(self, tmp_path: Path) -> None:
         with engine_at(tmp_path) as engine:
             engine.warm([A, B])
             session = talk(engine, 1)
@@ -72,12 +72,12 @@ class TestALostBlock:
             reuse = engine.prefill(question(4), session=engine.session("s"), ratio=0.0).reuse
             assert (reuse.notes, reuse.computed) == ((), 6)
 
-    def test_that_rotted_on_disk_is_a_lost_one(self, tmp_path: Path) -> None:
+    def test_a_block_damaged_on_disk_is_a_lost_block(self, tmp_path: Path) -> None:
         with engine_at(tmp_path) as engine:
             talk(engine)
         for path in tmp_path.glob("entries/*/*"):
             data = bytearray(path.read_bytes())
-            data[(len(data) - 1) // 4096 * 4096] ^= 1  # where the last layer begins
+            data[(len(data) - 1) // 4096 * 4096] ^= 1  # the start of the last layer
             path.write_bytes(data)
         with engine_at(tmp_path) as engine:
             session = engine.session("s")
@@ -89,7 +89,7 @@ class TestALostBlock:
             assert pinned(engine) == 0
 
     @pytest.mark.parametrize("failure", Failure)
-    def test_may_be_found_out_in_the_middle_of_a_pass(self, tmp_path: Path, failure: Failure) -> None:
+    def test_a_block_may_turn_out_to_be_lost_in_the_middle_of_a_pass(self, tmp_path: Path, failure: Failure) -> None:
         with engine_at(tmp_path, memory_bytes=0) as engine:
             session = talk(engine)
             engine.flush()
@@ -102,7 +102,7 @@ class TestALostBlock:
             engine.parts.store._tiers = (engine.parts.store._tiers[0].tier,)
             assert pinned(engine) == 0
 
-    def test_was_never_saved_where_the_buffer_is_full(self, tmp_path: Path) -> None:
+    def test_a_block_that_does_not_fit_into_the_save_buffer_is_computed_again(self, tmp_path: Path) -> None:
         with engine_at(tmp_path, session=dict(save_buffer_bytes=0)) as engine:
             session = talk(engine)
             engine.flush()
@@ -111,7 +111,7 @@ class TestALostBlock:
             assert is_full_prefill(engine, session, 3, ratio=0.0).reuse.exact == 1
 
 
-class TestAManifest:
+class TestManifest:
     def cut(self, path: Path) -> None:
         path.write_bytes(path.read_bytes()[:-20])
 
@@ -121,7 +121,7 @@ class TestAManifest:
         path.write_bytes(data)
 
     def digit(self, path: Path) -> None:
-        """A single digit of a single token id: still JSON, another conversation."""
+        """Change one digit of one token id: still JSON, but another conversation."""
         data = path.read_bytes()
         at = data.index(b"],", data.index(b'"blocks"')) - 1
         other = b"1" if data[at : at + 1] == b"0" else b"0"
@@ -134,7 +134,7 @@ class TestAManifest:
         path.write_bytes(os.urandom(500))
 
     def swap(self, path: Path) -> None:
-        """That of another session under this one's name."""
+        """Replace it by another session's manifest."""
         head, summary, body = path.read_bytes().splitlines(keepends=True)
         other = json.dumps({**json.loads(summary), "session_id": "t"}).encode() + b"\n"
         from ragkv.sessions.manifest import _checksum
@@ -146,7 +146,7 @@ class TestAManifest:
         path.write_bytes(path.read_bytes().replace(b'"version": 1', b'"version": 0', 1))
 
     @pytest.mark.parametrize("harm", ["cut", "flip", "digit", "empty", "garble", "swap", "age"])
-    def test_that_cannot_be_read_is_moved_aside_and_the_next_report_says_so(
+    def test_a_manifest_that_cannot_be_read_is_moved_aside_and_the_next_report_says_so(
         self, tmp_path: Path, harm: str, caplog: pytest.LogCaptureFixture
     ) -> None:
         with engine_at(tmp_path) as engine:
@@ -166,20 +166,20 @@ class TestAManifest:
         with engine_at(tmp_path) as engine:
             assert engine.session("s").turns == 2
 
-    def test_of_another_model_is_left_where_it_is(self, tmp_path: Path) -> None:
+    def test_a_manifest_of_another_model_is_left_where_it_is(self, tmp_path: Path) -> None:
         with engine_at(tmp_path) as engine:
             before = talk(engine).conversation
         with engine_at(tmp_path, "qwen2") as engine:
             session = engine.session("s")
             assert session.turns == 0
             assert "another model's" in ask(engine, session, 0).reuse.notes[0]
-            assert engine.gc() > 0  # its blocks go when they are asked to
+            assert engine.gc() > 0  # its blocks are deleted only on request
         with engine_at(tmp_path) as engine:
             session = engine.session("s")
             assert session.conversation == before
             assert is_full_prefill(engine, session, 3).reuse.exact == 1
 
-    def test_is_whole_or_the_one_before_whenever_the_writer_stops(
+    def test_a_killed_write_leaves_the_new_manifest_or_the_previous_one(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         with engine_at(tmp_path) as engine:
@@ -217,7 +217,7 @@ def test_a_full_disk_fails_no_answer_and_the_session_lives_in_memory(
         assert "No space left" in caplog.text
         assert not list((tmp_path / "sessions").glob("*.tmp")) + list((tmp_path / "tmp").iterdir())
         session = engine.session("s")
-        assert session.turns == 3  # held, as it is nowhere else
+        assert session.turns == 3  # it lives in memory, because it is nowhere else
         reuse = ask(engine, session, 3).reuse
         assert any("No space left" in note for note in reuse.notes)
         assert ask(engine, session, 4).reuse.notes == ()
@@ -225,12 +225,12 @@ def test_a_full_disk_fails_no_answer_and_the_session_lives_in_memory(
         session = engine.session("s")
         assert session.turns == 5
         reuse = is_full_prefill(engine, session, 5).reuse
-        assert any("its block was lost" in note for note in reuse.notes)  # those of turns 2 and 3
+        assert any("its block was lost" in note for note in reuse.notes)  # the blocks of turns 2 and 3
 
 
 class TestEviction:
-    def test_of_what_is_being_loaded_waits_for_the_reader(self, tmp_path: Path) -> None:
-        """A memory tier of a few blocks, others pushing in while a throttled pass reads."""
+    def test_eviction_of_a_block_that_is_being_read_waits_for_the_reader(self, tmp_path: Path) -> None:
+        """A memory tier of a few blocks gets new blocks while a throttled pass reads."""
         block = 8 * 4 * 2 * 2 * 16 * 4
         with engine_at(None, memory_bytes=10 * block) as engine:
             session = talk(engine)
@@ -257,14 +257,14 @@ class TestEviction:
             assert memory.stats().used_bytes <= 10 * block
             assert pinned(engine) == 0
 
-    def test_of_all_blocks_costs_computing_them(self) -> None:
+    def test_evicting_all_blocks_costs_only_computing_them(self) -> None:
         with engine_at(None, memory_bytes=8 * 4 * 2 * 2 * 16 * 4) as engine:  # one block
             session = talk(engine)
             assert is_full_prefill(engine, session, 3, ratio=0.0).reuse.computed > 20
 
 
-class TestGivingUp:
-    """At every stage: the session is as it was, no lease is open, no block is left behind."""
+class TestAbandonedTurn:
+    """At every stage: the session is as it was, no lease is open, and no block remains."""
 
     @pytest.fixture
     def spoken(self, tmp_path: Path) -> Iterator[tuple[Engine, Any, Callable[[], None]]]:
@@ -289,7 +289,7 @@ class TestGivingUp:
             yield engine, session, as_before
 
     @pytest.mark.parametrize("events", [0, 1, 3, 5])
-    def test_a_stream_that_is_closed(self, spoken: Any, events: int) -> None:
+    def test_a_closed_stream_leaves_the_session_as_it_was(self, spoken: Any, events: int) -> None:
         engine, session, as_before = spoken
         stream = engine.stream(question(7), session=session, max_new_tokens=6, min_new_tokens=6)
         for _ in range(events):
@@ -297,7 +297,7 @@ class TestGivingUp:
         stream.close()
         as_before()
 
-    def test_a_stream_that_is_forgotten(self, spoken: Any) -> None:
+    def test_a_forgotten_stream_leaves_the_session_as_it_was(self, spoken: Any) -> None:
         engine, session, as_before = spoken
         stream = engine.stream(question(7), session=session, max_new_tokens=6, min_new_tokens=6)
         next(stream)
@@ -305,8 +305,10 @@ class TestGivingUp:
         as_before()
 
     @pytest.mark.parametrize("after", [0, 2, 5, 9])
-    def test_a_pass_that_fails(self, spoken: Any, monkeypatch: pytest.MonkeyPatch, after: int) -> None:
-        """At the first layer, in the middle of the prefill, in the middle of the answer."""
+    def test_a_pass_that_fails_leaves_the_session_as_it_was(
+        self, spoken: Any, monkeypatch: pytest.MonkeyPatch, after: int
+    ) -> None:
+        """At the first layer, in the middle of the prefill, and in the middle of the answer."""
         engine, session, as_before = spoken
         adapter, calls = engine.parts.adapter, iter(range(1000))
         real = adapter.call_layer
@@ -322,7 +324,7 @@ class TestGivingUp:
                 ask(engine, session, 7)
         as_before()
 
-    def test_a_reader_that_raises(self, spoken: Any) -> None:
+    def test_a_consumer_that_raises_leaves_the_session_as_it_was(self, spoken: Any) -> None:
         engine, session, as_before = spoken
         with pytest.raises(RuntimeError):
             for number, _ in enumerate(engine.stream(question(7), session=session, max_new_tokens=6, min_new_tokens=6)):
@@ -330,7 +332,9 @@ class TestGivingUp:
                     raise RuntimeError
         as_before()
 
-    def test_a_turn_that_would_have_put_lost_blocks_back(self, spoken: Any, tmp_path: Path) -> None:
+    def test_an_abandoned_turn_that_recomputed_lost_blocks_leaves_the_session_as_it_was(
+        self, spoken: Any, tmp_path: Path
+    ) -> None:
         engine, session, _ = spoken
         blocks = files(tmp_path)
         engine.parts.store.delete_key(session.conversation.history.blocks[0].key(engine.parts.encoder.identity))
@@ -338,12 +342,12 @@ class TestGivingUp:
         next(stream)
         stream.close()
         engine.flush()
-        assert files(tmp_path) == blocks  # it is of use: the history has it
+        assert files(tmp_path) == blocks  # the block is kept: it is in the history
         assert is_full_prefill(engine, session, 3, ratio=0.0).reuse.notes == ()
 
 
 class SlowWrites(WrappedTier):
-    """A tier whose writes take their time."""
+    """A tier with slow writes."""
 
     def __init__(self, tier: Tier, delay_s: float) -> None:
         super().__init__(tier)
@@ -355,7 +359,7 @@ class SlowWrites(WrappedTier):
 
 
 class HeldWrites(WrappedTier):
-    """A tier whose writes wait until they may."""
+    """A tier whose writes wait for a permission."""
 
     def __init__(self, tier: Tier) -> None:
         super().__init__(tier)
@@ -367,9 +371,9 @@ class HeldWrites(WrappedTier):
         return self.tier.put(entry)
 
 
-class TestASlowDisk:
-    def test_holds_no_turn_and_what_waits_is_found(self, tmp_path: Path) -> None:
-        """While one turn is still being written, four more are answered, from what waits to be written."""
+class TestSlowDisk:
+    def test_a_slow_disk_delays_no_turn_and_waiting_blocks_are_found(self, tmp_path: Path) -> None:
+        """While one turn is being written, four more turns are answered from blocks that wait to be written."""
         with engine_at(tmp_path, memory_bytes=0) as engine:
             session = talk(engine, 1)
             engine.flush()
@@ -384,7 +388,7 @@ class TestASlowDisk:
             engine.flush()
             assert files(tmp_path) == len(session.conversation.history.blocks)
 
-    def test_that_is_closed_upon_keeps_every_turn(self, tmp_path: Path) -> None:
+    def test_closing_an_engine_with_a_slow_disk_keeps_every_turn(self, tmp_path: Path) -> None:
         engine = engine_at(tmp_path)
         engine.parts.store._tiers = (
             engine.parts.store._tiers[0],
@@ -399,7 +403,7 @@ class TestASlowDisk:
 
 
 def speak_for_ever(directory: Path, diary: Path) -> None:
-    """What the killed process does: turns of three sessions without end; a line of the diary is a promise."""
+    """The process to kill: endless turns of three sessions; a line in the diary says that a turn must be there."""
     torch.set_num_threads(1)
     lines = os.open(diary, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     with engine_at(directory) as engine:
@@ -415,7 +419,7 @@ def speak_for_ever(directory: Path, diary: Path) -> None:
 
 
 @pytest.mark.parametrize("kills", [3, pytest.param(60, marks=[pytest.mark.slow, pytest.mark.timeout(1500)])])
-def test_kills_while_saving_serve_nothing_wrong(tmp_path: Path, kills: int) -> None:
+def test_a_process_killed_while_saving_leaves_nothing_wrong_behind(tmp_path: Path, kills: int) -> None:
     choose, turns = random.Random(kills), 0
     for number in range(kills):
         diary = tmp_path / f"diary-{number}"
@@ -440,12 +444,14 @@ def test_kills_while_saving_serve_nothing_wrong(tmp_path: Path, kills: int) -> N
             assert pinned(engine) == 0
             for promised in diary.read_text().splitlines()[-1:]:
                 name, kept = promised.split()
-                assert int(kept) > 6 or engine.session(name).turns >= int(kept)  # with more it may be deleted by now
+                assert int(kept) > 6 or engine.session(name).turns >= int(
+                    kept
+                )  # a session with more turns may be deleted by now
     assert turns > 0
 
 
-def test_history_is_no_chunk_and_a_chunk_no_history(tmp_path: Path) -> None:
-    """The same ids behind the same prefix lie under two keys: what deletes one leaves the other."""
+def test_history_is_never_read_as_a_chunk_nor_a_chunk_as_history(tmp_path: Path) -> None:
+    """The same ids behind the same prefix have two keys: deleting one entry leaves the other."""
     with engine_at(tmp_path, session=dict(block_tokens=len(A))) as engine:
         engine.warm([A])
         session = engine.session("s")
@@ -456,7 +462,7 @@ def test_history_is_no_chunk_and_a_chunk_no_history(tmp_path: Path) -> None:
         assert engine.warm([A]).present == 1
 
 
-def test_a_store_that_is_full_of_others_blocks_keeps_answering(tmp_path: Path) -> None:
+def test_a_store_full_of_other_conversations_blocks_still_answers(tmp_path: Path) -> None:
     with engine_at(tmp_path, memory_bytes=0, disk_bytes=40_000) as engine:
         for number in range(6):
             session = talk(engine, 2, f"s{number}")

@@ -1,4 +1,4 @@
-"""Conversations on any replica: engines that share nothing but a Redis server, started here, and the weights."""
+"""Conversations on any replica: engines that share only the weights and a Redis server, which is started here."""
 
 import threading
 from collections.abc import Iterator
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.enable_socket
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[RedisServer]:
-    pytest_socket.enable_socket()  # set up before the test's own mark is heeded
+    pytest_socket.enable_socket()  # this fixture runs before the mark of the test takes effect
     server = RedisServer()
     yield server
     server.remove()
@@ -37,7 +37,7 @@ def config(server: RedisServer) -> RedisConfig:
 
 
 class Replicas:
-    """So many engines, each with a directory of its own."""
+    """Several engines, each with its own directory."""
 
     def __init__(self, folder: Path, config: RedisConfig, count: int, session: dict[str, Any] | None = None) -> None:
         self._stack = ExitStack()
@@ -54,7 +54,9 @@ class Replicas:
         self._stack.close()
 
 
-def test_a_conversation_scattered_over_replicas_is_one(tmp_path: Path, config: RedisConfig) -> None:
+def test_a_conversation_spread_over_replicas_equals_one_on_a_single_replica(
+    tmp_path: Path, config: RedisConfig
+) -> None:
     one = [prefill.token_ids.tolist() for prefill in carry_on(tmp_path / "one", "llama", turns=8, restarts=set())]
     with Replicas(tmp_path, config, 3) as engines:
         for turn in range(8):
@@ -65,7 +67,7 @@ def test_a_conversation_scattered_over_replicas_is_one(tmp_path: Path, config: R
             ask(engine, session, turn, ratio=1.0)
 
 
-def test_what_one_replica_stored_another_reads_from_the_shared_tier(tmp_path: Path, config: RedisConfig) -> None:
+def test_a_replica_reads_blocks_of_another_replica_from_the_shared_tier(tmp_path: Path, config: RedisConfig) -> None:
     with Replicas(tmp_path, config, 2) as (here, there):
         for turn in range(3):
             ask(here, here.session("s"), turn)
@@ -84,7 +86,7 @@ def test_history_that_never_reached_the_shared_tier_is_computed(tmp_path: Path, 
             ask(engine, engine.session("s"), turn)
 
 
-def test_a_session_held_since_before_sees_what_others_made_of_it(tmp_path: Path, config: RedisConfig) -> None:
+def test_an_open_session_sees_the_turns_of_other_replicas(tmp_path: Path, config: RedisConfig) -> None:
     with Replicas(tmp_path, config, 2) as (here, there):
         mine, other = here.session("s"), there.session("s")
         ask(here, mine, 0)
@@ -93,23 +95,25 @@ def test_a_session_held_since_before_sees_what_others_made_of_it(tmp_path: Path,
         assert mine.turns == there.session("s").turns == 3
 
 
-def test_two_turns_at_once_are_never_both_lost_and_the_later_is_told(tmp_path: Path, config: RedisConfig) -> None:
+def test_the_second_of_two_concurrent_turns_gets_an_error_and_the_first_is_kept(
+    tmp_path: Path, config: RedisConfig
+) -> None:
     with Replicas(tmp_path, config, 2) as (here, there):
         ask(here, here.session("s"), 0)
         stale = there.stream(question(1), session=there.session("s"), max_new_tokens=4, min_new_tokens=4)
-        assert isinstance(next(stale), TokenEvent)  # its state is read
+        assert isinstance(next(stale), TokenEvent)  # its turn has read the state
         ask(here, here.session("s"), 2)
         won = here.session("s").token_ids
         with pytest.raises(SessionConflictError, match="Ask again"):
             list(stale)
         assert there.session("s").token_ids == here.session("s").token_ids == won
-        ask(there, there.session("s"), 1)  # asked again, on the newest state
+        ask(there, there.session("s"), 1)  # asks again, with the newest state
         assert here.session("s").turns == 3
         is_full_prefill(here, here.session("s"), 5)
 
 
-def test_replicas_at_once_lose_no_turn(tmp_path: Path, config: RedisConfig) -> None:
-    """Three replicas, each asking four times, asking again when it is told: twelve turns."""
+def test_concurrent_replicas_lose_no_turn(tmp_path: Path, config: RedisConfig) -> None:
+    """Three replicas ask four times each, and repeat a turn after a conflict: twelve turns."""
     told: list[int] = []
 
     def turns(engine: Engine, first: int) -> None:
@@ -134,14 +138,16 @@ def test_replicas_at_once_lose_no_turn(tmp_path: Path, config: RedisConfig) -> N
         assert set(found.values()) == {1}
 
 
-def test_a_turn_is_written_before_its_answer_is_complete(tmp_path: Path, config: RedisConfig) -> None:
+def test_a_turn_is_saved_before_its_answer_is_complete(tmp_path: Path, config: RedisConfig) -> None:
     with Replicas(tmp_path, config, 2) as (here, there):
         for event in here.stream(question(0), session=here.session("s"), max_new_tokens=2, min_new_tokens=2):
             expected = 0 if isinstance(event, TokenEvent) else 1
             assert there.session("s").turns == expected
 
 
-def test_a_turn_given_up_leaves_everybodys_conversation_as_it_was(tmp_path: Path, config: RedisConfig) -> None:
+def test_an_abandoned_turn_leaves_the_conversation_as_it_was_on_every_replica(
+    tmp_path: Path, config: RedisConfig
+) -> None:
     with Replicas(tmp_path, config, 2) as (here, there):
         ask(here, here.session("s"), 0)
         before = there.session("s").token_ids
@@ -151,7 +157,7 @@ def test_a_turn_given_up_leaves_everybodys_conversation_as_it_was(tmp_path: Path
         assert here.session("s").token_ids == there.session("s").token_ids == before
 
 
-def test_a_deletion_reaches_every_replica_and_its_blocks_go_everywhere(
+def test_deleting_a_conversation_deletes_its_blocks_on_every_replica(
     tmp_path: Path, config: RedisConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("ragkv.sessions.shared.POLL_S", 0.05)
@@ -178,7 +184,7 @@ def test_a_deletion_reaches_every_replica_and_its_blocks_go_everywhere(
         is_full_prefill(there, kept, 8)
 
 
-def test_documents_deleted_on_one_replica_are_dropped_by_all(
+def test_documents_deleted_on_one_replica_are_deleted_on_all(
     tmp_path: Path, config: RedisConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("ragkv.sessions.shared.POLL_S", 0.05)
@@ -186,7 +192,7 @@ def test_documents_deleted_on_one_replica_are_dropped_by_all(
         for engine in (here, there):
             engine.warm([A, B])
         here.delete([A])
-        here.warm([A])  # anew, by who deleted it: not to be dropped by what it said itself
+        here.warm([A])  # stored again by the replica that deleted it: its own announcement must not delete it
         here.delete([B])
         pause, held = threading.Event(), 0
         for _ in range(100):
@@ -194,12 +200,12 @@ def test_documents_deleted_on_one_replica_are_dropped_by_all(
             if held <= 2:
                 break
             pause.wait(0.1)
-        assert held <= 2  # A, in memory and on disk, if it was not dropped with the first
+        assert held <= 2  # A, in memory and on disk, if it was not deleted together with the first
         pause.wait(0.3)
         assert [tier.entries for tier in here.stats().store.tiers[:2]] == [1, 1]
 
 
-def test_a_deletion_under_a_turn_wins(tmp_path: Path, config: RedisConfig) -> None:
+def test_a_conversation_deleted_during_a_turn_stays_deleted(tmp_path: Path, config: RedisConfig) -> None:
     with Replicas(tmp_path, config, 2) as (here, there):
         ask(here, here.session("s"), 0)
         stream = there.stream(question(1), session=there.session("s"), max_new_tokens=4, min_new_tokens=4)
@@ -227,7 +233,7 @@ def test_rewind_reset_discard_and_fork_reach_every_replica(tmp_path: Path, confi
         assert there.session_ids() == ("t",)
 
 
-def test_idle_for_too_long_it_is_deleted_for_everybody(tmp_path: Path, config: RedisConfig) -> None:
+def test_an_idle_conversation_is_deleted_on_every_replica(tmp_path: Path, config: RedisConfig) -> None:
     with Replicas(tmp_path, config, 2, {"ttl_s": 2.0}) as (here, there):
         ask(here, here.session("s"), 0)
         ask(here, here.session("t", ttl_s=60.0), 1)
@@ -252,7 +258,7 @@ def test_tenants_and_models_share_a_server_and_nothing_else(tmp_path: Path, conf
         assert question(0)[0] in one.session("s").token_ids
 
 
-def test_without_its_server_nothing_is_answered_on_a_state_that_may_be_old(tmp_path: Path) -> None:
+def test_no_turn_is_answered_without_the_server(tmp_path: Path) -> None:
     server = RedisServer()
     try:
         config = RedisConfig(url=f"redis://127.0.0.1:{server.port}/0", prefix=unique_prefix(), timeout_s=5.0)
@@ -263,18 +269,22 @@ def test_without_its_server_nothing_is_answered_on_a_state_that_may_be_old(tmp_p
             next(stream)
             server.kill()
             with pytest.raises(SessionUnavailableError, match="ask again"):
-                list(stream)  # computed, but nobody could find it
+                list(stream)  # computed, but no replica could find it
             assert session.conversation.history.blocks and session.turns == 1
             with pytest.raises(SessionUnavailableError):
                 engine.session("s")
-            assert engine.answer(question(2), [A, B], max_new_tokens=2).token_ids  # no conversation, no trouble
-            server.start()  # it holds all in memory: what was there is gone
+            assert engine.answer(
+                question(2), [A, B], max_new_tokens=2
+            ).token_ids  # a request without a session needs no server
+            server.start()  # the server kept everything in memory, so it is empty now
             assert engine.session("s").turns == 0
     finally:
         server.remove()
 
 
-def test_a_damaged_manifest_starts_empty_and_says_so(tmp_path: Path, config: RedisConfig) -> None:
+def test_a_conversation_with_a_damaged_shared_manifest_starts_empty_and_says_so(
+    tmp_path: Path, config: RedisConfig
+) -> None:
     with Replicas(tmp_path, config, 2) as (here, there):
         ask(here, here.session("s"), 0)
         _overwrite(there, "s", lambda data: data.replace(b'"turns"', b'"turms"', 1))
@@ -284,7 +294,7 @@ def test_a_damaged_manifest_starts_empty_and_says_so(tmp_path: Path, config: Red
         assert here.session("s").turns == 1
 
 
-def test_a_manifest_of_another_version_is_left_alone(tmp_path: Path, config: RedisConfig) -> None:
+def test_a_shared_manifest_of_another_version_is_left_alone(tmp_path: Path, config: RedisConfig) -> None:
     with Replicas(tmp_path, config, 1) as (engine,):
         ask(engine, engine.session("s"), 0)
         _overwrite(engine, "s", lambda data: data.replace(b'"version": 1', b'"version": 9', 1))
@@ -292,7 +302,7 @@ def test_a_manifest_of_another_version_is_left_alone(tmp_path: Path, config: Red
             engine.session("s")
 
 
-def test_who_does_not_know_the_secret_writes_no_history(
+def test_a_manifest_written_without_the_secret_is_not_read(
     tmp_path: Path, server: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SHARED_SECRET", "0123456789abcdef")
@@ -316,7 +326,7 @@ def _shared(engine: Engine) -> SharedManifests:
 
 
 def _overwrite(engine: Engine, session_id: str, change: Any) -> None:
-    """Change a manifest behind everybody's back, as one that was written."""
+    """Change a manifest on the server like a write would, without telling any replica."""
     shared = _shared(engine)
     client, key = shared._server.client, shared._root + session_id
     before = client.hget(key, "data")

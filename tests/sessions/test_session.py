@@ -1,4 +1,4 @@
-"""A conversation can be forked, rewound, listed, deleted and left alone until it expires."""
+"""A conversation can be forked, rewound, listed and deleted, and expires when it is idle."""
 
 import gc
 import json
@@ -23,7 +23,7 @@ def talk(engine: Engine, session_id: str = "s", turns: int = 3) -> Any:
 
 
 class Clock:
-    """A clock that is set by hand."""
+    """A clock that the test sets."""
 
     def __init__(self, engine: Engine) -> None:
         self.now = 1000.0
@@ -32,7 +32,7 @@ class Clock:
 
 
 class TestFork:
-    def test_shares_the_past_and_its_blocks_and_goes_its_own_way(self, tmp_path: Path) -> None:
+    def test_a_fork_shares_the_past_and_its_blocks_and_continues_separately(self, tmp_path: Path) -> None:
         with engine_at(tmp_path) as engine:
             session = talk(engine)
             engine.flush()
@@ -49,7 +49,7 @@ class TestFork:
             assert engine.session("other").turns == 4
             assert is_full_prefill(engine, engine.session("other"), 4).reuse.notes == ()
 
-    def test_of_a_past_that_is_not_exact_shares_it_as_it_is(self, tmp_path: Path) -> None:
+    def test_a_fork_of_an_inexact_past_reuses_it_unchanged(self, tmp_path: Path) -> None:
         with engine_at(tmp_path) as engine:
             engine.warm([A, B])
             session = talk(engine, turns=1)
@@ -59,7 +59,7 @@ class TestFork:
             assert one.reuse.fused == two.reuse.fused > 0
             assert one.logits.equal(two.logits)
 
-    def test_the_original_may_be_deleted(self, tmp_path: Path) -> None:
+    def test_deleting_the_original_leaves_its_fork_unharmed(self, tmp_path: Path) -> None:
         with engine_at(tmp_path) as engine:
             session = talk(engine)
             other = session.fork("other")
@@ -69,7 +69,7 @@ class TestFork:
             engine.flush()
             assert files(tmp_path) == 0
 
-    def test_over_another_conversation_is_refused(self) -> None:
+    def test_forking_over_an_existing_conversation_is_refused(self) -> None:
         with engine_at(None) as engine:
             session, _ = talk(engine, "s"), talk(engine, "other", turns=1)
             for taken in ("other", "s"):
@@ -78,7 +78,7 @@ class TestFork:
 
 
 class TestRewind:
-    def test_regenerates_without_computing_the_past(self, tmp_path: Path) -> None:
+    def test_a_rewound_turn_is_regenerated_without_computing_the_past(self, tmp_path: Path) -> None:
         with engine_at(tmp_path) as engine:
             session = talk(engine)
             history = session.token_ids[: 2 * 9]
@@ -88,7 +88,7 @@ class TestRewind:
             again = engine.answer(question(2), session=session, max_new_tokens=4, do_sample=True, seed=3)
             assert session.token_ids == (*history, *question(2), *again.token_ids)
 
-    def test_edits_a_past_turn_and_drops_what_came_after(self, tmp_path: Path) -> None:
+    def test_rewinding_to_a_past_turn_drops_the_later_turns(self, tmp_path: Path) -> None:
         with engine_at(tmp_path) as engine:
             session = talk(engine, turns=4)
             session.rewind(3)
@@ -100,13 +100,13 @@ class TestRewind:
             assert engine.session("s").turns == 2
 
     @pytest.mark.parametrize("turns", [0, 4, -1])
-    def test_of_turns_there_are_not_is_refused(self, turns: int) -> None:
+    def test_rewinding_more_turns_than_there_are_is_refused(self, turns: int) -> None:
         with engine_at(None) as engine, pytest.raises(InputError, match="has 3"):
             talk(engine).rewind(turns)
 
 
 class TestDelete:
-    def test_leaves_nothing(self, tmp_path: Path) -> None:
+    def test_deleting_a_session_leaves_nothing_of_it(self, tmp_path: Path) -> None:
         with engine_at(tmp_path) as engine:
             talk(engine, "a"), talk(engine, "b", turns=1)
             engine.flush()
@@ -119,7 +119,7 @@ class TestDelete:
             assert files(tmp_path) == len(list((tmp_path / "sessions").iterdir())) == 0
             assert engine.stats().store.tiers[0].entries == 0
 
-    def test_ends_the_object_and_the_id_is_free_again(self) -> None:
+    def test_a_deleted_session_object_is_unusable_and_its_id_is_free_again(self) -> None:
         with engine_at(None) as engine:
             session = talk(engine)
             session.delete()
@@ -127,7 +127,7 @@ class TestDelete:
                 ask(engine, session, 3)
             assert engine.session("s").turns == 0
 
-    def test_reset_forgets_every_turn_and_the_session_goes_on(self, tmp_path: Path) -> None:
+    def test_reset_deletes_every_turn_and_the_session_stays_usable(self, tmp_path: Path) -> None:
         with engine_at(tmp_path) as engine:
             session = talk(engine)
             engine.flush()
@@ -137,7 +137,7 @@ class TestDelete:
         with engine_at(tmp_path) as engine:
             assert engine.session("s").turns == 1
 
-    def test_deleting_chunks_and_sweeping_leave_conversations_alone(self, tmp_path: Path) -> None:
+    def test_deleting_chunks_and_collecting_garbage_leave_conversations_alone(self, tmp_path: Path) -> None:
         with engine_at(tmp_path) as engine:
             engine.warm([A, B])
             session = engine.session("s")
@@ -169,7 +169,7 @@ def test_sessions_are_listed_with_what_they_hold(tmp_path: Path) -> None:
 
 
 class TestTtl:
-    def test_an_idle_conversation_is_gone_when_asked_for(self, tmp_path: Path) -> None:
+    def test_a_conversation_idle_past_its_ttl_is_deleted_when_it_is_opened(self, tmp_path: Path) -> None:
         with engine_at(tmp_path, session=dict(ttl_s=10.0)) as engine:
             clock = Clock(engine)
             session = talk(engine)
@@ -183,7 +183,7 @@ class TestTtl:
             assert session.turns == 0
             assert files(tmp_path) == 0
 
-    def test_its_own_goes_before_the_setting_and_outlives_a_restart(self, tmp_path: Path) -> None:
+    def test_a_sessions_own_ttl_overrides_the_setting_and_survives_a_restart(self, tmp_path: Path) -> None:
         with engine_at(tmp_path) as engine:
             engine.session("short", ttl_s=1e-3)
             talk(engine, "short")
@@ -192,7 +192,7 @@ class TestTtl:
             assert [info.session_id for info in engine.sessions()] == ["long"]
             assert files(tmp_path) == len(engine.session("long").conversation.history.blocks)
 
-    def test_a_turn_of_another_session_sweeps(self, tmp_path: Path) -> None:
+    def test_a_turn_of_another_session_deletes_expired_conversations(self, tmp_path: Path) -> None:
         with engine_at(tmp_path, session=dict(ttl_s=10.0)) as engine:
             clock = Clock(engine)
             talk(engine, "idle")
@@ -202,7 +202,7 @@ class TestTtl:
             assert [info.session_id for info in engine.sessions()] == ["busy"]
             assert files(tmp_path) == 1 == len(list((tmp_path / "sessions").iterdir()))
 
-    def test_never_while_a_turn_runs(self, tmp_path: Path) -> None:
+    def test_a_session_does_not_expire_while_one_of_its_turns_runs(self, tmp_path: Path) -> None:
         with engine_at(tmp_path, session=dict(ttl_s=10.0)) as engine:
             clock = Clock(engine)
             session = talk(engine)
@@ -217,13 +217,13 @@ class TestTtl:
             is_full_prefill(engine, session, 4)
 
     @pytest.mark.parametrize("ttl_s", [0, -1.0])
-    def test_must_be_positive(self, ttl_s: float) -> None:
+    def test_a_ttl_must_be_positive(self, ttl_s: float) -> None:
         with engine_at(None) as engine, pytest.raises(InputError, match="ttl_s"):
             engine.session("s", ttl_s=ttl_s)
 
 
 class TestOneSessionAtATime:
-    def test_a_second_stream_on_the_same_thread_is_refused_not_waited_for(self) -> None:
+    def test_a_second_stream_of_a_session_on_the_same_thread_is_refused(self) -> None:
         with engine_at(None) as engine:
             session = talk(engine, turns=1)
             stream = engine.stream(question(1), session=session, max_new_tokens=4, min_new_tokens=4)
@@ -235,7 +235,7 @@ class TestOneSessionAtATime:
             list(stream)
             assert session.turns == 2
 
-    def test_two_threads_take_turns(self, tmp_path: Path) -> None:
+    def test_turns_of_several_threads_run_one_after_another(self, tmp_path: Path) -> None:
         with engine_at(tmp_path) as engine:
             session = engine.session("s")
             threads = [threading.Thread(target=ask, args=(engine, session, turn)) for turn in range(6)]
@@ -247,14 +247,14 @@ class TestOneSessionAtATime:
             assert is_full_prefill(engine, session, 6, ratio=0.0).reuse.exact == 1 + with_kv(session)
             assert pinned(engine) == 0
 
-    def test_an_id_names_one_object_while_it_lives(self, tmp_path: Path) -> None:
+    def test_an_id_names_one_session_object_while_that_is_in_use(self, tmp_path: Path) -> None:
         with engine_at(tmp_path) as engine:
             session = talk(engine)
             assert engine.session("s") is session
             engine.flush()
             del session
             gc.collect()
-            assert "s" not in engine._sessions._live  # what is written down need not stay in memory
+            assert "s" not in engine._sessions._live  # a session that is on disk need not stay in memory
             assert engine.session("s").turns == 3
         with engine_at(None) as engine:
             talk(engine)
@@ -262,7 +262,7 @@ class TestOneSessionAtATime:
             assert engine.session("s").turns == 3
 
     @pytest.mark.parametrize("wrong", ["", None, 3])
-    def test_an_id_is_a_string(self, wrong: Any) -> None:
+    def test_a_session_id_must_be_a_nonempty_string(self, wrong: Any) -> None:
         with engine_at(None) as engine, pytest.raises(InputError, match="id must be a string"):
             engine.session(wrong)
 
@@ -286,7 +286,7 @@ def test_a_read_only_store_keeps_sessions_in_memory(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.rglob("*")) == before
 
 
-def test_nobody_else_can_read_a_manifest_and_it_names_no_one(tmp_path: Path) -> None:
+def test_a_manifest_is_readable_by_its_owner_alone_and_its_file_name_hides_the_id(tmp_path: Path) -> None:
     with engine_at(tmp_path) as engine:
         talk(engine, "alice@example.org")
     (manifest,) = (tmp_path / "sessions").iterdir()
@@ -297,8 +297,8 @@ def test_nobody_else_can_read_a_manifest_and_it_names_no_one(tmp_path: Path) -> 
     assert summary["session_id"] == "alice@example.org"
 
 
-def test_many_turns_fill_a_manifest_in_proportion(tmp_path: Path) -> None:
-    """What turns share is written once: twice the turns, about twice the bytes."""
+def test_a_manifest_grows_in_proportion_to_the_turns(tmp_path: Path) -> None:
+    """Blocks that turns share are written once: twice the turns take about twice the bytes."""
     sizes = []
     with engine_at(tmp_path) as engine:
         session = engine.session("s")

@@ -1,4 +1,4 @@
-"""Every turn is a full prefill of the conversation, and costs its new tokens: across turns, restarts, families."""
+"""Every turn equals a full prefill of the conversation and costs its new tokens: across turns, restarts, families."""
 
 from pathlib import Path
 
@@ -16,12 +16,12 @@ TAIL = 1  # the last token of an answer has no KV yet
 
 
 @pytest.mark.parametrize("family", tiny_models.FAMILIES)
-def test_every_turn_is_a_full_prefill_across_a_restart(tmp_path: Path, family: str) -> None:
+def test_every_turn_equals_a_full_prefill_across_a_restart(tmp_path: Path, family: str) -> None:
     carry_on(tmp_path, family, turns=4, restarts={2})
 
 
 @pytest.mark.parametrize("family", ["llama", "gemma3_text", "llama-dynamic", "phi3"])
-def test_twelve_turns_and_restarts_in_between(tmp_path: Path, family: str) -> None:
+def test_twelve_turns_with_restarts_in_between_equal_full_prefills(tmp_path: Path, family: str) -> None:
     carry_on(tmp_path, family, turns=12, restarts={1, 2, 5, 6, 11})
 
 
@@ -37,9 +37,7 @@ def test_a_restart_between_any_two_turns_costs_no_exact_token(tmp_path: Path, re
 
 
 @pytest.mark.parametrize("family", tiny_models.LENGTH_DEPENDENT)
-def test_history_is_recomputed_across_a_change_of_frequencies_and_the_report_says_so(
-    tmp_path: Path, family: str
-) -> None:
+def test_history_with_other_rope_frequencies_is_recomputed_and_the_report_says_so(tmp_path: Path, family: str) -> None:
     prefills = carry_on(tmp_path, family, turns=9, restarts={3, 7})
     changed = [any("RoPE frequencies changed" in note for note in prefill.reuse.notes) for prefill in prefills]
     short = [prefill.token_ids.numel() <= tiny_models.ORIGINAL_LENGTH for prefill in prefills]
@@ -47,16 +45,16 @@ def test_history_is_recomputed_across_a_change_of_frequencies_and_the_report_say
     first = short.index(False)
     assert changed[first]
     assert prefills[first].reuse.exact <= 1
-    if family == "phi3":  # two sets: once past the change, history is exact again
+    if family == "phi3":  # two sets of frequencies: after the change, history is exact again
         assert not any(changed[first + 1 :])
         assert prefills[-1].reuse.exact > prefills[-1].reuse.computed
-    else:  # every length has its own: what is made there is of no use to any later turn
+    else:  # every length has its own frequencies: no later turn can use the KV
         assert all(changed[first:])
 
 
 @pytest.mark.parametrize("family", tiny_models.LENGTH_DEPENDENT)
-def test_what_no_longer_prompt_could_use_is_not_stored(tmp_path: Path, family: str) -> None:
-    """The answer that crosses the change of frequencies, and the question before it, get no blocks."""
+def test_kv_that_no_longer_prompt_can_use_is_not_stored(tmp_path: Path, family: str) -> None:
+    """The answer during which the frequencies change, and the question before it, get no blocks."""
     with engine_at(tmp_path, family) as engine:
         session = engine.session("s")
         for turn in range(5):
@@ -90,7 +88,7 @@ def test_the_exact_chunk_of_a_first_turn_is_part_of_the_history(tmp_path: Path) 
 
 
 class TestTurnsWithFusedChunks:
-    def test_are_kept_as_made_below_ratio_one_and_computed_at_it(self, tmp_path: Path) -> None:
+    def test_fused_history_is_reused_below_ratio_one_and_computed_at_ratio_one(self, tmp_path: Path) -> None:
         with engine_at(tmp_path) as engine:
             engine.warm([A, B, C])
             session = engine.session("s")
@@ -105,7 +103,7 @@ class TestTurnsWithFusedChunks:
             is_full_prefill(engine, session, 2, reuse="prefix")
             is_full_prefill(engine, session, 2, selector="all")
 
-    def test_come_true_again_by_a_turn_at_ratio_one(self, tmp_path: Path) -> None:
+    def test_a_turn_at_ratio_one_makes_fused_history_exact(self, tmp_path: Path) -> None:
         with engine_at(tmp_path) as engine:
             engine.warm([A, B])
             session = engine.session("s")
@@ -115,7 +113,7 @@ class TestTurnsWithFusedChunks:
             reuse = is_full_prefill(engine, session, 3, ratio=0.3).reuse
             assert (reuse.exact, reuse.fused, reuse.notes) == (1 + with_kv(session), 0, ())
 
-    def test_are_recomputed_once_where_the_setting_says_so(self, tmp_path: Path) -> None:
+    def test_inexact_history_recompute_computes_fused_history_once(self, tmp_path: Path) -> None:
         with engine_at(tmp_path, session={"inexact_history": "recompute"}) as engine:
             engine.warm([A, B])
             session = engine.session("s")
@@ -127,7 +125,7 @@ class TestTurnsWithFusedChunks:
             third = is_full_prefill(engine, session, 3, ratio=0.3).reuse
             assert (third.exact, third.fused, third.notes) == (1 + with_kv(session), 0, ())
 
-    def test_are_exact_if_every_fused_token_was_recomputed(self, tmp_path: Path) -> None:
+    def test_history_is_exact_if_every_fused_token_was_recomputed(self, tmp_path: Path) -> None:
         with engine_at(tmp_path) as engine:
             engine.warm([A, B])
             session = engine.session("s")
@@ -135,8 +133,8 @@ class TestTurnsWithFusedChunks:
             engine.answer(question(1), [A, B], session, ratio=1.0, max_new_tokens=4, min_new_tokens=4)
             assert is_full_prefill(engine, session, 2, ratio=0.0).reuse.exact == 1 + with_kv(session)
 
-    def test_serve_nobody_else_what_is_not_exact(self, tmp_path: Path) -> None:
-        """Two equal conversations, one of them made with fused chunks: the exact one finds exact blocks alone."""
+    def test_inexact_history_serves_no_other_session(self, tmp_path: Path) -> None:
+        """Two equal conversations, one of them with fused chunks: the exact one finds only exact blocks."""
         with engine_at(tmp_path) as engine:
             engine.warm([A, B])
             sloppy, exact = engine.session("sloppy"), engine.session("exact")
@@ -151,7 +149,7 @@ class TestTurnsWithFusedChunks:
                 {block.key(engine.parts.encoder.identity) for block in session.conversation.history.blocks}
                 for session in (sloppy, exact)
             )
-            assert len(first & second) == 2  # those of the first turn: the same KV, so the same entries
+            assert len(first & second) == 2  # the blocks of the first turn: the same KV, so the same entries
 
 
 def test_equal_conversations_share_their_blocks(tmp_path: Path) -> None:
@@ -168,7 +166,7 @@ def test_equal_conversations_share_their_blocks(tmp_path: Path) -> None:
         assert engine.stats().store.tiers[-1].entries == 0
 
 
-def test_a_given_turn_equals_a_decoded_one(tmp_path: Path) -> None:
+def test_an_appended_turn_equals_a_decoded_turn(tmp_path: Path) -> None:
     with engine_at(tmp_path) as engine:
         said, given = engine.session("said"), engine.session("given")
         for turn in range(3):
@@ -176,10 +174,10 @@ def test_a_given_turn_equals_a_decoded_one(tmp_path: Path) -> None:
             prefill = engine.append(given, question(turn), answer.token_ids)
             assert given.token_ids == said.token_ids
             close(prefill.logits, full_prefill([1, *given.token_ids])[0])
-        assert is_full_prefill(engine, given, 3).reuse.exact == 1 + len(given.token_ids)  # no token is without KV
+        assert is_full_prefill(engine, given, 3).reuse.exact == 1 + len(given.token_ids)  # every token has KV
 
 
-def test_the_runs_of_a_template_between_turns_are_computed_by_the_next_one() -> None:
+def test_the_templates_tokens_between_turns_are_computed_by_the_next_turn() -> None:
     with text_engine(CHATML, prompt=PromptConfig(system="Be brief.")) as engine:
         session = engine.session("s")
         first = engine.answer("Why?", session=session, max_new_tokens=4, min_new_tokens=4)
@@ -192,7 +190,7 @@ def test_the_runs_of_a_template_between_turns_are_computed_by_the_next_one() -> 
         assert reuse.exact == len(runs.before_documents) + question_tokens + len(first.token_ids) - 1
 
 
-def test_parts_say_what_every_token_of_a_history_was(tmp_path: Path) -> None:
+def test_parts_say_the_kind_of_every_token_of_a_history(tmp_path: Path) -> None:
     with engine_at(tmp_path) as engine:
         session = engine.session("s")
         chunks = [Chunk(tuple(A), metadata={"source": "a.md"}), engine.chunk(B)]
