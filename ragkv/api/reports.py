@@ -8,7 +8,7 @@ from ragkv.inference import Prefill, cite
 from ragkv.retrieval import Document, Hit, Passage
 from ragkv.types import Answer, Chunk
 
-from .schemas import Citation, Reuse, Source, Span
+from .schemas import Citation, Reuse, Source, Span, Timing
 
 
 def title_of(described: Document | Passage) -> str | None:
@@ -68,7 +68,8 @@ def prefill_fields(made: Prefill | Answer, numbers: Sequence[int | None]) -> dic
         )
         for span in made.spans
     ]
-    return {"reuse": Reuse.model_validate(made.reuse), "timing": made.timing, "prompt": spans}
+    reuse, timing = Reuse.model_validate(made.reuse), Timing.model_validate(made.timing)
+    return {"reuse": reuse, "timing": timing, "prompt": spans}
 
 
 def answer_fields(

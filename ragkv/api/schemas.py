@@ -13,7 +13,7 @@ from ragkv.encoding import WarmReport
 from ragkv.fusion import SELECTORS
 from ragkv.inference import AnswerOptions
 from ragkv.retrieval import RETRIEVERS
-from ragkv.types import UNSET, Timing
+from ragkv.types import UNSET
 
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
 ID_PATTERN = r"^[^\x00-\x1f\x7f]{1,256}$"
@@ -165,6 +165,18 @@ class Reuse(EngineValue):
     compute: float = Field(description="Computed row-layers divided by those of a full prefill.")
     notes: list[str] = Field(description="Remarks on this report, such as damaged entries and fallbacks.")
     decision: list[str] = Field(description="Why the load controller chose this ratio, if it was asked.")
+
+
+class Timing(EngineValue):
+    """Where the time went, in seconds."""
+
+    queue_s: float
+    lookup_s: float
+    load_s: float
+    fuse_s: float
+    prefill_s: float
+    first_token_s: float = Field(description="TTFT: from the call of the engine to the first token.")
+    decode_s: float
 
 
 class Span(BaseModel):
