@@ -10,6 +10,7 @@ import transformers
 
 from ragkv import Engine, EngineConfig, PromptConfig, StoreConfig
 from ragkv.errors import RagKVError, StoreLockedError
+from ragkv.store import TierKind
 from tests import tiny_models
 from tests.toy_tokenizers import VOCABULARY, byte_tokenizer
 
@@ -36,9 +37,8 @@ def test_a_second_engine_on_the_same_directory_finds_the_entries(tmp_path: Path)
 
 def test_closing_drops_nothing_that_was_computed(tmp_path: Path) -> None:
     engine = Engine(tiny_models.model("llama"), config=config(tmp_path))
-    with engine.parts.store._writers._threads[
-        engine.parts.store._tiers[-1]
-    ]._changed:  # nothing is written before close
+    writer = engine.parts.store._writers._threads[TierKind.DISK]
+    with writer._changed:  # nothing is written before close
         entry = engine.parts.encoder.chunk(tuple(A))
         engine.parts.store.put(entry)
     engine.close()
