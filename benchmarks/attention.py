@@ -2,8 +2,8 @@
 
     python -m benchmarks.attention [--quick] [--threads 1]
 
-One block of rows, evenly spread over the last third of the keys, as a fused prefill takes them. Nanoseconds a pair of
-row and key of a head, medians of alternating runs, and how far each is from float64, relative.
+One block of rows, evenly spread over the last third of the keys, as in a fused prefill. The table has nanoseconds per
+pair of row and key of a head, medians of alternating runs, and the relative error against float64.
 """
 
 from functools import partial
@@ -23,7 +23,7 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     if not multiplies_bfloat16():
-        print("This processor does not multiply bfloat16: products are not used on it.")
+        print("This processor does not multiply bfloat16, so products are not used on it.")
     rows = []
     for heads, kv_heads, head_dim in HEADS:
         for count, keys in BLOCKS:
@@ -44,7 +44,7 @@ def main() -> None:
 def _block(
     group: int, kv_heads: int, head_dim: int, count: int, keys: int
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None]:
-    """Queries (G, group * R, D), keys and values (G, N, D) and the bias of the rows' positions; random, a seed."""
+    """Random queries (G, group * R, D), keys and values (G, N, D), and the bias of the rows' positions."""
     generator = torch.Generator().manual_seed(0)
     sizes = ((kv_heads, n, head_dim) for n in (group * count, keys, keys))
     q, k, v = (torch.randn(size, generator=generator).bfloat16() for size in sizes)

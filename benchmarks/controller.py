@@ -2,15 +2,19 @@
 
     python -m benchmarks.controller [--quick] [--part ratios|devices|estimates ...]
 
-Claims, on a real shape with random weights (weights do not change time), chunks on a disk tier throttled to chosen
-bandwidths, the profile measured in the same run: TTFT is the first layer's load, then the longer of loading and
-recompute for every layer, then the last row's logits, to 10 %; the controller's ratio is within 10 % of the crossing of
-the measured T_recompute with T_load; TTFT at that ratio is at most 5 % above TTFT at r*; the chosen device is what an
-exhaustive sweep calls the cheapest without delay; estimates are within 15 % of measurements over ratios and sizes. r*
-is set to 5 %, so that every crossing lies above it. Shared machines drift within minutes, and where a tenth more rows
-is a fiftieth more time, drift of some percent is a tenth of a ratio: so the machine is profiled anew before each part
-and each bandwidth, between two halves of what it is held against. By how much it drifted is shown. Not shown: a disk
-that other processes use too.
+Setup: a real shape with random weights (weights do not change the time), chunks on a disk tier throttled to chosen
+bandwidths, the profile measured in the same run, and r* = 5 %, so that every crossing is above it. Claims:
+
+1. TTFT is within 10 % of the formula: the first layer's load, the longer of loading and recompute for every layer, and
+   the last row's logits.
+2. The controller's ratio is within 10 % of the crossing of the measured T_recompute with T_load, and TTFT at that ratio
+   is at most 5 % above TTFT at r*.
+3. The chosen device is the cheapest without delay in an exhaustive search.
+4. Estimates are within 15 % of measurements over ratios and sizes.
+
+Shared machines drift within minutes. If 10 % more rows take 2 % more time, a drift of some percent changes a ratio by a
+tenth. So the machine is profiled again before each part and each bandwidth, between the two halves of the measurements
+it is compared with, and the drift is shown. A disk that other processes use at the same time is not measured.
 """
 
 import argparse
@@ -40,13 +44,13 @@ from ragkv.testing import ThrottledTier
 FIGURE = Path(__file__).parents[1] / "docs" / "figures" / "estimators.png"
 QUESTION_TOKENS = 32
 CROSSINGS = (0.1, 0.3, 0.6, 0.9)
-BESIDE = 0.05  # a crossing: T_recompute is measured at so much less and so much more, and rises evenly between
+AROUND = 0.05  # T_recompute is measured at this much below and above a crossing and interpolated
 PARTS = ("ratios", "devices", "estimates")
 R_STAR = 0.05
-UNTHROTTLED = 1e15  # bytes a second
-DEVICE_CROSSINGS = {"memory": 0.0, "disk": 0.3, "remote": 0.65}  # loading takes what this ratio's recompute takes
+UNTHROTTLED = 1e15  # bytes per second
+DEVICE_CROSSINGS = {"memory": 0.0, "disk": 0.3, "s3": 0.65}  # loading takes as long as recompute at this ratio
 DEVICE_RATIOS = (0.15, 0.45, 0.85)
-SLACK = 1.05  # of a time: no delay
+SLACK = 1.05  # relative, of a time that counts as no delay
 
 
 class Bench:
@@ -67,22 +71,22 @@ class Bench:
 
     @property
     def profile(self) -> Profile:
-        """The latest."""
+        """The latest profile."""
         return self.profiles[-1]
 
     def measure(self) -> None:
-        """Profile the machine as it is now."""
+        """Profile the machine again."""
         self.profiles.append(measure(self.engine, quick=self._quick))
         save(self.engine, self.profile)
 
     def chunks(self, count: int, tokens: int) -> list[list[int]]:
-        """So many chunks, stored."""
+        """`count` stored chunks."""
         made = [self._ids(tokens) for _ in range(count)]
         self.engine.warm(made)
         return made
 
     def passes(self, chunks: Sequence[list[int]], ratios: Sequence[float]) -> dict[float, tuple[float, float]]:
-        """Medians, by ratio, of a layer's recompute without waiting and of the whole TTFT; unthrottled, in turns."""
+        """Medians by ratio of a layer's recompute without waiting and of TTFT; unthrottled, alternating."""
         self.tier.bandwidth_bytes_per_s = UNTHROTTLED
         start_s, inner = self.profile.start_s, max(1, self.profile.layers - 1)
         layers: dict[float, list[float]] = {ratio: [] for ratio in ratios}
@@ -96,7 +100,7 @@ class Bench:
         return {ratio: (statistics.median(layers[ratio]), statistics.median(wholes[ratio])) for ratio in ratios}
 
     def ttft(self, chunks: Sequence[list[int]], layer_s: float, ratios: Sequence[float | None]) -> list[float]:
-        """Median TTFT of each ratio, in turns, where a layer of all chunks loads in `layer_s`; `None`: controlled."""
+        """Median TTFT of each ratio, alternating, if a layer of all chunks loads in `layer_s`; `None`: controlled."""
         a_layer = sum(map(len, chunks)) * self.profile.stored_bytes_per_token / self.profile.layers
         bandwidth = a_layer / layer_s if layer_s else UNTHROTTLED
         self.tier.bandwidth_bytes_per_s = bandwidth
@@ -107,7 +111,7 @@ class Bench:
         return list(report.alternate(actions, self.runs).values())  # type: ignore[arg-type]
 
     def cold_load_s(self, chunks: Sequence[list[int]]) -> float:
-        """Reading one layer of all chunks from disk, past the page cache, the mean over the layers."""
+        """Seconds to read one layer of all chunks from disk without the page cache, mean over the layers."""
         self.tier.bandwidth_bytes_per_s = UNTHROTTLED
         identity = self.engine.parts.encoder.identity
         with ExitStack() as held:
@@ -115,7 +119,7 @@ class Bench:
             return reading_s(self.engine, leases) / self.profile.layers
 
     def shape(self, chunks: Sequence[list[int]]) -> tuple[Shape, list[Load]]:
-        """What the controller sees: the first chunk stands right behind the prefix, so it is exact."""
+        """The controller's input: the first chunk is right behind the prefix, so it is exact."""
         loads = [Load("disk", len(ids), fused=number > 0) for number, ids in enumerate(chunks)]
         fused = sum(load.tokens for load in loads if load.fused)
         prefix, tail = len(self.engine.parts.runs.before_documents), len(self.engine.parts.runs.after_question)
@@ -146,11 +150,11 @@ def measured_crossing(sweep: dict[float, tuple[float, float]], layer_s: float) -
 
 
 def ratios(bench: Bench, chunks: Sequence[list[int]]) -> list[dict[str, Any]]:
-    """Bandwidths at which the profile's crossing lies at known ratios: ratio and TTFT against what was measured."""
+    """Bandwidths with the profile's crossing at known ratios: ratio and TTFT against measurements."""
     (shape, loads), rows = bench.shape(chunks), []
     inner = max(1, bench.profile.layers - 1)
     for wanted in CROSSINGS:
-        near = (wanted - BESIDE, wanted + BESIDE)
+        near = (wanted - AROUND, wanted + AROUND)
         before = bench.passes(chunks, near)
         bench.measure()
         after, profile = bench.passes(chunks, near), bench.profile
@@ -181,7 +185,7 @@ def ratios(bench: Bench, chunks: Sequence[list[int]]) -> list[dict[str, Any]]:
 
 
 def devices(bench: Bench, chunks: Sequence[list[int]], prices: PricesConfig) -> list[dict[str, Any]]:
-    """The chosen device against every device tried."""
+    """The chosen device against an exhaustive search."""
     profile, (shape, loads) = bench.profile, bench.shape(chunks)
     tokens = sum(load.tokens for load in loads)
     layers_s = {name: recompute_s(profile, at, shape).layer_s if at else 0.0 for name, at in DEVICE_CROSSINGS.items()}
@@ -191,7 +195,7 @@ def devices(bench: Bench, chunks: Sequence[list[int]], prices: PricesConfig) -> 
     rows = []
     for ratio in DEVICE_RATIOS:
         times = {name: bench.ttft(chunks, layer_s, (ratio,))[0] for name, layer_s in layers_s.items()}
-        fastest = times["memory"]  # the first layer's load comes on top of it in any tier
+        fastest = times["memory"]  # any tier adds the first layer's load to it
         hidden = [name for name in times if times[name] <= (fastest + layers_s[name]) * SLACK]
         best = min(hidden, key=lambda name: costs[name])
         chosen = choose_tier(dataclasses.replace(profile, tiers=speeds), shape, ratio, prices, loads).tier
@@ -208,7 +212,7 @@ def estimates(bench: Bench, counts: Sequence[int], sizes: Sequence[int]) -> list
         for count in counts:
             some = chunks[:count]
             shape, loads = bench.shape(some)
-            cold_s, estimate = beside(bench, some, loads)
+            cold_s, estimate = alternate_loads(bench, some, loads)
             rows.append(
                 {"what": "load", "chunks": count, "tokens": tokens, "measured_s": cold_s, "estimate_s": estimate}
             )
@@ -223,8 +227,8 @@ def estimates(bench: Bench, counts: Sequence[int], sizes: Sequence[int]) -> list
     return rows
 
 
-def beside(bench: Bench, chunks: Sequence[list[int]], loads: Sequence[Load]) -> tuple[float, float]:
-    """Medians of a layer's measured and estimated load, in turns: a shared disk drifts within seconds."""
+def alternate_loads(bench: Bench, chunks: Sequence[list[int]], loads: Sequence[Load]) -> tuple[float, float]:
+    """Medians of a layer's measured and estimated load, alternating, because a shared disk drifts within seconds."""
     measured, estimated = [], []
     for _ in range(bench.runs):
         measured += [bench.cold_load_s(chunks) for _ in range(3)]
@@ -255,7 +259,7 @@ def draw(rows: Sequence[dict[str, Any]], title: str, path: Path) -> None:
 
 
 def main() -> None:
-    """Measure, show, and write the JSON beside."""
+    """Measure, print, and write the JSON file."""
     options = _options()
     torch.set_num_threads(options.threads)
     model = random_model(options.shape)
@@ -299,7 +303,7 @@ def main() -> None:
 
 
 def show(found: dict[str, list[dict[str, Any]]]) -> None:
-    """The tables on the terminal, and what of the claims holds."""
+    """Print the tables and whether the claims hold."""
     claims: dict[str, bool] = {}
     if rows := found.get("ratios"):
         names = ("crossing", "bandwidth_mb_per_s", "ratio", "measured_crossing", "ratio_off", "ttft_r_star_s", "ttft_s")
@@ -337,7 +341,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--chunks", type=int, default=6)
     parser.add_argument("--tokens", type=int, default=256)
     parser.add_argument(
-        "--directory", type=Path, help="on the disk to measure; the system's temporary one if not given"
+        "--directory", type=Path, help="on the measured disk; default: the system's temporary directory"
     )
     options = parser.parse_args()
     options.counts, options.sizes = (2, 4, 6), (128, 256)

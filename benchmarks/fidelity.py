@@ -1,9 +1,10 @@
-"""How close fused prompts come to a full prefill, without any question: KL of the next tokens over the ratio.
+"""How close fused prompts are to a full prefill, without questions: KL of the next tokens over the ratio.
 
-Text is sampled from the model itself (`stories260K` beside this repository, or any folder given), cut into chunks; each
-token of the next stretch is compared with what a full prefill says (CacheBlend figures 6 and 8 by other means). Three
-claims: KL falls as the ratio grows and is 0 at 1, HKVD finds better tokens than chance; deviations of neighbouring
-layers rank tokens alike (insight 2); the exact mask against the bottom-right triangle of public code.
+Text is sampled from the model itself (`stories260K` next to this repository, or any given folder) and cut into chunks.
+The predictions for the following tokens are compared with those of a full prefill (CacheBlend figures 6 and 8 by other
+means). Three claims: KL falls with the ratio and is 0 at 1, and HKVD finds better tokens than chance; deviations of
+neighbouring layers rank tokens alike (insight 2); the exact mask is better than the bottom-right triangle of public
+code.
 """
 
 import argparse
@@ -31,7 +32,7 @@ MASK_RATIOS = (0.05, 0.15, 0.3)
 
 @dataclass(frozen=True)
 class Text:
-    """A stretch of text: chunks, and what comes next."""
+    """A text: chunks and the tokens after them."""
 
     chunks: list[list[int]]
     after: list[int]
@@ -48,9 +49,9 @@ def main() -> None:
     config = EngineConfig(fusion=FusionConfig(sensitivity_prefixes=options.prefixes))
     with TemporaryDirectory() as folder:
         if options.learn:
-            others = sampled(model, options.lessons, options.chunks, options.tokens, options.after, seed=1)
-            model.config._name_or_path = folder  # where an engine looks for learned scores
-            (Path(folder) / FILE_NAME).write_bytes(_taught(model, config, others, options.learn).to_bytes())
+            others = sampled(model, options.examples, options.chunks, options.tokens, options.after, seed=1)
+            model.config._name_or_path = folder  # the folder in which an engine looks for learned scores
+            (Path(folder) / FILE_NAME).write_bytes(_trained(model, config, others, options.learn).to_bytes())
         with Engine(model, config=config) as engine:
             results = _measure(engine, texts, options.selectors)
     shape = f"{len(texts)} texts of {options.chunks} x {options.tokens} tokens, KL over {options.after} tokens"
@@ -59,8 +60,8 @@ def main() -> None:
     print("written:", report.save(f"fidelity-{options.model.name}", results))
 
 
-def _taught(model: torch.nn.Module, config: EngineConfig, texts: list[Text], steps: int) -> ScoreModel:
-    """Scores learned on those texts."""
+def _trained(model: torch.nn.Module, config: EngineConfig, texts: list[Text], steps: int) -> ScoreModel:
+    """Scores trained on these texts."""
     with Engine(model, config=config) as engine:
         lessons = [
             TrainingExample(tuple(engine.chunk(ids) for ids in text.chunks), (Continuation(tuple(text.after), 1),))
@@ -71,7 +72,7 @@ def _taught(model: torch.nn.Module, config: EngineConfig, texts: list[Text], ste
 
 @torch.no_grad()
 def sampled(model: torch.nn.Module, count: int, chunks: int, tokens: int, after: int, seed: int = 0) -> list[Text]:
-    """`count` texts drawn from the model at temperature 1, without BOS, never ending."""
+    """`count` texts sampled from the model at temperature 1, without BOS and end tokens."""
     generator = torch.Generator().manual_seed(seed)
     config = model.config
     never = [token for token in (config.bos_token_id, config.eos_token_id) if token is not None]
@@ -122,7 +123,7 @@ def _measure(engine: Engine, texts: list[Text], selectors: list[str]) -> dict[st
 def next_tokens(
     engine: Engine, text: Text, selector: str | Selector, ratio: float, reuse: str = "fused"
 ) -> tuple[torch.Tensor, float]:
-    """Log-probabilities (A, V) of each token of `text.after` and the one behind it, and the compute of the prefill."""
+    """Log-probabilities (A, V) behind each token of `text.after`, and the compute of the prefill."""
     prefill = engine.prefill(text.after[:1], text.chunks, ratio=ratio, selector=selector, reuse=reuse)  # type: ignore[arg-type]
     kv = prefill.fused.kv
     kv.reserve(kv.length + len(text.after))
@@ -133,12 +134,12 @@ def next_tokens(
 
 
 def divergence(wanted: torch.Tensor, got: torch.Tensor) -> float:
-    """KL(wanted || got) in nats, the mean over rows of log-probabilities (A, V)."""
+    """KL(wanted || got) in nats, mean over rows of log-probabilities (A, V)."""
     return float((wanted.exp() * (wanted - got)).sum(-1).mean())
 
 
 def _recall(engine: Engine, text: Text, selector: str | Selector, truth: lens.Truth) -> float:
-    """Share of the truly most deviating 15 % among the selected 15 %."""
+    """Share of the 15 % with the highest true deviation among the selected 15 %."""
     chosen = engine.prefill(text.after[:1], text.chunks, ratio=0.15, selector=selector).selected
     candidates = torch.arange(truth.chunk_start + len(text.chunks[0]), truth.chunk_start + truth.moved.shape[2])
     best = candidates[truth.score(candidates).topk(len(chosen)).indices]
@@ -146,7 +147,7 @@ def _recall(engine: Engine, text: Text, selector: str | Selector, truth: lens.Tr
 
 
 def _rank_correlations(truth: lens.Truth) -> list[float]:
-    """Spearman's correlation between the true deviations in layers l and l + 1, for every l >= 1."""
+    """Spearman's correlation of the true deviations in layers l and l + 1, for every l >= 1."""
     layers = truth.deviation()[1:]
     return [float(spearmanr(one, following).statistic) for one, following in pairwise(layers)]
 
@@ -159,7 +160,7 @@ def _means(values: dict[tuple[str, float], list[float]]) -> dict[str, dict[str, 
 
 
 def _print(results: dict) -> None:
-    print("\nKL(full prefill || fused), nats a token; in brackets row-layers over a full prefill's")
+    print("\nKL(full prefill || fused), nats per token; in brackets row-layers over a full prefill's")
     rows = []
     for name, by_ratio in results["kl"].items():
         cells = [f"{kl:.4f} ({results['compute'][name][ratio]:.2f})" for ratio, kl in by_ratio.items()]
@@ -184,8 +185,8 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--after", type=int, default=16, help="tokens of text after the chunks")
     parser.add_argument("--prefixes", type=int, default=2, help="k of sensitivity")
-    parser.add_argument("--learn", type=int, default=0, help="steps in which scores are learned first; 0: none")
-    parser.add_argument("--lessons", type=int, default=120, help="other texts to learn from")
+    parser.add_argument("--learn", type=int, default=0, help="training steps of learned scores; 0: none")
+    parser.add_argument("--examples", type=int, default=120, help="other texts to train on")
     options = parser.parse_args()
     if options.quick:
         options.prompts = 8

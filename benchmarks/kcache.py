@@ -1,9 +1,9 @@
-"""KCache beside ordinary decoding in the same run: speed, bytes, rows fetched, batches that fit, and what is said.
+"""KCache against ordinary decoding in the same run: speed, bytes, rows fetched, batch sizes and answers.
 
-Speed is of a real shape with random weights and a random KV: neither changes the time of ordinary decoding, but how far
-the query heads of a KV head agree on rows, and so U, is this KV's and not a trained model's.
-"matmul" is ordinary decoding, too, by the matmuls that KCache's scores are made with instead of SDPA: what KCache gains
-over it is KCache's, the rest is the kernel's.
+Speed is measured with a real shape, random weights and random KV. These do not change the time of ordinary decoding.
+But U, how many rows the query heads of a KV head share, belongs to this KV and differs in a trained model.
+"matmul" is ordinary decoding with the matmuls that KCache uses for its scores, instead of SDPA. The gain over "matmul"
+comes from KCache; the rest comes from the kernel.
 `--device cuda` is the paper's table 3: the LLaMA-2-7B shape, its contexts and batch sizes.
 """
 
@@ -55,7 +55,7 @@ def main() -> None:
 
 
 def random_kv(adapter: Adapter, length: int, config: KCacheConfig | None, kind: type[PromptKV] = PromptKV) -> PromptKV:
-    """The KV of `length` random positions, as a prefill would leave it: of `kind`, where there is no `config`."""
+    """The KV of `length` random positions after a prefill; of class `kind` if there is no `config`."""
     size = (adapter.kv_shape, length + 8, adapter.dtype, adapter.device)
     kv = kind(*size) if config is None else OffloadedKV(*size, config)
     generator = torch.Generator(adapter.device).manual_seed(length)
@@ -69,7 +69,7 @@ def random_kv(adapter: Adapter, length: int, config: KCacheConfig | None, kind: 
 
 
 class MatmulKV(PromptKV):
-    """Ordinary attention by the matmuls KCache's scores are made with, over all values."""
+    """Ordinary attention over all values with the matmuls that KCache uses for its scores."""
 
     def attend(
         self, layer: int, q_rot: torch.Tensor, window: int | None, scaling: float, softcap: float | None
@@ -83,7 +83,7 @@ class MatmulKV(PromptKV):
 
 
 def stepper(adapter: Adapter, kvs: Sequence[PromptKV], length: int) -> Callable[[], None]:
-    """One decode step of all, over `length` positions each time."""
+    """A function that decodes one step of all `kvs`, always over `length` positions."""
 
     def step() -> None:
         for kv in kvs:
@@ -96,7 +96,7 @@ def stepper(adapter: Adapter, kvs: Sequence[PromptKV], length: int) -> Callable[
 
 
 def speed(adapter: Adapter, options: argparse.Namespace) -> list[dict[str, Any]]:
-    """One prompt: every N and L at every context, against ordinary decoding in turns."""
+    """One prompt: every N and L at every context, alternating with ordinary decoding."""
     found = []
     for length in options.contexts:
         ordinary, matmul = random_kv(adapter, length, None), random_kv(adapter, length, None, MatmulKV)
@@ -106,7 +106,7 @@ def speed(adapter: Adapter, options: argparse.Namespace) -> list[dict[str, Any]]
             fetched: dict[int, int] = {}
 
             def step(top_n: int, kv: OffloadedKV = kv, seen: dict[int, int] = fetched, length: int = length) -> None:
-                kv._config = replace(kv._config, top_n=top_n)  # every N over the same bytes
+                kv._config = replace(kv._config, top_n=top_n)  # every N uses the same KV
                 before = kv.rows_fetched
                 stepper(adapter, [kv], length)()
                 seen[top_n] = kv.rows_fetched - before
@@ -137,13 +137,13 @@ def speed(adapter: Adapter, options: argparse.Namespace) -> list[dict[str, Any]]
                         / adapter.kv_heads,
                     }
                 )
-    print(f"\n{_what(options)}, one prompt, ordinary decoding in the same turns")
+    print(f"\n{_what(options)}, one prompt, alternating with ordinary decoding")
     _table(found)
     return found
 
 
 def batches(adapter: Adapter, options: argparse.Namespace) -> list[dict[str, Any]]:
-    """As many prompts as fit where `options.batch` fit without KCache, and what they decode together."""
+    """As many prompts as fit into the memory of `options.batch` without KCache, and their joint speed."""
     found, length = [], options.batch_context
     budget = random_kv(adapter, length, None).device_bytes * options.batch
     actions: dict[Any, Callable[[], None]] = {}
@@ -175,10 +175,10 @@ def batches(adapter: Adapter, options: argparse.Namespace) -> list[dict[str, Any
 
 
 def table_3(adapter: Adapter, options: argparse.Namespace) -> list[dict[str, Any]]:
-    """The paper's contexts and batch sizes; what does not fit `--device-gib` is not run (OOM in the paper)."""
+    """The paper's contexts and batch sizes; batches that exceed `--device-gib` are skipped (OOM in the paper)."""
     found = []
     weights = sum(p.numel() * p.element_size() for p in adapter.model.parameters())
-    left = int(options.device_gib * GIB) - weights
+    free_bytes = int(options.device_gib * GIB) - weights
     for length, counts in TABLE_3.items():
         for count in counts:
             for top_n in (None, 32, 64, 128):
@@ -186,7 +186,7 @@ def table_3(adapter: Adapter, options: argparse.Namespace) -> list[dict[str, Any
                 kvs = [random_kv(adapter, length, config)]
                 size = kvs[0].device_bytes * count
                 row = {"context": length, "batch": count, "N": top_n, "device GiB": size / GIB, "tokens/s": None}
-                if size <= left:
+                if size <= free_bytes:
                     kvs += [random_kv(adapter, length, config) for _ in range(count - 1)]
                     step = stepper(adapter, kvs, length)
                     step()
@@ -203,11 +203,11 @@ def table_3(adapter: Adapter, options: argparse.Namespace) -> list[dict[str, Any
     return found
 
 
-# What is said
+# Answers
 
 
 def trained(options: argparse.Namespace) -> dict[str, Any]:
-    """Perplexity and agreement on texts, the reader's exact match."""
+    """Perplexity and agreement on texts, and the reader's exact match."""
     found: dict[str, Any] = {}
     plain = [KCacheConfig(n, r) for n in options.text_top_n for r in options.resident]
     settings = [None, *plain, *(replace(config, renormalise=True) for config in plain if config.resident_layers < 2)]
@@ -245,12 +245,12 @@ def _what(options: argparse.Namespace) -> str:
 
 def _options() -> argparse.Namespace:
     parser = report.parser(__doc__, quick="a tiny shape and few settings, for a minute", threads=2, runs=4)
-    parser.add_argument("--parts", nargs="+", default=list(PARTS), choices=PARTS, help="of the CPU's")
+    parser.add_argument("--parts", nargs="+", default=list(PARTS), choices=PARTS, help="parts of the CPU benchmark")
     parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
-    parser.add_argument("--device-gib", type=float, default=64.0, help="device memory that counts as full; the paper's")
+    parser.add_argument("--device-gib", type=float, default=64.0, help="device memory; default: the paper's")
     parser.add_argument("--shape", default=None, help="[default: qwen2.5-0.5b; llama-2-7b on cuda]")
     parser.add_argument("--layers", type=int, help="fewer layers than the shape has")
-    parser.add_argument("--dtype", default="bfloat16", help="of the CPU's part")
+    parser.add_argument("--dtype", default="bfloat16", help="in the CPU benchmark")
     parser.add_argument("--contexts", type=int, nargs="+", default=[1024, 2048, 4096, 8192, 16384])
     parser.add_argument("--top-n", type=int, nargs="+", default=[16, 32, 64, 128, 256, 512])
     parser.add_argument("--resident", type=int, nargs="+", default=[0, 1, 2, 3])

@@ -1,7 +1,6 @@
-"""What KCache does to what trained models say: next tokens of known texts, and the reader's answers.
+"""The effect of KCache on trained models: next tokens of known texts, and the reader's answers.
 
 All settings of N and L decode the same token in one step, each over its own copy of one prefill (KCache table 2).
-Knows nothing of tables and of time.
 """
 
 import json
@@ -27,47 +26,47 @@ MAX_NEW_TOKENS = 12
 
 @dataclass
 class Texts:
-    """Next tokens of known texts under one setting, against those of ordinary decoding."""
+    """Next tokens of known texts with one setting, compared with ordinary decoding."""
 
     nll: list[float] = field(default_factory=list)
     agreed: int = 0
 
     def summary(self) -> dict[str, float]:
-        """Perplexity, and the share of steps whose most probable token is ordinary decoding's."""
+        """Perplexity, and the share of steps with the same most probable token as ordinary decoding."""
         return {"perplexity": math.exp(sum(self.nll) / len(self.nll)), "agreement": self.agreed / len(self.nll)}
 
 
 @dataclass
 class Answers:
-    """Answers under one setting."""
+    """Answers with one setting."""
 
     exact: list[float] = field(default_factory=list)
-    same: int = 0  # as ordinary decoding's
+    same: int = 0  # equal to those of ordinary decoding
 
     def summary(self) -> dict[str, float]:
-        """Mean exact match, and the share of answers that are ordinary decoding's."""
+        """Mean exact match, and the share of answers equal to those of ordinary decoding."""
         return {"exact": sum(self.exact) / len(self.exact), "same": self.same / len(self.exact)}
 
 
-Settings = Sequence[KCacheConfig | None]  # None is ordinary decoding, and comes first
+Settings = Sequence[KCacheConfig | None]  # None is ordinary decoding and comes first
 
 
 def name(config: KCacheConfig | None) -> str:
-    """A setting as tables show it."""
+    """The name of a setting in tables."""
     if config is None:
         return "ordinary"
     return f"N={config.top_n} L={config.resident_layers}{' renormalised' if config.renormalise else ''}"
 
 
 def copies(kv: PromptKV, settings: Settings) -> list[PromptKV]:
-    """One KV a setting, with what `kv` has."""
+    """A copy of `kv` for each setting."""
     return [offload(kv, config or KCacheConfig(top_n=None, resident_layers=10**6)) for config in settings]
 
 
 def perplexities(
     adapter: Adapter, texts: Iterable[Sequence[int]], prefilled: int, settings: Settings
 ) -> dict[str, dict[str, float]]:
-    """Each text's tokens behind its first `prefilled` ones, decoded one by one whatever the model would have said."""
+    """The tokens of each text behind its first `prefilled` ones, fed one by one regardless of the predictions."""
     found = {name(config): Texts() for config in settings}
     for ids in texts:
         kv = adapter.new_kv(len(ids))
@@ -84,13 +83,13 @@ def perplexities(
 
 
 def stories(folder: Path, limit: int) -> list[list[int]]:
-    """The token ids that come with the stories model."""
+    """The token ids that are part of the stories model."""
     loaded: list[list[int]] = json.loads((folder / "stories_ids.json").read_text())
     return loaded[:limit]
 
 
 class Reader:
-    """Asks the reader about held-out worlds, each question under every setting."""
+    """Asks the reader about held-out worlds, each question with every setting."""
 
     def __init__(self, adapter: Adapter, tokenizer: Any, runs: TemplateRuns, worlds: int, level: int) -> None:
         self._adapter, self._tokenizer, self._runs = adapter, tokenizer, runs
@@ -98,7 +97,7 @@ class Reader:
         self._contexts = quality_data.worlds(worlds, seed=5, level=level)
 
     def ids(self, context: quality_data.Context) -> list[int]:
-        """A context's ids."""
+        """The ids of a context."""
         chunks = [encode(self._tokenizer, chunk) for chunk in context.chunks]
         return [*self._runs.before_documents, *(token for chunk in chunks for token in chunk)]
 

@@ -1,6 +1,6 @@
-"""What quality benchmarks look through: true KV beside stored KV, selectors that know the truth, the wrong mask.
+"""Tools of the quality benchmarks: true KV against stored KV, selectors that know the true KV, and the wrong mask.
 
-Only benchmarks may know these things; nothing here runs when a question is answered.
+None of this is available when a question is answered.
 """
 
 from collections.abc import Iterator, Sequence
@@ -18,7 +18,7 @@ from ragkv.model import Rows, attention
 
 @dataclass(frozen=True)
 class Truth:
-    """What a full prefill computes for the chunks of one prompt, beside what is stored."""
+    """The KV of a full prefill for the chunks of one prompt, compared with the stored KV."""
 
     chunk_start: int  # position of the first chunk's first token
     moved: torch.Tensor  # (L, 2, C) squared deviation of K (raw) and V of every chunk token, true against stored
@@ -29,14 +29,14 @@ class Truth:
         return self.moved.sum(dim=1).sqrt()
 
     def score(self, positions: torch.Tensor) -> torch.Tensor:
-        """One number for each of `positions` (N,), as sensitivity has it: later half, every layer weighing the same."""
+        """One number per position (N,), like sensitivity: later half of the layers, each with the same weight."""
         later = self.moved.shape[0] // 2
         relative = (self.moved / self.norm.unsqueeze(-1))[later:].sum(dim=(0, 1))  # (C,)
         return relative[positions - self.chunk_start]
 
 
 class Oracle(StaticSelector):
-    """Selects by the true deviation, which nobody has at question time."""
+    """Selects by the true deviation, which is unknown at question time."""
 
     name = "oracle"
 
@@ -48,7 +48,7 @@ class Oracle(StaticSelector):
 
 
 class Variance(StaticSelector):
-    """What `sensitivity` selects by where no network was taught: the variance behind other texts."""
+    """`sensitivity` without learned scores: selects by the variance behind other texts."""
 
     name = "variance"
 
@@ -65,7 +65,7 @@ class Variance(StaticSelector):
 
 @torch.no_grad()
 def raw_kv(engine: Engine, ids: Sequence[int], start: int, stop: int) -> torch.Tensor:
-    """Raw KV (L, 2, G, stop - start, D) of the positions start ... stop - 1 under a full prefill of `ids`."""
+    """Raw KV (L, 2, G, stop - start, D) of the positions start ... stop - 1 in a full prefill of `ids`."""
     adapter = engine.parts.adapter
     rows, tables = Rows.span(0, len(ids), adapter.device), adapter.rope.tables(len(ids))
     kv, record = adapter.new_kv(len(ids)), adapter.new_recording(start, stop)
@@ -76,7 +76,7 @@ def raw_kv(engine: Engine, ids: Sequence[int], start: int, stop: int) -> torch.T
 
 
 def truth(engine: Engine, chunks: Sequence[Sequence[int]]) -> Truth:
-    """The truth about a prompt of these chunks, all of them stored."""
+    """Compare the true KV of a prompt of these chunks, which must all be stored, with the stored KV."""
     prefix = engine.parts.encoder.prefix_ids
     ids = [*prefix, *(token for chunk in chunks for token in chunk)]
     true = raw_kv(engine, ids, len(prefix), len(ids)).float()  # (L, 2, G, C, D)
@@ -94,7 +94,7 @@ def truth(engine: Engine, chunks: Sequence[Sequence[int]]) -> Truth:
 
 @contextmanager
 def bottom_right_triangle() -> Iterator[None]:
-    """Mask as public CacheBlend code does: row i of R sees the first S - R + i + 1 keys, wherever it stands."""
+    """The mask of public CacheBlend code: row i of R sees the first S - R + i + 1 keys, at any position."""
 
     def wrong(positions: torch.Tensor, low: int, high: int, _window: int | None) -> torch.Tensor:
         count = positions.numel()

@@ -1,9 +1,10 @@
-"""Prefills and decoding steps with packed weights and without (`packed_bytes`), in turns.
+"""Prefills and decoding steps with packed weights and without (`packed_bytes`), alternately.
 
     python -m benchmarks.packing [--quick] [--threads 2]
 
-One model of a real shape with random weights, an engine with packed weights and one without over it; every method under
-both, alternating, medians. A step is one more token of one prompt; prefills are up to the last row's logits.
+One model of a real shape with random weights, and two engines over it, with and without packed weights. Every method
+runs on both alternately; the table has medians. A step decodes one token of one prompt; a prefill ends with the last
+row's logits.
 """
 
 import argparse
@@ -53,7 +54,7 @@ def main() -> None:
 
 
 def _steps(world: World) -> Callable[[], Any]:
-    """`STEPS` tokens behind a prompt of one chunk, less the first, which is its prefill's."""
+    """Decode `STEPS` tokens behind a prompt of one chunk; the first one belongs to the prefill and is not timed."""
     adapter, chunk = world.engine.parts.adapter, world.chunks[0]
     fused = world.engine.prefill(world.question, [chunk], ratio=0.0, selector="none").fused
     kv, start = fused.kv, fused.kv.length

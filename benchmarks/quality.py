@@ -1,5 +1,4 @@
-"""Answer quality of fusion: methods x recompute ratio x question type, with everything that is reused measured against
-full prefill in the same run.
+"""Answer quality of fusion: methods x recompute ratio x question type, compared with full prefill in the same run.
 
     python -m benchmarks.quality                                      # the bundled reader on held-out worlds
     python -m benchmarks.quality --quick                              # under a minute
@@ -7,11 +6,11 @@ full prefill in the same run.
 
 EM, F1, ROUGE-L; PGR = (method - no context) / (full prefill - no context); gap closed = (method - full reuse) / (full
 prefill - full reuse); KL of the answer's first token; attention deviation. "compute" is row-layers beyond full reuse
-over those of recomputing all that is fused, extra passes counted: `sensitivity` at 15 % costs .15, HKVD also a layer,
-`sensitivity-query` also the question; "compute .15" in a name gives what is left after that to recompute. "context" is
-the same over the row-layers of the whole context, of which the first chunk is exact.
-Intervals are 95 % bootstraps over contexts, differences paired. This measures one small model's reading of prose like
-its training's; `benchmarks/fidelity.py` asks a model nobody here trained.
+over those of recomputing all fused tokens, with extra passes counted: `sensitivity` at 15 % costs .15, HKVD also a
+layer, `sensitivity-query` also the question. "compute .15" in a name means that the ratio is lowered until all of this
+costs .15. "context" is the same over the row-layers of the whole context, of which the first chunk is exact.
+Intervals are 95 % bootstraps over contexts, differences are paired. This measures how one small model reads prose like
+its training data; `benchmarks/fidelity.py` uses a model that others trained.
 """
 
 import argparse
@@ -73,7 +72,7 @@ def _engine(options: argparse.Namespace) -> Engine:
 
 
 def _shared_out(options: argparse.Namespace) -> tuple[Outcomes, list[float]]:
-    """All outcomes, the contexts shared out to processes; seconds of every MapRerank."""
+    """All outcomes, with contexts distributed over processes; seconds of every MapRerank."""
     if options.workers == 1:
         return _part(options, 0)
     with ProcessPoolExecutor(options.workers, mp_context=get_context("spawn")) as pool:
@@ -96,7 +95,7 @@ def _part(options: argparse.Namespace, part: int) -> tuple[Outcomes, list[float]
 def measured(
     engine: Engine, contexts: Mapping[int, Context], methods: Sequence[Method], map_rerank: bool
 ) -> tuple[Outcomes, list[float]]:
-    """Every question of numbered contexts under every method; seconds of every MapRerank, if wanted."""
+    """Every question of numbered contexts with every method; seconds of every MapRerank, if wanted."""
     outcomes: Outcomes = defaultdict(list)
     spent = []
     for number, context in contexts.items():
@@ -140,7 +139,7 @@ def summarized(outcomes: Outcomes, guess: float) -> dict[str, Any]:
 
 
 def _mean(values: Iterable[float]) -> float | None:
-    """The mean of what was measured, `None` if nothing was."""
+    """The mean of the measured values, `None` if there are none."""
     known = [value for value in values if not math.isnan(value)]
     return statistics.fmean(known) if known else None
 
@@ -191,7 +190,7 @@ def _length_class(context: Context) -> str:
 
 
 def _orders(engine: Engine, contexts: Sequence[Context], count: int) -> dict[str, dict[str, Any]]:
-    """A few methods on the first contexts, their chunks as told, reversed and shuffled."""
+    """A few methods on the first contexts, with chunks as told, reversed and shuffled."""
     methods = [
         Method("full prefill", reuse="none"),
         Method("full reuse", 0.0, "none"),
@@ -210,7 +209,7 @@ def _orders(engine: Engine, contexts: Sequence[Context], count: int) -> dict[str
 
 
 def _seconds(engine: Engine, contexts: Sequence[Context]) -> dict[str, float]:
-    """Median seconds of one question: full prefill and MapReduce, which is here for its time alone."""
+    """Median seconds of one question: full prefill and MapReduce, which is only timed."""
     askers = [Asker(engine, context, 0) for context in contexts]
     return {
         "full prefill": statistics.median(asker.full_prefill_s() for asker in askers),
@@ -228,7 +227,7 @@ def _methods(options: argparse.Namespace, layers: int) -> list[Method]:
         methods += [Method(f"{name} {ratio}", ratio, name) for name in options.selectors]
         for name in {"hkvd", "sensitivity"} & set(options.selectors) if ratio in options.triangle else ():
             methods.append(Method(f"{name}, triangle {ratio}", ratio, name, triangle=True))
-        if "hkvd" in options.selectors and ratio * layers > 1:  # its check layer can be paid for
+        if "hkvd" in options.selectors and ratio * layers > 1:  # the budget covers its check layer
             methods.append(Method(f"hkvd, compute {ratio}", (ratio * layers - 1) / (layers - 1), "hkvd"))
         if "sensitivity-query" in options.selectors:
             methods.append(Method(f"sensitivity-query, compute {ratio}", ratio, "sensitivity-query", all_in=True))
@@ -295,7 +294,7 @@ def _print(results: dict[str, Any]) -> None:
 
 
 def _plot(results: dict[str, Any], path: Path) -> None:
-    """Quality against compute, a line a selector; without matplotlib, a sentence."""
+    """Plot quality against compute, one line per selector; without matplotlib print a sentence."""
     try:
         import matplotlib
     except ImportError:
@@ -326,21 +325,21 @@ def _plot(results: dict[str, Any], path: Path) -> None:
 def _options() -> argparse.Namespace:
     parser = report.parser(__doc__, quick="few questions and methods, under a minute", threads=1)
     parser.add_argument("--model", default="reader", help='a model folder, or "reader", the bundled one')
-    parser.add_argument("--data", type=Path, help="questions: worlds JSONL, MuSiQue or LongBench; else new worlds")
+    parser.add_argument("--data", type=Path, help="questions: worlds JSONL, MuSiQue or LongBench; default: new worlds")
     parser.add_argument("--worlds", type=int, default=150, help="worlds to make without --data")
     parser.add_argument("--seed", type=int, default=0, help="of those worlds")
     parser.add_argument("--level", type=int, default=3, help="of those worlds: 3 as trained, 4 long contexts")
-    parser.add_argument("--questions", type=int, help="at most so many questions")
-    parser.add_argument("--each", type=int, default=10**9, help="at most so many questions of a type")
+    parser.add_argument("--questions", type=int, help="maximum number of questions")
+    parser.add_argument("--each", type=int, default=10**9, help="maximum number of questions per type")
     parser.add_argument("--selectors", nargs="+", default=list(SELECTORS), choices=SELECTORS)
     parser.add_argument("--ratios", nargs="+", type=float, default=list(RATIOS))
     parser.add_argument("--triangle", nargs="*", type=float, default=[0.15], help="ratios of the wrong mask")
     parser.add_argument("--prefixes", type=int, default=2, help="k of sensitivity")
-    parser.add_argument("--orders", type=int, default=40, help="contexts on which chunk order is tried; 0: none")
+    parser.add_argument("--orders", type=int, default=40, help="contexts used to test chunk order; 0: none")
     parser.add_argument("--map-rerank", action=argparse.BooleanOptionalAction, default=True)
     parser.add_argument("--tag", default="", help="added to the results' name")
-    parser.add_argument("--dtype", default="float32", help="float32 keeps rounding out of it")
-    parser.add_argument("--workers", type=int, default=1, help="processes; times mean little with more than one")
+    parser.add_argument("--dtype", default="float32", help="float32 avoids rounding effects")
+    parser.add_argument("--workers", type=int, default=1, help="processes; times are unreliable with more than one")
     options = parser.parse_args()
     if options.quick:
         options.worlds, options.each = 8, 4

@@ -1,8 +1,8 @@
-"""Question sets for the quality benchmark: the project's worlds, and the public forms people already have.
+"""Question sets for the quality benchmark: the project's worlds, and common public formats.
 
-One `Context` is a list of chunks with every question asked of it, so that work on the chunks is done once. Forms are
-told apart by what is in the file: worlds JSONL (`chunks`, `questions`), MuSiQue as CacheBlend has it (`ctxs`),
-LongBench prompts (`origin_prompt`), and any JSONL of a question, its contexts and its answers a line.
+One `Context` is a list of chunks with all questions about it, so the chunks are processed once. The content of a file
+determines its format: worlds JSONL (`chunks`, `questions`), MuSiQue as in CacheBlend (`ctxs`), LongBench prompts
+(`origin_prompt`), or any JSONL with a question, its contexts and its answers per line.
 """
 
 import ast
@@ -17,25 +17,25 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Question:
-    """One question, what came before it in the conversation, and what is right."""
+    """One question, the conversation before it, and the correct answers."""
 
     type: str
     text: str
     golds: tuple[str, ...]
     history: tuple[tuple[str, str], ...] = ()  # earlier turns: question, answer
-    guess: float = 0.0  # chance of one who picks a word of the right kind from the context
+    guess: float = 0.0  # the chance of guessing a word of the right kind from the context
 
 
 @dataclass(frozen=True)
 class Context:
-    """Chunks and the questions asked of them."""
+    """Chunks and the questions about them."""
 
     chunks: tuple[str, ...]
     questions: tuple[Question, ...]
 
 
 def read(path: Path, questions: int | None = None) -> list[Context]:
-    """The contexts of a file, at most `questions` questions over all, whole contexts first come."""
+    """The contexts of a file in order, with at most `questions` questions in total."""
     text = path.read_text(encoding="utf-8")
     if path.suffix == ".jsonl":
         contexts = [_line(json.loads(line)) for line in text.splitlines() if line.strip()]
@@ -47,7 +47,7 @@ def read(path: Path, questions: int | None = None) -> list[Context]:
 
 
 def limited(contexts: list[Context], questions: int | None) -> list[Context]:
-    """The first contexts, with `questions` questions over all."""
+    """The first contexts, with `questions` questions in total."""
     kept: list[Context] = []
     for context in contexts:
         left = len(context.questions) if questions is None else questions - sum(len(c.questions) for c in kept)
@@ -73,17 +73,17 @@ def balanced(contexts: list[Context], each: int) -> list[Context]:
 
 
 def worlds(count: int, seed: int, level: int) -> list[Context]:
-    """Held-out worlds out of the project's own generator; needs the repository, which has `training`."""
+    """Held-out worlds from the project's own generator; needs the repository, because it has `training`."""
     from training.worlds import level as spec_of
     from training.worlds import record, world
 
     spec = replace(spec_of(level), questions=30)
-    base = 8_000_000_000_000 + seed * 1_000_000  # far from training's seeds and from its evaluation's
+    base = 8_000_000_000_000 + seed * 1_000_000  # far from the seeds of training and evaluation
     return [_world(json.loads(json.dumps(record(world(base + number, spec))))) for number in range(count)]
 
 
 def reordered(context: Context, order: str) -> Context:
-    """The same chunks "reversed" or "shuffled"; "told" leaves them."""
+    """The same chunks "reversed" or "shuffled"; "told" keeps their order."""
     chunks = list(context.chunks)
     if order == "reversed":
         chunks.reverse()
@@ -99,7 +99,7 @@ def _line(record: dict[str, Any]) -> Context:
 
 
 def _plain(record: dict[str, Any]) -> Context:
-    """`{"question": ..., "contexts": [text or {"title", "text"}], "answers": [...]}`, also in mtRAG's words."""
+    """`{"question": ..., "contexts": [text or {"title", "text"}], "answers": [...]}`, also with mtRAG's field names."""
     turns = record["input"] if isinstance(record.get("input"), list) else []  # {"speaker", "text"}, the question last
     asked = record["question"] if "question" in record else turns[-1]["text"]
     history = tuple((one["text"], other["text"]) for one, other in zip(turns[:-1:2], turns[1:-1:2], strict=False))
@@ -132,7 +132,7 @@ def _musique(record: dict[str, Any]) -> Context:
 
 
 def _longbench(record: dict[str, Any]) -> Context:
-    """A whole prompt, cut where its passages or dialogues begin; what follows the last blank line is the question."""
+    """A whole prompt, split at its passages or dialogues; the text after the last blank line is the question."""
     pieces = [piece for piece in re.split(r"(?=Passage \d+:)|(?=\n\nDialogue:)", record["origin_prompt"]) if piece]
     body, _, tail = pieces[-1].rpartition("\n\n")
     chunks = (*pieces[:-1], body) if body else tuple(pieces[:-1])

@@ -1,8 +1,7 @@
-"""Asks every question under every method and notes what came of it. Knows nothing of tables.
+"""Asks every question with every method and records the outcomes. It makes no tables.
 
-The chunks of a context are fused once for a method that does not ask the question first; each question's rows are then
-driven over that KV, which is what a request would do with it. Exactness of that shortcut is a test
-(`tests/fusion/test_quality_benchmark.py`).
+If a method's selection does not depend on the question, the chunks of a context are fused once, and the rows of each
+question then run over that KV, as a request would do.
 """
 
 import math
@@ -28,19 +27,19 @@ SUMMARY_TOKENS = 24
 
 @dataclass(frozen=True)
 class Method:
-    """A way to make a prompt's KV."""
+    """A method to make a prompt's KV."""
 
     name: str
     ratio: float | None = None  # None: the method has none
-    selector: str | None = None  # "oracle" and "variance" are the lens'
+    selector: str | None = None  # "oracle" and "variance" are in lens.py
     reuse: str = "fused"
-    triangle: bool = False  # mask as public code does
-    all_in: bool = False  # `ratio` is the compute: the extra pass of an asking selector is paid out of it
+    triangle: bool = False  # the mask of public code
+    all_in: bool = False  # `ratio` is the compute, including the extra pass of an asking selector
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """One question under one method."""
+    """The outcome of one question with one method."""
 
     context: int
     type: str
@@ -49,18 +48,18 @@ class Outcome:
     f1: float
     rouge: float
     kl: float  # nats, full prefill against this method, of the answer's first token; NaN for MapRerank
-    attention_deviation: float  # see `Attention`; NaN where it was not measured
-    compute: float  # row-layers beyond full reuse over those of a full recompute of what is fused
-    context_compute: float  # the same over those of the whole context, of which some is exact
+    attention_deviation: float  # see `Attention`; NaN if not measured
+    compute: float  # row-layers beyond full reuse over those of recomputing all fused tokens
+    context_compute: float  # the same over those of the whole context, a part of which is exact
     prefill_compute: float  # row-layers over a full prefill's, question included
 
 
 class Attention(Watch):
-    """Keeps every head's attention of the last row, layer by layer (CacheBlend section 4.1, "attention deviation")."""
+    """Records every head's attention of the last row per layer (CacheBlend section 4.1, "attention deviation")."""
 
     def __init__(self, length: int, device: torch.device) -> None:
         super().__init__(length, device)
-        self.rows: list[torch.Tensor] = []  # (H, S) a layer
+        self.rows: list[torch.Tensor] = []  # (H, S) per layer
 
     def add(self, mask, q_rot, k_rot, scaling, softcap) -> None:  # type: ignore[no-untyped-def]
         before = self._sum.clone()
@@ -75,11 +74,11 @@ class Attention(Watch):
 
 @dataclass(frozen=True)
 class Reference:
-    """What a full prefill says to one question."""
+    """The result of a full prefill for one question."""
 
     log_probabilities: torch.Tensor  # (V,)
     tokens: tuple[int, ...]  # the greedy answer, its end token included
-    attention: Attention | None  # watched on the first question of a context
+    attention: Attention | None  # recorded for the first question of a context
 
 
 class Asker:
@@ -97,10 +96,10 @@ class Asker:
         self._references = [self._reference(q, watched=number == 0) for number, q in enumerate(context.questions)]
 
     def outcomes(self, method: Method) -> Iterator[Outcome]:
-        """Every question under `method`."""
+        """The outcome of every question with `method`."""
         selector = self._selector(method)
         heeds = selector is not None and (isinstance(selector, AskingSelector) or selector.needs_scores)
-        made = None  # the same for all questions, unless the selector heeds them
+        made = None  # equal for all questions, unless the selector uses the question
         for question, reference in zip(self._context.questions, self._references, strict=True):
             if made is None or heeds:
                 with lens.bottom_right_triangle() if method.triangle else nullcontext():
@@ -108,7 +107,7 @@ class Asker:
             yield self._outcome(question, reference, *made)
 
     def tail(self, question: Question) -> tuple[int, ...]:
-        """The ids behind the chunks: earlier turns, then the question, as the model's template has them."""
+        """The ids behind the chunks: earlier turns, then the question, in the model's template."""
         ids: tuple[int, ...] = ()
         for asked, answer in question.history:
             ids += (*self._ids(asked), *self._runs.after_question, *self._plain(" " + answer), *self._runs.after_answer)
@@ -131,7 +130,7 @@ class Asker:
         return make_selector(method.selector) if method.selector else None
 
     def _context_kv(self, method: Method, tail: Sequence[int] | None = None) -> tuple[PromptKV, int, int]:
-        """KV valid to the last chunk's end, row-layers spent on it beyond full reuse, and N."""
+        """KV up to the end of the last chunk, its row-layers beyond full reuse, and N."""
         ids = tuple(self.tail(self._context.questions[0])) if tail is None else tuple(tail)
         end = self._runs.after_question
         question = ids[: len(ids) - len(end)] if end else ids
@@ -166,7 +165,7 @@ class Asker:
     def answer(
         self, kv: PromptKV, ids: Sequence[int], start: int, draft: tuple[int, ...] = ()
     ) -> tuple[torch.Tensor, tuple[int, ...]]:
-        """What is said to `ids` at positions start ... over `kv`: first log-probabilities (V,), greedy tokens.
+        """The answer to `ids` at positions start ... over `kv`: first log-probabilities (V,), greedy tokens.
 
         `draft` is a guess at the answer: it is driven along, and as far as it is what greedy decoding gives it costs no
         further step. The end token counts as a token here. What is written to `kv` is forgotten.
@@ -228,7 +227,7 @@ class Asker:
             yield self._scored(question, self.text(tokens), kl, math.nan, 0.0, 0.0, 0.0)
 
     def map_rerank(self) -> Iterator[tuple[Outcome, float]]:
-        """Every question asked of each chunk alone; the surest answer that is not "unknown" wins. Seconds beside it."""
+        """Every question asked of each chunk alone; the surest answer except "unknown" wins. Also returns seconds."""
         for question in self._context.questions:
             began, ids, answers = time.perf_counter(), self.tail(question), []
             for chunk in self.chunks:

@@ -2,15 +2,15 @@
 
     python -m benchmarks.ttft [--quick] [--peak]                        6 x 512 tokens, all methods
     python -m benchmarks.ttft --lengths 3 6 12 24 --tokens 128 512 1024  how the gain grows with length
-    python -m benchmarks.ttft --codecs raw int8                         int8 entries beside bfloat16's
-    python -m benchmarks.ttft --memory                                  peak memory, a process a method
-    python -m benchmarks.ttft --device cuda                             Llama-3-8B shape, pinned memory and disk
+    python -m benchmarks.ttft --codecs raw int8                         int8 entries against bfloat16 entries
+    python -m benchmarks.ttft --memory                                  peak memory, one process per method
+    python -m benchmarks.ttft --device cuda                             Llama-3-8B shape, page-locked memory and disk
 
 Real architectures with random weights and random entries (neither changes time), one question of 32 tokens, batch 1.
-Baselines are transformers' own full prefill (SDPA) and its own reuse of an exact prefix, both with the last row's
-logits alone, as ours. Every chunk is fused, the first too, which in practice is mostly exact and free. Methods take
-turns and medians are shown. `--peak` adds the share reached of the limit that the computed rows set:
-full / (1/L + r (1 - 1/L) + question share), without the 1/L where no check layer is needed.
+Baselines are transformers' own full prefill (SDPA) and its own reuse of an exact prefix, both with logits of the last
+row only, like ours. Every chunk is fused, also the first, which in practice is mostly exact and free. Methods run
+alternately and the table has medians. `--peak` adds the reached share of the speedup limit, which follows from the
+computed rows: full / (1/L + r (1 - 1/L) + question share), without the 1/L if no check layer is needed.
 """
 
 import argparse
@@ -42,13 +42,13 @@ from ragkv.model.shapes import SHAPES
 from ragkv.store import CODECS
 
 SELECTORS = ("hkvd", "hkvd-gradual", "sensitivity", "sensitivity-query", "first-k")
-LONG = 4096  # tokens from which on fewer runs must do, as a full prefill takes so long
+LONG = 4096  # from so many tokens on there are fewer runs, because a full prefill takes long
 VERY_LONG = 10_000
 
 
 @dataclass(frozen=True)
 class Row:
-    """One line of the table."""
+    """One row of the table."""
 
     shape: str
     chunks: int
@@ -63,7 +63,7 @@ class Row:
 
     @property
     def share(self) -> float | None:
-        """Of the limit, what was reached."""
+        """The reached share of the limit."""
         return None if self.limit is None else self.speedup / self.limit
 
 
@@ -148,7 +148,7 @@ def _table(rows: list[Row], peak: bool) -> None:
 
 
 def _memory(options: argparse.Namespace) -> None:
-    """Peak memory beyond model and store of each method, a process each: what one touched, another would find there."""
+    """Peak memory beyond model and store; one process per method, so that none reuses memory of another."""
     chunks, tokens = options.lengths[0], options.tokens[0]
     methods = [Method(TRANSFORMERS_FULL), Method(OUR_FULL), Method("none", 0.0)]
     methods += [Method(selector, ratio) for selector in options.selectors for ratio in options.ratios]
@@ -180,17 +180,17 @@ def _memory(options: argparse.Namespace) -> None:
 
 
 def _one_peak(options: argparse.Namespace) -> dict[str, int]:
-    """In a process of its own: peak of one method."""
+    """The peak of one method, in its own process."""
     name, ratio = options.one
     chunks, tokens = options.lengths[0], options.tokens[0]
     model = model_of(options.shapes[0], options.device, chunks * tokens + QUESTION_TOKENS)
     with tempfile.TemporaryDirectory() as directory, World(model, chunks, tokens, "memory", directory) as world:
-        world.engine.prefill(world.question, [], ratio=0.0)  # what the first pass ever sets up
+        world.engine.prefill(world.question, [], ratio=0.0)  # allocations of the first pass
         return peak_bytes(world.action(Method(name, float(ratio))), options.device)
 
 
 def _plot(rows: list[Row], path: Path) -> None:
-    """Speedup over prompt length, a line a method and ratio; without matplotlib, a sentence."""
+    """Plot speedup over prompt length, one line per method and ratio; without matplotlib print a sentence."""
     try:
         import matplotlib
     except ImportError:
@@ -224,16 +224,16 @@ def _plot(rows: list[Row], path: Path) -> None:
 def _options() -> argparse.Namespace:
     parser = report.parser(__doc__, quick="a tiny shape and few runs, for a minute on a laptop", threads=2)
     parser.add_argument("--shapes", nargs="+", choices=sorted(SHAPES), help="default: qwen2.5-0.5b; CUDA: llama-3-8b")
-    parser.add_argument("--lengths", nargs="+", type=int, help="chunks of a prompt; default 6; CUDA: 6 and 32")
-    parser.add_argument("--tokens", nargs="+", type=int, default=[512], help="of a chunk")
+    parser.add_argument("--lengths", nargs="+", type=int, help="chunks per prompt; default 6; CUDA: 6 and 32")
+    parser.add_argument("--tokens", nargs="+", type=int, default=[512], help="per chunk")
     parser.add_argument("--tiers", nargs="+", default=["memory", "disk"], choices=TIERS)
     parser.add_argument("--codecs", nargs="+", default=["raw"], choices=sorted(CODECS))
     parser.add_argument("--selectors", nargs="+", default=list(SELECTORS), choices=SELECTORS)
     parser.add_argument("--ratios", nargs="+", type=float, default=[0.05, 0.15])
-    parser.add_argument("--runs", type=int, default=5, help="of each method; fewer where prompts are long")
+    parser.add_argument("--runs", type=int, default=5, help="per method; fewer for long prompts")
     parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
-    parser.add_argument("--peak", action="store_true", help="show the share of the compute limit that is reached")
-    parser.add_argument("--memory", action="store_true", help="peak memory in place of times")
+    parser.add_argument("--peak", action="store_true", help="show the reached share of the compute limit")
+    parser.add_argument("--memory", action="store_true", help="peak memory instead of times")
     parser.add_argument("--tag", default="", help="added to the results' name")
     parser.add_argument("--one", nargs=2, metavar=("METHOD", "RATIO"), help=argparse.SUPPRESS)
     options = parser.parse_args()

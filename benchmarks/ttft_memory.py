@@ -1,4 +1,4 @@
-"""Peak memory of one action, beyond what was there before it: the process's high-water mark, or the device's."""
+"""Peak memory of one action beyond the memory before it: the high-water mark of the process or the device."""
 
 import ctypes
 import resource
@@ -12,7 +12,7 @@ STATUS, CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 
 
 def peak_bytes(action: Callable[[], Any], device: str) -> dict[str, int]:
-    """Runs `action` once: `peak_bytes` on top of what was allocated, `process_bytes` in all."""
+    """Run `action` once: `peak_bytes` beyond the memory allocated before, `process_bytes` in total."""
     if device == "cuda":
         torch.cuda.reset_peak_memory_stats()
         before = torch.cuda.memory_allocated()
@@ -22,7 +22,7 @@ def peak_bytes(action: Callable[[], Any], device: str) -> dict[str, int]:
     _trim()
     before = _status("VmRSS") if STATUS.exists() else _high_water()
     if CLEAR.exists():
-        CLEAR.write_text("5")  # the high-water mark begins anew, see proc(5)
+        CLEAR.write_text("5")  # resets the high-water mark, see proc(5)
     action()
     whole = _high_water()
     return {"peak_bytes": whole - before, "process_bytes": whole}
@@ -31,7 +31,7 @@ def peak_bytes(action: Callable[[], Any], device: str) -> dict[str, int]:
 def _high_water() -> int:
     if STATUS.exists():
         return _status("VmHWM")
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024  # Linux's unit; where /proc is missing, a guess
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024  # Linux's unit; without /proc this is a guess
 
 
 def _status(name: str) -> int:
@@ -40,7 +40,7 @@ def _status(name: str) -> int:
 
 
 def _trim() -> None:
-    """Give freed memory back, so that what the action takes is seen."""
+    """Return freed memory to the system, so that the action's memory is visible."""
     try:
         ctypes.CDLL(None).malloc_trim(0)
     except (OSError, AttributeError):

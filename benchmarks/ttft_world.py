@@ -1,9 +1,9 @@
-"""What `ttft.py` measures on: a real shape with random weights, an engine, and entries that cost no time to make.
+"""The engine that `ttft.py` measures: a real shape with random weights, and entries that take no time to make.
 
-Entries hold random keys, values and scores and go in through the store's own door: neither weights nor values change
-time. Every chunk is stored twice over its place: as KV made under other RoPE frequencies, which is fused wherever it
-stands, so that all chunks count in full; and the first one once more as what directly follows the prefix, exact, for
-the baselines that reuse exact prefixes.
+Entries have random keys, values and scores, and are stored through the store's own API; weights and values do not
+change the time. Every chunk is stored as KV made with other RoPE frequencies, so it is fused at any position and all
+chunks count in full. The first chunk is also stored as exact KV right behind the prefix, for the baselines that reuse
+exact prefixes.
 """
 
 from collections.abc import Callable
@@ -19,23 +19,23 @@ from ragkv.model.shapes import random_model
 from ragkv.store import Entry, EntryInfo
 
 QUESTION_TOKENS = 32
-TIERS = ("memory", "disk", "disk-direct")  # from the page cache, or past it
+TIERS = ("memory", "disk", "disk-direct")  # with and without the page cache
 
 
 @dataclass(frozen=True, slots=True)
 class Method:
-    """One way to make a prompt's KV and its last logits."""
+    """A method to compute a prompt's KV and its last logits."""
 
     name: str
     ratio: float = 1.0
 
     @property
     def fuses(self) -> bool:
-        """Whether chunks are fused: the others are baselines."""
+        """Whether the method fuses chunks; the others are baselines."""
         return self.name not in (TRANSFORMERS_FULL, TRANSFORMERS_PREFIX, OUR_FULL, OUR_PREFIX)
 
     def limit(self, layers: int, length: int) -> float | None:
-        """The speedup over a full prefill that the rows computed allow; `None` for a baseline."""
+        """The speedup over a full prefill that the computed rows allow; `None` for a baseline."""
         if not self.fuses:
             return None
         question = QUESTION_TOKENS / length * (2 if self.name == "sensitivity-query" and self.ratio else 1)
@@ -48,7 +48,7 @@ OUR_FULL, OUR_PREFIX = "full recompute", "exact prefix"
 
 
 def model_of(shape: str, device: str, longest: int) -> Any:
-    """The shape's model with random weights, its context at least `longest` tokens."""
+    """The shape's model with random weights and a context of at least `longest` tokens."""
     model = random_model(shape).to(device)
     model.config.max_position_embeddings = max(longest, model.config.max_position_embeddings)
     return model
@@ -113,7 +113,7 @@ class World:
             store.flush()
 
     def action(self, method: Method) -> Callable[[], Any]:
-        """What is timed: a prefill up to the last row's logits."""
+        """The timed action: a prefill up to the last row's logits."""
         run = self._action(method)
         if self.model.device.type != "cuda":
             return run
@@ -139,12 +139,12 @@ class World:
         return lambda: self.engine.prefill(self.question, self.chunks, ratio=method.ratio, selector=method.name)
 
     def _prefix_action(self, whole: torch.Tensor) -> Callable[[], Any]:
-        """transformers' own prefix reuse: its cache holds the first chunk, the rest is prefilled behind it."""
+        """transformers' own prefix reuse: the cache has the first chunk, the rest is prefilled behind it."""
         stop, held = len(self.first), DynamicCache()
         self._transformers(whole[:, :stop], held)
 
         def run() -> Any:
-            cache = DynamicCache()  # a prefill grows its cache: each run gets one over the held tensors
+            cache = DynamicCache()  # a prefill grows its cache, so each run gets a new one over the same tensors
             for layer, kept in enumerate(held.layers):
                 cache.update(kept.keys, kept.values, layer)
             return self._transformers(whole[:, stop:], cache)
