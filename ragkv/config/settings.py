@@ -61,7 +61,7 @@ class RedisConfig:
 
     url: str = ""  # redis://host:6379/0, rediss://host:6379/0 (TLS) or unix:///path
     prefix: str = "ragkv"  # of every key
-    max_bytes: int = 8 * GIB  # of all entries of this tenant, whoever wrote them
+    max_bytes: int = 8 * GIB  # of all entries of this tenant, from all replicas
     ttl_s: float | None = 7 * 24 * 3600.0  # an entry unused for longer is deleted; None: never
     timeout_s: float = 1.0  # for one answer, from its request to its last byte; then it is a cache miss
     connections: int = 4  # values fetched at the same time

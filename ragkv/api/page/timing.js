@@ -99,7 +99,7 @@ export function measure(body, follows) {
 function compared(fused, full, follows) {
   const scale = Math.max(fused.first_token_s, full.first_token_s);
   const times = full.first_token_s / Math.max(fused.first_token_s, 1e-9);
-  const verdict =
+  const comparison =
     times >= 1.05
       ? `${times.toFixed(1)} times faster`
       : times <= 0.95
@@ -107,15 +107,15 @@ function compared(fused, full, follows) {
         : "As fast";
   const line = (/** @type {string} */ name, /** @type {Timing} */ t) =>
     el("div", { class: "versus" }, el("span", {}, name), bar(t, scale), el("b", {}, duration(t.first_token_s)));
-  say(`${verdict} than full recompute: ${duration(fused.first_token_s)} against ${duration(full.first_token_s)}.`);
+  say(`${comparison} than full recompute: ${duration(fused.first_token_s)} against ${duration(full.first_token_s)}.`);
   return [
     line("Fused", fused),
     line("Full recompute", full),
     el(
       "p",
-      { class: "verdict" },
-      el("b", { "data-ratio": times.toFixed(3) }, verdict),
-      verdict === "As fast" ? " as full recompute to the first token. " : " to the first token. ",
+      { class: "comparison" },
+      el("b", { "data-ratio": times.toFixed(3) }, comparison),
+      comparison === "As fast" ? " as full recompute to the first token. " : " to the first token. ",
       el(
         "span",
         { class: "muted" },

@@ -57,7 +57,7 @@ def take(browser: Browser, address: str, folder: Path, name: str) -> None:
     ask(page, QUESTION)
     shot("answer")
     page.click(".measure")
-    page.wait_for_selector(".verdict")
+    page.wait_for_selector(".comparison")
     page.locator(".strip .opens").nth(2).focus()
     shot("measured")
     page.locator(".answer .cite").first.click()

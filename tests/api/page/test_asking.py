@@ -98,14 +98,14 @@ def test_compare_shows_both_times_and_their_ratio(asked: Any) -> None:
     ask(asked)
     with asked.expect_response(lambda response: response.url.endswith("/v1/compare")) as measured:
         asked.click(".measure")
-    asked.wait_for_selector(".verdict")
+    asked.wait_for_selector(".comparison")
     found = measured.value.json()
     ratio = found["full"]["timing"]["first_token_s"] / found["fused"]["timing"]["first_token_s"]
-    assert float(asked.locator(".verdict b").get_attribute("data-ratio")) == pytest.approx(ratio, abs=0.001)
+    assert float(asked.locator(".comparison b").get_attribute("data-ratio")) == pytest.approx(ratio, abs=0.001)
     assert asked.locator(".versus").count() == 2
     fused, full = (row.locator(".bar-fill").bounding_box()["width"] for row in asked.locator(".versus").all())
     assert full / fused == pytest.approx(ratio, rel=0.1, abs=0.1)
-    assert "This machine, this question" in asked.locator(".verdict").inner_text()
+    assert "This machine, this question" in asked.locator(".comparison").inner_text()
 
 
 def test_a_marker_opens_the_source_at_the_cited_span(asked: Any) -> None:

@@ -120,8 +120,8 @@ def test_a_conversation_is_deleted_after_a_confirmation(talked: Any) -> None:
 def test_comparing_a_follow_up_says_that_the_history_is_left_out(talked: Any) -> None:
     ask(talked, SECOND)
     talked.locator(".measure").last.click()
-    talked.wait_for_selector(".verdict")
-    assert "without the conversation before it" in talked.locator(".verdict").inner_text()
+    talked.wait_for_selector(".comparison")
+    assert "without the conversation before it" in talked.locator(".comparison").inner_text()
 
 
 def test_a_stopped_turn_is_not_part_of_the_conversation(talked: Any) -> None:

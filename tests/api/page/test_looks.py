@@ -37,7 +37,7 @@ def test_asking_a_question_needs_no_mouse(page: Any, library: str) -> None:
     page.keyboard.press("Escape")
     assert page.evaluate("document.activeElement.dataset.kind") == "chunk"
     page.keyboard.press("m")
-    page.wait_for_selector(".verdict")
+    page.wait_for_selector(".comparison")
     page.keyboard.press("n")
     assert page.evaluate("document.activeElement.id") == "question"
     page.keyboard.type("d/t?1")
@@ -86,7 +86,7 @@ def test_nothing_overflows_the_page_at_any_width(asked: Any, width: int) -> None
     asked.wait_for_selector(".welcome h1")
     ask(asked)
     asked.click(".measure")
-    asked.wait_for_selector(".verdict")
+    asked.wait_for_selector(".comparison")
     asked.evaluate("document.querySelector('#how').open = true")
     assert asked.evaluate("probes.outside()") == [width, []]
     for what in ("#documents", ".chip >> nth=0"):
@@ -125,7 +125,7 @@ def test_every_text_on_the_page_has_enough_contrast(asked: Any, scheme: str) -> 
     found = [asked.evaluate("probes.contrasts()")]
     ask(asked)
     asked.click(".measure")
-    asked.wait_for_selector(".verdict")
+    asked.wait_for_selector(".comparison")
     asked.click("#how summary")
     asked.click(".answer .cite >> nth=0")
     found.append(asked.evaluate("probes.contrasts()"))
