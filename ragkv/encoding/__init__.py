@@ -2,7 +2,7 @@
 
 from .background import BackgroundEncoder
 from .encoder import Encoder
-from .single_flight import EncodingClaim, Pace, SingleFlight
+from .single_flight import EncodingClaim, SingleFlight
 from .warming import Warmer, WarmReport
 
-__all__ = ["BackgroundEncoder", "Encoder", "EncodingClaim", "SingleFlight", "Pace", "WarmReport", "Warmer"]
+__all__ = ["BackgroundEncoder", "Encoder", "EncodingClaim", "SingleFlight", "WarmReport", "Warmer"]

@@ -28,28 +28,12 @@ class EncodingClaim:
     began_s: float  # monotonic
 
 
-class Pace:
-    """How long this replica takes to encode and write an entry, from the latest ones. Thread-safe."""
-
-    def __init__(self) -> None:
-        self._token_s: deque[float] = deque(maxlen=8)
-
-    def took(self, tokens: int, seconds: float) -> None:
-        """Record that an entry of so many tokens took that time."""
-        self._token_s.append(seconds / max(1, tokens))
-
-    def seconds(self, tokens: int) -> float | None:
-        """The longest time that an entry of so many tokens takes; `None` if nothing was encoded yet."""
-        latest = tuple(self._token_s)
-        return max(latest) * tokens if latest else None
-
-
 class SingleFlight:
     """Claims on chunks to be encoded. Thread-safe."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        self.pace = Pace()
+        self._token_s: deque[float] = deque(maxlen=8)  # seconds per token to encode and write the latest entries here
 
     def claim(self, key: str, tokens: int, is_stored: Callable[[], bool]) -> EncodingClaim | None:
         """Claim the entry of `key`; `None` if another replica encodes it or has done so. `finish` must follow.
@@ -57,7 +41,7 @@ class SingleFlight:
         `is_stored` looks up the entry again: another replica may have stored it and ended its claim after the caller
         looked.
         """
-        takes_s = self.pace.seconds(tokens)
+        takes_s = self._expected_s(tokens)
         expires_s = UNMEASURED_S if takes_s is None else max(LEAST_S, HEADROOM * takes_s)
         claim = self._store.claim(key, expires_s)
         if claim is not None and claim.tier is not None and is_stored():
@@ -70,13 +54,13 @@ class SingleFlight:
 
         def record() -> None:
             if encoded:
-                self.pace.took(claim.tokens, time.monotonic() - claim.began_s)
+                self.took(claim.tokens, time.monotonic() - claim.began_s)
 
         self._store.release(claim.claim, record)
 
     def arrived(self, key: str, tokens: int, stop: Callable[[], bool] = lambda: False) -> bool:
         """Wait for another replica's entry. `False` once that takes longer than encoding would, or `stop` says so."""
-        takes_s = self.pace.seconds(tokens)
+        takes_s = self._expected_s(tokens)
         if takes_s is None:
             return self._store.contains(key)
         until = time.monotonic() + takes_s
@@ -84,5 +68,14 @@ class SingleFlight:
             time.sleep(min(takes_s / POLLS, max(0.0, until - time.monotonic())))
         return here
 
+    def took(self, tokens: int, seconds: float) -> None:
+        """Record that this replica took that time to encode and write an entry of so many tokens."""
+        self._token_s.append(seconds / max(1, tokens))
 
-__all__ = ["EncodingClaim", "Pace", "SingleFlight"]
+    def _expected_s(self, tokens: int) -> float | None:
+        """The longest time that an entry of so many tokens takes; `None` if nothing was encoded here yet."""
+        latest = tuple(self._token_s)
+        return max(latest) * tokens if latest else None
+
+
+__all__ = ["EncodingClaim", "SingleFlight"]

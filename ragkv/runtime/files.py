@@ -1,4 +1,4 @@
-"""Files that are replaced as a whole."""
+"""Durable changes of files and folders."""
 
 import os
 import uuid
@@ -21,11 +21,16 @@ def replace_file(path: Path, data: bytes) -> None:
     except BaseException:
         draft.unlink(missing_ok=True)
         raise
-    folder = os.open(path.parent, os.O_RDONLY)
+    sync_folder(path.parent)
+
+
+def sync_folder(folder: Path) -> None:
+    """Make names that were created or removed in `folder` durable. Raises `OSError`."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        os.fsync(folder)  # makes the new name durable
+        os.fsync(descriptor)
     finally:
-        os.close(folder)
+        os.close(descriptor)
 
 
-__all__ = ["replace_file"]
+__all__ = ["replace_file", "sync_folder"]

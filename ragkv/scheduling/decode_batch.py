@@ -10,14 +10,12 @@ The batch knows no samplers and no text: choosing a token is up to its consumer,
 
 import threading
 import time
-from types import TracebackType
-from typing import Self
 
 import torch
 
 from ragkv.model import Adapter, PromptKV, Recording
 from ragkv.model.batching import DecodeRow, decode_rows
-from ragkv.runtime import openmp
+from ragkv.runtime import Closing, openmp
 
 from .compute_lock import ComputeLock, Waiter
 
@@ -26,8 +24,8 @@ from .compute_lock import ComputeLock, Waiter
 PATIENCE = 0.125
 
 
-class DecodeSlot:
-    """One request's place in the batch; leave it when the answer is complete."""
+class DecodeSlot(Closing):
+    """One request's place in the batch; close it when the answer is complete."""
 
     def __init__(self, batch: "DecodeBatch", kv: PromptKV, record: Recording | None) -> None:
         self._batch, self._kv, self._record = batch, kv, record
@@ -37,17 +35,9 @@ class DecodeSlot:
         """The logits (V,) float32 after `token`, whose KV is appended (and recorded). Waits until a step ran."""
         return self._batch._ask(_TokenRequest(self, DecodeRow(self._kv, token, self._record)))
 
-    def leave(self) -> None:
-        """No step waits for this request any more. Twice is harmless."""
+    def close(self) -> None:
+        """Leave the batch: no step waits for this request any more. Twice is harmless."""
         self._batch._leave(self)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.leave()
 
 
 class _TokenRequest:

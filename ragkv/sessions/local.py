@@ -94,8 +94,10 @@ class LocalSessions(Sessions):
         return session
 
     def _set_ttl(self, session: Session, ttl_s: float | None) -> None:
+        before = session.conversation
         super()._set_ttl(session, ttl_s)
-        self._write_later(session)
+        if session.conversation is not before:
+            self._write_later(session)
 
     def _write_later(self, session: Session) -> None:
         if self._manifests is not None:  # the job keeps the session alive until it is written

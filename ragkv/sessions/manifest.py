@@ -11,7 +11,6 @@ import contextlib
 import hashlib
 import json
 import logging
-import os
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from itertools import takewhile
@@ -19,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from ragkv.history import Block, Conversation, History, Part, PartKind, PastTurn
+from ragkv.runtime import replace_file, sync_folder
 from ragkv.store import Identity
 
 log = logging.getLogger(__name__)
@@ -108,41 +108,16 @@ class Manifests:
         """Save a conversation durably. Raises `OSError` and leaves the previous manifest if that fails."""
         data = encode(Summary.of(session_id, conversation, self._base), conversation, self._base)
         self._folder.mkdir(mode=0o700, exist_ok=True)
-        path = self._path(session_id)
-        draft = path.with_suffix(".tmp")
-        with contextlib.suppress(FileNotFoundError):
-            draft.unlink()
-        fd = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        try:
-            try:
-                view = memoryview(data)
-                while view:
-                    view = view[os.write(fd, view) :]
-                os.fsync(fd)
-            finally:
-                os.close(fd)
-            draft.replace(path)
-        except BaseException:
-            with contextlib.suppress(OSError):
-                draft.unlink()
-            raise
-        self._sync()
+        replace_file(self._path(session_id), data)
 
     def delete(self, session_id: str) -> None:
         """Delete a conversation's manifest, if there is one. Raises `OSError` if the system refuses."""
         with contextlib.suppress(FileNotFoundError):
             self._path(session_id).unlink()
-            self._sync()
+            sync_folder(self._folder)
 
     def _path(self, session_id: str) -> Path:
         return self._folder / f"{_hashed(session_id)}-{self._model_digest}.json"
-
-    def _sync(self) -> None:
-        fd = os.open(self._folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            os.fsync(fd)
-        finally:
-            os.close(fd)
 
 
 class OtherVersionError(Exception):

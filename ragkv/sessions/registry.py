@@ -64,13 +64,14 @@ class Sessions(SessionOwner):
                 session = self._live[session_id] = self._open(session_id)
             if discard is not None:
                 session.discard_by = discard
-            if ttl_s not in (None, session.conversation.ttl_s):
-                self._set_ttl(session, ttl_s)
+            self._set_ttl(session, ttl_s)  # before the refresh, which may find the session expired
         if session.lock.acquire(blocking=False):  # otherwise a turn runs, and the next one refreshes the session
             try:
                 self.refresh(session)
             finally:
                 session.lock.release()
+        with self._lock:
+            self._set_ttl(session, ttl_s)  # again, because the refresh may have read a state with another ttl
         return session
 
     @contextmanager
@@ -136,7 +137,9 @@ class Sessions(SessionOwner):
         return set(old.keys if old else ()) - set(new.keys if new else ())
 
     def _set_ttl(self, session: Session, ttl_s: float | None) -> None:
-        session.conversation = replace(session.conversation, ttl_s=ttl_s)
+        """Set a session's time to live, unless `ttl_s` is `None`. Needs `_lock`."""
+        if ttl_s not in (None, session.conversation.ttl_s):
+            session.conversation = replace(session.conversation, ttl_s=ttl_s)
 
     def _empty(self, ttl_s: float | None = None) -> Conversation:
         now = self.clock()

@@ -8,11 +8,10 @@ was, and its blocks are deleted. The planner decides which blocks are exact.
 import secrets
 from dataclasses import replace
 from functools import partial
-from types import TracebackType
-from typing import Self
 
 from ragkv.history import Block, Chain, History, Part, PartKind, PastTurn
 from ragkv.inference import Past, Prefill, Prompt, TurnKV
+from ragkv.runtime import Closing
 from ragkv.store import Turn, ids_digest
 from ragkv.types import Answer, TokenEvent
 
@@ -35,7 +34,7 @@ class DetachedTurn:
         """Finish the turn."""
 
 
-class SessionTurn(DetachedTurn):
+class SessionTurn(DetachedTurn, Closing):
     """A turn of a conversation. It cuts the KV that it makes into blocks."""
 
     keeps = True
@@ -93,12 +92,8 @@ class SessionTurn(DetachedTurn):
         self._ended = True
         self._drop_unused()
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def close(self) -> None:
+        """Delete the blocks of a turn that did not end. Does nothing after `end`."""
         if not self._ended:
             self._drop_unused()
 

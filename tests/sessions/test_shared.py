@@ -243,6 +243,15 @@ def test_an_idle_conversation_is_deleted_on_every_replica(tmp_path: Path, config
         assert there.session("t").turns == 1
 
 
+def test_a_ttl_given_on_another_replica_applies_from_its_next_turn(tmp_path: Path, config: RedisConfig) -> None:
+    with Replicas(tmp_path, config, 2) as (here, there):
+        ask(here, here.session("s"), 0)
+        session = there.session("s", ttl_s=60.0)
+        assert (session.turns, session.conversation.ttl_s) == (1, 60.0)
+        ask(there, session, 1)
+        assert here.session("s").conversation.ttl_s == 60.0
+
+
 def test_tenants_and_models_share_a_server_and_nothing_else(tmp_path: Path, config: RedisConfig) -> None:
     shared = {"shared": True}
     with (

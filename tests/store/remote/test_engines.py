@@ -98,7 +98,7 @@ def pair(redis_server: RedisServer, tmp_path: Path) -> Iterator[list[Engine]]:
 def wait_patiently(engines: list[Engine]) -> None:
     """Let the engines believe that encoding takes long, so that on a busy machine none gives up waiting."""
     for engine in engines:
-        engine.parts.background.single_flight.pace.took(1, 10.0)
+        engine.parts.background.single_flight.took(1, 10.0)
 
 
 def run_together(*work: Any) -> None:
@@ -155,7 +155,7 @@ def test_a_replica_waits_for_a_claimed_chunk_no_longer_than_encoding_takes(redis
         assert SingleFlight(dead).claim("k", 100, lambda: False) is not None  # and never encodes it
         assert single_flight.claim("k", 100, lambda: False) is None
         assert not single_flight.arrived("k", 100)  # it was not measured yet how long encoding takes
-        single_flight.pace.took(100, 0.4)
+        single_flight.took(100, 0.4)
         began = time.monotonic()
         assert not single_flight.arrived("k", 100)
         assert 0.35 < time.monotonic() - began < 5.0
