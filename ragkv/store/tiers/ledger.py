@@ -81,13 +81,13 @@ class Ledger(Generic[P]):
         """
         name = group_of(item)
         group = self._groups.get(name) or Group()
-        kept, kept_bytes = self._not_evictable(protected)
-        if item.size > self.capacity_bytes - kept_bytes:
+        excluded, excluded_bytes = self._not_evictable(protected)
+        if item.size > self.capacity_bytes - excluded_bytes:
             return False
         self.policy.held(name, max(group.extent, item.index + 1), group.size + item.size, now)
-        wanted = self._trim(item.size, item, kept, now)
+        wanted = self._trim(item.size, item, excluded, now)
         while wanted and not self._fits(item.size):
-            wanted = self._take(self._victim(kept, now), item.size, item, kept, now)
+            wanted = self._take(self._victim(excluded, now), item.size, item, excluded, now)
         if not wanted:
             self.cancel(item, now)
         return wanted
@@ -157,25 +157,25 @@ class Ledger(Generic[P]):
         more = [name for name in protected if name in self._groups and name not in self._pinned]
         return self._pinned.union(protected), self._pinned_bytes + sum(self._groups[name].size for name in more)
 
-    def _victim(self, kept: Set[str], now: float) -> Cut:
-        cut = self.policy.victim(kept, now)
-        assert cut is not None and cut.group not in kept, "a policy must cut while a group is unpinned"
+    def _victim(self, excluded: Set[str], now: float) -> Cut:
+        cut = self.policy.victim(excluded, now)
+        assert cut is not None and cut.group not in excluded, "a policy must cut while a group is unpinned"
         return cut
 
-    def _trim(self, need: int, item: Item | None, kept: Set[str], now: float) -> bool:
+    def _trim(self, need: int, item: Item | None, excluded: Set[str], now: float) -> bool:
         """Take the cuts that the policy wants whole; whether `item` itself is not among them."""
         cuts = list(self.policy.trims(not self._fits(need), now))
-        wanted = [self._take(cut._replace(whole=True), need, item, kept, now) for cut in cuts]
+        wanted = [self._take(cut._replace(whole=True), need, item, excluded, now) for cut in cuts]
         return all(wanted)
 
-    def _take(self, cut: Cut, need: int, item: Item | None, kept: Set[str], now: float) -> bool:
+    def _take(self, cut: Cut, need: int, item: Item | None, excluded: Set[str], now: float) -> bool:
         """Evict the tail of a group down to the cut, or until `need` bytes are free; whether `item` is not part of it.
 
-        Evicts nothing of the groups `kept`.
+        Evicts nothing of the groups `excluded`.
         """
         group = self._groups.get(cut.group) or Group()
         is_item = item is not None and cut.group == group_of(item) and item.index >= max(cut.keep, group.extent)
-        if cut.group in kept or (is_item and not cut.whole):
+        if cut.group in excluded or (is_item and not cut.whole):
             return not is_item  # `item` would be the tail of its own group, so it is the first to go
         while group.slots and group.slots[-1].item.index >= cut.keep:
             if not cut.whole and self._fits(need):
