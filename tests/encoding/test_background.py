@@ -73,11 +73,11 @@ class TestDamage:
             engine.flush()
             damage_layer(file_of(engine, tmp_path, B), layer)
 
-            hurt = engine.prefill(Q, [A, B, C], selector=selector, ratio=0.3)
-            assert torch.equal(hurt.logits, missed.logits)
-            assert counts(hurt.reuse) == counts(missed.reuse)
-            assert (hurt.reuse.missed_chunks, hurt.reuse.bytes_by_tier) == (1, missed.reuse.bytes_by_tier)
-            (note,) = hurt.reuse.notes
+            damaged = engine.prefill(Q, [A, B, C], selector=selector, ratio=0.3)
+            assert torch.equal(damaged.logits, missed.logits)
+            assert counts(damaged.reuse) == counts(missed.reuse)
+            assert (damaged.reuse.missed_chunks, damaged.reuse.bytes_by_tier) == (1, missed.reuse.bytes_by_tier)
+            (note,) = damaged.reuse.notes
             assert engine.parts.encoder.identity.key(B)[:12] in note
             assert "miss" in note
 
@@ -119,9 +119,9 @@ class TestDamage:
             engine.warm([A, B])
             clean = engine.answer(Q, [B, A], ratio=1.0, selector="hkvd", max_new_tokens=4)
             damage_layer(file_of(engine, tmp_path, A), 3)
-            hurt = engine.answer(Q, [B, A], ratio=1.0, selector="hkvd", max_new_tokens=4)
-            assert hurt.token_ids == clean.token_ids
-            assert len(hurt.reuse.notes) == 1
+            damaged = engine.answer(Q, [B, A], ratio=1.0, selector="hkvd", max_new_tokens=4)
+            assert damaged.token_ids == clean.token_ids
+            assert len(damaged.reuse.notes) == 1
 
     @pytest.mark.parametrize("tier", [MemoryTier, DiskTier])
     @pytest.mark.parametrize("error", [EntryDamagedError("?", "why"), OSError("gone"), RuntimeError("broken")])

@@ -19,19 +19,19 @@ from .helpers import until
 
 
 class Listener:
-    """Records what the store would be told."""
+    """Records what the store would receive."""
 
     def __init__(self) -> None:
-        self.told: list[tuple[str, PrefetchHint]] = []
+        self.calls: list[tuple[str, PrefetchHint]] = []
 
     def queued(self, hint: PrefetchHint) -> None:
-        self.told.append(("queued", hint))
+        self.calls.append(("queued", hint))
 
     def started(self, hint: PrefetchHint) -> None:
-        self.told.append(("started", hint))
+        self.calls.append(("started", hint))
 
     def left(self, hint: PrefetchHint) -> None:
-        self.told.append(("left", hint))
+        self.calls.append(("left", hint))
 
 
 class Queue:
@@ -69,9 +69,9 @@ class Queue:
             thread.join(20)
         stats = self.admission.stats()
         assert (stats.waiting, stats.admitted) == (0, 0)
-        for hint in {hint for _, hint in self.listener.told}:
-            told = [what for what, other in self.listener.told if other is hint]
-            assert told in (["queued", "started", "left"], ["queued", "left"])
+        for hint in {hint for _, hint in self.listener.calls}:
+            calls = [what for what, other in self.listener.calls if other is hint]
+            assert calls in (["queued", "started", "left"], ["queued", "left"])
 
 
 class TestQueue:
@@ -98,13 +98,13 @@ class TestQueue:
         queue = Queue(workers=1, queue_limit=2)
         for number in range(3):
             queue.ask(number)
-        told = len(queue.listener.told)
+        calls = len(queue.listener.calls)
         with (
             pytest.raises(QueueFullError, match="2 requests wait and the queue takes 2"),
             queue.admission.admitted(PrefetchHint(), queue.admission.ticket()),
         ):
             pytest.fail("no slot is free")
-        assert (queue.admission.stats().refused, len(queue.listener.told)) == (1, told)
+        assert (queue.admission.stats().refused, len(queue.listener.calls)) == (1, calls)
         queue.end()
 
     def test_a_queue_limit_of_zero_serves_only_requests_that_find_a_free_slot(self) -> None:

@@ -226,9 +226,9 @@ class TestErrors:
         def ask(length: int) -> str:
             with pytest.raises(RuntimeError, match="device is gone"):
                 through(batch, adapter, length)
-            return "told"
+            return "failed"
 
-        assert together([lambda length=length: ask(length) for length in LENGTHS]) == ["told"] * 4
+        assert together([lambda length=length: ask(length) for length in LENGTHS]) == ["failed"] * 4
         assert at_rest(batch)
 
     def test_an_interrupt_of_the_leader_ends_only_its_own_request(
@@ -304,29 +304,29 @@ class TestLongPrefill:
             batch, adapter = batch_of(engine), engine.parts.adapter
             events = engine.stream([5, 6], max_new_tokens=60, min_new_tokens=60)
             next(events)
-            told: list[object] = []
+            events_seen: list[object] = []
             run_layer, at_layer = adapter.run_layer, threading.Event()
 
             def slow(layer: int, *how: Any, **more: Any) -> torch.Tensor:
                 at_layer.set()
                 until(lambda: batch._waiting and time.perf_counter() - batch._stepped_at >= batch._step_s)
-                told.append(f"layer {layer}")
+                events_seen.append(f"layer {layer}")
                 return run_layer(layer, *how, **more)
 
             monkeypatch.setattr(adapter, "run_layer", slow)
 
             def prefill() -> None:
                 engine.prefill([7, 8], [A], reuse="none")
-                told.append("prefilled")
+                events_seen.append("prefilled")
 
             thread = threading.Thread(target=prefill)
             thread.start()
             assert at_layer.wait(20)
             for _ in range(8):
                 next(events)
-                told.append("token")
+                events_seen.append("token")
             thread.join(20)
-            before = told[: told.index("prefilled")]
+            before = events_seen[: events_seen.index("prefilled")]
             assert [event for event in before if event != "token"] == [f"layer {layer}" for layer in range(4)]
             assert before.count("token") >= 3  # one per layer; the last one may be recorded a moment later
             assert len(list(events)) == 60 - 9 + 1

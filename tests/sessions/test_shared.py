@@ -114,7 +114,7 @@ def test_the_second_of_two_concurrent_turns_gets_an_error_and_the_first_is_kept(
 
 def test_concurrent_replicas_lose_no_turn(tmp_path: Path, config: RedisConfig) -> None:
     """Three replicas ask four times each, and repeat a turn after a conflict: twelve turns."""
-    told: list[int] = []
+    conflicts: list[int] = []
 
     def turns(engine: Engine, first: int) -> None:
         for number in range(4):
@@ -123,7 +123,7 @@ def test_concurrent_replicas_lose_no_turn(tmp_path: Path, config: RedisConfig) -
                     ask(engine, engine.session("s"), first + number)
                     break
                 except SessionConflictError:
-                    told.append(first)
+                    conflicts.append(first)
 
     with Replicas(tmp_path, config, 3) as engines:
         threads = [threading.Thread(target=turns, args=(e, 10 * n)) for n, e in enumerate(engines)]
