@@ -63,11 +63,11 @@ def main() -> None:
 def _trained(model: torch.nn.Module, config: EngineConfig, texts: list[Text], steps: int) -> ScoreModel:
     """Scores trained on these texts."""
     with Engine(model, config=config) as engine:
-        lessons = [
+        examples = [
             TrainingExample(tuple(engine.chunk(ids) for ids in text.chunks), (Continuation(tuple(text.after), 1),))
             for text in texts
         ]
-        return train(engine, lessons, steps)
+        return train(engine, examples, steps)
 
 
 @torch.no_grad()

@@ -56,8 +56,8 @@ class Variance(StaticSelector):
         encoder = engine.parts.encoder
         self._chunk_start = len(encoder.prefix_ids)
         encoder.register([tuple(chunk) for chunk in chunks])
-        studied = (encoder.training_sample(tuple(chunk)) for chunk in chunks)
-        self._scores = torch.cat([sensitivity(entry.kv, others) for entry, others in studied])
+        samples = (encoder.training_sample(tuple(chunk)) for chunk in chunks)
+        self._scores = torch.cat([sensitivity(entry.kv, others) for entry, others in samples])
 
     def select(self, candidates: Candidates, ratio: float, seed: int) -> torch.Tensor:
         return top(self._scores[candidates.positions - self._chunk_start], budget(ratio, len(candidates)))

@@ -16,8 +16,8 @@ from ragkv.errors import EntryDamagedError
 from ragkv.runtime import Closing, openmp
 from ragkv.store import ALIGNMENT, Entry, EntryInfo, Lease, TierKind, aligned_empty
 
-SPARE_BUFFERS = 2
-SPARE_BYTES = 64 * 1024**2  # of a spare buffer; larger ones return to the system
+REUSABLE_BUFFERS = 2
+REUSABLE_BYTES = 64 * 1024**2  # of a buffer kept for reuse; larger ones return to the system
 
 _Slices = dict[int, list[torch.Tensor]]  # by index of the lease: slices (2, G, T, D) of consecutive layers
 
@@ -41,7 +41,7 @@ class ResidentLease(Lease):
 
 
 class Readers(Closing):
-    """An engine's reader threads and their spare buffers. Thread-safe.
+    """An engine's reader threads and their reusable buffers. Thread-safe.
 
     Buffers are reused because the system fills fresh memory with zeros, page by page, at the first write. For a request
     that reads small slices the buffers are a third of the bytes it reads, and the disk would wait meanwhile.
@@ -50,26 +50,26 @@ class Readers(Closing):
     def __init__(self, threads: int) -> None:
         self.threads = threads
         self.pool = ThreadPoolExecutor(threads, "ragkv-reader", initializer=openmp.use_one_thread)
-        self._spare: deque[torch.Tensor] = deque(maxlen=SPARE_BUFFERS)
+        self._reusable: deque[torch.Tensor] = deque(maxlen=REUSABLE_BUFFERS)
 
     def take(self, size: int, device: torch.device) -> torch.Tensor:
         """A page-aligned host buffer of at least `size` bytes, uninitialized; page-locked for a CUDA `device`."""
         if device.type != "cpu":  # torch reuses these itself: it knows which of them a copy still reads
             return torch.empty(size, dtype=torch.uint8, pin_memory=True)
         try:
-            buffer = self._spare.popleft()
+            buffer = self._reusable.popleft()
         except IndexError:
             buffer = torch.empty(0, dtype=torch.uint8)
         return buffer if buffer.numel() >= size else aligned_empty((size,), torch.uint8)
 
     def give_back(self, buffer: torch.Tensor) -> None:
         """Return a buffer that no thread reads or writes any more."""
-        if buffer.numel() <= SPARE_BYTES and not buffer.is_pinned():
-            self._spare.append(buffer)
+        if buffer.numel() <= REUSABLE_BYTES and not buffer.is_pinned():
+            self._reusable.append(buffer)
 
     def close(self) -> None:
         self.pool.shutdown()
-        self._spare.clear()
+        self._reusable.clear()
 
 
 class LayerReader(Closing):

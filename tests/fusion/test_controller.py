@@ -158,8 +158,8 @@ class TestComputedInstead:
     def ttft(made: Profile, shape: Shape, loads: list[Load], ratio: float, computed: tuple[int, ...]) -> float:
         """TTFT computed independently of the estimators."""
         kept = [load for i, load in enumerate(loads) if i not in computed]
-        holes = sum(loads[i].tokens for i in computed)
-        rows = shape.forced_rows + holes + ratio * sum(load.tokens for load in kept if load.fused)
+        misses = sum(loads[i].tokens for i in computed)
+        rows = shape.forced_rows + misses + ratio * sum(load.tokens for load in kept if load.fused)
         loading = load_s(made, kept).layer_s
         return made.start_s + loading + 2 * max(loading, 1.0 + 0.01 * rows)
 

@@ -136,14 +136,17 @@ def test_recompute_never_falls_with_the_ratio(made: Profile, shape: Shape, one: 
 
 
 @given(profiles, shapes, ratios, st.integers(1, 100))
-def test_a_cache_miss_never_costs_less_than_reuse(made: Profile, shape: Shape, ratio: float, hole: int) -> None:
-    hole = min(hole, shape.fused_tokens)
+def test_a_cache_miss_never_costs_less_than_reuse(made: Profile, shape: Shape, ratio: float, missed: int) -> None:
+    missed = min(missed, shape.fused_tokens)
     free = dataclasses.replace(made, place_token_layer_s=0.0)
-    holed = dataclasses.replace(
-        shape, fused_tokens=shape.fused_tokens - hole, forced_rows=shape.forced_rows + hole, selection=Selection.STATIC
+    with_miss = dataclasses.replace(
+        shape,
+        fused_tokens=shape.fused_tokens - missed,
+        forced_rows=shape.forced_rows + missed,
+        selection=Selection.STATIC,
     )
     whole = dataclasses.replace(shape, selection=Selection.STATIC)
-    assert recompute_s(free, ratio, holed).layer_s >= recompute_s(free, ratio, whole).layer_s - 1e-9
+    assert recompute_s(free, ratio, with_miss).layer_s >= recompute_s(free, ratio, whole).layer_s - 1e-9
 
 
 @given(profiles, shapes, ratios, st.lists(st.integers(1, 300), max_size=4), st.floats(0, 1), st.floats(0, 1))

@@ -132,28 +132,28 @@ class TestUse:
 
 
 class TestQuestion:
-    ASKED = torch.tensor([[1.0, 2.0], [0.5, -1.0]])
+    QUESTION = torch.tensor([[1.0, 2.0], [0.5, -1.0]])
 
     def test_with_an_untrained_network_no_question_changes_the_scores(self) -> None:
         torch.manual_seed(0)
         scores, model = torch.rand(7), ScoreModel(4, 16, 2)
-        studied = token_features(torch.randn(4, 2, 2, 7, 8), torch.randn(2, 4, 2, 2, 7, 8).unbind())
-        torch.testing.assert_close(model.weighted_by_question(scores, model(studied)[:, 1:], self.ASKED), scores)
+        features = token_features(torch.randn(4, 2, 2, 7, 8), torch.randn(2, 4, 2, 2, 7, 8).unbind())
+        torch.testing.assert_close(model.weighted_by_question(scores, model(features)[:, 1:], self.QUESTION), scores)
 
     def test_tokens_on_the_questions_topic_gain_and_the_sum_of_scores_stays(self) -> None:
         torch.manual_seed(0)
         model = ScoreModel(4, 32, 2)
-        heard = model.hear(self.ASKED / self.ASKED.square().mean(1, True).sqrt())
+        heard = model.hear(self.QUESTION / self.QUESTION.square().mean(1, True).sqrt())
         wanted = model.ask(_mixed(heard, model.muse))[0, :-1]
         topics = torch.stack((wanted, 0 * wanted, -wanted)).detach() * 9
-        weighed = model.weighted_by_question(torch.ones(3), topics, self.ASKED)
+        weighed = model.weighted_by_question(torch.ones(3), topics, self.QUESTION)
         assert weighed[0] > weighed[1] > weighed[2]
         assert weighed.sum() == pytest.approx(3.0)
 
     def test_scores_do_not_change_without_a_question_or_without_tokens(self) -> None:
         scores, topics, model = torch.rand(5), torch.rand(5, TOPICS), ScoreModel(4, 32, 2)
         assert torch.equal(model.weighted_by_question(scores, topics, torch.empty(0, 2)), scores)
-        assert model.weighted_by_question(scores[:0], topics[:0], self.ASKED).tolist() == []
+        assert model.weighted_by_question(scores[:0], topics[:0], self.QUESTION).tolist() == []
 
     def test_the_question_changes_which_tokens_are_recomputed(self, tmp_path: Path) -> None:
         """The questions have equal lengths, so stored scores alone would choose the same tokens for all of them."""

@@ -151,7 +151,7 @@ def test_a_request_reuses_the_buffer_of_a_finished_request_and_never_that_of_a_r
 def test_few_and_small_buffers_are_kept_and_too_small_ones_are_not_handed_out(
     readers: Readers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ragkv.fusion.pipeline.SPARE_BYTES", 2 * 4096)
+    monkeypatch.setattr("ragkv.fusion.pipeline.REUSABLE_BYTES", 2 * 4096)
     pieces = [readers.take(size, CPU) for size in (3 * 4096, 4096, 4096, 4096)]
     for piece in pieces:
         readers.give_back(piece)

@@ -82,8 +82,8 @@ class TestEveryFamily:
                     cos, sin = adapter.rope.tables(start + at + 1).span(
                         adapter.rope_kind(layer), start + at, start + at + 1
                     )
-                    turned = adapter.rotate(layer, own.record.kv[layer, 0, :, at : at + 1].unsqueeze(0), cos, sin)
-                    torch.testing.assert_close(turned, k_rot[:, :, at : at + 1], atol=1e-6, rtol=1e-6)
+                    rotated = adapter.rotate(layer, own.record.kv[layer, 0, :, at : at + 1].unsqueeze(0), cos, sin)
+                    torch.testing.assert_close(rotated, k_rot[:, :, at : at + 1], atol=1e-6, rtol=1e-6)
                 assert torch.equal(own.record.kv[layer, 1, :, :3], v[0])
 
 
