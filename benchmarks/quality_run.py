@@ -98,10 +98,10 @@ class Asker:
     def outcomes(self, method: Method) -> Iterator[Outcome]:
         """The outcome of every question with `method`."""
         selector = self._selector(method)
-        heeds = selector is not None and (isinstance(selector, AskingSelector) or selector.needs_scores)
+        by_question = selector is not None and (isinstance(selector, AskingSelector) or selector.needs_scores)
         made = None  # equal for all questions, unless the selector uses the question
         for question, reference in zip(self._context.questions, self._references, strict=True):
-            if made is None or heeds:
+            if made is None or by_question:
                 with lens.bottom_right_triangle() if method.triangle else nullcontext():
                     made = self._context_kv(method, self.tail(question))
             yield self._outcome(question, reference, *made)

@@ -27,7 +27,7 @@ class SessionInfo:
 class SessionOwner(ABC):
     """What a session and its turns need of the `Sessions` that made it.
 
-    Whoever calls `refresh`, `commit`, `clear` or `delete` holds the session.
+    The caller of `refresh`, `commit`, `clear` or `delete` must hold the session.
     """
 
     parts: EngineParts

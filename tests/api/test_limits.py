@@ -101,7 +101,7 @@ def test_a_request_above_a_quota_gets_403(held: int, more: int, fits: bool) -> N
     check_quota(ANONYMOUS, "documents", 10**9, 1)
 
 
-def test_of_concurrent_requests_only_one_gets_the_last_place_of_a_quota() -> None:
+def test_only_one_of_concurrent_requests_gets_the_last_place_of_a_quota() -> None:
     quotas, who = QuotaGuard(), Principal("a", "a", "a", Quota(documents=1, sessions=1))
     stored: list[int] = []
     talks: list[str] = []

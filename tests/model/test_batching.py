@@ -10,7 +10,7 @@ from ragkv.model import Adapter, PromptKV, Recording, adapt, full_pass
 from ragkv.model.batching import DecodeRow, decode_rows
 from tests import tiny_models
 
-ROOM = 12
+MAX_NEW_TOKENS = 12
 LENGTHS = (3, 45, 30, 61, 24, 47)  # around the window and around the length where RoPE changes
 
 
@@ -26,10 +26,10 @@ class Talk:
 
 def talk(adapter: Adapter, length: int, seed: int) -> Talk:
     prompt = torch.tensor(tiny_models.tokens(length, seed))
-    kvs = [adapter.new_kv(length + ROOM) for _ in range(2)]
+    kvs = [adapter.new_kv(length + MAX_NEW_TOKENS) for _ in range(2)]
     for kv in kvs:
         full_pass(adapter, prompt, kv)
-    return Talk(*kvs, adapter.new_recording(length, length + ROOM))
+    return Talk(*kvs, adapter.new_recording(length, length + MAX_NEW_TOKENS))
 
 
 @torch.no_grad()
@@ -51,7 +51,7 @@ class TestEveryFamily:
     def test_a_prompt_gets_its_solo_logits_in_a_batch_that_others_join_and_leave(self, family: str) -> None:
         adapter, chance = adapt(tiny_models.model(family)), random.Random(7)
         talks = [talk(adapter, length, seed) for seed, length in enumerate(LENGTHS)]
-        while able := [t for t in talks if t.decoded < ROOM]:
+        while able := [t for t in talks if t.decoded < MAX_NEW_TOKENS]:
             present = chance.sample(able, chance.randint(1, len(able)))
             tokens = tiny_models.tokens(len(present), seed=chance.randrange(10**6))
             together = decode_rows(

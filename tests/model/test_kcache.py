@@ -18,7 +18,7 @@ from tests import tiny_models
 CPU = torch.device("cpu")
 STEPS = 200
 PROMPT = 60
-ROOM = STEPS + 5
+HEADROOM = STEPS + 5
 TOP = ("llama", "gemma2", "mistral", "qwen3", "gpt_neox", "llama-dynamic", "cohere2")  # the last three: MHA, RoPE, NoPE
 
 
@@ -183,7 +183,7 @@ def test_during_prefill_at_most_one_more_layer_of_values_is_on_the_device() -> N
 
 def test_only_rows_on_the_host_count_as_fetched() -> None:
     adapter = adapt(tiny_models.model("llama"))
-    kv = offloaded(adapter, PROMPT + ROOM, KCacheConfig(top_n=5, resident_layers=1))
+    kv = offloaded(adapter, PROMPT + HEADROOM, KCacheConfig(top_n=5, resident_layers=1))
     token = prefilled(adapter, kv)
     for _ in range(3):
         before = kv.rows_fetched
@@ -198,8 +198,8 @@ def test_only_rows_on_the_host_count_as_fetched() -> None:
 @pytest.mark.parametrize("family", TOP)
 def test_forced_kcache_with_n_of_all_keys_equals_ordinary_decoding_over_200_tokens(family: str) -> None:
     adapter = adapt(tiny_models.model(family))
-    ordinary = adapter.new_kv(PROMPT + ROOM)
-    forced = offloaded(adapter, PROMPT + ROOM, KCacheConfig(PROMPT + ROOM, resident_layers=1, fall_back=False))
+    ordinary = adapter.new_kv(PROMPT + HEADROOM)
+    forced = offloaded(adapter, PROMPT + HEADROOM, KCacheConfig(PROMPT + HEADROOM, resident_layers=1, fall_back=False))
     token = prefilled(adapter, ordinary)
     assert prefilled(adapter, forced) == token
     for _ in range(STEPS):
@@ -271,7 +271,7 @@ def test_a_failed_kcache_step_may_be_tried_again() -> None:
                 raise RuntimeError("on purpose")
             return super().attend(layer, *_)
 
-    kvs = [offloaded(adapter, PROMPT + ROOM, KCacheConfig(9, 1), staged_rows=2) for _ in range(2)]
+    kvs = [offloaded(adapter, PROMPT + HEADROOM, KCacheConfig(9, 1), staged_rows=2) for _ in range(2)]
     for kv in kvs:
         prefilled(adapter, kv)
     broken = Broken(adapter.kv_shape, 1, torch.float32, CPU)
@@ -413,7 +413,10 @@ def test_a_model_with_another_attention_implementation_is_refused() -> None:
 @pytest.mark.parametrize("family", ["llama", "gemma2", "mistral", "qwen3"])
 def test_on_a_gpu_kcache_with_n_of_all_keys_equals_ordinary_decoding(family: str) -> None:
     adapter = adapt(tiny_models.model(family).cuda())
-    kvs = [adapter.new_kv(PROMPT + ROOM), offloaded(adapter, PROMPT + ROOM, KCacheConfig(999, 1, fall_back=False))]
+    kvs = [
+        adapter.new_kv(PROMPT + HEADROOM),
+        offloaded(adapter, PROMPT + HEADROOM, KCacheConfig(999, 1, fall_back=False)),
+    ]
     token = 5
     for kv in kvs:
         with torch.no_grad():
