@@ -12,8 +12,6 @@ import ctypes
 from functools import cache
 from pathlib import Path
 
-import torch
-
 _SOFT = 1  # omp_pause_soft
 
 
@@ -26,6 +24,8 @@ def release_threads() -> None:
 def use_one_thread() -> None:
     """Compute without a pool on the calling thread from now on: it runs while the model computes."""
     if (openmp := _gnu_openmp()) is not None:
+        import torch  # here, so that importing ragkv.runtime stays light
+
         torch.get_num_threads()  # torch sets a thread's number of workers at its first call, so this must come first
         openmp.omp_set_num_threads(1)
 
@@ -33,6 +33,8 @@ def use_one_thread() -> None:
 @cache
 def _gnu_openmp() -> ctypes.CDLL | None:
     """The OpenMP library of this torch, if it is GNU's: others have one pool for all threads."""
+    import torch
+
     path = Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"  # its dependencies are searched for symbols, too
     try:
         found = ctypes.CDLL(str(path))
