@@ -2,17 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from enum import Enum
 from typing import Any
-
-
-class Unset(Enum):
-    """Stands for "not given" where `None` has a meaning of its own."""
-
-    UNSET = "unset"
-
-
-UNSET = Unset.UNSET
 
 
 @dataclass(frozen=True, slots=True)

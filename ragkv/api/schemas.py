@@ -13,7 +13,6 @@ from ragkv.encoding import WarmReport
 from ragkv.fusion import SELECTORS
 from ragkv.inference import AnswerOptions
 from ragkv.retrieval import RETRIEVERS
-from ragkv.types import UNSET
 
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
 ID_PATTERN = r"^[^\x00-\x1f\x7f]{1,256}$"
@@ -63,8 +62,11 @@ class FusionOptions(Part):
 
     @property
     def engine_options(self) -> AnswerOptions:
-        """The engine's options. It tells a ratio of null from a ratio that was left out."""
-        return {"ratio": self.ratio if "ratio" in self.model_fields_set else UNSET, "selector": self.selector}
+        """The engine's options. A ratio of null is passed on; a ratio that was left out is not."""
+        options: AnswerOptions = {"selector": self.selector}
+        if "ratio" in self.model_fields_set:
+            options["ratio"] = self.ratio
+        return options
 
 
 class ReuseOptions(FusionOptions):

@@ -15,7 +15,7 @@ from ragkv.model import Adapter
 from ragkv.model.decoding import SETTINGS, generation_config
 from ragkv.model.layout import TemplateRuns, encode
 from ragkv.model.stopping import TextStream
-from ragkv.types import UNSET, Chunk, Text, Unset
+from ragkv.types import Chunk, Text
 
 from .request import AnswerOptions, ChunkLike, Past, PrefillMethod, PrefillOptions, Prompt, Request
 
@@ -110,8 +110,7 @@ class Intake:
     def method(self, options: PrefillOptions) -> PrefillMethod:
         """How to make a prompt's KV: the options, else the config's, as far as the gate result allows."""
         fusion = self._config.fusion
-        given, reuse = options.get("ratio", UNSET), options.get("reuse", "fused")
-        ratio = fusion.ratio if isinstance(given, Unset) else given
+        ratio, reuse = options.get("ratio", fusion.ratio), options.get("reuse", "fused")
         controlled = ratio is None
         if ratio is None:
             ratio = R_STAR
@@ -127,7 +126,7 @@ class Intake:
             approximate_history=self._config.session.inexact_history == "keep",
             controlled=controlled and reuse == "fused",
         )
-        return self._gated(method) if controlled or isinstance(given, Unset) else method
+        return self._gated(method) if controlled or "ratio" not in options else method
 
     def apply_gate_result(self, gate_result: GateResult | None) -> None:
         """From now on follow the quality gate's result in every request that does not name a ratio."""

@@ -19,7 +19,7 @@ from ragkv.fusion import Fused, Selector
 from ragkv.history import EMPTY, Discard, History, Part, PartKind
 from ragkv.model import Recording
 from ragkv.scheduling import Ticket
-from ragkv.types import Chunk, PromptSpan, Reuse, Timing, Unset
+from ragkv.types import Chunk, PromptSpan, Reuse, Timing
 
 ChunkLike = Chunk | str | Sequence[int]
 
@@ -118,7 +118,7 @@ class Prefill:
 class PrefillOptions(TypedDict, total=False):
     """Options of `Engine.prefill` and `Engine.append`. An option that is left out is the config's."""
 
-    ratio: float | Unset | None  # recompute ratio in [0, 1]; None: the loading controller chooses
+    ratio: float | None  # recompute ratio in [0, 1]; None: the loading controller chooses
     selector: str | Selector | None
     reuse: ReuseMode  # "fused", "prefix" (only what is exact) or "none" (full recompute)
     deadline_s: float | None  # seconds from the call until the request is given up
