@@ -1,9 +1,9 @@
 """API keys: the file that stores them as digests, and the keys of a running server.
 
 A key is `rk-ID-SECRET`. The id is public: it appears in logs and lists, and names the key to revoke. The secret is 256
-random bits, and the file holds only the SHA-256 digest of the whole key. A slow hash protects passwords that people
-choose, because an attacker can search those; nobody can search 2**256 secrets, and a slow hash on every request would
-only help an attacker to keep the server busy.
+random bits, and the file holds only the SHA-256 digest of the whole key. The digest needs no slow hash: that protects
+passwords that people choose, which an attacker can search, but 2**256 secrets are too many to search. A slow hash on
+every request would only help an attacker to keep the server busy.
 
 The file is replaced as a whole, under a lock, with mode 0600. A running server checks the file's time stamp on every
 request, so new and revoked keys need no restart. Once there is a key file, a key is required, even if the file is
@@ -18,7 +18,6 @@ import logging
 import os
 import re
 import secrets
-import tempfile
 import threading
 import time
 from collections.abc import Iterator
@@ -30,6 +29,7 @@ from filelock import FileLock
 
 from ragkv.config import at_least, build
 from ragkv.errors import ConfigError, InputError
+from ragkv.runtime import replace_file
 
 SECRET_BYTES = 32
 ID_BYTES = 6
@@ -178,9 +178,8 @@ class KeyFile:
         """Replace a key by a new one with its name, tenant and rate; the old one stays valid for `grace_s`."""
         with self._edit() as content:
             old, now = content.find(key_id), time.time()
-            content.keys.remove(old)
             expires = now + grace_s if old.expires is None else min(old.expires, now + grace_s)
-            content.keys.append(dataclasses.replace(old, expires=expires))
+            content.keys[content.keys.index(old)] = dataclasses.replace(old, expires=expires)
             content.keys = [key for key in content.keys if key.is_valid(now)]
             return content.create(old.name, old.tenant, old.rate, None)
 
@@ -191,25 +190,7 @@ class KeyFile:
         with FileLock(f"{self.path}.lock", mode=0o600):
             content = self.read()
             yield content
-            self._write(content)
-
-    def _write(self, content: KeyFileContent) -> None:
-        """Replace the file atomically and durably."""
-        descriptor, name = tempfile.mkstemp(dir=self.path.parent, prefix=f".{self.path.name}.")  # its mode is 0600
-        try:
-            with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-                json.dump(dataclasses.asdict(content), file, indent=1)
-                file.flush()
-                os.fsync(file.fileno())
-            Path(name).replace(self.path)
-        except BaseException:
-            Path(name).unlink(missing_ok=True)
-            raise
-        directory = os.open(self.path.parent, os.O_RDONLY)
-        try:
-            os.fsync(directory)
-        finally:
-            os.close(directory)
+            replace_file(self.path, json.dumps(dataclasses.asdict(content), indent=1).encode())
 
 
 class KeyRing:

@@ -138,7 +138,9 @@ def test_an_expired_key_is_refused(file: KeyFile) -> None:
 
 def test_a_rotated_key_keeps_tenant_rate_and_quota(file: KeyFile) -> None:
     old, key = file.add("alice", rate=Rate(10, None), quota=Quota(sessions=3))
+    file.add("bob")
     new, successor = file.rotate(key.id, grace_s=1000.0)
+    assert [one.name for one in file.read().keys] == ["alice", "bob", "alice"]  # the old key stays in its place
     ring = KeyRing(file.path)
     before, after = ring.principal(old), ring.principal(new)
     assert before is not None and after is not None
