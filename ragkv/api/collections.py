@@ -14,7 +14,6 @@ import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
 from ragkv.encoding import WarmReport
@@ -33,14 +32,6 @@ COLLECTION_NAME = re.compile(schemas.NAME_PATTERN)
 DEFAULT_COLLECTION = "default"  # without tenants, `ragkv ingest` fills this one
 FACTS = "collection.json"
 _DELETED = ".deleted-"  # prefix of the directories of deleted collections
-
-
-@dataclass(frozen=True, slots=True)
-class Stored:
-    """What an ingestion did."""
-
-    index: IngestReport
-    kv: WarmReport
 
 
 class Collection:
@@ -68,7 +59,8 @@ class Collections(Closing):
         self._home, self._directory = directory, directory / "collections"
         self._engine, self._embedder = engine, embedder
         self._table = threading.Condition()  # guards `_open` and the directories' names
-        self._dropping = threading.Lock()  # of two threads that drop the same text, one sees that nobody holds it
+        # Held from a text's removal to the drop of its KV: if two collections remove a text, the second drops its KV.
+        self._dropping = threading.Lock()
         self._open: dict[str, Collection] = {}
         for leftover in self._directory.glob(f"{_DELETED}*"):  # a kill interrupted its deletion
             self._erase(leftover)
@@ -132,7 +124,7 @@ class Collections(Closing):
         self._erase(doomed)
         return True
 
-    def ingest(self, collection: Collection, documents: Iterable[Document]) -> Stored:
+    def ingest(self, collection: Collection, documents: Iterable[Document]) -> tuple[IngestReport, WarmReport]:
         """Store documents in a leased collection, KV included."""
         rag = collection.rag
         with self._dropping:
@@ -140,9 +132,9 @@ class Collections(Closing):
             self._drop(passage.text for passage in report.forgotten_passages)
         ids = (*report.added, *report.changed, *report.unchanged)
         passages = [passage for document in ids for passage in rag.index.passages(document)]
-        kv = self._engine.warm([rag.chunk(passage) for passage in passages])
+        warmed = self._engine.warm([rag.chunk(passage) for passage in passages])
         self.drop_if_deleted(collection.name, [passage.text for passage in passages])
-        return Stored(report, kv)
+        return report, warmed
 
     def remove(self, collection: Collection, document_ids: Sequence[str]) -> Removal:
         """Delete documents of a leased collection, and the KV of texts that no collection holds any more."""

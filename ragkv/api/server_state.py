@@ -23,18 +23,13 @@ class Readiness:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._reason: str | None = "The model is being loaded."
-        self._running = 0
+        self.running = 0  # running requests
         self.draining = False
 
     @property
     def unavailable_reason(self) -> str | None:
         """Why no request is accepted; `None` while requests are accepted."""
         return "The server is shutting down." if self.draining else self._reason
-
-    @property
-    def running(self) -> int:
-        """The number of running requests."""
-        return self._running
 
     def set_ready(self) -> None:
         """Accept requests: the model is loaded."""
@@ -54,12 +49,12 @@ class Readiness:
             if (reason := self.unavailable_reason) is not None:
                 after_s, code = (5, "shutting_down") if self.draining else (2, "not_ready")
                 raise ApiError(503, f"{reason} Ask again.", code=code, retry_after_s=after_s)
-            self._running += 1
+            self.running += 1
 
     def end_request(self) -> None:
         """Count a request as finished."""
         with self._lock:
-            self._running -= 1
+            self.running -= 1
 
 
 @dataclass(frozen=True, slots=True)

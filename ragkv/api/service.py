@@ -1,6 +1,5 @@
 """What the routes use: the tenants on the loaded model, and the worker pools; FastAPI dependencies for both."""
 
-import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -11,10 +10,12 @@ from fastapi import Depends, Request
 
 from ragkv.config import EngineConfig, StoreConfig
 from ragkv.engine import Engine
+from ragkv.model.loading import quiet_transformers
 from ragkv.rag import DOCUMENT_END
 from ragkv.retrieval import Embedder, resolve_embedder
 from ragkv.runtime import Closing
 
+from .collections import Collection
 from .errors import ApiError
 from .keys import Principal
 from .metrics import TenantStats
@@ -36,7 +37,6 @@ class Service(Closing):
         self.answer_pool = WorkerPool("answer", config.queue.limit, config.queue.deadline_s)
         self.task_pool = WorkerPool("task", config.queue.limit, None, TASK_THREADS)
         self._tenants: Tenants | None = None
-        self._lock = threading.Lock()
 
     @property
     def model_id(self) -> str:
@@ -55,7 +55,7 @@ class Service(Closing):
         Path(self.config.home).mkdir(parents=True, exist_ok=True, mode=0o700)
         config = self.config.engine
         if model is None:
-            _quiet_transformers()
+            quiet_transformers()
             settings = EngineConfig(
                 device=config.device,
                 dtype=config.dtype,
@@ -67,8 +67,7 @@ class Service(Closing):
             embedder = embedder or resolve_embedder(device=settings.device)
         if not model.is_reader and not config.prompt.chunk_end:
             config = replace(config, prompt=replace(config.prompt, chunk_end=DOCUMENT_END))
-        with self._lock:
-            self._tenants = Tenants(replace(self.config, engine=config), model, embedder)
+        self._tenants = Tenants(replace(self.config, engine=config), model, embedder)
 
     def tenant_stats(self) -> Sequence[TenantStats]:
         """The stats of the open tenants. Opens no tenant, and is fast."""
@@ -85,13 +84,6 @@ class Service(Closing):
         self.task_pool.close()
         if self._tenants is not None:
             self._tenants.close()
-
-
-def _quiet_transformers() -> None:
-    from transformers.utils import logging as transformers_logging
-
-    transformers_logging.set_verbosity_error()  # type: ignore[no-untyped-call]
-    transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
 
 
 def _service(request: Request) -> Service:
@@ -123,6 +115,15 @@ class TenantExecutor:
                 return work(tenant)
 
         return await self.service.task_pool.run(self._request, on_thread)
+
+    async def run_on_collection(self, name: str, work: Callable[[Collection], T]) -> T:
+        """Return what `work` returns for a collection of the tenant; raises `ApiError` 404 if there is none."""
+
+        def on_tenant(tenant: Tenant) -> T:
+            with tenant.collections.lease(name) as collection:
+                return work(collection)
+
+        return await self.run(on_tenant)
 
 
 TenantExecutorDep = Annotated[TenantExecutor, Depends()]

@@ -20,6 +20,7 @@ from ragkv.config import (
     at_least,
     build,
     environment_values,
+    one_of,
     toml_values,
 )
 from ragkv.errors import ConfigError
@@ -79,8 +80,8 @@ class LogConfig:
     format: str = "auto"  # json: one line per event; console: for people; auto: console on a terminal, else json
 
     def __post_init__(self) -> None:
-        _one_of("log.level", self.level, LOG_LEVELS)
-        _one_of("log.format", self.format, LOG_FORMATS)
+        one_of("log.level", self.level, LOG_LEVELS)
+        one_of("log.format", self.format, LOG_FORMATS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,8 +190,3 @@ def _over(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
 def _without_none(flags: Mapping[str, Any]) -> dict[str, Any]:
     nested = {name: _without_none(value) if isinstance(value, Mapping) else value for name, value in flags.items()}
     return {name: value for name, value in nested.items() if value is not None}
-
-
-def _one_of(name: str, value: str, known: tuple[str, ...]) -> None:
-    if value not in known:
-        raise ConfigError(f"{name} is {value!r}; it must be one of: {', '.join(known)}.")

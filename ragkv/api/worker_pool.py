@@ -32,7 +32,7 @@ class WorkContext:
     def __init__(self, request: Request, deadline_s: float | None) -> None:
         """`deadline_s` counts from now; `None`: no deadline."""
         self.request = request
-        self.cancelled = threading.Event()  # set once nobody waits for the result
+        self.cancelled = threading.Event()  # set once the result is no longer needed
         self._ends = None if deadline_s is None else time.monotonic() + deadline_s
         self._deadline_s = deadline_s
 
@@ -130,9 +130,9 @@ class WorkerPool:
                     for item in items:
                         if not channel.put(item, context):
                             break
-                channel.end(None)
+                channel.send(None)
             except BaseException as error:
-                channel.end(error)
+                channel.send(error)
 
         context, _ = self._submit(request, drain)
         try:
@@ -158,7 +158,7 @@ class WorkerPool:
         except BaseException:
             self._finish(context)
             raise
-        # The work counts until it has ended, also if nobody waits for it any more.
+        # Abandoned work counts too, until it has ended.
         future.add_done_callback(lambda _: self._finish(context))
         return context, future
 
@@ -176,23 +176,20 @@ class _Channel(Generic[T]):
         self._items: asyncio.Queue[tuple[T] | BaseException | None] = asyncio.Queue()
 
     def put(self, item: T, context: WorkContext) -> bool:
-        """Wait for a free place and add `item`; `False` if nobody reads any more. Raises `DeadlineError`."""
+        """Wait for a free place and add `item`; `False` if the reader has stopped. Raises `DeadlineError`."""
         while not self._free.acquire(timeout=context.remaining_s):
             pass  # `remaining_s` raises after the deadline
-        return not context.cancelled.is_set() and self._send((item,))
-
-    def end(self, error: BaseException | None) -> None:
-        """End the stream, with `error` if there is one."""
-        self._send(error)
+        return not context.cancelled.is_set() and self.send((item,))
 
     def stop_reading(self) -> None:
         """Wake a thread that waits for a free place, so that it sees `cancelled`."""
         self._free.release()
 
-    def _send(self, item: tuple[T] | BaseException | None) -> bool:
+    def send(self, item: tuple[T] | BaseException | None) -> bool:
+        """Add an item, or end the stream: with an error, or with `None`. `False` if the loop is closed."""
         try:
             self._loop.call_soon_threadsafe(self._items.put_nowait, item)
-        except RuntimeError:  # the loop is closed
+        except RuntimeError:
             return False
         return True
 

@@ -58,12 +58,10 @@ class EngineOptions:
     @contextmanager
     def engine(self) -> Iterator["Engine"]:
         """The engine; closed at the end."""
-        from transformers.utils import logging as transformers_logging
-
         from ragkv.engine import Engine
+        from ragkv.model.loading import quiet_transformers
 
-        transformers_logging.set_verbosity_error()  # type: ignore[no-untyped-call]
-        transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+        quiet_transformers()
         with Engine.from_pretrained(self.model, self.config()) as engine:
             yield engine
 

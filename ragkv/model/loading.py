@@ -97,5 +97,13 @@ def float_dtype(name: str) -> torch.dtype:
     return dtype
 
 
+def quiet_transformers() -> None:
+    """Turn off transformers' warnings and progress bars in this process."""
+    from transformers.utils import logging
+
+    logging.set_verbosity_error()  # type: ignore[no-untyped-call]
+    logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+
+
 def _first_line(error: BaseException) -> str:
     return str(error).strip().split("\n")[0] or type(error).__name__

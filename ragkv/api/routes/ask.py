@@ -43,7 +43,7 @@ async def ask(
     """Retrieve passages, fuse their stored KV, and answer with sources, citations and a report."""
     limits = service.config.limits
     _check(body, limits)
-    checked_max_tokens(body.max_tokens, limits)
+    max_tokens = checked_max_tokens(body.max_tokens, limits)
 
     def work(context: WorkContext) -> Generator[NamedEvent | AskResponse, None, None]:
         with (
@@ -55,7 +55,7 @@ async def ask(
             numbers = [source.number for source in sources]
             yield "sources", {"sources": [source.model_dump() for source in sources]}
             options = body.engine_options
-            options["max_new_tokens"] = checked_max_tokens(body.max_tokens, limits)
+            options["max_new_tokens"] = max_tokens
             for event in stream_answer(context, tenant.engine, limits, body.question, chunks, session, **options):
                 if isinstance(event, Prefill):
                     yield "prompt", PrefillReport(**prefill_fields(event, numbers)).model_dump()

@@ -8,6 +8,7 @@ from ragkv.retrieval import Document, Index
 
 from .. import schemas
 from ..answers import check_text
+from ..collections import Collection
 from ..errors import ApiError, check_at_most, not_found, responses
 from ..keys import Principal
 from ..reports import sources_of, title_of
@@ -67,12 +68,7 @@ async def create_collection(
 @router.get("/{name}", summary="Show a collection", responses=responses(404))
 async def show_collection(name: CollectionName, executor: TenantExecutorDep) -> schemas.Collection:
     """The size of a collection."""
-
-    def work(tenant: Tenant) -> schemas.Collection:
-        with tenant.collections.lease(name) as collection:
-            return collection.info
-
-    return await executor.run(work)
+    return await executor.run_on_collection(name, lambda collection: collection.info)
 
 
 @router.delete("/{name}", summary="Delete a collection", responses=responses(404))
@@ -112,12 +108,7 @@ async def list_documents(
     after: Annotated[str | None, Query(min_length=1, description="`next` of the previous page.")] = None,
 ) -> schemas.DocumentList:
     """A page of documents, in the order in which they were stored."""
-
-    def work(tenant: Tenant) -> schemas.DocumentList:
-        with tenant.collections.lease(name) as collection:
-            return _page(collection.rag.index, limit, after)
-
-    return await executor.run(work)
+    return await executor.run_on_collection(name, lambda collection: _page(collection.rag.index, limit, after))
 
 
 @router.get("/{name}/documents/{document_id:path}", summary="Show a document", responses=responses(404))
@@ -126,16 +117,15 @@ async def show_document(
 ) -> schemas.DocumentOut:
     """A document's text and metadata."""
 
-    def work(tenant: Tenant) -> schemas.DocumentOut:
-        with tenant.collections.lease(name) as collection:
-            index = collection.rag.index
-            document = index.document(document_id)
-            if document is None:
-                raise not_found("document", document_id, "document_id")
-            info = _document_info(index, document)
-            return schemas.DocumentOut(**info.model_dump(), text=document.text, metadata=dict(document.metadata))
+    def work(collection: Collection) -> schemas.DocumentOut:
+        index = collection.rag.index
+        document = index.document(document_id)
+        if document is None:
+            raise not_found("document", document_id, "document_id")
+        info = _document_info(index, document)
+        return schemas.DocumentOut(**info.model_dump(), text=document.text, metadata=dict(document.metadata))
 
-    return await executor.run(work)
+    return await executor.run_on_collection(name, work)
 
 
 @router.put("/{name}/documents/{document_id:path}", summary="Store one document", responses=responses(404))
@@ -178,12 +168,11 @@ async def search(
     check_text(body.query, service.config.limits, "query")
     check_at_most(body.k, service.config.limits.documents, "k", "documents")
 
-    def work(tenant: Tenant) -> schemas.SearchResponse:
-        with tenant.collections.lease(name) as collection:
-            hits = collection.rag.retrieve(body.query, body.k, retriever=body.retriever, where=body.filter)
-            return schemas.SearchResponse(hits=sources_of(hits))
+    def work(collection: Collection) -> schemas.SearchResponse:
+        hits = collection.rag.retrieve(body.query, body.k, retriever=body.retriever, where=body.filter)
+        return schemas.SearchResponse(hits=sources_of(hits))
 
-    return await executor.run(work)
+    return await executor.run_on_collection(name, work)
 
 
 def _ingest(tenant: Tenant, principal: Principal, name: str, documents: list[Document]) -> schemas.IngestResponse:
@@ -194,8 +183,7 @@ def _ingest(tenant: Tenant, principal: Principal, name: str, documents: list[Doc
             return len({document.id for document in documents if index.document(document.id) is None})
 
         with tenant.quotas.documents(principal, tenant.collections.documents, new_documents):
-            stored = tenant.collections.ingest(collection, documents)
-    report = stored.index
+            report, warmed = tenant.collections.ingest(collection, documents)
     if report.forgotten_passages:
         tenant.dialogue.forget_requests()  # unnamed conversations may contain the replaced texts
     return schemas.IngestResponse(
@@ -203,7 +191,7 @@ def _ingest(tenant: Tenant, principal: Principal, name: str, documents: list[Doc
         changed=list(report.changed),
         unchanged=list(report.unchanged),
         deleted=list(report.deleted),
-        chunks=stored.kv,
+        chunks=warmed,
     )
 
 

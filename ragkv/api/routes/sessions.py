@@ -1,5 +1,6 @@
 """/v1/sessions: conversations that a caller named. Their KV is stored, so a turn computes only its new tokens."""
 
+import dataclasses
 import uuid
 from typing import Annotated, Literal
 
@@ -122,16 +123,7 @@ def _stored_session(tenant: Tenant, session_id: str) -> Session:
 
 
 def _infos(tenant: Tenant) -> list[SessionInfo]:
-    return [
-        SessionInfo(
-            id=info.session_id,
-            turns=info.turns,
-            tokens=info.tokens,
-            stored_bytes=info.stored_bytes,
-            used_at=info.used_at,
-        )
-        for info in tenant.sessions()
-    ]
+    return [SessionInfo(id=info.session_id, **dataclasses.asdict(info)) for info in tenant.sessions()]
 
 
 def _info(tenant: Tenant, session_id: str) -> SessionInfo:

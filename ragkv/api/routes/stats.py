@@ -1,5 +1,7 @@
 """/v1/stats: the caller's store."""
 
+import dataclasses
+
 from fastapi import APIRouter
 from pydantic import BaseModel
 
@@ -43,15 +45,11 @@ async def stats(executor: TenantExecutorDep) -> StatsResponse:
 
     def work(tenant: Tenant) -> StatsResponse:
         found, engine = tenant.engine.stats(), tenant.engine
-        names = [name for name in TierInfo.model_fields if name != "tier"]
         return StatsResponse(
             model=executor.service.model_id,
             kv_bytes_per_token=found.kv_bytes_per_token,
             context_tokens=engine.context_tokens,
-            tiers=[
-                TierInfo(tier=tier.kind.value, **{name: getattr(tier, name) for name in names})
-                for tier in found.store.tiers
-            ],
+            tiers=[TierInfo(tier=tier.kind.value, **dataclasses.asdict(tier)) for tier in found.store.tiers],
             queue=found.queue,
             ratio=engine.config.fusion.ratio,
             selector=engine.config.fusion.selector,
