@@ -24,10 +24,7 @@ CHATML = (
 )
 
 
-ran: dict[str, Suite] = {
-    "TestChat": Suite(),
-    "TestEmbeddings": Suite(),
-}  # the results of LangChain's suites in this session
+ran = {"TestChat": Suite(), "TestEmbeddings": Suite()}  # the results of LangChain's suites in this session
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:

@@ -85,7 +85,7 @@ def test_clients_that_disconnect_while_sending_do_no_harm(up: serving.Process) -
                 one.sendall(head % len(body) + body[:kept])
 
 
-def test_a_client_that_does_not_read_its_stream_delays_nobody_else(up: serving.Process) -> None:
+def test_a_client_that_does_not_read_its_stream_delays_no_other_client(up: serving.Process) -> None:
     slow = socket.create_connection(("127.0.0.1", up.port))
     slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
     body = json.dumps({"question": QUESTION, "collection": "c", "stream": True, "max_tokens": 500}).encode()

@@ -56,10 +56,7 @@ def test_a_chat_response_has_openais_shape(talk: TestClient) -> None:
 
 
 def test_a_chat_stream_has_the_same_content_as_the_whole_response(talk: TestClient) -> None:
-    exact = {
-        "documents": DOCUMENTS,
-        "ragkv": {"ratio": 1},
-    }  # otherwise the answer depends on which entries are stored yet
+    exact = {"documents": DOCUMENTS, "ragkv": {"ratio": 1}}  # below 1, the answer depends on which entries are stored
     whole = chat(talk, **exact, stop=["zzzz"])
     told = [data for _, data in chat(talk, **exact, stream=True, stream_options={"include_usage": True})]
     assert told.pop() == "[DONE]"
@@ -256,10 +253,7 @@ def test_markers_of_sources_that_do_not_exist_are_removed() -> None:
 
 def test_missing_markers_are_those_of_cited_sources_that_the_text_does_not_name() -> None:
     cited = [Citation(number=n, document_id="d", start=0, end=1, answer_start=None, answer_end=None) for n in (1, 3)]
-    assert (
-        missing_markers("Ann [3]", cited) == " [1]"
-        and missing_markers("Ann", cited) == " [1][3]"
-        and missing_markers("Ann", []) == ""
-    )
+    assert missing_markers("Ann [3]", cited) == " [1]"
+    assert missing_markers("Ann", cited) == " [1][3]" and missing_markers("Ann", []) == ""
     assert [(start, stop) for _, start, stop in marker_spans("Ann [3] [1]", cited)] == [(8, 11), (4, 7)]
     assert without_markers("Ann [1][3]") == "Ann" and without_markers("[1] Ann") == "[1] Ann"

@@ -85,9 +85,7 @@ def test_an_unexpected_error_becomes_a_bare_500(
         told = client.post("/v1/ask", json={"question": "x", "collection": "facts", "stream": True})
         assert told.status_code == 200 and "event: error" in told.text and "secret" not in told.text
         body = {"model": "reader", "messages": [{"role": "user", "content": "x"}], "stream": True}
-        assert (
-            client.post("/v1/chat/completions", json=body).status_code == 500
-        )  # the error came before the first token
+        assert client.post("/v1/chat/completions", json=body).status_code == 500  # before the first token
 
 
 def test_every_endpoint_declares_its_error_responses(client: TestClient) -> None:

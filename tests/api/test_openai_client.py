@@ -138,10 +138,9 @@ def test_openais_client_raises_an_error_in_the_middle_of_a_stream(talker: Engine
 
 
 def test_openais_client_gets_equal_embeddings_in_both_encodings(client: openai.OpenAI) -> None:
-    default = client.embeddings.create(
-        model="hash", input=["the harbour", "the mill"]
-    )  # the client asks for base64 and decodes it
-    floats = client.embeddings.create(model="hash", input=["the harbour", "the mill"], encoding_format="float")
+    texts = ["the harbour", "the mill"]
+    default = client.embeddings.create(model="hash", input=texts)  # the client asks for base64 and decodes it
+    floats = client.embeddings.create(model="hash", input=texts, encoding_format="float")
     assert [one.embedding for one in default.data] == [one.embedding for one in floats.data]
     assert len(default.data[0].embedding) == 64
 

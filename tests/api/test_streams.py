@@ -88,7 +88,7 @@ def test_a_disconnect_removes_a_waiting_request_from_the_queue(app: FastAPI, url
     assert queue(app).cancelled == 3
 
 
-def test_a_client_that_reads_nothing_delays_nobody_else(app: FastAPI, url: str) -> None:
+def test_a_client_that_reads_nothing_delays_no_other_client(app: FastAPI, url: str) -> None:
     slow = [raw(url, {**BODY, "stream": True}) for _ in range(3)]
     wait_until(lambda: working(app) == 3 and queue(app).served == 3)
     with plain(url) as client:

@@ -13,9 +13,8 @@ def ask(page: Any, question: str = QUESTION) -> dict[str, Any]:
     page.press("#question", "Enter")
     page.wait_for_function("n => document.querySelectorAll('.turn').length === n", arg=turns + 1)
     page.wait_for_selector(".turn:last-child.whole:not(.working)")
-    page.wait_for_function(
-        "n => streams.length > n && streams.at(-1)", arg=streams
-    )  # this question's stream, not an earlier one
+    # Wait for the stream of this question, not of an earlier one.
+    page.wait_for_function("n => streams.length > n && streams.at(-1)", arg=streams)
     name, said = events(page.evaluate("streams.at(-1)"))[-1]
     assert name == "answer"
     return said

@@ -1,10 +1,12 @@
-"""Pictures of the page as people see it, to be looked at: `python -m tests.api.page.screenshots FOLDER`.
+"""Takes pictures of the page for people to look at: `python -m tests.api.page.screenshots FOLDER`.
 
-The real service over the bundled reader in a home of its own; light, dark and the width of a phone.
+The service is real: the bundled reader with a temporary home. Viewports and themes: light, dark, phone, wide.
 """
 
+import itertools
 import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,7 @@ LOOKS: dict[str, dict[str, Any]] = {
     "phone-dark": {"viewport": {"width": 360, "height": 740}, "color_scheme": "dark", "has_touch": True},
     "wide": {"viewport": {"width": 1920, "height": 1080}, "color_scheme": "light"},
 }
+Shot = Callable[[str], None]  # takes a picture of that name
 HALF = stream(("token", {"text": "Kiralus works as a"}))
 BUSY = refusal(503, "64 requests are running already; ask again.", {"Retry-After": "9"})
 
@@ -34,8 +37,7 @@ def ask(page: Page, question: str) -> None:
 def take(browser: Browser, address: str, folder: Path, name: str) -> None:
     """Take pictures of every state of the page in one viewport and theme."""
     page = browser.new_context(base_url=address, **LOOKS[name]).new_page()
-    small = LOOKS[name]["viewport"]["width"] < 760
-    numbers = iter(range(1, 99))
+    numbers = itertools.count(1)
 
     def shot(what: str) -> None:
         page.mouse.move(0, 0)
@@ -45,6 +47,14 @@ def take(browser: Browser, address: str, folder: Path, name: str) -> None:
     while not page.request.post("/v1/collections", data={"name": name}).ok:
         page.wait_for_timeout(500)  # the model is being loaded
     page.goto(f"/#collection={name}")
+    take_documents(page, shot)
+    take_answer(page, shot)
+    take_conversations(page, shot, small=LOOKS[name]["viewport"]["width"] < 760)
+    take_failures(page, shot)
+    page.context.close()
+
+
+def take_documents(page: Page, shot: Shot) -> None:
     page.wait_for_selector(".welcome h1")
     page.wait_for_selector(".tier", state="attached")
     shot("empty")
@@ -54,6 +64,9 @@ def take(browser: Browser, address: str, folder: Path, name: str) -> None:
     shot("ingested")
     page.click("#drawer-close")
     shot("ready")
+
+
+def take_answer(page: Page, shot: Shot) -> None:
     ask(page, QUESTION)
     shot("answer")
     page.click(".measure")
@@ -63,6 +76,9 @@ def take(browser: Browser, address: str, folder: Path, name: str) -> None:
     page.locator(".answer .cite").first.click()
     shot("source")
     page.click("#drawer-close")
+
+
+def take_conversations(page: Page, shot: Shot, small: bool) -> None:
     ask(page, "What instrument does he play?")
     if small:
         page.click("#menu")
@@ -75,6 +91,9 @@ def take(browser: Browser, address: str, folder: Path, name: str) -> None:
     page.locator("#ratio").fill("0.3")
     shot("settings")
     page.click("#how summary")
+
+
+def take_failures(page: Page, shot: Shot) -> None:
     streaming(page, HALF)
     ask(page, "And who is the pilot?")
     shot("broken")
@@ -93,7 +112,6 @@ def take(browser: Browser, address: str, folder: Path, name: str) -> None:
     page.reload()
     page.get_by_role("dialog").wait_for()
     shot("key")
-    page.context.close()
 
 
 def main() -> None:
