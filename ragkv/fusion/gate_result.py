@@ -17,6 +17,7 @@ log = logging.getLogger(__name__)
 
 FILE_NAME = "gate.json"
 WORTHWHILE = 0.5  # a higher ratio saves too little to be worth fusing
+RENAMED = {"left": "remaining_deviation"}  # fields of points in files of earlier versions
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,9 +87,11 @@ def load(directory: str | Path, identity: Identity, selector: str) -> GateResult
         found = json_file.read(Path(directory) / FILE_NAME).get(_key(identity, selector))
         if found is None:
             return None
-        points = tuple(Point(**point) for point in found["points"])
+        points = tuple(
+            Point(**{RENAMED.get(name, name): value for name, value in point.items()}) for point in found["points"]
+        )
         return GateResult(**{**found, "tolerance": Tolerance(**found["tolerance"]), "points": points})
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
         log.warning("The gate result in %s cannot be read (%s). Run the gate again.", directory, error)
         return None
 

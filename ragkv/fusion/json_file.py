@@ -1,10 +1,11 @@
-"""Measurements in one JSON file: an object with one value per key. A write replaces the file atomically."""
+"""Measurements in one JSON file: an object with one value per key. A write replaces the whole file."""
 
 import json
 import logging
-import os
 from pathlib import Path
 from typing import Any
+
+from ragkv.runtime import replace_file
 
 log = logging.getLogger(__name__)
 
@@ -30,7 +31,5 @@ def save(path: Path, key: str, value: Any) -> Path:
     except ValueError as error:
         log.warning("%s: it is replaced.", error)
         values = {}
-    draft = path.with_suffix(f".{os.getpid()}.tmp")
-    draft.write_text(json.dumps({**values, key: value}, indent=1) + "\n", encoding="utf-8")
-    draft.replace(path)
+    replace_file(path, (json.dumps({**values, key: value}, indent=1) + "\n").encode())
     return path

@@ -70,6 +70,14 @@ class TestGateResult:
         assert load(tmp_path, IDENTITY, "hkvd") == other
         assert load(tmp_path, IDENTITY, "random") is None
 
+    def test_a_gate_result_saved_under_an_earlier_versions_field_names_is_still_read(self, tmp_path: Path) -> None:
+        passed = gate_result((0.1, 0.01, 2.0), (1.0, 0.0, None))
+        path = save(passed, tmp_path, IDENTITY)
+        old = path.read_text().replace('"remaining_deviation"', '"left"')
+        assert old.count('"left"') == 2
+        path.write_text(old)
+        assert load(tmp_path, IDENTITY, "sensitivity") == passed
+
     @pytest.mark.parametrize("text", ["", "{", "[]", '{"a": 1}'])
     def test_an_unreadable_gate_file_counts_as_no_result(self, tmp_path: Path, text: str) -> None:
         (tmp_path / "gate.json").write_text(text)
