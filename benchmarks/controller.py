@@ -191,7 +191,7 @@ def devices(bench: Bench, chunks: Sequence[list[int]], prices: PricesConfig) -> 
     layers_s = {name: recompute_s(profile, at, shape).layer_s if at else 0.0 for name, at in DEVICE_CROSSINGS.items()}
     a_layer = tokens * profile.stored_bytes_per_token / profile.layers
     speeds = {name: TierSpeed(0.0, layer_s / a_layer) for name, layer_s in layers_s.items()}
-    costs = {name: storage_cost(profile, tokens, name, prices, 730) for name in speeds}
+    costs = {name: storage_cost(profile, tokens, name, prices) for name in speeds}
     rows = []
     for ratio in DEVICE_RATIOS:
         times = {name: bench.ttft(chunks, layer_s, (ratio,))[0] for name, layer_s in layers_s.items()}

@@ -27,7 +27,7 @@ from ragkv.fusion.profile import save as save_profile
 from ragkv.fusion.readahead import UNMEASURED
 from ragkv.inference import subject_of
 from ragkv.model import full_pass
-from ragkv.store import LRU, DiskTier, Entry, EntryInfo, Identity, Lease, MemoryTier, Tier, TierKind
+from ragkv.store import LRU, DiskTier, Entry, EntryInfo, Lease, MemoryTier, Tier, TierKind
 
 from .fits import fit_length, fit_recompute, fit_tier
 
@@ -277,10 +277,7 @@ class _Measuring:
         made = []
         for number in range(count):
             ids = (tokens, number) * (tokens // 2) + (number,) * (tokens % 2)
-            identity: Identity = self._identity
-            info = EntryInfo(
-                identity.key(ids), identity, ids, "", adapter.layer_count, adapter.kv_heads, adapter.head_dim
-            )
+            info = EntryInfo(self._identity.key(ids), self._identity, ids, "", *adapter.kv_shape)
             made.append(Entry(info, torch.randn(shape, generator=self._generator).to(adapter.dtype)))
         return made
 

@@ -150,10 +150,7 @@ def _kcache(engine: "Engine", tokens: int) -> tuple[str, ...]:
 
 def _costs(engine: "Engine", tokens: int) -> dict[str, float]:
     """USD a month for storing `tokens` tokens, by tier."""
-    from ragkv.fusion.estimators import HOURS_PER_MONTH, storage_cost
+    from ragkv.fusion.estimators import storage_cost
 
     control = engine.parts.load_control
-    return {
-        name: storage_cost(control.profile, tokens, name, control.prices, HOURS_PER_MONTH)
-        for name in control.profile.tiers
-    }
+    return {name: storage_cost(control.profile, tokens, name, control.prices) for name in control.profile.tiers}

@@ -49,7 +49,7 @@ def environment_values(environment: Mapping[str, str] | None, prefix: str) -> di
 
 
 def build(cls: type[Any], values: Mapping[str, Any], path: str = "") -> Any:
-    """A frozen tree of settings from nested mappings. Raises `ConfigError` for an unknown key or a wrong type."""
+    """A frozen tree of dataclasses from nested mappings. Raises `ConfigError` for an unknown key or a wrong type."""
     hints = typing.get_type_hints(cls)
     known = {f.name for f in dataclasses.fields(cls)}
     arguments = {}
@@ -74,6 +74,9 @@ def _convert(kind: Any, value: Any, path: str) -> Any:
         return build(typing.cast(type[Any], wanted), value, path=f"{path}.")
     if typing.get_origin(wanted) is tuple:
         return _convert_list(typing.get_args(wanted)[0], value, path)
+    if typing.get_origin(wanted) is Mapping:
+        kind = typing.get_args(wanted)[1]
+        return {name: _convert(kind, item, f"{path}.{name}") for name, item in value.items()}
     if isinstance(value, _Text):
         value = _from_text(wanted, value, path)
     if wanted is float and isinstance(value, int) and not isinstance(value, bool):

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 
 from ragkv.config import PricesConfig
 
-from .estimators import HOURS_PER_MONTH, Load, Selection, Shape, load_s, recompute_s, storage_cost, ttft_s
+from .estimators import Load, Selection, Shape, load_s, recompute_s, storage_cost, ttft_s
 from .profile import Profile
 
 R_STAR = 0.15  # until the quality gate has run: the paper's value, from its figure 16
@@ -74,7 +74,7 @@ def choose_tier(
     tokens, busy_s = sum(load.tokens for load in entries), recompute_s(profile, ratio, shape).layer_s
     there = {name: [replace(load, tier=name) for load in entries] for name in profile.tiers}
     layer_s = {name: load_s(profile, loads).layer_s for name, loads in there.items()}
-    usd = {name: storage_cost(profile, tokens, name, prices, HOURS_PER_MONTH) for name in there}
+    usd = {name: storage_cost(profile, tokens, name, prices) for name in there}
     hidden = [name for name in there if layer_s[name] <= busy_s]
     if hidden:
         best = min(hidden, key=lambda name: (usd[name], layer_s[name]))
@@ -83,7 +83,7 @@ def choose_tier(
         best = min(there, key=lambda name: (layer_s[name], usd[name]))
         why = f"no tier's loading is hidden: {best} is the fastest"
     costs = ", ".join(f"{name} {_ms(layer_s[name])} and ${usd[name]:.2g}" for name in there)
-    why += f" (a layer of {tokens} tokens, {HOURS_PER_MONTH:.0f} h: {costs}; recompute at {ratio:.0%} {_ms(busy_s)})"
+    why += f" (a layer of {tokens} tokens, a month: {costs}; recompute at {ratio:.0%} {_ms(busy_s)})"
     return Decision(ratio, best, (), ttft_s(profile, shape, ratio, there[best]), (why,))
 
 

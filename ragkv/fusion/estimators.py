@@ -13,7 +13,6 @@ from ragkv.config import PricesConfig
 
 from .profile import Profile
 
-HOURS_PER_MONTH = 730.0
 BYTES_PER_GB = 1e9  # as storage is sold
 
 
@@ -103,9 +102,9 @@ def stored_bytes(profile: Profile, tokens: int) -> float:
     return tokens * profile.stored_bytes_per_token
 
 
-def storage_cost(profile: Profile, tokens: int, tier: str, prices: PricesConfig, hours: float) -> float:
-    """C_store in USD: storing the KV of `tokens` in `tier` for `hours`."""
-    return stored_bytes(profile, tokens) / BYTES_PER_GB * prices.of(tier) * hours / HOURS_PER_MONTH
+def storage_cost(profile: Profile, tokens: int, tier: str, prices: PricesConfig) -> float:
+    """C_store in USD: storing the KV of `tokens` in `tier` for a month."""
+    return stored_bytes(profile, tokens) / BYTES_PER_GB * prices.of(tier)
 
 
 def _slice_s(profile: Profile, load: Load) -> float:

@@ -54,11 +54,6 @@ class Fusor:
         """Start to read what `plan` needs. The caller runs it under the compute lock, and closes it in any case."""
         return Fusing(self, plan, selector, ratio)
 
-    @property
-    def row_layer_s(self) -> float | None:
-        """Recent seconds per computed row and layer; `None` before the first prompt was fused."""
-        return self.speeds.row_layer_s
-
     def reader(self, leases: Sequence[Lease], rows: int) -> LayerReader:
         """A reader for a pass over `rows` rows; it starts to read ahead at once (CachedAttention section 3.2.1)."""
         layers, ahead = self.adapter.layer_count, self._ahead
@@ -127,7 +122,7 @@ class Fusing(Closing):
             logits,
             tuple(work.selected_by_layer),
             work.row_layers,
-            work.remaining_deviation(),
+            remaining_deviation(self._plan.candidates, work.chosen),
             reader.bytes_by_tier(),
             reader.waited_s,
             work.placing_s,
@@ -168,14 +163,10 @@ class _Pass:
 
     def choose(self, chosen: torch.Tensor) -> None:
         """Start a pass over the forced rows and the candidates of index `chosen` (C,)."""
-        self._chosen = chosen  # indices of the candidates recomputed in the current layer, CPU
+        self.chosen = chosen  # indices of the candidates recomputed in the current layer, CPU
         self._set_rows(self._plan.candidates.positions[chosen])
         self.hidden = self._adapter.embed(self._plan.token_ids.to(self._device)[self._rows.positions])  # (1, R, E)
         self.selected_by_layer: list[torch.Tensor] = []
-
-    def remaining_deviation(self) -> float | None:
-        """Expected remaining deviation per candidate."""
-        return remaining_deviation(self._plan.candidates, self._chosen)
 
     def attention(self) -> torch.Tensor:
         """The question's attention to each candidate, (N,); ends its measurement."""
@@ -213,13 +204,13 @@ class _Pass:
         if self._checking is None or layer == 0:
             return
         keep = self._checking.keep(layer, self._adapter.layer_count, self._ratio, len(self._plan.candidates))
-        if keep is None or keep >= len(self._chosen):
+        if keep is None or keep >= len(self.chosen):
             return
         deviation = self._deviation(layer, spans, slices)  # (C,) of the chosen candidates, on the device
         kept = torch.sort(deviation, descending=True, stable=True).indices[:keep].sort().values.cpu()
         before = self._rows.positions
-        self._chosen = self._chosen[kept]
-        self._set_rows(self._plan.candidates.positions[self._chosen])
+        self.chosen = self.chosen[kept]
+        self._set_rows(self._plan.candidates.positions[self.chosen])
         self.hidden = self.hidden[:, torch.searchsorted(before, self._rows.positions)]
 
     def run(self, layer: int) -> None:
@@ -230,7 +221,7 @@ class _Pass:
             adapter.write_kv(layer, self.hidden, rows, self.kv, self._tables, self._record)
             self.hidden, rows = self.hidden[:, -1:], Rows.of(rows.positions[-1:])
         self.hidden = adapter.run_layer(layer, self.hidden, rows, self.kv, self._tables, self._record, watch)
-        self.selected_by_layer.append(self._plan.candidates.positions[self._chosen])
+        self.selected_by_layer.append(self._plan.candidates.positions[self.chosen])
         self.row_layers += len(self._rows)
 
     def _set_rows(self, selected: torch.Tensor) -> None:
@@ -239,7 +230,7 @@ class _Pass:
 
     def _deviation(self, layer: int, spans: Sequence[Span], slices: Sequence[torch.Tensor]) -> torch.Tensor:
         """sqrt(sum dK^2 + sum dV^2) of each chosen candidate, fresh against stored, K before RoPE, in float32."""
-        positions = self._plan.candidates.positions[self._chosen].to(self._device)
+        positions = self._plan.candidates.positions[self.chosen].to(self._device)
         rows = torch.searchsorted(self._rows.positions, positions)
         k_raw, v = self._adapter.project_kv(layer, self.hidden[:, rows], Rows.of(positions))
         fresh = torch.stack((k_raw[0], v[0])).float()  # (2, G, C, D)

@@ -11,11 +11,12 @@ import math
 import platform
 import typing
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields, is_dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, Self
 
-from ragkv.errors import ProfileError
+from ragkv.config import build
+from ragkv.errors import ConfigError, ProfileError
 
 from . import json_file
 
@@ -180,8 +181,8 @@ class Profile:
     def from_dict(cls, values: Any) -> Self:
         """A profile from nested mappings, as `asdict` makes them; raises `ProfileError`."""
         try:
-            return typing.cast(Self, _build(cls, values))
-        except (KeyError, TypeError, AttributeError, OverflowError) as error:
+            return typing.cast(Self, build(cls, values))
+        except (ConfigError, TypeError, AttributeError, OverflowError) as error:
             raise ProfileError(f"Not a profile of this version ({error}). Measure: `ragkv profile`.") from error
 
 
@@ -219,26 +220,6 @@ def load(directory: str | Path, subject: Subject) -> Profile:
     nearest = min(others, key=lambda other: len(other.subject.differences(subject)))
     nearest.check(subject)
     raise AssertionError("a profile of the wanted subject is saved under another key")
-
-
-def _build(kind: Any, value: Any) -> Any:
-    """Convert `value`, from JSON, to `kind`: a dataclass, a tuple or mapping of these, or a plain value."""
-    origin, inner = typing.get_origin(kind), typing.get_args(kind)
-    if is_dataclass(kind):
-        hints = typing.get_type_hints(kind)
-        if unknown := set(value) - set(hints):
-            raise TypeError(f"unknown: {', '.join(sorted(unknown))}")
-        return typing.cast(Any, kind)(**{name: _build(hints[name], item) for name, item in value.items()})
-    if origin is tuple:
-        return tuple(_build(inner[0], item) for item in value)
-    if origin is Mapping:
-        return {name: _build(inner[1], item) for name, item in value.items()}
-    wanted = inner if inner else (kind,)
-    if float in wanted and isinstance(value, int) and not isinstance(value, bool):
-        return float(value)
-    if not isinstance(value, wanted):
-        raise TypeError(f"{value!r} is not {' or '.join(one.__name__ for one in wanted)}")
-    return value
 
 
 def _numbers(value: Any, name: str) -> typing.Iterator[tuple[str, float]]:

@@ -86,7 +86,7 @@ class Prefiller:
         if method.controlled:
             loads = self._load_control.decide(planned.plan, selector, method.ratio)
         else:
-            row_layer_s, layers = self._fusor.row_layer_s, self._adapter.layer_count
+            row_layer_s, layers = self._fusor.speeds.row_layer_s, self._adapter.layer_count
             loads = self._load_control.shed_loads(planned.plan, selector, method.ratio, row_layer_s, layers)
         plan, ratio, guarded = loads.plan, loads.ratio, None
         if selector.needs_scores:

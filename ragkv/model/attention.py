@@ -176,7 +176,7 @@ def _blocks(
         blocks = cut_blocks(rows.positions.tolist(), window, most)
         # SDPA needs a bias for every folded row. Products broadcast the bias of one head over the others.
         repeats = [
-            1 if _by_products(q_rot[:, :, b.start : b.stop], kv_heads, b.high - b.low, softcap) else group
+            1 if products_pay(q_rot[:, :, b.start : b.stop], kv_heads, b.high - b.low, softcap) else group
             for b in blocks
         ]
         scores = sum((b.stop - b.start) * (b.high - b.low) * n for b, n in zip(blocks, repeats, strict=True))
@@ -220,12 +220,12 @@ def _attend_span(
 ) -> torch.Tensor:
     """Attention of rows (1, H, R, D) over keys and values (1, G, N, D).
 
-    `bias` is added to the scores: (H / G * R, N), or (R, N) if `_by_products` is true.
+    `bias` is added to the scores: (H / G * R, N), or (R, N) if `products_pay`.
     """
     _, heads, count, head_dim = q_rot.shape
     kv_heads = k_rot.shape[1]
     # Fold the query heads of a KV head into rows, else masked SDPA copies K and V once per query head.
-    by_products = _by_products(q_rot, kv_heads, k_rot.shape[2], softcap)
+    by_products = products_pay(q_rot, kv_heads, k_rot.shape[2], softcap)
     q_rot = q_rot.reshape(1, kv_heads, heads // kv_heads * count, head_dim)
     if by_products:
         out = attend_by_products(q_rot[0], k_rot[0], v[0], bias, scaling)
@@ -234,11 +234,6 @@ def _attend_span(
     else:
         out = _softcapped(q_rot, k_rot, v, bias, scaling, softcap)
     return out.reshape(1, heads, count, head_dim)
-
-
-def _by_products(q_rot: torch.Tensor, kv_heads: int, keys: int, softcap: float | None) -> bool:
-    """Whether rows (1, H, R, D) over `keys` keys use `attend_by_products`."""
-    return softcap is None and products_pay(q_rot, kv_heads, keys)
 
 
 def _softcapped(

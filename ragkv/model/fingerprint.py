@@ -63,11 +63,9 @@ def tokenizer_digest(tokenizer: Any | None) -> str:
         return ""
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None:
-        text = json.dumps(tokenizer.get_vocab(), sort_keys=True)
-    else:
-        rules = json.loads(backend.to_str())
-        text = json.dumps({**rules, "truncation": None, "padding": None}, sort_keys=True)  # state of the last call
-    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+        return _digest(tokenizer.get_vocab())
+    rules = json.loads(backend.to_str())
+    return _digest({**rules, "truncation": None, "padding": None})  # these two are state of the last call
 
 
 def _digest(values: dict[str, Any]) -> str:

@@ -61,7 +61,10 @@ def _split_template(tokenizer: Any, system: str) -> TemplateRuns:
                 "Set tokenizer.chat_template to None for the plain layout."
             ) from error
         runs = None
-    return _system_in_user_turn(tokenizer, system) if runs is None else runs
+    if runs is None:  # a template without a system role: the system text starts the first user turn
+        runs = _split_template(tokenizer, "")
+        runs = replace(runs, before_documents=runs.before_documents + encode(tokenizer, system))
+    return runs
 
 
 def _around_marks(tokenizer: Any, system: str) -> TemplateRuns | None:
@@ -84,12 +87,6 @@ def _around_marks(tokenizer: Any, system: str) -> TemplateRuns | None:
         encode(tokenizer, closing),
         encode(tokenizer, between[len(closing) :]),
     )
-
-
-def _system_in_user_turn(tokenizer: Any, system: str) -> TemplateRuns:
-    """For templates without a system role: the system text starts the first user turn."""
-    runs = _split_template(tokenizer, "")
-    return replace(runs, before_documents=runs.before_documents + encode(tokenizer, system))
 
 
 def _render(tokenizer: Any, messages: list[dict[str, str]], generation_prompt: bool) -> str:

@@ -97,11 +97,9 @@ def full_pass(
 @torch.no_grad()
 def _deviation(adapter: Adapter) -> float:
     """Root mean square difference of the adapter's logits from the model's, relative to their spread."""
-    model = adapter.model
-    vocabulary = model.get_input_embeddings().weight.shape[0]
     generator = torch.Generator().manual_seed(0)
-    tokens = torch.randint(0, vocabulary, (PROBE_TOKENS,), generator=generator).to(adapter.device)
-    expected = model(tokens.unsqueeze(0), use_cache=False).logits[0].float()
+    tokens = torch.randint(0, adapter.vocabulary, (PROBE_TOKENS,), generator=generator).to(adapter.device)
+    expected = adapter.model(tokens.unsqueeze(0), use_cache=False).logits[0].float()
     kv = adapter.new_kv(PROBE_TOKENS)
     got = adapter.logits(full_pass(adapter, tokens, kv))
     spread = float(expected.std()) or 1.0

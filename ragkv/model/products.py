@@ -16,16 +16,18 @@ FEWEST_SCORES = 1 << 18  # with fewer, the calls cost more than the products sav
 MOST_SCORES_BYTES = 64 << 20  # above, the kernel is used, which does not store the scores
 
 
-def products_pay(q: torch.Tensor, kv_heads: int, keys: int) -> bool:
-    """Whether `attend_by_products` is faster for rows (1, H, R, D) over `keys` keys.
+def products_pay(q: torch.Tensor, kv_heads: int, keys: int, softcap: float | None = None) -> bool:
+    """Whether `attend_by_products` can be used for rows (1, H, R, D) over `keys` keys, and is faster.
 
-    One row is three to four times faster if each head has its own keys, and mostly not faster if heads share them.
+    Products cannot cap scores. One row is three to four times faster if each head has its own keys, and mostly not
+    faster if heads share them.
     """
     _, heads, count, _ = q.shape
     scores = heads * count * keys
     enough = heads == kv_heads if count == 1 else scores >= FEWEST_SCORES
     fits = scores * q.element_size() <= MOST_SCORES_BYTES
-    return enough and fits and q.dtype is torch.bfloat16 and q.device.type == "cpu" and multiplies_bfloat16()
+    plain = softcap is None and q.dtype is torch.bfloat16
+    return enough and fits and plain and q.device.type == "cpu" and multiplies_bfloat16()
 
 
 def attend_by_products(

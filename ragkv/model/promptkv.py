@@ -97,19 +97,9 @@ class PromptKV:
         return cache
 
     @property
-    def size_bytes(self) -> int:
-        """Bytes allocated."""
-        return self.device_bytes + self.host_bytes
-
-    @property
     def device_bytes(self) -> int:
         """Bytes allocated on the model's device, which may be the CPU."""
         return sum(t.numel() * t.element_size() for t in (*self.keys, *self.values))
-
-    @property
-    def host_bytes(self) -> int:
-        """Bytes allocated in host memory in addition to the device."""
-        return 0
 
 
 class Recording:

@@ -15,16 +15,12 @@ _COLUMNS = (
     "vocab_size",
     "max_position_embeddings",
 )
-_TABLE: dict[str, tuple[str, tuple[int, ...], dict[str, Any]]] = {
+SHAPES: dict[str, tuple[str, tuple[int, ...], dict[str, Any]]] = {  # family, a size per column, other settings
     "qwen2.5-0.5b": ("Qwen2", (896, 4864, 24, 14, 2, 151936, 32768), {"tie_word_embeddings": True}),
     "llama-3.2-1b": ("Llama", (2048, 8192, 16, 32, 8, 128256, 131072), {"head_dim": 64, "tie_word_embeddings": True}),
     "llama-2-7b": ("Llama", (4096, 11008, 32, 32, 32, 32000, 32768), {}),  # 4096 positions in the real model
     "llama-3-8b": ("Llama", (4096, 14336, 32, 32, 8, 128256, 8192), {}),
     "tiny": ("Llama", (128, 256, 4, 4, 2, 512, 32768), {}),
-}
-SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
-    shape: (name, {**dict(zip(_COLUMNS, sizes, strict=True)), **extra})
-    for shape, (name, sizes, extra) in _TABLE.items()
 }
 
 
@@ -34,9 +30,10 @@ def shape_config(shape: str, layers: int | None = None) -> Any:
 
     if shape not in SHAPES:
         raise ConfigError(f"Unknown shape {shape!r}. Known: {', '.join(sorted(SHAPES))}.")
-    name, settings = SHAPES[shape]
+    name, sizes, others = SHAPES[shape]
+    settings = {**dict(zip(_COLUMNS, sizes, strict=True)), **others}
     if layers is not None:
-        settings = {**settings, "num_hidden_layers": layers}
+        settings["num_hidden_layers"] = layers
     return getattr(transformers, f"{name}Config")(**settings)
 
 

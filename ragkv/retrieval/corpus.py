@@ -1,7 +1,6 @@
 """One revision of an index as retrievers read it, and the snapshots that they save next to the database."""
 
 import logging
-import os
 import shutil
 import threading
 import uuid
@@ -10,6 +9,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from ragkv.errors import InputError
+from ragkv.runtime import sync
 
 from .database import Database
 from .embedders import Embedder
@@ -80,10 +80,10 @@ class Corpus:
             unfinished.mkdir()
             write(unfinished)
             for file in unfinished.iterdir():
-                _sync(file)
+                sync(file)
             shutil.rmtree(directory, ignore_errors=True)
             unfinished.rename(directory)
-            _sync(directory.parent)
+            sync(directory.parent)
         except OSError as error:
             logger.warning("Cannot save the snapshot %s (%s); the next process rebuilds it.", directory, error)
             shutil.rmtree(unfinished, ignore_errors=True)
@@ -98,11 +98,3 @@ def drop_snapshots(directory: Path, names: Iterable[str], revision: str) -> None
         for snapshot in directory.glob(f"{name}-*"):
             if snapshot.name != f"{name}-{revision}":
                 shutil.rmtree(snapshot, ignore_errors=True)
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -2,7 +2,7 @@
 
 from . import openmp
 from .closing import Closing
-from .files import replace_file, sync_folder
+from .files import replace_file, sync
 from .priority_pool import PriorityThreadPool
 
-__all__ = ["Closing", "PriorityThreadPool", "openmp", "replace_file", "sync_folder"]
+__all__ = ["Closing", "PriorityThreadPool", "openmp", "replace_file", "sync"]

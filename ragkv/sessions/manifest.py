@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from ragkv.history import Block, Conversation, History, Part, PartKind, PastTurn
-from ragkv.runtime import replace_file, sync_folder
+from ragkv.runtime import replace_file, sync
 from ragkv.store import Identity
 
 log = logging.getLogger(__name__)
@@ -114,7 +114,7 @@ class Manifests:
         """Delete a conversation's manifest, if there is one. Raises `OSError` if the system refuses."""
         with contextlib.suppress(FileNotFoundError):
             self._path(session_id).unlink()
-            sync_folder(self._folder)
+            sync(self._folder)
 
     def _path(self, session_id: str) -> Path:
         return self._folder / f"{_hashed(session_id)}-{self._model_digest}.json"

@@ -21,6 +21,7 @@ from pathlib import Path
 import filelock
 
 from ragkv.errors import StoreError, StoreLockedError
+from ragkv.runtime import sync
 
 from .record import Bytes
 
@@ -113,14 +114,14 @@ class EntryDirectory:
         with contextlib.suppress(FileNotFoundError):
             self.path(key).unlink()
             if durably:
-                _sync_directory(self.path(key).parent)
+                sync(self.path(key).parent)
 
     def _publish(self, temporary: Path, final: Path) -> None:
         if not final.parent.is_dir():
             final.parent.mkdir(mode=0o700, exist_ok=True)
-            _sync_directory(self._entries)
+            sync(self._entries)
         temporary.replace(final)
-        _sync_directory(final.parent)
+        sync(final.parent)
 
     def _acquire_lock(self) -> None:
         lock = filelock.FileLock(self.root / "writer.lock", timeout=0, mode=0o600, thread_local=False)
@@ -160,11 +161,3 @@ def _write_fully(fd: int, data: Bytes) -> None:
     view = memoryview(data)
     while view:
         view = view[os.write(fd, view) :]
-
-
-def _sync_directory(path: Path) -> None:
-    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)

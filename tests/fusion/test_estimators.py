@@ -100,7 +100,7 @@ def test_on_a_gpu_loading_takes_the_longer_of_reading_and_copying() -> None:
 def test_a_smaller_codec_makes_loading_and_storage_cheaper_but_not_the_copy_to_the_device() -> None:
     small = profile(stored_bytes_per_token=1500.0)
     assert load_s(small, [Load("disk", 10)]).layer_s == pytest.approx(5.0)
-    assert storage_cost(small, 1000, "disk", PricesConfig(), 730) == pytest.approx(1.5e-3 * 0.08)
+    assert storage_cost(small, 1000, "disk", PricesConfig()) == pytest.approx(1.5e-3 * 0.08)
     assert load_s(dataclasses.replace(small, copy_bytes_per_s=1e3), [Load("disk", 10)]).layer_s == pytest.approx(10.0)
 
 
@@ -169,14 +169,14 @@ def test_a_shape_with_more_tokens_than_the_prompt_is_refused() -> None:
         Shape(-1, 0, 5)
 
 
-def test_storage_costs_gigabytes_times_price_times_months() -> None:
+def test_a_month_of_storage_costs_gigabytes_times_price() -> None:
     prices = PricesConfig(memory_usd_per_gb_month=3.0, disk_usd_per_gb_month=0.1)
     million = 1_000_000  # tokens of 3 kB: 3 GB
-    assert storage_cost(profile(), million, "memory", prices, 730) == pytest.approx(9.0)
-    assert storage_cost(profile(), million, "disk", prices, 1460) == pytest.approx(0.6)
-    assert storage_cost(profile(), 0, "redis", prices, 730) == 0
+    assert storage_cost(profile(), million, "memory", prices) == pytest.approx(9.0)
+    assert storage_cost(profile(), million, "disk", prices) == pytest.approx(0.3)
+    assert storage_cost(profile(), 0, "redis", prices) == 0
     with pytest.raises(ConfigError, match="tape"):
-        storage_cost(profile(), 1, "tape", prices, 1)
+        storage_cost(profile(), 1, "tape", prices)
 
 
 @pytest.mark.parametrize("price", [-1.0, float("inf"), float("nan")])

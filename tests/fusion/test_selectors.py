@@ -45,9 +45,12 @@ class TestThroughTheEngine:
         wanted = budget(ratio, helpers.N)
         if name not in CHECKING:
             assert sizes == [wanted] * len(sizes)
-        else:  # every candidate passes layer 0; the later layers have the ratio as their mean
-            assert sizes[0] == (helpers.N if wanted else 0)
-            assert sum(sizes[1:]) / (len(sizes) - 1) == pytest.approx(ratio * helpers.N, abs=1.5)
+        else:  # every candidate passes layer 0, and the selector says how many pass the later layers
+            passing = [helpers.N if wanted else 0]
+            for layer in range(1, len(sizes)):
+                keep = make_selector(name).keep(layer, len(sizes), ratio, helpers.N)
+                passing.append(passing[-1] if keep is None else min(keep, passing[-1]))
+            assert sizes == passing
         assert not wanted or prefill.reuse.recomputed == sizes[-1]
 
     @pytest.mark.parametrize("name", BUDGETED)

@@ -165,11 +165,7 @@ class Offloading:
 
     def new_kv(self, tokens: int) -> Callable[[int], PromptKV]:
         """A function from a capacity to the empty KV for a prompt of `tokens`."""
-        if self._config is None or self.refusal(tokens) is not None:
-            return self._adapter.new_kv
-        return self._new_offloaded
-
-    def _new_offloaded(self, capacity: int) -> OffloadedKV:
-        assert self._config is not None
-        adapter = self._adapter
-        return OffloadedKV(adapter.kv_shape, capacity, adapter.dtype, adapter.device, self._config)
+        adapter, config = self._adapter, self._config
+        if config is None or self.refusal(tokens) is not None:
+            return adapter.new_kv
+        return lambda capacity: OffloadedKV(adapter.kv_shape, capacity, adapter.dtype, adapter.device, config)
