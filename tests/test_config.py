@@ -35,7 +35,7 @@ def test_a_mapping_makes_the_same_config_as_code() -> None:
     assert EngineConfig.from_dict({}) == EngineConfig()
 
 
-def test_a_config_survives_the_way_to_a_mapping_and_back() -> None:
+def test_a_config_made_into_a_mapping_and_back_is_unchanged() -> None:
     assert EngineConfig.from_dict(dataclasses.asdict(BUILT)) == BUILT
 
 
@@ -139,10 +139,10 @@ class TestEnvironment:
         }
         assert EngineConfig.from_env(environment) == BUILT
 
-    def test_the_processs_environment_is_read_by_default(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_the_environment_of_the_process_is_read_by_default(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("RAGKV_ADAPTER_ID", "lora")
         assert EngineConfig.from_env().adapter_id == "lora"
-        assert EngineConfig.from_env({}) == EngineConfig.from_env(prefix="NOBODYS_") == EngineConfig()
+        assert EngineConfig.from_env({}) == EngineConfig.from_env(prefix="OTHER_") == EngineConfig()
 
     @pytest.mark.parametrize("text", ["1", "true", "YES", "on"])
     def test_a_variable_may_say_yes_in_several_ways(self, text: str) -> None:

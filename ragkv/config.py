@@ -1,20 +1,27 @@
-"""The settings of an engine: one frozen tree. Names contain the unit, and no setting changes another."""
+"""Settings: one frozen tree, from code, a TOML file or the environment. Pure Python.
+
+Names contain the unit, no setting changes another, and an unknown key is refused, naming the nearest.
+"""
 
 import dataclasses
+import difflib
+import os
+import tomllib
+import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Self
 
-from ragkv.errors import ConfigError
-
-from .reading import at_least, build, environment_values, one_of, toml_values
+from .errors import ConfigError
 
 ReuseMode = Literal["fused", "prefix", "none"]
 
 MIB = 1024**2
 GIB = 1024**3
+NOT_SETTINGS = ("RAGKV_HOME", "RAGKV_MODEL")  # options of the command line that share the prefix
+SERVE_PREFIX = "RAGKV_SERVE_"  # settings of the server, which share it too
 # Names from registries that load torch. A test compares them with the registries.
 CODEC_NAMES = ("raw", "int8")  # ragkv.store.CODECS
 POLICY_NAMES = (  # ragkv.store.POLICIES
@@ -33,24 +40,10 @@ POLICY_NAMES = (  # ragkv.store.POLICIES
     "t-lru-guarded",
     "threshold-lru",
 )
-SIMULATOR_POLICY_NAMES = (  # ragkv.simulate.SIMULATOR_ONLY
-    "belady",
-    "length-aware",
-    "t-lru-all",
-    "t-lru-eager",
-    "t-lru-literal",
-    "tail-belady",
-)
-SELECTOR_NAMES = (  # ragkv.fusion.SELECTORS
-    "all",
-    "first-k",
-    "hkvd",
-    "hkvd-gradual",
-    "none",
-    "random",
-    "sensitivity",
-    "sensitivity-query",
-)
+# ragkv.simulate.SIMULATOR_ONLY
+SIMULATOR_POLICY_NAMES = ("belady", "length-aware", "t-lru-all", "t-lru-eager", "t-lru-literal", "tail-belady")
+# ragkv.fusion.SELECTORS
+SELECTOR_NAMES = ("all", "first-k", "hkvd", "hkvd-gradual", "none", "random", "sensitivity", "sensitivity-query")
 TRUNCATIONS = ("kv", "tokens", "naive")
 INEXACT_HISTORY = ("keep", "recompute")
 
@@ -137,8 +130,7 @@ class StoreConfig:
     s3: S3Config | None = None  # another one, slower still
 
     def __post_init__(self) -> None:
-        at_least(self, memory_bytes=0, disk_bytes=0, write_buffer_bytes=0, reader_threads=1)
-        at_least(self, xi_tokens=0)
+        at_least(self, memory_bytes=0, disk_bytes=0, write_buffer_bytes=0, reader_threads=1, xi_tokens=0)
         if not 0 <= (self.memory_reserve_bytes or 0) <= self.memory_bytes:
             raise ConfigError(
                 f"store.memory_reserve_bytes is {self.memory_reserve_bytes}; it must lie in 0 ... memory_bytes, "
@@ -166,9 +158,7 @@ class FusionConfig:
 
     def __post_init__(self) -> None:
         one_of("fusion.selector", self.selector, SELECTOR_NAMES)
-        at_least(self, sensitivity_prefixes=0)
-        if self.read_ahead_layers is not None:
-            at_least(self, read_ahead_layers=0)
+        at_least(self, sensitivity_prefixes=0, read_ahead_layers=0)
         if self.ratio is not None and not 0.0 <= self.ratio <= 1.0:
             raise ConfigError(f"fusion.ratio is {self.ratio}; it is a share and must lie in [0, 1].")
 
@@ -244,9 +234,7 @@ class KCacheConfig:
     fall_back: bool = True  # ordinary attention for prompts of at most N tokens; False: always top-N
 
     def __post_init__(self) -> None:
-        at_least(self, resident_layers=0)
-        if self.top_n is not None and self.top_n < 1:
-            raise ConfigError(f"kcache.top_n is {self.top_n}; it must be at least 1, or None.")
+        at_least(self, resident_layers=0, top_n=1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -299,3 +287,109 @@ class EngineConfig:
     def from_env(cls, environment: Mapping[str, str] | None = None, prefix: str = "RAGKV_") -> Self:
         """A config from variables such as `RAGKV_DEVICE=cuda` and `RAGKV_STORE__MEMORY_BYTES=1000`."""
         return cls.from_dict(environment_values(environment, prefix))
+
+
+class _Text(str):
+    """A value from the environment, not yet converted to its setting's type."""
+
+    __slots__ = ()
+
+
+def toml_values(path: str | Path) -> dict[str, Any]:
+    """The values of a TOML file as nested mappings. Raises `ConfigError` if it cannot be read."""
+    try:
+        return tomllib.loads(Path(path).read_text(encoding="utf-8"))
+    except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"Cannot read settings from {path}: {error}.") from error
+
+
+def environment_values(environment: Mapping[str, str] | None, prefix: str) -> dict[str, Any]:
+    """The variables with that prefix as nested mappings. `__` separates group and setting."""
+    source = os.environ if environment is None else environment
+    values: dict[str, Any] = {}
+    for name, text in source.items():
+        foreign = name in NOT_SETTINGS or (name.startswith(SERVE_PREFIX) and prefix != SERVE_PREFIX)
+        if name.startswith(prefix) and not foreign:
+            *groups, leaf = name.removeprefix(prefix).lower().split("__")
+            place = values
+            for group in groups:
+                inner = place.setdefault(group, {})
+                if not isinstance(inner, dict):
+                    raise ConfigError(f"{group} is a group of settings, not {str(inner)!r}.")
+                place = inner
+            place[leaf] = _Text(text)
+    return values
+
+
+def build(cls: type[Any], values: Mapping[str, Any], path: str = "") -> Any:
+    """A frozen tree of dataclasses from nested mappings. Raises `ConfigError` for an unknown key or a wrong type."""
+    hints = typing.get_type_hints(cls)
+    known = {f.name for f in dataclasses.fields(cls)}
+    arguments = {}
+    for name, value in values.items():
+        if name not in known:
+            near = difflib.get_close_matches(str(name), known, n=1, cutoff=0)
+            raise ConfigError(f"Unknown setting {path}{name!s}. Did you mean {path}{near[0]}?")
+        arguments[name] = _convert(hints[name], value, f"{path}{name}")
+    return cls(**arguments)
+
+
+def _convert(kind: Any, value: Any, path: str) -> Any:
+    options = typing.get_args(kind) if isinstance(kind, types.UnionType) else (kind,)
+    if type(None) in options and (value is None or (isinstance(value, _Text) and value.lower() in ("", "none"))):
+        return None
+    if type(None) in options and str not in options and isinstance(value, str) and value.lower() == "none":
+        return None  # TOML has no null
+    wanted = next(option for option in options if option is not type(None))
+    if dataclasses.is_dataclass(wanted):
+        if not isinstance(value, Mapping):
+            raise ConfigError(f"{path} is a group of settings, not {value!r}.")
+        return build(typing.cast(type[Any], wanted), value, path=f"{path}.")
+    if typing.get_origin(wanted) is tuple:
+        return _convert_list(typing.get_args(wanted)[0], value, path)
+    if typing.get_origin(wanted) is Mapping:
+        kind = typing.get_args(wanted)[1]
+        return {name: _convert(kind, item, f"{path}.{name}") for name, item in value.items()}
+    if isinstance(value, _Text):
+        value = _from_text(wanted, value, path)
+    if wanted is float and isinstance(value, int) and not isinstance(value, bool):
+        value = float(value)
+    if not isinstance(value, wanted) or (wanted is int and isinstance(value, bool)):
+        raise ConfigError(f"{path} must be {wanted.__name__}, not {value!r}.")
+    return value
+
+
+def _convert_list(kind: Any, value: Any, path: str) -> tuple[Any, ...]:
+    """A list of settings: a TOML array, or words separated by commas."""
+    if isinstance(value, _Text):
+        value = [_Text(word.strip()) for word in value.split(",") if word.strip()]
+    if not isinstance(value, (list, tuple)):
+        raise ConfigError(f"{path} must be a list, not {value!r}.")
+    return tuple(_convert(kind, item, f"{path}[{number}]") for number, item in enumerate(value))
+
+
+def _from_text(wanted: type[Any], text: str, path: str) -> Any:
+    if wanted is bool:
+        if text.lower() in ("1", "true", "yes", "on"):
+            return True
+        if text.lower() in ("0", "false", "no", "off"):
+            return False
+        raise ConfigError(f"{path} must be true or false, not {text!r}.")
+    try:
+        return wanted(str(text))
+    except ValueError as error:
+        raise ConfigError(f"{path} must be {wanted.__name__}, not {text!r}.") from error
+
+
+def at_least(config: Any, **minimums: float) -> None:
+    """Raise `ConfigError` if a setting is less than its minimum; `None` is allowed."""
+    for name, minimum in minimums.items():
+        value = getattr(config, name)
+        if value is not None and not value >= minimum:  # refuses NaN too
+            raise ConfigError(f"{name} is {value}; it must be at least {minimum}.")
+
+
+def one_of(name: str, value: str, known: Sequence[str]) -> None:
+    """Raise `ConfigError` if the setting `name` has an unknown value."""
+    if value not in known:
+        raise ConfigError(f"{name} is {value!r}; it must be one of: {', '.join(known)}.")
