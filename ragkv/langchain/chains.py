@@ -4,6 +4,7 @@ The two baselines (CacheBlend section 7.1, "Baselines") read each document alone
 over the summaries; MapRerank asks each and takes the surest answer. `ragkv.rag.baselines` has them without LangChain.
 """
 
+import functools
 from collections.abc import Callable
 from typing import Any, Unpack
 
@@ -13,11 +14,9 @@ from langchain_core.output_parsers import BaseOutputParser, StrOutputParser
 from langchain_core.prompts import BasePromptTemplate, PromptTemplate, format_document
 from langchain_core.runnables import Runnable, RunnableBinding, RunnableLambda
 
-from ragkv.engine import Engine
 from ragkv.errors import InputError
 from ragkv.inference import AnswerOptions
 from ragkv.rag.baselines import SUMMARY_PROMPT, MapResult, map_reduce, map_rerank
-from ragkv.types import Chunk
 
 from .chat import ChatRagKV
 
@@ -60,31 +59,23 @@ def map_reduce_chain(
     llm: ChatRagKV, *, summary_prompt: str = SUMMARY_PROMPT, summary_tokens: int = 64, **how: Unpack[AnswerOptions]
 ) -> Runnable[dict[str, Any], str]:
     """Takes `{"context": [Document, ...], "question": ...}`. `how` goes to `Engine.answer`, such as `reuse="none"`."""
-
-    def answer(engine: Engine, question: str, chunks: list[Chunk]) -> MapResult:
-        options: AnswerOptions = {"max_new_tokens": llm.max_tokens, **how}
-        return map_reduce(engine, question, chunks, summary_prompt, summary_tokens, **options)
-
-    return _map_chain(llm, answer, "map_reduce")
+    method = functools.partial(map_reduce, summary_prompt=summary_prompt, summary_tokens=summary_tokens)
+    return _map_chain(llm, method, "map_reduce", how)
 
 
 def map_rerank_chain(llm: ChatRagKV, **how: Unpack[AnswerOptions]) -> Runnable[dict[str, Any], str]:
     """Takes `{"context": [Document, ...], "question": ...}`. `how` goes to `Engine.answer`, such as `reuse="none"`."""
-
-    def answer(engine: Engine, question: str, chunks: list[Chunk]) -> MapResult:
-        options: AnswerOptions = {"max_new_tokens": llm.max_tokens, **how}
-        return map_rerank(engine, question, chunks, **options)
-
-    return _map_chain(llm, answer, "map_rerank")
+    return _map_chain(llm, map_rerank, "map_rerank", how)
 
 
 def _map_chain(
-    llm: ChatRagKV, method: Callable[[Engine, str, list[Chunk]], MapResult], name: str
+    llm: ChatRagKV, method: Callable[..., MapResult], name: str, how: AnswerOptions
 ) -> Runnable[dict[str, Any], str]:
     def answer(inputs: dict[str, Any]) -> str:
         documents: list[Document] = inputs["context"]
         chunks = [llm.shared.catalogue.chunk(document.page_content, document.metadata) for document in documents]
-        return method(llm.shared.engine, inputs["question"], chunks).text
+        options: AnswerOptions = {"max_new_tokens": llm.max_tokens, **how}
+        return method(llm.shared.engine, inputs["question"], chunks, **options).text
 
     return RunnableLambda(answer).with_config(run_name=name)
 

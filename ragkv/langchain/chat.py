@@ -53,19 +53,16 @@ class ChatRagKV(BaseChatModel):
     no_repeat_ngram_size: int | None = None
     min_new_tokens: int | None = None
     seed: int | None = None
-    ratio: float | Literal["auto"] | None = (
-        None  # recompute ratio; None: from the config; "auto": from the loading controller
-    )
+    ratio: float | Literal["auto"] | None = None  # recompute ratio; None: the config's; "auto": the controller's
     selector: str | None = None
     reuse: ReuseMode | None = None
     corpus: SkipValidation[Sequence[Document | str]] = Field(default=(), exclude=True, repr=False)
     conversations: bool = True  # find a conversation's session by its messages
     document_separator: str | None = None  # after an inserted document; None: a blank line, for the reader a space
     timeout: float | None = None  # seconds until an answer fails with `DeadlineError`
-    max_retries: int = 0  # accepted because chains pass it; a local model needs no retry
-    api_key: SecretStr | None = Field(
-        default=None, exclude=True
-    )  # accepted because chains pass it; a local model needs no key
+    # Chains pass the next two to every chat model. A local model needs neither retries nor a key.
+    max_retries: int = 0
+    api_key: SecretStr | None = Field(default=None, exclude=True)
     streaming: bool = False  # stream in `invoke` too, for callbacks
 
     _shared: SharedEngine | None = PrivateAttr(default=None)
@@ -122,10 +119,6 @@ class ChatRagKV(BaseChatModel):
     def forget(self, documents: Iterable[Document | str]) -> int:
         """Forget `documents` and delete their KV from every tier. Returns how many had KV stored."""
         return self.shared.catalogue.forget(to_document(document).text for document in documents)
-
-    def get_num_tokens(self, text: str) -> int:
-        """The number of tokens of `text`."""
-        return self.shared.engine.count_tokens(text)
 
     def get_token_ids(self, text: str) -> list[int]:
         """The token ids of `text`."""
