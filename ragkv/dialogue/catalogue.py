@@ -38,9 +38,6 @@ class ChunkCatalogue:
         self._from_requests: OrderedDict[str, Mapping[str, Any]] = OrderedDict()  # text -> metadata, oldest first
         self._chunks: dict[str, Chunk] = {}  # known texts that are tokenized already
 
-    def __contains__(self, text: str) -> bool:
-        return text in self._ingested
-
     def ingest(self, documents: Iterable[DialogueDocument], encode: bool = True) -> WarmReport:
         """Register `documents` and, with `encode`, compute and store their KV. Returns when it is durable."""
         by_text = {document.text: document for document in documents if document.text}

@@ -50,9 +50,6 @@ class Conversations:
         self._saved: OrderedDict[str, None] = OrderedDict.fromkeys(saved)
         self._generation = 0
 
-    def __len__(self) -> int:
-        return len(self._saved)
-
     def begin(self) -> Conversation:
         """A new conversation."""
         return Conversation(self._engine.session(_new_id()), self._generation)
@@ -90,10 +87,6 @@ class Conversations:
             dropped = [self._saved.popitem(last=False)[0] for _ in range(len(self._saved) - MAX_SAVED)]
         for old in dropped:
             self._engine.delete_session(old)
-
-    def drop(self, conversation: Conversation) -> None:
-        """Delete a turn that failed, or that no later request could continue."""
-        conversation.session.delete()
 
     def clear(self) -> None:
         """Delete every saved session. Turns in progress will not be saved either."""

@@ -111,9 +111,9 @@ class DialogueEngine:
             self.drop_turn(prompt)
 
     def drop_turn(self, prompt: DialoguePrompt) -> None:
-        """Drop a turn that got no answer. A session that the caller named stays as it was."""
+        """Delete a turn without an answer, or that no later request can continue. A named session stays as it was."""
         if prompt.conversation is not None and prompt.conversation.by_content:
-            self.conversations.drop(prompt.conversation)
+            prompt.conversation.session.delete()
 
     def forget_requests(self) -> None:
         """Forget what requests brought: their documents' texts, and conversations without a name."""

@@ -187,14 +187,14 @@ def test_adding_encodes_kv_and_deleting_the_last_document_of_a_text_deletes_it(t
     chunk = llm.shared.engine.chunk(text)
     assert llm.shared.engine.warm([chunk]).present == 1
     made.delete(["1"])
-    assert text in llm.shared.catalogue
+    assert llm.shared.catalogue.find(text)
     made.delete(["2"])
-    assert text not in llm.shared.catalogue
+    assert not llm.shared.catalogue.find(text)
     assert llm.shared.engine.warm([chunk]).encoded == 1
     llm.shared.engine.delete([chunk])
     made.add_texts([text], ids=["3"])  # replaces the other text
-    assert other not in llm.shared.catalogue
-    assert text in llm.shared.catalogue
+    assert not llm.shared.catalogue.find(other)
+    assert llm.shared.catalogue.find(text)
 
 
 def test_threads_can_add_search_and_delete_at_the_same_time() -> None:
