@@ -160,9 +160,8 @@ def test_two_replicas_share_chunks_and_a_conversation(cluster: Cluster, alone: l
             response = client.post("/v1/ask", json=question_body(0, None))
             reuses.setdefault(response.headers["x-replica"], response.json()["reuse"])
         assert len(reuses) == 2
-        assert all(
-            reuse["missed_chunks"] == 0 for reuse in reuses.values()
-        )  # one replica encoded the chunks, both have them
+        # One replica encoded the chunks, and both have them.
+        assert all(reuse["missed_chunks"] == 0 for reuse in reuses.values())
         assert any(reuse["bytes_by_tier"].get("redis", 0) > 0 for reuse in reuses.values())
         turns = [turn(client, "s", number) for number in range(len(QUESTIONS))]
     assert [one["answer"] for one in turns] == alone
@@ -259,9 +258,7 @@ def test_a_replica_killed_during_an_answer_ends_the_stream_with_an_error_and_a_r
         events: list[str] = []
         last = ""
         with client.stream("POST", "/v1/ask", json=body) as response:
-            assert (
-                response.headers["x-replica"] == first["replica"]
-            )  # the turn goes to the replica that has its history
+            assert response.headers["x-replica"] == first["replica"]  # it has the history
             for line in response.iter_lines():
                 events += [line] if line.startswith("event:") else []
                 if line == "event: token" and events.count(line) == 1:  # the first text; 250 tokens follow
