@@ -39,8 +39,8 @@ class TextMatcher:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._buckets: dict[int, _Bucket] = {}  # by the hash of the first window of the texts
-        self._sorted: Hashes = np.empty(0, np.uint64)  # most of the keys of `_buckets`
-        self._recent: list[int] = []  # the other keys
+        self._sorted: Hashes = np.empty(0, np.uint64)  # the keys of `_buckets` at the last merge
+        self._recent: list[int] = []  # the keys added since
 
     def add(self, texts: Iterable[str]) -> None:
         """Add `texts`. Texts shorter than `WINDOW` are ignored."""
@@ -54,7 +54,7 @@ class TextMatcher:
                     self._recent.append(first)
                 self._buckets[first].add(text)
             if len(self._recent) > _MERGE_AT:
-                self._sorted = np.sort(np.concatenate((self._sorted, np.array(self._recent, np.uint64))))
+                self._sorted = np.sort(np.fromiter(self._buckets, np.uint64, len(self._buckets)))
                 self._recent = []
 
     def discard(self, texts: Iterable[str]) -> None:
@@ -64,8 +64,9 @@ class TextMatcher:
                 if len(text) < WINDOW:
                     continue
                 first = _hash(text[:WINDOW])
-                if first in self._buckets:
-                    self._buckets[first].discard(text)  # an empty bucket stays and matches nothing
+                bucket = self._buckets.get(first)
+                if bucket is not None and bucket.discard(text):
+                    del self._buckets[first]  # the next merge removes its key from `_sorted`
 
     def find(self, prompt: str) -> list[TextMatch]:
         """The known texts in `prompt`: leftmost first, then longest; no overlaps; never a part of a word."""
@@ -83,7 +84,8 @@ class TextMatcher:
         for start in np.flatnonzero(known).tolist():
             if start < end:
                 continue
-            text = self._buckets[int(windows[start])].longest_at(start, prompt, sums)
+            bucket = self._buckets.get(int(windows[start]))
+            text = None if bucket is None else bucket.longest_at(start, prompt, sums)
             if text is not None:
                 end = start + len(text)
                 yield TextMatch(start, end, text)
@@ -101,9 +103,11 @@ class _Bucket:
             self._hashes[text] = _hash(text)
             self._arrays = None
 
-    def discard(self, text: str) -> None:
+    def discard(self, text: str) -> bool:
+        """Remove `text`, if it is there. Returns whether the bucket is empty."""
         if self._hashes.pop(text, None) is not None:
             self._arrays = None
+        return not self._hashes
 
     def longest_at(self, start: int, prompt: str, sums: "_Sums") -> str | None:
         """The longest of the texts at `start` that is not a part of a word, or `None`."""

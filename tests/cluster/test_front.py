@@ -86,6 +86,17 @@ def test_a_collection_that_was_deleted_and_made_anew_is_searched_anew(
     assert ask() and ask() != before
 
 
+def test_beyond_the_limit_the_least_recently_used_index_is_closed(
+    inspector: RequestInspector, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ragkv.cluster.request_inspector.OPEN_INDEXES", 2)
+    for name in "abc":
+        collection(tmp_path, name, "The harp is old.")
+    for name in "abcb":
+        assert inspect(inspector, "/v1/ask", {"question": "harp", "collection": name}).parts
+    assert [directory.name for directory in inspector._indexes] == ["c", "b"]
+
+
 @pytest.mark.parametrize(
     "body", [b"", b"{", b"[]", b'{"messages": 3}', b'{"documents": [{}]}', b'{"question": "q", "k": "x"}', b"\xff"]
 )

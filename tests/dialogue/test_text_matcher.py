@@ -122,6 +122,16 @@ class TestFind:
         texts.discard([SENTENCE, "a text that was never added"])
         assert texts.find(SENTENCE) == []
 
+    def test_discarded_texts_take_no_memory_once_new_texts_are_merged(self) -> None:
+        texts, last = TextMatcher(), ""
+        for number in range(2_000):
+            texts.add([f"{number:>{WINDOW}} is a text"])
+            texts.discard([last])
+            last = f"{number:>{WINDOW}} is a text"
+        assert len(texts._buckets) == 1
+        assert len(texts._sorted) + len(texts._recent) < 600
+        assert [match.text for match in texts.find(last)] == [last]
+
     def test_a_text_shorter_than_the_window_is_not_found(self) -> None:
         assert known("x" * (WINDOW - 1)).find(f"{'x' * (WINDOW - 1)} and more text") == []
 
