@@ -1,0 +1,258 @@
+"""A server process with two keys, a bystander, a prober of /livez, and readings of the process.
+
+with target(tmp_path) as up:
+    quiet = up.watch(5.0)
+    with Watch(up) as watch:
+        attack(up.attacker())
+    watch.assert_unharmed(quiet, up.prefill_s)
+"""
+
+import contextlib
+import http.client
+import math
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Self
+
+import httpx
+
+from ragkv.config import MIB
+
+from .. import serving
+from ..whole import ask, documents, ingest, key, server
+
+QUESTION = "What is the job of Kiralus?"
+TIMEOUT_S = 300.0  # of a client: longer than any attack, so that a frozen server shows as a long answer, not an error
+LIVEZ_S = 0.25  # the longest /livez may take on a machine that runs nothing else
+NOISY_LIVEZ_S = 1.0  # the same on a machine that runs other tests too
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A ready server with two tenants; the bystander's has the example documents."""
+
+    process: serving.Process
+    attacker_headers: Mapping[str, str]
+    bystander_headers: Mapping[str, str]
+    prefill_s: float  # one prefill of the bystander's prompt without reuse
+    home: Path
+
+    @property
+    def url(self) -> str:
+        return self.process.url
+
+    @property
+    def pid(self) -> int:
+        return self.process.popen.pid
+
+    def attacker(self, timeout_s: float = TIMEOUT_S) -> httpx.Client:
+        """A client with the attacker's key."""
+        return self.process.client(timeout_s, headers=dict(self.attacker_headers))
+
+    def bystander(self, timeout_s: float = TIMEOUT_S) -> httpx.Client:
+        """A client with the bystander's key."""
+        return self.process.client(timeout_s, headers=dict(self.bystander_headers))
+
+    def watch(self, seconds: float, every_s: float = 0.5) -> "Watch":
+        """The readings of some seconds without an attack."""
+        with Watch(self, every_s) as watch:
+            time.sleep(seconds)
+        return watch
+
+    def rss_bytes(self) -> int:
+        """Resident memory of the server's own process; its children are not counted."""
+        return _status(self.pid, "VmRSS") * 1024
+
+    def threads(self) -> int:
+        return _status(self.pid, "Threads")
+
+    def descriptors(self) -> int:
+        """Open file descriptors of the server's own process."""
+        return len(list(Path(f"/proc/{self.pid}/fd").iterdir()))
+
+    def children(self) -> list[int]:
+        """The ids of the server's child processes."""
+        found: list[int] = []
+        for task in Path(f"/proc/{self.pid}/task").iterdir():
+            with contextlib.suppress(OSError):  # the thread has ended
+                found += map(int, (task / "children").read_text().split())
+        return found
+
+
+@contextmanager
+def target(home: Path, environment: Mapping[str, str] | None = None, *flags: str) -> Iterator[Target]:
+    """A server on the bundled reader. `environment` holds its settings."""
+    attacker, bystander = key(home, "attacker"), key(home, "bystander")
+    with server(home, environment, *flags) as process:
+        with process.client(headers=bystander) as client:
+            stored = ingest(client, documents())
+            assert stored.status_code == 201, stored.text
+            answer = ask(client, QUESTION, reuse="none")
+            assert answer.status_code == 200, answer.text
+            prefill_s = answer.json()["timing"]["prefill_s"]
+            for _ in range(3):
+                ask(client, QUESTION)
+        with process.client(headers=attacker) as client:
+            assert client.post("/v1/collections", json={"name": "c"}).status_code == 201
+        yield Target(process, attacker, bystander, prefill_s, home)
+
+
+@dataclass(slots=True)
+class Responses:
+    """How long requests took, and their statuses; 0 stands for a broken connection."""
+
+    seconds: list[float] = field(default_factory=list)
+    statuses: Counter[int] = field(default_factory=Counter)
+
+    def add(self, status: int, seconds: float) -> None:
+        self.seconds.append(seconds)
+        self.statuses[status] += 1
+
+    def percentile(self, share: float) -> float:
+        """The nearest-rank percentile; 0 without responses."""
+        ordered = sorted(self.seconds)
+        return ordered[max(0, math.ceil(share * len(ordered)) - 1)] if ordered else 0.0
+
+    @property
+    def p50(self) -> float:
+        return self.percentile(0.5)
+
+    @property
+    def p99(self) -> float:
+        return self.percentile(0.99)
+
+    @property
+    def longest(self) -> float:
+        return max(self.seconds, default=0.0)
+
+    def __str__(self) -> str:
+        return (
+            f"{len(self.seconds)} responses {dict(self.statuses)}, P50 {self.p50:.3f} s, P99 {self.p99:.3f} s, "
+            f"longest {self.longest:.3f} s"
+        )
+
+
+class Watch:
+    """Asks as the bystander every `every_s`, and probes /livez twenty times a second, while the block runs."""
+
+    def __init__(self, up: Target, every_s: float = 0.5) -> None:
+        self._up, self._every_s = up, every_s
+        self._end = threading.Event()
+        self._threads = [threading.Thread(target=self._ask), threading.Thread(target=self._probe)]
+        self.answers, self.livez = Responses(), Responses()
+        self.wrong: list[str] = []  # answers unlike the bystander's first one
+        self.rss_before = self.rss_after = self.descriptors_before = self.descriptors_after = 0
+
+    def __enter__(self) -> Self:
+        self.rss_before, self.descriptors_before = self._up.rss_bytes(), self._up.descriptors()
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._end.set()
+        for thread in self._threads:
+            thread.join()
+        if self._up.process.popen.poll() is None:
+            self.rss_after, self.descriptors_after = self._up.rss_bytes(), self._up.descriptors()
+
+    def assert_unharmed(
+        self, quiet: "Watch", prefill_s: float, *, livez_s: float = LIVEZ_S, more_bytes: int = 200 * MIB
+    ) -> None:
+        """Assert what an attack must leave as it was. `quiet` was taken without an attack."""
+        allowed_s = 2 * quiet.answers.p99 + prefill_s
+        assert set(self.answers.statuses) == {200}, f"the bystander's answers: {self}"
+        assert self.wrong == [], f"answers unlike the first one: {self.wrong[:3]}"
+        assert self.answers.p99 <= allowed_s, f"the bystander's P99 is above {allowed_s:.3f} s: {self}; quiet: {quiet}"
+        assert set(self.livez.statuses) == {200} and self.livez.longest <= livez_s, f"/livez: {self}"
+        grown = self.rss_after - self.rss_before
+        assert grown <= more_bytes, f"the server's memory grew by {grown / MIB:.0f} MiB"
+
+    def __str__(self) -> str:
+        return (
+            f"bystander {self.answers}; livez {self.livez}; RSS {self.rss_before / MIB:.0f} to "
+            f"{self.rss_after / MIB:.0f} MiB; descriptors {self.descriptors_before} to {self.descriptors_after}"
+        )
+
+    def _ask(self) -> None:
+        first: str | None = None
+        with self._up.bystander() as client:
+            while not self._end.is_set():
+                began = time.monotonic()
+                status, text = _response(lambda: ask(client, QUESTION))
+                self.answers.add(status, time.monotonic() - began)
+                if status == 200:
+                    first = text if first is None else first
+                    if text != first:
+                        self.wrong.append(text)
+                self._end.wait(max(0.0, self._every_s - (time.monotonic() - began)))
+
+    def _probe(self) -> None:
+        while not self._end.is_set():
+            began = time.monotonic()
+            self.livez.add(_livez(self._up.process.port), time.monotonic() - began)
+            self._end.wait(0.05)
+
+
+def at_once(work: Sequence[Callable[[], Any]]) -> list[Any]:
+    """The results of calls that run at the same time, each in its thread; a raised exception is its result."""
+    results: list[Any] = [None] * len(work)
+
+    def run(number: int) -> None:
+        try:
+            results[number] = work[number]()
+        except Exception as error:
+            results[number] = error
+
+    threads = [threading.Thread(target=run, args=[number]) for number in range(len(work))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return results
+
+
+def wait_until(true: Callable[[], bool], timeout_s: float = 30.0) -> bool:
+    """Whether `true()` became true in time."""
+    ends = time.monotonic() + timeout_s
+    while not true():
+        if time.monotonic() > ends:
+            return False
+        time.sleep(0.05)
+    return True
+
+
+def _response(call: Callable[[], httpx.Response]) -> tuple[int, str]:
+    """Status and answer; status 0 if the connection broke."""
+    try:
+        response = call()
+        return response.status_code, response.json().get("answer", "")
+    except (httpx.HTTPError, ValueError):
+        return 0, ""
+
+
+def _livez(port: int) -> int:
+    """The status of /livez over a new connection; 0 if the connection broke."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=TIMEOUT_S)
+    try:
+        connection.request("GET", "/livez")
+        response = connection.getresponse()
+        response.read()
+        return response.status
+    except (OSError, http.client.HTTPException):
+        return 0
+    finally:
+        connection.close()
+
+
+def _status(pid: int, name: str) -> int:
+    """A number in /proc/PID/status."""
+    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+        if line.startswith(f"{name}:"):
+            return int(line.split()[1])
+    raise KeyError(name)
