@@ -55,22 +55,37 @@ class Intake:
         chunks: Sequence[ChunkLike],
         options: PrefillOptions,
         answer: str | Sequence[int] = (),
+        *,
+        known: type[PrefillOptions] = PrefillOptions,
     ) -> Request:
-        """A request that decodes nothing; `answer` is given where a turn is appended. Raises `InputError`."""
-        _check_names(options, PrefillOptions)
-        return self._request(question, chunks, options, answer)
+        """A request that decodes nothing; `answer` is given where a turn is appended.
+
+        Raises `InputError`, also for an option that is not in `known`.
+        """
+        _check_names(options, known)
+        request = Request(
+            question=self.encode(question),
+            chunks=self.chunks(chunks),
+            method=self.method(options),
+            given_answer=self.encode(answer),
+            deadline_s=options.get("deadline_s"),
+            cancel=options.get("cancel"),
+        )
+        self._check_ids(request.question)
+        self._check_ids(request.given_answer)
+        return request
 
     def answer_request(
         self, question: str | Sequence[int], chunks: Sequence[ChunkLike], options: AnswerOptions
     ) -> Request:
         """A request whose answer is decoded. Raises `InputError`."""
-        _check_names(options, AnswerOptions)
+        request = self.prefill_request(question, chunks, options, known=AnswerOptions)
         max_new_tokens, stop = options.get("max_new_tokens", MAX_NEW_TOKENS), options.get("stop", ())
         if max_new_tokens < 1:
             raise InputError(f"max_new_tokens is {max_new_tokens}; it must be at least 1.")
         TextStream(self._tokenizer, stop)  # raises for stop strings without a tokenizer
         return replace(
-            self._request(question, chunks, options),
+            request,
             max_new_tokens=max_new_tokens,
             stop=(stop,) if isinstance(stop, str) else tuple(stop),
             seed=options.get("seed"),
@@ -136,25 +151,6 @@ class Intake:
         """Raise `PromptTooLongError` for a chunk that does not fit the context behind the prefix."""
         for chunk in chunks:
             self._check_length(len(self._runs.before_documents) + len(chunk), 0)
-
-    def _request(
-        self,
-        question: str | Sequence[int],
-        chunks: Sequence[ChunkLike],
-        options: PrefillOptions,
-        answer: str | Sequence[int] = (),
-    ) -> Request:
-        request = Request(
-            question=self.encode(question),
-            chunks=self.chunks(chunks),
-            method=self.method(options),
-            given_answer=self.encode(answer),
-            deadline_s=options.get("deadline_s"),
-            cancel=options.get("cancel"),
-        )
-        self._check_ids(request.question)
-        self._check_ids(request.given_answer)
-        return request
 
     def _gated(self, method: PrefillMethod) -> PrefillMethod:
         result = self._gate_result

@@ -9,7 +9,7 @@ from typing import Any, Self
 
 from ragkv.config import EngineConfig, FusionConfig
 from ragkv.encoding import BackgroundEncoder, Encoder, Warmer
-from ragkv.fusion import Fusor, Readers, ScoreModel, Scorer, gate_result, learned, make_selector
+from ragkv.fusion import Fusor, Readers, ScoreModel, Scorer, gate_result, learned
 from ragkv.history import BlockWriter
 from ragkv.model import Adapter, adapt
 from ragkv.model.fingerprint import architecture_digest, rope_digest, tokenizer_digest, weights_digest
@@ -94,7 +94,6 @@ class EngineParts:
         bos_token_id = getattr(adapter.config, "bos_token_id", None)
         runs = template_runs(shared.tokenizer, bos_token_id, config.prompt.system)
         intake = Intake(adapter, shared.tokenizer, runs, config)
-        make_selector(fusion.selector)  # raises for an unknown name
         identity = replace(shared.identity, adapter=config.adapter_id, tenant=settings.tenant, codec=settings.codec)
 
         cuda = adapter.device.type == "cuda"

@@ -2,9 +2,9 @@
 
 The callers' threads do the work. `workers` requests are admitted at a time: one computes, while the others look up and
 read ahead, so that a request loads while its predecessor computes (section 3.2.1). A slot covers planning and prefill,
-never decoding, so an open stream blocks nobody. The queue knows no model and no prompts. A request's `PrefetchHint`
-says what it will read: the store sees it while the request waits. What is held for a request is released however it
-ends.
+never decoding, so an open stream delays no other request. The queue knows no model and no prompts. The `PrefetchHint`
+of a request says what it will read: the store sees it while the request waits. What is held for it is released however
+it ends.
 """
 
 import threading

@@ -2,7 +2,7 @@
 
 A request takes a decode slot and asks for the logits behind one token after another. The first request that acquires
 the compute lock runs one step for all requests that wait at that moment, and hands the others their logits. So rows
-join and leave at any step, a slow consumer delays only itself, and a request that never asks again blocks nobody. A
+join and leave at any step, a slow consumer delays only itself, and a request that never asks again delays no other. A
 prefill runs steps for waiting requests between two of its layers: a long prompt delays them by a layer, or by one step.
 
 The batch knows no samplers and no text: choosing a token is up to its consumer, and an error there fails only that one.
@@ -85,7 +85,7 @@ class DecodeBatch:
         Steps take at most half of the time: after one, the caller computes at least as long. Errors of the step are
         raised in the requests, not here.
         """
-        # Read without a lock, because mostly nobody waits.
+        # Read without a lock: usually no request waits.
         if self._waiting and time.perf_counter() - self._stepped_at >= self._step_s:
             self._step()
 

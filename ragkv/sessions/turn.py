@@ -127,12 +127,8 @@ class SessionTurn(DetachedTurn, Closing):
 
     def _policy_turn(self, made: TurnKV) -> Turn:
         """This turn as eviction policies see it; the answer counts with its most tokens, as its length is unknown."""
-        prompt, size, turns, now = (
-            self._prompt,
-            self._owner.settings.block_tokens,
-            self._before.turns,
-            self._owner.clock(),
-        )
+        prompt, turns = self._prompt, self._before.turns
+        size, now = self._owner.settings.block_tokens, self._owner.clock()
         held = len(prompt.history.blocks)
         covered = len(prompt.prefix) + sum(map(len, prompt.history.blocks))  # tokens in front of the new blocks
         return Turn(
