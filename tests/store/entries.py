@@ -7,8 +7,6 @@ import torch
 
 from ragkv.store import EncodedEntry, Entry, EntryInfo, Identity, Lease, Store, Tier, dtype_from_name
 
-CODEC_NAMES = ("raw", "int8")
-
 IDENTITY = Identity(
     weights="w0", architecture="a0", rope="r0", dtype="bfloat16", adapter="", tokenizer="t0", context="c0"
 )

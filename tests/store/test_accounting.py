@@ -8,17 +8,18 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 
-from ragkv.config import StoreConfig
+from ragkv.config import CODEC_NAMES, StoreConfig
 from ragkv.store import LRU, DiskTier, EncodedEntry, Entry, Lease, MemoryTier, Tier
 from ragkv.store.remote import open_remote
 
-from .entries import CODEC_NAMES, as_stored, ids_of, make_entry, read_all, same, with_codec
+from .entries import as_stored, ids_of, make_entry, read_all, same, with_codec
 from .remote.helpers import redis_config
 from .remote.servers import RedisServer
 
 NUMBERS = st.integers(0, 7)
 ENTRIES = [  # of three sizes in two codecs
-    make_entry(number, layers=1 + number % 3, identity=with_codec(CODEC_NAMES[number % 2])) for number in range(8)
+    make_entry(number, layers=1 + number % 3, identity=with_codec(CODEC_NAMES[number % len(CODEC_NAMES)]))
+    for number in range(8)
 ]
 AS_STORED = [as_stored(entry) for entry in ENTRIES]
 

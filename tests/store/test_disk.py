@@ -14,10 +14,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from ragkv.config import CODEC_NAMES
 from ragkv.errors import EntryDamagedError, StoreError, StoreLockedError
 from ragkv.store import LRU, DiskTier, ReadOnlyDiskTier, aligned_empty
 
-from .entries import CODEC_NAMES, IDENTITY, as_stored, ids_of, leased, make_entry, read_all, same, with_codec
+from .entries import IDENTITY, as_stored, ids_of, leased, make_entry, read_all, same, with_codec
 
 FILE_BYTES = 4 * 4096
 needs_direct = pytest.mark.skipif(not hasattr(os, "O_DIRECT"), reason="the system has no O_DIRECT")

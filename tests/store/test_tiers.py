@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from ragkv.config import CODEC_NAMES
 from ragkv.store import LRU, DiskTier, EncodedEntry, Entry, Identity, MemoryTier, ReadOnlyDiskTier, Tier, aligned_empty
 from ragkv.testing import ThrottledTier
 
 from .entries import (
-    CODEC_NAMES,
     as_stored,
     digest,
     ids_of,
