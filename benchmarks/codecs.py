@@ -12,7 +12,6 @@ by token, like values. The error is the root mean square difference between deco
 the originals, separately for keys and values, on the reader's own entries.
 """
 
-import argparse
 import statistics
 from collections import defaultdict
 from collections.abc import Iterator
@@ -181,11 +180,10 @@ def times(runs: int) -> list[dict[str, Any]]:
 
 def main() -> None:
     """Measure, print the tables, and write the JSON file."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = report.parser(__doc__, quick="4 worlds, 6 texts")
     parser.add_argument("--worlds", type=int, default=60)
     parser.add_argument("--texts", type=int, default=60)
     parser.add_argument("--model", type=Path, default=Path("../shared/data/models/stories260K"))
-    parser.add_argument("--quick", action="store_true", help="4 worlds, 6 texts")
     options = parser.parse_args()
     if options.quick:
         options.worlds, options.texts = 4, 6

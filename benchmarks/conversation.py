@@ -284,15 +284,12 @@ def main() -> None:
 
 
 def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="three turns, one run")
+    parser = report.parser(__doc__, quick="three turns, one run", threads=2, runs=3)
     parser.add_argument("--parts", nargs="+", default=list(PARTS), choices=PARTS)
     parser.add_argument("--shape", default="qwen2.5-0.5b", choices=sorted(SHAPES))
     parser.add_argument("--turns", type=int, default=12)
     parser.add_argument("--measured", type=int, nargs="+", default=list(range(1, 13)), help="turns whose TTFT is taken")
     parser.add_argument("--prompt", type=int, default=1024, help="tokens of the prompt whose answer's saving is timed")
-    parser.add_argument("--runs", type=int, default=3)
-    parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--directory", help="on the disk to measure; the system's temporary one if not given")
     parser.add_argument("--compute-usd-per-hour", type=float, default=5.0)
     parser.add_argument("--memory-usd-per-gb-hour", type=float, default=0.0088)

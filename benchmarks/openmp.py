@@ -82,16 +82,13 @@ def _ask(
 
 
 def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="the tiny shape, two runs")
+    parser = report.parser(__doc__, quick="the tiny shape, two runs", threads=2, runs=5)
     parser.add_argument("--shape", default="qwen2.5-0.5b", choices=sorted(SHAPES))
     parser.add_argument("--chunks", type=int, default=6)
     parser.add_argument("--tokens", type=int, default=256)
     parser.add_argument("--ratio", type=float, default=0.15)
     parser.add_argument("--answer", type=int, default=16, help="tokens")
     parser.add_argument("--askers", type=int, default=3, help="threads that ask")
-    parser.add_argument("--threads", type=int, default=2, help="of torch, per operation")
-    parser.add_argument("--runs", type=int, default=5)
     options = parser.parse_args()
     if options.quick:
         options.shape, options.runs = "tiny", 2

@@ -15,7 +15,6 @@ processes on the disk, and a device's own cache, which an unprivileged program c
 does not change the time.
 """
 
-import argparse
 import itertools
 import os
 import random
@@ -323,8 +322,7 @@ def _percent(share: float | None) -> str:
 
 def main() -> None:
     """Measure, print the table, and write the JSON file."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="512 MiB a shape, two rounds")
+    parser = report.parser(__doc__, quick="512 MiB a shape, two rounds")
     parser.add_argument("--shapes", nargs="+", default=list(SHAPES), choices=SHAPES)
     parser.add_argument("--codecs", nargs="+", default=["raw", "int8"])
     parser.add_argument(

@@ -155,8 +155,7 @@ def main() -> None:
 
 
 def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="8,192 tokens")
+    parser = report.parser(__doc__, quick="8,192 tokens", threads=1)
     parser.add_argument("--model", default="../shared/data/models/stories260K", help="a model folder or hub id")
     parser.add_argument("--tokens", type=int, default=114_688)
     parser.add_argument("--conversation", type=int, default=2048, help="tokens of a conversation")
@@ -164,7 +163,6 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--ratio", type=float, default=0.5)
     parser.add_argument("--sinks", type=int, default=0)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--threads", type=int, default=1)
     options = parser.parse_args()
     if options.quick:
         options.tokens = 8192

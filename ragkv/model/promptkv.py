@@ -121,10 +121,8 @@ class Recording:
         if rows.start is not None:
             low, high = max(rows.start, self.start), min(rows.start + len(rows), self.stop)
             if low < high:
-                source, target = (
-                    slice(low - rows.start, high - rows.start),
-                    slice(low - self.start, high - self.start),
-                )
+                source = slice(low - rows.start, high - rows.start)
+                target = slice(low - self.start, high - self.start)
                 self.kv[layer, 0, :, target] = k_raw[0, :, source]
                 self.kv[layer, 1, :, target] = v[0, :, source]
                 self._reached(layer, high)

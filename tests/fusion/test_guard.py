@@ -50,11 +50,8 @@ def gate_result(*values: tuple[float, float, float | None], selector: str = "sen
 
 class TestGateResult:
     def test_the_gates_ratio_is_the_lowest_from_which_on_the_tolerance_is_kept(self) -> None:
-        assert gate_result((0.0, 0.04, 9.0), (0.1, 0.06, 8.0), (0.2, 0.05, 7.0), (0.3, 0.01, 6.0)).ratio == 0.2
-        assert (
-            gate_result((0.0, 0.04, 9.0), (0.1, 0.06, 8.0), (0.2, 0.05, 7.0), (0.3, 0.01, 6.0)).remaining_deviation
-            == 7.0
-        )
+        passed = gate_result((0.0, 0.04, 9.0), (0.1, 0.06, 8.0), (0.2, 0.05, 7.0), (0.3, 0.01, 6.0))
+        assert (passed.ratio, passed.remaining_deviation) == (0.2, 7.0)
 
     def test_a_gate_result_whose_ratio_saves_too_little_is_a_refusal(self) -> None:
         refused = gate_result((0.0, 1.0, None), (0.7, 0.04, None), (1.0, 0.0, None))

@@ -8,9 +8,7 @@ import torch
 from ..plan import Candidates
 from .base import AskingSelector, StaticSelector, budget, top
 
-ATTENTION_POWER = (
-    0.3  # of the question's attention relative to the score; low, because attention to stale keys misleads
-)
+ATTENTION_POWER = 0.3  # of the question's attention against the score; low: attention to stale keys misleads
 INHERITED_SHARE = 0.7  # of an attended token's attention that the token before it inherits
 
 

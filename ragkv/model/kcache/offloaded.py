@@ -53,9 +53,7 @@ class OffloadedKV(PromptKV):
 
     def write(self, layer: int, rows: Rows, k_rot: torch.Tensor, v: torch.Tensor) -> None:
         """Put `k_rot` and `v`, each (1, G, R, D), at the positions of `rows`."""
-        if (
-            rows.start is None and self._on_host[layer] is not None
-        ):  # scattered rows over values on the host: no caller does this
+        if rows.start is None and self._on_host[layer] is not None:  # no caller writes scattered rows to the host
             for at, position in enumerate(rows.positions.tolist()):
                 self.put(layer, position, k_rot[:, :, at : at + 1], v[:, :, at : at + 1])
             return
@@ -89,9 +87,7 @@ class OffloadedKV(PromptKV):
         stop = self.length + 1
         start = 0 if window is None else max(0, stop - window)
         k_rot = self.keys[layer].narrow(2, start, stop - start)
-        if config.top_n is None or (
-            config.fall_back and config.top_n >= stop - start
-        ):  # all rows, for example in a window
+        if config.top_n is None or (config.fall_back and config.top_n >= stop - start):  # all rows, as in a window
             self.rows_fetched += on_host.rows_on_host(start, stop)
             return attend_one(q_rot, k_rot, on_host.take(start, stop).unsqueeze(0), None, scaling, softcap)
         grouped = q_rot.view(k_rot.shape[1], -1, q_rot.shape[3])  # (G, H / G, D)
