@@ -93,7 +93,9 @@ def test_the_request_chooses_reuse_ratio_and_selector(client: TestClient) -> Non
     assert ask(client, ratio=1.0)["reuse"]["fused"] == 0
     assert ask(client, ratio=1.0)["answer"] == ask(client, reuse="none")["answer"]
     assert ask(client, selector="first-k")["reuse"]["selector"] == "first-k"
-    assert ask(client)["reuse"]["ratio"] == EngineConfig().fusion.ratio
+    left_out = ask(client)["reuse"]
+    assert left_out["ratio"] == EngineConfig().fusion.ratio
+    assert not any("profile" in note for note in left_out["notes"])  # the load controller was not asked
     assert any("profile" in note for note in ask(client, ratio=None)["reuse"]["notes"])  # the load controller was asked
 
 

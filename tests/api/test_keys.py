@@ -149,6 +149,7 @@ def test_a_rotated_key_keeps_tenant_rate_and_quota(file: KeyFile) -> None:
     newest, _ = file.rotate(successor.id)
     assert ring.principal(new) is None
     assert ring.principal(newest) is not None
+    assert successor.id not in {one.id for one in file.read().keys}  # an expired key is removed from the file
 
 
 def test_keys_of_one_tenant_share_its_quota(file: KeyFile) -> None:
