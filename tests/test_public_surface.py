@@ -1,5 +1,6 @@
 """The names others build on, and what importing them costs."""
 
+import ast
 import importlib
 import inspect
 import os
@@ -97,6 +98,20 @@ def test_settings_and_errors_need_no_torch() -> None:
         "import sys; from ragkv import EngineConfig, Chunk, RagKVError; EngineConfig(); print('torch' in sys.modules)"
     )
     assert python(code) == "False\n"
+
+
+@pytest.mark.parametrize("package", ["", "api", "cluster", "scheduling", "store"])
+def test_every_name_of_a_package_that_loads_names_lazily_is_known_to_type_checkers(package: str) -> None:
+    tree = ast.parse((ROOT / "ragkv" / package / "__init__.py").read_text(encoding="utf-8"))
+    imported = {
+        alias.asname or alias.name for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) for alias in node.names
+    }
+    (exported,) = (
+        ast.literal_eval(node.value)
+        for node in tree.body
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__"
+    )
+    assert set(exported) - imported <= {"__version__"}
 
 
 def test_every_error_is_in_the_tree_and_in_its_drawing() -> None:

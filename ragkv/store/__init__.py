@@ -13,7 +13,17 @@ from .policies import LRU, POLICIES, Item, Policy, Turn, make_policy
 if TYPE_CHECKING:
     from .background import Background, Job
     from .codecs import CODECS, Codec
-    from .entry import FORMAT_VERSION, Entry, EntryInfo, Identity, dtype_from_name, dtype_name, ids_bytes, ids_digest
+    from .entry import (
+        FORMAT_VERSION,
+        EncodedEntry,
+        Entry,
+        EntryInfo,
+        Identity,
+        dtype_from_name,
+        dtype_name,
+        ids_bytes,
+        ids_digest,
+    )
     from .prefetch import HintedEntry, PrefetchHint
     from .store import Claim, Store, StoreStats
     from .tiers import (
