@@ -17,7 +17,7 @@ from ragkv.errors import EntryDamagedError
 from .background import Background, Job
 from .entry import EncodedEntry
 from .prefetch import HintedEntry
-from .tiers import Lease, Tier
+from .tiers import Lease, Tier, WrappedLease
 
 
 class Writers:
@@ -170,41 +170,33 @@ class Promoter:
         self._on_stored()
 
 
-class PromotingLease(Lease):
+class PromotingLease(WrappedLease):
     """A lease of a slower tier. Closing it passes the inner lease to `promote`, unless a read found damage."""
 
     def __init__(self, lease: Lease, promotion: Promotion, promote: Callable[[Lease, Promotion], None]) -> None:
-        self.info, self.kind, self.sensitivity = lease.info, lease.kind, lease.sensitivity
-        self._lease, self._promotion = lease, promotion
-        self.in_place, self.layers_per_read = lease.in_place, lease.layers_per_read
-        self._damaged = False
+        super().__init__(lease)
+        self.layers_per_read = lease.layers_per_read
+        self._promotion, self._damaged = promotion, False
         self._promote: Callable[[Lease, Promotion], None] | None = promote
-
-    def prefetch(self) -> None:
-        self._lease.prefetch()
 
     def read_layer(self, layer: int, out: torch.Tensor | None = None) -> torch.Tensor:
         return self.read_layers(layer, [out])[0]
 
     def read_layers(self, first: int, outs: Sequence[torch.Tensor | None]) -> list[torch.Tensor]:
         try:
-            return self._lease.read_layers(first, outs)
+            return self.lease.read_layers(first, outs)
         except EntryDamagedError:
             self._damaged = True
             raise
 
-    @property
-    def stored_bytes(self) -> int:
-        return self._lease.stored_bytes
-
     def read_encoded(self, page_locked: bool = False, before_read: Callable[[], None] = lambda: None) -> EncodedEntry:
-        return self._lease.read_encoded(page_locked, before_read)
+        return self.lease.read_encoded(page_locked, before_read)
 
     def close(self) -> None:
         promote, self._promote = self._promote, None
         if promote is None:
             return
         if self._damaged:
-            self._lease.close()
+            self.lease.close()
         else:
-            promote(self._lease, self._promotion)
+            promote(self.lease, self._promotion)

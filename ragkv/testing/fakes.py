@@ -10,7 +10,7 @@ from enum import Enum
 import torch
 
 from ragkv.errors import EntryDamagedError
-from ragkv.store import EncodedEntry, Entry, EntryInfo, Identity, Lease, Speed, Tier, TierStats, Turn
+from ragkv.store import EncodedEntry, Entry, EntryInfo, Identity, Lease, Speed, Tier, TierStats, Turn, WrappedLease
 
 from .bandwidth import SharedBandwidth, sleep_until
 
@@ -75,28 +75,6 @@ class WrappedTier(Tier):
 
     def close(self) -> None:
         self.tier.close()
-
-
-class WrappedLease(Lease):
-    """A lease that passes everything on but `read_layer`, which copies of whole entries use too."""
-
-    def __init__(self, lease: Lease) -> None:
-        self.info, self.kind, self.sensitivity = lease.info, lease.kind, lease.sensitivity
-        self.in_place = lease.in_place
-        self.lease = lease
-
-    @property
-    def stored_bytes(self) -> int:
-        return self.lease.stored_bytes
-
-    def prefetch(self) -> None:
-        self.lease.prefetch()
-
-    def read_layer(self, layer: int, out: torch.Tensor | None = None) -> torch.Tensor:
-        return self.lease.read_layer(layer, out)
-
-    def close(self) -> None:
-        self.lease.close()
 
 
 class ThrottledTier(WrappedTier):

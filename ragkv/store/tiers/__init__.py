@@ -1,7 +1,7 @@
 """Tiers hold entries: the contract of a tier and a lease, and the tiers on this machine (memory, disk)."""
 
 from ..record import ALIGNMENT
-from .base import Lease, RemoteStats, Speed, Tier, TierKind, TierStats
+from .base import Lease, RemoteStats, Speed, Tier, TierKind, TierStats, WrappedLease
 from .disk import DiskTier, ReadOnlyDiskTier
 from .disk_file import aligned_empty
 from .memory import MemoryLease, MemoryTier
@@ -18,5 +18,6 @@ __all__ = [
     "Tier",
     "TierKind",
     "TierStats",
+    "WrappedLease",
     "aligned_empty",
 ]

@@ -135,6 +135,28 @@ class Lease(Closing):
         """Unpin the entry. Twice is harmless."""
 
 
+class WrappedLease(Lease):
+    """A lease that passes everything on to `lease`, but reads several layers, and whole entries, by its `read_layer`."""
+
+    def __init__(self, lease: Lease) -> None:
+        self.info, self.kind, self.sensitivity = lease.info, lease.kind, lease.sensitivity
+        self.in_place = lease.in_place
+        self.lease = lease
+
+    @property
+    def stored_bytes(self) -> int:
+        return self.lease.stored_bytes
+
+    def prefetch(self) -> None:
+        self.lease.prefetch()
+
+    def read_layer(self, layer: int, out: torch.Tensor | None = None) -> torch.Tensor:
+        return self.lease.read_layer(layer, out)
+
+    def close(self) -> None:
+        self.lease.close()
+
+
 class Tier(ABC):
     """A bounded place that holds entries."""
 
@@ -203,9 +225,9 @@ class Tier(ABC):
     def gc(self, keep: Callable[[Identity], bool]) -> int:
         """Drop every entry whose identity `keep` refuses, or that this code cannot read; the bytes freed."""
         before = self.stats().used_bytes
-        for key, info in list(self.scan()):
-            if info is None or not keep(info.identity):
-                self.delete(key)
+        refused = [key for key, info in self.scan() if info is None or not keep(info.identity)]
+        for key in refused:
+            self.delete(key)
         return before - self.stats().used_bytes
 
     def speed(self) -> Speed | None:
