@@ -1,25 +1,32 @@
 """Durable changes of files and folders."""
 
+import contextlib
 import os
 import uuid
 from pathlib import Path
 
 
-def replace_file(path: Path, data: bytes) -> None:
-    """Write `data` to `path`, durably and readable only by its owner. After a crash the file is the old or the new one.
+def replace_file(path: Path, *pieces: bytes | bytearray | memoryview, drafts: Path | None = None) -> None:
+    """Write `pieces` to `path`, durably and readable only by its owner. After a crash the file is the old or the new one.
 
-    Raises `OSError`; the old file then stays as it was.
+    The draft is written in the folder `drafts`, by default next to `path`. Raises `OSError`; the old file then stays as
+    it was.
     """
-    draft = path.with_name(f"{path.name}.{uuid.uuid4().hex}.tmp")
+    draft = (drafts or path.parent) / f"{path.name}.{uuid.uuid4().hex}.tmp"
     descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
+        try:
+            for piece in pieces:
+                rest = memoryview(piece)
+                while rest:  # the system may write less than it was given
+                    rest = rest[os.write(descriptor, rest) :]
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
         draft.replace(path)
     except BaseException:
-        draft.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            draft.unlink()
         raise
     sync(path.parent)
 
@@ -31,6 +38,3 @@ def sync(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-__all__ = ["replace_file", "sync"]

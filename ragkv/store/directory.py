@@ -10,7 +10,6 @@ key: a process that reads next to the writer either opens the file or has a miss
 """
 
 import contextlib
-import itertools
 import json
 import os
 import re
@@ -21,7 +20,7 @@ from pathlib import Path
 import filelock
 
 from ragkv.errors import StoreError, StoreLockedError
-from ragkv.runtime import sync
+from ragkv.runtime import replace_file, sync
 
 from .record import Bytes
 
@@ -37,7 +36,6 @@ class EntryDirectory:
         self._entries = self.root / "entries"
         self._temporary = self.root / "tmp"
         self._lock: filelock.BaseFileLock | None = None
-        self._serial = itertools.count(1)
 
     def open_for_writing(self) -> None:
         """Make the directory, acquire the writer's lock, remove files that a killed writer left in `tmp/`.
@@ -90,24 +88,12 @@ class EntryDirectory:
                         yield match[1], file.stat().st_size
 
     def write(self, key: str, pieces: Iterable[Bytes]) -> None:
-        """Write `pieces` to the file of `key`; it becomes visible after it is durable.
-
-        Raises `OSError`; the temporary file is removed then.
-        """
-        temporary = self._temporary / f"{os.getpid()}-{next(self._serial)}.tmp"
-        fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        try:
-            try:
-                for piece in pieces:
-                    _write_fully(fd, piece)
-                os.fsync(fd)
-            finally:
-                os.close(fd)
-            self._publish(temporary, self.path(key))
-        except BaseException:
-            with contextlib.suppress(OSError):
-                temporary.unlink()
-            raise
+        """Write `pieces` to the file of `key`, which becomes visible after it is durable. Raises `OSError`."""
+        path = self.path(key)
+        if not path.parent.is_dir():
+            path.parent.mkdir(mode=0o700, exist_ok=True)
+            sync(self._entries)
+        replace_file(path, *pieces, drafts=self._temporary)
 
     def remove(self, key: str, durably: bool = False) -> None:
         """Unlink the file of `key`, if it exists; `durably`: a power cut does not undo it. Raises `OSError`."""
@@ -115,13 +101,6 @@ class EntryDirectory:
             self.path(key).unlink()
             if durably:
                 sync(self.path(key).parent)
-
-    def _publish(self, temporary: Path, final: Path) -> None:
-        if not final.parent.is_dir():
-            final.parent.mkdir(mode=0o700, exist_ok=True)
-            sync(self._entries)
-        temporary.replace(final)
-        sync(final.parent)
 
     def _acquire_lock(self) -> None:
         lock = filelock.FileLock(self.root / "writer.lock", timeout=0, mode=0o600, thread_local=False)
@@ -155,9 +134,3 @@ def _listed(folder: Path) -> list[os.DirEntry[str]]:
             return list(entries)
     except (FileNotFoundError, NotADirectoryError):
         return []
-
-
-def _write_fully(fd: int, data: Bytes) -> None:
-    view = memoryview(data)
-    while view:
-        view = view[os.write(fd, view) :]

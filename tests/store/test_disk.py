@@ -171,7 +171,7 @@ def test_an_entry_is_visible_only_after_its_bytes_are_durable(tmp_path: Path, mo
     monkeypatch.setattr(Path, "replace", spy_replace)
     monkeypatch.setattr(tier._index, "record", lambda *row: (steps.append("index"), record(*row)))
     tier.put(make_entry(1))
-    assert steps == ["sync file", "sync entries", "rename", f"sync {key[:2]}", "index"]
+    assert steps == ["sync entries", "sync file", "rename", f"sync {key[:2]}", "index"]
     monkeypatch.undo()
     tier.close()
 

@@ -5,9 +5,10 @@ The file is one JSON list, replaced as a whole: there are few, and they go as so
 
 import json
 import logging
-import os
 import threading
 from pathlib import Path
+
+from ragkv.runtime import replace_file
 
 log = logging.getLogger(__name__)
 
@@ -37,14 +38,9 @@ class Tombstones:
     def _write(self) -> None:
         if self._path is None:
             return
-        draft = self._path.with_suffix(".tmp")
         try:
             self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            with draft.open("w", encoding="utf-8") as file:
-                json.dump(sorted(self.keys), file)
-                file.flush()
-                os.fsync(file.fileno())
-            draft.replace(self._path)
+            replace_file(self._path, json.dumps(sorted(self.keys)).encode())
         except OSError as error:
             log.error("Pending deletions cannot be noted in %s: %s. A restart would forget them.", self._path, error)
 
