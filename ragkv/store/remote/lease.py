@@ -39,14 +39,14 @@ class RemoteLease(StoredLease):
 
     def fetch_all(self) -> None:
         """Fetch and cache all that is missing, because the entry is about to be deleted. Raises nothing."""
-        self._fetch(range(self._head.layer_groups))
-        with self._lock:
-            payloads = dict(self._payloads)
-        for layer_group, future in payloads.items():
-            try:
+        try:
+            self._fetch(range(self._head.layer_groups))
+            with self._lock:
+                payloads = dict(self._payloads)
+            for layer_group, future in payloads.items():
                 self._cache(layer_group, len(self._reader.wait(future)), always=True)
-            except StoreError:
-                return  # the reader of that layer gets the error
+        except StoreError:
+            return  # it was closed meanwhile, or the reader of that layer gets the error
 
     def close(self) -> None:
         with self._lock:

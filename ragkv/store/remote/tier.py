@@ -121,8 +121,10 @@ class RemoteTier(Tier):
         with self._lock:
             self._lookups.pop(key, None)
         try:
-            if self._closing.is_set() or (key in self._tombstones.keys and not self._delete_pending(key)):
+            if self._closing.is_set():
                 return False
+            if key in self._tombstones.keys:
+                self._delete_pending(key)
             if self._health.call(lambda: self._connector.exists(key)):
                 return True
             encoded = EncodedEntry.of(entry)
@@ -248,8 +250,7 @@ class RemoteTier(Tier):
             except Exception:  # the thread must live on
                 log.exception("Maintenance of %s failed; the next round comes all the same.", self.kind.value)
 
-    def _delete_pending(self, key: str) -> bool:
+    def _delete_pending(self, key: str) -> None:
         """Delete what a tombstone names. Raises `RemoteError`."""
         self._health.call(lambda: self._connector.delete(key), brief=False)
         self._tombstones.discard(key)
-        return True
