@@ -102,7 +102,7 @@ class _Hierarchy:
 
     def start(self, session: str) -> None:
         for place in (self.memory, self.disk):
-            place.policy.started(session)
+            place.policy.left(session)
 
     def keep(self, session: str, tokens: int, now: float) -> bool:
         """Hold a session in memory and demote others to disk; whether it stayed in memory itself."""

@@ -38,7 +38,7 @@ class BirthDeath:
             if number not in stored:
                 heappush(events, (at + draw.expovariate(self.births_per_s), next(numbers)))
             history = stored.get(number, 0)
-            prompt, response = history + _length(draw, self.prompt_tokens, self.spread), 0
+            prompt = history + _length(draw, self.prompt_tokens, self.spread)
             response = _length(draw, self.response_tokens, self.spread)
             builder.add(at, f"b{number}", prompt, history, response)
             stored[number] = prompt + response

@@ -117,12 +117,6 @@ class Prefetcher:
                 tier.left(places)
             self._change()
 
-    @property
-    def waiting(self) -> int:
-        """Requests in the queue, started ones included."""
-        with self._changed:
-            return len(self._queue)
-
     def close(self) -> None:
         """End a running fetch at its next layer, then the thread. Twice is harmless."""
         with self._changed:

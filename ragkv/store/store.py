@@ -238,10 +238,6 @@ class Store(Closing):
         """Whether `key` is in a tier or waits to be written. Does not count as a use."""
         return self._writers.entry(key) is not None or any(tier.contains(key) for tier in self._tiers)
 
-    def is_durable(self, key: str) -> bool:
-        """Whether a tier below memory has `key`. Does not count as a use."""
-        return any(tier.contains(key) for tier in self._durable)
-
     def infos(self) -> Iterator[EntryInfo]:
         """The entries in all tiers, each key once, in no particular order. Does not count as a use."""
         seen: set[str] = set()

@@ -196,7 +196,7 @@ def held(engine: Engine) -> dict[str, int]:
         "pins": sum(slot.pins for ledger in tiers for slot in ledger),
         "waiting": stats.waiting,
         "admitted": stats.admitted,
-        "queued": engine.parts.store._prefetcher.waiting,
+        "queued": len(engine.parts.store._prefetcher._queue),
         "requests": engine.parts.activity.lock.requests,
         "computing": int(engine.parts.activity.lock._held),
     }

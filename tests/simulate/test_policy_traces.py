@@ -52,7 +52,7 @@ class Tier:
             self._policy.queued(group)
 
     def start(self, group: str) -> None:
-        self._policy.started(group)
+        self._policy.left(group)
 
     def _overflow(self) -> int:
         return sum(blocks * self._block_size[group] for group, blocks in self._held.items()) - self._capacity

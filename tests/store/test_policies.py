@@ -89,7 +89,7 @@ class TestEveryPolicy:
                 policy.queued(group)
                 queue.append(group)
             elif step == "start" and queue:
-                policy.started(queue.pop(0))
+                policy.left(queue.pop(0))
             elif step == "evict":
                 cut = policy.victim(pinned, float(now))
                 there = {other for other, blocks in held.items() if blocks} - pinned

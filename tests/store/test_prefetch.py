@@ -204,7 +204,7 @@ def test_a_request_can_leave_the_queue_twice_without_harm(open_store: OpenStore)
     gated.store.left(waiting)
     gated.store.left(waiting)
     gated.store.started(waiting)
-    assert gated.store._prefetcher.waiting == 0
+    assert len(gated.store._prefetcher._queue) == 0
 
 
 @pytest.mark.parametrize("how", ["left", "started"])
@@ -489,7 +489,7 @@ def test_many_threads_at_once_never_read_wrong_bytes_and_leave_no_pins(tmp_path:
         assert errors == []
         store.flush()
         assert served[0] > 200
-        assert store._prefetcher.waiting == 0
+        assert len(store._prefetcher._queue) == 0
         for tier in (memory, files):
             assert tier.stats().used_bytes <= tier.stats().capacity_bytes
             assert tier.stats().damaged == 0

@@ -119,10 +119,10 @@ def test_an_entry_that_waits_to_be_written_is_served(tmp_path: Path) -> None:
         with leased(store, make_entry(1)) as lease:
             assert same(read_all(lease), make_entry(1))
         assert store.contains(make_entry(1).info.key)
-        assert not store.is_durable(make_entry(1).info.key)
+        assert not disk.contains(make_entry(1).info.key)
         disk.go.set()
         store.flush()
-        assert store.is_durable(make_entry(1).info.key)
+        assert disk.contains(make_entry(1).info.key)
 
 
 @pytest.mark.parametrize("being_written", [True, False])

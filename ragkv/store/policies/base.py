@@ -121,10 +121,6 @@ class Policy(ABC):
     def queued(self, group: str) -> None:  # noqa: B027
         """A request of `group` joined the tail of the scheduler's queue (CachedAttention section 3.3)."""
 
-    def started(self, group: str) -> None:
-        """The first waiting request of `group` left the queue to be served."""
-        self.left(group)
-
     def left(self, group: str, position: int = 0) -> None:  # noqa: B027
         """A request of `group` left the queue, served or given up; `position` earlier requests of `group` still wait.
 

@@ -41,7 +41,7 @@ class MemoryLease(Lease):
     def read_layer(self, layer: int, out: torch.Tensor | None = None) -> torch.Tensor:
         """The slice (2, G, T, D): a view of the stored tensor if `in_place`, and then `out` is not used."""
         self._on_read(self._layer_bytes)
-        return self._entry.layers[layer] if self.in_place else self._entry.read_layer(layer, out)
+        return self._entry.read_layer(layer, out)
 
     @property
     def stored_bytes(self) -> int:

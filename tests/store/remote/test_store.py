@@ -244,5 +244,5 @@ def test_a_remote_that_stalls_delays_neither_puts_nor_the_disk(behind: StoreBehi
 def test_an_entry_on_disk_counts_as_durable_though_the_remote_does_not_answer(behind: StoreBehindProxy) -> None:
     behind.disconnect()
     assert behind.store.put_durably(make_entry(1))
-    assert behind.store.is_durable(make_entry(1).info.key)
+    assert TierKind.DISK in holders(behind.store, 1)
     assert behind.store.ensure_durable(IDENTITY, ids_of(1))
