@@ -224,11 +224,11 @@ class Engine(Closing):
         """Drop the entries of `chunks` from every tier. Returns how many of them were stored anywhere."""
         self._check_open()
         parts, checked = self.parts, self.parts.intake.chunks(chunks)
-        identity, deleted = parts.encoder.identity, 0
+        keys = [parts.encoder.identity.key(chunk.token_ids) for chunk in checked]
         for chunk in checked:
             parts.background.forget(chunk.token_ids)
-            deleted += bool(parts.store.delete(identity, chunk.token_ids))
-        self._announce([identity.key(chunk.token_ids) for chunk in checked])
+        deleted = sum(parts.store.delete(key) for key in keys)
+        self._announce(keys)
         return deleted
 
     def retain(self, chunks: Sequence[ChunkLike]) -> int:
@@ -237,7 +237,7 @@ class Engine(Closing):
         identity, store = self.parts.encoder.identity, self.parts.store
         retained = {identity.key(chunk.token_ids) for chunk in self.parts.intake.chunks(chunks)}
         stale = [info.key for info in store.infos() if info.identity == identity and info.key not in retained]
-        dropped = sum(store.delete_key(key) for key in stale)
+        dropped = sum(store.delete(key) for key in stale)
         self._announce(stale)
         return dropped
 

@@ -103,7 +103,7 @@ class BackgroundEncoder:
         complete = self._complete(token_ids)  # `warm` may have stored it meanwhile
         if complete is False:
             with suppress(StoreReadOnlyError):
-                self._store.delete_key(entry.info.key)  # the same KV without scores
+                self._store.delete(entry.info.key)  # the same KV without scores
         with self._changed:
             if token_ids in self._wanted and not complete:  # not deleted meanwhile
                 self._store.put(entry)

@@ -76,7 +76,7 @@ class BlockWriter:
         """Delete a block from the buffer and from every tier before this returns."""
         self._worker.discard(key)
         try:
-            self._store.delete_key(key)
+            self._store.delete(key)
         except StoreReadOnlyError:
             pass  # a read-only store has the block in memory alone, and memory has deleted it
         except StoreError as error:

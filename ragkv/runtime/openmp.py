@@ -42,6 +42,3 @@ def _gnu_openmp() -> ctypes.CDLL | None:
         return None
     is_gnu = hasattr(found, "GOMP_parallel") and not hasattr(found, "__kmpc_fork_call")
     return found if is_gnu and hasattr(found, "omp_pause_resource_all") else None
-
-
-__all__ = ["release_threads", "use_one_thread"]

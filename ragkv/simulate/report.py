@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from importlib import import_module
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ragkv.errors import MissingExtraError
 
@@ -58,6 +57,7 @@ class Measure:
         uncached, loaded = prompts - reused, reused - fast
         per_block = trace.block_tokens * np.array([self.profile.token_ms, self.profile.load_token_ms])
         ttft = self.profile.fixed_ms + per_block[0] * uncached + per_block[1] * loaded
+        times = np.percentile(ttft, list(PERCENTILES.values()))
         total = max(1, int(prompts.sum()))
         return Report(
             policy=memory.policy,
@@ -71,14 +71,8 @@ class Measure:
             disk_hit_rate=float(loaded.sum()) / total,
             tel_ms=float(np.maximum(ttft - self.xi_ms, 0).sum()),
             slo_misses=int((ttft > self.slo_ms + 1e-9).sum()),
-            **percentiles(ttft),
+            **{f"{name}_ms": float(time) for name, time in zip(PERCENTILES, times, strict=True)},
         )
-
-
-def percentiles(ttft: NDArray[np.float64]) -> dict[str, float]:
-    """Median, P90, P95 and P99, by linear interpolation."""
-    values = np.percentile(ttft, list(PERCENTILES.values()))
-    return {f"{name}_ms": float(value) for name, value in zip(PERCENTILES, values, strict=True)}
 
 
 def plot(trace: Trace, reports: Sequence[Report], path: str) -> None:

@@ -101,7 +101,7 @@ class DiskIndex:
     def __init__(self, directory: Path) -> None:
         self._directory = directory
         self._cache: _Database | None = None  # used by the background thread alone; `None`: rows are not kept
-        self._rows: dict[str, Row] = {}
+        self.rows: Mapping[str, Row] = {}  # found at open, without those that cannot be read
         self._pending: dict[str, Row | None] = {}  # None: delete the row
         self._pending_lock = threading.Lock()
         self._closing = threading.Event()
@@ -109,10 +109,6 @@ class DiskIndex:
         self._worker: Background[None] = Background(0, "ragkv-index")
         self._worker.submit(Job(self._open))
         self._worker.flush()
-
-    def rows(self) -> Mapping[str, Row]:
-        """The rows found at open, without those that cannot be read."""
-        return self._rows
 
     def record(self, key: str, row: Row | None) -> None:
         """Write `row`, or delete the row of `key`, in the background. The entry file must be durable already."""
@@ -132,7 +128,7 @@ class DiskIndex:
         for next_step in ("It is rebuilt.", "Going on without one."):
             try:
                 self._cache = _database(self._directory)
-                self._rows = _load(self._cache)
+                self.rows = _load(self._cache)
                 return
             except Exception as error:  # diskcache raises anything on a damaged database; the index is only a hint
                 self._close()

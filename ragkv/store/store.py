@@ -217,11 +217,7 @@ class Store(Closing):
         for tier in self._tiers:
             _or_none("tell a policy about a turn", tier.served, turn)
 
-    def delete(self, identity: Identity, token_ids: Sequence[int]) -> bool:
-        """Drop the entry of these tokens from every tier; see `delete_key`."""
-        return self.delete_key(identity.key(token_ids))
-
-    def delete_key(self, key: str) -> bool:
+    def delete(self, key: str) -> bool:
         """Drop `key` from every tier and from the write buffer; whether it was anywhere.
 
         After this returns, no tier of this process has it, and no running write or copy brings it back. A remote tier
@@ -293,7 +289,7 @@ class Store(Closing):
     def _look_ahead(self, hint: PrefetchHint) -> None:
         """Let the remote tiers look up what no local tier has; the second looks up what the first misses."""
         local = [tier for tier in self._tiers if not tier.is_remote]
-        look: Callable[[Sequence[str]], None] = _ignore
+        look: Callable[[Sequence[str]], None] = lambda keys: None  # no tier is below the last one
         for tier in reversed(self._remote):
             look = functools.partial(tier.look_up_ahead, on_missing=look)
         keys = [entry.key for entry in hint.entries]
@@ -303,10 +299,6 @@ class Store(Closing):
         """Evict from memory in the background until the reserve is free: the next put need not evict."""
         if self._reserve_bytes:
             self._evictor.submit(Job(lambda: self._tiers[0].free(self._reserve_bytes)))
-
-
-def _ignore(keys: Sequence[str]) -> None:
-    """No tier is below the last one to look up what it misses."""
 
 
 def _or_none(what: str, action: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T | None:

@@ -47,7 +47,7 @@ class TestLostBlock:
             session = talk(engine)
             engine.flush()
             lost = session.conversation.history.blocks[which]
-            engine.parts.store.delete_key(lost.key(engine.parts.encoder.identity))
+            engine.parts.store.delete(lost.key(engine.parts.encoder.identity))
             reuse = is_full_prefill(engine, session, 3, ratio=0.0).reuse
             assert reuse.notes == (f"{len(lost)} history tokens recomputed: its block was lost",)
             assert reuse.exact == 1 + with_kv(session) - len(lost)
@@ -62,7 +62,7 @@ class TestLostBlock:
             ask(engine, session, 2, ratio=0.0)
             engine.flush()
             lost = session.conversation.history.blocks[-1]
-            engine.parts.store.delete_key(lost.key(engine.parts.encoder.identity))
+            engine.parts.store.delete(lost.key(engine.parts.encoder.identity))
             ask(engine, session, 3, ratio=0.0)
             assert lost not in session.conversation.history.blocks
             reuse = engine.prefill(question(4), session=session, ratio=0.0).reuse
@@ -337,7 +337,7 @@ class TestAbandonedTurn:
     ) -> None:
         engine, session, _ = spoken
         blocks = files(tmp_path)
-        engine.parts.store.delete_key(session.conversation.history.blocks[0].key(engine.parts.encoder.identity))
+        engine.parts.store.delete(session.conversation.history.blocks[0].key(engine.parts.encoder.identity))
         stream = engine.stream(question(7), session=session, max_new_tokens=6, min_new_tokens=6)
         next(stream)
         stream.close()

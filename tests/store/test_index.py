@@ -26,7 +26,7 @@ class Bomb:
 def rows_of(directory: Path) -> dict[str, Row]:
     index = DiskIndex(directory)
     index.close()
-    return dict(index.rows())
+    return dict(index.rows)
 
 
 def test_index_rows_survive_a_restart(tmp_path: Path) -> None:
@@ -102,7 +102,7 @@ def test_a_broken_index_is_rebuilt(tmp_path: Path, content: bytes) -> None:
     index.close()
     (tmp_path / "index" / "cache.db").write_bytes(content)
     index = DiskIndex(tmp_path / "index")
-    assert index.rows() == {}
+    assert index.rows == {}
     index.record("b", ROW)
     index.close()
     assert rows_of(tmp_path / "index") == {"b": ROW}

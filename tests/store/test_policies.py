@@ -157,7 +157,7 @@ class TestLearning:
         gaps = ReturnGaps()
         for gap in [100.0] * RECENT_GAPS + [1.0] * RECENT_GAPS:
             gaps.add(gap)
-        assert (len(gaps), gaps.quantile(0.99), gaps.survival(50.0)) == (RECENT_GAPS, 1.0, 0.0)
+        assert (len(gaps._sorted), gaps.quantile(0.99), gaps.survival(50.0)) == (RECENT_GAPS, 1.0, 0.0)
 
     def test_live_end_aware_evicts_a_conversation_that_will_hardly_return_first(self) -> None:
         policy = make_policy("end-aware", PolicySettings(xi_blocks=5, new_blocks=1))

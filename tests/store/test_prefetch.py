@@ -241,7 +241,7 @@ def test_an_entry_deleted_during_its_fetch_stays_deleted(open_store: OpenStore) 
     gated.disk.go.clear()
     gated.store.queued(hint_of(0))
     until(lambda: gated.disk.reads == [(key(0), 0)])
-    assert gated.store.delete(IDENTITY, ids_of(0))
+    assert gated.store.delete(make_entry(0).info.key)
     gated.disk.go.set()
     wait_until_idle(gated)
     assert gated.disk.reads == [(key(0), 0), (key(0), 1)]  # the open file is read to its end
@@ -476,7 +476,7 @@ def test_many_threads_at_once_never_read_wrong_bytes_and_leave_no_pins(tmp_path:
                             served[0] += 1
                 store.left(waiting)
                 if choose.random() < 0.1:
-                    store.delete(IDENTITY, ids_of(numbers[0]))
+                    store.delete(make_entry(numbers[0]).info.key)
         except BaseException as error:
             errors.append(error)
 

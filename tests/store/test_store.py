@@ -134,12 +134,12 @@ def test_a_deletion_reaches_every_tier_and_the_write_buffer(tmp_path: Path, bein
         assert disk.writing.wait(20)  # entry 0; entry 1 waits
         threading.Timer(0.05, disk.go.set).start()
         number = 0 if being_written else 1
-        assert store.delete(IDENTITY, ids_of(number))
+        assert store.delete(make_entry(number).info.key)
         store.flush()
         assert served(store, number) is None
         assert not store.contains(make_entry(number).info.key)
         assert len(list(tmp_path.glob("entries/*/*.safetensors"))) == 1
-        assert not store.delete(IDENTITY, ids_of(number))
+        assert not store.delete(make_entry(number).info.key)
 
 
 def test_a_lease_closed_after_a_deletion_does_not_bring_the_entry_back(tmp_path: Path) -> None:
@@ -147,7 +147,7 @@ def test_a_lease_closed_after_a_deletion_does_not_bring_the_entry_back(tmp_path:
         store.put_durably(make_entry(1))
     with Store.open(config(tmp_path)) as store:
         lease = leased(store, make_entry(1))
-        store.delete(IDENTITY, ids_of(1))
+        store.delete(make_entry(1).info.key)
         lease.close()
         store.flush()
         assert served(store, 1) is None
@@ -157,7 +157,7 @@ def test_a_lease_closed_after_a_deletion_does_not_bring_the_entry_back(tmp_path:
 def test_an_entry_deleted_during_its_lookup_is_not_promoted(tmp_path: Path) -> None:
     class DeletingTier(WrappedTier):
         def wrap(self, lease: Lease) -> Lease:
-            store.delete_key(lease.info.key)
+            store.delete(lease.info.key)
             return lease
 
     disk = DiskTier(tmp_path, 10**6, LRU())
@@ -199,11 +199,11 @@ def test_a_read_only_store_reads_next_to_its_writer_and_refuses_to_write(store: 
         reader.put(make_entry(3))  # stored in the reader's own memory
         assert same(served(reader, 3), make_entry(3))  # type: ignore[arg-type]
         assert not store.contains(make_entry(3).info.key)
-        for write in (lambda: reader.put_durably(make_entry(4)), lambda: reader.delete(IDENTITY, ids_of(1))):
+        for write in (lambda: reader.put_durably(make_entry(4)), lambda: reader.delete(make_entry(1).info.key)):
             with pytest.raises(StoreReadOnlyError, match="reading only"):
                 write()
-        store.delete(IDENTITY, ids_of(1))
-        store.delete(IDENTITY, ids_of(2))
+        store.delete(make_entry(1).info.key)
+        store.delete(make_entry(2).info.key)
     with Store.open(config(tmp_path, read_only=True)) as reader:
         assert served(reader, 1) is None
 
@@ -268,7 +268,7 @@ def test_many_threads_at_once_never_read_wrong_bytes(tmp_path: Path) -> None:
             elif action == "durably":
                 store.put_durably(entries[number])
             elif action == "delete":
-                store.delete(IDENTITY, ids_of(number))
+                store.delete(make_entry(number).info.key)
             elif (lease := store.lease(IDENTITY, ids_of(number))) is not None:
                 with lease:
                     assert same(read_all(lease), entries[number])

@@ -28,7 +28,7 @@ def use_for_ever(url: str, prefix: str, seed: int) -> None:
             if action < 0.4:
                 store.put_durably(entry)
             elif action < 0.5:
-                store.delete_key(entry.info.key)
+                store.delete(entry.info.key)
             else:
                 serve(store, entry.info.token_ids[0] // 1000)
 

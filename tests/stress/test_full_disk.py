@@ -45,8 +45,8 @@ def test_a_full_disk_loses_no_entry_and_recovers_after_deletions(
         store.flush()
         assert store.stats().dropped_writes == 40 - len(stored)
         refused = next(entry for entry in entries if entry not in stored)
-        store.delete_key(stored[0].info.key)
-        store.delete_key(stored[1].info.key)
+        store.delete(stored[0].info.key)
+        store.delete(stored[1].info.key)
         assert store.put_durably(refused)
         assert served(store, refused)
     with Store.open(config_of(small_disk)) as store:
@@ -62,4 +62,4 @@ def test_a_store_on_a_full_disk_opens_serves_and_deletes(small_disk: Path) -> No
     with Store.open(config_of(small_disk)) as store:
         assert served(store, make_entry(1))
         assert not store.put_durably(make_entry(2, tokens=1000))
-        assert store.delete_key(make_entry(1).info.key)
+        assert store.delete(make_entry(1).info.key)

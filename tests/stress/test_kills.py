@@ -73,7 +73,7 @@ def check_after_kill(directory: Path, journal: Path, counts: collections.Counter
         assert not list(directory.glob("tmp/*"))
         probe = make_entry(1)
         assert store.put_durably(probe)
-        assert store.delete_key(probe.info.key)
+        assert store.delete(probe.info.key)
     counts.update({"kills": 1, "entries served": len(served), "confirmed writes found": len(stored - deleting)})
     counts["deletions found"] += len(deleted)
     counts["kills before the store was open"] += "open" not in lines

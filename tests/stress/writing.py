@@ -48,7 +48,7 @@ def write_for_ever(directory: Path, journal: Path, round_number: int) -> None:
                 confirm(f"stored {number}")
             if choose.random() < 0.2:
                 confirm(f"deleting {number}")
-                store.delete_key(entry.info.key)
+                store.delete(entry.info.key)
                 confirm(f"deleted {number}")
             lease = store.lease(IDENTITY, ids_of(number, entry.info.tokens))
             if lease is not None:

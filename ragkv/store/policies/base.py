@@ -71,7 +71,6 @@ class PolicySettings:
     new_blocks: int | None = None  # Q^: blocks the next turn is expected to add
     new_blocks_seen: tuple[int, ...] = ()  # a sample of Q, for its distribution; (): learned
     threshold_tokens: int = 1024  # threshold-lru: shorter conversations are not kept
-    guard_quantile: float = 0.95  # t-lru-guarded: a conversation idle beyond this quantile of return gaps goes first
     turn_rate_per_s: float | None = None  # lambda of the paper's model: turns of a living conversation
     end_rate_per_s: float | None = None  # mu of the paper's model: deaths of a living conversation
     capacity_blocks: int | None = None  # of the tier, for shadow caches; None: the largest amount held so far
@@ -82,8 +81,6 @@ class PolicySettings:
     def __post_init__(self) -> None:
         at_least(self, xi_blocks=0, block_tokens=1, new_blocks=0, threshold_tokens=0)
         at_least(self, capacity_blocks=0, window_groups=0, window_bytes=0)
-        if not 0.0 < self.guard_quantile <= 1.0:
-            raise ConfigError(f"guard_quantile is {self.guard_quantile}; it must lie in (0, 1].")
         if not 0.0 <= self.load_share <= 1.0:
             raise ConfigError(f"load_share is {self.load_share}; it must lie in [0, 1].")
 

@@ -22,9 +22,6 @@ class ReturnGaps:
         self._recent: deque[float] = deque()
         self._sorted: list[float] = []
 
-    def __len__(self) -> int:
-        return len(self._sorted)
-
     def add(self, gap: float) -> None:
         """One more conversation returned after `gap` seconds."""
         self.count += 1

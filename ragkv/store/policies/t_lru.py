@@ -131,6 +131,7 @@ class GuardedTLRU(_EndedFirst):
     """
 
     name = "t-lru-guarded"
+    QUANTILE = 0.95  # of the return gaps
 
     def __init__(self, settings: PolicySettings | None = None) -> None:
         super().__init__(settings)
@@ -141,7 +142,7 @@ class GuardedTLRU(_EndedFirst):
         super().served(turn)
         if turn.since is not None:
             self._gaps.add(turn.since)
-            self._limit = self._gaps.quantile(self.settings.guard_quantile)
+            self._limit = self._gaps.quantile(self.QUANTILE)
 
     def _has_ended(self, last: Turn, now: float) -> bool:
         return now - last.at > self._limit

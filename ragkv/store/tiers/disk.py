@@ -144,7 +144,7 @@ class DiskTier(LocalTier[None]):
     def _adopt_files(self) -> None:
         """Add the files on disk to the ledger, least recently used first; drop those that cannot be entries."""
         files = dict(self._directory.scan())
-        rows = self._index.rows()
+        rows = self._index.rows
         for key in rows.keys() - files.keys():
             self._index.record(key, None)
         adopted = [(rows.get(key) or self._orphan(key, size), key, size) for key, size in files.items()]

@@ -59,7 +59,7 @@ def test_a_chunk_encoded_after_a_miss_is_a_hit_on_the_other_replica(replicas: li
     one.flush()
     assert other.prefill(Q, [A]).reuse.missed_chunks == 0
     one.delete([A])
-    other.parts.store.delete_key(other.parts.encoder.identity.key(tuple(A)))
+    other.parts.store.delete(other.parts.encoder.identity.key(tuple(A)))
     assert stored(one, A) is stored(other, A) is None
 
 

@@ -122,7 +122,7 @@ def test_the_lookups_of_a_request_that_starts_share_one_round_trip(redis_server:
 def test_deletion_reaches_every_tier_and_the_writes_that_are_queued(shared: dict[str, Any], tmp_path: Path) -> None:
     with open_store(tmp_path, **shared) as store:
         store.put(make_entry(1))
-        assert store.delete(IDENTITY, ids_of(1))
+        assert store.delete(make_entry(1).info.key)
         store.flush()
         assert holders(store, 1) == set()
         assert hit(store, 1) is None
@@ -137,7 +137,7 @@ def test_a_lease_closed_after_the_deletion_does_not_bring_the_entry_back(
     with open_store(tmp_path / "b", **shared) as other:
         lease = other.lease(IDENTITY, ids_of(1))
         assert lease is not None
-        other.delete(IDENTITY, ids_of(1))
+        other.delete(make_entry(1).info.key)
         lease.close()
         other.flush()
         assert holders(other, 1) == set()
@@ -164,7 +164,7 @@ def test_an_entry_is_not_served_while_its_deletion_is_unconfirmed_though_the_rem
 
         connector = redis_tier_of(store)._connector
         monkeypatch.setattr(connector, "delete", refuse)
-        assert not store.delete(IDENTITY, ids_of(1))
+        assert not store.delete(make_entry(1).info.key)
         assert connector.exists(make_entry(1).info.key)
         assert hit(store, 1) is None
         assert not store.contains(make_entry(1).info.key)
@@ -211,7 +211,7 @@ def test_a_deletion_that_does_not_reach_the_remote_is_repeated_until_it_does_ove
     behind.store.put_durably(make_entry(1))
     behind.store.put_durably(make_entry(2))
     behind.disconnect()
-    behind.store.delete(IDENTITY, ids_of(1))
+    behind.store.delete(make_entry(1).info.key)
     assert hit(behind.store, 1) is None
     assert behind.pending_deletions() == 1
     behind.store.close()
