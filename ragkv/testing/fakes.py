@@ -95,10 +95,10 @@ class ThrottledTier(WrappedTier):
 
     def put(self, entry: Entry | EncodedEntry, protected: Set[str] = frozenset()) -> bool:
         due_at = time.monotonic() + self.latency_s + entry.size_bytes / self.bandwidth_bytes_per_s
-        kept = self.tier.put(entry, protected)
+        stored = self.tier.put(entry, protected)
         if self.writes:
             sleep_until(due_at)
-        return kept
+        return stored
 
     def due_at(self, size_bytes: int) -> float:
         """The monotonic time at which a read of `size_bytes` that begins now ends."""

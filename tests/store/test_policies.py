@@ -159,7 +159,7 @@ class TestLearning:
             gaps.add(gap)
         assert (len(gaps._sorted), gaps.quantile(0.99), gaps.survival(50.0)) == (RECENT_GAPS, 1.0, 0.0)
 
-    def test_live_end_aware_evicts_a_conversation_that_will_hardly_return_first(self) -> None:
+    def test_live_end_aware_first_evicts_a_conversation_that_will_hardly_return(self) -> None:
         policy = make_policy("end-aware", PolicySettings(xi_blocks=5, new_blocks=1))
         for number in range(50):
             policy.served(turn(f"x{number}", number, 10, number=1))

@@ -61,7 +61,7 @@ class ReturnPredictor:
             self.gaps.add(turn.since)
 
     def chance(self, number: int, last: float, now: float) -> float:
-        """That a conversation whose turn `number` was at `last` comes back after `now`."""
+        """The chance that a conversation whose turn `number` was at `last` comes back after `now`."""
         share = self._share(number) * self.gaps.survival(now - last)
         return share / (share + 1 - self._share(number))
 

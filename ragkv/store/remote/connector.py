@@ -19,7 +19,7 @@ HEAD_BYTES = 16384  # of a value that a lookup reads; one read gets the whole he
 class PutResult:
     """The outcome of a `put`."""
 
-    kept: bool
+    stored: bool
     written_bytes: int = 0  # 0 if the entry was there already
     evicted: int = 0  # entries
 

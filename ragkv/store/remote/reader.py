@@ -1,7 +1,7 @@
 """Reads from one connector: in a thread pool, the layers that are needed first before others, verified on arrival.
 
 Bytes that do not verify are read once more on a new connection, because a connection that lost its place would show
-every value as damaged. What is bad twice, or lacks a part, is deleted, if it still is what was found.
+every value as damaged. An entry that is bad twice, or lacks a part, is deleted, unless it was written anew meanwhile.
 """
 
 import logging
@@ -78,7 +78,7 @@ class RemoteReader:
     def wait(self, future: Future[T]) -> T:
         """The result of `look_up` or `fetch`. Raises `RemoteError`, `EntryDamagedError`.
 
-        The connector keeps its timeout; should it not, the waiting ends here.
+        Connectors end every call within their timeout; if one does not, the waiting ends here.
         """
         ran = False
         while True:

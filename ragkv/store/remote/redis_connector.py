@@ -55,8 +55,8 @@ class RedisConnector(Connector):
     def put(self, key: str, values: Sequence[Bytes], pinned: Set[str]) -> PutResult:
         try:
             return self._put(key, values, pinned)
-        except FullError:  # not a fault: the entry is not kept, and reading goes on
-            return PutResult(kept=False)
+        except FullError:  # not a fault: the entry is not stored, and reads go on
+            return PutResult(stored=False)
 
     def _put(self, key: str, values: Sequence[Bytes], pinned: Set[str]) -> PutResult:
         size, others = sum(len(value) for value in values), sorted(pinned - {key})
@@ -65,7 +65,7 @@ class RedisConnector(Connector):
                 self._client, scripts.RESERVE, key, size, len(values), self.capacity_bytes, *others
             )
         if state != 2:
-            return PutResult(kept=state == 1)
+            return PutResult(stored=state == 1)
         try:
             for layer_group in range(len(values) - 1, 0, -1):
                 with self._call():
@@ -78,7 +78,7 @@ class RedisConnector(Connector):
             with contextlib.suppress(RemoteError):  # if this fails too, eviction or a lookup drops the rest
                 self.delete(key, len(values))
             raise
-        return PutResult(kept=True, written_bytes=size, evicted=evicted)
+        return PutResult(stored=True, written_bytes=size, evicted=evicted)
 
     def delete(self, key: str, layer_groups: int = 0, content_digest: bytes | None = None) -> bool:
         with self._call():

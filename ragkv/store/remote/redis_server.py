@@ -1,4 +1,4 @@
-"""A client of a Redis or Valkey server, whatever lies on it; the one file that imports redis-py.
+"""A client of a Redis or Valkey server, which knows no entries; the one file that imports redis-py.
 
 redis-py's timeouts limit one `recv`, so a server that sends a byte now and then would hold a reader for ever. Here
 every socket has a deadline for the whole answer. Nothing is retried: the caller judges an error.

@@ -3,7 +3,7 @@
 Such a store counts nothing and remembers no use. So a background audit counts the entries by listing them, and between
 two audits this process counts what it writes, reads and deletes itself. Several replicas together may exceed the bound
 by what they write between two audits. Eviction takes the entries that this process used least recently; it does not see
-what other replicas use. A lifecycle rule of the bucket bounds what no replica counts.
+what other replicas use. A lifecycle rule of the bucket bounds the objects that no replica counts.
 """
 
 import threading
@@ -88,12 +88,12 @@ class S3Connector(Connector):
 
     def put(self, key: str, values: Sequence[Bytes], pinned: Set[str]) -> PutResult:
         if self.exists(key):
-            return PutResult(kept=True)
+            return PutResult(stored=True)
         size = _Size(sum(len(value) for value in values), len(values))
         with self._lock:
             victims = self._reserve(key, size, pinned)
             if victims is None:
-                return PutResult(kept=False)
+                return PutResult(stored=False)
             self._writing.add(key)
         try:
             for victim, gone in victims.items():
@@ -109,7 +109,7 @@ class S3Connector(Connector):
         finally:
             with self._lock:
                 self._writing.discard(key)
-        return PutResult(kept=True, written_bytes=size.stored_bytes, evicted=len(victims))
+        return PutResult(stored=True, written_bytes=size.stored_bytes, evicted=len(victims))
 
     def delete(self, key: str, layer_groups: int = 0, content_digest: bytes | None = None) -> bool:
         if content_digest is not None:  # S3 cannot compare and delete in one step: a rewrite right now is lost
@@ -196,7 +196,7 @@ class S3Connector(Connector):
     # Accounting; the caller holds the lock
 
     def _reserve(self, key: str, size: _Size, pinned: Set[str]) -> dict[str, _Size] | None:
-        """Count `key`, and forget the victims that must go for it. `None`, with nothing changed, if it cannot fit."""
+        """Count `key`, and forget the victims evicted for it. `None`, with nothing changed, if it cannot fit."""
         mine = self._sizes.get(key, _Size(0, 0)).stored_bytes
         over = self._used_bytes - mine + size.stored_bytes - self.capacity_bytes
         victims = {}

@@ -135,12 +135,12 @@ class RemoteTier(Tier):
                 pinned = frozenset(self._leases)
             result = self._health.call(lambda: self._connector.put(key, packed, pinned), brief=False)
         except RemoteError as error:
-            log.debug("Entry %s was not kept: %s", key[:12], error)
+            log.debug("Entry %s was not stored: %s", key[:12], error)
             return False
         with self._lock:
             self._counts.written_bytes += result.written_bytes
             self._counts.evictions += result.evicted
-        return result.kept
+        return result.stored
 
     def delete(self, key: str) -> bool:
         """See `Tier.delete`. `False` where the remote does not answer; the deletion is then noted and repeated."""

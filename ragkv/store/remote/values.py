@@ -174,7 +174,7 @@ def parse(key: str, data: Bytes, digester: Digester, more: Callable[[int], Bytes
 
 
 def parse_head(key: str, header: ValueHeader) -> RemoteHead:
-    """The head that `header` begins; raises `EntryDamagedError` if it is none that this code reads."""
+    """The head that `header` begins; raises `EntryDamagedError` if this code cannot read it."""
     facts = header.facts
     if header.layer_group != 0 or facts["codec"] not in CODECS:
         raise EntryDamagedError(key, f"its head is layer group {header.layer_group}, in codec {facts.get('codec')!r}")
