@@ -103,9 +103,8 @@ def test_settings_and_errors_need_no_torch() -> None:
 @pytest.mark.parametrize("package", ["", "api", "cluster", "scheduling", "store"])
 def test_every_name_of_a_package_that_loads_names_lazily_is_known_to_type_checkers(package: str) -> None:
     tree = ast.parse((ROOT / "ragkv" / package / "__init__.py").read_text(encoding="utf-8"))
-    imported = {
-        alias.asname or alias.name for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) for alias in node.names
-    }
+    imports = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
+    imported = {alias.asname or alias.name for node in imports for alias in node.names}
     (exported,) = (
         ast.literal_eval(node.value)
         for node in tree.body

@@ -7,10 +7,10 @@ from pathlib import Path
 
 
 def replace_file(path: Path, *pieces: bytes | bytearray | memoryview, drafts: Path | None = None) -> None:
-    """Write `pieces` to `path`, durably and readable only by its owner. After a crash the file is the old or the new one.
+    """Write `pieces` to `path`, durably and readable only by its owner.
 
-    The draft is written in the folder `drafts`, by default next to `path`. Raises `OSError`; the old file then stays as
-    it was.
+    The draft is written in the folder `drafts`, by default next to `path`, so after a crash the file is the old or the
+    new one. Raises `OSError`; the old file then stays as it was.
     """
     draft = (drafts or path.parent) / f"{path.name}.{uuid.uuid4().hex}.tmp"
     descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)

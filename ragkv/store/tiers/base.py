@@ -136,7 +136,7 @@ class Lease(Closing):
 
 
 class WrappedLease(Lease):
-    """A lease that passes everything on to `lease`, but reads several layers, and whole entries, by its `read_layer`."""
+    """A lease that passes everything on to `lease`, but reads several layers and whole entries by `read_layer`."""
 
     def __init__(self, lease: Lease) -> None:
         self.info, self.kind, self.sensitivity = lease.info, lease.kind, lease.sensitivity
