@@ -289,7 +289,7 @@ class Store(Closing):
     def _look_ahead(self, hint: PrefetchHint) -> None:
         """Let the remote tiers look up what no local tier has; the second looks up what the first misses."""
         local = [tier for tier in self._tiers if not tier.is_remote]
-        look: Callable[[Sequence[str]], None] = lambda keys: None  # no tier is below the last one
+        look: Callable[[Sequence[str]], None] = _ignore
         for tier in reversed(self._remote):
             look = functools.partial(tier.look_up_ahead, on_missing=look)
         keys = [entry.key for entry in hint.entries]
@@ -299,6 +299,10 @@ class Store(Closing):
         """Evict from memory in the background until the reserve is free: the next put need not evict."""
         if self._reserve_bytes:
             self._evictor.submit(Job(lambda: self._tiers[0].free(self._reserve_bytes)))
+
+
+def _ignore(keys: Sequence[str]) -> None:
+    """No tier is below the last one to look up what it misses."""
 
 
 def _or_none(what: str, action: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T | None:
