@@ -7,7 +7,7 @@ threads may call it, and their passes over the model run one after another.
 
 import os
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Self, Unpack
@@ -30,7 +30,7 @@ from .model.loading import READER, load
 from .runtime import Closing, openmp
 from .scheduling import QueueStats
 from .sessions import DetachedTurn, Session, SessionInfo, Sessions, open_sessions
-from .store import StoreStats
+from .store import RemoteStats, StoreStats
 from .types import Answer, Chunk, TokenEvent
 
 
@@ -43,6 +43,7 @@ class EngineStats:
     kv_bytes_per_token: int
     store: StoreStats
     queue: QueueStats
+    sessions: RemoteStats | None = None  # the server of shared conversations; None: they are not shared
 
 
 class Engine(Closing):
@@ -199,6 +200,14 @@ class Engine(Closing):
         self._check_open()
         return self._sessions.session(session_id, ttl_s, discard)
 
+    def unsaved_session(self, session_id: str, past: Session | None = None, notes: Sequence[str] = ()) -> Session:
+        """A conversation that is saved nowhere until it is forked, with the past of another one or with none.
+
+        `session_id` is the group of its blocks; `notes` are for the report of its first turn.
+        """
+        self._check_open()
+        return self._sessions.unsaved.new(session_id, past, tuple(notes))
+
     def sessions(self) -> tuple[SessionInfo, ...]:
         """The conversations that have turns, the last used first."""
         return self._sessions.list()
@@ -207,9 +216,18 @@ class Engine(Closing):
         """The ids of the conversations that have turns, without looking anything up: quick."""
         return self._sessions.ids()
 
+    def session_uses(self) -> dict[str, float]:
+        """When each conversation was used last (seconds since the epoch), by its id, the last used first: quick."""
+        return self._sessions.uses()
+
     def delete_session(self, session_id: str) -> None:
         """Delete a conversation: its manifest, and its blocks in every tier where no other session has them."""
         self.session(session_id).delete()
+
+    def delete_sessions(self, session_ids: Iterable[str]) -> None:
+        """Delete conversations of which no turn is under way, as `delete_session` does."""
+        self._check_open()
+        self._sessions.delete_all(session_ids)
 
     def warm(self, chunks: Sequence[ChunkLike], on_progress: Callable[[int, int], None] | None = None) -> WarmReport:
         """Compute and store the entries of `chunks` that are not stored; returns when they are durable.
@@ -249,8 +267,20 @@ class Engine(Closing):
     def stats(self) -> EngineStats:
         """What the engine is and what its store holds."""
         adapter = self.parts.adapter
-        queue, store = self.parts.admission.stats(), self.parts.store.stats()
-        return EngineStats(adapter.config.model_type, adapter.layer_count, adapter.kv_bytes_per_token, store, queue)
+        return EngineStats(
+            architecture=adapter.config.model_type,
+            layers=adapter.layer_count,
+            kv_bytes_per_token=adapter.kv_bytes_per_token,
+            store=self.parts.store.stats(),
+            queue=self.parts.admission.stats(),
+            sessions=self._sessions.server_stats(),
+        )
+
+    def away(self) -> tuple[str, ...]:
+        """What does not answer: kinds of remote tiers, and "conversations" for the server that has their state."""
+        server = self._sessions.server_stats()
+        sessions = () if server is None or server.answers else ("conversations",)
+        return (*self.parts.store.away(), *sessions)
 
     def flush(self) -> None:
         """Return when missed chunks are encoded and everything that waits is written."""

@@ -1,7 +1,7 @@
 """The values that callers give and get. Frozen and pure Python."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 
@@ -101,6 +101,10 @@ class Answer:
     reuse: Reuse
     citations: tuple[Citation, ...] = ()
     spans: tuple[PromptSpan, ...] = ()  # the prompt, run by run
+
+    def with_notes(self, *notes: str) -> "Answer":
+        """This answer, with `notes` added to its report."""
+        return replace(self, reuse=replace(self.reuse, notes=(*self.reuse.notes, *notes))) if notes else self
 
 
 @dataclass(frozen=True, slots=True)

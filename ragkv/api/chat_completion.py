@@ -105,7 +105,7 @@ class ChatCompletion:
                 tenant.dialogue.drop_turn(prompt)
         assert answer is not None
         # 3. Save the turn, so that messages which continue it find its KV.
-        tenant.dialogue.save_turn(prompt, answer.text)
+        answer = tenant.dialogue.save_turn(prompt, answer)
         # 4. Append the markers of sources that the answer cites and does not name.
         if text := markers.finish():
             yield text

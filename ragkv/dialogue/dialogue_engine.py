@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ragkv.engine import Engine
-from ragkv.types import Chunk, Text
+from ragkv.types import Answer, Chunk, Text
 
 from .catalogue import ChunkCatalogue, DialogueDocument
 from .conversations import Conversation, Conversations
@@ -88,8 +88,7 @@ class DialogueEngine:
         elif find_conversation and template.is_chat and opening in (None, self._system_opening(turns)):
             head = template.head(turns) if turns[-1].role == "user" else text
             conversation = self.conversations.resume(head)
-            start = start if conversation is None else len(head)
-            conversation = conversation or self.conversations.begin()
+            start = len(head) if conversation.turns else start
         inside = [
             TextMatch(match.start - start, match.stop - start, match.text) for match in matches if match.start >= start
         ]
@@ -100,15 +99,18 @@ class DialogueEngine:
         layout_s = time.perf_counter() - began
         return DialoguePrompt(tuple(turns), text, tuple(pieces), question, conversation, recognition_s, layout_s)
 
-    def save_turn(self, prompt: DialoguePrompt, answer: str) -> None:
-        """Save the conversation for its next question, if the session holds what the next prompt will repeat."""
+    def save_turn(self, prompt: DialoguePrompt, answer: Answer) -> Answer:
+        """Save the conversation for its next question, if the session holds what the next prompt will repeat.
+
+        Returns the answer; its report has a note if the conversation could not be saved.
+        """
         if prompt.conversation is None or not prompt.conversation.by_content:
-            return
-        head = self.template.head([*prompt.turns, Turn("assistant", answer), Turn("user", "")])
-        if head.startswith(prompt.text + answer):
-            self.conversations.save(head, prompt.conversation)
-        else:
-            self.drop_turn(prompt)
+            return answer
+        head = self.template.head([*prompt.turns, Turn("assistant", answer.text), Turn("user", "")])
+        if head.startswith(prompt.text + answer.text):
+            return answer.with_notes(*self.conversations.save(head, prompt.conversation))
+        self.drop_turn(prompt)
+        return answer
 
     def drop_turn(self, prompt: DialoguePrompt) -> None:
         """Delete a turn without an answer, or that no later request can continue. A named session stays as it was."""

@@ -3,7 +3,7 @@
 Leases are opened here and closed by the caller's exit stack. Which spans are exact is decided here and nowhere else.
 """
 
-from collections.abc import Container, Sequence
+from collections.abc import Container, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 
@@ -27,7 +27,7 @@ class Planned:
     plan: Plan
     missed: tuple[int, ...]  # indices of chunks that were looked up and have no usable entry
     recomputed_blocks: tuple[int, ...] = ()  # indices of history blocks that this pass computes, to be stored again
-    notes: tuple[str, ...] = ()  # why history is computed
+    notes: tuple[str, ...] = ()  # why history is computed, and which storage does not answer
 
 
 class Planner:
@@ -79,7 +79,8 @@ class Planner:
         if prompt.question:
             spans.append(Span(SpanKind.QUESTION, at, length, SpanState.COMPUTED))
         plan = Plan.of(torch.tensor(prompt.token_ids), spans)
-        return Planned(plan, tuple(missed), tuple(history.recomputed), history.notes)
+        notes = history.notes if reuse == "none" else (*history.notes, *self._away(len(missed)))
+        return Planned(plan, tuple(missed), tuple(history.recomputed), notes)
 
     def weighted_by_question(self, plan: Plan, prompt: Prompt) -> Plan:
         """`plan` with its candidates' scores weighted by what the prompt asks."""
@@ -101,6 +102,12 @@ class Planner:
         if reuse == "prefix":  # only the chunk right behind the prefix can be exact
             chunks = list(prompt.chunks[:1]) if not prompt.history and 0 not in prompt.plain else []
         return PrefetchHint((*blocks, *(HintedEntry(identity, ids, self._bytes(ids)) for ids in chunks)))
+
+    def _away(self, missed: int) -> Iterator[str]:
+        """What the report says about storage that does not answer."""
+        for kind in self._store.away():
+            what = f"{missed} chunks that are not stored here were computed" if missed else "no chunk was missing here"
+            yield f"{kind} does not answer: {what}"
 
     def _bytes(self, token_ids: Sequence[int]) -> int:
         """Stored bytes of an entry of these tokens."""

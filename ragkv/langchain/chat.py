@@ -203,8 +203,7 @@ class ChatRagKV(BaseChatModel):
             if answer is None:
                 shared.drop_turn(prompt)
         assert answer is not None
-        shared.save_turn(prompt, answer.text)
-        yield answer, prompt, model
+        yield shared.save_turn(prompt, answer), prompt, model
 
     def _shared_for(self, model: str) -> SharedEngine:
         if model != self.model:

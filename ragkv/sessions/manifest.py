@@ -25,6 +25,8 @@ log = logging.getLogger(__name__)
 
 FORMAT = "ragkv-session"
 VERSION = 1
+# What `decode` and `Summary.from_json` raise for bytes that are no manifest.
+NOT_A_MANIFEST = (ValueError, KeyError, TypeError, IndexError, AttributeError, OverflowError, RecursionError)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,9 +51,16 @@ class Summary:
 
     @classmethod
     def from_json(cls, line: str | bytes) -> "Summary":
-        """Inverse of `to_json`; raises `ValueError`, `KeyError` or `TypeError` on anything else."""
+        """Inverse of `to_json`; raises one of `NOT_A_MANIFEST` on anything else."""
         values = json.loads(line)
-        return cls(**{**values, **{name: tuple(values[name]) for name in ("keys", "key_tokens")}})
+        found = cls(**{**values, **{name: tuple(values[name]) for name in ("keys", "key_tokens")}})
+        numbers = (found.turns, found.tokens, found.used_at, *found.key_tokens)
+        is_one = isinstance(found.session_id, str) and all(isinstance(key, str) for key in found.keys)
+        if not is_one or not all(isinstance(number, int | float) for number in numbers):
+            raise ValueError("its fields have other types")
+        if len(found.keys) != len(found.key_tokens):
+            raise ValueError("its keys and their tokens differ in number")
+        return found
 
     def to_json(self) -> str:
         """One line of JSON."""
@@ -79,7 +88,7 @@ class Manifests:
                     header, summary = json.loads(file.readline()), file.readline()
                 if header["version"] == VERSION:
                     yield Summary.from_json(summary)
-            except (OSError, ValueError, KeyError, TypeError):
+            except (OSError, *NOT_A_MANIFEST):
                 continue  # `load` reports it to the caller that asks for this session
 
     def load(self, session_id: str) -> tuple[Conversation | None, str | None]:
@@ -94,10 +103,10 @@ class Manifests:
             log.warning("The manifest %s cannot be read: %s. Its conversation starts empty.", path, error)
             return None, f"the conversation could not be read ({error.strerror}): it starts empty"
         try:
-            return decode(session_id, data), None
+            return decode(session_id, data, self._base), None
         except OtherVersionError as error:
             why, suffix = f"is of version {error}", "other-version"
-        except (ValueError, KeyError, TypeError, IndexError) as error:
+        except NOT_A_MANIFEST as error:
             why, suffix = f"is damaged ({error})", "damaged"
         log.warning("The manifest %s %s. It was moved aside; its conversation starts empty.", path, why)
         with contextlib.suppress(OSError):
@@ -155,11 +164,11 @@ def encode(summary: Summary, conversation: Conversation, base: Identity, secret:
     return f"{json.dumps(header)}\n".encode() + rest
 
 
-def decode(session_id: str, data: bytes, secret: str | None = None) -> Conversation:
+def decode(session_id: str, data: bytes, base: Identity, secret: str | None = None) -> Conversation:
     """Inverse of `encode`.
 
-    Raises `OtherVersionError`; and `ValueError`, `KeyError`, `TypeError` or `IndexError` if `data` is no manifest of
-    this session.
+    Raises `OtherVersionError`; and one of `NOT_A_MANIFEST` if `data` is no manifest of this session, of this model and
+    of this tenant.
     """
     first, _, rest = data.partition(b"\n")
     header = json.loads(first)
@@ -172,6 +181,8 @@ def decode(session_id: str, data: bytes, secret: str | None = None) -> Conversat
     summary, body = map(json.loads, rest.splitlines())
     if summary["session_id"] != session_id:
         raise ValueError("it is of another session")
+    if body["identity"] != replace(base, context="").to_json():
+        raise ValueError("it is of another tenant or model")
     table: list[Any] = [
         (context, prefix, frequencies, tuple(ids), index) for context, prefix, frequencies, ids, index in body["blocks"]
     ]
@@ -199,4 +210,4 @@ def _checksum(data: bytes, secret: str | None = None) -> str:
     return hashlib.blake2b(data, digest_size=16, key=key).hexdigest()
 
 
-__all__ = ["Manifests", "OtherVersionError", "Summary", "decode", "encode"]
+__all__ = ["NOT_A_MANIFEST", "Manifests", "OtherVersionError", "Summary", "decode", "encode"]

@@ -19,10 +19,12 @@ from ragkv.errors import InputError
 from ragkv.history import Conversation, Discard, find
 from ragkv.inference import EngineParts
 from ragkv.scheduling import Ticket
+from ragkv.store import RemoteStats
 
 from .manifest import Summary
 from .session import Session, SessionInfo, SessionOwner
 from .turn import DetachedTurn, SessionTurn
+from .unsaved import UnsavedSessions
 
 if TYPE_CHECKING:
     from .shared_manifest import SharedManifests
@@ -40,7 +42,9 @@ class Sessions(SessionOwner):
         self._live: WeakValueDictionary[str, Session] = WeakValueDictionary()
         self._known: dict[str, Summary] = {}  # every conversation, by its id
         self._references: Counter[str] = Counter()  # how many histories have a block, by the block's key
+        self._unsaved_keys: dict[str, tuple[str, ...]] = {}  # of the blocks of each unsaved session, by its id
         self.request_numbers = count(1)
+        self.unsaved = UnsavedSessions(self, self._set_unsaved_keys)
 
     @abstractmethod
     def summaries(self) -> Iterable[Summary]:
@@ -80,7 +84,7 @@ class Sessions(SessionOwner):
         if session is None:
             yield DetachedTurn()
             return
-        with session.held(ticket), SessionTurn(self, session) as turn:
+        with session.held(ticket), SessionTurn(session.owner, session) as turn:
             yield turn
 
     def fork(self, session: Session, session_id: str) -> Session:
@@ -116,6 +120,20 @@ class Sessions(SessionOwner):
         """The id of every session that has turns, in no order."""
         return tuple(summary.session_id for summary in self.summaries() if summary.turns)
 
+    def uses(self) -> dict[str, float]:
+        """When each session was used last (seconds since the epoch), by its id, the last used first."""
+        known = sorted(self.summaries(), key=lambda summary: -summary.used_at)
+        return {summary.session_id: summary.used_at for summary in known}
+
+    def delete_all(self, session_ids: Iterable[str]) -> None:
+        """Delete the conversations of these ids."""
+        for session_id in session_ids:
+            self.session(session_id).delete()
+
+    def server_stats(self) -> RemoteStats | None:
+        """The health of the server that replicas share, as conversations see it; `None` if they share none."""
+        return None
+
     def flush(self) -> None:
         """Return when the blocks of every turn so far are in the store."""
         self.parts.block_writer.flush()
@@ -135,6 +153,17 @@ class Sessions(SessionOwner):
             self._references.update(new.keys)
         self._references.subtract(old.keys if old else ())
         return set(old.keys if old else ()) - set(new.keys if new else ())
+
+    def _set_unsaved_keys(self, session_id: str, keys: Iterable[str]) -> set[str]:
+        """Record which blocks an unsaved session has; returns the keys that its history has no more."""
+        new = tuple(keys)
+        with self._lock:
+            old = self._unsaved_keys.pop(session_id, ())
+            if new:
+                self._unsaved_keys[session_id] = new
+            self._references.update(new)
+            self._references.subtract(old)
+        return set(old) - set(new)
 
     def _set_ttl(self, session: Session, ttl_s: float | None) -> None:
         """Set a session's time to live, unless `ttl_s` is `None`. Needs `_lock`."""

@@ -73,7 +73,7 @@ class Session:
         self.discard_by: str | Discard | None = None  # its discarding list; None: the config's
         self.version: str | None = None  # of `conversation` on the server, where replicas share it
         self.deleted = False
-        self._owner = owner
+        self.owner = owner
         self._thread: int | None = None  # the thread that holds the session
 
     @property
@@ -94,16 +94,16 @@ class Session:
     def reset(self) -> None:
         """Delete every turn, and the blocks that no other conversation has."""
         with self.held():
-            self._owner.clear(self)
+            self.owner.clear(self)
 
     def delete(self) -> None:
         """Delete the conversation: its manifest, and its blocks in every tier where no other session has them."""
         with self.held():
-            self._owner.delete(self)
+            self.owner.delete(self)
 
     def fork(self, session_id: str) -> "Session":
         """A new conversation with the same past; both share its blocks. Raises `InputError` if that id has turns."""
-        return self._owner.fork(self, session_id)
+        return self.owner.fork(self, session_id)
 
     def rewind(self, turns: int = 1) -> None:
         """Go back to before the last `turns` turns, to ask again or ask differently.
@@ -114,14 +114,14 @@ class Session:
             past = self.conversation.turns
             if not 1 <= turns <= len(past):
                 raise InputError(f"Cannot rewind {turns} turns: {self.session_id!r} has {len(past)}.")
-            self._owner.commit(self, replace(self.conversation, turns=past[:-turns], history=past[-turns].began))
+            self.owner.commit(self, replace(self.conversation, turns=past[:-turns], history=past[-turns].began))
 
     def discard(self, what: Iterable[tuple[int, int]] | str | Discard) -> int:
         """Drop tokens from the history now: ranges of indices, or the choice of a discarding list.
 
         Returns how many tokens were dropped.
         """
-        settings = self._owner.settings
+        settings = self.owner.settings
         with self.held():
             history = self.conversation.history
             if isinstance(what, str) or callable(what):
@@ -133,7 +133,7 @@ class Session:
 
     def make_room(self, tokens: int) -> int:
         """Drop what a turn of `tokens` in all, answer included, would have to drop; returns how many tokens."""
-        settings, limit = self._owner.settings, self._owner.parts.adapter.context_length
+        settings, limit = self.owner.settings, self.owner.parts.adapter.context_length
         with self.held():
             if limit is None:
                 return 0
@@ -144,13 +144,13 @@ class Session:
 
     @property
     def _prefix_tokens(self) -> int:
-        return len(self._owner.parts.runs.before_documents)
+        return len(self.owner.parts.runs.before_documents)
 
     def _replace(self, history: History) -> int:
         """Make `history` the conversation's; returns how many tokens fewer it has."""
         before = self.conversation.history
         if history is not before:
-            self._owner.commit(self, replace(self.conversation, history=history))
+            self.owner.commit(self, replace(self.conversation, history=history))
         return len(before) - len(history)
 
     @contextmanager
@@ -171,7 +171,7 @@ class Session:
             if self.deleted:
                 raise InputError(f"Session {self.session_id!r} was deleted; ask the engine for a new one.")
             self._thread = threading.get_ident()
-            self._owner.refresh(self)
+            self.owner.refresh(self)
             yield
         finally:
             self._thread = None

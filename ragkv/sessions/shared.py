@@ -11,7 +11,7 @@ import logging
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import partial
 
@@ -19,6 +19,7 @@ from ragkv.config import SessionConfig
 from ragkv.errors import SessionUnavailableError
 from ragkv.history import Conversation
 from ragkv.inference import EngineParts
+from ragkv.store import RemoteStats
 
 from .manifest import Summary
 from .registry import Sessions
@@ -85,11 +86,27 @@ class SharedSessions(Sessions):
         known = {summary.session_id: summary for summary in self._manifests.summaries()}
         with self._lock:
             self._known = known
-            self._references = Counter(key for summary in known.values() for key in summary.keys)
+            histories = (*(summary.keys for summary in known.values()), *self._unsaved_keys.values())
+            self._references = Counter(key for keys in histories for key in keys)
         return tuple(known.values())
 
     def ids(self) -> tuple[str, ...]:
         return self._manifests.ids()
+
+    def delete_all(self, session_ids: Iterable[str]) -> None:
+        """Delete the conversations of these ids for every replica. Raises `SessionUnavailableError`."""
+        keys: set[str] = set()
+        for session_id in session_ids:
+            self._manifests.delete(session_id)
+            with self._lock:
+                session = self._live.pop(session_id, None)
+                keys |= self._set_summary(session_id, None)
+            if session is not None:
+                session.deleted = True
+        self._drop_unused(keys)
+
+    def server_stats(self) -> RemoteStats:
+        return self._manifests.health.stats(0)
 
     def close(self) -> None:
         self._closing.set()
@@ -111,12 +128,21 @@ class SharedSessions(Sessions):
         else:
             self.drop(keys)
 
+    def _drop_deleted(self) -> None:
+        """Delete the blocks and chunks that others deleted since the last time."""
+        while not self._closing.is_set():
+            position, keys = self._manifests.deleted(self._last_deletion)
+            if position == self._last_deletion:
+                return
+            self._last_deletion = position
+            self._drop_unused(set(keys))
+
     def _follow_deletions(self) -> None:
         while not self._closing.wait(POLL_S):
             try:
+                self._manifests.probe()
                 self._manifests.sweep()
-                self._last_deletion, keys = self._manifests.deleted(self._last_deletion)
-                self._drop_unused(set(keys))
+                self._drop_deleted()
             except SessionUnavailableError as error:
                 log.debug("%s", error)
             except Exception:  # an unexpected error must not end the thread

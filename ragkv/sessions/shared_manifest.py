@@ -11,23 +11,28 @@ import hashlib
 import json
 import logging
 import secrets
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 from ragkv.config import RedisConfig
 from ragkv.errors import RemoteError, SessionConflictError, SessionUnavailableError
 from ragkv.history import Conversation
 from ragkv.store import Identity
+from ragkv.store.remote.health import Health
 from ragkv.store.remote.redis_server import RedisServer
 
-from .manifest import OtherVersionError, Summary, decode, encode
+from .manifest import NOT_A_MANIFEST, OtherVersionError, Summary, decode, encode
 
 log = logging.getLogger(__name__)
 
 DELETIONS = 1_000  # kept in the log, for replicas that were offline
 SWEPT = 100  # idle conversations deleted at a time
+LOGGED = 100  # rows of the log of deletions in one answer
+MANIFEST_BYTES = 64 * 1024**2  # a larger manifest is damage, not a reason to allocate
+PROBE_PAUSE_S = 2.0  # the longest between two probes of a server that is away: conversations wait for it
+
+T = TypeVar("T")
 
 # KEYS: summaries (id -> JSON), expiries (id by ms), the log of deletions. ARGV[1]: the start of every manifest's key.
 # The hash field of the version is called `edition`, as in all data written so far.
@@ -52,7 +57,8 @@ local function expired(id)
 end
 """
 
-# id, the known version -> false if there is no manifest, {version} if it is the known one, else {version, manifest}
+# id, the known version, the most bytes of a manifest
+# -> false if there is no manifest, {version} if it is the known one, else {version, manifest}
 LOAD = (
     _COMMON
     + """
@@ -61,6 +67,7 @@ if expired(id) then forget(id, keys_of(id)) end
 local version = redis.call('HGET', root .. id, 'edition')
 if not version then return false end
 if version == ARGV[3] then return {version} end
+if redis.call('HSTRLEN', root .. id, 'data') > tonumber(ARGV[4]) then return {version, ''} end
 return {version, redis.call('HGET', root .. id, 'data')}
 """
 )
@@ -103,7 +110,11 @@ class SharedState:
 
 
 class SharedManifests:
-    """The conversations of one tenant and model, from all replicas. All methods are thread-safe."""
+    """The conversations of one tenant and model, from all replicas. All methods are thread-safe.
+
+    Every method that reads or writes raises `SessionUnavailableError` if the server does not answer as it should. While
+    its circuit breaker is open it does so at once; `probe` closes it.
+    """
 
     def __init__(self, config: RedisConfig, base: Identity, secret: str | None = None) -> None:
         """`base` is the engine's identity; its context does not count. Does not connect yet."""
@@ -114,35 +125,37 @@ class SharedManifests:
         self._base, self._secret = base, secret
         self._replica = secrets.token_hex(8)  # skips its own deletions: the entries may have been stored again since
         self._server = RedisServer(config)
+        self.health = Health("redis (conversations)", config.timeout_s, longest_pause_s=PROBE_PAUSE_S)
 
     def load(self, session_id: str, known: str | None) -> SharedState | None:
-        """The state on the server, or `None` if its version still is `known`. Raises `SessionUnavailableError`."""
-        answer = self._run(LOAD, session_id, known or "")
-        if answer is None:
+        """The state on the server, or `None` if its version still is `known`."""
+        found = self._call(lambda: self._versioned(self._run(LOAD, session_id, known or "", MANIFEST_BYTES)))
+        if found is None:
             return SharedState(None, None) if known is not None else None
-        if len(answer) == 1:
+        version, data = found
+        if data is None:
             return None
-        version = answer[0].decode()
         try:
-            return SharedState(version, decode(session_id, answer[1], self._secret))
+            return SharedState(version, decode(session_id, data, self._base, self._secret))
         except OtherVersionError as error:
             raise SessionUnavailableError(
                 f"Conversation {session_id!r} was written by another version of ragkv (format {error}); "
                 "ask a replica of that version, or delete the conversation."
             ) from error
-        except (ValueError, KeyError, TypeError, IndexError) as error:
+        except NOT_A_MANIFEST as error:
             return SharedState(version, None, f"the conversation's manifest is damaged ({error}): it starts empty")
 
     def save(self, session_id: str, conversation: Conversation, known: str | None, ttl_s: float | None) -> str:
         """Save a conversation; returns its new version. `known` is the version it was read as, `None` for a new one.
 
-        Raises `SessionConflictError` if the version on the server differs, and `SessionUnavailableError`. Then the
-        server has the previous state; if the server did not answer it may have this one.
+        Raises `SessionConflictError` if the version on the server differs. After an error the server has the previous
+        state; if the server did not answer it may have this one.
         """
         summary = Summary.of(session_id, conversation, self._base)
         version, data = secrets.token_hex(8), encode(summary, conversation, self._base, self._secret)
         ttl_ms = 0 if ttl_s is None else max(1, round(ttl_s * 1000))
-        if not self._run(SAVE, session_id, known or "", version, data, summary.to_json(), ttl_ms):
+        arguments = (session_id, known or "", version, data, summary.to_json(), ttl_ms)
+        if not self._call(lambda: self._run(SAVE, *arguments)):
             raise SessionConflictError(
                 f"Another replica changed conversation {session_id!r} meanwhile, or deleted it; this turn is not "
                 "part of it. Ask again: it is answered on the newest state."
@@ -151,25 +164,22 @@ class SharedManifests:
 
     def delete(self, session_id: str) -> bool:
         """Delete a conversation and add its blocks to the log of deletions; returns whether it existed."""
-        return bool(self._run(DELETE, session_id))
+        return bool(self._call(lambda: self._run(DELETE, session_id)))
 
     def sweep(self) -> int:
         """Delete some of the conversations that were idle for too long; returns how many."""
-        return int(self._run(SWEEP, SWEPT))
+        return self._call(lambda: int(self._run(SWEEP, SWEPT)))
 
     def ids(self) -> tuple[str, ...]:
         """The ids of all conversations."""
-        with self._available():
-            return tuple(name.decode() for name in self._server.client.hkeys(self._keys[0]))
+        return self._call(lambda: tuple(name.decode() for name in self._server.client.hkeys(self._keys[0])))
 
     def summaries(self) -> Iterator[Summary]:
         """The summaries of all conversations."""
-        with self._available():
-            rows = self._server.client.hvals(self._keys[0])
-        for row in rows:
+        for row in self._call(lambda: self._server.client.hvals(self._keys[0])):
             try:
                 yield Summary.from_json(row)
-            except (ValueError, KeyError, TypeError):
+            except NOT_A_MANIFEST:
                 continue  # `load` reports it to the caller that asks for this conversation
 
     def announce(self, keys: Sequence[str]) -> None:
@@ -179,38 +189,57 @@ class SharedManifests:
         """
         fields = {"keys": json.dumps(list(keys)), "by": self._replica}
         try:
-            with self._available():
-                self._server.client.xadd(self._keys[2], fields, maxlen=DELETIONS, approximate=True)
+            self._call(lambda: self._server.client.xadd(self._keys[2], fields, maxlen=DELETIONS, approximate=True))
         except SessionUnavailableError as error:
             log.warning("Other replicas may keep %d deleted entries: %s", len(keys), error)
 
     def deleted(self, since: str) -> tuple[str, list[str]]:
         """The position to ask from next time, and the keys of entries that others deleted after `since` ("0": all)."""
-        with self._available():
-            rows = self._server.client.xrange(self._keys[2], f"({since}" if since != "0" else "-", "+")
-        others = [fields[b"keys"] for _, fields in rows if fields.get(b"by", b"").decode() != self._replica]
-        keys = [key for logged in others for key in json.loads(logged)]
+        begin = f"({since}" if since != "0" else "-"
+        rows = self._call(lambda: self._server.client.xrange(self._keys[2], begin, "+", LOGGED))
+        keys: list[str] = []
+        for _, fields in rows:
+            if fields.get(b"by") != self._replica.encode():
+                keys += _logged_keys(fields.get(b"keys", b""))
         return (rows[-1][0].decode() if rows else since), keys
+
+    def probe(self) -> None:
+        """Ask a server that did not answer whether it does again, if it is time to."""
+        self.health.probe(lambda: self._exchange(self._server.client.ping))
 
     def close(self) -> None:
         """Close the connections. Twice is harmless."""
         self._server.close()
 
     def _run(self, script: str, *arguments: Any) -> Any:
-        with self._available():
-            return self._server.client.eval(script, len(self._keys), *self._keys, self._root, *arguments)
+        return self._server.client.eval(script, len(self._keys), *self._keys, self._root, *arguments)
 
-    @contextmanager
-    def _available(self) -> Iterator[None]:
-        """One request to the server. Raises `SessionUnavailableError` if it fails."""
+    def _versioned(self, answer: Any) -> tuple[str, bytes | None] | None:
+        """What `LOAD` returned; `None` if there is no manifest."""
+        return None if answer is None else (answer[0].decode(), answer[1] if len(answer) > 1 else None)
+
+    def _call(self, action: Callable[[], T]) -> T:
+        """What `action` returns, one request to the server. Raises `SessionUnavailableError` if it fails."""
         try:
-            with self._server.call():
-                yield
+            return self.health.call(lambda: self._exchange(action), brief=False)  # late is better than refused
         except RemoteError as error:
             raise SessionUnavailableError(
                 f"The state of conversations cannot be read or written ({error}). A state that may be old is never "
                 "used: ask again, or ask without a conversation."
             ) from error
+
+    def _exchange(self, action: Callable[[], T]) -> T:
+        with self._server.call():
+            return action()
+
+
+def _logged_keys(row: bytes) -> list[str]:
+    """The keys in a row of the log of deletions; none if it is no such row."""
+    try:
+        found = json.loads(row)
+    except (ValueError, RecursionError):
+        return []
+    return [key for key in found if isinstance(key, str)] if isinstance(found, list) else []
 
 
 __all__ = ["SharedState", "SharedManifests"]

@@ -254,6 +254,10 @@ class Store(Closing):
         found = {tier.kind.value: tier.speed() for tier in self._remote}
         return {kind: speed for kind, speed in found.items() if speed is not None}
 
+    def away(self) -> tuple[str, ...]:
+        """The kinds of the remote tiers that did not answer their last call in time."""
+        return tuple(tier.kind.value for tier in self._remote if not tier.answers)
+
     def stats(self) -> StoreStats:
         """Counts and bytes of every tier and of the background threads."""
         tiers = tuple(tier.stats() for tier in self._tiers)

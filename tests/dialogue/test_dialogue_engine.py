@@ -12,6 +12,7 @@ from ragkv.dialogue import (
     Turn,
     insert_documents,
 )
+from ragkv.types import Answer
 from tests.engine.helpers import text_engine
 
 CHATML = (
@@ -28,12 +29,12 @@ def dialogue() -> Iterator[DialogueEngine]:
         yield DialogueEngine(engine)
 
 
-def ask(dialogue: DialogueEngine, *turns: Turn) -> tuple[DialoguePrompt, str]:
+def ask(dialogue: DialogueEngine, *turns: Turn) -> tuple[DialoguePrompt, Answer]:
     """The prompt and the answer of a turn that is not saved yet."""
     prompt = dialogue.build_prompt(DialogueRequest(turns, ()))
     assert prompt.conversation is not None
     session = prompt.conversation.session
-    return prompt, dialogue.engine.answer(prompt.question, prompt.chunks, session, max_new_tokens=4).text
+    return prompt, dialogue.engine.answer(prompt.question, prompt.chunks, session, max_new_tokens=4)
 
 
 def earlier_turns(dialogue: DialogueEngine, *turns: Turn) -> int:
@@ -62,7 +63,7 @@ def test_a_document_whose_text_is_in_a_turn_is_not_inserted() -> None:
 def test_forgotten_texts_and_conversations_are_not_found_again(dialogue: DialogueEngine) -> None:
     prompt, answer = ask(dialogue, *TURNS)
     dialogue.save_turn(prompt, answer)
-    longer = (*TURNS, Turn("assistant", answer), Turn("user", "And now?"))
+    longer = (*TURNS, Turn("assistant", answer.text), Turn("user", "And now?"))
     assert earlier_turns(dialogue, *longer) == 1
     dialogue.catalogue.remember([DialogueDocument("A text that came with a request.", {})])
     dialogue.forget_requests()

@@ -3,9 +3,11 @@
 The breaker opens after some failures or slow answers in a row, and at once after a timeout, because the next call would
 cost as much. While it is open no request calls the remote: a fault costs one timeout, not one per request. After a
 pause, which doubles each time, one probe is sent in the background (half-open). Requests call again once a probe was
-answered, and never pay for a probe.
+answered, and never pay for a probe. After a first failure, too, a probe finds out whether the remote is away, so that
+the reports do not depend on the next request.
 """
 
+import contextlib
 import logging
 import threading
 import time
@@ -22,6 +24,7 @@ log = logging.getLogger(__name__)
 FAILURES_TO_OPEN = 3  # in a row
 FIRST_PAUSE_S = 1.0  # before the first probe
 LONGEST_PAUSE_S = 60.0
+FAILED_PAUSE_S = 5.0  # after a failure that did not open the breaker, before a probe
 SAMPLE_WEIGHT = 0.3  # of the latest sample in a running mean
 SAMPLE_BYTES = 4 * 1024**2  # a bandwidth sample ends after so many bytes, or when no read is under way
 FORGET_SPEED_S = 60.0
@@ -87,15 +90,22 @@ class Health:
     """The circuit breaker of one remote, and the counts of its calls. Thread-safe."""
 
     def __init__(
-        self, name: str, timeout_s: float, on_open: Callable[[], None] = lambda: None, clock: Clock = time.monotonic
+        self,
+        name: str,
+        timeout_s: float,
+        on_probe: Callable[[], None] = lambda: None,
+        clock: Clock = time.monotonic,
+        longest_pause_s: float = LONGEST_PAUSE_S,
     ) -> None:
-        """`name` is for messages; an answer that takes half of `timeout_s` is slow; `on_open` announces a probe."""
+        """`name` is for messages; an answer that takes half of `timeout_s` is slow; `on_probe` announces a probe."""
         self.meter = SpeedMeter(clock)
-        self._name, self._slow_s, self._on_open, self._clock = name, timeout_s / 2, on_open, clock
+        self._name, self._slow_s, self._on_probe, self._clock = name, timeout_s / 2, on_probe, clock
+        self._longest_pause_s = longest_pause_s
         self._state, self._failures_in_a_row = BreakerState.CLOSED, 0
         self._pause_s, self._probe_at = FIRST_PAUSE_S, 0.0
         self._opened = self._failures = self._timeouts = self._slow = self._skipped = 0
-        self._lost_s = 0.0
+        self._lost_s = self._away_s = 0.0
+        self._away_since: float | None = None  # the first of the failures in a row
         self._stopped = False
         self._lock = threading.Lock()
 
@@ -103,6 +113,11 @@ class Health:
     def available(self) -> bool:
         """Whether a request may call."""
         return self._state is BreakerState.CLOSED and not self._stopped
+
+    @property
+    def answers(self) -> bool:
+        """Whether the last call was answered in time."""
+        return self._away_since is None
 
     def call(self, action: Callable[[], T], brief: bool = True) -> T:
         """The result of `action`. Only a `brief` action can be slow. Raises `RemoteError`."""
@@ -123,7 +138,7 @@ class Health:
         else:
             with self._lock:
                 if self._state is BreakerState.CLOSED:  # a late answer to an earlier call does not close the breaker
-                    self._failures_in_a_row = 0
+                    self._answered()
         return answer
 
     def record_failure(self, error: RemoteError, seconds: float) -> None:
@@ -135,26 +150,34 @@ class Health:
         self._count_towards_opening(str(error), error.timed_out)
 
     def probe_due_s(self) -> float | None:
-        """Seconds until a probe is due; `None` if the breaker is not open."""
+        """Seconds until a probe is due; `None` if none is: the last call was answered, or a probe is under way."""
         with self._lock:
-            return max(0.0, self._probe_at - self._clock()) if self._state is BreakerState.OPEN else None
+            needed = self._away_since is not None and self._state is not BreakerState.HALF_OPEN
+            return max(0.0, self._probe_at - self._clock()) if needed else None
 
     def probe(self, ping: Callable[[], object]) -> bool:
         """Call `ping` if a probe is due. Returns whether that closed the breaker; any exception is a failure."""
         with self._lock:
-            if self._state is not BreakerState.OPEN or self._clock() < self._probe_at:
+            if self._away_since is None or self._clock() < self._probe_at:
                 return False
-            self._state = BreakerState.HALF_OPEN
+            before, self._probe_at = self._state, self._clock() + FAILED_PAUSE_S
+            if before is BreakerState.OPEN:
+                self._state = BreakerState.HALF_OPEN
+        if before is BreakerState.CLOSED:
+            with contextlib.suppress(RemoteError):
+                self.call(ping)
+            return False
         try:
             ping()
         except Exception as error:
             log.debug("%s does not answer yet: %s", self._name, error)
             with self._lock:
-                self._pause_s = min(LONGEST_PAUSE_S, 2 * self._pause_s)
+                self._pause_s = min(self._longest_pause_s, 2 * self._pause_s)
                 self._state, self._probe_at = BreakerState.OPEN, self._clock() + self._pause_s
             return False
         with self._lock:
-            self._state, self._failures_in_a_row, self._pause_s = BreakerState.CLOSED, 0, FIRST_PAUSE_S
+            self._state, self._pause_s = BreakerState.CLOSED, FIRST_PAUSE_S
+            self._answered()
         log.info("%s answers again.", self._name)
         return True
 
@@ -162,8 +185,11 @@ class Health:
         """The counts, with the tier's number of unconfirmed deletions."""
         speed = self.meter.speed()
         with self._lock:
+            away_s = 0.0 if self._away_since is None else self._clock() - self._away_since
             return RemoteStats(
                 state=self._state.value,
+                answers=self._away_since is None,
+                away_s=self._away_s + away_s,
                 opened=self._opened,
                 failures=self._failures,
                 timeouts=self._timeouts,
@@ -181,14 +207,26 @@ class Health:
 
     def _count_towards_opening(self, why: str, timed_out: bool = False) -> None:
         with self._lock:
-            self._failures_in_a_row += 1
-            enough = timed_out or self._failures_in_a_row >= FAILURES_TO_OPEN
-            if self._state is not BreakerState.CLOSED or not enough:
+            if self._state is not BreakerState.CLOSED:
                 return
-            self._state, self._probe_at = BreakerState.OPEN, self._clock() + self._pause_s
-            self._opened += 1
-        log.warning("%s: everything in it is a miss until it answers again (%s).", self._name, why)
-        self._on_open()
+            self._failures_in_a_row += 1
+            now = self._clock()
+            self._away_since = now if self._away_since is None else self._away_since
+            opens = timed_out or self._failures_in_a_row >= FAILURES_TO_OPEN
+            self._probe_at = now + (self._pause_s if opens else FAILED_PAUSE_S)
+            if opens:
+                self._state = BreakerState.OPEN
+                self._opened += 1
+        if opens:
+            log.warning("%s is not called until it answers again (%s).", self._name, why)
+        self._on_probe()
+
+    def _answered(self) -> None:
+        """The remote answered. Needs `_lock`."""
+        self._failures_in_a_row = 0
+        if self._away_since is not None:
+            self._away_s += self._clock() - self._away_since
+            self._away_since = None
 
 
 def _mean(before: float | None, latest: float) -> float:

@@ -65,6 +65,10 @@ class RemoteTier(Tier):
         self._maintainer = threading.Thread(target=self._maintain, name=f"ragkv-{self.kind.value}-keeper", daemon=True)
         self._maintainer.start()
 
+    @property
+    def answers(self) -> bool:
+        return self._health.answers
+
     # Reading
 
     def look_up_ahead(self, keys: Sequence[str], on_missing: Callable[[Sequence[str]], None]) -> None:

@@ -41,6 +41,8 @@ class RemoteStats:
     """Health of a remote tier."""
 
     state: str  # of its circuit breaker: "closed" is healthy; "open" and "half-open" skip requests
+    answers: bool  # whether the last call was answered in time
+    away_s: float  # seconds since the start in which it did not answer
     opened: int  # times the breaker opened
     failures: int  # calls that ended in an error, timeouts included
     timeouts: int
@@ -229,6 +231,11 @@ class Tier(ABC):
         for key in refused:
             self.delete(key)
         return before - self.stats().used_bytes
+
+    @property
+    def answers(self) -> bool:
+        """Whether a remote tier answered its last call in time."""
+        return True
 
     def speed(self) -> Speed | None:
         """The recent speed of a remote tier; `None` if it was not measured."""
