@@ -45,6 +45,12 @@ class EngineStats:
     queue: QueueStats
     sessions: RemoteStats | None = None  # the server of shared conversations; None: they are not shared
 
+    @property
+    def remotes(self) -> dict[str, RemoteStats]:
+        """The health of everything that replicas share: remote tiers by their kind, and "conversations"."""
+        tiers = {tier.kind.value: tier.remote for tier in self.store.tiers if tier.remote is not None}
+        return tiers if self.sessions is None else {**tiers, "conversations": self.sessions}
+
 
 class Engine(Closing):
     """One model, its store, and the path from question to answer."""

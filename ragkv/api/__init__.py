@@ -17,7 +17,7 @@ for _package in ("fastapi", "uvicorn"):
         raise MissingExtraError(_package, "api", "The REST service")
 
 from .keys import ANONYMOUS, Key, KeyFile, KeyRing, Quota, Rate  # noqa: E402 - after the check for packages
-from .settings import ServeConfig  # noqa: E402
+from .settings import ServeConfig, is_loopback  # noqa: E402
 
 if TYPE_CHECKING:
     from .app import create_app
@@ -60,5 +60,6 @@ __all__ = [
     "configure_logging",
     "create_app",
     "format_event",
+    "is_loopback",
     "serve",
 ]

@@ -28,14 +28,19 @@ DESCRIPTION = "Answers over documents from stored KV: a chunk is computed once a
 
 
 def create_app(
-    config: ServeConfig | None = None, *, engine: Engine | None = None, embedder: Embedder | None = None
+    config: ServeConfig | None = None,
+    *,
+    engine: Engine | None = None,
+    embedder: Embedder | None = None,
+    replica: str | None = None,
 ) -> FastAPI:
     """The REST service of `config`. It loads the model in the background at startup, unless `engine` is given.
 
     `engine` holds the model to serve and no documents of its own; it is closed with the app.
+    `replica` names this process in logs, headers and stats; `None`: a random word.
     """
-    service = Service(config or ServeConfig())
-    server = ServerState.create(service.config, service.tenant_stats)
+    service = Service(config or ServeConfig(), replica)
+    server = ServerState.create(service.config, service.tenant_stats, service.replica, service.away)
 
     @contextlib.asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:

@@ -19,10 +19,11 @@ import torch
 import transformers
 from fastapi import APIRouter, Request, Response
 from prometheus_client import CONTENT_TYPE_LATEST
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 
 from ragkv import __version__
 
+from .degraded import described
 from .errors import ApiError, invalid_key
 from .logs import logger
 from .server_state import ServerState
@@ -38,6 +39,7 @@ class Health(BaseModel):
 
     status: Literal["ok", "unavailable"]
     reason: str | None = None
+    degraded: list[str] = Field(default=[], description="What does not answer, and what that means; requests go on.")
 
 
 class Version(BaseModel):
@@ -84,7 +86,7 @@ def router(server: ServerState, probe: WriteProbe) -> APIRouter:
         reason = server.readiness.unavailable_reason or await probe.failure()
         response.headers["cache-control"] = "no-store"
         if reason is None:
-            return Health(status="ok")
+            return Health(status="ok", degraded=described(await asyncio.to_thread(server.away)))
         response.status_code = 503
         return Health(status="unavailable", reason=reason)
 

@@ -35,11 +35,16 @@ class RequestStats:
         return {name: round(value, 4) for name, value in dataclasses.asdict(self).items() if value is not None}
 
 
-def configure_logging(config: LogConfig) -> None:
-    """Send every log record of this process through structlog to standard error."""
+def configure_logging(config: LogConfig, replica: str = "") -> None:
+    """Send every log record of this process through structlog to standard error; each line names the `replica`."""
+
+    def name_replica(_: Any, __: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+        return {**event, "replica": replica} if replica else event
+
     as_json = config.format == "json" or (config.format == "auto" and not sys.stderr.isatty())
     shared: list[structlog.typing.Processor] = [
         structlog.contextvars.merge_contextvars,
+        name_replica,
         structlog.stdlib.add_log_level,
         structlog.stdlib.add_logger_name,
         structlog.processors.TimeStamper(fmt="iso", utc=True),

@@ -35,13 +35,14 @@ TOKEN_S = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.04, 0.08, 0.15, 0.3, 0.6, 1.2, 2.
 REQUEST_S = (0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
 RATIOS = (0.0, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.7, 0.9, 1.0)
 
-TenantStats = tuple[str, EngineStats, int]  # a tenant's name, its engine's stats, and its stored sessions
+# A tenant's name, its engine's stats, and its stored sessions; None: the server that has them does not answer.
+TenantStats = tuple[str, EngineStats, int | None]
 
 
 class Metrics:
     """The metrics of one app. Thread-safe."""
 
-    def __init__(self, tenants: Callable[[], Sequence[TenantStats]]) -> None:
+    def __init__(self, tenants: Callable[[], Sequence[TenantStats]], replica: str = "") -> None:
         """`tenants` gives the stats of the open tenants; it is called at every scrape and must be fast."""
         self.registry = registry = CollectorRegistry()
 
@@ -76,6 +77,7 @@ class Metrics:
         self._missed = Counter("ragkv_missed_chunks", "Prompt chunks without a usable entry", registry=registry)
         self._ready = Gauge("ragkv_ready", "1 while requests are accepted", registry=registry)
         Info("ragkv_build", "Version of ragkv", registry=registry).info({"version": __version__})
+        Info("ragkv_replica", "This process, as in the header x-replica", registry=registry).info({"replica": replica})
         for part in PARTS:
             self._parts.labels(part)
         for state in STATES:
@@ -134,6 +136,13 @@ _STORE_COUNTERS = {
     "dropped_writes": "Entries that were never written",
     "prefetched": "Entries fetched for waiting requests",
 }
+_REMOTE_COUNTERS = {  # attribute: (name, help)
+    "away_s": ("away_seconds", "Time in which it did not answer"),
+    "lost_s": ("lost_seconds", "Time that calls without an answer took"),
+    "failures": ("failures", "Calls that failed, timeouts included"),
+    "timeouts": ("timeouts", "Calls without an answer in time"),
+    "skipped": ("skipped", "Calls that were not made because it did not answer before"),
+}
 _TIER_GAUGES = {"entries": "Stored entries", "used_bytes": "Stored bytes", "capacity_bytes": "Bytes the tier may store"}
 
 _Counts = dict[tuple[str, ...], float]  # by the counter's name and its label values
@@ -166,6 +175,7 @@ class _EngineCollector(Collector):
             ("ragkv_queue_", _QUEUE_COUNTERS, ["tenant"]),
             ("ragkv_tier_", _TIER_COUNTERS, ["tenant", "tier"]),
             ("ragkv_store_", _STORE_COUNTERS, ["tenant"]),
+            ("ragkv_remote_", dict(_REMOTE_COUNTERS.values()), ["tenant", "remote"]),
         ):
             for name, help_ in helps.items():
                 family = CounterMetricFamily(prefix + name, help_, labels=labels)
@@ -181,6 +191,9 @@ class _EngineCollector(Collector):
             now |= {(f"ragkv_store_{name}", tenant): getattr(stats.store, name) for name in _STORE_COUNTERS}
             for tier in stats.store.tiers:
                 now |= {(f"ragkv_tier_{n}", tenant, tier.kind.value): getattr(tier, n) for n in _TIER_COUNTERS}
+            for name, remote in stats.remotes.items():
+                for attribute, (counter, _) in _REMOTE_COUNTERS.items():
+                    now[(f"ragkv_remote_{counter}", tenant, name)] = getattr(remote, attribute)
         for key, last in self._last.items():
             if now.get(key, 0.0) < last:  # the engine was closed, and perhaps opened again
                 self._closed[key] += last
@@ -197,6 +210,11 @@ def _gauges(tenants: Sequence[TenantStats]) -> Iterator[Metric]:
     admitted = GaugeMetricFamily("ragkv_queue_admitted", "Requests in planning or prefill", labels=["tenant"])
     pending = GaugeMetricFamily("ragkv_store_pending_bytes", "Bytes that wait to be written", labels=["tenant"])
     sessions = GaugeMetricFamily("ragkv_sessions", "Stored conversations", labels=["tenant"])
+    shared = ["tenant", "remote"]
+    answers = GaugeMetricFamily("ragkv_remote_answers", "1 if shared storage answered its last call", labels=shared)
+    unconfirmed = GaugeMetricFamily(
+        "ragkv_remote_pending_deletions", "Deletions that shared storage has not confirmed yet", labels=shared
+    )
     for tenant, stats, session_count in tenants:
         for tier in stats.store.tiers:
             for name, family in tiers.items():
@@ -204,5 +222,9 @@ def _gauges(tenants: Sequence[TenantStats]) -> Iterator[Metric]:
         waiting.add_metric([tenant], stats.queue.waiting)
         admitted.add_metric([tenant], stats.queue.admitted)
         pending.add_metric([tenant], stats.store.pending_bytes)
-        sessions.add_metric([tenant], session_count)
-    yield from (*tiers.values(), waiting, admitted, pending, sessions)
+        if session_count is not None:
+            sessions.add_metric([tenant], session_count)
+        for name, remote in stats.remotes.items():
+            answers.add_metric([tenant, name], remote.answers)
+            unconfirmed.add_metric([tenant, name], remote.pending_deletions)
+    yield from (*tiers.values(), waiting, admitted, pending, sessions, answers, unconfirmed)

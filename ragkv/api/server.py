@@ -39,7 +39,7 @@ class Server(uvicorn.Server):
         await super().startup(sockets)
         for one in sockets or []:
             host, port = one.getsockname()[:2]
-            logger().info("listening", host=host, port=port)
+            logger().info("listening", host=host, port=port, pid=os.getpid())
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Start draining on the first signal, end on the second. It may interrupt any code, so it takes no lock."""
@@ -73,8 +73,8 @@ def check_network_exposure(config: ServeConfig, keys: KeyRing) -> None:
 
 def serve(app: FastAPI, config: ServeConfig) -> None:
     """Serve an app made by `create_app` until a signal ends the server."""
-    configure_logging(config.log)
     server: ServerState = app.state.server
+    configure_logging(config.log, server.replica)
     check_network_exposure(config, server.keys)
     settings = uvicorn.Config(
         app,

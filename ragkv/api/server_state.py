@@ -66,11 +66,20 @@ class ServerState:
     limiter: RateLimiter
     metrics: Metrics
     readiness: Readiness
+    replica: str  # names this process in logs, headers and stats
+    away: Callable[[], Sequence[str]]  # what is shared with other replicas and does not answer; may block
 
     @classmethod
-    def create(cls, config: ServeConfig, tenant_stats: Callable[[], Sequence[TenantStats]]) -> Self:
+    def create(
+        cls,
+        config: ServeConfig,
+        tenant_stats: Callable[[], Sequence[TenantStats]],
+        replica: str = "",
+        away: Callable[[], Sequence[str]] = tuple,
+    ) -> Self:
         """The state of a new server. `tenant_stats` gives the stats of the open tenants, for the metrics."""
-        return cls(config, KeyRing(config.keys_path), RateLimiter(), Metrics(tenant_stats), Readiness())
+        metrics = Metrics(tenant_stats, replica)
+        return cls(config, KeyRing(config.keys_path), RateLimiter(), metrics, Readiness(), replica, away)
 
     @property
     def requires_key(self) -> bool:

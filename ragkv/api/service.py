@@ -1,5 +1,6 @@
 """What the routes use: the tenants on the loaded model, and the worker pools; FastAPI dependencies for both."""
 
+import secrets
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -23,6 +24,7 @@ from .settings import ServeConfig
 from .tenants import Tenant, Tenants
 from .worker_pool import WorkContext, WorkerPool
 
+ASK_S = 5.0  # between two questions to a Redis server that no open tenant uses
 TASK_THREADS = 4  # for work other than answers: ingesting, listing, searching, embedding
 
 T = TypeVar("T")
@@ -31,12 +33,14 @@ T = TypeVar("T")
 class Service(Closing):
     """The state behind the routes of one server."""
 
-    def __init__(self, config: ServeConfig) -> None:
-        self.config = config
+    def __init__(self, config: ServeConfig, replica: str | None = None) -> None:
+        """`replica` names this process in logs, headers and stats; `None`: a random word."""
+        self.config, self.replica = config, replica or secrets.token_hex(4)
         self.created = int(time.time())
         self.answer_pool = WorkerPool("answer", config.queue.limit, config.queue.deadline_s)
         self.task_pool = WorkerPool("task", config.queue.limit, None, TASK_THREADS)
         self._tenants: Tenants | None = None
+        self._asked_at, self._redis_answers = -ASK_S, True  # of a server that no open tenant uses
 
     @property
     def model_id(self) -> str:
@@ -72,6 +76,23 @@ class Service(Closing):
     def tenant_stats(self) -> Sequence[TenantStats]:
         """The stats of the open tenants. Opens no tenant, and is fast."""
         return [] if self._tenants is None else self._tenants.stats()
+
+    def away(self) -> Sequence[str]:
+        """What the open tenants share with other replicas and does not answer, as in `Engine.away`.
+
+        Where no tenant is open the Redis server is asked, at most every `ASK_S`; this blocks for its timeout at most.
+        """
+        opened = {} if self._tenants is None else self._tenants.opened()
+        if opened:
+            return sorted({name for tenant in opened.values() for name in tenant.engine.away()})
+        redis, now = self.config.engine.store.redis, time.monotonic()
+        if redis is not None and now - self._asked_at > ASK_S:
+            from ragkv.store.remote import redis_answers
+
+            self._asked_at = now
+            self._redis_answers = redis_answers(redis)
+        shared = ["conversations", "redis"] if self.config.engine.session.shared else ["redis"]
+        return [] if self._redis_answers else shared
 
     def kv_directories(self) -> Sequence[Path]:
         """The KV directories of the open tenants; the data directory if no tenant is open."""

@@ -203,11 +203,11 @@ def _engine_config(config: EngineConfig, directory: Path, name: str, quota: Quot
     return replace(config, store=store)
 
 
-def _session_count(tenant: Tenant) -> int:
+def _session_count(tenant: Tenant) -> int | None:
     try:
         return len(tenant.session_ids())
     except SessionUnavailableError:  # replicas share the sessions, and the Redis server does not answer
-        return 0
+        return None
 
 
 def _close(tenant: Tenant) -> None:

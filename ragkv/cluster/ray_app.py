@@ -11,6 +11,7 @@ import contextlib
 import logging
 import os
 import signal
+import sys
 import threading
 from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator
@@ -24,13 +25,19 @@ from fastapi import FastAPI, Request
 from fastapi.responses import StreamingResponse
 from starlette.responses import Response
 
-from ragkv.api import ApiError, ServeConfig, format_event
+from ragkv.api import ApiError, ServeConfig, format_event, is_loopback
 from ragkv.errors import ConfigError, MissingExtraError
 from ragkv.scheduling.replica_routing import ReplicaLoad, RouterSettings, RoutingRequest, make_router
 
 from .forwarding import ForwardedRequest, ResponseStart, call_app
+from .local_redis import LocalRedis, with_redis
 from .replica_directory import ReplicaDirectory
 from .request_inspector import RequestInspector
+
+if "ray" not in sys.modules and "RAY_ADDRESS" not in os.environ:
+    # A cluster of this process alone: Ray's own processes then listen on loopback, not on every interface. The variable
+    # is read when Ray is imported; its name is older than its use on Linux.
+    os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
 
 try:
     import ray
@@ -46,6 +53,7 @@ log = logging.getLogger(__name__)
 
 TRIES = 3  # replicas that a request is sent to if they are lost
 INSPECTION_S = 0.1  # maximum delay of a request by its inspection
+REDIS_CHECK_S = 1.0  # between two looks at the Redis server that was started here
 NAME = "ragkv"
 METHODS = ["GET", "POST", "PUT", "DELETE", "PATCH", "HEAD", "OPTIONS"]
 
@@ -106,9 +114,11 @@ class Replica:
 
         cluster = config.cluster
         torch.set_num_threads(cluster.threads or max(1, int(cluster.cpus)))
-        configure_logging(config.log)
+        name = serve.get_replica_context().replica_id.unique_id
+        configure_logging(config.log, name)
         self._directory = ReplicaDirectory(Path(config.home if config.kv_home is None else config.kv_home) / "replicas")
-        self._app = create_app(replace(config, kv_home=str(self._directory.path)))
+        self._app = create_app(replace(config, kv_home=str(self._directory.path)), replica=name)
+        log.info("replica_started: process %d, KV in %s", os.getpid(), self._directory.path)
         self._lifespan = contextlib.AsyncExitStack()
         await self._lifespan.enter_async_context(self._app.router.lifespan_context(self._app))
         readiness = self._app.state.server.readiness
@@ -121,9 +131,6 @@ class Replica:
         """The response to a request, part by part. Its `x-replica` header names this replica."""
         async with contextlib.aclosing(call_app(self._app, request)) as parts:
             async for part in parts:
-                if isinstance(part, ResponseStart):
-                    name = serve.get_replica_context().replica_id.unique_id
-                    part = replace(part, headers=(*part.headers, (b"x-replica", name.encode())))
                 yield part
 
     def check_health(self) -> None:
@@ -248,13 +255,17 @@ def application(args: dict[str, Any]) -> Any:
 
 
 def build(config: ServeConfig) -> Any:
-    """The application. Raises `ConfigError` if replicas could not continue each other's conversations."""
-    cluster, store = config.cluster, config.engine.store
-    if store.redis is None or not config.engine.session.shared:
+    """The application. Raises `ConfigError` without a Redis server: any replica may get a conversation's next question.
+
+    Conversations are shared, whatever `engine.session.shared` says.
+    """
+    cluster = config.cluster
+    if config.engine.store.redis is None:
         raise ConfigError(
-            "Replicas need engine.store.redis (a Redis server) and engine.session.shared = true, because any replica "
-            "may get the next question of a conversation."
+            "Replicas on a cluster share conversations over a Redis server; set engine.store.redis.url to one that all "
+            "machines can reach."
         )
+    config = replace(config, engine=replace(config.engine, session=replace(config.engine.session, shared=True)))
     router = {"router": cluster.router, "wait_share": 1.0 if cluster.wait_share is None else cluster.wait_share}
     make_router(cluster.router)  # raises for an unknown name
     most = cluster.replicas if cluster.most_replicas is None else cluster.most_replicas
@@ -283,23 +294,44 @@ def build(config: ServeConfig) -> Any:
 
 
 def run(config: ServeConfig) -> None:
-    """Serve until SIGTERM or SIGINT, on the cluster of RAY_ADDRESS or else on this machine."""
-    cluster = config.cluster
-    app = build(config)
+    """Serve until SIGTERM or SIGINT, on the cluster of RAY_ADDRESS or else on this machine.
+
+    On this machine a Redis server is started for the replicas, unless the settings name one.
+    """
     is_local = not ray.is_initialized() and not os.environ.get("RAY_ADDRESS")
-    if is_local:
-        most = max(cluster.replicas, cluster.most_replicas or 0)
-        cpus = max(os.cpu_count() or 1, ceil(most * cluster.cpus) + 1)
-        ray.init(num_cpus=cpus, include_dashboard=False, log_to_driver=True)
-    try:
+    with contextlib.ExitStack() as stack:
+        redis = None
+        if is_local and config.engine.store.redis is None:
+            redis = stack.enter_context(LocalRedis(Path(config.home)))
+            config = with_redis(config, redis.config)
+        app = build(config)
+        if is_local:
+            _start_ray(config)
+            stack.callback(ray.shutdown)
+            stack.callback(serve.shutdown)
         serve.start(http_options=HTTPOptions(host=config.host, port=config.port))
         serve.run(app, name=NAME, route_prefix="/")
+        print(_addresses(config, is_local), file=sys.stderr, flush=True)
         ended = threading.Event()
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: ended.set())
-        ended.wait()
+        while not ended.wait(REDIS_CHECK_S):
+            if redis is not None:
+                redis.restart_if_ended()
         serve.delete(NAME)
-    finally:
-        if is_local:
-            serve.shutdown()  # type: ignore[no-untyped-call]
-            ray.shutdown()
+
+
+def _start_ray(config: ServeConfig) -> None:
+    """Start Ray's processes on this machine, with enough virtual CPUs for all replicas."""
+    cluster = config.cluster
+    most = max(cluster.replicas, cluster.most_replicas or 0)
+    cpus = max(os.cpu_count() or 1, ceil(most * cluster.cpus) + 1)
+    ray.init(num_cpus=cpus, include_dashboard=False, log_to_driver=True)
+
+
+def _addresses(config: ServeConfig, is_local: bool) -> str:
+    """Where the service listens, and where Ray does."""
+    served = f"ragkv serves {config.model} at http://{config.host}:{config.port}; Ctrl-C ends it."
+    node = ray.util.get_node_ip_address()
+    reach = "this machine only" if is_loopback(node) else "every interface: let only the cluster's machines reach them"
+    return f"{served}\nRay's own ports are open to {reach} ({node}; see docs/scale.md)." if is_local else served

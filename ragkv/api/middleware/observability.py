@@ -40,7 +40,8 @@ class ObservabilityMiddleware(HTTPMiddleware):
         given = Headers(scope=scope).get("x-request-id", "")
         request_id = given if _REQUEST_ID.fullmatch(given) else f"req-{uuid.uuid4().hex}"
         scope.setdefault("state", {}).update(request_id=request_id, stats=RequestStats(), principal=None)
-        response = _Response(scope, send, {**SECURITY_HEADERS, "x-request-id": request_id})
+        own = {"x-request-id": request_id, "x-replica": self._server.replica}
+        response = _Response(scope, send, {**SECURITY_HEADERS, **own})
         self._server.metrics.change_running(+1)
         with structlog.contextvars.bound_contextvars(request_id=request_id):
             try:

@@ -1,0 +1,102 @@
+"""A Redis server for the replicas of one machine, started and ended with them, if the settings name no other.
+
+It listens on a Unix socket in a directory of the data directory that only this user can enter, and on no port. Its
+memory is bounded. Conversations are written to its directory once a minute and at the end; stored KV as well, so a
+restart finds both.
+"""
+
+import contextlib
+import logging
+import shutil
+import subprocess
+import tempfile
+import time
+from dataclasses import replace
+from pathlib import Path
+
+from ragkv.api import ServeConfig
+from ragkv.config import GIB, RedisConfig
+from ragkv.errors import ConfigError
+from ragkv.runtime import Closing
+from ragkv.store.remote import redis_answers
+
+log = logging.getLogger(__name__)
+
+PROGRAMS = ("redis-server", "valkey-server")
+START_S = 20.0
+END_S = 60.0  # it writes its data
+TENANT_BYTES = GIB  # of one tenant's entries
+ALL_BYTES = 2 * GIB  # of the server; entries are evicted above, conversations never
+SOCKET_CHARS = 100  # the system's limit is 104 to 108
+
+
+class LocalRedis(Closing):
+    """A server process."""
+
+    def __init__(self, home: Path) -> None:
+        """Start it, or take over one that an earlier process left in `home`. Raises `ConfigError` without a program."""
+        program = next(filter(None, map(shutil.which, PROGRAMS)), None)
+        if program is None:
+            raise ConfigError(
+                "Replicas share conversations over a Redis server. Install redis-server or valkey-server, and it is "
+                "started for them; or set engine.store.redis.url to a server of your own."
+            )
+        folder = (home / "redis").absolute()
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self._sockets: tempfile.TemporaryDirectory[str] | None = None
+        socket = folder / "redis.sock"
+        if len(str(socket)) > SOCKET_CHARS:
+            self._sockets = tempfile.TemporaryDirectory(prefix="ragkv-redis-")  # mode 0700
+            socket = Path(self._sockets.name) / "redis.sock"
+        self.config = RedisConfig(url=f"unix://{socket}", max_bytes=TENANT_BYTES)
+        self._command = [
+            program, "--port", "0", "--unixsocket", str(socket), "--unixsocketperm", "700", "--dir", str(folder),
+            "--save", "60 1", "--appendonly", "no", "--maxmemory", str(ALL_BYTES), "--maxmemory-policy", "volatile-lru",
+            "--daemonize", "no", "--loglevel", "warning",
+        ]  # fmt: skip
+        self._process: subprocess.Popen[bytes] | None = None
+        if not redis_answers(self.config):
+            self._start()
+
+    def restart_if_ended(self) -> None:
+        """Start the server again if it ended."""
+        if self._process is not None and self._process.poll() is not None:
+            log.warning("The Redis server ended with status %d; it is started again.", self._process.returncode)
+            self._start()
+
+    def close(self) -> None:
+        """End the server, which writes its data first. Twice is harmless."""
+        process, self._process = self._process, None
+        if process is not None:
+            process.terminate()
+            try:
+                process.wait(END_S)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+        if self._sockets is not None:
+            self._sockets.cleanup()
+
+    def _start(self) -> None:
+        # A session of its own: Ctrl-C in the terminal ends it with the replicas and not before them.
+        self._process = subprocess.Popen(
+            self._command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
+        )
+        ends = time.monotonic() + START_S
+        while not redis_answers(self.config):
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(0.05)
+                raise ConfigError(
+                    f"{self._command[0]} ended with status {self._process.returncode}; start it by hand to see why: "
+                    f"{' '.join(self._command)}"
+                )
+            if time.monotonic() > ends:
+                self.close()
+                raise ConfigError(
+                    f"{self._command[0]} does not answer after {START_S:g} s; set engine.store.redis.url."
+                )
+
+
+def with_redis(config: ServeConfig, redis: RedisConfig) -> ServeConfig:
+    """The settings, with that server for all replicas."""
+    return replace(config, engine=replace(config.engine, store=replace(config.engine.store, redis=redis)))
