@@ -10,5 +10,5 @@ CONVERSATIONS = (
 
 def described(away: Iterable[str]) -> list[str]:
     """A sentence for each thing that does not answer; `away` is as in `Engine.away`."""
-    tier = "{} does not answer: what only it holds is computed, and what is made now stays on this replica until then."
+    tier = "{} does not answer: what only it holds is computed, and other replicas do not find what is stored here now."
     return [CONVERSATIONS if name == "conversations" else tier.format(name) for name in sorted(set(away))]

@@ -332,6 +332,6 @@ def _start_ray(config: ServeConfig) -> None:
 def _addresses(config: ServeConfig, is_local: bool) -> str:
     """Where the service listens, and where Ray does."""
     served = f"ragkv serves {config.model} at http://{config.host}:{config.port}; Ctrl-C ends it."
-    node = ray.util.get_node_ip_address()
+    node: str = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
     reach = "this machine only" if is_loopback(node) else "every interface: let only the cluster's machines reach them"
     return f"{served}\nRay's own ports are open to {reach} ({node}; see docs/scale.md)." if is_local else served

@@ -1,0 +1,214 @@
+"""Redis goes away at every moment of a replica's life: only requests that name a conversation are refused."""
+
+import json
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytest_socket
+from fastapi.testclient import TestClient
+
+from ragkv import Engine
+
+from ..helpers import FACTS, app_on, client_of, filled, on_port, plain, wait_until
+from .replicas import QUESTION, AwayRedis, Replicas, Talk, chat, metrics, replica, running
+
+pytestmark = pytest.mark.enable_socket
+
+NAMED = {"question": QUESTION, "collection": "facts", "session_id": "s"}
+UNNAMED = {"question": QUESTION, "collection": "facts"}
+
+
+@pytest.fixture
+def redis() -> Iterator[AwayRedis]:
+    pytest_socket.enable_socket()  # this fixture runs before the mark of the test takes effect
+    redis = AwayRedis()
+    yield redis
+    redis.close()
+
+
+@pytest.fixture
+def alone(reader: Engine, tmp_path: Path) -> str:
+    """The answer of a server without Redis."""
+    with client_of(app_on(reader, tmp_path / "alone")) as client:
+        filled(client)
+        return str(client.post("/v1/ask", json=UNNAMED).json()["answer"])
+
+
+def answered(client: TestClient, alone: str) -> list[str]:
+    """The notes of a question without a conversation; its answer is that of a server without Redis."""
+    response = client.post("/v1/ask", json=UNNAMED)
+    assert response.status_code == 200 and response.json()["answer"] == alone, response.text
+    return list(response.json()["reuse"]["notes"])
+
+
+def refused(client: TestClient) -> dict[str, Any]:
+    """The error of a question that names a conversation."""
+    response = client.post("/v1/ask", json=NAMED)
+    assert response.status_code == 503 and "retry-after" in response.headers, response.text
+    return dict(response.json()["error"])
+
+
+@pytest.mark.parametrize("how", ["refused", "stalled"])
+def test_a_replica_that_starts_while_redis_is_away_refuses_named_conversations_alone(
+    reader: Engine, tmp_path: Path, redis: AwayRedis, alone: str, how: str
+) -> None:
+    redis.leave(how)
+    with client_of(replica(reader, tmp_path, "kv", redis.url)) as client:
+        ready = client.get("/readyz")  # before any tenant is open
+        assert ready.status_code == 200 and "503" in ready.json()["degraded"][0]
+        filled(client)  # creates a collection and stores documents
+        assert any("redis does not answer" in note for note in answered(client, alone))
+        error = refused(client)
+        assert error["code"] == "session_unavailable" and "ask without a conversation" in error["message"]
+        stats = client.get("/v1/stats").json()
+        assert [remote["answers"] for remote in stats["remotes"]] == [False, False]
+        assert len(stats["degraded"]) == len(client.get("/readyz").json()["degraded"]) == 2
+        seen = metrics(client)
+        for remote in ("redis", "conversations"):
+            labels = f'{{remote="{remote}",tenant=""}}'
+            assert seen[f"ragkv_remote_answers{labels}"] == 0
+            assert seen[f"ragkv_remote_away_seconds_total{labels}"] > 0
+            assert seen[f"ragkv_remote_failures_total{labels}"] > 0
+        redis.come_back()
+        wait_until(lambda: client.get("/v1/stats").json()["degraded"] == [], 90)
+        assert answered(client, alone) == []
+        assert client.post("/v1/ask", json=NAMED).status_code == 200
+        assert metrics(client)['ragkv_remote_answers{remote="redis",tenant=""}'] == 1
+
+
+def test_redis_that_left_before_a_tenants_first_question_refuses_named_conversations_alone(
+    reader: Engine, tmp_path: Path, redis: AwayRedis, alone: str
+) -> None:
+    with client_of(replica(reader, tmp_path, "first", redis.url)) as client:
+        filled(client)
+    with client_of(replica(reader, tmp_path, "kv", redis.url)) as client:
+        assert client.get("/readyz").json()["degraded"] == []
+        redis.leave("refused")
+        assert any("redis does not answer" in note for note in answered(client, alone))
+        assert refused(client)["code"] == "session_unavailable"
+
+
+def test_an_outage_costs_a_few_timeouts_and_not_one_for_each_request(
+    reader: Engine, tmp_path: Path, redis: AwayRedis, alone: str
+) -> None:
+    with client_of(replica(reader, tmp_path, "kv", redis.url)) as client:
+        filled(client)
+        redis.leave("stalled")
+        for _ in range(4):
+            answered(client, alone)
+            refused(client)
+        remotes = client.get("/v1/stats").json()["remotes"]
+        assert all(remote["timeouts"] <= 3 for remote in remotes) and any(remote["skipped"] for remote in remotes)
+
+
+def test_redis_that_leaves_during_a_turn_costs_the_turn_of_a_named_conversation_alone(
+    talker: Engine, tmp_path: Path, redis: AwayRedis
+) -> None:
+    with on_port(app_on(talker, tmp_path / "alone")) as url, plain(url) as client:
+        wanted, _ = chat(client, [{"role": "user", "content": "Tell me"}], max_tokens=60)
+    with on_port(replica(talker, tmp_path, "kv", redis.url)) as url, plain(url) as client:
+        assert chat(client, [{"role": "user", "content": "Tell me"}], max_tokens=4, session="s")[1] == "end"
+        body = {"model": client.get("/v1/models").json()["data"][0]["id"], "max_tokens": 60, "stream": True}
+        body["messages"] = [{"role": "user", "content": "Tell me"}]
+        with client.stream("POST", "/v1/chat/completions", json=body) as response:
+            lines = response.iter_lines()
+            first = next(line for line in lines if '"content":"' in line)
+            redis.leave("refused")
+            rest = [line.removeprefix("data: ") for line in (first, *lines) if line]
+        assert rest[-1] == "[DONE]"
+        report = json.loads(rest[-2])["ragkv"]
+        assert any("not stored for the next one" in note for note in report["reuse"]["notes"])
+        again = chat(client, [{"role": "user", "content": "Tell me"}], max_tokens=60)
+        assert again == (wanted, "end")
+        assert "session_unavailable" in chat(client, body["messages"], max_tokens=4, session="s")[1]
+        redis.come_back()
+        wait_until(lambda: chat(client, body["messages"], max_tokens=4, session="s")[1] == "end", 30)
+        assert client.get("/v1/sessions/s").json()["turns"] == 2
+
+
+def test_a_replica_closes_in_time_while_redis_is_away(
+    reader: Engine, tmp_path: Path, redis: AwayRedis, alone: str
+) -> None:
+    with client_of(replica(reader, tmp_path, "kv", redis.url)) as client:
+        filled(client)
+        redis.leave("stalled")
+        answered(client, alone)
+        began = time.monotonic()
+    assert time.monotonic() - began < 10.0
+    redis.come_back()
+    with client_of(replica(reader, tmp_path, "kv", redis.url)) as client:
+        assert answered(client, alone) == []
+
+
+def test_documents_deleted_while_redis_is_away_take_unnamed_conversations_with_them(
+    talker: Engine, tmp_path: Path, redis: AwayRedis
+) -> None:
+    messages = [{"role": "user", "content": "Tell me"}]
+    with on_port(replica(talker, tmp_path, "kv", redis.url)) as url, plain(url) as client:
+        filled(client, texts=FACTS)
+        text, _ = chat(client, messages, max_tokens=4)
+        (saved,) = redis.saved()
+        redis.leave("refused")
+        assert client.delete("/v1/collections/facts/documents/0").status_code == 200
+        redis.come_back()
+        longer = [*messages, {"role": "assistant", "content": text}, {"role": "user", "content": "And?"}]
+
+        def is_deleted() -> bool:
+            assert chat(client, longer, max_tokens=4)[1] == "end"
+            return saved not in redis.saved()
+
+        wait_until(is_deleted, 30)
+
+
+def test_two_replicas_find_each_others_unnamed_conversations(talker: Engine, tmp_path: Path, redis: AwayRedis) -> None:
+    with running(Replicas(talker, tmp_path, redis.url), 2) as replicas:
+        talk = Talk("Say", 1)
+        talk.run(replicas.urls)
+        body: dict[str, Any] = {"max_tokens": 4, "messages": [*talk.rounds[0], {"role": "user", "content": "More"}]}
+        with plain(replicas.urls[1]) as client:
+            body["model"] = client.get("/v1/models").json()["data"][0]["id"]
+            answer = client.post("/v1/chat/completions", json=body).json()
+        spans = answer["ragkv"]["prompt"]
+        assert sum(span["tokens"] for span in spans if span["kind"] == "history" and span["state"] == "exact") > 20
+
+
+def no_turn_is_lost(model: Engine, home: Path, redis: AwayRedis, replacements: int) -> None:
+    """Conversations with and without a name go on while replicas are started and replaced."""
+    with running(Replicas(model, home, redis.url), 2) as replicas:
+        done = threading.Event()
+        talks = [Talk("Say", 4), Talk("Tell", 4), Talk("Name", 4, named=True)]
+        threads = [threading.Thread(target=talk.run, args=(replicas.urls, done)) for talk in talks]
+        for thread in threads:
+            thread.start()
+        for _ in range(replacements):
+            replicas.replace_oldest()
+        done.set()
+        for thread in threads:
+            thread.join()
+        assert {end for talk in talks for end in talk.ends} == {"end"}
+        with plain(replicas.urls[0]) as client:
+            named = client.get("/v1/sessions").json()["data"]
+        assert {one["turns"] for one in named} == {4} and len(named) == len(talks[2].rounds)
+    with on_port(app_on(model, home / "alone")) as url:
+        for talk in talks:
+            same = Talk(talk.first, 4)
+            same.run([url])
+            assert all(messages == same.rounds[0] for messages in talk.rounds)
+
+
+def test_no_turn_is_lost_while_replicas_are_started_and_replaced(
+    talker: Engine, tmp_path: Path, redis: AwayRedis
+) -> None:
+    no_turn_is_lost(talker, tmp_path, redis, replacements=3)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_no_turn_is_lost_while_replicas_are_replaced_twenty_times(
+    talker: Engine, tmp_path: Path, redis: AwayRedis
+) -> None:
+    no_turn_is_lost(talker, tmp_path, redis, replacements=20)
