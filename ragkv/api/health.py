@@ -39,6 +39,11 @@ class Health(BaseModel):
 
     status: Literal["ok", "unavailable"]
     reason: str | None = None
+
+
+class Ready(Health):
+    """Whether requests are accepted, and what they do without."""
+
     degraded: list[str] = Field(default=[], description="What does not answer, and what that means; requests go on.")
 
 
@@ -80,15 +85,15 @@ def router(server: ServerState, probe: WriteProbe) -> APIRouter:
         """The process answers."""
         return Health(status="ok")
 
-    @routes.get("/readyz", responses={503: {"model": Health, "description": "Not accepting requests"}})
-    async def readyz(response: Response) -> Health:
+    @routes.get("/readyz", responses={503: {"model": Ready, "description": "Not accepting requests"}})
+    async def readyz(response: Response) -> Ready:
         """Requests are accepted."""
         reason = server.readiness.unavailable_reason or await probe.failure()
         response.headers["cache-control"] = "no-store"
         if reason is None:
-            return Health(status="ok", degraded=described(await asyncio.to_thread(server.away)))
+            return Ready(status="ok", degraded=described(await asyncio.to_thread(server.away)))
         response.status_code = 503
-        return Health(status="unavailable", reason=reason)
+        return Ready(status="unavailable", reason=reason)
 
     @routes.get("/version")
     async def version() -> Version:

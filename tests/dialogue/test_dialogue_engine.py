@@ -79,4 +79,4 @@ def test_a_turn_in_progress_when_all_is_forgotten_is_not_saved(dialogue: Dialogu
     dialogue.save_turn(prompt, answer)
     dialogue.engine.flush()
     assert dialogue.engine.session_ids() == ()
-    assert earlier_turns(dialogue, *TURNS, Turn("assistant", answer), Turn("user", "And now?")) == 0
+    assert earlier_turns(dialogue, *TURNS, Turn("assistant", answer.text), Turn("user", "And now?")) == 0
