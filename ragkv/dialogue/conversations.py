@@ -29,7 +29,7 @@ from ragkv.sessions import Session
 log = logging.getLogger(__name__)
 
 MAX_SAVED = 1_000  # saved sessions, one for each turn; the least recently used is deleted first
-TRIMMED = 4  # the most sessions that one request deletes because there are more
+TRIMMED = 32  # the most sessions that one request deletes because there are more
 ABANDONED_S = 24 * 3600.0  # no turn takes so long
 _SAVED, _IN_PROGRESS = "chat-", "chat-turn-"
 

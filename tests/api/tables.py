@@ -13,7 +13,7 @@ from ragkv.api.settings import ServeConfig
 from ragkv.config import GIB, MIB, EngineConfig
 from ragkv.engine import EngineStats
 from ragkv.scheduling import QueueStats
-from ragkv.store import StoreStats, TierKind, TierStats
+from ragkv.store import RemoteStats, StoreStats, TierKind, TierStats
 
 DEPLOY = Path(__file__).parents[2] / "docs" / "deploy.md"
 _MARKED = "<!-- {name} -->\n{table}<!-- end of {name} -->"
@@ -29,7 +29,8 @@ def metrics_table() -> str:
     """Every metric of the server, without those of the process: its name, type, labels and help."""
     rows = []
     tier = TierStats(TierKind.MEMORY, 0, 0, 0, 0, 0, 0, 0, 0, 0)
-    stats = EngineStats("llama", 1, 1, StoreStats((tier,), 0, 0), QueueStats(0, 0, 0, 0, 0, 0))
+    server = RemoteStats("closed", True, 0.0, 0, 0, 0, 0, 0, 0.0, 0)
+    stats = EngineStats("llama", 1, 1, StoreStats((tier,), 0, 0), QueueStats(0, 0, 0, 0, 0, 0), server)
     metrics = Metrics(lambda: [("", stats, 0)])
     metrics.record_request("/", "GET", 200, 0.0)
     for family in metrics.registry.collect():
