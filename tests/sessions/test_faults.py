@@ -16,7 +16,6 @@ import pytest
 import torch
 
 from ragkv import Engine
-from ragkv.sessions import Manifests
 from ragkv.store import Tier
 from ragkv.testing import FailingTier, Failure, ThrottledTier, WrappedTier
 from tests import tiny_models
@@ -210,8 +209,7 @@ def test_a_full_disk_fails_no_answer_and_the_session_lives_in_memory(
         talk(engine, 1)
         engine.flush()
         with monkeypatch.context() as patch:
-            patch.setattr(Manifests, "save", full)
-            patch.setattr("ragkv.store.directory._write_fully", full)
+            patch.setattr(os, "write", full)
             talk(engine, 3)
             engine.flush()
         assert "No space left" in caplog.text
