@@ -23,6 +23,7 @@ RagKVError
 │   ├── DeadlineError       its deadline passed
 │   └── CancelledError      its caller cancelled it
 ├── DocumentError           a document cannot be read
+│   └── DocumentLimitError  it holds more than a limit allows
 └── MissingExtraError       an optional package is not installed; the message has the pip line
 """
 
@@ -129,6 +130,14 @@ class CancelledError(QueueError):
 
 class DocumentError(RagKVError):
     """A document cannot be read."""
+
+
+class DocumentLimitError(DocumentError):
+    """A document holds more than a limit allows."""
+
+    def __init__(self, problem: str, limit: str) -> None:
+        super().__init__(f"{problem}. Split it, or raise the limit.")
+        self.problem, self.limit = problem, limit
 
 
 class MissingExtraError(RagKVError):

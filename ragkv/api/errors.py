@@ -17,6 +17,8 @@ from starlette.exceptions import HTTPException
 
 from ragkv import errors
 
+from .validation import describe_errors
+
 log = logging.getLogger(__name__)
 
 RETRY_AFTER_S = 1  # for a 503 without a better estimate
@@ -53,7 +55,6 @@ _MAPPED: dict[type[Exception], tuple[int, str | None]] = {  # status and code; s
     errors.StoreLockedError: (503, "store_locked"),
 }
 _COMMON_STATUSES = (400, 401, 403, 408, 413, 415, 429, 500, 503, 504)  # any endpoint may answer with these
-_UNION_STEPS = ("body", "query", "path", "header", "constrained-str", "str", "int", "float", "bool")
 
 
 class ErrorDetail(BaseModel):
@@ -134,7 +135,8 @@ def as_api_error(error: BaseException) -> ApiError:
     if isinstance(error, ApiError):
         return error
     if isinstance(error, RequestValidationError):
-        return _validation_error(error)
+        message, param = describe_errors(error.errors())
+        return ApiError(400, message, param=param)
     if isinstance(error, HTTPException):
         detail = error.detail if isinstance(error.detail, str) else _phrase(error.status_code)
         message = detail if detail.endswith((".", "!", "?")) else f"{detail}."
@@ -160,24 +162,6 @@ def install(app: FastAPI) -> None:
 
     for kind in (ApiError, errors.RagKVError, RequestValidationError, HTTPException, Exception):
         app.add_exception_handler(kind, handle)
-
-
-def _validation_error(error: RequestValidationError) -> ApiError:
-    """400 that names the first wrong field and says how many more are wrong."""
-    found = error.errors()
-    first = found[0]
-    if first["type"] == "json_invalid":
-        return ApiError(400, f"The body is not JSON: {first.get('ctx', {}).get('error', 'it does not parse')}.")
-    param = ".".join(str(step) for step in first["loc"] if _is_field(step)) or None
-    unknown = first["type"] == "extra_forbidden"
-    problem = "Unknown field; leave it out" if unknown else str(first["msg"]).removeprefix("Value error, ")
-    more = f" ({len(found) - 1} more)" if len(found) > 1 else ""
-    return ApiError(400, f"{param or 'The body'}: {problem}.{more}", param=param)
-
-
-def _is_field(step: str | int) -> bool:
-    """Whether a step of an error's location is a field or index of the request, not pydantic's name of a union type."""
-    return isinstance(step, int) or (step not in _UNION_STEPS and "[" not in step)
 
 
 def _phrase(status: int) -> str:

@@ -9,8 +9,9 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
 from ragkv.inference import AnswerOptions
 
+from .document_schemas import GivenDocument, Part, Strict
 from .errors import ApiError
-from .schemas import AnswerReport, GivenDocument, Part, Retrieval, ReuseOptions, SessionId, Strict
+from .schemas import AnswerReport, Retrieval, ReuseOptions, SessionId
 
 _IGNORED = "Accepted and ignored."
 

@@ -1,12 +1,8 @@
-"""The request and response bodies of ragkv's own endpoints.
+"""The request and response bodies of ragkv's own endpoints; those with documents are in `document_schemas.py`."""
 
-Requests are strict: no number for a string, no unknown field, no NaN.
-"""
-
-import json
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints, WithJsonSchema, model_validator
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, WithJsonSchema
 
 from ragkv.config import ReuseMode
 from ragkv.encoding import WarmReport
@@ -14,39 +10,17 @@ from ragkv.fusion import SELECTORS
 from ragkv.inference import AnswerOptions
 from ragkv.retrieval import RETRIEVERS
 
+from .document_schemas import Part, Strict
+
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
-ID_PATTERN = r"^[^\x00-\x1f\x7f]{1,256}$"
 SESSION_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._:@=+-]{0,127}$"
 
 Name = Annotated[str, StringConstraints(pattern=NAME_PATTERN)]
 SessionId = Annotated[str, StringConstraints(pattern=SESSION_PATTERN)]
-Id = Annotated[str, StringConstraints(pattern=ID_PATTERN)]
 
 # The engine refuses an unknown name with a message that lists the known ones.
 SelectorName = Annotated[str, WithJsonSchema({"type": "string", "enum": sorted(SELECTORS)})]
 RetrieverName = Annotated[str, WithJsonSchema({"type": "string", "enum": sorted(RETRIEVERS)})]
-
-
-class Part(BaseModel):
-    """A part of a request's body."""
-
-    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
-
-
-class Strict(Part):
-    """A request's body."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _is_json(cls, values: Any) -> Any:
-        """Refuse what Python's JSON parser accepts although it is not JSON: NaN, and half of a surrogate pair."""
-        try:
-            json.dumps(values, ensure_ascii=False, allow_nan=False).encode()
-        except UnicodeEncodeError as error:
-            raise ValueError("a text holds half a character (a lone surrogate)") from error
-        except (ValueError, TypeError, RecursionError) as error:
-            raise ValueError("it is not JSON: it holds NaN or Infinity, or is nested too deeply") from error
-        return values
 
 
 class FusionOptions(Part):
@@ -227,34 +201,6 @@ class CompareResponse(BaseModel):
 
     fused: Measured
     full: Measured
-
-
-class GivenDocument(Part):
-    """A document in a request."""
-
-    id: Id | None = Field(default=None, description="Left out: derived from the text.")
-    title: str | None = Field(default=None, max_length=1000)
-    text: str = Field(min_length=1)
-
-
-class DocumentIn(GivenDocument):
-    """A document to store."""
-
-    metadata: dict[str, Any] | None = Field(default=None, description="JSON values to filter by.")
-
-
-class DocumentsIn(Strict):
-    """Documents to store. An unchanged document costs nothing; a changed one replaces the stored one."""
-
-    documents: list[DocumentIn] = Field(min_length=1)
-
-
-class DocumentPut(Strict):
-    """A document's new contents."""
-
-    title: str | None = Field(default=None, max_length=1000)
-    text: str = Field(min_length=1)
-    metadata: dict[str, Any] | None = None
 
 
 class IngestResponse(BaseModel):

@@ -17,6 +17,7 @@ from ragkv.retrieval import Embedder, resolve_embedder
 from ragkv.runtime import Closing
 
 from .collections import Collection
+from .document_parser import DocumentParser
 from .errors import ApiError
 from .keys import Principal
 from .metrics import TenantStats
@@ -39,6 +40,7 @@ class Service(Closing):
         self.created = int(time.time())
         self.answer_pool = WorkerPool("answer", config.queue.limit, config.queue.deadline_s)
         self.task_pool = WorkerPool("task", config.queue.limit, None, TASK_THREADS)
+        self.parser = DocumentParser(config.parsing, config.limits)
         self._tenants: Tenants | None = None
         self._asked_at, self._redis_answers = -ASK_S, True  # of a server that no open tenant uses
 
@@ -101,6 +103,7 @@ class Service(Closing):
 
     def close(self) -> None:
         """Cancel running work, then flush and close everything. Blocks."""
+        self.parser.close()
         self.answer_pool.close()
         self.task_pool.close()
         if self._tenants is not None:

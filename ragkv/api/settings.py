@@ -34,9 +34,17 @@ class LimitsConfig:
     """Limits on one request. A larger body is refused with 413, everything else with 400."""
 
     body_bytes: int = 32 * MIB  # of a request's body, uploads included, counted as they arrive
+    json_bytes: int = 4 * MIB  # of a JSON body without documents to store; it is parsed in the server's own process
+    json_values: int = 200_000  # commas and opening brackets in such a body, counted as they arrive
     prompt_tokens: int | None = None  # of a prompt, documents included; None: the model's context
     documents: int = 64  # documents in one request
     document_chars: int = 2_000_000  # characters of one document
+    upload_chars: int = 8_000_000  # characters of all documents to store in one request
+    metadata_chars: int = 20_000  # characters of one document's metadata, as JSON
+    lines: int = 10_000  # lines of a JSONL file, blank ones included
+    nesting: int = 32  # depth of metadata, and of HTML elements whose text is dropped
+    pages: int = 2_000  # pages of a PDF
+    inflated_bytes: int = 64 * MIB  # decompressed contents of a PDF's pages; a stream counts for each page that uses it
     question_chars: int = 100_000  # characters of a question, a query or a message
     max_tokens: int = 1024  # the most tokens a request may set for its answer
     stop_strings: int = 4  # stop strings in one request
@@ -48,6 +56,23 @@ class LimitsConfig:
     def __post_init__(self) -> None:
         counts = {f.name: 1 for f in dataclasses.fields(self) if f.name not in ("body_s", "stall_s", "upload_types")}
         at_least(self, **counts, body_s=0.001, stall_s=0.001)
+
+
+@dataclass(frozen=True, slots=True)
+class ParsingConfig:
+    """The processes that parse uploads, and what one upload may use: above it 400; without a free process 503."""
+
+    workers: int = 2  # processes; one tenant uses all but one of them, if there are several
+    uploads: int = 8  # uploads received or parsed at once; more wait, and their bodies are not read yet
+    tenant_uploads: int = 4  # the same, of one tenant
+    wait_s: float = 30.0  # seconds an upload may wait to be received, and to be parsed
+    wall_s: float = 60.0  # seconds the parsing of one upload may take
+    cpu_s: float = 20.0  # seconds of CPU time it may take
+    memory_bytes: int = 512 * MIB  # memory it may take (on Linux)
+
+    def __post_init__(self) -> None:
+        at_least(self, workers=1, uploads=1, tenant_uploads=1, wait_s=0.0, wall_s=0.001, cpu_s=0.001)
+        at_least(self, memory_bytes=MIB)
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +144,7 @@ class ServeConfig:
     graceful_s: float = 30.0  # how long running answers may take to finish after SIGTERM
     engine: EngineConfig = field(default_factory=EngineConfig)  # of every tenant; a key's quota overrides its bytes
     limits: LimitsConfig = field(default_factory=LimitsConfig)
+    parsing: ParsingConfig = field(default_factory=ParsingConfig)
     queue: QueueConfig = field(default_factory=QueueConfig)
     auth: AuthConfig = field(default_factory=AuthConfig)
     log: LogConfig = field(default_factory=LogConfig)

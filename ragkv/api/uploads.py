@@ -1,91 +1,68 @@
-"""Documents in a request's body: JSON, or files in a form. A file name is a name, never a path; no file is written."""
+"""Documents in a request's body, JSON or files in a form: received within limits, parsed outside this process."""
 
-import hashlib
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
-from pathlib import Path, PurePosixPath
-from typing import Any
+import asyncio
 
 from fastapi import Request
-from fastapi.exceptions import RequestValidationError
-from pydantic import ValidationError
-from starlette.datastructures import UploadFile
 
-from ragkv.errors import DocumentError
-from ragkv.retrieval import LOADERS, Document
+from ragkv.retrieval import Document, ParseLimits
 
-from .errors import ApiError, check_at_most
-from .schemas import DocumentIn, DocumentPut, DocumentsIn
+from .document_parser import DocumentParser
+from .errors import ApiError
+from .keys import Principal
 from .settings import LimitsConfig
+from .upload_parsing import FORM, Upload, UploadError, parse_upload
+from .worker_pool import consume_exception, unless_disconnected
 
-MAX_NAME = 255
-
-
-async def documents_in(request: Request, limits: LimitsConfig) -> list[Document]:
-    """The documents of a request's body, JSON or a form with files; raises `ApiError` and validation errors."""
-    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if kind == "multipart/form-data":
-        files = await _files(request, limits)
-        documents = [document for name, data in files for document in _load(name, data)]
-    else:
-        documents = [document_of(given) for given in _parse(await request.body()).documents]
-    check_at_most(len(documents), limits.documents, "documents", "documents")
-    for document in documents:
-        check_document(document, limits)
-    return documents
+SMALL_BYTES = 1 << 16  # a JSON body up to this size is parsed here, faster than its way to a process and back
 
 
-def document_of(given: DocumentIn | DocumentPut, document_id: str | None = None) -> Document:
-    """A document from JSON. Its default id is a digest of its text, so sending it again changes nothing."""
-    found = document_id or getattr(given, "id", None)
-    digest = hashlib.blake2b(f"{given.title or ''}\0{given.text}".encode(), digest_size=12).hexdigest()
-    title = {} if given.title is None else {"title": given.title}
-    return Document(found or f"doc-{digest}", given.text, given.title or "", {**(given.metadata or {}), **title})
+async def documents_in(
+    request: Request,
+    parser: DocumentParser,
+    limits: LimitsConfig,
+    principal: Principal,
+    document_id: str | None = None,
+) -> list[Document]:
+    """The documents of a request's body; with `document_id`, the one document that it is. Raises `ApiError`."""
+    upload = _upload(request, limits, document_id)
 
+    async def receive_and_parse() -> list[Document]:
+        body = await _body(request)
+        parsing = asyncio.ensure_future(parser.parse(principal.tenant, upload, body))
+        parsing.add_done_callback(consume_exception)
+        try:
+            return await unless_disconnected(request, parsing)
+        finally:
+            parsing.cancel()
+            await asyncio.wait({parsing})
 
-def check_document(document: Document, limits: LimitsConfig) -> None:
-    """Raise `ApiError` for a document that is too long, has no text, or has an unusable id."""
-    shown = document.id[:80]
-    check_at_most(len(document.text), limits.document_chars, "documents", f"characters in document {shown!r}")
-    if not document.text.strip():
-        raise ApiError(400, f"Document {shown!r} has no text.", param="documents")
-    if not document.id or len(document.id) > MAX_NAME + 32 or any(ord(c) < 32 or ord(c) == 127 for c in document.id):
-        raise ApiError(400, f"{shown!r} is not a document's id: up to 256 printable characters.", param="id")
-
-
-async def _files(request: Request, limits: LimitsConfig) -> list[tuple[str, bytes]]:
-    async with request.form(max_files=limits.documents, max_fields=limits.documents) as form:
-        files = [value for _, value in form.multi_items() if isinstance(value, UploadFile)]
-        if not files or len(files) != len(form.multi_items()):
-            raise ApiError(400, "A form must have files, and nothing else.", param="files")
-        return [(_checked_name(file.filename, limits), await file.read()) for file in files]
-
-
-def _checked_name(given: str | None, limits: LimitsConfig) -> str:
-    """The last part of a file's name, without any path before it."""
-    name = PurePosixPath((given or "").replace("\\", "/")).name.strip()
-    if name in ("", ".", "..") or len(name) > MAX_NAME or not name.isprintable():
-        raise ApiError(400, f"{(given or '')[:80]!r} is not a file name: 1 to {MAX_NAME} printable characters.")
-    suffix = Path(name).suffix.lower()
-    if suffix not in limits.upload_types or suffix not in LOADERS:
-        accepted = " ".join(kind for kind in limits.upload_types if kind in LOADERS)
-        message = f"Files of type {suffix[:20]!r} are not accepted: {name[:80]!r}. Accepted: {accepted}."
-        raise ApiError(415, message, param="files")
-    return name
-
-
-def _load(name: str, data: bytes) -> Iterator[Document]:
-    """The documents of a file. Their ids are the file's name; a JSON line may have its own."""
-    root = "/"
-    for found in LOADERS[Path(name).suffix.lower()](Path(root + name), data, "utf-8"):
-        if isinstance(found, DocumentError):
-            raise found
-        yield replace(found, id=found.id.removeprefix(root), source=found.source.removeprefix(root))
-
-
-def _parse(body: bytes) -> DocumentsIn:
     try:
-        return DocumentsIn.model_validate_json(body or b"null")
-    except ValidationError as error:
-        found: Sequence[Any] = error.errors(include_url=False, include_context=True)
-        raise RequestValidationError(found) from error
+        if _is_small_json(request):
+            return parse_upload(upload, await _body(request))
+        return await parser.receive(principal.tenant, receive_and_parse)
+    except UploadError as error:
+        raise ApiError(error.status, error.message, error.code, error.param) from error
+
+
+def _upload(request: Request, limits: LimitsConfig, document_id: str | None) -> Upload:
+    one = ParseLimits(
+        document_chars=limits.document_chars,
+        metadata_chars=limits.metadata_chars,
+        lines=limits.lines,
+        nesting=limits.nesting,
+        pages=limits.pages,
+        inflated_bytes=limits.inflated_bytes,
+    )
+    kind = request.headers.get("content-type", "")
+    return Upload(kind, document_id, limits.upload_types, limits.documents, limits.upload_chars, one)
+
+
+async def _body(request: Request) -> bytes:
+    """The body. `request.body()` would keep it until the documents are stored."""
+    return b"".join([piece async for piece in request.stream()])
+
+
+def _is_small_json(request: Request) -> bool:
+    size = request.headers.get("content-length", "")
+    is_form = request.headers.get("content-type", "").lower().startswith(FORM)
+    return not is_form and size.isdigit() and int(size[:20]) <= SMALL_BYTES

@@ -68,10 +68,10 @@ class WorkerPool:
         context, future = self._submit(request, work)
         outcome = asyncio.wrap_future(future)
         try:
-            return await _unless_disconnected(request, outcome)
+            return await unless_disconnected(request, outcome)
         finally:
             context.cancelled.set()
-            outcome.add_done_callback(_consume_exception)
+            outcome.add_done_callback(consume_exception)
 
     async def run_stream(
         self, request: Request, work: Callable[[WorkContext], Generator[object, None, None]], kind: type[T]
@@ -95,7 +95,7 @@ class WorkerPool:
         items = self._items(request, work)
         first = asyncio.ensure_future(anext(items))
         try:
-            item = await _unless_disconnected(request, first)
+            item = await unless_disconnected(request, first)
         except BaseException:
             first.cancel()
             await asyncio.wait({first})
@@ -201,7 +201,7 @@ class _Channel(Generic[T]):
             yield item[0]
 
 
-async def _unless_disconnected(request: Request, outcome: "asyncio.Future[T]") -> T:
+async def unless_disconnected(request: Request, outcome: "asyncio.Future[T]") -> T:
     """The result of `outcome`; raises `ApiError` 499 if the client disconnects first. The body must be read already."""
 
     async def disconnect() -> None:
@@ -228,7 +228,7 @@ def _run_on_thread(work: Callable[[WorkContext], T], context: WorkContext) -> T:
         openmp.release_threads()
 
 
-def _consume_exception(outcome: "asyncio.Future[Any]") -> None:
+def consume_exception(outcome: "asyncio.Future[Any]") -> None:
     """Read the exception of an abandoned future, so that asyncio does not report it as never retrieved."""
     if not outcome.cancelled():
         outcome.exception()

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from ragkv.api import ANONYMOUS, COLLECTION_NAME, DEFAULT_COLLECTION, KeyRing, ServeConfig
+from ragkv.api.middleware.body import count_values
 from ragkv.retrieval import Index
 from ragkv.scheduling.replica_routing import Part, RoutingRequest
 
@@ -30,6 +31,7 @@ class RequestInspector:
 
     def __init__(self, config: ServeConfig) -> None:
         self._home, self._session_tokens = Path(config.home), config.cluster.session_tokens
+        self._limits = config.limits
         self._keys = KeyRing(config.keys_path)
         self._indexes: OrderedDict[Path, tuple[int, Index]] = OrderedDict()  # least recently used first
 
@@ -37,8 +39,7 @@ class RequestInspector:
         """The request as a router sees it. An invalid request gives an empty result; the replica will refuse it."""
         caller = headers.get("authorization", "")
         try:
-            is_json = body and headers.get("content-type", "").startswith("application/json")
-            fields = json.loads(body) if is_json else {}
+            fields = json.loads(body) if self._is_worth_parsing(path, headers, body) else {}
             fields = fields if isinstance(fields, dict) else {}
             session = _session_of(path, headers, fields)
             parts = [Part(_digest("session", caller, session), self._session_tokens)] if session else []
@@ -48,6 +49,12 @@ class RequestInspector:
             log.debug("Cannot find out what a request will read: %s", type(error).__name__)
             return RoutingRequest()
         return RoutingRequest(parts[0].key if session else "", tuple(parts))
+
+    def _is_worth_parsing(self, path: str, headers: Mapping[str, str], body: bytes) -> bool:
+        """Whether the body is JSON that a replica would parse, and says what it will read."""
+        is_json = body and headers.get("content-type", "").startswith("application/json")
+        is_small = len(body) <= self._limits.json_bytes and count_values(body) <= self._limits.json_values
+        return bool(is_json) and is_small and not path.startswith("/v1/collections/")
 
     def close(self) -> None:
         """Close the indexes. May be called twice."""

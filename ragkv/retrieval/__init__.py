@@ -11,7 +11,8 @@ This package knows no model, no engine and no KV. Without any extra it retrieves
 from .embedders import Embedder, MiniLM, SentenceTransformerEmbedder, one_vector, resolve_embedder
 from .filters import Where
 from .index import Index
-from .loaders import LOADERS, load_documents
+from .limits import UNLIMITED, ParseLimits
+from .loaders import LOADERS, load_bytes, load_documents
 from .rerankers import CrossEncoderReranker, Reranker
 from .retrievers import RETRIEVERS, Retriever
 from .splitter import Splitter
@@ -20,6 +21,7 @@ from .values import Document, Hit, IndexStats, IngestReport, Metadata, Passage, 
 __all__ = [
     "LOADERS",
     "RETRIEVERS",
+    "UNLIMITED",
     "CrossEncoderReranker",
     "Document",
     "Embedder",
@@ -29,6 +31,7 @@ __all__ = [
     "IngestReport",
     "Metadata",
     "MiniLM",
+    "ParseLimits",
     "Passage",
     "Removal",
     "Reranker",
@@ -36,6 +39,7 @@ __all__ = [
     "SentenceTransformerEmbedder",
     "Splitter",
     "Where",
+    "load_bytes",
     "load_documents",
     "one_vector",
     "resolve_embedder",

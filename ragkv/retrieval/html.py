@@ -5,7 +5,10 @@ broken markup, and a base installation needs no other dependency.
 """
 
 import re
+from collections import Counter
 from html.parser import HTMLParser
+
+from .limits import UNLIMITED, ParseLimits
 
 SKIPPED = frozenset({"script", "style", "template", "noscript", "svg", "math", "iframe", "select"})
 _BLOCK_NAMES = """address article aside blockquote body dd details dialog div dl dt fieldset figcaption figure footer
@@ -16,17 +19,21 @@ CELLS = frozenset({"td", "th"})
 
 
 class _TextReader(HTMLParser):
-    def __init__(self) -> None:
+    def __init__(self, limits: ParseLimits) -> None:
         super().__init__(convert_charrefs=True)
+        self._limits = limits
         self.parts: list[str] = []
         self.title: list[str] = []
         self._skipped: list[str] = []  # open elements whose text is dropped
+        self._open = Counter[str]()  # the same, counted: a page may hold very many
         self._verbatim = 0  # depth of <pre>
         self._in_title = False
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         if tag in SKIPPED:
             self._skipped.append(tag)
+            self._open[tag] += 1
+            self._limits.check("nesting", len(self._skipped), f"The nesting of <{tag}>")
         elif tag == "title":
             self._in_title = True
         elif tag == "pre":
@@ -34,9 +41,11 @@ class _TextReader(HTMLParser):
         self._boundary(tag)
 
     def handle_endtag(self, tag: str) -> None:
-        if tag in self._skipped:
-            while self._skipped.pop() != tag:
-                pass
+        if self._open[tag]:
+            closed = ""
+            while closed != tag:
+                closed = self._skipped.pop()
+                self._open[closed] -= 1
         elif tag == "title":
             self._in_title = False
         elif tag == "pre":
@@ -70,9 +79,9 @@ class _TextReader(HTMLParser):
             self.parts.append("\t")
 
 
-def text_of(html: str) -> tuple[str, str]:
+def text_of(html: str, limits: ParseLimits = UNLIMITED) -> tuple[str, str]:
     """The text of an HTML page and its title ("" if it has none)."""
-    reader = _TextReader()
+    reader = _TextReader(limits)
     reader.feed(html)
     reader.close()
     text = re.sub(r"[ \t]+\n", "\n", "".join(reader.parts).replace("\u00a0", " "))

@@ -13,9 +13,10 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from ragkv.errors import DocumentError, MissingExtraError
+from ragkv.errors import DocumentError, DocumentLimitError, MissingExtraError
 
 from .html import declared_encoding, text_of
+from .limits import UNLIMITED, ParseLimits
 from .values import Document
 
 logger = logging.getLogger(__name__)
@@ -25,7 +26,11 @@ OnError = Callable[[DocumentError], None]
 
 
 def load_documents(
-    paths: str | Path | Iterable[str | Path], *, encoding: str = "utf-8", on_error: OnError | None = None
+    paths: str | Path | Iterable[str | Path],
+    *,
+    encoding: str = "utf-8",
+    on_error: OnError | None = None,
+    limits: ParseLimits = UNLIMITED,
 ) -> Iterator[Document]:
     """The documents of files and directories, in order; directories are walked recursively, in sorted order.
 
@@ -35,7 +40,7 @@ def load_documents(
     """
     for path in [paths] if isinstance(paths, str | Path) else paths:
         for file in _files(Path(path)):
-            for loaded in [file] if isinstance(file, DocumentError) else _load_file(file, encoding):
+            for loaded in [file] if isinstance(file, DocumentError) else _load_file(file, encoding, limits):
                 if isinstance(loaded, Document):
                     yield loaded
                 elif on_error is None:
@@ -66,19 +71,27 @@ def _files(path: Path) -> Iterator[Path | DocumentError]:
         yield DocumentError(f"No documents under {path}: no file there ends in {' '.join(LOADERS)}.")
 
 
-def _load_file(file: Path, encoding: str) -> Loaded:
+def load_bytes(file: Path, data: bytes, encoding: str = "utf-8", limits: ParseLimits = UNLIMITED) -> Loaded:
+    """The documents in the contents of a file, by its suffix, which has a loader. Raises `DocumentError`."""
+    for loaded in LOADERS[file.suffix.lower()](file, data, encoding, limits):
+        if isinstance(loaded, Document):
+            limits.check_text(str(file), loaded.text)
+            limits.check_metadata(str(file), loaded.metadata)
+        yield loaded
+
+
+def _load_file(file: Path, encoding: str, limits: ParseLimits) -> Loaded:
     try:
-        loader, data = _read(file)
-        yield from loader(file, data, encoding)
+        yield from load_bytes(file, _read(file), encoding, limits)
     except DocumentError as error:
         yield error
 
 
-def _read(file: Path) -> tuple["Loader", bytes]:
-    """The loader of a file and its bytes. Raises `DocumentError` for what is no readable file or has no loader."""
+def _read(file: Path) -> bytes:
+    """The bytes of a file. Raises `DocumentError` for what is no readable file or has no loader."""
     if not file.exists():
         raise DocumentError(f"Cannot read {file}: there is no such file or folder. Check the path.")
-    if (loader := LOADERS.get(file.suffix.lower())) is None:
+    if file.suffix.lower() not in LOADERS:
         known = " ".join(LOADERS)
         raise DocumentError(f"Cannot read {file}: no loader for {file.suffix!r}. Known: {known}. Convert it to one.")
     if not file.is_file():
@@ -90,27 +103,29 @@ def _read(file: Path) -> tuple["Loader", bytes]:
         raise DocumentError(message) from error
     if not data.strip():
         raise DocumentError(f"{file} is empty ({len(data)} bytes). Remove it, or skip what cannot be read.")
-    return loader, data
+    return data
 
 
-def _load_text(file: Path, data: bytes, encoding: str) -> Loaded:
+def _load_text(file: Path, data: bytes, encoding: str, limits: ParseLimits) -> Loaded:  # noqa: ARG001 - see load_bytes
     yield _document(file, _decode(file, data, encoding), {})
 
 
-def _load_html(file: Path, data: bytes, encoding: str) -> Loaded:
+def _load_html(file: Path, data: bytes, encoding: str, limits: ParseLimits) -> Loaded:
     declared = None if data.startswith((codecs.BOM_UTF8, codecs.BOM_UTF16_LE)) else declared_encoding(data)
-    text, title = text_of(_decode(file, data, declared or encoding))
+    text, title = text_of(_decode(file, data, declared or encoding), limits)
     if not text:
         raise DocumentError(f"{file} holds no text outside scripts and styles. Save the rendered page, or remove it.")
     yield _document(file, text, {"title": title} if title else {})
 
 
-def _load_jsonl(file: Path, data: bytes, encoding: str) -> Loaded:
+def _load_jsonl(file: Path, data: bytes, encoding: str, limits: ParseLimits) -> Loaded:
     """One document per line: `{"id": ..., "text": ..., "metadata": {...}}`; other keys become metadata."""
-    for number, line in enumerate(_decode(file, data, encoding).split("\n"), start=1):
+    lines = io.StringIO(_decode(file, data, encoding), newline="\n")
+    for number, line in enumerate(lines, start=1):
+        limits.check("lines", number, f"{file}: the number of lines")
         if line.strip():
             try:
-                yield _from_json(file, number, line)
+                yield _from_json(file, number, line.rstrip("\n"))
             except DocumentError as error:
                 yield error
 
@@ -138,13 +153,15 @@ def _from_json(file: Path, number: int, line: str) -> Document:
     return Document(document_id, text, path if source is None else str(source), {**record, **metadata})
 
 
-def _load_pdf(file: Path, data: bytes, encoding: str) -> Loaded:  # noqa: ARG001 - every loader takes an encoding
+def _load_pdf(file: Path, data: bytes, encoding: str, limits: ParseLimits) -> Loaded:  # noqa: ARG001 - PDFs say theirs
     try:
         import pypdf  # an extra
     except ImportError as error:
         raise MissingExtraError("pypdf", "pdf", f"Reading {file}") from error
     try:
-        pages = [page.extract_text() for page in pypdf.PdfReader(io.BytesIO(data)).pages]
+        pages = list(_page_texts(file, pypdf.PdfReader(io.BytesIO(data)), limits))
+    except (DocumentLimitError, MemoryError):
+        raise
     except Exception as error:  # pypdf raises many kinds on damaged files, RecursionError and KeyError among them
         raise DocumentError(f"Cannot read {file} as PDF: {error}. Is it complete, and not encrypted?") from error
     text, starts = "", []
@@ -154,6 +171,20 @@ def _load_pdf(file: Path, data: bytes, encoding: str) -> Loaded:  # noqa: ARG001
     if not text.strip():
         raise DocumentError(f"{file} holds no text in {len(pages)} pages: scanned images? Run OCR on it first.")
     yield _document(file, text.rstrip(), {}, tuple(starts))
+
+
+def _page_texts(file: Path, reader: Any, limits: ParseLimits) -> Iterator[str]:
+    """The text of each page. The limits are checked before a page's text is extracted, which is the slow part."""
+    limits.check("pages", len(reader.pages), f"{file}: the number of pages")
+    inflated = chars = 0
+    for page in reader.pages:
+        if (contents := page.get_contents()) is not None:
+            inflated += len(contents.get_data())
+            limits.check("inflated_bytes", inflated, f"{file}: the decompressed size of its pages in bytes")
+        text = page.extract_text()
+        chars += len(text)
+        limits.check("document_chars", chars, f"{file}: the number of characters")
+        yield text
 
 
 def _document(file: Path, text: str, metadata: dict[str, Any], page_starts: tuple[int, ...] = ()) -> Document:
@@ -183,7 +214,7 @@ def _decode(file: Path, data: bytes, encoding: str) -> str:
     return text.replace("\r\n", "\n").replace("\r", "\n")
 
 
-Loader = Callable[[Path, bytes, str], Loaded]  # file, its bytes, the encoding to assume
+Loader = Callable[[Path, bytes, str, ParseLimits], Loaded]  # file, its bytes, the encoding to assume, limits
 LOADERS: dict[str, Loader] = {
     **dict.fromkeys((".txt", ".text", ".md", ".markdown"), _load_text),
     **dict.fromkeys((".html", ".htm"), _load_html),

@@ -9,20 +9,21 @@ from ragkv.retrieval import Document, Index
 from .. import schemas
 from ..answers import check_text
 from ..collections import Collection
+from ..document_schemas import ID_PATTERN, DocumentPut, DocumentsIn
 from ..errors import ApiError, check_at_most, not_found, responses
 from ..keys import Principal
 from ..reports import sources_of, title_of
 from ..service import ServiceDep, TenantExecutorDep
 from ..tenants import Tenant
-from ..uploads import check_document, document_of, documents_in
+from ..uploads import documents_in
 
 router = APIRouter(prefix="/v1/collections", tags=["collections"])
 
 CollectionName = Annotated[str, Path(pattern=schemas.NAME_PATTERN, description="The collection's name.")]
-DocumentId = Annotated[str, Path(pattern=schemas.ID_PATTERN, description="The document's id; it may hold slashes.")]
+DocumentId = Annotated[str, Path(pattern=ID_PATTERN, description="The document's id; it may hold slashes.")]
 
-# FastAPI does not describe this body, because the route reads it itself. References into $defs would not resolve.
-_DOCUMENTS = schemas.DocumentsIn.model_json_schema()
+# FastAPI does not describe these bodies, because the routes read them. References into $defs would not resolve.
+_DOCUMENTS = DocumentsIn.model_json_schema()
 _DOCUMENTS["properties"]["documents"]["items"] = _DOCUMENTS.pop("$defs")["DocumentIn"]
 _FILES = {
     "type": "object",
@@ -35,6 +36,9 @@ _DOCUMENTS_BODY: dict[str, Any] = {
         "required": True,
         "content": {"application/json": {"schema": _DOCUMENTS}, "multipart/form-data": {"schema": _FILES}},
     }
+}
+_DOCUMENT_BODY: dict[str, Any] = {
+    "requestBody": {"required": True, "content": {"application/json": {"schema": DocumentPut.model_json_schema()}}}
 }
 
 
@@ -96,7 +100,7 @@ async def add_documents(
     name: CollectionName, request: Request, service: ServiceDep, executor: TenantExecutorDep
 ) -> schemas.IngestResponse:
     """Store documents, as JSON or as files in a form: split, index and encode new ones. Unchanged ones cost nothing."""
-    documents = await documents_in(request, service.config.limits)
+    documents = await documents_in(request, service.parser, service.config.limits, executor.principal)
     return await executor.run(lambda tenant: _ingest(tenant, executor.principal, name, documents))
 
 
@@ -128,18 +132,19 @@ async def show_document(
     return await executor.run_on_collection(name, work)
 
 
-@router.put("/{name}/documents/{document_id:path}", summary="Store one document", responses=responses(404))
+@router.put(
+    "/{name}/documents/{document_id:path}",
+    summary="Store one document",
+    responses=responses(404),
+    openapi_extra=_DOCUMENT_BODY,
+)
 async def put_document(
-    name: CollectionName,
-    document_id: DocumentId,
-    body: schemas.DocumentPut,
-    service: ServiceDep,
-    executor: TenantExecutorDep,
+    name: CollectionName, document_id: DocumentId, request: Request, service: ServiceDep, executor: TenantExecutorDep
 ) -> schemas.IngestResponse:
     """Store a document under that id; it replaces the stored one."""
-    document = document_of(body, document_id)
-    check_document(document, service.config.limits)
-    return await executor.run(lambda tenant: _ingest(tenant, executor.principal, name, [document]))
+    principal = executor.principal
+    documents = await documents_in(request, service.parser, service.config.limits, principal, document_id)
+    return await executor.run(lambda tenant: _ingest(tenant, principal, name, documents))
 
 
 @router.delete("/{name}/documents/{document_id:path}", summary="Delete a document", responses=responses(404))

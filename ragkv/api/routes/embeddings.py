@@ -10,8 +10,8 @@ from pydantic import BaseModel, Field
 from ragkv.retrieval import Embedder, one_vector
 
 from ..answers import check_text
+from ..document_schemas import Strict
 from ..errors import ApiError, check_at_most, responses, unknown_model
-from ..schemas import Strict
 from ..server_state import record_embedding
 from ..service import Service, ServiceDep
 from ..worker_pool import WorkContext

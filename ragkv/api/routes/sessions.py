@@ -10,8 +10,9 @@ from pydantic import BaseModel, Field
 from ragkv.errors import InputError
 from ragkv.sessions import Session
 
+from ..document_schemas import Strict
 from ..errors import ApiError, not_found, responses
-from ..schemas import SESSION_PATTERN, Deleted, SessionId, Strict
+from ..schemas import SESSION_PATTERN, Deleted, SessionId
 from ..service import TenantExecutorDep
 from ..tenants import Tenant
 

@@ -1,0 +1,228 @@
+"""Hostile uploads: the attacker gets an error that names the limit, and the bystander notices nothing."""
+
+import contextlib
+import json
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from ragkv.config import MIB
+
+from ..whole import needs_reader
+from . import uploads
+from .helpers import LIVEZ_S, NOISY_LIVEZ_S, Target, Watch, at_once, bare_target, target, wait_until
+
+pytestmark = [needs_reader, pytest.mark.enable_socket]
+
+PATH = "/v1/collections/c/documents"
+FORM = {"content-type": uploads.FORM_TYPE}
+JSON = {"content-type": "application/json"}
+SMALL = {
+    "RAGKV_SERVE_PARSING__CPU_S": "0.5",
+    "RAGKV_SERVE_PARSING__WALL_S": "15",
+    "RAGKV_SERVE_PARSING__WAIT_S": "20",
+    "RAGKV_SERVE_PARSING__MEMORY_BYTES": str(192 * MIB),
+}
+
+
+@pytest.fixture(scope="module")
+def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Target]:
+    """A server with a small budget for parsing."""
+    import pytest_socket
+
+    pytest_socket.enable_socket()
+    with target(tmp_path_factory.mktemp("home"), SMALL) as up:
+        yield up
+
+
+@pytest.fixture(scope="module")
+def quiet(up: Target) -> Watch:
+    """Readings without an attack."""
+    return up.watch(3.0)
+
+
+def send_file(up: Target, name: str, data: bytes) -> httpx.Response:
+    with up.attacker() as client:
+        return client.post(PATH, content=uploads.form([(name, data)]), headers=FORM)
+
+
+def send(up: Target, body: bytes, headers: dict[str, str]) -> httpx.Response:
+    with up.attacker() as client:
+        return client.post(PATH, content=body, headers=headers)
+
+
+def stored(up: Target) -> int:
+    with up.attacker() as client:
+        return int(client.get("/v1/collections/c").json()["documents"])
+
+
+# The name of each attack, what is sent, and the setting that the error names. Sizes are small: each is a form or a JSON
+# body that is much more work than it is long.
+Attack = Callable[[Target], httpx.Response]
+ATTACKS: dict[str, tuple[Attack, str]] = {
+    "pages-share-a-stream": (lambda up: send_file(up, "a.pdf", uploads.shared_stream_pdf(400, 8_000)), "parsing.cpu_s"),
+    "forms-in-forms": (lambda up: send_file(up, "a.pdf", uploads.nested_forms_pdf(40, 3)), "parsing.cpu_s"),
+    "stream-that-inflates": (
+        lambda up: send_file(up, "a.pdf", uploads.inflating_pdf(20, 70_000_000)),
+        "limits.inflated_bytes",
+    ),
+    "many-pages": (lambda up: send_file(up, "a.pdf", uploads.pages_pdf(3_000, uploads.stream(b""))), "limits.pages"),
+    "angle-brackets": (lambda up: send_file(up, "a.html", uploads.angle_brackets(8_000_000)), "parsing.cpu_s"),
+    "nested-html": (lambda up: send_file(up, "a.html", uploads.nested_html(250_000)), "limits.nesting"),
+    "many-json-lines": (lambda up: send_file(up, "a.jsonl", uploads.many_lines(400_000)), "limits.documents"),
+    "blank-lines": (lambda up: send_file(up, "a.jsonl", b"\n" * 8_000_000), "limits.lines"),
+    "long-text": (lambda up: send_file(up, "a.txt", b"word " * 5_000_000), "limits.document_chars"),
+    "long-texts": (
+        lambda up: send(up, uploads.form([(f"{n}.txt", b"word " * 390_000) for n in range(8)]), FORM),
+        "limits.upload_chars",
+    ),
+    "many-values": (lambda up: send(up, uploads.many_values(5_000_000), JSON), "parsing."),
+    "deep-metadata": (lambda up: send(up, uploads.deep_json(150), JSON), "limits.nesting"),
+    "long-metadata": (lambda up: send(up, uploads.many_values(20_000), JSON), "limits.metadata_chars"),
+    "many-parts": (lambda up: send(up, uploads.many_parts(100_000), FORM), "limits.documents"),
+}
+# These end by themselves before any limit of ours: the parsers have their own.
+REFUSED: dict[str, Attack] = {
+    "deep-objects": lambda up: send_file(up, "a.pdf", uploads.deep_objects_pdf(100_000)),
+    "deep-outline": lambda up: send_file(up, "a.pdf", uploads.deep_outline_pdf(20_000)),
+    "deeper-json": lambda up: send(up, uploads.deep_json(500_000), JSON),
+    "many-headers": lambda up: send(up, uploads.many_headers(1_000_000), FORM),
+    "no-boundary": lambda up: send(up, b"--x--", {"content-type": "multipart/form-data"}),
+    "half-a-form": lambda up: send(up, uploads.form([("a.txt", b"x")])[:-8], FORM),
+}
+
+
+@pytest.mark.parametrize("name", ATTACKS)
+def test_a_hostile_upload_gets_400_that_names_the_limit_and_stores_nothing(up: Target, name: str) -> None:
+    attack, setting = ATTACKS[name]
+    response = attack(up)
+    error = response.json()["error"]
+    assert (response.status_code, error["code"]) == (400, "document_limit"), response.text
+    assert setting in error["message"], response.text
+    assert stored(up) == 0
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_an_upload_that_parsers_refuse_gets_400_and_stores_nothing(up: Target, name: str) -> None:
+    response = REFUSED[name](up)
+    assert response.status_code == 400 and response.json()["error"]["message"], response.text
+    assert stored(up) == 0
+
+
+def test_a_form_of_almost_boundaries_is_stored_as_it_is(up: Target) -> None:
+    with up.attacker() as client:
+        response = client.post(PATH, content=uploads.almost_boundaries(4_000), headers=FORM)
+        assert response.status_code == 201, response.text
+        assert client.get(f"{PATH}/a.txt").json()["text"].count("--y") == 800
+        assert client.delete(f"{PATH}/a.txt").status_code == 200
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/ask", "/v1/embeddings", "/v1/collections"])
+def test_a_json_body_of_very_many_values_gets_413_that_names_the_limit(up: Target, path: str) -> None:
+    with up.attacker() as client:
+        response = client.post(path, content=b'{"a": [' + b"{}," * 1_000_000 + b"{}]}", headers=JSON)
+        assert response.status_code == 413 and "limits.json_values" in response.text
+        response = client.post(path, content=b'{"a": "' + b"x" * 5_000_000 + b'"}', headers=JSON)
+        assert response.status_code == 413 and "limits.json_bytes" in response.text
+
+
+def test_hostile_uploads_harm_no_bystander(up: Target, quiet: Watch) -> None:
+    with Watch(up) as watch:
+        for name in ("pages-share-a-stream", "angle-brackets", "many-values", "nested-html"):
+            ATTACKS[name][0](up)
+    print(watch)
+    watch.assert_unharmed(quiet, 2.0 + up.prefill_s, livez_s=NOISY_LIVEZ_S)
+
+
+def test_a_second_tenant_is_parsed_while_the_first_uses_all_it_may(up: Target) -> None:
+    slow = uploads.shared_stream_pdf(400, 8_000)
+    began = time.monotonic()
+    attackers = [threading.Thread(target=send_file, args=[up, "a.pdf", slow]) for _ in range(3)]
+    for thread in attackers:
+        thread.start()
+    time.sleep(0.2)
+    with up.bystander() as client:
+        form = uploads.form([("mine.txt", b"A text of my own.")])
+        assert client.post(PATH, content=form, headers=FORM).status_code == 201
+        assert client.delete(f"{PATH}/mine.txt").status_code == 200
+    assert any(thread.is_alive() for thread in attackers), f"the attack was over after {time.monotonic() - began:.1f} s"
+    for thread in attackers:
+        thread.join()
+
+
+def test_a_client_that_leaves_ends_its_parsing(up: Target) -> None:
+    with up.attacker(timeout_s=0.3) as client, pytest.raises(httpx.TimeoutException):
+        client.post(PATH, content=uploads.form([("a.html", uploads.angle_brackets(8_000_000))]), headers=FORM)
+    began = time.monotonic()
+    assert send_file(up, "a.txt", b" ").status_code == 400  # parsed next, by a process of the same tenant
+    assert time.monotonic() - began < 5.0
+
+
+def test_a_killed_parser_fails_one_upload_and_is_replaced(up: Target) -> None:
+    def kill_all() -> None:
+        time.sleep(0.2)
+        for child in up.children():
+            os.kill(child, signal.SIGKILL)
+
+    results = at_once([lambda: send_file(up, "a.html", uploads.angle_brackets(8_000_000)), kill_all])
+    assert results[0].status_code == 400 and results[0].json()["error"]["code"] in ("parser_failed", "document_limit")
+    with up.attacker() as client:
+        assert client.post(PATH, files={"files": ("b.txt", b"A text.")}).status_code == 201
+        assert client.delete(f"{PATH}/b.txt").status_code == 200
+
+
+def test_sigterm_ends_the_server_in_time_while_uploads_are_parsed(tmp_path: Path) -> None:
+    settings = {"RAGKV_SERVE_GRACEFUL_S": "1", "RAGKV_SERVE_PARSING__CPU_S": "60"}
+    with bare_target(tmp_path, settings) as up:
+        slow = uploads.form([("a.html", uploads.angle_brackets(30_000_000))])
+        threads = [threading.Thread(target=_send_quietly, args=[up, slow]) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        assert wait_until(lambda: bool(up.children()))
+        children = up.children()
+        began = time.monotonic()
+        up.process.signal(signal.SIGTERM)
+        assert up.process.ended(30) == 0
+        assert time.monotonic() - began < 30.0  # 1 s for answers, 5 s until they are cut, and the end of the process
+        assert wait_until(lambda: not any(Path(f"/proc/{child}").exists() for child in children), 5.0)
+        for thread in threads:
+            thread.join()
+
+
+def test_the_parsers_load_no_torch_and_no_web_framework(up: Target) -> None:
+    send_file(up, "a.txt", b"x")
+    for child in up.children():
+        maps = Path(f"/proc/{child}/maps").read_text()
+        assert "torch" not in maps and "uvloop" not in maps
+
+
+def _send_quietly(up: Target, body: bytes) -> None:
+    with contextlib.suppress(httpx.HTTPError):
+        send(up, body, FORM)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_every_hostile_upload_with_the_default_settings_harms_no_bystander(tmp_path: Path) -> None:
+    report = []
+    with target(tmp_path) as up:
+        quiet = up.watch(30.0, every_s=1.0)
+        report.append(f"quiet: {quiet}")
+        for name, attack in [*((name, attack) for name, (attack, _) in ATTACKS.items()), *REFUSED.items()]:
+            with Watch(up, every_s=1.0) as watch:
+                began = time.monotonic()
+                responses = at_once([lambda attack=attack: attack(up)] * 4)
+                seconds = time.monotonic() - began
+                time.sleep(max(2.0, 10.0 - seconds))
+            statuses = [getattr(response, "status_code", repr(response)) for response in responses]
+            report.append(f"4 x {name}: {statuses} in {seconds:.1f} s; {watch}")
+            print(report[-1], flush=True)
+            assert set(statuses) <= {400, 413, 503}, json.dumps(report, indent=1)
+            watch.assert_unharmed(quiet, up.prefill_s, livez_s=LIVEZ_S)
+        assert stored(up) == 0

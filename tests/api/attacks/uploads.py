@@ -1,0 +1,140 @@
+"""Files that are small to send and much work to parse."""
+
+import json
+import zlib
+from collections.abc import Sequence
+
+FORM_TYPE = "multipart/form-data; boundary=x"
+
+
+def pdf(objects: Sequence[bytes], root: int = 1) -> bytes:
+    """A PDF of these objects, numbered from 1; `root` is the catalog's number."""
+    data, offsets = bytearray(b"%PDF-1.4\n"), []
+    for number, content in enumerate(objects, start=1):
+        offsets.append(len(data))
+        data += b"%d 0 obj\n%s\nendobj\n" % (number, content)
+    start = len(data)
+    data += b"xref\n0 %d\n0000000000 65535 f \n" % (len(objects) + 1)
+    data += b"".join(b"%010d 00000 n \n" % offset for offset in offsets)
+    data += b"trailer\n<< /Size %d /Root %d 0 R >>\nstartxref\n%d\n%%%%EOF\n" % (len(objects) + 1, root, start)
+    return bytes(data)
+
+
+def stream(content: bytes, entries: bytes = b"", level: int = 9) -> bytes:
+    """A compressed stream."""
+    packed = zlib.compress(content, level)
+    return b"<< /Length %d /Filter /FlateDecode %s >>\nstream\n%s\nendstream" % (len(packed), entries, packed)
+
+
+FONT = b"<< /Type /Font /Subtype /Type1 /BaseFont /Helvetica >>"
+
+
+def shared_stream_pdf(pages: int, lines: int) -> bytes:
+    """A PDF whose pages all show the one stream of so many lines of text."""
+    words = b"".join(b"1 0 0 1 %d %d Tm (Word %d of it) Tj\n" % (n % 500, n % 700, n) for n in range(lines))
+    return pages_pdf(pages, stream(b"BT /F1 9 Tf\n" + words + b"ET"))
+
+
+def inflating_pdf(pages: int, bytes_each: int) -> bytes:
+    """A PDF whose pages show one stream of spaces that inflates to so many bytes."""
+    return pages_pdf(pages, stream(b" " * bytes_each))
+
+
+def pages_pdf(pages: int, content: bytes, resources: bytes = b"<< /Font << /F1 3 0 R >> >>") -> bytes:
+    kids = b" ".join(b"%d 0 R" % (5 + n) for n in range(pages))
+    page = b"<< /Type /Page /Parent 2 0 R /MediaBox [0 0 600 800] /Resources %s /Contents 4 0 R >>" % resources
+    tree = b"<< /Type /Pages /Count %d /Kids [%s] >>" % (pages, kids)
+    return pdf([b"<< /Type /Catalog /Pages 2 0 R >>", tree, FONT, content, *[page] * pages])
+
+
+def nested_forms_pdf(depth: int, width: int) -> bytes:
+    """A PDF whose page draws a form, which draws the next one `width` times, and so on: `width ** depth` in all."""
+    first = 6
+    forms = []
+    for level in range(depth):
+        is_last = level == depth - 1
+        content = b"BT /F1 9 Tf (x) Tj ET" if is_last else b"/X Do " * width
+        after = b"" if is_last else b"/XObject << /X %d 0 R >>" % (first + level + 1)
+        entries = b"/Type /XObject /Subtype /Form /BBox [0 0 9 9] /Resources << /Font << /F1 3 0 R >> %s >>" % after
+        forms.append(stream(content, entries))
+    tree = b"<< /Type /Pages /Count 1 /Kids [5 0 R] >>"
+    page = (
+        b"<< /Type /Page /Parent 2 0 R /MediaBox [0 0 9 9] /Contents 4 0 R "
+        b"/Resources << /XObject << /X %d 0 R >> >> >>" % first
+    )
+    return pdf([b"<< /Type /Catalog /Pages 2 0 R >>", tree, FONT, stream(b"/X Do"), page, *forms])
+
+
+def deep_objects_pdf(depth: int) -> bytes:
+    """A PDF whose page has an array in an array in an array."""
+    tree = b"<< /Type /Pages /Count 1 /Kids [4 0 R] >>"
+    page = b"<< /Type /Page /Parent 2 0 R /MediaBox [0 0 9 9] /Deep %s%s >>" % (b"[" * depth, b"]" * depth)
+    return pdf([b"<< /Type /Catalog /Pages 2 0 R >>", tree, FONT, page])
+
+
+def deep_outline_pdf(depth: int) -> bytes:
+    """A PDF whose outline entries each contain the next, and whose page tree is as deep."""
+    first = 4
+    outline = [
+        b"<< /Title (x) /Parent %d 0 R /First %d 0 R /Last %d 0 R /Count 1 >>"
+        % (first + n - 1, first + n + 1, first + n + 1)
+        for n in range(depth)
+    ]
+    tree_at = first + depth
+    tree = [
+        b"<< /Type /Pages /Parent %d 0 R /Count 1 /Kids [%d 0 R] >>" % (tree_at + n - 1, tree_at + n + 1)
+        for n in range(depth)
+    ]
+    catalog = b"<< /Type /Catalog /Pages %d 0 R /Outlines %d 0 R >>" % (tree_at, first)
+    page = b"<< /Type /Page /Parent %d 0 R /MediaBox [0 0 9 9] >>" % (tree_at + depth - 1)
+    return pdf([catalog, FONT, FONT, *outline, *tree, page])
+
+
+def angle_brackets(count: int) -> bytes:
+    return b"<" * count
+
+
+def nested_html(count: int) -> bytes:
+    """Elements whose text is dropped, inside each other, with as many end tags that match none of them."""
+    return b"<svg>" * (count // 2) + b"</math>" * (count // 2) + b"<p>x</p>"
+
+
+def many_lines(count: int) -> bytes:
+    return b"".join(b'{"id": "%d", "text": "Line %d"}\n' % (n, n) for n in range(count))
+
+
+def deep_json(depth: int) -> bytes:
+    """A document whose metadata is a list in a list in a list."""
+    return b'{"documents": [{"text": "x", "metadata": {"a": ' + b"[" * depth + b"]" * depth + b"}}]}"
+
+
+def many_values(count: int) -> bytes:
+    """A document whose metadata holds so many empty objects."""
+    return b'{"documents": [{"text": "x", "metadata": {"a": [' + b",".join([b"{}"] * count) + b"]}}]}"
+
+
+def form(files: Sequence[tuple[str, bytes]]) -> bytes:
+    parts = [
+        b'--x\r\ncontent-disposition: form-data; name="files"; filename="%s"\r\n\r\n%s\r\n' % (name.encode(), data)
+        for name, data in files
+    ]
+    return b"".join(parts) + b"--x--\r\n"
+
+
+def almost_boundaries(size: int) -> bytes:
+    """A form of one file that consists of beginnings of the boundary."""
+    near = b"\r\n--y"
+    return form([("a.txt", near * (size // len(near)))])
+
+
+def many_parts(count: int) -> bytes:
+    return form([("a.txt", b"x")] * count)
+
+
+def many_headers(count: int) -> bytes:
+    """A form whose part has so many header lines."""
+    return b"--x\r\n" + b"a: b\r\n" * count + b"\r\nx\r\n--x--\r\n"
+
+
+def json_body(text: str) -> bytes:
+    return json.dumps({"documents": [{"text": text}]}).encode()
