@@ -55,6 +55,7 @@ class Summary:
         values = json.loads(line)
         found = cls(**{**values, **{name: tuple(values[name]) for name in ("keys", "key_tokens")}})
         numbers = (found.turns, found.tokens, found.used_at, *found.key_tokens)
+        found.session_id.encode()  # half of a surrogate pair could not be sent to anyone
         is_one = isinstance(found.session_id, str) and all(isinstance(key, str) for key in found.keys)
         if not is_one or not all(isinstance(number, int | float) for number in numbers):
             raise ValueError("its fields have other types")

@@ -172,7 +172,9 @@ class SharedManifests:
 
     def ids(self) -> tuple[str, ...]:
         """The ids of all conversations."""
-        return self._call(lambda: tuple(name.decode() for name in self._server.client.hkeys(self._keys[0])))
+        return self._call(
+            lambda: tuple(name.decode(errors="replace") for name in self._server.client.hkeys(self._keys[0]))
+        )
 
     def summaries(self) -> Iterator[Summary]:
         """The summaries of all conversations."""

@@ -162,7 +162,9 @@ class RemoteReader:
 
     def _verified(self, head: RemoteHead, layer_group: int) -> Bytes:
         key, header = head.info.key, head.header
-        data = self._get(key, layer_group, 0 if layer_group else header.payload_at)
+        start = 0 if layer_group else header.payload_at
+        size = len(head.layers_of(layer_group)) * head.layer_bytes
+        data = self._get(key, layer_group, start, start + size + values.GROUP_HEADER_BYTES)
         if data is None:
             raise EntryUnreachableError(key, f"layer group {layer_group} is gone from {self._name}, evicted or deleted")
         if layer_group:
@@ -172,11 +174,11 @@ class RemoteReader:
         header.check_payload(key, data, self._digester)
         return data
 
-    def _get(self, key: str, layer_group: int, start: int) -> Bytes | None:
+    def _get(self, key: str, layer_group: int, start: int, stop: int) -> Bytes | None:
         data = None
         self.health.meter.begin_read()
         try:
-            data = self.health.call(lambda: self.connector.get(key, layer_group, start))
+            data = self.health.call(lambda: self.connector.get(key, layer_group, start, stop))
         finally:
             self.health.meter.end_read(len(data or b""))
         return data

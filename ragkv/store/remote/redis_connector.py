@@ -15,10 +15,12 @@ from ..record import Bytes
 from ..tiers.base import TierKind
 from . import redis_scripts as scripts
 from .connector import HEAD_BYTES, Connector, PutResult, Usage
-from .redis_server import FullError, RedisServer
+from .redis_server import ANSWER_BYTES, FullError, RedisServer
 from .values import CONTENT_DIGEST_AT
 
 _PAGE = 500  # keys in one answer while listing
+_OVERHEAD_BYTES = 64 * 1024  # of an answer around a value, or for another one on the same connection
+_MAX_GROUPS = 4096  # layer groups of one entry that are counted
 
 
 class RedisConnector(Connector):
@@ -44,12 +46,9 @@ class RedisConnector(Connector):
             return [start or None for start in pipeline.execute()]
 
     def get(self, key: str, layer_group: int, start: int = 0, stop: int | None = None) -> Bytes | None:
-        name = self._value(key, layer_group)
-        with self._call():
-            if not start and stop is None:
-                whole: bytes | None = self._client.get(name)
-                return whole
-            part: bytes = self._client.getrange(name, start, -1 if stop is None else stop - 1)
+        most = ANSWER_BYTES if stop is None else stop - start + _OVERHEAD_BYTES
+        with self._call(most):
+            part: bytes = self._client.getrange(self._value(key, layer_group), start, -1 if stop is None else stop - 1)
         return part or None
 
     def put(self, key: str, values: Sequence[Bytes], pinned: Set[str]) -> PutResult:
@@ -95,7 +94,7 @@ class RedisConnector(Connector):
             pipeline.hlen(sizes)
             pipeline.hget(sizes, "")
             fields, used = pipeline.execute()
-        return Usage(max(0, fields - 1), int(used or 0))
+            return Usage(max(0, int(fields) - 1), max(0, int(used or 0)))
 
     def audit(self, stopped: Callable[[], bool] = lambda: False) -> None:
         """Forget what the server evicted, and enter values that the accounting lacks. One replica at a time does it."""
@@ -159,12 +158,12 @@ class RedisConnector(Connector):
         while True:
             with self._call():
                 cursor, names = scan(cursor)
-            yield [name.decode() for name in names]
+            yield [name.decode(errors="replace") for name in names]
             if not cursor:
                 return
 
     def _enter(self, key: str) -> None:
         size = layer_groups = 0
-        while length := self._client.strlen(self._value(key, layer_groups)):
+        while layer_groups < _MAX_GROUPS and (length := self._client.strlen(self._value(key, layer_groups))):
             size, layer_groups = size + length, layer_groups + 1
         self._script(self._client, scripts.ENTER, key, size, layer_groups)

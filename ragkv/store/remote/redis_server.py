@@ -22,8 +22,10 @@ except ImportError as error:
     raise MissingExtraError("redis", "redis", "A Redis tier") from error
 
 _READ_BYTES = 256 * 1024  # of one read from a socket
+ANSWER_BYTES = 128 * 1024**2  # the most of one answer; a longer one is a fault, not a reason to allocate
 _SPARE_CONNECTIONS = 32  # for lookups, writers and deletions, so that none of them waits for a connection
-_DEADLINE = threading.local()  # `at`: the monotonic time at which this thread's call must end
+# Of this thread's call. `at`: the monotonic time at which it must end; `bytes`: the most it may still receive.
+_LIMIT = threading.local()
 
 
 class FullError(RemoteError):
@@ -31,7 +33,10 @@ class FullError(RemoteError):
 
 
 class _Socket:
-    """A socket whose calls end at this thread's deadline, or at the timeout it was given if that is earlier."""
+    """A socket whose calls end at this thread's deadline, or at the timeout it was given if that is earlier.
+
+    It receives no more than this thread's call may.
+    """
 
     def __init__(self, sock: Any) -> None:
         self._sock = sock
@@ -42,10 +47,12 @@ class _Socket:
 
     def recv(self, size: int) -> bytes:
         data: bytes = self._armed().recv(size)
+        _count(len(data))
         return data
 
     def recv_into(self, *args: Any) -> int:
         got: int = self._armed().recv_into(*args)
+        _count(got)
         return got
 
     def sendall(self, data: Any) -> None:
@@ -55,12 +62,18 @@ class _Socket:
         return getattr(self._sock, name)
 
     def _armed(self) -> Any:
-        left = getattr(_DEADLINE, "at", float("inf")) - time.monotonic()
+        left = getattr(_LIMIT, "at", float("inf")) - time.monotonic()
         if left <= 0.0:
             raise TimeoutError("the answer took too long")
         limit = left if self._timeout is None else min(left, self._timeout)
         self._sock.settimeout(None if limit == float("inf") else limit)
         return self._sock
+
+
+def _count(received: int) -> None:
+    _LIMIT.bytes = getattr(_LIMIT, "bytes", ANSWER_BYTES) - received
+    if _LIMIT.bytes < 0:
+        raise RemoteError("redis sent more than the answer may have")
 
 
 class _Deadlined:
@@ -110,9 +123,12 @@ class RedisServer:
         self.client: Any = redis.Redis(connection_pool=pool)
 
     @contextmanager
-    def call(self) -> Iterator[None]:
-        """One exchange with the server: it ends within the timeout, and every error in it is a `RemoteError`."""
-        _DEADLINE.at = time.monotonic() + self._timeout_s
+    def call(self, answer_bytes: int = ANSWER_BYTES) -> Iterator[None]:
+        """One exchange with the server: it ends within the timeout, and every error in it is a `RemoteError`.
+
+        An answer of more than `answer_bytes` is one.
+        """
+        _LIMIT.at, _LIMIT.bytes = time.monotonic() + self._timeout_s, answer_bytes
         try:
             yield
         except (redis.TimeoutError, TimeoutError) as error:
@@ -124,7 +140,7 @@ class RedisServer:
         except Exception as error:  # a damaged answer can make the protocol parser raise anything
             raise RemoteError(f"redis: {type(error).__name__}: {error}") from error
         finally:
-            _DEADLINE.at = float("inf")
+            _LIMIT.at, _LIMIT.bytes = float("inf"), ANSWER_BYTES
 
     def reset(self) -> None:
         """Drop the idle connections; the next call opens new ones."""

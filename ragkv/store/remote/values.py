@@ -33,7 +33,10 @@ MAGIC = b"ragkvRV1"
 CONTENT_DIGEST_AT, CONTENT_DIGEST_BYTES = 12, 16
 _FIXED = struct.Struct("<8sI16s32sI")
 _DIGEST_AT, _DIGEST_BYTES = 28, 32
-_MAX_HEADER = 64 * 1024**2  # bytes; a longer header is damage, not a reason to allocate
+_MAX_HEADER = 16 * 1024**2  # bytes; a longer header is damage, not a reason to allocate
+GROUP_HEADER_BYTES = 64 * 1024  # the most of a header that is not the head's
+# What reading a header raises whose digest is right, but which this code did not write.
+_FORGED = (KeyError, TypeError, ValueError, AttributeError, OverflowError, RecursionError, RuntimeError, struct.error)
 
 
 class Digester:
@@ -158,49 +161,74 @@ def parse(key: str, data: Bytes, digester: Digester, more: Callable[[int], Bytes
         raise EntryDamagedError(key, f"a value ends inside its header, after {len(header)} bytes")
     if digester.of_header(header) != digest:
         raise EntryDamagedError(key, "digest of a value's header does not match")
-    facts: dict[str, Any] = json.loads(header[_FIXED.size : _FIXED.size + text_bytes])  # verified: it is as written
-    if facts["key"] != key:
-        raise EntryDamagedError(key, f"it holds entry {facts['key'][:12]}")
-    return ValueHeader(
-        content_digest=content_digest,
-        layer_group=facts["group"],
-        layers=range(facts["first"], facts["first"] + facts["count"]),
-        payload_bytes=facts["payload_bytes"],
-        payload_digest=facts["payload"],
-        payload_at=header_bytes,
-        facts=facts,
-        tail=header[_FIXED.size + text_bytes :],
-    )
+    try:
+        facts: dict[str, Any] = json.loads(header[_FIXED.size : _FIXED.size + text_bytes])
+        if facts["key"] != key:
+            raise EntryDamagedError(key, f"it holds entry {str(facts['key'])[:12]}")
+        return ValueHeader(
+            content_digest=content_digest,
+            layer_group=int(facts["group"]),
+            layers=range(facts["first"], facts["first"] + facts["count"]),
+            payload_bytes=int(facts["payload_bytes"]),
+            payload_digest=str(facts["payload"]),
+            payload_at=header_bytes,
+            facts=facts,
+            tail=header[_FIXED.size + text_bytes :],
+        )
+    except _FORGED as error:
+        raise EntryDamagedError(key, f"its header is not as this version writes it ({error!r:.80})") from error
 
 
 def parse_head(key: str, header: ValueHeader) -> RemoteHead:
-    """The head that `header` begins; raises `EntryDamagedError` if this code cannot read it."""
+    """The head that `header` begins; raises `EntryDamagedError` if it is none that this code writes."""
+    try:
+        head = _head(header)
+        if not _is_sound(head):
+            raise ValueError("its numbers contradict each other")
+    except _FORGED as error:
+        raise EntryDamagedError(key, f"its head is not as this version writes it ({error!r:.80})") from error
+    return head
+
+
+def _head(header: ValueHeader) -> RemoteHead:
+    """What the head's header says; raises one of `_FORGED`."""
     facts = header.facts
-    if header.layer_group != 0 or facts["codec"] not in CODECS:
-        raise EntryDamagedError(key, f"its head is layer group {header.layer_group}, in codec {facts.get('codec')!r}")
-    layers, kv_heads, tokens, head_dim = facts["shape"]
-    topics, ids_end = facts["scores"], 8 * tokens
+    layers, kv_heads, tokens, head_dim = map(int, facts["shape"])
+    topics, ids_end = int(facts["scores"]), 8 * tokens
+    if min(layers, topics) < 0 or min(kv_heads, tokens, head_dim) < 1 or ids_end > len(header.tail):
+        raise ValueError(f"a shape of {facts['shape']}")
     scores = bytearray(header.tail[ids_end : ids_end + 2 * topics * tokens])
     info = EntryInfo(
         key=facts["key"],
         identity=Identity.from_json(facts["identity"]),
         token_ids=struct.unpack(f"<{tokens}q", header.tail[:ids_end]),
-        frequencies=facts["frequencies"],
+        frequencies=str(facts["frequencies"]),
         layers=layers,
         kv_heads=kv_heads,
         head_dim=head_dim,
-        group=facts["group_name"],
-        index=facts["index"],
+        group=str(facts["group_name"]),
+        index=int(facts["index"]),
     )
     return RemoteHead(
         info=info,
         sensitivity=torch.frombuffer(scores, dtype=torch.float16).view(tokens, topics) if topics else None,
         codec=CODECS[facts["codec"]],
-        layer_bytes=facts["layer_bytes"],
-        layer_groups=facts["groups"],
-        layers_per_group=facts["together"],
+        layer_bytes=int(facts["layer_bytes"]),
+        layer_groups=int(facts["groups"]),
+        layers_per_group=int(facts["together"]),
         header=header,
     )
+
+
+def _is_sound(head: RemoteHead) -> bool:
+    """Whether the numbers of a head agree: a forged one must neither allocate without bound nor fail a request."""
+    info, header = head.info, head.header
+    if header.layer_group != 0 or head.layers_per_group < 1 or header.layers != head.layers_of(0):
+        return False
+    groups = max(1, -(-info.layers // head.layers_per_group))
+    layer_bytes = head.codec.layout(info.shape, info.dtype).nbytes if info.layers else 0
+    payload_bytes = len(header.layers) * layer_bytes
+    return (head.layer_groups, head.layer_bytes, header.payload_bytes) == (groups, layer_bytes, payload_bytes)
 
 
 def _layers_of(layer_group: int, per_group: int, layers: int) -> range:
