@@ -54,7 +54,7 @@ class Planner:
         prompt, method, damaged = active.prompt, active.request.method, active.damaged
         reuse, length = method.reuse, len(prompt.token_ids)
         frequencies = self.adapter.rope.frequencies(length)
-        history = _HistoryPlan(self._block_writer, prompt, frequencies, damaged, leases)
+        history = _HistoryPlan(self.adapter, self._block_writer, prompt, damaged, leases)
         spans = [self._prefix(prompt, reuse, length)] if prompt.prefix else []
         spans += history.spans(reuse, method.approximate_history and not method.is_full and reuse == "fused")
         behind_prefix = len(prompt.prefix)
@@ -125,16 +125,23 @@ class Planner:
         if self._encoder.identity.key(token_ids) in damaged:
             return None
         lease = self._store.lease(self._encoder.identity, token_ids)
-        return None if lease is None else leases.enter_context(lease)
+        return None if lease is None else _of_model(leases.enter_context(lease), self.adapter)
+
+
+def _of_model(lease: Lease, adapter: Adapter) -> Lease | None:
+    """The lease; `None` if its KV has another model's shape: anyone who can write to shared storage can forge it."""
+    info = lease.info
+    return lease if (info.layers, info.kv_heads, info.head_dim) == adapter.kv_shape else None
 
 
 class _HistoryPlan:
     """How the blocks of a prompt's history are served."""
 
     def __init__(
-        self, block_writer: BlockWriter, prompt: Prompt, frequencies: str, damaged: Container[str], leases: ExitStack
+        self, adapter: Adapter, block_writer: BlockWriter, prompt: Prompt, damaged: Container[str], leases: ExitStack
     ) -> None:
-        self._block_writer, self._prompt, self._frequencies = block_writer, prompt, frequencies
+        self._adapter, self._block_writer, self._prompt = adapter, block_writer, prompt
+        self._frequencies = adapter.rope.frequencies(len(prompt.token_ids))
         self._damaged, self._leases = damaged, leases
         self._computed: dict[str, int] = {}  # tokens by the reason why they are computed
         self.recomputed: list[int] = []  # indices of blocks
@@ -180,7 +187,8 @@ class _HistoryPlan:
         if not usable:
             return None, "it was not exact"
         lease = None if self._block_writer.key(block) in self._damaged else self._block_writer.lease(block)
-        return (None, "its block was lost") if lease is None else (self._leases.enter_context(lease), None)
+        lease = None if lease is None else _of_model(self._leases.enter_context(lease), self._adapter)
+        return lease, "its block was lost" if lease is None else None
 
 
 __all__ = ["Planned", "Planner"]

@@ -10,7 +10,7 @@ in no tier of this replica and in no shared tier is computed again.
 import logging
 import threading
 import time
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import partial
@@ -28,6 +28,8 @@ from .shared_manifest import SharedManifests
 
 log = logging.getLogger(__name__)
 
+CLOCK_SKEW_S = 5.0  # by which the clocks of replicas may differ
+REMEMBERED = 10_000  # conversations whose latest state is known here
 POLL_S = 2.0  # how often a replica looks for what others deleted, and for idle conversations
 
 
@@ -45,6 +47,7 @@ class SharedSessions(Sessions):
         super().__init__(parts, settings, clock)
         self.shared_manifests = self._manifests = manifests
         self._last_deletion = "0"
+        self._latest: OrderedDict[str, float] = OrderedDict()  # last uses of the latest states seen here, by id
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._follow_deletions, name="ragkv-sessions", daemon=True)
         self._thread.start()
@@ -54,13 +57,20 @@ class SharedSessions(Sessions):
         found = self._manifests.load(session.session_id, session.version)
         if found is None:
             return
-        conversation = found.conversation
+        conversation, notes = found.conversation, [found.note] if found.note else []
+        if conversation is not None and not self._in_vocabulary(conversation):
+            conversation, notes = None, ["the conversation's manifest is damaged (unknown token ids): it starts empty"]
         if conversation is None:
             conversation = self._empty(session.conversation.ttl_s)
         with self._lock:
-            session.conversation, session.version = conversation, found.version
-            session.notes = (found.note,) if found.note else ()
+            latest = self._latest.get(session.session_id, 0.0)
+            if conversation.turns and conversation.used_at < latest - CLOCK_SKEW_S:
+                notes.append(
+                    "the conversation is older than it was here: its server was restored, or an old state replayed"
+                )
+            session.conversation, session.version, session.notes = conversation, found.version, tuple(notes)
             self._set_summary(session.session_id, self._summary(session.session_id, conversation))
+            self._remember(session.session_id, max(latest, conversation.used_at))
 
     def commit(self, session: Session, conversation: Conversation) -> None:
         """Save the state on the server, then replace it here.
@@ -73,6 +83,7 @@ class SharedSessions(Sessions):
         with self._lock:
             session.conversation = conversation
             unused = self._set_summary(session.session_id, self._summary(session.session_id, conversation))
+            self._remember(session.session_id, conversation.used_at)
         if unused:
             self.parts.block_writer.then(partial(self._drop_unused, unused))
 
@@ -116,6 +127,18 @@ class SharedSessions(Sessions):
 
     def _open(self, session_id: str) -> Session:
         return Session(self, session_id, self._empty())  # `refresh` reads its state
+
+    def _remember(self, session_id: str, used_at: float) -> None:
+        """Note the latest state of a conversation that this replica saw. Needs `_lock`."""
+        self._latest[session_id] = used_at
+        self._latest.move_to_end(session_id)
+        if len(self._latest) > REMEMBERED:
+            self._latest.popitem(last=False)
+
+    def _in_vocabulary(self, conversation: Conversation) -> bool:
+        """Whether the model has all token ids; without a secret anyone who can write to the server can forge them."""
+        ids = conversation.history.token_ids
+        return not ids or (min(ids) >= 0 and max(ids) < self.parts.adapter.vocabulary)
 
     def _drop_unused(self, keys: set[str]) -> None:
         """Delete the blocks of these keys that are in no history of any replica."""

@@ -34,7 +34,10 @@ def main() -> None:
             deploy(request["deploy"], serve, ServeConfig, build, NAME)
         else:
             replicas = serve.get_deployment_handle("replica", NAME)
-            say({"where": dict(replicas.broadcast("process").results(timeout_s=30))})
+            try:
+                say({"where": dict(replicas.broadcast("process").results(timeout_s=30))})
+            except ray.exceptions.RayActorError:  # a replica that was killed, and that Ray Serve still counts
+                say({"where": {}})
     serve.shutdown()
     ray.shutdown()
 

@@ -1,0 +1,334 @@
+"""Someone who can write to Redis replays, renames and forges what is there: no request fails, and with a secret none of
+it is believed. Nothing is allocated from what a value says of itself, and no tenant's request asks for another
+tenant's keys.
+"""
+
+import json
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytest_socket
+
+from ragkv import Engine
+from ragkv.config import RedisConfig
+from ragkv.errors import RemoteError
+from ragkv.sessions import manifest
+from ragkv.store import EncodedEntry
+from ragkv.store.remote import values
+from ragkv.store.remote.redis_server import RedisServer as Client
+from ragkv.store.remote.values import Digester
+from ragkv.testing.faulty_proxy import Proxy
+from tests.engine.helpers import A, B
+from tests.sessions.helpers import ask, engine_at, is_full_prefill, question
+from tests.store.entries import make_entry
+from tests.store.remote.helpers import hit, redis_store, redis_tier_of, unique_prefix
+from tests.store.remote.servers import LOOPBACK, RedisServer
+
+pytestmark = pytest.mark.enable_socket
+
+SECRET = "a secret of many characters"
+SHARED = {"shared": True}
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[RedisServer]:
+    pytest_socket.enable_socket()  # this fixture runs before the mark of the test takes effect
+    server = RedisServer()
+    yield server
+    server.remove()
+
+
+@pytest.fixture(params=["with a secret", "without a secret"])
+def config(request: pytest.FixtureRequest, server: RedisServer, monkeypatch: pytest.MonkeyPatch) -> RedisConfig:
+    monkeypatch.setenv("KV_SECRET", SECRET)
+    variable = "KV_SECRET" if request.param == "with a secret" else None
+    url = f"unix://{server.socket}"
+    return RedisConfig(url=url, prefix=unique_prefix(), ttl_s=None, timeout_s=10.0, secret_variable=variable)
+
+
+def connector_of(store: Any) -> Any:
+    return redis_tier_of(store)._connector
+
+
+def shared_of(engine: Engine) -> Any:
+    return engine._sessions.shared_manifests
+
+
+def forged_head(key: str, facts: dict[str, Any], old: bytes) -> bytes:
+    """The value `old` with other facts in its header, its checksums right for whoever has no secret."""
+    header = values.parse(key, old, Digester())
+    tail = header.tail.rstrip(b"\0") if facts.get("group") else header.tail
+    payload = old[header.payload_at :]
+    return values._value(header.content_digest, {**header.facts, **facts}, tail, payload, Digester())
+
+
+# Entries
+
+
+def test_a_value_under_another_key_is_a_miss(config: RedisConfig) -> None:
+    with redis_store(config) as store:
+        for number in (1, 2):
+            store.put_durably(make_entry(number))
+        connector = connector_of(store)
+        one, two = (make_entry(number).info.key for number in (1, 2))
+        for layer_group in range(8):
+            if value := connector._client.get(connector._value(one, layer_group)):
+                connector._client.set(connector._value(two, layer_group), value)
+        assert hit(store, 2) is None and hit(store, 1) is not None
+
+
+def test_an_old_layer_group_is_not_mixed_with_a_newer_entry(config: RedisConfig) -> None:
+    """Two writings of one key, as two versions of a library may compute them."""
+    config = replace(config, group_bytes=1)
+    with redis_store(config) as store:
+        old = make_entry(1)
+        old.kv.add_(1)
+        store.put_durably(old)
+        connector, key = connector_of(store), old.info.key
+        replayed = connector._client.get(connector._value(key, 1))
+        assert store.delete(key)
+        store.put_durably(make_entry(1))
+        connector._client.set(connector._value(key, 1), replayed)
+        lease = store.lease(old.info.identity, old.info.token_ids)
+        assert lease is not None
+        with lease, pytest.raises(Exception, match="another writing"):
+            for layer in range(old.info.layers):
+                lease.read_layer(layer)
+
+
+def test_a_huge_value_is_not_fetched(server: RedisServer, config: RedisConfig) -> None:
+    with Proxy((LOOPBACK, server.port)) as proxy:
+        config = replace(config, url=f"redis://{LOOPBACK}:{proxy.port}/0", group_bytes=1)
+        with redis_store(config) as store:
+            entry = make_entry(1)
+            store.put_durably(entry)
+            connector = connector_of(store)
+            for layer_group in (0, 1):
+                connector._client.setrange(connector._value(entry.info.key, layer_group), 200 * 1024**2, b"x")
+            before = proxy.answered_bytes
+            lease = store.lease(entry.info.identity, entry.info.token_ids)
+            if lease is not None:
+                with lease, pytest.raises(Exception, match=r"damaged|bytes, not"):
+                    lease.read_layer(0)
+                    lease.read_layer(1)
+            assert proxy.answered_bytes - before < 2 * 1024**2
+            for layer_group in (0, 1):
+                connector._client.delete(connector._value(entry.info.key, layer_group))
+
+
+@pytest.mark.parametrize("wrong", [None, -1, 0, 10**12, 10**400, 1.5, "x", [], {}, [1], [10**9] * 4, [-1, 1, 1, 1]])
+def test_a_head_with_forged_facts_is_a_miss_or_harmless(server: RedisServer, wrong: Any) -> None:
+    config = RedisConfig(url=f"unix://{server.socket}", prefix=unique_prefix(), timeout_s=10.0)
+    with redis_store(config) as store:
+        entry = make_entry(1)
+        store.put_durably(entry)
+        connector, key = connector_of(store), entry.info.key
+        genuine = connector._client.get(connector._value(key, 0))
+        for fact in values.parse(key, genuine, Digester()).facts:
+            connector._client.set(connector._value(key, 0), forged_head(key, {fact: wrong}, genuine))
+            redis_tier_of(store)._lookups.clear()
+            lease = redis_tier_of(store).lease(entry.info.identity, entry.info.token_ids)  # raises nothing
+            if lease is not None:
+                lease.close()
+            store.put_durably(entry)
+
+
+def test_an_engine_computes_what_a_forged_entry_has_in_another_shape(server: RedisServer) -> None:
+    config = RedisConfig(url=f"unix://{server.socket}", prefix=unique_prefix(), timeout_s=10.0)
+    with engine_at(None, redis=config, memory_bytes=0) as engine:
+        engine.warm([A])
+        wanted = engine.answer(question(0), [A], max_new_tokens=4, reuse="none").token_ids
+        (info,) = engine.parts.store.infos()
+        forged = replace(info, layers=1, kv_heads=1, head_dim=2)
+        kv = make_entry(1).kv.new_zeros((1, *forged.shape), dtype=info.dtype)
+        entry = replace(make_entry(1), info=forged, kv=kv, sensitivity=None)
+        connector = connector_of(engine.parts.store)
+        for layer_group, value in enumerate(values.pack(EncodedEntry.of(entry), config.group_bytes, Digester())):
+            connector._client.set(connector._value(info.key, layer_group), value)
+        answer = engine.answer(question(0), [A], max_new_tokens=4, reuse="prefix")
+        assert answer.token_ids == wanted and answer.reuse.missed_chunks == 1
+
+
+@pytest.mark.parametrize("wrong", [b"abc", b"-5", b"1:x", b"\xff\xfe"])
+def test_stats_and_writing_survive_wrong_accounting(config: RedisConfig, wrong: bytes) -> None:
+    with redis_store(config) as store:
+        store.put_durably(make_entry(1))
+        connector = connector_of(store)
+        connector._client.hset(connector._accounting[0], mapping={b"": wrong, wrong: wrong})
+        store.stats()
+        store.put(make_entry(2))
+        store.flush()
+        connector._client.delete(*connector._accounting)
+        connector._client.set(connector._accounting[0], wrong)  # of another type
+        store.stats()
+        store.put(make_entry(3))
+        store.flush()
+        assert list(store.infos()) is not None
+
+
+def test_an_answer_without_end_is_cut_off() -> None:
+    """A server that announces 4 GB and sends them as fast as it can, without a pause that a timeout could see."""
+    sent = 0
+    with socket.create_server((LOOPBACK, 0)) as listener:
+
+        def serve() -> None:
+            nonlocal sent
+            connection, _ = listener.accept()
+            with connection:
+                connection.recv(65536)
+                connection.sendall(b"$4000000000\r\n")
+                try:
+                    while True:
+                        sent += connection.send(bytes(1024**2))
+                except OSError:
+                    return
+
+        thread = threading.Thread(target=serve, daemon=True)
+        thread.start()
+        client = Client(RedisConfig(url=f"redis://{LOOPBACK}:{listener.getsockname()[1]}/0", timeout_s=30.0))
+        with pytest.raises(RemoteError, match="more than"), client.call(answer_bytes=1024**2):
+            client.client.get("x")
+        client.close()
+        thread.join(10)
+    assert sent < 64 * 1024**2
+
+
+# Conversations
+
+
+def test_a_manifest_under_another_name_is_not_read(tmp_path: Path, config: RedisConfig) -> None:
+    with engine_at(tmp_path, session=SHARED, redis=config) as engine:
+        ask(engine, engine.session("mine"), 0)
+        ask(engine, engine.session("other"), 1)
+        shared = shared_of(engine)
+        client, root = shared._server.client, shared._root
+        client.hset(root + "mine", mapping={"edition": "x", "data": client.hget(root + "other", "data")})
+        assert engine.session("mine").turns == 0
+        assert any("another session" in note for note in ask(engine, engine.session("mine"), 2).reuse.notes)
+
+
+def test_a_manifest_of_another_tenant_is_not_read(tmp_path: Path, config: RedisConfig) -> None:
+    with (
+        engine_at(tmp_path / "a", session=SHARED, redis=config, tenant="a") as one,
+        engine_at(tmp_path / "b", session=SHARED, redis=config, tenant="b") as other,
+    ):
+        ask(one, one.session("s"), 0)
+        ask(other, other.session("s"), 1)
+        mine, theirs = shared_of(one), shared_of(other)
+        data = mine._server.client.hget(mine._root + "s", "data")
+        mine._server.client.hset(theirs._root + "s", mapping={"edition": "x", "data": data})
+        assert other.session("s").turns == 0
+        assert any("another tenant" in note for note in ask(other, other.session("s"), 2).reuse.notes)
+
+
+def test_a_replayed_older_state_is_named_in_the_report(
+    tmp_path: Path, config: RedisConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It verifies, and it may be a restored backup: it is used, and the report says that it is older."""
+    monkeypatch.setattr("ragkv.sessions.shared.CLOCK_SKEW_S", 0.0)
+    with engine_at(tmp_path, session=SHARED, redis=config) as engine:
+        ask(engine, engine.session("s"), 0)
+        shared = shared_of(engine)
+        old = shared._server.client.hget(shared._root + "s", "data")
+        time.sleep(0.01)
+        ask(engine, engine.session("s"), 1)
+        assert ask(engine, engine.session("s"), 2).reuse.notes == ()
+        shared._server.client.hset(shared._root + "s", mapping={"edition": "x", "data": old})
+        assert any("older than it was" in note for note in ask(engine, engine.session("s"), 3).reuse.notes)
+        assert engine.session("s").turns == 2
+
+
+def test_a_huge_manifest_is_not_fetched(tmp_path: Path, server: RedisServer, config: RedisConfig) -> None:
+    with Proxy((LOOPBACK, server.port)) as proxy:
+        config = replace(config, url=f"redis://{LOOPBACK}:{proxy.port}/0")
+        with engine_at(tmp_path, session=SHARED, redis=config) as engine:
+            ask(engine, engine.session("s"), 0)
+            shared = shared_of(engine)
+            shared._server.client.hset(shared._root + "s", mapping={"edition": "x", "data": bytes(100 * 1024**2)})
+            before = proxy.answered_bytes
+            assert engine.session("s").turns == 0
+            assert proxy.answered_bytes - before < 2 * 1024**2
+
+
+FORGED: list[Any] = [
+    b"",
+    b"\xff\n\xff\n\xff",
+    b"[" * 100_000,
+    {"turns": 1},
+    {"histories": [[0, [[0, 0, 10**9, None]], [], 0, []]]},
+    {"histories": [[0, [[0, -5, 3, None]], [], 0, []]]},
+    {"histories": [[0, [], [10**15], 0, []]]},
+    {"histories": [[0, [], ["x"], 0, []]]},
+    {"histories": [[0, [], [1, 2, 3], 0, [["question", -7, 0, ""]]]]},
+    {"blocks": [["c", "p", "f", [10**9], 0]]},
+    {"blocks": "x"},
+]
+
+
+@pytest.mark.parametrize("forged", FORGED, ids=lambda value: str(value)[:40])
+def test_a_forged_manifest_fails_no_request(tmp_path: Path, server: RedisServer, forged: Any) -> None:
+    """Without a secret anyone who can write to the server can make one with the right checksum."""
+    config = RedisConfig(url=f"unix://{server.socket}", prefix=unique_prefix(), ttl_s=None, timeout_s=10.0)
+    with engine_at(tmp_path, session=SHARED, redis=config) as engine:
+        ask(engine, engine.session("s"), 0)
+        shared = shared_of(engine)
+        client, name = shared._server.client, shared._root + "s"
+        data = forged
+        if isinstance(forged, dict):
+            header, summary, body = client.hget(name, "data").decode().splitlines()
+            rest = f"{summary}\n{json.dumps({**json.loads(body), **forged})}\n".encode()
+            checked = {**json.loads(header), "checksum": manifest._checksum(rest)}
+            data = f"{json.dumps(checked)}\n".encode() + rest
+        client.hset(name, mapping={"edition": "x", "data": data})
+        assert ask(engine, engine.session("s"), 1).token_ids
+        is_full_prefill(engine, engine.session("s"), 2, ratio=1.0)
+
+
+@pytest.mark.parametrize(
+    "row", [b"", b"[" * 100_000, b"{}", b'{"session_id": 5}', b'{"session_id": "\\ud800", "turns": "x"}', b"\xff"]
+)
+def test_lists_and_deletions_survive_forged_rows(tmp_path: Path, config: RedisConfig, row: bytes) -> None:
+    with engine_at(tmp_path, session=SHARED, redis=config) as engine:
+        ask(engine, engine.session("s"), 0)
+        shared = shared_of(engine)
+        client = shared._server.client
+        client.hset(shared._keys[0], mapping={row: row})
+        client.xadd(shared._keys[2], {"keys": row, "by": "attacker"})
+        assert [info.session_id for info in engine.sessions()] == ["s"]
+        assert "s" in engine.session_ids() and "s" in engine.session_uses()
+        engine._sessions._drop_deleted()  # type: ignore[attr-defined]
+        assert engine._sessions._last_deletion != "0"  # type: ignore[attr-defined]
+
+
+# Tenants
+
+
+def test_no_request_of_a_tenant_asks_for_a_key_of_another_tenant(tmp_path: Path, config: RedisConfig) -> None:
+    """Both hold the same chunks and conversations. What a lookup costs depends on the tenant's own keys alone."""
+    touched = {tenant: _names(tmp_path / tenant, replace(config, prefix="p"), tenant) for tenant in ("a", "b")}
+    assert touched["a"] and touched["b"] and not touched["a"] & touched["b"]
+
+
+def _names(folder: Path, config: RedisConfig, tenant: str) -> set[str]:
+    """Every name on the server that the commands of one tenant mention."""
+    seen: list[str] = []
+    with Client(config).client.monitor() as monitor:
+        with engine_at(folder, session=SHARED, redis=config, tenant=tenant) as engine:
+            engine.warm([A, B])
+            ask(engine, engine.session("s"), 0)
+            engine.answer(question(1), [A, B], session=engine.session("s"), max_new_tokens=2)
+            engine.delete([B])
+            engine.delete_session("s")
+        Client(config).client.echo("the end of the test")
+        for command in monitor.listen():
+            if "the end of the test" in command["command"]:
+                break
+            seen.append(command["command"])
+    words = {word.strip('"') for command in seen for word in command.split() if word.startswith(config.prefix + ":")}
+    return {word for word in words if "*" not in word}  # the audit's pattern has the tenant's own prefix
