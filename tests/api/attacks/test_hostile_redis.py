@@ -61,7 +61,7 @@ def shared_of(engine: Engine) -> Any:
 
 
 def forged_head(key: str, facts: dict[str, Any], old: bytes) -> bytes:
-    """The value `old` with other facts in its header, its checksums right for whoever has no secret."""
+    """The value `old` with other facts in its header, its checksums right for a reader without a secret."""
     header = values.parse(key, old, Digester())
     tail = header.tail.rstrip(b"\0") if facts.get("group") else header.tail
     payload = old[header.payload_at :]

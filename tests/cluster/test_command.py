@@ -1,0 +1,125 @@
+"""The README's line for replicas, as it is written there, on one machine: answers, ports, names, and its end."""
+
+import contextlib
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.store.remote.servers import free_port
+
+from .test_replicas import DOCUMENTS, QUESTIONS
+
+pytest.importorskip("ray", reason="Ray is not installed: pip install 'ragkv[ray]'")
+
+pytestmark = [pytest.mark.slow, pytest.mark.enable_socket, pytest.mark.timeout(900)]
+
+ROOT = Path(__file__).parents[2]
+START_S = 300.0
+LISTENING = "0A"  # in /proc/net/tcp
+LOOPBACKS = ("0100007F", "0000000000000000FFFF00000100007F", "00000000000000000000000001000000")
+
+
+def command() -> list[str]:
+    """The command in the README, with this Python's own ragkv."""
+    (line,) = re.findall(r"^ragkv (serve --ray [^#\n]*)", (ROOT / "README.md").read_text("utf-8"), re.MULTILINE)
+    return [sys.executable, "-m", "ragkv", *line.split()]
+
+
+@contextmanager
+def serving(folder: Path, port: int) -> Iterator[tuple[httpx.Client, "subprocess.Popen[str]", Path]]:
+    log = folder / "log"
+    environment = {
+        **os.environ, "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1", "RAGKV_SERVE_PORT": str(port),
+        "RAY_DEDUP_LOGS": "0", "RAY_raylet_start_wait_time_s": "180", "RAGKV_TEST": str(folder),
+    }  # fmt: skip
+    with log.open("a") as file:
+        popen = subprocess.Popen(command(), cwd=folder, env=environment, stdout=file, stderr=file, text=True)
+    url = f"http://127.0.0.1:{port}"
+    try:
+        with httpx.Client(base_url=url, timeout=120, trust_env=False) as client:
+            ends = time.monotonic() + START_S
+            while "ragkv serves" not in log.read_text() or not _is_ready(client):
+                assert popen.poll() is None and time.monotonic() < ends, log.read_text()[-3000:]
+                time.sleep(0.5)
+            yield client, popen, log
+    finally:
+        popen.send_signal(signal.SIGTERM)
+        try:
+            assert popen.wait(120) == 0
+        finally:
+            popen.kill()
+
+
+def _is_ready(client: httpx.Client) -> bool:
+    with contextlib.suppress(httpx.TransportError):
+        return client.get("/readyz").status_code == 200
+    return False
+
+
+def processes(folder: Path, parent: int) -> dict[int, str]:
+    """The processes that the command `parent` started, with their names."""
+    found = {}
+    for children in Path(f"/proc/{parent}/task").glob("*/children"):  # a Redis server overwrites its environment
+        for pid in map(int, children.read_text().split()):
+            found[pid] = Path(f"/proc/{pid}/comm").read_text().strip()
+    for place in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if f"RAGKV_TEST={folder}".encode() in (place / "environ").read_bytes().split(b"\0"):
+                found[int(place.name)] = (place / "comm").read_text().strip()
+    return found
+
+
+def open_to_others(pids: dict[int, str]) -> Counter[str]:
+    """How many ports these processes listen on that other machines could reach, by the process' name."""
+    listening: dict[str, str] = {}  # address by inode
+    for table in ("tcp", "tcp6"):
+        for row in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:
+            fields = row.split()
+            if fields[3] == LISTENING:
+                listening[fields[9]] = fields[1].partition(":")[0]
+    found: Counter[str] = Counter()
+    for pid, name in pids.items():
+        for descriptor in Path(f"/proc/{pid}/fd").iterdir():
+            with contextlib.suppress(OSError):
+                inode = str(descriptor.readlink()).removeprefix("socket:[").removesuffix("]")
+                if listening.get(inode, LOOPBACKS[0]) not in LOOPBACKS:
+                    found[name] += 1
+    return found
+
+
+def test_the_readmes_line_for_replicas_works_as_written(tmp_path: Path) -> None:
+    port = free_port()
+    body = {"collection": "docs", "k": 2, "max_tokens": 8, "session_id": "s"}
+    with serving(tmp_path, port) as (client, popen, log):
+        assert client.post("/v1/collections", json={"name": "docs"}).status_code == 201
+        assert client.post("/v1/collections/docs/documents", json={"documents": DOCUMENTS}).status_code == 201
+        for question in QUESTIONS[:3]:
+            assert client.post("/v1/ask", json={**body, "question": question}).status_code == 200
+        replicas = {client.get("/v1/stats").headers["x-replica"]: client.get("/v1/stats").json() for _ in range(12)}
+        stats = client.get("/v1/stats")
+        assert stats.headers["x-replica"] == stats.json()["replica"] and stats.json()["degraded"] == []
+        started = set(re.findall(r'"event": "replica_started[^{}]*"replica": "(\w+)"', log.read_text()))
+        assert len(started) == 4 and set(replicas) <= started
+        own = processes(tmp_path, popen.pid)
+        assert "redis-server" in own.values() or "valkey-server" in own.values()
+        reachable = open_to_others(own)
+        assert all(name.startswith("ray::ServeRepli") for name in reachable), reachable  # one each, by Ray's choice
+        assert reachable.total() <= 5
+        assert "this machine only" in log.read_text()
+    assert not [pid for pid in own if Path(f"/proc/{pid}").exists()]
+    with serving(tmp_path, port) as (client, _, _):  # the conversation and the documents are still there
+        assert client.get("/v1/sessions/s").json()["turns"] == 3
+        asked = client.post("/v1/ask", json={**body, "question": QUESTIONS[3]})
+        assert asked.status_code == 200, json.dumps(asked.json())
+        assert client.get("/v1/sessions/s").json()["turns"] == 4
