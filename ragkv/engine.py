@@ -27,7 +27,7 @@ from .inference import (
     SharedModel,
 )
 from .model.loading import READER, load
-from .runtime import Closing, openmp
+from .runtime import Check, Closing, no_check, openmp
 from .scheduling import QueueStats
 from .sessions import DetachedTurn, Session, SessionInfo, Sessions, open_sessions
 from .store import RemoteStats, StoreStats
@@ -235,14 +235,20 @@ class Engine(Closing):
         self._check_open()
         self._sessions.delete_all(session_ids)
 
-    def warm(self, chunks: Sequence[ChunkLike], on_progress: Callable[[int, int], None] | None = None) -> WarmReport:
+    def warm(
+        self,
+        chunks: Sequence[ChunkLike],
+        on_progress: Callable[[int, int], None] | None = None,
+        check: Check = no_check,
+    ) -> WarmReport:
         """Compute and store the entries of `chunks` that are not stored; returns when they are durable.
 
-        `on_progress(done, total)` is called after each chunk.
+        `on_progress(done, total)` is called after each chunk, `check` before each. A `QueueError` that it raises ends
+        the work: the entries made so far are durable, and the report counts the chunks that are left.
         """
         checked = self.parts.intake.chunks(chunks)
         self.parts.intake.check_encodable(checked)
-        return self.parts.warmer.warm(list(dict.fromkeys(chunk.token_ids for chunk in checked)), on_progress)
+        return self.parts.warmer.warm(list(dict.fromkeys(chunk.token_ids for chunk in checked)), on_progress, check)
 
     def delete(self, chunks: Sequence[ChunkLike]) -> int:
         """Drop the entries of `chunks` from every tier. Returns how many of them were stored anywhere."""

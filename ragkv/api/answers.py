@@ -17,7 +17,7 @@ from .keys import Principal
 from .server_state import record_answer
 from .settings import LimitsConfig
 from .tenants import Tenant
-from .worker_pool import WorkContext
+from .work_context import WorkContext
 
 DEFAULT_MAX_TOKENS = 256
 

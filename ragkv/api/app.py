@@ -65,6 +65,7 @@ def create_app(
         redirect_slashes=False,
     )
     app.state.service, app.state.server = service, server
+    server.readiness.cut_work = service.cut
     errors.install(app)
     openapi.install(app, server)
     for router in (*ROUTERS, health.router(server, health.WriteProbe(service.kv_directories))):

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 
 from ragkv.dialogue import DialogueDocument, DialoguePrompt, DialogueRequest, Turn, insert_documents
 from ragkv.errors import InputError
+from ragkv.runtime import Check
 from ragkv.types import Answer, Chunk, Text, TokenEvent
 
 from .answers import AnswerEvents, check_text, checked_max_tokens, session_of, stream_answer
@@ -36,7 +37,7 @@ from .reports import answer_fields, citations_of, sources_of
 from .schemas import AnswerReport, Source
 from .service import Service
 from .tenants import Tenant
-from .worker_pool import WorkContext
+from .work_context import WorkContext
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +89,7 @@ class ChatCompletion:
 
     def _events(self, context: WorkContext, tenant: Tenant) -> Generator[str | ChatResponse, None, None]:
         # 1. Find the documents and build the prompt.
-        sources = self._sources(tenant)
+        sources = self._sources(tenant, context.check)
         prompt = self._prompt(tenant, sources)
         # 2. Stream the answer, without markers of sources that do not exist.
         answer, markers = None, MarkerFilter(len(sources))
@@ -128,7 +129,7 @@ class ChatCompletion:
             **options,
         )
 
-    def _sources(self, tenant: Tenant) -> list[Source]:
+    def _sources(self, tenant: Tenant, check: Check) -> list[Source]:
         """The documents of the request, then those that retrieval finds."""
         sources = [
             Source(
@@ -146,8 +147,11 @@ class ChatCompletion:
         if (rag := self.body.rag) is None:
             return sources
         query = next(message.text for message in reversed(self.body.messages) if message.role == "user")
-        with tenant.collections.lease(rag.collection, "rag.collection") as collection:
-            hits = collection.rag.retrieve(query, rag.k, retriever=rag.retriever, where=rag.filter, order=rag.order)
+        activity = tenant.engine.parts.activity
+        with activity.request(), tenant.collections.lease(rag.collection, "rag.collection") as collection:
+            hits = collection.rag.retrieve(
+                query, rag.k, retriever=rag.retriever, where=rag.filter, order=rag.order, check=check
+            )
         return sources + sources_of(hits, len(sources) + 1)
 
     def _prompt(self, tenant: Tenant, sources: Sequence[Source]) -> DialoguePrompt:

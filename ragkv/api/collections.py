@@ -18,10 +18,10 @@ from pathlib import Path
 
 from ragkv.encoding import WarmReport
 from ragkv.engine import Engine
-from ragkv.errors import InputError
+from ragkv.errors import InputError, QueueError
 from ragkv.rag import Rag, default_chunk_tokens
-from ragkv.retrieval import Document, Embedder, IngestReport, Removal
-from ragkv.runtime import Closing
+from ragkv.retrieval import Document, Embedder, IngestReport, Passage, Removal
+from ragkv.runtime import Check, Closing, acquired, no_check
 
 from . import schemas
 from .errors import not_found
@@ -124,17 +124,34 @@ class Collections(Closing):
         self._erase(doomed)
         return True
 
-    def ingest(self, collection: Collection, documents: Iterable[Document]) -> tuple[IngestReport, WarmReport]:
-        """Store documents in a leased collection, KV included."""
+    def ingest(
+        self, collection: Collection, documents: Iterable[Document], check: Check = no_check
+    ) -> tuple[IngestReport, WarmReport]:
+        """Store documents in a leased collection, KV included.
+
+        What `check` raises before the documents are in the index leaves the index as it was. After that the documents
+        are stored: a `QueueError` then only ends the computing of KV, and the report counts the chunks that are left.
+        """
         rag = collection.rag
-        with self._dropping:
-            report = rag.index.ingest(documents)
+        with acquired(self._dropping, check):
+            report = rag.index.ingest(documents, check=check)
             self._drop(passage.text for passage in report.forgotten_passages)
         ids = (*report.added, *report.changed, *report.unchanged)
         passages = [passage for document in ids for passage in rag.index.passages(document)]
-        warmed = self._engine.warm([rag.chunk(passage) for passage in passages])
+        warmed = self._warm(rag, passages, check)
         self.drop_if_deleted(collection.name, [passage.text for passage in passages])
         return report, warmed
+
+    def _warm(self, rag: Rag, passages: Sequence[Passage], check: Check) -> WarmReport:
+        """Compute the KV of `passages`, until a `QueueError` of `check`."""
+        chunks = []
+        try:
+            for passage in passages:
+                check()
+                chunks.append(rag.chunk(passage))
+        except QueueError:
+            return WarmReport(0, 0, 0, left=len(passages))
+        return self._engine.warm(chunks, check=check)
 
     def remove(self, collection: Collection, document_ids: Sequence[str]) -> Removal:
         """Delete documents of a leased collection, and the KV of texts that no collection holds any more."""

@@ -119,10 +119,14 @@ def unknown_model(name: str, available: str, param: str | None = "model") -> Api
     return ApiError(404, message, "model_not_found", param)
 
 
-def check_at_most(count: int, limit: int, param: str, unit: str, code: str | None = None) -> None:
-    """Raise `ApiError` 400 if the request has or asks for more than `limit` of something."""
+def check_at_most(
+    count: int, limit: int, param: str, unit: str, code: str | None = None, setting: str | None = None
+) -> None:
+    """Raise `ApiError` 400 if the request has or asks for more than `limit` of something. `setting` names the limit."""
     if count > limit:
-        raise ApiError(400, f"{param}: {count} {unit} are too many; this server accepts {limit}.", code, param)
+        named = f" ({setting})" if setting else ""
+        message = f"{param}: {count} {unit} are too many; this server accepts {limit}{named}."
+        raise ApiError(400, message, code, param)
 
 
 def invalid_key(message: str) -> ApiError:

@@ -17,6 +17,8 @@ from limits import RateLimitItemPerMinute, WindowStats
 from limits.storage import MemoryStorage
 from limits.strategies import FixedWindowRateLimiter, MovingWindowRateLimiter
 
+from ragkv.runtime import Check, acquired, no_check
+
 from .errors import ApiError
 from .keys import Principal
 
@@ -75,12 +77,14 @@ class QuotaGuard:
         self._new_sessions: Counter[str] = Counter()  # running turns of sessions that may not be stored yet
 
     @contextmanager
-    def documents(self, principal: Principal, held: Callable[[], int], more: Callable[[], int]) -> Iterator[None]:
+    def documents(
+        self, principal: Principal, held: Callable[[], int], more: Callable[[], int], check: Check = no_check
+    ) -> Iterator[None]:
         """Store `more` documents inside the block; raises `ApiError` 403 if they are too many."""
         if principal.quota.documents is None:
             yield
             return
-        with self._ingesting:
+        with acquired(self._ingesting, check):
             check_quota(principal, "documents", held(), more())
             yield
 

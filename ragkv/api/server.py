@@ -1,14 +1,17 @@
 """The uvicorn server: how it starts, and how it shuts down.
 
-On SIGTERM or SIGINT it keeps listening, answers new requests and /readyz with 503, and lets running answers finish for
-up to `graceful_s`. Then it cuts the others and closes its tenants, which writes what they hold in memory. A second
-signal ends the process immediately; the store survives that.
+On SIGTERM or SIGINT it keeps listening, answers new requests and /readyz with 503, and lets running requests finish for
+up to `graceful_s`. Then it cancels the others, which end at their next check, and closes its tenants, which writes what
+they hold in memory. `close_s` later the process ends, whatever still runs. A second signal ends it immediately; the
+store survives both.
 """
 
 import asyncio
 import contextlib
 import os
 import socket
+import threading
+import time
 from types import FrameType
 
 import uvicorn
@@ -22,16 +25,16 @@ from .server_state import Readiness, ServerState
 from .settings import ServeConfig
 
 POLL_S = 0.05
-CUT_S = 5  # how long a cut request may take to end before its socket is closed
+CUT_SHARE = 0.5  # of `close_s`: how long a cut request may take to end before its socket is closed
 BACKLOG = 512
 
 
 class Server(uvicorn.Server):
     """A uvicorn server that drains before it stops listening."""
 
-    def __init__(self, config: uvicorn.Config, readiness: Readiness, graceful_s: float) -> None:
+    def __init__(self, config: uvicorn.Config, readiness: Readiness, graceful_s: float, close_s: float) -> None:
         super().__init__(config)
-        self._readiness, self._graceful_s = readiness, graceful_s
+        self._readiness, self._graceful_s, self._close_s = readiness, graceful_s, close_s
         self._drain_task: asyncio.Task[None] | None = None
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -51,6 +54,7 @@ class Server(uvicorn.Server):
         """Uvicorn calls this ten times a second; it returns whether to stop."""
         if self._readiness.draining and self._drain_task is None:
             logger().info("draining", running=self._readiness.running)
+            threading.Thread(target=self._end_in_time, name="ragkv-end", daemon=True).start()
             self._drain_task = asyncio.get_running_loop().create_task(self._drain())
         return await super().on_tick(counter)
 
@@ -59,7 +63,15 @@ class Server(uvicorn.Server):
         while self._readiness.running and asyncio.get_running_loop().time() < ends:
             await asyncio.sleep(POLL_S)
         logger().info("drained", cut=self._readiness.running)
+        self._readiness.cut_work()
         self.should_exit = True
+
+    def _end_in_time(self) -> None:
+        """End the process when its time is over, whatever still runs."""
+        time.sleep(self._graceful_s + self._close_s)
+        names = sorted({thread.name for thread in threading.enumerate() if thread.name.startswith("ragkv-")})
+        logger().error("ended_by_force", after_s=self._graceful_s + self._close_s, threads=names)
+        os._exit(1)
 
 
 def check_network_exposure(config: ServeConfig, keys: KeyRing) -> None:
@@ -86,11 +98,12 @@ def serve(app: FastAPI, config: ServeConfig) -> None:
         backlog=BACKLOG,
         proxy_headers=bool(config.proxies),
         forwarded_allow_ips=list(config.proxies),
-        timeout_graceful_shutdown=CUT_S,
+        timeout_graceful_shutdown=max(1, round(CUT_SHARE * config.close_s)),
         lifespan="on",
     )
     listener = settings.bind_socket()
     with contextlib.suppress(AttributeError, OSError):  # Linux only; accepted connections inherit the option
         # The kernel, too, closes connections whose client does not read; its own limit would be many minutes.
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(config.limits.stall_s * 1000))
-    Server(settings, server.readiness, config.graceful_s).run(sockets=[listener])
+    Server(settings, server.readiness, config.graceful_s, config.close_s).run(sockets=[listener])
+    logger().info("closed")

@@ -24,6 +24,7 @@ class Readiness:
         self._lock = threading.Lock()
         self._reason: str | None = "The model is being loaded."
         self.running = 0  # running requests
+        self.cut_work: Callable[[], None] = lambda: None  # cancels them, when their time to finish is over
         self.draining = False
 
     @property

@@ -1,5 +1,6 @@
 """What the routes use: the tenants on the loaded model, and the worker pools; FastAPI dependencies for both."""
 
+import logging
 import secrets
 import time
 from collections.abc import Callable, Sequence
@@ -14,7 +15,7 @@ from ragkv.engine import Engine
 from ragkv.model.loading import quiet_transformers
 from ragkv.rag import DOCUMENT_END
 from ragkv.retrieval import Embedder, resolve_embedder
-from ragkv.runtime import Closing
+from ragkv.runtime import Check, Closing
 
 from .collections import Collection
 from .document_parser import DocumentParser
@@ -22,11 +23,14 @@ from .errors import ApiError
 from .keys import Principal
 from .metrics import TenantStats
 from .settings import ServeConfig
+from .task_pauses import TaskPauses
 from .tenants import Tenant, Tenants
-from .worker_pool import WorkContext, WorkerPool
+from .work_context import WorkContext
+from .worker_pool import PoolLimits, WorkerPool
+
+log = logging.getLogger(__name__)
 
 ASK_S = 5.0  # between two questions to a Redis server that no open tenant uses
-TASK_THREADS = 4  # for work other than answers: ingesting, listing, searching, embedding
 
 T = TypeVar("T")
 
@@ -38,8 +42,12 @@ class Service(Closing):
         """`replica` names this process in logs, headers and stats; `None`: a random word."""
         self.config, self.replica = config, replica or secrets.token_hex(4)
         self.created = int(time.time())
-        self.answer_pool = WorkerPool("answer", config.queue.limit, config.queue.deadline_s)
-        self.task_pool = WorkerPool("task", config.queue.limit, None, TASK_THREADS)
+        queue = config.queue
+        answers = PoolLimits(queue.limit, queue.limit, queue.tenant_limit, queue.tenant_limit)
+        tasks = PoolLimits(queue.tasks, queue.limit, queue.tenant_tasks, queue.tenant_limit)
+        self.answer_pool = WorkerPool("answer", answers, queue.deadline_s)
+        self.task_pool = WorkerPool("task", tasks, queue.task_deadline_s)  # ingesting, searching, embedding, listing
+        self._pauses = TaskPauses()
         self.parser = DocumentParser(config.parsing, config.limits)
         self._tenants: Tenants | None = None
         self._asked_at, self._redis_answers = -ASK_S, True  # of a server that no open tenant uses
@@ -101,11 +109,28 @@ class Service(Closing):
         opened = [] if self._tenants is None else self._tenants.kv_directories()
         return opened or [Path(self.config.home)]
 
+    async def run_task(self, request: Request, principal: Principal, work: Callable[[Check], T]) -> T:
+        """Return what `work` returns, which is not an answer. `work` calls what it is given before each batch."""
+
+        def on_thread(context: WorkContext) -> T:
+            with self._pauses.task(context, self.tenants.activity, principal.tenant) as check:
+                return work(check)
+
+        return await self.task_pool.run(request, on_thread)
+
+    def cut(self) -> None:
+        """Accept no more work, and cancel what is running: it ends at its next check."""
+        self.answer_pool.cut()
+        self.task_pool.cut()
+
     def close(self) -> None:
-        """Cancel running work, then flush and close everything. Blocks."""
+        """Cancel running work, then flush and close everything. Blocks; work that does not end is left behind."""
+        self.cut()
         self.parser.close()
-        self.answer_pool.close()
-        self.task_pool.close()
+        ends = time.monotonic() + self.config.close_s / 4
+        ended = [pool.close(max(0.0, ends - time.monotonic())) for pool in (self.answer_pool, self.task_pool)]
+        if not all(ended):
+            log.error("work_left_running")  # nothing of it was acknowledged
         if self._tenants is not None:
             self._tenants.close()
 
@@ -133,12 +158,16 @@ class TenantExecutor:
 
     async def run(self, work: Callable[[Tenant], T]) -> T:
         """Return what `work` returns; the tenant stays open meanwhile."""
+        return await self.run_batches(lambda tenant, _: work(tenant))
 
-        def on_thread(_: WorkContext) -> T:
+    async def run_batches(self, work: Callable[[Tenant, Check], T]) -> T:
+        """Like `run`, for long work: it calls its second argument before each batch."""
+
+        def on_thread(check: Check) -> T:
             with self.service.tenants.lease(self.principal) as tenant:
-                return work(tenant)
+                return work(tenant, check)
 
-        return await self.service.task_pool.run(self._request, on_thread)
+        return await self.service.run_task(self._request, self.principal, on_thread)
 
     async def run_on_collection(self, name: str, work: Callable[[Collection], T]) -> T:
         """Return what `work` returns for a collection of the tenant; raises `ApiError` 404 if there is none."""

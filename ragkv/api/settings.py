@@ -49,6 +49,7 @@ class LimitsConfig:
     max_tokens: int = 1024  # the most tokens a request may set for its answer
     stop_strings: int = 4  # stop strings in one request
     inputs: int = 256  # texts in one embeddings request
+    input_chars: int = 1_000_000  # characters of all texts in one embeddings request
     body_s: float = 60.0  # seconds a request's body may take to arrive
     stall_s: float = 60.0  # seconds a client may not read its answer before it is disconnected
     upload_types: tuple[str, ...] = (".txt", ".md", ".html", ".jsonl", ".pdf")  # accepted file name endings
@@ -81,11 +82,17 @@ class QueueConfig:
 
     limit: int = 64  # requests at once, decoding ones included
     deadline_s: float | None = 120.0  # from a request's arrival to its last token; None: no deadline
+    tenant_limit: int = 32  # of `limit`, for one tenant with a key; more are answered with 429
+    tasks: int = 8  # tasks that run at once: ingesting, searching, embedding, listing; more wait
+    tenant_tasks: int = 2  # of `tasks`, for one tenant with a key
+    task_deadline_s: float | None = 600.0  # from a task's arrival to its end; None: no deadline
 
     def __post_init__(self) -> None:
-        at_least(self, limit=1)
-        if self.deadline_s is not None and not self.deadline_s > 0.0:
-            raise ConfigError(f"queue.deadline_s is {self.deadline_s}; it must be more than 0, or None.")
+        at_least(self, limit=1, tenant_limit=1, tasks=1, tenant_tasks=1)
+        for name in ("deadline_s", "task_deadline_s"):
+            value = getattr(self, name)
+            if value is not None and not value > 0.0:
+                raise ConfigError(f"queue.{name} is {value}; it must be more than 0, or None.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +148,8 @@ class ServeConfig:
     cors_origins: tuple[str, ...] = ()  # origins whose pages may call this server from a browser; none: its own only
     proxies: tuple[str, ...] = ()  # addresses of reverse proxies whose X-Forwarded-* headers are trusted
     open_tenants: int = 8  # tenants open at once; for the next one, the longest idle is closed
-    graceful_s: float = 30.0  # how long running answers may take to finish after SIGTERM
+    graceful_s: float = 30.0  # how long running requests may take to finish after SIGTERM
+    close_s: float = 10.0  # and then: how long cutting the others and writing may take before the process ends
     engine: EngineConfig = field(default_factory=EngineConfig)  # of every tenant; a key's quota overrides its bytes
     limits: LimitsConfig = field(default_factory=LimitsConfig)
     parsing: ParsingConfig = field(default_factory=ParsingConfig)
@@ -151,7 +159,7 @@ class ServeConfig:
     cluster: ClusterConfig = field(default_factory=ClusterConfig)
 
     def __post_init__(self) -> None:
-        at_least(self, port=0, open_tenants=1, graceful_s=0.0)
+        at_least(self, port=0, open_tenants=1, graceful_s=0.0, close_s=0.1)
         if self.port > 65535:
             raise ConfigError(f"port is {self.port}; it must be at most 65535.")
         if not self.host:

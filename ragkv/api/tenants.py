@@ -19,6 +19,7 @@ from ragkv.engine import Engine
 from ragkv.errors import InputError, RagKVError, SessionUnavailableError
 from ragkv.retrieval import Embedder
 from ragkv.runtime import Closing
+from ragkv.scheduling import Activity
 from ragkv.sessions import Session, SessionInfo
 
 from .collections import Collections
@@ -57,10 +58,11 @@ class Tenant(Closing):
         infos = [info for info in self.engine.sessions() if info.session_id.startswith(_NAMED)]
         return [replace(info, session_id=info.session_id.removeprefix(_NAMED)) for info in infos]
 
-    def close(self) -> None:
-        """Flush and close."""
+    def close(self, encode_missed: bool = True) -> None:
+        """Write everything and close. Without `encode_missed`, missed chunks that wait are not encoded."""
         self.collections.close()
-        self.engine.flush()
+        if encode_missed:
+            self.engine.flush()
         self.engine.close()
 
 
@@ -84,6 +86,11 @@ class Tenants(Closing):
         self._lock = threading.Lock()  # of the table; never held while a tenant is opened or closed
         self._slots: OrderedDict[str, _Slot] = OrderedDict()  # least recently used first
         self._closed = False
+
+    @property
+    def activity(self) -> Activity:
+        """Which answers run on the model, of any tenant."""
+        return self._model.parts.activity
 
     @contextmanager
     def lease(self, principal: Principal) -> Iterator[Tenant]:
@@ -112,14 +119,14 @@ class Tenants(Closing):
         return [self._kv_directory(name) for name in self.opened()]
 
     def close(self) -> None:
-        """Flush and close all tenants, then the model."""
+        """Write everything and close all tenants, then the model. Soon: waiting missed chunks are not encoded."""
         with self._lock:
             self._closed = True
             slots = list(self._slots.values())
         for slot in slots:
             with slot.lock:
                 if slot.tenant is not None:
-                    _close(slot.tenant)
+                    _close(slot.tenant, encode_missed=False)
                     slot.tenant = None
         self._model.close()
 
@@ -210,8 +217,8 @@ def _session_count(tenant: Tenant) -> int | None:
         return None
 
 
-def _close(tenant: Tenant) -> None:
+def _close(tenant: Tenant, encode_missed: bool = True) -> None:
     try:
-        tenant.close()
+        tenant.close(encode_missed)
     except Exception:
         log.exception("tenant_close_failed")

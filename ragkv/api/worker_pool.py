@@ -1,76 +1,133 @@
-"""Blocking work for an event loop that must not block: bounded thread pools, and streams from a thread to the loop.
+"""Blocking work for an event loop that must not block: threads shared fairly by tenants, and streams from a thread to
+the loop.
 
-A pool accepts a fixed number of work items, runs each on its own thread, and refuses the next item immediately, so no
-request waits where the engine's scheduler does not see it. The thread of a stream pauses when it is `AHEAD` items ahead
-of the reader, so a slow reader delays only itself. When the client disconnects, `cancelled` is set, and the work stops
-at the next token, layer or poll.
+A pool accepts a bounded number of work items, in all and of one tenant, and refuses the next one immediately. Its
+threads take work from the tenants in turns, and one tenant holds at most a share of them, so that the work of others
+starts soon whatever one tenant sends. The thread of a stream pauses when it is `AHEAD` items ahead of the reader, so a
+slow reader delays only itself. When the client disconnects, its work is cancelled: it stops at the next token, layer,
+batch or poll.
 """
 
 import asyncio
 import contextlib
 import threading
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections import Counter, OrderedDict, deque
+from collections.abc import AsyncGenerator, Callable, Generator
+from concurrent.futures import Future
+from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from starlette.requests import Request
 
-from ragkv.errors import DeadlineError
+from ragkv.errors import CancelledError
 from ragkv.runtime import openmp
 
 from .errors import CLIENT_GONE, ApiError
+from .keys import Principal
+from .work_context import Channel, WorkContext
 
 T = TypeVar("T")
 
-AHEAD = 64  # items that a stream's thread may be ahead of the reader
+
+@dataclass(frozen=True, slots=True)
+class PoolLimits:
+    """How much work a pool accepts and runs, of all tenants and of one tenant with a key."""
+
+    threads: int  # pieces of work that run at once
+    accepted: int  # pieces of work that run or wait
+    tenant_threads: int  # of `threads`
+    tenant_accepted: int  # of `accepted`
 
 
-class WorkContext:
-    """The request that a piece of work serves, its deadline, and whether it is cancelled."""
+class _Job(Generic[T]):
+    """One piece of accepted work."""
 
-    def __init__(self, request: Request, deadline_s: float | None) -> None:
-        """`deadline_s` counts from now; `None`: no deadline."""
-        self.request = request
-        self.cancelled = threading.Event()  # set once the result is no longer needed
-        self._ends = None if deadline_s is None else time.monotonic() + deadline_s
-        self._deadline_s = deadline_s
+    def __init__(self, context: WorkContext, tenant: str, work: Callable[[WorkContext], T]) -> None:
+        self.context, self.tenant = context, tenant
+        self.future: Future[T] = Future()
+        self._work = work
 
-    @property
-    def remaining_s(self) -> float | None:
-        """Seconds until the deadline; raises `DeadlineError` if it passed."""
-        if self._ends is None:
-            return None
-        if (remaining := self._ends - time.monotonic()) <= 0:
-            raise DeadlineError(f"The request's deadline of {self._deadline_s:g} s passed; ask for less, or ask again.")
-        return remaining
+    def run(self) -> None:
+        """Run the work, unless it was dropped."""
+        if not self.future.set_running_or_notify_cancel():
+            return
+        try:
+            self.context.check()
+            result = self._work(self.context)
+        except BaseException as error:
+            self.future.set_exception(_shown(error, self.context))
+        else:
+            self.future.set_result(result)
+
+
+class _Queues:
+    """Waiting jobs, taken from the tenants in turns."""
+
+    def __init__(self) -> None:
+        self._by_tenant: OrderedDict[str, deque[_Job[Any]]] = OrderedDict()  # the next tenant first; none is empty
+
+    def __len__(self) -> int:
+        return sum(map(len, self._by_tenant.values()))
+
+    def add(self, job: _Job[Any]) -> None:
+        self._by_tenant.setdefault(job.tenant, deque()).append(job)
+
+    def take(self, may_run: Callable[[str], bool]) -> _Job[Any] | None:
+        """The oldest job of the next tenant that may run one; `None` if there is none."""
+        for tenant, queue in self._by_tenant.items():
+            if may_run(tenant):
+                job = queue[0]
+                self.remove(job)
+                if tenant in self._by_tenant:
+                    self._by_tenant.move_to_end(tenant)
+                return job
+        return None
+
+    def remove(self, job: _Job[Any]) -> bool:
+        """Drop a job; whether it waited."""
+        queue = self._by_tenant.get(job.tenant)
+        if queue is None or job not in queue:
+            return False
+        queue.remove(job)
+        if not queue:
+            del self._by_tenant[job.tenant]
+        return True
+
+    def clear(self) -> list[_Job[Any]]:
+        """Drop all jobs and return them."""
+        jobs = [job for queue in self._by_tenant.values() for job in queue]
+        self._by_tenant.clear()
+        return jobs
 
 
 class WorkerPool:
-    """Accepts up to `limit` pieces of work at once. Call its methods on the event loop's thread."""
+    """Runs work on threads. Call `run`, `run_stream` and `stream` on the event loop's thread."""
 
-    def __init__(self, name: str, limit: int, deadline_s: float | None, threads: int | None = None) -> None:
-        """`threads` of the accepted pieces of work run at once; `None`: all of them."""
-        self._pool = ThreadPoolExecutor(threads or limit, thread_name_prefix=f"ragkv-{name}")
-        self._limit, self._deadline_s = limit, deadline_s
-        self._lock = threading.Lock()
-        self._running: set[WorkContext] = set()
+    def __init__(self, name: str, limits: PoolLimits, deadline_s: float | None) -> None:
+        self._name, self._limits, self._deadline_s = name, limits, deadline_s
+        self._changed = threading.Condition()
+        self._waiting = _Queues()
+        self._accepted: set[_Job[Any]] = set()  # waiting and running jobs
+        self._running: Counter[str] = Counter()  # running jobs by tenant
+        self._threads: list[threading.Thread] = []
+        self._idle = 0
         self._closed = False
 
     @property
     def running(self) -> int:
         """Pieces of work that are accepted and not finished."""
-        with self._lock:
-            return len(self._running)
+        with self._changed:
+            return len(self._accepted)
 
     async def run(self, request: Request, work: Callable[[WorkContext], T]) -> T:
         """Return what `work` returns; cancel it when the client of `request` disconnects."""
-        context, future = self._submit(request, work)
-        outcome = asyncio.wrap_future(future)
+        job = self._submit(request, work)
+        outcome = asyncio.wrap_future(job.future)
         try:
             return await unless_disconnected(request, outcome)
         finally:
-            context.cancelled.set()
+            self._abandon(job)
             outcome.add_done_callback(consume_exception)
 
     async def run_stream(
@@ -110,95 +167,118 @@ class WorkerPool:
 
         return all_items()
 
-    def close(self) -> None:
-        """Cancel what is running and wait until it has ended. Blocks."""
-        self._closed = True
-        with self._lock:
-            running = list(self._running)
-        for context in running:
-            context.cancelled.set()
-        self._pool.shutdown()
+    def cut(self) -> None:
+        """Accept no more work and cancel what is accepted: what waits ends now, what runs ends at its next check."""
+        with self._changed:
+            self._closed = True
+            dropped = self._waiting.clear()
+            for job in self._accepted:
+                job.context.cut()
+            self._accepted.difference_update(dropped)
+            self._changed.notify_all()
+        for job in dropped:
+            if job.future.set_running_or_notify_cancel():
+                job.future.set_exception(_shutting_down())
+
+    def close(self, timeout_s: float | None = None) -> bool:
+        """Cancel what is running and wait until it has ended, for `timeout_s` at most; whether it has."""
+        self.cut()
+        ends = None if timeout_s is None else time.monotonic() + timeout_s
+        for thread in self._threads:
+            thread.join(None if ends is None else max(0.0, ends - time.monotonic()))
+        return not any(thread.is_alive() for thread in self._threads)
 
     async def _items(
         self, request: Request, work: Callable[[WorkContext], Generator[T, None, None]]
     ) -> AsyncGenerator[T, None]:
-        channel: _Channel[T] = _Channel(asyncio.get_running_loop())
+        channel: Channel[T] = Channel(asyncio.get_running_loop())
 
         def drain(context: WorkContext) -> None:
-            try:
-                with contextlib.closing(work(context)) as items:
-                    for item in items:
-                        if not channel.put(item, context):
-                            break
-                channel.send(None)
-            except BaseException as error:
-                channel.send(error)
+            with contextlib.closing(work(context)) as items:
+                for item in items:
+                    if not channel.put(item, context):
+                        context.check()
+                        break
 
-        context, _ = self._submit(request, drain)
+        job = self._submit(request, drain)
+        job.future.add_done_callback(channel.end)
         try:
             async for item in channel:
                 yield item
         finally:
-            context.cancelled.set()
+            self._abandon(job)
             channel.stop_reading()
 
-    def _submit(self, request: Request, work: Callable[[WorkContext], T]) -> "tuple[WorkContext, Future[T]]":
-        """Start `work`; raises `ApiError` 503 if the pool is full or closed."""
-        context = WorkContext(request, self._deadline_s)
-        with self._lock:
-            if self._closed:
-                raise ApiError(503, "The server is shutting down. Ask again.", "shutting_down", retry_after_s=5)
-            if len(self._running) >= self._limit:
-                raise ApiError(
-                    503, f"{self._limit} requests are running already; ask again.", "queue_full", retry_after_s=1
-                )
-            self._running.add(context)
-        try:
-            future = self._pool.submit(_run_on_thread, work, context)
-        except BaseException:
-            self._finish(context)
-            raise
-        # Abandoned work counts too, until it has ended.
-        future.add_done_callback(lambda _: self._finish(context))
-        return context, future
+    def _submit(self, request: Request, work: Callable[[WorkContext], T]) -> "_Job[T]":
+        """Accept `work`; raises `ApiError` if too much of the tenant's or of all tenants' work is accepted already."""
+        principal: Principal = request.state.principal
+        job = _Job(WorkContext(request, self._deadline_s), principal.tenant, work)
+        with self._changed:
+            self._check_space(principal.tenant)
+            self._accepted.add(job)
+            self._waiting.add(job)
+            if len(self._waiting) > self._idle and len(self._threads) < self._limits.threads:
+                name = f"ragkv-{self._name}-{len(self._threads)}"
+                # A daemon: work that does not end must not keep the process from ending.
+                thread = threading.Thread(target=self._work, name=name, daemon=True)
+                self._threads.append(thread)
+                thread.start()
+            self._changed.notify()
+        return job
 
-    def _finish(self, context: WorkContext) -> None:
-        with self._lock:
-            self._running.discard(context)
+    def _check_space(self, tenant: str) -> None:
+        limits, mine = self._limits, sum(job.tenant == tenant for job in self._accepted)
+        if self._closed:
+            raise _shutting_down()
+        if tenant and mine >= limits.tenant_accepted:
+            message = (
+                f"{mine} requests of this key's tenant are running or waiting already, and the setting "
+                "queue.tenant_limit allows no more. Ask again when one of them has ended."
+            )
+            raise ApiError(429, message, "tenant_queue_full", retry_after_s=1)
+        if len(self._accepted) >= limits.accepted:
+            message = (
+                f"{len(self._accepted)} requests are running or waiting already, and the setting queue.limit allows no "
+                "more. Ask again."
+            )
+            raise ApiError(503, message, "queue_full", retry_after_s=1)
 
+    def _abandon(self, job: _Job[Any]) -> None:
+        """Cancel a job whose result is no longer needed: at once if it waits for a thread, else at its next check."""
+        job.context.cancelled.set()
+        with self._changed:
+            waited = self._waiting.remove(job)
+            if waited:
+                self._accepted.discard(job)
+        if waited:
+            job.future.cancel()
 
-class _Channel(Generic[T]):
-    """A queue of at most `AHEAD` unread items from a thread to the event loop."""
+    def _work(self) -> None:
+        while (job := self._next()) is not None:
+            job.run()
+            openmp.release_threads()
+            # Abandoned work counts too, until it has ended.
+            with self._changed:
+                self._accepted.discard(job)
+                self._running -= Counter([job.tenant])
+                self._changed.notify_all()
+            del job  # or the thread would hold the result until its next job
 
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._loop = loop
-        self._free = threading.Semaphore(AHEAD)
-        self._items: asyncio.Queue[tuple[T] | BaseException | None] = asyncio.Queue()
+    def _next(self) -> _Job[Any] | None:
+        """Wait for the next job, of the tenants in turns; `None` once the pool is closed."""
+        with self._changed:
+            while not self._closed:
+                if (job := self._waiting.take(self._may_run)) is not None:
+                    self._running[job.tenant] += 1
+                    return job
+                self._idle += 1
+                self._changed.wait()
+                self._idle -= 1
+            return None
 
-    def put(self, item: T, context: WorkContext) -> bool:
-        """Wait for a free place and add `item`; `False` if the reader has stopped. Raises `DeadlineError`."""
-        while not self._free.acquire(timeout=context.remaining_s):
-            pass  # `remaining_s` raises after the deadline
-        return not context.cancelled.is_set() and self.send((item,))
-
-    def stop_reading(self) -> None:
-        """Wake a thread that waits for a free place, so that it sees `cancelled`."""
-        self._free.release()
-
-    def send(self, item: tuple[T] | BaseException | None) -> bool:
-        """Add an item, or end the stream: with an error, or with `None`. `False` if the loop is closed."""
-        try:
-            self._loop.call_soon_threadsafe(self._items.put_nowait, item)
-        except RuntimeError:
-            return False
-        return True
-
-    async def __aiter__(self) -> AsyncIterator[T]:
-        while (item := await self._items.get()) is not None:
-            if isinstance(item, BaseException):
-                raise item
-            self._free.release()
-            yield item[0]
+    def _may_run(self, tenant: str) -> bool:
+        """Whether the tenant may hold one more thread. Without keys everyone is one tenant, which may hold all."""
+        return not tenant or self._running[tenant] < self._limits.tenant_threads
 
 
 async def unless_disconnected(request: Request, outcome: "asyncio.Future[T]") -> T:
@@ -221,14 +301,16 @@ async def unless_disconnected(request: Request, outcome: "asyncio.Future[T]") ->
             await watcher
 
 
-def _run_on_thread(work: Callable[[WorkContext], T], context: WorkContext) -> T:
-    try:
-        return work(context)
-    finally:
-        openmp.release_threads()
-
-
 def consume_exception(outcome: "asyncio.Future[Any]") -> None:
     """Read the exception of an abandoned future, so that asyncio does not report it as never retrieved."""
     if not outcome.cancelled():
         outcome.exception()
+
+
+def _shown(error: BaseException, context: WorkContext) -> BaseException:
+    """`error`, or that the server shuts down if that is why the work was cancelled."""
+    return _shutting_down() if context.shutting_down and isinstance(error, CancelledError) else error
+
+
+def _shutting_down() -> ApiError:
+    return ApiError(503, "The server is shutting down. Ask again.", "shutting_down", retry_after_s=5)

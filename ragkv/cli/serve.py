@@ -1,5 +1,6 @@
 """`ragkv serve`: starts the REST service and its web page. docs/deploy.md lists the settings without a flag here."""
 
+import os
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -57,3 +58,5 @@ def serve(
         errors.print(f"ragkv serves {settings.model} at http://{shown}:{settings.port}; Ctrl-C ends it.")
     sys.stderr.flush()
     listen(app, settings)
+    sys.stderr.flush()
+    os._exit(0)  # everything is closed; the interpreter would take seconds to free the model, or wait for a thread

@@ -5,7 +5,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from ragkv.runtime import openmp
+from ragkv.errors import QueueError
+from ragkv.runtime import Check, no_check, openmp
 from ragkv.scheduling import Activity
 from ragkv.store import Store
 
@@ -20,6 +21,7 @@ class WarmReport:
     encoded: int  # chunks computed and stored now
     present: int  # chunks that were stored already
     failed: int  # chunks that could not be stored: see the log
+    left: int = 0  # chunks not reached, because a deadline or a cancellation ended the work
 
 
 class Warmer:
@@ -28,12 +30,20 @@ class Warmer:
     def __init__(self, encoder: Encoder, store: Store, activity: Activity, single_flight: SingleFlight) -> None:
         self._encoder, self._store, self._activity, self._single_flight = encoder, store, activity, single_flight
 
-    def warm(self, chunks: Sequence[tuple[int, ...]], on_progress: Callable[[int, int], None] | None) -> WarmReport:
-        """Encode and store the chunks, given by their token ids, that are not stored; returns when all are durable."""
+    def warm(
+        self,
+        chunks: Sequence[tuple[int, ...]],
+        on_progress: Callable[[int, int], None] | None = None,
+        check: Check = no_check,
+    ) -> WarmReport:
+        """Encode and store the chunks, given by their token ids, that are not stored; returns when all are durable.
+
+        A `QueueError` that `check` raises before a chunk ends the work; the report counts the chunks that are left.
+        """
         waiting, postponed = deque(chunks), set[tuple[int, ...]]()
         identity, single_flight = self._encoder.identity, self._single_flight
         encoded = present = failed = 0
-        while waiting:
+        while waiting and _goes_on(check):
             token_ids = waiting.popleft()
             key, tokens = identity.key(token_ids), len(token_ids)
             is_stored = partial(self._store.ensure_durable, identity, token_ids)
@@ -54,7 +64,7 @@ class Warmer:
                 on_progress(len(chunks) - len(waiting), len(chunks))
         openmp.release_threads()  # encoding entries in the store's codec may have started some
         self._store.flush()  # entries that were present may still wait to be written
-        return WarmReport(encoded, present, failed)
+        return WarmReport(encoded, present, failed, left=len(waiting))
 
     def _encode(
         self, token_ids: tuple[int, ...], chunks: Sequence[tuple[int, ...]], claim: EncodingClaim | None
@@ -62,7 +72,7 @@ class Warmer:
         """Compute the entry of one of `chunks` and store it durably; whether that succeeded."""
         stored = False
         try:
-            with self._activity.acquire_compute_lock():
+            with self._activity.acquire_for_encoding():
                 self._encoder.register(chunks)
                 entry = self._encoder.chunk(token_ids)
             stored = self._store.put_durably(entry)
@@ -70,6 +80,15 @@ class Warmer:
             if claim is not None:
                 self._single_flight.finish(claim, stored)
         return stored
+
+
+def _goes_on(check: Check) -> bool:
+    """Whether `check` lets the work go on."""
+    try:
+        check()
+    except QueueError:
+        return False
+    return True
 
 
 __all__ = ["WarmReport", "Warmer"]

@@ -14,7 +14,7 @@ from ragkv.engine import Engine
 from ragkv.inference import AnswerOptions
 from ragkv.retrieval import Document, Hit, Index, IngestReport, Passage, Removal, Reranker, Splitter, Where
 from ragkv.retrieval.embedders import Embedder
-from ragkv.runtime import Closing
+from ragkv.runtime import Check, Closing, no_check
 from ragkv.sessions import Session
 from ragkv.types import Answer, Chunk, TokenEvent
 
@@ -96,9 +96,13 @@ class Rag(Closing):
         where: Where | None = None,
         reranker: Reranker | None = None,
         order: Order = "score",
+        check: Check = no_check,
     ) -> tuple[Hit, ...]:
-        """The best `k` passages: best first, or in the order of the corpus, so that references point backwards."""
-        hits = self.index.search(question, k, retriever=retriever, where=where, reranker=reranker)
+        """The best `k` passages: best first, or in the order of the corpus, so that references point backwards.
+
+        What `check` raises between two steps ends the search.
+        """
+        hits = self.index.search(question, k, retriever=retriever, where=where, reranker=reranker, check=check)
         if order == "document":
             rank = {document_id: number for number, document_id in enumerate(self.index.document_ids())}
             hits.sort(key=lambda hit: (rank.get(hit.passage.document_id, len(rank)), hit.passage.span))

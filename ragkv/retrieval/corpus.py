@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from ragkv.errors import InputError
-from ragkv.runtime import sync
+from ragkv.runtime import Check, acquired, no_check, sync
 
 from .database import Database
 from .embedders import Embedder
@@ -17,6 +17,7 @@ from .values import TextNumbers, Vectors
 
 logger = logging.getLogger(__name__)
 Built = TypeVar("Built")
+Builder = Callable[["Corpus", Check], Built]
 
 
 class Corpus:
@@ -27,7 +28,7 @@ class Corpus:
         self._database = database
         self._embedder = embedder
         self._lock = threading.RLock()  # reentrant: "fused" builds the other two retrievers while it is built
-        self._built: dict[Callable[[Corpus], Any], Any] = {}
+        self._built: dict[Builder[Any], Any] = {}
         self._read_revision = revision  # of the texts read last: another process may have changed the index since
 
     def texts(self) -> tuple[TextNumbers, list[str]]:
@@ -51,11 +52,11 @@ class Corpus:
             )
         return self._embedder
 
-    def build_once(self, build: Callable[["Corpus"], Built]) -> Built:
-        """The result of `build(self)`, which is called the first time only."""
-        with self._lock:
+    def build_once(self, build: Builder[Built], check: Check = no_check) -> Built:
+        """The result of `build(self, check)`, which is called the first time only, or again if `check` ended it."""
+        with acquired(self._lock, check):
             if build not in self._built:
-                self._built[build] = build(self)
+                self._built[build] = build(self, check)
             built: Built = self._built[build]
             return built
 

@@ -6,18 +6,19 @@ its end is not silently lost. Packages and weights are loaded at the first text:
 
 import hashlib
 import importlib.util
-import threading
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from ragkv.errors import ConfigError, InputError, MissingExtraError, ModelNotFoundError
+from ragkv.runtime import BatchLock, Check, no_check
 
 from .values import Vectors
 
+CPU_BATCH_TOKENS = 256  # a processor computes larger batches hardly faster, and a query would wait longer for one
 MINILM_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"  # the official all-MiniLM-L6-v2
 
 
@@ -33,8 +34,11 @@ class Embedder(ABC):
         """The length of a vector. May load the model."""
 
     @abstractmethod
-    def embed_texts(self, texts: Sequence[str]) -> list[Vectors]:
-        """The unit vectors (W, D) of each text: one, or one for each window of a long text."""
+    def embed_texts(self, texts: Sequence[str], check: Check = no_check) -> list[Vectors]:
+        """The unit vectors (W, D) of each text: one, or one for each window of a long text.
+
+        `check` is called before each batch; what it raises ends the call.
+        """
 
     @abstractmethod
     def embed_query(self, query: str) -> Vectors:
@@ -58,6 +62,13 @@ def one_vector(windows: Vectors) -> Vectors:
     return np.asarray(total / max(float(np.linalg.norm(total)), 1e-9), dtype=np.float32)
 
 
+class _Window(NamedTuple):
+    """A text, or a part of it."""
+
+    text: str
+    tokens: int  # about
+
+
 class SentenceTransformerEmbedder(Embedder):
     """A sentence-transformers model in a local directory. Weights must be safetensors; nothing is downloaded.
 
@@ -76,38 +87,61 @@ class SentenceTransformerEmbedder(Embedder):
         self._device = device
         self._window_tokens = window_tokens
         self._batch_size = batch_size
-        self._lock = threading.Lock()  # fast tokenizers are not thread-safe
+        self._batch_tokens = CPU_BATCH_TOKENS if device == "cpu" else None
+        self._lock = BatchLock()  # fast tokenizers are not thread-safe; a query waits for one batch at most
         self._loaded: Any = None
         self.name = self._path.name
         self.id = f"sentence-transformers:{_fingerprint(self._path)}:{window_tokens}"
 
     @property
     def dimension(self) -> int:
-        with self._lock:
+        with self._lock.hold(urgent=True):
             return int(self._model().get_embedding_dimension())
 
-    def embed_texts(self, texts: Sequence[str]) -> list[Vectors]:
-        with self._lock:
-            windows = [self._windows(text) for text in texts]
-            rows = self._encode([window for several in windows for window in several])
-        return np.split(rows, np.cumsum([len(several) for several in windows])[:-1])
+    def embed_texts(self, texts: Sequence[str], check: Check = no_check) -> list[Vectors]:
+        windows: list[_Window] = []
+        ends = []
+        for text in texts:
+            check()
+            with self._lock.hold(check=check):
+                windows += self._windows(text)
+            ends.append(len(windows))
+        rows = np.empty((len(windows), self.dimension), dtype=np.float32)
+        for batch in self._batches(windows):
+            check()
+            with self._lock.hold(check=check):
+                rows[batch] = self._encode([windows[place].text for place in batch])
+        return np.split(rows, ends[:-1])
 
     def embed_query(self, query: str) -> Vectors:
-        with self._lock:
+        with self._lock.hold(urgent=True):
             vector: Vectors = self._encode([query], query=True)[0]
         return vector
 
     def count_tokens(self, text: str) -> int:
-        with self._lock:
+        with self._lock.hold():
             return len(self._model().tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
 
     def text_of(self, token_ids: Sequence[int]) -> str:
-        with self._lock:
+        with self._lock.hold():
             tokenizer = self._model().tokenizer
             wrong = next((token for token in token_ids if not 0 <= token < len(tokenizer)), None)
             if wrong is not None:
                 raise InputError(f"Token id {wrong} is not in {self.name}'s vocabulary of {len(tokenizer)}.")
             return str(tokenizer.decode(list(token_ids), skip_special_tokens=True))
+
+    def _batches(self, windows: Sequence[_Window]) -> Iterator[list[int]]:
+        """The places of all windows, longest first, so that there is little padding."""
+        batch: list[int] = []
+        for place in sorted(range(len(windows)), key=lambda place: -windows[place].tokens):
+            longest = windows[batch[0]].tokens if batch else 0
+            is_large = self._batch_tokens is not None and longest * (len(batch) + 1) > self._batch_tokens
+            if batch and (is_large or len(batch) == self._batch_size):
+                yield batch
+                batch = []
+            batch.append(place)
+        if batch:
+            yield batch
 
     def _encode(self, texts: list[str], query: bool = False) -> Vectors:
         model = self._model()
@@ -115,20 +149,25 @@ class SentenceTransformerEmbedder(Embedder):
         rows = encode(texts, batch_size=self._batch_size, normalize_embeddings=True, show_progress_bar=False)
         return np.asarray(rows, dtype=np.float32)  # (N, D)
 
-    def _windows(self, text: str) -> list[str]:
+    def _windows(self, text: str) -> list[_Window]:
         """The text itself, or its parts of equal length if it is longer than a window."""
-        if self._window_tokens is None:
-            return [text]
         model = self._model()
         fits = (model.max_seq_length or 512) - model.tokenizer.num_special_tokens_to_add()
+        if self._window_tokens is None:
+            return [_Window(text, min(fits, 1 + len(text) // 4))]
         size = min(self._window_tokens, fits)
         encoded = model.tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
         offsets = encoded["offset_mapping"]  # (start, end) of each token
         parts = -(-len(offsets) // size)
         if parts <= 1:
-            return [text]
+            return [_Window(text, len(offsets))]
         step = -(-len(offsets) // parts)
-        return [text[offsets[i][0] : offsets[min(i + step, len(offsets)) - 1][1]] for i in range(0, len(offsets), step)]
+        starts = range(0, len(offsets), step)
+        ends = [min(start + step, len(offsets)) for start in starts]
+        return [
+            _Window(text[offsets[start][0] : offsets[end - 1][1]], end - start)
+            for start, end in zip(starts, ends, strict=True)
+        ]
 
     def _model(self) -> Any:
         if self._loaded is None:

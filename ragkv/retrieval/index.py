@@ -20,7 +20,7 @@ import numpy as np
 from filelock import FileLock, Timeout
 
 from ragkv.errors import ConfigError, InputError, ModelError, StoreLockedError, StoreReadOnlyError
-from ragkv.runtime import Closing
+from ragkv.runtime import Check, Closing, acquired, no_check
 
 from .corpus import Corpus, drop_snapshots
 from .database import Database
@@ -33,6 +33,7 @@ from .values import Document, Hit, IndexStats, IngestReport, Passage, Removal
 
 logger = logging.getLogger(__name__)
 
+QUERY_CHARS = 10_000  # of a query; an embedder reads far fewer
 EMBED_BATCH = 64  # texts whose vectors are committed together
 Progress = Callable[[int, int], None]  # number of texts embedded so far, number of texts to embed
 
@@ -97,23 +98,28 @@ class Index(Closing):
         where: Where | None = None,
         reranker: Reranker | None = None,
         rerank_depth: int = 50,
+        check: Check = no_check,
     ) -> list[Hit]:
-        """The best `k` passages, fewer if no more match. A blank query finds nothing.
+        """The best `k` passages, fewer if no more match. A blank query finds nothing; of a long one the start counts.
 
         `retriever` is a name in `RETRIEVERS`; the default is "fused" with an embedder and "bm25" without. `where`
-        filters by metadata before the ranking. A `reranker` scores the best `rerank_depth` again.
+        filters by metadata before the ranking. A `reranker` scores the best `rerank_depth` again. What `check` raises
+        between two steps ends the search.
         """
         if k < 1:
             raise InputError(f"k is {k}; ask for at least 1 passage.")
         build = retriever_type(retriever or ("bm25" if self._embedder is None else "fused")).build
         condition, parameters = sql_of(where or {})
-        query = query.encode("utf-8", "replace").decode()  # a shell may pass half a surrogate pair
+        query = query[:QUERY_CHARS].encode("utf-8", "replace").decode()  # a shell may pass half a surrogate pair
         if not query.strip():
             return []
         depth = k if reranker is None else max(k, rerank_depth)
         for _ in range(3):  # search again if a deletion removed a hit between ranking and reading
+            check()
             allowed = self._database.text_numbers(condition, parameters) if where else None
-            ranked = self._current_corpus().build_once(build).search(query, depth, allowed)
+            found = self._current_corpus().build_once(build, check)
+            check()
+            ranked = found.search(query, depth, allowed)
             hits = self._hits(ranked, condition, parameters)
             if len(hits) == len(ranked):
                 break
@@ -158,19 +164,25 @@ class Index(Closing):
     # Writing
 
     def ingest(
-        self, documents: Iterable[Document], *, prune: bool = False, progress: Progress | None = None
+        self,
+        documents: Iterable[Document],
+        *,
+        prune: bool = False,
+        progress: Progress | None = None,
+        check: Check = no_check,
     ) -> IngestReport:
         """Adds these documents or replaces their old contents, all or none. An unchanged document costs one hash.
 
         With `prune`, all other documents are deleted. The changed documents of one call are held in memory until it
-        ends: feed very large corpora in several calls.
+        ends: feed very large corpora in several calls. What `check` raises between two batches ends the call: no
+        document is changed, and the vectors computed so far are kept for the next call.
         """
-        with self._writer():
-            plan = self._plan(documents)
+        with self._writer(check):
+            plan = self._plan(documents, check)
             gone = [name for name in self.document_ids() if name not in plan.hashes] if prune else []
             if prune and not plan.hashes and gone:
                 raise InputError(f"Pruning to no documents would delete all {len(gone)}. Use delete() if you mean it.")
-            embedded = self._embed(plan, progress)
+            embedded = self._embed(plan, progress, check)
             with self._database.transaction():
                 old = [passage for name in [*plan.changed, *gone] for passage in self.passages(name)]
                 for write in plan.writes:
@@ -214,11 +226,11 @@ class Index(Closing):
     # The steps of an ingestion
 
     @contextmanager
-    def _writer(self) -> Iterator[None]:
+    def _writer(self, check: Check = no_check) -> Iterator[None]:
         """Admits one writer at a time: other threads wait, another process gets `StoreLockedError`."""
         if self._database.read_only:
             raise StoreReadOnlyError(f"The index at {self.directory} was opened read-only. Open it for writing.")
-        with self._writing:
+        with acquired(self._writing, check):
             if self.directory is None:
                 yield
                 return
@@ -231,10 +243,11 @@ class Index(Closing):
                 yield
                 drop_snapshots(self.directory, RETRIEVERS, self._database.revision())
 
-    def _plan(self, documents: Iterable[Document]) -> _Plan:
+    def _plan(self, documents: Iterable[Document], check: Check) -> _Plan:
         """Finds new and changed documents and splits them; writes nothing."""
         plan = _Plan()
         for document in documents:
+            check()
             if self._splitter is None:
                 raise InputError(
                     "This index was opened without a splitter and cannot ingest. Pass splitter=Splitter(...)."
@@ -250,10 +263,10 @@ class Index(Closing):
                 plan.unchanged.append(document.id)
                 continue
             (plan.added if stored is None else plan.changed).append(document.id)
-            plan.writes.append((document, content_hash, self._splitter.split(document)))
+            plan.writes.append((document, content_hash, self._splitter.split(document, check)))
         return plan
 
-    def _embed(self, plan: _Plan, progress: Progress | None) -> int:
+    def _embed(self, plan: _Plan, progress: Progress | None, check: Check) -> int:
         """Embeds every text that has no vector, committed batch by batch; returns how many texts were embedded."""
         if (embedder := self._embedder) is None:
             return 0
@@ -264,7 +277,7 @@ class Index(Closing):
             if progress is not None:
                 progress(start, len(todo))
             batch = todo[start : start + EMBED_BATCH]
-            vectors = embedder.embed_texts(batch)
+            vectors = embedder.embed_texts(batch, check)
             if not all(v.ndim == 2 and v.shape[1] == embedder.dimension and np.isfinite(v).all() for v in vectors):
                 raise ModelError(f"Embedder {embedder.name} gave vectors of a wrong shape, or not finite ones.")
             with self._database.transaction():

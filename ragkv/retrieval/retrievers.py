@@ -17,6 +17,7 @@ from typing import Any, ClassVar, NamedTuple, Self
 import numpy as np
 
 from ragkv.errors import ConfigError, MissingExtraError
+from ragkv.runtime import Check, no_check
 
 from .corpus import Corpus
 from .values import TextNumbers, Vectors
@@ -44,8 +45,8 @@ class Retriever(ABC):
 
     @classmethod
     @abstractmethod
-    def build(cls, corpus: Corpus) -> Self:
-        """A retriever over `corpus`. Raises `MissingExtraError` if a package is missing."""
+    def build(cls, corpus: Corpus, check: Check = no_check) -> Self:
+        """A retriever over `corpus`. Raises `MissingExtraError` if a package is missing, and what `check` raises."""
 
     @abstractmethod
     def search(self, query: str, k: int, allowed: TextNumbers | None = None) -> list[ScoredText]:
@@ -67,11 +68,14 @@ class Bm25(Retriever):
         self._scorer = scorer  # bm25s.BM25, or None for a corpus without a term
 
     @classmethod
-    def build(cls, corpus: Corpus) -> Self:
+    def build(cls, corpus: Corpus, check: Check = no_check) -> Self:
         if (loaded := corpus.load_snapshot(cls.name, cls._read)) is not None:
             return loaded
         numbers, texts = corpus.texts()
-        tokenized = [terms(text) for text in texts]
+        tokenized = []
+        for text in texts:
+            check()
+            tokenized.append(terms(text))
         if not any(tokenized):
             return cls(numbers, None)
         scorer = _bm25s().BM25(method="lucene", backend="numpy")
@@ -124,7 +128,8 @@ class Dense(Retriever):
         self._vectors_per_text = vectors_per_text  # of the text that has most
 
     @classmethod
-    def build(cls, corpus: Corpus) -> Self:
+    def build(cls, corpus: Corpus, check: Check = no_check) -> Self:
+        check()
         faiss = _faiss()
         numbers, vectors = corpus.vectors()
         index = faiss.IndexIDMap2(faiss.IndexFlatIP(vectors.shape[1]))
@@ -153,8 +158,8 @@ class Fused(Retriever):
         self._retrievers = retrievers
 
     @classmethod
-    def build(cls, corpus: Corpus) -> Self:
-        return cls([corpus.build_once(Bm25.build), corpus.build_once(Dense.build)])
+    def build(cls, corpus: Corpus, check: Check = no_check) -> Self:
+        return cls([corpus.build_once(Bm25.build, check), corpus.build_once(Dense.build, check)])
 
     def search(self, query: str, k: int, allowed: TextNumbers | None = None) -> list[ScoredText]:
         depth = max(k, FUSED_DEPTH)

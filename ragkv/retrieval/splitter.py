@@ -14,6 +14,7 @@ from pathlib import PurePath
 from typing import Any
 
 from ragkv.errors import ConfigError
+from ragkv.runtime import Check, no_check
 
 from .values import Document, Passage, digest
 
@@ -45,13 +46,13 @@ class Splitter:
         """Changes when the same document would be split differently."""
         return f"recursive-1:{self.tokens}:{self.overlap_tokens}:{self.tokenizer_id}"
 
-    def split(self, document: Document) -> list[Passage]:
-        """The passages of `document`, in order; none if it is blank."""
+    def split(self, document: Document, check: Check = no_check) -> list[Passage]:
+        """The passages of `document`, in order; none if it is blank. What `check` raises ends the splitting."""
         markdown = _is_markdown(document)
         headings = list(_headings(document.text)) if markdown else []
         occurrences: Counter[str] = Counter()
         passages = []
-        for start, end in self._spans(document.text, MARKDOWN if markdown else PLAIN):
+        for start, end in self._spans(document.text, MARKDOWN if markdown else PLAIN, check):
             text = document.text[start:end]
             passage_id = digest(document.id, text, str(occurrences[text]))
             occurrences[text] += 1
@@ -59,11 +60,12 @@ class Splitter:
             passages.append(Passage(passage_id, document.id, text, (start, end), document.source, metadata))
         return passages
 
-    def _spans(self, text: str, separators: tuple[str, ...]) -> Iterator[tuple[int, int]]:
+    def _spans(self, text: str, separators: tuple[str, ...], check: Check) -> Iterator[tuple[int, int]]:
         from langchain_text_splitters import RecursiveCharacterTextSplitter  # takes half a second
 
         @lru_cache(maxsize=1 << 16)  # the library counts the same words over and over
         def count(piece: str) -> int:
+            check()
             return self.count_tokens(piece) if piece else 0
 
         size = self.tokens - self.overlap_tokens

@@ -5,6 +5,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from ragkv.runtime import Check, no_check
+
 from .embedders import Embedder
 from .splitter import Splitter
 from .values import Vectors, digest
@@ -25,9 +27,13 @@ class HashEmbedder(Embedder):
     def dimension(self) -> int:
         return self._dimension
 
-    def embed_texts(self, texts: Sequence[str]) -> list[Vectors]:
-        self.embedded += texts
-        return [np.stack([self.embed_query(window) for window in self._windows(text)]) for text in texts]
+    def embed_texts(self, texts: Sequence[str], check: Check = no_check) -> list[Vectors]:
+        found = []
+        for text in texts:
+            check()
+            self.embedded.append(text)
+            found.append(np.stack([self.embed_query(window) for window in self._windows(text)]))
+        return found
 
     def embed_query(self, query: str) -> Vectors:
         vector = np.zeros(self._dimension, dtype=np.float32)  # (D,)

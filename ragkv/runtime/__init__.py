@@ -1,8 +1,21 @@
 """Threads and resources, below everything else: knows no model, no prompt and no store."""
 
 from . import openmp
+from .batches import BatchLock, Check, acquired, no_check
 from .closing import Closing
 from .files import replace_file, sync
+from .memory import release_memory
 from .priority_pool import PriorityThreadPool
 
-__all__ = ["Closing", "PriorityThreadPool", "openmp", "replace_file", "sync"]
+__all__ = [
+    "BatchLock",
+    "Check",
+    "Closing",
+    "PriorityThreadPool",
+    "acquired",
+    "no_check",
+    "openmp",
+    "release_memory",
+    "replace_file",
+    "sync",
+]

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
 from ragkv.errors import RagKVError
-from ragkv.runtime import openmp
+from ragkv.runtime import BatchLock, openmp
 
 POLL_S = 0.02  # cancellation poll interval
 
@@ -31,6 +31,7 @@ class ComputeLock:
         self._guard = threading.Lock()
         self._held = False
         self._queue: deque[Waiter] = deque()
+        self.encoding = BatchLock()  # held while one chunk is encoded, of any engine
         self.requests = 0  # requests under way on the model, of every engine that shares the lock
         self.requests_changed = threading.Condition()
 
@@ -105,6 +106,12 @@ class Activity:
             yield
         finally:
             self.lock.release()
+
+    @contextmanager
+    def acquire_for_encoding(self) -> Iterator[None]:
+        """Hold the compute lock for one chunk. One thread at a time waits for it here, so a request waits for one."""
+        with self.lock.encoding.hold(), self.acquire_compute_lock():
+            yield
 
     def close(self) -> None:
         """Wait for the pass under way to end, and allow no other."""

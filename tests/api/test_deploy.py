@@ -65,4 +65,5 @@ def test_compose_publishes_on_loopback_and_lets_answers_finish(compose: Any) -> 
     assert service["ports"] == ["127.0.0.1:8000:8000"]
     assert service["volumes"] == ["data:/data"] and "data" in compose["volumes"]
     assert service["read_only"] is True and service["cap_drop"] == ["ALL"]
-    assert int(service["stop_grace_period"].rstrip("s")) > ServeConfig().graceful_s
+    config = ServeConfig()
+    assert int(service["stop_grace_period"].rstrip("s")) > config.graceful_s + config.close_s

@@ -119,7 +119,7 @@ async function one({ name, send, row, said }) {
 
 /**
  * @param {{added: string[], changed: string[], unchanged: string[], chunks: {encoded: number, present: number, failed:
- * number}}} report
+ * number, left: number}}} report
  */
 function happened(report) {
   const what = report.added.length
@@ -129,11 +129,12 @@ function happened(report) {
       : report.unchanged.length
         ? "already here, unchanged"
         : "nothing in it to keep";
-  const { encoded = 0, present = 0, failed = 0 } = report.chunks ?? {};
+  const { encoded = 0, present = 0, failed = 0, left = 0 } = report.chunks ?? {};
   const kv = [
     encoded && `${count(encoded, "chunk")} encoded`,
     present && `${count(present, "chunk")} stored already`,
     failed && `${failed} could not be encoded`,
+    left && `${left} to be encoded when a question needs them`,
   ].filter(Boolean);
   return [what, ...kv].join(", ");
 }

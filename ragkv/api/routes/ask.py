@@ -9,6 +9,7 @@ from fastapi.responses import Response
 
 from ragkv.inference import AnswerOptions, Prefill
 from ragkv.retrieval import Hit
+from ragkv.runtime import Check
 from ragkv.types import Answer, Chunk, TokenEvent
 
 from ..answers import check_text, checked_max_tokens, session_of, stream_answer
@@ -19,7 +20,7 @@ from ..service import PrincipalDep, ServiceDep
 from ..settings import LimitsConfig
 from ..sse import EventStream, format_event
 from ..tenants import Tenant
-from ..worker_pool import WorkContext
+from ..work_context import WorkContext
 
 router = APIRouter(prefix="/v1", tags=["ask"])
 
@@ -50,7 +51,7 @@ async def ask(
             service.tenants.lease(principal) as tenant,
             session_of(tenant, principal, body.session_id) as session,
         ):
-            hits, chunks = _retrieve(tenant, body)
+            hits, chunks = _retrieve(tenant, body, context.check)
             sources = sources_of(hits)
             numbers = [source.number for source in sources]
             yield "sources", {"sources": [source.model_dump() for source in sources]}
@@ -85,7 +86,7 @@ async def compare(
 
     def work(context: WorkContext) -> CompareResponse:
         with service.tenants.lease(principal) as tenant:
-            _, chunks = _retrieve(tenant, body)
+            _, chunks = _retrieve(tenant, body, context.check)
 
             def measure(options: AnswerOptions) -> Measured:
                 options["max_new_tokens"] = 1
@@ -113,11 +114,13 @@ async def _as_text(items: AsyncGenerator[NamedEvent | AskResponse, None]) -> Asy
         await items.aclose()
 
 
-def _retrieve(tenant: Tenant, body: CompareRequest) -> tuple[Sequence[Hit], list[Chunk]]:
+def _retrieve(tenant: Tenant, body: CompareRequest, check: Check) -> tuple[Sequence[Hit], list[Chunk]]:
     """The passages for a question, and their chunks."""
-    with tenant.collections.lease(body.collection, "collection") as collection:
+    with tenant.engine.parts.activity.request(), tenant.collections.lease(body.collection, "collection") as collection:
         rag = collection.rag
-        hits = rag.retrieve(body.question, body.k, retriever=body.retriever, where=body.filter, order=body.order)
+        hits = rag.retrieve(
+            body.question, body.k, retriever=body.retriever, where=body.filter, order=body.order, check=check
+        )
         return hits, [rag.chunk(hit.passage) for hit in hits]
 
 

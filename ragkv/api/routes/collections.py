@@ -5,6 +5,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Path, Query, Request, Response
 
 from ragkv.retrieval import Document, Index
+from ragkv.runtime import Check
 
 from .. import schemas
 from ..answers import check_text
@@ -101,7 +102,7 @@ async def add_documents(
 ) -> schemas.IngestResponse:
     """Store documents, as JSON or as files in a form: split, index and encode new ones. Unchanged ones cost nothing."""
     documents = await documents_in(request, service.parser, service.config.limits, executor.principal)
-    return await executor.run(lambda tenant: _ingest(tenant, executor.principal, name, documents))
+    return await executor.run_batches(lambda tenant, check: _ingest(tenant, executor.principal, name, documents, check))
 
 
 @router.get("/{name}/documents", summary="List documents", responses=responses(404))
@@ -144,7 +145,7 @@ async def put_document(
     """Store a document under that id; it replaces the stored one."""
     principal = executor.principal
     documents = await documents_in(request, service.parser, service.config.limits, principal, document_id)
-    return await executor.run(lambda tenant: _ingest(tenant, principal, name, documents))
+    return await executor.run_batches(lambda tenant, check: _ingest(tenant, principal, name, documents, check))
 
 
 @router.delete("/{name}/documents/{document_id:path}", summary="Delete a document", responses=responses(404))
@@ -173,22 +174,25 @@ async def search(
     check_text(body.query, service.config.limits, "query")
     check_at_most(body.k, service.config.limits.documents, "k", "documents")
 
-    def work(collection: Collection) -> schemas.SearchResponse:
-        hits = collection.rag.retrieve(body.query, body.k, retriever=body.retriever, where=body.filter)
+    def work(tenant: Tenant, check: Check) -> schemas.SearchResponse:
+        with tenant.collections.lease(name) as collection:
+            hits = collection.rag.retrieve(body.query, body.k, retriever=body.retriever, where=body.filter, check=check)
         return schemas.SearchResponse(hits=sources_of(hits))
 
-    return await executor.run_on_collection(name, work)
+    return await executor.run_batches(work)
 
 
-def _ingest(tenant: Tenant, principal: Principal, name: str, documents: list[Document]) -> schemas.IngestResponse:
+def _ingest(
+    tenant: Tenant, principal: Principal, name: str, documents: list[Document], check: Check
+) -> schemas.IngestResponse:
     with tenant.collections.lease(name) as collection:
         index = collection.rag.index
 
         def new_documents() -> int:
             return len({document.id for document in documents if index.document(document.id) is None})
 
-        with tenant.quotas.documents(principal, tenant.collections.documents, new_documents):
-            report, warmed = tenant.collections.ingest(collection, documents)
+        with tenant.quotas.documents(principal, tenant.collections.documents, new_documents, check):
+            report, warmed = tenant.collections.ingest(collection, documents, check)
     if report.forgotten_passages:
         tenant.dialogue.forget_requests()  # unnamed conversations may contain the replaced texts
     return schemas.IngestResponse(

@@ -8,13 +8,13 @@ from fastapi import APIRouter, Request
 from pydantic import BaseModel, Field
 
 from ragkv.retrieval import Embedder, one_vector
+from ragkv.runtime import Check
 
 from ..answers import check_text
 from ..document_schemas import Strict
 from ..errors import ApiError, check_at_most, responses, unknown_model
 from ..server_state import record_embedding
-from ..service import Service, ServiceDep
-from ..worker_pool import WorkContext
+from ..service import PrincipalDep, Service, ServiceDep
 
 router = APIRouter(prefix="/v1", tags=["openai"])
 
@@ -64,20 +64,28 @@ class EmbeddingsResponse(BaseModel):
 
 
 @router.post("/embeddings", summary="Embed texts", responses=responses(404))
-async def embeddings(body: EmbeddingsRequest, request: Request, service: ServiceDep) -> EmbeddingsResponse:
+async def embeddings(
+    body: EmbeddingsRequest, request: Request, service: ServiceDep, principal: PrincipalDep
+) -> EmbeddingsResponse:
     """The vectors of dense retrieval. A text longer than the model's window gets one vector from its parts."""
     embedder, limits = _embedder(service, body.model), service.config.limits
 
-    def work(_: WorkContext) -> EmbeddingsResponse:
+    def work(check: Check) -> EmbeddingsResponse:
         texts = _texts(embedder, body.input)
-        check_at_most(len(texts), limits.inputs, "input", "texts")
+        check_at_most(len(texts), limits.inputs, "input", "texts", setting="limits.inputs")
         for text in texts:
             check_text(text, limits, "input")
+        check_at_most(
+            sum(map(len, texts)), limits.input_chars, "input", "characters in all texts", setting="limits.input_chars"
+        )
         if body.dimensions not in (None, embedder.dimension):
             message = f"dimensions is {body.dimensions}; {embedder.name} has {embedder.dimension} dimensions only."
             raise ApiError(400, message, "unsupported_value", "dimensions")
-        vectors = [one_vector(windows) for windows in embedder.embed_texts(texts)]
-        tokens = sum(map(embedder.count_tokens, texts))
+        vectors = [one_vector(windows) for windows in embedder.embed_texts(texts, check)]
+        tokens = 0
+        for text in texts:
+            check()
+            tokens += embedder.count_tokens(text)
         record_embedding(request, tokens)
         data = [
             Embedding(index=number, embedding=_encode(vector, body.encoding_format))
@@ -86,7 +94,7 @@ async def embeddings(body: EmbeddingsRequest, request: Request, service: Service
         usage = EmbeddingsUsage(prompt_tokens=tokens, total_tokens=tokens)
         return EmbeddingsResponse(data=data, model=embedder.name, usage=usage)
 
-    return await service.task_pool.run(request, work)
+    return await service.run_task(request, principal, work)
 
 
 def _embedder(service: Service, model: str) -> Embedder:

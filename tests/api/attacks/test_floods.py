@@ -1,0 +1,286 @@
+"""One tenant sends all the work it may: the others are served as before, and the server still ends in time."""
+
+import asyncio
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from fastapi import FastAPI
+from starlette.requests import Request
+
+from ragkv import Engine
+from ragkv.api import create_app
+from ragkv.api.keys import Principal
+from ragkv.api.settings import LimitsConfig, QueueConfig, ServeConfig
+from ragkv.api.work_context import WorkContext
+from ragkv.api.worker_pool import PoolLimits, WorkerPool
+from ragkv.retrieval.testing import HashEmbedder
+from ragkv.runtime import Check, no_check
+
+from ..helpers import BARE, on_port, plain, service_of, wait_until
+from ..whole import key, needs_reader
+from .helpers import NOISY_LIVEZ_S, Target, Watch, target
+
+pytestmark = pytest.mark.enable_socket
+BATCH_S = 0.05
+WORDS = "harbour mill orchard lantern glacier copper sparrow thunder velvet compass"
+
+
+class SlowEmbedder(HashEmbedder):
+    """Needs a while for each text, and records when it began one."""
+
+    def __init__(self, batch_s: float = BATCH_S) -> None:
+        super().__init__()
+        self.batch_s = batch_s
+        self.began: list[float] = []
+
+    def embed_texts(self, texts: Sequence[str], check: Check = no_check) -> list[Any]:
+        found = []
+        for text in texts:
+            check()
+            self.began.append(time.monotonic())
+            time.sleep(self.batch_s)
+            found += super().embed_texts([text])
+        return found
+
+
+class Flooded:
+    """An app with two keys and a slow embedder."""
+
+    def __init__(self, loaded: Engine, home: Path, **config: Any) -> None:
+        self.embedder = SlowEmbedder()
+        self._headers = {name: key(home, name) for name in ("attacker", "bystander")}
+        self.app: FastAPI = create_app(
+            ServeConfig(home=str(home), **config), engine=loaded.with_config(BARE), embedder=self.embedder
+        )
+
+    def client(self, url: str, name: str) -> httpx.Client:
+        return plain(url, headers=self._headers[name])
+
+    def working(self) -> int:
+        return service_of(self.app).task_pool.running
+
+
+def embed(client: httpx.Client, texts: int = 200) -> httpx.Response:
+    return client.post("/v1/embeddings", json={"model": "hash", "input": ["some text"] * texts})
+
+
+def in_threads(count: int, work: Callable[[], httpx.Response]) -> tuple[list[threading.Thread], list[Any]]:
+    """Start `count` calls; their responses, or the errors of broken connections, are added to the list."""
+    results: list[Any] = []
+
+    def run() -> None:
+        try:
+            results.append(work())
+        except httpx.HTTPError as error:
+            results.append(error)
+
+    threads = [threading.Thread(target=run) for _ in range(count)]
+    for thread in threads:
+        thread.start()
+    return threads, results
+
+
+@pytest.fixture
+def flooded(reader: Engine, tmp_path: Path) -> Flooded:
+    return Flooded(reader, tmp_path, queue=QueueConfig(tasks=4, tenant_tasks=2, tenant_limit=3))
+
+
+def test_a_tenants_tasks_leave_threads_to_other_tenants_and_above_its_limit_get_429(flooded: Flooded) -> None:
+    with on_port(flooded.app) as url, flooded.client(url, "attacker") as attacker:
+        threads, results = in_threads(3, lambda: embed(attacker))
+        wait_until(lambda: flooded.working() == 3)
+        refused = embed(attacker)
+        assert (refused.status_code, refused.json()["error"]["code"]) == (429, "tenant_queue_full")
+        assert "queue.tenant_limit" in refused.text and refused.headers["retry-after"]
+        with flooded.client(url, "bystander") as bystander:
+            began = time.monotonic()
+            assert embed(bystander, texts=3).status_code == 200
+            assert bystander.get("/v1/collections").status_code == 200
+            assert time.monotonic() - began < 5  # the attacker's three requests take 20 s
+        service_of(flooded.app).cut()
+        for thread in threads:
+            thread.join()
+    assert [(one.status_code, one.json()["error"]["code"]) for one in results] == [(503, "shutting_down")] * 3
+
+
+async def test_threads_take_waiting_work_from_the_tenants_in_turns() -> None:
+    pool = WorkerPool("test", PoolLimits(threads=1, accepted=20, tenant_threads=1, tenant_accepted=10), None)
+    order: list[str] = []
+    free = threading.Event()
+
+    def request(tenant: str) -> Request:
+        async def receive() -> Any:
+            return await asyncio.Event().wait()
+
+        principal = Principal(key_id=tenant, name=tenant, tenant=tenant)
+        return Request({"type": "http", "state": {"principal": principal}}, receive)
+
+    def work(context: WorkContext) -> None:
+        free.wait()
+        order.append(context.request.state.principal.tenant)
+
+    tasks = [asyncio.ensure_future(pool.run(request(tenant), work)) for tenant in "aaaaabbc"]
+    while pool.running < 8:
+        await asyncio.sleep(0.01)
+    free.set()
+    await asyncio.gather(*tasks)
+    assert "".join(order) == "abcabaaa"
+    assert pool.close(5.0)
+
+
+def test_abandoned_embeddings_stop_within_one_batch(flooded: Flooded) -> None:
+    with on_port(flooded.app) as url:
+        with flooded.client(url, "attacker") as attacker:
+            attacker.timeout = httpx.Timeout(0.5)
+            threads, results = in_threads(3, lambda: embed(attacker))
+            for thread in threads:
+                thread.join()
+        assert all(isinstance(one, httpx.ReadTimeout) for one in results)
+        left = time.monotonic()
+        wait_until(lambda: flooded.working() == 0)
+        assert time.monotonic() - left < 2
+        later = [began for began in flooded.embedder.began if began > left + 0.3]
+        assert later == []
+
+
+def test_a_task_that_passes_its_deadline_gets_504(reader: Engine, tmp_path: Path) -> None:
+    flooded = Flooded(reader, tmp_path, queue=QueueConfig(task_deadline_s=0.3))
+    with on_port(flooded.app) as url, flooded.client(url, "attacker") as attacker:
+        late = embed(attacker)
+        assert (late.status_code, late.json()["error"]["code"]) == (504, "deadline_exceeded")
+        wait_until(lambda: flooded.working() == 0)
+
+
+def test_a_request_with_too_much_text_is_refused_by_the_name_of_its_setting(reader: Engine, tmp_path: Path) -> None:
+    flooded = Flooded(reader, tmp_path, limits=LimitsConfig(input_chars=100))
+    with on_port(flooded.app) as url, flooded.client(url, "attacker") as attacker:
+        refused = embed(attacker, texts=12)
+        assert refused.status_code == 400 and "108 characters" in refused.text and "limits.input_chars" in refused.text
+        assert flooded.embedder.embedded == []
+
+
+def store(client: httpx.Client, count: int) -> httpx.Response:
+    documents = [{"id": str(number), "text": f"{number} {WORDS}"} for number in range(count)]
+    return client.post("/v1/collections/c/documents", json={"documents": documents})
+
+
+def test_documents_whose_embedding_is_cut_are_not_stored_and_their_vectors_are_kept(
+    reader: Engine, tmp_path: Path
+) -> None:
+    flooded = Flooded(reader, tmp_path, limits=LimitsConfig(documents=100), queue=QueueConfig(task_deadline_s=4.5))
+    with on_port(flooded.app) as url, flooded.client(url, "attacker") as attacker:
+        attacker.post("/v1/collections", json={"name": "c"})
+        late = store(attacker, 100)
+        assert (late.status_code, late.json()["error"]["code"]) == (504, "deadline_exceeded")
+        assert attacker.get("/v1/collections/c").json()["documents"] == 0
+        embedded = len(flooded.embedder.embedded)
+        flooded.embedder.batch_s = 0.0
+        assert store(attacker, 100).status_code == 201
+        assert len(flooded.embedder.embedded) - embedded == 100 - 64  # the first batch was committed
+
+
+def test_documents_are_stored_before_their_kv_and_the_answer_says_how_much_kv_is_left(
+    reader: Engine, tmp_path: Path
+) -> None:
+    flooded = Flooded(reader, tmp_path)
+    flooded.embedder.batch_s = 0.0
+    with on_port(flooded.app) as url, flooded.client(url, "attacker") as attacker:
+        attacker.post("/v1/collections", json={"name": "c"})
+        (tenant,) = service_of(flooded.app).tenants.opened().values()
+        with tenant.engine.parts.activity.lock:  # no chunk can be computed
+            threads, results = in_threads(1, lambda: store(attacker, 5))
+            wait_until(lambda: attacker.get("/v1/collections/c").json()["documents"] == 5)
+            service_of(flooded.app).cut()
+        threads[0].join()
+    assert results[0].status_code == 201
+    body = results[0].json()
+    assert len(body["added"]) == 5 and body["chunks"]["encoded"] <= 1
+    assert body["chunks"]["encoded"] + body["chunks"]["left"] == 5
+
+
+@pytest.fixture(scope="module")
+def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Target]:
+    with target(tmp_path_factory.mktemp("floods"), {"RAGKV_SERVE_GRACEFUL_S": "2"}) as found:
+        yield found
+
+
+def embeddings(client: httpx.Client) -> httpx.Response:
+    return client.post("/v1/embeddings", json={"model": "all-MiniLM-L6-v2", "input": [f"{WORDS} " * 1000] * 12})
+
+
+def documents(client: httpx.Client) -> httpx.Response:
+    texts = [f"{number} {time.monotonic()} " + f"{WORDS} " * 1000 for number in range(12)]
+    return client.post("/v1/collections/c/documents", json={"documents": [{"text": text} for text in texts]})
+
+
+def searches(client: httpx.Client) -> httpx.Response:
+    return client.post("/v1/collections/c/search", json={"query": f"{WORDS} " * 1000, "k": 10})
+
+
+FLOODS = {"embeddings": embeddings, "documents": documents, "searches": searches}
+
+
+def flood(up: Target, kind: str, seconds: float, clients: int = 6) -> list[int]:
+    """Send requests of one kind with many clients at once, which leave after `seconds`; returns the statuses."""
+    ends, statuses = time.monotonic() + seconds, list[int]()
+
+    def run() -> None:
+        while (left_s := ends - time.monotonic()) > 0.1:
+            try:
+                with up.attacker(left_s) as client:
+                    statuses.append(FLOODS[kind](client).status_code)
+            except httpx.HTTPError:
+                statuses.append(0)
+
+    threads = [threading.Thread(target=run) for _ in range(clients)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return statuses
+
+
+@needs_reader
+@pytest.mark.parametrize("kind", FLOODS)
+def test_a_flood_of_one_tenant_refuses_no_one_else_and_leaves_no_memory_behind(up: Target, kind: str) -> None:
+    with Watch(up) as watch:
+        statuses = flood(up, kind, 4.0)
+    assert set(statuses) <= {0, 200, 201, 429, 503, 504}
+    assert set(watch.answers.statuses) == {200} and watch.wrong == [], str(watch)
+    assert watch.answers.longest < 10 and watch.livez.longest < 2 * NOISY_LIVEZ_S, str(watch)
+    assert watch.rss_after - watch.rss_before < 200 * 2**20, str(watch)
+
+
+@needs_reader
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", FLOODS)
+def test_during_a_flood_a_bystanders_p99_stays_under_twice_its_quiet_value(tmp_path: Path, kind: str) -> None:
+    with target(tmp_path) as up:
+        flood(up, kind, 10.0)  # what the process allocates once
+        quiet = up.watch(30.0)
+        with Watch(up) as watch:
+            flood(up, kind, 60.0)
+        print(kind, "quiet:", quiet, "flood:", watch)
+        watch.assert_unharmed(quiet, up.prefill_s)
+
+
+@needs_reader
+@pytest.mark.parametrize("kind", [pytest.param(kind, marks=pytest.mark.slow) for kind in FLOODS])
+def test_sigterm_under_a_flood_ends_the_process_within_graceful_s_and_close_s(tmp_path: Path, kind: str) -> None:
+    with target(tmp_path, {"RAGKV_SERVE_GRACEFUL_S": "2", "RAGKV_SERVE_CLOSE_S": "8"}) as up:
+        flooding = threading.Thread(target=flood, args=[up, kind, 20.0])
+        flooding.start()
+        time.sleep(3)
+        began = time.monotonic()
+        up.process.signal(signal.SIGTERM)
+        assert up.process.ended(60) == 0, up.process.lines[-5:]
+        assert time.monotonic() - began < 2 + 8 + 2
+        events = [line["event"] for line in up.process.lines]
+        assert "closed" in events and "ended_by_force" not in events
+        flooding.join()
