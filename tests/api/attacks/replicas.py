@@ -1,8 +1,10 @@
 """Replicas of the service on one Redis server, which can go away and come back."""
 
+import json
+import signal
 import threading
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,8 +19,10 @@ from ragkv.testing.faulty_proxy import Proxy
 from tests.store.remote.servers import LOOPBACK, RedisServer
 
 from ..helpers import app_on, on_port, plain
+from ..whole import server
 
 TIMEOUT_S = 0.5  # of the Redis server
+SHUTTING_DOWN = "shutting_down"
 QUESTION = "Who built the harbour of Oro?"
 
 
@@ -29,6 +33,11 @@ class AwayRedis:
         self.server = RedisServer()
         self.proxy = Proxy((LOOPBACK, self.server.port))
         self.url = f"redis://{LOOPBACK}:{self.proxy.port}/0"
+
+    @property
+    def url_of_another_database(self) -> str:
+        """The same server without anything that the others stored."""
+        return self.url.removesuffix("0") + "1"
 
     def leave(self, how: str) -> None:
         """Refuse connections, or never answer again."""
@@ -60,9 +69,12 @@ def replica(model: Engine, home: Path, name: str, url: str, **settings: Any) -> 
 
 @dataclass(slots=True)
 class Replicas:
-    """Replicas on ports; one of them can be replaced while requests run."""
+    """Replicas on ports; one of them can be replaced while requests run.
 
-    model: Engine
+    With a loaded model they are in this process, with a model's folder each is a process of its own.
+    """
+
+    model: Engine | Path
     home: Path
     url: str
     urls: list[str] = field(default_factory=list)  # of the replicas that take requests
@@ -73,12 +85,29 @@ class Replicas:
         """Start a replica and let it open its tenant; returns its address."""
         self.started += 1
         stack = ExitStack()
-        url = stack.enter_context(on_port(replica(self.model, self.home, f"kv-{self.started}", self.url)))
+        url = stack.enter_context(self._serving(f"kv-{self.started}"))
         self._stacks[url] = stack
         with plain(url) as client:
             assert chat(client, [{"role": "user", "content": "Hello"}], max_tokens=1)[1] == "end"
         self.urls.append(url)
         return url
+
+    @contextmanager
+    def _serving(self, name: str) -> Iterator[str]:
+        if isinstance(self.model, Engine):
+            with on_port(replica(self.model, self.home, name, self.url)) as url:
+                yield url
+            return
+        settings = {
+            "RAGKV_SERVE_MODEL": str(self.model),
+            "RAGKV_SERVE_KV_HOME": str(self.home / name),
+            "RAGKV_SERVE_ENGINE__STORE__REDIS__URL": self.url,
+            "RAGKV_SERVE_ENGINE__SESSION__SHARED": "true",
+        }
+        with server(self.home, settings) as process:
+            yield process.url
+            process.signal(signal.SIGTERM)
+            assert process.ended() == 0
 
     def replace_oldest(self) -> None:
         """Start a replica, then end the oldest one, which finishes its answers."""
@@ -121,7 +150,7 @@ def chat(
     text, ended = "", "cut"
     with client.stream("POST", "/v1/chat/completions", json=body) as response:
         if response.status_code != 200:
-            return "", str(response.read())
+            return "", str(json.loads(response.read())["error"]["code"])
         for line in response.iter_lines():
             data = line.removeprefix("data: ")
             if data == "[DONE]":
@@ -151,8 +180,10 @@ class Talk:
             session = f"{self.first}-{len(self.rounds)}" if self.named else None
             for number in range(self.turns):
                 messages.append({"role": "user", "content": f"{self.first} {number}"})
-                with plain(urls[number % len(urls)]) as client:
-                    text, end = chat(client, messages, max_tokens=40, session=session)
+                text, end = "", SHUTTING_DOWN
+                while end == SHUTTING_DOWN:  # as a proxy does, ask another replica
+                    with suppress(httpx.ConnectError), plain(urls[number % len(urls)]) as client:
+                        text, end = chat(client, messages, max_tokens=40, session=session)
                 messages.append({"role": "assistant", "content": text})
                 self.ends.append(end)
             self.rounds.append(messages)

@@ -12,6 +12,7 @@ import pytest_socket
 from fastapi.testclient import TestClient
 
 from ragkv import Engine
+from tests.langchain.helpers import tiny_folder
 
 from ..helpers import FACTS, app_on, client_of, filled, on_port, plain, wait_until
 from .replicas import QUESTION, AwayRedis, Replicas, Talk, chat, metrics, replica, running
@@ -176,8 +177,11 @@ def test_two_replicas_find_each_others_unnamed_conversations(talker: Engine, tmp
         assert sum(span["tokens"] for span in spans if span["kind"] == "history" and span["state"] == "exact") > 20
 
 
-def no_turn_is_lost(model: Engine, home: Path, redis: AwayRedis, replacements: int) -> None:
-    """Conversations with and without a name go on while replicas are started and replaced."""
+def no_turn_is_lost(model: Engine | Path, home: Path, redis: AwayRedis, replacements: int) -> None:
+    """Conversations with and without a name go on while replicas are started and replaced.
+
+    Their turns are those of one server that is not disturbed.
+    """
     with running(Replicas(model, home, redis.url), 2) as replicas:
         done = threading.Event()
         talks = [Talk("Say", 4), Talk("Tell", 4), Talk("Name", 4, named=True)]
@@ -193,10 +197,10 @@ def no_turn_is_lost(model: Engine, home: Path, redis: AwayRedis, replacements: i
         with plain(replicas.urls[0]) as client:
             named = client.get("/v1/sessions").json()["data"]
         assert {one["turns"] for one in named} == {4} and len(named) == len(talks[2].rounds)
-    with on_port(app_on(model, home / "alone")) as url:
+    with running(Replicas(model, home / "alone", redis.url_of_another_database), 1) as alone:
         for talk in talks:
             same = Talk(talk.first, 4)
-            same.run([url])
+            same.run(alone.urls)
             assert all(messages == same.rounds[0] for messages in talk.rounds)
 
 
@@ -212,3 +216,10 @@ def test_no_turn_is_lost_while_replicas_are_replaced_twenty_times(
     talker: Engine, tmp_path: Path, redis: AwayRedis
 ) -> None:
     no_turn_is_lost(talker, tmp_path, redis, replacements=20)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_no_turn_is_lost_while_processes_are_replaced_twenty_times(tmp_path: Path, redis: AwayRedis) -> None:
+    model = Path(tiny_folder(tmp_path / "model"))
+    no_turn_is_lost(model, tmp_path / "home", redis, replacements=20)
