@@ -326,7 +326,7 @@ def _start_ray(config: ServeConfig) -> None:
     cluster = config.cluster
     most = max(cluster.replicas, cluster.most_replicas or 0)
     cpus = max(os.cpu_count() or 1, ceil(most * cluster.cpus) + 1)
-    ray.init(num_cpus=cpus, include_dashboard=False, log_to_driver=True)
+    ray.init("local", num_cpus=cpus, include_dashboard=False, log_to_driver=True)
 
 
 def _addresses(config: ServeConfig, is_local: bool) -> str:

@@ -89,7 +89,8 @@ class Conversations:
         except SessionUnavailableError as error:
             log.debug("A conversation was not saved: %s", error)
             notes = ("the server of the conversations does not answer: this turn is not stored for the next one",)
-        conversation.session.delete()
+        finally:
+            conversation.session.delete()
         return notes
 
     def clear(self) -> None:

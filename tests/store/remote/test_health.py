@@ -5,7 +5,14 @@ from typing import Any
 import pytest
 
 from ragkv.errors import RemoteError
-from ragkv.store.remote.health import FAILURES_TO_OPEN, FORGET_SPEED_S, LONGEST_PAUSE_S, Health, SpeedMeter
+from ragkv.store.remote.health import (
+    FAILED_PAUSE_S,
+    FAILURES_TO_OPEN,
+    FORGET_SPEED_S,
+    LONGEST_PAUSE_S,
+    Health,
+    SpeedMeter,
+)
 
 TIMEOUT_S = 1.0
 
@@ -148,3 +155,46 @@ class TestSpeedMeter:
         meter.begin_read()
         meter.end_read(0)
         assert meter.speed() is None
+
+
+def test_the_time_without_an_answer_is_counted_from_the_first_failure_to_the_next_answer(
+    health: Health, clock: Clock
+) -> None:
+    assert health.answers and health.stats(0).away_s == 0.0
+    clock.now = 10.0
+    fail(health)
+    clock.now = 13.0
+    assert not health.answers and health.stats(0).away_s == 3.0
+    health.call(lambda: None)
+    clock.now = 20.0
+    assert health.answers and health.stats(0).away_s == 3.0
+    open_breaker(health)
+    clock.now = 25.0
+    assert health.probe(lambda: None)
+    clock.now = 30.0
+    assert health.stats(0).away_s == 3.0 + 5.0
+
+
+def test_a_first_failure_is_followed_by_probes_until_one_is_answered_or_the_breaker_opens(
+    health: Health, clock: Clock
+) -> None:
+    assert health.probe_due_s() is None
+    fail(health)
+    assert health.available and health.probe_due_s() == FAILED_PAUSE_S
+    clock.now += FAILED_PAUSE_S
+    health.probe(lambda: None)
+    assert health.answers and health.probe_due_s() is None
+    fail(health)
+    for _ in range(FAILURES_TO_OPEN - 1):
+        clock.now += FAILED_PAUSE_S
+        health.probe(refuse)
+    assert not health.available
+
+
+def test_the_pause_between_probes_has_the_bound_that_was_given(clock: Clock) -> None:
+    health = Health("remote", TIMEOUT_S, clock=clock, longest_pause_s=2.0)
+    open_breaker(health)
+    for _ in range(5):
+        clock.now += 2.0
+        health.probe(refuse)
+    assert health.probe_due_s() == 2.0
