@@ -35,6 +35,7 @@ _TYPES = {
     413: "request_too_large",
     415: "unsupported_media_type",
     429: "rate_limit_error",
+    431: "request_too_large",
     CLIENT_GONE: "client_gone",
     500: "server_error",
     503: "overloaded_error",
