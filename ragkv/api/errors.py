@@ -14,6 +14,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel, Field
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 
 from ragkv import errors
 
@@ -146,6 +147,8 @@ def as_api_error(error: BaseException) -> ApiError:
         detail = error.detail if isinstance(error.detail, str) else _phrase(error.status_code)
         message = detail if detail.endswith((".", "!", "?")) else f"{detail}."
         return ApiError(error.status_code, message, headers=error.headers)
+    if isinstance(error, ClientDisconnect):
+        return ApiError(CLIENT_GONE, "The client closed the connection.")
     for kind, (status, code) in _MAPPED.items():
         if isinstance(error, kind):
             return ApiError(status, str(error), code, retry_after_s=RETRY_AFTER_S if status == 503 else None)
