@@ -3,10 +3,10 @@
 A cancelled answer is accounted for up to its last token.
 """
 
-import json
-from collections.abc import Generator, Iterator, Mapping, Sequence
+import unicodedata
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Unpack
+from typing import Unpack
 
 from ragkv.engine import Engine
 from ragkv.inference import AnswerOptions, Prefill
@@ -21,6 +21,7 @@ from .tenants import Tenant
 from .work_context import WorkContext
 
 DEFAULT_MAX_TOKENS = 256
+TITLE_CHARS = 80
 
 AnswerEvents = Generator[Prefill | TokenEvent | Answer, None, None]
 
@@ -38,24 +39,26 @@ def check_text(text: str, limits: LimitsConfig, param: str) -> None:
     check_at_most(len(text), limits.question_chars, param, "characters", "context_length_exceeded")
 
 
-def check_filter(where: Mapping[str, Any] | None, limits: LimitsConfig, param: str = "filter") -> None:
-    """Raise `ApiError` for a filter that is too long or compares with too many values."""
-    values = 0
-    for wanted in (where or {}).values():
-        compared = wanted.values() if isinstance(wanted, dict) else [wanted]
-        values += sum(len(one) if isinstance(one, list) else 1 for one in compared)
-    check_at_most(values, limits.filter_values, param, "values")
-    check_at_most(len(json.dumps(where, ensure_ascii=False)), limits.question_chars, param, "characters")
-
-
 @contextmanager
-def session_of(tenant: Tenant, principal: Principal, session_id: str | None) -> Iterator[Session | None]:
-    """The session of that id, new or stored; raises `ApiError` if a new one exceeds the quota."""
+def session_of(tenant: Tenant, principal: Principal, session_id: str | None, question: str) -> Iterator[Session | None]:
+    """The session of that id, new or stored; raises `ApiError` if a new one exceeds the quota.
+
+    `question` is the title of a conversation that has none yet.
+    """
     if session_id is None:
         yield None
         return
     with tenant.quotas.session(principal, session_id, tenant.session_ids):
-        yield tenant.session(session_id)
+        session = tenant.session(session_id)
+        session.first_title = title_from(question)
+        yield session
+
+
+def title_from(question: str) -> str:
+    """The beginning of a question as one line of visible characters that do not change the direction of others."""
+    visible = "".join(" " if unicodedata.category(char)[0] in "CZ" else char for char in question[: 8 * TITLE_CHARS])
+    line = " ".join(visible.split())
+    return line if len(line) <= TITLE_CHARS else f"{line[: TITLE_CHARS - 1].rstrip()}…"
 
 
 def stream_answer(

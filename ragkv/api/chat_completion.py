@@ -17,7 +17,7 @@ from ragkv.errors import InputError
 from ragkv.runtime import Check
 from ragkv.types import Answer, Chunk, Text, TokenEvent
 
-from .answers import AnswerEvents, check_filter, check_text, checked_max_tokens, session_of, stream_answer
+from .answers import AnswerEvents, check_text, checked_max_tokens, session_of, stream_answer
 from .citation_markers import MarkerFilter, marker_spans, missing_markers, without_markers
 from .errors import ApiError, check_at_most, unknown_model
 from .keys import Principal
@@ -66,7 +66,6 @@ class ChatCompletion:
         check_at_most(len(body.stop_strings), limits.stop_strings, "stop", "strings")
         documents = body.documents or []
         check_at_most(len(documents) + (body.rag.k if body.rag else 0), limits.documents, "documents", "documents")
-        check_filter(body.rag.filter if body.rag else None, limits, "rag.filter")
         for number, document in enumerate(documents):
             check_at_most(len(document.text), limits.document_chars, f"documents.{number}.text", "characters")
         self.max_tokens  # noqa: B018 - raises
@@ -80,11 +79,16 @@ class ChatCompletion:
         param = "max_tokens" if new is None else "max_completion_tokens"
         return checked_max_tokens(new or old, self.service.config.limits, param)
 
+    @property
+    def _question(self) -> str:
+        """The text of the last user message."""
+        return next(message.text for message in reversed(self.body.messages) if message.role == "user")
+
     def events(self, context: WorkContext) -> Generator[str | ChatResponse, None, None]:
         """Pieces of the answer's text as soon as they are certain, then the whole response."""
         with (
             self.service.tenants.lease(self.principal) as tenant,
-            session_of(tenant, self.principal, self.session_id),
+            session_of(tenant, self.principal, self.session_id, self._question),
         ):
             yield from self._events(context, tenant)
 
@@ -147,11 +151,10 @@ class ChatCompletion:
         ]
         if (rag := self.body.rag) is None:
             return sources
-        query = next(message.text for message in reversed(self.body.messages) if message.role == "user")
         activity = tenant.engine.parts.activity
         with activity.request(), tenant.collections.lease(rag.collection, "rag.collection") as collection:
             hits = collection.rag.retrieve(
-                query, rag.k, retriever=rag.retriever, where=rag.filter, order=rag.order, check=check
+                self._question, rag.k, retriever=rag.retriever, where=rag.filter, order=rag.order, check=check
             )
         return sources + sources_of(hits, len(sources) + 1)
 

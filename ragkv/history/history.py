@@ -135,6 +135,7 @@ class Conversation:
     created_at: float = 0.0  # seconds since the epoch
     used_at: float = 0.0
     ttl_s: float | None = None  # None: the config's
+    title: str = ""  # for lists of conversations; "" if it has none
 
 
 class Chain:

@@ -40,6 +40,7 @@ class Summary:
     ttl_s: float | None
     keys: tuple[str, ...]  # of the blocks of its history, each once
     key_tokens: tuple[int, ...]  # tokens of each block
+    title: str = ""
 
     @classmethod
     def of(cls, session_id: str, conversation: Conversation, base: Identity) -> "Summary":
@@ -47,7 +48,8 @@ class Summary:
         history = conversation.history
         keys = {block.key(base): len(block.token_ids) for block in history.blocks}
         turns, used_at, ttl_s = len(conversation.turns), conversation.used_at, conversation.ttl_s
-        return cls(session_id, turns, len(history), used_at, ttl_s, tuple(keys), tuple(keys.values()))
+        sizes, title = tuple(keys.values()), conversation.title
+        return cls(session_id, turns, len(history), used_at, ttl_s, tuple(keys), sizes, title)
 
     @classmethod
     def from_json(cls, line: str | bytes) -> "Summary":
@@ -194,7 +196,13 @@ def decode(session_id: str, data: bytes, base: Identity, secret: str | None = No
         before = History((*before.blocks[:same_blocks], *blocks), tuple(tail), (*before.parts[:same_parts], *parts))
         histories.append(before)
     turns = tuple(PastTurn(began, at) for began, at in zip(histories[:-1], body["turns"], strict=True))
-    return Conversation(turns, histories[-1], body["created_at"], summary["used_at"], summary["ttl_s"])
+    created_at, used_at, ttl_s, title = (
+        body["created_at"],
+        summary["used_at"],
+        summary["ttl_s"],
+        summary.get("title", ""),
+    )
+    return Conversation(turns, histories[-1], created_at, used_at, ttl_s, title)
 
 
 def _common(one: tuple[Any, ...], other: tuple[Any, ...]) -> int:

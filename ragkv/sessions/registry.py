@@ -185,7 +185,7 @@ class Sessions(SessionOwner):
         sizes = zip(summary.keys, summary.key_tokens, strict=True)
         stored = sum(tokens for key, tokens in sizes if self.parts.block_writer.stored(key))
         size = stored * self.parts.adapter.kv_bytes_per_token
-        return SessionInfo(summary.session_id, summary.turns, summary.tokens, size, summary.used_at)
+        return SessionInfo(summary.session_id, summary.turns, summary.tokens, size, summary.used_at, summary.title)
 
 
 __all__ = ["Sessions"]

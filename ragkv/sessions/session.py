@@ -22,6 +22,7 @@ class SessionInfo:
     tokens: int  # of its history
     stored_bytes: int  # KV of its history that is stored
     used_at: float  # seconds since the epoch
+    title: str = ""
 
 
 class SessionOwner(ABC):
@@ -72,6 +73,7 @@ class Session:
         self.notes = notes  # for the report of the next turn
         self.discard_by: str | Discard | None = None  # its discarding list; None: the config's
         self.version: str | None = None  # of `conversation` on the server, where replicas share it
+        self.first_title = ""  # the title from the next turn on, unless it has one
         self.deleted = False
         self.owner = owner
         self._thread: int | None = None  # the thread that holds the session
@@ -85,6 +87,11 @@ class Session:
     def turns(self) -> int:
         """How many turns it has."""
         return len(self.conversation.turns)
+
+    @property
+    def title(self) -> str:
+        """What the conversation is called in lists; "" if it has no title."""
+        return self.conversation.title
 
     @property
     def past(self) -> Past:

@@ -88,7 +88,9 @@ class SessionTurn(DetachedTurn, Closing):
         history = History(tuple(self._blocks), whole[self._at :], prompt.history.parts + own_parts)
         turns = (*self._before.turns, PastTurn(self._before.history, self._owner.clock()))
         self._session.notes = ()
-        self._owner.commit(self._session, replace(self._session.conversation, turns=turns, history=history))
+        conversation = self._session.conversation
+        title = conversation.title or self._session.first_title
+        self._owner.commit(self._session, replace(conversation, turns=turns, history=history, title=title))
         self._ended = True
         self._drop_unused()
 

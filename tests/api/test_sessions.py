@@ -3,6 +3,8 @@
 import pytest
 from fastapi.testclient import TestClient
 
+from ragkv.api.answers import title_from
+
 from .helpers import FACTS, engine_of, entries
 
 ASKED = {"question": "Who built the harbour of Oro, and who built the mill of Oro, if anybody knows?"}
@@ -96,3 +98,34 @@ def test_unnamed_sessions_cannot_be_reached_by_name(client: TestClient) -> None:
     (found,) = engine.session_ids()
     assert client.get(f"/v1/sessions/{found}").status_code == 404
     assert client.delete(f"/v1/sessions/{found}").status_code == 404
+
+
+def test_a_conversation_is_titled_by_its_first_question(client: TestClient) -> None:
+    talk(client, turns=1)
+    client.post("/v1/ask", json={"question": "And the mill?", "session_id": "s"})
+    client.post("/v1/sessions/s/fork", json={"to": "t"})
+    titles = {one["id"]: one["title"] for one in client.get("/v1/sessions").json()["data"]}
+    assert titles == {"s": "Who built the harbour of Oro, and who built the mill of Oro, if anybody knows?"} | {
+        "t": titles["s"]
+    }
+
+
+def test_a_chat_with_a_named_session_is_titled_by_its_question(client: TestClient) -> None:
+    body = {"model": "reader", "messages": [{"role": "user", "content": "Who built the mill?"}]}
+    client.post("/v1/chat/completions", json=body, headers={"x-session-id": "s"})
+    assert client.get("/v1/sessions/s").json()["title"] == "Who built the mill?"
+
+
+@pytest.mark.parametrize(
+    ("question", "title"),
+    [
+        ("  Who\r\n built\tit?\x00\x1b[31m ", "Who built it? [31m"),
+        ("Who \u202ebuilt\u2066 it\u200b?", "Who built it ?"),
+        ("<b>Who</b>", "<b>Who</b>"),
+        ("Wer " * 100, ("Wer " * 19 + "Wer")[:79] + "…"),
+        ("🦊" * 81, "🦊" * 79 + "…"),
+        ("\u200b", ""),
+    ],
+)
+def test_a_title_is_one_line_of_visible_characters(question: str, title: str) -> None:
+    assert title_from(question) == title and len(title) <= 80

@@ -1,6 +1,7 @@
 """A conversation can be forked, rewound, listed and deleted, and expires when it is idle."""
 
 import gc
+import hashlib
 import json
 import threading
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 
 from ragkv import Engine
 from ragkv.errors import InputError, RagKVError
+from ragkv.sessions.manifest import Summary, decode
 from tests.engine.helpers import A, B
 
 from .helpers import ask, engine_at, files, is_full_prefill, pinned, question, with_kv
@@ -311,3 +313,36 @@ def test_a_manifest_grows_in_proportion_to_the_turns(tmp_path: Path) -> None:
     assert sizes[1] < 2.2 * sizes[0]
     with engine_at(tmp_path) as engine:
         assert engine.session("s").conversation == before
+
+
+def test_the_first_title_of_a_conversation_stays_and_survives_forks_and_restarts(tmp_path: Path) -> None:
+    with engine_at(tmp_path) as engine:
+        session = engine.session("s")
+        session.first_title = "Ovens"
+        assert session.title == ""
+        ask(engine, session, 0)
+        session.first_title = "Pens"
+        ask(engine, session, 1)
+        assert session.fork("t").title == session.title == "Ovens"
+    with engine_at(tmp_path) as engine:
+        assert engine.session("s").title == "Ovens"
+        assert {info.title for info in engine.sessions()} == {"Ovens"}
+        engine.session("s").reset()
+        assert engine.session("s").title == ""
+
+
+def test_a_manifest_without_a_title_is_read(tmp_path: Path) -> None:
+    """As all manifests were that older versions wrote."""
+    with engine_at(tmp_path) as engine:
+        talk(engine, turns=1)
+        base = engine.parts.identity
+        engine.flush()
+        (path,) = (tmp_path / "sessions").glob("*.json")
+    _, summary, body = path.read_text("utf-8").splitlines()
+    values = json.loads(summary)
+    del values["title"]
+    old = Summary.from_json(json.dumps(values))
+    assert old.title == ""
+    rest = f"{json.dumps(values)}\n{body}\n".encode()
+    header = {"format": "ragkv-session", "version": 1, "checksum": hashlib.blake2b(rest, digest_size=16).hexdigest()}
+    assert decode("s", json.dumps(header).encode() + b"\n" + rest, base).title == ""

@@ -29,6 +29,7 @@ class SessionInfo(BaseModel):
     tokens: int = Field(description="Tokens of its history.")
     stored_bytes: int = Field(description="Stored KV of its history.")
     used_at: float = Field(description="Seconds since the epoch.")
+    title: str = Field(description='The beginning of its first question, as one line; "" if it is not text.')
 
 
 class SessionList(BaseModel):
