@@ -31,7 +31,7 @@ class Text(Chunk):
 class Timing:
     """Where the time of one request went, in seconds."""
 
-    queue_s: float = 0.0  # waiting for the model
+    queue_s: float = 0.0  # waiting for the model, steps of other answers between the layers included
     lookup_s: float = 0.0  # laying out the prompt and finding entries
     load_s: float = 0.0  # waiting for layer slices
     fuse_s: float = 0.0  # rotating stored KV and copying it into place
@@ -73,6 +73,7 @@ class PromptSpan:
     state: str  # "exact", "fused" or "computed"
     recomputed_at: tuple[int, ...] = ()  # recomputed tokens of a fused span, counted from its start
     chunk: int | None = None  # index into the chunks of the request
+    why: str | None = None  # why a chunk is computed instead of reused
 
     @property
     def recomputed(self) -> int:

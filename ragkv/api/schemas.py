@@ -19,12 +19,8 @@ Name = Annotated[str, StringConstraints(pattern=NAME_PATTERN)]
 SessionId = Annotated[str, StringConstraints(pattern=SESSION_PATTERN)]
 
 # The engine refuses an unknown name with a message that lists the known ones.
-SelectorName = Annotated[
-    str, StringConstraints(max_length=64), WithJsonSchema({"type": "string", "enum": sorted(SELECTORS)})
-]
-RetrieverName = Annotated[
-    str, StringConstraints(max_length=64), WithJsonSchema({"type": "string", "enum": sorted(RETRIEVERS)})
-]
+SelectorName = Annotated[str, WithJsonSchema({"type": "string", "enum": sorted(SELECTORS)})]
+RetrieverName = Annotated[str, WithJsonSchema({"type": "string", "enum": sorted(RETRIEVERS)})]
 
 
 class FusionOptions(Part):
@@ -150,7 +146,7 @@ class Reuse(EngineValue):
 class Timing(EngineValue):
     """Where the time went, in seconds."""
 
-    queue_s: float
+    queue_s: float = Field(description="Waiting for the model while other requests have it.")
     lookup_s: float
     load_s: float
     fuse_s: float
@@ -169,6 +165,7 @@ class Span(BaseModel):
     recomputed: int = Field(description="How many tokens of a fused span were computed again.")
     recomputed_at: list[int] = Field(description="The positions of these tokens, counted from the span's start.")
     number: int | None = Field(description="The number of its source, for chunks.")
+    why: str | None = Field(description="Why a chunk is computed instead of reused.")
 
 
 class Measured(EngineValue):

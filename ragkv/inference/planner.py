@@ -3,9 +3,9 @@
 Leases are opened here and closed by the caller's exit stack. Which spans are exact is decided here and nowhere else.
 """
 
-from collections.abc import Container, Iterator, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
@@ -26,6 +26,7 @@ class Planned:
 
     plan: Plan
     missed: tuple[int, ...]  # indices of chunks that were looked up and have no usable entry
+    unused: Mapping[int, str] = field(default_factory=dict)  # why KV is not reused, by the index of the chunk
     recomputed_blocks: tuple[int, ...] = ()  # indices of history blocks that this pass computes, to be stored again
     notes: tuple[str, ...] = ()  # why history is computed, and which storage does not answer
 
@@ -58,7 +59,7 @@ class Planner:
         spans = [self._prefix(prompt, reuse, length)] if prompt.prefix else []
         spans += history.spans(reuse, method.approximate_history and not method.is_full and reuse == "fused")
         behind_prefix = len(prompt.prefix)
-        at, missed = behind_prefix + len(prompt.history), []
+        at, missed, unused = behind_prefix + len(prompt.history), [], dict[int, str]()
         for index, token_ids in enumerate(prompt.chunks):
             # A chunk right behind the application's prefix was encoded behind exactly what precedes it here.
             exact = at == behind_prefix and prompt.own_prefix
@@ -73,6 +74,9 @@ class Planner:
                 state = SpanState.EXACT
             elif lease is not None and reuse == "fused":
                 state = SpanState.FUSED
+            if state is SpanState.COMPUTED and index not in prompt.plain:
+                is_damaged = self._encoder.identity.key(token_ids) in damaged
+                unused[index] = _why_unused(reuse, exact, lease is not None, is_damaged)
             used = None if state is SpanState.COMPUTED else lease
             spans.append(Span(SpanKind.CHUNK, at, at + len(token_ids), state, used, index))
             at += len(token_ids)
@@ -80,7 +84,7 @@ class Planner:
             spans.append(Span(SpanKind.QUESTION, at, length, SpanState.COMPUTED))
         plan = Plan.of(torch.tensor(prompt.token_ids), spans)
         notes = history.notes if reuse == "none" else (*history.notes, *self._away(len(missed)))
-        return Planned(plan, tuple(missed), tuple(history.recomputed), notes)
+        return Planned(plan, tuple(missed), unused, tuple(history.recomputed), notes)
 
     def weighted_by_question(self, plan: Plan, prompt: Prompt) -> Plan:
         """`plan` with its candidates' scores weighted by what the prompt asks."""
@@ -132,6 +136,19 @@ def _of_model(lease: Lease, adapter: Adapter) -> Lease | None:
     """The lease; `None` if its KV has another model's shape: anyone who can write to shared storage can forge it."""
     info = lease.info
     return lease if (info.layers, info.kv_heads, info.head_dim) == adapter.kv_shape else None
+
+
+def _why_unused(reuse: ReuseMode, may_be_exact: bool, stored: bool, damaged: bool) -> str:
+    """Why a chunk's KV is computed. `may_be_exact`: the chunk stands where its stored KV could be exact."""
+    if reuse == "none":
+        return "the request asks for a full recompute"
+    if reuse == "prefix" and not may_be_exact:
+        return "the request asks for exact reuse, which only a passage right behind the prefix can have"
+    if damaged:
+        return "the stored KV is damaged, and is made again for the next request"
+    if not stored:
+        return "no usable KV was stored; it is stored for the next request"
+    return "the stored KV is not exact here: it is compressed, or made under other RoPE frequencies"
 
 
 class _HistoryPlan:

@@ -57,7 +57,9 @@ class Prefiller:
 
         def between_layers() -> None:
             active.ticket.check()
+            began = time.perf_counter()
             self._batch.step_waiting()
+            active.other_steps_s += time.perf_counter() - began
 
         while True:
             with ExitStack() as leases:
@@ -69,7 +71,7 @@ class Prefiller:
                 active.lookup_s += time.perf_counter() - looked_up
                 try:
                     with self._activity.acquire_compute_lock(active.ticket.check):
-                        active.queue_s = active.elapsed_s() - active.lookup_s
+                        active.queue_s, active.other_steps_s = active.elapsed_s() - active.lookup_s, 0.0
                         new_kv = self._offloading.new_kv(len(plan.token_ids))
                         fused = fusing.run(headroom, record, between_layers, new_kv)
                     break
@@ -102,11 +104,11 @@ class Prefiller:
     def _prefilled(self, active: ActiveRequest, todo: _Pass, fused: Fused, record: Recording | None) -> Prefill:
         plan, prompt = todo.planned.plan, active.prompt
         timing = Timing(
-            queue_s=active.queue_s,
+            queue_s=active.queue_s + active.other_steps_s,
             lookup_s=active.lookup_s,
             load_s=fused.load_s,
             fuse_s=fused.fuse_s,
-            prefill_s=fused.prefill_s,
+            prefill_s=fused.prefill_s - active.other_steps_s,
             first_token_s=active.elapsed_s(),
         )
         return Prefill(
@@ -117,7 +119,7 @@ class Prefiller:
             timing=timing,
             fused=fused,
             turn_kv=None if record is None else self._turn_kv(record, todo.planned, fused),
-            spans=prompt_spans(plan, fused.selected_by_layer[-1], prompt.plain, prompt.question_tokens),
+            spans=prompt_spans(plan, fused.selected_by_layer[-1], prompt, todo.planned.unused),
         )
 
     def _recording(self, active: ActiveRequest, planned: Planned) -> Recording | None:

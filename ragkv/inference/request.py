@@ -169,7 +169,8 @@ class ActiveRequest:
         self.session_id, self.keep = session_id, keep
         self.damaged: dict[str, str] = {}  # entries that were found damaged: the reason by key
         self.lookup_s = 0.0  # spent on finding entries and planning
-        self.queue_s = 0.0  # spent on waiting
+        self.queue_s = 0.0  # spent on waiting, before the pass
+        self.other_steps_s = 0.0  # spent on steps of other requests, between layers of the pass
         self.prefill: Prefill  # set when the prompt is prefilled
 
     def elapsed_s(self) -> float:

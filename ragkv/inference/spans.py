@@ -1,29 +1,34 @@
 """The fate of every run of a prompt, as plain values for reports and the page."""
 
 from bisect import bisect_left
-from collections.abc import Container, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 
 import torch
 
 from ragkv.fusion import Plan, Span, SpanKind, SpanState
 from ragkv.types import PromptSpan
 
+from .request import Prompt
+
+SLOWER = "computing is quicker than loading the stored KV"
+
 
 def prompt_spans(
-    plan: Plan, selected: torch.Tensor, plain: Container[int], question_tokens: int
+    plan: Plan, selected: torch.Tensor, prompt: Prompt, unused: Mapping[int, str]
 ) -> tuple[PromptSpan, ...]:
     """The runs of a prompt, in order. They cover it, and their sums are those of `Reuse`.
 
-    `selected` (C,) are the positions recomputed in the last layer, ascending. `plain` are the indices of chunks that
-    are only text. The first `question_tokens` of the question's span are the question; the template's follow.
+    `selected` (C,) are the positions recomputed in the last layer, ascending. `unused` says why chunks were not looked
+    up or not found, by their index; the other computed chunks were found, and left to be computed.
     """
     length = plan.token_ids.numel()
     positions = selected.tolist()
     return tuple(
-        piece
+        _explained(piece, span, unused)
         for span in plan.spans
         if len(span)
-        for piece in _pieces(span, length, positions, span.chunk in plain, question_tokens)
+        for piece in _pieces(span, length, positions, span.chunk in prompt.plain, prompt.question_tokens)
     )
 
 
@@ -47,6 +52,13 @@ def _pieces(
             yield PromptSpan(kind, start, reused - start, _state(span), here, chunk)
         if reused < stop and start < stop:
             yield PromptSpan(kind, max(start, reused), stop - max(start, reused), "computed", (), chunk)
+
+
+def _explained(piece: PromptSpan, span: Span, unused: Mapping[int, str]) -> PromptSpan:
+    """`piece` of `span`, with the reason if it is a chunk that is not reused."""
+    if piece.chunk is None or span.state is not SpanState.COMPUTED:
+        return piece
+    return replace(piece, why=unused.get(piece.chunk, SLOWER))
 
 
 def _state(span: Span) -> str:

@@ -90,6 +90,8 @@ def test_slow_chunks_are_computed_without_counting_as_misses_or_being_stored_aga
     assert (reuse.missed_chunks, reuse.computed, reuse.exact) == (0, 168, 1)
     assert reuse.bytes_by_tier.get("disk", 0) == 0
     assert "4 of 4 chunks are computed" in reuse.decision[0]
+    whys = {span.why for span in prefill.spans if span.kind == "chunk"}
+    assert whys == {"computing is quicker than loading the stored KV"}
     full, _ = reference.full_prefill(tiny_models.model("llama"), prefill.token_ids.tolist())
     torch.testing.assert_close(prefill.logits, full, atol=1e-4, rtol=1e-4)
 

@@ -1,6 +1,7 @@
 """A prefill's KV belongs to the caller; stored entries and the user's model are never changed."""
 
 import copy
+import time
 from typing import Any
 
 import pytest
@@ -124,3 +125,15 @@ def test_a_cuda_engine_equals_the_cpu_engine() -> None:
         for how in (dict(ratio=0.0), dict(ratio=1.0), dict(ratio=0.3, selector="first-k"), dict(reuse="none")):
             ours, wanted = (engine.prefill(Q, CHUNKS, **how).logits.cpu() for engine in (fast, slow))
             torch.testing.assert_close(ours, wanted, atol=1e-3, rtol=1e-3)
+
+
+def test_steps_of_other_answers_between_layers_count_as_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    with engine_of() as engine:
+        engine.warm(CHUNKS)
+        engine.prefill(Q, CHUNKS)
+        quiet = engine.prefill(Q, CHUNKS).timing
+        monkeypatch.setattr("ragkv.scheduling.DecodeBatch.step_waiting", lambda _: time.sleep(0.05))
+        busy = engine.prefill(Q, CHUNKS).timing
+    assert busy.queue_s >= quiet.queue_s + 0.05
+    assert 0 < busy.prefill_s < busy.first_token_s - 0.05
+    assert busy.queue_s + busy.lookup_s + busy.prefill_s <= busy.first_token_s

@@ -1,10 +1,12 @@
 """A prompt's spans cover it, sum to its `Reuse`, and name the recomputed tokens."""
 
 from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
 
 import pytest
 
-from ragkv import Answer, PromptSpan, Reuse, SessionConfig, Text
+from ragkv import Answer, Engine, PromptSpan, Reuse, SessionConfig, StoreConfig, Text
 from tests.engine.helpers import A, B, C, Q, engine_of, text_engine
 from tests.toy_tokenizers import byte_tokenizer
 
@@ -110,3 +112,32 @@ def test_an_answers_spans_are_known_before_its_first_token() -> None:
         *_, answer = events
     assert isinstance(answer, Answer) and answer.spans == seen[0]
     check(answer.spans, answer.reuse)
+
+
+def test_a_chunk_that_is_computed_says_why_it_was_not_reused(tmp_path: Path) -> None:
+    def whys(engine: Engine, **how: Any) -> list[str | None]:
+        return [span.why for span in engine.prefill(Q, CHUNKS, **how).spans if span.kind == "chunk"]
+
+    with engine_of(store=StoreConfig(directory=str(tmp_path), memory_bytes=0)) as engine:
+        engine.warm([A, C])
+        engine.flush()
+        assert [why and "no usable KV" in why for why in whys(engine)] == [None, True, None]
+        engine.warm(CHUNKS)
+        assert whys(engine, reuse="fused") == [None] * 3
+        assert ["full recompute" in str(why) for why in whys(engine, reuse="none")] == [True] * 3
+        first, *others = whys(engine, reuse="prefix")
+        assert first is None and all("exact reuse" in str(why) for why in others)
+        for path in tmp_path.rglob("*.safetensors"):
+            data = bytearray(path.read_bytes())
+            data[len(data) // 2] ^= 1
+            path.write_bytes(data)
+        damaged = [str(why) for why in whys(engine)]
+        assert any("is damaged" in why for why in damaged)
+        # An entry that another read dropped meanwhile is no longer there.
+        assert all("is damaged" in why or "no usable KV" in why for why in damaged)
+
+
+def test_spans_that_are_no_chunks_have_no_reason_to_say() -> None:
+    with engine_of() as engine:
+        spans = engine.prefill(Q, CHUNKS, reuse="none").spans
+    assert [span.why for span in spans if span.kind != "chunk"] == [None, None]
