@@ -1,10 +1,10 @@
 /** One question and its answer, from Enter to the last token. A later failure keeps the text that has arrived. */
 
 import { events, Failure, patiently } from "./api.js";
-import { el, say } from "./dom.js";
+import { el, say, small } from "./dom.js";
 import { chips, marked, show } from "./sources.js";
 import { strip } from "./strip.js";
-import { spent } from "./timing.js";
+import { spent, waited } from "./timing.js";
 import { count, duration, percent } from "./words.js";
 
 /** @typedef {import("./types.js").Source} Source @typedef {import("./types.js").Citation} Citation
@@ -37,7 +37,7 @@ export class Turn {
     this.answer = el("p", { class: "answer", "aria-live": "polite", "aria-busy": "true" });
     this.notice = el("div", { class: "notices" });
     this.from = el("div", { class: "sources" });
-    this.made = el("details", { class: "made", open: true, hidden: true });
+    this.made = el("details", { class: "made", open: !small.matches, hidden: true });
     this.measured = measured;
     this.node = el(
       "article",
@@ -127,15 +127,12 @@ export class Turn {
   /** @param {Span[]} prompt @param {Reuse} reuse @param {Timing} timing */
   prefilled(prompt, reuse, timing) {
     const total = reuse.exact + reuse.fused + reuse.recomputed + reuse.computed;
+    const work = reuse.recomputed + reuse.computed;
     const reused = total ? (reuse.exact + reuse.fused) / total : 0;
-    const notes = [...(reuse.notes ?? [])];
-    if (reuse.missed_chunks)
-      notes.unshift(
-        `${count(reuse.missed_chunks, "passage")} had no stored KV: computed here, and being stored for next time.`,
-      );
-    const first = timing?.first_token_s ? ` First token after ${duration(timing.first_token_s)}.` : "";
+    const notes = reuse.notes ?? [];
+    const first = timing?.first_token_s ? ` First token after ${duration(timing.first_token_s)}${waited(timing)}.` : "";
     this.made.replaceChildren(
-      el("summary", {}, el("b", {}, percent(reused)), ` of ${count(total, "prompt token")} reused.${first}`),
+      el("summary", {}, el("b", {}, percent(reused)), ` of ${count(total, "prompt token")} reused, ${work.toLocaleString("en")} computed.${first}`),
       strip(prompt, reuse, this.sources, this.show),
       ...notes.map((note) =>
         el("p", { class: "note" }, note[0].toUpperCase() + note.slice(1) + (/[.!?]$/.test(note) ? "" : ".")),

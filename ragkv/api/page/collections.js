@@ -45,16 +45,40 @@ export async function wanted() {
   return view.collection;
 }
 
-/** @param {string} name */
-async function made(name) {
+/** Create a collection, unless it exists. Throws `Failure`. @param {string} name */
+export async function ensure(name) {
   try {
     await post("collections", { name });
   } catch (error) {
     if (!(error instanceof Failure) || error.status !== 409) throw error; // it exists already, as wanted
   }
+}
+
+/** @param {string} name */
+export async function choose(name) {
   update({ collection: name });
   await refresh();
+}
+
+/** @param {string} name */
+async function made(name) {
+  await ensure(name);
+  await choose(name);
   return name;
+}
+
+/**
+ * Count the documents of one upload at once; `refresh` asks the server for the exact numbers.
+ * @param {string} name
+ * @param {{added?: string[], deleted?: string[], chunks?: {encoded: number, present: number}}} report
+ */
+export function counted(name, report) {
+  const collection = known.find((one) => one.name === name);
+  if (!collection) return;
+  collection.documents += (report.added?.length ?? 0) - (report.deleted?.length ?? 0);
+  collection.chunks += (report.chunks?.encoded ?? 0) + (report.chunks?.present ?? 0);
+  draw();
+  bus.dispatchEvent(new Event("collection"));
 }
 
 async function create() {

@@ -3,7 +3,7 @@
  */
 
 import { Failure, get, patiently, post, remove, upload } from "./api.js";
-import { current, drop as dropCollection, refresh, wanted } from "./collections.js";
+import { counted, current, drop as dropCollection, refresh, wanted } from "./collections.js";
 import { dialog } from "./dialog.js";
 import { $, el, icon, say } from "./dom.js";
 import { open, opened } from "./drawer.js";
@@ -11,6 +11,7 @@ import { bus, changed, view } from "./state.js";
 import { base, count } from "./words.js";
 
 const PAGE = 50;
+const LIST_EVERY_MS = 1500; // while documents are being added
 
 /** @typedef {{name: string, send: (to: string) => Promise<any>, row: any, said: any}} Job */
 
@@ -99,7 +100,8 @@ async function one({ name, send, row, said }) {
   said.textContent = "reading and encoding …";
   row.scrollIntoView({ block: "nearest" });
   try {
-    const to = `collections/${encodeURIComponent(await wanted())}/documents`;
+    const collection = await wanted();
+    const to = `collections/${encodeURIComponent(collection)}/documents`;
     const report = await patiently(
       () => send(to),
       (failure, left) => {
@@ -108,6 +110,7 @@ async function one({ name, send, row, said }) {
     );
     said.textContent = happened(report);
     row.classList.add(report.chunks?.failed ? "bad" : "good");
+    counted(collection, report);
   } catch (error) {
     if (!(error instanceof Failure)) throw error;
     said.textContent = error.message;
@@ -267,9 +270,8 @@ async function draw(after) {
           "Delete collection …",
         ),
       );
-      const total = current()?.documents ?? items.length;
       list.replaceChildren(
-        el("h3", {}, `In ${name}`, el("span", { class: "muted" }, count(total, "document"))),
+        el("h3", {}, `In ${name}`, el("span", { class: "muted total" }, total())),
         items.length ? el("ul", {}, ...items) : el("p", { class: "muted" }, "Nothing yet."),
         foot,
       );
@@ -282,6 +284,19 @@ async function draw(after) {
   } catch (error) {
     told(error);
   }
+}
+
+const total = () => count(current()?.documents ?? 0, "document");
+
+let drawn = 0;
+
+/** The number at once; the list itself rarely while documents are being added. */
+function follow() {
+  const shown = list.querySelector(".total");
+  if (shown) shown.textContent = total();
+  if (working && performance.now() - drawn < LIST_EVERY_MS) return;
+  drawn = performance.now();
+  draw();
 }
 
 /** @param {unknown} error */
@@ -319,5 +334,5 @@ export function setUp() {
     add([.../** @type {DataTransfer} */ (event.dataTransfer).files]);
   });
   $("documents").addEventListener("click", () => show($("documents")));
-  bus.addEventListener("collection", () => draw());
+  bus.addEventListener("collection", follow);
 }

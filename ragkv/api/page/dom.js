@@ -28,6 +28,9 @@ export function el(tag, attributes = {}, ...children) {
   return node;
 }
 
+/** Small screens, where reports and settings are folded until they are wanted. */
+export const small = matchMedia("(max-width: 760px)");
+
 /** @param {string} name of a symbol in index.html */
 export const icon = (name) => el("svg", { class: "i", "aria-hidden": "true" }, el("use", { href: `#i-${name}` }));
 

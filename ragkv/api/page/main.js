@@ -5,8 +5,9 @@ import { Turn } from "./ask.js";
 import * as collections from "./collections.js";
 import { dialog } from "./dialog.js";
 import * as documents from "./documents.js";
-import { $, el, say } from "./dom.js";
+import { $, el, say, small } from "./dom.js";
 import { close, opened, side } from "./drawer.js";
+import * as examples from "./examples.js";
 import * as keyboard from "./keyboard.js";
 import * as sessions from "./sessions.js";
 import * as settings from "./settings.js";
@@ -24,7 +25,7 @@ let current = null;
 function ask(question) {
   const follows = Boolean(view.session);
   if (!follows) update({ session: sessions.fresh() });
-  sessions.name(view.session, question);
+  if (small.matches) $("how").open = false;
   /** @type {Record<string, any>} */
   const how = { question, ...(view.collection ? { collection: view.collection } : {}), ...settings.asked() };
   const { reuse: _, ...comparison } = how;
@@ -106,7 +107,7 @@ function welcome() {
     return el(
       "section",
       { class: "welcome" },
-      el("h1", {}, "Ask your documents"),
+      el("h1", {}, examples.chosen() ? "Ask the example documents" : "Ask your documents"),
       el(
         "p",
         {},
@@ -114,6 +115,7 @@ function welcome() {
           `${count(collection.chunks, "chunk")}, their KV stored. ` +
           `An answer comes with its sources, and with its prompt: which tokens were reused, and which had to be computed.`,
       ),
+      examples.chosen() && examples.questions(ask),
     );
   }
   return el(
@@ -126,6 +128,7 @@ function welcome() {
       "Each passage is run through the model once and its KV is stored. A question then reuses it " +
         "wherever the passage stands in the prompt, and recomputes only the tokens that need it. You see which.",
     ),
+    examples.offer(),
     documents.dropZone(),
   );
 }

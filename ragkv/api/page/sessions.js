@@ -6,23 +6,16 @@ import { $, el, icon, say } from "./dom.js";
 import { bus, update, view } from "./state.js";
 import { ago, count } from "./words.js";
 
-const TITLES = "ragkv.titles"; // the first question of each conversation in this tab, as its title
-
-/** @typedef {{id: string, turns: number, tokens: number, stored_bytes: number, used_at: number}} Session */
-
-/** @returns {Record<string, string>} */
-const titles = () => JSON.parse(sessionStorage.getItem(TITLES) ?? "{}");
-
-/** @param {string} id @param {string} title the first one stays */
-export function name(id, title) {
-  sessionStorage.setItem(TITLES, JSON.stringify({ [id]: title.slice(0, 80), ...titles() }));
-}
+/**
+ * @typedef {{id: string, title: string, turns: number, tokens: number, stored_bytes: number, used_at: number}} Session
+ */
 
 export const fresh = () =>
   `page-${[...crypto.getRandomValues(new Uint8Array(6))].map((byte) => byte.toString(16).padStart(2, "0")).join("")}`;
 
-/** @param {string} id */
-const called = (id) => titles()[id] ?? id.replace(/^page-(....).*/, "Conversation $1");
+/** The server's title, or what its id says. @param {Session} session */
+const called = ({ id, title }) =>
+  (title || id.replace(/^page-(....).*/, "Conversation $1")) + (title && id.startsWith("fork-") ? " (fork)" : "");
 
 /** @param {string} id */
 const path = (id, rest = "") => `sessions/${encodeURIComponent(id)}${rest}`;
@@ -30,11 +23,11 @@ const path = (id, rest = "") => `sessions/${encodeURIComponent(id)}${rest}`;
 /** @param {Session} session */
 function item(session) {
   const current = session.id === view.session;
-  const title = called(session.id);
+  const title = called(session);
   const menu = el(
     "div",
     { class: "acts", hidden: true },
-    act("Fork", () => fork(session, title)),
+    act("Fork", () => fork(session)),
     act("Shorten…", () => shorten(session)),
     act("Delete…", () => drop(session, title)),
   );
@@ -94,10 +87,9 @@ export function choose(id) {
   draw();
 }
 
-/** @param {Session} session @param {string} title */
-async function fork(session, title) {
-  const made = await post(path(session.id, "/fork"), { to: fresh() });
-  name(made.id, `${title} (fork)`);
+/** @param {Session} session */
+async function fork(session) {
+  const made = await post(path(session.id, "/fork"));
   say(`Forked. The new conversation has the same ${count(session.turns, "turn")}.`);
   bus.dispatchEvent(new CustomEvent("forked", { detail: { from: session.id, to: made.id } }));
   choose(made.id);

@@ -47,6 +47,21 @@ function now() {
   return ["fused", ratio, view.selector || server.selector, passages].filter(Boolean).join(" · ");
 }
 
+/** Why the ratio has no effect; "" if it has. */
+function doesNotCount() {
+  const selector = view.selector || server.selector;
+  if (view.reuse !== "fused") return "It does not count: nothing is fused.";
+  if (selector === "none" || selector === "all")
+    return `It does not count: the selector “${selector}” recomputes ${selector === "all" ? "every token" : "none"}.`;
+  return "";
+}
+
+/** Why the slider cannot be moved. */
+const notSet = () =>
+  view.ratio === "auto"
+    ? "The controller decides for each question."
+    : `The server's${server.ratio == null ? "" : ` ${number(server.ratio)}`}. Choose “fixed” to set it.`;
+
 function draw() {
   const own = view.ratio !== "server" && view.ratio !== "auto";
   const fused = view.reuse === "fused";
@@ -59,13 +74,14 @@ function draw() {
   $("selector").disabled = !fused;
   $("selector").options[0].textContent = server.selector ? `The server's (${server.selector})` : "The server's choice";
   $("k").value = view.k;
-  $("ratio-field").disabled = !fused;
+  $("ratio-field").disabled = Boolean(doesNotCount());
   $("ratio-server").textContent = servers() ? `the server's (${servers()})` : "the server's";
   for (const radio of radios()) radio.checked = radio.value === (own ? "own" : view.ratio);
   const at = own ? Number(view.ratio) : (server.ratio ?? 0.15);
+  const idle = doesNotCount();
   $("ratio").value = String(at);
-  $("ratio-value").textContent = own ? number(at) : "";
-  $("ratio").classList.toggle("idle", !own);
+  $("ratio").disabled = !own || Boolean(idle);
+  $("ratio-value").textContent = idle || (own ? number(at) : notSet());
   $("how-now").textContent = now();
 }
 

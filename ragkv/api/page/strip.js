@@ -15,10 +15,10 @@ import { count } from "./words.js";
 
 const STATES = /** @type {const} */ (["exact", "fused", "recomputed", "computed"]);
 const MEANING = {
-  exact: "reused, equal to computing it",
-  fused: "reused as stored",
-  recomputed: "stored, computed again",
-  computed: "computed",
+  exact: "Reused: the same as computing it here.",
+  fused: "Reused as stored: computed once, without the text that stands before it here.",
+  recomputed: "Stored, but computed again: these tokens depend most on the text before them.",
+  computed: "Not reused: the question, and text without usable stored KV.",
 };
 const KINDS = {
   prefix: "Prefix",
@@ -46,7 +46,8 @@ function named(span, sources) {
 function described(span, sources) {
   const tokens = split(span);
   const parts = STATES.filter((state) => tokens[state]).map((state) => `${tokens[state]} ${state}`);
-  return `${named(span, sources)}: ${count(span.tokens, "token")}, ${parts.join(", ")}`;
+  const why = span.why ? `; ${span.why}` : "";
+  return `${named(span, sources)}: ${count(span.tokens, "token")}, ${parts.join(", ")}${why}`;
 }
 
 /** Offsets as runs, so that neighbours are one rectangle. @param {number[]} offsets sorted */
@@ -109,9 +110,10 @@ export function strip(prompt, reuse, sources, open) {
   return el(
     "figure",
     { class: "prompt" },
-    el("figcaption", { class: "legend" }, ...legend(reuse)),
     bar,
     detail,
+    el("figcaption", { class: "legend" }, ...legend(reuse)),
+    ...unused(shown),
     table(shown, sources),
   );
 }
@@ -141,10 +143,32 @@ function legend(reuse) {
   return STATES.map((state) =>
     el(
       "span",
-      { class: "key", title: MEANING[state], "data-state": state, "data-count": reuse[state] },
-      el("span", { class: `swatch ${state}` }),
-      `${state} `,
-      el("b", {}, reuse[state].toLocaleString("en")),
+      { class: "entry" },
+      el(
+        "span",
+        { class: "key", "data-state": state, "data-count": reuse[state] },
+        el("span", { class: `swatch ${state}` }),
+        `${state} `,
+        el("b", {}, reuse[state].toLocaleString("en")),
+      ),
+      el("span", { class: "means" }, MEANING[state]),
+    ),
+  );
+}
+
+/** Why passages were not reused, a line for each reason. @param {Span[]} spans */
+function unused(spans) {
+  /** @type {Map<string, number[]>} */
+  const numbers = new Map();
+  for (const { why, number } of spans)
+    if (why && number !== null) numbers.set(why, [...(numbers.get(why) ?? []), number]);
+  const list = new Intl.ListFormat("en");
+  return [...numbers].map(([why, sources]) =>
+    el(
+      "p",
+      { class: "note why" },
+      el("b", {}, `${sources.length > 1 ? "Sources" : "Source"} ${list.format(sources.map(String))} not reused:`),
+      ` ${why}.`,
     ),
   );
 }

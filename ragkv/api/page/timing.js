@@ -2,7 +2,7 @@
 
 import { Failure, patiently, post } from "./api.js";
 import { el, say } from "./dom.js";
-import { duration } from "./words.js";
+import { count, duration } from "./words.js";
 
 /** @typedef {import("./types.js").Timing} Timing */
 
@@ -24,12 +24,21 @@ function parts(t) {
   ];
 }
 
-/** @param {Timing} timing @param {number} [scale] seconds of a full bar */
-function bar(timing, scale = timing.first_token_s) {
+const WORK = ["look-up", "loading", "placing", "computing"];
+
+/** Seconds of work alone: without waiting for other requests, before and between the layers. @param {Timing} t */
+const worked = (t) => t.lookup_s + t.prefill_s;
+
+/** What to add to the time of a first token that waited. @param {Timing} t */
+export const waited = (t) => (t.queue_s >= 0.1 * t.first_token_s ? `, ${duration(t.queue_s)} of it waiting` : "");
+
+/** @param {Timing} timing @param {number} share of a full bar @param {(name: string) => boolean} [wanted] */
+function bar(timing, share = 1, wanted = () => true) {
   const line = el("div", { class: "bar-line", "aria-hidden": "true" });
   const filled = el("div", { class: "bar-fill" });
-  filled.style.inlineSize = `${scale > 0 ? Math.min(100, (timing.first_token_s / scale) * 100) : 0}%`;
+  filled.style.inlineSize = `${Math.min(100, share * 100)}%`;
   parts(timing).forEach(([name, seconds], at) => {
+    if (!wanted(name)) return;
     const part = el("span", { class: `part p${at}`, title: `${name} ${duration(seconds)}` });
     part.style.flexGrow = String(seconds * 1e6); // sums below 1 would not fill the bar
     filled.append(part);
@@ -82,7 +91,7 @@ export function measure(body, follows) {
           note.textContent = left ? `The server is busy. Measuring in ${left} s …` : "Measuring …";
         },
       );
-      found.replaceChildren(...compared(result.fused.timing, result.full.timing, follows));
+      found.replaceChildren(...compared(result.fused, result.full, follows));
       note.textContent = "";
       button.textContent = "Measure again";
     } catch (error) {
@@ -95,10 +104,13 @@ export function measure(body, follows) {
   return el("div", { class: "against" }, found, el("div", { class: "row" }, button, note));
 }
 
-/** @param {Timing} fused @param {Timing} full @param {boolean} follows */
+/** @typedef {{timing: Timing, reuse: import("./types.js").Reuse}} Measured */
+
+/** Two prefills by their work alone. @param {Measured} fused @param {Measured} full @param {boolean} follows */
 function compared(fused, full, follows) {
-  const scale = Math.max(fused.first_token_s, full.first_token_s);
-  const times = full.first_token_s / Math.max(fused.first_token_s, 1e-9);
+  const [ours, theirs] = [worked(fused.timing), worked(full.timing)];
+  const scale = Math.max(ours, theirs, 1e-9);
+  const times = theirs / Math.max(ours, 1e-9);
   const comparison =
     times >= 1.05
       ? `${times.toFixed(1)} times faster`
@@ -106,20 +118,31 @@ function compared(fused, full, follows) {
         ? `${(1 / times).toFixed(1)} times slower`
         : "As fast";
   const line = (/** @type {string} */ name, /** @type {Timing} */ t) =>
-    el("div", { class: "versus" }, el("span", {}, name), bar(t, scale), el("b", {}, duration(t.first_token_s)));
-  say(`${comparison} than full recompute: ${duration(fused.first_token_s)} against ${duration(full.first_token_s)}.`);
+    el(
+      "div",
+      { class: "versus" },
+      el("span", {}, name),
+      bar(t, worked(t) / scale, (part) => WORK.includes(part)),
+      el("b", {}, duration(worked(t))),
+    );
+  const { recomputed, computed, exact, fused: kept } = fused.reuse;
+  const total = recomputed + computed + exact + kept;
+  const why = `: ${(recomputed + computed).toLocaleString("en")} of ${count(total, "token")} computed instead of all. `;
+  const [wait, fullWait] = [duration(fused.timing.queue_s), duration(full.timing.queue_s)];
+  say(`${comparison} than full recompute, without waiting: ${duration(ours)} against ${duration(theirs)}.`);
   return [
-    line("Fused", fused),
-    line("Full recompute", full),
+    line("Fused", fused.timing),
+    line("Full recompute", full.timing),
     el(
       "p",
       { class: "comparison" },
       el("b", { "data-ratio": times.toFixed(3) }, comparison),
-      comparison === "As fast" ? " as full recompute to the first token. " : " to the first token. ",
+      why,
       el(
         "span",
         { class: "muted" },
-        `This machine, this question${follows ? " without the conversation before it" : ""}, once.`,
+        `Work alone: waiting for other requests (${wait} and ${fullWait}) is left out. ` +
+          `This machine, this question${follows ? " without the conversation before it" : ""}, once.`,
       ),
     ),
   ];

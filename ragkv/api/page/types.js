@@ -6,7 +6,7 @@
  * @typedef {{number: number, start: number, end: number, answer_start?: number|null, answer_end?: number|null,
  *   document_id: string}} Citation
  * @typedef {{kind: string, start: number, tokens: number, state: "exact"|"fused"|"computed", recomputed: number,
- *   recomputed_at: number[], number: number|null}} Span
+ *   recomputed_at: number[], number: number|null, why?: string|null}} Span
  * @typedef {{exact: number, fused: number, recomputed: number, computed: number, missed_chunks: number, ratio: number,
  *   selector: string, notes: string[]}} Reuse
  * @typedef {{queue_s: number, lookup_s: number, load_s: number, fuse_s: number, prefill_s: number,

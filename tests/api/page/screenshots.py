@@ -27,11 +27,15 @@ HALF = stream(("token", {"text": "Kiralus works as a"}))
 BUSY = refusal(503, "64 requests are running already; ask again.", {"Retry-After": "9"})
 
 
+def answered(page: Page) -> None:
+    page.wait_for_selector(".turn:last-child:not(.working)")
+    page.wait_for_timeout(500)
+
+
 def ask(page: Page, question: str) -> None:
     page.fill("#question", question)
     page.press("#question", "Enter")
-    page.wait_for_selector(".turn:last-child:not(.working)")
-    page.wait_for_timeout(500)
+    answered(page)
 
 
 def take(browser: Browser, address: str, folder: Path, name: str) -> None:
@@ -47,18 +51,46 @@ def take(browser: Browser, address: str, folder: Path, name: str) -> None:
     while not page.request.post("/v1/collections", data={"name": name}).ok:
         page.wait_for_timeout(500)  # the model is being loaded
     page.goto(f"/#collection={name}")
+    small = LOOKS[name]["viewport"]["width"] < 760
+    take_examples(page, shot, small)
+    page.goto("about:blank")
+    page.goto(f"/#collection={name}")
     take_documents(page, shot)
-    take_answer(page, shot)
-    take_conversations(page, shot, small=LOOKS[name]["viewport"]["width"] < 760)
+    take_answer(page, shot, small)
+    take_conversations(page, shot, small)
     take_failures(page, shot)
     page.context.close()
 
 
-def take_documents(page: Page, shot: Shot) -> None:
-    page.wait_for_selector(".welcome h1")
+def take_examples(page: Page, shot: Shot, small: bool) -> None:
+    page.wait_for_selector(".welcome .try")
     page.wait_for_selector(".tier", state="attached")
     shot("empty")
+    page.click(".try")
+    page.wait_for_selector(".tries")
+    shot("examples")
+    page.locator(".tries button").first.click()
+    answered(page)
+    shot("example-answer")
+    if small:
+        page.locator(".made > summary").click()
+        shot("example-report")
+    page.click(".measure")
+    page.wait_for_selector(".comparison")
+    page.locator(".comparison").scroll_into_view_if_needed()
+    shot("example-measured")
+
+
+def choose(page: Page, field: str, value: str) -> None:
+    page.click("#how summary")
+    page.select_option(field, value)
+    page.click("#how summary")
+
+
+def take_documents(page: Page, shot: Shot) -> None:
     page.locator(".welcome input[type=file]").set_input_files([str(path) for path in CORPUS])
+    page.wait_for_function("() => document.querySelectorAll('.result.good').length >= 4")
+    shot("uploading")
     page.wait_for_function("() => document.querySelectorAll('.result.good').length === 10")
     page.wait_for_selector(".documents li")
     shot("ingested")
@@ -66,9 +98,21 @@ def take_documents(page: Page, shot: Shot) -> None:
     shot("ready")
 
 
-def take_answer(page: Page, shot: Shot) -> None:
+def take_answer(page: Page, shot: Shot, small: bool) -> None:
+    choose(page, "#reuse", "prefix")
+    ask(page, QUESTION)
+    if small:
+        page.locator(".made > summary").last.click()
+    page.locator(".why").scroll_into_view_if_needed()
+    shot("not-reused")
+    choose(page, "#reuse", "fused")
+    if small:
+        page.click("#menu")
+    page.click("#new-session")
     ask(page, QUESTION)
     shot("answer")
+    if small:
+        page.locator(".made > summary").last.click()
     page.click(".measure")
     page.wait_for_selector(".comparison")
     page.locator(".strip .opens").nth(2).focus()
@@ -88,8 +132,14 @@ def take_conversations(page: Page, shot: Shot, small: bool) -> None:
     if small:
         page.keyboard.press("Escape")
     page.click("#how summary")
-    page.locator("#ratio").fill("0.3")
+    page.wait_for_timeout(300)
     shot("settings")
+    page.select_option("#selector", "none")
+    shot("settings-selector")
+    page.select_option("#selector", "")
+    page.check("input[name=ratio][value=own]")
+    page.locator("#ratio").fill("0.3")
+    shot("settings-fixed")
     page.click("#how summary")
 
 

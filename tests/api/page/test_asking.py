@@ -100,12 +100,101 @@ def test_compare_shows_both_times_and_their_ratio(asked: Any) -> None:
         asked.click(".measure")
     asked.wait_for_selector(".comparison")
     found = measured.value.json()
-    ratio = found["full"]["timing"]["first_token_s"] / found["fused"]["timing"]["first_token_s"]
+    ours, theirs = (found[way]["timing"]["lookup_s"] + found[way]["timing"]["prefill_s"] for way in ("fused", "full"))
+    ratio = theirs / ours
     assert float(asked.locator(".comparison b").get_attribute("data-ratio")) == pytest.approx(ratio, abs=0.001)
     assert asked.locator(".versus").count() == 2
     fused, full = (row.locator(".bar-fill").bounding_box()["width"] for row in asked.locator(".versus").all())
     assert full / fused == pytest.approx(ratio, rel=0.1, abs=0.1)
     assert "This machine, this question" in asked.locator(".comparison").inner_text()
+
+
+def measured(queue_s: float, prefill_s: float, computed: int) -> dict[str, Any]:
+    """A side of a comparison whose work takes `prefill_s` and 10 ms."""
+    first_token_s = queue_s + 0.01 + prefill_s
+    timing = {**TIMING, "queue_s": queue_s, "prefill_s": prefill_s, "first_token_s": first_token_s}
+    return {"timing": timing, "reuse": {**REUSE, "exact": 100 - computed, "computed": computed}}
+
+
+def test_a_comparison_leaves_out_the_waiting_and_says_so(asked: Any) -> None:
+    """With the waiting, this would show 15.1 times."""
+    ask(asked)
+    found = {"fused": measured(0.1, 0.09, 20), "full": measured(2.82, 0.19, 100)}
+    asked.route("**/v1/compare", lambda route: route.fulfill(json=found))
+    asked.click(".measure")
+    asked.wait_for_selector(".comparison")
+    text = asked.locator(".comparison").inner_text()
+    assert text.startswith("2.0 times faster: 20 of 100 tokens computed instead of all.")
+    assert "waiting for other requests (100 ms and 2.82 s) is left out" in text
+    assert asked.locator(".versus b").all_inner_texts() == ["100 ms", "200 ms"]
+    fused, full = (row.locator(".bar-fill").bounding_box()["width"] for row in asked.locator(".versus").all())
+    assert full / fused == pytest.approx(2.0, abs=0.05)
+    named = asked.locator(".versus .part").evaluate_all("parts => parts.map(part => part.title.split(' ')[0])")
+    assert "waiting" not in named and "computing" in named
+
+
+def test_a_first_token_that_waited_for_other_requests_says_how_long(asked: Any) -> None:
+    timing = {**TIMING, "queue_s": 0.5, "first_token_s": 0.8}
+    final = {**answer("Ovens.", [source()], []), "timing": timing}
+    streaming(asked, stream(("answer", final)))
+    asked.fill("#question", "What?")
+    asked.press("#question", "Enter")
+    asked.wait_for_selector(".turn.whole")
+    assert asked.locator(".made > summary").inner_text().endswith("First token after 800 ms, 500 ms of it waiting.")
+
+
+def test_every_state_of_a_token_is_explained_in_a_line(asked: Any) -> None:
+    ask(asked)
+    entries = asked.locator(".legend .entry")
+    assert entries.locator(".key").evaluate_all("keys => keys.map(key => key.dataset.state)") == list(STATES)
+    lines = entries.locator(".means").all_inner_texts()
+    assert len(set(lines)) == 4 and all(20 < len(line) < 90 for line in lines)
+    heights = asked.evaluate("[...document.querySelectorAll('.means')].map(line => line.getClientRects().length)")
+    assert heights == [1, 1, 1, 1]
+
+
+def test_a_passage_that_was_not_reused_says_why(asked: Any) -> None:
+    asked.click("#how summary")
+    asked.select_option("#reuse", "prefix")
+    said = ask(asked)
+    whys = {span["number"]: span["why"] for span in said["prompt"] if span["why"]}
+    assert len(whys) == 5 and len(set(whys.values())) == 1
+    line = asked.locator(".why").inner_text()
+    assert line.startswith("Sources 2, 3, 4, 5, and 6 not reused: ")
+    assert whys[2] in line
+    asked.locator(".strip .span[aria-label^='Source 2,']").hover()
+    assert whys[2] in asked.locator(".strip-detail").inner_text()
+
+
+def test_passages_that_were_reused_are_not_explained(asked: Any) -> None:
+    ask(asked)
+    assert asked.locator(".why").count() == 0
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "reason"),
+    [
+        ("#reuse", "prefix", "It does not count: nothing is fused."),
+        ("#reuse", "none", "It does not count: nothing is fused."),
+        ("#selector", "none", "It does not count: the selector “none” recomputes none."),
+        ("#selector", "all", "It does not count: the selector “all” recomputes every token."),
+        ("ratio", "auto", "The controller decides for each question."),
+        ("ratio", "server", "The server's 0.15. Choose “fixed” to set it."),
+    ],
+)
+def test_the_ratio_is_disabled_with_the_reason_while_it_does_not_count(
+    asked: Any, field: str, value: str, reason: str
+) -> None:
+    asked.click("#how summary")
+    asked.check("input[name=ratio][value=own]")
+    asked.locator("#ratio").fill("0.3")
+    assert asked.locator("#ratio").is_enabled() and asked.locator("#ratio-value").inner_text() == "0.30"
+    if field == "ratio":
+        asked.check(f"input[name=ratio][value={value}]")
+    else:
+        asked.select_option(field, value)
+    assert asked.locator("#ratio").is_disabled()
+    assert asked.locator("#ratio-value").inner_text() == reason
 
 
 def test_a_marker_opens_the_source_at_the_cited_span(asked: Any) -> None:
@@ -146,7 +235,7 @@ def test_a_cited_span_is_counted_in_characters_and_scrolled_into_view(asked: Any
 def test_the_page_can_switch_reuse_off(asked: Any, reuse: str, state: str) -> None:
     asked.click("#how summary")
     asked.select_option("#reuse", reuse)
-    assert asked.locator("#selector").is_disabled() and asked.locator("#ratio").is_disabled()
+    assert asked.locator("#selector").is_disabled()
     said = ask(asked)
     assert said["reuse"]["fused"] == 0 and said["reuse"][state] > 100
     assert asked.evaluate("probes.drawn()")["counts"].get("fused", 0) == 0
@@ -156,8 +245,8 @@ def test_the_page_can_switch_reuse_off(asked: Any, reuse: str, state: str) -> No
 def test_the_page_sends_the_ratio_that_is_set(asked: Any) -> None:
     asked.click("#how summary")
     assert "the server's (0." in asked.locator("#ratio-server").inner_text()
+    asked.check("input[name=ratio][value=own]")
     asked.locator("#ratio").fill("1")
-    assert asked.locator("input[name=ratio][value=own]").is_checked()
     assert ask(asked)["reuse"]["fused"] == 0  # everything is recomputed
     asked.locator("#ratio").fill("0")
     assert ask(asked)["reuse"]["recomputed"] == 0
@@ -174,6 +263,7 @@ def test_the_page_sends_the_ratio_that_is_set(asked: Any) -> None:
 def test_settings_in_the_address_survive_a_reload(asked: Any) -> None:
     asked.click("#how summary")
     asked.select_option("#selector", "first-k")
+    asked.check("input[name=ratio][value=own]")
     asked.locator("#ratio").fill("0.3")
     asked.locator("#k").fill("3")
     asked.press("#k", "Tab")

@@ -55,6 +55,20 @@ def test_a_conversation_is_listed_by_its_first_question(talked: Any) -> None:
     assert f"session={held['id']}" in talked.url
 
 
+def test_a_title_is_kept_by_the_server_and_not_by_the_browser(talked: Any, browser: Any, server: str) -> None:
+    assert talked.evaluate("[sessionStorage.length, localStorage.length]") == [0, 0]
+    title = talked.locator(".session.current .title").inner_text()
+    ask(talked, SECOND)
+    assert current(talked)["title"] == title == FIRST  # the first question's, also after the second
+    context = browser.new_context(base_url=server)
+    other = context.new_page()
+    other.goto("/")
+    row = other.locator(f".session[data-session='{current(talked)['id']}'] .title")
+    row.wait_for()
+    assert row.inner_text() == FIRST
+    context.close()
+
+
 def test_a_new_conversation_has_no_history_and_the_old_one_stays(talked: Any) -> None:
     talked.click("#new-session")
     assert talked.locator(".turn").count() == 0
@@ -80,6 +94,7 @@ def test_a_fork_has_the_same_history_and_continues_independently(talked: Any) ->
     elsewhere(talked, before["id"])
     forked = current(talked)
     assert (forked["turns"], forked["tokens"]) == (1, before["tokens"])
+    assert talked.locator(".session.current .title").inner_text() == f"{FIRST} (fork)"
     assert talked.locator(".turn h3").all_inner_texts() == [FIRST]
     ask(talked, SECOND)
     assert current(talked)["turns"] == 2

@@ -1,5 +1,6 @@
 """Dropped, picked and pasted documents: progress, results, the list, deleting. Against the real service."""
 
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +48,27 @@ def test_each_picked_file_is_added_with_its_own_result(fresh: Any) -> None:
     held = fresh.request.get(f"/v1/collections/{fresh.collection}/documents").json()["data"]
     shown = fresh.locator(".documents li").evaluate_all("rows => rows.map(row => row.dataset.id)")
     assert shown == [one["id"] for one in held]
+
+
+def test_documents_are_counted_as_they_come(fresh: Any) -> None:
+    held = []
+    posts = itertools.count(1)
+
+    def hold(route: Any) -> None:
+        if route.request.method == "POST" and next(posts) == 3:
+            held.append(route)
+        else:
+            route.continue_()
+
+    fresh.route("**/documents*", hold)
+    fresh.locator(".drop input[type=file]").first.set_input_files([str(path) for path in CORPUS[:3]])
+    fresh.wait_for_function("() => document.querySelectorAll('.result.good').length === 2")
+    assert fresh.locator("#document-count").inner_text() == "2"
+    assert fresh.locator(".documents .total").inner_text() == "2 documents"
+    assert "holds 2 documents in 2 chunks" in fresh.locator(".welcome p").first.inner_text()
+    held[0].continue_()
+    settled(fresh, 3)
+    assert fresh.locator("#document-count").inner_text() == "3"
 
 
 def test_dropped_files_are_added(fresh: Any) -> None:
@@ -172,7 +194,9 @@ def test_markup_in_documents_questions_and_names_is_shown_as_text(fresh: Any) ->
     fresh.locator(".as-table summary").first.click()
     assert fresh.evaluate("window.broken ?? null") is None
     assert fresh.locator("img, body script, .source-text b").count() == 0
-    assert fresh.locator(".turn h3").inner_text() == "Where is <img src=x onerror='broken=3'> Evilword written?"
+    asked = "Where is <img src=x onerror='broken=3'> Evilword written?"
+    assert fresh.locator(".turn h3").inner_text() == asked
+    assert fresh.locator(".session.current .title").inner_text() == asked  # as the server stores it
 
 
 def test_the_tiers_on_the_page_equal_the_stats(fresh: Any) -> None:

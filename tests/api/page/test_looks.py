@@ -85,6 +85,8 @@ def test_nothing_overflows_the_page_at_any_width(asked: Any, width: int) -> None
     asked.reload()
     asked.wait_for_selector(".welcome h1")
     ask(asked)
+    if width == 360:
+        asked.click(".made > summary")
     asked.click(".measure")
     asked.wait_for_selector(".comparison")
     asked.evaluate("document.querySelector('#how').open = true")
@@ -94,6 +96,32 @@ def test_nothing_overflows_the_page_at_any_width(asked: Any, width: int) -> None
         asked.wait_for_selector("#drawer:not([hidden])")
         assert asked.evaluate("probes.outside()") == [width, []]
         asked.click("#drawer-close")
+
+
+def test_report_and_settings_fold_away_on_a_phone(asked: Any) -> None:
+    asked.set_viewport_size({"width": 360, "height": 740})
+    asked.reload()
+    asked.wait_for_selector(".welcome h1")
+    asked.click("#how summary")
+    said = ask(asked)
+    assert asked.locator("#how").get_attribute("open") is None
+    assert asked.locator(".made").get_attribute("open") is None and asked.locator(".strip").is_hidden()
+    told = asked.locator(".made > summary").inner_text()
+    assert f"of {said['reuse']['tokens']} prompt tokens reused" in told and "First token after" in told
+    asked.locator(".made > summary").focus()
+    asked.keyboard.press("Enter")
+    assert asked.locator(".strip").is_visible()
+
+
+def test_the_report_is_open_on_a_large_screen(asked: Any) -> None:
+    ask(asked)
+    assert asked.locator(".strip").is_visible()
+
+
+def test_open_settings_leave_room_for_the_answer_on_a_phone(asked: Any) -> None:
+    asked.set_viewport_size({"width": 360, "height": 740})
+    asked.click("#how summary")
+    assert asked.locator("#thread").bounding_box()["height"] > 150
 
 
 def test_small_screens_show_conversations_and_store_in_a_drawer(asked: Any) -> None:
