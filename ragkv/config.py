@@ -13,7 +13,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Self
+from urllib.parse import urlsplit
 
+from .addresses import is_loopback
 from .errors import ConfigError
 
 ReuseMode = Literal["fused", "prefix", "none"]
@@ -25,20 +27,8 @@ SERVE_PREFIX = "RAGKV_SERVE_"  # settings of the server, which share it too
 # Names from registries that load torch. A test compares them with the registries.
 CODEC_NAMES = ("raw", "int8")  # ragkv.store.CODECS
 POLICY_NAMES = (  # ragkv.store.POLICIES
-    "auto",
-    "end-aware",
-    "et-lru",
-    "et-lru-learned",
-    "et-lru-posterior",
-    "fifo",
-    "gdsf",
-    "gdsf-memory",
-    "lfu-da",
-    "lookahead",
-    "lru",
-    "t-lru",
-    "t-lru-guarded",
-    "threshold-lru",
+    *("auto", "end-aware", "et-lru", "et-lru-learned", "et-lru-posterior", "fifo", "gdsf"),
+    *("gdsf-memory", "lfu-da", "lookahead", "lru", "t-lru", "t-lru-guarded", "threshold-lru"),
 )
 # ragkv.simulate.SIMULATOR_ONLY
 SIMULATOR_POLICY_NAMES = ("belady", "length-aware", "t-lru-all", "t-lru-eager", "t-lru-literal", "tail-belady")
@@ -63,6 +53,7 @@ class RedisConfig:
     username_variable: str = "REDIS_USERNAME"  # names of environment variables
     password_variable: str = "REDIS_PASSWORD"
     secret_variable: str | None = None  # variable with a secret that authenticates every value; None: checksums only
+    allow_no_secret: bool = False  # without a secret also use a server that other machines can reach
 
     def __post_init__(self) -> None:
         scheme, _, rest = self.url.partition("://")
@@ -73,7 +64,7 @@ class RedisConfig:
                 f"store.redis.url holds credentials; put them into {self.username_variable} and "
                 f"{self.password_variable}, which are read from the environment."
             )
-        _check_remote(self, "redis")
+        _check_remote(self, "redis", scheme == "unix" or is_loopback(urlsplit(self.url).hostname or ""))
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,19 +82,25 @@ class S3Config:
     group_bytes: int = 4 * MIB  # layers are stored together up to this size; 0.5 to 8 MiB are fast
     audit_s: float = 600.0  # seconds between listings that count what other replicas wrote and deleted
     secret_variable: str | None = None  # environment variable with a secret that authenticates every value
+    allow_no_secret: bool = False  # without a secret also use a server that other machines can reach
 
     def __post_init__(self) -> None:
         if not self.bucket:
             raise ConfigError("store.s3.bucket must name a bucket.")
         if not self.audit_s > 0.0:
             raise ConfigError(f"store.s3.audit_s is {self.audit_s}; it must be more than 0.")
-        _check_remote(self, "s3")
+        _check_remote(self, "s3", is_loopback(urlsplit(self.endpoint or "").hostname or ""))
 
 
-def _check_remote(config: RedisConfig | S3Config, name: str) -> None:
+def _check_remote(config: RedisConfig | S3Config, name: str, is_local: bool) -> None:
     at_least(config, max_bytes=0, connections=1, group_bytes=1)
     if not 0.0 < config.timeout_s < float("inf"):
         raise ConfigError(f"store.{name}.timeout_s is {config.timeout_s}; it must be more than 0 and finite.")
+    if not (is_local or config.secret_variable or config.allow_no_secret):
+        raise ConfigError(
+            f"Other machines can reach store.{name} and could plant KV there. Name the environment variable of a "
+            f"shared secret in store.{name}.secret_variable, or set store.{name}.allow_no_secret."
+        )
     ttl_s = getattr(config, "ttl_s", None)
     if ttl_s is not None and not ttl_s > 0.0:
         raise ConfigError(f"store.{name}.ttl_s is {ttl_s}; it must be more than 0, or None.")

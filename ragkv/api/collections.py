@@ -21,7 +21,7 @@ from ragkv.engine import Engine
 from ragkv.errors import InputError, QueueError
 from ragkv.rag import Rag, default_chunk_tokens
 from ragkv.retrieval import Document, Embedder, IngestReport, Passage, Removal
-from ragkv.runtime import Check, Closing, acquired, no_check
+from ragkv.runtime import Check, Closing, acquired, make_private_folder, no_check
 
 from . import schemas
 from .errors import not_found
@@ -92,7 +92,7 @@ class Collections(Closing):
             path = self._path(name)
             if (path / FACTS).is_file() or name in self.names():
                 return False
-            path.mkdir(parents=True, exist_ok=True, mode=0o700)
+            make_private_folder(path)
             draft = path / f"{FACTS}.tmp"
             draft.write_text(json.dumps({"name": name, "created": time.time()}) + "\n", encoding="utf-8")
             draft.replace(path / FACTS)
@@ -117,7 +117,7 @@ class Collections(Closing):
                 return False
             del self._open[name]
             doomed = self._directory / f"{_DELETED}{secrets.token_hex(8)}"
-            self._directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+            make_private_folder(self._directory)
             self._path(name).rename(doomed)  # from now on the name is free
             self._table.wait_for(lambda: collection.users == 0)
         collection.rag.close()

@@ -29,7 +29,7 @@ from filelock import FileLock
 
 from ragkv.config import at_least, build
 from ragkv.errors import ConfigError, InputError
-from ragkv.runtime import replace_file
+from ragkv.runtime import make_private_folder, replace_file
 
 SECRET_BYTES = 32
 ID_BYTES = 6
@@ -186,7 +186,7 @@ class KeyFile:
     @contextmanager
     def _edit(self) -> Iterator[KeyFileContent]:
         """The content to change; it is written at the end of the block, unless the block raises."""
-        self.path.parent.mkdir(parents=True, exist_ok=True)
+        make_private_folder(self.path.parent)
         with FileLock(f"{self.path}.lock", mode=0o600):
             content = self.read()
             yield content

@@ -15,7 +15,7 @@ from ragkv.engine import Engine
 from ragkv.model.loading import quiet_transformers
 from ragkv.rag import DOCUMENT_END
 from ragkv.retrieval import Embedder, resolve_embedder
-from ragkv.runtime import Check, Closing
+from ragkv.runtime import Check, Closing, make_private_folder
 
 from .collections import Collection
 from .document_parser import DocumentParser
@@ -66,7 +66,7 @@ class Service(Closing):
 
     def load(self, model: Engine | None = None, embedder: Embedder | None = None) -> None:
         """Load the model and the embedder, unless they are given. Blocks. Raises what loading raises."""
-        Path(self.config.home).mkdir(parents=True, exist_ok=True, mode=0o700)
+        make_private_folder(Path(self.config.home))
         config = self.config.engine
         if model is None:
             quiet_transformers()

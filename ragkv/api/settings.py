@@ -4,7 +4,6 @@ Names contain units, an error for an unknown key names the nearest known one, an
 """
 
 import dataclasses
-import ipaddress
 import os
 import typing
 from collections.abc import Mapping
@@ -12,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
+from ragkv.addresses import is_loopback
 from ragkv.config import (
     MIB,
     SERVE_PREFIX,
@@ -199,17 +199,6 @@ class ServeConfig:
         values = toml_values(file) if file is not None else {}
         source = os.environ if environment is None else environment
         return cls.from_dict(_over(_over(values, environment_values(source, SERVE_PREFIX)), _without_none(flags or {})))
-
-
-def is_loopback(host: str) -> bool:
-    """Whether `host`, a name or an address, can only mean this machine."""
-    name = host.strip("[]").lower().rstrip(".")
-    if name == "localhost" or name.endswith(".localhost"):
-        return True
-    try:
-        return ipaddress.ip_address(name).is_loopback
-    except ValueError:
-        return False
 
 
 def _over(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from ragkv.dialogue import DialogueEngine
 from ragkv.engine import Engine
 from ragkv.errors import InputError, RagKVError, SessionUnavailableError
 from ragkv.retrieval import Embedder
-from ragkv.runtime import Closing
+from ragkv.runtime import Closing, make_private_folder
 from ragkv.scheduling import Activity
 from ragkv.sessions import Session, SessionInfo
 
@@ -189,7 +189,7 @@ class Tenants(Closing):
     def _open(self, name: str, quota: Quota) -> Tenant:
         directory, kv_directory = self._directory(name), self._kv_directory(name)
         for place in (directory, kv_directory):
-            place.mkdir(parents=True, exist_ok=True, mode=0o700)
+            make_private_folder(place)
         engine = self._model.with_config(_engine_config(self._config.engine, kv_directory, name, quota))
         try:
             return Tenant(engine, Collections(directory, engine, self.embedder))

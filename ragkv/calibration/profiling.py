@@ -27,6 +27,7 @@ from ragkv.fusion.profile import save as save_profile
 from ragkv.fusion.readahead import UNMEASURED
 from ragkv.inference import subject_of
 from ragkv.model import full_pass
+from ragkv.runtime import make_private_folder
 from ragkv.store import LRU, DiskTier, Entry, EntryInfo, Lease, MemoryTier, Tier, TierKind
 
 from .fits import fit_length, fit_recompute, fit_tier
@@ -128,7 +129,7 @@ class _Measuring:
 
     def disk(self, directory: str) -> TierSpeed:
         """The disk under `directory`, past the page cache."""
-        Path(directory).mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_private_folder(Path(directory))
         with tempfile.TemporaryDirectory(prefix="profile-", dir=directory) as scratch:
             return self._tier(DiskTier(scratch, 2**62, LRU(), direct=True), Path(scratch))
 

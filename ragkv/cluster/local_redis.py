@@ -17,7 +17,7 @@ from pathlib import Path
 from ragkv.api import ServeConfig
 from ragkv.config import GIB, RedisConfig
 from ragkv.errors import ConfigError
-from ragkv.runtime import Closing
+from ragkv.runtime import Closing, make_private_folder
 from ragkv.store.remote import redis_answers
 
 log = logging.getLogger(__name__)
@@ -42,7 +42,7 @@ class LocalRedis(Closing):
                 "started for them; or set engine.store.redis.url to a server of your own."
             )
         folder = (home / "redis").absolute()
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        make_private_folder(folder)
         self._sockets: tempfile.TemporaryDirectory[str] | None = None
         socket = folder / "redis.sock"
         if len(str(socket)) > SOCKET_CHARS:

@@ -8,7 +8,7 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from ragkv.errors import StoreLockedError
-from ragkv.runtime import Closing
+from ragkv.runtime import Closing, make_private_folder
 
 MAX_REPLICAS = 1_000
 
@@ -18,10 +18,10 @@ class ReplicaDirectory(Closing):
 
     def __init__(self, home: Path) -> None:
         """Raises `StoreLockedError` if all directories are in use."""
-        home.mkdir(parents=True, exist_ok=True, mode=0o700)
+        make_private_folder(home)
         for number in range(MAX_REPLICAS):
             self.path = home / f"replica-{number}"
-            self.path.mkdir(exist_ok=True, mode=0o700)
+            make_private_folder(self.path)
             self._lock = FileLock(self.path / ".lock", mode=0o600)
             try:
                 self._lock.acquire(timeout=0)

@@ -5,7 +5,7 @@ import logging
 from pathlib import Path
 from typing import Any
 
-from ragkv.runtime import replace_file
+from ragkv.runtime import make_private_folder, replace_file
 
 log = logging.getLogger(__name__)
 
@@ -25,7 +25,7 @@ def read(path: Path) -> dict[str, Any]:
 
 def save(path: Path, key: str, value: Any) -> Path:
     """Set `key` in `path` to `value`; an unreadable file is replaced with a warning."""
-    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    make_private_folder(path.parent)
     try:
         values = read(path)
     except ValueError as error:

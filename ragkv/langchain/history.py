@@ -17,7 +17,7 @@ from langchain_core.messages import BaseMessage, messages_from_dict, messages_to
 
 from ragkv.dialogue import Turn
 from ragkv.errors import InputError, RagKVError
-from ragkv.runtime import replace_file
+from ragkv.runtime import make_private_folder, replace_file
 
 from .chat import ChatRagKV
 from .engines import SharedEngine
@@ -89,7 +89,7 @@ class RagKVChatMessageHistory(BaseChatMessageHistory):
         if path is None:
             self._shared.histories[self.session_id] = list(messages)
             return
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_private_folder(path.parent)
         if not messages:
             path.unlink(missing_ok=True)
             return

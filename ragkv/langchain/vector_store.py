@@ -21,7 +21,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
 from ragkv.errors import InputError, MissingExtraError, StoreError
-from ragkv.runtime import replace_file
+from ragkv.runtime import make_private_folder, replace_file
 
 from .chat import ChatRagKV
 from .filters import Filter, matches
@@ -163,7 +163,7 @@ class RagKVVectorStore(VectorStore):
     def save(self, directory: str | Path) -> Path:
         """Save everything in `directory` and return its path. If interrupted, the old state stays."""
         folder = Path(directory)
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_private_folder(folder)
         with self._lock:
             rows = [self._index.reconstruct(number) for number in self._documents]
             documents = [

@@ -78,7 +78,7 @@ class Corpus:
             return
         unfinished = directory.with_name(f"{directory.name}.{uuid.uuid4().hex}.tmp")
         try:
-            unfinished.mkdir()
+            unfinished.mkdir(mode=0o700)
             write(unfinished)
             for file in unfinished.iterdir():
                 sync(file)

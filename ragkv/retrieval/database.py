@@ -5,7 +5,9 @@ after a kill. Retrievers save what they derive from it (term scores) as snapshot
 the revision that they were made from and may be deleted at any time. Deleted text is overwritten (`secure_delete`).
 """
 
+import contextlib
 import json
+import os
 import secrets
 import sqlite3
 import threading
@@ -17,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from ragkv.errors import StoreError, StoreReadOnlyError
+from ragkv.runtime import make_private_folder
 
 from .values import Document, IndexStats, Passage, TextNumbers, Vectors, digest
 
@@ -69,9 +72,11 @@ class Database:
                 uri += "?mode=ro"
             else:
                 try:
-                    self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+                    make_private_folder(self.directory)
                 except OSError as error:
                     raise StoreError(f"Cannot make a directory for an index at {self.directory}: {error}.") from error
+                with contextlib.suppress(OSError):  # SQLite says what is wrong
+                    os.close(os.open(self.directory / FILE, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600))
         return sqlite3.connect(uri, uri=True, timeout=30, isolation_level=None, check_same_thread=False)
 
     def _create(self) -> None:

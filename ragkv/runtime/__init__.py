@@ -3,7 +3,7 @@
 from . import openmp
 from .batches import BatchLock, Check, acquired, no_check
 from .closing import Closing
-from .files import replace_file, sync
+from .files import make_private_folder, replace_file, sync
 from .memory import release_memory
 from .priority_pool import PriorityThreadPool
 
@@ -14,6 +14,7 @@ __all__ = [
     "PriorityThreadPool",
     "acquired",
     "no_check",
+    "make_private_folder",
     "openmp",
     "release_memory",
     "replace_file",

@@ -31,6 +31,23 @@ def replace_file(path: Path, *pieces: bytes | bytearray | memoryview, drafts: Pa
     sync(path.parent)
 
 
+def make_private_folder(folder: Path) -> None:
+    """Make a folder, and the missing ones above it, for their owner alone whatever the umask; existing ones stay.
+
+    Raises `OSError`.
+    """
+    if folder.is_dir():
+        return
+    make_private_folder(folder.parent)
+    try:
+        folder.mkdir(mode=0o700)
+    except FileExistsError:
+        if not folder.is_dir():
+            raise
+    else:
+        folder.chmod(0o700)
+
+
 def sync(path: Path) -> None:
     """Make the contents of a file durable, or the names in a folder. Raises `OSError`."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from ragkv.history import Block, Conversation, History, Part, PartKind, PastTurn
-from ragkv.runtime import replace_file, sync
+from ragkv.runtime import make_private_folder, replace_file, sync
 from ragkv.store import Identity
 
 log = logging.getLogger(__name__)
@@ -119,7 +119,7 @@ class Manifests:
     def save(self, session_id: str, conversation: Conversation) -> None:
         """Save a conversation durably. Raises `OSError` and leaves the previous manifest if that fails."""
         data = encode(Summary.of(session_id, conversation, self._base), conversation, self._base)
-        self._folder.mkdir(mode=0o700, exist_ok=True)
+        make_private_folder(self._folder)
         replace_file(self._path(session_id), data)
 
     def delete(self, session_id: str) -> None:

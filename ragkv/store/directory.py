@@ -20,7 +20,7 @@ from pathlib import Path
 import filelock
 
 from ragkv.errors import StoreError, StoreLockedError
-from ragkv.runtime import replace_file, sync
+from ragkv.runtime import make_private_folder, replace_file, sync
 
 from .record import Bytes
 
@@ -43,9 +43,9 @@ class EntryDirectory:
         Raises `StoreLockedError` if another process holds the lock, `StoreError` if the directory cannot be written.
         """
         try:
-            self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
+            make_private_folder(self.root)
             for folder in (self._entries, self._temporary, self.index):
-                folder.mkdir(mode=0o700, exist_ok=True)
+                make_private_folder(folder)
                 folder.chmod(0o700)  # it may have existed with another mode; the root may hold other people's files
             self._acquire_lock()
             for orphan in self._temporary.iterdir():
@@ -91,7 +91,7 @@ class EntryDirectory:
         """Write `pieces` to the file of `key`, which becomes visible after it is durable. Raises `OSError`."""
         path = self.path(key)
         if not path.parent.is_dir():
-            path.parent.mkdir(mode=0o700, exist_ok=True)
+            make_private_folder(path.parent)
             sync(self._entries)
         replace_file(path, *pieces, drafts=self._temporary)
 

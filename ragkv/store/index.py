@@ -24,6 +24,7 @@ import diskcache
 from diskcache.core import MODE_RAW
 
 from ragkv.errors import StoreError
+from ragkv.runtime import make_private_folder
 
 from .background import Background, Job
 
@@ -171,7 +172,7 @@ def _text(value: object, what: str) -> str:
 
 
 def _database(directory: Path) -> _Database:
-    directory.mkdir(mode=0o700, exist_ok=True)  # a rebuild may have deleted it
+    make_private_folder(directory)  # a rebuild may have deleted it
     file = directory / "cache.db"
     file.touch(mode=0o600)  # SQLite gives its other files the same mode
     with contextlib.closing(sqlite3.connect(file)) as connection:  # without the check, damage could hide rows unnoticed

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from ragkv.api.settings import LimitsConfig, ServeConfig, is_loopback
-from ragkv.config import EngineConfig
+from ragkv.api.settings import LimitsConfig, ServeConfig
+from ragkv.config import EngineConfig, is_loopback
 from ragkv.errors import ConfigError
 
 

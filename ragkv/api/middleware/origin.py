@@ -7,9 +7,10 @@ from urllib.parse import urlsplit
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from ragkv.addresses import is_loopback
+
 from ..errors import ApiError
 from ..server_state import ServerState
-from ..settings import is_loopback
 from .base import HTTPMiddleware
 
 SAFE_METHODS = ("GET", "HEAD", "OPTIONS")

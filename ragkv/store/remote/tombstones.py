@@ -8,7 +8,7 @@ import logging
 import threading
 from pathlib import Path
 
-from ragkv.runtime import replace_file
+from ragkv.runtime import make_private_folder, replace_file
 
 log = logging.getLogger(__name__)
 
@@ -39,7 +39,7 @@ class Tombstones:
         if self._path is None:
             return
         try:
-            self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            make_private_folder(self._path.parent)
             replace_file(self._path, json.dumps(sorted(self.keys)).encode())
         except OSError as error:
             log.error("Pending deletions cannot be noted in %s: %s. A restart would forget them.", self._path, error)

@@ -10,16 +10,17 @@ from ragkv.config import PricesConfig, RedisConfig, S3Config
 from ragkv.errors import ConfigError, MissingExtraError
 from ragkv.store.remote import open_remote
 
-REDIS_URL = "redis://here"
+REDIS_URL = "redis://127.0.0.1"
+OPEN = {"allow_no_secret": True}
 
 
 def test_remote_tiers_are_configured_by_tables_and_by_the_environment() -> None:
-    tables = {"store": {"redis": {"url": "redis://here:6379/0", "ttl_s": "none"}, "s3": {"bucket": "b"}}}
+    tables = {"store": {"redis": {"url": "redis://127.0.0.1:6379/0", "ttl_s": "none"}, "s3": {"bucket": "b", **OPEN}}}
     config = EngineConfig.from_dict(tables).store
-    assert config.redis == RedisConfig(url="redis://here:6379/0", ttl_s=None)
-    assert config.s3 == S3Config(bucket="b")
-    given = {"RAGKV_STORE__REDIS__URL": "rediss://there:6380/1", "RAGKV_STORE__REDIS__MAX_BYTES": "5"}
-    assert EngineConfig.from_env(given).store.redis == RedisConfig(url="rediss://there:6380/1", max_bytes=5)
+    assert config.redis == RedisConfig(url="redis://127.0.0.1:6379/0", ttl_s=None)
+    assert config.s3 == S3Config(bucket="b", allow_no_secret=True)
+    given = {"RAGKV_STORE__REDIS__URL": "rediss://[::1]:6380/1", "RAGKV_STORE__REDIS__MAX_BYTES": "5"}
+    assert EngineConfig.from_env(given).store.redis == RedisConfig(url="rediss://[::1]:6380/1", max_bytes=5)
     assert StoreConfig().redis is None and StoreConfig().s3 is None
 
 
@@ -53,7 +54,7 @@ def test_a_time_to_live_or_an_audit_interval_of_zero_and_a_missing_bucket_are_re
     ("library", "connector", "config"),
     [
         ("redis", "redis_server", StoreConfig(redis=RedisConfig(url=REDIS_URL))),
-        ("obstore", "s3_connector", StoreConfig(s3=S3Config(bucket="b"))),
+        ("obstore", "s3_connector", StoreConfig(s3=S3Config(bucket="b", allow_no_secret=True))),
     ],
 )
 def test_a_missing_library_is_reported_in_one_sentence_with_the_pip_line(
@@ -66,6 +67,19 @@ def test_a_missing_library_is_reported_in_one_sentence_with_the_pip_line(
     with pytest.raises(MissingExtraError, match=rf'pip install "ragkv\[{extra}\]"'):
         open_remote(config)
     assert importlib.util.find_spec(f"ragkv.store.remote.{connector}") is not None
+
+
+@pytest.mark.parametrize("url", ["redis://10.0.0.7:6379/0", "rediss://cache.example.org", "redis://0.0.0.0"])
+def test_a_server_that_other_machines_can_reach_needs_a_secret_unless_a_setting_says_otherwise(url: str) -> None:
+    with pytest.raises(ConfigError, match=r"store\.redis\.secret_variable, or set store\.redis\.allow_no_secret"):
+        RedisConfig(url=url)
+    with pytest.raises(ConfigError, match=r"store\.s3\.secret_variable, or set store\.s3\.allow_no_secret"):
+        S3Config(bucket="b", endpoint="http://10.0.0.7:9000")
+    RedisConfig(url=url, secret_variable="OUR_SECRET")
+    RedisConfig(url=url, allow_no_secret=True)
+    S3Config(bucket="b", endpoint="http://localhost:9000")
+    RedisConfig(url="redis://localhost:6379")
+    RedisConfig(url="unix:///run/redis.sock")
 
 
 def test_a_secret_that_is_short_or_missing_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
