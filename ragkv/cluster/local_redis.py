@@ -7,12 +7,16 @@ restart finds both.
 
 import contextlib
 import logging
+import os
 import shutil
+import signal
 import subprocess
 import tempfile
 import time
 from dataclasses import replace
 from pathlib import Path
+
+from filelock import FileLock, Timeout
 
 from ragkv.api import ServeConfig
 from ragkv.config import GIB, RedisConfig
@@ -34,7 +38,7 @@ class LocalRedis(Closing):
     """A server process."""
 
     def __init__(self, home: Path) -> None:
-        """Start it, or take over one that an earlier process left in `home`. Raises `ConfigError` without a program."""
+        """Start it, or use the one of another process with the same `home`. Raises `ConfigError` without a program."""
         program = next(filter(None, map(shutil.which, PROGRAMS)), None)
         if program is None:
             raise ConfigError(
@@ -51,11 +55,15 @@ class LocalRedis(Closing):
         self.config = RedisConfig(url=f"unix://{socket}", max_bytes=TENANT_BYTES)
         self._command = [
             program, "--port", "0", "--unixsocket", str(socket), "--unixsocketperm", "700", "--dir", str(folder),
-            "--save", "60 1", "--appendonly", "no", "--maxmemory", str(ALL_BYTES), "--maxmemory-policy", "volatile-lru",
+            "--pidfile", str(folder / "redis.pid"), "--save", "60 1", "--appendonly", "no",
+            "--maxmemory", str(ALL_BYTES), "--maxmemory-policy", "volatile-lru",
             "--daemonize", "no", "--loglevel", "warning",
         ]  # fmt: skip
         self._process: subprocess.Popen[bytes] | None = None
-        if not redis_answers(self.config):
+        self._lock = FileLock(folder / ".lock", mode=0o600)
+        with contextlib.suppress(Timeout):  # else another process runs the server
+            self._lock.acquire(timeout=0)
+            self._end_leftover(folder / "redis.pid")
             self._start()
 
     def restart_if_ended(self) -> None:
@@ -76,6 +84,19 @@ class LocalRedis(Closing):
                 process.wait()
         if self._sockets is not None:
             self._sockets.cleanup()
+        self._lock.release()
+
+    def _end_leftover(self, pid_file: Path) -> None:
+        """End a server that outlived its killed parent. Raises `ConfigError` if it does not end."""
+        if not redis_answers(self.config):
+            return
+        with contextlib.suppress(OSError, ValueError):
+            os.kill(int(pid_file.read_text()), signal.SIGTERM)
+        ends = time.monotonic() + END_S
+        while redis_answers(self.config):
+            if time.monotonic() > ends:
+                raise ConfigError(f"An earlier Redis server still uses {self.config.url}; end it, or set another home.")
+            time.sleep(0.05)
 
     def _start(self) -> None:
         # A session of its own: Ctrl-C in the terminal ends it with the replicas and not before them.

@@ -299,6 +299,7 @@ def run(config: ServeConfig) -> None:
     On this machine a Redis server is started for the replicas, unless the settings name one.
     """
     is_local = not ray.is_initialized() and not os.environ.get("RAY_ADDRESS")
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # during the start: close what was started
     with contextlib.ExitStack() as stack:
         redis = None
         if is_local and config.engine.store.redis is None:

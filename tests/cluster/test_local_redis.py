@@ -1,6 +1,8 @@
 """The Redis server that `ragkv serve --ray` starts for the replicas of one machine."""
 
 import stat
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -61,6 +63,22 @@ def test_a_long_path_of_the_data_directory_has_its_socket_elsewhere(tmp_path: Pa
     with LocalRedis(tmp_path / ("long" * 30)) as other:
         assert redis_answers(other.config)
         assert len(other.config.url) < len(str(tmp_path)) + 120
+
+
+def test_a_server_that_outlived_its_killed_parent_is_replaced(tmp_path: Path) -> None:
+    code = "import os, sys; from pathlib import Path; from ragkv.cluster.local_redis import LocalRedis"
+    code += "; LocalRedis(Path(sys.argv[1])); os._exit(1)"
+    subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=False)
+    pid_file = tmp_path / "redis" / "redis.pid"
+    left = pid_file.read_text()
+    with LocalRedis(tmp_path) as server:
+        assert redis_answers(server.config) and pid_file.read_text() != left
+
+
+def test_a_second_process_uses_the_server_of_the_first_and_does_not_end_it(started: LocalRedis, tmp_path: Path) -> None:
+    with LocalRedis(tmp_path) as second:
+        assert second.config == started.config
+    assert redis_answers(started.config)
 
 
 def test_without_a_program_the_error_says_what_to_install_or_set(
