@@ -22,10 +22,10 @@ from .test_replicas import DOCUMENTS, QUESTIONS
 
 pytest.importorskip("ray", reason="Ray is not installed: pip install 'ragkv[ray]'")
 
-pytestmark = [pytest.mark.slow, pytest.mark.enable_socket, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.slow, pytest.mark.enable_socket, pytest.mark.timeout(1800)]
 
 ROOT = Path(__file__).parents[2]
-START_S = 300.0
+START_S = 600.0
 LISTENING = "0A"  # in /proc/net/tcp
 LOOPBACKS = ("0100007F", "0000000000000000FFFF00000100007F", "00000000000000000000000001000000")
 

@@ -22,6 +22,7 @@ from ..helpers import app_on, on_port, plain
 from ..whole import server
 
 TIMEOUT_S = 0.5  # of the Redis server
+PATIENT_S = 10.0  # the same where it is not away, on a machine that runs other tests too
 SHUTTING_DOWN = "shutting_down"
 QUESTION = "Who built the harbour of Oro?"
 
@@ -95,13 +96,14 @@ class Replicas:
     @contextmanager
     def _serving(self, name: str) -> Iterator[str]:
         if isinstance(self.model, Engine):
-            with on_port(replica(self.model, self.home, name, self.url)) as url:
+            with on_port(replica(self.model, self.home, name, self.url, timeout_s=PATIENT_S)) as url:
                 yield url
             return
         settings = {
             "RAGKV_SERVE_MODEL": str(self.model),
             "RAGKV_SERVE_KV_HOME": str(self.home / name),
             "RAGKV_SERVE_ENGINE__STORE__REDIS__URL": self.url,
+            "RAGKV_SERVE_ENGINE__STORE__REDIS__TIMEOUT_S": str(PATIENT_S),
             "RAGKV_SERVE_ENGINE__SESSION__SHARED": "true",
         }
         with server(self.home, settings) as process:
