@@ -43,7 +43,7 @@ def test_ask_as_json_prints_one_document_with_hits_and_timing(run: Run, document
 def test_ingesting_unchanged_documents_encodes_nothing(run: Run, documents: Path) -> None:
     run("ingest", documents)
     again = run("ingest", documents, "--json").json
-    assert again["kv"] == {"encoded": 0, "present": 2, "failed": 0}
+    assert again["kv"] == {"encoded": 0, "present": 2, "failed": 0, "left": 0}
     assert again["index"]["embedded_texts"] == 0
     assert len(again["index"]["unchanged"]) == 2
 
