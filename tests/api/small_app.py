@@ -1,6 +1,7 @@
 """A small app with the server's middleware and monitoring routes, routes of its own, and no model."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -47,6 +48,10 @@ def small_app(
         await request.body()
         record_answer(request, TIMING, REUSE, 5)
         return {"answer": "a private answer"}
+
+    @app.post("/v1/hangs")
+    def hangs() -> None:
+        time.sleep(3600)  # in a thread that nothing can stop
 
     @app.post("/v1/embeds")
     async def embeds(request: Request) -> None:

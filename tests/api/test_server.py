@@ -1,5 +1,6 @@
 """Shutdown: after the first signal running answers finish and new requests get 503; the second ends the process."""
 
+import contextlib
 import signal
 import socket
 import threading
@@ -67,6 +68,25 @@ def test_an_answer_longer_than_the_graceful_period_is_cut(tmp_path: Path) -> Non
         assert server.ended() == 0
         drained = next(line for line in server.lines if line["event"] == "drained")
         assert drained["cut"] == 1
+
+
+def test_a_thread_that_never_ends_does_not_keep_the_process(tmp_path: Path) -> None:
+    settings = {"RAGKV_SERVE_GRACEFUL_S": "0.3", "RAGKV_SERVE_CLOSE_S": "3"}
+    with small(tmp_path, settings) as server, server.client() as it:
+
+        def hang() -> None:
+            with contextlib.suppress(httpx.HTTPError):
+                it.post("/v1/hangs", json={})
+
+        hanging = threading.Thread(target=hang)
+        hanging.start()
+        time.sleep(0.5)
+        began = time.monotonic()
+        server.signal(signal.SIGTERM)
+        assert server.ended() == 1
+        assert time.monotonic() - began < 0.3 + 3 + 3
+        hanging.join()
+        server.wait_for(lambda line: line["event"] == "ended_by_force")
 
 
 def test_a_second_signal_ends_the_process_immediately(tmp_path: Path) -> None:

@@ -9,7 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from ragkv.errors import ConfigError, DocumentError, InputError, StoreError, StoreLockedError, StoreReadOnlyError
+from ragkv.errors import (
+    CancelledError,
+    ConfigError,
+    DocumentError,
+    InputError,
+    StoreError,
+    StoreLockedError,
+    StoreReadOnlyError,
+)
 from ragkv.retrieval import Document, Index, Splitter
 from ragkv.retrieval.testing import HashEmbedder, word_splitter
 
@@ -147,6 +155,22 @@ def test_half_a_surrogate_pair_is_an_error_in_a_document_and_harmless_in_a_query
     assert index.document_ids() == []
     index.ingest([A])
     assert len(index.search("fish \udcff")) == 2
+
+
+def test_a_search_that_was_ended_while_it_built_can_be_repeated(tmp_path: Path) -> None:
+    calls = 0
+
+    def end() -> None:
+        nonlocal calls
+        calls += 1
+        if calls > 3:
+            raise CancelledError("enough")
+
+    with Index(tmp_path, splitter=word_splitter()) as index:
+        index.ingest([Document(str(i), f"number {i}") for i in range(10)])
+        with pytest.raises(CancelledError):
+            index.search("number", check=end)
+        assert len(index.search("number", k=10)) == 10
 
 
 def test_an_interrupted_ingestion_keeps_the_vectors_computed_so_far(tmp_path: Path) -> None:

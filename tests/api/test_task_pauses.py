@@ -1,0 +1,76 @@
+"""Tasks pause between batches while answers run, and go on at once when none does."""
+
+import threading
+import time
+from typing import Any, cast
+
+import pytest
+
+from ragkv.api.task_pauses import BATCH_S, PAUSE_SHARE, TaskPauses
+from ragkv.api.work_context import WorkContext
+from ragkv.errors import CancelledError
+from ragkv.scheduling import Activity
+
+
+def compute(seconds: float) -> None:
+    ends = time.thread_time() + seconds
+    while time.thread_time() < ends:
+        pass
+
+
+def context() -> WorkContext:
+    return WorkContext(cast(Any, None), None)
+
+
+def timed(call: Any) -> float:
+    began = time.monotonic()
+    call()
+    return time.monotonic() - began
+
+
+def test_a_task_pauses_for_a_multiple_of_what_it_computed_only_while_an_answer_runs() -> None:
+    activity, pauses = Activity(), TaskPauses()
+    with pauses.task(context(), activity, "a") as check:
+        compute(0.1)
+        assert timed(check) < 0.1
+        with activity.request():
+            compute(0.1)
+            assert timed(check) >= PAUSE_SHARE * 0.1
+            assert timed(check) < BATCH_S
+
+
+def test_the_next_task_of_a_tenant_pauses_for_what_its_last_one_computed() -> None:
+    activity, pauses = Activity(), TaskPauses()
+    with activity.request():
+        with pauses.task(context(), activity, "a"):
+            compute(0.1)
+        began = time.monotonic()
+        with pauses.task(context(), activity, "b"):
+            assert time.monotonic() - began < 0.1
+        began = time.monotonic()
+        with pauses.task(context(), activity, "a"):
+            assert time.monotonic() - began >= PAUSE_SHARE * 0.1
+
+
+def test_a_task_whose_pause_ends_with_the_last_answer_goes_on_at_once() -> None:
+    activity, pauses = Activity(), TaskPauses()
+    done = threading.Event()
+
+    def answer() -> None:
+        with activity.request():
+            done.wait(10)
+
+    thread = threading.Thread(target=answer)
+    thread.start()
+    with pauses.task(context(), activity, "a") as check:
+        compute(1.0)
+        threading.Timer(0.1, done.set).start()
+        assert timed(check) < PAUSE_SHARE * 1.0
+    thread.join()
+
+
+def test_a_cancelled_task_ends_at_its_next_check() -> None:
+    work = context()
+    with pytest.raises(CancelledError), TaskPauses().task(work, Activity(), "a") as check:
+        work.cancelled.set()
+        check()
