@@ -3,10 +3,11 @@
 A cancelled answer is accounted for up to its last token.
 """
 
+import json
 import unicodedata
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Unpack
+from typing import Any, Unpack
 
 from ragkv.engine import Engine
 from ragkv.inference import AnswerOptions, Prefill
@@ -37,6 +38,16 @@ def checked_max_tokens(requested: int | None, limits: LimitsConfig, param: str =
 def check_text(text: str, limits: LimitsConfig, param: str) -> None:
     """Raise `ApiError` for a question, query or message that is too long."""
     check_at_most(len(text), limits.question_chars, param, "characters", "context_length_exceeded")
+
+
+def check_filter(where: Mapping[str, Any] | None, limits: LimitsConfig, param: str = "filter") -> None:
+    """Raise `ApiError` for a filter that is too long or compares with too many values."""
+    values = 0
+    for wanted in (where or {}).values():
+        compared = wanted.values() if isinstance(wanted, dict) else [wanted]
+        values += sum(len(one) if isinstance(one, list) else 1 for one in compared)
+    check_at_most(values, limits.filter_values, param, "values")
+    check_at_most(len(json.dumps(where, ensure_ascii=False)), limits.question_chars, param, "characters")
 
 
 @contextmanager

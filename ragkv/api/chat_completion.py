@@ -17,7 +17,7 @@ from ragkv.errors import InputError
 from ragkv.runtime import Check
 from ragkv.types import Answer, Chunk, Text, TokenEvent
 
-from .answers import AnswerEvents, check_text, checked_max_tokens, session_of, stream_answer
+from .answers import AnswerEvents, check_filter, check_text, checked_max_tokens, session_of, stream_answer
 from .citation_markers import MarkerFilter, marker_spans, missing_markers, without_markers
 from .errors import ApiError, check_at_most, unknown_model
 from .keys import Principal
@@ -66,6 +66,7 @@ class ChatCompletion:
         check_at_most(len(body.stop_strings), limits.stop_strings, "stop", "strings")
         documents = body.documents or []
         check_at_most(len(documents) + (body.rag.k if body.rag else 0), limits.documents, "documents", "documents")
+        check_filter(body.rag.filter if body.rag else None, limits, "rag.filter")
         for number, document in enumerate(documents):
             check_at_most(len(document.text), limits.document_chars, f"documents.{number}.text", "characters")
         self.max_tokens  # noqa: B018 - raises

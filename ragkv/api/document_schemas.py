@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
 
+FIELDS = 100  # more than any object here has
 ID_PATTERN = r"^[^\x00-\x1f\x7f]{1,256}$"
 
 Id = Annotated[str, StringConstraints(pattern=ID_PATTERN)]
@@ -18,6 +19,14 @@ class Part(BaseModel):
     """A part of a request's body."""
 
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _has_few_fields(cls, values: Any) -> Any:
+        """Refuse an object with very many fields at once: each unknown one would be an error of its own."""
+        if isinstance(values, dict) and len(values) > FIELDS:
+            raise ValueError(f"it has {len(values)} fields; no object here has more than {FIELDS}")
+        return values
 
 
 class Strict(Part):
@@ -53,7 +62,7 @@ class DocumentIn(GivenDocument):
 class DocumentsIn(Strict):
     """Documents to store. An unchanged document costs nothing; a changed one replaces the stored one."""
 
-    documents: list[DocumentIn] = Field(min_length=1)
+    documents: list[DocumentIn] = Field(min_length=1, fail_fast=True)
 
 
 class DocumentPut(Strict):

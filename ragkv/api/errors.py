@@ -14,6 +14,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel, Field
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 
 from ragkv import errors
 
@@ -35,6 +36,7 @@ _TYPES = {
     413: "request_too_large",
     415: "unsupported_media_type",
     429: "rate_limit_error",
+    431: "request_too_large",
     CLIENT_GONE: "client_gone",
     500: "server_error",
     503: "overloaded_error",
@@ -145,6 +147,8 @@ def as_api_error(error: BaseException) -> ApiError:
         detail = error.detail if isinstance(error.detail, str) else _phrase(error.status_code)
         message = detail if detail.endswith((".", "!", "?")) else f"{detail}."
         return ApiError(error.status_code, message, headers=error.headers)
+    if isinstance(error, ClientDisconnect):
+        return ApiError(CLIENT_GONE, "The client closed the connection.")
     for kind, (status, code) in _MAPPED.items():
         if isinstance(error, kind):
             return ApiError(status, str(error), code, retry_after_s=RETRY_AFTER_S if status == 503 else None)

@@ -19,8 +19,12 @@ Name = Annotated[str, StringConstraints(pattern=NAME_PATTERN)]
 SessionId = Annotated[str, StringConstraints(pattern=SESSION_PATTERN)]
 
 # The engine refuses an unknown name with a message that lists the known ones.
-SelectorName = Annotated[str, WithJsonSchema({"type": "string", "enum": sorted(SELECTORS)})]
-RetrieverName = Annotated[str, WithJsonSchema({"type": "string", "enum": sorted(RETRIEVERS)})]
+SelectorName = Annotated[
+    str, StringConstraints(max_length=64), WithJsonSchema({"type": "string", "enum": sorted(SELECTORS)})
+]
+RetrieverName = Annotated[
+    str, StringConstraints(max_length=64), WithJsonSchema({"type": "string", "enum": sorted(RETRIEVERS)})
+]
 
 
 class FusionOptions(Part):

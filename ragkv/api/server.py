@@ -1,4 +1,4 @@
-"""The uvicorn server: how it starts, and how it shuts down.
+"""The uvicorn server: how it starts, and how it shuts down. `connections.py` has the limits of its connections.
 
 On SIGTERM or SIGINT it keeps listening, answers new requests and /readyz with 503, and lets running requests finish for
 up to `graceful_s`. Then it cancels the others, which end at their next check, and closes its tenants, which writes what
@@ -19,6 +19,7 @@ from fastapi import FastAPI
 
 from ragkv.errors import ConfigError
 
+from .connections import Config
 from .keys import KeyRing
 from .logs import configure_logging, logger
 from .server_state import Readiness, ServerState
@@ -26,7 +27,8 @@ from .settings import ServeConfig
 
 POLL_S = 0.05
 CUT_SHARE = 0.5  # of `close_s`: how long a cut request may take to end before its socket is closed
-BACKLOG = 512
+BACKLOG = 512  # connections that the kernel accepts ahead of the server
+ACCEPTED_AT_ONCE = 8  # each takes a descriptor before `ConnectionTable` sees it
 
 
 class Server(uvicorn.Server):
@@ -41,6 +43,7 @@ class Server(uvicorn.Server):
         """Start uvicorn and log its addresses."""
         await super().startup(sockets)
         for one in sockets or []:
+            one.listen(BACKLOG)  # asyncio takes its `backlog` for both numbers
             host, port = one.getsockname()[:2]
             logger().info("listening", host=host, port=port, pid=os.getpid())
 
@@ -88,21 +91,28 @@ def serve(app: FastAPI, config: ServeConfig) -> None:
     server: ServerState = app.state.server
     configure_logging(config.log, server.replica)
     check_network_exposure(config, server.keys)
-    settings = uvicorn.Config(
+    settings = Config(
         app,
+        config,
+        server.metrics,
+        loop="asyncio",  # uvloop accepts all waiting connections at once, more than there are descriptors
+        ws="none",
         host=config.host,
         port=config.port,
         log_config=None,
         access_log=False,
         server_header=False,
-        backlog=BACKLOG,
+        backlog=ACCEPTED_AT_ONCE,
         proxy_headers=bool(config.proxies),
         forwarded_allow_ips=list(config.proxies),
         timeout_graceful_shutdown=max(1, round(CUT_SHARE * config.close_s)),
         lifespan="on",
     )
-    listener = settings.bind_socket()
-    with contextlib.suppress(AttributeError, OSError):  # Linux only; accepted connections inherit the option
+    listener = settings.bind_socket()  # accepted connections inherit its options
+    # asyncio sets this itself only where the socket names its protocol, which uvicorn's does not. Without it a small
+    # answer of two parts takes 40 ms.
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    with contextlib.suppress(AttributeError, OSError):  # Linux only
         # The kernel, too, closes connections whose client does not read; its own limit would be many minutes.
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(config.limits.stall_s * 1000))
     Server(settings, server.readiness, config.graceful_s, config.close_s).run(sockets=[listener])

@@ -45,18 +45,36 @@ class LimitsConfig:
     nesting: int = 32  # depth of metadata, and of HTML elements whose text is dropped
     pages: int = 2_000  # pages of a PDF
     inflated_bytes: int = 64 * MIB  # decompressed contents of a PDF's pages; a stream counts for each page that uses it
+    filter_values: int = 1_000  # values that one filter compares with
     question_chars: int = 100_000  # characters of a question, a query or a message
     max_tokens: int = 1024  # the most tokens a request may set for its answer
     stop_strings: int = 4  # stop strings in one request
     inputs: int = 256  # texts in one embeddings request
     input_chars: int = 1_000_000  # characters of all texts in one embeddings request
     body_s: float = 60.0  # seconds a request's body may take to arrive
+    body_idle_s: float = 10.0  # seconds between two pieces of a body
     stall_s: float = 60.0  # seconds a client may not read its answer before it is disconnected
     upload_types: tuple[str, ...] = (".txt", ".md", ".html", ".jsonl", ".pdf")  # accepted file name endings
 
     def __post_init__(self) -> None:
-        counts = {f.name: 1 for f in dataclasses.fields(self) if f.name not in ("body_s", "stall_s", "upload_types")}
-        at_least(self, **counts, body_s=0.001, stall_s=0.001)
+        seconds = {"body_s": 0.001, "body_idle_s": 0.001, "stall_s": 0.001}
+        counts = {f.name: 1 for f in dataclasses.fields(self) if f.name not in ("upload_types", *seconds)}
+        at_least(self, **counts, **seconds)
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectionsConfig:
+    """Limits on connections, before a key is checked. A client is an IPv4 address or an IPv6 network of 64 bits."""
+
+    limit: int = 512  # connections at once, at most half of the process's file descriptors
+    per_client: int = 128  # connections of one client; does not apply to `proxies`
+    head_bytes: int = 16 * 1024  # bytes of a request's line and headers
+    headers: int = 100  # headers of one request
+    head_s: float = 10.0  # seconds a request's line and headers may take to arrive
+    idle_s: float = 30.0  # seconds a connection stays open without a request
+
+    def __post_init__(self) -> None:
+        at_least(self, limit=1, per_client=1, head_bytes=1024, headers=8, head_s=0.001, idle_s=0.001)
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,11 +165,13 @@ class ServeConfig:
     hosts: tuple[str, ...] = ()  # host names of this server; none: any if keys are required, else loopback names
     cors_origins: tuple[str, ...] = ()  # origins whose pages may call this server from a browser; none: its own only
     proxies: tuple[str, ...] = ()  # addresses of reverse proxies whose X-Forwarded-* headers are trusted
+    embedding_token_ids: bool = False  # accept token ids in /v1/embeddings; they must be the embedding model's own
     open_tenants: int = 8  # tenants open at once; for the next one, the longest idle is closed
     graceful_s: float = 30.0  # how long running requests may take to finish after SIGTERM
     close_s: float = 10.0  # and then: how long cutting the others and writing may take before the process ends
     engine: EngineConfig = field(default_factory=EngineConfig)  # of every tenant; a key's quota overrides its bytes
     limits: LimitsConfig = field(default_factory=LimitsConfig)
+    connections: ConnectionsConfig = field(default_factory=ConnectionsConfig)
     parsing: ParsingConfig = field(default_factory=ParsingConfig)
     queue: QueueConfig = field(default_factory=QueueConfig)
     auth: AuthConfig = field(default_factory=AuthConfig)

@@ -11,7 +11,7 @@ def describe_errors(found: Sequence[Mapping[str, Any]]) -> tuple[str, str | None
     first = found[0]
     if first["type"] == "json_invalid":
         return f"The body is not JSON: {first.get('ctx', {}).get('error', 'it does not parse')}.", None
-    param = ".".join(str(step) for step in first["loc"] if _is_field(step)) or None
+    param = ".".join(str(step)[:80] for step in first["loc"] if _is_field(step))[:200] or None
     unknown = first["type"] == "extra_forbidden"
     problem = "Unknown field; leave it out" if unknown else str(first["msg"]).removeprefix("Value error, ")
     more = f" ({len(found) - 1} more)" if len(found) > 1 else ""

@@ -25,6 +25,8 @@ from .adapter import Adapter
 from .batching import DecodeRow, decode_rows
 from .promptkv import PromptKV, Recording
 
+LEAST_TEMPERATURE = 1e-4
+
 # The settings of transformers' GenerationConfig that are supported.
 SETTINGS = {
     *("do_sample", "temperature", "top_k", "top_p", "min_p"),
@@ -71,7 +73,7 @@ def _processors(generation: GenerationConfig, prompt_ids: torch.Tensor, eos: Seq
         )
     if generation.do_sample:
         if generation.temperature not in (None, 1.0):
-            chosen.append(TemperatureLogitsWarper(generation.temperature))
+            chosen.append(TemperatureLogitsWarper(_computable(generation.temperature)))
         if generation.top_k:
             chosen.append(TopKLogitsWarper(generation.top_k))
         if generation.top_p not in (None, 1.0):
@@ -79,6 +81,11 @@ def _processors(generation: GenerationConfig, prompt_ids: torch.Tensor, eos: Seq
         if generation.min_p is not None:
             chosen.append(MinPLogitsWarper(generation.min_p))
     return LogitsProcessorList(chosen)
+
+
+def _computable(temperature: float) -> float:
+    """A temperature by which logits can be divided in float32; below, sampling is greedy anyway."""
+    return max(temperature, LEAST_TEMPERATURE) if temperature > 0.0 else temperature
 
 
 def generation_config(settings: dict[str, Any]) -> GenerationConfig:

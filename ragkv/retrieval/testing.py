@@ -44,7 +44,7 @@ class HashEmbedder(Embedder):
     def _windows(self, text: str) -> list[str]:
         words = text.split()
         size = self._window_words or max(1, len(words))
-        return [" ".join(words[i : i + size]) for i in range(0, len(words), size)]
+        return [" ".join(words[i : i + size]) for i in range(0, len(words), size)] or [""]
 
 
 def word_splitter(tokens: int = 512, overlap_tokens: int = 0) -> Splitter:

@@ -6,6 +6,7 @@ KV of a chunk is stored under the text.
 
 import hashlib
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,6 +16,7 @@ import numpy.typing as npt
 
 from ragkv.errors import DocumentError
 
+_NUL = re.compile(r"(?<!\\)(?:\\\\)*\\u0000")  # in JSON, after an even number of backslashes
 Metadata = Mapping[str, Any]  # JSON values
 TextNumbers = npt.NDArray[np.int64]  # numbers of distinct texts in the database
 Vectors = npt.NDArray[np.float32]
@@ -39,6 +41,8 @@ class Document:
             metadata = json.dumps(self.metadata, sort_keys=True, ensure_ascii=False, allow_nan=False)
         except (TypeError, ValueError) as error:
             raise DocumentError(f"Metadata of document {self.id!r} is not JSON: {error}. Use JSON values.") from error
+        if _NUL.search(metadata):
+            raise DocumentError(f"Metadata of document {self.id!r} holds NUL, where SQLite ends a text. Remove it.")
         try:
             return digest(salt, self.id, self.source, metadata, ",".join(map(str, self.page_starts)), self.text)
         except UnicodeEncodeError as error:

@@ -92,7 +92,8 @@ def test_without_an_embedder_the_error_says_what_to_install(reader: Engine, tmp_
 
 @pytest.fixture
 def minilm(reader: Engine, tmp_path: Path) -> Iterator[TestClient]:
-    app = create_app(ServeConfig(home=str(tmp_path)), engine=reader.with_config(BARE), embedder=MiniLM())
+    config = ServeConfig(home=str(tmp_path), embedding_token_ids=True)
+    app = create_app(config, engine=reader.with_config(BARE), embedder=MiniLM())
     with client_of(app) as client:
         yield client
 

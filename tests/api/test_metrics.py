@@ -18,7 +18,7 @@ from ragkv.store import StoreStats, TierKind, TierStats
 from .small_app import REUSE, TIMING, small_app, small_client
 
 KNOWN_LABELS = {"part", "state", "tenant", "tier", "le", "http_route", "http_request_method", "version"}
-KNOWN_LABELS |= {"replica", "remote"}
+KNOWN_LABELS |= {"replica", "remote", "reason"}
 KNOWN_LABELS |= {"http_response_status_code", "implementation", "major", "minor", "patchlevel"}
 
 

@@ -14,7 +14,7 @@ METADATA: dict[str, dict[str, Any]] = {
     "a": {"year": 1999, "tags": ["x", "y"], "ok": True, "name": "alpha"},
     "b": {"year": 2005.5, "tags": "x", "ok": False, "name": "beta"},
     "c": {"year": "2005", "ok": 1, "name": "gamma", "none": None},
-    "d": {"odd key.[0]": "v"},
+    "d": {"odd key.[0]": "v", "back\\slash\n": "v"},
 }
 
 
@@ -46,6 +46,12 @@ def index() -> Iterator[Index]:
         ({"ok": 1}, "c"),
         ({"none": None}, "c"),
         ({"odd key.[0]": "v"}, "d"),
+        ({"back\\slash\n": "v"}, "d"),
+        ({"year": [1999, "2005", None, True]}, "ac"),
+        ({"none": [None, False], "ok": [1, 2]}, "c"),
+        ({"ok": [True, False]}, "ab"),
+        ({"year": [2005.5, *range(5000)], "name": ["beta", *map(str, range(5000))]}, "b"),
+        ({f"absent {number}": {"ne": 1} for number in range(256)}, "abcd"),
         ({"absent": "x"}, ""),
         ({"document_id": ["a", "d"]}, "ad"),
         ({"source": {"ne": "a.txt"}}, "bcd"),
@@ -69,6 +75,12 @@ def test_a_filter_selects_exactly_the_matching_documents(index: Index, where: Wh
         ({'a"b': 1}, "double quote"),
         ({"year": 2**70}, "compares with"),
         (["year"], "is a mapping"),
+        ({"year\0": 1}, "NUL"),
+        ({"name": "a\0b"}, "NUL"),
+        ({"name": ["a", "a\0b"]}, "NUL"),
+        ({"y" * 257: 1}, "257 characters"),
+        ({f"absent {number}": 1 for number in range(3000)}, "3000 conditions; at most 256"),
+        ({"name": ["a", ["b"]]}, r"compares with \['b'\]"),
     ],
 )
 def test_an_invalid_filter_is_refused_with_the_reason(index: Index, where: Where, reason: str) -> None:

@@ -46,11 +46,12 @@ class BodyMiddleware(HTTPMiddleware):
             if complete:
                 return await receive()  # the next message is a disconnect, which may come at any time
             deadline = deadline or time.monotonic() + limits.body_s
+            left_s = max(0.0, deadline - time.monotonic())
             try:
-                async with asyncio.timeout(max(0.0, deadline - time.monotonic())):
+                async with asyncio.timeout(min(left_s, limits.body_idle_s)):
                     message = await receive()
             except TimeoutError:
-                refused = ApiError(408, f"The body did not arrive within {limits.body_s:g} s.", "body_timeout")
+                refused = _too_late(limits, left_s <= limits.body_idle_s)
                 raise refused from None
             piece = message.get("body", b"")
             received_bytes += len(piece)
@@ -92,6 +93,14 @@ def _check_values(values: int, limits: LimitsConfig) -> None:
     """Raise `ApiError` 413 for a JSON body of too many values, which are much work to parse however short they are."""
     if values > limits.json_values:
         raise _too_large(f"has more than {limits.json_values} commas and opening brackets (limits.json_values)")
+
+
+def _too_late(limits: LimitsConfig, in_all: bool) -> ApiError:
+    if in_all:
+        why = f"The body did not arrive within {limits.body_s:g} s (limits.body_s)."
+    else:
+        why = f"Nothing of the body arrived for {limits.body_idle_s:g} s (limits.body_idle_s)."
+    return ApiError(408, why, "body_timeout", headers={"connection": "close"})
 
 
 def _too_large(problem: str) -> ApiError:

@@ -35,6 +35,9 @@ class OriginMiddleware(HTTPMiddleware):
         headers = Headers(scope=scope)
         if len(scope.get("raw_path") or b"") > PATH_BYTES or _CONTROL.search(scope["path"]):
             raise ApiError(400, f"The path is longer than {PATH_BYTES} bytes, or has control characters.")
+        if len(scope["headers"]) > (most := self._server.config.connections.headers):
+            message = f"The request has {len(scope['headers'])} headers; this server accepts {most}."
+            raise ApiError(431, message, headers={"connection": "close"})
         host = headers.get("host", "")
         if not self._is_known_host(_host_name(host)):
             raise ApiError(

