@@ -8,6 +8,7 @@ store survives both.
 
 import asyncio
 import contextlib
+import gc
 import os
 import socket
 import threading
@@ -38,6 +39,7 @@ class Server(uvicorn.Server):
         super().__init__(config)
         self._readiness, self._graceful_s, self._close_s = readiness, graceful_s, close_s
         self._drain_task: asyncio.Task[None] | None = None
+        self._is_frozen = False
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Start uvicorn and log its addresses."""
@@ -55,6 +57,9 @@ class Server(uvicorn.Server):
 
     async def on_tick(self, counter: int) -> bool:
         """Uvicorn calls this ten times a second; it returns whether to stop."""
+        if not self._is_frozen and self._readiness.unavailable_reason is None:
+            gc.freeze()  # a full collection then skips the libraries' and the model's objects: it stops all threads
+            self._is_frozen = True
         if self._readiness.draining and self._drain_task is None:
             logger().info("draining", running=self._readiness.running)
             threading.Thread(target=self._end_in_time, name="ragkv-end", daemon=True).start()

@@ -10,7 +10,7 @@ This package knows no model, no engine and no KV. Without any extra it retrieves
 
 from .embedders import Embedder, MiniLM, SentenceTransformerEmbedder, one_vector, resolve_embedder
 from .filters import Where
-from .index import Index
+from .index import Index, preload
 from .limits import UNLIMITED, ParseLimits
 from .loaders import LOADERS, load_bytes, load_documents
 from .rerankers import CrossEncoderReranker, Reranker
@@ -42,5 +42,6 @@ __all__ = [
     "load_bytes",
     "load_documents",
     "one_vector",
+    "preload",
     "resolve_embedder",
 ]
