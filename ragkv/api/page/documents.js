@@ -238,6 +238,7 @@ let drawing = 0;
 async function draw(after) {
   if (opened() !== "documents") return;
   const mine = ++drawing;
+  drawn = performance.now();
   const name = view.collection;
   if (!name)
     return list.replaceChildren(
@@ -272,7 +273,7 @@ async function draw(after) {
       );
       list.replaceChildren(
         el("h3", {}, `In ${name}`, el("span", { class: "muted total" }, total())),
-        items.length ? el("ul", {}, ...items) : el("p", { class: "muted" }, "Nothing yet."),
+        items.length ? el("ul", {}, ...items) : el("p", { class: "muted" }, working ? "Documents are being added." : "Nothing yet."),
         foot,
       );
     }
@@ -288,15 +289,20 @@ async function draw(after) {
 
 const total = () => count(current()?.documents ?? 0, "document");
 
-let drawn = 0;
+let drawn = 0; // when the list was requested last
+/** @type {ReturnType<typeof setTimeout>|undefined} */
+let due;
 
 /** The number at once; the list itself rarely while documents are being added. */
 function follow() {
   const shown = list.querySelector(".total");
   if (shown) shown.textContent = total();
-  if (working && performance.now() - drawn < LIST_EVERY_MS) return;
-  drawn = performance.now();
-  draw();
+  if (!working) draw();
+  else
+    due ??= setTimeout(() => {
+      due = undefined;
+      draw();
+    }, drawn + LIST_EVERY_MS - performance.now());
 }
 
 /** @param {unknown} error */

@@ -65,6 +65,7 @@ def test_documents_are_counted_as_they_come(fresh: Any) -> None:
     fresh.wait_for_function("() => document.querySelectorAll('.result.good').length === 2")
     assert fresh.locator("#document-count").inner_text() == "2"
     assert fresh.locator(".documents .total").inner_text() == "2 documents"
+    fresh.wait_for_function("() => document.querySelectorAll('.documents li').length === 2")
     assert "holds 2 documents in 2 chunks" in fresh.locator(".welcome p").first.inner_text()
     held[0].continue_()
     settled(fresh, 3)
