@@ -214,9 +214,13 @@ class Engine(Closing):
         self._check_open()
         return self._sessions.unsaved.new(session_id, past, tuple(notes))
 
-    def sessions(self) -> tuple[SessionInfo, ...]:
-        """The conversations that have turns, the last used first."""
-        return self._sessions.list()
+    def sessions(self, session_ids: Iterable[str] | None = None) -> tuple[SessionInfo, ...]:
+        """The conversations that have turns, the last used first; with `session_ids`, of these only."""
+        return self._sessions.list(session_ids)
+
+    def has_session(self, session_id: str) -> bool:
+        """Whether there is a conversation of that id that has turns: quick."""
+        return self._sessions.has(session_id)
 
     def session_ids(self) -> tuple[str, ...]:
         """The ids of the conversations that have turns, without looking anything up: quick."""

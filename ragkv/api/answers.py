@@ -59,7 +59,7 @@ def session_of(tenant: Tenant, principal: Principal, session_id: str | None, que
     if session_id is None:
         yield None
         return
-    with tenant.quotas.session(principal, session_id, tenant.session_ids):
+    with tenant.quotas.session(principal, session_id, tenant.has_session, tenant.session_ids):
         session = tenant.session(session_id)
         session.first_title = title_from(question)
         yield session

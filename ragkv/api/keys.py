@@ -47,7 +47,8 @@ class Quota:
     disk_bytes: int | None = None  # of its KV, in the disk tier
     memory_bytes: int | None = None  # of its KV, in the memory tier
     documents: int | None = None  # of all its collections
-    sessions: int | None = None  # stored conversations
+    sessions: int | None = None  # stored conversations that a client named
+    collections: int | None = None
 
     def __post_init__(self) -> None:
         at_least(self, **{f.name: 0 for f in dataclasses.fields(self)})

@@ -1,4 +1,4 @@
-"""Rates per key (requests and tokens per minute) and quotas per tenant (documents and sessions).
+"""Rates per key (requests and tokens per minute) and quotas per tenant (collections, documents and sessions).
 
 Requests are counted as they arrive, in a moving window. Tokens are charged when an answer is finished, because their
 number is not known earlier. A key with tokens left in this minute is served; after it used more than the limit, it has
@@ -21,6 +21,9 @@ from ragkv.runtime import Check, acquired, no_check
 
 from .errors import ApiError
 from .keys import Principal
+from .settings import QuotaConfig
+
+Held = Literal["collections", "documents", "sessions"]
 
 
 class RateLimiter:
@@ -55,23 +58,12 @@ class RateLimiter:
             self._tokens.hit(RateLimitItemPerMinute(limit), *_names(principal, "tokens"), cost=tokens)
 
 
-def check_quota(principal: Principal, what: Literal["documents", "sessions"], held: int, more: int = 1) -> None:
-    """Raise `ApiError` 403 if a tenant that holds `held` documents or sessions may not have `more`."""
-    quota = principal.quota.documents if what == "documents" else principal.quota.sessions
-    if quota is not None and held + more > quota:
-        raise ApiError(
-            403,
-            f"This key's quota is {quota} {what}; {held} are there and {more} more were requested. Delete some, or "
-            "request a larger quota.",
-            "quota_exceeded",
-            what,
-        )
-
-
 class QuotaGuard:
     """The quotas of one tenant, safe against races: of two requests that each fit alone, only one is accepted."""
 
-    def __init__(self) -> None:
+    def __init__(self, defaults: QuotaConfig) -> None:
+        """`defaults` are the quotas of a tenant that has none of its own."""
+        self._defaults = defaults
         self._ingesting = threading.Lock()  # under a document quota, held from the check to the last document
         self._lock = threading.Lock()
         self._new_sessions: Counter[str] = Counter()  # running turns of sessions that may not be stored yet
@@ -81,19 +73,28 @@ class QuotaGuard:
         self, principal: Principal, held: Callable[[], int], more: Callable[[], int], check: Check = no_check
     ) -> Iterator[None]:
         """Store `more` documents inside the block; raises `ApiError` 403 if they are too many."""
-        if principal.quota.documents is None:
+        if self._quota(principal, "documents")[0] is None:
             yield
             return
         with acquired(self._ingesting, check):
-            check_quota(principal, "documents", held(), more())
+            self.check(principal, "documents", held(), more())
             yield
 
     @contextmanager
-    def session(self, principal: Principal, session_id: str, held: Callable[[], Collection[str]]) -> Iterator[None]:
-        """Start or continue a session inside the block; raises `ApiError` 403 if a new one is one too many."""
+    def session(
+        self,
+        principal: Principal,
+        session_id: str,
+        exists: Callable[[str], bool],
+        held: Callable[[], Collection[str]],
+    ) -> Iterator[None]:
+        """Start or continue a session inside the block; raises `ApiError` 403 if a new one is one too many.
+
+        `exists` says whether a session is stored, `held` gives the ids of all that are.
+        """
         with self._lock:
-            names = {*held(), *self._new_sessions}
-            check_quota(principal, "sessions", len(names), session_id not in names)
+            if session_id not in self._new_sessions and not exists(session_id):
+                self.check(principal, "sessions", len({*held(), *self._new_sessions}), 1)
             self._new_sessions[session_id] += 1
         try:
             yield
@@ -102,6 +103,24 @@ class QuotaGuard:
                 self._new_sessions[session_id] -= 1
                 if not self._new_sessions[session_id]:
                     del self._new_sessions[session_id]
+
+    def check(self, principal: Principal, what: Held, held: int, more: int) -> None:
+        """Raise `ApiError` 403 if the tenant, which holds `held`, may not have `more`."""
+        quota, source = self._quota(principal, what)
+        if quota is not None and held + more > quota:
+            raise ApiError(
+                403,
+                f"The quota is {quota} {what} ({source}); {held} are there and {more} more were requested. Delete "
+                "some, or request a larger quota.",
+                "quota_exceeded",
+                what,
+            )
+
+    def _quota(self, principal: Principal, what: Held) -> tuple[int | None, str]:
+        """The tenant's quota, and where it comes from."""
+        own: int | None = getattr(principal.quota, what)
+        default: int | None = getattr(self._defaults, what)
+        return (default, f"the setting quotas.{what}") if own is None else (own, "of this key's tenant")
 
 
 def _names(principal: Principal, what: str) -> tuple[str, str]:

@@ -5,13 +5,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from ragkv.inference import Prefill, cite
-from ragkv.retrieval import Document, Hit, Passage
+from ragkv.retrieval import Document, DocumentSummary, Hit, Passage
 from ragkv.types import Answer, Chunk
 
 from .schemas import Citation, Reuse, Source, Span, Timing
 
 
-def title_of(described: Document | Passage) -> str | None:
+def title_of(described: Document | DocumentSummary | Passage) -> str | None:
     """The title in the metadata of a document or passage, if it is text."""
     title = described.metadata.get("title")
     return title if isinstance(title, str) else None

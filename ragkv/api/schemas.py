@@ -234,9 +234,10 @@ class Collection(BaseModel):
 
 
 class CollectionList(BaseModel):
-    """All collections of the caller, by name."""
+    """A page of the caller's collections, by name."""
 
     data: list[Collection]
+    next: str | None = Field(description="Send it as `after` for the next page; null: no further page.")
 
 
 class DocumentInfo(BaseModel):

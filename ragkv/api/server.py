@@ -21,6 +21,7 @@ from fastapi import FastAPI
 from ragkv.errors import ConfigError
 
 from .connections import Config
+from .descriptors import raise_limit
 from .keys import KeyRing
 from .logs import configure_logging, logger
 from .server_state import Readiness, ServerState
@@ -95,6 +96,7 @@ def serve(app: FastAPI, config: ServeConfig) -> None:
     """Serve an app made by `create_app` until a signal ends the server."""
     server: ServerState = app.state.server
     configure_logging(config.log, server.replica)
+    raise_limit()
     check_network_exposure(config, server.keys)
     settings = Config(
         app,

@@ -95,6 +95,18 @@ class ParsingConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class QuotaConfig:
+    """What each tenant may hold, unless its own quota (`ragkv keys add`) says otherwise; None: no limit."""
+
+    collections: int | None = 1_000  # of each tenant
+    documents: int | None = 100_000  # of all its collections
+    sessions: int | None = 10_000  # stored conversations that a client named
+
+    def __post_init__(self) -> None:
+        at_least(self, **{f.name: 0 for f in dataclasses.fields(self)})
+
+
+@dataclass(frozen=True, slots=True)
 class QueueConfig:
     """Running and waiting requests of all tenants; more are answered with 503 and Retry-After."""
 
@@ -167,19 +179,21 @@ class ServeConfig:
     proxies: tuple[str, ...] = ()  # addresses of reverse proxies whose X-Forwarded-* headers are trusted
     embedding_token_ids: bool = False  # accept token ids in /v1/embeddings; they must be the embedding model's own
     open_tenants: int = 8  # tenants open at once; for the next one, the longest idle is closed
+    open_collections: int = 256  # collections open at once, of all tenants; fewer if few files may be open (ulimit -n)
     graceful_s: float = 30.0  # how long running requests may take to finish after SIGTERM
     close_s: float = 10.0  # and then: how long cutting the others and writing may take before the process ends
     engine: EngineConfig = field(default_factory=EngineConfig)  # of every tenant; a key's quota overrides its bytes
     limits: LimitsConfig = field(default_factory=LimitsConfig)
     connections: ConnectionsConfig = field(default_factory=ConnectionsConfig)
     parsing: ParsingConfig = field(default_factory=ParsingConfig)
+    quotas: QuotaConfig = field(default_factory=QuotaConfig)
     queue: QueueConfig = field(default_factory=QueueConfig)
     auth: AuthConfig = field(default_factory=AuthConfig)
     log: LogConfig = field(default_factory=LogConfig)
     cluster: ClusterConfig = field(default_factory=ClusterConfig)
 
     def __post_init__(self) -> None:
-        at_least(self, port=0, open_tenants=1, graceful_s=0.0, close_s=0.1)
+        at_least(self, port=0, open_tenants=1, open_collections=1, graceful_s=0.0, close_s=0.1)
         if self.port > 65535:
             raise ConfigError(f"port is {self.port}; it must be at most 65535.")
         if not self.host:

@@ -5,9 +5,8 @@ tenant open. The keys of stored entries are salted with the tenant's name, and t
 alone: no tenant can find, count or evict another tenant's entries.
 """
 
+import heapq
 import logging
-import threading
-from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -16,17 +15,18 @@ from pathlib import Path
 from ragkv.config import EngineConfig
 from ragkv.dialogue import DialogueEngine
 from ragkv.engine import Engine
-from ragkv.errors import InputError, RagKVError, SessionUnavailableError
+from ragkv.errors import InputError, SessionUnavailableError
 from ragkv.retrieval import Embedder
-from ragkv.runtime import Closing, make_private_folder
+from ragkv.runtime import Closing, LeasePool, make_private_folder
 from ragkv.scheduling import Activity
 from ragkv.sessions import Session, SessionInfo
 
-from .collections import Collections
+from .collections import Collections, collection_pool
+from .descriptors import collection_limit
 from .keys import TENANT, Principal, Quota
 from .limits import QuotaGuard
 from .metrics import TenantStats
-from .settings import ServeConfig
+from .settings import QuotaConfig, ServeConfig
 
 log = logging.getLogger(__name__)
 
@@ -36,10 +36,10 @@ _NAMED = "named-"  # prefix of sessions that a client named; the others are foun
 class Tenant(Closing):
     """One open tenant: engine, collections, sessions and quotas."""
 
-    def __init__(self, engine: Engine, collections: Collections) -> None:
+    def __init__(self, engine: Engine, collections: Collections, quotas: QuotaConfig) -> None:
         self.engine, self.collections = engine, collections
         self.dialogue = DialogueEngine(engine)
-        self.quotas = QuotaGuard()
+        self.quotas = QuotaGuard(quotas)
 
     def engine_session_id(self, session_id: str) -> str:
         """The engine's id of the session that the client calls `session_id`."""
@@ -49,14 +49,24 @@ class Tenant(Closing):
         """The session that the client calls `session_id`, new or stored."""
         return self.engine.session(self.engine_session_id(session_id))
 
+    def has_session(self, session_id: str) -> bool:
+        """Whether the client's session of that id has turns."""
+        return self.engine.has_session(self.engine_session_id(session_id))
+
     def session_ids(self) -> tuple[str, ...]:
         """The client's ids of its sessions that have turns."""
         return tuple(name.removeprefix(_NAMED) for name in self.engine.session_ids() if name.startswith(_NAMED))
 
-    def sessions(self) -> Sequence[SessionInfo]:
-        """The sessions that clients named, under their names, the last used first."""
-        infos = [info for info in self.engine.sessions() if info.session_id.startswith(_NAMED)]
+    def sessions(self, session_ids: Sequence[str]) -> Sequence[SessionInfo]:
+        """The client's sessions of these ids that have turns, the last used first."""
+        infos = self.engine.sessions(map(self.engine_session_id, session_ids))
         return [replace(info, session_id=info.session_id.removeprefix(_NAMED)) for info in infos]
+
+    def session_page(self, limit: int, before: tuple[float, str] | None) -> Sequence[tuple[float, str]]:
+        """The time of the last use and the id of the next `limit` sessions that clients named, the last used first."""
+        uses = self.engine.session_uses().items()
+        named = ((used_at, name.removeprefix(_NAMED)) for name, used_at in uses if name.startswith(_NAMED))
+        return heapq.nlargest(limit, (use for use in named if before is None or use < before))
 
     def close(self, encode_missed: bool = True) -> None:
         """Write everything and close. Without `encode_missed`, missed chunks that wait are not encoded."""
@@ -66,16 +76,6 @@ class Tenant(Closing):
         self.engine.close()
 
 
-class _Slot:
-    """One tenant's entry in the table of tenants."""
-
-    def __init__(self) -> None:
-        self.users = 0  # leases, plus a thread that is closing the tenant; guarded by the table's lock
-        self.lock = threading.Lock()  # held while the tenant is opened or closed
-        self.tenant: Tenant | None = None
-        self.closing = False  # a thread is about to close the tenant, unless a request leases it first
-
-
 class Tenants(Closing):
     """The tenants of one server. Thread-safe."""
 
@@ -83,9 +83,9 @@ class Tenants(Closing):
         """`model` is an engine on the loaded model; it is closed with this object."""
         self.embedder = embedder
         self._config, self._model = config, model
-        self._lock = threading.Lock()  # of the table; never held while a tenant is opened or closed
-        self._slots: OrderedDict[str, _Slot] = OrderedDict()  # least recently used first
-        self._closed = False
+        self._ending = False  # the server shuts down
+        self._tenants: LeasePool[str, Tenant] = LeasePool("open_tenants", config.open_tenants, self._close_tenant)
+        self._collections = collection_pool(collection_limit(config))
 
     @property
     def activity(self) -> Activity:
@@ -95,20 +95,13 @@ class Tenants(Closing):
     @contextmanager
     def lease(self, principal: Principal) -> Iterator[Tenant]:
         """The principal's tenant, open until the lease ends. Blocks while the tenant is opened or closed."""
-        slot = self._acquire(principal.tenant)
-        try:
-            with slot.lock:
-                if slot.tenant is None:
-                    slot.tenant = self._open(principal.tenant, principal.quota)
-                tenant = slot.tenant
+        name = principal.tenant
+        with self._tenants.lease(name, lambda: self._open(name, principal.quota)) as tenant:
             yield tenant
-        finally:
-            self._release(principal.tenant, slot)
 
     def opened(self) -> dict[str, Tenant]:
         """The open tenants by name, for reading only: any of them may be closed at any time."""
-        with self._lock:
-            return {name: slot.tenant for name, slot in self._slots.items() if slot.tenant is not None}
+        return self._tenants.opened()
 
     def stats(self) -> Sequence[TenantStats]:
         """The stats of the open tenants. Opens no tenant, and is fast."""
@@ -120,14 +113,9 @@ class Tenants(Closing):
 
     def close(self) -> None:
         """Write everything and close all tenants, then the model. Soon: waiting missed chunks are not encoded."""
-        with self._lock:
-            self._closed = True
-            slots = list(self._slots.values())
-        for slot in slots:
-            with slot.lock:
-                if slot.tenant is not None:
-                    _close(slot.tenant, encode_missed=False)
-                    slot.tenant = None
+        self._ending = True
+        self._tenants.close()
+        self._collections.close()
         self._model.close()
 
     def _directory(self, name: str) -> Path:
@@ -145,46 +133,11 @@ class Tenants(Closing):
             directory = Path(self._config.kv_home) / directory.relative_to(self._config.home)
         return directory / "kv"
 
-    def _acquire(self, name: str) -> _Slot:
-        with self._lock:
-            if self._closed:
-                raise RagKVError("The server is closed.")
-            slot = self._slots.setdefault(name, _Slot())
-            slot.users += 1
-            self._slots.move_to_end(name)
-            return slot
-
-    def _release(self, name: str, slot: _Slot) -> None:
-        with self._lock:
-            slot.users -= 1
-            if not slot.users and slot.tenant is None:  # the tenant could not be opened
-                self._slots.pop(name, None)
-        while (idle := self._longest_idle()) is not None:
-            self._close_idle(*idle)
-
-    def _longest_idle(self) -> tuple[str, _Slot] | None:
-        """A tenant to close because too many are open. It is marked as used, so that no other thread closes it."""
-        with self._lock:
-            opened = [(n, slot) for n, slot in self._slots.items() if slot.tenant is not None and not slot.closing]
-            if self._closed or len(opened) <= self._config.open_tenants:
-                return None
-            for name, slot in opened:
-                if not slot.users:
-                    slot.users, slot.closing = 1, True
-                    return name, slot
-            return None
-
-    def _close_idle(self, name: str, slot: _Slot) -> None:
-        with slot.lock:  # a request for this tenant waits here, and then opens it again
-            with self._lock:
-                tenant = slot.tenant if slot.users == 1 else None
-            if tenant is not None:
-                _close(tenant)
-            with self._lock:
-                slot.tenant = None if tenant is not None else slot.tenant
-                slot.users, slot.closing = slot.users - 1, False
-                if not slot.users and slot.tenant is None:
-                    self._slots.pop(name, None)
+    def _close_tenant(self, tenant: Tenant) -> None:
+        try:
+            tenant.close(encode_missed=not self._ending)
+        except Exception:
+            log.exception("tenant_close_failed")
 
     def _open(self, name: str, quota: Quota) -> Tenant:
         directory, kv_directory = self._directory(name), self._kv_directory(name)
@@ -192,7 +145,7 @@ class Tenants(Closing):
             make_private_folder(place)
         engine = self._model.with_config(_engine_config(self._config.engine, kv_directory, name, quota))
         try:
-            return Tenant(engine, Collections(directory, engine, self.embedder))
+            return Tenant(engine, Collections(directory, engine, self.embedder, self._collections), self._config.quotas)
         except BaseException:
             engine.close()
             raise
@@ -215,10 +168,3 @@ def _session_count(tenant: Tenant) -> int | None:
         return len(tenant.session_ids())
     except SessionUnavailableError:  # replicas share the sessions, and the Redis server does not answer
         return None
-
-
-def _close(tenant: Tenant, encode_missed: bool = True) -> None:
-    try:
-        tenant.close(encode_missed)
-    except Exception:
-        log.exception("tenant_close_failed")

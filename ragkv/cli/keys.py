@@ -34,6 +34,7 @@ def add(
     memory_bytes: Annotated[int | None, typer.Option(min=0, help="KV that the tenant may keep in memory.")] = None,
     documents: Annotated[int | None, typer.Option(min=0, help="Documents that the tenant may have.")] = None,
     sessions: Annotated[int | None, typer.Option(min=0, help="Conversations that the tenant may have.")] = None,
+    collections: Annotated[int | None, typer.Option(min=0, help="Collections that the tenant may have.")] = None,
     rpm: Annotated[int | None, typer.Option(min=1, help="Requests per minute.")] = None,
     tpm: Annotated[int | None, typer.Option(min=1, help="Tokens per minute, of prompts and answers.")] = None,
     days: Annotated[float | None, typer.Option(min=0, help="Days until it expires [default: never].")] = None,
@@ -42,7 +43,7 @@ def add(
     """Make a key and show it once. The keys of a tenant share its quota; a quota given here replaces the old one."""
     from ragkv.api import Quota, Rate
 
-    quota = Quota(disk_bytes, memory_bytes, documents, sessions)
+    quota = Quota(disk_bytes, memory_bytes, documents, sessions, collections)
     lifetime_s = None if days is None else days * DAY_S
     secret, key = _key_file(home, file).add(name, tenant, quota, Rate(rpm, tpm), lifetime_s)
     _show_new(secret, key, as_json)

@@ -4,6 +4,7 @@ Each passage of the index is one chunk of the engine. Ingesting encodes the KV o
 tier the KV of passages that no document holds any more. This module knows no command line and no network protocol.
 """
 
+import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -104,8 +105,8 @@ class Rag(Closing):
         """
         hits = self.index.search(question, k, retriever=retriever, where=where, reranker=reranker, check=check)
         if order == "document":
-            rank = {document_id: number for number, document_id in enumerate(self.index.document_ids())}
-            hits.sort(key=lambda hit: (rank.get(hit.passage.document_id, len(rank)), hit.passage.span))
+            positions = self.index.positions({hit.passage.document_id for hit in hits})
+            hits.sort(key=lambda hit: (positions.get(hit.passage.document_id, math.inf), hit.passage.span))
         return tuple(hits)
 
     def stream(

@@ -8,6 +8,7 @@ This package knows no model, no engine and no KV. Without any extra it retrieves
 `ragkv[dense]` and an embedder.
 """
 
+from .database import Database, look_into, state_of
 from .embedders import Embedder, MiniLM, SentenceTransformerEmbedder, one_vector, resolve_embedder
 from .filters import Where
 from .index import Index, preload
@@ -16,14 +17,16 @@ from .loaders import LOADERS, load_bytes, load_documents
 from .rerankers import CrossEncoderReranker, Reranker
 from .retrievers import RETRIEVERS, Retriever
 from .splitter import Splitter
-from .values import Document, Hit, IndexStats, IngestReport, Metadata, Passage, Removal
+from .values import Document, DocumentSummary, Hit, IndexStats, IngestReport, Metadata, Passage, Removal
 
 __all__ = [
     "LOADERS",
     "RETRIEVERS",
     "UNLIMITED",
     "CrossEncoderReranker",
+    "Database",
     "Document",
+    "DocumentSummary",
     "Embedder",
     "Hit",
     "Index",
@@ -41,7 +44,9 @@ __all__ = [
     "Where",
     "load_bytes",
     "load_documents",
+    "look_into",
     "one_vector",
     "preload",
     "resolve_embedder",
+    "state_of",
 ]

@@ -40,9 +40,13 @@ class Corpus:
         """The rows (N,), (N, D): every unit vector with the number of its text. A text may have several vectors."""
         return self._database.vectors(self._need_embedder().dimension)
 
-    def embed_query(self, query: str) -> Vectors:
-        """The unit vector (D,) of a query. Raises `InputError` without an embedder."""
-        return self._need_embedder().embed_query(query)
+    @property
+    def embed_query(self) -> Callable[[str], Vectors]:
+        """The function that gives the unit vector (D,) of a query. Raises `InputError` without an embedder.
+
+        It does not refer to this corpus, so that a retriever that holds it does not keep the corpus alive in a cycle.
+        """
+        return self._need_embedder().embed_query
 
     def _need_embedder(self) -> Embedder:
         if self._embedder is None:

@@ -12,7 +12,7 @@ import secrets
 import sqlite3
 import threading
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ import numpy as np
 from ragkv.errors import StoreError, StoreReadOnlyError
 from ragkv.runtime import make_private_folder
 
-from .values import Document, IndexStats, Passage, TextNumbers, Vectors, digest
+from .values import Document, DocumentSummary, IndexStats, Passage, TextNumbers, Vectors, digest
 
 FORMAT = "1"
 FILE = "index.sqlite"
@@ -41,6 +41,7 @@ CREATE INDEX passages_text ON passages (text_number);
 
 PASSAGE = """SELECT passages.id, document_id, text, span_start, span_end, source, metadata, text_number
     FROM passages JOIN texts ON number = text_number"""
+_HEADER_BYTES, _CHANGE_COUNTER = 100, slice(24, 28)  # of every SQLite file
 IN_USE = "EXISTS (SELECT 1 FROM passages WHERE text_number = number)"
 
 
@@ -177,6 +178,22 @@ class Database:
         condition, parameters = ("1", ()) if document_id is None else ("document_id = ?", (document_id,))
         return [_passage(row) for row in self._rows(f"{PASSAGE} WHERE {condition} ORDER BY place", parameters)]
 
+    def document_page(self, after: str | None, limit: int) -> list[DocumentSummary]:
+        """The next `limit` documents in order of ingestion, after the document `after`."""
+        start = 0 if after is None else self._value("SELECT rowid FROM documents WHERE id = ?", after)
+        sql = """SELECT id, source, metadata, length(text),
+            (SELECT count(*) FROM passages WHERE document_id = documents.id)
+            FROM documents WHERE rowid > ? ORDER BY rowid LIMIT ?"""
+        return [
+            DocumentSummary(document_id, source, json.loads(metadata), characters, passages)
+            for document_id, source, metadata, characters, passages in self._rows(sql, (start, limit))
+        ]
+
+    def positions(self, document_ids: Iterable[str]) -> dict[str, int]:
+        """A number for each document that is higher for later ones; unknown ids are left out."""
+        sql = "SELECT id, rowid FROM documents WHERE id IN (SELECT value FROM json_each(?))"
+        return dict(self._rows(sql, (_json(list(document_ids)),)))
+
     def passages_of_texts(
         self, numbers: Sequence[int], condition: str, parameters: Sequence[Any]
     ) -> dict[int, list[Passage]]:
@@ -220,6 +237,21 @@ class Database:
     def in_use(self, text: str) -> bool:
         return bool(self._value(f"SELECT 1 FROM texts WHERE hash = ? AND {IN_USE}", digest(text)))
 
+    def held(self, texts: Iterable[str]) -> set[str]:
+        """Those of `texts` that are passages of exactly this text. Costs as much as the smaller of both sets."""
+        by_hash = {digest(text): text for text in texts}
+        if self._value("SELECT count(*) FROM texts") < len(by_hash):
+            rows = self._rows(f"SELECT hash FROM texts WHERE {IN_USE}")
+        else:
+            sql = f"SELECT hash FROM texts WHERE hash IN (SELECT value FROM json_each(?)) AND {IN_USE}"
+            rows = self._rows(sql, (_json(list(by_hash)),))
+        return {by_hash[row[0]] for row in rows if row[0] in by_hash}
+
+    def counts(self) -> tuple[int, int]:
+        """How many documents and how many passages there are."""
+        documents, passages = self._rows("SELECT (SELECT count(*) FROM documents), (SELECT count(*) FROM passages)")[0]
+        return documents, passages
+
     def stats(self) -> IndexStats:
         sql = f"""SELECT (SELECT count(*) FROM documents), (SELECT count(*) FROM passages),
             (SELECT count(*) FROM texts WHERE {IN_USE}),
@@ -262,6 +294,40 @@ class Database:
     def delete_unused_texts(self) -> None:
         """Deletes the texts that no passage uses, and their vectors."""
         self._rows(f"DELETE FROM texts WHERE NOT {IN_USE}")
+
+
+@contextmanager
+def look_into(directory: Path) -> Iterator[Database | None]:
+    """The database in `directory` for a few reads, `None` if there is none. Loads nothing that retrievers derive."""
+    if not _has_content(directory / FILE):
+        yield None
+        return
+    try:
+        database = Database(directory, read_only=True)
+    except StoreError:
+        if not (directory / f"{FILE}-journal").exists():
+            raise
+        database = Database(directory)  # a kill interrupted a transaction, which only a writer can undo
+    with closing(database):
+        yield database
+
+
+def _has_content(file: Path) -> bool:
+    """Whether `file` exists and is not empty, as a database is until its first transaction."""
+    try:
+        return file.stat().st_size > 0
+    except FileNotFoundError:
+        return False
+
+
+def state_of(directory: Path) -> tuple[int, bytes] | None:
+    """A value that every transaction on the database in `directory` changes; `None` if there is none."""
+    try:
+        with (directory / FILE).open("rb") as file:
+            head = file.read(_HEADER_BYTES)
+            return os.fstat(file.fileno()).st_ino, head[_CHANGE_COUNTER]
+    except OSError:
+        return None
 
 
 def _passage(row: Sequence[Any]) -> Passage:

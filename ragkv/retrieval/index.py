@@ -29,7 +29,7 @@ from .filters import Where, sql_of
 from .rerankers import Reranker
 from .retrievers import RETRIEVERS, ScoredText, retriever_type
 from .splitter import Splitter
-from .values import Document, Hit, IndexStats, IngestReport, Passage, Removal
+from .values import Document, DocumentSummary, Hit, IndexStats, IngestReport, Passage, Removal
 
 logger = logging.getLogger(__name__)
 
@@ -155,6 +155,16 @@ class Index(Closing):
         """Every document id, in order of ingestion."""
         return self._database.document_ids()
 
+    def document_page(self, after: str | None, limit: int) -> list[DocumentSummary]:
+        """The next `limit` documents in order of ingestion, after the document `after`; `None`: from the beginning."""
+        if after is not None and self._database.document_hash(after) is None:
+            raise InputError(f"There is no document {after[:80]!r} to continue after: begin again without it.")
+        return self._database.document_page(after, limit)
+
+    def positions(self, document_ids: Iterable[str]) -> dict[str, int]:
+        """A number for each document that is higher for later ones; unknown ids are left out."""
+        return self._database.positions(document_ids)
+
     def passages(self, document_id: str | None = None) -> list[Passage]:
         """The passages of one document, or all, in order."""
         return self._database.passages(document_id)
@@ -226,7 +236,9 @@ class Index(Closing):
         return Removal(there, passages, forgotten)
 
     def close(self) -> None:
-        """Closes the database. Closing twice is harmless."""
+        """Closes the database and the files of snapshots. Closing twice is harmless."""
+        with self._corpus_lock:
+            self._corpus = None  # it maps files of a snapshot
         self._database.close()
 
     # The steps of an ingestion

@@ -10,7 +10,7 @@ import logging
 import re
 from abc import ABC, abstractmethod
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, Self
 
@@ -122,8 +122,8 @@ class Dense(Retriever):
 
     name = "dense"
 
-    def __init__(self, corpus: Corpus, index: Any, vectors_per_text: int) -> None:
-        self._corpus = corpus
+    def __init__(self, embed_query: Callable[[str], Vectors], index: Any, vectors_per_text: int) -> None:
+        self._embed_query = embed_query
         self._index = index  # faiss.IndexIDMap2 over IndexFlatIP
         self._vectors_per_text = vectors_per_text  # of the text that has most
 
@@ -135,7 +135,7 @@ class Dense(Retriever):
         index = faiss.IndexIDMap2(faiss.IndexFlatIP(vectors.shape[1]))
         index.add_with_ids(vectors, numbers)
         most = int(np.unique(numbers, return_counts=True)[1].max()) if len(numbers) else 1
-        return cls(corpus, index, most)
+        return cls(corpus.embed_query, index, most)
 
     def search(self, query: str, k: int, allowed: TextNumbers | None = None) -> list[ScoredText]:
         if self._index.ntotal == 0 or (allowed is not None and len(allowed) == 0):
@@ -144,7 +144,7 @@ class Dense(Retriever):
         # The best k * vectors_per_text rows hold k distinct texts, or all there are.
         rows = min(self._index.ntotal, k * self._vectors_per_text)
         only = None if allowed is None else faiss.SearchParameters(sel=faiss.IDSelectorBatch(allowed))
-        scores, numbers = self._index.search(self._corpus.embed_query(query)[None, :], rows, params=only)
+        scores, numbers = self._index.search(self._embed_query(query)[None, :], rows, params=only)
         found = numbers[0] >= 0  # faiss pads missing results with -1
         return _best(numbers[0][found], scores[0][found], k)
 

@@ -52,6 +52,17 @@ class Document:
 
 
 @dataclass(frozen=True, slots=True)
+class DocumentSummary:
+    """What is listed of a document."""
+
+    id: str
+    source: str
+    metadata: Metadata
+    characters: int
+    passages: int
+
+
+@dataclass(frozen=True, slots=True)
 class Passage:
     """A piece of a document: retrieved, cited, and encoded as one chunk."""
 

@@ -4,6 +4,7 @@ from . import openmp
 from .batches import BatchLock, Check, acquired, no_check
 from .closing import Closing
 from .files import make_private_folder, replace_file, sync
+from .lease_pool import LeasePool
 from .memory import release_memory
 from .priority_pool import PriorityThreadPool
 
@@ -11,6 +12,7 @@ __all__ = [
     "BatchLock",
     "Check",
     "Closing",
+    "LeasePool",
     "PriorityThreadPool",
     "acquired",
     "no_check",

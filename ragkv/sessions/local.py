@@ -3,7 +3,7 @@
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import partial
 
@@ -71,6 +71,10 @@ class LocalSessions(Sessions):
     def summaries(self) -> tuple[Summary, ...]:
         with self._lock:
             return tuple(self._known.values())
+
+    def known(self, session_ids: Iterable[str]) -> tuple[Summary, ...]:
+        with self._lock:
+            return tuple(self._known[name] for name in session_ids if name in self._known)
 
     def flush(self) -> None:
         """Return when the blocks of every turn so far are in the store and every manifest is written."""

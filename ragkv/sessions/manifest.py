@@ -78,6 +78,7 @@ class Manifests:
         self._folder = Path(directory) / "sessions"
         self._base = base
         model = replace(base, context="").to_json()
+        self._other_models: set[str] = set()  # hashed ids of other models' conversations, as `summaries` found them
         self._model_digest = hashlib.blake2b(model.encode(), digest_size=8).hexdigest()
 
     def summaries(self) -> Iterator[Summary]:
@@ -85,7 +86,12 @@ class Manifests:
         with contextlib.suppress(OSError):
             for orphan in self._folder.glob("*.tmp"):
                 orphan.unlink()
-        for path in sorted(self._folder.glob(f"*-{self._model_digest}.json")):
+        self._other_models.clear()
+        for path in sorted(self._folder.glob("*-*.json")):
+            hashed, _, digest = path.stem.partition("-")
+            if digest != self._model_digest:
+                self._other_models.add(hashed)
+                continue
             try:
                 with path.open(encoding="utf-8") as file:
                     header, summary = json.loads(file.readline()), file.readline()
@@ -100,8 +106,8 @@ class Manifests:
         try:
             data = path.read_bytes()
         except FileNotFoundError:
-            others = list(self._folder.glob(f"{_hashed(session_id)}-*.json"))
-            return None, "the conversation of that id is another model's: this one starts empty" if others else None
+            other = _hashed(session_id) in self._other_models
+            return None, "the conversation of that id is another model's: this one starts empty" if other else None
         except OSError as error:
             log.warning("The manifest %s cannot be read: %s. Its conversation starts empty.", path, error)
             return None, f"the conversation could not be read ({error.strerror}): it starts empty"

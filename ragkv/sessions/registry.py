@@ -51,6 +51,10 @@ class Sessions(SessionOwner):
         """The summaries of all conversations."""
 
     @abstractmethod
+    def known(self, session_ids: Iterable[str]) -> Iterable[Summary]:
+        """The summaries of the conversations of these ids, without those that do not exist."""
+
+    @abstractmethod
     def _open(self, session_id: str) -> Session:
         """A session object for that id. The caller holds `_lock`."""
 
@@ -111,10 +115,15 @@ class Sessions(SessionOwner):
                 del self._references[key]
             self.parts.block_writer.delete(key)
 
-    def list(self) -> tuple[SessionInfo, ...]:
-        """Every session that has turns, the last used first."""
-        known = sorted(self.summaries(), key=lambda summary: -summary.used_at)
+    def list(self, session_ids: Iterable[str] | None = None) -> tuple[SessionInfo, ...]:
+        """Every session that has turns, the last used first; with `session_ids`, of these only."""
+        summaries = self.summaries() if session_ids is None else self.known(session_ids)
+        known = sorted(summaries, key=lambda summary: -summary.used_at)
         return tuple(self._info(summary) for summary in known if summary.turns)
+
+    def has(self, session_id: str) -> bool:
+        """Whether there is a session of that id that has turns."""
+        return any(summary.turns for summary in self.known([session_id]))
 
     def ids(self) -> tuple[str, ...]:
         """The id of every session that has turns, in no order."""

@@ -101,6 +101,10 @@ class SharedSessions(Sessions):
             self._references = Counter(key for keys in histories for key in keys)
         return tuple(known.values())
 
+    def known(self, session_ids: Iterable[str]) -> tuple[Summary, ...]:
+        """The summaries of these conversations, as they are on the server. Raises `SessionUnavailableError`."""
+        return tuple(self._manifests.summaries(list(session_ids)))
+
     def ids(self) -> tuple[str, ...]:
         return self._manifests.ids()
 

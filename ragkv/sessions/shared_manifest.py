@@ -176,11 +176,17 @@ class SharedManifests:
             lambda: tuple(name.decode(errors="replace") for name in self._server.client.hkeys(self._keys[0]))
         )
 
-    def summaries(self) -> Iterator[Summary]:
-        """The summaries of all conversations."""
-        for row in self._call(lambda: self._server.client.hvals(self._keys[0])):
+    def summaries(self, session_ids: Sequence[str] | None = None) -> Iterator[Summary]:
+        """The summaries of all conversations, or of those of these ids."""
+        client, name = self._server.client, self._keys[0]
+        if session_ids is None:
+            rows = self._call(lambda: client.hvals(name))
+        else:
+            rows = self._call(lambda: client.hmget(name, list(session_ids))) if session_ids else []
+        for row in rows:
             try:
-                yield Summary.from_json(row)
+                if row is not None:
+                    yield Summary.from_json(row)
             except NOT_A_MANIFEST:
                 continue  # `load` reports it to the caller that asks for this conversation
 

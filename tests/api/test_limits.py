@@ -11,8 +11,8 @@ from starlette.testclient import TestClient
 
 from ragkv.api.errors import ApiError
 from ragkv.api.keys import ANONYMOUS, KeyFile, Principal, Quota, Rate
-from ragkv.api.limits import QuotaGuard, RateLimiter, check_quota
-from ragkv.api.settings import LimitsConfig, ServeConfig
+from ragkv.api.limits import Held, QuotaGuard, RateLimiter
+from ragkv.api.settings import LimitsConfig, QuotaConfig, ServeConfig
 
 from .small_app import small_app
 
@@ -89,20 +89,27 @@ def test_answers_and_embeddings_use_up_the_tokens_of_their_key(small: TestClient
 @pytest.mark.parametrize(
     ("held", "more", "fits"), [(0, 3, True), (2, 1, True), (3, 0, True), (3, 1, False), (0, 4, False)]
 )
-def test_a_request_above_a_quota_gets_403(held: int, more: int, fits: bool) -> None:
-    who = Principal("a", "a", "a", Quota(documents=3, sessions=3))
-    for what in ("documents", "sessions"):
-        if fits:
-            check_quota(who, what, held, more)  # type: ignore[arg-type]
-            continue
-        with pytest.raises(ApiError, match=f"quota is 3 {what}; {held} are there and {more} more") as caught:
-            check_quota(who, what, held, more)  # type: ignore[arg-type]
-        assert (caught.value.status, caught.value.code) == (403, "quota_exceeded")
-    check_quota(ANONYMOUS, "documents", 10**9, 1)
+def test_a_request_above_a_quota_gets_403_that_names_the_limit_and_its_source(held: int, more: int, fits: bool) -> None:
+    own = Principal("a", "a", "a", Quota(documents=3, sessions=3, collections=3))
+    cases = [(own, QuotaConfig(), "of this key's tenant")]
+    cases.append((ANONYMOUS, QuotaConfig(documents=3, sessions=3, collections=3), "the setting quotas."))
+    kinds: tuple[Held, ...] = ("documents", "sessions", "collections")
+    for who, defaults, source in cases:
+        for what in kinds:
+            if fits:
+                QuotaGuard(defaults).check(who, what, held, more)
+                continue
+            with pytest.raises(ApiError, match=rf"quota is 3 {what} \({source}.*; {held} are there") as caught:
+                QuotaGuard(defaults).check(who, what, held, more)
+            assert (caught.value.status, caught.value.code) == (403, "quota_exceeded")
+
+
+def test_a_quota_of_none_has_no_limit() -> None:
+    QuotaGuard(QuotaConfig(documents=None)).check(ANONYMOUS, "documents", 10**9, 1)
 
 
 def test_only_one_of_concurrent_requests_gets_the_last_place_of_a_quota() -> None:
-    quotas, who = QuotaGuard(), Principal("a", "a", "a", Quota(documents=1, sessions=1))
+    quotas, who = QuotaGuard(QuotaConfig()), Principal("a", "a", "a", Quota(documents=1, sessions=1))
     stored: list[int] = []
     talks: list[str] = []
 
@@ -117,7 +124,7 @@ def test_only_one_of_concurrent_requests_gets_the_last_place_of_a_quota() -> Non
 
     def talk(number: int) -> bool:
         try:
-            with quotas.session(who, f"s{number}", lambda: talks):
+            with quotas.session(who, f"s{number}", lambda name: name in talks, lambda: talks):
                 time.sleep(0.1)
                 talks.append(f"s{number}")
         except ApiError:
@@ -127,7 +134,7 @@ def test_only_one_of_concurrent_requests_gets_the_last_place_of_a_quota() -> Non
     with ThreadPoolExecutor(4) as pool:
         assert sum(pool.map(store, range(4))) == len(stored) == 1
         assert sum(pool.map(talk, range(4))) == len(talks) == 1
-    with quotas.session(who, talks[0], lambda: talks):  # a stored session may continue
+    with quotas.session(who, talks[0], lambda name: name in talks, lambda: talks):  # a stored session may continue
         pass
 
 

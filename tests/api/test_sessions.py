@@ -37,7 +37,7 @@ def test_deleting_a_conversation_deletes_its_kv(client: TestClient) -> None:
     assert client.delete("/v1/sessions/s").json() == {"id": "s", "deleted": True}
     flush(client)
     assert entries(client) == 0
-    assert client.get("/v1/sessions").json() == {"data": []}
+    assert client.get("/v1/sessions").json()["data"] == []
     assert client.get("/v1/sessions/s").status_code == client.delete("/v1/sessions/s").status_code == 404
 
 

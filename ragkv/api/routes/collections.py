@@ -4,7 +4,8 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Path, Query, Request, Response
 
-from ragkv.retrieval import Document, Index
+from ragkv.errors import InputError
+from ragkv.retrieval import Document, DocumentSummary, Index
 from ragkv.runtime import Check
 
 from .. import schemas
@@ -44,16 +45,26 @@ _DOCUMENT_BODY: dict[str, Any] = {
 
 
 @router.get("", summary="List collections", responses=responses())
-async def list_collections(executor: TenantExecutorDep) -> schemas.CollectionList:
-    """All collections of the caller, by name."""
-    return schemas.CollectionList(data=await executor.run(lambda tenant: tenant.collections.list()))
+async def list_collections(
+    executor: TenantExecutorDep,
+    limit: Annotated[int, Query(ge=1, le=1000, description="Collections per page.")] = 1000,
+    after: Annotated[str, Query(description="`next` of the previous page.")] = "",
+) -> schemas.CollectionList:
+    """A page of the caller's collections, by name."""
+
+    def work(tenant: Tenant) -> schemas.CollectionList:
+        found = tenant.collections.list(limit + 1, after)
+        page = found[:limit]
+        return schemas.CollectionList(data=page, next=page[-1].name if len(found) > limit else None)
+
+    return await executor.run(work)
 
 
 @router.post(
     "",
     status_code=201,
     summary="Create a collection",
-    responses={**responses(), 200: {"description": "It existed", "model": schemas.Collection}},
+    responses={**responses(409), 200: {"description": "It existed", "model": schemas.Collection}},
 )
 async def create_collection(
     body: schemas.CollectionIn, response: Response, executor: TenantExecutorDep
@@ -61,9 +72,11 @@ async def create_collection(
     """Create an empty collection of that name, unless it exists."""
 
     def work(tenant: Tenant) -> tuple[bool, schemas.Collection]:
-        created = tenant.collections.create(body.name)
-        with tenant.collections.lease(body.name) as collection:
-            return created, collection.info
+        def check(held: int) -> None:
+            tenant.quotas.check(executor.principal, "collections", held, 1)
+
+        created = tenant.collections.create(body.name, check)
+        return created, tenant.collections.info(body.name)
 
     created, info = await executor.run(work)
     response.status_code = 201 if created else 200
@@ -73,7 +86,7 @@ async def create_collection(
 @router.get("/{name}", summary="Show a collection", responses=responses(404))
 async def show_collection(name: CollectionName, executor: TenantExecutorDep) -> schemas.Collection:
     """The size of a collection."""
-    return await executor.run_on_collection(name, lambda collection: collection.info)
+    return await executor.run(lambda tenant: tenant.collections.info(name))
 
 
 @router.delete("/{name}", summary="Delete a collection", responses=responses(404))
@@ -127,8 +140,10 @@ async def show_document(
         document = index.document(document_id)
         if document is None:
             raise not_found("document", document_id, "document_id")
-        info = _document_info(index, document)
-        return schemas.DocumentOut(**info.model_dump(), text=document.text, metadata=dict(document.metadata))
+        chunks = len(index.passages(document_id))
+        summary = DocumentSummary(document_id, document.source, document.metadata, len(document.text), chunks)
+        info = _document_info(summary).model_dump()
+        return schemas.DocumentOut(**info, text=document.text, metadata=dict(document.metadata))
 
     return await executor.run_on_collection(name, work)
 
@@ -192,7 +207,8 @@ def _ingest(
             return len({document.id for document in documents if index.document(document.id) is None})
 
         with tenant.quotas.documents(principal, tenant.collections.documents, new_documents, check):
-            report, warmed = tenant.collections.ingest(collection, documents, check)
+            report = tenant.collections.ingest(collection, documents, check)
+        warmed = tenant.collections.warm(collection, report, check)
     if report.forgotten_passages:
         tenant.dialogue.forget_requests()  # unnamed conversations may contain the replaced texts
     return schemas.IngestResponse(
@@ -205,22 +221,20 @@ def _ingest(
 
 
 def _page(index: Index, limit: int, after: str | None) -> schemas.DocumentList:
-    ids = index.document_ids()
-    if after is not None and after not in ids:
-        message = f"after is {after[:80]!r}, which is not a document here: begin again without it."
-        raise ApiError(400, message, param="after")
-    begin = 0 if after is None else ids.index(after) + 1
-    page = ids[begin : begin + limit]
-    documents = [document for document in map(index.document, page) if document is not None]
-    following = page[-1] if begin + limit < len(ids) else None
-    return schemas.DocumentList(data=[_document_info(index, one) for one in documents], next=following)
+    try:
+        found = index.document_page(after, limit + 1)
+    except InputError as error:
+        raise ApiError(400, str(error), param="after") from error
+    page = found[:limit]
+    following = page[-1].id if len(found) > limit else None
+    return schemas.DocumentList(data=[_document_info(one) for one in page], next=following)
 
 
-def _document_info(index: Index, document: Document) -> schemas.DocumentInfo:
+def _document_info(summary: DocumentSummary) -> schemas.DocumentInfo:
     return schemas.DocumentInfo(
-        id=document.id,
-        title=title_of(document),
-        source=document.source,
-        characters=len(document.text),
-        chunks=len(index.passages(document.id)),
+        id=summary.id,
+        title=title_of(summary),
+        source=summary.source,
+        characters=summary.characters,
+        chunks=summary.passages,
     )

@@ -2,9 +2,10 @@
 
 import dataclasses
 import uuid
+from collections.abc import Sequence
 from typing import Annotated, Literal
 
-from fastapi import APIRouter, Path
+from fastapi import APIRouter, Path, Query
 from pydantic import BaseModel, Field
 
 from ragkv.errors import InputError
@@ -33,9 +34,10 @@ class SessionInfo(BaseModel):
 
 
 class SessionList(BaseModel):
-    """The caller's conversations, the last used first."""
+    """A page of the caller's conversations, the last used first."""
 
     data: list[SessionInfo]
+    next: str | None = Field(description="Send it as `after` for the next page; null: no further page.")
 
 
 class KeepTokens(Strict):
@@ -65,9 +67,13 @@ class ForkRequest(Strict):
 
 
 @router.get("", summary="List conversations", responses=responses())
-async def list_sessions(executor: TenantExecutorDep) -> SessionList:
-    """The caller's conversations, the last used first."""
-    return SessionList(data=await executor.run(_infos))
+async def list_sessions(
+    executor: TenantExecutorDep,
+    limit: Annotated[int, Query(ge=1, le=1000, description="Conversations per page.")] = 1000,
+    after: Annotated[str | None, Query(min_length=1, description="`next` of the previous page.")] = None,
+) -> SessionList:
+    """A page of the caller's conversations, the last used first."""
+    return await executor.run(lambda tenant: _page(tenant, limit, after))
 
 
 @router.get("/{session_id}", summary="Show a conversation", responses=responses(404))
@@ -108,7 +114,7 @@ async def fork_session(session_id: SessionPath, body: ForkRequest, executor: Ten
 
     def work(tenant: Tenant) -> SessionInfo:
         session = _stored_session(tenant, session_id)
-        with tenant.quotas.session(executor.principal, copy_id, tenant.session_ids):
+        with tenant.quotas.session(executor.principal, copy_id, tenant.has_session, tenant.session_ids):
             try:
                 session.fork(tenant.engine_session_id(copy_id))
             except InputError as error:
@@ -119,17 +125,33 @@ async def fork_session(session_id: SessionPath, body: ForkRequest, executor: Ten
 
 
 def _stored_session(tenant: Tenant, session_id: str) -> Session:
-    if session_id not in tenant.session_ids():
+    if not tenant.has_session(session_id):
         raise not_found("conversation", session_id, "session_id")
     return tenant.session(session_id)
 
 
-def _infos(tenant: Tenant) -> list[SessionInfo]:
-    return [SessionInfo(id=info.session_id, **dataclasses.asdict(info)) for info in tenant.sessions()]
+def _page(tenant: Tenant, limit: int, after: str | None) -> SessionList:
+    uses = tenant.session_page(limit + 1, None if after is None else _position(after))
+    page = uses[:limit]
+    following = None if len(uses) <= limit else f"{page[-1][0]!r}:{page[-1][1]}"
+    return SessionList(data=_infos(tenant, [session_id for _, session_id in page]), next=following)
+
+
+def _position(after: str) -> tuple[float, str]:
+    """The last use and the id of the last conversation on a page, as `next` of that page says."""
+    used_at, _, session_id = after.partition(":")
+    try:
+        return float(used_at), session_id
+    except ValueError as error:
+        message = f"after is {after[:80]!r}, which is not `next` of a page: begin again without it."
+        raise ApiError(400, message, param="after") from error
+
+
+def _infos(tenant: Tenant, session_ids: Sequence[str]) -> list[SessionInfo]:
+    return [SessionInfo(id=info.session_id, **dataclasses.asdict(info)) for info in tenant.sessions(session_ids)]
 
 
 def _info(tenant: Tenant, session_id: str) -> SessionInfo:
-    for info in _infos(tenant):
-        if info.id == session_id:
-            return info
+    for info in _infos(tenant, [session_id]):
+        return info
     raise not_found("conversation", session_id, "session_id")

@@ -85,19 +85,23 @@ class Target:
 
 
 @contextmanager
-def bare_target(home: Path, environment: Mapping[str, str] | None = None, *flags: str) -> Iterator[Target]:
+def bare_target(
+    home: Path, environment: Mapping[str, str] | None = None, *flags: str, descriptors: int | None = None
+) -> Iterator[Target]:
     """A server on the bundled reader, where the attacker has an empty collection. It starts faster than `target`."""
     attacker, bystander = key(home, "attacker"), key(home, "bystander")
-    with server(home, environment, *flags) as process:
+    with server(home, environment, *flags, descriptors=descriptors) as process:
         with process.client(headers=attacker) as client:
             assert client.post("/v1/collections", json={"name": "c"}).status_code == 201
         yield Target(process, attacker, bystander, 0.0, home)
 
 
 @contextmanager
-def target(home: Path, environment: Mapping[str, str] | None = None, *flags: str) -> Iterator[Target]:
-    """A server on the bundled reader. `environment` holds its settings."""
-    with bare_target(home, environment, *flags) as up:
+def target(
+    home: Path, environment: Mapping[str, str] | None = None, *flags: str, descriptors: int | None = None
+) -> Iterator[Target]:
+    """A server on the bundled reader. `environment` holds its settings; `descriptors` is its limit of open files."""
+    with bare_target(home, environment, *flags, descriptors=descriptors) as up:
         with up.bystander() as client:
             stored = ingest(client, documents())
             assert stored.status_code == 201, stored.text

@@ -1,0 +1,184 @@
+"""Open values that are leased: opened at the first lease, closed when too many are open and nothing leases them."""
+
+import threading
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Generic, TypeVar
+
+from ragkv.errors import QueueFullError, RagKVError
+
+from .closing import Closing
+
+K = TypeVar("K", bound=Hashable)
+V = TypeVar("V")
+
+
+class _Slot(Generic[V]):
+    """The place of one key in the pool's table."""
+
+    def __init__(self) -> None:
+        self.users = 0  # leases; guarded by the table's lock
+        self.discarded = False  # to be closed when its last lease ends; guarded by the table's lock
+        self.lock = threading.Lock()  # held while the value is opened or closed
+        self.value: V | None = None
+        self.make_place: Callable[[], None] | None = None  # closes another value, before this one is opened
+
+
+class LeasePool(Closing, Generic[K, V]):
+    """Open values by key. Thread-safe; values of other keys can be leased while one is opened or closed.
+
+    A leased value is never closed, except when the whole pool is. If there are too many, the value to be closed is one
+    of the group that has the most: the one that was idle longest. So a group that opens many closes its own.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        limit: int,
+        close: Callable[[V], None],
+        *,
+        group: Callable[[K], Hashable] = lambda key: key,
+        wait_s: float | None = None,
+    ) -> None:
+        """`limit` values stay open; `name` is the setting that says so. `close` must not raise.
+
+        If all are leased, a further lease waits up to `wait_s` for one to end. With `None` it does not wait: more than
+        `limit` are open until leases end.
+        """
+        self._name, self._limit, self._close_value = name, limit, close
+        self._group, self._wait_s = group, wait_s
+        self._changed = threading.Condition()  # guards the table; never held while a value is opened or closed
+        self._slots: OrderedDict[K, _Slot[V]] = OrderedDict()  # least recently used first
+        self._closing: set[K] = set()  # keys whose value a thread is closing; they are not in `_slots`
+        self._closed = False
+
+    @contextmanager
+    def lease(self, key: K, open_value: Callable[[], V]) -> Iterator[V]:
+        """The value of `key`, open until the lease ends; `open_value` opens it. Blocks while it is opened or closed.
+
+        Raises what `open_value` raises, and `QueueFullError` if all stay leased.
+        """
+        slot = self._acquire(key)
+        try:
+            with slot.lock:
+                value = slot.value
+                if value is None:
+                    if slot.make_place is not None:
+                        slot.make_place()
+                        slot.make_place = None
+                    self._check_open()
+                    value = slot.value = open_value()
+            yield value
+        finally:
+            self._release(key, slot)
+
+    def opened(self) -> dict[K, V]:
+        """The open values, for reading only: any of them may be closed at any time."""
+        with self._changed:
+            return {key: slot.value for key, slot in self._slots.items() if slot.value is not None}
+
+    def discard(self, key: K, wait: bool = True) -> None:
+        """Close the value of `key` when its last lease ends; with `wait`, return after that. New leases wait."""
+        with self._changed:
+            slot = self._slots.get(key)
+            if slot is not None:
+                slot.discarded = True
+                slot = None if slot.users else self._claim(key)
+        if slot is not None:
+            self._finish(key, slot)
+        elif wait:
+            with self._changed:
+                self._changed.wait_for(lambda: key not in self._closing and not self._is_discarded(key))
+
+    def close(self) -> None:
+        """Close every value, leased or not, and refuse new leases."""
+        with self._changed:
+            self._closed = True
+            slots, self._slots = list(self._slots.values()), OrderedDict()
+            self._changed.notify_all()
+        for slot in slots:
+            self._close_slot(slot)
+
+    def _acquire(self, key: K) -> _Slot[V]:
+        with self._changed:
+            if not self._changed.wait_for(lambda: self._can_begin(key), self._wait_s):
+                raise QueueFullError(
+                    f"All {self._limit} of the setting {self._name} were in use for {self._wait_s:g} s. Ask again, or "
+                    "raise the setting or the process's limit of open files (ulimit -n)."
+                )
+            self._check_open()
+            slot = self._slots.get(key)
+            if slot is None:
+                full = len(self._slots) + len(self._closing) >= self._limit
+                victim = self._claim_idle() if full else None
+                slot = self._slots[key] = _Slot()
+                slot.make_place = None if victim is None else partial(self._finish, *victim)
+            slot.users += 1
+            self._slots.move_to_end(key)
+            return slot
+
+    def _can_begin(self, key: K) -> bool:
+        """Whether a lease of `key` need not wait. The caller holds the table's lock."""
+        if self._closed:
+            return True
+        if key in self._closing or self._is_discarded(key):
+            return False
+        if key in self._slots or self._wait_s is None:
+            return True
+        return len(self._slots) + len(self._closing) < self._limit or self._idle() is not None
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise RagKVError("The server is closed.")
+
+    def _is_discarded(self, key: K) -> bool:
+        slot = self._slots.get(key)
+        return slot is not None and slot.discarded
+
+    def _release(self, key: K, slot: _Slot[V]) -> None:
+        with self._changed:
+            slot.users -= 1
+            ends = not slot.users and (slot.discarded or slot.value is None)  # it has none if opening it failed
+            ends = ends and not self._closed
+            if ends:
+                self._claim(key)
+            self._changed.notify_all()
+        if ends:
+            self._finish(key, slot)
+        while (victim := self._claim_excess()) is not None:
+            self._finish(*victim)
+
+    def _claim_excess(self) -> tuple[K, _Slot[V]] | None:
+        with self._changed:
+            return self._claim_idle() if len(self._slots) > self._limit else None
+
+    def _claim_idle(self) -> tuple[K, _Slot[V]] | None:
+        key = self._idle()
+        return None if key is None else (key, self._claim(key))
+
+    def _idle(self) -> K | None:
+        """The key whose value is to be closed next; `None` if all are leased. The caller holds the table's lock."""
+        sizes = Counter(self._group(key) for key in self._slots)
+        idle = [key for key, slot in self._slots.items() if not slot.users]
+        return max(idle, key=lambda key: sizes[self._group(key)], default=None)  # of equals, `max` takes the first
+
+    def _claim(self, key: K) -> _Slot[V]:
+        """Take an idle slot out of the table; `_finish` must follow. The caller holds the table's lock."""
+        self._closing.add(key)
+        return self._slots.pop(key)
+
+    def _finish(self, key: K, slot: _Slot[V]) -> None:
+        try:
+            self._close_slot(slot)
+        finally:
+            with self._changed:
+                self._closing.discard(key)
+                self._changed.notify_all()
+
+    def _close_slot(self, slot: _Slot[V]) -> None:
+        with slot.lock:
+            value, slot.value = slot.value, None
+            if value is not None:
+                self._close_value(value)

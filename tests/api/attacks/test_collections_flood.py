@@ -1,0 +1,291 @@
+"""Floods of collections and sessions: few descriptors are enough, quotas hold, listings stay cheap, races end well."""
+
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fastapi.testclient import TestClient
+
+from ragkv import Engine
+from ragkv.api.collections import CollectionPool
+from ragkv.api.errors import ApiError
+from ragkv.api.keys import ANONYMOUS, KeyFile, Quota
+from ragkv.api.settings import QuotaConfig
+from ragkv.retrieval import Document
+
+from ..helpers import FACTS, app_on, client_of, filled, service_of
+from ..whole import ask, documents, ingest, needs_reader, server
+from .helpers import NOISY_LIVEZ_S, QUESTION, Target, Watch, at_once, target
+
+DESCRIPTORS = 160
+
+
+def pool_of(client: TestClient) -> CollectionPool:
+    return service_of(client.app).tenants._collections  # type: ignore[arg-type]
+
+
+def search(client: Any, name: str, query: str = "mill") -> Any:
+    return client.post(f"/v1/collections/{name}/search", json={"query": query, "k": 1})
+
+
+# Few open collections
+
+
+def test_more_collections_than_may_be_open_are_all_usable(reader: Engine, tmp_path: Path) -> None:
+    with client_of(app_on(reader, tmp_path, open_collections=2)) as client:
+        names = [filled(client, f"c{number}", [f"The mill number {number} was built."]) for number in range(6)]
+        for name in names + names:
+            hits = search(client, name).json()["hits"]
+            assert [hit["text"] for hit in hits] == [f"The mill number {name[1:]} was built."]
+            assert client.post("/v1/ask", json={"question": "mill", "collection": name}).status_code == 200
+            assert len(pool_of(client).opened()) <= 2
+        assert [client.delete(f"/v1/collections/{name}").status_code for name in names] == [200] * 6
+        assert pool_of(client).opened() == {}
+
+
+def test_a_tenant_with_many_collections_does_not_close_another_tenants(reader: Engine, tmp_path: Path) -> None:
+    file = KeyFile(tmp_path / "keys.json")
+    keys = [file.add(name, name)[0] for name in ("attacker", "bystander")]
+    app = app_on(reader, tmp_path, open_collections=3)
+    with client_of(app, keys[0]) as attacker:
+        bystander = client_of(app, keys[1])
+        filled(bystander)
+        search(bystander, "facts")
+        before = [one for key, one in pool_of(attacker).opened().items() if "bystander" in key.path.parts]
+        for number in range(8):
+            filled(attacker, f"c{number}", FACTS[:1])
+        after = [one for key, one in pool_of(attacker).opened().items() if "bystander" in key.path.parts]
+        assert len(before) == 1 and after == before
+
+
+def test_creating_showing_and_listing_opens_no_collection(reader: Engine, tmp_path: Path) -> None:
+    with client_of(app_on(reader, tmp_path)) as client:
+        filled(client, "a")
+    with client_of(app_on(reader, tmp_path)) as client:
+        client.post("/v1/collections", json={"name": "b"})
+        listed = client.get("/v1/collections").json()["data"]
+        assert [(one["name"], one["documents"], one["chunks"]) for one in listed] == [("a", 2, 2), ("b", 0, 0)]
+        assert client.get("/v1/collections/a").json() == listed[0]
+        assert pool_of(client).opened() == {}
+        client.delete("/v1/collections/a/documents/0")
+        assert client.get("/v1/collections/a").json()["documents"] == 1  # read again after the change
+
+
+def test_collections_and_sessions_are_listed_in_pages(reader: Engine, tmp_path: Path) -> None:
+    with client_of(app_on(reader, tmp_path)) as client:
+        filled(client, "default")
+        for number in range(4):
+            client.post("/v1/collections", json={"name": f"c{number}"})
+            client.post("/v1/ask", json={"question": "mill?", "session_id": f"s{number}", "max_tokens": 1})
+        for path, field, expected in (
+            ("/v1/collections", "name", ["c0", "c1", "c2", "c3", "default"]),
+            ("/v1/sessions", "id", ["s3", "s2", "s1", "s0"]),
+        ):
+            whole = client.get(path).json()
+            assert [one[field] for one in whole["data"]] == expected and whole["next"] is None
+            pages, after = [], None
+            while True:
+                page = client.get(path, params={"limit": 2, **({"after": after} if after else {})}).json()
+                pages += page["data"]
+                if (after := page["next"]) is None:
+                    break
+            assert pages == whole["data"]
+        assert client.get("/v1/sessions", params={"after": "s1"}).status_code == 400
+
+
+# Quotas
+
+
+def test_a_new_collection_above_the_quota_gets_403_that_names_the_setting(reader: Engine, tmp_path: Path) -> None:
+    with client_of(app_on(reader, tmp_path, quotas=QuotaConfig(collections=2))) as client:
+        made = [client.post("/v1/collections", json={"name": name}) for name in ("a", "b", "c", "a")]
+        assert [one.status_code for one in made] == [201, 201, 403, 200]
+        error = made[2].json()["error"]
+        assert error["code"] == "quota_exceeded" and "quotas.collections" in error["message"]
+        client.delete("/v1/collections/a")
+        assert client.post("/v1/collections", json={"name": "c"}).status_code == 201
+
+
+def test_only_as_many_collections_as_the_quota_are_created_at_once(reader: Engine, tmp_path: Path) -> None:
+    secret, _ = KeyFile(tmp_path / "keys.json").add("a", quota=Quota(collections=3))
+    with client_of(app_on(reader, tmp_path), secret) as client:
+        calls: list[Callable[[], Any]] = [
+            lambda number=number: client.post("/v1/collections", json={"name": f"c{number}"})  # type: ignore[misc]
+            for number in range(12)
+        ]
+        assert Counter(one.status_code for one in at_once(calls)) == {201: 3, 403: 9}
+
+
+# Races
+
+
+def test_collections_deleted_filled_and_searched_at_once_end_whole(reader: Engine, tmp_path: Path) -> None:
+    with client_of(app_on(reader, tmp_path, open_collections=2)) as client:
+        filled(client, "stays")
+        ends = time.monotonic() + 4.0
+        statuses: Counter[tuple[str, int]] = Counter()
+
+        def work(kind: str, act: Callable[[str], int], seed: int) -> Callable[[], None]:
+            def run() -> None:
+                step = seed
+                while time.monotonic() < ends:
+                    statuses[kind, act(f"c{step % 3}")] += 1
+                    step += 1
+
+            return run
+
+        def store(name: str) -> int:
+            body = {"documents": [{"id": "0", "text": FACTS[0]}]}
+            client.post("/v1/collections", json={"name": name})
+            return client.post(f"/v1/collections/{name}/documents", json=body).status_code
+
+        works = [work("search", lambda name: search(client, name).status_code, 0)]
+        works += [work("stays", lambda _: search(client, "stays").status_code, 0)]
+        works += [
+            work("delete", lambda name: client.delete(f"/v1/collections/{name}").status_code, seed) for seed in (1, 2)
+        ]
+        works += [work("store", store, seed) for seed in (0, 2)]
+        results = at_once(works)
+        assert results == [None] * len(works)
+        assert {status for kind, status in statuses if kind == "stays"} == {200}
+        assert {status for _, status in statuses} <= {200, 201, 404, 409}, statuses
+        for number in range(3):
+            client.delete(f"/v1/collections/c{number}")
+        assert [path.name for path in (tmp_path / "collections").iterdir()] == ["stays"]
+        assert client.get("/v1/stats").json()["tiers"][-1]["entries"] == 2  # of `stays` alone
+
+
+def test_a_deletion_hides_the_collection_and_waits_for_requests_that_use_it(reader: Engine, tmp_path: Path) -> None:
+    with client_of(app_on(reader, tmp_path)) as client:
+        filled(client)
+        with service_of(client.app).tenants.lease(ANONYMOUS) as tenant:  # type: ignore[arg-type]
+            with tenant.collections.lease("facts") as collection:
+                deletion = threading.Thread(target=tenant.collections.delete, args=["facts"])
+                deletion.start()
+                while client.get("/v1/collections/facts").status_code != 404:
+                    time.sleep(0.01)
+                assert search(client, "facts").status_code == client.delete("/v1/collections/facts").status_code == 404
+                assert client.get("/v1/collections").json()["data"] == []
+                assert client.post("/v1/collections", json={"name": "facts"}).status_code == 409
+                tenant.collections.ingest(collection, [Document("late", "The new harbour.")])
+                assert deletion.is_alive() and len(collection.rag.retrieve("harbour", 1)) == 1
+            deletion.join(30)
+            assert not deletion.is_alive()
+        filled(client, "facts", ["The mill is new."])
+        assert [hit["text"] for hit in search(client, "facts").json()["hits"]] == ["The mill is new."]
+
+
+def test_documents_for_a_collection_that_another_process_deletes_get_404(reader: Engine, tmp_path: Path) -> None:
+    with client_of(app_on(reader, tmp_path)) as client:
+        filled(client)
+        with (
+            service_of(client.app).tenants.lease(ANONYMOUS) as tenant,  # type: ignore[arg-type]
+            pytest.raises(ApiError, match="There is no collection 'facts'"),
+            tenant.collections.lease("facts") as collection,
+        ):
+            delete_and_create_in_another_process(tmp_path)
+            tenant.collections.ingest(collection, [Document("late", "The new harbour.")])
+        assert client.get("/v1/collections/facts").json()["documents"] == 0
+
+
+def delete_and_create_in_another_process(home: Path) -> None:
+    """Delete the collection `facts` and create it anew."""
+    code = (
+        "import sys; from pathlib import Path; from ragkv.api.collection_folders import CollectionFolders\n"
+        "folders = CollectionFolders(Path(sys.argv[1]))\n"
+        "folders.erase(folders.rename('facts', folders.hide('facts')))\n"
+        "assert folders.create('facts', lambda held: None)"
+    )
+    subprocess.run([sys.executable, "-c", code, str(home)], check=True)
+
+
+def test_a_collection_that_another_process_deleted_and_made_anew_is_read_anew(reader: Engine, tmp_path: Path) -> None:
+    with client_of(app_on(reader, tmp_path)) as client:
+        filled(client)
+        assert search(client, "facts").json()["hits"]
+        delete_and_create_in_another_process(tmp_path)
+        assert search(client, "facts").json()["hits"] == []
+        names = [str(file.readlink()) for file in Path("/proc/self/fd").iterdir() if file.is_symlink()]
+        assert [name for name in names if str(tmp_path) in name and "(deleted)" in name] == []
+        assert len(pool_of(client).opened()) == 1
+
+
+# A server with few descriptors
+
+
+def flood(up: Target, collections: int, used: int) -> Counter[int]:
+    """Create collections as the attacker, and store and search a document in some; the statuses."""
+    statuses: Counter[int] = Counter()
+    with up.attacker() as client:
+        for number in range(collections):
+            statuses[client.post("/v1/collections", json={"name": f"flood-{number}"}).status_code] += 1
+        for number in range(0, collections, max(1, collections // used)):
+            name = f"flood-{number}"
+            stored = client.post(
+                f"/v1/collections/{name}/documents", json={"documents": [{"text": f"The mill {number} was built."}]}
+            )
+            found = search(client, name)
+            assert f"mill {number} was" in found.json()["hits"][0]["text"]
+            statuses.update((stored.status_code, found.status_code))
+    return statuses
+
+
+@needs_reader
+@pytest.mark.enable_socket
+def test_a_flood_of_collections_takes_no_descriptors_from_others(tmp_path: Path) -> None:
+    with target(tmp_path, descriptors=DESCRIPTORS) as up:
+        quiet = up.watch(3.0)
+        with Watch(up) as watch:
+            statuses = flood(up, 120, 40)
+        assert set(statuses) == {200, 201}, statuses
+        assert up.descriptors() < DESCRIPTORS // 2
+        watch.assert_unharmed(quiet, up.prefill_s, livez_s=NOISY_LIVEZ_S)
+        chosen = next(line for line in up.process.lines if line["event"] == "descriptors")
+        assert chosen["limit"] == DESCRIPTORS and chosen["open_collections"] < 120
+
+
+@pytest.mark.slow
+@needs_reader
+@pytest.mark.enable_socket
+def test_2000_collections_and_5000_sessions_work_with_256_descriptors(tmp_path: Path) -> None:
+    settings = {"RAGKV_SERVE_QUOTAS__COLLECTIONS": "2001"}
+    with target(tmp_path, settings, descriptors=256) as up:
+        quiet = up.watch(10.0)
+        with Watch(up) as watch:
+            began = time.monotonic()
+            statuses = flood(up, 2000, 200)
+            print(f"2,000 collections in {time.monotonic() - began:.0f} s: {dict(statuses)}; {up.descriptors()} open")
+            with up.attacker() as client:
+                assert client.post("/v1/collections", json={"name": "one-more"}).status_code == 403
+                ingest(client, documents(1))
+                assert ask(client, QUESTION, session_id="s", max_tokens=1).status_code == 200
+                began = time.monotonic()
+                path = "/v1/sessions/s/fork"
+                forks = Counter(client.post(path, json={"to": f"s{n}"}).status_code for n in range(5000))
+                print(f"5,000 sessions in {time.monotonic() - began:.0f} s: {dict(forks)}")
+                for path in ("/v1/collections", "/v1/sessions"):
+                    began = time.monotonic()
+                    assert len(client.get(path).json()["data"]) == 1000
+                    print(f"{path}: {time.monotonic() - began:.2f} s")
+                assert ask(client, QUESTION, session_id="s4999", max_tokens=1).status_code == 200
+        print(f"under the flood: {watch}")
+        print(f"before it: {quiet}")
+        assert set(statuses) == {200, 201} and forks == {201: 5000}
+        watch.assert_unharmed(quiet, up.prefill_s, livez_s=NOISY_LIVEZ_S)
+        up.process.signal(signal.SIGTERM)
+        assert up.process.ended() == 0
+    began = time.monotonic()
+    with server(tmp_path, settings, descriptors=256) as process, process.client(headers=up.attacker_headers) as client:
+        started_s = time.monotonic() - began
+        assert len(client.get("/v1/sessions").json()["data"]) == 1000
+        assert search(client, "flood-1990").status_code == 200
+        ready_s = time.monotonic() - began
+        print(f"restart: ready after {started_s:.1f} s, both requests answered after {ready_s:.1f} s")
+        assert ready_s < 10.0

@@ -1,0 +1,176 @@
+"""A pool of leased values: how many are open, which are closed, and that a leased one is not."""
+
+import random
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+
+import pytest
+
+from ragkv.errors import QueueFullError, RagKVError
+from ragkv.runtime import LeasePool
+
+
+class Openings:
+    """Opens values and records which are open."""
+
+    def __init__(self, seconds: float = 0.0) -> None:
+        self.seconds = seconds
+        self.lock = threading.Lock()
+        self.open: Counter[str] = Counter()
+        self.most = 0
+        self.opened: list[str] = []
+
+    def opener(self, key: str) -> Callable[[], str]:
+        def open_value() -> str:
+            time.sleep(self.seconds)
+            with self.lock:
+                self.open[key] += 1
+                self.opened.append(key)
+                self.most = max(self.most, self.open.total())
+            return key
+
+        return open_value
+
+    def close(self, key: str) -> None:
+        time.sleep(self.seconds)
+        with self.lock:
+            self.open[key] -= 1
+
+    @property
+    def names(self) -> set[str]:
+        return {key for key, count in self.open.items() if count}
+
+
+def pool_of(openings: Openings, limit: int, wait_s: float | None = None) -> LeasePool[str, str]:
+    return LeasePool("open_values", limit, openings.close, group=lambda key: key[0], wait_s=wait_s)
+
+
+def use(pool: LeasePool[str, str], openings: Openings, *keys: str) -> None:
+    for key in keys:
+        with pool.lease(key, openings.opener(key)) as value:
+            assert value == key
+
+
+def test_a_value_stays_open_for_the_next_lease() -> None:
+    openings = Openings()
+    pool = pool_of(openings, 2)
+    use(pool, openings, "a1", "a1", "a2", "a1")
+    assert openings.opened == ["a1", "a2"]
+
+
+def test_the_value_that_was_idle_longest_is_closed_for_a_new_one() -> None:
+    openings = Openings()
+    pool = pool_of(openings, 2)
+    use(pool, openings, "a1", "a2", "a1", "a3")
+    assert openings.names == {"a1", "a3"} and openings.most == 2
+
+
+def test_a_group_that_opens_many_values_closes_its_own() -> None:
+    openings = Openings()
+    pool = pool_of(openings, 4)
+    use(pool, openings, "b1", *(f"a{n}" for n in range(20)), "b1")
+    assert openings.opened.count("b1") == 1
+
+
+def test_a_leased_value_is_not_closed() -> None:
+    openings = Openings()
+    pool = pool_of(openings, 1)
+    with pool.lease("a1", openings.opener("a1")):
+        use(pool, openings, "a2", "a3")
+        assert "a1" in openings.names
+    assert openings.names == {"a1"}
+
+
+def test_a_lease_waits_for_a_place_and_is_refused_with_the_name_of_the_setting() -> None:
+    openings = Openings()
+    pool = pool_of(openings, 1, wait_s=0.05)
+    with (
+        pool.lease("a1", openings.opener("a1")),
+        pytest.raises(QueueFullError, match=r"All 1 of the setting open_values were in use for 0.05 s"),
+        pool.lease("a2", openings.opener("a2")),
+    ):
+        pass
+    use(pool, openings, "a2")
+    assert openings.most == 1
+
+
+def test_a_value_that_cannot_be_opened_takes_no_place() -> None:
+    openings = Openings()
+    pool = pool_of(openings, 1, wait_s=0.05)
+
+    def fail() -> str:
+        raise ValueError("damaged")
+
+    with pytest.raises(ValueError, match="damaged"), pool.lease("a1", fail):
+        pass
+    use(pool, openings, "a2")
+    assert pool.opened() == {"a2": "a2"}
+
+
+def test_discarding_waits_for_the_last_lease_and_closes_the_value() -> None:
+    openings = Openings()
+    pool = pool_of(openings, 2)
+    leased, ends = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with pool.lease("a1", openings.opener("a1")):
+            leased.set()
+            ends.wait(10)
+
+    holder = threading.Thread(target=hold)
+    holder.start()
+    leased.wait(10)
+    discarder = threading.Thread(target=pool.discard, args=["a1"])
+    discarder.start()
+    discarder.join(0.05)
+    assert discarder.is_alive() and openings.names == {"a1"}
+    pool.discard("a1", wait=False)  # returns at once
+    ends.set()
+    discarder.join(10)
+    assert not discarder.is_alive() and openings.names == set()
+    holder.join()
+
+
+def test_closing_the_pool_closes_every_value_and_refuses_new_leases() -> None:
+    openings = Openings()
+    pool = pool_of(openings, 3)
+    use(pool, openings, "a1", "a2")
+    pool.close()
+    pool.close()
+    assert openings.names == set()
+    with pytest.raises(RagKVError), pool.lease("a1", openings.opener("a1")):
+        pass
+
+
+@pytest.mark.parametrize("wait_s", [30.0, None])
+def test_threads_that_lease_and_discard_at_random_find_their_values_open(wait_s: float | None) -> None:
+    openings = Openings(0.0002)
+    pool = pool_of(openings, 3, wait_s)
+    wrong: list[BaseException] = []
+
+    def run(seed: int) -> None:
+        order = random.Random(seed)
+        try:
+            for _ in range(150):
+                key = f"{order.choice('ab')}{order.randrange(4)}"
+                if order.random() < 0.2:
+                    pool.discard(key, wait=order.random() < 0.5)
+                    continue
+                with pool.lease(key, openings.opener(key)) as value:
+                    assert value == key and openings.open[key] == 1
+                    time.sleep(0.0002)
+                    assert openings.open[key] == 1
+        except BaseException as error:
+            wrong.append(error)
+
+    threads = [threading.Thread(target=run, args=[seed]) for seed in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert wrong == [] and not any(thread.is_alive() for thread in threads)
+    assert len(openings.names) <= 3 and (openings.most <= 3 or wait_s is None)
+    pool.close()
+    assert openings.names == set()
