@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from ragkv.runtime import Check, openmp, release_memory
+from ragkv.runtime import Check, never_urgent, openmp, release_memory
 from ragkv.scheduling import Activity
 
 from .work_context import WorkContext
@@ -50,8 +50,9 @@ class TaskPauses:
             context.check()
 
         try:
-            check()
-            yield check
+            with never_urgent():
+                check()
+                yield check
         finally:
             with self._lock:
                 self._running -= 1

@@ -1,7 +1,7 @@
 """Threads and resources, below everything else: knows no model, no prompt and no store."""
 
 from . import openmp
-from .batches import BatchLock, Check, acquired, no_check
+from .batches import BatchLock, Check, acquired, never_urgent, no_check
 from .closing import Closing
 from .files import make_private_folder, replace_file, sync
 from .lease_pool import LeasePool
@@ -15,6 +15,7 @@ __all__ = [
     "LeasePool",
     "PriorityThreadPool",
     "acquired",
+    "never_urgent",
     "no_check",
     "make_private_folder",
     "openmp",

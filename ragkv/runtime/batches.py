@@ -24,6 +24,19 @@ def acquired(lock: "threading.Lock | threading.RLock", check: Check) -> Iterator
         lock.release()
 
 
+_thread = threading.local()
+
+
+@contextmanager
+def never_urgent() -> Iterator[None]:
+    """Inside the block, this thread waits for locks as if it were not urgent: answers overtake it."""
+    _thread.never_urgent = True
+    try:
+        yield
+    finally:
+        _thread.never_urgent = False
+
+
 class BatchLock:
     """A lock that is handed on in the order in which threads came; urgent ones come first."""
 
@@ -36,6 +49,7 @@ class BatchLock:
     @contextmanager
     def hold(self, urgent: bool = False, check: Check = no_check) -> Iterator[None]:
         """Hold the lock, for one batch: urgent threads wait until it ends. What `check` raises ends the wait."""
+        urgent = urgent and not getattr(_thread, "never_urgent", False)
         turn, queue = threading.Event(), self._urgent if urgent else self._others
         with self._guard:
             if self._held:
@@ -68,4 +82,4 @@ class BatchLock:
                 self._held = False
 
 
-__all__ = ["BatchLock", "Check", "acquired", "no_check"]
+__all__ = ["BatchLock", "Check", "acquired", "never_urgent", "no_check"]

@@ -2,11 +2,12 @@
 
 import threading
 import time
+from contextlib import nullcontext
 
 import pytest
 
 from ragkv.errors import CancelledError
-from ragkv.runtime import BatchLock, acquired
+from ragkv.runtime import BatchLock, acquired, never_urgent
 
 
 def _wait_until_queued(lock: BatchLock, count: int) -> None:
@@ -20,17 +21,19 @@ def test_waiting_threads_get_the_lock_in_order_and_urgent_ones_first() -> None:
     lock, order, threads = BatchLock(), list[str](), []
 
     def work(name: str, urgent: bool) -> None:
-        with lock.hold(urgent):
+        with never_urgent() if name == "task" else nullcontext(), lock.hold(urgent):
             order.append(name)
 
     with lock.hold():
-        for number, (name, urgent) in enumerate([("a", False), ("b", False), ("x", True), ("c", False), ("y", True)]):
+        for number, (name, urgent) in enumerate(
+            [("a", False), ("b", False), ("task", True), ("x", True), ("c", False), ("y", True)]
+        ):
             threads.append(threading.Thread(target=work, args=[name, urgent]))
             threads[-1].start()
             _wait_until_queued(lock, number + 1)
     for thread in threads:
         thread.join(10)
-    assert order == ["x", "y", "a", "b", "c"]
+    assert order == ["x", "y", "a", "b", "task", "c"]
 
 
 def test_a_check_that_raises_ends_the_wait_and_the_lock_goes_to_the_next_thread() -> None:
