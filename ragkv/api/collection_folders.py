@@ -59,7 +59,7 @@ class CollectionFolders:
         if not COLLECTION_NAME.fullmatch(name) or name in self._hidden:
             return None
         folder = self._folder / name
-        if (folder / FACTS).is_file():
+        if (folder / FACTS).is_file() and not folder.is_symlink():
             return CollectionKey(folder, _created(folder))
         index = self._command_line_index() if name == DEFAULT_COLLECTION else None
         return None if index is None else CollectionKey(index, None)
@@ -162,7 +162,7 @@ class CollectionFolders:
 
     def _folder_names(self) -> list[str]:
         try:
-            return [path.name for path in self._folder.iterdir()]
+            return [path.name for path in self._folder.iterdir() if not path.is_symlink()]
         except FileNotFoundError:
             return []
 

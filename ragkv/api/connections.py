@@ -28,6 +28,7 @@ from .metrics import Metrics
 from .settings import ConnectionsConfig, ServeConfig
 
 BODY_SLACK_S = 2.0  # the application answers a late body itself, unless its route does not read the body
+BEING_REFUSED = 24  # connections that are accepted and not closed yet, see `server.py`
 LOG_S = 60.0  # seconds between two log lines about refused connections
 
 # uvicorn warns about every malformed request, so a client could fill the log. The metrics count them instead.
@@ -246,9 +247,10 @@ class Connection(H11Protocol):
 def connection_limit(config: ConnectionsConfig) -> int:
     """`connections.limit`, or half of the process's file descriptors if these are fewer."""
     descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if descriptors == resource.RLIM_INFINITY or descriptors // 2 >= config.limit:
+    half = descriptors // 2 - BEING_REFUSED
+    if descriptors == resource.RLIM_INFINITY or half >= config.limit:
         return config.limit
-    limit = max(1, descriptors // 2)
+    limit = max(1, half)
     logger().warning("connection_limit_lowered", limit=limit, setting=config.limit, descriptors=descriptors)
     return limit
 

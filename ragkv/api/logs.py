@@ -63,7 +63,7 @@ def configure_logging(config: LogConfig, replica: str = "") -> None:
     handler.setFormatter(
         structlog.stdlib.ProcessorFormatter(
             foreign_pre_chain=shared,
-            processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, renderer],
+            processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, _escape_controls, renderer],
         )
     )
     root = logging.getLogger()
@@ -74,6 +74,14 @@ def configure_logging(config: LogConfig, replica: str = "") -> None:
         known = logging.getLogger(name)
         known.handlers, known.propagate = [], name != "uvicorn.access"  # the middleware writes its own access line
         known.setLevel(config.level.upper())
+
+
+def _escape_controls(_: Any, __: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+    """A structlog processor that escapes control characters, so that no text ends a line or moves a cursor."""
+    for name, value in event.items():
+        if isinstance(value, str) and not value.isprintable():  # the repr of other values escapes them
+            event[name] = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in value)
+    return event
 
 
 def logger() -> Any:

@@ -32,7 +32,7 @@ class Message(Part):
     """A message. `tool` messages and tool calls are not offered."""
 
     role: Literal["system", "developer", "user", "assistant"]
-    content: str | Annotated[list[TextPart], Field(min_length=1, fail_fast=True)] | None = None
+    content: str | Annotated[list[TextPart], Field(min_length=1)] | None = None
     name: str | None = Field(default=None, description=_IGNORED)
     refusal: str | None = Field(default=None, description=_IGNORED)
     tool_calls: Annotated[list[Any], Field(max_length=0)] | None = None
@@ -61,7 +61,7 @@ class ChatRequest(Strict):
     model_config = ConfigDict(title="ChatCompletionRequest")
 
     model: str
-    messages: list[Message] = Field(min_length=1, max_length=1000, fail_fast=True)
+    messages: list[Message] = Field(min_length=1, max_length=1000)
     stream: bool | None = False
     stream_options: StreamOptions | None = None
     max_tokens: int | None = Field(default=None, ge=1)
@@ -69,11 +69,9 @@ class ChatRequest(Strict):
     temperature: float | None = Field(default=None, ge=0.0, le=2.0, description="Left out or 0: greedy decoding.")
     top_p: float | None = Field(default=None, gt=0.0, le=1.0, description="Without temperature: samples at 1.")
     seed: int | None = Field(default=None, ge=-(2**63), le=2**63 - 1)
-    stop: str | Annotated[list[Annotated[str, StringConstraints(min_length=1)]], Field(fail_fast=True)] | None = None
+    stop: str | list[Annotated[str, StringConstraints(min_length=1)]] | None = None
 
-    documents: Annotated[list[GivenDocument], Field(fail_fast=True)] | None = Field(
-        default=None, description="Documents to answer from."
-    )
+    documents: list[GivenDocument] | None = Field(default=None, description="Documents to answer from.")
     rag: Retrieval | None = Field(
         default=None, description="Documents to find and answer from; the last user message is the query."
     )

@@ -8,11 +8,11 @@ store survives both.
 
 import asyncio
 import contextlib
-import gc
 import os
 import socket
 import threading
 import time
+from pathlib import Path
 from types import FrameType
 
 import uvicorn
@@ -40,7 +40,6 @@ class Server(uvicorn.Server):
         super().__init__(config)
         self._readiness, self._graceful_s, self._close_s = readiness, graceful_s, close_s
         self._drain_task: asyncio.Task[None] | None = None
-        self._is_frozen = False
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Start uvicorn and log its addresses."""
@@ -58,9 +57,6 @@ class Server(uvicorn.Server):
 
     async def on_tick(self, counter: int) -> bool:
         """Uvicorn calls this ten times a second; it returns whether to stop."""
-        if not self._is_frozen and self._readiness.unavailable_reason is None:
-            gc.freeze()  # a full collection then skips the libraries' and the model's objects: it stops all threads
-            self._is_frozen = True
         if self._readiness.draining and self._drain_task is None:
             logger().info("draining", running=self._readiness.running)
             threading.Thread(target=self._end_in_time, name="ragkv-end", daemon=True).start()
@@ -92,12 +88,22 @@ def check_network_exposure(config: ServeConfig, keys: KeyRing) -> None:
         )
 
 
+def folders_open_to_others(home: Path) -> list[Path]:
+    """The folders of a home that other users may enter: an old version made them, or a person."""
+    patterns = ("index", "kv", "collections", "tenants", "tenants/*", "tenants/*/*")
+    found = [home, *(path for pattern in patterns for path in sorted(home.glob(pattern)))]
+    return [path for path in found if path.is_dir() and path.stat().st_mode & 0o077]
+
+
 def serve(app: FastAPI, config: ServeConfig) -> None:
     """Serve an app made by `create_app` until a signal ends the server."""
     server: ServerState = app.state.server
     configure_logging(config.log, server.replica)
     raise_limit()
     check_network_exposure(config, server.keys)
+    if too_open := folders_open_to_others(Path(config.home)):
+        folders, hint = [str(path) for path in too_open[:5]], f"chmod -R go-rwx {config.home}"
+        logger().warning("home_open_to_others", folders=folders, hint=hint)
     settings = Config(
         app,
         config,

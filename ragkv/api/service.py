@@ -14,7 +14,7 @@ from ragkv.config import EngineConfig, StoreConfig
 from ragkv.engine import Engine
 from ragkv.model.loading import quiet_transformers
 from ragkv.rag import DOCUMENT_END
-from ragkv.retrieval import Embedder, preload, resolve_embedder
+from ragkv.retrieval import Embedder, resolve_embedder
 from ragkv.runtime import Check, Closing, make_private_folder
 
 from .collections import Collection
@@ -67,7 +67,6 @@ class Service(Closing):
     def load(self, model: Engine | None = None, embedder: Embedder | None = None) -> None:
         """Load the model and the embedder, unless they are given. Blocks. Raises what loading raises."""
         make_private_folder(Path(self.config.home))
-        preload()
         config = self.config.engine
         if model is None:
             quiet_transformers()

@@ -35,12 +35,12 @@ class LimitsConfig:
 
     body_bytes: int = 32 * MIB  # of a request's body, uploads included, counted as they arrive
     json_bytes: int = 4 * MIB  # of a JSON body without documents to store; it is parsed in the server's own process
-    json_values: int = 50_000  # commas and opening brackets in such a body, counted as they arrive
+    json_values: int = 200_000  # commas and opening brackets in such a body, counted as they arrive
     prompt_tokens: int | None = None  # of a prompt, documents included; None: the model's context
     documents: int = 64  # documents in one request
     document_chars: int = 2_000_000  # characters of one document
     upload_chars: int = 8_000_000  # characters of all documents to store in one request
-    metadata_chars: int = 4_000  # characters of one document's metadata, as JSON; each of its passages stores them
+    metadata_chars: int = 20_000  # characters of one document's metadata, as JSON
     lines: int = 10_000  # lines of a JSONL file, blank ones included
     nesting: int = 32  # depth of metadata, and of HTML elements whose text is dropped
     pages: int = 2_000  # pages of a PDF

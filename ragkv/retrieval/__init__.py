@@ -11,7 +11,7 @@ This package knows no model, no engine and no KV. Without any extra it retrieves
 from .database import Database, look_into, state_of
 from .embedders import Embedder, MiniLM, SentenceTransformerEmbedder, one_vector, resolve_embedder
 from .filters import Where
-from .index import Index, preload
+from .index import Index
 from .limits import UNLIMITED, ParseLimits
 from .loaders import LOADERS, load_bytes, load_documents
 from .rerankers import CrossEncoderReranker, Reranker
@@ -46,7 +46,6 @@ __all__ = [
     "load_documents",
     "look_into",
     "one_vector",
-    "preload",
     "resolve_embedder",
     "state_of",
 ]

@@ -54,12 +54,6 @@ class _Plan:
         return [passage for _, _, passages in self.writes for passage in passages]
 
 
-def preload() -> None:
-    """Import what is otherwise imported by the first ingestion, when no other thread would run for half a second."""
-    import bm25s  # noqa: F401
-    import langchain_text_splitters  # noqa: F401
-
-
 class Index(Closing):
     """Documents, passages, vectors and term statistics in one directory; `None`: in memory. Thread-safe."""
 

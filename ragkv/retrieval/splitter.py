@@ -7,10 +7,9 @@ characters when lengths are counted in tokens. Invariant: `document.text[start:e
 import bisect
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import lru_cache
-from operator import itemgetter
 from pathlib import PurePath
 from typing import Any
 
@@ -21,8 +20,6 @@ from .values import Document, Passage, digest
 
 # Where to cut, best first: regexes whose match begins the next passage (white space is then stripped from it).
 PLAIN = (r"\n\s*\n", r"\n", r"(?<=[.!?])\s+", r"(?<=[。！？；])", r"\s+", "")
-BLOCK_CHARS = 50_000  # of a text that is split at once
-MOST_HEADING_CHARS = 200  # of a heading; every passage below it has it in its metadata
 MARKDOWN = (r"\n(?=# )", r"\n(?=## )", r"\n(?=#{3,6} )", r"\n(?=(?:```|~~~))", *PLAIN)
 
 
@@ -47,19 +44,19 @@ class Splitter:
     @property
     def fingerprint(self) -> str:
         """Changes when the same document would be split differently."""
-        return f"recursive-2:{self.tokens}:{self.overlap_tokens}:{self.tokenizer_id}"
+        return f"recursive-1:{self.tokens}:{self.overlap_tokens}:{self.tokenizer_id}"
 
     def split(self, document: Document, check: Check = no_check) -> list[Passage]:
         """The passages of `document`, in order; none if it is blank. What `check` raises ends the splitting."""
         markdown = _is_markdown(document)
-        sections = _sections(document.text) if markdown else []
+        headings = list(_headings(document.text)) if markdown else []
         occurrences: Counter[str] = Counter()
         passages = []
         for start, end in self._spans(document.text, MARKDOWN if markdown else PLAIN, check):
             text = document.text[start:end]
             passage_id = digest(document.id, text, str(occurrences[text]))
             occurrences[text] += 1
-            metadata = {**document.metadata, **_location(document, sections, start)}
+            metadata = {**document.metadata, **_location(document, headings, start)}
             passages.append(Passage(passage_id, document.id, text, (start, end), document.source, metadata))
         return passages
 
@@ -82,13 +79,12 @@ class Splitter:
         )
         masked = _mask_code_comments(text) if separators is MARKDOWN else text
         previous = end = 0
-        for block in _blocks(masked):
-            for piece in cutter.split_text(block):
-                start = masked.index(piece, end)
-                end = start + len(piece)
-                for begin, stop in _halve_until_it_fits(text, start, end, count, size):
-                    yield self._start_with_overlap(text, previous, begin, stop, count), stop
-                    previous = begin
+        for piece in cutter.split_text(masked):
+            start = masked.index(piece, end)
+            end = start + len(piece)
+            for begin, stop in _halve_until_it_fits(text, start, end, count, size):
+                yield self._start_with_overlap(text, previous, begin, stop, count), stop
+                previous = begin
 
     def _start_with_overlap(self, text: str, previous: int, start: int, end: int, count: Callable[[str], int]) -> int:
         """The start of the passage, moved back by up to `overlap_tokens` tokens of whole words."""
@@ -99,21 +95,6 @@ class Splitter:
                 break
             best = begin
         return best
-
-
-def _blocks(text: str) -> Iterator[str]:
-    """The text in blocks of at most `BLOCK_CHARS`, which end at a heading, a paragraph, a line or a word if possible.
-
-    No other thread runs while a regex or a tokenizer works on one string: on two million characters for a second.
-    """
-    start = 0
-    while len(text) - start > BLOCK_CHARS:
-        most = start + BLOCK_CHARS
-        ends = (text.rfind(separator, start + 1, most) for separator in ("\n# ", "\n\n", "\n", " "))
-        end = next((end for end in ends if end > start + BLOCK_CHARS // 2), most)
-        yield text[start:end]
-        start = end
-    yield text[start:]
 
 
 def _halve_until_it_fits(
@@ -156,7 +137,7 @@ def _lines(text: str) -> Iterator[tuple[int, str, bool]]:
 def _headings(text: str) -> Iterator[tuple[int, int, str]]:
     """The offset, level and title of each ATX heading."""
     for offset, line, code in _lines(text):
-        if not code and (heading := re.match(r"(#{1,6}) +(.+?)(?: +#+)? *$", line[:MOST_HEADING_CHARS])):
+        if not code and (heading := re.match(r"(#{1,6}) +(.+?)(?: +#+)? *$", line)):
             yield offset, len(heading.group(1)), heading.group(2)
 
 
@@ -165,21 +146,16 @@ def _mask_code_comments(text: str) -> str:
     return "\n".join("%" + line[1:] if code and line.startswith("#") else line for _, line, code in _lines(text))
 
 
-def _sections(text: str) -> list[tuple[int, str]]:
-    """Where each section begins, and its headings: "Guide > Install"."""
-    sections = []
-    path: list[tuple[int, str]] = []
-    for offset, level, title in _headings(text):
-        path = [(above, name) for above, name in path if above < level] + [(level, title)]
-        sections.append((offset, " > ".join(name for _, name in path)))
-    return sections
-
-
-def _location(document: Document, sections: Sequence[tuple[int, str]], start: int) -> dict[str, Any]:
-    """The `page` (from 1) and `section` of a passage that begins at `start`, for citations."""
+def _location(document: Document, headings: list[tuple[int, int, str]], start: int) -> dict[str, Any]:
+    """The `page` (from 1) and `section` ("Guide > Install") of a passage that begins at `start`, for citations."""
     location: dict[str, Any] = {}
     if document.page_starts:
         location["page"] = bisect.bisect_right(document.page_starts, start)
-    if number := bisect.bisect_right(sections, start, key=itemgetter(0)):
-        location["section"] = sections[number - 1][1]
+    path: list[tuple[int, str]] = []
+    for offset, level, title in headings:
+        if offset > start:
+            break
+        path = [(above, name) for above, name in path if above < level] + [(level, title)]
+    if path:
+        location["section"] = " > ".join(name for _, name in path)
     return location

@@ -114,9 +114,7 @@ class WorkerProcess(Closing):
     def _exhausted(self) -> Exhausted | None:
         if self._timed_out:
             return "wall_s"
-        # Libraries in Rust and C++ abort when no memory is left.
-        ends: dict[int, Exhausted] = {-signal.SIGPROF: "cpu_s", -signal.SIGABRT: "memory_bytes"}
-        return ends.get(self._popen.returncode)
+        return "cpu_s" if self._popen.returncode == -signal.SIGPROF else None
 
 
 def answer_requests(answer: Callable[[list[bytes]], Sequence[bytes]]) -> None:

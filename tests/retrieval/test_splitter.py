@@ -112,16 +112,3 @@ def test_overlap_repeats_whole_words_of_the_previous_passage_within_the_budget()
 def test_impossible_passage_sizes_are_refused(tokens: int, overlap: int) -> None:
     with pytest.raises(ConfigError):
         Splitter(len, tokens, overlap)
-
-
-def test_a_text_longer_than_a_block_is_split_into_its_own_pieces_without_loss() -> None:
-    text = "\n\n".join(f"Paragraph {number} has these few words." for number in range(6_000))
-    passages = Splitter(lambda piece: len(piece.split()), 20).split(Document("a", text))
-    assert all(text[slice(*passage.span)] == passage.text for passage in passages)
-    assert "".join("".join(passage.text for passage in passages).split()) == "".join(text.split())
-
-
-def test_a_heading_of_a_million_characters_is_cut_in_the_metadata_of_its_passages() -> None:
-    document = Document("a", f"{'# ' * 500_000}\n\nWords below it.", metadata={"format": "markdown"})
-    passages = Splitter(lambda piece: len(piece) // 64 + 1, 512).split(document)
-    assert max(len(passage.metadata["section"]) for passage in passages) <= 200

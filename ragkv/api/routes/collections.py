@@ -9,7 +9,7 @@ from ragkv.retrieval import Document, DocumentSummary, Index
 from ragkv.runtime import Check
 
 from .. import schemas
-from ..answers import check_text
+from ..answers import check_filter, check_text
 from ..collections import Collection
 from ..document_schemas import ID_PATTERN, DocumentPut, DocumentsIn
 from ..errors import ApiError, check_at_most, not_found, responses
@@ -188,6 +188,7 @@ async def search(
     """The passages that a question would be answered from."""
     check_text(body.query, service.config.limits, "query")
     check_at_most(body.k, service.config.limits.documents, "k", "documents")
+    check_filter(body.filter, service.config.limits)
 
     def work(tenant: Tenant, check: Check) -> schemas.SearchResponse:
         with tenant.collections.lease(name) as collection:

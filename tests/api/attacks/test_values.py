@@ -1,0 +1,222 @@
+"""Values that no client should send, what they may do to logs, metrics and files, and the API page's own example."""
+
+import io
+import json
+import logging
+import os
+import re
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fastapi.testclient import TestClient
+from prometheus_client.parser import text_string_to_metric_families
+
+from ragkv import Engine
+from ragkv.api import ServeConfig, create_app
+from ragkv.api.keys import KeyFile
+from ragkv.api.logs import configure_logging, logger
+from ragkv.api.server import folders_open_to_others
+from ragkv.api.settings import LogConfig
+from ragkv.retrieval.testing import HashEmbedder
+
+from ..helpers import BARE, app_on, client_of, filled
+from ..serving import ROOT
+
+JSON = {"content-type": "application/json"}
+ASK = {"question": "x", "collection": "facts", "max_tokens": 1}
+CHAT: dict[str, Any] = {"model": "reader", "messages": [{"role": "user", "content": "x"}], "max_tokens": 1}
+MANY_KEYS = {f"k{number}": 1 for number in range(3000)}
+LONG = list(range(5000))
+
+
+@pytest.fixture(scope="module")
+def up(reader: Engine, tmp_path_factory: pytest.TempPathFactory) -> Iterator[TestClient]:
+    """A client of a server with two documents; an error of the server is a response, not an exception."""
+    app = app_on(reader, tmp_path_factory.mktemp("home"))
+    with client_of(app) as client:
+        filled(client)
+        yield TestClient(app, base_url="http://localhost", raise_server_exceptions=False)
+
+
+def nested(levels: int) -> str:
+    return "[" * levels + "1" + "]" * levels
+
+
+@pytest.mark.parametrize(
+    ("where", "names"),
+    [
+        (MANY_KEYS, "3000 values are too many; this server accepts 1000"),
+        ({f"k{number}": 1 for number in range(300)}, "300 conditions; at most 256"),
+        ({"a": LONG}, "5000 values are too many; this server accepts 1000"),
+        ({"a": {"in": ["x"] * 5000}}, "5000 values are too many; this server accepts 1000"),
+        ({"a\0b": 1}, "NUL"),
+        ({"a": "x\0y"}, "NUL"),
+        ({"a": ["x\0y"]}, "NUL"),
+        ({"k" * 5000: 1}, "5000 characters; at most 256"),
+        ({"a": "b" * 200_000}, "characters are too many; this server accepts 100000"),
+        ({"a": 10**30}, "compares with"),
+    ],
+)
+@pytest.mark.parametrize("path", ["/v1/collections/facts/search", "/v1/ask", "/v1/compare", "/v1/chat/completions"])
+def test_a_filter_that_is_too_large_gets_400_that_names_the_limit(
+    up: TestClient, path: str, where: Any, names: str
+) -> None:
+    bodies: dict[str, Any] = {
+        "/v1/collections/facts/search": {"query": "x", "filter": where},
+        "/v1/ask": {**ASK, "filter": where},
+        "/v1/compare": {"question": "x", "collection": "facts", "filter": where},
+        "/v1/chat/completions": {**CHAT, "rag": {"collection": "facts", "filter": where}},
+    }
+    response = up.post(path, json=bodies[path])
+    assert response.status_code == 400, response.text
+    message = response.json()["error"]["message"]
+    assert names in message and len(message) < 1000
+
+
+ODD_BODIES = [
+    ("/v1/collections/facts/search", '{"query": "x", "filter": {"a": NaN}}'),
+    ("/v1/collections/facts/search", '{"query": "x", "filter": {"a": 1e999}}'),
+    ("/v1/collections/facts/search", '{"query": "x", "filter": {"a": ' + "9" * 5000 + "}}"),
+    ("/v1/collections/facts/search", '{"query": "x", "filter": {"a": ' + nested(300) + "}}"),
+    ("/v1/collections/facts/search", '{"query": "x", "filter": {"a": ' + nested(980) + "}}"),
+    ("/v1/collections/facts/search", '{"query": "x", "filter": {"\\ud800": 1}}'),
+    ("/v1/collections/facts/search", json.dumps({"query": "x", "retriever": "y" * 5000})),
+    ("/v1/collections", json.dumps({"name": "a\n"})),
+    ("/v1/collections", '{"name": "\\ud800"}'),
+    ("/v1/collections/facts/documents", '{"documents": [{"text": "t", "metadata": {"k\\u0000": 1}}]}'),
+    ("/v1/collections/facts/documents", '{"documents": [{"text": "t", "metadata": {"k": "a\\u0000b"}}]}'),
+    ("/v1/collections/facts/documents", '{"documents": [{"text": "t", "metadata": {"k": "\\ud800"}}]}'),
+    ("/v1/collections/facts/documents", '{"documents": [{"text": "t", "metadata": {"k": ' + nested(100) + "}}]}"),
+    ("/v1/collections/facts/documents", '{"documents": [{"text": "t", "metadata": {"k": 1e999}}]}'),
+    ("/v1/collections/facts/documents", json.dumps({"documents": [{"text": "t", "metadata": {"k": "x" * 30_000}}]})),
+    ("/v1/collections/facts/documents", json.dumps({"documents": [{"id": "a\n", "text": "t"}]})),
+    ("/v1/ask", json.dumps({**ASK, "u" * 100_000: 1})),
+    ("/v1/ask", json.dumps({**ASK, **MANY_KEYS})),
+    ("/v1/ask", json.dumps({**ASK, "session_id": "a\n"})),
+    ("/v1/ask", json.dumps({**ASK, "max_tokens": 10**30})),
+    ("/v1/chat/completions", json.dumps({**CHAT, "seed": 10**40})),
+    ("/v1/chat/completions", json.dumps({**CHAT, "n": 10**400})),
+    ("/v1/chat/completions", json.dumps({**CHAT, "messages": [1] * 100_000})),
+    ("/v1/embeddings", json.dumps({"model": "hash", "input": [""] * 100_000})),
+    ("/v1/embeddings", json.dumps({"model": "hash", "input": "x", "dimensions": 10**40})),
+]
+
+
+@pytest.mark.parametrize(("path", "body"), ODD_BODIES, ids=range(len(ODD_BODIES)))
+def test_an_odd_value_gets_400_with_a_short_message(up: TestClient, path: str, body: str) -> None:
+    response = up.post(path, content=body.encode(), headers=JSON)
+    assert response.status_code == 400, response.text[:500]
+    assert len(response.text) < 2000
+
+
+@pytest.mark.parametrize("temperature", [5e-324, 1e-300, 1e-40, 1e-3])
+def test_a_temperature_near_0_answers_greedily(up: TestClient, temperature: float) -> None:
+    greedy = up.post("/v1/chat/completions", json=CHAT).json()["choices"][0]["message"]["content"]
+    response = up.post("/v1/chat/completions", json={**CHAT, "temperature": temperature})
+    assert response.status_code == 200 and response.json()["choices"][0]["message"]["content"] == greedy
+
+
+@pytest.mark.parametrize("ids", [[1, 2, 3], [[1, 2], [3]]])
+def test_token_ids_for_embeddings_get_400_that_says_what_to_set_in_the_client(up: TestClient, ids: Any) -> None:
+    response = up.post("/v1/embeddings", json={"model": "hash", "input": ids})
+    assert response.status_code == 400
+    message = response.json()["error"]["message"]
+    assert "check_embedding_ctx_length=False" in message and "embedding_token_ids" in message
+
+
+def test_clients_do_not_make_new_series_of_metrics(up: TestClient) -> None:
+    def series() -> set[str]:
+        families = text_string_to_metric_families(up.get("/metrics").text)
+        return {f"{sample.name}{sorted(sample.labels.items())}" for family in families for sample in family.samples}
+
+    def odd_requests(numbers: range) -> None:
+        for number in numbers:
+            up.request(f"ODD{number}", "/v1/ask")
+            up.get(f"/v1/nowhere-{number}")
+            up.get(f"/v1/collections/none-{number}/documents/none-{number}")
+            up.get("/livez", headers={"host": f"h{number}.example.org", "x-request-id": f"id-{number}"})
+            up.get("/v1/sessions", headers={"x-session-id": f"s{number}", "user-agent": f"u{number}"})
+
+    odd_requests(range(3))
+    series()
+    before = series()
+    odd_requests(range(3, 40))
+    assert series() == before
+
+
+@pytest.mark.parametrize("format_", ["json", "console"])
+def test_no_client_writes_lines_or_escape_codes_into_the_log(format_: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    written = io.StringIO()
+    monkeypatch.setattr("sys.stderr", written)
+    root, handlers = logging.getLogger(), logging.getLogger().handlers
+    try:
+        configure_logging(LogConfig(format=format_))
+        text = "a\nINFO forged\r\x1b[2Jb\x9b31m\u2028c\u202ed"
+        logger().info("request", name=text, names=[text])
+        logging.getLogger("ragkv.other").warning("it says %s", text)
+    finally:
+        root.handlers = handlers
+    lines = written.getvalue().splitlines()
+    assert len(lines) == 2, lines
+    assert not re.search("[\x00-\x08\x0b-\x1a\x1c-\x1f\x7f-\x9f\u2028\u202e]", written.getvalue())
+    assert "\x1b[2J" not in written.getvalue()
+
+
+@contextmanager
+def umask(mask: int) -> Iterator[None]:
+    old = os.umask(mask)
+    try:
+        yield
+    finally:
+        os.umask(old)
+
+
+@pytest.mark.parametrize("mask", [0o000, 0o022, 0o077])
+def test_folders_under_a_home_are_the_owners_alone_whatever_the_umask(
+    reader: Engine, tmp_path: Path, mask: int
+) -> None:
+    home = tmp_path / "above" / "home"
+    with umask(mask):
+        secret, _ = KeyFile(home / "keys.json").add("me")
+        with client_of(app_on(reader, home), secret) as client:
+            filled(client)
+            assert client.post("/v1/ask", json={**ASK, "session_id": "s"}).status_code == 200
+    modes = {path: stat.S_IMODE(path.stat().st_mode) for path in (home.parent, home, *home.rglob("*"))}
+    assert {path: oct(mode) for path, mode in modes.items() if path.is_dir() and mode != 0o700} == {}
+    private = ("keys.json", "keys.json.lock", "index.sqlite")
+    assert {path.name: oct(mode) for path, mode in modes.items() if path.name in private and mode & 0o077} == {}
+    assert folders_open_to_others(home) == []
+    (home / "tenants").chmod(0o755)
+    assert folders_open_to_others(home) == [home / "tenants"]
+
+
+def test_a_symbolic_link_is_no_collection_and_is_never_followed_by_a_deletion(reader: Engine, tmp_path: Path) -> None:
+    home, other = tmp_path / "home", tmp_path / "other"
+    with client_of(app_on(reader, home)) as client:
+        filled(client, "real")
+    with client_of(app_on(reader, other)) as client:
+        filled(client, "facts")
+    (home / "collections" / "link").symlink_to(other / "collections" / "facts")
+    (home / "collections" / ".deleted-0").symlink_to(other / "collections" / "facts")
+    with client_of(app_on(reader, home)) as client:
+        assert [one["name"] for one in client.get("/v1/collections").json()["data"]] == ["real"]
+        assert client.get("/v1/collections/link").status_code == 404
+        assert client.delete("/v1/collections/link").status_code == 404
+    with client_of(app_on(reader, other)) as client:
+        assert client.get("/v1/collections/facts").json()["documents"] == 2
+
+
+def test_the_api_pages_own_example_is_answered_rightly_by_the_bundled_reader(reader: Engine, tmp_path: Path) -> None:
+    page = (ROOT / "docs" / "api.md").read_text("utf-8")
+    calls = re.findall(r"curl localhost:8000(\S+) -H 'content-type: application/json'[\s\\]*-d '(.*?)'\n", page)
+    said = re.search(r"The bundled reader answers `(\w+)`", page)
+    config = ServeConfig(home=str(tmp_path))
+    with client_of(create_app(config, engine=reader.with_config(BARE), embedder=HashEmbedder())) as client:
+        answers = {path: client.post(path, content=body, headers=JSON) for path, body in calls}
+    assert len(answers) == 4 and said is not None
+    assert [answer.status_code for answer in answers.values()] == [201, 201, 200, 200]
+    assert answers["/v1/ask"].json()["answer"].strip() == said[1]
