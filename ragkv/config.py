@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any, Literal, Self
 from urllib.parse import urlsplit
 
-from .addresses import is_loopback
 from .errors import ConfigError
+from .runtime import is_loopback
 
 ReuseMode = Literal["fused", "prefix", "none"]
 

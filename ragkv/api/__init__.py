@@ -16,7 +16,7 @@ for _package in ("fastapi", "uvicorn"):
     if importlib.util.find_spec(_package) is None:
         raise MissingExtraError(_package, "api", "The REST service")
 
-from ragkv.addresses import is_loopback  # noqa: E402
+from ragkv.runtime import is_loopback  # noqa: E402
 
 from .keys import ANONYMOUS, Key, KeyFile, KeyRing, Quota, Rate  # noqa: E402 - after the check for packages
 from .settings import ServeConfig  # noqa: E402

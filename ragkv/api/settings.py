@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
-from ragkv.addresses import is_loopback
 from ragkv.config import (
     MIB,
     SERVE_PREFIX,
@@ -24,6 +23,7 @@ from ragkv.config import (
     toml_values,
 )
 from ragkv.errors import ConfigError
+from ragkv.runtime import is_loopback
 
 LOG_LEVELS = ("debug", "info", "warning", "error")
 LOG_FORMATS = ("auto", "json", "console")

@@ -1,6 +1,7 @@
-"""Threads and resources, below everything else: knows no model, no prompt and no store."""
+"""Threads, files, memory and addresses, below everything else: knows no model, no prompt and no store."""
 
 from . import openmp
+from .addresses import is_loopback
 from .batches import BatchLock, Check, acquired, never_urgent, no_check
 from .closing import Closing
 from .files import make_private_folder, replace_file, sync
@@ -15,9 +16,10 @@ __all__ = [
     "LeasePool",
     "PriorityThreadPool",
     "acquired",
+    "is_loopback",
+    "make_private_folder",
     "never_urgent",
     "no_check",
-    "make_private_folder",
     "openmp",
     "release_memory",
     "replace_file",

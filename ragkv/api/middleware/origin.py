@@ -7,7 +7,7 @@ from urllib.parse import urlsplit
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from ragkv.addresses import is_loopback
+from ragkv.runtime import is_loopback
 
 from ..errors import ApiError
 from ..server_state import ServerState
