@@ -140,8 +140,11 @@ def chat(
 
     Reuses only what is exact, so that the answer is that of a full prefill whatever is stored.
     """
+    models = client.get("/v1/models")
+    if models.status_code != 200:
+        return "", str(models.json()["error"]["code"])
     body = {
-        "model": client.get("/v1/models").json()["data"][0]["id"],
+        "model": models.json()["data"][0]["id"],
         "messages": messages,
         "max_tokens": max_tokens,
         "stream": True,
