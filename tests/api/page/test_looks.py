@@ -118,7 +118,7 @@ def test_the_report_is_open_on_a_large_screen(asked: Any) -> None:
     assert asked.locator(".strip").is_visible()
 
 
-def test_open_settings_leave_room_for_the_answer_on_a_phone(asked: Any) -> None:
+def test_open_settings_leave_the_answer_visible_on_a_phone(asked: Any) -> None:
     asked.set_viewport_size({"width": 360, "height": 740})
     asked.click("#how summary")
     assert asked.locator("#thread").bounding_box()["height"] > 150
