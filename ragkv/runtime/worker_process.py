@@ -114,7 +114,9 @@ class WorkerProcess(Closing):
     def _exhausted(self) -> Exhausted | None:
         if self._timed_out:
             return "wall_s"
-        return "cpu_s" if self._popen.returncode == -signal.SIGPROF else None
+        # Libraries in Rust abort the process when they get no memory.
+        of_signal: dict[int | None, Exhausted] = {-signal.SIGPROF: "cpu_s", -signal.SIGABRT: "memory_bytes"}
+        return of_signal.get(self._popen.returncode)
 
 
 def answer_requests(answer: Callable[[list[bytes]], Sequence[bytes]]) -> None:

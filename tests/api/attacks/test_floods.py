@@ -112,7 +112,8 @@ def test_a_tenants_tasks_leave_threads_to_other_tenants_and_above_its_limit_get_
 async def test_threads_take_waiting_work_from_the_tenants_in_turns() -> None:
     pool = WorkerPool("test", PoolLimits(threads=1, accepted=20, tenant_threads=1, tenant_accepted=10), None)
     order: list[str] = []
-    free = threading.Event()
+    free, begun = threading.Event(), asyncio.Event()
+    loop = asyncio.get_running_loop()
 
     def request(tenant: str) -> Request:
         async def receive() -> Any:
@@ -122,15 +123,18 @@ async def test_threads_take_waiting_work_from_the_tenants_in_turns() -> None:
         return Request({"type": "http", "state": {"principal": principal}}, receive)
 
     def work(context: WorkContext) -> None:
+        loop.call_soon_threadsafe(begun.set)
         free.wait()
         order.append(context.request.state.principal.tenant)
 
-    tasks = [asyncio.ensure_future(pool.run(request(tenant), work)) for tenant in "aaaaabbc"]
-    while pool.running < 8:
+    tasks = [asyncio.ensure_future(pool.run(request("first"), work))]
+    await begun.wait()  # the one thread is busy: all others wait
+    tasks += [asyncio.ensure_future(pool.run(request(tenant), work)) for tenant in "aaaaabbc"]
+    while pool.running < 9:
         await asyncio.sleep(0.01)
     free.set()
     await asyncio.gather(*tasks)
-    assert "".join(order) == "abcabaaa"
+    assert "".join(order[1:]) == "abcabaaa"
     assert pool.close(5.0)
 
 
