@@ -66,7 +66,7 @@ class LimitsConfig:
 class ConnectionsConfig:
     """Limits on connections, before a key is checked. A client is an IPv4 address or an IPv6 network of 64 bits."""
 
-    limit: int = 512  # connections at once, at most half of the process's file descriptors
+    limit: int = 512  # connections at once, at most half of the file descriptors less 24
     per_client: int = 128  # connections of one client; does not apply to `proxies`
     head_bytes: int = 16 * 1024  # bytes of a request's line and headers
     headers: int = 100  # headers of one request
