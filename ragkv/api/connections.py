@@ -9,7 +9,6 @@ import enum
 import ipaddress
 import json
 import logging
-import resource
 import sys
 from collections import Counter, OrderedDict
 from collections.abc import Callable
@@ -22,13 +21,13 @@ from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState as UvicornState
 
+from .descriptors import connection_limit
 from .errors import ApiError
 from .logs import logger
 from .metrics import Metrics
-from .settings import ConnectionsConfig, ServeConfig
+from .settings import ServeConfig
 
 BODY_SLACK_S = 2.0  # the application answers a late body itself, unless its route does not read the body
-BEING_REFUSED = 24  # connections that are accepted and not closed yet, see `server.py`
 LOG_S = 60.0  # seconds between two log lines about refused connections
 
 # uvicorn warns about every malformed request, so a client could fill the log. The metrics count them instead.
@@ -55,7 +54,7 @@ class ConnectionTable:
     """
 
     def __init__(self, config: ServeConfig, metrics: Metrics) -> None:
-        self._limit = connection_limit(config.connections)
+        self._limit = connection_limit(config.connections.limit)
         self._client_limit = config.connections.per_client
         self._is_proxy = _proxy_test(config.proxies)
         self._metrics = metrics
@@ -71,10 +70,10 @@ class ConnectionTable:
     def add(self, connection: "Connection", address: str) -> bool:
         """Add a new connection, if necessary in another one's place; `False` if there is no place for it."""
         client = "" if self._is_proxy(address) else _client_of(address)
-        if client and self._counts[client] >= self._client_limit and not self._make_room(client):
+        if client and self._counts[client] >= self._client_limit and not self._make_space(client):
             self.count("client_limit")
             return False
-        if len(self._clients) >= self._limit and not self._make_room(None):
+        if len(self._clients) >= self._limit and not self._make_space(None):
             self.count("limit")
             return False
         self._clients[connection] = client
@@ -114,7 +113,7 @@ class ConnectionTable:
             self._logged_at = now
             self._unlogged.clear()
 
-    def _make_room(self, client: str | None) -> bool:
+    def _make_space(self, client: str | None) -> bool:
         """Close the connection that waits longest, of `client` alone if one is named; `False` if none waits."""
         for connection in self._waiting:
             if client is None or self._clients[connection] == client:
@@ -242,17 +241,6 @@ class Connection(H11Protocol):
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-
-
-def connection_limit(config: ConnectionsConfig) -> int:
-    """`connections.limit`, or half of the process's file descriptors if these are fewer."""
-    descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    half = descriptors // 2 - BEING_REFUSED
-    if descriptors == resource.RLIM_INFINITY or half >= config.limit:
-        return config.limit
-    limit = max(1, half)
-    logger().warning("connection_limit_lowered", limit=limit, setting=config.limit, descriptors=descriptors)
-    return limit
 
 
 def _proxy_test(proxies: tuple[str, ...]) -> Callable[[str], bool]:

@@ -1,9 +1,11 @@
 """A bounded number of slots for requests on the event loop, shared fairly: no tenant holds them all."""
 
 import asyncio
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+
+from .fair_queue import FairQueue
 
 
 class NoSlotError(Exception):
@@ -16,7 +18,7 @@ class FairSlots:
     def __init__(self, total: int, per_tenant: int) -> None:
         self._total, self._per_tenant = total, per_tenant
         self._held: Counter[str] = Counter()
-        self._waiting: dict[str, deque[asyncio.Future[None]]] = {}  # the tenant whose turn is next comes first
+        self._waiting: FairQueue[asyncio.Future[None]] = FairQueue()
 
     @property
     def held(self) -> int:
@@ -26,7 +28,7 @@ class FairSlots:
     @property
     def waiting(self) -> int:
         """Requests that wait for a slot."""
-        return sum(map(len, self._waiting.values()))
+        return len(self._waiting)
 
     @asynccontextmanager
     async def hold(self, tenant: str, wait_s: float) -> AsyncIterator[None]:
@@ -39,7 +41,7 @@ class FairSlots:
 
     async def _acquire(self, tenant: str, wait_s: float) -> None:
         granted = asyncio.get_running_loop().create_future()
-        self._waiting.setdefault(tenant, deque()).append(granted)
+        self._waiting.add(tenant, granted)
         self._grant()
         try:
             async with asyncio.timeout(wait_s):
@@ -48,7 +50,7 @@ class FairSlots:
             if granted.done() and not granted.cancelled():  # granted in the moment in which the wait ended
                 self._release(tenant)
             else:
-                self._leave(tenant, granted)
+                self._waiting.remove(tenant, granted)
             if isinstance(error, TimeoutError):
                 raise NoSlotError from None
             raise
@@ -57,19 +59,12 @@ class FairSlots:
         self._held -= Counter([tenant])  # drops a count of zero
         self._grant()
 
-    def _leave(self, tenant: str, granted: "asyncio.Future[None]") -> None:
-        self._waiting[tenant].remove(granted)
-        if not self._waiting[tenant]:
-            del self._waiting[tenant]
-
     def _grant(self) -> None:
         """Give free slots away, one tenant after the other."""
         while self.held < self._total:
-            tenant = next((one for one in self._waiting if self._held[one] < self._per_tenant), None)
-            if tenant is None:
+            taken = self._waiting.take(lambda tenant: self._held[tenant] < self._per_tenant)
+            if taken is None:
                 return
-            queue = self._waiting.pop(tenant)
+            tenant, granted = taken
             self._held[tenant] += 1
-            queue.popleft().set_result(None)
-            if queue:
-                self._waiting[tenant] = queue  # at the end: its next turn comes after the others'
+            granted.set_result(None)

@@ -12,7 +12,7 @@ import asyncio
 import contextlib
 import threading
 import time
-from collections import Counter, OrderedDict, deque
+from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Generator
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -24,6 +24,7 @@ from ragkv.errors import CancelledError
 from ragkv.runtime import openmp
 
 from .errors import CLIENT_GONE, ApiError
+from .fair_queue import FairQueue
 from .keys import Principal
 from .work_context import Channel, WorkContext
 
@@ -61,53 +62,13 @@ class _Job(Generic[T]):
             self.future.set_result(result)
 
 
-class _Queues:
-    """Waiting jobs, taken from the tenants in turns."""
-
-    def __init__(self) -> None:
-        self._by_tenant: OrderedDict[str, deque[_Job[Any]]] = OrderedDict()  # the next tenant first; none is empty
-
-    def __len__(self) -> int:
-        return sum(map(len, self._by_tenant.values()))
-
-    def add(self, job: _Job[Any]) -> None:
-        self._by_tenant.setdefault(job.tenant, deque()).append(job)
-
-    def take(self, may_run: Callable[[str], bool]) -> _Job[Any] | None:
-        """The oldest job of the next tenant that may run one; `None` if there is none."""
-        for tenant, queue in self._by_tenant.items():
-            if may_run(tenant):
-                job = queue[0]
-                self.remove(job)
-                if tenant in self._by_tenant:
-                    self._by_tenant.move_to_end(tenant)
-                return job
-        return None
-
-    def remove(self, job: _Job[Any]) -> bool:
-        """Drop a job; whether it waited."""
-        queue = self._by_tenant.get(job.tenant)
-        if queue is None or job not in queue:
-            return False
-        queue.remove(job)
-        if not queue:
-            del self._by_tenant[job.tenant]
-        return True
-
-    def clear(self) -> list[_Job[Any]]:
-        """Drop all jobs and return them."""
-        jobs = [job for queue in self._by_tenant.values() for job in queue]
-        self._by_tenant.clear()
-        return jobs
-
-
 class WorkerPool:
     """Runs work on threads. Call `run`, `run_stream` and `stream` on the event loop's thread."""
 
     def __init__(self, name: str, limits: PoolLimits, deadline_s: float | None) -> None:
         self._name, self._limits, self._deadline_s = name, limits, deadline_s
         self._changed = threading.Condition()
-        self._waiting = _Queues()
+        self._waiting: FairQueue[_Job[Any]] = FairQueue()
         self._accepted: set[_Job[Any]] = set()  # waiting and running jobs
         self._running: Counter[str] = Counter()  # running jobs by tenant
         self._threads: list[threading.Thread] = []
@@ -216,7 +177,7 @@ class WorkerPool:
         with self._changed:
             self._check_space(principal.tenant)
             self._accepted.add(job)
-            self._waiting.add(job)
+            self._waiting.add(job.tenant, job)
             if len(self._waiting) > self._idle and len(self._threads) < self._limits.threads:
                 name = f"ragkv-{self._name}-{len(self._threads)}"
                 # A daemon: work that does not end must not keep the process from ending.
@@ -247,7 +208,7 @@ class WorkerPool:
         """Cancel a job whose result is no longer needed: at once if it waits for a thread, else at its next check."""
         job.context.cancelled.set()
         with self._changed:
-            waited = self._waiting.remove(job)
+            waited = self._waiting.remove(job.tenant, job)
             if waited:
                 self._accepted.discard(job)
         if waited:
@@ -268,8 +229,9 @@ class WorkerPool:
         """Wait for the next job, of the tenants in turns; `None` once the pool is closed."""
         with self._changed:
             while not self._closed:
-                if (job := self._waiting.take(self._may_run)) is not None:
-                    self._running[job.tenant] += 1
+                if (taken := self._waiting.take(self._may_run)) is not None:
+                    tenant, job = taken
+                    self._running[tenant] += 1
                     return job
                 self._idle += 1
                 self._changed.wait()

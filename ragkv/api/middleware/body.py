@@ -12,9 +12,8 @@ from ..settings import LimitsConfig
 from .base import HTTPMiddleware
 
 _UPLOAD_PATHS = re.compile(r"/v1/collections/[^/]+/documents/?")
-_DOCUMENT_PATHS = re.compile(
-    r"/v1/collections/[^/]+/documents(/.*)?"
-)  # their bodies are parsed in processes of their own
+# Bodies of these paths are parsed in processes of their own.
+_DOCUMENT_PATHS = re.compile(r"/v1/collections/[^/]+/documents(/.*)?")
 
 
 def count_values(body: bytes) -> int:

@@ -30,6 +30,7 @@ QUESTION = "What is the job of Kiralus?"
 TIMEOUT_S = 300.0  # of a client: longer than any attack, so that a frozen server shows as a long answer, not an error
 LIVEZ_S = 0.25  # the longest /livez may take on a machine that runs nothing else
 NOISY_LIVEZ_S = 1.0  # the same on a machine that runs other tests too
+NOISY_S = 2.0  # how much longer a bystander may wait there
 
 
 @dataclass(frozen=True, slots=True)

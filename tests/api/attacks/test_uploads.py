@@ -16,7 +16,7 @@ from ragkv.config import MIB
 
 from ..whole import needs_reader
 from . import uploads
-from .helpers import LIVEZ_S, NOISY_LIVEZ_S, Target, Watch, at_once, bare_target, target, wait_until
+from .helpers import LIVEZ_S, NOISY_LIVEZ_S, NOISY_S, Target, Watch, at_once, bare_target, target, wait_until
 
 pytestmark = [needs_reader, pytest.mark.enable_socket]
 
@@ -137,7 +137,7 @@ def test_hostile_uploads_harm_no_bystander(up: Target, quiet: Watch) -> None:
         for name in ("pages-share-a-stream", "angle-brackets", "many-values", "nested-html"):
             ATTACKS[name][0](up)
     print(watch)
-    watch.assert_unharmed(quiet, 2.0 + up.prefill_s, livez_s=NOISY_LIVEZ_S)
+    watch.assert_unharmed(quiet, NOISY_S + up.prefill_s, livez_s=NOISY_LIVEZ_S)
 
 
 def test_a_second_tenant_is_parsed_while_the_first_uses_all_it_may(up: Target) -> None:
