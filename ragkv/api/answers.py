@@ -81,10 +81,13 @@ def stream_answer(
     session: Session | None,
     **options: Unpack[AnswerOptions],
 ) -> AnswerEvents:
-    """The prefill once it is done, token events, then the answer. The deadline and cancellation are the context's."""
+    """The prefill once it is done, token events, then the answer. The deadline and cancellation are the context's.
+
+    The answer comes when its turn is on disk, and the session is free by then.
+    """
     _check_prompt(engine, limits, question, chunks)
     prefills: list[Prefill] = []
-    tokens, finished = 0, False
+    tokens, answer = 0, None
     options["deadline_s"], options["cancel"] = context.remaining_s, context.cancelled
     options["on_prefill"] = prefills.append
     events = engine.stream(question, chunks, session, **options)
@@ -93,14 +96,18 @@ def stream_answer(
             if prefills and not tokens:
                 yield prefills[0]
             if isinstance(event, Answer):
-                finished = True
-                record_answer(context.request, event.timing, event.reuse, len(event.token_ids))
-            tokens += 1
-            yield event
+                answer = event
+                record_answer(context.request, answer.timing, answer.reuse, len(answer.token_ids))
+            else:
+                tokens += 1
+                yield event
     finally:
         events.close()  # type: ignore[attr-defined]
-        if prefills and not finished:
+        if prefills and answer is None:
             record_answer(context.request, prefills[0].timing, prefills[0].reuse, tokens)
+    if answer is not None:
+        unsaved = None if session is None else session.wait_saved(limits.save_s)
+        yield answer.with_notes(unsaved) if unsaved else answer
 
 
 def _check_prompt(engine: Engine, limits: LimitsConfig, question: str | Sequence[int], chunks: Sequence[Chunk]) -> None:

@@ -54,10 +54,11 @@ class LimitsConfig:
     body_s: float = 60.0  # seconds a request's body may take to arrive
     body_idle_s: float = 10.0  # seconds between two pieces of a body
     stall_s: float = 60.0  # seconds a client may not read its answer before it is disconnected
+    save_s: float = 5.0  # seconds the end of an answer waits until the turn of its conversation is on disk
     upload_types: tuple[str, ...] = (".txt", ".md", ".html", ".jsonl", ".pdf")  # accepted file name endings
 
     def __post_init__(self) -> None:
-        seconds = {"body_s": 0.001, "body_idle_s": 0.001, "stall_s": 0.001}
+        seconds = {"body_s": 0.001, "body_idle_s": 0.001, "stall_s": 0.001, "save_s": 0.0}
         counts = {f.name: 1 for f in dataclasses.fields(self) if f.name not in ("upload_types", *seconds)}
         at_least(self, **counts, **seconds)
 

@@ -4,6 +4,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterable
+from concurrent.futures import Future
 from dataclasses import replace
 from functools import partial
 
@@ -58,6 +59,16 @@ class LocalSessions(Sessions):
             self.parts.block_writer.then(partial(self.drop, unused))
         self._write_later(session)
 
+    def wait_saved(self, session: Session, timeout_s: float) -> str | None:
+        if session.write is None:
+            return None
+        try:
+            return session.write.result(timeout_s)
+        except TimeoutError:
+            return (
+                f"the conversation was not written to disk within {timeout_s:g} s: it is lost if the process is killed"
+            )
+
     def clear(self, session: Session) -> None:
         unused = self._forget_turns(session)
         self._write(session)
@@ -104,13 +115,17 @@ class LocalSessions(Sessions):
             self._write_later(session)
 
     def _write_later(self, session: Session) -> None:
-        if self._manifests is not None:  # the job keeps the session alive until it is written
-            self._writer.submit(Job(lambda: self._write(session)))
-
-    def _write(self, session: Session) -> None:
-        """Bring the session's manifest up to date. If that fails, the session's next turn reports it."""
-        if self._manifests is None or session.deleted:
+        if self._manifests is None:
             return
+        write = session.write = Future[str | None]()
+        # The job keeps the session alive until it is written.
+        if not self._writer.submit(Job(lambda: write.set_result(self._write(session)))):
+            write.set_result("the conversation was not written to disk, because the engine is being closed")
+
+    def _write(self, session: Session) -> str | None:
+        """Bring the session's manifest up to date. If that fails, returns a note, which the next turn reports too."""
+        if self._manifests is None or session.deleted:
+            return None
         try:
             with self._writing:  # one write at a time, so that the newest state is written last
                 conversation = session.conversation
@@ -120,12 +135,14 @@ class LocalSessions(Sessions):
                     self._manifests.delete(session.session_id)
         except OSError as error:
             log.warning("Session %r cannot be written to disk: %s. It lives in memory.", session.session_id, error)
+            note = f"the conversation could not be written to disk ({error.strerror})"
             with self._lock:
                 self._unwritten[session.session_id] = session
-                session.notes = (f"the conversation could not be written to disk ({error.strerror})",)
-        else:
-            with self._lock:
-                self._unwritten.pop(session.session_id, None)
+                session.notes = (note,)
+            return note
+        with self._lock:
+            self._unwritten.pop(session.session_id, None)
+        return None
 
     def _expired(self, session_id: str) -> bool:
         with self._lock:

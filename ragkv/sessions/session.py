@@ -3,6 +3,7 @@
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
@@ -44,6 +45,10 @@ class SessionOwner(ABC):
     def commit(self, session: "Session", conversation: Conversation) -> None:
         """Replace the session's state, save it, and delete the blocks that no history has any more."""
 
+    def wait_saved(self, session: "Session", timeout_s: float) -> str | None:
+        """Return when the session's last state is saved, or a note for the report if it is not within `timeout_s`."""
+        return None  # what `commit` did not save is saved nowhere
+
     @abstractmethod
     def clear(self, session: "Session") -> None:
         """Delete the session's turns, and the blocks that no other history has."""
@@ -74,6 +79,7 @@ class Session:
         self.discard_by: str | Discard | None = None  # its discarding list; None: the config's
         self.version: str | None = None  # of `conversation` on the server, where replicas share it
         self.first_title = ""  # the title from the next turn on, unless it has one
+        self.write: Future[str | None] | None = None  # the last one to disk; its result is a note if it failed
         self.deleted = False
         self.owner = owner
         self._thread: int | None = None  # the thread that holds the session
@@ -97,6 +103,13 @@ class Session:
     def past(self) -> Past:
         """What the next turn builds on."""
         return Past(self.conversation.history, self.discard_by, self.notes)
+
+    def wait_saved(self, timeout_s: float) -> str | None:
+        """Return when the last turn survives a crash; a note for its report if that is not so within `timeout_s`.
+
+        Call it when the turn has ended: the session is not held meanwhile, and its next turn may run.
+        """
+        return self.owner.wait_saved(self, timeout_s)
 
     def reset(self) -> None:
         """Delete every turn, and the blocks that no other conversation has."""

@@ -386,6 +386,15 @@ class TestSlowDisk:
             engine.flush()
             assert files(tmp_path) == len(session.conversation.history.blocks)
 
+    def test_a_session_tells_when_its_last_turn_is_on_disk(self, tmp_path: Path) -> None:
+        with engine_at(tmp_path) as engine:
+            session = talk(engine, 1)
+            assert session.wait_saved(60) is None
+            with engine._sessions._writing:  # type: ignore[attr-defined]
+                talk(engine, 2)
+                assert "was not written to disk within 0.01 s" in str(session.wait_saved(0.01))
+            assert session.wait_saved(60) is None
+
     def test_closing_an_engine_with_a_slow_disk_keeps_every_turn(self, tmp_path: Path) -> None:
         engine = engine_at(tmp_path)
         engine.parts.store._tiers = (

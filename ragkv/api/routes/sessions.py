@@ -102,6 +102,7 @@ async def truncate_session(
         else:
             excess = len(session.token_ids) - body.keep_tokens
             dropped = session.discard([(0, excess)]) if excess > 0 else 0
+        session.wait_saved(executor.service.config.limits.save_s)
         return Truncated(id=session_id, dropped=dropped, tokens=len(session.token_ids))
 
     return await executor.run(work)
@@ -116,9 +117,10 @@ async def fork_session(session_id: SessionPath, body: ForkRequest, executor: Ten
         session = _stored_session(tenant, session_id)
         with tenant.quotas.session(executor.principal, copy_id, tenant.has_session, tenant.session_ids):
             try:
-                session.fork(tenant.engine_session_id(copy_id))
+                copy = session.fork(tenant.engine_session_id(copy_id))
             except InputError as error:
                 raise ApiError(409, f"There is a conversation {copy_id!r} already.", param="to") from error
+        copy.wait_saved(executor.service.config.limits.save_s)
         return _info(tenant, copy_id)
 
     return await executor.run(work)

@@ -108,8 +108,11 @@ def _solo(client: httpx.Client) -> dict[str, str]:
     return {one["question"]: ask(client, one["question"]).json()["answer"] for one in questions()[:8]}
 
 
-def _check(up: serving.Process, solo: dict[str, str], load: Load, turns_lost: int, may_have_more: int) -> None:
-    """Assert that everything acknowledged before the end holds after it."""
+def _check(up: serving.Process, solo: dict[str, str], load: Load) -> None:
+    """Assert that everything acknowledged before the end holds after it.
+
+    A conversation may have one turn more: its answer was on disk and not sent yet.
+    """
     assert load.wrong == []
     with up.client() as client:
         for question, expected in solo.items():
@@ -119,7 +122,7 @@ def _check(up: serving.Process, solo: dict[str, str], load: Load, turns_lost: in
         for name, acknowledged in load.turns.items():
             shown = client.get(f"/v1/sessions/{name}")
             kept = shown.json()["turns"] if shown.status_code == 200 else 0
-            assert acknowledged - turns_lost <= kept <= acknowledged + may_have_more, name
+            assert acknowledged <= kept <= acknowledged + 1, name
             if kept:
                 _goes_on(client, name)
             load.turns[name] = client.get(f"/v1/sessions/{name}").json()["turns"] if kept else 0
@@ -158,8 +161,7 @@ def _kill_and_restart(home: Path, times: int, choose: random.Random) -> str:
     asked += load.answered
     for number in range(times):
         with server(home) as up:
-            # An acknowledged turn may not be written yet: a kill in that moment loses it.
-            _check(up, solo, load, turns_lost=1, may_have_more=1)
+            _check(up, solo, load)
             if number + 1 < times:
                 load = Load(up, solo, turns, stored)
                 load.wait_for_answers()
@@ -198,4 +200,4 @@ def test_on_sigterm_running_answers_finish_and_every_turn_is_stored(tmp_path: Pa
         ]
         assert failed == []
     with server(tmp_path) as up:
-        _check(up, solo, load, turns_lost=0, may_have_more=1)
+        _check(up, solo, load)

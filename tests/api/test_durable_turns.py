@@ -1,0 +1,113 @@
+"""The last event of a turn of a named conversation is sent when the turn is on disk, for a bounded time."""
+
+import errno
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ragkv import Engine
+from ragkv.api.settings import LimitsConfig
+from ragkv.sessions import Manifests
+
+from .helpers import app_on, client_of, events, filled, on_port, plain
+
+pytestmark = pytest.mark.enable_socket
+QUESTION = {"question": "Who built the harbour of Oro?", "collection": "facts", "session_id": "s"}
+SAVE = Manifests.save
+
+
+class HeldDisk:
+    """Manifests are written only while `free` is set."""
+
+    def __init__(self) -> None:
+        self.free, self.asked = threading.Event(), threading.Event()
+        self.free.set()
+
+    def save(self, manifests: Manifests, *what: Any) -> None:
+        self.asked.set()
+        assert self.free.wait(30)
+        SAVE(manifests, *what)
+
+
+@pytest.fixture
+def disk(monkeypatch: pytest.MonkeyPatch) -> Iterator[HeldDisk]:
+    disk = HeldDisk()
+    monkeypatch.setattr(Manifests, "save", lambda *what: disk.save(*what))
+    yield disk
+    disk.free.set()
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_answer_ends_when_its_turn_is_on_disk_and_delays_no_other_request(
+    reader: Engine, tmp_path: Path, disk: HeldDisk, stream: bool
+) -> None:
+    with on_port(app_on(reader, tmp_path)) as url, plain(url) as client, plain(url) as other:
+        filled(client)  # type: ignore[arg-type]
+        disk.free.clear()
+        seen: list[str] = []
+        on_disk: list[bool] = []
+
+        def ask() -> None:
+            with client.stream("POST", "/v1/ask", json={**QUESTION, "stream": stream}) as response:
+                for line in response.iter_lines():
+                    seen.append(line)
+            on_disk.append(disk.free.is_set())
+
+        thread = threading.Thread(target=ask)
+        thread.start()
+        assert disk.asked.wait(30)  # the turn is complete
+        assert other.post("/v1/ask", json={**QUESTION, "session_id": None}).status_code == 200
+        again = threading.Thread(target=other.post, args=["/v1/ask"], kwargs={"json": QUESTION})
+        again.start()  # the conversation's next turn
+        assert ("event: token" in seen) == stream and "event: answer" not in seen and not on_disk
+        disk.free.set()
+        thread.join()
+        again.join()
+        assert on_disk == [True] and (not stream or "event: answer" in seen)
+        assert client.get("/v1/sessions/s").json()["turns"] == 2
+
+
+def test_an_answer_waits_for_a_slow_disk_no_longer_than_its_setting_and_says_so(
+    reader: Engine, tmp_path: Path, disk: HeldDisk
+) -> None:
+    with client_of(app_on(reader, tmp_path, limits=LimitsConfig(save_s=0.2))) as client:
+        filled(client)
+        disk.free.clear()
+        notes = client.post("/v1/ask", json=QUESTION).json()["reuse"]["notes"]
+        assert any("was not written to disk within 0.2 s" in note for note in notes)
+        disk.free.set()
+        assert client.post("/v1/ask", json=QUESTION).json()["reuse"]["notes"] == []
+
+
+@pytest.mark.parametrize("path", ["/v1/ask", "/v1/chat/completions"])
+def test_an_answer_whose_turn_could_not_be_written_says_so(
+    reader: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str
+) -> None:
+    def full(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with client_of(app_on(reader, tmp_path)) as client:
+        filled(client)
+        monkeypatch.setattr(Manifests, "save", full)
+        message = {"role": "user", "content": QUESTION["question"]}
+        chat = {"model": "reader", "messages": [message], "session_id": "s", "stream": True}
+        response = client.post(path, json=QUESTION if path == "/v1/ask" else chat)
+        report = response.json() if path == "/v1/ask" else events(response.text)[-2][1]["ragkv"]
+        assert any("No space left" in note for note in report["reuse"]["notes"])
+
+
+def test_a_copied_and_a_shortened_conversation_is_on_disk_when_the_response_comes(
+    reader: Engine, tmp_path: Path
+) -> None:
+    with client_of(app_on(reader, tmp_path)) as client:
+        filled(client)
+        client.post("/v1/ask", json=QUESTION)
+        (folder,) = tmp_path.rglob("sessions")
+        before = {path: path.read_bytes() for path in folder.iterdir()}
+        assert client.post("/v1/sessions/s/truncate", json={"keep_tokens": 4}).status_code == 200
+        assert {path: path.read_bytes() for path in folder.iterdir()} != before
+        assert client.post("/v1/sessions/s/fork", json={"to": "copy"}).status_code == 201
+        assert len(list(folder.iterdir())) == len(before) + 1
