@@ -23,9 +23,8 @@ ENV PATH=/opt/ragkv/bin:$PATH \
     TOKENIZERS_PARALLELISM=false \
     HF_HOME=/data/models \
     RAGKV_HOME=/data \
-    RAGKV_SERVE_HOME=/data \
-    RAGKV_SERVE_HOST=0.0.0.0 \
-    RAGKV_SERVE_LOG__FORMAT=json
+    RAGKV_SERVE__HOST=0.0.0.0 \
+    RAGKV_SERVE__LOG__FORMAT=json
 USER ragkv
 VOLUME /data
 EXPOSE 8000

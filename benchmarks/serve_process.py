@@ -79,8 +79,8 @@ class Server:
 @contextmanager
 def serving(home: Path, threads: int, settings: Mapping[str, Any]) -> Iterator[Server]:
     """Run a server and end it by SIGTERM. The names in `settings` have `__` between group and setting."""
-    given = {f"RAGKV_SERVE_{name.upper()}": str(value) for name, value in settings.items()}
-    fixed = {"RAGKV_SERVE_LOG__FORMAT": "json", "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": str(threads)}
+    given = {f"RAGKV_SERVE__{name.upper()}": str(value) for name, value in settings.items()}
+    fixed = {"RAGKV_SERVE__LOG__FORMAT": "json", "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": str(threads)}
     command = [sys.executable, "-m", "ragkv", "serve", "--home", str(home), "--port", "0"]
     root = Path(__file__).parents[1]
     environment = {**os.environ, "PYTHONPATH": str(root), **fixed, **given}

@@ -4,10 +4,6 @@ Names contain the unit, no setting changes another, and an unknown key is refuse
 """
 
 import dataclasses
-import difflib
-import os
-import tomllib
-import types
 import typing
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,13 +13,13 @@ from urllib.parse import urlsplit
 
 from .errors import ConfigError
 from .runtime import is_loopback
+from .runtime.setting_values import build, gather
 
 ReuseMode = Literal["fused", "prefix", "none"]
 
 MIB = 1024**2
 GIB = 1024**3
-NOT_SETTINGS = ("RAGKV_HOME", "RAGKV_MODEL")  # options of the command line that share the prefix
-SERVE_PREFIX = "RAGKV_SERVE_"  # settings of the server, which share it too
+NOT_OF_ENGINE = ("home", "model", "serve")  # what a settings file also has: see `ragkv.api.settings`
 # Names from registries that load torch. A test compares them with the registries.
 CODEC_NAMES = ("raw", "int8")  # ragkv.store.CODECS
 POLICY_NAMES = (  # ragkv.store.POLICIES
@@ -50,8 +46,8 @@ class RedisConfig:
     connections: int = 4  # values fetched at the same time
     group_bytes: int = MIB // 2  # layers are stored together up to this size; 0.5 to 8 MiB are fast
     ca_file: str | None = None  # certificates to trust, for rediss://; None: the system's
-    username_variable: str = "REDIS_USERNAME"  # names of environment variables
-    password_variable: str = "REDIS_PASSWORD"
+    username_variable: str = "REDIS_USERNAME"  # name of the environment variable with the user
+    password_variable: str = "REDIS_PASSWORD"  # and of the variable with the password
     secret_variable: str | None = None  # variable with a secret that authenticates every value; None: checksums only
     allow_no_secret: bool = False  # without a secret also use a server that other machines can reach
 
@@ -71,7 +67,7 @@ class RedisConfig:
 class S3Config:
     """A bucket of an S3-compatible store that replicas share. Credentials come from the environment alone (AWS_...)."""
 
-    bucket: str = ""
+    bucket: str = ""  # name of the bucket
     prefix: str = "ragkv"  # of every object
     endpoint: str | None = None  # https://host:port of another store than Amazon's
     region: str | None = None  # None: AWS_REGION's
@@ -278,104 +274,21 @@ class EngineConfig:
     @classmethod
     def from_toml(cls, path: str | Path) -> Self:
         """A config from a TOML file; its tables are the groups: `[store]`, `[fusion]`, `[controller.prices]` ..."""
-        return cls.from_dict(toml_values(path))
+        return cls.gather(path, {})
 
     @classmethod
-    def from_env(cls, environment: Mapping[str, str] | None = None, prefix: str = "RAGKV_") -> Self:
+    def from_env(cls, environment: Mapping[str, str] | None = None) -> Self:
         """A config from variables such as `RAGKV_DEVICE=cuda` and `RAGKV_STORE__MEMORY_BYTES=1000`."""
-        return cls.from_dict(environment_values(environment, prefix))
+        return cls.gather(None, environment)
 
+    @classmethod
+    def gather(cls, file: str | Path | None, environment: Mapping[str, str] | None = None) -> Self:
+        """The file's values, overridden by the environment's (default: the process's). Raises `ConfigError`.
 
-class _Text(str):
-    """A value from the environment, not yet converted to its setting's type."""
-
-    __slots__ = ()
-
-
-def toml_values(path: str | Path) -> dict[str, Any]:
-    """The values of a TOML file as nested mappings. Raises `ConfigError` if it cannot be read."""
-    try:
-        return tomllib.loads(Path(path).read_text(encoding="utf-8"))
-    except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"Cannot read settings from {path}: {error}.") from error
-
-
-def environment_values(environment: Mapping[str, str] | None, prefix: str) -> dict[str, Any]:
-    """The variables with that prefix as nested mappings. `__` separates group and setting."""
-    source = os.environ if environment is None else environment
-    values: dict[str, Any] = {}
-    for name, text in source.items():
-        foreign = name in NOT_SETTINGS or (name.startswith(SERVE_PREFIX) and prefix != SERVE_PREFIX)
-        if name.startswith(prefix) and not foreign:
-            *groups, leaf = name.removeprefix(prefix).lower().split("__")
-            place = values
-            for group in groups:
-                inner = place.setdefault(group, {})
-                if not isinstance(inner, dict):
-                    raise ConfigError(f"{group} is a group of settings, not {str(inner)!r}.")
-                place = inner
-            place[leaf] = _Text(text)
-    return values
-
-
-def build(cls: type[Any], values: Mapping[str, Any], path: str = "") -> Any:
-    """A frozen tree of dataclasses from nested mappings. Raises `ConfigError` for an unknown key or a wrong type."""
-    hints = typing.get_type_hints(cls)
-    known = {f.name for f in dataclasses.fields(cls)}
-    arguments = {}
-    for name, value in values.items():
-        if name not in known:
-            near = difflib.get_close_matches(str(name), known, n=1, cutoff=0)
-            raise ConfigError(f"Unknown setting {path}{name!s}. Did you mean {path}{near[0]}?")
-        arguments[name] = _convert(hints[name], value, f"{path}{name}")
-    return cls(**arguments)
-
-
-def _convert(kind: Any, value: Any, path: str) -> Any:
-    options = typing.get_args(kind) if isinstance(kind, types.UnionType) else (kind,)
-    if type(None) in options and (value is None or (isinstance(value, _Text) and value.lower() in ("", "none"))):
-        return None
-    if type(None) in options and str not in options and isinstance(value, str) and value.lower() == "none":
-        return None  # TOML has no null
-    wanted = next(option for option in options if option is not type(None))
-    if dataclasses.is_dataclass(wanted):
-        if not isinstance(value, Mapping):
-            raise ConfigError(f"{path} is a group of settings, not {value!r}.")
-        return build(typing.cast(type[Any], wanted), value, path=f"{path}.")
-    if typing.get_origin(wanted) is tuple:
-        return _convert_list(typing.get_args(wanted)[0], value, path)
-    if typing.get_origin(wanted) is Mapping:
-        kind = typing.get_args(wanted)[1]
-        return {name: _convert(kind, item, f"{path}.{name}") for name, item in value.items()}
-    if isinstance(value, _Text):
-        value = _from_text(wanted, value, path)
-    if wanted is float and isinstance(value, int) and not isinstance(value, bool):
-        value = float(value)
-    if not isinstance(value, wanted) or (wanted is int and isinstance(value, bool)):
-        raise ConfigError(f"{path} must be {wanted.__name__}, not {value!r}.")
-    return value
-
-
-def _convert_list(kind: Any, value: Any, path: str) -> tuple[Any, ...]:
-    """A list of settings: a TOML array, or words separated by commas."""
-    if isinstance(value, _Text):
-        value = [_Text(word.strip()) for word in value.split(",") if word.strip()]
-    if not isinstance(value, (list, tuple)):
-        raise ConfigError(f"{path} must be a list, not {value!r}.")
-    return tuple(_convert(kind, item, f"{path}[{number}]") for number, item in enumerate(value))
-
-
-def _from_text(wanted: type[Any], text: str, path: str) -> Any:
-    if wanted is bool:
-        if text.lower() in ("1", "true", "yes", "on"):
-            return True
-        if text.lower() in ("0", "false", "no", "off"):
-            return False
-        raise ConfigError(f"{path} must be true or false, not {text!r}.")
-    try:
-        return wanted(str(text))
-    except ValueError as error:
-        raise ConfigError(f"{path} must be {wanted.__name__}, not {text!r}.") from error
+        `home`, `model` and the group `serve` are read by the commands and the server.
+        """
+        values = gather(file, environment)
+        return cls.from_dict({name: value for name, value in values.items() if name not in NOT_OF_ENGINE})
 
 
 def at_least(config: Any, **minimums: float) -> None:

@@ -27,9 +27,10 @@ from pathlib import Path
 
 from filelock import FileLock
 
-from ragkv.config import at_least, build
+from ragkv.config import at_least
 from ragkv.errors import ConfigError, InputError
 from ragkv.runtime import make_private_folder, replace_file
+from ragkv.runtime.setting_values import build
 
 SECRET_BYTES = 32
 ID_BYTES = 6

@@ -1,32 +1,24 @@
 """The server's settings: one frozen tree from a file, the environment and flags; each overrides the one before.
 
-Names contain units, an error for an unknown key names the nearest known one, and no secret is printed. Pure Python.
+A file has the engine's settings as the library reads them, `home`, `model`, and the rest in the group `serve`. An error
+for an unknown key names the nearest known one, and no secret is printed. Pure Python.
 """
 
 import dataclasses
-import os
 import typing
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
-from ragkv.config import (
-    MIB,
-    SERVE_PREFIX,
-    EngineConfig,
-    StoreConfig,
-    at_least,
-    build,
-    environment_values,
-    one_of,
-    toml_values,
-)
+from ragkv.config import MIB, NOT_OF_ENGINE, EngineConfig, StoreConfig, at_least, one_of
 from ragkv.errors import ConfigError
 from ragkv.runtime import is_loopback
+from ragkv.runtime.setting_values import build, gather, overlay
 
 LOG_LEVELS = ("debug", "info", "warning", "error")
 LOG_FORMATS = ("auto", "json", "console")
+SHARED = ("home", "model")  # settings of the server and of the commands
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,7 +164,7 @@ class ServeConfig:
 
     host: str = "127.0.0.1"  # address to listen on; an address other than loopback needs keys
     port: int = 8000  # 0: any free port
-    home: str = ".ragkv"  # data directory: tenants' collections and KV, and the keys
+    home: str = ".ragkv"  # folder of index and KV; the server has its tenants and keys there
     kv_home: str | None = None  # directory of the KV, for replicas that share `home`; None: in `home`
     model: str = "reader"  # "reader" (bundled), a model folder or a hub id
     hosts: tuple[str, ...] = ()  # host names of this server; none: any if keys are required, else loopback names
@@ -227,22 +219,35 @@ class ServeConfig:
         environment: Mapping[str, str] | None = None,
         flags: Mapping[str, Any] | None = None,
     ) -> Self:
-        """The file's values, overridden by the environment (`RAGKV_SERVE_LIMITS__BODY_BYTES`), overridden by flags.
+        """The file's values, overridden by the environment (`RAGKV_SERVE__LIMITS__BODY_BYTES`), overridden by flags.
 
-        `flags` is nested like the settings; a flag of `None` was not given. Raises `ConfigError`.
+        `flags` is nested like the file; a flag of `None` was not given. Raises `ConfigError`.
         """
-        values = toml_values(file) if file is not None else {}
-        source = os.environ if environment is None else environment
-        return cls.from_dict(_over(_over(values, environment_values(source, SERVE_PREFIX)), _without_none(flags or {})))
+        values = overlay(gather(file, environment), _without_none(flags or {}))
+        serve = values.get("serve", {})
+        _check_places(values, serve)
+        engine = EngineConfig.from_dict({name: value for name, value in values.items() if name not in NOT_OF_ENGINE})
+        shared = {name: values[name] for name in SHARED if name in values}
+        return typing.cast(Self, build(cls, {**serve, **shared, "engine": engine}, "serve."))
 
 
-def _over(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
-    """The nested mapping `below`, overridden by the values of `above`."""
-    merged = dict(below)
-    for name, value in above.items():
-        inner = merged.get(name)
-        merged[name] = _over(inner, value) if isinstance(inner, Mapping) and isinstance(value, Mapping) else value
-    return merged
+def _check_places(values: Mapping[str, Any], serve: Any) -> None:
+    """Raise `ConfigError` for what stands in the group `serve` and should not, or the other way round."""
+    if not isinstance(serve, Mapping):
+        raise ConfigError(f"serve is a group of settings, not {serve!r}.")
+    for name in SHARED:
+        if not isinstance(values.get(name, ""), str):
+            raise ConfigError(f"{name} must be str, not {values[name]!r}.")
+    for name in (*SHARED, "engine"):
+        if name in serve:
+            said = "The engine's settings" if name == "engine" else name
+            raise ConfigError(f"Unknown setting serve.{name}. {said} must be outside of the group serve.")
+    for name in {one.name for one in dataclasses.fields(ServeConfig)} - {*SHARED, "engine"}:
+        for wrong in (name, f"serve_{name}"):
+            if wrong in values:
+                raise ConfigError(
+                    f"Unknown setting {wrong}. The server's settings are in the group serve: serve.{name}."
+                )
 
 
 def _without_none(flags: Mapping[str, Any]) -> dict[str, Any]:

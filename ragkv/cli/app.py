@@ -12,6 +12,7 @@ from ragkv.errors import ConfigError, DocumentError, InputError
 
 from . import output
 from .chat import chat
+from .config import config as config_commands
 from .explain import explain
 from .keys import keys
 from .learn import learn
@@ -28,7 +29,9 @@ from .options import (
     Retriever,
     SelectorName,
     Settings,
+    file_defaults,
     require_index,
+    settings_file,
 )
 from .output import console, print_json, print_note
 from .profile import profile
@@ -49,6 +52,7 @@ app = typer.Typer(
 for command in (profile, explain, chat, learn, serve):
     app.command()(command)
 app.add_typer(keys, name="keys")
+app.add_typer(config_commands, name="config")
 
 
 def _version(requested: bool) -> None:
@@ -59,9 +63,19 @@ def _version(requested: bool) -> None:
 
 @app.callback()
 def _main(
+    context: typer.Context,
     version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True)] = False,  # noqa: ARG001
 ) -> None:
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
+    context.default_map = _defaults(context.command, file_defaults(settings_file()))
+
+
+def _defaults(command: Any, values: dict[str, str]) -> dict[str, Any]:
+    """The settings file's defaults for the options of every command; the demo has a home of its own."""
+    commands = getattr(command, "commands", None)
+    if commands is None:
+        return values
+    return {name: _defaults(one, values) for name, one in commands.items() if name != "demo"}
 
 
 @app.command()

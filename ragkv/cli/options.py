@@ -1,5 +1,6 @@
 """The options that many commands take, and the engine and corpus that they describe."""
 
+import os
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,14 +12,46 @@ import typer
 
 from ragkv.config import EngineConfig
 from ragkv.errors import InputError
+from ragkv.runtime.setting_values import FILE_VARIABLE, toml_values
 
 if TYPE_CHECKING:
     from ragkv.engine import Engine
     from ragkv.rag import Rag
 
+FILE = Path("ragkv.toml")  # the settings file of commands that run in its folder
+
+
+def file_defaults(file: Path | None) -> dict[str, str]:
+    """The options that a settings file gives a default: the home and the model."""
+    values = toml_values(file) if file is not None else {}
+    return {name: values[name] for name in ("home", "model") if name in values}
+
+
+def settings_file() -> Path | None:
+    """The settings file of a command without `--config`."""
+    named = os.environ.get(FILE_VARIABLE)
+    return Path(named) if named else FILE if FILE.is_file() else None
+
+
+def _use_file(context: typer.Context, file: Path | None) -> Path | None:
+    """The settings file, whose defaults the command's other options take."""
+    if file is None:
+        return settings_file()
+    context.default_map = file_defaults(file)
+    return file
+
+
 Home = Annotated[Path, typer.Option(envvar="RAGKV_HOME", help="Folder of this corpus's index and KV.")]
 Model = Annotated[str, typer.Option(envvar="RAGKV_MODEL", help="'reader' (bundled), a model folder or a hub id.")]
-Settings = Annotated[Path | None, typer.Option("--config", help="TOML file of settings.")]
+Settings = Annotated[
+    Path | None,
+    typer.Option(
+        "--config",
+        is_eager=True,
+        callback=_use_file,
+        help=f"TOML file of settings; else the one in {FILE_VARIABLE}, else {FILE} if it is here.",
+    ),
+]
 Device = Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1 ...")]
 Dtype = Annotated[str | None, typer.Option(help="float32, bfloat16, float16 or auto.")]
 Passages = Annotated[int, typer.Option("--k", "-k", min=1, help="Passages to retrieve.")]
@@ -41,10 +74,10 @@ class EngineOptions:
     exact_history: bool = False  # recompute history that was reused inexactly
 
     def config(self) -> EngineConfig:
-        """The settings of the TOML file or else of the environment, with these options over them."""
+        """The settings of the TOML file, overridden by the environment, overridden by these options."""
         from ragkv.rag import DOCUMENT_END
 
-        config = EngineConfig.from_toml(self.settings) if self.settings else EngineConfig.from_env()
+        config = EngineConfig.gather(self.settings)
         store, prompt, session = config.store, config.prompt, config.session
         if store.directory is None:
             store = replace(store, directory=str(self.home / "kv"))

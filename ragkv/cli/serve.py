@@ -33,14 +33,17 @@ def serve(
     from ragkv.model.loading import locate
 
     flags = {
-        "host": host,
-        "port": port,
         "home": None if home is None else str(home),
         "model": model,
-        "engine": {"device": device, "dtype": dtype},
-        "auth": {"required": False if no_auth else None},
-        "log": {"level": log_level, "format": log_format},
-        "cluster": {"replicas": replicas},
+        "device": device,
+        "dtype": dtype,
+        "serve": {
+            "host": host,
+            "port": port,
+            "auth": {"required": False if no_auth else None},
+            "log": {"level": log_level, "format": log_format},
+            "cluster": {"replicas": replicas},
+        },
     }
     settings = ServeConfig.gather(config, flags=flags)
     locate(settings.model)  # a missing model is reported now and not after the start

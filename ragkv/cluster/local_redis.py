@@ -43,7 +43,7 @@ class LocalRedis(Closing):
         if program is None:
             raise ConfigError(
                 "Replicas share conversations over a Redis server. Install redis-server or valkey-server, and it is "
-                "started for them; or set engine.store.redis.url to a server of your own."
+                "started for them; or set store.redis.url to a server of your own."
             )
         folder = (home / "redis").absolute()
         make_private_folder(folder)
@@ -113,9 +113,7 @@ class LocalRedis(Closing):
                 )
             if time.monotonic() > ends:
                 self.close()
-                raise ConfigError(
-                    f"{self._command[0]} does not answer after {START_S:g} s; set engine.store.redis.url."
-                )
+                raise ConfigError(f"{self._command[0]} does not answer after {START_S:g} s; set store.redis.url.")
 
 
 def with_redis(config: ServeConfig, redis: RedisConfig) -> ServeConfig:

@@ -257,12 +257,12 @@ def application(args: dict[str, Any]) -> Any:
 def build(config: ServeConfig) -> Any:
     """The application. Raises `ConfigError` without a Redis server: any replica may get a conversation's next question.
 
-    Conversations are shared, whatever `engine.session.shared` says.
+    Conversations are shared, whatever `session.shared` says.
     """
     cluster = config.cluster
     if config.engine.store.redis is None:
         raise ConfigError(
-            "Replicas on a cluster share conversations over a Redis server; set engine.store.redis.url to one that all "
+            "Replicas on a cluster share conversations over a Redis server; set store.redis.url to one that all "
             "machines can reach."
         )
     config = replace(config, engine=replace(config.engine, session=replace(config.engine.session, shared=True)))

@@ -15,8 +15,8 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, Self
 
-from ragkv.config import build
 from ragkv.errors import ConfigError, ProfileError
+from ragkv.runtime.setting_values import build
 
 from . import json_file
 

@@ -74,7 +74,7 @@ class Process:
 @contextmanager
 def process(command: Sequence[str], environment: Mapping[str, str] | None = None) -> Iterator[Process]:
     """Start a server by a command that logs JSON; kill it at the end if it still runs."""
-    inherited = {**os.environ, "PYTHONPATH": str(ROOT), "RAGKV_SERVE_LOG__FORMAT": "json", **(environment or {})}
+    inherited = {**os.environ, "PYTHONPATH": str(ROOT), "RAGKV_SERVE__LOG__FORMAT": "json", **(environment or {})}
     popen = subprocess.Popen(command, env=inherited, cwd=ROOT, stderr=subprocess.PIPE, text=True)
     try:
         yield Process(popen)

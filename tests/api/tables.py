@@ -1,28 +1,33 @@
-"""The tables of docs/deploy.md, made from the code. `python -m tests.api.tables` rewrites them."""
+"""The tables of docs/settings.md and docs/deploy.md, made from the code. `python -m tests.api.tables` rewrites them."""
 
 import dataclasses
 import inspect
 import re
 import typing
-from collections.abc import Iterator
+from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 from ragkv.api.metrics import Metrics
-from ragkv.api.settings import ServeConfig
+from ragkv.api.settings import SHARED, ServeConfig
 from ragkv.config import GIB, MIB, EngineConfig
 from ragkv.engine import EngineStats
 from ragkv.scheduling import QueueStats
 from ragkv.store import RemoteStats, StoreStats, TierKind, TierStats
 
-DEPLOY = Path(__file__).parents[2] / "docs" / "deploy.md"
+DOCS = Path(__file__).parents[2] / "docs"
 _MARKED = "<!-- {name} -->\n{table}<!-- end of {name} -->"
 
 
-def settings_table() -> str:
-    """Every setting of the server: its name, its default, and its comment in the code."""
-    rows = [f"| `{name}` | {default} | {says} |\n" for name, default, says in _settings(ServeConfig, "")]
-    return "| setting | default | what |\n|---|---|---|\n" + "".join(rows)
+def engine_table() -> str:
+    """Every setting that the library, the commands and the server share."""
+    return _table([*_settings(ServeConfig, "", SHARED), *_settings(EngineConfig)])
+
+
+def server_table() -> str:
+    """Every setting of the server alone."""
+    own = [field.name for field in dataclasses.fields(ServeConfig) if field.name not in (*SHARED, "engine")]
+    return _table(_settings(ServeConfig, "serve.", own))
 
 
 def metrics_table() -> str:
@@ -45,26 +50,41 @@ def metrics_table() -> str:
 def table_of(name: str, text: str) -> str:
     """A table of the document."""
     found = re.search(f"<!-- {name} -->\n(.*?)<!-- end of {name} -->", text, re.DOTALL)
-    assert found, f"docs/deploy.md has no place for the table of {name}"
+    assert found, f"the document has no place for the table of {name}"
     return found[1]
 
 
-TABLES = {"settings": settings_table, "metrics": metrics_table}
+TABLES = {
+    "settings": (DOCS / "settings.md", engine_table),
+    "server settings": (DOCS / "settings.md", server_table),
+    "metrics": (DOCS / "deploy.md", metrics_table),
+}
 
 
-def _settings(cls: type[Any], path: str) -> Iterator[tuple[str, str, str]]:
+def _table(rows: Iterable[tuple[str, str, str]]) -> str:
+    lines = [f"| `{name}` | {default} | {says} |\n" for name, default, says in rows]
+    return "| setting | default | what |\n|---|---|---|\n" + "".join(lines)
+
+
+def _settings(cls: type[Any], path: str = "", names: Collection[str] = ()) -> Iterator[tuple[str, str, str]]:
+    """The settings of a dataclass, or those of `names`: name, default, and the comment in the code."""
     lines = inspect.getsource(cls)
     hints = typing.get_type_hints(cls)
     for field in dataclasses.fields(cls):
+        if names and field.name not in names:
+            continue
         says = re.search(rf"^    {field.name}: .*?  # (.*)$", lines, re.MULTILINE)
-        if hints[field.name] is EngineConfig:
-            assert says
-            yield f"{path}{field.name}.*", "", f"{says[1]}: `engine.store.codec`, `engine.fusion.ratio` ..."
-        elif dataclasses.is_dataclass(hints[field.name]):
-            yield from _settings(typing.cast(type[Any], hints[field.name]), f"{path}{field.name}.")
-        else:
-            assert says, f"{path}{field.name} has no line that says what it is"
-            yield f"{path}{field.name}", _shown(field.name, field.default), says[1].replace("|", "or")
+        group = next((one for one in (hints[field.name], *typing.get_args(hints[field.name])) if is_group(one)), None)
+        name = f"{path}{field.name}"
+        if group is None or group is not hints[field.name]:
+            assert says, f"{name} has no line that says what it is"
+            yield name, _shown(field.name, field.default), says[1].replace("|", "or")
+        if group is not None:
+            yield from _settings(group, f"{name}.")
+
+
+def is_group(kind: Any) -> bool:
+    return isinstance(kind, type) and dataclasses.is_dataclass(kind)
 
 
 def _shown(name: str, value: Any) -> str:
@@ -77,16 +97,15 @@ def _shown(name: str, value: Any) -> str:
     if isinstance(value, tuple):
         return " ".join(f"`{item}`" for item in value) or "empty"
     if isinstance(value, str):
-        return f"`{value}`"
+        return f"`{value}`" if value else "empty"
     return str(value) if name == "port" else f"{value:g}" if isinstance(value, float) else f"{value:,}"
 
 
 def main() -> None:
-    text = DEPLOY.read_text("utf-8")
-    for name, make in TABLES.items():
+    for name, (path, make) in TABLES.items():
+        text = path.read_text("utf-8")
         old = _MARKED.format(name=name, table=table_of(name, text))
-        text = text.replace(old, _MARKED.format(name=name, table=make()))
-    DEPLOY.write_text(text, "utf-8")
+        path.write_text(text.replace(old, _MARKED.format(name=name, table=make())), "utf-8")
 
 
 if __name__ == "__main__":

@@ -26,7 +26,11 @@ def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[serving.Process]:
 
     pytest_socket.enable_socket()
     home = tmp_path_factory.mktemp("home")
-    settings = {"RAGKV_SERVE_LIMITS__BODY_S": "2", "RAGKV_SERVE_LIMITS__STALL_S": "2", "RAGKV_SERVE_QUEUE__LIMIT": "8"}
+    settings = {
+        "RAGKV_SERVE__LIMITS__BODY_S": "2",
+        "RAGKV_SERVE__LIMITS__STALL_S": "2",
+        "RAGKV_SERVE__QUEUE__LIMIT": "8",
+    }
     with server(home, settings) as process:
         with process.client() as client:
             ingest(client, documents())

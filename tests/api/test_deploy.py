@@ -1,4 +1,4 @@
-"""docs/deploy.md, Dockerfile and compose.yaml agree with the code."""
+"""docs/deploy.md, docs/settings.md, Dockerfile and compose.yaml agree with the code."""
 
 import re
 from pathlib import Path
@@ -9,7 +9,7 @@ import yaml
 
 from ragkv.api.settings import ServeConfig
 
-from .tables import DEPLOY, TABLES, table_of
+from .tables import DOCS, TABLES, table_of
 
 ROOT = Path(__file__).parents[2]
 DOCKERFILE = (ROOT / "Dockerfile").read_text("utf-8")
@@ -23,20 +23,20 @@ def compose() -> Any:
 
 @pytest.mark.parametrize("name", TABLES)
 def test_the_tables_in_the_docs_equal_the_code(name: str) -> None:
-    text = DEPLOY.read_text("utf-8")
-    assert table_of(name, text) == TABLES[name](), "rewrite it: python -m tests.api.tables"
+    path, make = TABLES[name]
+    assert table_of(name, path.read_text("utf-8")) == make(), "rewrite it: python -m tests.api.tables"
 
 
 def test_every_error_code_in_the_docs_exists_in_the_code() -> None:
     sources = "".join(path.read_text("utf-8") for path in (ROOT / "ragkv" / "api").rglob("*.py"))
-    table = DEPLOY.read_text("utf-8").partition("| status | when |")[2].partition("\n\n")[0]
+    table = (DOCS / "deploy.md").read_text("utf-8").partition("| status | when |")[2].partition("\n\n")[0]
     codes = re.findall(r"`([a-z]+(?:_[a-z]+)+)`", table)
     assert len(codes) >= 5
     assert [code for code in codes if f'"{code}"' not in sources] == []
 
 
 def test_environment_variables_of_image_and_compose_are_settings(compose: Any) -> None:
-    image = dict(re.findall(r"\b(RAGKV_SERVE_\w+)=(\S+)", DOCKERFILE))
+    image = dict(re.findall(r"\b(RAGKV_\w+)=(\S+)", DOCKERFILE))
     written = compose["services"]["ragkv"]["environment"]
     started = {name: re.sub(r"^\$\{\w+:-(.*)\}$", r"\1", value) for name, value in written.items()}
     config = ServeConfig.gather(environment={**image, **started})

@@ -28,7 +28,7 @@ def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[serving.Proce
     pytest_socket.enable_socket()
     home = tmp_path_factory.mktemp("home")
     headers = key(home, "a")
-    with server(home, {"RAGKV_SERVE_LIMITS__MAX_TOKENS": "8"}) as process:
+    with server(home, {"RAGKV_SERVE__LIMITS__MAX_TOKENS": "8"}) as process:
         yield process, headers
 
 

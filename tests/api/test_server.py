@@ -57,7 +57,7 @@ def test_after_a_signal_running_answers_finish_and_new_requests_get_503(tmp_path
 
 
 def test_an_answer_longer_than_the_graceful_period_is_cut(tmp_path: Path) -> None:
-    with small(tmp_path, {"RAGKV_SERVE_GRACEFUL_S": "0.3"}) as server, server.client() as it:
+    with small(tmp_path, {"RAGKV_SERVE__GRACEFUL_S": "0.3"}) as server, server.client() as it:
         with (
             pytest.raises(httpx.RemoteProtocolError),
             it.stream("GET", "/v1/stream", params={"wait_s": 0.2, "count": 1000}) as running,
@@ -71,7 +71,7 @@ def test_an_answer_longer_than_the_graceful_period_is_cut(tmp_path: Path) -> Non
 
 
 def test_a_thread_that_never_ends_does_not_keep_the_process(tmp_path: Path) -> None:
-    settings = {"RAGKV_SERVE_GRACEFUL_S": "0.3", "RAGKV_SERVE_CLOSE_S": "3"}
+    settings = {"RAGKV_SERVE__GRACEFUL_S": "0.3", "RAGKV_SERVE__CLOSE_S": "3"}
     with small(tmp_path, settings) as server, server.client() as it:
 
         def hang() -> None:
@@ -127,7 +127,7 @@ def test_a_too_large_body_gets_413_without_being_read(tmp_path: Path) -> None:
 
 
 def test_a_connection_that_is_not_read_is_closed(tmp_path: Path) -> None:
-    with small(tmp_path, {"RAGKV_SERVE_LIMITS__STALL_S": "0.5"}) as server:
+    with small(tmp_path, {"RAGKV_SERVE__LIMITS__STALL_S": "0.5"}) as server:
         slow = socket.create_connection(("127.0.0.1", server.port))
         slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         slow.sendall(b"GET /v1/stream?count=100000000 HTTP/1.1\r\nhost: localhost\r\n\r\n")

@@ -1,6 +1,7 @@
 """The server's settings: file, environment, flags; wrong settings are refused by name; secrets are not printed."""
 
 import dataclasses
+import re
 from pathlib import Path
 from typing import Any
 
@@ -13,29 +14,58 @@ from ragkv.errors import ConfigError
 
 def test_flags_override_the_environment_which_overrides_the_file(tmp_path: Path) -> None:
     file = tmp_path / "serve.toml"
-    file.write_text('port = 1\nhost = "127.0.0.2"\nopen_tenants = 3\n[limits]\ndocuments = 5\ninputs = 6\n')
-    environment = {"RAGKV_SERVE_PORT": "2", "RAGKV_SERVE_LIMITS__DOCUMENTS": "7", "RAGKV_SERVE_OPEN_TENANTS": "4"}
-    config = ServeConfig.gather(file, environment, {"open_tenants": 5, "model": None, "limits": {"inputs": None}})
+    file.write_text(
+        '[serve]\nport = 1\nhost = "127.0.0.2"\nopen_tenants = 3\n[serve.limits]\ndocuments = 5\ninputs = 6\n'
+    )
+    environment = {"RAGKV_SERVE__PORT": "2", "RAGKV_SERVE__LIMITS__DOCUMENTS": "7", "RAGKV_SERVE__OPEN_TENANTS": "4"}
+    flags = {"model": None, "serve": {"open_tenants": 5, "limits": {"inputs": None}}}
+    config = ServeConfig.gather(file, environment, flags)
     assert (config.host, config.port, config.open_tenants) == ("127.0.0.2", 2, 5)
     assert (config.limits.documents, config.limits.inputs, config.model) == (7, 6, "reader")
 
 
-def test_the_engines_settings_are_a_group_of_the_servers_settings() -> None:
-    environment = {"RAGKV_SERVE_ENGINE__STORE__CODEC": "int8", "RAGKV_SERVE_ENGINE__FUSION__RATIO": "none"}
-    config = ServeConfig.gather(environment=environment)
+def test_library_and_server_read_the_same_file_and_environment(tmp_path: Path) -> None:
+    file = tmp_path / "ragkv.toml"
+    file.write_text('model = "m"\n[store]\ncodec = "int8"\n[fusion]\nratio = 0.5\n[serve]\nport = 1\n')
+    environment = {"RAGKV_FUSION__RATIO": "none", "RAGKV_HOME": "h", "RAGKV_SERVE__PORT": "2"}
+    config = ServeConfig.gather(file, environment)
+    assert config.engine == EngineConfig.gather(file, environment)
     assert (config.engine.store.codec, config.engine.fusion.ratio) == ("int8", None)
+    assert (config.home, config.model, config.port) == ("h", "m", 2)
+
+
+@pytest.mark.parametrize(
+    ("values", "says"),
+    [
+        ("serve_port = 1", "settings are in the group serve: serve.port"),
+        ("fusion_ratio = 1.0", "Did you mean fusion.ratio?"),
+        ("port = 1", "settings are in the group serve: serve.port"),
+        ("[limits]\ninputs = 1", "settings are in the group serve: serve.limits"),
+        ("[serve.engine.fusion]\nratio = 1.0", "must be outside of the group serve"),
+        ('[serve]\nmodel = "m"', "model must be outside of the group serve"),
+        ("[serve.limits]\ninput = 1", "Unknown setting serve.limits.input. Did you mean serve.limits.inputs?"),
+        ("[fusion]\nratoi = 1.0", "Unknown setting fusion.ratoi. Did you mean fusion.ratio?"),
+        ("serve = 1", "serve is a group of settings, not 1"),
+        ("home = 1", "home must be str, not 1"),
+    ],
+)
+def test_a_setting_in_the_wrong_place_is_refused_with_the_right_one(tmp_path: Path, values: str, says: str) -> None:
+    file = tmp_path / "ragkv.toml"
+    file.write_text(values)
+    with pytest.raises(ConfigError, match=re.escape(says)):
+        ServeConfig.gather(file, {})
 
 
 def test_lists_are_comma_separated_in_the_environment_and_arrays_in_the_file(tmp_path: Path) -> None:
     file = tmp_path / "serve.toml"
-    file.write_text('hosts = ["a.example", "b.example"]\n')
-    config = ServeConfig.gather(file, {"RAGKV_SERVE_CORS_ORIGINS": "https://x.example, https://y.example,"})
+    file.write_text('[serve]\nhosts = ["a.example", "b.example"]\n')
+    config = ServeConfig.gather(file, {"RAGKV_SERVE__CORS_ORIGINS": "https://x.example, https://y.example,"})
     assert config.hosts == ("a.example", "b.example")
     assert config.cors_origins == ("https://x.example", "https://y.example")
 
 
 def test_an_engine_config_ignores_the_servers_environment_variables() -> None:
-    environment = {"RAGKV_SERVE_PORT": "2", "RAGKV_DEVICE": "cuda", "RAGKV_HOME": "x"}
+    environment = {"RAGKV_SERVE__PORT": "2", "RAGKV_DEVICE": "cuda", "RAGKV_HOME": "x"}
     assert EngineConfig.from_env(environment).device == "cuda"
     with pytest.raises(ConfigError, match="Unknown setting server_port"):
         EngineConfig.from_env({"RAGKV_SERVER_PORT": "2"})

@@ -21,8 +21,8 @@ from .helpers import EXAMPLES
 
 ENGINE = EngineConfig(store=StoreConfig(memory_bytes=32 * MIB, disk_bytes=256 * MIB))
 SMALL = {
-    "RAGKV_SERVE_ENGINE__STORE__MEMORY_BYTES": str(32 * MIB),
-    "RAGKV_SERVE_ENGINE__STORE__DISK_BYTES": str(256 * MIB),
+    "RAGKV_STORE__MEMORY_BYTES": str(32 * MIB),
+    "RAGKV_STORE__DISK_BYTES": str(256 * MIB),
     "HF_HUB_OFFLINE": "1",
     "OMP_NUM_THREADS": "1",
 }

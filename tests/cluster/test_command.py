@@ -40,7 +40,7 @@ def command() -> list[str]:
 def serving(folder: Path, port: int) -> Iterator[tuple[httpx.Client, "subprocess.Popen[str]", Path]]:
     log = folder / "log"
     environment = {
-        **os.environ, "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1", "RAGKV_SERVE_PORT": str(port),
+        **os.environ, "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1", "RAGKV_SERVE__PORT": str(port),
         "RAY_DEDUP_LOGS": "0", "RAY_raylet_start_wait_time_s": "180", "RAGKV_TEST": str(folder),
     }  # fmt: skip
     with log.open("a") as file:

@@ -100,11 +100,11 @@ class Replicas:
                 yield url
             return
         settings = {
-            "RAGKV_SERVE_MODEL": str(self.model),
-            "RAGKV_SERVE_KV_HOME": str(self.home / name),
-            "RAGKV_SERVE_ENGINE__STORE__REDIS__URL": self.url,
-            "RAGKV_SERVE_ENGINE__STORE__REDIS__TIMEOUT_S": str(PATIENT_S),
-            "RAGKV_SERVE_ENGINE__SESSION__SHARED": "true",
+            "RAGKV_MODEL": str(self.model),
+            "RAGKV_SERVE__KV_HOME": str(self.home / name),
+            "RAGKV_STORE__REDIS__URL": self.url,
+            "RAGKV_STORE__REDIS__TIMEOUT_S": str(PATIENT_S),
+            "RAGKV_SESSION__SHARED": "true",
         }
         with server(self.home, settings) as process:
             yield process.url

@@ -255,7 +255,7 @@ def test_a_flood_of_collections_takes_no_descriptors_from_others(tmp_path: Path)
 @needs_reader
 @pytest.mark.enable_socket
 def test_2000_collections_and_5000_sessions_work_with_256_descriptors(tmp_path: Path) -> None:
-    settings = {"RAGKV_SERVE_QUOTAS__COLLECTIONS": "2001"}
+    settings = {"RAGKV_SERVE__QUOTAS__COLLECTIONS": "2001"}
     with target(tmp_path, settings, descriptors=256) as up:
         quiet = up.watch(10.0)
         with Watch(up) as watch:

@@ -23,10 +23,10 @@ pytestmark = pytest.mark.enable_socket
 HEAD = b"GET /livez HTTP/1.1\r\nhost: localhost\r\n"
 POST = b"POST /v1/echo HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
 FAST = {
-    "RAGKV_SERVE_CONNECTIONS__HEAD_S": "0.6",
-    "RAGKV_SERVE_CONNECTIONS__IDLE_S": "1.2",
-    "RAGKV_SERVE_LIMITS__BODY_IDLE_S": "0.6",
-    "RAGKV_SERVE_LIMITS__BODY_S": "1.5",
+    "RAGKV_SERVE__CONNECTIONS__HEAD_S": "0.6",
+    "RAGKV_SERVE__CONNECTIONS__IDLE_S": "1.2",
+    "RAGKV_SERVE__LIMITS__BODY_IDLE_S": "0.6",
+    "RAGKV_SERVE__LIMITS__BODY_S": "1.5",
 }
 
 
@@ -201,7 +201,7 @@ def test_a_malformed_chunk_in_the_middle_of_a_body_ends_only_that_request(fast: 
 
 @contextmanager
 def limited(home: Path, **settings: Any) -> Iterator[Process]:
-    environment = {f"RAGKV_SERVE_{name.upper()}": str(value) for name, value in settings.items()}
+    environment = {f"RAGKV_SERVE__{name.upper()}": str(value) for name, value in settings.items()}
     with small(home, environment) as up:
         yield up
 
@@ -272,7 +272,7 @@ def test_descriptors_do_not_run_out_whatever_clients_open(tmp_path: Path, connec
 
 @needs_reader
 def test_a_bystander_is_served_during_a_flood_of_slow_connections(tmp_path: Path) -> None:
-    settings = {"RAGKV_SERVE_CONNECTIONS__LIMIT": "64", "RAGKV_SERVE_CONNECTIONS__HEAD_S": "5"}
+    settings = {"RAGKV_SERVE__CONNECTIONS__LIMIT": "64", "RAGKV_SERVE__CONNECTIONS__HEAD_S": "5"}
     with target(tmp_path, settings) as up:
         quiet = up.watch(2.0)
         with Watch(up) as watch, ExitStack() as stack:

@@ -210,7 +210,7 @@ def test_documents_are_stored_before_their_kv_and_the_answer_says_how_much_kv_is
 
 @pytest.fixture(scope="module")
 def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Target]:
-    with target(tmp_path_factory.mktemp("floods"), {"RAGKV_SERVE_GRACEFUL_S": "2"}) as found:
+    with target(tmp_path_factory.mktemp("floods"), {"RAGKV_SERVE__GRACEFUL_S": "2"}) as found:
         yield found
 
 
@@ -277,7 +277,7 @@ def test_during_a_flood_a_bystanders_p99_stays_under_twice_its_quiet_value(tmp_p
 @needs_reader
 @pytest.mark.parametrize("kind", [pytest.param(kind, marks=pytest.mark.slow) for kind in FLOODS])
 def test_sigterm_under_a_flood_ends_the_process_within_graceful_s_and_close_s(tmp_path: Path, kind: str) -> None:
-    with target(tmp_path, {"RAGKV_SERVE_GRACEFUL_S": "2", "RAGKV_SERVE_CLOSE_S": "8"}) as up:
+    with target(tmp_path, {"RAGKV_SERVE__GRACEFUL_S": "2", "RAGKV_SERVE__CLOSE_S": "8"}) as up:
         flooding = threading.Thread(target=flood, args=[up, kind, 20.0])
         flooding.start()
         time.sleep(3)

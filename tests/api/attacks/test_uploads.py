@@ -24,10 +24,10 @@ PATH = "/v1/collections/c/documents"
 FORM = {"content-type": uploads.FORM_TYPE}
 JSON = {"content-type": "application/json"}
 SMALL = {
-    "RAGKV_SERVE_PARSING__CPU_S": "0.5",
-    "RAGKV_SERVE_PARSING__WALL_S": "15",
-    "RAGKV_SERVE_PARSING__WAIT_S": "20",
-    "RAGKV_SERVE_PARSING__MEMORY_BYTES": str(192 * MIB),
+    "RAGKV_SERVE__PARSING__CPU_S": "0.5",
+    "RAGKV_SERVE__PARSING__WALL_S": "15",
+    "RAGKV_SERVE__PARSING__WAIT_S": "20",
+    "RAGKV_SERVE__PARSING__MEMORY_BYTES": str(192 * MIB),
 }
 
 
@@ -178,7 +178,7 @@ def test_a_killed_parser_fails_one_upload_and_is_replaced(up: Target) -> None:
 
 
 def test_sigterm_ends_the_server_in_time_while_uploads_are_parsed(tmp_path: Path) -> None:
-    settings = {"RAGKV_SERVE_GRACEFUL_S": "1", "RAGKV_SERVE_PARSING__CPU_S": "60"}
+    settings = {"RAGKV_SERVE__GRACEFUL_S": "1", "RAGKV_SERVE__PARSING__CPU_S": "60"}
     with bare_target(tmp_path, settings) as up:
         slow = uploads.form([("a.html", uploads.angle_brackets(30_000_000))])
         threads = [threading.Thread(target=_send_quietly, args=[up, slow]) for _ in range(3)]

@@ -1,0 +1,141 @@
+"""The values of settings: read from a TOML file and the environment, merged, and built into frozen dataclasses.
+
+One schema serves the library, the commands and the server (docs/settings.md). Pure Python.
+"""
+
+import dataclasses
+import difflib
+import os
+import tomllib
+import types
+import typing
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from ragkv.errors import ConfigError
+
+PREFIX = "RAGKV_"  # of the environment variables
+FILE_VARIABLE = "RAGKV_CONFIG"  # names the settings file, for commands
+
+
+class _Text(str):
+    """A value from the environment, not yet converted to its setting's type."""
+
+    __slots__ = ()
+
+
+def toml_values(path: str | Path) -> dict[str, Any]:
+    """The values of a TOML file as nested mappings. Raises `ConfigError` if it cannot be read."""
+    try:
+        return tomllib.loads(Path(path).read_text(encoding="utf-8"))
+    except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"Cannot read settings from {path}: {error}.") from error
+
+
+def environment_values(environment: Mapping[str, str]) -> dict[str, Any]:
+    """The variables with the prefix as nested mappings: `RAGKV_STORE__CODEC` is `codec` in the group `store`."""
+    values: dict[str, Any] = {}
+    for name, text in environment.items():
+        if name.startswith(PREFIX) and name != FILE_VARIABLE:
+            *groups, leaf = name.removeprefix(PREFIX).lower().split("__")
+            place = values
+            for group in groups:
+                inner = place.setdefault(group, {})
+                if not isinstance(inner, dict):
+                    raise ConfigError(f"{group} is a group of settings, not {str(inner)!r}.")
+                place = inner
+            place[leaf] = _Text(text)
+    return values
+
+
+def gather(file: str | Path | None, environment: Mapping[str, str] | None = None) -> dict[str, Any]:
+    """The file's values, overridden by the environment's (default: the process's), as nested mappings."""
+    values = toml_values(file) if file is not None else {}
+    return overlay(values, environment_values(os.environ if environment is None else environment))
+
+
+def overlay(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+    """The nested mapping `below`, overridden by the values of `above`."""
+    merged = dict(below)
+    for name, value in above.items():
+        inner = merged.get(name)
+        merged[name] = overlay(inner, value) if isinstance(inner, Mapping) and isinstance(value, Mapping) else value
+    return merged
+
+
+def flat(values: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
+    """The settings of nested mappings, each with its name: `fusion.ratio`."""
+    for name, value in values.items():
+        if isinstance(value, Mapping):
+            yield from flat(value, f"{path}{name}.")
+        else:
+            yield f"{path}{name}", value
+
+
+def build(cls: type[Any], values: Mapping[str, Any], path: str = "") -> Any:
+    """A frozen tree of dataclasses from nested mappings. Raises `ConfigError` for an unknown key or a wrong type."""
+    hints = typing.get_type_hints(cls)
+    arguments = {}
+    for name, value in values.items():
+        if name not in hints:
+            raise ConfigError(f"Unknown setting {path}{name!s}. Did you mean {path}{_nearest(str(name), hints)}?")
+        arguments[name] = _convert(hints[name], value, f"{path}{name}")
+    return cls(**arguments)
+
+
+def _nearest(name: str, hints: Mapping[str, Any]) -> str:
+    """The known name that is most like `name`; `fusion_ratio` is taken for `fusion.ratio`."""
+    for group, kind in hints.items():
+        if name.startswith(f"{group}_") and dataclasses.is_dataclass(kind):
+            return f"{group}.{name.removeprefix(f'{group}_')}"
+    return difflib.get_close_matches(name, list(hints), n=1, cutoff=0)[0]
+
+
+def _convert(kind: Any, value: Any, path: str) -> Any:
+    options = typing.get_args(kind) if isinstance(kind, types.UnionType) else (kind,)
+    if type(None) in options and (value is None or (isinstance(value, _Text) and value.lower() in ("", "none"))):
+        return None
+    if type(None) in options and str not in options and isinstance(value, str) and value.lower() == "none":
+        return None  # TOML has no null
+    wanted = next(option for option in options if option is not type(None))
+    if dataclasses.is_dataclass(wanted):
+        if isinstance(value, typing.cast(type[Any], wanted)):
+            return value
+        if not isinstance(value, Mapping):
+            raise ConfigError(f"{path} is a group of settings, not {value!r}.")
+        return build(typing.cast(type[Any], wanted), value, path=f"{path}.")
+    if typing.get_origin(wanted) is tuple:
+        return _convert_list(typing.get_args(wanted)[0], value, path)
+    if typing.get_origin(wanted) is Mapping:
+        kind = typing.get_args(wanted)[1]
+        return {name: _convert(kind, item, f"{path}.{name}") for name, item in value.items()}
+    if isinstance(value, _Text):
+        value = _from_text(wanted, value, path)
+    if wanted is float and isinstance(value, int) and not isinstance(value, bool):
+        value = float(value)
+    if not isinstance(value, wanted) or (wanted is int and isinstance(value, bool)):
+        raise ConfigError(f"{path} must be {wanted.__name__}, not {value!r}.")
+    return value
+
+
+def _convert_list(kind: Any, value: Any, path: str) -> tuple[Any, ...]:
+    """A list of settings: a TOML array, or words separated by commas."""
+    if isinstance(value, _Text):
+        value = [_Text(word.strip()) for word in value.split(",") if word.strip()]
+    if not isinstance(value, (list, tuple)):
+        raise ConfigError(f"{path} must be a list, not {value!r}.")
+    return tuple(_convert(kind, item, f"{path}[{number}]") for number, item in enumerate(value))
+
+
+def _from_text(wanted: type[Any], text: str, path: str) -> Any:
+    if wanted is bool:
+        if text.lower() in ("1", "true", "yes", "on"):
+            return True
+        if text.lower() in ("0", "false", "no", "off"):
+            return False
+        raise ConfigError(f"{path} must be true or false, not {text!r}.")
+    try:
+        return wanted(str(text))
+    except ValueError as error:
+        raise ConfigError(f"{path} must be {wanted.__name__}, not {text!r}.") from error
