@@ -10,7 +10,7 @@ ENV PATH=/opt/ragkv/bin:$PATH
 # torch first and alone: it is the largest layer, and no change of ragkv's code invalidates it.
 COPY constraints.txt ./
 RUN pip install --constraint constraints.txt ${TORCH_INDEX:+--index-url "$TORCH_INDEX"} torch
-COPY pyproject.toml README.md CHANGELOG.md ./
+COPY pyproject.toml README.md CHANGELOG.md LICENSE ./
 COPY ragkv ragkv
 COPY examples examples
 RUN pip install --constraint constraints.txt ".[api,redis,s3,dense,minilm,pdf]"

@@ -293,12 +293,13 @@ def demo(
     home: Annotated[Path | None, typer.Option(help="Folder for index and KV [default: a temporary folder].")] = None,
     repeats: Annotated[int, typer.Option(min=1, help="Runs of each timing; the median is shown.")] = 3,
     shape: Annotated[str | None, typer.Option(help="Also time a shape such as qwen2.5-0.5b, random weights.")] = None,
+    questions: Annotated[int | None, typer.Option(min=1, help="Only this many of the example's questions.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Ingest the example corpus and answer its questions four ways: full, exact prefix, fused cold, fused warm."""
     from .demo import run
 
-    run(model, home, repeats, shape, as_json)
+    run(model, home, repeats, shape, questions, as_json)
 
 
 def _filters(pairs: Sequence[str]) -> dict[str, Any]:

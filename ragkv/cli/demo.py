@@ -54,12 +54,13 @@ class Result:
         return {"full": self.full_s, "prefix": self.prefix_s, "cold": self.cold_s, "warm": self.warm_s}
 
 
-def run(model: str, home: Path | None, repeats: int, shape: str | None, as_json: bool) -> None:
-    """Run the demo and print it."""
+def run(model: str, home: Path | None, repeats: int, shape: str | None, count: int | None, as_json: bool) -> None:
+    """Run the demo with the first `count` questions (`None`: all) and print it."""
     examples = next((folder for folder in _EXAMPLES if (folder / "questions.jsonl").is_file()), None)
     if examples is None:
         raise InputError("The example corpus is not part of this installation. Run the demo in a checkout.")
     questions = [json.loads(line) for line in (examples / "questions.jsonl").read_text("utf-8").splitlines() if line]
+    questions = questions[:count]
     with ExitStack() as stack:
         if home is None:
             home = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="ragkv-demo-")))

@@ -1,0 +1,114 @@
+"""The wheel and the source distribution hold the whole package, and an installed wheel works outside a checkout."""
+
+import email.parser
+import email.policy
+import os
+import re
+import subprocess
+import sys
+import sysconfig
+import tarfile
+import zipfile
+from email.message import EmailMessage
+from pathlib import Path, PurePosixPath
+
+import pytest
+
+import ragkv
+
+ROOT = Path(__file__).parents[1]
+
+
+def files_under(folder: str) -> set[str]:
+    """The files of a folder of the checkout, without what Python compiled, relative to the checkout."""
+    found = (file for file in (ROOT / folder).rglob("*") if file.is_file() and "__pycache__" not in file.parts)
+    return {file.relative_to(ROOT).as_posix() for file in found}
+
+
+def offline(*command: str | Path, **variables: str) -> subprocess.CompletedProcess[str]:
+    """Run a command outside the checkout, without the checkout on Python's path."""
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHONPATH", "RAGKV_"))}
+    environment = {**inherited, "PIP_NO_INDEX": "1", "HF_HUB_OFFLINE": "1", **variables}
+    folder = Path(sys.executable).parent
+    return subprocess.run([*map(str, command)], env=environment, cwd=folder, capture_output=True, text=True, check=True)
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the source distribution, and the wheel that was built from it."""
+    folder = tmp_path_factory.mktemp("dist")
+    offline(sys.executable, "-m", "build", "--no-isolation", "--outdir", folder, ROOT)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def wheel(built: Path) -> Path:
+    return next(built.glob("*.whl"))
+
+
+@pytest.fixture(scope="module")
+def source_files(built: Path) -> set[str]:
+    """The files of the source distribution, relative to its folder."""
+    with tarfile.open(next(built.glob("*.tar.gz"))) as archive:
+        return {PurePosixPath(*PurePosixPath(name).parts[1:]).as_posix() for name in archive.getnames()}
+
+
+@pytest.fixture(scope="module")
+def metadata(wheel: Path) -> EmailMessage:
+    with zipfile.ZipFile(wheel) as archive:
+        (name,) = (name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
+        return email.parser.BytesParser(EmailMessage, policy=email.policy.default).parsebytes(archive.read(name))
+
+
+def test_the_wheel_installs_exactly_the_files_of_the_package_and_its_examples(wheel: Path) -> None:
+    installed = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
+    examples = {f"ragkv/{name}" for name in files_under("examples/corpus") | {"examples/questions.jsonl"}}
+    assert installed == files_under("ragkv") | examples
+
+
+def test_the_source_distribution_holds_the_package_the_examples_and_the_docs(source_files: set[str]) -> None:
+    assert files_under("ragkv") | files_under("examples") | files_under("docs") <= source_files
+    assert {"LICENSE", "README.md", "CHANGELOG.md", "constraints.txt", "pyproject.toml"} <= source_files
+
+
+def test_nothing_of_the_source_distribution_lies_in_the_folders_that_are_links_in_a_checkout(
+    source_files: set[str],
+) -> None:
+    links = {entry.name for entry in ROOT.iterdir() if entry.is_symlink()}
+    assert links == {"api", "fusion", "retrieval", "store"}
+    assert {name for name in source_files if name.split("/")[0] in links} == set()
+
+
+def test_the_wheel_has_a_licence_and_the_marker_of_typed_packages(wheel: Path, metadata: EmailMessage) -> None:
+    names = zipfile.ZipFile(wheel).namelist()
+    assert "ragkv/py.typed" in names
+    (licence,) = (name for name in names if name.endswith(".dist-info/licenses/LICENSE"))
+    assert zipfile.ZipFile(wheel).read(licence) == (ROOT / "LICENSE").read_bytes()
+    assert (metadata["License-Expression"], metadata["License-File"]) == ("Apache-2.0", "LICENSE")
+
+
+def test_the_metadata_names_the_version_and_every_supported_python(metadata: EmailMessage) -> None:
+    assert metadata["Version"] == ragkv.__version__
+    classifiers = metadata.get_all("Classifier") or []
+    for version in ("3.11", "3.12", "3.13"):
+        assert f"Programming Language :: Python :: {version}" in classifiers
+    assert "Typing :: Typed" in classifiers
+
+
+def test_the_readme_has_no_link_that_works_only_in_a_checkout() -> None:
+    links = re.findall(r"\]\(([^)]+)\)", (ROOT / "README.md").read_text("utf-8"))
+    assert [link for link in links if not link.startswith("https://")] == []
+
+
+@pytest.mark.slow
+def test_the_installed_wheel_runs_the_demo_outside_a_checkout(wheel: Path, tmp_path: Path) -> None:
+    offline(sys.executable, "-m", "venv", "--without-pip", tmp_path)
+    python = tmp_path / "bin" / "python"
+    offline(sys.executable, "-m", "pip", "--python", python, "install", "--quiet", "--no-deps", wheel)
+    packages = Path(sysconfig.get_path("purelib", vars={"base": str(tmp_path)}))
+    (packages / "dependencies.pth").write_text(sysconfig.get_path("purelib") + "\n")  # no editable install behind it
+    location = offline(python, "-c", "import ragkv; print(ragkv.__file__)").stdout.strip()
+    assert Path(location).is_relative_to(tmp_path)
+    command = tmp_path / "bin" / "ragkv"
+    assert offline(command, "--version").stdout == f"ragkv {ragkv.__version__}\n"
+    assert "2 of 2 right from fused entries" in offline(command, "demo", "--repeats", "1", "--questions", "2").stdout
