@@ -11,6 +11,7 @@ from ragkv.runtime import is_loopback
 
 from ..errors import ApiError
 from ..server_state import ServerState
+from ..settings import ConnectionsConfig
 from .base import HTTPMiddleware
 
 SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
@@ -35,9 +36,7 @@ class OriginMiddleware(HTTPMiddleware):
         headers = Headers(scope=scope)
         if len(scope.get("raw_path") or b"") > PATH_BYTES or _CONTROL.search(scope["path"]):
             raise ApiError(400, f"The path is longer than {PATH_BYTES} bytes, or has control characters.")
-        if len(scope["headers"]) > (most := self._server.config.connections.headers):
-            message = f"The request has {len(scope['headers'])} headers; this server accepts {most}."
-            raise ApiError(431, message, headers={"connection": "close"})
+        _check_head(scope, self._server.config.connections)
         host = headers.get("host", "")
         if not self._is_known_host(_host_name(host)):
             raise ApiError(
@@ -69,6 +68,19 @@ class OriginMiddleware(HTTPMiddleware):
                 f"A page of {text[:100]!r} may not change anything here. If it should, add it to `cors_origins`.",
                 "cross_origin",
             )
+
+
+def _check_head(scope: Scope, limits: ConnectionsConfig) -> None:
+    """Raise `ApiError` 431 for too many or too large headers. A head that arrives in one piece was not measured yet."""
+    closing = {"connection": "close"}
+    if len(scope["headers"]) > limits.headers:
+        message = f"The request has {len(scope['headers'])} headers; this server accepts {limits.headers}"
+        raise ApiError(431, f"{message} (connections.headers).", headers=closing)
+    line = len(scope.get("raw_path") or b"") + len(scope["query_string"])
+    size = line + sum(len(name) + len(value) + 4 for name, value in scope["headers"])
+    if size > limits.head_bytes:
+        message = f"The headers have {size} bytes; this server accepts {limits.head_bytes} (connections.head_bytes)."
+        raise ApiError(431, message, headers=closing)
 
 
 def _host_name(host: str) -> str:

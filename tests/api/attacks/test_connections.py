@@ -124,6 +124,8 @@ def test_a_head_above_the_limit_gets_431_that_names_the_limit(fast: Process) -> 
     assert status_of(answer) == 431 and b"connections.head_bytes" in answer and b'"request_too_large"' in answer
     with fast.client() as client:
         assert client.get("/livez", headers={"x-a": "y" * 12_000}).status_code == 200
+        whole = client.get("/livez", headers={"x-a": "y" * 20_000})  # arrives in one piece
+        assert whole.status_code == 431 and "connections.head_bytes" in whole.json()["error"]["message"]
         many = client.get("/livez", headers={f"x-{number}": "y" for number in range(200)})
         assert many.status_code == 431 and "this server accepts 100" in many.json()["error"]["message"]
 
