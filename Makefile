@@ -3,8 +3,9 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+MINUTES ?= 60
 
-.PHONY: demo test test-slow check bench clean
+.PHONY: demo test test-slow soak check bench clean
 
 demo: $(STAMP)
 	HF_HUB_OFFLINE=1 $(BIN)/ragkv demo --shape qwen2.5-0.5b
@@ -14,6 +15,9 @@ test: $(STAMP)
 
 test-slow: $(STAMP)
 	HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -m slow --timeout=3600
+
+soak: $(STAMP)
+	HF_HUB_OFFLINE=1 $(BIN)/python -m tests.api.soak --minutes $(MINUTES)
 
 check: $(STAMP)
 	$(BIN)/ruff format --check .

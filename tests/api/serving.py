@@ -44,6 +44,15 @@ class Process:
                 return line
             assert line.get("event") != "EOF", f"the server ended: {self.lines}"
 
+    def take_lines(self) -> list[dict[str, Any]]:
+        """The lines of its log since the last call; they are forgotten."""
+        lines = self.lines[:]
+        del self.lines[: len(lines)]
+        with contextlib.suppress(queue.Empty):
+            while True:
+                self._seen.get_nowait()
+        return lines
+
     def wait_ready(self, timeout_s: float = 300.0) -> None:
         """Wait until it accepts requests."""
         ends = time.monotonic() + timeout_s

@@ -74,3 +74,22 @@ def ask(client: Any, question: str, headers: Mapping[str, str] | None = None, **
     """Ask a question over a collection."""
     body = {"question": question, "collection": "c", "max_tokens": 8, **more}
     return client.post("/v1/ask", json=body, headers=headers)
+
+
+def turn(client: Any, session: str, text: str, **more: Any) -> Any:
+    """The next turn of a conversation without documents."""
+    body = {"model": "reader", "messages": [{"role": "user", "content": text}], "session_id": session, "max_tokens": 4}
+    return client.post("/v1/chat/completions", json={**body, **more})
+
+
+def assert_goes_on(client: Any, name: str) -> None:
+    """Assert that the next turn is the same from stored history and from a full recompute."""
+    said = []
+    for reuse in ("prefix", "none"):
+        copy = client.post(f"/v1/sessions/{name}/fork", json={"to": f"{name}-{reuse}"})
+        assert copy.status_code == 201, copy.text
+        answered = turn(client, f"{name}-{reuse}", "What else?", ragkv={"reuse": reuse})
+        assert answered.status_code == 200, answered.text
+        said.append(answered.json()["choices"][0]["message"]["content"])
+        assert client.delete(f"/v1/sessions/{name}-{reuse}").status_code == 200
+    assert said[0] == said[1], name

@@ -207,7 +207,7 @@ class Watch:
     def _probe(self) -> None:
         while not self._end.is_set():
             began = time.monotonic()
-            self.livez.add(_livez(self._up.process.port), time.monotonic() - began)
+            self.livez.add(livez_status(self._up.process.port), time.monotonic() - began)
             self._end.wait(0.05)
 
 
@@ -248,7 +248,7 @@ def _response(call: Callable[[], httpx.Response]) -> tuple[int, str]:
         return 0, ""
 
 
-def _livez(port: int) -> int:
+def livez_status(port: int) -> int:
     """The status of /livez over a new connection; 0 if the connection broke."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=TIMEOUT_S)
     try:

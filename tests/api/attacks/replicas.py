@@ -68,6 +68,16 @@ def replica(model: Engine, home: Path, name: str, url: str, **settings: Any) -> 
     return app_on(model, home, kv_home=str(home / name), engine=config)
 
 
+def process_settings(kv_home: Path, url: str, timeout_s: float) -> dict[str, str]:
+    """The environment of a replica that is a process of its own."""
+    return {
+        "RAGKV_SERVE__KV_HOME": str(kv_home),
+        "RAGKV_STORE__REDIS__URL": url,
+        "RAGKV_STORE__REDIS__TIMEOUT_S": str(timeout_s),
+        "RAGKV_SESSION__SHARED": "true",
+    }
+
+
 @dataclass(slots=True)
 class Replicas:
     """Replicas on ports; one of them can be replaced while requests run.
@@ -99,13 +109,7 @@ class Replicas:
             with on_port(replica(self.model, self.home, name, self.url, timeout_s=PATIENT_S)) as url:
                 yield url
             return
-        settings = {
-            "RAGKV_MODEL": str(self.model),
-            "RAGKV_SERVE__KV_HOME": str(self.home / name),
-            "RAGKV_STORE__REDIS__URL": self.url,
-            "RAGKV_STORE__REDIS__TIMEOUT_S": str(PATIENT_S),
-            "RAGKV_SESSION__SHARED": "true",
-        }
+        settings = {"RAGKV_MODEL": str(self.model), **process_settings(self.home / name, self.url, PATIENT_S)}
         with server(self.home, settings) as process:
             yield process.url
             process.signal(signal.SIGTERM)

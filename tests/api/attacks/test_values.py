@@ -1,7 +1,6 @@
 """Values that no client should send, what they may do to logs, metrics and files, and the API page's own example."""
 
 import io
-import json
 import logging
 import os
 import re
@@ -25,12 +24,7 @@ from ragkv.retrieval.testing import HashEmbedder
 
 from ..helpers import BARE, app_on, client_of, filled
 from ..serving import ROOT
-
-JSON = {"content-type": "application/json"}
-ASK = {"question": "x", "collection": "facts", "max_tokens": 1}
-CHAT: dict[str, Any] = {"model": "reader", "messages": [{"role": "user", "content": "x"}], "max_tokens": 1}
-MANY_KEYS = {f"k{number}": 1 for number in range(3000)}
-LONG = list(range(5000))
+from .values import ASK, CHAT, JSON, LONG, MANY_KEYS, ODD_BODIES
 
 
 @pytest.fixture(scope="module")
@@ -40,10 +34,6 @@ def up(reader: Engine, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tes
     with client_of(app) as client:
         filled(client)
         yield TestClient(app, base_url="http://localhost", raise_server_exceptions=False)
-
-
-def nested(levels: int) -> str:
-    return "[" * levels + "1" + "]" * levels
 
 
 @pytest.mark.parametrize(
@@ -75,35 +65,6 @@ def test_a_filter_that_is_too_large_gets_400_that_names_the_limit(
     assert response.status_code == 400, response.text
     message = response.json()["error"]["message"]
     assert names in message and len(message) < 1000
-
-
-ODD_BODIES = [
-    ("/v1/collections/facts/search", '{"query": "x", "filter": {"a": NaN}}'),
-    ("/v1/collections/facts/search", '{"query": "x", "filter": {"a": 1e999}}'),
-    ("/v1/collections/facts/search", '{"query": "x", "filter": {"a": ' + "9" * 5000 + "}}"),
-    ("/v1/collections/facts/search", '{"query": "x", "filter": {"a": ' + nested(300) + "}}"),
-    ("/v1/collections/facts/search", '{"query": "x", "filter": {"a": ' + nested(980) + "}}"),
-    ("/v1/collections/facts/search", '{"query": "x", "filter": {"\\ud800": 1}}'),
-    ("/v1/collections/facts/search", json.dumps({"query": "x", "retriever": "y" * 5000})),
-    ("/v1/collections", json.dumps({"name": "a\n"})),
-    ("/v1/collections", '{"name": "\\ud800"}'),
-    ("/v1/collections/facts/documents", '{"documents": [{"text": "t", "metadata": {"k\\u0000": 1}}]}'),
-    ("/v1/collections/facts/documents", '{"documents": [{"text": "t", "metadata": {"k": "a\\u0000b"}}]}'),
-    ("/v1/collections/facts/documents", '{"documents": [{"text": "t", "metadata": {"k": "\\ud800"}}]}'),
-    ("/v1/collections/facts/documents", '{"documents": [{"text": "t", "metadata": {"k": ' + nested(100) + "}}]}"),
-    ("/v1/collections/facts/documents", '{"documents": [{"text": "t", "metadata": {"k": 1e999}}]}'),
-    ("/v1/collections/facts/documents", json.dumps({"documents": [{"text": "t", "metadata": {"k": "x" * 30_000}}]})),
-    ("/v1/collections/facts/documents", json.dumps({"documents": [{"id": "a\n", "text": "t"}]})),
-    ("/v1/ask", json.dumps({**ASK, "u" * 100_000: 1})),
-    ("/v1/ask", json.dumps({**ASK, **MANY_KEYS})),
-    ("/v1/ask", json.dumps({**ASK, "session_id": "a\n"})),
-    ("/v1/ask", json.dumps({**ASK, "max_tokens": 10**30})),
-    ("/v1/chat/completions", json.dumps({**CHAT, "seed": 10**40})),
-    ("/v1/chat/completions", json.dumps({**CHAT, "n": 10**400})),
-    ("/v1/chat/completions", json.dumps({**CHAT, "messages": [1] * 100_000})),
-    ("/v1/embeddings", json.dumps({"model": "hash", "input": [""] * 100_000})),
-    ("/v1/embeddings", json.dumps({"model": "hash", "input": "x", "dimensions": 10**40})),
-]
 
 
 @pytest.mark.parametrize(("path", "body"), ODD_BODIES, ids=range(len(ODD_BODIES)))

@@ -9,14 +9,13 @@ import threading
 import time
 from collections import Counter
 from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
 
 from .. import serving
 from ..helpers import questions
-from ..whole import ask, documents, ingest, needs_reader, server
+from ..whole import ask, assert_goes_on, documents, ingest, needs_reader, server, turn
 
 pytestmark = [needs_reader, pytest.mark.enable_socket, pytest.mark.timeout(600)]
 TALKERS, ASKERS = 3, 4
@@ -80,7 +79,7 @@ class Load:
             while not self._stop.is_set():
                 self.begun[name] = self.turns[name] + 1
                 try:
-                    response = _turn(client, name, f"And what of number {self.turns[name]}?")
+                    response = turn(client, name, f"And what of number {self.turns[name]}?")
                 except GONE:
                     return
                 if self._said(response, 200):
@@ -96,11 +95,6 @@ class Load:
                     return
                 if self._said(response, 201):
                     self.stored.add(name)
-
-
-def _turn(client: httpx.Client, session: str, text: str, **more: Any) -> httpx.Response:
-    body = {"model": "reader", "messages": [{"role": "user", "content": text}], "session_id": session, "max_tokens": 4}
-    return client.post("/v1/chat/completions", json={**body, **more})
 
 
 def _solo(client: httpx.Client) -> dict[str, str]:
@@ -124,25 +118,12 @@ def _check(up: serving.Process, solo: dict[str, str], load: Load) -> None:
             kept = shown.json()["turns"] if shown.status_code == 200 else 0
             assert acknowledged <= kept <= acknowledged + 1, name
             if kept:
-                _goes_on(client, name)
+                assert_goes_on(client, name)
             load.turns[name] = client.get(f"/v1/sessions/{name}").json()["turns"] if kept else 0
         held = client.get("/v1/collections/more/documents", params={"limit": 1000}).json()
         assert load.stored <= {one["id"] for one in held.get("data", [])}
         for name in list(load.stored)[:3]:
             assert name in client.get(f"/v1/collections/more/documents/{name}").json()["text"]
-
-
-def _goes_on(client: httpx.Client, name: str) -> None:
-    """Assert that the next turn is the same from stored history and from a full recompute."""
-    said = []
-    for reuse in ("prefix", "none"):
-        copy = client.post(f"/v1/sessions/{name}/fork", json={"to": f"{name}-{reuse}"})
-        assert copy.status_code == 201, copy.text
-        turn = _turn(client, f"{name}-{reuse}", "What else?", ragkv={"reuse": reuse})
-        assert turn.status_code == 200, turn.text
-        said.append(turn.json()["choices"][0]["message"]["content"])
-        assert client.delete(f"/v1/sessions/{name}-{reuse}").status_code == 200
-    assert said[0] == said[1], name
 
 
 def _kill_and_restart(home: Path, times: int, choose: random.Random) -> str:

@@ -1,0 +1,24 @@
+"""`python -m tests.api.soak`: exit status 0 if every check passed."""
+
+import argparse
+import signal
+import sys
+from pathlib import Path
+
+from .run import Plan, soak
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.api.soak")
+    parser.add_argument("--minutes", type=float, default=60.0, help="under load [60]")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--out", type=Path, default=Path("runs/soak"), help="folder of log and readings [runs/soak]")
+    given = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
+    quiet_s = min(60.0, 6 * given.minutes)
+    failed = soak(Plan(given.minutes, given.out, given.seed, quiet_s))
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
