@@ -27,7 +27,7 @@ from .findings import ERROR, PROCESS, Findings
 
 BYSTANDER, FLOOD = "bystander", "flood"  # the tenant that asks only, and the one that attacks
 TENANTS = (BYSTANDER, "town", "city", FLOOD)
-SECRET = "RAGKV_SOAK_SECRET"  # the variable with the secret of what replicas share
+SECRET = "SOAK_SECRET"  # the variable with the secret of what replicas share
 SETTINGS = {  # small, so that every bound is reached within minutes
     "RAGKV_STORE__MEMORY_BYTES": str(8 * MIB),
     "RAGKV_STORE__DISK_BYTES": str(32 * MIB),
