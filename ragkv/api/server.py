@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import os
 import socket
+import sys
 import threading
 import time
 from pathlib import Path
@@ -31,6 +32,7 @@ POLL_S = 0.05
 CUT_SHARE = 0.5  # of `close_s`: how long a cut request may take to end before its socket is closed
 BACKLOG = 512  # connections that the kernel accepts ahead of the server
 ACCEPTED_AT_ONCE = 8  # each takes a descriptor before `ConnectionTable` sees it
+SWITCH_S = 0.001  # a thread that wants Python's lock gets it after so long: the event loop waits behind many answers
 
 
 class Server(uvicorn.Server):
@@ -100,6 +102,7 @@ def serve(app: FastAPI, config: ServeConfig) -> None:
     server: ServerState = app.state.server
     configure_logging(config.log, server.replica)
     raise_limit()
+    sys.setswitchinterval(SWITCH_S)
     check_network_exposure(config, server.keys)
     if too_open := folders_open_to_others(Path(config.home)):
         folders, hint = [str(path) for path in too_open[:5]], f"chmod -R go-rwx {config.home}"

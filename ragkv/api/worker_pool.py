@@ -21,7 +21,7 @@ from typing import Any, Generic, TypeVar
 from starlette.requests import Request
 
 from ragkv.errors import CancelledError
-from ragkv.runtime import openmp
+from ragkv.runtime import openmp, working_for
 
 from .errors import CLIENT_GONE, ApiError
 from .fair_queue import FairQueue
@@ -216,7 +216,8 @@ class WorkerPool:
 
     def _work(self) -> None:
         while (job := self._next()) is not None:
-            job.run()
+            with working_for(job.tenant):
+                job.run()
             openmp.release_threads()
             # Abandoned work counts too, until it has ended.
             with self._changed:

@@ -89,13 +89,20 @@ class Fusing(Closing):
         """Carry out the plan; the caller holds the compute lock.
 
         `headroom` positions are allocated for the answer. `record` collects the raw KV of its range, placed or
-        computed. `between` is called between layers, so that other requests may decode a step; an exception it raises
-        ends the pass. `new_kv` makes the KV of a given capacity; by default the adapter does. Raises
+        computed. `between` is called between layers, so that other requests may compute; an exception it raises ends
+        the pass. `new_kv` makes the KV of a given capacity; by default the adapter does. Raises
         `EntryDamagedError`.
         """
         adapter, reader, began = self._fusor.adapter, self._reader, time.perf_counter()
         length = self._plan.token_ids.numel()
-        kv = (new_kv or adapter.new_kv)(length + headroom)
+        kv, others_s = (new_kv or adapter.new_kv)(length + headroom), 0.0
+
+        def let_others_compute() -> None:
+            nonlocal others_s
+            left = time.perf_counter()
+            between()
+            others_s += time.perf_counter() - left
+
         work = _Pass(adapter, self._plan, self._selector, self._ratio, kv, record)
         work.choose(self._first_choice)
         for layer in range(adapter.layer_count):
@@ -105,18 +112,18 @@ class Fusing(Closing):
             work.run(layer)
             if work.asking is None:
                 kv.finish_prefill(layer, length)
-            between()
+            let_others_compute()
         if work.asking is not None:  # everything is placed, and the question's attention to it is known
             work.choose(work.asking.select(self._plan.candidates, work.attention(), self._ratio))
             for layer in range(adapter.layer_count):
                 work.run(layer)
                 kv.finish_prefill(layer, length)
-                between()
+                let_others_compute()
         kv.length = length
         logits = adapter.logits(work.hidden[:, -1:])[0]
         took_s = time.perf_counter() - began
         self._fusor.speeds.add_read(*reader.measured())
-        self._fusor.speeds.add_compute(work.row_layers, took_s - reader.waited_s)
+        self._fusor.speeds.add_compute(work.row_layers, took_s - reader.waited_s - others_s)
         return Fused(
             kv,
             logits,

@@ -44,7 +44,7 @@ class Prefiller:
         load_control: LoadControl,
         offloading: Offloading,
     ) -> None:
-        """`batch` may decode a step for other requests between two layers."""
+        """Between two layers `batch` may decode a step for other requests, and other tenants may compute."""
         self._planner, self._fusor, self._adapter = planner, fusor, planner.adapter
         self._activity, self._batch = activity, batch
         self._load_control, self._offloading = load_control, offloading
@@ -59,6 +59,7 @@ class Prefiller:
             active.ticket.check()
             began = time.perf_counter()
             self._batch.step_waiting()
+            self._activity.give_way()
             active.other_steps_s += time.perf_counter() - began
 
         while True:

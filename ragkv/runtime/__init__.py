@@ -8,6 +8,7 @@ from .files import make_private_folder, replace_file, sync
 from .lease_pool import LeasePool
 from .memory import release_memory
 from .priority_pool import PriorityThreadPool
+from .time_shares import TimeShareQueue, current_owner, working_for
 
 __all__ = [
     "BatchLock",
@@ -15,7 +16,9 @@ __all__ = [
     "Closing",
     "LeasePool",
     "PriorityThreadPool",
+    "TimeShareQueue",
     "acquired",
+    "current_owner",
     "is_loopback",
     "make_private_folder",
     "never_urgent",
@@ -24,4 +27,5 @@ __all__ = [
     "release_memory",
     "replace_file",
     "sync",
+    "working_for",
 ]

@@ -1,9 +1,11 @@
 """Long work in batches: what it calls before each batch, and a lock for the batches of many threads. Pure Python."""
 
 import threading
-from collections import deque
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+
+from .time_shares import TimeShareQueue, current_owner
 
 POLL_S = 0.05  # how often `check` is called while a thread waits for a lock
 Check = Callable[[], None]  # called before each batch; it may wait, and raises to end the work
@@ -38,46 +40,47 @@ def never_urgent() -> Iterator[None]:
 
 
 class BatchLock:
-    """A lock that is handed on in the order in which threads came; urgent ones come first."""
+    """A lock that is handed on by shares of time, and for one owner in order; urgent threads come first."""
 
     def __init__(self) -> None:
         self._guard = threading.Lock()
         self._held = False
-        self._urgent: deque[threading.Event] = deque()
-        self._others: deque[threading.Event] = deque()
+        self._urgent, self._others = TimeShareQueue[threading.Event](), TimeShareQueue[threading.Event]()
 
     @contextmanager
     def hold(self, urgent: bool = False, check: Check = no_check) -> Iterator[None]:
         """Hold the lock, for one batch: urgent threads wait until it ends. What `check` raises ends the wait."""
         urgent = urgent and not getattr(_thread, "never_urgent", False)
-        turn, queue = threading.Event(), self._urgent if urgent else self._others
+        owner, turn, queue = current_owner(), threading.Event(), self._urgent if urgent else self._others
         with self._guard:
             if self._held:
-                queue.append(turn)
+                queue.add(owner, turn)
             else:
                 self._held = True
+                queue.begin(owner)
                 turn.set()
         try:
             while not turn.wait(None if check is no_check else POLL_S):
                 check()
         except BaseException:  # never grant the lock to a thread that has left
             with self._guard:
-                left = turn in queue
-                if left:
-                    queue.remove(turn)
+                left = queue.remove(owner, turn)
             if not left:
                 self._release()
             raise
+        began = time.monotonic()
         try:
             yield
         finally:
+            with self._guard:
+                queue.charge(owner, time.monotonic() - began)
             self._release()
 
     def _release(self) -> None:
         with self._guard:
             queue = self._urgent or self._others
             if queue:
-                queue.popleft().set()
+                queue.take()[1].set()
             else:
                 self._held = False
 

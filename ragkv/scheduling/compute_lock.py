@@ -1,36 +1,40 @@
-"""The compute lock: one thread computes with the model at a time, first come first served.
+"""The compute lock: one thread computes with the model at a time, by shares of time, and for one owner in order.
 
 A plain lock is not enough. A request that waits for one token must be able to leave the queue as soon as another thread
-has decoded that token, and a prefill must not starve behind requests that come back for every token.
+has decoded that token, and a prefill must not starve behind requests that come back for every token. A tenant of a
+server must not wait for all that another one sent (`runtime/time_shares.py`): a prefill lets it go first between two
+layers.
 """
 
 import threading
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 
 from ragkv.errors import RagKVError
-from ragkv.runtime import BatchLock, openmp
+from ragkv.runtime import BatchLock, TimeShareQueue, current_owner, openmp
 
 POLL_S = 0.02  # cancellation poll interval
 
 
 class Waiter:
-    """One attempt to acquire the lock."""
+    """One attempt to acquire the lock, for the owner of this thread's work."""
 
     def __init__(self) -> None:
+        self.owner = current_owner()
         self.called = threading.Event()  # set when the wait is over
         self.granted = False
         self.dismissed = False
 
 
 class ComputeLock:
-    """A fair lock: a thread that releases it hands it to the first waiter in the queue."""
+    """A fair lock: a thread that releases it hands it to the next waiter in the queue."""
 
     def __init__(self) -> None:
         self._guard = threading.Lock()
-        self._held = False
-        self._queue: deque[Waiter] = deque()
+        self._holder: Waiter | None = None
+        self._since = 0.0  # the holder is charged for the time from then on
+        self._queue: TimeShareQueue[Waiter] = TimeShareQueue()
         self.encoding = BatchLock()  # held while one chunk is encoded, of any engine
         self.requests = 0  # requests under way on the model, of every engine that shares the lock
         self.requests_changed = threading.Condition()
@@ -45,10 +49,11 @@ class ComputeLock:
             with self._guard:
                 if waiter.dismissed:
                     return False
-                if not self._held:
-                    self._held = waiter.granted = True
+                if self._holder is None:
+                    self._queue.begin(waiter.owner)
+                    self._grant(waiter)
                     return True
-                self._queue.append(waiter)
+                self._queue.add(waiter.owner, waiter)
             openmp.release_threads()  # this thread may have computed before; now another thread computes
             while not waiter.called.wait(None if check is None else POLL_S):
                 if check is not None:
@@ -65,20 +70,55 @@ class ComputeLock:
         if not keep_threads:
             openmp.release_threads()
         with self._guard:
-            if not self._queue:
-                self._held = False
+            self._hand_on()
+
+    def give_way(self) -> None:
+        """Let owners that used less go first, and wait for the lock again; the holder calls this at a good moment."""
+        if not self._queue:  # read without a lock: usually nobody waits
+            return
+        with self._guard:
+            waiter = self._holder
+            assert waiter is not None
+            if not self._queue.is_due(waiter.owner, time.monotonic() - self._since):
                 return
-            first = self._queue.popleft()
-            first.granted = True
-            first.called.set()
+            waiter.granted = False
+            waiter.called.clear()
+            self._queue.add(waiter.owner, waiter, first=True)
+            self._hand_on()
+        openmp.release_threads()
+        try:
+            waiter.called.wait()
+        except BaseException:  # interrupted: the caller releases the lock, so it must have it
+            waiter.called.wait()
+            raise
+
+    def share(self, owners: Collection[str], seconds: float) -> None:
+        """The last `seconds` were used for `owners`, an owner being named once for each row; the holder calls this."""
+        with self._guard:
+            for owner in owners:
+                self._queue.charge(owner, seconds / len(owners))
+            self._since += seconds
+
+    def _grant(self, waiter: Waiter) -> None:
+        """Needs `_guard`."""
+        self._holder, self._since = waiter, time.monotonic()
+        waiter.granted = True
+        waiter.called.set()
+
+    def _hand_on(self) -> None:
+        """Charge the holder, and grant the lock to the next waiter. Needs `_guard`."""
+        assert self._holder is not None
+        self._queue.charge(self._holder.owner, max(0.0, time.monotonic() - self._since))
+        self._holder = None
+        if self._queue:
+            self._grant(self._queue.take()[1])
 
     def dismiss(self, waiters: Iterable[Waiter]) -> None:
         """End the wait of `waiters` without the lock, because their work is done. They may not have queued yet."""
         with self._guard:
             for waiter in waiters:
                 waiter.dismissed = True
-                if waiter in self._queue:
-                    self._queue.remove(waiter)
+                self._queue.remove(waiter.owner, waiter)
                 waiter.called.set()
 
     def __enter__(self) -> None:
@@ -106,6 +146,15 @@ class Activity:
             yield
         finally:
             self.lock.release()
+
+    def give_way(self) -> None:
+        """Let owners that used less compute now; the thread that holds the compute lock calls this between layers.
+
+        Raises `RagKVError` if the engine was closed meanwhile.
+        """
+        self.lock.give_way()
+        if self._closed:
+            raise RagKVError("The engine is closed; build a new one.")
 
     @contextmanager
     def acquire_for_encoding(self) -> Iterator[None]:

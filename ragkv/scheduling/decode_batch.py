@@ -10,6 +10,7 @@ The batch knows no samplers and no text: choosing a token is up to its consumer,
 
 import threading
 import time
+from collections import Counter
 
 import torch
 
@@ -22,6 +23,7 @@ from .compute_lock import ComputeLock, Waiter
 # The leader of a step waits this share of the last step's time for the requests that were served in it and will ask
 # again. Without it the first request steps alone and the others together: half the batch on average (docs/log.md).
 PATIENCE = 0.125
+SHARED_ROWS = 8  # rows of one owner in a step while another owner's request waits: it must not pay for many rows
 
 
 class DecodeSlot(Closing):
@@ -129,8 +131,8 @@ class DecodeBatch:
     def _step(self) -> None:
         """One step for all waiting requests. The caller holds the compute lock."""
         with self._changed:
-            rows = len(self._waiting) if self._rows is None else self._rows
-            requests, self._waiting = self._waiting[:rows], self._waiting[rows:]
+            requests = self._next_requests()
+            self._waiting = [request for request in self._waiting if request not in requests]
         if not requests:
             return
         began = time.perf_counter()
@@ -143,7 +145,19 @@ class DecodeBatch:
                 self._expected = {request.slot for request in served if request.error is None}
             self._stepped_at = time.perf_counter()
             self._step_s = self._stepped_at - began
+            self._lock.share([request.waiter.owner for request in requests], self._step_s)
             self._lock.dismiss(request.waiter for request in served)
+
+    def _next_requests(self) -> list[_TokenRequest]:
+        """The requests of the next step, the oldest first; where several owners wait, in turns. Needs `_changed`."""
+        seen: Counter[str] = Counter()
+        ranked: list[tuple[int, _TokenRequest]] = []  # the number of its owner's requests that are older
+        for request in self._waiting:
+            ranked.append((seen[request.waiter.owner], request))
+            seen[request.waiter.owner] += 1
+        if len(seen) > 1:
+            ranked = sorted((one for one in ranked if one[0] < SHARED_ROWS), key=lambda one: one[0])
+        return [request for _, request in ranked][: self._rows]
 
     def _serve(self, requests: list[_TokenRequest]) -> None:
         """Give every request its logits or its error. If a step for all fails, each request is tried alone."""

@@ -7,7 +7,7 @@ from contextlib import nullcontext
 import pytest
 
 from ragkv.errors import CancelledError
-from ragkv.runtime import BatchLock, acquired, never_urgent
+from ragkv.runtime import BatchLock, acquired, never_urgent, working_for
 
 
 def _wait_until_queued(lock: BatchLock, count: int) -> None:
@@ -50,3 +50,21 @@ def test_a_check_that_raises_ends_the_wait_and_the_lock_goes_to_the_next_thread(
             pass
     with lock.hold(), acquired(plain, check):
         pass
+
+
+def test_a_tenants_one_batch_comes_before_another_tenants_second_one() -> None:
+    lock, order, threads = BatchLock(), list[str](), []
+
+    def work(owner: str) -> None:
+        with working_for(owner), lock.hold():
+            order.append(owner)
+
+    with working_for("a"), lock.hold():
+        for number, owner in enumerate("aab"):
+            threads.append(threading.Thread(target=work, args=[owner]))
+            threads[-1].start()
+            _wait_until_queued(lock, number + 1)
+        time.sleep(0.01)
+    for thread in threads:
+        thread.join(10)
+    assert "".join(order) == "baa"

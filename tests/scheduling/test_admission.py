@@ -198,7 +198,7 @@ def held(engine: Engine) -> dict[str, int]:
         "admitted": stats.admitted,
         "queued": len(engine.parts.store._prefetcher._queue),
         "requests": engine.parts.activity.lock.requests,
-        "computing": int(engine.parts.activity.lock._held),
+        "computing": int(engine.parts.activity.lock._holder is not None),
     }
 
 

@@ -77,7 +77,7 @@ def batch_of(engine: Engine) -> DecodeBatch:
 
 
 def at_rest(batch: DecodeBatch) -> bool:
-    return not batch._waiting and not batch._expected and not batch._lock._held and not batch._lock._queue
+    return not batch._waiting and not batch._expected and not batch._lock._holder and not batch._lock._queue
 
 
 class TestManyThreads:

@@ -227,10 +227,22 @@ def searches(client: httpx.Client) -> httpx.Response:
     return client.post("/v1/collections/c/search", json={"query": f"{WORDS} " * 1000, "k": 10})
 
 
-FLOODS = {"embeddings": embeddings, "documents": documents, "searches": searches}
+def answers(client: httpx.Client) -> httpx.Response:
+    """A long question over documents, or a streamed chat with a long message; each is new, so nothing is reused."""
+    number = time.monotonic_ns()
+    if number // 1000 % 2:
+        question = f"{number} " + f"{WORDS} " * 15
+        return client.post("/v1/ask", json={"question": question, "collection": "c", "max_tokens": 256})
+    messages = [{"role": "user", "content": f"{number} " + f"{WORDS} " * 40}]
+    body = {"model": "reader", "messages": messages, "max_tokens": 256, "stream": True}
+    return client.post("/v1/chat/completions", json=body)
 
 
-def flood(up: Target, kind: str, seconds: float, clients: int = 6) -> list[int]:
+FLOODS = {"embeddings": embeddings, "documents": documents, "searches": searches, "answers": answers}
+CLIENTS = {"answers": 32}  # at once, as many as queue.tenant_limit allows; of the others 6
+
+
+def flood(up: Target, kind: str, seconds: float) -> list[int]:
     """Send requests of one kind with many clients at once, which leave after `seconds`; returns the statuses."""
     ends, statuses = time.monotonic() + seconds, list[int]()
 
@@ -242,7 +254,7 @@ def flood(up: Target, kind: str, seconds: float, clients: int = 6) -> list[int]:
             except httpx.HTTPError:
                 statuses.append(0)
 
-    threads = [threading.Thread(target=run) for _ in range(clients)]
+    threads = [threading.Thread(target=run) for _ in range(CLIENTS.get(kind, 6))]
     for thread in threads:
         thread.start()
     for thread in threads:
