@@ -30,7 +30,7 @@ from .model.loading import READER, load
 from .runtime import Check, Closing, no_check, openmp
 from .scheduling import QueueStats
 from .sessions import DetachedTurn, Session, SessionInfo, Sessions, open_sessions
-from .store import RemoteStats, StoreStats
+from .store import Identity, RemoteStats, StoreStats
 from .types import Answer, Chunk, TokenEvent
 
 
@@ -267,18 +267,31 @@ class Engine(Closing):
 
     def retain(self, chunks: Sequence[ChunkLike]) -> int:
         """Drop this model's and application's entries of all other chunks. Returns how many were dropped."""
-        self.flush()
-        identity, store = self.parts.encoder.identity, self.parts.store
-        retained = {identity.key(chunk.token_ids) for chunk in self.parts.intake.chunks(chunks)}
-        stale = [info.key for info in store.infos() if info.identity == identity and info.key not in retained]
-        dropped = sum(store.delete(key) for key in stale)
+        stale = self._others(chunks)
+        dropped = sum(self.parts.store.delete(key) for key in stale)
         self._announce(stale)
         return dropped
 
+    def _others(self, chunks: Sequence[ChunkLike]) -> list[str]:
+        """The keys of this model's and application's entries of all other chunks."""
+        self.flush()
+        identity = self.parts.encoder.identity
+        retained = {identity.key(chunk.token_ids) for chunk in self.parts.intake.chunks(chunks)}
+        infos = self.parts.store.infos()
+        return [info.key for info in infos if info.identity == identity and info.key not in retained]
+
     def gc(self) -> int:
         """Drop the entries of other models, dtypes, adapters and tokenizers, of any tenant. Returns the bytes freed."""
+        return self.parts.store.gc(self._is_own)
+
+    def count_stale(self, chunks: Sequence[ChunkLike]) -> tuple[int, int]:
+        """How many entries `gc()` and `retain(chunks)` would drop. Changes nothing."""
+        return len(self.parts.store.refused(self._is_own)), len(self._others(chunks))
+
+    def _is_own(self, identity: Identity) -> bool:
+        """Whether entries of `identity` are of this model, dtype, adapter and tokenizer."""
         own = self.parts.encoder.identity
-        return self.parts.store.gc(lambda other: replace(other, context=own.context, tenant=own.tenant) == own)
+        return replace(identity, context=own.context, tenant=own.tenant) == own
 
     def stats(self) -> EngineStats:
         """What the engine is and what its store holds."""

@@ -1,6 +1,7 @@
 """Settings: frozen, typed, from code, TOML or the environment; a wrong one is refused by its name."""
 
 import dataclasses
+import re
 from collections.abc import Collection
 from pathlib import Path
 from typing import Any
@@ -143,6 +144,40 @@ class TestEnvironment:
         monkeypatch.setenv("RAGKV_ADAPTER_ID", "lora")
         assert EngineConfig.from_env().adapter_id == "lora"
         assert EngineConfig.from_env({}) == EngineConfig()
+
+    @pytest.mark.parametrize(
+        ("name", "text"),
+        [
+            ("RAGKV_SERVICE_HOST", "10.0.0.7"),
+            ("RAGKV_SERVICE_PORT", "8000"),
+            ("RAGKV_SERVICE_PORT_HTTP", "8000"),
+            ("RAGKV_PORT", "tcp://10.0.0.7:8000"),
+            ("RAGKV_PORT_8000_TCP", "tcp://10.0.0.7:8000"),
+            ("RAGKV_PORT_8000_TCP_PROTO", "tcp"),
+            ("RAGKV_PORT_8000_TCP_PORT", "8000"),
+            ("RAGKV_PORT_8000_TCP_ADDR", "10.0.0.7"),
+            ("RAGKV_REDIS_SERVICE_HOST", "10.0.0.8"),
+            ("RAGKV_REDIS_PORT", "tcp://10.0.0.8:6379"),
+            ("RAGKV_REDIS_PORT_6379_TCP_ADDR", "10.0.0.8"),
+        ],
+    )
+    def test_a_variable_that_kubernetes_sets_for_a_service_named_ragkv_is_ignored(self, name: str, text: str) -> None:
+        assert EngineConfig.from_env({name: text, "RAGKV_DEVICE": "cuda"}) == EngineConfig(device="cuda")
+
+    @pytest.mark.parametrize(
+        ("environment", "says"),
+        [
+            ({"RAGKV_PORT": "8000"}, "Unknown setting port"),
+            ({"RAGKV_SERVE_PORT": "8000"}, "Unknown setting serve_port"),
+            ({"RAGKV_SESSION__SERVICE_PORT": "1"}, "Unknown setting session.service_port"),
+            ({"RAGKV_FUSION_RATIO": "0.5"}, "Did you mean fusion.ratio?"),
+        ],
+    )
+    def test_a_mistyped_variable_that_looks_like_one_of_kubernetes_is_still_refused(
+        self, environment: dict[str, str], says: str
+    ) -> None:
+        with pytest.raises(ConfigError, match=re.escape(says)):
+            EngineConfig.from_env(environment)
 
     @pytest.mark.parametrize("text", ["1", "true", "YES", "on"])
     def test_a_variable_may_say_yes_in_several_ways(self, text: str) -> None:

@@ -111,6 +111,15 @@ class KeyFileContent:
                 return key
         raise InputError(f"There is no key {key_id[:40]!r}; `ragkv keys list` shows those there are.")
 
+    def check_new(self, name: str) -> None:
+        """Raise `InputError` if a valid key has this name: a second tenant of the same name is most likely a mistake."""
+        for key in self.keys:
+            if key.name == name and key.is_valid(time.time()):
+                raise InputError(
+                    f"There is a key named {name!r} already, {key.id} of tenant {key.tenant}. Use another name for a new "
+                    f"tenant, `--tenant {key.tenant}` for a second key of this one, or `ragkv keys rotate {key.id}`."
+                )
+
     def create(self, name: str, tenant: str | None, rate: Rate, lifetime_s: float | None) -> tuple[str, Key]:
         """Add a new key; returns its secret text and the key. `tenant=None`: a tenant of its own."""
         taken = {key.id for key in self.keys}
@@ -155,13 +164,16 @@ class KeyFile:
     ) -> tuple[str, Key]:
         """Add a key. Returns its text, which is not stored, and the key as it is stored.
 
-        `tenant` left out gives the key a tenant of its own. The values set in `quota` replace the tenant's old ones.
+        `tenant` left out gives the key a tenant of its own; then its name must be new. The values set in `quota`
+        replace the tenant's old ones.
         """
         if tenant is not None and not TENANT.fullmatch(tenant):
             raise InputError(f"Tenant {tenant!r} must be 1 to 64 of a-z, 0-9, _ and -, the first a letter or a digit.")
         if not name or len(name) > 200 or not name.isprintable():
             raise InputError(f"A key's name is 1 to 200 printable characters, not {name[:200]!r}.")
         with self._edit() as content:
+            if tenant is None:
+                content.check_new(name)
             text, key = content.create(name, tenant, rate or Rate(), lifetime_s)
             if quota is not None:
                 changes = {name: value for name, value in dataclasses.asdict(quota).items() if value is not None}

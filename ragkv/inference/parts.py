@@ -4,11 +4,13 @@
 encoder, its planner. Calibration and benchmarks work on these parts; applications use the `Engine` alone.
 """
 
+import os
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
 from ragkv.config import EngineConfig, FusionConfig
 from ragkv.encoding import BackgroundEncoder, Encoder, Warmer
+from ragkv.errors import InputError
 from ragkv.fusion import Fusor, Readers, ScoreModel, Scorer, gate_result, learned
 from ragkv.history import BlockWriter
 from ragkv.model import Adapter, adapt
@@ -37,7 +39,15 @@ class SharedModel:
 
     @classmethod
     def of(cls, model: Any, tokenizer: Any | None, config: EngineConfig) -> Self:
-        """Adapt a loaded transformers model. Raises `UnsupportedModelError` if its KV cannot be fused exactly."""
+        """Adapt a loaded transformers model. Raises `UnsupportedModelError` if its KV cannot be fused exactly.
+
+        Raises `InputError` for a path or a name.
+        """
+        if isinstance(model, str | os.PathLike):
+            raise InputError(
+                f"Engine takes a loaded model, not the name {str(model)!r}. Load it by name with "
+                f"Engine.from_pretrained({str(model)!r}), or with transformers, and pass model and tokenizer."
+            )
         adapter, activity = adapt(model, config.packed_bytes), Activity()
         identity = Identity(
             weights=weights_digest(adapter.model),

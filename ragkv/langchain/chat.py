@@ -6,7 +6,7 @@ chains carry them (see `messages`). Any number of threads and tasks may call one
 
 import threading
 from collections.abc import AsyncIterator, Generator, Iterable, Sequence
-from typing import Any, Literal, NoReturn
+from typing import Any, Literal
 
 from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackManagerForLLMRun
 from langchain_core.documents import Document
@@ -19,7 +19,6 @@ from ragkv.config import EngineConfig, ReuseMode
 from ragkv.dialogue import DialoguePrompt
 from ragkv.encoding import WarmReport
 from ragkv.engine import Engine
-from ragkv.errors import UnsupportedError
 from ragkv.types import Answer, TokenEvent
 
 from .call_options import OWN, answer_options, refuse_unknown
@@ -33,7 +32,7 @@ class ChatRagKV(BaseChatModel):
     """A chat model over a `ragkv` engine. `config` defaults to `EngineConfig.from_env()`.
 
     `corpus` holds the texts that the chain's retriever may return, split in the same way. They are recognised wherever
-    a prompt holds them, and their KV is stored at the first use. `ingest` computes it beforehand.
+    a prompt holds them, and their KV is stored at the first use. `ingest` computes it beforehand (docs/langchain.md).
     """
 
     model_config = ConfigDict(
@@ -90,17 +89,6 @@ class ChatRagKV(BaseChatModel):
         """Without the documents of the call, which do not belong in traces."""
         kwargs.pop("documents", None)
         return super()._get_invocation_params(stop=stop, **kwargs)
-
-    def bind_tools(self, tools: Sequence[Any], **_: Any) -> NoReturn:
-        """Raises `UnsupportedError`: an answer cannot be constrained to a valid tool call."""
-        raise UnsupportedError("Tools are not offered yet: an answer cannot be constrained to a valid tool call.")
-
-    def with_structured_output(self, schema: Any, **_: Any) -> NoReturn:
-        """Raises `UnsupportedError`: an answer cannot be constrained to a schema."""
-        raise UnsupportedError(
-            "Structured output is not offered yet: an answer cannot be constrained to a schema. "
-            "Describe the format in the prompt and parse the answer with an output parser."
-        )
 
     # Documents
 

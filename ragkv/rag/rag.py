@@ -12,6 +12,7 @@ from typing import Literal, Unpack
 
 from ragkv.encoding import WarmReport
 from ragkv.engine import Engine
+from ragkv.errors import InputError
 from ragkv.inference import AnswerOptions
 from ragkv.retrieval import Document, Hit, Index, IngestReport, Passage, Removal, Reranker, Splitter, Where
 from ragkv.retrieval.embedders import Embedder
@@ -127,7 +128,12 @@ class Rag(Closing):
         session: Session | None = None,
         **how: Unpack[AnswerOptions],
     ) -> RagAnswer:
-        """Retrieve passages and answer from them. `how` is for `Engine.answer`."""
+        """Retrieve passages and answer from them. `how` is for `Engine.answer`.
+
+        Raises `InputError` for an empty question.
+        """
+        if not question.strip():
+            raise InputError("The question is empty. Give a question of at least one word.")
         hits = self.retrieve(question, k, retriever=retriever, where=where, reranker=reranker, order=order)
         answer = self.engine.answer(question, [self.chunk(hit.passage) for hit in hits], session, **how)
         return RagAnswer(answer, hits)

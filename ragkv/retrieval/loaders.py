@@ -136,6 +136,8 @@ def _from_json(file: Path, number: int, line: str) -> Document:
 
     try:
         record = json.loads(line)
+    except json.JSONDecodeError as error:
+        raise bad(f"not JSON ({error.msg} at column {error.colno})") from error
     except (ValueError, RecursionError) as error:
         raise bad(f"not JSON ({error})") from error
     if not isinstance(record, dict):

@@ -6,6 +6,7 @@ One schema serves the library, the commands and the server (docs/settings.md). P
 import dataclasses
 import difflib
 import os
+import re
 import tomllib
 import types
 import typing
@@ -17,6 +18,11 @@ from ragkv.errors import ConfigError
 
 PREFIX = "RAGKV_"  # of the environment variables
 FILE_VARIABLE = "RAGKV_CONFIG"  # names the settings file, for commands
+# Kubernetes sets these in every pod for a service whose name is `ragkv` or begins with `ragkv-`.
+_KUBERNETES_NAME = re.compile(
+    r"RAGKV(_[A-Z0-9]+)*_(SERVICE_HOST|SERVICE_PORT(_[A-Z0-9]+)*|PORT_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)"
+)
+_KUBERNETES_URL = re.compile(r"(tcp|udp|sctp)://.+:\d+")
 
 
 class _Text(str):
@@ -37,7 +43,7 @@ def environment_values(environment: Mapping[str, str]) -> dict[str, Any]:
     """The variables with the prefix as nested mappings: `RAGKV_STORE__CODEC` is `codec` in the group `store`."""
     values: dict[str, Any] = {}
     for name, text in environment.items():
-        if name.startswith(PREFIX) and name != FILE_VARIABLE:
+        if name.startswith(PREFIX) and name != FILE_VARIABLE and not _is_of_kubernetes(name, text):
             *groups, leaf = name.removeprefix(PREFIX).lower().split("__")
             place = values
             for group in groups:
@@ -47,6 +53,12 @@ def environment_values(environment: Mapping[str, str]) -> dict[str, Any]:
                 place = inner
             place[leaf] = _Text(text)
     return values
+
+
+def _is_of_kubernetes(name: str, text: str) -> bool:
+    """Whether Kubernetes set the variable: `RAGKV_SERVICE_HOST`, `RAGKV_PORT_8000_TCP`, or `RAGKV_PORT` with a URL."""
+    is_port = name.endswith("_PORT") and "__" not in name and _KUBERNETES_URL.fullmatch(text) is not None
+    return is_port or _KUBERNETES_NAME.fullmatch(name) is not None
 
 
 def gather(file: str | Path | None, environment: Mapping[str, str] | None = None) -> dict[str, Any]:

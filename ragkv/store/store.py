@@ -249,6 +249,11 @@ class Store(Closing):
         with self._promoter.deleting():
             return sum(tier.gc(keep) for tier in self._tiers)
 
+    def refused(self, keep: Callable[[Identity], bool]) -> set[str]:
+        """The keys that `gc` would drop."""
+        self.flush()
+        return {key for tier in self._tiers for key in tier.refused(keep)}
+
     def speeds(self) -> dict[str, Speed]:
         """The recent speeds of the remote tiers, by kind, as far as they were measured."""
         found = {tier.kind.value: tier.speed() for tier in self._remote}

@@ -32,9 +32,20 @@ def test_a_key_is_stored_as_a_digest_and_found_by_its_text(file: KeyFile) -> Non
 
 
 def test_a_key_has_256_random_bits(file: KeyFile) -> None:
-    secrets = {file.add("k")[0] for _ in range(20)}
+    secrets = {file.add(f"k{number}")[0] for number in range(20)}
     assert len(secrets) == 20
     assert all(len(secret) == len("rk-") + 12 + 1 + 43 for secret in secrets)  # 43 of 64 letters are 256 bits
+
+
+def test_a_second_key_of_the_same_name_needs_the_name_of_its_tenant(file: KeyFile) -> None:
+    _, first = file.add("alice")
+    with pytest.raises(InputError, match=rf"--tenant {first.tenant}.*ragkv keys rotate {first.id}"):
+        file.add("alice")
+    _, second = file.add("alice", tenant=first.tenant)
+    assert second.tenant == first.tenant
+    file.revoke(first.id)
+    file.revoke(second.id)
+    file.add("alice")
 
 
 def test_only_the_owner_can_read_the_key_file(file: KeyFile) -> None:
@@ -170,7 +181,9 @@ def test_a_tenants_name_cannot_be_a_path(file: KeyFile, tenant: str) -> None:
 
 def test_concurrently_added_keys_are_all_stored(file: KeyFile) -> None:
     made: list[str] = []
-    threads = [threading.Thread(target=lambda: made.append(file.add("k")[0])) for _ in range(8)]
+    threads = [
+        threading.Thread(target=lambda name: made.append(file.add(name)[0]), args=(name,)) for name in "abcdefgh"
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:

@@ -220,8 +220,6 @@ class _Spy(StrOutputParser):
 @pytest.mark.parametrize(
     ("call", "why"),
     [
-        (lambda llm: llm.bind_tools([print]), "Tools"),
-        (lambda llm: llm.with_structured_output({"title": "x"}), "Structured output"),
         (lambda llm: llm.invoke("x", tools=[{}]), "tools"),
         (lambda llm: llm.invoke([HumanMessage([{"type": "image_url", "image_url": {"url": "x"}}])]), "image_url"),
     ],
@@ -230,6 +228,16 @@ def test_a_feature_that_is_not_offered_raises_an_error_that_names_it(call: Any, 
     with pytest.raises(NotImplementedError, match=why) as refused:
         call(llm)
     assert isinstance(refused.value, UnsupportedError)
+
+
+@pytest.mark.parametrize(
+    "call", [lambda llm: llm.bind_tools([print]), lambda llm: llm.with_structured_output({"title": "x"})]
+)
+def test_tools_and_structured_output_are_refused_as_langchains_base_class_refuses_them(
+    call: Any, llm: ChatRagKV
+) -> None:
+    with pytest.raises(NotImplementedError):
+        call(llm)
 
 
 @pytest.mark.parametrize("call", [{"documnets": []}, {"documents": [3]}, {"ratio": 2.0}])

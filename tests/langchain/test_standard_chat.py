@@ -25,21 +25,14 @@ class _Common:
     def chat_model_params(self) -> dict[str, Any]:
         return {"model": "reader", "config": CONFIG, "min_new_tokens": 1}
 
-    @property
-    def has_tool_calling(self) -> bool:
-        return False  # `bind_tools` exists only to refuse
-
-    @property
-    def has_tool_choice(self) -> bool:
-        return False
-
-    @property
-    def has_structured_output(self) -> bool:
-        return False  # `with_structured_output` exists only to refuse
-
 
 class TestUnit(_Common, ChatModelUnitTests):
     pass
+
+
+def test_the_suites_see_by_themselves_that_tools_and_structured_output_are_not_offered() -> None:
+    suite = TestUnit()
+    assert not (suite.has_tool_calling or suite.has_tool_choice or suite.has_structured_output)
 
 
 @needs_reader

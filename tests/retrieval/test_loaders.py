@@ -94,7 +94,7 @@ def test_a_json_line_is_a_document_whose_other_keys_are_metadata(tmp_path: Path)
         ("only.html", "<script>x</script>", "holds no text"),
         ("photo.png", "x", "no loader for '.png'"),
         ("broken.pdf", "%PDF-1.4 nothing", "Cannot read .* as PDF"),
-        ("bad.jsonl", "{", "line 1: not JSON"),
+        ("bad.jsonl", "{", r"line 1: not JSON \(Expecting property name .* at column 2\)"),
         ("bad.jsonl", "[1]", "line 1: a JSON list"),
         ("bad.jsonl", '{"id": "a"}', "line 1: `text` is None"),
         ("bad.jsonl", '{"id": 1.5, "text": "x"}', "line 1: `id` is 1.5"),

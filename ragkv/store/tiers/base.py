@@ -227,10 +227,13 @@ class Tier(ABC):
     def gc(self, keep: Callable[[Identity], bool]) -> int:
         """Drop every entry whose identity `keep` refuses, or that this code cannot read; the bytes freed."""
         before = self.stats().used_bytes
-        refused = [key for key, info in self.scan() if info is None or not keep(info.identity)]
-        for key in refused:
+        for key in self.refused(keep):
             self.delete(key)
         return before - self.stats().used_bytes
+
+    def refused(self, keep: Callable[[Identity], bool]) -> list[str]:
+        """The keys that `gc` would drop."""
+        return [key for key, info in self.scan() if info is None or not keep(info.identity)]
 
     @property
     def answers(self) -> bool:
