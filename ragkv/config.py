@@ -30,6 +30,7 @@ POLICY_NAMES = (  # ragkv.store.POLICIES
 SIMULATOR_POLICY_NAMES = ("belady", "length-aware", "t-lru-all", "t-lru-eager", "t-lru-literal", "tail-belady")
 # ragkv.fusion.SELECTORS
 SELECTOR_NAMES = ("all", "first-k", "hkvd", "hkvd-gradual", "none", "random", "sensitivity", "sensitivity-query")
+RETRIEVER_NAMES = ("bm25", "dense", "fused")  # ragkv.retrieval.RETRIEVERS
 TRUNCATIONS = ("kv", "tokens", "naive")
 INEXACT_HISTORY = ("keep", "recompute")
 

@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 
 from ragkv import EngineConfig, FusionConfig, KCacheConfig, PromptConfig, StoreConfig
-from ragkv.config import CODEC_NAMES, GIB, POLICY_NAMES, SELECTOR_NAMES, SIMULATOR_POLICY_NAMES
+from ragkv.config import CODEC_NAMES, GIB, POLICY_NAMES, RETRIEVER_NAMES, SELECTOR_NAMES, SIMULATOR_POLICY_NAMES
 from ragkv.errors import ConfigError
 from ragkv.fusion import SELECTORS
+from ragkv.retrieval.retrievers import RETRIEVERS
 from ragkv.simulate import SIMULATOR_ONLY
 from ragkv.store import CODECS, POLICIES
 
@@ -230,8 +231,9 @@ def test_an_optional_group_is_off_by_default_and_can_be_switched_off_by_name() -
         (POLICY_NAMES, POLICIES),
         (SIMULATOR_POLICY_NAMES, SIMULATOR_ONLY),
         (SELECTOR_NAMES, SELECTORS),
+        (RETRIEVER_NAMES, RETRIEVERS),
     ],
-    ids=["codecs", "policies", "simulator policies", "selectors"],
+    ids=["codecs", "policies", "simulator policies", "selectors", "retrievers"],
 )
 def test_the_settings_know_every_registered_name(known: tuple[str, ...], registered: Collection[str]) -> None:
     assert sorted(known) == sorted(registered)

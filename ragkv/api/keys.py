@@ -112,12 +112,13 @@ class KeyFileContent:
         raise InputError(f"There is no key {key_id[:40]!r}; `ragkv keys list` shows those there are.")
 
     def check_new(self, name: str) -> None:
-        """Raise `InputError` if a valid key has this name: a second tenant of the same name is most likely a mistake."""
+        """Raise `InputError` if a valid key has this name."""
         for key in self.keys:
             if key.name == name and key.is_valid(time.time()):
                 raise InputError(
-                    f"There is a key named {name!r} already, {key.id} of tenant {key.tenant}. Use another name for a new "
-                    f"tenant, `--tenant {key.tenant}` for a second key of this one, or `ragkv keys rotate {key.id}`."
+                    f"There is a key named {name!r} already, {key.id} of tenant {key.tenant}. Use another name for a "
+                    f"new tenant, `--tenant {key.tenant}` for a second key of this one, or "
+                    f"`ragkv keys rotate {key.id}` for a new secret."
                 )
 
     def create(self, name: str, tenant: str | None, rate: Rate, lifetime_s: float | None) -> tuple[str, Key]:

@@ -1,4 +1,4 @@
-"""The command line: `ragkv demo | ingest | ask | chat | stats | size | gc | gate | profile | serve | keys | ...`.
+"""The command line: `ragkv demo | ingest | ask | chat | search | docs | stats | explain | serve | keys | gc | ...`.
 
 Results go to standard output (text, or JSON with `--json`), progress and notes to standard error. An error is one
 sentence and exit code 1; wrong usage is exit code 2. Commands import heavy modules only when they run.
@@ -16,11 +16,12 @@ def main() -> None:
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s: %(message)s", stream=sys.stderr)
     from .app import app
+    from .output import print_error
 
     try:
-        app()
+        app(prog_name="ragkv")
     except RagKVError as error:
-        print(f"error: {error}", file=sys.stderr)
+        print_error(error)
         sys.exit(1)
     except BrokenPipeError:  # the reader of our output ended, as `head` does
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115, PTH123 - the interpreter flushes it at exit

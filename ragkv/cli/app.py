@@ -1,24 +1,28 @@
 """The commands. The longer ones have a file of their own."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, cast
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from ragkv import __version__
-from ragkv.errors import ConfigError, DocumentError, InputError
+from ragkv.config import POLICY_NAMES, SIMULATOR_POLICY_NAMES, ReuseMode
+from ragkv.errors import DocumentError, InputError
 
 from . import output
 from .chat import chat
 from .config import config as config_commands
+from .docs import docs
 from .explain import explain
 from .keys import keys
 from .learn import learn
 from .options import (
+    ANSWER,
     HOME,
     AsJson,
+    CodecChoice,
     Device,
     Dtype,
     EngineOptions,
@@ -26,33 +30,37 @@ from .options import (
     MaxNewTokens,
     Model,
     Passages,
+    Ratio,
     Retriever,
     SelectorName,
     Settings,
+    Temperature,
+    Where,
+    answer_options,
+    command_group,
     file_defaults,
+    metadata_filter,
     require_index,
     settings_file,
+    show_help,
 )
 from .output import console, print_json, print_note
 from .profile import profile
+from .search import search
 from .serve import serve
 
 if TYPE_CHECKING:
-    from ragkv.config import ReuseMode
-    from ragkv.inference import AnswerOptions
     from ragkv.rag import RagAnswer
 
-app = typer.Typer(
+KvDtype = Literal["float32", "bfloat16", "float16"]
+COMPARED_POLICIES = "lru,t-lru,t-lru-guarded,tail-belady"
+POLICIES = sorted((*POLICY_NAMES, *SIMULATOR_POLICY_NAMES))
+
+app = command_group(
+    "Answer questions over documents from stored KV: chunks are computed once and fused at question time.",
     name="ragkv",
-    help="Answer questions over documents from stored KV: chunks are computed once and fused at question time.",
-    no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
 )
-for command in (profile, explain, chat, learn, serve):
-    app.command()(command)
-app.add_typer(keys, name="keys")
-app.add_typer(config_commands, name="config")
 
 
 def _version(requested: bool) -> None:
@@ -64,8 +72,11 @@ def _version(requested: bool) -> None:
 @app.callback()
 def _main(
     context: typer.Context,
-    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True)] = False,  # noqa: ARG001
+    version: Annotated[  # noqa: ARG001
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
 ) -> None:
+    show_help(context)
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
     context.default_map = _defaults(context.command, file_defaults(settings_file()))
 
@@ -78,7 +89,6 @@ def _defaults(command: Any, values: dict[str, str]) -> dict[str, Any]:
     return {name: _defaults(one, values) for name, one in commands.items() if name != "demo"}
 
 
-@app.command()
 def ingest(
     paths: Annotated[list[Path], typer.Argument(help="Files or folders: .txt .md .html .jsonl .pdf")],
     home: Home = HOME,
@@ -86,10 +96,14 @@ def ingest(
     config: Settings = None,
     device: Device = None,
     dtype: Dtype = None,
-    chunk_tokens: Annotated[int | None, typer.Option(help="Maximum chunk length [default: 512; reader: 128]")] = None,
-    prune: Annotated[bool, typer.Option(help="Delete indexed documents that are not among these.")] = False,
-    skip_unreadable: Annotated[bool, typer.Option(help="Skip unreadable files with a note.")] = False,
-    index_only: Annotated[bool, typer.Option(help="Do not compute KV now; the first questions compute it.")] = False,
+    chunk_tokens: Annotated[
+        int | None, typer.Option(help="Longest chunk, in tokens.", show_default="512; the reader: 128")
+    ] = None,
+    prune: Annotated[bool, typer.Option("--prune", help="Delete indexed documents that are not among these.")] = False,
+    skip_unreadable: Annotated[
+        bool, typer.Option("--skip-unreadable", help="Skip unreadable files with a note.")
+    ] = False,
+    index_only: Annotated[bool, typer.Option("--index-only", help="Leave the KV to the first questions.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Index documents and compute the KV of their chunks. Unchanged documents are skipped."""
@@ -126,7 +140,6 @@ def ingest(
     )
 
 
-@app.command()
 def ask(
     question: Annotated[str, typer.Argument(help="The question.")],
     home: Home = HOME,
@@ -136,21 +149,22 @@ def ask(
     dtype: Dtype = None,
     k: Passages = 6,
     retriever: Retriever = None,
-    where: Annotated[list[str] | None, typer.Option(help="Metadata filter name=value; may be repeated.")] = None,
-    ratio: Annotated[float | None, typer.Option(min=0, max=1, help="Recompute ratio.")] = None,
+    where: Where = None,
+    ratio: Ratio = None,
     selector: SelectorName = None,
-    reuse: Annotated[str, typer.Option(help="fused, prefix or none.")] = "fused",
+    reuse: Annotated[
+        ReuseMode, typer.Option(rich_help_panel=ANSWER, help="Which stored KV is used; none: full recompute.")
+    ] = "fused",
+    temperature: Temperature = 0.0,
     max_new_tokens: MaxNewTokens = 64,
     as_json: AsJson = False,
 ) -> None:
     """Answer a question from the ingested documents. Shows the sources and how much KV was reused."""
     require_index(home)
-    mode = cast("ReuseMode", reuse)  # the engine refuses an unknown mode
-    options: AnswerOptions = {"selector": selector, "reuse": mode, "max_new_tokens": max_new_tokens}
-    if ratio is not None:
-        options["ratio"] = ratio
+    options = answer_options(ratio, selector, temperature, max_new_tokens)
+    options["reuse"] = reuse
     with EngineOptions(home, model, config, device, dtype).rag() as rag:
-        answered = rag.ask(question, k, retriever=retriever, where=_filters(where or []), **options)
+        answered = rag.ask(question, k, retriever=retriever, where=metadata_filter(where), **options)
         if as_json:
             print_json({"question": question, **output.plain(answered)})
         else:
@@ -166,12 +180,10 @@ def _show(answered: "RagAnswer") -> None:
     cited = {citation.chunk for citation in answered.answer.citations}
     for number, hit in enumerate(answered.hits):
         mark = "*" if number in cited else " "
-        start, end = hit.passage.span
-        console.print(f" {mark} [{number + 1}] {hit.passage.source or hit.passage.document_id} ({start}-{end})")
+        console.print(f" {mark} [{number + 1}] {output.place(hit.passage)}")
     output.print_reuse(answered.answer)
 
 
-@app.command()
 def stats(home: Home = HOME, as_json: AsJson = False) -> None:
     """Show how much the index and the store hold."""
     from ragkv.config import StoreConfig
@@ -193,21 +205,18 @@ def stats(home: Home = HOME, as_json: AsJson = False) -> None:
         console.print(f"{tier.kind.value}: {tier.entries} entries, {tokens} tokens, {output.size(tier.used_bytes)}")
 
 
-@app.command()
 def size(
     model: Annotated[str, typer.Argument(help="'reader', a model folder, a hub id, or a shape such as llama-3-8b.")],
     chunk_tokens: Annotated[int, typer.Option(min=1, help="Tokens of a chunk.")] = 512,
     chunks: Annotated[int, typer.Option(min=1, help="Chunks of the corpus.")] = 10_000,
-    dtype: Annotated[str, typer.Option(help="dtype of the stored KV.")] = "bfloat16",
-    codec: Annotated[str, typer.Option(help="Codec of the stored KV: raw or int8.")] = "raw",
+    dtype: Annotated[KvDtype, typer.Option(help="Number format of the KV.")] = "bfloat16",
+    codec: Annotated[CodecChoice, typer.Option(help="Codec of the stored KV.")] = "raw",
     as_json: AsJson = False,
 ) -> None:
     """Show how many bytes a model's KV takes: per token, per chunk and for a corpus."""
     from ragkv.model.loading import float_dtype, kv_shape
     from ragkv.store import CODECS
 
-    if codec not in CODECS:
-        raise ConfigError(f"codec is {codec!r}; it must be one of: {', '.join(CODECS)}.")
     kind, (layers, kv_heads, head_dim) = float_dtype(dtype), kv_shape(model)
     per_chunk = layers * CODECS[codec].layout((2, kv_heads, chunk_tokens, head_dim), kind).nbytes
     numbers = {"token": round(per_chunk / chunk_tokens), "chunk": per_chunk, "corpus": per_chunk * chunks}
@@ -219,34 +228,56 @@ def size(
     console.print(f"{output.size(numbers['corpus'])} for {chunks:,} chunks")
 
 
-@app.command()
 def gc(
-    home: Home = HOME, model: Model = "reader", config: Settings = None, device: Device = None, dtype: Dtype = None
+    home: Home = HOME,
+    model: Model = "reader",
+    config: Settings = None,
+    device: Device = None,
+    dtype: Dtype = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Count the entries and delete nothing.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Delete the KV of other models and of deleted documents."""
     require_index(home)
     with EngineOptions(home, model, config, device, dtype).rag() as rag:
-        freed, swept = rag.engine.gc(), rag.sweep()
-        console.print(f"Freed {output.size(freed)} of other models; dropped {swept} entries of deleted documents.")
+        others, deleted = rag.engine.count_stale(rag.chunks())
+        freed = None if dry_run else rag.engine.gc()
+        if not dry_run:
+            deleted = rag.sweep()
+    if as_json:
+        counts = {"other_models": others, "deleted_documents": deleted}
+        print_json({"dry_run": dry_run, "entries": counts, "other_models_bytes": freed})
+    elif freed is None:
+        console.print(f"Would drop {others} entries of other models and {deleted} of deleted documents.")
+    else:
+        console.print(
+            f"Dropped {others} entries of other models ({output.size(freed)}) and {deleted} of deleted documents."
+        )
 
 
-@app.command()
 def simulate(
     trace: Annotated[str, typer.Option(help="rows.csv, a published trace, or birth-death or sharegpt-like.")],
-    policy: Annotated[str, typer.Option(help="Policies, separated by commas.")] = "lru,t-lru,t-lru-guarded,tail-belady",
+    policy: Annotated[
+        str,
+        typer.Option(
+            help=f"Separated by commas, of: {', '.join(POLICIES)}.", show_default=COMPARED_POLICIES.replace(",", ", ")
+        ),
+    ] = COMPARED_POLICIES,
     capacity_blocks: Annotated[int | None, typer.Option(help="Capacity in blocks.")] = None,
     capacity_share: Annotated[float | None, typer.Option(help="Capacity as a share of the peak live blocks.")] = None,
     memory: Annotated[str | None, typer.Option(help="Capacity in bytes, such as 128G.")] = None,
     disk: Annotated[str | None, typer.Option(help="Capacity of a second tier in bytes, such as 10T.")] = None,
     xi: Annotated[str | None, typer.Option(help="Threshold: tokens (2000), a TTFT target (200ms), or auto.")] = None,
     xi_blocks: Annotated[int | None, typer.Option(help="Threshold in blocks.")] = None,
-    new_blocks: Annotated[int | None, typer.Option(help="Expected new blocks of a turn [default: the mean]")] = None,
+    new_blocks: Annotated[
+        int | None, typer.Option(help="Expected new blocks of a turn.", show_default="the mean")
+    ] = None,
     block_tokens: Annotated[int, typer.Option(help="Tokens of a block.")] = 16,
     kv_bytes_per_token: Annotated[int, typer.Option(help="For --memory and --disk; see `ragkv size`.")] = 131_072,
     slo_ms: Annotated[float, typer.Option(help="TTFT limit of a request.")] = 200.0,
     profile: Annotated[Path | None, typer.Option(help="JSON: token_ms, fixed_ms, load_token_ms.")] = None,
     requests: Annotated[int | None, typer.Option(min=1, help="Replay only this many requests.")] = None,
-    forced: Annotated[bool, typer.Option(help="Forced caching: never evict what was just served.")] = False,
+    forced: Annotated[bool, typer.Option("--forced", help="Forced caching: never evict what was just served.")] = False,
     plot: Annotated[Path | None, typer.Option(help="File for a plot.")] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -257,7 +288,6 @@ def simulate(
     run(Options(policies=policy, **options), as_json, console)
 
 
-@app.command()
 def gate(
     model: Annotated[str, typer.Argument(envvar="RAGKV_MODEL", help="'reader', a model folder or hub id.")] = "reader",
     home: Home = HOME,
@@ -287,10 +317,11 @@ def gate(
     console.print(f"{result} ({result.contexts} prompts, {result.tokens} tokens).")
 
 
-@app.command()
 def demo(
     model: Model = "reader",
-    home: Annotated[Path | None, typer.Option(help="Folder for index and KV [default: a temporary folder].")] = None,
+    home: Annotated[
+        Path | None, typer.Option(help="Folder for index and KV.", show_default="a temporary folder")
+    ] = None,
     repeats: Annotated[int, typer.Option(min=1, help="Runs of each timing; the median is shown.")] = 3,
     shape: Annotated[str | None, typer.Option(help="Also time a shape such as qwen2.5-0.5b, random weights.")] = None,
     questions: Annotated[int | None, typer.Option(min=1, help="Only this many of the example's questions.")] = None,
@@ -302,11 +333,16 @@ def demo(
     run(model, home, repeats, shape, questions, as_json)
 
 
-def _filters(pairs: Sequence[str]) -> dict[str, Any]:
-    filters: dict[str, Any] = {}
-    for pair in pairs:
-        name, equals, value = pair.partition("=")
-        if not equals or not name:
-            raise ConfigError(f"--where {pair!r} does not have the form name=value.")
-        filters[name] = value
-    return filters
+GROUPS: dict[str, tuple[Callable[..., None] | typer.Typer, ...]] = {  # in the order in which a user meets them
+    "Start": (demo, ingest),
+    "Ask": (ask, chat, search),
+    "Look": (docs, stats, explain, size),
+    "Serve": (serve, keys),
+    "Maintain": (config_commands, gc, gate, profile, learn, simulate),
+}
+for panel, commands in GROUPS.items():
+    for command in commands:
+        if isinstance(command, typer.Typer):
+            app.add_typer(command, rich_help_panel=panel)
+        else:
+            app.command(rich_help_panel=panel)(command)

@@ -5,18 +5,36 @@ import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from ragkv.types import Answer, Chunk
 
 from . import output
-from .options import HOME, Device, Dtype, EngineOptions, Home, MaxNewTokens, Model, Retriever, Settings
+from .options import (
+    HOME,
+    SEARCH,
+    Device,
+    Dtype,
+    EngineOptions,
+    Home,
+    MaxNewTokens,
+    Model,
+    Ratio,
+    Retriever,
+    SelectorName,
+    Settings,
+    Temperature,
+    Where,
+    answer_options,
+    metadata_filter,
+)
 from .output import console, print_note
 
 if TYPE_CHECKING:
     from ragkv.engine import Engine
+    from ragkv.inference import AnswerOptions
     from ragkv.rag import Rag
     from ragkv.sessions import Session
 
@@ -30,18 +48,27 @@ def chat(
     device: Device = None,
     dtype: Dtype = None,
     session: Annotated[str | None, typer.Option(help="Id of a conversation to continue; it is kept.")] = None,
-    k: Annotated[int, typer.Option("--k", "-k", min=0, help="Passages to retrieve for each turn.")] = 6,
+    k: Annotated[
+        int,
+        typer.Option("--k", "-k", min=0, rich_help_panel=SEARCH, help="Passages to retrieve for each turn; 0: none."),
+    ] = 6,
     retriever: Retriever = None,
+    where: Where = None,
+    ratio: Ratio = None,
+    selector: SelectorName = None,
+    temperature: Temperature = 0.0,
     max_new_tokens: MaxNewTokens = 64,
 ) -> None:
     """Chat: each line is a turn, answered from the passages it retrieves. /reset, /forget, /stats, /quit."""
     options = EngineOptions(home, model, config, device, dtype)
+    retrieval = Retrieval(k, retriever, metadata_filter(where))
+    answering = answer_options(ratio, selector, temperature, max_new_tokens)
     with ExitStack() as stack:
         rag = stack.enter_context(options.rag()) if (home / "index").is_dir() else None
         engine = rag.engine if rag is not None else stack.enter_context(options.engine())
         if rag is None:
             print_note(f"nothing was ingested at {home}: the model answers without documents.")
-        chat = Chat(engine, rag, engine.session(session or f"chat-{uuid.uuid4().hex}"), k, retriever, max_new_tokens)
+        chat = Chat(engine, rag, engine.session(session or f"chat-{uuid.uuid4().hex}"), retrieval, answering)
         if chat.session.turns:
             console.print(f"{chat.session.turns} turns so far.", style="dim")
         try:
@@ -58,12 +85,21 @@ def _lines() -> Iterator[str]:
     """The lines of standard input, with a prompt if it is a terminal."""
     while True:
         if sys.stdin.isatty():
-            console.print("[bold]>[/bold] ", end="")
+            console.print(">", style="bold", end=" ")
             sys.stdout.flush()
         line = sys.stdin.readline()
         if not line:
             return
         yield line.strip()
+
+
+@dataclass(frozen=True, slots=True)
+class Retrieval:
+    """How the passages of every turn are retrieved."""
+
+    k: int
+    retriever: str | None
+    where: dict[str, Any]
 
 
 @dataclass
@@ -73,9 +109,8 @@ class Chat:
     engine: "Engine"
     rag: "Rag | None"
     session: "Session"
-    k: int
-    retriever: str | None
-    max_new_tokens: int
+    retrieval: Retrieval
+    options: "AnswerOptions"
     last: Answer | None = None
 
     def execute(self, line: str) -> bool:
@@ -99,28 +134,29 @@ class Chat:
 
     def _answer(self, question: str) -> None:
         chunks, sources = self._retrieve(question)
-        stream = self.engine.stream(question, chunks, self.session, max_new_tokens=self.max_new_tokens)
+        stream = self.engine.stream(question, chunks, self.session, **self.options)
         try:
             for event in stream:
                 if isinstance(event, Answer):
                     self.last = event
                 else:
-                    console.out(event.text, end="", highlight=False)
+                    console.print(event.text, end="")
                     console.file.flush()
         finally:
             stream.close()  # type: ignore[attr-defined]  # a generator; closed early, its turn is not kept
             console.print()
         assert self.last is not None
         for number, source in enumerate(sources):
-            console.print(f" [{number + 1}] {source}", style="dim", markup=False)
+            console.print(f" [{number + 1}] {source}", style="dim")
         output.print_reuse(self.last)
 
     def _retrieve(self, question: str) -> tuple[Sequence[Chunk], list[str]]:
         """The passages for a turn, and their sources."""
-        if self.rag is None or not self.k:
+        how = self.retrieval
+        if self.rag is None or not how.k:
             return (), []
-        hits = self.rag.retrieve(question, self.k, retriever=self.retriever)
-        return [self.rag.chunk(hit.passage) for hit in hits], [hit.passage.source for hit in hits]
+        hits = self.rag.retrieve(question, how.k, retriever=how.retriever, where=how.where)
+        return [self.rag.chunk(hit.passage) for hit in hits], [output.place(hit.passage) for hit in hits]
 
     def _stats(self) -> None:
         self.engine.flush()

@@ -11,10 +11,10 @@ from ragkv.config import EngineConfig
 from ragkv.errors import MissingExtraError
 from ragkv.runtime.setting_values import PREFIX, environment_values, flat, toml_values
 
-from .options import AsJson, Settings
+from .options import AsJson, Settings, command_group
 from .output import console, print_json, print_note
 
-config = typer.Typer(help="Show and check the settings of the commands and the server.", no_args_is_help=True)
+config = command_group("Show and check the settings of the commands and the server.", name="config")
 Changed = Annotated[bool, typer.Option("--changed", help="Only settings that differ from their defaults.")]
 
 
@@ -34,14 +34,14 @@ def show(file: Settings = None, changed: Changed = False, as_json: AsJson = Fals
     widths = [max((len(_shown(row[part])) for row in rows), default=0) for part in ("setting", "value")]
     for row in rows:
         cells = (_shown(row["setting"]).ljust(widths[0]), _shown(row["value"]).ljust(widths[1]), _shown(row["source"]))
-        console.print("  ".join(cells), markup=False)
+        console.print("  ".join(cells))
 
 
 @config.command()
 def check(file: Settings = None) -> None:
     """Check the settings of the file and the environment. A wrong one is an error that names it."""
     count = sum(1 for _ in _settings(file))
-    console.print(f"{count} settings are valid.", markup=False)
+    console.print(f"{count} settings are valid.")
 
 
 def _settings(file: Any) -> Iterator[tuple[str, Any]]:

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.table import Table
 
+from ragkv.config import ReuseMode
 from ragkv.errors import InputError, ProfileError
 
 from . import output
@@ -32,7 +33,9 @@ def explain(
     question: Annotated[str | None, typer.Argument(help="The question; without one, describe a request.")] = None,
     chunks: Annotated[int | None, typer.Option(min=1, help="Described request: its chunks.")] = None,
     tokens: Annotated[int, typer.Option(min=1, help="Described request: tokens of each chunk.")] = 512,
-    tier: Annotated[str, typer.Option(help="Described request: the tier of its chunks.")] = "disk",
+    tier: Annotated[
+        str, typer.Option(help="Described request: the tier of its chunks, memory, disk, redis or s3.")
+    ] = "disk",
     question_tokens: Annotated[int, typer.Option(min=1, help="Described request: tokens of its question.")] = 32,
     home: Home = HOME,
     model: Model = "reader",
@@ -85,17 +88,19 @@ def _explain_description(
     loads = [Load(tier, tokens, fused=number > 0) for number in range(chunks)]
     shape = Shape((chunks - 1) * tokens, question_tokens, chunks * tokens + question_tokens, selection_of(how.selector))
     decision = decide(profile, shape, loads, how.ratio, control.prices)
+    full_s = profile.prefill.at(shape.prompt_tokens)
     return {
+        "recommended": recommended(decision.ttft_s, full_s),
         "ratio": decision.ratio,
         "computed_chunks": decision.computed,
         "tier": decision.tier,
-        "decision": (*decision.why, *_kcache(engine, shape.prompt_tokens)),
+        "decision": (_compare(decision.ttft_s, full_s), *decision.why, *_kcache(engine, shape.prompt_tokens)),
         "notes": how.notes,
         "times_s": {
             "a layer: loading all": (load_s(profile, loads).layer_s, None),
             f"a layer: recompute at r* = {how.ratio:.0%}": (recompute_s(profile, how.ratio, shape).layer_s, None),
             f"first token, at {decision.ratio:.0%}": (decision.ttft_s, None),
-            "first token, full prefill": (profile.prefill.at(shape.prompt_tokens), None),
+            "first token, full prefill": (full_s, None),
         },
         "usd_a_month": _costs(engine, chunks * tokens),
     }
@@ -111,6 +116,7 @@ def _explain_question(rag: "Rag", question: str, k: int, selector: str | None) -
     reuse, timing = answer.reuse, answer.timing
     found: dict[str, Any] = {
         "ratio": reuse.ratio,
+        "recommended": None,  # not without a profile
         "decision": reuse.decision,
         "notes": reuse.notes,
         "times_s": {},
@@ -122,19 +128,34 @@ def _explain_question(rag: "Rag", question: str, k: int, selector: str | None) -
     except ProfileError:
         return found  # a note of the report says that there is no profile
     shape, loads = engine.parts.load_control.seen(reuse)
-    found["decision"] = (*reuse.decision, *_kcache(engine, shape.prompt_tokens))
     total, without_loading = ttft_s(profile, shape, reuse.ratio, loads), ttft_s(profile, shape, reuse.ratio, [])
     placing = profile.place_token_layer_s * shape.placed_tokens * max(1, profile.layers - 1)
     recompute = recompute_s(profile, reuse.ratio, shape).total_s
+    full_s = profile.prefill.at(reuse.tokens)
+    found["recommended"] = recommended(total, full_s)
+    found["decision"] = (_compare(total, full_s), *reuse.decision, *_kcache(engine, shape.prompt_tokens))
     found["times_s"] = {
         "waiting for slices": (total - without_loading, timing.load_s),
         "placing": (placing, timing.fuse_s),
         "computing": (recompute - placing + profile.start_s, timing.prefill_s - timing.load_s - timing.fuse_s),
         "first token": (total, timing.first_token_s),
-        "first token, full prefill": (profile.prefill.at(reuse.tokens), None),
+        "first token, full prefill": (full_s, None),
     }
     found["usd_a_month"] = _costs(engine, sum(load.tokens for load in loads))
     return found
+
+
+def recommended(fused_s: float, full_s: float) -> ReuseMode:
+    """The setting of `reuse` with the earlier first token, by the estimates."""
+    return "fused" if fused_s < full_s else "none"
+
+
+def _compare(fused_s: float, full_s: float) -> str:
+    """A sentence that recommends fusing or a full prefill, with both estimates."""
+    fused, full = f"fused {milliseconds(fused_s)}", f"full prefill {milliseconds(full_s)}"
+    if recommended(fused_s, full_s) == "fused":
+        return f"fusing is estimated to be {full_s / fused_s:.1f}x faster to the first token: {fused}, {full}"
+    return f"fusing is not faster here by these estimates, use `--reuse none`: {fused}, {full} to the first token"
 
 
 def _kcache(engine: "Engine", tokens: int) -> tuple[str, ...]:

@@ -10,7 +10,7 @@ import typer
 from ragkv.errors import InputError
 
 from . import output
-from .options import HOME, AsJson, Home
+from .options import HOME, AsJson, Home, command_group
 from .output import console, print_json
 
 if TYPE_CHECKING:
@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 
 DAY_S, HOUR_S = 86_400.0, 3_600.0
 
-keys = typer.Typer(help="API keys of `ragkv serve`: add, list, revoke, rotate.", no_args_is_help=True)
+keys = command_group("API keys of `ragkv serve`: add, list, revoke, rotate.", name="keys")
 
-File = Annotated[Path | None, typer.Option("--file", help="The file of keys [default: keys.json in the home].")]
+File = Annotated[Path | None, typer.Option("--file", help="The file of keys.", show_default="keys.json in the home")]
 Id = Annotated[str, typer.Argument(help="The key's id, as `ragkv keys list` shows it.")]
 
 
@@ -29,7 +29,9 @@ def add(
     name: Annotated[str, typer.Argument(help="A name for the key, such as its owner's.")],
     home: Home = HOME,
     file: File = None,
-    tenant: Annotated[str | None, typer.Option(help="Share this tenant's documents and KV [default: its own].")] = None,
+    tenant: Annotated[
+        str | None, typer.Option(help="Share this tenant's documents and KV.", show_default="its own")
+    ] = None,
     disk_bytes: Annotated[int | None, typer.Option(min=0, help="KV that the tenant may keep on disk.")] = None,
     memory_bytes: Annotated[int | None, typer.Option(min=0, help="KV that the tenant may keep in memory.")] = None,
     documents: Annotated[int | None, typer.Option(min=0, help="Documents that the tenant may have.")] = None,
@@ -37,7 +39,7 @@ def add(
     collections: Annotated[int | None, typer.Option(min=0, help="Collections that the tenant may have.")] = None,
     rpm: Annotated[int | None, typer.Option(min=1, help="Requests per minute.")] = None,
     tpm: Annotated[int | None, typer.Option(min=1, help="Tokens per minute, of prompts and answers.")] = None,
-    days: Annotated[float | None, typer.Option(min=0, help="Days until it expires [default: never].")] = None,
+    days: Annotated[float | None, typer.Option(min=0, help="Days until it expires.", show_default="never")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Make a key and show it once. The keys of a tenant share its quota; a quota given here replaces the old one."""
@@ -67,14 +69,14 @@ def list_(home: Home = HOME, file: File = None, as_json: AsJson = False) -> None
         ends = "" if key.expires is None else f", until {_day(key.expires)}"
         ended = "" if key.is_valid(time.time()) else " (expired)"
         line = f"{key.id}  {key.name}, tenant {key.tenant}, made {_day(key.created)}{ends}{ended}{limited}"
-        console.print(line, markup=False, highlight=False, soft_wrap=True)
+        console.print(line)
 
 
 @keys.command()
 def revoke(key_id: Id, home: Home = HOME, file: File = None) -> None:
     """Refuse a key from now on. The data of its tenant stays."""
     key = _key_file(home, file).revoke(key_id)
-    console.print(f"Revoked {key.id} ({key.name}).", markup=False, highlight=False)
+    console.print(f"Revoked {key.id} ({key.name}).")
 
 
 @keys.command()
@@ -104,8 +106,8 @@ def _show_new(secret: str, key: "Key", as_json: bool) -> None:
         print_json({**_without_digest(key), "key": secret})
         return
     note = f"Key {key.id} ({key.name}) of tenant {key.tenant}. It is not stored and cannot be shown again:"
-    output.errors.print(note, markup=False, highlight=False)
-    console.out(secret, highlight=False)
+    output.errors.print(note)
+    console.print(secret)
 
 
 def _without_digest(key: "Key") -> dict[str, Any]:

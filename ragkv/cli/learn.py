@@ -18,7 +18,7 @@ def learn(
     config: Settings = None,
     device: Device = None,
     steps: Annotated[int, typer.Option(min=1, help="Training steps, each with one prompt of six chunks.")] = 400,
-    out: Annotated[Path | None, typer.Option(help="File to write [default: in the model folder].")] = None,
+    out: Annotated[Path | None, typer.Option(help="File to write.", show_default="in the model folder")] = None,
     seed: Annotated[int, typer.Option(help="The same seed and documents give the same file.")] = 0,
     as_json: AsJson = False,
 ) -> None:

@@ -2,20 +2,21 @@
 
 import os
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from ragkv.config import EngineConfig
-from ragkv.errors import InputError
+from ragkv.config import CODEC_NAMES, RETRIEVER_NAMES, SELECTOR_NAMES, EngineConfig
+from ragkv.errors import ConfigError, InputError
 from ragkv.runtime.setting_values import FILE_VARIABLE, toml_values
 
 if TYPE_CHECKING:
     from ragkv.engine import Engine
+    from ragkv.inference import AnswerOptions
     from ragkv.rag import Rag
 
 FILE = Path("ragkv.toml")  # the settings file of commands that run in its folder
@@ -41,23 +42,72 @@ def _use_file(context: typer.Context, file: Path | None) -> Path | None:
     return file
 
 
-Home = Annotated[Path, typer.Option(envvar="RAGKV_HOME", help="Folder of this corpus's index and KV.")]
-Model = Annotated[str, typer.Option(envvar="RAGKV_MODEL", help="'reader' (bundled), a model folder or a hub id.")]
+if TYPE_CHECKING:
+    SelectorChoice = str
+    RetrieverChoice = str
+    CodecChoice = str
+    DtypeChoice = str
+else:  # typer shows the choices in the help, and refuses all others
+    SelectorChoice, RetrieverChoice = Literal[SELECTOR_NAMES], Literal[RETRIEVER_NAMES]
+    CodecChoice, DtypeChoice = Literal[CODEC_NAMES], Literal["auto", "float32", "bfloat16", "float16"]
+
+FROM_SETTINGS = "from the settings"  # the default of an option, as the help shows it
+CORPUS, SEARCH, ANSWER = "Corpus and model", "Retrieval", "Answer"  # groups of options in the help
+
+Home = Annotated[
+    Path, typer.Option(envvar="RAGKV_HOME", rich_help_panel=CORPUS, help="Folder of this corpus's index and KV.")
+]
+Model = Annotated[
+    str,
+    typer.Option(envvar="RAGKV_MODEL", rich_help_panel=CORPUS, help="'reader' (bundled), a model folder or a hub id."),
+]
 Settings = Annotated[
     Path | None,
     typer.Option(
         "--config",
         is_eager=True,
         callback=_use_file,
+        rich_help_panel=CORPUS,
         help=f"TOML file of settings; else the one in {FILE_VARIABLE}, else {FILE} if it is here.",
     ),
 ]
-Device = Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1 ...")]
-Dtype = Annotated[str | None, typer.Option(help="float32, bfloat16, float16 or auto.")]
-Passages = Annotated[int, typer.Option("--k", "-k", min=1, help="Passages to retrieve.")]
-Retriever = Annotated[str | None, typer.Option(help="bm25, dense or fused.")]
-SelectorName = Annotated[str | None, typer.Option(help="Which tokens are recomputed [default: from the settings]")]
-MaxNewTokens = Annotated[int, typer.Option(min=1)]
+Device = Annotated[
+    str | None, typer.Option(rich_help_panel=CORPUS, show_default=FROM_SETTINGS, help="cpu, cuda, cuda:1 ...")
+]
+Dtype = Annotated[
+    DtypeChoice | None,
+    typer.Option(rich_help_panel=CORPUS, show_default=FROM_SETTINGS, help="Number format of weights and KV."),
+]
+Passages = Annotated[int, typer.Option("--k", "-k", min=1, rich_help_panel=SEARCH, help="Passages to retrieve.")]
+Retriever = Annotated[
+    RetrieverChoice | None,
+    typer.Option(
+        rich_help_panel=SEARCH, show_default="fused with an embedder, else bm25", help="How passages are ranked."
+    ),
+]
+Where = Annotated[
+    list[str] | None,
+    typer.Option(rich_help_panel=SEARCH, metavar="NAME=VALUE", help="Only passages with this metadata; repeatable."),
+]
+Ratio = Annotated[
+    float | None,
+    typer.Option(
+        min=0,
+        max=1,
+        rich_help_panel=ANSWER,
+        show_default=FROM_SETTINGS,
+        help="Share of the fused tokens that is computed again.",
+    ),
+]
+SelectorName = Annotated[
+    SelectorChoice | None,
+    typer.Option(rich_help_panel=ANSWER, show_default=FROM_SETTINGS, help="Which tokens are computed again."),
+]
+Temperature = Annotated[
+    float,
+    typer.Option(min=0, rich_help_panel=ANSWER, help="0 decodes greedily; above 0 samples, more freely if higher."),
+]
+MaxNewTokens = Annotated[int, typer.Option(min=1, rich_help_panel=ANSWER, help="Longest answer, in tokens.")]
 AsJson = Annotated[bool, typer.Option("--json", help="One JSON document instead of text.")]
 HOME = Path(".ragkv")
 
@@ -117,3 +167,39 @@ def require_index(home: Path) -> None:
     """Raise `InputError` if nothing was ingested at `home`."""
     if not (home / "index").is_dir():
         raise InputError(f"Nothing was ingested at {home}: run `ragkv ingest PATH --home {home}` first.")
+
+
+def command_group(help: str, **settings: Any) -> typer.Typer:
+    """A group of commands that shows its help, with exit status 0, if it is called without a command."""
+    group = typer.Typer(help=help, invoke_without_command=True, **settings)
+    group.callback()(show_help)
+    return group
+
+
+def show_help(context: typer.Context) -> None:
+    """Print a group's help if it was called without a command."""
+    if context.invoked_subcommand is None:
+        context.get_help()  # typer prints it
+
+
+def answer_options(
+    ratio: float | None, selector: str | None, temperature: float, max_new_tokens: int
+) -> "AnswerOptions":
+    """The engine's options for these options of a command."""
+    options: AnswerOptions = {"selector": selector, "max_new_tokens": max_new_tokens}
+    if ratio is not None:
+        options["ratio"] = ratio
+    if temperature:
+        options["do_sample"], options["temperature"] = True, temperature
+    return options
+
+
+def metadata_filter(pairs: Sequence[str] | None) -> dict[str, Any]:
+    """The filter of `--where` options."""
+    filters: dict[str, Any] = {}
+    for pair in pairs or ():
+        name, equals, value = pair.partition("=")
+        if not equals or not name:
+            raise ConfigError(f"--where {pair!r} does not have the form name=value.")
+        filters[name] = value
+    return filters

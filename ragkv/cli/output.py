@@ -3,19 +3,40 @@
 import dataclasses
 import json
 import logging
+import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from enum import Enum
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.text import Text
 
 from ragkv.types import Answer, Reuse
 
-console = Console(soft_wrap=True, highlight=False)
-errors = Console(stderr=True, soft_wrap=True, highlight=False)
+if TYPE_CHECKING:
+    from ragkv.retrieval import Passage
+
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # all but tab and line feed
+
+
+class LiteralConsole(Console):
+    """Prints texts as they are: answers, names and errors may hold `[dense]`, which is no markup here.
+
+    Control characters, by which a document could steer the terminal, are replaced.
+    """
+
+    def __init__(self, stderr: bool = False) -> None:
+        super().__init__(stderr=stderr, soft_wrap=True, highlight=False, markup=False, emoji=False)
+
+    def render_str(self, text: str, *args: Any, **kwargs: Any) -> Text:
+        return super().render_str(_CONTROL.sub("\ufffd", text), *args, **kwargs)
+
+
+console = LiteralConsole()
+errors = LiteralConsole(stderr=True)
 
 
 def print_json(value: Any) -> None:
@@ -26,6 +47,11 @@ def print_json(value: Any) -> None:
 def print_note(text: str) -> None:
     """Print on standard error what the user should know."""
     errors.print(f"note: {text}", style="yellow")
+
+
+def print_error(error: Exception) -> None:
+    """Print on standard error why a command failed."""
+    errors.print(f"error: {error}")
 
 
 def plain(value: Any) -> Any:
@@ -54,12 +80,19 @@ def milliseconds(seconds: float) -> str:
     return f"{seconds * 1000:.1f} ms" if seconds < 0.1 else f"{seconds * 1000:.0f} ms"
 
 
+def place(passage: "Passage") -> str:
+    """Where a passage is from: its document, and its page if it has pages, else its place among the characters."""
+    page = passage.metadata.get("page")
+    where = f"page {page}" if page is not None else "characters {}-{}".format(*passage.span)
+    return f"{passage.source or passage.document_id} ({where})"
+
+
 def print_reuse(answer: Answer) -> None:
     """Print what was reused and the time to the first token, then the notes of the report."""
     reuse = answer.reuse
     read = ", ".join(f"{size(count)} from {tier}" for tier, count in reuse.bytes_by_tier.items() if count)
     line = f"{reuse.tokens} tokens: {counts(reuse)} · first token {milliseconds(answer.timing.first_token_s)}"
-    console.print(line + (f" · read {read}" if read else ""), style="dim", markup=False)
+    console.print(line + (f" · read {read}" if read else ""), style="dim")
     for note in reuse.notes:
         print_note(note)
 
@@ -84,7 +117,7 @@ def quiet(name: str) -> Iterator[None]:
 @contextmanager
 def progress(label: str) -> Iterator[Callable[[int, int], None]]:
     """A progress bar on standard error, if that is a terminal. Call the function with (done, total)."""
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=errors, disable=not errors.is_terminal, transient=True) as bar:
         task = bar.add_task(label, total=None)
 

@@ -27,7 +27,7 @@ def profile(
     device: Device = None,
     dtype: Dtype = None,
     quick: Annotated[bool, typer.Option(help="Short prompts, fewer rounds: takes seconds, less exact.")] = False,
-    plot: Annotated[Path | None, typer.Option(help="File for the plot [default: next to the profile].")] = None,
+    plot: Annotated[Path | None, typer.Option(help="File for the plot.", show_default="next to the profile")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Measure prefill, recompute, loading and decoding here. Engines with ratio = None use the profile."""

@@ -3,29 +3,42 @@
 import os
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
 from .options import Device, Dtype, Settings
 from .output import errors
 
+LogLevel = Literal["debug", "info", "warning", "error"]
+LogFormat = Literal["auto", "json", "console"]
+
 
 def serve(
-    host: Annotated[str | None, typer.Option(help="Address to listen on [default: 127.0.0.1].")] = None,
-    port: Annotated[int | None, typer.Option(min=0, max=65535, help="Port; 0 is any [default: 8000].")] = None,
-    home: Annotated[Path | None, typer.Option(envvar="RAGKV_HOME", help="Data directory [default: .ragkv].")] = None,
+    host: Annotated[str | None, typer.Option(help="Address to listen on.", show_default="127.0.0.1")] = None,
+    port: Annotated[
+        int | None, typer.Option(min=0, max=65535, help="Port; 0 is any free one.", show_default="8000")
+    ] = None,
+    home: Annotated[
+        Path | None, typer.Option(envvar="RAGKV_HOME", help="Data directory.", show_default=".ragkv")
+    ] = None,
     model: Annotated[
-        str | None, typer.Option(envvar="RAGKV_MODEL", help="As in `ragkv ask` [default: reader].")
+        str | None, typer.Option(envvar="RAGKV_MODEL", help="As in `ragkv ask`.", show_default="reader")
     ] = None,
     config: Settings = None,
     device: Device = None,
     dtype: Dtype = None,
     no_auth: Annotated[bool, typer.Option("--no-auth", help="Serve all clients without asking for a key.")] = False,
     ray: Annotated[bool, typer.Option("--ray", help="Replicas on Ray Serve; needs Redis, see docs/scale.md.")] = False,
-    replicas: Annotated[int | None, typer.Option(min=1, help="With --ray: number of replicas [default: 2].")] = None,
-    log_level: Annotated[str | None, typer.Option(help="debug, info, warning or error.")] = None,
-    log_format: Annotated[str | None, typer.Option(help="json, console or auto.")] = None,
+    replicas: Annotated[
+        int | None, typer.Option(min=1, help="With --ray: number of replicas.", show_default="2")
+    ] = None,
+    log_level: Annotated[
+        LogLevel | None, typer.Option(show_default="info", help="The least severe events logged.")
+    ] = None,
+    log_format: Annotated[
+        LogFormat | None, typer.Option(show_default="auto", help="auto: console on a terminal.")
+    ] = None,
 ) -> None:
     """Serve answers over HTTP, with OpenAI's endpoints, ragkv's own and a web page. Ctrl-C or SIGTERM ends it."""
     from ragkv.api import ServeConfig, check_network_exposure, create_app

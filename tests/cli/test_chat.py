@@ -82,3 +82,16 @@ def test_an_interrupt_ends_the_chat_without_a_traceback_and_drops_the_turn(
         left = say("what ?", "who ?", options=("--session", "mine"))
     assert (left.code, left.err.count("Traceback")) == (0, 0)
     assert "1 turns" in say("/stats", options=("--session", "mine")).out
+
+
+def test_where_and_ratio_hold_for_every_turn(say: Say, run: Run, documents: Path) -> None:
+    (documents / "rows.jsonl").write_text(
+        '{"text": "the mill of marl", "town": "marl", "source": "one"}\n'
+        '{"text": "the mill of quill", "town": "quill", "source": "two"}\n'
+    )
+    run("ingest", documents)
+    chatted = say("the mill", "the mill", options=("--where", "town=quill", "--ratio", "1"))
+    assert chatted.code == 0, chatted.err
+    assert chatted.out.count("two (") == 2
+    assert "one (" not in chatted.out and "marl.md" not in chatted.out
+    assert "--where 'town'" in say("x", options=("--where", "town")).err

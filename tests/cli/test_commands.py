@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from ragkv.config import StoreConfig
+from ragkv.rag import Rag
 from ragkv.store import Store
 
 from .conftest import Run
@@ -38,6 +39,20 @@ def test_ask_as_json_prints_one_document_with_hits_and_timing(run: Run, document
     assert {hit["passage"]["source"].rsplit("/", 1)[-1] for hit in answered["hits"]} == {"marl.md", "mill.txt"}
     assert reuse["exact"] + reuse["fused"] + reuse["recomputed"] + reuse["computed"] > 20
     assert answered["answer"]["timing"]["first_token_s"] > 0
+
+
+def test_at_temperature_0_an_answer_is_decoded_greedily_and_above_it_is_sampled(
+    run: Run, documents: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run("ingest", documents)
+    seen: list[dict[str, object]] = []
+    real = Rag.ask
+    monkeypatch.setattr(Rag, "ask", lambda *given, **how: seen.append(how) or real(*given, **how))
+    for options in ((), ("--temperature", "0"), ("--temperature", "0.7", "--ratio", "0.5")):
+        assert run("ask", "who?", "--max-new-tokens", "1", *options).code == 0
+    greedy, zero, sampled = seen
+    assert greedy == zero and not {"do_sample", "temperature"} & zero.keys()
+    assert (sampled["do_sample"], sampled["temperature"], sampled["ratio"]) == (True, 0.7, 0.5)
 
 
 def test_ingesting_unchanged_documents_encodes_nothing(run: Run, documents: Path) -> None:
@@ -93,8 +108,10 @@ def test_size_takes_the_codec_into_account_and_refuses_an_unknown_one(run: Run) 
     assert raw["token"] == 128 * 1024
     for unit in ("token", "chunk", "corpus"):
         assert 0.5 < int8[unit] / raw[unit] < 0.52
-    assert "must be one of: raw, int8" in run("size", "llama-3-8b", "--codec", "int4").err
-    assert "dtype is 'int32'" in run("size", "llama-3-8b", "--dtype", "int32").err
+    for option, names in (("--codec", ("raw", "int8")), ("--dtype", ("float32", "bfloat16", "float16"))):
+        refused = run("size", "llama-3-8b", option, "int4")
+        assert refused.code == 2
+        assert all(f"'{name}'" in refused.err for name in ("int4", *names))
 
 
 def test_gc_deletes_the_entries_of_another_model(run: Run, documents: Path, tmp_path: Path, model_folder: Path) -> None:
@@ -104,8 +121,18 @@ def test_gc_deletes_the_entries_of_another_model(run: Run, documents: Path, tmp_
     second = run("ingest", documents, "--model", other, "--dtype", "bfloat16")
     assert second.code == 0, second.err
     assert entries(tmp_path / "home") == 4
-    assert run("gc").code == 0
+    would = run("gc", "--dry-run", "--json").json
+    assert would == {
+        "dry_run": True,
+        "entries": {"other_models": 2, "deleted_documents": 0},
+        "other_models_bytes": None,
+    }
+    assert "Would drop 2 entries of other models and 0 of deleted documents" in run("gc", "--dry-run").out
+    assert entries(tmp_path / "home") == 4
+    done = run("gc", "--json").json
+    assert done["entries"] == would["entries"] and done["other_models_bytes"] > 0
     assert entries(tmp_path / "home") == 2
+    assert "Dropped 0 entries of other models (0 B) and 0 of deleted documents" in run("gc").out
 
 
 def test_the_next_question_applies_the_result_of_the_gate(run: Run, documents: Path) -> None:
@@ -190,12 +217,12 @@ class TestErrors:
         assert run("ask").code == 2
         assert run("bogus").code == 2
 
-    def test_an_unknown_selector_reuse_or_retriever_exits_with_1(self, run: Run, documents: Path) -> None:
+    @pytest.mark.parametrize("command", ["ask", "search"])
+    @pytest.mark.parametrize("question", ["", " \n"])
+    def test_an_empty_question_exits_with_1(self, run: Run, documents: Path, command: str, question: str) -> None:
         run("ingest", documents)
-        for option in ("--selector", "--reuse", "--retriever"):
-            ran = run("ask", "who?", option, "bogus")
-            assert ran.code == 1, (option, ran.err)
-            assert "bogus" in ran.err
+        ran = run(command, question)
+        assert (ran.code, "is empty" in ran.err, ran.out) == (1, True, "")
 
     def test_a_second_writer_exits_with_1_and_without_a_traceback(
         self, run: Run, documents: Path, tmp_path: Path

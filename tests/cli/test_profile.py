@@ -3,8 +3,11 @@
 import importlib.util
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
+
+from ragkv.cli.explain import recommended
 
 from .conftest import Run
 
@@ -92,3 +95,28 @@ def test_profile_notes_a_bad_fit(run: Run, monkeypatch: pytest.MonkeyPatch) -> N
     assert "when it is idle" in run("profile", "--quick").err
     monkeypatch.setattr("ragkv.cli.profile.BAD_FIT", 1e9)
     assert "when it is idle" not in run("profile", "--quick").err
+
+
+@pytest.mark.parametrize(("fused_s", "full_s", "reuse"), [(0.1, 0.2, "fused"), (0.2, 0.1, "none"), (0.1, 0.1, "none")])
+def test_fusing_is_recommended_only_if_its_first_token_is_estimated_to_be_earlier(
+    fused_s: float, full_s: float, reuse: str
+) -> None:
+    assert recommended(fused_s, full_s) == reuse
+
+
+def test_explain_recommends_what_its_own_table_shows_to_be_faster(run: Run, documents: Path) -> None:
+    run("ingest", documents)
+    run("profile", "--quick")
+    described = ("explain", "--chunks", "4", "--tokens", "64")
+    for command in (described, ("explain", "Who founded Marl?")):
+        found = run(*command, "--json").json
+        estimates = {name: estimate for name, (estimate, _) in found["times_s"].items()}
+        full_s = estimates["first token, full prefill"]
+        (fused_s,) = (value for name, value in estimates.items() if name in ("first token", _ratio_row(found)))
+        assert found["recommended"] == recommended(fused_s, full_s)
+        assert ("--reuse none" in found["decision"][0]) == (found["recommended"] == "none")
+    assert run(*described).out.startswith("fusing is ")
+
+
+def _ratio_row(found: dict[str, Any]) -> str:
+    return f"first token, at {found['ratio']:.0%}"

@@ -1,0 +1,112 @@
+"""`ragkv docs list | show | delete`: the ingested documents."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from ragkv.errors import InputError
+
+from . import output
+from .options import (
+    HOME,
+    AsJson,
+    Device,
+    Dtype,
+    EngineOptions,
+    Home,
+    Model,
+    Settings,
+    command_group,
+    require_index,
+)
+from .output import console, print_json
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from ragkv.retrieval import Index
+
+PAGE = 500  # documents read at a time
+
+docs = command_group("The ingested documents: list, show, delete.", name="docs")
+
+
+@docs.command("list")
+def list_(home: Home = HOME, as_json: AsJson = False) -> None:
+    """List the documents: passages, characters, and the id that `show` and `delete` take."""
+    with _index(home) as index:
+        found, last = [], None
+        while page := index.document_page(last, PAGE):
+            found += page
+            last = page[-1].id
+    if as_json:
+        print_json(found)
+        return
+    for one in found:
+        source = f" (from {one.source})" if one.source not in ("", one.id) else ""
+        console.print(f"{one.passages:>5} passages {one.characters:>9} characters  {one.id}{source}")
+    console.print(f"{len(found)} documents.", style="dim")
+
+
+@docs.command()
+def show(
+    name: Annotated[str, typer.Argument(help="The id of a document, or the end of its path.")],
+    home: Home = HOME,
+    as_json: AsJson = False,
+) -> None:
+    """Print the text of a document."""
+    with _index(home) as index:
+        document = index.document(_id_of(index, name))
+    if as_json:
+        print_json(document)
+    elif document is not None:
+        console.print(document.text)
+
+
+@docs.command()
+def delete(
+    names: Annotated[list[str], typer.Argument(help="Ids of documents, or the ends of their paths.")],
+    home: Home = HOME,
+    model: Model = "reader",
+    config: Settings = None,
+    device: Device = None,
+    dtype: Dtype = None,
+    as_json: AsJson = False,
+) -> None:
+    """Delete documents, their passages and this model's KV of them. `ragkv gc` deletes the KV of other models."""
+    with _index(home) as index:
+        ids = [_id_of(index, name) for name in names]
+    with EngineOptions(home, model, config, device, dtype).rag() as rag:
+        removal = rag.delete(ids)
+    if as_json:
+        print_json({"deleted": removal.deleted, "passages": len(removal.passages)})
+        return
+    for deleted in removal.deleted:
+        console.print(f"Deleted {deleted}.")
+    console.print(f"{len(removal.passages)} passages deleted.", style="dim")
+
+
+@contextmanager
+def _index(home: "Path") -> Iterator["Index"]:
+    """The index, opened for reading only."""
+    from ragkv.retrieval import Index
+
+    require_index(home)
+    with output.quiet("ragkv.retrieval"), Index(home / "index", read_only=True) as index:
+        yield index
+
+
+def _id_of(index: "Index", name: str) -> str:
+    """The id of the document that `name` means. Raises `InputError` if there is none, or more than one."""
+    ids = index.document_ids()
+    if name in ids:
+        return name
+    found = [one for one in ids if one.endswith(f"/{name.removeprefix('./')}")]
+    if len(found) == 1:
+        return found[0]
+    if not found:
+        raise InputError(f"There is no document {name!r}; `ragkv docs list` shows those there are.")
+    some = ", ".join(found[:5])
+    raise InputError(f"{len(found)} documents end with {name!r}: {some}. Give more of the path.")
