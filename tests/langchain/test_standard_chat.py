@@ -32,7 +32,7 @@ class TestUnit(_Common, ChatModelUnitTests):
 
 def test_the_suites_see_by_themselves_that_tools_and_structured_output_are_not_offered() -> None:
     suite = TestUnit()
-    assert not (suite.has_tool_calling or suite.has_tool_choice or suite.has_structured_output)
+    assert not (suite.has_tool_calling or suite.has_structured_output)
 
 
 @needs_reader
