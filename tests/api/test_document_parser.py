@@ -1,6 +1,7 @@
 """Slots shared fairly between tenants; uploads parsed in processes that are killed, replaced and bounded."""
 
 import asyncio
+import signal
 import time
 from collections.abc import AsyncIterator
 from dataclasses import replace
@@ -14,6 +15,7 @@ from ragkv.api.settings import LimitsConfig, ParsingConfig
 from ragkv.api.upload_parsing import Upload, UploadError
 from ragkv.config import MIB
 from ragkv.retrieval import Document, ParseLimits
+from ragkv.runtime.worker_process import WorkerEndedError
 
 from .attacks import uploads
 
@@ -120,6 +122,17 @@ async def test_an_exhausted_budget_is_an_error_that_names_the_setting_and_the_ne
             await parser.parse("t", UPLOAD, SLOW)
         assert raised.value.status == 400
     with DocumentParser(replace(CONFIG, wall_s=30.0), LIMITS) as parser:
+        assert await parser.parse("t", UPLOAD, FAST)
+
+
+async def test_a_parser_that_aborts_for_want_of_memory_is_an_error_that_names_the_setting() -> None:
+    upload = replace(UPLOAD, content_type="application/json")
+    with DocumentParser(replace(CONFIG, memory_bytes=64 * MIB, cpu_s=20.0), LIMITS) as parser:
+        with pytest.raises(ApiError, match=r"parsing\.memory_bytes") as raised:
+            await parser.parse("t", upload, uploads.many_values(5_000_000))
+        cause = raised.value.__cause__
+        assert isinstance(cause, WorkerEndedError) and cause.status == -signal.SIGABRT
+        assert raised.value.status == 400
         assert await parser.parse("t", UPLOAD, FAST)
 
 

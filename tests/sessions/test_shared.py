@@ -1,13 +1,11 @@
 """Conversations on any replica: engines that share only the weights and a Redis server, which is started here."""
 
 import threading
-from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
-import pytest_socket
 
 from ragkv import Engine, EngineConfig
 from ragkv.config import RedisConfig, SessionConfig
@@ -23,17 +21,9 @@ from .helpers import ask, carry_on, engine_at, is_full_prefill, question, with_k
 pytestmark = pytest.mark.enable_socket
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[RedisServer]:
-    pytest_socket.enable_socket()  # this fixture runs before the mark of the test takes effect
-    server = RedisServer()
-    yield server
-    server.remove()
-
-
 @pytest.fixture
-def config(server: RedisServer) -> RedisConfig:
-    return RedisConfig(url=f"unix://{server.socket}", prefix=unique_prefix(), ttl_s=None)
+def config(redis_server: RedisServer) -> RedisConfig:
+    return RedisConfig(url=f"unix://{redis_server.socket}", prefix=unique_prefix(), ttl_s=None)
 
 
 class Replicas:
@@ -77,8 +67,8 @@ def test_a_replica_reads_blocks_of_another_replica_from_the_shared_tier(tmp_path
         assert prefill.reuse.bytes_by_tier.get("redis", 0) > 0
 
 
-def test_history_that_never_reached_the_shared_tier_is_computed(tmp_path: Path, server: RedisServer) -> None:
-    config = RedisConfig(url=f"unix://{server.socket}", prefix=unique_prefix(), ttl_s=None, max_bytes=0)
+def test_history_that_never_reached_the_shared_tier_is_computed(tmp_path: Path, redis_server: RedisServer) -> None:
+    config = RedisConfig(url=f"unix://{redis_server.socket}", prefix=unique_prefix(), ttl_s=None, max_bytes=0)
     with Replicas(tmp_path, config, 2) as engines:
         for turn in range(4):
             engine = engines[turn % 2]
@@ -312,10 +302,10 @@ def test_a_shared_manifest_of_another_version_is_left_alone(tmp_path: Path, conf
 
 
 def test_a_manifest_written_without_the_secret_is_not_read(
-    tmp_path: Path, server: RedisServer, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SHARED_SECRET", "0123456789abcdef")
-    config = RedisConfig(url=f"unix://{server.socket}", prefix=unique_prefix(), secret_variable="SHARED_SECRET")
+    config = RedisConfig(url=f"unix://{redis_server.socket}", prefix=unique_prefix(), secret_variable="SHARED_SECRET")
     with Replicas(tmp_path, config, 1) as (engine,):
         ask(engine, engine.session("s"), 0)
         shared = _shared(engine)

@@ -4,7 +4,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import pytest_socket
 
 from ragkv import Engine
 from ragkv.config import RedisConfig
@@ -55,20 +54,18 @@ def test_deleting_an_unsaved_copy_leaves_the_blocks_of_the_session_it_continued(
     assert engine.session("saved").turns == 1
 
 
-def test_a_session_deleted_by_another_replica_leaves_the_blocks_of_an_unsaved_copy_here(tmp_path: Path) -> None:
-    pytest_socket.enable_socket()
-    server = RedisServer()
-    try:
-        config = RedisConfig(url=server.url, prefix=unique_prefix(), timeout_s=10.0)
-        with (
-            engine_at(tmp_path / "a", session={"shared": True}, redis=config) as here,
-            engine_at(tmp_path / "b", session={"shared": True}, redis=config) as there,
-        ):
-            ask(here, here.session("saved"), 0)
-            copy = here.unsaved_session("copy", here.session("saved"))
-            there.delete_session("saved")
-            here._sessions._drop_deleted()  # type: ignore[attr-defined]
-            assert is_full_prefill(here, copy, 1).reuse.exact > 1
-            copy.delete()
-    finally:
-        server.remove()
+@pytest.mark.enable_socket
+def test_a_session_deleted_by_another_replica_leaves_the_blocks_of_an_unsaved_copy_here(
+    tmp_path: Path, redis_server: RedisServer
+) -> None:
+    config = RedisConfig(url=redis_server.url, prefix=unique_prefix(), timeout_s=10.0)
+    with (
+        engine_at(tmp_path / "a", session={"shared": True}, redis=config) as here,
+        engine_at(tmp_path / "b", session={"shared": True}, redis=config) as there,
+    ):
+        ask(here, here.session("saved"), 0)
+        copy = here.unsaved_session("copy", here.session("saved"))
+        there.delete_session("saved")
+        here._sessions._drop_deleted()  # type: ignore[attr-defined]
+        assert is_full_prefill(here, copy, 1).reuse.exact > 1
+        copy.delete()

@@ -1,24 +1,16 @@
-"""Servers that are started once, for the tests that ask for them."""
+"""A server of objects that is started once, for the tests that ask for it; Redis is in `tests/conftest.py`."""
 
 from collections.abc import Iterator
 
 import pytest
 import pytest_socket
 
-from .remote.servers import RedisServer, S3Server, with_credentials
-
-
-@pytest.fixture(scope="session")
-def redis_server() -> Iterator[RedisServer]:
-    pytest_socket.enable_socket()  # the first test that asks for this fixture may be one that forbids sockets
-    server = RedisServer()
-    yield server
-    server.remove()
+from .remote.servers import S3Server, with_credentials
 
 
 @pytest.fixture(scope="session")
 def s3_server() -> Iterator[S3Server]:
-    pytest_socket.enable_socket()
+    pytest_socket.enable_socket()  # the first test that asks for this fixture may be one that forbids sockets
     with_credentials()
     server = S3Server()
     yield server

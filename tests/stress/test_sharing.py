@@ -3,10 +3,8 @@
 import multiprocessing
 import random
 import time
-from collections.abc import Iterator
 
 import pytest
-import pytest_socket
 
 from ragkv.store import Store
 from ragkv.store.remote import RemoteTier
@@ -20,17 +18,9 @@ FORKSERVER = multiprocessing.get_context("forkserver")
 FORKSERVER.set_forkserver_preload(["tests.stress.sharing"])
 
 
-@pytest.fixture
-def server() -> Iterator[RedisServer]:
-    pytest_socket.enable_socket()
-    made = RedisServer()
-    yield made
-    made.remove()
-
-
 @pytest.mark.parametrize("kills", [6, pytest.param(100, marks=pytest.mark.slow)])
-def test_three_processes_killed_at_random_leave_right_entries_and_counts(server: RedisServer, kills: int) -> None:
-    choose, url, prefix = random.Random(1), f"unix://{server.socket}", unique_prefix()
+def test_three_processes_killed_at_random_leave_right_entries_and_counts(redis_server: RedisServer, kills: int) -> None:
+    choose, url, prefix = random.Random(1), f"unix://{redis_server.socket}", unique_prefix()
 
     def start(seed: int) -> multiprocessing.process.BaseProcess:
         child = FORKSERVER.Process(target=use_for_ever, args=(url, prefix, seed), daemon=True)

@@ -7,13 +7,11 @@ import json
 import socket
 import threading
 import time
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-import pytest_socket
 
 from ragkv import Engine
 from ragkv.config import RedisConfig
@@ -36,19 +34,11 @@ SECRET = "a secret of many characters"
 SHARED = {"shared": True}
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[RedisServer]:
-    pytest_socket.enable_socket()  # this fixture runs before the mark of the test takes effect
-    server = RedisServer()
-    yield server
-    server.remove()
-
-
 @pytest.fixture(params=["with a secret", "without a secret"])
-def config(request: pytest.FixtureRequest, server: RedisServer, monkeypatch: pytest.MonkeyPatch) -> RedisConfig:
+def config(request: pytest.FixtureRequest, redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch) -> RedisConfig:
     monkeypatch.setenv("KV_SECRET", SECRET)
     variable = "KV_SECRET" if request.param == "with a secret" else None
-    url = f"unix://{server.socket}"
+    url = f"unix://{redis_server.socket}"
     return RedisConfig(url=url, prefix=unique_prefix(), ttl_s=None, timeout_s=10.0, secret_variable=variable)
 
 
@@ -102,8 +92,8 @@ def test_an_old_layer_group_is_not_mixed_with_a_newer_entry(config: RedisConfig)
                 lease.read_layer(layer)
 
 
-def test_a_huge_value_is_not_fetched(server: RedisServer, config: RedisConfig) -> None:
-    with Proxy((LOOPBACK, server.port)) as proxy:
+def test_a_huge_value_is_not_fetched(redis_server: RedisServer, config: RedisConfig) -> None:
+    with Proxy((LOOPBACK, redis_server.port)) as proxy:
         config = replace(config, url=f"redis://{LOOPBACK}:{proxy.port}/0", group_bytes=1)
         with redis_store(config) as store:
             entry = make_entry(1)
@@ -123,8 +113,8 @@ def test_a_huge_value_is_not_fetched(server: RedisServer, config: RedisConfig) -
 
 
 @pytest.mark.parametrize("wrong", [None, -1, 0, 10**12, 10**400, 1.5, "x", [], {}, [1], [10**9] * 4, [-1, 1, 1, 1]])
-def test_a_head_with_forged_facts_is_a_miss_or_harmless(server: RedisServer, wrong: Any) -> None:
-    config = RedisConfig(url=f"unix://{server.socket}", prefix=unique_prefix(), timeout_s=10.0)
+def test_a_head_with_forged_facts_is_a_miss_or_harmless(redis_server: RedisServer, wrong: Any) -> None:
+    config = RedisConfig(url=f"unix://{redis_server.socket}", prefix=unique_prefix(), timeout_s=10.0)
     with redis_store(config) as store:
         entry = make_entry(1)
         store.put_durably(entry)
@@ -139,8 +129,8 @@ def test_a_head_with_forged_facts_is_a_miss_or_harmless(server: RedisServer, wro
             store.put_durably(entry)
 
 
-def test_an_engine_computes_what_a_forged_entry_has_in_another_shape(server: RedisServer) -> None:
-    config = RedisConfig(url=f"unix://{server.socket}", prefix=unique_prefix(), timeout_s=10.0)
+def test_an_engine_computes_what_a_forged_entry_has_in_another_shape(redis_server: RedisServer) -> None:
+    config = RedisConfig(url=f"unix://{redis_server.socket}", prefix=unique_prefix(), timeout_s=10.0)
     with engine_at(None, redis=config, memory_bytes=0) as engine:
         engine.warm([A])
         wanted = engine.answer(question(0), [A], max_new_tokens=4, reuse="none").token_ids
@@ -244,8 +234,8 @@ def test_a_replayed_older_state_is_named_in_the_report(
         assert engine.session("s").turns == 2
 
 
-def test_a_huge_manifest_is_not_fetched(tmp_path: Path, server: RedisServer, config: RedisConfig) -> None:
-    with Proxy((LOOPBACK, server.port)) as proxy:
+def test_a_huge_manifest_is_not_fetched(tmp_path: Path, redis_server: RedisServer, config: RedisConfig) -> None:
+    with Proxy((LOOPBACK, redis_server.port)) as proxy:
         config = replace(config, url=f"redis://{LOOPBACK}:{proxy.port}/0")
         with engine_at(tmp_path, session=SHARED, redis=config) as engine:
             ask(engine, engine.session("s"), 0)
@@ -272,9 +262,9 @@ FORGED: list[Any] = [
 
 
 @pytest.mark.parametrize("forged", FORGED, ids=lambda value: str(value)[:40])
-def test_a_forged_manifest_fails_no_request(tmp_path: Path, server: RedisServer, forged: Any) -> None:
+def test_a_forged_manifest_fails_no_request(tmp_path: Path, redis_server: RedisServer, forged: Any) -> None:
     """Without a secret anyone who can write to the server can make one with the right checksum."""
-    config = RedisConfig(url=f"unix://{server.socket}", prefix=unique_prefix(), ttl_s=None, timeout_s=10.0)
+    config = RedisConfig(url=f"unix://{redis_server.socket}", prefix=unique_prefix(), ttl_s=None, timeout_s=10.0)
     with engine_at(tmp_path, session=SHARED, redis=config) as engine:
         ask(engine, engine.session("s"), 0)
         shared = shared_of(engine)

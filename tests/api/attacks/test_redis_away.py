@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import pytest_socket
 from fastapi.testclient import TestClient
 
 from ragkv import Engine
@@ -25,7 +24,6 @@ UNNAMED = {"question": QUESTION, "collection": "facts"}
 
 @pytest.fixture
 def redis() -> Iterator[AwayRedis]:
-    pytest_socket.enable_socket()  # this fixture runs before the mark of the test takes effect
     redis = AwayRedis()
     yield redis
     redis.close()
@@ -204,18 +202,13 @@ def no_turn_is_lost(model: Engine | Path, home: Path, redis: AwayRedis, replacem
             assert all(messages == same.rounds[0] for messages in talk.rounds)
 
 
+@pytest.mark.parametrize(
+    "replacements", [3, pytest.param(20, marks=[pytest.mark.slow, pytest.mark.timeout(900)], id="20-slow")]
+)
 def test_no_turn_is_lost_while_replicas_are_started_and_replaced(
-    talker: Engine, tmp_path: Path, redis: AwayRedis
+    talker: Engine, tmp_path: Path, redis: AwayRedis, replacements: int
 ) -> None:
-    no_turn_is_lost(talker, tmp_path, redis, replacements=3)
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(900)
-def test_no_turn_is_lost_while_replicas_are_replaced_twenty_times(
-    talker: Engine, tmp_path: Path, redis: AwayRedis
-) -> None:
-    no_turn_is_lost(talker, tmp_path, redis, replacements=20)
+    no_turn_is_lost(talker, tmp_path, redis, replacements)
 
 
 @pytest.mark.slow
