@@ -74,6 +74,11 @@ class Collections(Closing):
         """The number of documents in all collections."""
         return self.folders.documents()
 
+    @property
+    def open_count(self) -> int:
+        """How many of them are open."""
+        return len(self._pool.opened().keys() & list(self._leased.values()))
+
     def create(self, name: str, check: Callable[[int], None] = lambda _: None) -> bool:
         """Create a collection unless it exists; whether it was created. Raises `InputError` for a wrong name.
 

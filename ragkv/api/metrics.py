@@ -8,6 +8,7 @@ tenants as keys, and no session, document or path is a label.
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import NamedTuple
 
 from prometheus_client import (
     CollectorRegistry,
@@ -45,8 +46,14 @@ TOKEN_S = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.04, 0.08, 0.15, 0.3, 0.6, 1.2, 2.
 REQUEST_S = (0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
 RATIOS = (0.0, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.7, 0.9, 1.0)
 
-# A tenant's name, its engine's stats, and its stored sessions; None: the server that has them does not answer.
-TenantStats = tuple[str, EngineStats, int | None]
+
+class TenantStats(NamedTuple):
+    """What the metrics say about one open tenant."""
+
+    name: str
+    engine: EngineStats
+    sessions: int | None  # stored ones; None: the server that has them does not answer
+    collections_open: int
 
 
 class Metrics:
@@ -210,7 +217,7 @@ class _EngineCollector(Collector):
 
     def _counts(self, tenants: Sequence[TenantStats]) -> _Counts:
         now: _Counts = {}
-        for tenant, stats, _ in tenants:
+        for tenant, stats, *_ in tenants:
             now |= {(f"ragkv_queue_{name}", tenant): getattr(stats.queue, name) for name in _QUEUE_COUNTERS}
             now |= {(f"ragkv_store_{name}", tenant): getattr(stats.store, name) for name in _STORE_COUNTERS}
             for tier in stats.store.tiers:
@@ -234,12 +241,14 @@ def _gauges(tenants: Sequence[TenantStats]) -> Iterator[Metric]:
     admitted = GaugeMetricFamily("ragkv_queue_admitted", "Requests in planning or prefill", labels=["tenant"])
     pending = GaugeMetricFamily("ragkv_store_pending_bytes", "Bytes that wait to be written", labels=["tenant"])
     sessions = GaugeMetricFamily("ragkv_sessions", "Stored conversations", labels=["tenant"])
+    collections = GaugeMetricFamily("ragkv_collections_open", "Open collections", labels=["tenant"])
     shared = ["tenant", "remote"]
     answers = GaugeMetricFamily("ragkv_remote_answers", "1 if shared storage answered its last call", labels=shared)
     unconfirmed = GaugeMetricFamily(
         "ragkv_remote_pending_deletions", "Deletions that shared storage has not confirmed yet", labels=shared
     )
-    for tenant, stats, session_count in tenants:
+    for tenant, stats, session_count, collections_open in tenants:
+        collections.add_metric([tenant], collections_open)
         for tier in stats.store.tiers:
             for name, family in tiers.items():
                 family.add_metric([tenant, tier.kind.value], getattr(tier, name))
@@ -251,4 +260,4 @@ def _gauges(tenants: Sequence[TenantStats]) -> Iterator[Metric]:
         for name, remote in stats.remotes.items():
             answers.add_metric([tenant, name], remote.answers)
             unconfirmed.add_metric([tenant, name], remote.pending_deletions)
-    yield from (*tiers.values(), waiting, admitted, pending, sessions, answers, unconfirmed)
+    yield from (*tiers.values(), waiting, admitted, pending, sessions, collections, answers, unconfirmed)

@@ -105,7 +105,10 @@ class Tenants(Closing):
 
     def stats(self) -> Sequence[TenantStats]:
         """The stats of the open tenants. Opens no tenant, and is fast."""
-        return [(name, tenant.engine.stats(), _session_count(tenant)) for name, tenant in self.opened().items()]
+        return [
+            TenantStats(name, tenant.engine.stats(), _session_count(tenant), tenant.collections.open_count)
+            for name, tenant in self.opened().items()
+        ]
 
     def kv_directories(self) -> Sequence[Path]:
         """The KV directories of the open tenants."""

@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from ragkv.api.metrics import Metrics
+from ragkv.api.metrics import Metrics, TenantStats
 from ragkv.api.settings import SHARED, ServeConfig
 from ragkv.config import GIB, MIB, EngineConfig
 from ragkv.engine import EngineStats
@@ -36,7 +36,7 @@ def metrics_table() -> str:
     tier = TierStats(TierKind.MEMORY, 0, 0, 0, 0, 0, 0, 0, 0, 0)
     server = RemoteStats("closed", True, 0.0, 0, 0, 0, 0, 0, 0.0, 0)
     stats = EngineStats("llama", 1, 1, StoreStats((tier,), 0, 0), QueueStats(0, 0, 0, 0, 0, 0), server)
-    metrics = Metrics(lambda: [("", stats, 0)])
+    metrics = Metrics(lambda: [TenantStats("", stats, 0, 0)])
     metrics.record_request("/", "GET", 200, 0.0)
     for family in metrics.registry.collect():
         if not family.name.startswith(("process_", "python_")):

@@ -25,7 +25,8 @@ KNOWN_LABELS |= {"http_response_status_code", "implementation", "major", "minor"
 def _tenant(name: str, hits: int = 0, served: int = 0, sessions: int = 0) -> TenantStats:
     tier = TierStats(TierKind.MEMORY, 3, 1000, 5000, hits, 2, 1, 0, 64, 32)
     queue = QueueStats(waiting=4, admitted=1, served=served, refused=0, expired=0, cancelled=0)
-    return name, EngineStats("llama", 2, 8, StoreStats((tier,), 7, 1, 2), queue), sessions
+    engine = EngineStats("llama", 2, 8, StoreStats((tier,), 7, 1, 2), queue)
+    return TenantStats(name, engine, sessions, collections_open=6)
 
 
 def _samples(text: str | bytes) -> dict[tuple[str, ...], float]:
@@ -71,6 +72,7 @@ def test_engine_counters_are_read_at_each_scrape() -> None:
     assert found["ragkv_store_dropped_writes_total", "a"] == 1
     assert found["ragkv_store_pending_bytes", "a"] == 7
     assert found["ragkv_sessions", "a"] == 9
+    assert found["ragkv_collections_open", "a"] == 6
     assert found["ragkv_tenants_open",] == 2
 
 
