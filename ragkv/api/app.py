@@ -63,6 +63,7 @@ def create_app(
         docs_url=None,
         redoc_url=None,
         redirect_slashes=False,
+        generate_unique_id_function=lambda route: route.name,  # client generators make method names of them
     )
     app.state.service, app.state.server = service, server
     server.readiness.cut_work = service.cut

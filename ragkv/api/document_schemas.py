@@ -11,8 +11,16 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_vali
 
 FIELDS = 100  # more than any object here has
 ID_PATTERN = r"^[^\x00-\x1f\x7f]{1,256}$"
+NO_NUL = r"^[^\x00]*$"  # SQLite ends a text at NUL
 
 Id = Annotated[str, StringConstraints(pattern=ID_PATTERN)]
+Title = Annotated[str, StringConstraints(max_length=1000, pattern=NO_NUL)]
+
+_TITLE = Field(default=None, description="Shown with the source, and the metadata `title`.", examples=["Kiralus"])
+_TEXT = Field(
+    min_length=1, description="The text; it is split into passages.", examples=["Kiralus works as a librarian."]
+)
+_METADATA = Field(default=None, description="JSON values to filter by.", examples=[{"year": 1931, "lang": "en"}])
 
 
 class Part(BaseModel):
@@ -27,6 +35,14 @@ class Part(BaseModel):
         if isinstance(values, dict) and len(values) > FIELDS:
             raise ValueError(f"it has {len(values)} fields; no object here has more than {FIELDS}")
         return values
+
+    @model_validator(mode="before")
+    @classmethod
+    def _reads_whole_numbers_as_integers(cls, values: Any) -> Any:
+        """To JSON 1.0 and 1 are the same number."""
+        if not isinstance(values, dict):
+            return values
+        return {name: int(one) if isinstance(one, float) and one.is_integer() else one for name, one in values.items()}
 
 
 class Strict(Part):
@@ -48,26 +64,27 @@ class Strict(Part):
 class GivenDocument(Part):
     """A document in a request."""
 
-    id: Id | None = Field(default=None, description="Left out: derived from the text.")
-    title: str | None = Field(default=None, max_length=1000)
-    text: str = Field(min_length=1)
+    id: Id | None = Field(default=None, description="Left out: derived from the text.", examples=["kiralus"])
+    title: Title | None = _TITLE
+    text: str = Field(min_length=1, description="The text.", examples=["Kiralus works as a librarian."])
 
 
 class DocumentIn(GivenDocument):
     """A document to store."""
 
-    metadata: dict[str, Any] | None = Field(default=None, description="JSON values to filter by.")
+    text: str = _TEXT
+    metadata: dict[str, Any] | None = _METADATA
 
 
 class DocumentsIn(Strict):
     """Documents to store. An unchanged document costs nothing; a changed one replaces the stored one."""
 
-    documents: list[DocumentIn] = Field(min_length=1, fail_fast=True)
+    documents: list[DocumentIn] = Field(min_length=1, fail_fast=True, description="The documents.")
 
 
 class DocumentPut(Strict):
     """A document's new contents."""
 
-    title: str | None = Field(default=None, max_length=1000)
-    text: str = Field(min_length=1)
-    metadata: dict[str, Any] | None = None
+    title: Title | None = _TITLE
+    text: str = _TEXT
+    metadata: dict[str, Any] | None = _METADATA

@@ -37,8 +37,8 @@ PROXY_HEADERS = ("forwarded", "x-forwarded-for", "x-forwarded-host", "x-real-ip"
 class Health(BaseModel):
     """The server's health."""
 
-    status: Literal["ok", "unavailable"]
-    reason: str | None = None
+    status: Literal["ok", "unavailable"] = Field(description="ok: all is well.")
+    reason: str | None = Field(default=None, description="Why it is unavailable.")
 
 
 class Ready(Health):
@@ -50,9 +50,9 @@ class Ready(Health):
 class Version(BaseModel):
     """The versions that the server runs."""
 
-    ragkv: str
-    torch: str
-    transformers: str
+    ragkv: str = Field(description="This package.")
+    torch: str = Field(description="PyTorch.")
+    transformers: str = Field(description="transformers.")
 
 
 class WriteProbe:

@@ -25,19 +25,21 @@ class TextPart(Part):
     """A piece of a message. Only text is accepted."""
 
     type: Literal["text"]
-    text: str
+    text: str = Field(description="The text.")
 
 
 class Message(Part):
     """A message. `tool` messages and tool calls are not offered."""
 
-    role: Literal["system", "developer", "user", "assistant"]
-    content: str | Annotated[list[TextPart], Field(min_length=1)] | None = None
+    role: Literal["system", "developer", "user", "assistant"] = Field(description="Who says it.", examples=["user"])
+    content: str | Annotated[list[TextPart], Field(min_length=1)] | None = Field(
+        default=None, description="The text.", examples=["What is the job of Kiralus?"]
+    )
     name: str | None = Field(default=None, description=_IGNORED)
     refusal: str | None = Field(default=None, description=_IGNORED)
-    tool_calls: Annotated[list[Any], Field(max_length=0)] | None = None
-    function_call: None = None
-    audio: None = None
+    tool_calls: Annotated[list[Any], Field(max_length=0)] | None = Field(default=None, description="Not offered.")
+    function_call: None = Field(default=None, description="Not offered.")
+    audio: None = Field(default=None, description="Not offered.")
     annotations: list[Any] | None = Field(default=None, description=_IGNORED)
 
     @property
@@ -51,7 +53,7 @@ class Message(Part):
 class StreamOptions(Part):
     """What a stream contains besides the answer."""
 
-    include_usage: bool = False
+    include_usage: bool = Field(default=False, description="Send a last chunk with the token counts.")
     include_obfuscation: bool | None = Field(default=None, description=_IGNORED)
 
 
@@ -60,16 +62,20 @@ class ChatRequest(Strict):
 
     model_config = ConfigDict(title="ChatCompletionRequest")
 
-    model: str
-    messages: list[Message] = Field(min_length=1, max_length=1000)
-    stream: bool | None = False
-    stream_options: StreamOptions | None = None
-    max_tokens: int | None = Field(default=None, ge=1)
-    max_completion_tokens: int | None = Field(default=None, ge=1)
+    model: str = Field(description="A model of `GET /v1/models`.", examples=["reader"])
+    messages: list[Message] = Field(
+        min_length=1, max_length=1000, description="The conversation. At least one message is the user's."
+    )
+    stream: bool | None = Field(default=False, description="Answer with server-sent events.")
+    stream_options: StreamOptions | None = Field(default=None, description="Only with `stream`.")
+    max_tokens: int | None = Field(default=None, ge=1, description="The most tokens of the answer.")
+    max_completion_tokens: int | None = Field(default=None, ge=1, description="The same; give one of the two.")
     temperature: float | None = Field(default=None, ge=0.0, le=2.0, description="Left out or 0: greedy decoding.")
     top_p: float | None = Field(default=None, gt=0.0, le=1.0, description="Without temperature: samples at 1.")
-    seed: int | None = Field(default=None, ge=-(2**63), le=2**63 - 1)
-    stop: str | list[Annotated[str, StringConstraints(min_length=1)]] | None = None
+    seed: int | None = Field(default=None, ge=-(2**63), lt=2**63, description="The same seed samples the same answer.")
+    stop: str | list[Annotated[str, StringConstraints(min_length=1)]] | None = Field(
+        default=None, description="Texts that end the answer; they are not part of it."
+    )
 
     documents: list[GivenDocument] | None = Field(default=None, description="Documents to answer from.")
     rag: Retrieval | None = Field(
@@ -78,7 +84,7 @@ class ChatRequest(Strict):
     session_id: SessionId | None = Field(
         default=None, description="The server stores the conversation and reads only the last user message."
     )
-    ragkv: ReuseOptions | None = None
+    ragkv: ReuseOptions | None = Field(default=None, description="How the prompt's KV is made.")
 
     user: str | None = Field(default=None, description=_IGNORED)
     metadata: dict[str, Any] | None = Field(default=None, description=_IGNORED)
@@ -156,19 +162,19 @@ class PromptTokensDetails(BaseModel):
 class Usage(BaseModel):
     """Token counts."""
 
-    prompt_tokens: int
-    completion_tokens: int
-    total_tokens: int
+    prompt_tokens: int = Field(description="Tokens of the prompt.")
+    completion_tokens: int = Field(description="Tokens of the answer.")
+    total_tokens: int = Field(description="Both together.")
     prompt_tokens_details: PromptTokensDetails
 
 
 class UrlCitation(BaseModel):
     """A source, and where the content names it."""
 
-    url: str
-    title: str
-    start_index: int
-    end_index: int
+    url: str = Field(description="The source's origin, or its document's id.")
+    title: str = Field(description="The source's title, or its document's id.")
+    start_index: int = Field(description="Start of the marker in the content.")
+    end_index: int = Field(description="End of the marker in the content.")
 
 
 class Annotation(BaseModel):
@@ -182,9 +188,9 @@ class AssistantMessage(BaseModel):
     """The answer."""
 
     role: Literal["assistant"] = "assistant"
-    content: str
-    refusal: None = None
-    annotations: list[Annotation]
+    content: str = Field(description="The answer's text.")
+    refusal: None = Field(default=None, description="Always null.")
+    annotations: list[Annotation] = Field(description="The citations in the content.")
 
 
 class Choice(BaseModel):
@@ -192,8 +198,8 @@ class Choice(BaseModel):
 
     index: Literal[0] = 0
     message: AssistantMessage
-    logprobs: None = None
-    finish_reason: Literal["stop", "length"]
+    logprobs: None = Field(default=None, description="Always null.")
+    finish_reason: Literal["stop", "length"] = Field(description="length: `max_tokens` ended it.")
 
 
 class ChatResponse(BaseModel):
@@ -201,10 +207,10 @@ class ChatResponse(BaseModel):
 
     model_config = ConfigDict(title="ChatCompletion")
 
-    id: str
+    id: str = Field(description="The answer's id.")
     object: Literal["chat.completion"] = "chat.completion"
-    created: int
-    model: str
-    choices: list[Choice]
+    created: int = Field(description="Seconds since the epoch.")
+    model: str = Field(description="The model, as the request named it.")
+    choices: list[Choice] = Field(description="One choice.")
     usage: Usage
     ragkv: AnswerReport

@@ -1,17 +1,28 @@
-"""The OpenAPI document: FastAPI's, with this server's limits and keys, without the 422 that it never answers."""
+"""The OpenAPI document: FastAPI's, with this server's limits, links and keys, without the 422 that it never answers."""
 
 from functools import cache
 from typing import Any
 
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
+from pydantic import BaseModel
+from pydantic.json_schema import models_json_schema
 
+from .document_schemas import DocumentPut, DocumentsIn
 from .middleware.auth import is_public
+from .openapi_limits import describe_limits
+from .openapi_links import add_links
 from .server_state import ServerState
-from .settings import LimitsConfig
 
 _UNUSED_SCHEMAS = ("HTTPValidationError", "ValidationError")  # FastAPI adds them for 422
+_READ_BY_ROUTES = (DocumentsIn, DocumentPut)  # FastAPI does not know these bodies
+_COMPONENTS = "#/components/schemas/{model}"
 _KEY_SCHEME = {"type": "http", "scheme": "bearer", "description": "A key made by `ragkv keys add`, if keys exist."}
+
+
+def component_of(body: type[BaseModel]) -> dict[str, str]:
+    """The reference to a body that a route reads itself; it is one of `_READ_BY_ROUTES`."""
+    return {"$ref": _COMPONENTS.format(model=body.__name__)}
 
 
 def install(app: FastAPI, server: ServerState) -> None:
@@ -21,13 +32,15 @@ def install(app: FastAPI, server: ServerState) -> None:
     def document() -> dict[str, Any]:
         found = get_openapi(title=app.title, version=app.version, description=app.description, routes=app.routes)
         schemas = found["components"]["schemas"]
+        _, read = models_json_schema([(body, "validation") for body in _READ_BY_ROUTES], ref_template=_COMPONENTS)
+        schemas.update(read["$defs"])
         for name in _UNUSED_SCHEMAS:
             schemas.pop(name, None)
-        for schema in schemas.values():
-            _set_limits(schema.get("properties", {}), server.config.limits)
+        describe_limits(schemas, server.config)
         for operations in found["paths"].values():
             for operation in operations.values():
                 operation["responses"].pop("422", None)
+                add_links(operation)
         return found
 
     def openapi() -> dict[str, Any]:
@@ -41,21 +54,3 @@ def install(app: FastAPI, server: ServerState) -> None:
         return found
 
     app.openapi = openapi  # type: ignore[method-assign]
-
-
-def _set_limits(properties: dict[str, Any], limits: LimitsConfig) -> None:
-    """Write the server's limits into the properties of these names and types."""
-    maxima: dict[str, tuple[str, str, int]] = {  # by property: its type, the JSON Schema keyword, the limit
-        "k": ("integer", "maximum", limits.documents),
-        "max_tokens": ("integer", "maximum", limits.max_tokens),
-        "max_completion_tokens": ("integer", "maximum", limits.max_tokens),
-        "question": ("string", "maxLength", limits.question_chars),
-        "query": ("string", "maxLength", limits.question_chars),
-        "documents": ("array", "maxItems", limits.documents),
-        "stop": ("array", "maxItems", limits.stop_strings),
-    }
-    for name, (kind, keyword, limit) in maxima.items():
-        field = properties.get(name, {})
-        for option in (field, *field.get("anyOf", ())):
-            if option.get("type") == kind:
-                option[keyword] = limit

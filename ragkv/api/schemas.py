@@ -5,7 +5,6 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, WithJsonSchema
 
 from ragkv.config import ReuseMode
-from ragkv.encoding import WarmReport
 from ragkv.fusion import SELECTORS
 from ragkv.inference import AnswerOptions
 from ragkv.retrieval import RETRIEVERS
@@ -65,21 +64,25 @@ class Search(Strict):
 
     k: int = Field(default=6, ge=1, le=1000, description="The most passages to find.")
     filter: dict[str, Any] | None = Field(
-        default=None, description='Metadata that must match, such as {"lang": "en", "year": {"gte": 2000}}.'
+        default=None,
+        description="Metadata that must match: a value, a list of values, or comparisons such as `gte`.",
+        examples=[{"lang": "en", "year": {"gte": 1900}}],
     )
-    retriever: RetrieverName | None = Field(default=None, description="Left out: the best one available.")
+    retriever: RetrieverName | None = Field(
+        default=None, description="Left out: the best one available.", examples=["bm25"]
+    )
 
 
 class SearchRequest(Search):
     """A search in one collection."""
 
-    query: str = Field(min_length=1)
+    query: str = Field(min_length=1, description="What to search for.", examples=["librarian"])
 
 
 class Retrieval(Search):
     """Which passages of which collection to find, and their order in the prompt."""
 
-    collection: Name = Field(default="default", description="The collection to search.")
+    collection: Name = Field(default="default", description="The collection to search.", examples=["docs"])
     order: Literal["score", "document"] = Field(
         default="score", description="Best passage first, or in the order of the documents."
     )
@@ -88,13 +91,15 @@ class Retrieval(Search):
 class CompareRequest(Retrieval, FusionOptions):
     """A question whose prompt is timed both ways."""
 
-    question: str = Field(min_length=1)
+    question: str = Field(min_length=1, description="The question.", examples=["What is the job of Kiralus?"])
 
 
 class AskRequest(CompareRequest, ReuseOptions):
     """A question over a collection."""
 
-    session_id: SessionId | None = Field(default=None, description="The conversation to continue or to start.")
+    session_id: SessionId | None = Field(
+        default=None, description="The conversation to continue or to start.", examples=["s1"]
+    )
     max_tokens: int | None = Field(default=None, ge=1, description="The most tokens of the answer.")
     stream: bool = Field(default=False, description="Answer with server-sent events.")
 
@@ -103,24 +108,24 @@ class Source(BaseModel):
     """A passage that was found, or put into the prompt."""
 
     number: int = Field(description="1 for the first in the prompt; [n] in an answer names it.")
-    document_id: str
+    document_id: str = Field(description="The document's id.")
     source: str = Field(description="Origin of the document, for people.")
-    title: str | None = None
-    text: str
+    title: str | None = Field(default=None, description="The document's title, if it has one.")
+    text: str = Field(description="The passage.")
     start: int = Field(description="Start of the text in the document, in characters.")
-    end: int
+    end: int = Field(description="End of the text in the document, in characters.")
     score: float | None = Field(description="Comparable within one search only.")
 
 
 class Citation(BaseModel):
     """Where a source says what the answer says."""
 
-    number: int = Field(description="The source's.")
-    document_id: str
+    number: int = Field(description="The source's number.")
+    document_id: str = Field(description="The source's document.")
     start: int = Field(description="Start in the source's text, in characters.")
-    end: int
+    end: int = Field(description="End in the source's text, in characters.")
     answer_start: int | None = Field(description="Start of the cited part of the answer, if it is known.")
-    answer_end: int | None
+    answer_end: int | None = Field(description="End of the cited part of the answer, if it is known.")
 
 
 class EngineValue(BaseModel):
@@ -138,8 +143,8 @@ class Reuse(EngineValue):
     computed: int = Field(description="Question, template, cache misses.")
     tokens: int = Field(description="Tokens of the prompt.")
     bytes_by_tier: dict[str, int] = Field(description="KV bytes read, by tier.")
-    missed_chunks: int
-    missed_tokens: int
+    missed_chunks: int = Field(description="Chunks without a usable entry; they were computed.")
+    missed_tokens: int = Field(description="Tokens of these chunks.")
     ratio: float = Field(description="Recompute ratio in force.")
     selector: str = Field(description="Selector in force.")
     compute: float = Field(description="Computed row-layers divided by those of a full prefill.")
@@ -151,21 +156,23 @@ class Timing(EngineValue):
     """Where the time went, in seconds."""
 
     queue_s: float = Field(description="Waiting for the model while other requests have it.")
-    lookup_s: float
-    load_s: float
-    fuse_s: float
-    prefill_s: float
+    lookup_s: float = Field(description="Finding the stored entries.")
+    load_s: float = Field(description="Waiting for their KV to be read.")
+    fuse_s: float = Field(description="Rotating keys, and selecting the tokens to recompute.")
+    prefill_s: float = Field(description="The whole prefill, `load_s` and `fuse_s` included.")
     first_token_s: float = Field(description="TTFT: from the call of the engine to the first token.")
-    decode_s: float
+    decode_s: float = Field(description="From the first token to the last.")
 
 
 class Span(BaseModel):
     """A run of the prompt's tokens with the same state. All spans together sum to `Reuse`."""
 
-    kind: Literal["prefix", "history", "chunk", "question", "template"]
+    kind: Literal["prefix", "history", "chunk", "question", "template"] = Field(
+        description="What it is of the prompt; template: the text around the others."
+    )
     start: int = Field(description="Position of its first token in the prompt.")
-    tokens: int
-    state: Literal["exact", "fused", "computed"]
+    tokens: int = Field(description="How many tokens it has.")
+    state: Literal["exact", "fused", "computed"] = Field(description="How its KV was obtained, as in `Reuse`.")
     recomputed: int = Field(description="How many tokens of a fused span were computed again.")
     recomputed_at: list[int] = Field(description="The positions of these tokens, counted from the span's start.")
     number: int | None = Field(description="The number of its source, for chunks.")
@@ -182,96 +189,107 @@ class Measured(EngineValue):
 class PrefillReport(Measured):
     """A prefill, with the spans of its prompt."""
 
-    prompt: list[Span]
+    prompt: list[Span] = Field(description="The spans of the prompt, in order.")
 
 
 class AnswerReport(PrefillReport):
     """How an answer was made, and what it rests on."""
 
-    citations: list[Citation]
-    sources: list[Source]
-    session_id: str | None
+    citations: list[Citation] = Field(description="Where the sources say what the answer says.")
+    sources: list[Source] = Field(description="The passages in the prompt, in order.")
+    session_id: str | None = Field(description="The conversation that the answer belongs to, if the request named one.")
 
 
 class AskResponse(AnswerReport):
     """An answer with its report."""
 
-    id: str
-    answer: str
-    finish_reason: Literal["stop", "length"]
+    id: str = Field(description="The answer's id.")
+    answer: str = Field(description="The answer's text.")
+    finish_reason: Literal["stop", "length"] = Field(description="length: `max_tokens` ended it.")
 
 
 class CompareResponse(BaseModel):
     """The same prompt made both ways, one after the other."""
 
-    fused: Measured
-    full: Measured
+    fused: Measured = Field(description="From stored KV.")
+    full: Measured = Field(description="Computed in full.")
+
+
+class Warmed(EngineValue):
+    """What became of the KV of an ingestion's chunks."""
+
+    encoded: int = Field(description="Chunks whose KV was computed and stored now.")
+    present: int = Field(description="Chunks whose KV was stored already.")
+    failed: int = Field(description="Chunks whose KV could not be stored; the server's log says why.")
+    left: int = Field(
+        description="Chunks not reached before a deadline: the first question that needs one computes it."
+    )
 
 
 class IngestResponse(BaseModel):
     """The document ids that an ingestion changed."""
 
-    added: list[str]
-    changed: list[str]
-    unchanged: list[str]
-    deleted: list[str]
-    chunks: WarmReport
+    added: list[str] = Field(description="New documents.")
+    changed: list[str] = Field(description="Documents that were replaced.")
+    unchanged: list[str] = Field(description="Documents that were stored already, word for word.")
+    deleted: list[str] = Field(description="Documents that were removed.")
+    chunks: Warmed
 
 
 class CollectionIn(Strict):
     """A collection to create."""
 
-    name: Name
+    name: Name = Field(description="Its name, which is also its id.", examples=["docs"])
 
 
 class Collection(BaseModel):
     """A collection."""
 
-    name: str
-    documents: int
-    chunks: int
+    name: str = Field(description="Its name, which is also its id.")
+    documents: int = Field(description="How many documents it has.")
+    chunks: int = Field(description="How many passages they have.")
     created: float = Field(description="Seconds since the epoch.")
 
 
 class CollectionList(BaseModel):
     """A page of the caller's collections, by name."""
 
-    data: list[Collection]
+    data: list[Collection] = Field(description="The collections.")
     next: str | None = Field(description="Send it as `after` for the next page; null: no further page.")
 
 
 class DocumentInfo(BaseModel):
     """A listed document."""
 
-    id: str
-    title: str | None
-    source: str
-    characters: int
-    chunks: int
+    id: str = Field(description="The document's id.")
+    title: str | None = Field(description="Its title, if it has one.")
+    source: str = Field(description="Its origin, for people.")
+    characters: int = Field(description="How many characters its text has.")
+    chunks: int = Field(description="How many passages it has.")
 
 
 class DocumentOut(DocumentInfo):
     """A document with its text."""
 
-    text: str
-    metadata: dict[str, Any]
+    text: str = Field(description="Its text.")
+    metadata: dict[str, Any] = Field(description="Its metadata, the title included.")
 
 
 class DocumentList(BaseModel):
     """A page of documents."""
 
-    data: list[DocumentInfo]
+    data: list[DocumentInfo] = Field(description="The documents, in the order in which they were stored.")
     next: str | None = Field(description="Send it as `after` for the next page; null: no further page.")
 
 
 class Deleted(BaseModel):
     """The id of what was deleted."""
 
-    id: str
+    id: str = Field(description="What was deleted.")
     deleted: Literal[True] = True
 
 
 class SearchResponse(BaseModel):
     """Passages, best first."""
 
-    hits: list[Source]
+    hits: list[Source] = Field(description="The passages.")

@@ -3,7 +3,19 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-_UNION_STEPS = ("body", "query", "path", "header", "constrained-str", "str", "int", "float", "bool")
+_UNION_STEPS = (
+    "body",
+    "query",
+    "path",
+    "header",
+    "constrained-str",
+    "str",
+    "int",
+    "float",
+    "bool",
+    "KeepTokens",
+    "Discard",
+)
 
 
 def describe_errors(found: Sequence[Mapping[str, Any]]) -> tuple[str, str | None]:

@@ -178,15 +178,14 @@ class Database:
         condition, parameters = ("1", ()) if document_id is None else ("document_id = ?", (document_id,))
         return [_passage(row) for row in self._rows(f"{PASSAGE} WHERE {condition} ORDER BY place", parameters)]
 
-    def document_page(self, after: str | None, limit: int) -> list[DocumentSummary]:
-        """The next `limit` documents in order of ingestion, after the document `after`."""
-        start = 0 if after is None else self._value("SELECT rowid FROM documents WHERE id = ?", after)
+    def document_page(self, after: int, limit: int) -> list[DocumentSummary]:
+        """The next `limit` documents in order of ingestion, after the position `after`."""
         sql = """SELECT id, source, metadata, length(text),
-            (SELECT count(*) FROM passages WHERE document_id = documents.id)
+            (SELECT count(*) FROM passages WHERE document_id = documents.id), rowid
             FROM documents WHERE rowid > ? ORDER BY rowid LIMIT ?"""
         return [
-            DocumentSummary(document_id, source, json.loads(metadata), characters, passages)
-            for document_id, source, metadata, characters, passages in self._rows(sql, (start, limit))
+            DocumentSummary(document_id, source, json.loads(metadata), *counts)
+            for document_id, source, metadata, *counts in self._rows(sql, (after, limit))
         ]
 
     def positions(self, document_ids: Iterable[str]) -> dict[str, int]:

@@ -149,10 +149,8 @@ class Index(Closing):
         """Every document id, in order of ingestion."""
         return self._database.document_ids()
 
-    def document_page(self, after: str | None, limit: int) -> list[DocumentSummary]:
-        """The next `limit` documents in order of ingestion, after the document `after`; `None`: from the beginning."""
-        if after is not None and self._database.document_hash(after) is None:
-            raise InputError(f"There is no document {after[:80]!r} to continue after: begin again without it.")
+    def document_page(self, after: int, limit: int) -> list[DocumentSummary]:
+        """The next `limit` documents in order of ingestion, after the position `after`; 0: from the beginning."""
         return self._database.document_page(after, limit)
 
     def positions(self, document_ids: Iterable[str]) -> dict[str, int]:

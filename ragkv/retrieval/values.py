@@ -60,6 +60,7 @@ class DocumentSummary:
     metadata: Metadata
     characters: int
     passages: int
+    position: int  # higher for documents that were stored later
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,5 +36,6 @@ def test_stats_describe_the_model_and_the_callers_store(client: TestClient) -> N
     got = client.get("/v1/stats").json()
     assert [tier["tier"] for tier in got["tiers"]] == ["memory", "disk"]
     assert [tier["entries"] for tier in empty["tiers"]] == [0, 0] and got["tiers"][1]["entries"] == 2
+    assert (empty["collections_open"], got["collections_open"]) == (0, 1)
     assert got["tiers"][0]["hits"] == 2 and got["queue"]["served"] == 1
     assert (got["model"], got["context_tokens"], got["kv_bytes_per_token"]) == ("reader", 2048, 4096)

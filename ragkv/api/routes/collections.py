@@ -4,7 +4,6 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Path, Query, Request, Response
 
-from ragkv.errors import InputError
 from ragkv.retrieval import Document, DocumentSummary, Index
 from ragkv.runtime import Check
 
@@ -12,8 +11,9 @@ from .. import schemas
 from ..answers import check_filter, check_text
 from ..collections import Collection
 from ..document_schemas import ID_PATTERN, DocumentPut, DocumentsIn
-from ..errors import ApiError, check_at_most, not_found, responses
+from ..errors import check_at_most, not_found, responses
 from ..keys import Principal
+from ..openapi import component_of
 from ..reports import sources_of, title_of
 from ..service import ServiceDep, TenantExecutorDep
 from ..tenants import Tenant
@@ -21,26 +21,38 @@ from ..uploads import documents_in
 
 router = APIRouter(prefix="/v1/collections", tags=["collections"])
 
-CollectionName = Annotated[str, Path(pattern=schemas.NAME_PATTERN, description="The collection's name.")]
-DocumentId = Annotated[str, Path(pattern=ID_PATTERN, description="The document's id; it may hold slashes.")]
+CollectionName = Annotated[
+    str, Path(pattern=schemas.NAME_PATTERN, description="The collection's name.", examples=["docs"])
+]
+DocumentId = Annotated[
+    str, Path(pattern=ID_PATTERN, description="The document's id; it may hold slashes.", examples=["kiralus"])
+]
 
-# FastAPI does not describe these bodies, because the routes read them. References into $defs would not resolve.
-_DOCUMENTS = DocumentsIn.model_json_schema()
-_DOCUMENTS["properties"]["documents"]["items"] = _DOCUMENTS.pop("$defs")["DocumentIn"]
+# The routes read these bodies themselves; `openapi.py` puts their schemas into the document.
 _FILES = {
     "type": "object",
-    "properties": {"files": {"type": "array", "items": {"type": "string", "format": "binary"}, "minItems": 1}},
+    "properties": {
+        "files": {
+            "type": "array",
+            "items": {"type": "string", "format": "binary"},
+            "minItems": 1,
+            "description": "Files whose names end in one of the accepted types; a file's name is its document's id.",
+        }
+    },
     "required": ["files"],
     "additionalProperties": False,
 }
 _DOCUMENTS_BODY: dict[str, Any] = {
     "requestBody": {
         "required": True,
-        "content": {"application/json": {"schema": _DOCUMENTS}, "multipart/form-data": {"schema": _FILES}},
+        "content": {
+            "application/json": {"schema": component_of(DocumentsIn)},
+            "multipart/form-data": {"schema": _FILES},
+        },
     }
 }
 _DOCUMENT_BODY: dict[str, Any] = {
-    "requestBody": {"required": True, "content": {"application/json": {"schema": DocumentPut.model_json_schema()}}}
+    "requestBody": {"required": True, "content": {"application/json": {"schema": component_of(DocumentPut)}}}
 }
 
 
@@ -123,10 +135,10 @@ async def list_documents(
     name: CollectionName,
     executor: TenantExecutorDep,
     limit: Annotated[int, Query(ge=1, le=1000, description="Documents per page.")] = 100,
-    after: Annotated[str | None, Query(min_length=1, description="`next` of the previous page.")] = None,
+    after: Annotated[str, Query(pattern=r"^[0-9]{1,18}$", description="`next` of the previous page.")] = "0",
 ) -> schemas.DocumentList:
     """A page of documents, in the order in which they were stored."""
-    return await executor.run_on_collection(name, lambda collection: _page(collection.rag.index, limit, after))
+    return await executor.run_on_collection(name, lambda collection: _page(collection.rag.index, limit, int(after)))
 
 
 @router.get("/{name}/documents/{document_id:path}", summary="Show a document", responses=responses(404))
@@ -140,10 +152,15 @@ async def show_document(
         document = index.document(document_id)
         if document is None:
             raise not_found("document", document_id, "document_id")
-        chunks = len(index.passages(document_id))
-        summary = DocumentSummary(document_id, document.source, document.metadata, len(document.text), chunks)
-        info = _document_info(summary).model_dump()
-        return schemas.DocumentOut(**info, text=document.text, metadata=dict(document.metadata))
+        return schemas.DocumentOut(
+            id=document_id,
+            title=title_of(document),
+            source=document.source,
+            characters=len(document.text),
+            chunks=len(index.passages(document_id)),
+            text=document.text,
+            metadata=dict(document.metadata),
+        )
 
     return await executor.run_on_collection(name, work)
 
@@ -217,17 +234,14 @@ def _ingest(
         changed=list(report.changed),
         unchanged=list(report.unchanged),
         deleted=list(report.deleted),
-        chunks=warmed,
+        chunks=schemas.Warmed.model_validate(warmed),
     )
 
 
-def _page(index: Index, limit: int, after: str | None) -> schemas.DocumentList:
-    try:
-        found = index.document_page(after, limit + 1)
-    except InputError as error:
-        raise ApiError(400, str(error), param="after") from error
+def _page(index: Index, limit: int, after: int) -> schemas.DocumentList:
+    found = index.document_page(after, limit + 1)
     page = found[:limit]
-    following = page[-1].id if len(found) > limit else None
+    following = str(page[-1].position) if len(found) > limit else None
     return schemas.DocumentList(data=[_document_info(one) for one in page], next=following)
 
 

@@ -35,10 +35,11 @@ _NO_IDS = (
 class EmbeddingsRequest(Strict):
     """Texts to embed."""
 
-    model: str
+    model: str = Field(description="The embedding model of `GET /v1/models`.")
     input: Text | Texts | TokenIds | Annotated[list[TokenIds], Field(min_length=1, fail_fast=True)] = Field(
         description="A text or texts; if the server's setting embedding_token_ids is on, also token ids of one or "
-        "several texts, which must be the embedding model's."
+        "several texts, which must be the embedding model's.",
+        examples=["Kiralus works as a librarian."],
     )
     encoding_format: Literal["float", "base64"] = Field(
         default="float", description="base64: little-endian float32 numbers."
@@ -51,23 +52,23 @@ class Embedding(BaseModel):
     """A vector of length 1."""
 
     object: Literal["embedding"] = "embedding"
-    index: int
-    embedding: list[float] | str
+    index: int = Field(description="Which input it is of.")
+    embedding: list[float] | str = Field(description="The vector, as `encoding_format` says.")
 
 
 class EmbeddingsUsage(BaseModel):
     """Embedded tokens."""
 
-    prompt_tokens: int
-    total_tokens: int
+    prompt_tokens: int = Field(description="Tokens of all texts.")
+    total_tokens: int = Field(description="The same.")
 
 
 class EmbeddingsResponse(BaseModel):
     """One vector per input, in order."""
 
     object: Literal["list"] = "list"
-    data: list[Embedding]
-    model: str
+    data: list[Embedding] = Field(description="The vectors.")
+    model: str = Field(description="The embedding model.")
     usage: EmbeddingsUsage
 
 

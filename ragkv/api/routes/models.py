@@ -3,8 +3,9 @@
 from typing import Annotated, Literal
 
 from fastapi import APIRouter, Path
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 
+from ..document_schemas import ID_PATTERN
 from ..errors import responses, unknown_model
 from ..service import Service, ServiceDep
 
@@ -14,17 +15,17 @@ router = APIRouter(prefix="/v1/models", tags=["openai"])
 class Model(BaseModel):
     """A served model."""
 
-    id: str
+    id: str = Field(description="Its name in requests.")
     object: Literal["model"] = "model"
-    created: int
-    owned_by: str = "ragkv"
+    created: int = Field(description="When the server started, in seconds since the epoch.")
+    owned_by: str = Field(default="ragkv", description="Always ragkv.")
 
 
 class ModelList(BaseModel):
     """The served models."""
 
     object: Literal["list"] = "list"
-    data: list[Model]
+    data: list[Model] = Field(description="The models.")
 
 
 @router.get("", summary="List models", responses=responses())
@@ -34,7 +35,10 @@ async def list_models(service: ServiceDep) -> ModelList:
 
 
 @router.get("/{model:path}", summary="Show a model", responses=responses(404))
-async def show_model(model: Annotated[str, Path(min_length=1)], service: ServiceDep) -> Model:
+async def show_model(
+    model: Annotated[str, Path(pattern=ID_PATTERN, description="The model's id.", examples=["reader"])],
+    service: ServiceDep,
+) -> Model:
     """One of the models, by its id."""
     models = _models(service)
     for one in models:

@@ -19,14 +19,16 @@ from ..tenants import Tenant
 
 router = APIRouter(prefix="/v1/sessions", tags=["sessions"])
 
-SessionPath = Annotated[str, Path(pattern=SESSION_PATTERN, description="The conversation's id.")]
+POSITION = r"^[0-9]{1,20}(\.[0-9]{1,20})?:.{1,128}$"  # the last use and the id of a page's last conversation
+
+SessionPath = Annotated[str, Path(pattern=SESSION_PATTERN, description="The conversation's id.", examples=["s1"])]
 
 
 class SessionInfo(BaseModel):
     """A conversation."""
 
-    id: str
-    turns: int
+    id: str = Field(description="The conversation's id.")
+    turns: int = Field(description="How many questions were answered.")
     tokens: int = Field(description="Tokens of its history.")
     stored_bytes: int = Field(description="Stored KV of its history.")
     used_at: float = Field(description="Seconds since the epoch.")
@@ -36,41 +38,43 @@ class SessionInfo(BaseModel):
 class SessionList(BaseModel):
     """A page of the caller's conversations, the last used first."""
 
-    data: list[SessionInfo]
+    data: list[SessionInfo] = Field(description="The conversations.")
     next: str | None = Field(description="Send it as `after` for the next page; null: no further page.")
 
 
 class KeepTokens(Strict):
     """Shorten a conversation's history to its last `keep_tokens` tokens."""
 
-    keep_tokens: int = Field(ge=0)
+    keep_tokens: int = Field(ge=0, description="How many tokens remain.", examples=[100])
 
 
 class Discard(Strict):
     """Shorten a conversation's history by what an overflowing turn would drop under this truncation policy."""
 
-    discard: Literal["oldest", "keep-dialogue"]
+    discard: Literal["oldest", "keep-dialogue"] = Field(
+        description="oldest: the oldest tokens; keep-dialogue: documents of past turns first.", examples=["oldest"]
+    )
 
 
 class Truncated(BaseModel):
     """The result of shortening a conversation."""
 
-    id: str
-    dropped: int
+    id: str = Field(description="The conversation's id.")
+    dropped: int = Field(description="Tokens that were dropped.")
     tokens: int = Field(description="Tokens of the remaining history.")
 
 
 class ForkRequest(Strict):
     """The copy of a conversation."""
 
-    to: SessionId | None = Field(default=None, description="The copy's id; left out: a new one.")
+    to: SessionId | None = Field(default=None, description="The copy's id; left out: a new one.", examples=["s2"])
 
 
 @router.get("", summary="List conversations", responses=responses())
 async def list_sessions(
     executor: TenantExecutorDep,
     limit: Annotated[int, Query(ge=1, le=1000, description="Conversations per page.")] = 1000,
-    after: Annotated[str | None, Query(min_length=1, description="`next` of the previous page.")] = None,
+    after: Annotated[str | None, Query(pattern=POSITION, description="`next` of the previous page.")] = None,
 ) -> SessionList:
     """A page of the caller's conversations, the last used first."""
     return await executor.run(lambda tenant: _page(tenant, limit, after))
@@ -142,11 +146,7 @@ def _page(tenant: Tenant, limit: int, after: str | None) -> SessionList:
 def _position(after: str) -> tuple[float, str]:
     """The last use and the id of the last conversation on a page, as `next` of that page says."""
     used_at, _, session_id = after.partition(":")
-    try:
-        return float(used_at), session_id
-    except ValueError as error:
-        message = f"after is {after[:80]!r}, which is not `next` of a page: begin again without it."
-        raise ApiError(400, message, param="after") from error
+    return float(used_at), session_id
 
 
 def _infos(tenant: Tenant, session_ids: Sequence[str]) -> list[SessionInfo]:

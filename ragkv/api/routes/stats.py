@@ -5,10 +5,9 @@ import dataclasses
 from fastapi import APIRouter
 from pydantic import BaseModel, Field
 
-from ragkv.scheduling import QueueStats
-
 from ..degraded import described
 from ..errors import responses
+from ..schemas import EngineValue
 from ..service import TenantExecutorDep
 from ..tenants import Tenant
 
@@ -18,14 +17,25 @@ router = APIRouter(prefix="/v1", tags=["stats"])
 class TierInfo(BaseModel):
     """A tier of the caller's store."""
 
-    tier: str
-    entries: int
-    used_bytes: int
-    capacity_bytes: int
-    hits: int
-    misses: int
-    evictions: int
-    damaged: int
+    tier: str = Field(description="memory, disk, redis or s3.")
+    entries: int = Field(description="Stored entries.")
+    used_bytes: int = Field(description="Bytes that they take.")
+    capacity_bytes: int = Field(description="Bytes that they may take.")
+    hits: int = Field(description="Lookups that found an entry.")
+    misses: int = Field(description="Lookups that found none.")
+    evictions: int = Field(description="Entries that made space for others.")
+    damaged: int = Field(description="Entries dropped because their bytes were wrong.")
+
+
+class QueueInfo(EngineValue):
+    """The caller's requests at the model, since the tenant was opened."""
+
+    waiting: int = Field(description="Requests that wait now.")
+    admitted: int = Field(description="Requests that are planned or prefilled now.")
+    served: int = Field(description="Prefilled requests.")
+    refused: int = Field(description="Requests refused because the queue was full.")
+    expired: int = Field(description="Requests whose deadline passed.")
+    cancelled: int = Field(description="Requests whose client left.")
 
 
 class RemoteInfo(BaseModel):
@@ -35,8 +45,8 @@ class RemoteInfo(BaseModel):
     state: str = Field(description="closed: it is called; open, half-open: it is not, until a probe is answered.")
     answers: bool = Field(description="Whether the last call was answered in time.")
     away_s: float = Field(description="Seconds since the start in which it did not answer.")
-    failures: int
-    timeouts: int
+    failures: int = Field(description="Calls that failed, timeouts included.")
+    timeouts: int = Field(description="Calls without an answer in time.")
     skipped: int = Field(description="Calls that were not made because it did not answer before.")
     lost_s: float = Field(description="Seconds that calls without an answer took.")
     pending_deletions: int = Field(description="Deletions that it has not confirmed yet.")
@@ -47,14 +57,19 @@ class StatsResponse(BaseModel):
 
     replica: str = Field(description="The process that answered, as in the header x-replica and in its log.")
     degraded: list[str] = Field(description="What does not answer, and what that means.")
-    remotes: list[RemoteInfo]
-    model: str
-    kv_bytes_per_token: int
-    context_tokens: int | None
-    tiers: list[TierInfo]
-    queue: QueueStats
-    ratio: float | None
-    selector: str
+    remotes: list[RemoteInfo] = Field(description="The storage that replicas share.")
+    model: str = Field(description="The served model.")
+    kv_bytes_per_token: int = Field(description="Bytes of a token's KV, as the model computes it.")
+    context_tokens: int | None = Field(
+        description="The most tokens of a prompt with its answer; null: no limit is known."
+    )
+    collections_open: int = Field(description="Open collections of the caller; others are opened when they are used.")
+    tiers: list[TierInfo] = Field(description="The tiers, fastest first.")
+    queue: QueueInfo
+    ratio: float | None = Field(
+        description="The recompute ratio of requests that name none; null: as the controller chooses."
+    )
+    selector: str = Field(description="The selector of requests that name none.")
 
 
 @router.get("/stats", summary="Show the caller's store", responses=responses())
@@ -71,8 +86,9 @@ async def stats(executor: TenantExecutorDep) -> StatsResponse:
             model=executor.service.model_id,
             kv_bytes_per_token=found.kv_bytes_per_token,
             context_tokens=engine.context_tokens,
+            collections_open=tenant.collections.open_count,
             tiers=[TierInfo(tier=tier.kind.value, **dataclasses.asdict(tier)) for tier in found.store.tiers],
-            queue=found.queue,
+            queue=QueueInfo.model_validate(found.queue),
             ratio=engine.config.fusion.ratio,
             selector=engine.config.fusion.selector,
         )

@@ -1,0 +1,58 @@
+"""Schemathesis loads this file. What fits the schema is accepted, but for the refusals that are named here.
+
+A schema cannot say everything: what values mean together, or how many tokens a text has.
+"""
+
+import os
+import re
+from typing import Any
+
+import schemathesis
+from schemathesis.openapi.checks import RejectedPositiveData
+from schemathesis.specs.openapi.checks import positive_data_acceptance
+
+FILTER = r"filter: \d+ (values|characters) are too many"  # over all conditions together
+CONDITIONS = r"The filter has \d+ conditions"  # over all names together
+PROMPT = r"The prompt has \d+ tokens|Prompt .* exceed"  # as the model's tokenizer counts them
+BLANK = r"has no text\."  # of blanks alone
+METADATA = r"metadata"  # its size as JSON
+TWINS = r"Two different documents have the id"
+FILES = r"Files of type .* are not accepted|holds no text|Cannot read"  # generated files are images and empty documents
+
+CHAT = (  # fields that do not fit each other
+    r"There is no user message",
+    r"With a session the last message must be the user's",
+    r"stream_options require stream",
+    r"max_tokens and max_completion_tokens differ",
+    r"documents: \d+ documents are too many",  # with those of `rag`
+)
+
+# By operation, the messages of its refusals; docs/api.md lists them for people.
+REFUSED: dict[str, tuple[str, ...]] = {
+    "POST /v1/ask": (FILTER, CONDITIONS, PROMPT),
+    "POST /v1/compare": (FILTER, CONDITIONS, PROMPT),
+    "POST /v1/collections/{name}/search": (FILTER, CONDITIONS),
+    "POST /v1/collections/{name}/documents": (BLANK, METADATA, TWINS, FILES),
+    "PUT /v1/collections/{name}/documents/{document_id}": (BLANK, METADATA),
+    "POST /v1/chat/completions": (FILTER, CONDITIONS, PROMPT, *CHAT),
+    "POST /v1/embeddings": (r"^dimensions is \d+",),  # the model's own number alone
+}
+
+
+@schemathesis.check
+def positive_data_acceptance_but_for_named_refusals(ctx: Any, response: Any, case: Any) -> None:
+    """Schemathesis' own check, which fails for no refusal of `REFUSED`."""
+    try:
+        positive_data_acceptance(ctx, response, case)
+    except RejectedPositiveData as error:
+        message = response.json()["error"]["message"]
+        if not any(re.search(refusal, message) for refusal in REFUSED.get(case.operation.label, ())):
+            raise AssertionError(f"{case.operation.label}: {message}") from error
+
+
+@schemathesis.hook.apply_to(operation_id="embeddings")
+def map_body(context: Any, body: Any) -> Any:  # noqa: ARG001 - schemathesis wants these names
+    """Name the served embedding model, or every request would get 404."""
+    if isinstance(body, dict) and isinstance(body.get("model"), str):
+        return {**body, "model": os.environ["SERVED_EMBEDDING_MODEL"]}
+    return body
