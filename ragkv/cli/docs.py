@@ -37,10 +37,10 @@ docs = command_group("The ingested documents: list, show, delete.", name="docs")
 def list_(home: Home = HOME, as_json: AsJson = False) -> None:
     """List the documents: passages, characters, and the id that `show` and `delete` take."""
     with _index(home) as index:
-        found, last = [], None
+        found, last = [], 0
         while page := index.document_page(last, PAGE):
             found += page
-            last = page[-1].id
+            last = page[-1].position
     if as_json:
         print_json(found)
         return
