@@ -66,5 +66,6 @@ class FairSlots:
             if taken is None:
                 return
             tenant, granted = taken
-            self._held[tenant] += 1
-            granted.set_result(None)
+            if not granted.cancelled():  # its wait may have ended in this moment
+                self._held[tenant] += 1
+                granted.set_result(None)

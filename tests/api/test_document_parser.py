@@ -78,6 +78,16 @@ class TestFairSlots:
         until.set()
         await holder
 
+    async def test_a_waiter_whose_time_ended_takes_no_slot(self) -> None:
+        slots, until = FairSlots(1, 1), asyncio.Event()
+        holder = asyncio.ensure_future(hold(slots, "a", [], until))
+        await start()
+        slots._waiting.add("b", cancelled := asyncio.get_running_loop().create_future())
+        cancelled.cancel()  # as its timeout does, before its task runs again
+        until.set()
+        await holder
+        assert slots.held == slots.waiting == 0
+
     async def test_a_cancelled_waiter_leaves_the_queue(self) -> None:
         slots, until = FairSlots(1, 1), asyncio.Event()
         holder = asyncio.ensure_future(hold(slots, "a", [], until))

@@ -1,6 +1,7 @@
 """Rates and quotas: a key's requests and tokens per minute, a tenant's documents and sessions; slow clients."""
 
 import asyncio
+import json
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -12,6 +13,8 @@ from starlette.testclient import TestClient
 from ragkv.api.errors import ApiError
 from ragkv.api.keys import ANONYMOUS, KeyFile, Principal, Quota, Rate
 from ragkv.api.limits import Held, QuotaGuard, RateLimiter
+from ragkv.api.middleware.body import count_values
+from ragkv.api.openai_chat import ChatRequest
 from ragkv.api.settings import LimitsConfig, QuotaConfig, ServeConfig
 
 from .small_app import small_app
@@ -141,8 +144,9 @@ def test_only_one_of_concurrent_requests_gets_the_last_place_of_a_quota() -> Non
 # Slow clients, as plain ASGI calls: the test client is never slow
 
 
-async def _asked(app: Any, receive: Any, send: Any, path: str, method: str = "POST") -> None:
-    headers = [(b"host", b"127.0.0.1"), (b"content-type", b"application/json"), (b"transfer-encoding", b"chunked")]
+async def _asked(app: Any, receive: Any, send: Any, path: str, method: str = "POST", length: int | None = None) -> None:
+    size = (b"transfer-encoding", b"chunked") if length is None else (b"content-length", str(length).encode())
+    headers = [(b"host", b"127.0.0.1"), (b"content-type", b"application/json"), size]
     scope = {
         "type": "http",
         "asgi": {"version": "3.0"},
@@ -178,6 +182,55 @@ async def test_a_body_that_does_not_arrive_in_time_gets_408(tmp_path: Path) -> N
     assert sent[0]["status"] == 408
     assert b"did not arrive within 0.1 s" in sent[1]["body"]
     assert app.state.server.readiness.running == 0
+
+
+def test_the_most_values_of_a_json_body_hold_the_event_loop_for_a_moment() -> None:
+    parts = [{"type": "text", "text": "x"}] * (LimitsConfig().json_values // 3)  # of all fields these take longest
+    body = json.dumps({"model": "m", "messages": [{"role": "user", "content": parts}]}).encode()
+    assert LimitsConfig().json_values <= count_values(body) < LimitsConfig().json_values + 10
+    took_s = []
+    for _ in range(3):
+        began = time.thread_time()
+        ChatRequest.model_validate(json.loads(body))
+        took_s.append(time.thread_time() - began)
+    print(f"{count_values(body)} values: {1000 * min(took_s):.0f} ms")
+    assert min(took_s) < 0.15  # 0.05 on a machine that does nothing else
+
+
+async def test_large_json_bodies_wait_in_their_sockets_until_another_one_is_complete(tmp_path: Path) -> None:
+    app = small_app(ServeConfig(home=str(tmp_path), limits=LimitsConfig(json_bodies=2, body_s=2.0)))
+    read: list[str] = []
+    complete = asyncio.Event()
+
+    async def post(name: str, length: int | None) -> int:
+        sent: list[Any] = []
+
+        async def receive() -> Any:
+            read.append(name)
+            if name.startswith("large"):
+                await complete.wait()
+            return {"type": "http.request", "body": b"{}", "more_body": False}
+
+        async def send(message: Any) -> None:
+            sent.append(message)
+
+        await _asked(app, receive, send, "/v1/echo", length=length)
+        if sent[0]["status"] == 503:
+            assert b"limits.json_bodies" in sent[1]["body"] and b"bodies_busy" in sent[1]["body"]
+        return int(sent[0]["status"])
+
+    sizes = {"large-1": 70_000, "large-2": None, "large-3": 70_000}
+    large = [asyncio.ensure_future(post(*one)) for one in sizes.items()]
+    while len(read) < 2:
+        await asyncio.sleep(0.001)
+    assert await post("small", 2) == 200  # which waits for none
+    assert read == ["large-1", "large-2", "small"]
+    assert await large[2] == 503
+    fourth = asyncio.ensure_future(post("large-4", 70_000))
+    await asyncio.sleep(0.01)
+    assert "large-4" not in read
+    complete.set()
+    assert [await one for one in (*large[:2], fourth)] == [200, 200, 200]
 
 
 async def test_a_client_that_does_not_read_its_answer_is_disconnected(tmp_path: Path) -> None:
