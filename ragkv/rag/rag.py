@@ -5,20 +5,24 @@ tier the KV of passages that no document holds any more. This module knows no co
 """
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
-from typing import Literal, Unpack
+from typing import Any, Literal, Unpack
 
 from ragkv.encoding import WarmReport
 from ragkv.engine import Engine
-from ragkv.errors import InputError
+from ragkv.errors import DocumentError, InputError
 from ragkv.inference import AnswerOptions
 from ragkv.retrieval import Document, Hit, Index, IngestReport, Passage, Removal, Reranker, Splitter, Where
 from ragkv.retrieval.embedders import Embedder
 from ragkv.runtime import Check, Closing, no_check
 from ragkv.sessions import Session
 from ragkv.types import Answer, Chunk, TokenEvent
+
+from .files import FileOptions, FileOutcome, FileReader, nothing_read
+from .writer import CorpusWriter, Progress
 
 Order = Literal["score", "document"]
 DOCUMENT_END = "\n\n"  # `chunk_end` for other models than the bundled reader, which was trained without one
@@ -37,6 +41,7 @@ class RagIngestReport:
     index: IngestReport
     kv: WarmReport
     deleted_entries: int  # entries whose text no document holds any more
+    files: tuple[FileOutcome, ...] = ()  # if files were ingested: what became of each
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,37 +62,60 @@ class Rag(Closing):
         *,
         chunk_tokens: int = 512,
         embedder: Embedder | None = None,
+        read_only: bool = False,
     ) -> None:
         """Open or create the index at `directory` (`None`: in memory). Without an embedder, only BM25 is used."""
         self.engine = engine
-        splitter = Splitter(engine.count_tokens, chunk_tokens, tokenizer_id=engine.tokenizer_id)
-        self.index = Index(directory, splitter=splitter, embedder=embedder)
+        self._splitter = Splitter(engine.count_tokens, chunk_tokens, tokenizer_id=engine.tokenizer_id)
+        self.index = Index(directory, splitter=self._splitter, embedder=embedder, read_only=read_only)
+        self._writer = CorpusWriter(engine, self.index)
 
     def ingest(
         self,
-        documents: Iterable[Document],
+        source: str | Path | Document | Iterable[str | Path | Document],
         *,
         prune: bool = False,
         encode: bool = True,
-        on_embed: Callable[[int, int], None] | None = None,
-        on_encode: Callable[[int, int], None] | None = None,
+        on_embed: Progress | None = None,
+        on_encode: Progress | None = None,
     ) -> RagIngestReport:
         """Add and update documents in the index and the store. Unchanged documents cost one look-up each.
 
+        `source` is a path, paths of files and folders, or documents; of files that cannot be read see `ingest_files`.
         `prune` deletes all other documents. Without `encode` the KV is not computed now: the first question that needs
         a chunk misses it and stores it.
         """
-        report = self.index.ingest(documents, prune=prune, progress=on_embed)
-        deleted = self.engine.delete([self.chunk(passage) for passage in report.forgotten_passages])
+        paths, documents = _paths_or_documents(source)
+        if paths is not None:
+            options = FileOptions(delete="others" if prune else "nothing", on_embed=on_embed)
+            return self.ingest_files(paths, options, encode=encode, on_encode=on_encode)
+        report, deleted = self._writer.put(documents, prune=prune, on_embed=on_embed)
         ids = (*report.added, *report.changed, *report.unchanged)
-        passages = [passage for document in ids for passage in self.index.passages(document)] if encode else []
-        return RagIngestReport(report, self.engine.warm(list(map(self.chunk, passages)), on_encode), deleted)
+        return RagIngestReport(report, self._writer.encode(ids if encode else (), on_encode), deleted)
+
+    def ingest_files(
+        self,
+        paths: Sequence[str | Path],
+        options: FileOptions | None = None,
+        *,
+        encode: bool = True,
+        on_encode: Progress | None = None,
+    ) -> RagIngestReport:
+        """Add and update the documents of files and folders. A file that cannot be read is logged and reported.
+
+        Each file is committed when it is read, so after a kill the next call continues; then the KV is computed, chunk
+        by chunk. Raises `DocumentError` if no file can be read, or, with `options.strict`, at the first that cannot.
+        """
+        found = FileReader(self._writer, options or FileOptions(), self._splitter.fingerprint).run(paths)
+        if (problem := nothing_read(paths, found.outcomes)) is not None:
+            raise DocumentError(problem)
+        index = _joined(found.reports, found.documents, found.deleted)
+        kv = self._writer.encode(found.documents if encode else (), on_encode)
+        return RagIngestReport(index, kv, found.deleted_entries, tuple(found.outcomes))
 
     def delete(self, document_ids: str | Iterable[str]) -> Removal:
         """Delete documents with their passages, and the KV of each text that no other document holds."""
-        removal = self.index.delete(document_ids)
-        self.engine.delete([self.chunk(passage) for passage in removal.forgotten_passages])
-        return removal
+        return self._writer.delete(document_ids)[0]
 
     def retrieve(
         self,
@@ -151,9 +179,53 @@ class Rag(Closing):
 
     def chunk(self, passage: Passage) -> Chunk:
         """The engine's chunk of a passage."""
-        place = {"source": passage.source, "document": passage.document_id, "span": passage.span}
-        return self.engine.chunk(passage.text, {**passage.metadata, **place})
+        return self._writer.chunk(passage)
 
     def close(self) -> None:
         """Close the index. May be called twice."""
         self.index.close()
+
+
+def _paths_or_documents(
+    source: str | Path | Document | Iterable[str | Path | Document],
+) -> tuple[list[str | Path] | None, Iterable[Document]]:
+    """The paths or the documents that `source` has. Raises `TypeError` for anything else, and for a mixture."""
+    if isinstance(source, str | Path):
+        return [source], ()
+    if isinstance(source, Document):
+        return None, [source]
+    if not isinstance(source, Iterable):
+        raise TypeError(f"Rag.ingest takes a path, paths or documents, not {type(source).__name__}.")
+    items = iter(source)
+    first = next(items, None)
+    if isinstance(first, str | Path):
+        paths = [first, *items]
+        return [_checked(path, (str, Path), "paths") for path in paths], ()
+    rest = chain(() if first is None else (first,), items)
+    return None, (_checked(document, (Document,), "documents") for document in rest)
+
+
+def _checked(item: Any, kinds: tuple[type, ...], what: str) -> Any:
+    if isinstance(item, kinds):
+        return item
+    raise TypeError(
+        f"Rag.ingest takes a path, paths or documents; among the {what} is a {type(item).__name__}. "
+        "Make a Document(id, text) of each text, or give the path of a file or folder."
+    )
+
+
+def _joined(reports: Sequence[IngestReport], documents: Sequence[str], deleted: Sequence[str]) -> IngestReport:
+    """The reports of many files as one. `documents` are all that the files hold; most may be unchanged."""
+    added = tuple(name for report in reports for name in report.added)
+    changed = tuple(name for report in reports for name in report.changed)
+    touched = {*added, *changed}
+    return IngestReport(
+        added,
+        changed,
+        tuple(name for name in documents if name not in touched),
+        deleted=(*(name for report in reports for name in report.deleted), *deleted),
+        new_passages=tuple(passage for report in reports for passage in report.new_passages),
+        removed_passages=tuple(passage for report in reports for passage in report.removed_passages),
+        forgotten_passages=tuple(passage for report in reports for passage in report.forgotten_passages),
+        embedded_texts=sum(report.embedded_texts for report in reports),
+    )

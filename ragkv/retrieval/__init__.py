@@ -10,24 +10,29 @@ This package knows no model, no engine and no KV. Without any extra it retrieves
 
 from .database import Database, look_into, state_of
 from .embedders import Embedder, MiniLM, SentenceTransformerEmbedder, one_vector, resolve_embedder
+from .files import FoundFile, find_files
 from .filters import Where
 from .index import Index
 from .limits import UNLIMITED, ParseLimits
-from .loaders import LOADERS, load_bytes, load_documents
+from .loaders import KNOWN, LOADERS, TEXT_NAMES, check_not_blank, load_bytes, load_documents, read_bytes
 from .rerankers import CrossEncoderReranker, Reranker
 from .retrievers import RETRIEVERS, Retriever
 from .splitter import Splitter
-from .values import Document, DocumentSummary, Hit, IndexStats, IngestReport, Metadata, Passage, Removal
+from .values import Document, DocumentSummary, FileRecord, Hit, IndexStats, IngestReport, Metadata, Passage, Removal
 
 __all__ = [
+    "KNOWN",
     "LOADERS",
     "RETRIEVERS",
+    "TEXT_NAMES",
     "UNLIMITED",
     "CrossEncoderReranker",
     "Database",
     "Document",
     "DocumentSummary",
     "Embedder",
+    "FileRecord",
+    "FoundFile",
     "Hit",
     "Index",
     "IndexStats",
@@ -42,10 +47,13 @@ __all__ = [
     "SentenceTransformerEmbedder",
     "Splitter",
     "Where",
+    "check_not_blank",
+    "find_files",
     "load_bytes",
     "load_documents",
     "look_into",
     "one_vector",
+    "read_bytes",
     "resolve_embedder",
     "state_of",
 ]

@@ -21,7 +21,7 @@ import numpy as np
 from ragkv.errors import StoreError, StoreReadOnlyError
 from ragkv.runtime import make_private_folder
 
-from .values import Document, DocumentSummary, IndexStats, Passage, TextNumbers, Vectors, digest
+from .values import Document, DocumentSummary, FileRecord, IndexStats, Passage, TextNumbers, Vectors, digest
 
 FORMAT = "1"
 FILE = "index.sqlite"
@@ -38,6 +38,8 @@ CREATE TABLE passages (place INTEGER PRIMARY KEY, id TEXT NOT NULL UNIQUE, docum
 CREATE INDEX passages_document ON passages (document_id);
 CREATE INDEX passages_text ON passages (text_number);
 """
+FILES_SCHEMA = """CREATE TABLE IF NOT EXISTS files (path TEXT PRIMARY KEY, size INTEGER NOT NULL,
+    mtime_ns INTEGER NOT NULL, digest TEXT NOT NULL, method TEXT NOT NULL, documents TEXT NOT NULL)"""
 
 PASSAGE = """SELECT passages.id, document_id, text, span_start, span_end, source, metadata, text_number
     FROM passages JOIN texts ON number = text_number"""
@@ -61,6 +63,8 @@ class Database:
             raise StoreError(
                 f"The index at {directory} has format {found}, this ragkv reads {FORMAT}. Ingest into a new directory."
             )
+        if not read_only:
+            self._rows(FILES_SCHEMA)  # an index of an earlier ragkv has no such table
 
     def _connect(self) -> sqlite3.Connection:
         if self.directory is None:
@@ -163,6 +167,11 @@ class Database:
         value: str | None = self._value("SELECT hash FROM documents WHERE id = ?", document_id)
         return value
 
+    def document_hashes(self, document_ids: Iterable[str]) -> dict[str, str]:
+        """The content hashes of documents; unknown ids are left out."""
+        sql = "SELECT id, hash FROM documents WHERE id IN (SELECT value FROM json_each(?))"
+        return dict(self._rows(sql, (_json(list(document_ids)),)))
+
     def document_ids(self) -> list[str]:
         return [row[0] for row in self._rows("SELECT id FROM documents ORDER BY rowid")]
 
@@ -187,6 +196,16 @@ class Database:
             DocumentSummary(document_id, source, json.loads(metadata), *counts)
             for document_id, source, metadata, *counts in self._rows(sql, (after, limit))
         ]
+
+    def file_record(self, path: str) -> FileRecord | None:
+        rows = self._rows("SELECT * FROM files WHERE path = ?", (path,))
+        if not rows:
+            return None
+        path, size, mtime_ns, found, method, documents = rows[0]
+        return FileRecord(path, size, mtime_ns, found, method, json.loads(documents))
+
+    def file_paths(self) -> list[str]:
+        return [row[0] for row in self._rows("SELECT path FROM files ORDER BY path")]
 
     def positions(self, document_ids: Iterable[str]) -> dict[str, int]:
         """A number for each document that is higher for later ones; unknown ids are left out."""
@@ -286,6 +305,14 @@ class Database:
                 (passage.id, document.id, key, *passage.span, passage.source, _json(passage.metadata)),
             )
 
+    def put_file(self, record: FileRecord) -> None:
+        """Adds or replaces the record of a file."""
+        values = (record.path, record.size, record.mtime_ns, record.digest, record.method, _json(record.documents))
+        self._rows("INSERT OR REPLACE INTO files VALUES (?, ?, ?, ?, ?, ?)", values)
+
+    def delete_file(self, path: str) -> None:
+        self._rows("DELETE FROM files WHERE path = ?", (path,))
+
     def delete_document(self, document_id: str) -> None:
         self._rows("DELETE FROM documents WHERE id = ?", (document_id,))
         self._rows("DELETE FROM passages WHERE document_id = ?", (document_id,))
@@ -295,19 +322,24 @@ class Database:
         self._rows(f"DELETE FROM texts WHERE NOT {IN_USE}")
 
 
+def open_database(directory: Path | None, read_only: bool = False) -> Database:
+    """The database in `directory`; read-only also after a kill in a transaction, which only a writer can undo."""
+    try:
+        return Database(directory, read_only)
+    except StoreError:
+        if directory is None or not read_only or not (directory / f"{FILE}-journal").exists():
+            raise
+        Database(directory).close()
+        return Database(directory, read_only)
+
+
 @contextmanager
 def look_into(directory: Path) -> Iterator[Database | None]:
     """The database in `directory` for a few reads, `None` if there is none. Loads nothing that retrievers derive."""
     if not _has_content(directory / FILE):
         yield None
         return
-    try:
-        database = Database(directory, read_only=True)
-    except StoreError:
-        if not (directory / f"{FILE}-journal").exists():
-            raise
-        database = Database(directory)  # a kill interrupted a transaction, which only a writer can undo
-    with closing(database):
+    with closing(open_database(directory, read_only=True)) as database:
         yield database
 
 

@@ -197,9 +197,23 @@ def resolve_embedder(path: str | Path | None = None, *, device: str = "cpu") -> 
     """
     if path is not None:
         return SentenceTransformerEmbedder(path, device=device)
-    if minilm_path() is None or not all(map(_installed, ("sentence_transformers", "faiss"))):
+    if not all(_extras().values()):
         return None
     return MiniLM(device=device)
+
+
+def how_to_embed() -> str:
+    """What to do to get an embedder here, in one sentence."""
+    missing = [extra for extra, installed in _extras().items() if not installed]
+    if missing:
+        return f'pip install "ragkv[{",".join(missing)}]", or pass another embedder.'
+    return "MiniLM is installed: pass embedder=ragkv.retrieval.resolve_embedder(), or another embedder."
+
+
+def _extras() -> dict[str, bool]:
+    """Whether the packages of each extra that MiniLM needs are installed."""
+    dense = all(map(_installed, ("sentence_transformers", "faiss")))
+    return {"dense": dense, "minilm": minilm_path() is not None}
 
 
 def minilm_path() -> Path | None:

