@@ -9,13 +9,13 @@ import typer
 
 from ragkv import __version__
 from ragkv.config import POLICY_NAMES, SIMULATOR_POLICY_NAMES, ReuseMode
-from ragkv.errors import DocumentError, InputError
 
 from . import output
 from .chat import chat
 from .config import config as config_commands
 from .docs import docs
 from .explain import explain
+from .ingest import ingest
 from .keys import keys
 from .learn import learn
 from .options import (
@@ -40,6 +40,7 @@ from .options import (
     command_group,
     file_defaults,
     metadata_filter,
+    note_writer,
     require_index,
     settings_file,
     show_help,
@@ -89,57 +90,6 @@ def _defaults(command: Any, values: dict[str, str]) -> dict[str, Any]:
     return {name: _defaults(one, values) for name, one in commands.items() if name != "demo"}
 
 
-def ingest(
-    paths: Annotated[list[Path], typer.Argument(help="Files or folders: .txt .md .html .jsonl .pdf")],
-    home: Home = HOME,
-    model: Model = "reader",
-    config: Settings = None,
-    device: Device = None,
-    dtype: Dtype = None,
-    chunk_tokens: Annotated[
-        int | None, typer.Option(help="Longest chunk, in tokens.", show_default="512; the reader: 128")
-    ] = None,
-    prune: Annotated[bool, typer.Option("--prune", help="Delete indexed documents that are not among these.")] = False,
-    skip_unreadable: Annotated[
-        bool, typer.Option("--skip-unreadable", help="Skip unreadable files with a note.")
-    ] = False,
-    index_only: Annotated[bool, typer.Option("--index-only", help="Leave the KV to the first questions.")] = False,
-    as_json: AsJson = False,
-) -> None:
-    """Index documents and compute the KV of their chunks. Unchanged documents are skipped."""
-    from ragkv.retrieval import load_documents
-
-    skipped: list[str] = []
-
-    def skip(error: DocumentError) -> None:
-        skipped.append(str(error))
-        print_note(f"skipped: {error}")
-
-    documents = list(load_documents(paths, on_error=skip if skip_unreadable else None))
-    if not documents:
-        raise InputError(f"No documents in {', '.join(map(str, paths))}. Nothing was changed.")
-    with (
-        EngineOptions(home, model, config, device, dtype).rag(chunk_tokens) as rag,
-        output.progress("embedding") as on_embed,
-        output.progress("encoding KV") as on_encode,
-    ):
-        report = rag.ingest(documents, prune=prune, encode=not index_only, on_embed=on_embed, on_encode=on_encode)
-        if rag.index.notice:
-            print_note(rag.index.notice)
-    index, kv = report.index, report.kv
-    if kv.failed:
-        print_note(f"{kv.failed} entries could not be stored. Questions that need these chunks compute them.")
-    if as_json:
-        print_json({**output.plain(report), "skipped": skipped})
-        return
-    parts = {"added": index.added, "changed": index.changed, "unchanged": index.unchanged, "deleted": index.deleted}
-    counts = ", ".join(f"{len(ids)} {what}" for what, ids in {**parts, "skipped": skipped}.items() if ids)
-    console.print(
-        f"Documents: {counts}. "
-        f"Chunks: {kv.encoded} encoded, {kv.present} already stored, {report.deleted_entries} dropped."
-    )
-
-
 def ask(
     question: Annotated[str, typer.Argument(help="The question.")],
     home: Home = HOME,
@@ -163,7 +113,7 @@ def ask(
     require_index(home)
     options = answer_options(ratio, selector, temperature, max_new_tokens)
     options["reuse"] = reuse
-    with EngineOptions(home, model, config, device, dtype).rag() as rag:
+    with EngineOptions(home, model, config, device, dtype).rag(reads=True) as rag:
         answered = rag.ask(question, k, retriever=retriever, where=metadata_filter(where), **options)
         if as_json:
             print_json({"question": question, **output.plain(answered)})
@@ -191,6 +141,7 @@ def stats(home: Home = HOME, as_json: AsJson = False) -> None:
     from ragkv.store import Store
 
     require_index(home)
+    note_writer(home)
     with output.quiet("ragkv.retrieval"), Index(home / "index", read_only=True) as index:
         held = index.stats()  # needs no embedder, so a warning about a missing one is suppressed
     settings = StoreConfig(directory=str(home / "kv"), memory_bytes=0, read_only=True)

@@ -52,11 +52,11 @@ def explain(
     options = EngineOptions(home, model, config, device, dtype)
     if question is None:
         assert chunks is not None
-        with options.engine() as engine:
+        with options.engine(reads=True) as engine:
             found = _explain_description(engine, chunks, tokens, tier, question_tokens, selector)
     else:
         require_index(home)
-        with options.rag() as rag:
+        with options.rag(reads=True) as rag:
             found = _explain_question(rag, question, k, selector)
             rag.engine.flush()
     if as_json:

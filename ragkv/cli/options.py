@@ -3,7 +3,7 @@
 import os
 import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from ragkv.config import CODEC_NAMES, RETRIEVER_NAMES, SELECTOR_NAMES, EngineConfig
-from ragkv.errors import ConfigError, InputError
+from ragkv.errors import ConfigError, InputError, StoreLockedError
 from ragkv.runtime.setting_values import FILE_VARIABLE, toml_values
+
+from .output import print_note
 
 if TYPE_CHECKING:
     from ragkv.engine import Engine
@@ -139,34 +141,67 @@ class EngineOptions:
         return replace(config, store=store, prompt=prompt, session=session, device=device, dtype=dtype)
 
     @contextmanager
-    def engine(self) -> Iterator["Engine"]:
-        """The engine; closed at the end."""
+    def engine(self, reads: bool = False) -> Iterator["Engine"]:
+        """The engine; closed at the end. Raises `StoreLockedError` before the model is loaded.
+
+        For a command that only `reads`, the store is opened read-only instead, with a note.
+        """
         from ragkv.engine import Engine
         from ragkv.model.loading import quiet_transformers
+        from ragkv.store.directory import check_unlocked
 
         quiet_transformers()
-        with Engine.from_pretrained(self.model, self.config()) as engine:
+        config = self.config()
+        with ExitStack() as stack:
+            try:
+                if config.store.directory is not None and not config.store.read_only:
+                    check_unlocked(config.store.directory)
+                engine = stack.enter_context(Engine.from_pretrained(self.model, config))
+            except StoreLockedError as error:
+                if not reads:
+                    raise
+                print_note(f"{error.holder} writes to {self.home}: it is opened read-only, and no new KV is stored.")
+                config = replace(config, store=replace(config.store, read_only=True))
+                engine = stack.enter_context(Engine.from_pretrained(self.model, config))
             yield engine
 
     @contextmanager
-    def rag(self, chunk_tokens: int | None = None) -> Iterator["Rag"]:
-        """The corpus on its engine; both closed at the end."""
+    def rag(self, chunk_tokens: int | None = None, *, reads: bool = False) -> Iterator["Rag"]:
+        """The corpus on its engine; both closed at the end. `reads` is as for `engine`."""
+        with self.engine(reads) as engine, self._corpus(engine, chunk_tokens) as rag:
+            yield rag
+
+    @contextmanager
+    def _corpus(self, engine: "Engine", chunk_tokens: int | None) -> Iterator["Rag"]:
         from ragkv.rag import Rag, default_chunk_tokens
         from ragkv.retrieval import resolve_embedder
 
-        with self.engine() as engine:
-            embedder = resolve_embedder(device=self.device or "cpu")
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore", DeprecationWarning)  # from other packages; the user cannot fix them
-                tokens = chunk_tokens or default_chunk_tokens(engine)
-                with Rag(engine, self.home / "index", chunk_tokens=tokens, embedder=embedder) as rag:
-                    yield rag
+        embedder = resolve_embedder(device=self.device or "cpu")
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # from other packages; the user cannot fix them
+            tokens, read_only = chunk_tokens or default_chunk_tokens(engine), engine.config.store.read_only
+            index = self.home / "index"
+            with Rag(engine, index, chunk_tokens=tokens, embedder=embedder, read_only=read_only) as rag:
+                yield rag
 
 
 def require_index(home: Path) -> None:
     """Raise `InputError` if nothing was ingested at `home`."""
+    from ragkv.store.directory import check_unlocked
+
     if not (home / "index").is_dir():
+        check_unlocked(home / "kv")  # the process that writes there may just have started
         raise InputError(f"Nothing was ingested at {home}: run `ragkv ingest PATH --home {home}` first.")
+
+
+def note_writer(home: Path) -> None:
+    """Say that another process writes to the home, if one does: what is read from it may change."""
+    from ragkv.store.directory import check_unlocked
+
+    try:
+        check_unlocked(home / "kv")
+    except StoreLockedError as error:
+        print_note(f"{error.holder} writes to {home}: this is what it holds now.")
 
 
 def command_group(help: str, **settings: Any) -> typer.Typer:

@@ -8,7 +8,7 @@ import typer
 from ragkv.errors import InputError
 
 from . import output
-from .options import HOME, AsJson, Home, Passages, Retriever, Where, metadata_filter, require_index
+from .options import HOME, AsJson, Home, Passages, Retriever, Where, metadata_filter, note_writer, require_index
 from .output import console, print_json, print_note
 
 
@@ -26,6 +26,7 @@ def search(
     if not query.strip():
         raise InputError("The query is empty. Give at least one word.")
     require_index(home)
+    note_writer(home)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # from other packages; the user cannot fix them
         embedder = None if retriever == "bm25" else resolve_embedder()

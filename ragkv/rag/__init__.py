@@ -1,6 +1,6 @@
 """Retrieval and engine joined: documents in, answers with sources out. MapReduce and MapRerank are its baselines."""
 
-from .files import FileOptions, FileOutcome, FileProgress, printable
+from .files import FileOptions, FileOutcome, FileProgress, nothing_read, printable
 from .rag import DOCUMENT_END, Rag, RagAnswer, RagIngestReport, default_chunk_tokens
 
 __all__ = [
@@ -12,5 +12,6 @@ __all__ = [
     "RagAnswer",
     "RagIngestReport",
     "default_chunk_tokens",
+    "nothing_read",
     "printable",
 ]

@@ -180,6 +180,8 @@ class FileReader:
         known = self._record(path)
         if known is not None and path.is_file() and self._looks_unchanged(path, path.stat()):
             return self._unchanged(known, shown), None
+        if path.is_file():
+            self._options.limits.check("inflated_bytes", path.stat().st_size, f"{shown}: its size in bytes")
         read_ns, data = time.time_ns(), read_bytes(path)
         if not is_named and not data.strip():
             return FileOutcome(shown, "ignored", "empty"), None

@@ -88,7 +88,10 @@ class Rag(Closing):
         paths, documents = _paths_or_documents(source)
         if paths is not None:
             options = FileOptions(delete="others" if prune else "nothing", on_embed=on_embed)
-            return self.ingest_files(paths, options, encode=encode, on_encode=on_encode)
+            read = self.ingest_files(paths, options, encode=encode, on_encode=on_encode)
+            if (problem := nothing_read(paths, read.files)) is not None:
+                raise DocumentError(problem)
+            return read
         report, deleted = self._writer.put(documents, prune=prune, on_embed=on_embed)
         ids = (*report.added, *report.changed, *report.unchanged)
         return RagIngestReport(report, self._writer.encode(ids if encode else (), on_encode), deleted)
@@ -98,19 +101,19 @@ class Rag(Closing):
         paths: Sequence[str | Path],
         options: FileOptions | None = None,
         *,
-        encode: bool = True,
+        encode: bool | Literal["changed"] = True,
         on_encode: Progress | None = None,
     ) -> RagIngestReport:
         """Add and update the documents of files and folders. A file that cannot be read is logged and reported.
 
         Each file is committed when it is read, so after a kill the next call continues; then the KV is computed, chunk
-        by chunk. Raises `DocumentError` if no file can be read, or, with `options.strict`, at the first that cannot.
+        by chunk; with `encode="changed"` only that of added and changed documents. With `options.strict` the first
+        file that cannot be read raises `DocumentError`.
         """
         found = FileReader(self._writer, options or FileOptions(), self._splitter.fingerprint).run(paths)
-        if (problem := nothing_read(paths, found.outcomes)) is not None:
-            raise DocumentError(problem)
         index = _joined(found.reports, found.documents, found.deleted)
-        kv = self._writer.encode(found.documents if encode else (), on_encode)
+        ids = (*index.added, *index.changed) if encode == "changed" else found.documents if encode else ()
+        kv = self._writer.encode(ids, on_encode)
         return RagIngestReport(index, kv, found.deleted_entries, tuple(found.outcomes))
 
     def delete(self, document_ids: str | Iterable[str]) -> Removal:

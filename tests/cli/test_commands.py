@@ -181,14 +181,24 @@ class TestErrors:
         ran = run("ingest", empty)
         assert (ran.code, "No documents" in ran.err) == (1, True)
 
-    def test_a_binary_document_exits_with_1_or_is_skipped_on_request(self, run: Run, documents: Path) -> None:
+    def test_a_bad_file_does_not_end_the_rest_and_exits_with_1(self, run: Run, documents: Path) -> None:
         (documents / "noise.txt").write_bytes(bytes(range(256)) * 20)
+        (documents / "photo.png").write_bytes(b"x")
         ran = run("ingest", documents)
-        assert ran.code == 1
-        assert "noise.txt" in ran.err
-        skipped = run("ingest", documents, "--skip-unreadable", "--json")
-        assert skipped.code == 0
-        assert len(skipped.json["skipped"]) == 1
+        assert (ran.code, "Traceback" in ran.err) == (1, False)
+        assert "Files: 2 added, 1 ignored, 1 failed" in ran.out
+        assert "noise.txt looks binary" in ran.out
+        assert "ignored, no loader for .png: " in ran.out
+        found = run("ingest", documents, "--json")
+        assert (found.code, found.json["counts"]["unchanged"], found.json["counts"]["failed"]) == (1, 2, 1)
+        assert {Path(file["path"]).name for file in found.json["files"]} == {
+            *("marl.md", "mill.txt", "noise.txt", "photo.png")
+        }
+
+    def test_strict_stops_at_the_first_bad_file(self, run: Run, documents: Path) -> None:
+        (documents / "aa.txt").write_bytes(b"\0")
+        ran = run("ingest", documents, "--strict")
+        assert (ran.code, ran.out, "aa.txt looks binary" in ran.err) == (1, "", True)
 
     def test_an_unreadable_document_exits_with_1(self, run: Run, documents: Path) -> None:
         secret = documents / "secret.txt"
@@ -224,14 +234,23 @@ class TestErrors:
         ran = run(command, question)
         assert (ran.code, "is empty" in ran.err, ran.out) == (1, True, "")
 
-    def test_a_second_writer_exits_with_1_and_without_a_traceback(
+    def test_a_second_writer_exits_with_1_and_says_who_writes(self, run: Run, documents: Path, tmp_path: Path) -> None:
+        run("ingest", documents)
+        with Store.open(StoreConfig(directory=str(tmp_path / "home" / "kv"))):
+            for command in (("ingest", documents), ("chat",), ("gc",), ("gate",)):
+                ran = run(*command)
+                assert (ran.code, "Traceback" in ran.err) == (1, False), command
+                assert "is written by this very process" in ran.err
+
+    def test_commands_that_only_read_open_a_home_that_is_written_to_and_say_so(
         self, run: Run, documents: Path, tmp_path: Path
     ) -> None:
         run("ingest", documents)
         with Store.open(StoreConfig(directory=str(tmp_path / "home" / "kv"))):
-            ran = run("ask", "who?")
-        assert ran.code == 1
-        assert "Traceback" not in ran.err
+            for command in (("ask", "who founded Marl?"), ("explain", "who founded Marl?"), ("stats",)):
+                ran = run(*command)
+                assert (ran.code, ran.err.count("this very process writes to")) == (0, 1), (command, ran.err)
+        assert "writes to" not in run("stats").err
 
     def test_a_prompt_longer_than_the_context_exits_with_1(self, run: Run, documents: Path) -> None:
         run("ingest", documents)

@@ -10,6 +10,8 @@ import pytest
 from ragkv.errors import DocumentError, MissingExtraError
 from ragkv.retrieval import Document, load_documents
 
+from . import sample_files
+
 
 def write(path: Path, content: str | bytes) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -149,7 +151,7 @@ def test_with_on_error_the_rest_is_still_loaded_and_every_error_reported(tmp_pat
 
 def test_page_starts_point_to_the_first_character_of_each_pdf_page(tmp_path: Path) -> None:
     pytest.importorskip("pypdf", reason="needs pypdf (extra pdf)")
-    (document,) = load_documents(write(tmp_path / "two.pdf", two_page_pdf("First page.", "Second page.")))
+    (document,) = load_documents(write(tmp_path / "two.pdf", sample_files.pdf("First page.", "Second page.")))
     assert document.text == "First page.\n\nSecond page."
     assert [document.text[start:].split("\n")[0] for start in document.page_starts] == ["First page.", "Second page."]
 
@@ -158,26 +160,3 @@ def test_a_pdf_without_the_extra_says_what_to_install(tmp_path: Path, monkeypatc
     monkeypatch.setitem(sys.modules, "pypdf", None)
     with pytest.raises(MissingExtraError, match=r'pip install "ragkv\[pdf\]"'):
         list(load_documents(write(tmp_path / "a.pdf", "%PDF")))
-
-
-def two_page_pdf(*texts: str) -> bytes:
-    """The smallest PDF with a line of text on each page."""
-    objects = ["<< /Type /Catalog /Pages 2 0 R >>"]
-    kids = " ".join(f"{4 + 2 * i} 0 R" for i in range(len(texts)))
-    objects.append(f"<< /Type /Pages /Kids [{kids}] /Count {len(texts)} >>")
-    objects.append("<< /Type /Font /Subtype /Type1 /BaseFont /Helvetica >>")
-    for i, text in enumerate(texts):
-        stream = f"BT /F1 12 Tf 72 720 Td ({text}) Tj ET"
-        font = "/Resources << /Font << /F1 3 0 R >> >>"
-        box = "/MediaBox [0 0 612 792]"
-        objects.append(f"<< /Type /Page /Parent 2 0 R {box} {font} /Contents {5 + 2 * i} 0 R >>")
-        objects.append(f"<< /Length {len(stream)} >>\nstream\n{stream}\nendstream")
-    out, offsets = "%PDF-1.4\n", []
-    for number, body in enumerate(objects, start=1):
-        offsets.append(len(out))
-        out += f"{number} 0 obj\n{body}\nendobj\n"
-    table = "".join(f"{offset:010} 00000 n \n" for offset in offsets)
-    start = len(out)
-    out += f"xref\n0 {len(objects) + 1}\n0000000000 65535 f \n{table}"
-    out += f"trailer\n<< /Size {len(objects) + 1} /Root 1 0 R >>\nstartxref\n{start}\n%%EOF\n"
-    return out.encode()

@@ -1,0 +1,168 @@
+"""`ragkv ingest`: files and folders into the index and the store, with an outcome for every file; `--watch` follows."""
+
+import os
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from ragkv.config import GIB
+from ragkv.errors import DocumentError, MissingExtraError
+
+from . import output
+from .ingest_progress import IngestProgress
+from .ingest_report import as_json_value, print_outcome, print_report
+from .options import HOME, AsJson, Device, Dtype, EngineOptions, Home, Model, Settings
+from .output import print_json, print_note
+
+if TYPE_CHECKING:
+    from ragkv.rag import FileOptions, FileOutcome, FileProgress, Rag, RagIngestReport
+
+WATCH_MS = 200  # how long a wait for changes takes
+
+
+def ingest(
+    paths: Annotated[list[Path], typer.Argument(help="Files and folders.")],
+    home: Home = HOME,
+    model: Model = "reader",
+    config: Settings = None,
+    device: Device = None,
+    dtype: Dtype = None,
+    chunk_tokens: Annotated[
+        int | None, typer.Option(help="Longest chunk, in tokens.", show_default="512; the reader: 128")
+    ] = None,
+    encoding: Annotated[str, typer.Option(help="Of text without a byte order mark; auto guesses.")] = "utf-8",
+    inflated_bytes: Annotated[int, typer.Option(min=1, help="Most bytes of a file, also when unpacked.")] = GIB,
+    prune: Annotated[bool, typer.Option("--prune", help="Delete indexed documents that are not among these.")] = False,
+    strict: Annotated[bool, typer.Option("--strict", help="Stop at the first file that cannot be read.")] = False,
+    watch: Annotated[bool, typer.Option("--watch", help="Go on: follow new, changed and deleted files.")] = False,
+    index_only: Annotated[bool, typer.Option("--index-only", help="Leave the KV to the first questions.")] = False,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Print each file when it is done.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Index documents and compute the KV of their chunks. Unchanged files are skipped.
+
+    Every file seen is reported as added, changed, unchanged, ignored or failed. The exit status is 1 if one failed.
+    """
+    from ragkv.rag import FileOptions
+    from ragkv.retrieval import ParseLimits
+
+    _check_paths(paths, all_needed=watch)
+    delete: Literal["others", "missing", "nothing"] = "others" if prune else "missing" if watch else "nothing"
+    options = FileOptions(encoding, strict=strict, delete=delete, limits=ParseLimits(inflated_bytes=inflated_bytes))
+    with EngineOptions(home, model, config, device, dtype).rag(chunk_tokens) as rag:
+        runs = Runs(rag, paths, options, encode=not index_only, verbose=verbose)
+        if watch:
+            _follow(runs, home, as_json)
+        else:
+            _end(paths, runs.first(as_json))
+
+
+@dataclass(slots=True)
+class Runs:
+    """Ingestions of the same paths: a first one, and with `--watch` one after each change."""
+
+    rag: "Rag"
+    paths: Sequence[Path]
+    options: "FileOptions"
+    encode: bool
+    verbose: bool
+
+    def first(self, as_json: bool) -> "RagIngestReport":
+        """Ingest all, and print the report."""
+        began = time.monotonic()
+        report = self._run(self.encode)
+        if self.rag.index.notice:
+            print_note(self.rag.index.notice)
+        if report.kv.failed:
+            print_note(
+                f"{report.kv.failed} entries could not be stored. Questions that need these chunks compute them."
+            )
+        seconds = time.monotonic() - began
+        if as_json:
+            print_json(as_json_value(report, seconds))
+        else:
+            print_report(report, seconds)
+        return report
+
+    def again(self) -> "RagIngestReport":
+        """Ingest what changed since, without a look at the KV of what did not."""
+        return self._run("changed" if self.encode else False)
+
+    def _run(self, encode: "bool | Literal['changed']") -> "RagIngestReport":
+        # Failures are in the report; pypdf's warnings do not name the file.
+        with output.quiet("ragkv.rag.files"), output.quiet("pypdf"), IngestProgress().shown() as progress:
+
+            def on_file(done: "FileProgress") -> None:
+                progress.on_file(done)
+                if self.verbose and done.outcome is not None:
+                    print_outcome(done.outcome)
+
+            options = replace(self.options, on_file=on_file, on_embed=progress.on_embed)
+            return self.rag.ingest_files(self.paths, options, encode=encode, on_encode=progress.on_encode)
+
+
+def _follow(runs: Runs, home: Path, as_json: bool) -> None:
+    """Ingest all, and again after each change, until it is interrupted."""
+    changes = _changes(runs.paths, home)
+    next(changes)  # from here on no change is missed
+    failures = _failures(runs.first(as_json).files)
+    print_note("following changes; Ctrl-C ends it.")
+    try:
+        for _ in changes:
+            report = runs.again()
+            for outcome in report.files:
+                if outcome.status in ("added", "changed", "deleted") or _is_new(outcome, failures):
+                    print_outcome(outcome)
+            failures = _failures(report.files)
+    except KeyboardInterrupt:
+        print_note("no longer following changes.")
+
+
+def _changes(paths: Sequence[Path], home: Path) -> Iterator[None]:
+    """Something at once, and then after each change of a file that is neither hidden nor in the home."""
+    try:
+        from watchfiles import watch  # an extra
+    except ImportError as error:
+        raise MissingExtraError("watchfiles", "watch", "Following changes (--watch)") from error
+    roots, own = [path.absolute() for path in paths], home.absolute()
+
+    def is_of_interest(_: object, name: str) -> bool:
+        path = Path(name)
+        parts = next((path.relative_to(root).parts for root in roots if path.is_relative_to(root)), ())
+        return not path.is_relative_to(own) and not any(part.startswith(".") for part in parts)
+
+    waits = watch(
+        *roots, watch_filter=is_of_interest, rust_timeout=WATCH_MS, yield_on_timeout=True, ignore_permission_denied=True
+    )
+    for number, changed in enumerate(waits):
+        if number == 0 or changed:
+            yield
+
+
+def _failures(outcomes: "Sequence[FileOutcome]") -> dict[str, str]:
+    return {outcome.path: outcome.reason for outcome in outcomes if outcome.status == "failed"}
+
+
+def _is_new(outcome: "FileOutcome", failures: dict[str, str]) -> bool:
+    return outcome.status == "failed" and failures.get(outcome.path) != outcome.reason
+
+
+def _check_paths(paths: Sequence[Path], all_needed: bool) -> None:
+    """Raise `DocumentError` before the model is loaded if there is nothing to read."""
+    missing = [path for path in paths if not os.path.lexists(path)]
+    if missing and (all_needed or len(missing) == len(paths)):
+        raise DocumentError(f"Cannot read {missing[0]}: there is no such file or folder. Check the path.")
+
+
+def _end(paths: Sequence[Path], report: "RagIngestReport") -> None:
+    """Exit status 1 if a file failed, and an error if nothing was read."""
+    from ragkv.rag import nothing_read
+
+    if (problem := nothing_read(paths, report.files)) is not None:
+        raise DocumentError(problem)
+    if _failures(report.files):
+        raise typer.Exit(1)

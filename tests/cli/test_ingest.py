@@ -1,0 +1,139 @@
+"""`ragkv ingest` on the command line: progress in a log, encodings, pages in sources, and files that hold brackets."""
+
+import io
+import os
+import re
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from ragkv.cli import ingest_progress, output
+from ragkv.cli.ingest_progress import IngestProgress, Rate
+from ragkv.cli.ingest_report import duration
+from ragkv.rag import FileProgress
+from tests.rag import forty_files
+from tests.retrieval import sample_files
+
+from .conftest import Run
+
+
+def test_the_printed_report_counts_40_files_and_names_each_that_was_not_read(run: Run, tmp_path: Path) -> None:
+    expected = forty_files.make(tmp_path / "forty")
+    ran = run("ingest", tmp_path / "forty", "--index-only")
+    counts = [int(count) for count in re.findall(r"(\d+) (?:added|ignored|failed)", ran.out.split("\n")[0])]
+    assert (ran.code, sum(counts)) == (1, 40)
+    for name, status in expected.items():
+        assert status == "added" or Path(name).name in ran.out, name
+
+
+def test_the_json_report_has_all_40_files(run: Run, tmp_path: Path) -> None:
+    expected = forty_files.make(tmp_path / "forty")
+    ran = run("ingest", tmp_path / "forty", "--index-only", "--json")
+    root = f"{tmp_path / 'forty'}/"
+    assert {file["path"].removeprefix(root): file["status"] for file in ran.json["files"]} == expected
+
+
+def test_verbose_prints_each_file_when_it_is_done(run: Run, documents: Path) -> None:
+    (documents / "[red]x.txt").write_text("text")
+    err = run("ingest", documents, "--index-only", "--verbose").err
+    assert [line.split("/")[-1] for line in err.splitlines() if line.startswith("added: ")] == [
+        *("[red]x.txt", "marl.md", "mill.txt")
+    ]
+
+
+def test_an_encoding_can_be_named_or_guessed(run: Run, tmp_path: Path) -> None:
+    file = tmp_path / "a.txt"
+    file.write_bytes("Die M\u00fchle in der gro\u00dfen Stra\u00dfe ist sch\u00f6n. ".encode("latin-1") * 3)
+    refused = run("ingest", file, "--index-only")
+    assert (refused.code, "--encoding" in refused.err) == (1, True)
+    assert run("ingest", file, "--index-only", "--encoding", "latin-1").code == 0
+    assert run("ingest", file, "--index-only", "--encoding", "auto").code == 0
+    assert "unknown encoding 'klingon'" in run("ingest", file, "--index-only", "--encoding", "klingon").err
+
+
+def test_sources_of_a_pdf_name_its_pages(run: Run, tmp_path: Path) -> None:
+    pytest.importorskip("pypdf", reason="needs pypdf (extra pdf)")
+    (tmp_path / "two.pdf").write_bytes(sample_files.pdf("The mill of Marl. " * 40, "Ada Quill founded the town."))
+    run("ingest", tmp_path / "two.pdf", "--chunk-tokens", "40")
+    asked = run("ask", "who founded the town ?", "-k", "1", "--max-new-tokens", "1")
+    assert "two.pdf (page 2)" in asked.out
+    assert run("ask", "who founded the town ?", "-k", "1", "--max-new-tokens", "1", "--json").json["hits"][0][
+        "passage"
+    ]["metadata"] == {"page": 2}
+
+
+def progress_of(files: int, size: int, path: str = "") -> FileProgress:
+    return FileProgress(files, 4, size, 4000, path=path)
+
+
+def test_progress_tells_a_rate_and_the_time_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [100.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    progress = IngestProgress()
+    for files in range(3):
+        progress.on_file(progress_of(files, 1000 * files, "docs/a.txt"))
+        now[0] += 10
+    assert progress.line == "reading: 2 of 4 files, 2.0 KiB of 3.9 KiB, 100 B/s, about 20 s left: docs/a.txt"
+    progress.on_embed(0, 50)
+    now[0] += 5
+    progress.on_embed(10, 50)
+    assert progress.line.endswith("(10 of 50 passages embedded, 2.0/s, about 20 s left)")
+    for done in range(3):
+        progress.on_encode(done, 600)
+        now[0] += 1
+    assert progress.line == "encoding KV: 2 of 600 chunks, 1.0 chunks/s, about 9 min 58 s left"
+
+
+def test_the_rate_is_that_of_the_last_minute(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    rate = Rate()
+    for done in (0, 1000):  # what was stored already
+        rate.update(done, 1200)
+    for done in range(1001, 1121):
+        now[0] += 1
+        rate.update(done, 1200)
+    assert rate.per_s == pytest.approx(1.0)
+    assert rate.left == ", about 1 min 20 s left"
+
+
+def test_a_log_gets_lines_while_one_file_takes_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    log = io.StringIO()
+    monkeypatch.setattr(output, "errors", Console(file=log, soft_wrap=True, highlight=False))
+    with IngestProgress(every_s=0.02).shown() as progress:
+        progress.on_file(progress_of(0, 0, "docs/[red]big.pdf"))
+        deadline = time.monotonic() + 20
+        while log.getvalue().count("docs/[red]big.pdf") < 3 and time.monotonic() < deadline:
+            time.sleep(0.01)
+    lines = log.getvalue().splitlines()
+    assert "reading: 0 of 4 files, 0 B of 3.9 KiB: docs/[red]big.pdf" in lines
+    assert ingest_progress.LOG_EVERY_S <= 10
+    assert "ragkv-progress" not in {thread.name for thread in threading.enumerate()}
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(0.04, "0.0 s"), (9.94, "9.9 s"), (59.4, "59 s"), (200, "3 min 20 s"), (7500, "2 h 5 min")]
+)
+def test_durations_are_short(seconds: float, text: str) -> None:
+    assert duration(seconds) == text
+
+
+def test_a_folder_without_documents_is_reported_and_is_an_error(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "photo.png").write_bytes(b"x")
+    ran = run("ingest", tmp_path / "photo.png")
+    assert (ran.code, "no loader for '.png'" in ran.err) == (1, True)
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "photo.png").write_bytes(b"x")
+    ran = run("ingest", tmp_path / "folder")
+    assert (ran.code, "1 ignored" in ran.out, "No documents in" in ran.err) == (1, True, True)
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
+def test_a_file_without_permission_is_reported(run: Run, documents: Path) -> None:
+    (documents / "secret.txt").write_text("x")
+    (documents / "secret.txt").chmod(0)
+    ran = run("ingest", documents, "--index-only")
+    assert (ran.code, "secret.txt" in ran.out) == (1, True)

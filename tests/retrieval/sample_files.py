@@ -1,0 +1,108 @@
+"""The bytes of small files of every format that loaders read, made with the libraries that users make them with."""
+
+import io
+import zipfile
+from email.message import EmailMessage
+from typing import Any
+
+
+def pdf(*texts: str) -> bytes:
+    """The smallest PDF with a line of text on each page."""
+    objects = ["<< /Type /Catalog /Pages 2 0 R >>"]
+    kids = " ".join(f"{4 + 2 * i} 0 R" for i in range(len(texts)))
+    objects.append(f"<< /Type /Pages /Kids [{kids}] /Count {len(texts)} >>")
+    objects.append("<< /Type /Font /Subtype /Type1 /BaseFont /Helvetica >>")
+    for i, text in enumerate(texts):
+        stream = f"BT /F1 12 Tf 72 720 Td ({text}) Tj ET"
+        font = "/Resources << /Font << /F1 3 0 R >> >>"
+        box = "/MediaBox [0 0 612 792]"
+        objects.append(f"<< /Type /Page /Parent 2 0 R {box} {font} /Contents {5 + 2 * i} 0 R >>")
+        objects.append(f"<< /Length {len(stream)} >>\nstream\n{stream}\nendstream")
+    out, offsets = "%PDF-1.4\n", []
+    for number, body in enumerate(objects, start=1):
+        offsets.append(len(out))
+        out += f"{number} 0 obj\n{body}\nendobj\n"
+    table = "".join(f"{offset:010} 00000 n \n" for offset in offsets)
+    start = len(out)
+    out += f"xref\n0 {len(objects) + 1}\n0000000000 65535 f \n{table}"
+    out += f"trailer\n<< /Size {len(objects) + 1} /Root 1 0 R >>\nstartxref\n{start}\n%%EOF\n"
+    return out.encode()
+
+
+def docx() -> bytes:
+    """A heading, a paragraph and a table."""
+    import docx as library
+
+    document = library.Document()
+    document.core_properties.title = "The mill"
+    document.add_heading("Founding", level=1)
+    document.add_paragraph("The mill was founded by Ada Quill.")
+    table = document.add_table(rows=2, cols=2)
+    for row, values in zip(table.rows, (("part", "made of"), ("wheel", "oak")), strict=True):
+        for cell, value in zip(row.cells, values, strict=True):
+            cell.text = value
+    return _saved(document)
+
+
+def pptx() -> bytes:
+    """Two slides, the second with notes."""
+    import pptx as library
+
+    presentation = library.Presentation()
+    for title, body in (("The mill", "It makes paper."), ("The town", "It lies on a river.")):
+        slide = presentation.slides.add_slide(presentation.slide_layouts[1])
+        slide.shapes.title.text, slide.placeholders[1].text = title, body
+    slide.notes_slide.notes_text_frame.text = "Say where it lies."
+    return _saved(presentation)
+
+
+def xlsx() -> bytes:
+    """Two sheets, the second without values."""
+    import openpyxl
+
+    book = openpyxl.Workbook()
+    book.active.title = "People"
+    for row in (("name", "born"), ("Ada Quill", 1790), (None, None), ("Bo Reed", 1801)):
+        book.active.append(row)
+    book.create_sheet("Empty")
+    return _saved(book)
+
+
+def epub() -> bytes:
+    """Two chapters, whose reading order is not that of their names."""
+    container = """<container xmlns="urn:oasis:names:tc:opendocument:xmlns:container"><rootfiles>
+        <rootfile full-path="text/book.opf" media-type="application/oebps-package+xml"/></rootfiles></container>"""
+    package = """<package xmlns="http://www.idpf.org/2007/opf"><metadata>
+        <title xmlns="http://purl.org/dc/elements/1.1/">Of mills</title></metadata>
+        <manifest><item id="a" href="a.xhtml"/><item id="b" href="b%20b.xhtml"/></manifest>
+        <spine><itemref idref="b"/><itemref idref="a"/></spine></package>"""
+    chapters = {
+        "text/a.xhtml": "<html><body><p>The end.</p></body></html>",
+        "text/b b.xhtml": "<html><body><h1>One</h1><p>The beginning.</p></body></html>",
+    }
+    return zipped({"META-INF/container.xml": container, "text/book.opf": package, **chapters})
+
+
+def eml() -> bytes:
+    """A mail with a plain body, an HTML one and an attachment."""
+    message = EmailMessage()
+    message["Subject"], message["From"], message["To"] = "Wheel", "Ada <ada@example.org>", "bo@example.org"
+    message.set_content("The wheel is of oak, caf\u00e9 included.")
+    message.add_alternative("<p>The wheel is of oak.</p>", subtype="html")
+    message.add_attachment(b"\x00\x01", maintype="application", subtype="octet-stream", filename="plan.bin")
+    return message.as_bytes()
+
+
+def zipped(files: dict[str, str | bytes]) -> bytes:
+    """A ZIP archive."""
+    out = io.BytesIO()
+    with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, content in files.items():
+            archive.writestr(name, content)
+    return out.getvalue()
+
+
+def _saved(document: Any) -> bytes:
+    out = io.BytesIO()
+    document.save(out)
+    return out.getvalue()

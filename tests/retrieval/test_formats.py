@@ -1,0 +1,173 @@
+"""Office files, tables, e-mail, source code and encodings become text; broken and hostile ones become errors."""
+
+import io
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from ragkv.errors import DocumentError, DocumentLimitError, MissingExtraError
+from ragkv.retrieval import LOADERS, Document, ParseLimits, load_documents
+
+from . import sample_files
+
+
+def load(tmp_path: Path, name: str, data: bytes | str, **options: object) -> Document:
+    file = tmp_path / name
+    file.write_bytes(data.encode() if isinstance(data, str) else data)
+    (document,) = load_documents(file, **options)  # type: ignore[arg-type]
+    return document
+
+
+def test_a_docx_keeps_headings_and_the_rows_of_tables(tmp_path: Path) -> None:
+    document = load(tmp_path, "a.docx", sample_files.docx())
+    assert document.text == "# Founding\n\nThe mill was founded by Ada Quill.\n\npart\tmade of\nwheel\toak"
+    assert document.metadata == {"format": "markdown", "title": "The mill"}
+
+
+def test_slides_of_a_pptx_are_its_pages_and_notes_are_read(tmp_path: Path) -> None:
+    document = load(tmp_path, "a.pptx", sample_files.pptx())
+    assert document.text == "The mill\n\nIt makes paper.\n\nThe town\n\nIt lies on a river.\n\nSay where it lies."
+    assert [document.text[start:].split("\n")[0] for start in document.page_starts] == ["The mill", "The town"]
+
+
+def test_each_row_of_an_xlsx_names_its_columns(tmp_path: Path) -> None:
+    document = load(tmp_path, "a.xlsx", sample_files.xlsx())
+    assert document.text == "# People\n\nname: Ada Quill; born: 1790\nname: Bo Reed; born: 1801"
+
+
+def test_the_chapters_of_an_epub_come_in_reading_order(tmp_path: Path) -> None:
+    document = load(tmp_path, "a.epub", sample_files.epub())
+    assert (document.text, document.metadata) == ("One\n\nThe beginning.\n\nThe end.", {"title": "Of mills"})
+
+
+def test_a_mail_has_its_headers_its_plain_body_and_the_names_of_attachments(tmp_path: Path) -> None:
+    document = load(tmp_path, "a.eml", sample_files.eml())
+    head, body = document.text.split("\n\n")
+    assert head == "Subject: Wheel\nFrom: Ada <ada@example.org>\nTo: bo@example.org"
+    assert body == "The wheel is of oak, caf\u00e9 included."
+    assert document.metadata == {"title": "Wheel", "attachments": ["plan.bin"]}
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("a.csv", "name,born\nAda Quill,1790\n"),
+        ("b.csv", "name;born\nAda Quill;1790\n"),
+        ("c.tsv", "name\tborn\nAda Quill\t1790\n"),
+        ("d.csv", 'name,born\n"Ada\nQuill",1790\n,\n'),
+    ],
+)
+def test_each_row_of_a_table_names_its_columns_whatever_separates_them(tmp_path: Path, name: str, content: str) -> None:
+    assert load(tmp_path, name, content).text == "name: Ada Quill; born: 1790"
+
+
+def test_a_table_of_one_row_or_with_longer_rows_loses_no_value(tmp_path: Path) -> None:
+    assert load(tmp_path, "a.csv", "only,this\n").text == "only; this"
+    assert load(tmp_path, "b.csv", "name\nAda,1790\n").text == "name: Ada; 1790"
+
+
+def test_source_code_and_a_readme_without_an_ending_are_text(tmp_path: Path) -> None:
+    assert load(tmp_path, "mill.py", "def mill():\n    return 1\n").text == "def mill():\n    return 1\n"
+    assert load(tmp_path, "README", "The mill.").text == "The mill."
+
+
+@pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16", "utf-16-le", "utf-32"])
+def test_a_byte_order_mark_names_the_encoding(tmp_path: Path, encoding: str) -> None:
+    mark = "\ufeff" if encoding == "utf-16-le" else ""
+    assert (
+        load(tmp_path, "a.txt", f"{mark}caf\u00e9 und Stra\u00dfe".encode(encoding)).text == "caf\u00e9 und Stra\u00dfe"
+    )
+
+
+def test_latin_1_is_read_if_it_is_named_or_guessed(tmp_path: Path) -> None:
+    text = (
+        "Das M\u00fchlrad in der Stra\u00dfe ist gro\u00df und h\u00f6lzern; der M\u00fcller hei\u00dft J\u00fcrgen. "
+        * 5
+    )
+    with pytest.raises(DocumentError, match=r"is not utf-8.*latin-1, or auto"):
+        load(tmp_path, "a.txt", text.encode("latin-1"))
+    assert load(tmp_path, "a.txt", text.encode("latin-1"), encoding="latin-1").text == text
+    assert load(tmp_path, "a.txt", text.encode("latin-1"), encoding="auto").text == text
+    assert load(tmp_path, "a.txt", text, encoding="auto").text == text
+
+
+OFFICE = (".docx", ".pptx", ".xlsx", ".epub")
+
+
+@pytest.mark.parametrize("suffix", OFFICE)
+@pytest.mark.parametrize("data", [b"not an archive", sample_files.zipped({"x": "y"}), sample_files.docx()[:-200]])
+def test_a_broken_archive_is_an_error_that_names_the_file(tmp_path: Path, suffix: str, data: bytes) -> None:
+    with pytest.raises(DocumentError, match=rf"broken\{suffix} as {suffix[1:].upper()}"):
+        load(tmp_path, f"broken{suffix}", data)
+
+
+@pytest.mark.parametrize("suffix", OFFICE)
+def test_an_archive_that_would_unpack_to_too_much_is_refused_before_it_is_parsed(tmp_path: Path, suffix: str) -> None:
+    bomb = sample_files.zipped({"word/document.xml": b"0" * 5_000_000})
+    assert len(bomb) < 10_000
+    with pytest.raises(DocumentLimitError, match="inflated_bytes"):
+        load(tmp_path, f"bomb{suffix}", bomb, limits=ParseLimits(inflated_bytes=1_000_000))
+
+
+ENTITIES = """<?xml version="1.0"?><!DOCTYPE x [<!ENTITY a "aaaaaaaaaa"><!ENTITY b "&a;&a;&a;&a;&a;&a;&a;&a;">
+<!ENTITY secret SYSTEM "file:///etc/passwd">]>"""
+
+
+def with_entities(data: bytes, part: str, after: str) -> bytes:
+    """An office file in whose `part` entities are declared, and used after the text `after`."""
+    with zipfile.ZipFile(io.BytesIO(data)) as archive:
+        files = {name: archive.read(name) for name in archive.namelist()}
+    xml = files[part].decode().partition("?>")[2] if files[part].startswith(b"<?xml") else files[part].decode()
+    assert after in xml
+    return sample_files.zipped({**files, part: (ENTITIES + xml.replace(after, f"{after}&b;&secret;", 1)).encode()})
+
+
+@pytest.mark.parametrize(
+    ("suffix", "data", "part", "after"),
+    [
+        (".docx", sample_files.docx(), "word/document.xml", "The mill was "),
+        (".pptx", sample_files.pptx(), "ppt/slides/slide1.xml", "It makes "),
+        (".xlsx", sample_files.xlsx(), "xl/worksheets/sheet1.xml", "Ada "),
+        (".epub", sample_files.epub(), "text/book.opf", "Of "),
+    ],
+)
+def test_no_entity_of_an_office_file_is_resolved(
+    tmp_path: Path, suffix: str, data: bytes, part: str, after: str
+) -> None:
+    file = tmp_path / f"entities{suffix}"
+    file.write_bytes(with_entities(data, part, after))
+    errors: list[DocumentError] = []
+    texts = [f"{document.text} {document.metadata}" for document in load_documents(file, on_error=errors.append)]
+    assert len(texts) + len(errors) == 1
+    for text in texts:
+        assert "root:" not in text and "aaaaaaaaaa" not in text
+
+
+@pytest.mark.parametrize(
+    ("name", "library"), [("a.docx", "docx"), ("a.pptx", "pptx"), ("a.xlsx", "openpyxl"), ("a.epub", "defusedxml")]
+)
+def test_an_office_file_without_the_extra_says_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, library: str
+) -> None:
+    monkeypatch.setitem(sys.modules, library, None)
+    with pytest.raises(MissingExtraError, match=r'pip install "ragkv\[office\]"'):
+        load(tmp_path, name, b"PK")
+
+
+@pytest.mark.parametrize("name", ["a.csv", "a.xlsx"])
+def test_the_rows_of_a_table_are_limited(tmp_path: Path, name: str) -> None:
+    data = sample_files.xlsx() if name.endswith("xlsx") else b"a\nb\nc\nd\n"
+    with pytest.raises(DocumentLimitError, match="lines"):
+        load(tmp_path, name, data, limits=ParseLimits(lines=3))
+
+
+def test_every_loader_turns_noise_into_one_error_and_never_into_another_exception(tmp_path: Path) -> None:
+    noise = bytes(range(256)) * 8
+    for suffix in LOADERS:
+        errors: list[DocumentError] = []
+        file = tmp_path / f"noise{suffix}"
+        file.write_bytes(noise)
+        assert list(load_documents(file, on_error=errors.append)) == [], suffix
+        assert len(errors) == 1, suffix
