@@ -8,7 +8,6 @@ import time
 from pathlib import Path
 
 import pytest
-from rich.console import Console
 
 from ragkv.cli import ingest_progress, output
 from ragkv.cli.ingest_progress import IngestProgress, Rate
@@ -102,7 +101,9 @@ def test_the_rate_is_that_of_the_last_minute(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_a_log_gets_lines_while_one_file_takes_long(monkeypatch: pytest.MonkeyPatch) -> None:
     log = io.StringIO()
-    monkeypatch.setattr(output, "errors", Console(file=log, soft_wrap=True, highlight=False))
+    errors = output.LiteralConsole()
+    errors.file = log
+    monkeypatch.setattr(output, "errors", errors)
     with IngestProgress(every_s=0.02).shown() as progress:
         progress.on_file(progress_of(0, 0, "docs/[red]big.pdf"))
         deadline = time.monotonic() + 20
