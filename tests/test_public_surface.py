@@ -88,9 +88,11 @@ def test_importing_ragkv_loads_no_heavy_package_and_prints_nothing() -> None:
     code = (
         "import time; began = time.process_time(); import ragkv; took = time.process_time() - began; import sys; "
         "heavy = {'torch', 'transformers', 'numpy', 'diskcache', 'faiss', 'typer'} & set(sys.modules); "
-        "print(sorted(heavy), took < 1.0)"
+        "print(sorted(heavy), took)"
     )
-    assert python(code, "-W", "error") == "[] True\n"
+    heavy, took_s = zip(*(python(code, "-W", "error").rsplit(maxsplit=1) for _ in range(5)), strict=True)
+    assert set(heavy) == {"[]"}
+    assert min(map(float, took_s)) < 0.15, "processor time; the shortest of five, as other work slows all"
 
 
 def test_settings_and_errors_need_no_torch() -> None:

@@ -44,6 +44,7 @@ def _use_file(context: typer.Context, file: Path | None) -> Path | None:
     return file
 
 
+DTYPES = ("auto", "float32", "bfloat16", "float16")
 if TYPE_CHECKING:
     SelectorChoice = str
     RetrieverChoice = str
@@ -51,7 +52,7 @@ if TYPE_CHECKING:
     DtypeChoice = str
 else:  # typer shows the choices in the help, and refuses all others
     SelectorChoice, RetrieverChoice = Literal[SELECTOR_NAMES], Literal[RETRIEVER_NAMES]
-    CodecChoice, DtypeChoice = Literal[CODEC_NAMES], Literal["auto", "float32", "bfloat16", "float16"]
+    CodecChoice, DtypeChoice = Literal[CODEC_NAMES], Literal[DTYPES]
 
 FROM_SETTINGS = "from the settings"  # the default of an option, as the help shows it
 CORPUS, SEARCH, ANSWER = "Corpus and model", "Retrieval", "Answer"  # groups of options in the help
@@ -78,7 +79,12 @@ Device = Annotated[
 ]
 Dtype = Annotated[
     DtypeChoice | None,
-    typer.Option(rich_help_panel=CORPUS, show_default=FROM_SETTINGS, help="Number format of weights and KV."),
+    typer.Option(
+        rich_help_panel=CORPUS,
+        show_default=FROM_SETTINGS,
+        metavar="NAME",
+        help=f"Number format of weights and KV: {', '.join(DTYPES)}.",
+    ),
 ]
 Passages = Annotated[int, typer.Option("--k", "-k", min=1, rich_help_panel=SEARCH, help="Passages to retrieve.")]
 Retriever = Annotated[
@@ -103,7 +109,12 @@ Ratio = Annotated[
 ]
 SelectorName = Annotated[
     SelectorChoice | None,
-    typer.Option(rich_help_panel=ANSWER, show_default=FROM_SETTINGS, help="Which tokens are computed again."),
+    typer.Option(
+        rich_help_panel=ANSWER,
+        show_default=FROM_SETTINGS,
+        metavar="NAME",
+        help=f"Which tokens are computed again: {', '.join(SELECTOR_NAMES)}.",
+    ),
 ]
 Temperature = Annotated[
     float,
