@@ -30,6 +30,7 @@ DELETIONS = 1_000  # kept in the log, for replicas that were offline
 SWEPT = 100  # idle conversations deleted at a time
 LOGGED = 100  # rows of the log of deletions in one answer
 MANIFEST_BYTES = 64 * 1024**2  # a larger manifest is damage, not a reason to allocate
+PATIENCE = 4  # times `timeout_s`: without its state a conversation is refused, while KV that is late is computed
 PROBE_PAUSE_S = 2.0  # the longest between two probes of a server that is away: conversations wait for it
 
 T = TypeVar("T")
@@ -124,6 +125,7 @@ class SharedManifests:
         self._root, self._keys = f"{root}m:", (f"{root}summaries", f"{root}expiries", f"{root}deletions")
         self._base, self._secret = base, secret
         self._replica = secrets.token_hex(8)  # skips its own deletions: the entries may have been stored again since
+        config = replace(config, timeout_s=PATIENCE * config.timeout_s)
         self._server = RedisServer(config)
         self.health = Health("redis (conversations)", config.timeout_s, longest_pause_s=PROBE_PAUSE_S)
 

@@ -140,13 +140,13 @@ def running(replicas: Replicas, count: int) -> Iterator[Replicas]:
 def chat(
     client: httpx.Client, messages: list[dict[str, str]], *, max_tokens: int, session: str | None = None
 ) -> tuple[str, str]:
-    """The streamed answer, and how the stream ended: "end", an error's code, or "cut".
+    """The streamed answer, and how the stream ended: "end", an error's code and message, or "cut".
 
     Reuses only what is exact, so that the answer is that of a full prefill whatever is stored.
     """
     models = client.get("/v1/models")
     if models.status_code != 200:
-        return "", str(models.json()["error"]["code"])
+        return "", _described(models.json())
     body = {
         "model": models.json()["data"][0]["id"],
         "messages": messages,
@@ -159,7 +159,7 @@ def chat(
     text, ended = "", "cut"
     with client.stream("POST", "/v1/chat/completions", json=body) as response:
         if response.status_code != 200:
-            return "", str(json.loads(response.read())["error"]["code"])
+            return "", _described(json.loads(response.read()))
         for line in response.iter_lines():
             data = line.removeprefix("data: ")
             if data == "[DONE]":
@@ -167,9 +167,13 @@ def chat(
             elif data:
                 found = httpx.Response(200, text=data).json()
                 if "error" in found:
-                    return text, str(found["error"]["code"])
+                    return text, _described(found)
                 text += "".join(choice["delta"].get("content") or "" for choice in found["choices"])
     return text, ended
+
+
+def _described(body: Mapping[str, Any]) -> str:
+    return f"{body['error']['code']}: {body['error']['message']}"
 
 
 @dataclass(slots=True)
@@ -190,7 +194,7 @@ class Talk:
             for number in range(self.turns):
                 messages.append({"role": "user", "content": f"{self.first} {number}"})
                 text, end = "", SHUTTING_DOWN
-                while end == SHUTTING_DOWN:  # as a proxy does, ask another replica
+                while end.startswith(SHUTTING_DOWN):  # as a proxy does, ask another replica
                     with suppress(httpx.ConnectError), plain(urls[number % len(urls)]) as client:
                         text, end = chat(client, messages, max_tokens=40, session=session)
                 messages.append({"role": "assistant", "content": text})

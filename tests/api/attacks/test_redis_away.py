@@ -104,6 +104,20 @@ def test_an_outage_costs_a_few_timeouts_and_not_one_for_each_request(
         assert all(remote["timeouts"] <= 3 for remote in remotes) and any(remote["skipped"] for remote in remotes)
 
 
+def test_redis_that_answers_late_delays_named_conversations_and_refuses_none(
+    reader: Engine, tmp_path: Path, redis: AwayRedis
+) -> None:
+    with client_of(replica(reader, tmp_path, "kv", redis.url)) as client:
+        filled(client)
+        redis.proxy.close_connections()
+        redis.proxy.latency_s = 0.15  # a new connection takes longer than the timeout of KV, which is computed instead
+        for _ in range(2):
+            response = client.post("/v1/ask", json=NAMED)
+            assert response.status_code == 200, response.text
+        stats = {remote["remote"]: remote for remote in client.get("/v1/stats").json()["remotes"]}
+        assert stats["conversations"]["timeouts"] == 0
+
+
 def test_redis_that_leaves_during_a_turn_costs_the_turn_of_a_named_conversation_alone(
     talker: Engine, tmp_path: Path, redis: AwayRedis
 ) -> None:
