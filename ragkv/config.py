@@ -19,6 +19,7 @@ ReuseMode = Literal["fused", "prefix", "none"]
 
 MIB = 1024**2
 GIB = 1024**3
+DOCUMENT_END = "\n\n"  # `chunk_end` for other models than the bundled reader, which was trained without one
 NOT_OF_ENGINE = ("home", "model", "serve")  # what a settings file also has: see `ragkv.api.settings`
 # Names from registries that load torch. A test compares them with the registries.
 CODEC_NAMES = ("raw", "int8")  # ragkv.store.CODECS

@@ -47,13 +47,15 @@ def ingest(
 
     Every file seen is reported as added, changed, unchanged, ignored or failed. The exit status is 1 if one failed.
     """
+    _check_paths(paths, all_needed=watch)
+    engine_options = EngineOptions(home, model, config, device, dtype)
+    engine_options.check_writable()
     from ragkv.rag import FileOptions
     from ragkv.retrieval import ParseLimits
 
-    _check_paths(paths, all_needed=watch)
     delete: Literal["others", "missing", "nothing"] = "others" if prune else "missing" if watch else "nothing"
     options = FileOptions(encoding, strict=strict, delete=delete, limits=ParseLimits(inflated_bytes=inflated_bytes))
-    with EngineOptions(home, model, config, device, dtype).rag(chunk_tokens) as rag:
+    with engine_options.rag(chunk_tokens) as rag:
         runs = Runs(rag, paths, options, encode=not index_only, verbose=verbose)
         if watch:
             _follow(runs, home, as_json)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from ragkv.config import CODEC_NAMES, RETRIEVER_NAMES, SELECTOR_NAMES, EngineConfig
+from ragkv.config import CODEC_NAMES, DOCUMENT_END, RETRIEVER_NAMES, SELECTOR_NAMES, EngineConfig
 from ragkv.errors import ConfigError, InputError, StoreLockedError
 from ragkv.runtime.setting_values import FILE_VARIABLE, toml_values
 
@@ -138,8 +138,6 @@ class EngineOptions:
 
     def config(self) -> EngineConfig:
         """The settings of the TOML file, overridden by the environment, overridden by these options."""
-        from ragkv.rag import DOCUMENT_END
-
         config = EngineConfig.gather(self.settings)
         store, prompt, session = config.store, config.prompt, config.session
         if store.directory is None:
@@ -151,30 +149,43 @@ class EngineOptions:
         device, dtype = self.device or config.device, self.dtype or config.dtype
         return replace(config, store=store, prompt=prompt, session=session, device=device, dtype=dtype)
 
+    def check_writable(self) -> None:
+        """Raise `StoreLockedError` if another process writes to the store now. Loads neither torch nor the model."""
+        from ragkv.store.writer_lock import check_unlocked
+
+        store = self.config().store
+        if store.directory is not None and not store.read_only:
+            check_unlocked(store.directory)
+
     @contextmanager
     def engine(self, reads: bool = False) -> Iterator["Engine"]:
         """The engine; closed at the end. Raises `StoreLockedError` before the model is loaded.
 
         For a command that only `reads`, the store is opened read-only instead, with a note.
         """
+        config = self.config()
+        try:
+            self.check_writable()
+        except StoreLockedError as error:
+            config = self._read_only(config, error, reads)
         from ragkv.engine import Engine
         from ragkv.model.loading import quiet_transformers
-        from ragkv.store.directory import check_unlocked
 
         quiet_transformers()
-        config = self.config()
         with ExitStack() as stack:
             try:
-                if config.store.directory is not None and not config.store.read_only:
-                    check_unlocked(config.store.directory)
                 engine = stack.enter_context(Engine.from_pretrained(self.model, config))
-            except StoreLockedError as error:
-                if not reads:
-                    raise
-                print_note(f"{error.holder} writes to {self.home}: it is opened read-only, and no new KV is stored.")
-                config = replace(config, store=replace(config.store, read_only=True))
+            except StoreLockedError as error:  # another process began to write while the model was loaded
+                config = self._read_only(config, error, reads)
                 engine = stack.enter_context(Engine.from_pretrained(self.model, config))
             yield engine
+
+    def _read_only(self, config: EngineConfig, error: StoreLockedError, reads: bool) -> EngineConfig:
+        """The config for a command that `reads`, with a note; raises `error` for any other."""
+        if not reads:
+            raise error
+        print_note(f"{error.holder} writes to {self.home}: it is opened read-only, and no new KV is stored.")
+        return replace(config, store=replace(config.store, read_only=True))
 
     @contextmanager
     def rag(self, chunk_tokens: int | None = None, *, reads: bool = False) -> Iterator["Rag"]:
@@ -198,7 +209,7 @@ class EngineOptions:
 
 def require_index(home: Path) -> None:
     """Raise `InputError` if nothing was ingested at `home`."""
-    from ragkv.store.directory import check_unlocked
+    from ragkv.store.writer_lock import check_unlocked
 
     if not (home / "index").is_dir():
         check_unlocked(home / "kv")  # the process that writes there may just have started
@@ -207,7 +218,7 @@ def require_index(home: Path) -> None:
 
 def note_writer(home: Path) -> None:
     """Say that another process writes to the home, if one does: what is read from it may change."""
-    from ragkv.store.directory import check_unlocked
+    from ragkv.store.writer_lock import check_unlocked
 
     try:
         check_unlocked(home / "kv")

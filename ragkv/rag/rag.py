@@ -25,7 +25,6 @@ from .files import FileOptions, FileOutcome, FileReader, nothing_read
 from .writer import CorpusWriter, Progress
 
 Order = Literal["score", "document"]
-DOCUMENT_END = "\n\n"  # `chunk_end` for other models than the bundled reader, which was trained without one
 DEFAULT_K = 6  # chunks for a question, as in the evaluation of the CacheBlend paper
 
 

@@ -10,23 +10,19 @@ key: a process that reads next to the writer either opens the file or has a miss
 """
 
 import contextlib
-import json
 import os
 import re
-import socket
-import sys
-import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import filelock
 
-from ragkv.errors import StoreError, StoreLockedError
+from ragkv.errors import StoreError
 from ragkv.runtime import make_private_folder, replace_file, sync
 
 from .record import Bytes
+from .writer_lock import acquire
 
-PROBE_S = 0.3  # a writer waits this long for the lock: `check_unlocked` holds it for a moment
 _ENTRY_NAME = re.compile(r"([0-9a-f]{64})\.safetensors")
 
 
@@ -50,7 +46,7 @@ class EntryDirectory:
             for folder in (self._entries, self._temporary, self.index):
                 make_private_folder(folder)
                 folder.chmod(0o700)  # it may have existed with another mode; the root may hold other people's files
-            self._acquire_lock()
+            self._lock = acquire(self.root)
             for orphan in self._temporary.iterdir():
                 orphan.unlink()
         except OSError as error:
@@ -104,72 +100,6 @@ class EntryDirectory:
             self.path(key).unlink()
             if durably:
                 sync(self.path(key).parent)
-
-    def _acquire_lock(self) -> None:
-        lock = _lock_of(self.root)
-        try:
-            lock.acquire(timeout=PROBE_S)
-        except filelock.Timeout:
-            raise _locked_error(self.root) from None
-        self._lock = lock
-        # A file of its own: a process that tries to acquire the lock may truncate the lock file.
-        holder = self.root / "writer.json"
-        with contextlib.suppress(OSError):  # needed for the message only: a store on a full disk must still open
-            holder.touch(mode=0o600)
-            known = {"pid": os.getpid(), "host": socket.gethostname(), "command": _command(), "since": time.time()}
-            holder.write_text(json.dumps(known), encoding="utf-8")
-
-
-def check_unlocked(root: str | Path) -> None:
-    """Raise `StoreLockedError` if a process writes to the directory now; costs no more than a look."""
-    root = Path(root)
-    if not (root / "writer.lock").exists():
-        return
-    lock = _lock_of(root)
-    try:
-        lock.acquire()
-    except filelock.Timeout:
-        raise _locked_error(root) from None
-    except OSError:  # what else is wrong is said when the directory is opened
-        return
-    lock.release()
-
-
-def _lock_of(root: Path) -> filelock.BaseFileLock:
-    return filelock.FileLock(root / "writer.lock", timeout=0, mode=0o600, thread_local=False)
-
-
-def _locked_error(root: Path) -> StoreLockedError:
-    holder = _lock_holder(root)
-    return StoreLockedError(
-        f"The store directory {root} is written by {holder} already. Wait for it or stop it, choose another directory "
-        "(--home on the command line), or open this one with read_only=True, as ask, search, explain and stats do.",
-        holder,
-    )
-
-
-def _lock_holder(root: Path) -> str:
-    """The process that has the lock, as it described itself."""
-    try:
-        known = json.loads((root / "writer.json").read_text(encoding="utf-8"))
-        pid, host, command, since = int(known["pid"]), known["host"], known.get("command"), known.get("since")
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        return "another process"
-    if pid == os.getpid():
-        return "this very process"
-    parts = [f"pid {pid} on {host}"]
-    if isinstance(command, str):
-        parts.append(command)
-    if isinstance(since, float):
-        parts.append(f"since {time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(since))}")
-    return f"another process ({', '.join(parts)})"
-
-
-def _command() -> str:
-    """The program of this process; of `ragkv` also the command. Other arguments may be secret."""
-    program = Path(sys.argv[0] or sys.executable)
-    name = program.parent.name if program.name == "__main__.py" else program.name
-    return " ".join([name, *sys.argv[1:2]]) if name == "ragkv" else name
 
 
 def _listed(folder: Path) -> list[os.DirEntry[str]]:

@@ -1,0 +1,37 @@
+"""Office files are refused as uploads by default; a server that accepts them parses them within the limits."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from ragkv.api.settings import LimitsConfig
+from ragkv.api.upload_parsing import Upload, UploadError, parse_upload
+from ragkv.retrieval import ParseLimits
+from tests.retrieval import sample_files
+
+OFFICE = (".docx", ".pptx", ".xlsx", ".epub")
+MAKERS = (sample_files.docx, sample_files.pptx, sample_files.xlsx, sample_files.epub)
+DEFAULT = Upload("multipart/form-data; boundary=x", None, LimitsConfig().upload_types, 10, 100_000, ParseLimits())
+ACCEPTING = replace(DEFAULT, upload_types=OFFICE, limits=ParseLimits(inflated_bytes=1_000_000))
+
+
+def form(name: str, data: bytes) -> bytes:
+    head = f'--x\r\nContent-Disposition: form-data; name="files"; filename="{name}"\r\n\r\n'.encode()
+    return head + data + b"\r\n--x--\r\n"
+
+
+@pytest.mark.parametrize(("suffix", "make"), list(zip(OFFICE, MAKERS, strict=True)))
+def test_office_files_are_refused_unless_the_server_accepts_them(suffix: str, make: Callable[[], bytes]) -> None:
+    body = form(f"a{suffix}", make())
+    with pytest.raises(UploadError, match=f"type '{suffix}' are not accepted"):
+        parse_upload(DEFAULT, body)
+    (document,) = parse_upload(ACCEPTING, body)
+    assert (document.id, bool(document.text)) == (f"a{suffix}", True)
+
+
+@pytest.mark.parametrize("suffix", OFFICE)
+def test_an_archive_that_unpacks_to_too_much_names_the_setting(suffix: str) -> None:
+    bomb = sample_files.zipped({"word/document.xml": b"0" * 5_000_000})
+    with pytest.raises(UploadError, match=r"limits\.inflated_bytes"):
+        parse_upload(ACCEPTING, form(f"a{suffix}", bomb))

@@ -1,0 +1,60 @@
+"""A store directory has one writer; who else wants to write is told which process that is, quickly."""
+
+import json
+import multiprocessing
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ragkv.errors import StoreLockedError
+from ragkv.store.writer_lock import acquire, check_unlocked
+
+
+def hold(root: Path, pipe: Any) -> None:
+    sys.argv = ["/usr/bin/ragkv", "serve", "--secret", "hidden"]
+    lock = acquire(root)
+    pipe.send("held")
+    pipe.recv()
+    lock.release()
+
+
+def test_the_holder_is_named_by_pid_command_and_start_and_without_its_other_arguments(tmp_path: Path) -> None:
+    here, there = multiprocessing.Pipe()
+    child = multiprocessing.get_context("spawn").Process(target=hold, args=(tmp_path, there))
+    child.start()
+    assert here.poll(120)
+    with pytest.raises(StoreLockedError) as caught:
+        check_unlocked(tmp_path)
+    assert re.search(
+        rf"\(pid {child.pid} on .+, ragkv serve, since \d{{4}}-\d\d-\d\d \d\d:\d\d:\d\d\)", str(caught.value)
+    )
+    assert "hidden" not in (tmp_path / "writer.json").read_text()
+    here.send("end")
+    child.join()
+    check_unlocked(tmp_path)
+
+
+@pytest.mark.parametrize("known", ["", "[]", "{}", json.dumps({"pid": 1, "host": "a", "command": 3, "since": "x"})])
+def test_a_holder_that_did_not_describe_itself_is_another_process(tmp_path: Path, known: str) -> None:
+    lock = acquire(tmp_path)
+    (tmp_path / "writer.json").write_text(known)
+    with pytest.raises(StoreLockedError, match="is written by another process"):
+        check_unlocked(tmp_path)
+    lock.release()
+
+
+def test_a_look_leaves_no_lock_and_no_directory_behind(tmp_path: Path) -> None:
+    check_unlocked(tmp_path / "none")
+    assert not (tmp_path / "none").exists()
+    acquire(tmp_path).release()
+    check_unlocked(tmp_path)
+    acquire(tmp_path).release()
+
+
+def test_the_lock_is_looked_at_without_loading_torch() -> None:
+    program = "import sys, ragkv.store.writer_lock, ragkv.cli.options; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
