@@ -25,7 +25,7 @@ CHAT = (  # fields that do not fit each other
     r"stream_options require stream",
     r"max_tokens and max_completion_tokens differ",
     r"documents: \d+ documents are too many",  # with those of `rag`
-    r"^seed: Input should be less than",  # a float next to the bound is read as the bound
+    r"^seed: Input should be (less|greater) than",  # a float next to the bound is read as the bound
 )
 
 # By operation, the messages of its refusals; docs/api.md lists them for people.
