@@ -26,7 +26,7 @@ from .inference import (
     Request,
     SharedModel,
 )
-from .model.loading import READER, load
+from .model.loading import READER, READER_NOTE, READER_UNKNOWN, load
 from .runtime import Check, Closing, no_check, openmp
 from .scheduling import QueueStats
 from .sessions import DetachedTurn, Session, SessionInfo, Sessions, open_sessions
@@ -119,6 +119,8 @@ class Engine(Closing):
             for event in self.parts.generator.stream(active):
                 if isinstance(event, TokenEvent):  # a complete answer is handed out even after the deadline
                     active.ticket.check()
+                elif self.is_reader and event.text.strip() == READER_UNKNOWN:
+                    event = event.with_notes(READER_NOTE)
                 turn.follow(event)
                 yield event
 

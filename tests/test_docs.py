@@ -1,29 +1,71 @@
 """The README's snippets run unchanged, and the files that the docs name exist."""
 
 import re
+import runpy
 from pathlib import Path
 
 import pytest
 
-from ragkv.model.loading import READER
+from ragkv import Engine
+from ragkv.model.loading import READER, READER_NOTE
+from tests.langchain.helpers import tiny_folder
 
 ROOT = Path(__file__).parents[1]
-SNIPPETS = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text("utf-8"), re.DOTALL)
+README = (ROOT / "README.md").read_text("utf-8")
+SNIPPETS = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+HUB_MODEL = "Qwen/Qwen2.5-0.5B-Instruct"
+ANSWERS = {
+    '"reader") as engine, Rag(': "ovens",
+    "session = engine.session(": "clarinet",
+}  # of snippets on the bundled reader
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The current folder of a user who has the examples and two documents."""
+    (tmp_path / "examples").symlink_to(ROOT / "examples")
+    (tmp_path / "documents").mkdir()
+    (tmp_path / "documents" / "mill.md").write_text("Ada Quill founded the mill of Marl.\n")
+    (tmp_path / "documents" / "town.txt").write_text("Marl is a town on the river Oro.\n")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
 
 
 @pytest.mark.parametrize("snippet", SNIPPETS)
-def test_a_python_snippet_of_the_readme_runs(
-    snippet: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_python_snippet_of_the_readme_runs(snippet: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     if not (READER / "config.json").is_file():
         pytest.skip("the bundled reader is missing")
-    monkeypatch.chdir(tmp_path)
-    exec(compile(snippet, "README.md", "exec"), {})
-    assert "Reuse(" in capsys.readouterr().out
+    local = tiny_folder(folder / "model")  # in place of the hub's
+    exec(compile(snippet.replace(HUB_MODEL, local), "README.md", "exec"), {})
+    printed = capsys.readouterr().out
+    assert "Reuse(" in printed
+    assert all(answer in printed for code, answer in ANSWERS.items() if code in snippet)
+
+
+def test_the_readme_shows_each_way_to_start() -> None:
+    assert sum(any(code in snippet for snippet in SNIPPETS) for code in ANSWERS) == len(ANSWERS)
+    assert any(HUB_MODEL in snippet for snippet in SNIPPETS) and f'ChatRagKV(model="{HUB_MODEL}"' in README
+
+
+def test_the_picture_in_the_readme_is_the_one_that_its_script_draws() -> None:
+    picture = ROOT / "docs" / "figures" / "prompt.svg"
+    assert f"]({picture.relative_to(ROOT)})" in README
+    assert picture.read_text("utf-8") == runpy.run_path(str(picture.with_suffix(".py")))["draw"]()
+
+
+def test_the_bundled_reader_says_so_when_it_finds_no_answer() -> None:
+    if not (READER / "config.json").is_file():
+        pytest.skip("the bundled reader is missing")
+    with Engine.from_pretrained("reader") as engine:
+        chunks = ["Ada Quill founded the mill of Marl.", "She lives in Irvburg."]
+        answer = engine.answer("When was the harbour of Oro closed?", chunks, max_new_tokens=8)
+        assert answer.text.strip() == "unknown" and READER_NOTE in answer.reuse.notes
+        found = engine.answer("What is the job of Lodwin?", ["Lodwin works as a pilot."], max_new_tokens=8)
+        assert found.text.strip() == "pilot" and READER_NOTE not in found.reuse.notes
 
 
 def test_the_readme_begins_with_the_two_commands() -> None:
-    first, second = (ROOT / "README.md").read_text("utf-8").splitlines()[1:3]
+    first, second = README.splitlines()[1:3]
     assert (first.split()[:2], second.split()[:2]) == (["make", "demo"], ["make", "test"])
 
 
