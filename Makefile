@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 MINUTES ?= 60
 
-.PHONY: demo test test-slow soak check bench clean
+.PHONY: demo test test-slow soak check bench docs clean
 
 demo: $(STAMP)
 	HF_HUB_OFFLINE=1 $(BIN)/ragkv demo --shape qwen2.5-0.5b
@@ -28,9 +28,13 @@ check: $(STAMP)
 bench: $(STAMP)
 	$(BIN)/python -m benchmarks --quick
 
+docs: $(STAMP)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet
+	@echo "The site is in site/: open site/index.html, or serve the folder, which the search needs."
+
 $(STAMP): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[dense,minilm,pdf,office,watch,langchain,api,redis,s3,ray,dev]"
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[dense,minilm,pdf,office,watch,langchain,api,redis,s3,ray,docs,dev]"
 	touch $@
 
 clean:
