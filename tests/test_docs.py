@@ -2,17 +2,31 @@
 
 import re
 import runpy
+import threading
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
+from langchain_core.documents import Document
+from langchain_core.output_parsers import StrOutputParser
+from langchain_core.prompts import ChatPromptTemplate
+from langchain_core.runnables import RunnableLambda, RunnablePassthrough
 
-from ragkv import Engine
-from ragkv.model.loading import READER, READER_NOTE
+import ragkv.config
+from ragkv import Engine, EngineConfig
+from ragkv.config import SchedulerConfig
+from ragkv.langchain import ChatRagKV
+from ragkv.model.loading import READER, READER_NOTE, load
+from tests.api.helpers import app_on, filled, on_port, plain
 from tests.langchain.helpers import tiny_folder
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text("utf-8")
 SNIPPETS = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+DOCS = sorted((ROOT / "docs").glob("*.md"))
+LOCAL = "http://127.0.0.1:8000"
 HUB_MODEL = "Qwen/Qwen2.5-0.5B-Instruct"
 ANSWERS = {
     '"reader") as engine, Rag(': "ovens",
@@ -40,6 +54,57 @@ def test_a_python_snippet_of_the_readme_runs(snippet: str, folder: Path, capsys:
     printed = capsys.readouterr().out
     assert "Reuse(" in printed
     assert all(answer in printed for code, answer in ANSWERS.items() if code in snippet)
+
+
+def _pages() -> list[Any]:
+    """The snippets of the other pages; each page is one story, whose snippets share their names."""
+    found = [(page.name, re.findall(r"```python\n(.*?)```", page.read_text("utf-8"), re.DOTALL)) for page in DOCS]
+    return [pytest.param(name, snippets, id=name) for name, snippets in found if snippets]
+
+
+@pytest.fixture(scope="module")
+def reader() -> Iterator[Engine]:
+    if not (READER / "config.json").is_file():
+        pytest.skip("the bundled reader is missing")
+    with Engine.from_pretrained("reader", EngineConfig(scheduler=SchedulerConfig())) as engine:
+        yield engine
+
+
+@pytest.mark.enable_socket
+@pytest.mark.parametrize(("name", "snippets"), _pages())
+def test_the_python_snippets_of_a_page_run(name: str, snippets: list[str], reader: Engine, tmp_path: Path) -> None:
+    net, tokenizer = load("reader", "cpu", "auto")
+    documents = [
+        Document(page_content="Lodwin works as a pilot."),
+        Document(page_content="Lodwin owns an old clarinet."),
+    ]
+    names: dict[str, Any] = {
+        **vars(ragkv.config),
+        "Engine": Engine,
+        "engine": reader,
+        "model": net,
+        "tokenizer": tokenizer,
+        "ids": torch.tensor([[1, 2, 3]]),
+        "question": "What is the job of Lodwin?",
+        "given_answer": "pilot",
+        "chunks": documents if name == "langchain.md" else [reader.chunk(one.page_content) for one in documents],
+        "session": reader.session("s"),
+        "event": threading.Event(),
+        "ChatRagKV": ChatRagKV,
+        "retriever": RunnableLambda(lambda _: documents),
+        "joined": RunnableLambda(lambda found: "\n\n".join(one.page_content for one in found)),
+        "prompt": ChatPromptTemplate.from_template("{context}\n\n{question}"),
+        "RunnablePassthrough": RunnablePassthrough,
+        "StrOutputParser": StrOutputParser,
+    }
+    with on_port(app_on(reader.with_config(EngineConfig()), tmp_path / "home")) as url:
+        with plain(url) as client:
+            filled(client, "docs")
+        for snippet in snippets:
+            code = snippet.replace("path/to/model", tiny_folder(tmp_path / "model")).replace(LOCAL, url)
+            exec(compile(code, name, "exec"), names)
+    if "chain" in names:
+        assert isinstance(names["chain"].invoke("What is the job of Lodwin?"), str)
 
 
 def test_the_readme_shows_each_way_to_start() -> None:
