@@ -29,7 +29,7 @@ DOCS = sorted((ROOT / "docs").glob("*.md"))
 LOCAL = "http://127.0.0.1:8000"
 HUB_MODEL = "Qwen/Qwen2.5-0.5B-Instruct"
 ANSWERS = {
-    '"reader") as engine, Rag(': "ovens",
+    '"reader") as engine, Rag(': "dancer",
     "session = engine.session(": "clarinet",
 }  # of snippets on the bundled reader
 

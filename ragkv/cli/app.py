@@ -30,6 +30,7 @@ from .options import (
     MaxNewTokens,
     Model,
     Passages,
+    PromptOrder,
     Ratio,
     Retriever,
     SelectorName,
@@ -100,6 +101,7 @@ def ask(
     k: Passages = 6,
     retriever: Retriever = None,
     where: Where = None,
+    order: PromptOrder = None,
     ratio: Ratio = None,
     selector: SelectorName = None,
     reuse: Annotated[
@@ -114,7 +116,7 @@ def ask(
     options = answer_options(ratio, selector, temperature, max_new_tokens)
     options["reuse"] = reuse
     with EngineOptions(home, model, config, device, dtype).rag(reads=True) as rag:
-        answered = rag.ask(question, k, retriever=retriever, where=metadata_filter(where), **options)
+        answered = rag.ask(question, k, retriever=retriever, where=metadata_filter(where), order=order, **options)
         if as_json:
             print_json({"question": question, **output.plain(answered)})
         else:

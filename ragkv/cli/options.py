@@ -93,6 +93,14 @@ Retriever = Annotated[
         rich_help_panel=SEARCH, show_default="fused with an embedder, else bm25", help="How passages are ranked."
     ),
 ]
+PromptOrder = Annotated[
+    Literal["score", "document"] | None,
+    typer.Option(
+        rich_help_panel=SEARCH,
+        help="Order of the passages in the prompt: the best first, or as ingested.",
+        show_default="score; document for the bundled reader",
+    ),
+]
 Where = Annotated[
     list[str] | None,
     typer.Option(rich_help_panel=SEARCH, metavar="NAME=VALUE", help="Only passages with this metadata; repeatable."),

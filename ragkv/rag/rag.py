@@ -127,15 +127,16 @@ class Rag(Closing):
         retriever: str | None = None,
         where: Where | None = None,
         reranker: Reranker | None = None,
-        order: Order = "score",
+        order: Order | None = None,
         check: Check = no_check,
     ) -> tuple[Hit, ...]:
         """The best `k` passages: best first, or in the order of the corpus, so that references point backwards.
 
-        What `check` raises between two steps ends the search.
+        `None` is best first, but for the bundled reader the order of the corpus, in which "she" follows the name. What
+        `check` raises between two steps ends the search.
         """
         hits = self.index.search(question, k, retriever=retriever, where=where, reranker=reranker, check=check)
-        if order == "document":
+        if order == "document" or (order is None and self.engine.is_reader):
             positions = self.index.positions({hit.passage.document_id for hit in hits})
             hits.sort(key=lambda hit: (positions.get(hit.passage.document_id, math.inf), hit.passage.span))
         return tuple(hits)
@@ -154,7 +155,7 @@ class Rag(Closing):
         retriever: str | None = None,
         where: Where | None = None,
         reranker: Reranker | None = None,
-        order: Order = "score",
+        order: Order | None = None,
         session: Session | None = None,
         **how: Unpack[AnswerOptions],
     ) -> RagAnswer:
