@@ -79,6 +79,8 @@ class Service(Closing):
             )
             model = Engine.from_pretrained(self.config.model, settings)
             embedder = embedder or resolve_embedder(device=settings.device)
+        if embedder is not None:
+            embedder.load()  # or the first question would wait for it, on a server that said it was ready
         if not model.is_reader and not config.prompt.chunk_end:
             config = replace(config, prompt=replace(config.prompt, chunk_end=DOCUMENT_END))
         self._tenants = Tenants(replace(self.config, engine=config), model, embedder)

@@ -28,6 +28,9 @@ class Embedder(ABC):
     id: str  # changes with the weights: an index built with one embedder refuses another
     name: str  # shown to people
 
+    def load(self) -> None:  # noqa: B027 - most embedders have nothing to load
+        """Load packages and weights now; otherwise the first text does."""
+
     @property
     @abstractmethod
     def dimension(self) -> int:
@@ -92,6 +95,10 @@ class SentenceTransformerEmbedder(Embedder):
         self._loaded: Any = None
         self.name = self._path.name
         self.id = f"sentence-transformers:{_fingerprint(self._path)}:{window_tokens}"
+
+    def load(self) -> None:
+        with self._lock.hold(urgent=True):
+            self._model()
 
     @property
     def dimension(self) -> int:

@@ -18,7 +18,6 @@ PATH = "/v1/collections/facts/documents"
 FORM = {"content-type": uploads.FORM_TYPE}
 HOSTILE: tuple[tuple[Callable[[], bytes], dict[str, str]], ...] = (  # bodies and content types, refused with 400
     (lambda: uploads.form([("a.pdf", uploads.shared_stream_pdf(400, 8_000))]), FORM),
-    (lambda: uploads.form([("a.pdf", uploads.nested_forms_pdf(40, 3))]), FORM),
     (lambda: uploads.form([("a.pdf", uploads.inflating_pdf(20, 70_000_000))]), FORM),
     (lambda: uploads.form([("a.pdf", uploads.deep_outline_pdf(20_000))]), FORM),
     (lambda: uploads.form([("a.html", uploads.angle_brackets(4_000_000))]), FORM),

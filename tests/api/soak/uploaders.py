@@ -147,7 +147,7 @@ class Uploader(Worker):
                 )
 
     def _search(self, one: Stored) -> Reply | None:
-        body = {"query": one.question, "k": 5}
+        body = {"query": one.word, "k": 5, "retriever": "bm25"}  # no other text has the word
         return self.until_answered("POST", f"{COLLECTIONS}/{self._collection}/search", expected=(200, 404), json=body)
 
 

@@ -35,6 +35,7 @@ SETTINGS = {  # small, so that every bound is reached within minutes
     "RAGKV_STORE__REDIS__SECRET_VARIABLE": SECRET,
     "RAGKV_SERVE__PARSING__CPU_S": "2",
 }
+REDIS_TIMEOUT_S = 3.0  # more than the default of 1 s: the proxy shares its processor with the clients
 GRACEFUL_S, CLOSE_S = 30.0, 10.0  # the settings' defaults
 RECOVERY_S = 15.0  # after Redis is back, until every replica has noticed
 LATE_S = 2.0  # a request that was sent so long before SIGTERM has arrived
@@ -164,7 +165,7 @@ class World:
 
     def _start(self, name: str, kv: str) -> Replica:
         settings = {
-            **process_settings(self.home / kv, self.redis.url, timeout_s=1.0),
+            **process_settings(self.home / kv, self.redis.url, REDIS_TIMEOUT_S),
             **SETTINGS,
             SECRET: self._secret,
         }
