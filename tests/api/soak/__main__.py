@@ -14,7 +14,8 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--out", type=Path, default=Path("runs/soak"), help="folder of log and readings [runs/soak]")
     given = parser.parse_args()
-    signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job is started without it
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     quiet_s = min(60.0, 6 * given.minutes)
     failed = soak(Plan(given.minutes, given.out, given.seed, quiet_s))
     return 1 if failed else 0

@@ -22,11 +22,12 @@ from .report import failures, table
 from .solo import Solo, answer_alone, store_examples
 from .uploaders import Racer, Uploader
 from .workers import Worker
-from .world import BYSTANDER, FLOOD, World
+from .world import BYSTANDER, FLOOD, World, without_interrupts
 
 W = TypeVar("W", bound=Worker)
 
 PROGRESS_S = 10.0
+VERIFY_S = 120.0  # in which all that was acknowledged to one worker must be found
 ENDS = (signal.SIGKILL, signal.SIGTERM)  # how replicas are ended, in turns
 OUTAGES = ("refused", "stalled")
 
@@ -168,7 +169,10 @@ class Soak:
         """Verify all that was acknowledged, and that a conversation of each client goes on."""
         for worker in self.workers:
             worker.stop.clear()
+            late = threading.Timer(VERIFY_S, worker.give_up)
+            late.start()
             worker.verify()
+            late.cancel()
             if isinstance(worker, Talker):
                 for session in worker.ended():
                     self._assert_goes_on(worker, session)
@@ -194,7 +198,8 @@ def soak(plan: Plan) -> list[str]:
     with ExitStack() as stack:
         stack.callback(log.close)
         home = Path(stack.enter_context(TemporaryDirectory(prefix="ragkv-soak-", ignore_cleanup_errors=True)))
-        redis = AwayRedis()
+        with without_interrupts():
+            redis = AwayRedis()
         stack.callback(redis.close)
         world = World(home, plan.out, findings, redis)
         stack.callback(world.close)

@@ -8,7 +8,7 @@ from abc import ABC, abstractmethod
 from typing import Any
 
 from .caller import Caller, Reply
-from .findings import OWN, Findings
+from .findings import OWN, STATUS, Findings
 from .world import World
 
 SAMPLE = 3  # acknowledged things that a worker verifies after each replacement
@@ -40,6 +40,11 @@ class Worker(ABC):
     def join(self) -> None:
         """Wait for the end of the last step. `stop` was set before."""
         self._thread.join()
+
+    def give_up(self) -> None:
+        """End a verification that takes too long."""
+        self.findings.fail(STATUS, f"{self.name}: the verification at the end did not end in time")
+        self.stop.set()
 
     def until_answered(self, method: str, path: str, **more: Any) -> Reply | None:
         """Send a request, to any replica each time, until it is answered; `None` if the soak ends before."""

@@ -73,6 +73,7 @@ class World:
     _outages: list[tuple[float, float]] = field(default_factory=list)  # from, to
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _all: list[Replica] = field(default_factory=list)
+    _closed: bool = False
 
     @property
     def staying(self) -> Target:
@@ -160,6 +161,8 @@ class World:
 
     def close(self) -> None:
         """End every process."""
+        with self._lock:
+            self._closed = True
         for replica in self._all:
             replica.stack.close()
 
@@ -172,7 +175,11 @@ class World:
         stack, began = ExitStack(), time.monotonic()
         with without_interrupts():
             replica = Replica(name, stack.enter_context(server(self.home, settings)), stack)
-        self._all.append(replica)
+        with self._lock:
+            self._all.append(replica)
+            closed = self._closed
+        if closed:  # meanwhile, by an interrupt
+            stack.close()
         self.findings.log(f"replica {name} is ready after {time.monotonic() - began:.1f} s")
         return replica
 
