@@ -25,7 +25,7 @@ def table(findings: Findings, readings: Readings, minutes: float) -> str:
     lines += ["", f"  {'the replica that stays, median by quarter':<44}" + "".join(f"{n:>9}" for n in "1234")]
     lines += [f"  {name:<44}" + "".join(f"{value:9.1f}" for value in readings.quarters(name)) for name in NAMES]
     failed = failures(findings, readings, minutes)
-    lines += ["", *(f"  FAILED: {one}" for one in failed), "  failed" if failed else "  passed"]
+    lines += ["", *(f"  FAILED: {one}" for one in failed), _outcome(findings, failed)]
     if minutes < FLAT_MINUTES:
         lines.append(f"  (flatness is checked from {FLAT_MINUTES:.0f} minutes on)")
     return "\n".join(lines)
@@ -39,6 +39,12 @@ def failures(findings: Findings, readings: Readings, minutes: float) -> list[str
     if minutes >= FLAT_MINUTES:
         found += [f"{name} is not flat: {_quarters(readings, name)}" for name in NAMES if not _is_flat(readings, name)]
     return found
+
+
+def _outcome(findings: Findings, failed: list[str]) -> str:
+    if not findings.is_open:
+        return "  interrupted"
+    return "  failed" if failed else "  passed"
 
 
 def _is_flat(readings: Readings, name: str) -> bool:
