@@ -41,7 +41,7 @@ def serving(folder: Path, port: int) -> Iterator[tuple[httpx.Client, "subprocess
     log = folder / "log"
     environment = {
         **os.environ, "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1", "RAGKV_SERVE__PORT": str(port),
-        "RAY_DEDUP_LOGS": "0", "RAY_raylet_start_wait_time_s": "180", "RAGKV_TEST": str(folder),
+        "RAY_DEDUP_LOGS": "0", "RAY_raylet_start_wait_time_s": "180", "TEST_FOLDER": str(folder),
     }  # fmt: skip
     with log.open("a") as file:
         popen = subprocess.Popen(command(), cwd=folder, env=environment, stdout=file, stderr=file, text=True)
@@ -75,7 +75,7 @@ def processes(folder: Path, parent: int) -> dict[int, str]:
             found[pid] = Path(f"/proc/{pid}/comm").read_text().strip()
     for place in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
-            if f"RAGKV_TEST={folder}".encode() in (place / "environ").read_bytes().split(b"\0"):
+            if f"TEST_FOLDER={folder}".encode() in (place / "environ").read_bytes().split(b"\0"):
                 found[int(place.name)] = (place / "comm").read_text().strip()
     return found
 
