@@ -7,6 +7,7 @@ collection holds file descriptors and memory. Listing opens none (`collection_fo
 
 import logging
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -25,6 +26,7 @@ from .errors import not_found
 log = logging.getLogger(__name__)
 
 LEASE_WAIT_S = 10.0  # how long a request waits for an open collection if all are in use
+LOOK_S = 5.0  # how often a tenant looks whether other processes deleted collections that are open here
 
 
 class Collection(Closing):
@@ -56,6 +58,7 @@ class Collections(Closing):
         # Held from a text's removal to the drop of its KV: if two collections remove a text, the second drops its KV.
         self._dropping = threading.Lock()
         self._leased: dict[str, CollectionKey] = {}  # by name: what the last lease of each was
+        self._looked_at = time.monotonic()
         for leftover in self.folders.leftovers():  # a kill interrupted its deletion
             self._erase(leftover)
 
@@ -92,6 +95,7 @@ class Collections(Closing):
 
         Raises `ApiError` 404 if there is none; `param` is the request field that names it.
         """
+        self._close_deleted()
         key = self.folders.key(name)
         if (before := self._leased.pop(name, key)) not in (None, key):
             self._pool.discard(before, wait=False)  # another process deleted it
@@ -163,6 +167,20 @@ class Collections(Closing):
         """Close the open collections."""
         while self._leased:
             self._pool.discard(self._leased.popitem()[1], wait=False)
+
+    def _close_deleted(self) -> None:
+        """Close what other processes deleted: open files keep descriptors, memory and disk space."""
+        if time.monotonic() - self._looked_at < LOOK_S:
+            return
+        self._looked_at = time.monotonic()
+        for name, key in list(self._leased.items()):
+            if self.folders.key(name) == key:
+                continue
+            found = self._leased.pop(name, None)
+            if found == key:
+                self._pool.discard(key, wait=False)
+            elif found is not None:  # leased again meanwhile, under the same name
+                self._leased.setdefault(name, found)
 
     def _open(self, name: str, key: CollectionKey, param: str) -> Collection:
         with self.folders.lock:  # or the opening would create the index of a collection that is being deleted

@@ -14,6 +14,7 @@ import pytest
 from fastapi.testclient import TestClient
 
 from ragkv import Engine
+from ragkv.api import collections
 from ragkv.api.collections import CollectionPool
 from ragkv.api.errors import ApiError
 from ragkv.api.keys import ANONYMOUS, KeyFile, Quota
@@ -195,6 +196,12 @@ def test_documents_for_a_collection_that_another_process_deletes_get_404(reader:
         assert client.get("/v1/collections/facts").json()["documents"] == 0
 
 
+def deleted_files(folder: Path) -> list[str]:
+    """The files of a folder that this process has open although they are deleted."""
+    names = [str(file.readlink()) for file in Path("/proc/self/fd").iterdir() if file.is_symlink()]
+    return [name for name in names if str(folder) in name and "(deleted)" in name]
+
+
 def delete_and_create_in_another_process(home: Path) -> None:
     """Delete the collection `facts` and create it anew."""
     code = (
@@ -212,9 +219,22 @@ def test_a_collection_that_another_process_deleted_and_made_anew_is_read_anew(re
         assert search(client, "facts").json()["hits"]
         delete_and_create_in_another_process(tmp_path)
         assert search(client, "facts").json()["hits"] == []
-        names = [str(file.readlink()) for file in Path("/proc/self/fd").iterdir() if file.is_symlink()]
-        assert [name for name in names if str(tmp_path) in name and "(deleted)" in name] == []
+        assert deleted_files(tmp_path) == []
         assert len(pool_of(client).opened()) == 1
+
+
+def test_a_collection_that_another_process_deleted_is_closed_with_the_use_of_any_other(
+    reader: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(collections, "LOOK_S", 0.0)
+    with client_of(app_on(reader, tmp_path)) as client:
+        filled(client)
+        filled(client, "more")
+        assert search(client, "facts").json()["hits"]
+        delete_and_create_in_another_process(tmp_path)
+        assert search(client, "more").json()["hits"]
+        assert [key.path.name for key in pool_of(client).opened()] == ["more"]
+        assert deleted_files(tmp_path) == []
 
 
 # A server with few descriptors
