@@ -95,7 +95,7 @@ class Malformer(Worker):
             self._send_bytes(replica.process.port)
             return
         path, body = self.rng.choice(ODD_BODIES)
-        expected = (400, 404) if path == "/v1/embeddings" else (400,)
+        expected = (400, 404, 413) if path == "/v1/embeddings" else (400, 413)
         allowed = (*FLOODED, LOCKED, MISSING)
         self.caller.send(replica, "POST", path, expected, content=body.encode(), headers=JSON, allowed=allowed)
         self.caller.send(replica, "POST", "/v1/chat/completions", (400,), json={**CHAT, "n": 2}, allowed=FLOODED)
