@@ -83,8 +83,9 @@ class Retrieval(Search):
     """Which passages of which collection to find, and their order in the prompt."""
 
     collection: Name = Field(default="default", description="The collection to search.", examples=["docs"])
-    order: Literal["score", "document"] = Field(
-        default="score", description="Best passage first, or in the order of the documents."
+    order: Literal["score", "document"] | None = Field(
+        default=None,
+        description="Best passage first, or in the order of the documents. Null: the first, but not for the reader.",
     )
 
 

@@ -21,7 +21,7 @@ from typing import Any, Generic, TypeVar
 from starlette.requests import Request
 
 from ragkv.errors import CancelledError
-from ragkv.runtime import openmp, working_for
+from ragkv.runtime import openmp, release_memory, working_for
 
 from .errors import CLIENT_GONE, ApiError
 from .fair_queue import FairQueue
@@ -29,6 +29,7 @@ from .keys import Principal
 from .work_context import Channel, WorkContext
 
 T = TypeVar("T")
+BURST = 8  # after so many jobs at once, their freed memory is given back when none is left
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +74,7 @@ class WorkerPool:
         self._running: Counter[str] = Counter()  # running jobs by tenant
         self._threads: list[threading.Thread] = []
         self._idle = 0
+        self._most = 0  # running jobs at once since memory was released
         self._closed = False
 
     @property
@@ -221,10 +223,15 @@ class WorkerPool:
             openmp.release_threads()
             # Abandoned work counts too, until it has ended.
             with self._changed:
+                self._most = max(self._most, self._running.total())
                 self._accepted.discard(job)
                 self._running -= Counter([job.tenant])
                 self._changed.notify_all()
+                if burst_ended := self._most >= BURST and not self._accepted:
+                    self._most = 0
             del job  # or the thread would hold the result until its next job
+            if burst_ended:
+                release_memory()
 
     def _next(self) -> _Job[Any] | None:
         """Wait for the next job, of the tenants in turns; `None` once the pool is closed."""

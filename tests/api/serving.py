@@ -106,7 +106,7 @@ def main() -> None:
 
     from .small_app import small_app
 
-    config = ServeConfig.gather(flags={"home": sys.argv[1], "port": 0})
+    config = ServeConfig.gather(flags={"home": sys.argv[1], "serve": {"port": 0}})
     app = small_app(config)
     serve(app, config)
 

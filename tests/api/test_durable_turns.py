@@ -79,7 +79,8 @@ def test_an_answer_waits_for_a_slow_disk_no_longer_than_its_setting_and_says_so(
         notes = client.post("/v1/ask", json=QUESTION).json()["reuse"]["notes"]
         assert any("was not written to disk within 0.2 s" in note for note in notes)
         disk.free.set()
-        assert client.post("/v1/ask", json=QUESTION).json()["reuse"]["notes"] == []
+        notes = client.post("/v1/ask", json=QUESTION).json()["reuse"]["notes"]
+        assert not any("written" in note for note in notes)
 
 
 @pytest.mark.parametrize("path", ["/v1/ask", "/v1/chat/completions"])

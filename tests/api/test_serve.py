@@ -22,7 +22,6 @@ def run(*arguments: str, code: str = "from ragkv.cli import main; main()") -> "s
         (["--model", "/no/such/model"], "No model folder at /no/such/model"),
         (["--host", "0.0.0.0"], "ragkv keys add"),
         (["--config", "/no/such/file.toml"], "Cannot read settings"),
-        (["--log-level", "loud"], "log.level"),
     ],
 )
 def test_a_wrong_setting_of_serve_is_reported_in_one_sentence(tmp_path: Path, arguments: list[str], said: str) -> None:

@@ -85,7 +85,7 @@ def test_without_a_program_the_error_says_what_to_install_or_set(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(ConfigError, match=r"Install redis-server or valkey-server.*engine\.store\.redis\.url"):
+    with pytest.raises(ConfigError, match=r"Install redis-server or valkey-server.*set store\.redis\.url"):
         LocalRedis(tmp_path)
 
 

@@ -11,6 +11,7 @@ import pytest
 from fastapi.testclient import TestClient
 
 from ragkv import Engine
+from ragkv.model.loading import READER_NOTE
 from tests.langchain.helpers import tiny_folder
 
 from ..helpers import FACTS, app_on, client_of, filled, on_port, plain, wait_until
@@ -41,7 +42,7 @@ def answered(client: TestClient, alone: str) -> list[str]:
     """The notes of a question without a conversation; its answer is that of a server without Redis."""
     response = client.post("/v1/ask", json=UNNAMED)
     assert response.status_code == 200 and response.json()["answer"] == alone, response.text
-    return list(response.json()["reuse"]["notes"])
+    return [note for note in response.json()["reuse"]["notes"] if note != READER_NOTE]
 
 
 def refused(client: TestClient) -> dict[str, Any]:
