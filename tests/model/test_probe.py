@@ -8,7 +8,7 @@ import transformers
 from torch import nn
 
 from ragkv import Engine
-from ragkv.errors import UnsupportedModelError
+from ragkv.errors import InputError, UnsupportedModelError
 from ragkv.model import adapt
 from tests import tiny_models
 
@@ -71,9 +71,14 @@ def test_an_architecture_that_cannot_be_fused_is_refused_with_the_reason(name: s
 
 
 def test_an_object_that_is_no_model_is_refused() -> None:
-    for thing in (nn.Linear(2, 2), None, "path/to/model"):
+    for thing in (nn.Linear(2, 2), None):
         with pytest.raises(UnsupportedModelError):
             Engine(thing)
+
+
+def test_the_name_of_a_model_is_refused_with_the_call_that_takes_one() -> None:
+    with pytest.raises(InputError, match=r"Engine\.from_pretrained\('path/to/model'\)"):
+        Engine("path/to/model")
 
 
 def test_a_model_without_a_language_model_head_is_refused() -> None:
