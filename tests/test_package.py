@@ -96,7 +96,10 @@ def test_the_metadata_names_the_version_and_every_supported_python(metadata: Ema
 
 
 def test_the_readme_has_no_link_that_works_only_in_a_checkout() -> None:
-    links = re.findall(r"\]\(([^)]+)\)", (ROOT / "README.md").read_text("utf-8"))
+    text = (ROOT / "README.md").read_text("utf-8")
+    pictures = re.findall(r"!\[([^]]*)\]\(([^)]+)\)", text)
+    assert all(len(words) > 40 for words, _ in pictures)  # an index page shows these words where it has no picture
+    links = set(re.findall(r"\]\(([^)]+)\)", text)) - {link for _, link in pictures}
     assert [link for link in links if not link.startswith("https://")] == []
 
 
