@@ -20,7 +20,6 @@ ReuseMode = Literal["fused", "prefix", "none"]
 MIB = 1024**2
 GIB = 1024**3
 DOCUMENT_END = "\n\n"  # `chunk_end` for other models than the bundled reader, which was trained without one
-NOT_OF_ENGINE = ("home", "model", "serve")  # what a settings file also has: see `ragkv.api.settings`
 # Names from registries that load torch. A test compares them with the registries.
 CODEC_NAMES = ("raw", "int8")  # ragkv.store.CODECS
 POLICY_NAMES = (  # ragkv.store.POLICIES
@@ -274,6 +273,11 @@ class EngineConfig:
         return typing.cast(Self, build(cls, values))
 
     @classmethod
+    def from_settings(cls, values: Mapping[str, Any]) -> Self:
+        """The engine's part of all settings; commands and server read the others. Raises `ConfigError`."""
+        return cls.from_dict({name: value for name, value in values.items() if name not in ("home", "model", "serve")})
+
+    @classmethod
     def from_toml(cls, path: str | Path) -> Self:
         """A config from a TOML file; its tables are the groups: `[store]`, `[fusion]`, `[controller.prices]` ..."""
         return cls.gather(path, {})
@@ -289,8 +293,7 @@ class EngineConfig:
 
         `home`, `model` and the group `serve` are read by the commands and the server.
         """
-        values = gather(file, environment)
-        return cls.from_dict({name: value for name, value in values.items() if name not in NOT_OF_ENGINE})
+        return cls.from_settings(gather(file, environment))
 
 
 def at_least(config: Any, **minimums: float) -> None:

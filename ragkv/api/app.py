@@ -14,6 +14,7 @@ from ragkv import __version__
 from ragkv.engine import Engine
 from ragkv.errors import RagKVError
 from ragkv.retrieval import Embedder
+from ragkv.runtime import freeze_objects
 
 from . import errors, health, middleware, openapi
 from .routes import ROUTERS
@@ -91,4 +92,6 @@ async def _load(readiness: Readiness, service: Service, engine: Engine | None, e
         reason = f": {error}" if isinstance(error, RagKVError) else "; the server's log says why."
         readiness.set_failed(f"The model could not be loaded{reason}")
         raise
+    if engine is None:  # this process is a server: what it has loaded stays
+        await asyncio.to_thread(freeze_objects)
     readiness.set_ready()

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
-from ragkv.config import MIB, NOT_OF_ENGINE, EngineConfig, StoreConfig, at_least, one_of
+from ragkv.config import MIB, EngineConfig, StoreConfig, at_least, one_of
 from ragkv.errors import ConfigError
 from ragkv.runtime import is_loopback
 from ragkv.runtime.setting_values import build, gather, overlay
@@ -228,7 +228,7 @@ class ServeConfig:
         values = overlay(gather(file, environment), _without_none(flags or {}))
         serve = values.get("serve", {})
         _check_places(values, serve)
-        engine = EngineConfig.from_dict({name: value for name, value in values.items() if name not in NOT_OF_ENGINE})
+        engine = EngineConfig.from_settings(values)
         shared = {name: values[name] for name in SHARED if name in values}
         return typing.cast(Self, build(cls, {**serve, **shared, "engine": engine}, "serve."))
 

@@ -6,19 +6,21 @@ from .batches import BatchLock, Check, acquired, never_urgent, no_check
 from .closing import Closing
 from .files import make_private_folder, replace_file, sync
 from .lease_pool import LeasePool
-from .memory import release_memory
+from .memory import freeze_objects, release_memory
 from .priority_pool import PriorityThreadPool
-from .time_shares import TimeShareQueue, current_owner, working_for
+from .time_shares import OwnerQueues, TimeShareQueue, current_owner, working_for
 
 __all__ = [
     "BatchLock",
     "Check",
     "Closing",
     "LeasePool",
+    "OwnerQueues",
     "PriorityThreadPool",
     "TimeShareQueue",
     "acquired",
     "current_owner",
+    "freeze_objects",
     "is_loopback",
     "make_private_folder",
     "never_urgent",

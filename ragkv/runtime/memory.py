@@ -1,6 +1,7 @@
-"""Memory given back to the operating system."""
+"""Memory given back to the operating system, and objects that the garbage collector leaves alone."""
 
 import ctypes
+import gc
 from functools import cache
 
 
@@ -14,6 +15,16 @@ def release_memory() -> None:
         libc.malloc_trim(0)
 
 
+def freeze_objects() -> None:
+    """Leave all objects of this moment out of later garbage collections. Call it once, when a server has started.
+
+    A full collection stops every thread of the process. With a model and its libraries loaded it takes half a second;
+    with their objects left out, less than a millisecond.
+    """
+    gc.collect()
+    gc.freeze()
+
+
 @cache
 def _gnu_libc() -> ctypes.CDLL | None:
     try:
@@ -23,4 +34,4 @@ def _gnu_libc() -> ctypes.CDLL | None:
     return found if hasattr(found, "malloc_trim") else None
 
 
-__all__ = ["release_memory"]
+__all__ = ["freeze_objects", "release_memory"]

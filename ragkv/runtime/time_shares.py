@@ -1,11 +1,12 @@
-"""Fair shares of something that one thread uses at a time: whose work a thread does, and who is next.
+"""Queues that are fair to the owners of their items, and the owner of a thread's work.
 
-A server says with `working_for` for which tenant a thread works. Who used least is next, so a tenant with one request
-waits for one batch of another tenant, however many of its requests wait (start-time fair queueing). Pure Python.
+An owner is a tenant of a server; `working_for` tells a thread for which one it works. `TimeShareQueue` is for something
+that one thread uses at a time: the owner that used least time is next, so a tenant with one request waits for one batch
+of another tenant, however many requests the other one has (start-time fair queueing). Pure Python.
 """
 
 import threading
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Generic, TypeVar
@@ -28,39 +29,22 @@ def working_for(owner: str) -> Iterator[None]:
 
 
 def current_owner() -> str:
-    """For whom this thread works; "" if nobody said so."""
+    """The owner for which this thread works; "" outside `working_for`."""
     return getattr(_thread, "owner", "")
 
 
-class TimeShareQueue(Generic[T]):
-    """Waiting items. The next one is the oldest of the owner that used least. Not safe for threads."""
+class OwnerQueues(Generic[T]):
+    """Waiting items, first in, first out for each owner. Not safe for threads."""
 
     def __init__(self) -> None:
-        self._items: dict[str, deque[T]] = {}  # by owner; none is empty
-        # What each owner used, in seconds. An owner that was away starts where the others are: it is not owed the time.
-        self._used_s: dict[str, float] = {}
-        self._level_s = 0.0  # what the owner that was served last had used when it began
+        self._items: OrderedDict[str, deque[T]] = OrderedDict()  # by owner; none is empty
 
     def __len__(self) -> int:
         return sum(map(len, self._items.values()))
 
-    def add(self, owner: str, item: T, *, first: bool = False) -> None:
-        """Add an item of `owner`, in front of its others if it is to be `first`."""
-        if owner not in self._items:
-            self._items[owner] = deque()
-            self._used_s[owner] = self._used(owner)
-        if first:
-            self._items[owner].appendleft(item)
-        else:
-            self._items[owner].append(item)
-
-    def take(self) -> tuple[str, T]:
-        """Remove and return the next item and its owner. There must be one."""
-        owner = min(self._items, key=self._used)
-        item = self._items[owner][0]
-        self.begin(owner)
-        self.remove(owner, item)
-        return owner, item
+    def add(self, owner: str, item: T) -> None:
+        """Append an item of `owner`."""
+        self._items.setdefault(owner, deque()).append(item)
 
     def remove(self, owner: str, item: T) -> bool:
         """Remove an item; whether it was here."""
@@ -71,6 +55,38 @@ class TimeShareQueue(Generic[T]):
         if not items:
             del self._items[owner]
         return True
+
+    def clear(self) -> list[T]:
+        """Remove all items and return them."""
+        items = [item for queue in self._items.values() for item in queue]
+        self._items.clear()
+        return items
+
+
+class TimeShareQueue(OwnerQueues[T]):
+    """Waiting items. The next one is the oldest of the owner that used least. Not safe for threads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        # What each owner used, in seconds. An owner that was away starts where the others are: it is not owed the time.
+        self._used_s: dict[str, float] = {}
+        self._level_s = 0.0  # what the owner that was served last had used when it began
+
+    def add(self, owner: str, item: T, *, first: bool = False) -> None:
+        """Add an item of `owner`, in front of its others if it is to be `first`."""
+        if owner not in self._items:
+            self._used_s[owner] = self._used(owner)
+        super().add(owner, item)
+        if first:
+            self._items[owner].rotate()
+
+    def take(self) -> tuple[str, T]:
+        """Remove and return the next item and its owner. There must be one."""
+        owner = min(self._items, key=self._used)
+        item = self._items[owner][0]
+        self.begin(owner)
+        self.remove(owner, item)
+        return owner, item
 
     def begin(self, owner: str) -> None:
         """`owner` is served from now on."""
@@ -92,4 +108,4 @@ class TimeShareQueue(Generic[T]):
         return max(self._used_s.get(owner, 0.0), self._level_s)
 
 
-__all__ = ["TimeShareQueue", "current_owner", "working_for"]
+__all__ = ["OwnerQueues", "TimeShareQueue", "current_owner", "working_for"]

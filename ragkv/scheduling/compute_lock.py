@@ -74,7 +74,7 @@ class ComputeLock:
 
     def give_way(self) -> None:
         """Let owners that used less go first, and wait for the lock again; the holder calls this at a good moment."""
-        if not self._queue:  # read without a lock: usually nobody waits
+        if not self._queue:  # read without a lock: usually no other thread waits
             return
         with self._guard:
             waiter = self._holder

@@ -72,7 +72,7 @@ def test_passages_are_searched_in_the_shared_index(inspector: RequestInspector, 
     assert inspect(inspector, "/v1/ask", {"question": "Who is Enswyn?", "collection": "none"}).parts == ()
 
 
-def test_a_collection_that_was_deleted_and_made_anew_is_searched_anew(
+def test_a_collection_that_was_deleted_and_created_again_is_opened_again(
     inspector: RequestInspector, tmp_path: Path
 ) -> None:
     def ask() -> tuple[Any, ...]:

@@ -10,7 +10,7 @@ from pathlib import Path
 from tests.retrieval import sample_files
 
 HUGE_BYTES = 300_000
-# Without the rights of root, a file that nobody may read fails.
+# Without the rights of root, a file without the right to read it fails.
 NO_PERMISSION = "added" if os.geteuid() == 0 else "failed"
 
 TEXTS = {
@@ -69,7 +69,7 @@ def make(root: Path) -> dict[str, str]:
         (root / name).write_bytes(data)
     (root / "link.txt").symlink_to("notes.txt")
     (root / "dangling.txt").symlink_to("nowhere.txt")
-    (root / "secret.txt").write_text("Nobody may read this.")
+    (root / "secret.txt").write_text("This file cannot be read.")
     (root / "secret.txt").chmod(0)
     statuses |= {"link.txt": "ignored", "dangling.txt": "failed", "secret.txt": NO_PERMISSION}
     assert len(statuses) == 40

@@ -45,7 +45,7 @@ def test_an_owner_is_due_when_it_used_less_than_the_one_that_is_served() -> None
     queue = TimeShareQueue[int]()
     queue.begin("a")
     queue.add("a", 0)
-    assert not queue.is_due("a", 10.0)  # nobody else waits
+    assert not queue.is_due("a", 10.0)  # no other owner waits
     queue.add("b", 0)
     assert not queue.is_due("a", 0.01) and queue.is_due("a", 0.1)
     queue.charge("b", 1.0)

@@ -203,7 +203,7 @@ def deleted_files(folder: Path) -> list[str]:
 
 
 def delete_and_create_in_another_process(home: Path) -> None:
-    """Delete the collection `facts` and create it anew."""
+    """Delete the collection `facts` and create it again."""
     code = (
         "import sys; from pathlib import Path; from ragkv.api.collection_folders import CollectionFolders\n"
         "folders = CollectionFolders(Path(sys.argv[1]))\n"
@@ -213,7 +213,7 @@ def delete_and_create_in_another_process(home: Path) -> None:
     subprocess.run([sys.executable, "-c", code, str(home)], check=True)
 
 
-def test_a_collection_that_another_process_deleted_and_made_anew_is_read_anew(reader: Engine, tmp_path: Path) -> None:
+def test_a_collection_that_another_process_replaced_is_opened_again(reader: Engine, tmp_path: Path) -> None:
     with client_of(app_on(reader, tmp_path)) as client:
         filled(client)
         assert search(client, "facts").json()["hits"]

@@ -9,7 +9,7 @@ from ..whole import documents, ingest
 from .caller import Caller, Reply, answer_of
 from .world import Replica
 
-COLLECTION = "c"  # of every tenant, with the example documents; nobody changes it
+COLLECTION = "c"  # of every tenant, with the example documents; it never changes
 MAX_TOKENS = 24
 MODES = ("fused", "prefix", "none")
 

@@ -108,7 +108,7 @@ class Uploader(Worker):
                 return reply
             broke = broke or reply.code == BROKEN
             if self.stop.wait(0.1):
-                self._held.clear()  # nobody knows which of them the last request changed
+                self._held.clear()  # the last request may have changed any of them
                 self._collection = ""
                 return None
 
