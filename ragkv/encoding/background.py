@@ -91,7 +91,7 @@ class BackgroundEncoder:
             return  # another replica encoded it; looking it up copied it to this replica
         encoded = False
         try:
-            with self._activity.lock:
+            with self._activity.acquire_for_encoding():
                 entry = self._encoder.chunk(token_ids)
             encoded = True
             self._store_entry(token_ids, entry)

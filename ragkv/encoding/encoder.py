@@ -32,7 +32,10 @@ class Encoder:
         scorer: Scorer | None = None,
         between: Callable[[], None] = lambda: None,
     ) -> None:
-        """Without a `scorer` entries have no scores. `between` is called between layers: other requests may decode."""
+        """Without a `scorer` entries have no scores.
+
+        `between` is called between layers: other requests may decode a step, and other tenants may compute.
+        """
         self._adapter, self._fusor, self.prefix_ids, self._between = adapter, fusor, prefix_ids, between
         self.scorer = scorer
         network = scorer.network_digest if scorer else ""  # scores of different networks must not be compared

@@ -49,8 +49,7 @@ class Scorer:
     ) -> None:
         """`count` is k; every text stands behind `prefix_ids`, which holds the attention sinks.
 
-        `between` is called between layers, so that other requests may decode a step. Without `learned` the score is
-        the variance.
+        `between` is called between layers, so that others may compute. Without `learned` the score is the variance.
         """
         self._adapter, self._prefix_ids, self._count = adapter, tuple(prefix_ids), count
         self._learned = learned

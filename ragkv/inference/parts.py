@@ -110,7 +110,13 @@ class EngineParts:
         store = Store.open(settings, page_locked=cuda, block_tokens=config.session.block_tokens)
         readers = Readers(settings.reader_threads)
         fusor = Fusor(adapter, readers, fusion.read_ahead_layers, fusion.seed)
-        between, network = shared.batch.step_waiting, _learned_scores(adapter, fusion)
+        network = _learned_scores(adapter, fusion)
+
+        def between() -> None:
+            """Called between the layers of a chunk that is encoded: others decode a step or compute."""
+            shared.batch.step_waiting()
+            activity.give_way()
+
         prefix, texts = runs.before_documents, fusion.sensitivity_prefixes
         scorer = Scorer(adapter, prefix, texts, between, network) if texts else None
         encoder = Encoder(adapter, fusor, prefix, identity, scorer, between)

@@ -34,13 +34,17 @@ def current_owner() -> str:
 
 
 class OwnerQueues(Generic[T]):
-    """Waiting items, first in, first out for each owner. Not safe for threads."""
+    """Waiting items, first in, first out for each owner. Not safe for threads, but for `bool`."""
 
     def __init__(self) -> None:
         self._items: OrderedDict[str, deque[T]] = OrderedDict()  # by owner; none is empty
 
     def __len__(self) -> int:
         return sum(map(len, self._items.values()))
+
+    def __bool__(self) -> bool:
+        """Whether an item waits. Another thread may change the queue meanwhile: counting would then raise."""
+        return bool(self._items)
 
     def add(self, owner: str, item: T) -> None:
         """Append an item of `owner`."""

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
+from ragkv.errors import EntryDamagedError
 from ragkv.runtime import openmp
 
 log = logging.getLogger(__name__)
@@ -105,6 +106,8 @@ class Background(Generic[E]):
         while (job := self._next()) is not None:
             try:
                 job.run()
+            except EntryDamagedError as error:  # Redis went away while the entry was read, for example
+                log.warning("%s: an entry was not copied. %s", self._name, error)
             except Exception:  # a store failure never fails a request, and the next job must run
                 entry = job.key[:12] or "(none)"
                 log.exception("%s: work for entry %s failed; going on without it.", self._name, entry)

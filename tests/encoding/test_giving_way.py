@@ -1,0 +1,66 @@
+"""A chunk that is encoded for one tenant lets other tenants compute between its layers."""
+
+import threading
+import time
+from collections.abc import Callable
+
+import pytest
+
+from ragkv import Engine
+from ragkv.runtime import working_for
+from tests.engine.helpers import A, B, Q, close, engine_of, full_prefill, ids
+
+
+def encode_while(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch, encode: Callable[[], object], other: Callable[[], None]
+) -> None:
+    """Run `encode` for a first tenant and, from its first layer on, `other` for a second one."""
+    begun = threading.Event()
+
+    def slow_layer() -> None:
+        begun.set()
+        time.sleep(0.05)  # more than an owner may use before another one is due
+
+    monkeypatch.setattr(engine.parts.shared.batch, "step_waiting", slow_layer)
+
+    def run() -> None:
+        with working_for("first"):
+            encode()
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    assert begun.wait(10)
+    with working_for("second"):
+        other()
+    thread.join()
+
+
+@pytest.mark.parametrize("how", ["warm", "background"])
+def test_another_tenant_computes_before_the_chunk_is_complete(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with engine_of() as engine:
+        identity, seen = engine.parts.encoder.identity, []
+
+        def compute() -> None:
+            with engine.parts.activity.acquire_compute_lock():
+                seen.append(engine.parts.store.lease(identity, tuple(A)) is None)
+
+        def background() -> None:
+            engine.parts.background.add(tuple(A))
+            engine.flush()
+
+        encode_while(engine, monkeypatch, lambda: engine.warm([A]) if how == "warm" else background(), compute)
+        assert seen == [True]
+        monkeypatch.undo()
+        assert engine.prefill(Q, [A]).reuse.missed_chunks == 0
+
+
+def test_a_prefill_of_another_tenant_in_between_changes_neither_result(monkeypatch: pytest.MonkeyPatch) -> None:
+    with engine_of() as engine:
+        engine.warm([B])
+        results = []
+        encode_while(
+            engine, monkeypatch, lambda: engine.warm([A]), lambda: results.append(engine.prefill(Q, [B], ratio=1.0))
+        )
+        close(results[0].logits, full_prefill(ids([B]))[0])
+        monkeypatch.undo()
+        close(engine.prefill(Q, [A], ratio=0.0).logits, full_prefill(ids([A]))[0])  # the first chunk is exact
