@@ -17,6 +17,12 @@ def title_of(described: Document | DocumentSummary | Passage) -> str | None:
     return title if isinstance(title, str) else None
 
 
+def page_of(passage: Passage) -> int | None:
+    """The page on which a passage begins, from 1; `None` if its document has no pages."""
+    page = passage.metadata.get("page")
+    return page if isinstance(page, int) and not isinstance(page, bool) else None
+
+
 def sources_of(hits: Sequence[Hit], first: int = 1) -> list[Source]:
     """Found passages as sources, numbered from `first`."""
     return [
@@ -28,6 +34,7 @@ def sources_of(hits: Sequence[Hit], first: int = 1) -> list[Source]:
             text=hit.passage.text,
             start=hit.passage.span[0],
             end=hit.passage.span[1],
+            page=page_of(hit.passage),
             score=float(hit.score),
         )
         for number, hit in enumerate(hits, first)
@@ -49,6 +56,7 @@ def citations_of(answer: str, sources: Sequence[Source]) -> list[Citation]:
             Citation(
                 number=source.number,
                 document_id=source.document_id,
+                page=source.page,
                 start=citation.start,
                 end=citation.end,
                 answer_start=start,

@@ -115,6 +115,7 @@ class Source(BaseModel):
     text: str = Field(description="The passage.")
     start: int = Field(description="Start of the text in the document, in characters.")
     end: int = Field(description="End of the text in the document, in characters.")
+    page: int | None = Field(default=None, description="The page on which the text begins, of a document with pages.")
     score: float | None = Field(description="Comparable within one search only.")
 
 
@@ -123,6 +124,7 @@ class Citation(BaseModel):
 
     number: int = Field(description="The source's number.")
     document_id: str = Field(description="The source's document.")
+    page: int | None = Field(default=None, description="The page on which the source begins, if it has pages.")
     start: int = Field(description="Start in the source's text, in characters.")
     end: int = Field(description="End in the source's text, in characters.")
     answer_start: int | None = Field(description="Start of the cited part of the answer, if it is known.")

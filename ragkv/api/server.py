@@ -20,6 +20,7 @@ import uvicorn
 from fastapi import FastAPI
 
 from ragkv.errors import ConfigError
+from ragkv.runtime import server_file
 
 from .connections import Config
 from .descriptors import raise_limit
@@ -131,5 +132,18 @@ def serve(app: FastAPI, config: ServeConfig) -> None:
     with contextlib.suppress(AttributeError, OSError):  # Linux only
         # The kernel, too, closes connections whose client does not read; its own limit would be many minutes.
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(config.limits.stall_s * 1000))
-    Server(settings, server.readiness, config.graceful_s, config.close_s).run(sockets=[listener])
+    with contextlib.ExitStack() as stack:
+        if config.on_loopback:
+            _announce(stack, config, listener, server.replica)
+        Server(settings, server.readiness, config.graceful_s, config.close_s).run(sockets=[listener])
     logger().info("closed")
+
+
+def _announce(stack: contextlib.ExitStack, config: ServeConfig, listener: socket.socket, replica: str) -> None:
+    """While `stack` is open, the home says where the server listens, so that `ragkv ask` there asks the server."""
+    host, port = listener.getsockname()[:2]
+    address = server_file.ServerAddress.of_this_process(host, port, config.model, replica)
+    try:
+        stack.enter_context(server_file.announced(Path(config.home), address))
+    except OSError as error:  # everything else works
+        logger().warning("address_not_saved", reason=str(error))

@@ -3,14 +3,15 @@
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 
 from ragkv import __version__
-from ragkv.config import POLICY_NAMES, SIMULATOR_POLICY_NAMES, ReuseMode
+from ragkv.config import POLICY_NAMES, SIMULATOR_POLICY_NAMES
 
 from . import output
+from .ask import ask
 from .chat import chat
 from .config import config as config_commands
 from .docs import docs
@@ -19,7 +20,6 @@ from .ingest import ingest
 from .keys import keys
 from .learn import learn
 from .options import (
-    ANSWER,
     HOME,
     AsJson,
     CodecChoice,
@@ -27,32 +27,20 @@ from .options import (
     Dtype,
     EngineOptions,
     Home,
-    MaxNewTokens,
     Model,
-    Passages,
-    PromptOrder,
-    Ratio,
-    Retriever,
     SelectorName,
     Settings,
-    Temperature,
-    Where,
-    answer_options,
     command_group,
     file_defaults,
-    metadata_filter,
-    note_writer,
     require_index,
     settings_file,
     show_help,
 )
-from .output import console, print_json, print_note
+from .output import console, print_json
 from .profile import profile
 from .search import search
 from .serve import serve
-
-if TYPE_CHECKING:
-    from ragkv.rag import RagAnswer
+from .stats import stats
 
 KvDtype = Literal["float32", "bfloat16", "float16"]
 COMPARED_POLICIES = "lru,t-lru,t-lru-guarded,tail-belady"
@@ -89,73 +77,6 @@ def _defaults(command: Any, values: dict[str, str]) -> dict[str, Any]:
     if commands is None:
         return values
     return {name: _defaults(one, values) for name, one in commands.items() if name != "demo"}
-
-
-def ask(
-    question: Annotated[str, typer.Argument(help="The question.")],
-    home: Home = HOME,
-    model: Model = "reader",
-    config: Settings = None,
-    device: Device = None,
-    dtype: Dtype = None,
-    k: Passages = 6,
-    retriever: Retriever = None,
-    where: Where = None,
-    order: PromptOrder = None,
-    ratio: Ratio = None,
-    selector: SelectorName = None,
-    reuse: Annotated[
-        ReuseMode, typer.Option(rich_help_panel=ANSWER, help="Which stored KV is used; none: full recompute.")
-    ] = "fused",
-    temperature: Temperature = 0.0,
-    max_new_tokens: MaxNewTokens = 64,
-    as_json: AsJson = False,
-) -> None:
-    """Answer a question from the ingested documents. Shows the sources and how much KV was reused."""
-    require_index(home)
-    options = answer_options(ratio, selector, temperature, max_new_tokens)
-    options["reuse"] = reuse
-    with EngineOptions(home, model, config, device, dtype).rag(reads=True) as rag:
-        answered = rag.ask(question, k, retriever=retriever, where=metadata_filter(where), order=order, **options)
-        if as_json:
-            print_json({"question": question, **output.plain(answered)})
-        else:
-            _show(answered)
-        rag.engine.flush()  # after the answer is shown: encodes the chunks that were missed
-
-
-def _show(answered: "RagAnswer") -> None:
-    """Print an answer, its sources, and what was reused."""
-    if not answered.hits:
-        print_note("no passage matches; the model answered without documents.")
-    console.print(answered.answer.text, style="bold")
-    cited = {citation.chunk for citation in answered.answer.citations}
-    for number, hit in enumerate(answered.hits):
-        mark = "*" if number in cited else " "
-        console.print(f" {mark} [{number + 1}] {output.place(hit.passage)}")
-    output.print_reuse(answered.answer)
-
-
-def stats(home: Home = HOME, as_json: AsJson = False) -> None:
-    """Show how much the index and the store hold."""
-    from ragkv.config import StoreConfig
-    from ragkv.retrieval import Index
-    from ragkv.store import Store
-
-    require_index(home)
-    note_writer(home)
-    with output.quiet("ragkv.retrieval"), Index(home / "index", read_only=True) as index:
-        held = index.stats()  # needs no embedder, so a warning about a missing one is suppressed
-    settings = StoreConfig(directory=str(home / "kv"), memory_bytes=0, read_only=True)
-    with Store.open(settings) as store:
-        tiers = store.stats().tiers
-        tokens = sum(info.tokens for info in store.infos())
-    if as_json:
-        print_json({"index": output.plain(held), "tiers": output.plain(tiers), "tokens": tokens})
-        return
-    console.print(f"{held.documents} documents, {held.passages} passages, embedder: {held.embedder or 'none (BM25)'}")
-    for tier in tiers:
-        console.print(f"{tier.kind.value}: {tier.entries} entries, {tokens} tokens, {output.size(tier.used_bytes)}")
 
 
 def size(

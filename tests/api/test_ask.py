@@ -6,9 +6,12 @@ import pytest
 from fastapi.testclient import TestClient
 
 from ragkv import Engine, EngineConfig
+from ragkv.api.reports import citations_of
+from ragkv.api.schemas import Source
 from ragkv.rag import Rag, default_chunk_tokens
 from ragkv.retrieval import Document
 from ragkv.retrieval.testing import HashEmbedder
+from tests.retrieval import sample_files
 
 from .helpers import FACTS, corpus, entries, events, filled, questions
 
@@ -154,3 +157,17 @@ def test_compare_times_the_same_prompt_both_ways_and_stores_nothing(client: Test
     assert got["full"]["reuse"]["tokens"] == got["fused"]["reuse"]["tokens"]
     assert all(got[way]["timing"]["first_token_s"] > 0 for way in got)
     assert client.get("/v1/sessions").json()["data"] == [] and entries(client) == before
+
+
+def test_sources_and_citations_of_a_document_with_pages_name_the_page(client: TestClient) -> None:
+    pytest.importorskip("pypdf", reason="needs pypdf (extra pdf)")
+    client.post("/v1/collections", json={"name": "pages"})
+    data = sample_files.pdf("Nesibissa is a librarian.", "Nesibissa lives in Irvburg.")
+    client.post("/v1/collections/pages/documents", files=[("files", ("two.pdf", data))])
+    client.post("/v1/collections/pages/documents", files=[("files", ("plain.txt", b"Irvburg lies on a river."))])
+    sources = ask(client, question="Where does Nesibissa live?", collection="pages")["sources"]
+    assert {(source["document_id"], source["page"]) for source in sources} == {("plain.txt", None), ("two.pdf", 1)}
+    cited = citations_of("Irvburg", [Source(**source) for source in sources])
+    assert {(one.document_id, one.page) for one in cited} == {("plain.txt", None), ("two.pdf", 1)}
+    hits = client.post("/v1/collections/pages/search", json={"query": "librarian"}).json()["hits"]
+    assert hits[0]["page"] == 1

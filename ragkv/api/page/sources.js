@@ -9,6 +9,9 @@ import { base } from "./words.js";
 /** @param {Source} source */
 export const title = (source) => source.title || base(source.source || source.document_id);
 
+/** The title and, of a document with pages, the page. @param {Source} source */
+export const place = (source) => (source.page ? `${title(source)}, page ${source.page}` : title(source));
+
 /**
  * @param {Source[]} sources @param {Citation[]} citations @param {(number: number, from: HTMLElement) => void} show
  */
@@ -25,11 +28,11 @@ export function chips(sources, citations, show) {
           type: "button",
           class: isCited ? "chip cited" : "chip",
           "data-number": source.number,
-          "aria-label": `Source ${source.number}, ${title(source)}${isCited ? ", cited" : ""}`,
+          "aria-label": `Source ${source.number}, ${place(source)}${isCited ? ", cited" : ""}`,
           onclick: () => show(source.number, button),
         },
         el("span", { class: "num" }, source.number),
-        el("span", { class: "name" }, title(source)),
+        el("span", { class: "name" }, place(source)),
       );
       return el("li", {}, button);
     }),
@@ -106,17 +109,17 @@ export function show(sources, citations, number, from, at) {
     const other = sources[(sources.indexOf(source) + step + sources.length) % sources.length];
     show(sources, citations, other.number, from);
   };
-  const place = Number.isFinite(source.start) ? `characters ${source.start}–${source.end} of the document` : "";
+  const span = Number.isFinite(source.start) ? `characters ${source.start}–${source.end} of the document` : "";
   open(
     `Source ${source.number}`,
     from,
     [
-      el("p", { class: "source-name" }, title(source)),
+      el("p", { class: "source-name" }, place(source)),
       el(
         "p",
         { class: "muted" },
         own.length ? "What the answer rests on is marked." : "Given to the model, not cited by the answer.",
-        place && ` ${place[0].toUpperCase()}${place.slice(1)}.`,
+        span && ` ${span[0].toUpperCase()}${span.slice(1)}.`,
       ),
       text,
       sources.length > 1 &&

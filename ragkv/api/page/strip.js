@@ -4,7 +4,7 @@
  */
 
 import { el } from "./dom.js";
-import { title } from "./sources.js";
+import { place } from "./sources.js";
 import { count } from "./words.js";
 
 /**
@@ -39,7 +39,7 @@ function split(span) {
 function named(span, sources) {
   const kind = KINDS[/** @type {keyof typeof KINDS} */ (span.kind)] ?? span.kind;
   const source = span.number === null ? undefined : sources.find(({ number }) => number === span.number);
-  return source ? `${kind} ${source.number}, ${title(source)}` : kind;
+  return source ? `${kind} ${source.number}, ${place(source)}` : kind;
 }
 
 /** @param {Span} span @param {Source[]} sources */

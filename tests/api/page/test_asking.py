@@ -294,3 +294,15 @@ def test_the_retrieved_sources_are_shown_before_the_answer(asked: Any) -> None:
     asked.press("#question", "Enter")
     asked.wait_for_selector(".notice.bad")
     assert asked.locator(".chip").count() == 1 and asked.locator(".strip .span").count() == 2
+
+
+def test_the_source_of_a_document_with_pages_names_its_page(asked: Any) -> None:
+    given = {**source(), "title": "Ovens", "page": 7}
+    streaming(asked, stream(("sources", {"sources": [given]}), ("answer", answer("Ovens.", [given], []))))
+    asked.fill("#question", "What?")
+    asked.press("#question", "Enter")
+    chip = asked.locator(".chip").last
+    chip.wait_for()
+    assert chip.locator(".name").inner_text() == "Ovens, page 7"
+    chip.click()
+    assert asked.locator(".source-name").inner_text() == "Ovens, page 7"

@@ -1,0 +1,108 @@
+"""`ragkv ask`: one question, answered by an engine of this process, or by the server that has the home."""
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ragkv.config import ReuseMode
+from ragkv.errors import InputError
+
+from . import output
+from .options import (
+    ANSWER,
+    HOME,
+    AsJson,
+    Device,
+    Dtype,
+    EngineOptions,
+    Home,
+    MaxNewTokens,
+    Model,
+    Passages,
+    PromptOrder,
+    Ratio,
+    Retriever,
+    SelectorName,
+    Settings,
+    Temperature,
+    Where,
+    answer_options,
+    metadata_filter,
+    require_index,
+)
+from .output import console, print_json, print_note
+from .running_server import ask_server
+
+if TYPE_CHECKING:
+    from ragkv.rag import RagAnswer
+
+
+def ask(
+    question: Annotated[str, typer.Argument(help="The question.")],
+    home: Home = HOME,
+    model: Model = "reader",
+    config: Settings = None,
+    device: Device = None,
+    dtype: Dtype = None,
+    k: Passages = 6,
+    retriever: Retriever = None,
+    where: Where = None,
+    order: PromptOrder = None,
+    ratio: Ratio = None,
+    selector: SelectorName = None,
+    reuse: Annotated[
+        ReuseMode, typer.Option(rich_help_panel=ANSWER, help="Which stored KV is used; none: full recompute.")
+    ] = "fused",
+    temperature: Temperature = 0.0,
+    max_new_tokens: MaxNewTokens = 64,
+    explain: Annotated[
+        bool, typer.Option("--explain", help="Also show what became of each part of the prompt, as bars.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Answer a question from the ingested documents. Shows the sources and how much KV was reused.
+
+    Where `ragkv serve` has the home, its server answers.
+    """
+    if not question.strip():
+        raise InputError("The question is empty. Give a question of at least one word.")
+    require_index(home)
+    filters = metadata_filter(where)
+    options = EngineOptions(home, model, config, device, dtype)
+
+    def show(answered: "RagAnswer") -> None:
+        if as_json:
+            print_json({"question": question, **output.plain(answered)})
+        else:
+            _show(answered, explain)
+
+    if device is None and dtype is None and not temperature:
+        body: dict[str, Any] = {"question": question, "k": k, "reuse": reuse, "max_tokens": max_new_tokens}
+        body |= {"retriever": retriever, "order": order, "selector": selector, "filter": filters or None}
+        if ratio is not None:
+            body["ratio"] = ratio
+        if (answered := ask_server(home, model, body)) is not None:
+            show(answered)
+            return
+    answering = answer_options(ratio, selector, temperature, max_new_tokens)
+    answering["reuse"] = reuse
+    with options.rag(reads=True) as rag:
+        show(rag.ask(question, k, retriever=retriever, where=filters, order=order, **answering))
+        rag.engine.flush()  # after the answer is shown: encodes the chunks that were missed
+
+
+def _show(answered: "RagAnswer", explain: bool) -> None:
+    """Print an answer, its sources, what was reused, and with `explain` the fate of each part of the prompt."""
+    if not answered.hits:
+        print_note("no passage matches; the model answered without documents.")
+    console.print(answered.answer.text, style="bold")
+    cited = {citation.chunk for citation in answered.answer.citations}
+    for number, hit in enumerate(answered.hits):
+        mark = "*" if number in cited else " "
+        console.print(f" {mark} [{number + 1}] {output.place(hit.passage)}")
+    output.print_reuse(answered.answer)
+    if explain:
+        from .prompt_bar import prompt_bars
+
+        for line in prompt_bars(answered.answer.spans, [hit.passage.source for hit in answered.hits], console.width):
+            console.print(line)

@@ -1,0 +1,97 @@
+"""`ragkv ask` through the server that writes to the home: its model is loaded already, and it stores new KV.
+
+Only a server on this machine is asked, and only one that needs no key: a key has documents of its own, which are not
+those of the home. Whatever goes wrong, the caller reads the home itself.
+"""
+
+import http.client
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ragkv.runtime import server_file
+from ragkv.types import Answer, Citation, PromptSpan, Reuse, Timing
+
+from .output import print_note
+
+if TYPE_CHECKING:
+    from ragkv.rag import RagAnswer
+    from ragkv.runtime.server_file import ServerAddress
+
+LIVE_S = 2.0  # for /livez, which answers at once
+ANSWER_S = 600.0  # for an answer; the server's own deadline is shorter by default
+
+
+class _Refused(Exception):
+    """The server gave no answer; the text says why."""
+
+
+def ask_server(home: Path, model: str, body: Mapping[str, Any]) -> "RagAnswer | None":
+    """The answer of the server of `home` to the body of a `/v1/ask`, with a note; `None` if it gives none.
+
+    A server with another model is not asked, nor one whose default collection is not the one that `ragkv ingest` fills.
+    """
+    address = server_file.load(home)
+    if address is None or address.model != model or (home / "collections" / "default").exists():
+        return None
+    try:
+        _send(address, "GET", "/livez", None, LIVE_S)
+        answered = _rag_answer(_send(address, "POST", "/v1/ask", body, ANSWER_S))
+    except (OSError, http.client.HTTPException, ValueError, KeyError, TypeError, _Refused) as error:
+        print_note(f"the server at {address.url} does not answer this question: {error}")
+        return None
+    print_note(f"the server at {address.url} (pid {address.pid}), which has this home, answered, with its settings.")
+    return answered
+
+
+def _send(
+    address: "ServerAddress", method: str, path: str, body: Mapping[str, Any] | None, timeout_s: float
+) -> dict[str, Any]:
+    """The JSON of a response. Raises `_Refused` for an error, and if another process answers."""
+    connection = http.client.HTTPConnection(address.host, address.port, timeout=timeout_s)  # past any proxy
+    try:
+        data = None if body is None else json.dumps(body).encode()
+        connection.request(method, path, data, {"content-type": "application/json", "accept": "application/json"})
+        response = connection.getresponse()
+        if response.getheader("x-replica") != address.replica:
+            raise _Refused("another process listens there")
+        found = json.loads(response.read())
+        if response.status != 200:
+            raise _Refused(str(found["error"]["message"]))
+        return dict(found)
+    finally:
+        connection.close()
+
+
+def _rag_answer(found: Mapping[str, Any]) -> "RagAnswer":
+    """A response of `/v1/ask` as the values of the library. It has no token ids and no ids of passages."""
+    from ragkv.rag import RagAnswer
+    from ragkv.retrieval import Hit, Passage
+
+    hits = []
+    scores = sorted((one["score"] for one in found["sources"]), reverse=True)
+    for one in found["sources"]:
+        metadata = {name: one[name] for name in ("title", "page") if one.get(name) is not None}
+        passage = Passage("", one["document_id"], one["text"], (one["start"], one["end"]), one["source"], metadata)
+        hits.append(Hit(passage, one["score"], scores.index(one["score"]) + 1))
+    reuse = {name: value for name, value in found["reuse"].items() if name != "tokens"}
+    answer = Answer(
+        text=found["answer"],
+        token_ids=(),
+        finish_reason=found["finish_reason"],
+        timing=Timing(**found["timing"]),
+        reuse=Reuse(**{**reuse, "notes": tuple(reuse["notes"]), "decision": tuple(reuse["decision"])}),
+        citations=tuple(
+            Citation(one["number"] - 1, one["start"], one["end"], found["sources"][one["number"] - 1]["source"])
+            for one in found["citations"]
+        ),
+        spans=tuple(_span(one) for one in found["prompt"]),
+    )
+    return RagAnswer(answer, tuple(hits))
+
+
+def _span(one: Mapping[str, Any]) -> PromptSpan:
+    chunk = None if one["number"] is None else one["number"] - 1
+    recomputed_at = tuple(one["recomputed_at"])
+    return PromptSpan(one["kind"], one["start"], one["tokens"], one["state"], recomputed_at, chunk, one["why"])
