@@ -35,6 +35,13 @@ def test_the_reference_shows_public_names_and_every_command(site: Path) -> None:
     assert "<code>--ratio</code>" in commands
 
 
+def test_each_notebook_has_a_page_and_can_be_downloaded(site: Path) -> None:
+    for path in (ROOT / "examples" / "notebooks").glob("*.ipynb"):
+        assert (site / "notebooks" / path.name).read_bytes() == path.read_bytes()
+        page = (site / "notebooks" / f"{path.stem}.html").read_text("utf-8")
+        assert f'href="{path.name}"' in page and "Engine" in page and "<h2" in page
+
+
 def test_pages_ask_no_other_server_for_anything(site: Path) -> None:
     for page in site.rglob("*.html"):
         text = page.read_text("utf-8")

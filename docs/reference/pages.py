@@ -1,13 +1,35 @@
-"""Pages of the site that are made when it is built: the start page from README.md, the commands from their help."""
+"""Pages of the site that are made when it is built: README.md, the commands' help, the notebooks."""
 
+import json
 import re
 from pathlib import Path
 from typing import Any
 
 import click
+from mkdocs.structure.files import File, Files
 from typer.main import get_command
 
 ROOT = Path(__file__).parents[2]
+NOTEBOOKS = ROOT / "examples" / "notebooks"
+
+
+def on_files(files: Files, config: Any, **_: Any) -> Files:
+    """Add a page for each notebook, and the notebook itself; called by mkdocs once."""
+    for path in sorted(NOTEBOOKS.glob("*.ipynb")):
+        files.append(File.generated(config, f"notebooks/{path.name}", abs_src_path=str(path)))
+        files.append(File.generated(config, f"notebooks/{path.stem}.md", content=notebook(path)))
+    return files
+
+
+def notebook(path: Path) -> str:
+    """The text and the code of a notebook; its outputs are not stored."""
+    title, *cells = json.loads(path.read_text("utf-8"))["cells"]
+    source = f"[{path.name}]({path.name}), in a checkout `examples/notebooks/{path.name}`"
+    parts = ["".join(title["source"]), f"Run the notebook to see its outputs and plots: {source}."]
+    for cell in cells:
+        text = "".join(cell["source"])
+        parts.append(text if cell["cell_type"] == "markdown" else f"```python\n{text}\n```")
+    return "\n\n".join(parts) + "\n"
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
