@@ -144,6 +144,7 @@ class FusionConfig:
     """How stored entries are made into one prompt's KV (CacheBlend sections 4 and 5)."""
 
     ratio: float | None = 0.15  # share of the fused, inexact tokens recomputed in each layer; None: the controller's
+    floor_tokens: int = 32  # recomputed at least, unless a request names its ratio, or the ratio is 0; 0: no floor
     selector: str = "sensitivity"  # which tokens: see ragkv.fusion.SELECTORS
     read_ahead_layers: int | None = 2  # layers read ahead of the one being fused; 0: none; None: as measured
     seed: int = 0  # of the `random` selector
@@ -152,7 +153,7 @@ class FusionConfig:
 
     def __post_init__(self) -> None:
         one_of("fusion.selector", self.selector, SELECTOR_NAMES)
-        at_least(self, sensitivity_prefixes=0, read_ahead_layers=0)
+        at_least(self, sensitivity_prefixes=0, read_ahead_layers=0, floor_tokens=0)
         if self.ratio is not None and not 0.0 <= self.ratio <= 1.0:
             raise ConfigError(f"fusion.ratio is {self.ratio}; it is a share and must lie in [0, 1].")
 

@@ -1,5 +1,6 @@
 """Shared fixtures: one thread, no network, tiny models. Tests of generated cases have no time limit of their own."""
 
+import dataclasses
 import os
 from collections.abc import Iterator
 
@@ -11,8 +12,24 @@ import pytest
 import pytest_socket
 import torch
 
+from ragkv import FusionConfig
 from tests.store.remote.servers import RedisServer
 
+
+def _without_floor() -> None:
+    """Make 0 the floor of recomputed tokens in settings that give none, also in those that test modules make.
+
+    Prompts of tiny models are short: the default floor would recompute all, and nothing would be fused.
+    tests/fusion/test_floor.py tests the default, in settings that give it.
+    """
+    made = FusionConfig.__init__
+    names = [field.name for field in dataclasses.fields(FusionConfig)]
+    assert made.__defaults__ is not None and len(made.__defaults__) == len(names)
+    values = zip(names, made.__defaults__, strict=True)
+    made.__defaults__ = tuple(0 if name == "floor_tokens" else value for name, value in values)
+
+
+_without_floor()
 hypothesis.settings.register_profile("untimed", deadline=None)  # a busy machine must not fail a test
 hypothesis.settings.load_profile("untimed")
 

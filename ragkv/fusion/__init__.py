@@ -5,7 +5,17 @@ from .guard import raised_ratio
 from .learned import ScoreModel
 from .pipeline import LayerReader, Readers, ResidentLease
 from .plan import Candidates, Plan, Span, SpanKind, SpanState
-from .selectors import SELECTORS, AskingSelector, CheckingSelector, Selector, StaticSelector, make_selector, usable
+from .selectors import (
+    SELECTORS,
+    AskingSelector,
+    CheckingSelector,
+    Selector,
+    StaticSelector,
+    budget,
+    make_selector,
+    usable,
+    with_floor,
+)
 from .sensitivity import Scorer
 
 __all__ = [
@@ -26,7 +36,9 @@ __all__ = [
     "SpanKind",
     "SpanState",
     "StaticSelector",
+    "budget",
     "make_selector",
     "raised_ratio",
     "usable",
+    "with_floor",
 ]

@@ -141,7 +141,9 @@ class Intake:
             approximate_history=self._config.session.inexact_history == "keep",
             controlled=controlled and reuse == "fused",
         )
-        return self._gated(method) if controlled or "ratio" not in options else method
+        if not controlled and "ratio" in options:
+            return method  # a named ratio is taken as it is
+        return self._gated(replace(method, floor_tokens=fusion.floor_tokens))
 
     def apply_gate_result(self, gate_result: GateResult | None) -> None:
         """From now on follow the quality gate's result in every request that does not name a ratio."""

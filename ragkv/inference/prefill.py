@@ -9,7 +9,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 
 from ragkv.errors import EntryDamagedError
-from ragkv.fusion import Fused, Fusor, Selector, SpanState, raised_ratio, usable
+from ragkv.fusion import Fused, Fusor, Selector, SpanState, budget, raised_ratio, usable, with_floor
 from ragkv.model import Recording
 from ragkv.model.kcache import OffloadedKV, Offloading
 from ragkv.scheduling import Activity, DecodeBatch
@@ -99,7 +99,8 @@ class Prefiller:
             if ratio > loads.ratio:
                 reason = "these chunks depend on context more than most"
                 guarded = f"guard: ratio raised from {loads.ratio} to {ratio:.3f}, {reason}"
-        notes = (*planned.notes, *method.notes, *filter(None, (loads.note, fallback, guarded)))
+        ratio, floor = _floored(selector, len(plan.candidates), ratio, method.floor_tokens)
+        notes = (*planned.notes, *method.notes, *filter(None, (loads.note, fallback, guarded, floor)))
         return _Pass(replace(planned, plan=plan), selector, ratio, notes, loads.why)
 
     def _prefilled(self, active: ActiveRequest, todo: _Pass, fused: Fused, record: Recording | None) -> Prefill:
@@ -166,6 +167,17 @@ class Prefiller:
             notes=(*active.damaged.values(), *active.prompt.notes, *todo.notes, *filter(None, (refusal,))),
             decision=todo.decision,
         )
+
+
+def _floored(selector: Selector, count: int, ratio: float, floor_tokens: int) -> tuple[float, str | None]:
+    """The ratio by which at least `floor_tokens` of `count` candidates are recomputed, and a note if it is higher."""
+    raised = with_floor(ratio, count, floor_tokens) if selector.uses_ratio else ratio
+    if raised == ratio:
+        return ratio, None
+    return raised, (
+        f"floor: {budget(raised, count)} of {count} fused tokens were recomputed; ratio {ratio:.3g} would be "
+        f"{budget(ratio, count)} (fusion.floor_tokens)"
+    )
 
 
 __all__ = ["Prefiller"]

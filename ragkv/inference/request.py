@@ -73,6 +73,7 @@ class PrefillMethod:
     approximate_history: bool = True  # whether history that is not exact is reused as it is
     deviation_limit: float | None = None  # the guard's: expected deviation that may remain a token; None: no guard
     controlled: bool = False  # whether the loading controller chooses the ratio
+    floor_tokens: int = 0  # tokens recomputed at least, whatever the ratio; 0 where the request names its ratio
     notes: tuple[str, ...] = ()  # what the gate result changed
 
     @property

@@ -23,7 +23,8 @@ QUESTION = "Who founded Marl?"
 def server(run: Run, documents: Path) -> Iterator[Process]:
     pytest.importorskip("fastapi", reason="needs fastapi (extra api)")
     assert run("ingest", documents).code == 0
-    with process([sys.executable, "-c", DRIVER, "serve", "--port", "0"]) as served:
+    command = [sys.executable, "-c", DRIVER, "serve", "--port", "0"]
+    with process(command, {"RAGKV_FUSION__FLOOR_TOKENS": "0"}) as served:  # as in this process: see tests/conftest.py
         served.wait_ready()
         yield served
 

@@ -3,7 +3,7 @@
 from ragkv.errors import ConfigError
 
 from ..plan import Candidates
-from .base import AskingSelector, CheckingSelector, Selector, StaticSelector, budget, top
+from .base import AskingSelector, CheckingSelector, Selector, StaticSelector, budget, top, with_floor
 from .hkvd import HKVD, GradualHKVD
 from .sensitivity import QuerySensitivity, Sensitivity
 from .static import Everything, FirstK, Nothing, Random
@@ -42,4 +42,5 @@ __all__ = [
     "make_selector",
     "top",
     "usable",
+    "with_floor",
 ]

@@ -25,10 +25,22 @@ def budget(ratio: float, count: int) -> int:
     return min(count, math.ceil(ratio * count - 1e-9))
 
 
+def with_floor(ratio: float, count: int, floor_tokens: int) -> float:
+    """The ratio that recomputes at least `floor_tokens` of N = `count` candidates, or all of fewer; 0 stays 0.
+
+    A ratio is a share, and of a prompt of short chunks a share is a token or two: less than one reference to another
+    chunk needs. So few more rows cost next to nothing, because the weights are read in any case.
+    """
+    if ratio <= 0.0 or budget(ratio, count) >= min(floor_tokens, count):
+        return ratio
+    return min(1.0, floor_tokens / count)
+
+
 class Selector(ABC):
     """Chooses which candidates are recomputed."""
 
     name: ClassVar[str]
+    uses_ratio: ClassVar[bool] = True  # whether the choice depends on the ratio
     needs_scores: ClassVar[bool] = False  # whether every entry must have its sensitivity
 
 

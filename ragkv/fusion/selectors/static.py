@@ -10,6 +10,7 @@ class Nothing(StaticSelector):
     """Full KV reuse (PromptCache-style, position-aligned): recomputes nothing, at any ratio."""
 
     name = "none"
+    uses_ratio = False
 
     def select(self, candidates: Candidates, ratio: float, seed: int) -> torch.Tensor:
         return torch.empty(0, dtype=torch.int64)
@@ -19,6 +20,7 @@ class Everything(StaticSelector):
     """Recomputes every candidate, at any ratio."""
 
     name = "all"
+    uses_ratio = False
 
     def select(self, candidates: Candidates, ratio: float, seed: int) -> torch.Tensor:
         return torch.arange(len(candidates))
