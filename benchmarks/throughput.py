@@ -30,7 +30,8 @@ from benchmarks import throughput_requests as serving
 from ragkv import EngineConfig
 from ragkv.model import Adapter, PromptKV, adapt
 from ragkv.model.batching import DecodeRow, decode_rows
-from ragkv.model.decoding import Sampler, decode, generation_config, single_prompt_step
+from ragkv.model.decoding import decode, single_prompt_step
+from ragkv.model.sampling import Sampler, Sampling
 from ragkv.model.shapes import SHAPES, random_model
 from ragkv.runtime import openmp
 from ragkv.scheduling import ComputeLock
@@ -119,7 +120,7 @@ def _on_a_thread(action: Callable[[], None]) -> Callable[[], None]:
 
 def _answer(adapter: Adapter, step: Callable[[int], torch.Tensor], steps: int) -> None:
     """Decodes `steps` tokens of one prompt with a sampler."""
-    sampler = Sampler(generation_config({}), torch.tensor([1]), (), 0)
+    sampler = Sampler(Sampling(), torch.tensor([1]), ())
     for _ in decode(step, torch.zeros(adapter.vocabulary), sampler, (), steps + 1):
         pass
 

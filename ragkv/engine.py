@@ -105,7 +105,7 @@ class Engine(Closing):
         session: Session | None = None,
         **options: Unpack[AnswerOptions],
     ) -> Iterator[TokenEvent | Answer]:
-        """Token events, then the `Answer`. See `AnswerOptions`; decoding is greedy unless `do_sample=True`.
+        """Token events, then the `Answer`. See `AnswerOptions`; decoding is greedy unless one of them samples.
 
         Requests are admitted in the order in which they come; those of one session also wait for each other.
         `deadline_s` counts from the moment the first event is asked for. Raises `InputError`, `PromptTooLongError`,

@@ -9,8 +9,9 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
 from ragkv.inference import AnswerOptions
 
-from .document_schemas import GivenDocument, Part, Strict
+from .document_schemas import GivenDocument, Part
 from .errors import ApiError
+from .openai_sampling import SamplingFields
 from .schemas import AnswerReport, Retrieval, ReuseOptions, SessionId
 
 _IGNORED = "Accepted and ignored."
@@ -57,7 +58,7 @@ class StreamOptions(Part):
     include_obfuscation: bool | None = Field(default=None, description=_IGNORED)
 
 
-class ChatRequest(Strict):
+class ChatRequest(SamplingFields):
     """A conversation to continue."""
 
     model_config = ConfigDict(title="ChatCompletionRequest")
@@ -70,9 +71,6 @@ class ChatRequest(Strict):
     stream_options: StreamOptions | None = Field(default=None, description="Only with `stream`.")
     max_tokens: int | None = Field(default=None, ge=1, description="The most tokens of the answer.")
     max_completion_tokens: int | None = Field(default=None, ge=1, description="The same; give one of the two.")
-    temperature: float | None = Field(default=None, ge=0.0, le=2.0, description="Left out or 0: greedy decoding.")
-    top_p: float | None = Field(default=None, gt=0.0, le=1.0, description="Without temperature: samples at 1.")
-    seed: int | None = Field(default=None, ge=-(2**63), lt=2**63, description="The same seed samples the same answer.")
     stop: str | list[Annotated[str, StringConstraints(min_length=1)]] | None = Field(
         default=None, description="Texts that end the answer; they are not part of it."
     )
@@ -100,9 +98,6 @@ class ChatRequest(Strict):
     function_call: Any = _not_offered("none", "auto")
     logprobs: Any = _not_offered(False)
     top_logprobs: Any = _not_offered(0)
-    logit_bias: Any = _not_offered({})
-    presence_penalty: Any = _not_offered(0)
-    frequency_penalty: Any = _not_offered(0)
     response_format: Any = _not_offered({"type": "text"})
     modalities: Any = _not_offered(["text"])
     audio: Any = _not_offered()
@@ -122,16 +117,9 @@ class ChatRequest(Strict):
 
     @property
     def engine_options(self) -> AnswerOptions:
-        """The engine's options for prefill and sampling. Without a temperature decoding is greedy."""
+        """The engine's options for prefill and sampling."""
         options: AnswerOptions = self.ragkv.engine_options if self.ragkv else {}
-        options["stop"], options["seed"] = self.stop_strings, self.seed
-        is_narrowed = self.top_p is not None and self.top_p < 1.0
-        temperature = self.temperature if self.temperature is not None else (1.0 if is_narrowed else 0.0)
-        if temperature > 0.0:
-            options["do_sample"], options["temperature"] = True, temperature
-            if self.top_p:
-                options["top_p"] = self.top_p
-        return options
+        return {**options, **self.sampling_options, "stop": self.stop_strings}
 
 
 def refuse_unsupported(body: ChatRequest) -> None:

@@ -251,11 +251,9 @@ def answer_options(
     ratio: float | None, selector: str | None, temperature: float, max_new_tokens: int
 ) -> "AnswerOptions":
     """The engine's options for these options of a command."""
-    options: AnswerOptions = {"selector": selector, "max_new_tokens": max_new_tokens}
+    options: AnswerOptions = {"selector": selector, "max_new_tokens": max_new_tokens, "temperature": temperature}
     if ratio is not None:
         options["ratio"] = ratio
-    if temperature:
-        options["do_sample"], options["temperature"] = True, temperature
     return options
 
 

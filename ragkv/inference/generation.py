@@ -5,7 +5,8 @@ from dataclasses import replace
 from typing import Any
 
 from ragkv.model import Adapter
-from ragkv.model.decoding import Sampler, decode, end_tokens
+from ragkv.model.decoding import decode, end_tokens
+from ragkv.model.sampling import Sampler
 from ragkv.model.stopping import TextStream
 from ragkv.scheduling import DecodeBatch
 from ragkv.types import Answer, TokenEvent
@@ -27,9 +28,8 @@ class AnswerGenerator:
         A conversation's turn records the KV of every token but the last, which is never run.
         """
         request, prefill, ends = active.request, active.prefill, self._end_tokens
-        assert request.generation is not None  # set for every request that decodes
         text = TextStream(self._tokenizer, request.stop)
-        sampler = Sampler(request.generation, prefill.token_ids.to(self._adapter.device), ends, request.seed)
+        sampler = Sampler(request.sampling, prefill.token_ids.to(self._adapter.device), ends)
         record = prefill.turn_kv.record if prefill.turn_kv else None
         tokens: list[int] = []
         reason, first_token_s = "length", 0.0
@@ -55,7 +55,7 @@ class AnswerGenerator:
             reuse=prefill.reuse,
             citations=cite(text.text, request.chunks),
             spans=prefill.spans,
-        )
+        ).with_notes(*request.sampling.notes)
 
 
 __all__ = ["AnswerGenerator"]

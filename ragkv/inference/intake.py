@@ -12,8 +12,8 @@ from ragkv.fusion.controller import R_STAR
 from ragkv.fusion.gate_result import GateResult
 from ragkv.history import History, Part, PartKind, find, fitted
 from ragkv.model import Adapter
-from ragkv.model.decoding import SETTINGS, generation_config
 from ragkv.model.layout import TemplateRuns, encode
+from ragkv.model.sampling import Sampling
 from ragkv.model.stopping import TextStream
 from ragkv.types import Chunk, Text
 
@@ -84,12 +84,13 @@ class Intake:
         if max_new_tokens < 1:
             raise InputError(f"max_new_tokens is {max_new_tokens}; it must be at least 1.")
         TextStream(self._tokenizer, stop)  # raises for stop strings without a tokenizer
+        sampling = Sampling.of(options)
+        self._check_ids(tuple(sampling.logit_bias or ()))
         return replace(
             request,
             max_new_tokens=max_new_tokens,
             stop=(stop,) if isinstance(stop, str) else tuple(stop),
-            seed=options.get("seed"),
-            generation=generation_config({name: value for name, value in options.items() if name in SETTINGS}),
+            sampling=sampling,
             on_prefill=options.get("on_prefill"),
         )
 

@@ -6,18 +6,19 @@ the request is served; it dies with the request.
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import TypedDict
 
 import torch
-from transformers import DynamicCache, GenerationConfig
+from transformers import DynamicCache
 
 from ragkv.config import ReuseMode
 from ragkv.fusion import Fused, Selector
 from ragkv.history import EMPTY, Discard, History, Part, PartKind
 from ragkv.model import Recording
+from ragkv.model.sampling import Sampling
 from ragkv.scheduling import Ticket
 from ragkv.types import Chunk, PromptSpan, Reuse, Timing
 
@@ -131,16 +132,20 @@ class AnswerOptions(PrefillOptions, total=False):
 
     max_new_tokens: int  # 64 if left out
     stop: Sequence[str]  # strings that end the answer
-    seed: int | None
     on_prefill: Callable[[Prefill], None] | None  # called with the prefill before the first token
-    do_sample: bool  # False: greedy decoding. This and the following are transformers' generation settings
-    temperature: float
-    top_k: int
-    top_p: float
-    min_p: float
-    repetition_penalty: float
-    no_repeat_ngram_size: int
-    min_new_tokens: int
+    # The fields of `ragkv.model.sampling.Sampling`, where each has its range. Greedy unless one of them samples.
+    temperature: float | None
+    top_p: float | None
+    top_k: int | None
+    min_p: float | None
+    seed: int | None
+    presence_penalty: float | None
+    frequency_penalty: float | None
+    logit_bias: Mapping[int, float] | None
+    repetition_penalty: float | None
+    no_repeat_ngram_size: int | None
+    min_new_tokens: int | None
+    do_sample: bool | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,8 +160,7 @@ class Request:
     cancel: threading.Event | None = None
     max_new_tokens: int = 0  # 0: nothing is decoded
     stop: tuple[str, ...] = ()
-    seed: int | None = None
-    generation: GenerationConfig | None = None
+    sampling: Sampling = field(default_factory=Sampling)
     on_prefill: Callable[[Prefill], None] | None = None
     began: float = field(default_factory=time.perf_counter)  # all times of the report count from here
 

@@ -6,10 +6,12 @@ from typing import Any, cast
 from ragkv.errors import InputError, UnsupportedError
 from ragkv.inference import AnswerOptions
 
-# `temperature` is not among them: it decides whether to sample at all.
-SAMPLING = ("top_p", "top_k", "min_p", "repetition_penalty", "no_repeat_ngram_size", "min_new_tokens")
+SAMPLING = (
+    *("temperature", "top_p", "top_k", "min_p", "seed", "presence_penalty", "frequency_penalty", "logit_bias"),
+    *("repetition_penalty", "no_repeat_ngram_size", "min_new_tokens"),
+)
 FUSION = ("ratio", "selector", "reuse")
-OWN = ("model", "temperature", "max_tokens", "seed", "documents", "session_id", *FUSION, *SAMPLING)
+OWN = ("model", "max_tokens", "documents", "session_id", *FUSION, *SAMPLING)
 NOT_OFFERED = {"tools": "tools", "tool_choice": "tools", "functions": "tools", "response_format": "structured output"}
 _LANGCHAIN = ("ls_structured_output_format", "stream_usage")  # added by LangChain itself; ignored
 
@@ -26,13 +28,8 @@ def refuse_unknown(call: Mapping[str, Any]) -> None:
 
 def answer_options(settings: Mapping[str, Any]) -> AnswerOptions:
     """The engine's options for these settings. A setting that is `None` is left to the engine."""
-    names = ("seed", "selector", "reuse", *SAMPLING)
+    names = ("selector", "reuse", *SAMPLING)
     options = {name: settings[name] for name in names if settings[name] is not None}
     if settings["ratio"] is not None:
         options["ratio"] = None if settings["ratio"] == "auto" else settings["ratio"]
-    if temperature := settings["temperature"]:
-        options |= {"do_sample": True, "temperature": float(temperature)}
-    else:
-        for name in ("top_p", "top_k", "min_p"):
-            options.pop(name, None)  # greedy decoding does not sample
     return cast("AnswerOptions", {**options, "max_new_tokens": settings["max_tokens"]})

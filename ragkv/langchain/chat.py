@@ -42,12 +42,15 @@ class ChatRagKV(BaseChatModel):
     model: str = Field(default="reader", alias="model_name")  # a folder, a hub id, or "reader"
     config: SkipValidation[EngineConfig] | None = Field(default=None, exclude=True)
     engine: SkipValidation[Engine] | None = Field(default=None, exclude=True)  # instead of `model`; not closed here
-    temperature: float | None = None  # None or 0: greedy
+    temperature: float | None = None  # 0, or no sampling parameter at all: greedy
     max_tokens: int = Field(default=256, ge=1)
     stop: list[str] | None = Field(default=None, alias="stop_sequences")
     top_p: float | None = None
     top_k: int | None = None
     min_p: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    logit_bias: dict[int, float] | None = None  # by token id
     repetition_penalty: float | None = None
     no_repeat_ngram_size: int | None = None
     min_new_tokens: int | None = None

@@ -88,6 +88,16 @@ def test_decoding_is_greedy_by_default_and_a_seed_makes_sampling_repeatable(talk
     sampled = [said(chat(talk, temperature=1.5, seed=seed)) for seed in (1, 1, 2)]
     assert sampled[0] == sampled[1] != sampled[2]
     assert said(chat(talk, top_p=0.9, seed=3)) == said(chat(talk, top_p=0.9, temperature=1, seed=3))
+    assert said(chat(talk, top_k=20, seed=3)) == said(chat(talk, top_k=20, temperature=1, seed=3)) != said(chat(talk))
+    notes = chat(talk, temperature=0, top_p=0.5)["ragkv"]["reuse"]["notes"]
+    assert notes == ["decoding is greedy because temperature is 0: top_p has no effect"]
+
+
+def test_penalties_and_biases_change_the_answer(talk: TestClient) -> None:
+    always = said(chat(talk, logit_bias={"68": 100}))
+    assert len(set(always)) == 1
+    assert len(set(said(chat(talk, logit_bias={"68": 100}, frequency_penalty=2, max_tokens=60)))) > 1
+    assert len(set(said(chat(talk, presence_penalty=2)))) >= len(set(said(chat(talk))))
 
 
 def test_a_message_may_be_text_or_text_parts(talk: TestClient) -> None:
@@ -187,9 +197,6 @@ NOT_OFFERED = [
     {"functions": [{"name": "f"}]},
     {"logprobs": True},
     {"top_logprobs": 3},
-    {"logit_bias": {"5": 1}},
-    {"presence_penalty": 0.5},
-    {"frequency_penalty": -0.5},
     {"response_format": {"type": "json_object"}},
     {"modalities": ["text", "audio"]},
     {"audio": {"voice": "x"}},
@@ -221,6 +228,12 @@ def test_a_parameter_that_is_not_offered_is_refused_by_name(client: TestClient, 
         ({"max_completion_tokens": 5000}, 400, "max_completion_tokens"),
         ({"temperature": 2.5}, 400, "temperature"),
         ({"temperature": True}, 400, "temperature"),
+        ({"top_k": -1}, 400, "top_k"),
+        ({"min_p": 1.5}, 400, "min_p"),
+        ({"presence_penalty": 2.5}, 400, "presence_penalty"),
+        ({"logit_bias": {"5": 101}}, 400, "logit_bias.5"),
+        ({"logit_bias": {"five": 1}}, 400, None),
+        ({"logit_bias": {"999999": 1}}, 400, None),
         ({"stream_options": {"include_usage": True}}, 400, "stream_options"),
         ({"rag": {"collection": "nowhere"}}, 404, "rag.collection"),
         ({"documents": [{"text": "x"}] * 65}, 400, "documents"),

@@ -221,7 +221,8 @@ class TestRefusals:
             (dict(stop=["x"]), "no tokenizer"),
             (dict(num_beams=2), "Unknown option 'num_beams'"),
             (dict(temprature=2), "Did you mean 'temperature'"),
-            (dict(do_sample=True, temperature=-1.0), "not valid"),
+            (dict(temperature=-1.0), r"temperature is -1.0; it must be a number, in \[0.0, 2.0\]"),
+            (dict(logit_bias={199: 1.0}), "Token id 199 is not in the model's vocabulary"),
         ],
         ids=str,
     )

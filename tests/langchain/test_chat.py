@@ -42,7 +42,19 @@ class TestSettings:
 
         assert said(1) == said(1)
         assert len({str(said(seed)) for seed in range(6)}) > 1
-        assert llm.invoke("Who?", temperature=0, top_p=0.5).content == llm.invoke("Who?").content
+        greedy = llm.invoke("Who?", temperature=0, top_p=0.5)
+        assert greedy.content == llm.invoke("Who?").content
+        assert kv(greedy)["reuse"]["notes"][-1].endswith("top_p has no effect")
+
+    @pytest.mark.parametrize("asks", [dict(top_k=20), dict(top_p=0.95), dict(min_p=0.01)], ids=str)
+    def test_a_sampling_parameter_alone_samples_at_temperature_1(self, llm: ChatRagKV, asks: dict[str, Any]) -> None:
+        how = {**asks, "seed": 3}
+        assert llm.invoke("Who?", **how).content == llm.invoke("Who?", **how, temperature=1.0).content
+        assert len({str(llm.invoke("Who?", **asks, seed=seed).content) for seed in range(6)}) > 1
+
+    def test_a_sampling_value_out_of_range_is_refused(self, llm: ChatRagKV) -> None:
+        with pytest.raises(InputError, match=r"top_p is 1\.5; it must be a number, in \[0\.0, 1\.0\]"):
+            llm.invoke("Who?", top_p=1.5)
 
     def test_ratio_selector_and_reuse_reach_the_engine(self, llm: ChatRagKV) -> None:
         llm.ingest([A])

@@ -13,7 +13,8 @@ import torch
 from ragkv import Engine
 from ragkv.model import Adapter, PromptKV, adapt, full_pass
 from ragkv.model.batching import DecodeRow, decode_rows
-from ragkv.model.decoding import Sampler, decode, generation_config, single_prompt_step
+from ragkv.model.decoding import decode, single_prompt_step
+from ragkv.model.sampling import Sampler, Sampling
 from ragkv.scheduling import ComputeLock, DecodeBatch, decode_batch
 from tests import tiny_models
 from tests.engine.helpers import A, B, C, engine_of
@@ -54,7 +55,7 @@ def prompt(adapter: Adapter, length: int) -> tuple[PromptKV, torch.Tensor]:
 
 
 def greedy() -> Sampler:
-    return Sampler(generation_config({}), torch.tensor([1]), (), 0)
+    return Sampler(Sampling(), torch.tensor([1]), ())
 
 
 def tokens_of(step: Callable[[int], torch.Tensor], logits: torch.Tensor) -> Iterator[int]:
@@ -81,7 +82,11 @@ def at_rest(batch: DecodeBatch) -> bool:
 
 
 class TestManyThreads:
-    @pytest.mark.parametrize("sampled", [dict(), dict(do_sample=True, temperature=0.8)], ids=["greedy", "sampled"])
+    @pytest.mark.parametrize(
+        "sampled",
+        [dict(), dict(temperature=0.8), dict(top_p=0.9, frequency_penalty=0.5, logit_bias={7: 2.0})],
+        ids=["greedy", "sampled", "penalised"],
+    )
     @pytest.mark.parametrize("family", ["llama", "phi3", "gemma2", "mixtral"])
     def test_sixteen_threads_get_the_same_answers_as_alone(
         self, family: str, sampled: dict[str, Any], sizes: list[int]
