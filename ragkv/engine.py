@@ -14,7 +14,7 @@ from typing import Any, Self, Unpack
 
 from .config import EngineConfig
 from .encoding import WarmReport
-from .errors import RagKVError
+from .errors import InputError, RagKVError
 from .history import Discard
 from .inference import (
     ActiveRequest,
@@ -114,15 +114,39 @@ class Engine(Closing):
         """
         request = self.parts.intake.answer_request(question, chunks, options)
         with self._prefilled(request, session) as (active, turn):
-            if request.on_prefill is not None:
-                request.on_prefill(active.prefill)
-            for event in self.parts.generator.stream(active):
-                if isinstance(event, TokenEvent):  # a complete answer is handed out even after the deadline
-                    active.ticket.check()
-                elif self.is_reader and event.text.strip() == READER_UNKNOWN:
-                    event = event.with_notes(READER_NOTE)
+            for _, event in self._events(active, 1):
                 turn.follow(event)
                 yield event
+
+    def stream_choices(
+        self,
+        question: str | Sequence[int],
+        chunks: Sequence[ChunkLike] = (),
+        session: Session | None = None,
+        choices: int = 1,
+        **options: Unpack[AnswerOptions],
+    ) -> Iterator[tuple[int, TokenEvent | Answer]]:
+        """Several answers to one prompt: it is prefilled once, and they decode together.
+
+        Each event comes with the index of its answer. `session` gives the history; it gains no turn. The answer `i`
+        samples with `seed + i`. Raises what `stream` raises.
+        """
+        if choices < 1:
+            raise InputError(f"choices is {choices}; it must be at least 1.")
+        request = self.parts.intake.answer_request(question, chunks, options)
+        with self._prefilled(request, session, keep=False) as (active, _):
+            yield from self._events(active, choices)
+
+    def _events(self, active: ActiveRequest, choices: int) -> Iterator[tuple[int, TokenEvent | Answer]]:
+        """The events of a prefilled request."""
+        if active.request.on_prefill is not None:
+            active.request.on_prefill(active.prefill)
+        for index, event in self.parts.generator.stream(active, choices):
+            if isinstance(event, TokenEvent):  # a complete answer is handed out even after the deadline
+                active.ticket.check()
+            elif self.is_reader and event.text.strip() == READER_UNKNOWN:
+                event = event.with_notes(READER_NOTE)
+            yield index, event
 
     def prefill(
         self,

@@ -92,6 +92,15 @@ class Citation:
 
 
 @dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """How probable the model finds a token: before penalties, biases and temperature."""
+
+    token_id: int
+    logprob: float  # natural logarithm
+    top: tuple[tuple[int, float], ...] = ()  # the most probable tokens with theirs, the most probable first
+
+
+@dataclass(frozen=True, slots=True)
 class Answer:
     """An answer, and the report of how it was made."""
 
@@ -102,6 +111,7 @@ class Answer:
     reuse: Reuse
     citations: tuple[Citation, ...] = ()
     spans: tuple[PromptSpan, ...] = ()  # the prompt, run by run
+    logprobs: tuple[TokenLogprob, ...] = ()  # one for each token, if they were asked for
 
     def with_notes(self, *notes: str) -> "Answer":
         """This answer, with `notes` added to its report."""
@@ -114,3 +124,4 @@ class TokenEvent:
 
     text: str  # what this step adds; may be "" while a character or a stop string is incomplete
     token_id: int  # a last event, if text was held back to the end, repeats that of the one before
+    logprob: TokenLogprob | None = None  # if it was asked for; a last event has none

@@ -3,7 +3,7 @@
 The ranges are those of the engine's `Sampling`, which has the rules.
 """
 
-from typing import Annotated
+from typing import Annotated, cast
 
 from pydantic import Field, StringConstraints
 
@@ -47,4 +47,4 @@ class SamplingFields(Strict):
         options = {name: value for name, value in given.items() if value is not None}
         if self.logit_bias is not None:
             options["logit_bias"] = {int(token): bias for token, bias in self.logit_bias.items()}
-        return AnswerOptions(**options)  # type: ignore[typeddict-item]
+        return cast("AnswerOptions", options)

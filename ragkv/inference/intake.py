@@ -20,6 +20,7 @@ from ragkv.types import Chunk, Text
 from .request import AnswerOptions, ChunkLike, Past, PrefillMethod, PrefillOptions, Prompt, Request
 
 MAX_NEW_TOKENS = 64  # where a caller gives no limit
+MAX_LOGPROBS = 20  # most probable tokens that are reported with each token, as OpenAI does
 
 
 class Intake:
@@ -83,6 +84,10 @@ class Intake:
         max_new_tokens, stop = options.get("max_new_tokens", MAX_NEW_TOKENS), options.get("stop", ())
         if max_new_tokens < 1:
             raise InputError(f"max_new_tokens is {max_new_tokens}; it must be at least 1.")
+        logprobs = options.get("logprobs")
+        is_count = isinstance(logprobs, int) and not isinstance(logprobs, bool)
+        if logprobs is not None and not (is_count and 0 <= logprobs <= MAX_LOGPROBS):
+            raise InputError(f"logprobs is {logprobs!r}; it must be a whole number in [0, {MAX_LOGPROBS}], or None.")
         TextStream(self._tokenizer, stop)  # raises for stop strings without a tokenizer
         sampling = Sampling.of(options)
         self._check_ids(tuple(sampling.logit_bias or ()))
@@ -90,6 +95,8 @@ class Intake:
             request,
             max_new_tokens=max_new_tokens,
             stop=(stop,) if isinstance(stop, str) else tuple(stop),
+            logprobs=logprobs,
+            raw=bool(options.get("raw")),
             sampling=sampling,
             on_prefill=options.get("on_prefill"),
         )
@@ -103,7 +110,7 @@ class Intake:
         prefix = runs.before_documents
         if chunks and isinstance(chunks[0], Text) and chunks[0].opening:
             prefix, chunks = chunks[0].token_ids, chunks[1:]
-        question = request.question + runs.after_question
+        question = request.question + (() if request.raw else runs.after_question)
         parts = [Part(PartKind.CHUNK, len(chunk), source=str(chunk.metadata.get("source", ""))) for chunk in chunks]
         parts += [Part(PartKind.QUESTION, len(question)), Part(PartKind.ANSWER, len(request.given_answer))]
         length = len(prefix) + sum(map(len, parts))  # without history

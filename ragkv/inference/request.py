@@ -132,6 +132,8 @@ class AnswerOptions(PrefillOptions, total=False):
 
     max_new_tokens: int  # 64 if left out
     stop: Sequence[str]  # strings that end the answer
+    logprobs: int | None  # log probabilities of the tokens, and of so many (0 to 20) most probable ones
+    raw: bool  # continue a text: no template follows the question, and the answer keeps the space it begins with
     on_prefill: Callable[[Prefill], None] | None  # called with the prefill before the first token
     # The fields of `ragkv.model.sampling.Sampling`, where each has its range. Greedy unless one of them samples.
     temperature: float | None
@@ -160,6 +162,8 @@ class Request:
     cancel: threading.Event | None = None
     max_new_tokens: int = 0  # 0: nothing is decoded
     stop: tuple[str, ...] = ()
+    logprobs: int | None = None
+    raw: bool = False
     sampling: Sampling = field(default_factory=Sampling)
     on_prefill: Callable[[Prefill], None] | None = None
     began: float = field(default_factory=time.perf_counter)  # all times of the report count from here

@@ -29,7 +29,8 @@ def decode(
 ) -> Iterator[int]:
     """The tokens after a prompt with last-row `logits` (V,), until an end token, which is yielded too, or the limit.
 
-    `step` takes a token and returns the logits (V,) behind it, see `single_prompt_step`.
+    `step` takes a token and returns the logits (V,) behind it, see `single_prompt_step`. This is the plain loop for one
+    prompt; `ragkv.inference.generation` has the one that requests use.
     """
     for count in range(1, max_new_tokens + 1):
         token = sampler.choose(logits)

@@ -88,6 +88,16 @@ class PromptKV:
         new.narrow(2, 0, self.length).copy_(old.narrow(2, 0, self.length))
         return new
 
+    def copy(self) -> "PromptKV":
+        """The same KV, with memory of its own."""
+        _, kv_heads, _, head_dim = self.keys[0].shape
+        shape = KVShape(len(self.keys), kv_heads, head_dim)
+        made = PromptKV(shape, self.capacity, self.keys[0].dtype, self.keys[0].device)
+        for layer in range(shape.layers):
+            made.put(layer, 0, *self.view(layer, self.length))
+        made.length = self.length
+        return made
+
     def to_dynamic_cache(self) -> DynamicCache:
         """A `DynamicCache` with S rotated positions in every layer, which shares no memory with this KV."""
         cache = DynamicCache()

@@ -9,14 +9,18 @@ from ragkv.errors import InputError
 class TextStream:
     """Decodes token ids to text; holds back text that may become a stop string or an incomplete character."""
 
-    def __init__(self, tokenizer: Any | None, stop: str | Sequence[str] = ()) -> None:
-        """Raises `InputError` for stop strings without a tokenizer."""
+    def __init__(self, tokenizer: Any | None, stop: str | Sequence[str] = (), *, as_written: bool = True) -> None:
+        """Unless `as_written`, the text does not begin with white space. Raises `InputError` for stop strings
+        without a tokenizer.
+        """
         self._tokenizer, self._stop = tokenizer, tuple(s for s in ([stop] if isinstance(stop, str) else stop) if s)
         if self._stop and tokenizer is None:
             raise InputError(
                 "Stop strings were given, but the engine has no tokenizer. Build the engine with a tokenizer."
             )
         self._ids: list[int] = []
+        self._as_written = as_written
+        self._returned = 0  # characters of the decoded text that were returned, or left out at its beginning
         self._decoded = ""  # of all tokens so far, cut at a stop string; its end may change
         self.text = ""  # returned so far
         self.stopped = False
@@ -36,7 +40,10 @@ class TextStream:
         return self._hand_out(len(self._decoded))
 
     def _hand_out(self, until: int) -> str:
-        piece = self._decoded[len(self.text) : until]
+        piece = self._decoded[self._returned : until]
+        self._returned = max(self._returned, until)
+        if not self._as_written and not self.text:
+            piece = piece.lstrip()
         self.text += piece
         return piece
 

@@ -11,6 +11,7 @@ The batch knows no samplers and no text: choosing a token is up to its consumer,
 import threading
 import time
 from collections import Counter
+from collections.abc import Sequence
 
 import torch
 
@@ -35,7 +36,11 @@ class DecodeSlot(Closing):
 
     def step(self, token: int) -> torch.Tensor:
         """The logits (V,) float32 after `token`, whose KV is appended (and recorded). Waits until a step ran."""
-        return self._batch._ask(_TokenRequest(self, DecodeRow(self._kv, token, self._record)))
+        return self._batch.step_together([(self, token)])[0]
+
+    def request(self, token: int) -> "_TokenRequest":
+        """The request for the logits after `token`."""
+        return _TokenRequest(self, DecodeRow(self._kv, token, self._record))
 
     def close(self) -> None:
         """Leave the batch: no step waits for this request any more. Twice is harmless."""
@@ -55,6 +60,13 @@ class _TokenRequest:
     @property
     def done(self) -> bool:
         return self.logits is not None or self.error is not None
+
+    def result(self) -> torch.Tensor:
+        """The logits (V,); raises the step's error."""
+        if self.error is not None:
+            raise self.error
+        assert self.logits is not None
+        return self.logits
 
 
 class DecodeBatch:
@@ -91,28 +103,32 @@ class DecodeBatch:
         if self._waiting and time.perf_counter() - self._stepped_at >= self._step_s:
             self._step()
 
-    def _ask(self, request: _TokenRequest) -> torch.Tensor:
+    def step_together(self, tokens: Sequence[tuple[DecodeSlot, int]]) -> list[torch.Tensor]:
+        """For each slot the logits (V,) float32 after its token, whose KV is appended. Waits until all steps ran."""
+        requests = [slot.request(token) for slot, token in tokens]
         try:
             with self._changed:
-                self._waiting.append(request)
-                self._expected.discard(request.slot)
+                self._waiting += requests
+                self._expected -= {request.slot for request in requests}
                 self._changed.notify_all()
-            if self._lock.acquire(request.waiter):
-                try:
-                    if self._rows != 1:
-                        self._wait_for_expected()
-                    while not request.done:  # a full step may serve other requests first
-                        self._step()
-                finally:
-                    self._lock.release(keep_threads=self._slots == 1)
-        except BaseException:  # interrupted: this token is not wanted any more
+            for request in requests:
+                self._wait_for(request)
+        except BaseException:  # interrupted: these tokens are not wanted any more
             with self._changed:
-                self._waiting = [other for other in self._waiting if other is not request]
+                self._waiting = [other for other in self._waiting if other not in requests]
             raise
-        if request.error is not None:
-            raise request.error
-        assert request.logits is not None
-        return request.logits
+        return [request.result() for request in requests]
+
+    def _wait_for(self, request: _TokenRequest) -> None:
+        """Return when the request is done: another thread's step serves it, or this thread's own."""
+        if self._lock.acquire(request.waiter):
+            try:
+                if self._rows != 1:
+                    self._wait_for_expected()
+                while not request.done:  # a full step may serve other requests first
+                    self._step()
+            finally:
+                self._lock.release(keep_threads=self._slots == 1)
 
     def _leave(self, slot: DecodeSlot) -> None:
         with self._changed:

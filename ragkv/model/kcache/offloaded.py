@@ -94,6 +94,10 @@ class OffloadedKV(PromptKV):
         choice = choose(grouped, k_rot[0], config.top_n, scaling, softcap, start=start, renormalise=config.renormalise)
         return attend_top(choice, lambda rows: self._fetch(on_host, rows)).view(q_rot.shape)
 
+    def copy(self) -> "OffloadedKV":
+        """The same KV, with memory of its own."""
+        return offload(self, self._config, self._staged_rows)
+
     def reserve(self, capacity: int) -> None:
         """Grow to `capacity` positions."""
         if capacity <= self.capacity:
