@@ -14,7 +14,7 @@ import pytest
 import ragkv
 from ragkv import errors
 from ragkv.inference import AnswerOptions, PrefillOptions
-from ragkv.model.decoding import SETTINGS
+from ragkv.model.sampling import SETTINGS
 
 DESIGNED = [
     "Chunk",

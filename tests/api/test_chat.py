@@ -97,7 +97,7 @@ def test_penalties_and_biases_change_the_answer(talk: TestClient) -> None:
     always = said(chat(talk, logit_bias={"68": 100}))
     assert len(set(always)) == 1
     assert len(set(said(chat(talk, logit_bias={"68": 100}, frequency_penalty=2, max_tokens=60)))) > 1
-    assert len(set(said(chat(talk, presence_penalty=2)))) >= len(set(said(chat(talk))))
+    assert said(chat(talk, presence_penalty=2, max_tokens=60)) != said(chat(talk, max_tokens=60))
 
 
 def test_a_message_may_be_text_or_text_parts(talk: TestClient) -> None:

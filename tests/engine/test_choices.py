@@ -115,8 +115,9 @@ def test_an_answer_does_not_begin_with_white_space_unless_it_continues_a_text(
     raw: bool, wanted: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with text_engine() as engine:
+        engine.prefill("Why?")  # the first pass of an engine computes logits that are no answer's
         write(engine, " \n It  is.", monkeypatch)
-        *events, answer = engine.stream("Why?", ["ab"], max_new_tokens=24, raw=raw)
+        *events, answer = engine.stream("Why?", [], max_new_tokens=24, raw=raw)
     assert isinstance(answer, Answer)
     assert answer.text == wanted == "".join(event.text for event in events if isinstance(event, TokenEvent))
 
