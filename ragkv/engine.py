@@ -128,14 +128,16 @@ class Engine(Closing):
     ) -> Iterator[tuple[int, TokenEvent | Answer]]:
         """Several answers to one prompt: it is prefilled once, and they decode together.
 
-        Each event comes with the index of its answer. `session` gives the history; it gains no turn. The answer `i`
-        samples with `seed + i`. Raises what `stream` raises.
+        Each event comes with the index of its answer. `session` gives the history; it gains a turn from one answer, and
+        none from several. The answer `i` samples with `seed + i`. Raises what `stream` raises.
         """
         if choices < 1:
             raise InputError(f"choices is {choices}; it must be at least 1.")
         request = self.parts.intake.answer_request(question, chunks, options)
-        with self._prefilled(request, session, keep=False) as (active, _):
-            yield from self._events(active, choices)
+        with self._prefilled(request, session, keep=choices == 1) as (active, turn):
+            for index, event in self._events(active, choices):
+                turn.follow(event)
+                yield index, event
 
     def _events(self, active: ActiveRequest, choices: int) -> Iterator[tuple[int, TokenEvent | Answer]]:
         """The events of a prefilled request."""

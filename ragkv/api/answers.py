@@ -6,7 +6,7 @@ A cancelled answer is accounted for up to its last token.
 import json
 import unicodedata
 from collections.abc import Generator, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from typing import Any, Unpack
 
 from ragkv.engine import Engine
@@ -25,6 +25,7 @@ DEFAULT_MAX_TOKENS = 256
 TITLE_CHARS = 80
 
 AnswerEvents = Generator[Prefill | TokenEvent | Answer, None, None]
+ChoiceEvents = Generator[tuple[int, Prefill | TokenEvent | Answer], None, None]
 
 
 def checked_max_tokens(requested: int | None, limits: LimitsConfig, param: str = "max_tokens") -> int:
@@ -85,29 +86,47 @@ def stream_answer(
 
     The answer comes when its turn is on disk, and the session is free by then.
     """
+    with closing(stream_choices(context, engine, limits, question, chunks, session, 1, **options)) as events:
+        for _, event in events:
+            yield event
+
+
+def stream_choices(
+    context: WorkContext,
+    engine: Engine,
+    limits: LimitsConfig,
+    question: str | Sequence[int],
+    chunks: Sequence[Chunk],
+    session: Session | None,
+    choices: int,
+    **options: Unpack[AnswerOptions],
+) -> ChoiceEvents:
+    """The same for several answers to one prompt, each event with the index of its answer. The answers come last."""
     _check_prompt(engine, limits, question, chunks)
     prefills: list[Prefill] = []
-    tokens, answer = 0, None
+    answers: dict[int, Answer] = {}
+    tokens = 0  # of all answers
     options["deadline_s"], options["cancel"] = context.remaining_s, context.cancelled
     options["on_prefill"] = prefills.append
-    events = engine.stream(question, chunks, session, **options)
+    events = engine.stream_choices(question, chunks, session, choices, **options)
     try:
-        for event in events:
-            if prefills and not tokens:
-                yield prefills[0]
+        for index, event in events:
+            if prefills and not tokens and not answers:
+                yield index, prefills[0]
             if isinstance(event, Answer):
-                answer = event
-                record_answer(context.request, answer.timing, answer.reuse, len(answer.token_ids))
+                answers[index] = event
             else:
                 tokens += 1
-                yield event
+                yield index, event
     finally:
         events.close()  # type: ignore[attr-defined]
-        if prefills and answer is None:
-            record_answer(context.request, prefills[0].timing, prefills[0].reuse, tokens)
-    if answer is not None:
-        unsaved = None if session is None else session.wait_saved(limits.save_s)
-        yield answer.with_notes(unsaved) if unsaved else answer
+        if prefills:
+            timing = next((answer.timing for answer in answers.values()), prefills[0].timing)
+            tokens = sum(len(answer.token_ids) for answer in answers.values()) if len(answers) == choices else tokens
+            record_answer(context.request, timing, prefills[0].reuse, tokens)
+    unsaved = None if session is None else session.wait_saved(limits.save_s)
+    for index, answer in sorted(answers.items()):
+        yield index, answer.with_notes(unsaved) if unsaved else answer
 
 
 def _check_prompt(engine: Engine, limits: LimitsConfig, question: str | Sequence[int], chunks: Sequence[Chunk]) -> None:

@@ -14,10 +14,11 @@ from dataclasses import dataclass, field
 
 from ragkv.dialogue import DialogueDocument, DialoguePrompt, DialogueRequest, Turn, insert_documents
 from ragkv.errors import InputError
+from ragkv.model.token_text import TokenText
 from ragkv.runtime import Check
 from ragkv.types import Answer, Chunk, Text, TokenEvent
 
-from .answers import AnswerEvents, check_filter, check_text, checked_max_tokens, session_of, stream_answer
+from .answers import ChoiceEvents, check_filter, check_text, checked_max_tokens, session_of, stream_choices
 from .citation_markers import MarkerFilter, marker_spans, missing_markers, without_markers
 from .errors import ApiError, check_at_most, unknown_model
 from .keys import Principal
@@ -28,11 +29,10 @@ from .openai_chat import (
     ChatResponse,
     Choice,
     Message,
-    PromptTokensDetails,
     UrlCitation,
-    Usage,
     refuse_unsupported,
 )
+from .openai_values import Logprobs, Piece, Usage, notes_of
 from .reports import answer_fields, citations_of, sources_of
 from .schemas import AnswerReport, Source
 from .service import Service
@@ -69,6 +69,11 @@ class ChatCompletion:
         check_filter(body.rag.filter if body.rag else None, limits, "rag.filter")
         for number, document in enumerate(documents):
             check_at_most(len(document.text), limits.document_chars, f"documents.{number}.text", "characters")
+        check_at_most(body.n or 1, limits.answers, "n", "answers", setting="limits.answers")
+        if (body.n or 1) > 1 and self.session_id is not None:
+            raise ApiError(400, "A session continues with one answer: leave n out.", param="n")
+        if body.top_logprobs and not body.logprobs:
+            raise ApiError(400, "top_logprobs need logprobs: set it to true.", param="top_logprobs")
         self.max_tokens  # noqa: B018 - raises
 
     @property
@@ -85,53 +90,60 @@ class ChatCompletion:
         """The text of the last user message."""
         return next(message.text for message in reversed(self.body.messages) if message.role == "user")
 
-    def events(self, context: WorkContext) -> Generator[str | ChatResponse, None, None]:
-        """Pieces of the answer's text as soon as they are certain, then the whole response."""
+    def events(self, context: WorkContext) -> Generator[Piece | ChatResponse, None, None]:
+        """Pieces of the answers as soon as they are certain, then the whole response."""
         with (
             self.service.tenants.lease(self.principal) as tenant,
             session_of(tenant, self.principal, self.session_id, self._question),
         ):
             yield from self._events(context, tenant)
 
-    def _events(self, context: WorkContext, tenant: Tenant) -> Generator[str | ChatResponse, None, None]:
+    def _events(self, context: WorkContext, tenant: Tenant) -> Generator[Piece | ChatResponse, None, None]:
         # 1. Find the documents and build the prompt.
         sources = self._sources(tenant, context.check)
         prompt = self._prompt(tenant, sources)
-        # 2. Stream the answer, without markers of sources that do not exist.
-        answer, markers = None, MarkerFilter(len(sources))
+        # 2. Stream the answers, without markers of sources that do not exist.
+        count, tokens = self.body.n or 1, TokenText(tenant.engine.tokenizer)
+        answers: list[Answer] = []
+        markers = [MarkerFilter(len(sources)) for _ in range(count)]
         try:
-            with closing(self._stream(context, tenant, prompt)) as events:
-                for event in events:
+            with closing(self._stream(context, tenant, prompt, count)) as events:
+                for index, event in events:
                     if isinstance(event, TokenEvent):
-                        if text := markers.add(event.text):
-                            yield text
+                        logprobs = tokens.entries([event.logprob] if event.logprob else [])
+                        if (text := markers[index].add(event.text)) or logprobs:
+                            yield Piece(index, text, logprobs)
                     elif isinstance(event, Answer):
-                        answer = event  # sent after the loop, when the session is free again
+                        answers.append(event)  # sent after the loop, when the session is free again
         finally:
-            if answer is None:
+            if len(answers) != 1:  # it failed, or there is no one answer to continue from
                 tenant.dialogue.drop_turn(prompt)
-        assert answer is not None
         # 3. Save the turn, so that messages which continue it find its KV.
-        answer = tenant.dialogue.save_turn(prompt, answer)
-        # 4. Append the markers of sources that the answer cites and does not name.
-        if text := markers.finish():
-            yield text
-        if text := missing_markers(markers.text, citations_of(markers.text, sources)):
-            yield text
+        if count == 1:
+            answers = [tenant.dialogue.save_turn(prompt, answers[0])]
+        # 4. Append the markers of sources that an answer cites and does not name.
+        contents = []
+        for index, marked in enumerate(markers):
+            if text := marked.finish():
+                yield Piece(index, text)
+            if text := missing_markers(marked.text, citations_of(marked.text, sources)):
+                yield Piece(index, text)
+            contents.append(marked.text + text)
         if self.body.rag is not None:
             tenant.collections.drop_if_deleted(self.body.rag.collection, [source.text for source in sources])
-        yield self._response(tenant, prompt, answer, markers.text + text, sources)
+        yield self._response(tenant, prompt, answers, contents, sources)
 
-    def _stream(self, context: WorkContext, tenant: Tenant, prompt: DialoguePrompt) -> AnswerEvents:
+    def _stream(self, context: WorkContext, tenant: Tenant, prompt: DialoguePrompt, count: int) -> ChoiceEvents:
         options = self.body.engine_options
         options["max_new_tokens"] = self.max_tokens
-        return stream_answer(
+        return stream_choices(
             context,
             tenant.engine,
             self.service.config.limits,
             prompt.question,
             prompt.chunks,
             prompt.conversation.session if prompt.conversation else None,
+            count,
             **options,
         )
 
@@ -170,39 +182,57 @@ class ChatCompletion:
         return tenant.dialogue.build_prompt(request, False, tenant.engine_session_id(self.session_id))
 
     def _response(
-        self, tenant: Tenant, prompt: DialoguePrompt, answer: Answer, content: str, sources: list[Source]
+        self,
+        tenant: Tenant,
+        prompt: DialoguePrompt,
+        answers: Sequence[Answer],
+        contents: Sequence[str],
+        sources: list[Source],
     ) -> ChatResponse:
+        """The response; its report is that of the first answer."""
         by_text = {source.text: source.number for source in sources}
         chunk_end = tenant.engine.config.prompt.chunk_end
         numbers = [by_text.get(chunk.text.removesuffix(chunk_end)) for chunk in _without_opening(prompt.chunks)]
-        report = AnswerReport(**answer_fields(answer, content, sources, numbers, self.session_id))
-        by_number = {source.number: source for source in sources}
-        annotations = [
-            Annotation(
-                url_citation=UrlCitation(
-                    url=by_number[citation.number].source or citation.document_id,
-                    title=by_number[citation.number].title or citation.document_id,
-                    start_index=start,
-                    end_index=end,
-                )
+        parts = [part for one in self.body.messages if isinstance(one.content, list) for part in one.content]
+        report = AnswerReport(
+            **answer_fields(answers[0], contents[0], sources, numbers, self.session_id),
+            notes=notes_of([self.body, *self.body.messages, *parts]),
+        )
+        tokens = TokenText(tenant.engine.tokenizer)
+        choices = [
+            Choice(
+                index=index,
+                message=_message(content, sources),
+                logprobs=Logprobs(content=tokens.entries(answer.logprobs)) if self.body.logprobs else None,  # type: ignore[arg-type]
+                finish_reason=answer.finish_reason,  # type: ignore[arg-type]
             )
-            for citation, start, end in marker_spans(content, report.citations)
+            for index, (answer, content) in enumerate(zip(answers, contents, strict=True))
         ]
-        message = AssistantMessage(content=content, annotations=annotations)
-        reuse, answer_tokens = answer.reuse, len(answer.token_ids)
         return ChatResponse(
             id=self.id,
             created=self.created,
             model=self.body.model,
-            choices=[Choice(message=message, finish_reason=answer.finish_reason)],  # type: ignore[arg-type]
-            usage=Usage(
-                prompt_tokens=reuse.tokens,
-                completion_tokens=answer_tokens,
-                total_tokens=reuse.tokens + answer_tokens,
-                prompt_tokens_details=PromptTokensDetails(cached_tokens=reuse.exact + reuse.fused),
-            ),
+            choices=choices,
+            usage=Usage.of([answers[0].reuse], sum(len(answer.token_ids) for answer in answers)),
             ragkv=report,
         )
+
+
+def _message(content: str, sources: Sequence[Source]) -> AssistantMessage:
+    """An answer, with the places where it names its sources."""
+    by_number = {source.number: source for source in sources}
+    annotations = [
+        Annotation(
+            url_citation=UrlCitation(
+                url=by_number[citation.number].source or citation.document_id,
+                title=by_number[citation.number].title or citation.document_id,
+                start_index=start,
+                end_index=end,
+            )
+        )
+        for citation, start, end in marker_spans(content, citations_of(content, sources))
+    ]
+    return AssistantMessage(content=content, annotations=annotations)
 
 
 def _turn(message: Message) -> Turn:

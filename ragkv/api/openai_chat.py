@@ -5,16 +5,18 @@ Parameters of OpenAI's that this server does not offer are refused by name, unle
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, field_validator
 
-from ragkv.inference import AnswerOptions
+from ragkv.inference import MAX_LOGPROBS, AnswerOptions
 
 from .document_schemas import GivenDocument, Part
 from .errors import ApiError
 from .openai_sampling import SamplingFields
+from .openai_values import Logprobs, Usage, ignored
 from .schemas import AnswerReport, Retrieval, ReuseOptions, SessionId
 
 _IGNORED = "Accepted and ignored."
+_NOT_TEXT = {"image": "images", "audio": "audio recordings", "video": "videos", "file": "files"}
 
 
 def _not_offered(*neutral: Any) -> Any:
@@ -27,6 +29,7 @@ class TextPart(Part):
 
     type: Literal["text"]
     text: str = Field(description="The text.")
+    cache_control: Any = ignored("cache_control")
 
 
 class Message(Part):
@@ -42,6 +45,18 @@ class Message(Part):
     function_call: None = Field(default=None, description="Not offered.")
     audio: None = Field(default=None, description="Not offered.")
     annotations: list[Any] | None = Field(default=None, description=_IGNORED)
+    cache_control: Any = ignored("cache_control")
+
+    @field_validator("content", mode="before")
+    @classmethod
+    def _is_text(cls, content: Any) -> Any:
+        """Name the kind of content that is not offered."""
+        for part in content if isinstance(content, list) else ():
+            kind = part.get("type") if isinstance(part, dict) else None
+            for word, many in _NOT_TEXT.items():
+                if isinstance(kind, str) and word in kind:
+                    raise ValueError(f"{many} are not supported: send text")
+        return content
 
     @property
     def text(self) -> str:
@@ -84,28 +99,36 @@ class ChatRequest(SamplingFields):
     )
     ragkv: ReuseOptions | None = Field(default=None, description="How the prompt's KV is made.")
 
-    user: str | None = Field(default=None, description=_IGNORED)
-    metadata: dict[str, Any] | None = Field(default=None, description=_IGNORED)
-    parallel_tool_calls: bool | None = Field(default=None, description="Ignored: there are no tools.")
-    safety_identifier: str | None = Field(default=None, description=_IGNORED)
-    prompt_cache_key: str | None = Field(default=None, description="Ignored: KV is found by content.")
-    prompt_cache_retention: str | None = Field(default=None, description=_IGNORED)
+    n: int | None = Field(default=None, ge=1, description="How many answers; the prompt is prefilled once.")
+    logprobs: bool | None = Field(default=None, description="Return the log probability of each token of the answer.")
+    top_logprobs: int | None = Field(
+        default=None, ge=0, le=MAX_LOGPROBS, description="And of so many most probable tokens; needs `logprobs`."
+    )
 
-    n: Any = _not_offered(1)
+    user: Any = ignored("user")
+    safety_identifier: Any = ignored("safety_identifier")
+    metadata: Any = ignored("metadata")
+    store: Any = ignored("store")
+    service_tier: Any = ignored("service_tier")
+    prompt_cache_key: Any = ignored("prompt_cache_key")
+    prompt_cache_retention: Any = ignored("prompt_cache_retention")
+    cache_control: Any = ignored("cache_control")
+    cache_prompt: Any = ignored("cache_prompt")
+    num_ctx: Any = ignored("num_ctx")
+    keep_alive: Any = ignored("keep_alive")
+    chat_template_kwargs: Any = ignored("chat_template_kwargs")
+    parallel_tool_calls: Any = ignored("parallel_tool_calls")
+
     tools: Any = _not_offered([])
     tool_choice: Any = _not_offered("none", "auto")
     functions: Any = _not_offered([])
     function_call: Any = _not_offered("none", "auto")
-    logprobs: Any = _not_offered(False)
-    top_logprobs: Any = _not_offered(0)
     response_format: Any = _not_offered({"type": "text"})
     modalities: Any = _not_offered(["text"])
     audio: Any = _not_offered()
     prediction: Any = _not_offered()
     web_search_options: Any = _not_offered()
-    store: Any = _not_offered(False)
     reasoning_effort: Any = _not_offered("none")
-    service_tier: Any = _not_offered("auto", "default")
     verbosity: Any = _not_offered("medium")
 
     @property
@@ -119,6 +142,8 @@ class ChatRequest(SamplingFields):
     def engine_options(self) -> AnswerOptions:
         """The engine's options for prefill and sampling."""
         options: AnswerOptions = self.ragkv.engine_options if self.ragkv else {}
+        if self.logprobs:
+            options["logprobs"] = self.top_logprobs or 0
         return {**options, **self.sampling_options, "stop": self.stop_strings}
 
 
@@ -139,21 +164,6 @@ def refuse_unsupported(body: ChatRequest) -> None:
 def _equal(value: Any, neutral: Any) -> bool:
     """Whether they are equal and of one type: True is not 1. A float may stand for an int."""
     return value == neutral and (type(value) is type(neutral) or (type(value), type(neutral)) == (float, int))
-
-
-class PromptTokensDetails(BaseModel):
-    """Details of the prompt's tokens."""
-
-    cached_tokens: int = Field(description="Reused tokens, exact and fused.")
-
-
-class Usage(BaseModel):
-    """Token counts."""
-
-    prompt_tokens: int = Field(description="Tokens of the prompt.")
-    completion_tokens: int = Field(description="Tokens of the answer.")
-    total_tokens: int = Field(description="Both together.")
-    prompt_tokens_details: PromptTokensDetails
 
 
 class UrlCitation(BaseModel):
@@ -182,11 +192,11 @@ class AssistantMessage(BaseModel):
 
 
 class Choice(BaseModel):
-    """The only choice."""
+    """One answer."""
 
-    index: Literal[0] = 0
+    index: int = Field(description="Its number, from 0.")
     message: AssistantMessage
-    logprobs: None = Field(default=None, description="Always null.")
+    logprobs: Logprobs | None = Field(default=None, description="Its tokens, if they were asked for.")
     finish_reason: Literal["stop", "length"] = Field(description="length: `max_tokens` ended it.")
 
 
@@ -199,6 +209,6 @@ class ChatResponse(BaseModel):
     object: Literal["chat.completion"] = "chat.completion"
     created: int = Field(description="Seconds since the epoch.")
     model: str = Field(description="The model, as the request named it.")
-    choices: list[Choice] = Field(description="One choice.")
+    choices: list[Choice] = Field(description="The answers.")
     usage: Usage
-    ragkv: AnswerReport
+    ragkv: AnswerReport = Field(description="The report of the first answer.")

@@ -36,6 +36,7 @@ def _set_maximum(schema: str, field: str, described: dict[str, Any], limits: Lim
     """Set the limit of a field, if it has one: a number's maximum, a text's length, or a list's."""
     most = {
         "k": limits.documents,
+        "n": limits.answers,
         "max_tokens": limits.max_tokens,
         "max_completion_tokens": limits.max_tokens,
         "question": limits.question_chars,

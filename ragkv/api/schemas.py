@@ -201,6 +201,7 @@ class AnswerReport(PrefillReport):
     citations: list[Citation] = Field(description="Where the sources say what the answer says.")
     sources: list[Source] = Field(description="The passages in the prompt, in order.")
     session_id: str | None = Field(description="The conversation that the answer belongs to, if the request named one.")
+    notes: list[str] = Field(default=[], description="What was ignored of the request.")
 
 
 class AskResponse(AnswerReport):

@@ -41,6 +41,7 @@ class LimitsConfig:
     inflated_bytes: int = 64 * MIB  # decompressed contents of a PDF's pages; a stream counts for each page that uses it
     filter_values: int = 1_000  # values that one filter compares with
     question_chars: int = 100_000  # characters of a question, a query or a message
+    answers: int = 8  # answers to one request: `n`, times the prompts of a completion
     max_tokens: int = 1024  # the most tokens a request may set for its answer
     stop_strings: int = 4  # stop strings in one request
     inputs: int = 256  # texts in one embeddings request

@@ -2,7 +2,7 @@
 
 from .citations import cite
 from .generation import AnswerGenerator
-from .intake import Intake
+from .intake import MAX_LOGPROBS, Intake
 from .load_control import Controlled, LoadControl, selection_of, shape_of, subject_of
 from .parts import EngineParts, SharedModel
 from .planner import Planned, Planner
@@ -22,6 +22,7 @@ from .request import (
 from .spans import prompt_spans
 
 __all__ = [
+    "MAX_LOGPROBS",
     "ActiveRequest",
     "AnswerGenerator",
     "AnswerOptions",

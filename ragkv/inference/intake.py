@@ -211,4 +211,4 @@ def _check_names(options: Mapping[str, Any], known: type[PrefillOptions]) -> Non
         raise InputError(f"Unknown option {name!r}. {hint}")
 
 
-__all__ = ["Intake"]
+__all__ = ["MAX_LOGPROBS", "Intake"]

@@ -1,8 +1,7 @@
 """An answer as LangChain's messages, with token counts and the engine's report.
 
-`cache_read` counts only reused tokens that equal a full prefill. Fused reuse is never counted there: it is in
-`kv_cache`, with the rest of the engine's report. `cache_creation` counts the chunks that were missed; their entries are
-stored afterwards.
+`cache_read` counts the reused tokens, exact and fused, as the REST service does; `kv_cache` tells them apart, with the
+rest of the engine's report. `cache_creation` counts the chunks that were missed; their entries are stored afterwards.
 """
 
 from dataclasses import asdict
@@ -41,7 +40,9 @@ def _reports(answer: Answer, prompt: DialoguePrompt, model: str) -> dict[str, An
             input_tokens=reuse.tokens,
             output_tokens=output,
             total_tokens=reuse.tokens + output,
-            input_token_details=InputTokenDetails(cache_read=reuse.exact, cache_creation=reuse.missed_tokens),
+            input_token_details=InputTokenDetails(
+                cache_read=reuse.exact + reuse.fused, cache_creation=reuse.missed_tokens
+            ),
         ),
         "response_metadata": {
             "model_name": model,

@@ -25,6 +25,8 @@ CHAT = (  # fields that do not fit each other
     r"stream_options require stream",
     r"max_tokens and max_completion_tokens differ",
     r"documents: \d+ documents are too many",  # with those of `rag`
+    r"^top_logprobs need logprobs",
+    r"^A session continues with one answer",
     r"^Token id \d+ is not in the model's vocabulary",  # a key of `logit_bias`
     r"^seed: Input should be (less|greater) than",  # a float next to the bound is read as the bound
 )

@@ -9,9 +9,10 @@ from fastapi.testclient import TestClient
 
 from ragkv import Engine
 from ragkv.api.citation_markers import MarkerFilter, marker_spans, missing_markers, without_markers
+from ragkv.api.openai_values import IGNORED
 from ragkv.api.schemas import Citation
 
-from .helpers import FACTS, app_on, client_of, corpus, engine_of, events, filled, questions
+from .helpers import EXAMPLES, FACTS, app_on, client_of, corpus, engine_of, events, filled, questions
 
 HELLO = [{"role": "user", "content": "Who built the harbour of Oro?"}]
 DOCUMENTS = [{"id": str(number), "title": f"Fact {number}", "text": text} for number, text in enumerate(FACTS)]
@@ -98,6 +99,61 @@ def test_penalties_and_biases_change_the_answer(talk: TestClient) -> None:
     assert len(set(always)) == 1
     assert len(set(said(chat(talk, logit_bias={"68": 100}, frequency_penalty=2, max_tokens=60)))) > 1
     assert said(chat(talk, presence_penalty=2, max_tokens=60)) != said(chat(talk, max_tokens=60))
+
+
+def test_several_answers_are_those_of_their_seeds_and_count_the_prompt_once(talk: TestClient) -> None:
+    how: dict[str, Any] = {"temperature": 1.5, "ragkv": {"ratio": 1}}
+    got = chat(talk, n=3, seed=5, **how)
+    alone = [chat(talk, seed=5 + index, **how) for index in range(3)]
+    assert [one["index"] for one in got["choices"]] == [0, 1, 2]
+    assert [one["message"]["content"] for one in got["choices"]] == [said(one) for one in alone]
+    assert got["usage"]["completion_tokens"] == 36
+    assert got["usage"]["prompt_tokens"] == alone[0]["usage"]["prompt_tokens"]
+    streamed = [one for _, one in chat(talk, n=3, seed=5, stream=True, **how)][:-1]
+    texts = ["", "", ""]
+    for chunk in streamed:
+        choice = chunk["choices"][0]
+        texts[choice["index"]] += choice["delta"].get("content", "")
+    assert texts == [one["message"]["content"] for one in got["choices"]]
+    ends = [one["choices"][0]["index"] for one in streamed if one["choices"][0]["finish_reason"]]
+    assert ends == [0, 1, 2] and "ragkv" in streamed[-1]
+
+
+def test_log_probabilities_come_with_every_token_also_streamed(talk: TestClient) -> None:
+    how: dict[str, Any] = {"logprobs": True, "top_logprobs": 2, "ragkv": {"ratio": 1}}
+    content = chat(talk, **how)["choices"][0]["logprobs"]["content"]
+    assert len(content) == 12 and all(len(one["top_logprobs"]) == 2 for one in content)
+    for one in content:  # greedy: the token is the most probable one
+        assert one["logprob"] == one["top_logprobs"][0]["logprob"] >= one["top_logprobs"][1]["logprob"]
+    assert chat(talk)["choices"][0]["logprobs"] is None
+    streamed = [data for _, data in chat(talk, **how, stream=True)][:-1]
+    together = [one for chunk in streamed for one in (chunk["choices"][0]["logprobs"] or {"content": []})["content"]]
+    assert together == content
+
+
+@pytest.mark.parametrize("field", IGNORED)
+def test_a_field_that_cannot_matter_is_taken_with_a_note(talk: TestClient, field: str) -> None:
+    assert chat(talk, **{field: {"any": "value"}})["ragkv"]["notes"] == [f"{field} is ignored: {IGNORED[field]}"]
+    assert chat(talk, **{field: None})["ragkv"]["notes"] == []
+    assert f"`{field}`" in (EXAMPLES.parent / "docs" / "api.md").read_text("utf-8")
+
+
+def test_cache_control_of_a_part_is_taken_with_a_note(talk: TestClient) -> None:
+    part = {"type": "text", "text": "Who built it?", "cache_control": {"type": "ephemeral"}}
+    got = chat(talk, [{"role": "user", "content": [part]}])
+    assert got["ragkv"]["notes"] == ["cache_control is ignored: KV is found by content"]
+
+
+@pytest.mark.parametrize("kind", ["image_url", "image", "input_image"])
+def test_an_image_is_refused_in_so_many_words(client: TestClient, kind: str) -> None:
+    content = [
+        {"type": "text", "text": "What is this?"},
+        {"type": kind, "image_url": {"url": "data:image/png;base64,AA"}},
+    ]
+    body = {"model": "reader", "messages": [{"role": "user", "content": content}]}
+    response = client.post("/v1/chat/completions", json=body)
+    assert response.status_code == 400
+    assert response.json()["error"]["message"] == "messages.0.content: images are not supported: send text."
 
 
 def test_a_message_may_be_text_or_text_parts(talk: TestClient) -> None:
@@ -190,21 +246,15 @@ def forks(client: TestClient, ignored: list[Any]) -> list[tuple[int, list[Any]]]
 
 
 NOT_OFFERED = [
-    {"n": 2},
-    {"n": "1"},
     {"tools": [{"type": "function", "function": {"name": "f"}}]},
     {"tool_choice": "required"},
     {"functions": [{"name": "f"}]},
-    {"logprobs": True},
-    {"top_logprobs": 3},
     {"response_format": {"type": "json_object"}},
     {"modalities": ["text", "audio"]},
     {"audio": {"voice": "x"}},
     {"prediction": {"type": "content"}},
     {"web_search_options": {}},
-    {"store": True},
     {"reasoning_effort": "high"},
-    {"service_tier": "flex"},
 ]
 
 
@@ -222,7 +272,12 @@ def test_a_parameter_that_is_not_offered_is_refused_by_name(client: TestClient, 
         ({"messages": []}, 400, "messages"),
         ({"messages": [{"role": "system", "content": "x"}]}, 400, "messages"),
         ({"messages": [{"role": "tool", "content": "x"}]}, 400, "messages.0.role"),
-        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, 400, None),
+        ({"n": 0}, 400, "n"),
+        ({"n": "1"}, 400, "n"),
+        ({"n": 9}, 400, "n"),
+        ({"n": 2, "session_id": "s"}, 400, "n"),
+        ({"top_logprobs": 3}, 400, "top_logprobs"),
+        ({"logprobs": True, "top_logprobs": 21}, 400, "top_logprobs"),
         ({"stop": list("abcde")}, 400, "stop"),
         ({"max_tokens": 5, "max_completion_tokens": 6}, 400, "max_tokens"),
         ({"max_completion_tokens": 5000}, 400, "max_completion_tokens"),

@@ -133,11 +133,13 @@ def test_texts_of_the_corpus_are_recognised_at_once_and_stored_at_the_first_use(
 
 
 @pytest.mark.parametrize("ratio", [0.0, 0.5, 1.0])
-def test_cache_read_counts_only_exact_tokens(ratio: float, llm: ChatRagKV) -> None:
+def test_cache_read_counts_exact_and_fused_tokens(ratio: float, llm: ChatRagKV) -> None:
     answer = llm.invoke(QUESTION, documents=[A, B, C], ratio=ratio)
     prefix, first = len(llm.shared.template.encode(llm.shared.template.own_opening)), len(A.page_content)
     assert answer.usage_metadata is not None
-    assert answer.usage_metadata["input_token_details"] == {"cache_read": prefix + first, "cache_creation": 0}
+    read = prefix + first + kv(answer)["reuse"]["fused"]
+    assert answer.usage_metadata["input_token_details"] == {"cache_read": read, "cache_creation": 0}
+    assert (read > prefix + first) == (ratio < 1.0)
     assert answer.usage_metadata["input_tokens"] == kv(answer)["reuse"]["computed"] + reused(answer)
 
 

@@ -9,6 +9,7 @@ from fastapi.responses import Response
 from ..chat_completion import ChatCompletion
 from ..errors import as_api_error, responses
 from ..openai_chat import ChatRequest, ChatResponse
+from ..openai_values import Piece
 from ..schemas import SESSION_PATTERN
 from ..service import PrincipalDep, ServiceDep
 from ..sse import EventStream, format_event
@@ -41,15 +42,19 @@ async def chat(
 
 
 async def _chunks(
-    completion: ChatCompletion, items: AsyncGenerator[str | ChatResponse, None]
+    completion: ChatCompletion, items: AsyncGenerator[Piece | ChatResponse, None]
 ) -> AsyncGenerator[str, None]:
     options = completion.body.stream_options
     with_usage = options is not None and options.include_usage
     try:
-        yield format_event(_chunk(completion, with_usage, {"role": "assistant", "content": ""}))
+        for index in range(completion.body.n or 1):
+            yield format_event(_chunk(completion, with_usage, {"role": "assistant", "content": ""}, index))
         async for item in items:
-            if isinstance(item, str):
-                yield format_event(_chunk(completion, with_usage, {"content": item}))
+            if isinstance(item, Piece):
+                chunk = _chunk(completion, with_usage, {"content": item.text}, item.index)
+                if item.logprobs:
+                    chunk["choices"][0]["logprobs"] = {"content": item.logprobs, "refusal": None}
+                yield format_event(chunk)
             else:
                 for last in _last_chunks(completion, item, with_usage):
                     yield format_event(last)
@@ -61,21 +66,22 @@ async def _chunks(
 
 
 def _last_chunks(completion: ChatCompletion, response: ChatResponse, with_usage: bool) -> list[dict[str, Any]]:
-    """The chunk that ends the answer and, if requested, the chunk with the usage. The last of them has the report."""
-    choice = response.choices[0]
-    annotations = [one.model_dump() for one in choice.message.annotations]
-    delta = {"annotations": annotations} if annotations else {}
-    chunks = [_chunk(completion, with_usage, delta, choice.finish_reason)]
+    """The chunks that end the answers and, if requested, the chunk with the usage. The last of them has the report."""
+    chunks = []
+    for choice in response.choices:
+        annotations = [one.model_dump() for one in choice.message.annotations]
+        delta = {"annotations": annotations} if annotations else {}
+        chunks.append(_chunk(completion, with_usage, delta, choice.index, choice.finish_reason))
     if with_usage:
-        chunks.append({**_chunk(completion, True, {}), "choices": [], "usage": response.usage.model_dump()})
+        chunks.append({**_chunk(completion, True, {}, 0), "choices": [], "usage": response.usage.model_dump()})
     chunks[-1]["ragkv"] = response.ragkv.model_dump()
     return chunks
 
 
 def _chunk(
-    completion: ChatCompletion, with_usage: bool, delta: dict[str, Any], finish_reason: str | None = None
+    completion: ChatCompletion, with_usage: bool, delta: dict[str, Any], index: int, finish_reason: str | None = None
 ) -> dict[str, Any]:
-    choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish_reason}
+    choice = {"index": index, "delta": delta, "logprobs": None, "finish_reason": finish_reason}
     return {
         "id": completion.id,
         "object": "chat.completion.chunk",

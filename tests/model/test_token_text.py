@@ -1,0 +1,42 @@
+"""Tokens as text and bytes: the tokens of a text join to its bytes, in every kind of tokenizer."""
+
+from typing import Any
+
+import pytest
+
+from ragkv.model.token_text import LEAST_LOGPROB, TokenText
+from ragkv.types import TokenLogprob
+from tests.toy_tokenizers import EOS, byte_tokenizer, fallback_tokenizer
+
+TEXT = "the stop é€🦊 \n\t¬®ÿ"
+
+
+@pytest.mark.parametrize("tokenizer", [byte_tokenizer(), fallback_tokenizer()], ids=["byte-level", "byte-fallback"])
+def test_the_bytes_of_a_texts_tokens_join_to_the_text(tokenizer: Any) -> None:
+    text, ids = TokenText(tokenizer), tokenizer(TEXT, add_special_tokens=False)["input_ids"]
+    assert b"".join(text.bytes_of(token) or b"?" for token in ids) == TEXT.encode()
+
+
+def test_a_special_token_has_its_name_as_text() -> None:
+    assert TokenText(byte_tokenizer()).bytes_of(EOS) == b"</s>"
+
+
+def test_a_token_that_the_tokenizer_does_not_have_has_no_bytes() -> None:
+    assert TokenText(byte_tokenizer()).bytes_of(10**6) is None
+
+
+def test_entries_have_openais_form_and_no_infinity() -> None:
+    tokenizer = byte_tokenizer()
+    a, part = tokenizer("a", add_special_tokens=False)["input_ids"][0], tokenizer("é")["input_ids"][0]
+    found = TokenText(tokenizer).entries([TokenLogprob(a, -0.5, ((a, -0.5), (part, float("-inf"))))])
+    assert found == [
+        {
+            "token": "a",
+            "logprob": -0.5,
+            "bytes": [97],
+            "top_logprobs": [
+                {"token": "a", "logprob": -0.5, "bytes": [97]},
+                {"token": "\ufffd", "logprob": LEAST_LOGPROB, "bytes": [195]},
+            ],
+        }
+    ]
