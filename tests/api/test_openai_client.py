@@ -92,9 +92,19 @@ def test_openais_client_parses_the_annotations(reader: Engine, tmp_path: Path) -
             assert message.content[there.start_index : there.end_index] == "[1]" and there.title == "People"
 
 
+def test_openais_client_gets_several_answers_with_log_probabilities(client: openai.OpenAI) -> None:
+    got = client.chat.completions.create(
+        model="talker", messages=SAY, max_tokens=5, n=2, seed=1, temperature=1.2, logprobs=True, top_logprobs=3
+    )
+    assert [choice.index for choice in got.choices] == [0, 1] and got.usage and got.usage.completion_tokens == 10
+    for choice in got.choices:
+        assert choice.logprobs and choice.logprobs.content and len(choice.logprobs.content) == 5
+        assert all(len(token.top_logprobs) == 3 and token.bytes for token in choice.logprobs.content)
+
+
 @pytest.mark.parametrize(
     "extra",
-    [{"n": 2}, {"logprobs": True}, {"presence_penalty": 1.0}, {"response_format": {"type": "json_object"}}],
+    [{"modalities": ["text", "audio"]}, {"prediction": {"type": "content", "content": "x"}}],
     ids=lambda extra: next(iter(extra)),
 )
 def test_openais_client_raises_bad_request_for_what_is_not_offered(client: openai.OpenAI, extra: Any) -> None:
