@@ -8,6 +8,8 @@ import numpy as np
 
 from ragkv.fusion.profile import LengthFit, LengthPoint, RecomputeFit, RecomputePoint, TierPoint, TierSpeed
 
+LEAST_SHARE = 0.01  # of a slice's time, for a bandwidth that can be told from the latency
+
 
 def fit_length(times: Mapping[int, Sequence[float]], quadratic: bool = True) -> LengthFit:
     """Seconds over a prompt's length; `times` are several measurements per length."""
@@ -41,9 +43,17 @@ def fit_recompute(
     return replace(fit, points=points), placed_s if with_placing else None
 
 
-def fit_tier(times: Sequence[tuple[float, float]]) -> TierSpeed:
-    """A tier's latency and speed; `times` are the bytes of a slice and the seconds that it takes."""
-    latency_s, per_byte_s = _fit([[1.0, size] for size, _ in times], [took for _, took in times])
+def fit_tier(times: Sequence[tuple[float, float]], in_place: bool = False) -> TierSpeed:
+    """A tier's latency and speed; `times` are the bytes of a slice and the seconds that it takes.
+
+    The speed is 0 seconds a byte if slices are used `in_place`, because nothing reads their bytes, and if the bytes are
+    less than `LEAST_SHARE` of the largest slice's time: then the fit's slope is noise or a rounding error.
+    """
+    seconds = [took for _, took in times]
+    latency_s, per_byte_s = _fit([[1.0, size] for size, _ in times], seconds)
+    largest, largest_s = max(times)
+    if in_place or largest * per_byte_s < LEAST_SHARE * largest_s:
+        (latency_s,), per_byte_s = _fit([[1.0]] * len(times), seconds), 0.0
     points = tuple(TierPoint(round(size), took, latency_s + size * per_byte_s) for size, took in times)
     return TierSpeed(latency_s, per_byte_s, points)
 

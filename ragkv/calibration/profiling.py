@@ -253,6 +253,7 @@ class _Measuring:
             tier.put(entry)
         rounds: dict[int, list[float]] = {tokens: [] for tokens in SLICE_TOKENS}  # seconds a slice
         slices: dict[int, float] = {}  # bytes of one, as stored
+        in_place = False
         for _ in range(self._tier_rounds):
             for tokens, entries in zip(SLICE_TOKENS, groups, strict=True):
                 if files is not None:
@@ -261,13 +262,15 @@ class _Measuring:
                     leases = [held.enter_context(_lease(tier, entry)) for entry in entries]
                     rounds[tokens].append(reading_s(self._engine, leases) / (len(leases) * layers))
                     slices[tokens] = leases[0].stored_bytes / layers
+                    in_place = self._adapter.device.type == "cpu" and all(lease.in_place for lease in leases)
         for entry in itertools.chain(*groups):
             tier.delete(entry.info.key)
         tier.close()
         self._step(len(SLICE_TOKENS))
         self._stored_bytes_per_token = slices[SLICE_TOKENS[-1]] * layers / SLICE_TOKENS[-1]
         medians = itertools.accumulate((statistics.median(several) for several in rounds.values()), max)
-        return fit_tier([(slices[tokens], took) for tokens, took in zip(SLICE_TOKENS, medians, strict=True)])
+        times = [(slices[tokens], took) for tokens, took in zip(SLICE_TOKENS, medians, strict=True)]
+        return fit_tier(times, in_place)
 
     # Random data
 

@@ -71,7 +71,7 @@ def show(measured: "Profile") -> None:
         f"placing a token: {measured.place_token_layer_s * 1e6:.3g} us; start: {milliseconds(measured.start_s)}"
     )
     for name, speed in measured.tiers.items():
-        rate = f"{output.size(speed.bytes_per_s)}/s" if speed.per_byte_s else "in place"
+        rate = f"{output.size(speed.bytes_per_s)}/s" if speed.per_byte_s else "no longer for more bytes"
         token = f", {per_slice * speed.per_byte_s * 1e6:.2g} us a token and layer" if speed.per_byte_s else ""
         console.print(f"{name}: {rate}, {speed.latency_s * 1e6:.3g} us a slice{token}")
     if measured.copy_bytes_per_s is not None:

@@ -117,12 +117,12 @@ class TierSpeed:
     """How fast a tier delivers slices: a fit, latency + bytes, and measurements at some sizes."""
 
     latency_s: float
-    per_byte_s: float  # 0 if slices are used in place
+    per_byte_s: float  # 0 if slices are used in place, or if the bytes' share of the time is too small to measure
     points: tuple[TierPoint, ...] = ()  # by ascending size
 
     @property
     def bytes_per_s(self) -> float:
-        """Bandwidth; infinite if slices are used in place."""
+        """Bandwidth; infinite if reading takes no time that depends on the bytes."""
         return 1.0 / self.per_byte_s if self.per_byte_s else math.inf
 
     def slice_s(self, size: float) -> float:

@@ -17,6 +17,7 @@ def test_profile_prints_plots_and_saves_the_measurements(run: Run, tmp_path: Pat
     assert done.code == 0, done.err
     for word in ("prefill", "decode step", "a layer of recompute", "a slice from disk", "a slice from memory"):
         assert word in done.out
+    assert "memory: no longer for more bytes" in done.out  # slices in memory are used in place
     (saved,) = json.loads((tmp_path / "home/kv/profile.json").read_text()).values()
     assert saved["layers"] == 4
     assert (tmp_path / "home/kv/profile.png").is_file() == (importlib.util.find_spec("matplotlib") is not None)
