@@ -41,7 +41,7 @@ def main() -> None:
             (name, method): world.action(method) for method in METHODS for name, world in worlds.items()
         }
         for name, world in worlds.items():
-            actions[name, "steps"] = _steps(world)
+            actions[name, "steps"] = steps_action(world)
         medians = report.alternate(actions, options.runs)
     rows = []
     for what in (*METHODS, "steps"):
@@ -53,7 +53,7 @@ def main() -> None:
     print("written:", report.save(f"packing-{options.shape}-{options.threads}", [list(row) for row in rows]))
 
 
-def _steps(world: World) -> Callable[[], Any]:
+def steps_action(world: World) -> Callable[[], Any]:
     """Decode `STEPS` tokens behind a prompt of one chunk; the first one belongs to the prefill and is not timed."""
     adapter, chunk = world.engine.parts.adapter, world.chunks[0]
     fused = world.engine.prefill(world.question, [chunk], ratio=0.0, selector="none").fused

@@ -47,9 +47,11 @@ TRANSFORMERS_FULL, TRANSFORMERS_PREFIX = "transformers full", "transformers exac
 OUR_FULL, OUR_PREFIX = "full recompute", "exact prefix"
 
 
-def model_of(shape: str, device: str, longest: int) -> Any:
+def model_of(
+    shape: str, device: str, longest: int, dtype: torch.dtype = torch.bfloat16, layers: int | None = None
+) -> Any:
     """The shape's model with random weights and a context of at least `longest` tokens."""
-    model = random_model(shape).to(device)
+    model = random_model(shape, dtype, device, layers)
     model.config.max_position_embeddings = max(longest, model.config.max_position_embeddings)
     return model
 
@@ -94,7 +96,7 @@ class World:
     def _token_bytes(self) -> int:
         config = self.model.config
         head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-        return self.layers * 2 * config.num_key_value_heads * head_dim * 2 + 2
+        return self.layers * 2 * config.num_key_value_heads * head_dim * self.model.dtype.itemsize + 2
 
     def _fill(self, tokens: int) -> None:
         adapter, identity, store = (

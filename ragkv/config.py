@@ -259,8 +259,9 @@ class EngineConfig:
     controller: ControllerConfig = field(default_factory=ControllerConfig)
     kcache: KCacheConfig | None = None  # V in host memory while decoding; None: off
     device: str = "cpu"  # "cpu", "cuda", "cuda:1"
-    dtype: str = "auto"  # "auto" keeps the checkpoint's; else "float32", "bfloat16", "float16"
+    dtype: str = "auto"  # "auto": the checkpoint's, or float32 where a CPU is faster in it; or its name
     packed_bytes: int = 3 * GIB  # most memory for packed copies of weights, faster for few rows (bfloat16 on CPU)
+    adapter: str = ""  # folder or hub id of a LoRA adapter, merged into the weights when a model is loaded by name
     adapter_id: str = ""  # name of a merged LoRA adapter: its entries are stored apart
 
     def __post_init__(self) -> None:

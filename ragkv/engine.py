@@ -26,6 +26,7 @@ from .inference import (
     Request,
     SharedModel,
 )
+from .model.dtype_choice import choose_dtype
 from .model.loading import READER, READER_NOTE, READER_UNKNOWN, load
 from .runtime import Check, Closing, no_check, openmp
 from .scheduling import QueueStats
@@ -41,6 +42,8 @@ class EngineStats:
     architecture: str
     layers: int
     kv_bytes_per_token: int
+    dtype: str  # of weights and KV: "float32", ...
+    dtype_why: str  # why that one, in a sentence
     store: StoreStats
     queue: QueueStats
     sessions: RemoteStats | None = None  # the server of shared conversations; None: they are not shared
@@ -72,10 +75,15 @@ class Engine(Closing):
 
     @classmethod
     def from_pretrained(cls, name: str | os.PathLike[str], config: EngineConfig | None = None) -> Self:
-        """Build on a model folder, a hub id, or `"reader"`, the bundled one, on the config's device and dtype."""
+        """Build on a model folder, a hub id, or `"reader"`, the bundled one, on the config's device and dtype, with the
+        config's LoRA adapter.
+
+        The dtype "auto" is on a CPU the one in which it computes the model fastest (`model/dtype_choice.py`).
+        """
         config = config or EngineConfig()
-        model, tokenizer = load(name, config.device, config.dtype)
-        return cls(model, tokenizer, config)
+        choice = choose_dtype(name, config.device, config.dtype, config.store.memory_bytes)
+        model, tokenizer = load(name, config.device, choice.name, config.adapter)
+        return cls(SharedModel.of(model, tokenizer, config, choice), config=config)
 
     def with_config(self, config: EngineConfig) -> Self:
         """A second engine on the same loaded model: both compute one after another and decode together.
@@ -328,6 +336,8 @@ class Engine(Closing):
             architecture=adapter.config.model_type,
             layers=adapter.layer_count,
             kv_bytes_per_token=adapter.kv_bytes_per_token,
+            dtype=self.parts.identity.dtype,
+            dtype_why=self.parts.shared.dtype_choice.why,
             store=self.parts.store.stats(),
             queue=self.parts.admission.stats(),
             sessions=self._sessions.server_stats(),

@@ -73,9 +73,10 @@ class Service(Closing):
             settings = EngineConfig(
                 device=config.device,
                 dtype=config.dtype,
+                adapter=config.adapter,
                 scheduler=config.scheduler,
                 packed_bytes=config.packed_bytes,
-                store=StoreConfig(memory_bytes=0),
+                store=StoreConfig(memory_bytes=config.store.memory_bytes),  # the tenants' stores take it, not this one
             )
             model = Engine.from_pretrained(self.config.model, settings)
             embedder = embedder or resolve_embedder(device=settings.device)

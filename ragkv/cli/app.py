@@ -15,12 +15,14 @@ from .ask import ask
 from .chat import chat
 from .config import config as config_commands
 from .docs import docs
+from .doctor import doctor
 from .explain import explain
 from .ingest import ingest
 from .keys import keys
 from .learn import learn
 from .options import (
     HOME,
+    Adapter,
     AsJson,
     CodecChoice,
     Device,
@@ -108,12 +110,13 @@ def gc(
     config: Settings = None,
     device: Device = None,
     dtype: Dtype = None,
+    adapter: Adapter = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Count the entries and delete nothing.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Delete the KV of other models and of deleted documents."""
     require_index(home)
-    with EngineOptions(home, model, config, device, dtype).rag() as rag:
+    with EngineOptions(home, model, config, device, dtype, adapter).rag() as rag:
         others, deleted = rag.engine.count_stale(rag.chunks())
         freed = None if dry_run else rag.engine.gc()
         if not dry_run:
@@ -168,6 +171,7 @@ def gate(
     config: Settings = None,
     device: Device = None,
     dtype: Dtype = None,
+    adapter: Adapter = None,
     selector: SelectorName = None,
     kl: Annotated[float, typer.Option(min=0, help="Tolerance: KL to full prefill, nats per token.")] = 0.05,
     agreement: Annotated[float, typer.Option(min=0, max=1, help="Tolerance: share of equal predictions.")] = 0.95,
@@ -178,7 +182,7 @@ def gate(
     from ragkv.calibration.gate import save
     from ragkv.fusion.gate_result import Tolerance
 
-    options = EngineOptions(home, model, config, device, dtype)
+    options = EngineOptions(home, model, config, device, dtype, adapter)
     with options.rag() as rag, output.progress("comparing with full prefill") as on_progress:
         chunks, tolerance = rag.chunks(), Tolerance(kl, agreement)
         result = measure(rag.engine, chunks, selector=selector, tolerance=tolerance, on_progress=on_progress)
@@ -212,7 +216,7 @@ GROUPS: dict[str, tuple[Callable[..., None] | typer.Typer, ...]] = {  # in the o
     "Ask": (ask, chat, search),
     "Look": (docs, stats, explain, size),
     "Serve": (serve, keys),
-    "Maintain": (config_commands, gc, gate, profile, learn, simulate),
+    "Maintain": (doctor, config_commands, gc, gate, profile, learn, simulate),
 }
 for panel, commands in GROUPS.items():
     for command in commands:

@@ -11,6 +11,7 @@ from . import output
 from .options import (
     ANSWER,
     HOME,
+    Adapter,
     AsJson,
     Device,
     Dtype,
@@ -44,6 +45,7 @@ def ask(
     config: Settings = None,
     device: Device = None,
     dtype: Dtype = None,
+    adapter: Adapter = None,
     k: Passages = 6,
     retriever: Retriever = None,
     where: Where = None,
@@ -68,7 +70,7 @@ def ask(
         raise InputError("The question is empty. Give a question of at least one word.")
     require_index(home)
     filters = metadata_filter(where)
-    options = EngineOptions(home, model, config, device, dtype)
+    options = EngineOptions(home, model, config, device, dtype, adapter)
 
     def show(answered: "RagAnswer") -> None:
         if as_json:
@@ -76,7 +78,7 @@ def ask(
         else:
             _show(answered, explain)
 
-    if device is None and dtype is None and not temperature:
+    if device is None and dtype is None and adapter is None and not temperature:
         body: dict[str, Any] = {"question": question, "k": k, "reuse": reuse, "max_tokens": max_new_tokens}
         body |= {"retriever": retriever, "order": order, "selector": selector, "filter": filters or None}
         if ratio is not None:

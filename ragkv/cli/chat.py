@@ -15,6 +15,7 @@ from . import output
 from .options import (
     HOME,
     SEARCH,
+    Adapter,
     Device,
     Dtype,
     EngineOptions,
@@ -47,6 +48,7 @@ def chat(
     config: Settings = None,
     device: Device = None,
     dtype: Dtype = None,
+    adapter: Adapter = None,
     session: Annotated[str | None, typer.Option(help="Id of a conversation to continue; it is kept.")] = None,
     k: Annotated[
         int,
@@ -60,7 +62,7 @@ def chat(
     max_new_tokens: MaxNewTokens = 64,
 ) -> None:
     """Chat: each line is a turn, answered from the passages it retrieves. /reset, /forget, /stats, /quit."""
-    options = EngineOptions(home, model, config, device, dtype)
+    options = EngineOptions(home, model, config, device, dtype, adapter)
     retrieval = Retrieval(k, retriever, metadata_filter(where))
     answering = answer_options(ratio, selector, temperature, max_new_tokens)
     with ExitStack() as stack:

@@ -7,7 +7,7 @@ Warm is the same question again. Full recompute and exact-prefix reuse are the s
 import json
 import statistics
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +18,7 @@ from ragkv.errors import InputError
 from ragkv.types import Answer, Chunk, Reuse
 
 from . import output
+from .demo_shape import time_shape
 from .options import EngineOptions
 from .output import console
 
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
 
 _EXAMPLES = (Path(__file__).parents[1] / "examples", Path(__file__).parents[2] / "examples")  # installed; a checkout
 _NEW_TOKENS = 24
-_SHAPE_RUNS = 2
 _PASSAGES = 12  # for each question: the whole example corpus
 
 
@@ -68,12 +68,14 @@ def run(model: str, home: Path | None, repeats: int, shape: str | None, count: i
         show: Callable[[str], None] = (lambda _: None) if as_json else console.print
         show(_ingest(rag, examples / "corpus"))
         results = []
-        for question in questions:
-            results.append(_ask(rag, question, repeats))
-            show(_describe(results[-1]))
+        with output.progress("answering the questions four ways") as on_question:
+            for number, question in enumerate(questions, 1):
+                results.append(_ask(rag, question, repeats))
+                show(_describe(results[-1]))
+                on_question(number, len(questions))
         summary = _summary(results)
         show(_describe_summary(summary, model))
-    shape_times = _time_shape(shape, show) if shape else None
+    shape_times = time_shape(shape, show) if shape else None
     if as_json:
         output.print_json({"questions": results, "summary": summary, "shape": shape_times})
 
@@ -135,44 +137,8 @@ def _timed(rag: "Rag", turns: list[str], chunks: list[Chunk], reuse: ReuseMode, 
     return answers[-1], statistics.median(answer.timing.first_token_s for answer in answers)
 
 
-def _time_shape(shape: str, show: Callable[[str], None]) -> dict[str, float]:
-    """TTFT of a real architecture's shape with six chunks of 512 tokens; random weights, so no answers."""
-    import torch
-
-    from ragkv.engine import Engine
-    from ragkv.model.shapes import random_model
-
-    show(f"\nThe same at a real size: {shape}, random weights (they do not change time), 6 chunks of 512 tokens + 32.")
-    generator = torch.Generator().manual_seed(0)
-    ids = torch.randint(3, 30_000, (6 * 512 + 32,), generator=generator).tolist()
-    chunks, question = [ids[at : at + 512] for at in range(0, 6 * 512, 512)], ids[6 * 512 :]
-    ways: dict[str, dict[str, Any]] = {
-        "full": {"reuse": "none"},
-        "prefix": {"reuse": "prefix"},
-        "warm": {},
-        "reuse alone": {"ratio": 0.0},
-    }
-    with Engine(random_model(shape)) as engine, output.progress("encoding KV") as on_encode:
-        engine.warm(chunks, on_encode)
-        times = {
-            name: statistics.median(
-                engine.prefill(question, chunks, **options).timing.first_token_s for _ in range(_SHAPE_RUNS)
-            )
-            for name, options in ways.items()
-        }
-    show(
-        f"First token: {_times(times)}. Speedup over full: warm {times['full'] / times['warm']:.1f}x, "
-        f"without recompute {times['full'] / times['reuse alone']:.1f}x."
-    )
-    return times
-
-
 def _same(answer: str, gold: str) -> bool:
     return " ".join(answer.lower().split()).strip(" .") == " ".join(gold.lower().split()).strip(" .")
-
-
-def _times(times_s: Mapping[str, float]) -> str:
-    return " · ".join(f"{name} {output.milliseconds(seconds)}" for name, seconds in times_s.items())
 
 
 def _describe(result: Result) -> str:
@@ -181,7 +147,7 @@ def _describe(result: Result) -> str:
     return (
         f"{result.kind:>10}  {question}\n"
         f"{indent}{result.answer}  ({correctness})  sources: {', '.join(result.sources) or 'none word for word'}\n"
-        f"{indent}first token: {_times(result.ttft_s)} = {result.full_s / result.warm_s:.1f}x\n"
+        f"{indent}first token: {output.times(result.ttft_s)} = {result.full_s / result.warm_s:.1f}x\n"
         f"{indent}{result.reuse.tokens} tokens: {output.counts(result.reuse)}\n"
     )
 
@@ -203,6 +169,6 @@ def _describe_summary(summary: dict[str, Any], model: str) -> str:
     return (
         f"{summary['right_warm']} of {summary['questions']} right from fused entries, {summary['right_cold']} cold, "
         f"{summary['right_full']} by full recompute (model: {model}).\n"
-        f"Median first token: {_times(summary['ttft_median_s'])}: {summary['speedup_median']:.1f}x faster than full, "
-        "measured here now."
+        f"Median first token: {output.times(summary['ttft_median_s'])}: {summary['speedup_median']:.1f}x faster than "
+        "full, measured here now."
     )

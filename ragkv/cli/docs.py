@@ -11,6 +11,7 @@ from ragkv.errors import InputError
 from . import output
 from .options import (
     HOME,
+    Adapter,
     AsJson,
     Device,
     Dtype,
@@ -73,12 +74,13 @@ def delete(
     config: Settings = None,
     device: Device = None,
     dtype: Dtype = None,
+    adapter: Adapter = None,
     as_json: AsJson = False,
 ) -> None:
     """Delete documents, their passages and this model's KV of them. `ragkv gc` deletes the KV of other models."""
     with _index(home) as index:
         ids = [_id_of(index, name) for name in names]
-    with EngineOptions(home, model, config, device, dtype).rag() as rag:
+    with EngineOptions(home, model, config, device, dtype, adapter).rag() as rag:
         removal = rag.delete(ids)
     if as_json:
         print_json({"deleted": removal.deleted, "passages": len(removal.passages)})

@@ -11,6 +11,7 @@ from ragkv.errors import InputError, ProfileError
 from . import output
 from .options import (
     HOME,
+    Adapter,
     AsJson,
     Device,
     Dtype,
@@ -42,6 +43,7 @@ def explain(
     config: Settings = None,
     device: Device = None,
     dtype: Dtype = None,
+    adapter: Adapter = None,
     k: Passages = 6,
     selector: SelectorName = None,
     as_json: AsJson = False,
@@ -49,7 +51,7 @@ def explain(
     """Explain the recompute ratio, the chunks computed instead of loaded and the cheapest tier; compare the times."""
     if (question is None) == (chunks is None):
         raise InputError('Give a question, `ragkv explain "Who ...?"`, or a description: `--chunks 6 --tokens 512`.')
-    options = EngineOptions(home, model, config, device, dtype)
+    options = EngineOptions(home, model, config, device, dtype, adapter)
     if question is None:
         assert chunks is not None
         with options.engine(reads=True) as engine:

@@ -15,7 +15,7 @@ from ragkv.errors import DocumentError, MissingExtraError
 from . import output
 from .ingest_progress import IngestProgress
 from .ingest_report import as_json_value, print_outcome, print_report
-from .options import HOME, AsJson, Device, Dtype, EngineOptions, Home, Model, Settings
+from .options import HOME, Adapter, AsJson, Device, Dtype, EngineOptions, Home, Model, Settings
 from .output import print_json, print_note
 
 if TYPE_CHECKING:
@@ -31,6 +31,7 @@ def ingest(
     config: Settings = None,
     device: Device = None,
     dtype: Dtype = None,
+    adapter: Adapter = None,
     chunk_tokens: Annotated[
         int | None, typer.Option(help="Longest chunk, in tokens.", show_default="512; the reader: 128")
     ] = None,
@@ -48,7 +49,7 @@ def ingest(
     Every file seen is reported as added, changed, unchanged, ignored or failed. The exit status is 1 if one failed.
     """
     _check_paths(paths, all_needed=watch)
-    engine_options = EngineOptions(home, model, config, device, dtype)
+    engine_options = EngineOptions(home, model, config, device, dtype, adapter)
     engine_options.check_writable()
     from ragkv.rag import FileOptions
     from ragkv.retrieval import ParseLimits

@@ -86,6 +86,15 @@ Dtype = Annotated[
         help=f"Number format of weights and KV: {', '.join(DTYPES)}.",
     ),
 ]
+Adapter = Annotated[
+    str | None,
+    typer.Option(
+        rich_help_panel=CORPUS,
+        show_default=FROM_SETTINGS,
+        metavar="PATH",
+        help="LoRA adapter, merged into the model; its KV is stored apart.",
+    ),
+]
 Passages = Annotated[int, typer.Option("--k", "-k", min=1, rich_help_panel=SEARCH, help="Passages to retrieve.")]
 Retriever = Annotated[
     RetrieverChoice | None,
@@ -142,6 +151,7 @@ class EngineOptions:
     settings: Path | None = None
     device: str | None = None
     dtype: str | None = None
+    adapter: str | None = None
     exact_history: bool = False  # recompute history that was reused inexactly
 
     def config(self) -> EngineConfig:
@@ -154,8 +164,15 @@ class EngineOptions:
             prompt = replace(prompt, chunk_end=DOCUMENT_END)
         if self.exact_history:
             session = replace(session, inexact_history="recompute")
-        device, dtype = self.device or config.device, self.dtype or config.dtype
-        return replace(config, store=store, prompt=prompt, session=session, device=device, dtype=dtype)
+        return replace(
+            config,
+            store=store,
+            prompt=prompt,
+            session=session,
+            device=self.device or config.device,
+            dtype=self.dtype or config.dtype,
+            adapter=config.adapter if self.adapter is None else self.adapter,
+        )
 
     def check_writable(self) -> None:
         """Raise `StoreLockedError` if another process writes to the store now. Loads neither torch nor the model."""
@@ -186,6 +203,7 @@ class EngineOptions:
             except StoreLockedError as error:  # another process began to write while the model was loaded
                 config = self._read_only(config, error, reads)
                 engine = stack.enter_context(Engine.from_pretrained(self.model, config))
+            _note_dtype(engine)
             yield engine
 
     def _read_only(self, config: EngineConfig, error: StoreLockedError, reads: bool) -> EngineConfig:
@@ -213,6 +231,14 @@ class EngineOptions:
             index = self.home / "index"
             with Rag(engine, index, chunk_tokens=tokens, embedder=embedder, read_only=read_only) as rag:
                 yield rag
+
+
+def _note_dtype(engine: "Engine") -> None:
+    """Say which dtype "auto" stands for, if not the checkpoint's, and why stored entries are not reused."""
+    if (choice := engine.parts.shared.dtype_choice).measured:
+        print_note(f"the model computes in {choice.why}.")
+    if (unused := engine.parts.unused_note) is not None:
+        print_note(f"{unused}.")
 
 
 def require_index(home: Path) -> None:

@@ -80,6 +80,11 @@ def milliseconds(seconds: float) -> str:
     return f"{seconds * 1000:.1f} ms" if seconds < 0.1 else f"{seconds * 1000:.0f} ms"
 
 
+def times(seconds: Mapping[str, float]) -> str:
+    """Several times with their names, in one line."""
+    return " · ".join(f"{name} {milliseconds(value)}" for name, value in seconds.items())
+
+
 def place(passage: "Passage") -> str:
     """Where a passage is from: its document, and its page if it has pages, else its place among the characters."""
     page = passage.metadata.get("page")
@@ -112,6 +117,16 @@ def quiet(name: str) -> Iterator[None]:
         yield
     finally:
         logger.setLevel(before)
+
+
+@contextmanager
+def working(label: str) -> Iterator[None]:
+    """A moving mark on standard error, if that is a terminal, for work that cannot say how far it is."""
+    if not errors.is_terminal:
+        yield
+        return
+    with errors.status(label):
+        yield
 
 
 @contextmanager

@@ -11,7 +11,7 @@ import typer
 from rich.table import Table
 
 from . import output
-from .options import HOME, AsJson, Device, Dtype, EngineOptions, Home, Model, Settings
+from .options import HOME, Adapter, AsJson, Device, Dtype, EngineOptions, Home, Model, Settings
 from .output import console, milliseconds, print_json, print_note
 
 if TYPE_CHECKING:
@@ -26,6 +26,7 @@ def profile(
     config: Settings = None,
     device: Device = None,
     dtype: Dtype = None,
+    adapter: Adapter = None,
     quick: Annotated[bool, typer.Option(help="Short prompts, fewer rounds: takes seconds, less exact.")] = False,
     plot: Annotated[Path | None, typer.Option(help="File for the plot.", show_default="next to the profile")] = None,
     as_json: AsJson = False,
@@ -33,16 +34,20 @@ def profile(
     """Measure prefill, recompute, loading and decoding here. Engines with ratio = None use the profile."""
     from ragkv.calibration.profiling import measure, save
 
-    with EngineOptions(home, model, config, device, dtype).engine() as engine:
+    with EngineOptions(home, model, config, device, dtype, adapter).engine() as engine:
         with output.progress("measuring") as on_progress:
             measured = measure(engine, quick=quick, on_progress=on_progress)
         path = save(engine, measured)
+        dtype_why = engine.stats().dtype_why
     picture = plot or (path.with_suffix(".png") if path else None)
     drawn = picture is not None and draw(measured, picture)
     if as_json:
-        print_json({**dataclasses.asdict(measured), "file": path, "plot": picture if drawn else None})
+        print_json(
+            {**dataclasses.asdict(measured), "dtype_why": dtype_why, "file": path, "plot": picture if drawn else None}
+        )
         return
     show(measured)
+    console.print(f"dtype: {dtype_why}", style="dim")
     console.print(f"saved in {path}" + (f", drawn in {picture}" if drawn else ""), style="dim")
     if (error := _largest_error(measured)) > BAD_FIT:
         print_note(f"the fit is off by up to {error:.0%}; if the machine was busy, measure again when it is idle.")

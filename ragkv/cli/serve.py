@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from .options import Device, Dtype, Settings
+from .options import Adapter, Device, Dtype, Settings
 from .output import errors
 
 LogLevel = Literal["debug", "info", "warning", "error"]
@@ -28,6 +28,7 @@ def serve(
     config: Settings = None,
     device: Device = None,
     dtype: Dtype = None,
+    adapter: Adapter = None,
     no_auth: Annotated[bool, typer.Option("--no-auth", help="Serve all clients without asking for a key.")] = False,
     ray: Annotated[bool, typer.Option("--ray", help="Replicas on Ray Serve; needs Redis, see docs/scale.md.")] = False,
     replicas: Annotated[
@@ -50,6 +51,7 @@ def serve(
         "model": model,
         "device": device,
         "dtype": dtype,
+        "adapter": adapter,
         "serve": {
             "host": host,
             "port": port,

@@ -48,8 +48,11 @@ def _read(home: Path) -> dict[str, Any]:
     settings = StoreConfig(directory=str(home / "kv"), memory_bytes=0, read_only=True)
     with Store.open(settings) as store:
         tiers = store.stats().tiers
-        tokens = sum(info.tokens for info in store.infos())
-    found: dict[str, Any] = output.plain({"index": held, "tiers": tiers, "tokens": tokens})
+        tokens: dict[str, int] = {}  # by dtype
+        for info in store.infos():
+            tokens[info.identity.dtype] = tokens.get(info.identity.dtype, 0) + info.tokens
+    counts = {"tokens": sum(tokens.values()), "tokens_by_dtype": tokens}
+    found: dict[str, Any] = output.plain({"index": held, "tiers": tiers, **counts})
     return found
 
 
@@ -57,8 +60,10 @@ def _lines(found: dict[str, Any]) -> Iterator[str]:
     index = found["index"]
     embedder = index["embedder"] or "none (BM25)"
     yield f"{index['documents']} documents, {index['passages']} passages, embedder: {embedder}"
+    dtypes = ", ".join(["", *sorted(found["tokens_by_dtype"])])
     for tier in found["tiers"]:
-        yield f"{tier['kind']}: {tier['entries']} entries, {found['tokens']} tokens, {output.size(tier['used_bytes'])}"
+        held = f"{tier['entries']} entries, {found['tokens']} tokens, {output.size(tier['used_bytes'])}"
+        yield f"{tier['kind']}: {held}{dtypes}"
 
 
 def _watch(home: Path, as_json: bool) -> None:

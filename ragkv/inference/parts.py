@@ -4,6 +4,7 @@
 encoder, its planner. Calibration and benchmarks work on these parts; applications use the `Engine` alone.
 """
 
+import logging
 import os
 from dataclasses import dataclass, replace
 from typing import Any, Self
@@ -14,6 +15,7 @@ from ragkv.errors import InputError
 from ragkv.fusion import Fusor, Readers, ScoreModel, Scorer, gate_result, learned
 from ragkv.history import BlockWriter
 from ragkv.model import Adapter, adapt
+from ragkv.model.dtype_choice import DtypeChoice
 from ragkv.model.fingerprint import architecture_digest, rope_digest, tokenizer_digest, weights_digest
 from ragkv.model.kcache import Offloading
 from ragkv.model.layout import TemplateRuns, template_runs
@@ -25,6 +27,9 @@ from .intake import Intake
 from .load_control import LoadControl, subject_of
 from .planner import Planner
 from .prefill import Prefiller
+from .unusable import other_dtype_note
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,12 +41,13 @@ class SharedModel:
     identity: Identity  # of every entry this model makes; an engine adds its application's part
     activity: Activity
     batch: DecodeBatch
+    dtype_choice: DtypeChoice
 
     @classmethod
-    def of(cls, model: Any, tokenizer: Any | None, config: EngineConfig) -> Self:
+    def of(cls, model: Any, tokenizer: Any | None, config: EngineConfig, choice: DtypeChoice | None = None) -> Self:
         """Adapt a loaded transformers model. Raises `UnsupportedModelError` if its KV cannot be fused exactly.
 
-        Raises `InputError` for a path or a name.
+        `choice` says why it was loaded in its dtype; `None`: the caller loaded it. Raises `InputError` for a name.
         """
         if isinstance(model, str | os.PathLike):
             raise InputError(
@@ -58,8 +64,10 @@ class SharedModel:
             tokenizer=tokenizer_digest(tokenizer),
             context="",
         )
+        choice = choice or DtypeChoice(identity.dtype, f"{identity.dtype}, in which the model was given")
+        log.info("The model computes in %s.", choice.why)
         batch = DecodeBatch(adapter, activity.lock, rows=config.scheduler.batch_rows)
-        return cls(adapter, tokenizer, identity, activity, batch)
+        return cls(adapter, tokenizer, identity, activity, batch, choice)
 
     def for_another_engine(self) -> "SharedModel":
         """The same model for one more engine, which is closed by itself."""
@@ -86,6 +94,7 @@ class EngineParts:
     planner: Planner
     prefiller: Prefiller
     generator: AnswerGenerator
+    unused_note: str | None  # why entries of an earlier run are not reused; None: they are, or there are none
 
     @property
     def adapter(self) -> Adapter:
@@ -126,7 +135,10 @@ class EngineParts:
         block_writer = BlockWriter(store, identity, config.session.save_buffer_bytes)
         subject = subject_of(adapter, encoder.identity)
         load_control = LoadControl(subject, settings.directory, config.controller.prices, store.speeds)
-        planner = Planner(adapter, encoder, store, activity, block_writer, background)
+        unused = other_dtype_note(store, identity, shared.dtype_choice.why)
+        if unused is not None:
+            log.info("In %s %s.", settings.directory, unused)
+        planner = Planner(adapter, encoder, store, activity, block_writer, background, unused)
         offloading = Offloading(adapter, config.kcache)
         return cls(
             shared=shared,
@@ -145,6 +157,7 @@ class EngineParts:
             planner=planner,
             prefiller=Prefiller(planner, fusor, activity, shared.batch, load_control, offloading),
             generator=AnswerGenerator(adapter, shared.tokenizer, shared.batch),
+            unused_note=unused,
         )
 
 

@@ -42,10 +42,15 @@ class Planner:
         activity: Activity,
         block_writer: BlockWriter,
         background: BackgroundEncoder,
+        unused_note: str | None = None,
     ) -> None:
-        """`background` is given every chunk whose entry is missing or lacks scores."""
+        """`background` is given every chunk whose entry is missing or lacks scores.
+
+        `unused_note` says why stored entries are not reused; the first report of a cache miss has it.
+        """
         self.adapter, self._encoder, self._store, self._activity = adapter, encoder, store, activity
         self._block_writer, self._background = block_writer, background
+        self._unreported = (unused_note,) if unused_note else ()
 
     def plan(self, active: ActiveRequest, leases: ExitStack) -> Planned:
         """The plan of a request's prompt, its leases opened on `leases`. A damaged entry counts as a cache miss.
@@ -84,6 +89,8 @@ class Planner:
             spans.append(Span(SpanKind.QUESTION, at, length, SpanState.COMPUTED))
         plan = Plan.of(torch.tensor(prompt.token_ids), spans)
         notes = history.notes if reuse == "none" else (*history.notes, *self._away(len(missed)))
+        if missed:
+            notes, self._unreported = (*notes, *self._unreported), ()
         return Planned(plan, tuple(missed), unused, tuple(history.recomputed), notes)
 
     def weighted_by_question(self, plan: Plan, prompt: Prompt) -> Plan:

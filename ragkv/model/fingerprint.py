@@ -5,13 +5,17 @@ A change that affects keys or values must change one of them; any other change s
 
 import hashlib
 import json
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 import xxhash
 
+from ragkv.errors import UnsupportedModelError
+
 from .adapter import Adapter
+from .kinds import adapter_state, flattens
 
 # Settings that do not affect keys and values.
 _IRRELEVANT = (
@@ -23,9 +27,22 @@ _IRRELEVANT = (
 )
 
 
+_ADDRESS = re.compile(r" at 0x[0-9a-f]+")  # of an object in memory: another one in every process
+
+
 def weights_digest(model: torch.nn.Module) -> str:
-    """Digest of the name, shape, dtype and bytes of every parameter and persistent buffer."""
-    return _digest_of(model, torch.Tensor.detach)
+    """Digest of the name, shape, dtype and bytes of every parameter and persistent buffer.
+
+    Quantised weights and the adapters of PEFT count with their settings. Raises `UnsupportedModelError` for weights
+    that cannot be read.
+    """
+    try:
+        return _digest_of(model, torch.Tensor.detach)
+    except (TypeError, RuntimeError, AttributeError) as error:
+        raise UnsupportedModelError(
+            f"The weights of this {type(model).__name__} cannot be read ({str(error)[:200]}), so its stored KV could "
+            "not be told from another model's. Load the model unquantised; docs/models.md lists the kinds that work."
+        ) from error
 
 
 def rounded_digest(model: torch.nn.Module) -> str:
@@ -36,12 +53,29 @@ def rounded_digest(model: torch.nn.Module) -> str:
 def _digest_of(model: torch.nn.Module, convert: Callable[[Any], Any]) -> str:
     digest = hashlib.blake2b(digest_size=16)
     for name, value in sorted(model.state_dict().items()):
-        tensor = convert(value)  # one at a time: all converted tensors would need the model's memory again
-        flat = tensor.cpu().contiguous().view(-1)
-        digest.update(f"{name}:{tuple(tensor.shape)}:{tensor.dtype}:".encode())
-        if flat.numel():
-            digest.update(xxhash.xxh3_128_digest(flat.view(torch.uint8).numpy()))
+        if not isinstance(value, torch.Tensor):  # a setting that a quantised layer saves with its weights
+            digest.update(f"{name}:{value!r}:".encode())
+            continue
+        for part, tensor in _plain_parts(name, value):
+            flat = convert(tensor).cpu().contiguous().view(-1)  # one at a time: all would need the model's memory again
+            digest.update(f"{part}:{tuple(tensor.shape)}:{flat.dtype}:".encode())
+            if flat.numel():
+                digest.update(xxhash.xxh3_128_digest(flat.view(torch.uint8).numpy()))
+    for name, module in model.named_modules():
+        if (state := adapter_state(module)) is not None:
+            digest.update(f"{name}:{state}".encode())
     return digest.hexdigest()
+
+
+def _plain_parts(name: str, tensor: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
+    """`tensor` with its name, or the tensors that a quantised one is made of."""
+    if not flattens(tensor):
+        yield name, tensor
+        return
+    parts, settings = tensor.__tensor_flatten__()  # type: ignore[attr-defined]
+    kind = f"{type(tensor).__name__}{_ADDRESS.sub('', str(settings))}"  # says how activations are quantised, too
+    for part in sorted(parts):
+        yield from _plain_parts(f"{name}.{kind}.{part}", getattr(tensor, part))
 
 
 def architecture_digest(adapter: Adapter) -> str:

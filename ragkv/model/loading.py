@@ -1,5 +1,7 @@
 """Loading a model and its tokenizer: a local folder, a hub id, or `"reader"`, the one that ships with the package."""
 
+import importlib
+import importlib.util
 import os
 from pathlib import Path
 from typing import Any
@@ -7,9 +9,9 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 
-from ragkv.errors import ConfigError, ModelNotFoundError
+from ragkv.errors import ConfigError, MissingExtraError, ModelNotFoundError
 
-from .probe import refuse_unsupported
+from .probe import DEVICES, refuse_unsupported
 from .promptkv import KVShape
 from .shapes import SHAPES, shape_config
 
@@ -21,57 +23,118 @@ READER_NOTE = (
 )
 
 
-def load(name: str | os.PathLike[str], device: str, dtype: str) -> tuple[Any, Any | None]:
+def load(name: str | os.PathLike[str], device: str, dtype: str, adapter: str = "") -> tuple[Any, Any | None]:
     """A causal LM in eval mode and its tokenizer, or `None` if the folder has none.
 
-    Raises `ModelNotFoundError`, `UnsupportedModelError` (before any weight is read) or `ConfigError`.
+    `adapter` is the folder or hub id of a LoRA adapter, which is merged into the weights. Raises `ModelNotFoundError`,
+    `UnsupportedModelError` (before any weight is read), `MissingExtraError` or `ConfigError`.
     """
-    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers import AutoModelForCausalLM
 
-    path, kind = locate(name), "auto" if dtype == "auto" else float_dtype(dtype)
+    kind, target = "auto" if dtype == "auto" else float_dtype(dtype), device_of(device)
+    refuse_unsupported(config_of(name))
+    path, file = _source(name)
     auto: Any = AutoModelForCausalLM
     try:
-        refuse_unsupported(AutoConfig.from_pretrained(path))
-        model, found = auto.from_pretrained(path, dtype=kind, output_loading_info=True)
-    except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
-        raise ModelNotFoundError(f"Cannot load a causal LM from {str(name)!r}: {_first_line(error)}") from error
+        model, found = auto.from_pretrained(path, dtype=kind, output_loading_info=True, **file)
+    except (OSError, ValueError, KeyError, RuntimeError, ImportError, SafetensorError) as error:
+        raise _not_loaded(name, error) from error
     if missing := sorted(found["missing_keys"]):  # transformers would initialize them at random
         raise ModelNotFoundError(
             f"The weights in {str(name)!r} are incomplete: {len(missing)} missing, {missing[0]} first."
         )
+    if adapter:
+        model = _with_adapter(model, adapter)
     try:
-        model = model.to(device)
+        model = model.to(target)
     except (RuntimeError, AssertionError) as error:
         raise ConfigError(f"Cannot put the model on device {device!r}: {_first_line(error)}") from error
-    return model.eval(), _tokenizer(path)
+    return model.eval(), _tokenizer(path, file)
+
+
+def _with_adapter(model: Any, adapter: str) -> Any:
+    """`model` with a LoRA adapter merged into its weights."""
+    try:
+        peft: Any = importlib.import_module("peft")
+    except ImportError as error:
+        raise MissingExtraError("peft", "lora", "A LoRA adapter") from error
+    try:
+        return peft.PeftModel.from_pretrained(model, adapter).merge_and_unload(safe_merge=True)
+    except (OSError, ValueError, KeyError, RuntimeError, AttributeError, TypeError, SafetensorError) as error:
+        raise ModelNotFoundError(
+            f"Cannot load a LoRA adapter of this model from {adapter!r}: {_first_line(error)}"
+        ) from error
+
+
+def _source(name: str | os.PathLike[str]) -> tuple[str, dict[str, str]]:
+    """Where transformers loads a model from: a folder or hub id, and for a GGUF file the file's name in its folder."""
+    path = Path(locate(name))
+    if not path.is_file():
+        return locate(name), {}
+    if importlib.util.find_spec("gguf") is None:
+        raise MissingExtraError("gguf", "gguf", f"Loading {path.name}")
+    return str(path.parent), {"gguf_file": path.name}
+
+
+def _not_loaded(name: object, error: BaseException) -> ModelNotFoundError:
+    return ModelNotFoundError(f"Cannot load a causal LM from {str(name)!r}: {_first_line(error)}")
+
+
+def config_of(name: str | os.PathLike[str]) -> Any:
+    """The transformers config of a model folder, hub id or `"reader"`; raises `ModelNotFoundError`."""
+    from transformers import AutoConfig
+
+    path, file = _source(name)
+    try:
+        return AutoConfig.from_pretrained(path, **file)
+    except (OSError, ValueError, KeyError, RuntimeError, ImportError) as error:
+        raise _not_loaded(name, error) from error
+
+
+def device_of(name: str) -> torch.device:
+    """The torch device of that name; raises `ConfigError` for an unknown one, and for kinds that were never tested."""
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise ConfigError(f"Cannot put the model on device {name!r}: {_first_line(error)}") from error
+    if device.type not in DEVICES:
+        raise ConfigError(
+            f"Cannot put the model on device {name!r}: fusing is tested on {' and '.join(DEVICES)} only. "
+            "Set device = cpu, which computes on any machine."
+        )
+    return device
 
 
 def locate(name: str | os.PathLike[str]) -> str:
-    """The folder or hub id to load from; raises `ModelNotFoundError` for a local path that does not exist."""
+    """The folder, GGUF file or hub id to load from; raises `ModelNotFoundError` for a path that does not exist."""
     if name == "reader":
         if not (READER / "config.json").is_file():
             raise ModelNotFoundError("The bundled reader is not part of this installation; give a model's path.")
         return str(READER)
     path = Path(name).expanduser()
     looks_local = path.is_absolute() or str(name).startswith((".", "~")) or str(name).count("/") != 1
+    if path.suffix.lower() == ".gguf" and path.is_file():
+        return str(path)
     if path.is_dir():
         if not (path / "config.json").is_file():
             raise ModelNotFoundError(f"{path} has no config.json; a transformers model folder is needed.")
         return str(path)
     if looks_local:
-        raise ModelNotFoundError(f"No model folder at {path}. Give a folder, a hub id such as org/name, or 'reader'.")
+        raise ModelNotFoundError(
+            f"No model folder at {path}. Give a folder, a GGUF file, a hub id such as org/name, or 'reader'."
+        )
     return str(name)
 
 
-def _tokenizer(path: str) -> Any | None:
+def _tokenizer(path: str, file: dict[str, str]) -> Any | None:
     from transformers import AutoTokenizer
 
-    folder = Path(path)
-    if folder.is_dir() and not any((folder / name).exists() for name in ("tokenizer.json", "tokenizer_config.json")):
+    folder, names = Path(path), ("tokenizer.json", "tokenizer_config.json")
+    if not file and folder.is_dir() and not any((folder / name).exists() for name in names):
         return None
     try:
-        return AutoTokenizer.from_pretrained(path)
-    except (OSError, ValueError, KeyError) as error:
+        return AutoTokenizer.from_pretrained(path, **file)
+    except Exception as error:  # the tokenizers library raises no narrower one
         raise ModelNotFoundError(
             f"The tokenizer of the model at {path} cannot be loaded: {_first_line(error)}"
         ) from error
@@ -82,12 +145,7 @@ def kv_shape(model: str | os.PathLike[str]) -> KVShape:
 
     `model` is a name of `SHAPES`, a folder or a hub id. Raises `ModelNotFoundError`, `UnsupportedModelError`.
     """
-    from transformers import AutoConfig
-
-    try:
-        config = shape_config(str(model)) if model in SHAPES else AutoConfig.from_pretrained(locate(model))
-    except (OSError, ValueError, KeyError) as error:
-        raise ModelNotFoundError(f"Cannot read a config from {str(model)!r}: {_first_line(error)}") from error
+    config = shape_config(str(model)) if model in SHAPES else config_of(model)
     refuse_unsupported(config)
     kv_heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads

@@ -12,12 +12,14 @@ from ragkv.errors import UnsupportedModelError
 
 from .adapter import Adapter
 from .families import ADAPTERS
+from .kinds import driven_model, rounds_activations
 from .promptkv import PromptKV, Recording
 from .rows import Rows
 
+DEVICES = ("cpu", "cuda")  # kinds of device on which fusing is tested
 PROBE_TOKENS = 32
 _TOLERANCE = {torch.float32: 1e-4, torch.float64: 1e-4}  # root mean square, relative to the logits' spread
-_TOLERANCE_HALF = 0.15  # in half precision rounding alone moves logits by some percent of their spread
+_TOLERANCE_COARSE = 0.15  # in half precision and in int8 rounding alone moves logits by some percent of their spread
 
 
 def refuse_unsupported(config: Any) -> None:
@@ -37,18 +39,25 @@ def adapt(model: Any, packed_bytes: int = 0) -> Adapter:
 
     `packed_bytes` limits the memory of packed weight copies, which make passes with few rows faster (see `packing`).
     """
+    model = driven_model(model)
     config = getattr(model, "config", None)
     refuse_unsupported(config)
     model_type = config.model_type  # type: ignore[union-attr]
     if not hasattr(model, "lm_head") and model.get_output_embeddings() is None:
         raise UnsupportedModelError(f"{type(model).__name__} has no language-model head; load it as a causal LM.")
+    if (kind := next(model.parameters()).device.type) not in DEVICES:
+        raise UnsupportedModelError(
+            f"The model is on device {kind!r}, and fusing is tested on {' and '.join(DEVICES)} only: move it, for "
+            "example with model.to('cpu')."
+        )
     model.eval()
     try:
         adapter = ADAPTERS[model_type](model, packed_bytes)
         off = _deviation(adapter)
     except (RuntimeError, TypeError, AttributeError, ValueError, KeyError) as error:
         raise UnsupportedModelError(f"This {model_type} model cannot be run layer by layer: {error}") from error
-    if not off <= _TOLERANCE.get(adapter.dtype, _TOLERANCE_HALF):
+    coarse = rounds_activations(model) or adapter.dtype not in _TOLERANCE
+    if not off <= (_TOLERANCE_COARSE if coarse else _TOLERANCE[adapter.dtype]):
         raise UnsupportedModelError(
             f"This {model_type} model gives other logits when it is run layer by layer (off by {off:.2g} of their "
             f"spread over {PROBE_TOKENS} tokens), so fused answers would be wrong."

@@ -1,4 +1,4 @@
-"""Attention as two matrix products and a softmax, for bfloat16 on a CPU that multiplies it natively.
+"""Attention as two matrix products and a softmax, for bfloat16 on a CPU that multiplies it fast.
 
 PyTorch's kernel takes 3.7 ns of one thread per pair of row and key with 64 dimensions, these products take 2.2 ns,
 because the kernel multiplies small tiles. The difficulty is rounding: a bfloat16 product returns bfloat16, and a score
@@ -7,9 +7,9 @@ anything is rounded. The softmax does not change, and the scores with a large we
 is then similar to that of the weights, which the kernel also rounds to bfloat16.
 """
 
-from functools import cache
-
 import torch
+
+from .product_speed import multiplies_bfloat16
 
 SAMPLED = 8  # every 8th key estimates a row's offset: more keys cost time, fewer cost accuracy
 FEWEST_SCORES = 1 << 18  # with fewer, the calls cost more than the products save
@@ -44,12 +44,3 @@ def attend_by_products(
         scores = (bias - by_head).flatten(1, 2)
     scores.baddbmm_(q_rot, keys.transpose(1, 2), alpha=scaling)
     return torch.bmm(torch.softmax(scores, dim=-1, out=scores), v)
-
-
-@cache
-def multiplies_bfloat16() -> bool:
-    """Whether this torch and processor multiply bfloat16 natively, not through float32; checked once."""
-    try:
-        return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
-    except (AttributeError, RuntimeError, NotImplementedError):
-        return False

@@ -6,7 +6,7 @@ from .batches import BatchLock, Check, acquired, never_urgent, no_check
 from .closing import Closing
 from .files import make_private_folder, replace_file, sync
 from .lease_pool import LeasePool
-from .memory import freeze_objects, release_memory
+from .memory import available_bytes, freeze_objects, release_memory, total_bytes
 from .priority_pool import PriorityThreadPool
 from .time_shares import OwnerQueues, TimeShareQueue, current_owner, working_for
 
@@ -19,6 +19,7 @@ __all__ = [
     "PriorityThreadPool",
     "TimeShareQueue",
     "acquired",
+    "available_bytes",
     "current_owner",
     "freeze_objects",
     "is_loopback",
@@ -29,5 +30,6 @@ __all__ = [
     "release_memory",
     "replace_file",
     "sync",
+    "total_bytes",
     "working_for",
 ]

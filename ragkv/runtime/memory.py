@@ -1,8 +1,44 @@
-"""Memory given back to the operating system, and objects that the garbage collector leaves alone."""
+"""Memory that is free, memory given back to the operating system, objects that the garbage collector leaves alone."""
 
 import ctypes
 import gc
+import os
+from contextlib import suppress
 from functools import cache
+from pathlib import Path
+
+_CGROUP = Path("/sys/fs/cgroup")  # a container's limits (version 2)
+
+
+def available_bytes() -> int | None:
+    """Memory that this process can still take, a container's limit included; `None` if the system does not say."""
+    found = [_free_of_machine(), _free_of_container()]
+    return min((value for value in found if value is not None), default=None)
+
+
+def total_bytes() -> int | None:
+    """The machine's memory; `None` if the system does not say."""
+    with suppress(ValueError, OSError, AttributeError):
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return None
+
+
+def _free_of_machine() -> int | None:
+    """Linux: what can be taken without swapping. Elsewhere half of all memory, because others use some of it."""
+    with suppress(OSError, ValueError, StopIteration):
+        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
+        return int(next(line.split()[1] for line in lines if line.startswith("MemAvailable"))) * 1024
+    total = total_bytes()
+    return None if total is None else total // 2
+
+
+def _free_of_container() -> int | None:
+    with suppress(OSError, ValueError):
+        limit = int((_CGROUP / "memory.max").read_text())  # "max": a ValueError, so no limit
+        used = int((_CGROUP / "memory.current").read_text())
+        stat = dict(line.split() for line in (_CGROUP / "memory.stat").read_text().splitlines())
+        return max(0, limit - used + int(stat.get("inactive_file", 0)))  # pages of files are given up when needed
+    return None
 
 
 def release_memory() -> None:
@@ -34,4 +70,4 @@ def _gnu_libc() -> ctypes.CDLL | None:
     return found if hasattr(found, "malloc_trim") else None
 
 
-__all__ = ["freeze_objects", "release_memory"]
+__all__ = ["available_bytes", "freeze_objects", "release_memory", "total_bytes"]

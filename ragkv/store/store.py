@@ -9,6 +9,7 @@ request: it is logged and counts as a miss (CacheBlend section 5.1, "KV cache st
 
 import atexit
 import functools
+import itertools
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -242,6 +243,11 @@ class Store(Closing):
                 if info.key not in seen:
                     seen.add(info.key)
                     yield info
+
+    def sample(self, count: int) -> list[EntryInfo]:
+        """At most `count` of the entries that are stored on this machine; asks no remote tier."""
+        local = (tier for tier in self._tiers if tier not in self._remote)
+        return list(itertools.islice((info for tier in local for info in tier.infos()), count))
 
     def gc(self, keep: Callable[[Identity], bool]) -> int:
         """Drop every entry whose identity `keep` refuses from every tier; the bytes freed, over all tiers."""

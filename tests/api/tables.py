@@ -35,7 +35,7 @@ def metrics_table() -> str:
     rows = []
     tier = TierStats(TierKind.MEMORY, 0, 0, 0, 0, 0, 0, 0, 0, 0)
     server = RemoteStats("closed", True, 0.0, 0, 0, 0, 0, 0, 0.0, 0)
-    stats = EngineStats("llama", 1, 1, StoreStats((tier,), 0, 0), QueueStats(0, 0, 0, 0, 0, 0), server)
+    stats = EngineStats("llama", 1, 1, "float32", "", StoreStats((tier,), 0, 0), QueueStats(0, 0, 0, 0, 0, 0), server)
     metrics = Metrics(lambda: [TenantStats("", stats, 0, 0)])
     metrics.record_request("/", "GET", 200, 0.0)
     for family in metrics.registry.collect():

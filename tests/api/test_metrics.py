@@ -25,7 +25,7 @@ KNOWN_LABELS |= {"http_response_status_code", "implementation", "major", "minor"
 def _tenant(name: str, hits: int = 0, served: int = 0, sessions: int = 0) -> TenantStats:
     tier = TierStats(TierKind.MEMORY, 3, 1000, 5000, hits, 2, 1, 0, 64, 32)
     queue = QueueStats(waiting=4, admitted=1, served=served, refused=0, expired=0, cancelled=0)
-    engine = EngineStats("llama", 2, 8, StoreStats((tier,), 7, 1, 2), queue)
+    engine = EngineStats("llama", 2, 8, "float32", "", StoreStats((tier,), 7, 1, 2), queue)
     return TenantStats(name, engine, sessions, collections_open=6)
 
 

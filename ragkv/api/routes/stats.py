@@ -60,6 +60,8 @@ class StatsResponse(BaseModel):
     remotes: list[RemoteInfo] = Field(description="The storage that replicas share.")
     model: str = Field(description="The served model.")
     kv_bytes_per_token: int = Field(description="Bytes of a token's KV, as the model computes it.")
+    dtype: str = Field(description="The number format of weights and KV, such as bfloat16.")
+    dtype_why: str = Field(description="Why that one.")
     context_tokens: int | None = Field(
         description="The most tokens of a prompt with its answer; null: no limit is known."
     )
@@ -85,6 +87,8 @@ async def stats(executor: TenantExecutorDep) -> StatsResponse:
             remotes=[RemoteInfo(remote=name, **dataclasses.asdict(remote)) for name, remote in remotes],
             model=executor.service.model_id,
             kv_bytes_per_token=found.kv_bytes_per_token,
+            dtype=found.dtype,
+            dtype_why=found.dtype_why,
             context_tokens=engine.context_tokens,
             collections_open=tenant.collections.open_count,
             tiers=[TierInfo(tier=tier.kind.value, **dataclasses.asdict(tier)) for tier in found.store.tiers],

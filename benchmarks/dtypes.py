@@ -1,0 +1,80 @@
+"""Prefill, fused prefill and decoding in float32 and in bfloat16, and which of them the dtype "auto" chooses.
+
+    python -m benchmarks.dtypes [--quick] [--avx2] [--threads 2] [--shape qwen2.5-0.5b] [--layers 8]
+
+One model for each dtype, with the same random weights, in one process; every action runs on both alternately, and the
+table has medians. `--avx2` lets torch and oneDNN use no instructions beyond AVX2, as on processors that have no more;
+MKL, which multiplies float32, is not limited by these switches.
+"""
+
+import argparse
+import os
+import sys
+import tempfile
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import Any
+
+import torch
+
+from benchmarks import report
+from benchmarks.packing import STEPS, steps_action
+from benchmarks.ttft_world import OUR_FULL, Method, World, model_of
+from ragkv.model.dtype_choice import faster_dtype
+from ragkv.model.product_speed import multiplies_bfloat16
+
+METHODS = (Method(OUR_FULL), Method("sensitivity", 0.15), Method("sensitivity", 0.05))
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+SWITCHES = {"ONEDNN_MAX_CPU_ISA": "AVX2", "ATEN_CPU_CAPABILITY": "avx2"}
+
+
+def main() -> None:
+    options = _options()
+    if options.avx2 and "ONEDNN_MAX_CPU_ISA" not in os.environ:  # read once, when torch is loaded
+        os.execve(
+            sys.executable, [sys.executable, "-m", "benchmarks.dtypes", *sys.argv[1:]], {**os.environ, **SWITCHES}
+        )
+    torch.set_num_threads(options.threads)
+    longest = options.chunks * options.tokens + 256
+    with ExitStack() as stack, tempfile.TemporaryDirectory() as folder:
+        actions: dict[tuple[str, Any], Callable[[], Any]] = {}
+        for name, dtype in DTYPES.items():
+            model = model_of(options.shape, "cpu", longest, dtype, options.layers)
+            world = stack.enter_context(World(model, options.chunks, options.tokens, "memory", folder))
+            actions |= {(name, method): world.action(method) for method in METHODS}
+            actions[name, "steps"] = steps_action(world)
+        choice = faster_dtype(model.config, torch.bfloat16, store_bytes=0)
+        medians = report.alternate(actions, options.runs)
+    rows = []
+    for what in (*METHODS, "steps"):
+        times = {name: medians[name, what] for name in DTYPES}
+        label = f"{STEPS} steps of one row" if what == "steps" else f"{what.name} {what.ratio}"
+        off = times[choice.name] / min(times.values())
+        rows.append((label, *(f"{1000 * seconds:.0f}" for seconds in times.values()), f"{off:.2f}x"))
+    kind = "fast in bfloat16" if multiplies_bfloat16() else "slow in bfloat16"
+    print(
+        f"{options.shape}, {options.layers} layers, random weights, {options.chunks} x {options.tokens} tokens, ",
+        end="",
+    )
+    print(f"{options.threads} threads, {torch.backends.cpu.get_cpu_capability()}, {kind}")
+    print(f"auto: {choice.why}")
+    report.table(("what", "float32 ms", "bfloat16 ms", "auto over the faster"), rows)
+    isa = "avx2" if options.avx2 else "native"
+    print("written:", report.save(f"dtypes-{options.shape}-{isa}-{options.threads}", [list(row) for row in rows]))
+
+
+def _options() -> argparse.Namespace:
+    parser = report.parser(__doc__, quick="two chunks of 256 tokens, three runs", threads=2, runs=5)
+    parser.add_argument("--avx2", action="store_true", help="play a processor with AVX2 alone")
+    parser.add_argument("--shape", default="qwen2.5-0.5b")
+    parser.add_argument("--layers", type=int, default=8, help="fewer than the real model's take less time")
+    parser.add_argument("--chunks", type=int, default=6)
+    parser.add_argument("--tokens", type=int, default=512)
+    options = parser.parse_args()
+    if options.quick:
+        options.chunks, options.tokens, options.runs = 2, 256, 3
+    return options
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,86 @@
+"""The dtype that "auto" stands for: on a CPU, the one in which this processor computes the model fastest.
+
+Only dtypes that hold every weight of the checkpoint unchanged are candidates: the checkpoint's own, and float32. So a
+checkpoint in float32 stays in float32, because bfloat16 would round its weights. Other devices keep the checkpoint's.
+"""
+
+import os
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ragkv.runtime import available_bytes
+
+from .loading import config_of, device_of, float_dtype
+from .product_speed import product_speeds
+
+TIE = 1.1  # float32 must be faster by this factor: it needs twice the memory, and its entries twice the bytes
+SPARE_BYTES = 512 << 20  # left for activations and the rest of the process
+
+
+@dataclass(frozen=True, slots=True)
+class DtypeChoice:
+    """The dtype to load a model in, and why, in a sentence."""
+
+    name: str  # "float32", ...; "auto" if the checkpoint does not say which one it has
+    why: str
+    measured: bool = False  # whether the processor was measured, or the memory decided: then the user should read why
+
+
+def choose_dtype(name: str | os.PathLike[str], device: str, dtype: str, store_bytes: int) -> DtypeChoice:
+    """What `dtype` means for the model `name` on `device`. `store_bytes` of memory are for the store."""
+    if dtype != "auto":
+        float_dtype(dtype)
+        return DtypeChoice(dtype, f"{dtype}, as the settings say")
+    config = config_of(name)
+    if str(name).lower().endswith(".gguf"):
+        return DtypeChoice("float32", "float32, into which the weights of a GGUF file are unpacked")
+    own = getattr(config, "dtype", None)
+    if device_of(device).type != "cpu" or not isinstance(own, torch.dtype) or not own.is_floating_point:
+        return DtypeChoice("auto", "the checkpoint's own")
+    own_name = str(own).removeprefix("torch.")
+    if getattr(config, "quantization_config", None) is not None:
+        return DtypeChoice("auto", f"{own_name}, the checkpoint's own: its weights are quantised")
+    if own.itemsize >= 4:
+        why = f"{own_name}, the checkpoint's own: a narrower one would round its weights (dtype = bfloat16 does so)"
+        return DtypeChoice(own_name, why)
+    return faster_dtype(config, own, store_bytes)
+
+
+def faster_dtype(config: Any, own: torch.dtype, store_bytes: int) -> DtypeChoice:
+    """`own`, a checkpoint's dtype of less than four bytes, or float32: in which this CPU computes the model faster."""
+    own_name = str(own).removeprefix("torch.")
+    config = config.get_text_config()
+    inputs = config.hidden_size
+    outputs = getattr(config, "intermediate_size", None) or 4 * inputs
+    wide, narrow = product_speeds((torch.float32, own), inputs, outputs)
+    gain = narrow.request_s / wide.request_s
+    measured = (
+        f"for a layer's product float32 takes {wide.many_s * 1e3:.2g} ms with many rows and {wide.one_s * 1e3:.2g} ms "
+        f"with one, {own_name} {narrow.many_s * 1e3:.2g} and {narrow.one_s * 1e3:.2g}"
+    )
+    if gain < TIE:
+        return DtypeChoice(own_name, f"{own_name}, the checkpoint's own, is as fast as any here: {measured}")
+    needed, free = _float32_bytes(config) + store_bytes + SPARE_BYTES, available_bytes()
+    if free is not None and needed > free:
+        why = (
+            f"{own_name}, the checkpoint's own: float32 would be {gain:.1f} times as fast on this processor, but it "
+            f"needs {needed / 2**30:.1f} GiB with the store, and {free / 2**30:.1f} GiB are free. Give the store less "
+            "memory (store.memory_bytes), or set dtype = float32"
+        )
+        return DtypeChoice(own_name, why, measured=True)
+    return DtypeChoice("float32", f"float32, in which this processor is {gain:.1f} times as fast: {measured}", True)
+
+
+def _float32_bytes(config: Any) -> int:
+    """Bytes of all weights in float32, counted without making them."""
+    from transformers import AutoModelForCausalLM
+
+    auto: Any = AutoModelForCausalLM
+    with torch.device("meta"):
+        model = auto.from_config(config)
+    return sum(4 * int(parameter.numel()) for parameter in model.parameters())
+
+
+__all__ = ["DtypeChoice", "choose_dtype", "faster_dtype"]

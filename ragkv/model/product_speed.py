@@ -1,0 +1,106 @@
+"""How fast this processor multiplies matrices of a dtype, measured.
+
+A processor without instructions for bfloat16 converts every number and takes seven times as long as with float32; which
+processors have them, and which libraries use them, is nowhere stated reliably. So a few products are timed.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache
+
+import torch
+from torch.nn import functional
+
+ROWS = 64  # of the product that stands for a prompt's rows
+SOME_WEIGHTS = 1 << 19  # weights of that product: its time is proportional to them, and this takes milliseconds
+MOST_WEIGHTS = 1 << 23  # weights of the product of one row, which should not fit the caches
+ROUNDS = 4  # the first one is not counted: kernels are chosen and memory is mapped
+LEAST_S = 2e-4  # one measurement repeats short products until this time has passed
+PROMPT_ROWS = 512  # what a request is taken to compute: rows of its prompt ...
+STEPS = 64  # ... and decoded tokens, a row each
+OTHER_S = 1e-4  # what a step computes for each product besides it: in tiny models that is most of the time
+
+
+@dataclass(frozen=True, slots=True)
+class ProductSpeed:
+    """The times of one linear layer in one dtype, in seconds."""
+
+    many_s: float  # for `ROWS` rows
+    one_s: float  # for one row
+
+    @property
+    def request_s(self) -> float:
+        """Both in one number: `PROMPT_ROWS` rows computed together, then `STEPS` rows one by one."""
+        return self.many_s * PROMPT_ROWS / ROWS + (self.one_s + OTHER_S) * STEPS
+
+
+@cache
+def product_speeds(dtypes: tuple[torch.dtype, ...], inputs: int, outputs: int) -> tuple[ProductSpeed, ...]:
+    """The speeds of a linear layer of that shape in each dtype, on the CPU; takes some tens of milliseconds.
+
+    The dtypes alternate, and the best of some rounds counts, because other work can only make a product slower. One
+    thread computes: if other work takes a processor from one of several threads, all of them wait for it.
+    """
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        return _speeds(dtypes, inputs, outputs)
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _speeds(dtypes: tuple[torch.dtype, ...], inputs: int, outputs: int) -> tuple[ProductSpeed, ...]:
+    inputs = min(inputs, MOST_WEIGHTS)
+    whole = torch.full((min(outputs, max(1, MOST_WEIGHTS // inputs)), inputs), 0.01)
+    some = whole[: max(1, SOME_WEIGHTS // inputs)]
+    scale = len(whole) / len(some)  # the whole layer's time from that of some of its outputs
+    many, one = [float("inf")] * len(dtypes), [float("inf")] * len(dtypes)
+    products = [(_product(some.to(dtype)), _product(whole.to(dtype))) for dtype in dtypes]
+    for round_ in range(ROUNDS):
+        for at, (of_some, of_whole) in enumerate(products):
+            rows = torch.ones((ROWS, inputs), dtype=dtypes[at])
+            many_s, one_s = _seconds(of_some, rows) * scale, _seconds(of_whole, rows[:1])
+            if round_:
+                many[at], one[at] = min(many[at], many_s), min(one[at], one_s)
+    return tuple(ProductSpeed(*pair) for pair in zip(many, one, strict=True))
+
+
+def _product(weights: torch.Tensor) -> Callable[[torch.Tensor], torch.Tensor]:
+    """The product of rows (R, in) with weights (out, in) -> (R, out), as a model computes it: packed in bfloat16."""
+    if weights.dtype is torch.bfloat16 and has_bfloat16_kernels():
+        try:
+            packed = torch.ops.mkldnn._reorder_linear_weight(weights)
+            return lambda rows: torch.ops.mkldnn._linear_pointwise(rows, packed, None, "none", [], "")
+        except (AttributeError, RuntimeError, NotImplementedError):  # they are not public
+            pass
+    return lambda rows: functional.linear(rows, weights)
+
+
+def has_bfloat16_kernels() -> bool:
+    """Whether torch's library multiplies bfloat16 here without converting every matrix to float32."""
+    try:
+        return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+    except (AttributeError, RuntimeError, NotImplementedError):
+        return False
+
+
+@cache
+def multiplies_bfloat16() -> bool:
+    """Whether this processor multiplies bfloat16 at least as fast as float32, rather than through it."""
+    return has_bfloat16_kernels() and speeds_allow_bfloat16(product_speeds((torch.float32, torch.bfloat16), 512, 512))
+
+
+def speeds_allow_bfloat16(speeds: Sequence[ProductSpeed]) -> bool:
+    """Whether bfloat16, the second of the speeds, is not slower for many rows than float32, the first."""
+    return speeds[1].many_s <= speeds[0].many_s
+
+
+@torch.no_grad()
+def _seconds(product: Callable[[torch.Tensor], torch.Tensor], rows: torch.Tensor) -> float:
+    """Seconds of one call."""
+    began, count = time.perf_counter(), 0
+    while count == 0 or time.perf_counter() - began < LEAST_S:
+        product(rows)
+        count += 1
+    return (time.perf_counter() - began) / count

@@ -1,0 +1,155 @@
+"""What the dtype "auto" stands for."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from ragkv import Engine, EngineConfig, StoreConfig
+from ragkv.errors import ConfigError, ModelNotFoundError, UnsupportedModelError
+from ragkv.model import dtype_choice, product_speed
+from ragkv.model.dtype_choice import choose_dtype
+from ragkv.model.product_speed import ProductSpeed, multiplies_bfloat16, product_speeds
+from tests import tiny_models
+
+MIB = 1 << 20
+TIMED = """
+import json, torch
+from ragkv.model.product_speed import multiplies_bfloat16, product_speeds
+wide, narrow = product_speeds((torch.float32, torch.bfloat16), 896, 4864)
+print(json.dumps([multiplies_bfloat16(), narrow.many_s / wide.many_s]))
+"""
+
+
+def saved(folder: Path, dtype: torch.dtype) -> Path:
+    tiny_models.model("llama").to(dtype).save_pretrained(folder)
+    return folder
+
+
+def pretend(monkeypatch: pytest.MonkeyPatch, float32_s: float, other_s: float) -> None:
+    """Let a product take these times, for many rows and for one."""
+    speeds = (ProductSpeed(float32_s, float32_s / 10), ProductSpeed(other_s, other_s / 10))
+    monkeypatch.setattr(dtype_choice, "product_speeds", lambda *_: speeds)
+
+
+def test_auto_is_float32_where_the_processor_is_faster_in_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pretend(monkeypatch, 1.0, 7.0)
+    for dtype in (torch.bfloat16, torch.float16):
+        choice = choose_dtype(saved(tmp_path, dtype), "cpu", "auto", 0)
+        assert (choice.name, choice.measured) == ("float32", True)
+        assert "7.0 times as fast" in choice.why
+
+
+@pytest.mark.parametrize("float32_s", [1.0, 0.92, 3.0])
+def test_auto_is_the_checkpoints_dtype_where_float32_gains_less_than_a_tenth(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, float32_s: float
+) -> None:
+    pretend(monkeypatch, float32_s, 1.0)
+    choice = choose_dtype(saved(tmp_path, torch.bfloat16), "cpu", "auto", 0)
+    assert (choice.name, choice.measured) == ("bfloat16", False)
+
+
+def test_auto_never_rounds_the_weights_of_a_float32_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pretend(monkeypatch, 9.0, 1.0)
+    choice = choose_dtype(saved(tmp_path, torch.float32), "cpu", "auto", 0)
+    assert choice.name == "float32"
+    assert "round" in choice.why
+
+
+def test_float32_that_does_not_fit_the_memory_next_to_the_store_is_not_chosen_and_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pretend(monkeypatch, 1.0, 7.0)
+    monkeypatch.setattr(dtype_choice, "available_bytes", lambda: dtype_choice.SPARE_BYTES + 10 * MIB)
+    folder = saved(tmp_path, torch.bfloat16)
+    assert choose_dtype(folder, "cpu", "auto", 8 * MIB).name == "float32"
+    choice = choose_dtype(folder, "cpu", "auto", 10 * MIB)
+    assert (choice.name, choice.measured) == ("bfloat16", True)
+    assert "GiB are free" in choice.why and "memory_bytes" in choice.why
+
+
+def test_a_dtype_of_the_settings_is_used_whatever_is_faster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pretend(monkeypatch, 1.0, 7.0)
+    assert choose_dtype(saved(tmp_path, torch.bfloat16), "cpu", "bfloat16", 0).name == "bfloat16"
+    with pytest.raises(ConfigError):
+        choose_dtype(tmp_path, "cpu", "int7", 0)
+
+
+def test_a_missing_model_and_an_untested_device_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ModelNotFoundError):
+        choose_dtype(tmp_path / "none", "cpu", "auto", 0)
+    with pytest.raises(ConfigError, match=r"'mps'.*tested on cpu and cuda"):
+        choose_dtype(saved(tmp_path, torch.float32), "mps", "auto", 0)
+
+
+def test_a_loaded_model_on_an_untested_device_is_refused() -> None:
+    with pytest.raises(UnsupportedModelError, match="'meta'"):
+        Engine(tiny_models.model("llama").to("meta"))
+
+
+def test_the_choice_is_in_the_engines_stats_and_in_the_models_dtype(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pretend(monkeypatch, 1.0, 7.0)
+    with Engine.from_pretrained(saved(tmp_path, torch.bfloat16)) as engine:
+        stats = engine.stats()
+        assert (stats.dtype, engine.parts.adapter.dtype) == ("float32", torch.float32)
+        assert "7.0 times" in stats.dtype_why
+    with Engine(tiny_models.model("llama")) as engine:
+        assert engine.stats().dtype_why == "float32, in which the model was given"
+
+
+def test_a_store_made_in_another_dtype_says_once_why_nothing_is_reused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, chunk = saved(tmp_path / "model", torch.bfloat16), list(range(5, 25))
+    config = EngineConfig(store=StoreConfig(directory=str(tmp_path / "kv"), memory_bytes=MIB))
+    pretend(monkeypatch, 1.0, 1.0)
+    with Engine.from_pretrained(folder, config) as engine:
+        engine.warm([chunk])
+        assert engine.parts.unused_note is None
+    pretend(monkeypatch, 1.0, 7.0)
+    with Engine.from_pretrained(folder, config) as engine:
+        reports = [engine.answer([3, 4], [chunk], max_new_tokens=1).reuse for _ in range(2)]
+        engine.flush()
+    said = [note for note in reports[0].notes if "bfloat16" in note]
+    assert len(said) == 1 and "float32" in said[0] and "7.0 times" in said[0]
+    assert reports[0].fused == reports[0].recomputed == 0
+    assert not any("bfloat16" in note for note in reports[1].notes)
+    with Engine.from_pretrained(folder, config) as engine:  # the store has entries of this dtype now
+        assert engine.parts.unused_note is None
+
+
+def test_a_product_is_timed_in_well_under_a_second() -> None:
+    product_speeds.cache_clear()
+    wide, narrow = product_speeds((torch.float32, torch.bfloat16), 256, 512)
+    assert 0 < wide.one_s < wide.many_s < 1 and 0 < narrow.one_s < 1
+    assert wide.request_s == pytest.approx(wide.many_s * 8 + (wide.one_s + 1e-4) * 64)
+
+
+def test_on_a_processor_with_avx2_alone_bfloat16_counts_as_slow() -> None:
+    if not torch.cpu._is_avx512_supported():
+        pytest.skip("this processor has no more than AVX2, so the test of the measurement is the whole suite")
+    found = [
+        json.loads(
+            subprocess.run(
+                [sys.executable, "-c", TIMED],
+                env={**os.environ, **switches, "PYTHONPATH": str(Path(__file__).parents[2])},
+                check=True,
+                capture_output=True,
+            ).stdout
+        )
+        for switches in ({}, {"ONEDNN_MAX_CPU_ISA": "AVX2", "ATEN_CPU_CAPABILITY": "avx2"})
+    ]
+    assert found[0][0] == multiplies_bfloat16()
+    assert found[1] == [False, pytest.approx(found[1][1])] and found[1][1] > 2
+
+
+def test_bfloat16_as_fast_as_float32_counts_as_fast() -> None:
+    one = ProductSpeed(1.0, 1.0)
+    assert product_speed.speeds_allow_bfloat16((one, one))
+    assert not product_speed.speeds_allow_bfloat16((one, ProductSpeed(1.1, 0.5)))
