@@ -27,6 +27,11 @@ if TYPE_CHECKING:
 
 _EXAMPLES = (Path(__file__).parents[1] / "examples", Path(__file__).parents[2] / "examples")  # installed; a checkout
 _NEW_TOKENS = 24
+_FOLLOW_UP = (  # why the times of a follow-up differ from those of other questions
+    "a follow-up, timed without the question before it, with which the passages came. full computes all of it again;",
+    "prefix computed the first question in full, so its history is exact and reused; cold and warm fused it, so they",
+    "compute that history once now, and it is exact from here on (session.inexact_history = recompute)",
+)
 _PASSAGES = 12  # for each question: the whole example corpus
 
 
@@ -144,11 +149,12 @@ def _same(answer: str, gold: str) -> bool:
 def _describe(result: Result) -> str:
     correctness = "right" if result.right else f"WRONG, gold: {result.gold}"
     question, indent = " ... ".join((*result.before, result.question)), " " * 12
+    why = "".join(f"{indent}{line}\n" for line in _FOLLOW_UP) if result.before else ""
     return (
         f"{result.kind:>10}  {question}\n"
         f"{indent}{result.answer}  ({correctness})  sources: {', '.join(result.sources) or 'none word for word'}\n"
         f"{indent}first token: {output.times(result.ttft_s)} = {result.full_s / result.warm_s:.1f}x\n"
-        f"{indent}{result.reuse.tokens} tokens: {output.counts(result.reuse)}\n"
+        f"{indent}{result.reuse.tokens} tokens: {output.counts(result.reuse)}\n{why}"
     )
 
 
