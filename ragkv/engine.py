@@ -290,6 +290,13 @@ class Engine(Closing):
         self.parts.intake.check_encodable(checked)
         return self.parts.warmer.warm(list(dict.fromkeys(chunk.token_ids for chunk in checked)), on_progress, check)
 
+    def warm_soon(self, chunks: Sequence[ChunkLike]) -> None:
+        """Compute and store the entries of `chunks` that are not stored, in the background, between requests."""
+        checked = self.parts.intake.chunks(chunks)
+        self.parts.intake.check_encodable(checked)
+        for chunk in checked:
+            self.parts.background.add(chunk.token_ids)
+
     def delete(self, chunks: Sequence[ChunkLike]) -> int:
         """Drop the entries of `chunks` from every tier. Returns how many of them were stored anywhere."""
         self._check_open()

@@ -32,7 +32,8 @@ class ChatRagKV(BaseChatModel):
     """A chat model over a `ragkv` engine. `config` defaults to `EngineConfig.from_env()`.
 
     `corpus` holds the texts that the chain's retriever may return, split in the same way. They are recognised wherever
-    a prompt holds them, and their KV is stored at the first use. `ingest` computes it beforehand (docs/langchain.md).
+    a prompt holds them. Their KV is computed in the background from the first use on, or before the first call with
+    `warm_corpus="before"`. `ingest` computes it at once (docs/langchain.md).
     """
 
     model_config = ConfigDict(
@@ -59,6 +60,7 @@ class ChatRagKV(BaseChatModel):
     selector: str | None = None
     reuse: ReuseMode | None = None
     corpus: SkipValidation[Sequence[Document | str]] = Field(default=(), exclude=True, repr=False)
+    warm_corpus: Literal["background", "before", "never"] = "background"  # when the corpus is encoded; see the docs
     conversations: bool = True  # find a conversation's session by its messages
     document_separator: str | None = None  # after an inserted document; None: a blank line, for the reader a space
     timeout: float | None = None  # seconds until an answer fails with `DeadlineError`
@@ -205,4 +207,6 @@ class ChatRagKV(BaseChatModel):
             else:
                 self._shared = shared_engine(model, self.config or EngineConfig.from_env())
             self._shared.catalogue.register(map(to_document, self.corpus))
+            if self.warm_corpus != "never":
+                self._shared.encode_known(wait=self.warm_corpus == "before")
         return self._shared

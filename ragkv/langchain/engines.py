@@ -7,6 +7,7 @@ ingested and the conversations are kept.
 
 import atexit
 import hashlib
+import logging
 import threading
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +17,9 @@ from langchain_core.messages import BaseMessage
 from ragkv.config import EngineConfig
 from ragkv.dialogue import DialogueEngine
 from ragkv.engine import Engine
+from ragkv.errors import RagKVError
+
+log = logging.getLogger(__name__)
 
 
 class SharedEngine(DialogueEngine):
@@ -26,6 +30,19 @@ class SharedEngine(DialogueEngine):
         self.histories: dict[str, list[BaseMessage]] = {}  # by session id, if the engine has no directory
         self.name = str(getattr(engine.tokenizer, "name_or_path", "") or "model")
         self.closed = False  # by `close_engines`
+
+    def encode_known(self, *, wait: bool) -> None:
+        """Compute the KV of the known texts: before this returns, or in the background, which tokenizes them too."""
+        if wait:
+            self.catalogue.encode_ingested(wait=True)
+        else:
+            threading.Thread(target=self._encode_soon, name="ragkv-corpus", daemon=True).start()
+
+    def _encode_soon(self) -> None:
+        try:
+            self.catalogue.encode_ingested(wait=False)
+        except RagKVError as error:  # a text may be too long for the context; its prompt says so too
+            log.warning("The corpus is not encoded in the background: %s", error)
 
 
 _ATTRIBUTE = "_ragkv_langchain"

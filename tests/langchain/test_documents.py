@@ -1,5 +1,7 @@
 """In whatever form documents reach the model, they become the ingested chunks; at ratio 1 answers do not change."""
 
+import json
+import threading
 from typing import Any
 
 import pytest
@@ -123,13 +125,50 @@ def test_a_document_of_a_call_is_missed_once_and_then_stored(llm: ChatRagKV) -> 
 
 def test_texts_of_the_corpus_are_recognised_at_once_and_stored_at_the_first_use(tiny: str) -> None:
     new = ["A harbour town of three thousand souls.", Document(page_content="Its ropes are sold as far as Irvburg.")]
-    llm = chat(tiny, corpus=new)
+    llm = chat(tiny, corpus=new, warm_corpus="never")
     prompt = f"Read: {new[0]}\n{A.page_content} Why?"
     first = llm.invoke(prompt)
     llm.shared.engine.flush()
     second = llm.invoke(prompt)
     assert [kv(one)["reuse"]["missed_chunks"] for one in (first, second)] == [1, 0]
     llm.forget(new)
+
+
+@pytest.mark.parametrize("warm", ["background", "before"])
+def test_a_corpus_is_warm_from_the_second_call_on_and_before_the_first_if_so_set(tiny: str, warm: str) -> None:
+    new = [f"The {warm} ferry to Neltham leaves at noon.", f"The {warm} road to Pell is closed in winter."]
+    llm = chat(tiny, corpus=new, warm_corpus=warm)
+    prompts = [f"Read: {text}\n{A.page_content} Why?" for text in new]
+    if warm == "before":
+        assert kv(llm.invoke(prompts[0]))["reuse"]["missed_chunks"] == 0
+    else:
+        llm.invoke("Who?")  # no text of the corpus is missed here
+    for thread in threading.enumerate():
+        if thread.name == "ragkv-corpus":
+            thread.join(30)
+    llm.shared.engine.flush()
+    assert [kv(llm.invoke(prompt))["reuse"]["missed_chunks"] for prompt in prompts] == [0, 0]
+    llm.forget(new)
+
+
+def test_a_text_of_the_corpus_in_json_is_reused_from_the_second_call_on(tiny: str) -> None:
+    new = ['The "lower" ferry to Oró leaves\nat noon, and never on Sundays.']
+    llm = chat(tiny, corpus=new, warm_corpus="before")
+    prompt = f"Read: {json.dumps(new)} Why?"
+    first = llm.invoke(prompt)
+    llm.shared.engine.flush()
+    second = llm.invoke(prompt)
+    assert [kv(one)["reuse"]["missed_chunks"] for one in (first, second)] == [1, 0]
+    assert kv(second)["reuse"]["fused"] + kv(second)["reuse"]["exact"] > 60
+    llm.forget(new)
+
+
+def test_a_long_prompt_without_a_known_text_is_warned_of_once(tiny: str, caplog: pytest.LogCaptureFixture) -> None:
+    llm = chat(tiny, corpus=["The upper ferry to Umbra leaves at dawn."])
+    for _ in range(2):
+        llm.invoke([SystemMessage("Warn me."), HumanMessage("no text of the corpus " * 40)])
+    llm.invoke([SystemMessage("Warn me."), HumanMessage("short")])
+    assert len([one for one in caplog.records if "none of the known texts" in one.getMessage()]) == 1
 
 
 @pytest.mark.parametrize("ratio", [0.0, 0.5, 1.0])
