@@ -25,6 +25,8 @@ def describe_limits(schemas: dict[str, Any], config: ServeConfig) -> None:
         if schema.get("additionalProperties") is False:  # only requests refuse unknown fields
             for field, described in schema.get("properties", {}).items():
                 _set_maximum(name, field, described, limits)
+                if field == "prompt":
+                    _describe_prompts(described, limits)
                 if field == "filter":
                     _replace_object(described, {"$ref": "#/components/schemas/Filter"})
                 elif field == "metadata" and name.startswith("Document"):
@@ -72,6 +74,16 @@ def _filter(limits: LimitsConfig) -> dict[str, Any]:
         "propertyNames": {"pattern": r'^[^"\x00]*$', "maxLength": NAME_CHARS},
         "maxProperties": min(MAX_CONDITIONS, limits.filter_values),
     }
+
+
+def _describe_prompts(described: dict[str, Any], limits: LimitsConfig) -> None:
+    """One text, or as many as there may be answers."""
+    for option in described["anyOf"]:
+        if option["type"] == "array":
+            option["maxItems"] = limits.answers
+        for text in (option, option.get("items", {})):
+            if text.get("type") == "string":
+                text["maxLength"] = limits.question_chars
 
 
 def _describe_embeddings(described: dict[str, Any], config: ServeConfig) -> None:

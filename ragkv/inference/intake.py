@@ -107,7 +107,7 @@ class Intake:
         Raises `PromptTooLongError` if the prompt does not fit even without history.
         """
         runs, chunks, headroom = self._runs, request.chunks, request.max_new_tokens
-        prefix = runs.before_documents
+        prefix = () if request.raw else runs.before_documents
         if chunks and isinstance(chunks[0], Text) and chunks[0].opening:
             prefix, chunks = chunks[0].token_ids, chunks[1:]
         question = request.question + (() if request.raw else runs.after_question)

@@ -31,6 +31,13 @@ CHAT = (  # fields that do not fit each other
     r"^seed: Input should be (less|greater) than",  # a float next to the bound is read as the bound
 )
 
+COMPLETIONS = (
+    r"^stream_options require stream",
+    r"^n: \d+ continuations are too many",  # of all prompts together
+    r"^Token id \d+ is not in the model's vocabulary",  # a key of `logit_bias`
+    r"^seed: Input should be (less|greater) than",  # a float next to the bound is read as the bound
+)
+
 # By operation, the messages of its refusals; docs/api.md lists them for people.
 REFUSED: dict[str, tuple[str, ...]] = {
     "POST /v1/ask": (FILTER, CONDITIONS, PROMPT),
@@ -39,6 +46,7 @@ REFUSED: dict[str, tuple[str, ...]] = {
     "POST /v1/collections/{name}/documents": (BLANK, METADATA, TWINS, FILES),
     "PUT /v1/collections/{name}/documents/{document_id}": (BLANK, METADATA),
     "POST /v1/chat/completions": (FILTER, CONDITIONS, PROMPT, *CHAT),
+    "POST /v1/completions": (PROMPT, *COMPLETIONS),
     "POST /v1/embeddings": (r"^dimensions is \d+",),  # the model's own number alone
 }
 

@@ -2,10 +2,11 @@
 
 from fastapi import APIRouter
 
-from . import ask, chat, collections, embeddings, models, sessions, stats
+from . import ask, chat, collections, completions, embeddings, models, sessions, stats
 
 ROUTERS: tuple[APIRouter, ...] = (
     chat.router,
+    completions.router,
     ask.router,
     collections.router,
     embeddings.router,
