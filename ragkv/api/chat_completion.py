@@ -101,6 +101,7 @@ class ChatCompletion:
     def _events(self, context: WorkContext, tenant: Tenant) -> Generator[Piece | ChatResponse, None, None]:
         # 1. Find the documents and build the prompt.
         sources = self._sources(tenant, context.check)
+        left_out = tenant.known_passages.refresh()
         prompt = self._prompt(tenant, sources)
         # 2. Stream the answers, without markers of sources that do not exist.
         count, tokens = self.body.n or 1, TokenText(tenant.engine.tokenizer)
@@ -131,7 +132,9 @@ class ChatCompletion:
             contents.append(marked.text + text)
         if self.body.rag is not None:
             tenant.collections.drop_if_deleted(self.body.rag.collection, [source.text for source in sources])
-        yield self._response(tenant, prompt, answers, contents, sources)
+        response = self._response(tenant, prompt, answers, contents, sources)
+        response.ragkv.notes += left_out
+        yield response
 
     def _stream(self, context: WorkContext, tenant: Tenant, prompt: DialoguePrompt, count: int) -> ChoiceEvents:
         options = self.body.engine_options

@@ -40,6 +40,7 @@ class LimitsConfig:
     pages: int = 2_000  # pages of a PDF
     inflated_bytes: int = 64 * MIB  # decompressed contents of a PDF's pages; a stream counts for each page that uses it
     filter_values: int = 1_000  # values that one filter compares with
+    known_chars: int = 16_000_000  # letters and digits of a tenant's passages that are looked for in its messages
     question_chars: int = 100_000  # characters of a question, a query or a message
     answers: int = 8  # answers to one request: `n`, times the prompts of a completion
     max_tokens: int = 1024  # the most tokens a request may set for its answer

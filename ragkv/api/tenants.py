@@ -24,9 +24,10 @@ from ragkv.sessions import Session, SessionInfo
 from .collections import Collections, collection_pool
 from .descriptors import collection_limit
 from .keys import TENANT, Principal, Quota
+from .known_passages import KnownPassages
 from .limits import QuotaGuard
 from .metrics import TenantStats
-from .settings import QuotaConfig, ServeConfig
+from .settings import LimitsConfig, QuotaConfig, ServeConfig
 
 log = logging.getLogger(__name__)
 
@@ -36,9 +37,10 @@ _NAMED = "named-"  # prefix of sessions that a client named; the others are foun
 class Tenant(Closing):
     """One open tenant: engine, collections, sessions and quotas."""
 
-    def __init__(self, engine: Engine, collections: Collections, quotas: QuotaConfig) -> None:
+    def __init__(self, engine: Engine, collections: Collections, quotas: QuotaConfig, limits: LimitsConfig) -> None:
         self.engine, self.collections = engine, collections
         self.dialogue = DialogueEngine(engine)
+        self.known_passages = KnownPassages(collections.folders, self.dialogue.catalogue.passages, limits.known_chars)
         self.quotas = QuotaGuard(quotas)
 
     def engine_session_id(self, session_id: str) -> str:
@@ -148,7 +150,8 @@ class Tenants(Closing):
             make_private_folder(place)
         engine = self._model.with_config(_engine_config(self._config.engine, kv_directory, name, quota))
         try:
-            return Tenant(engine, Collections(directory, engine, self.embedder, self._collections), self._config.quotas)
+            collections = Collections(directory, engine, self.embedder, self._collections)
+            return Tenant(engine, collections, self._config.quotas, self._config.limits)
         except BaseException:
             engine.close()
             raise

@@ -11,6 +11,16 @@ their messages to turns.
 
 from .catalogue import DialogueDocument
 from .dialogue_engine import DialogueEngine, DialoguePrompt, DialogueRequest, insert_documents
+from .passage_matcher import PassageMatcher, key_of
 from .template import Turn
 
-__all__ = ["DialogueDocument", "DialogueEngine", "DialoguePrompt", "DialogueRequest", "Turn", "insert_documents"]
+__all__ = [
+    "DialogueDocument",
+    "DialogueEngine",
+    "DialoguePrompt",
+    "DialogueRequest",
+    "PassageMatcher",
+    "Turn",
+    "insert_documents",
+    "key_of",
+]

@@ -1,7 +1,8 @@
-"""The texts that one engine knows as chunks: ingested texts, and texts that came with requests.
+"""The texts that one engine knows as chunks: ingested texts, passages of collections, and texts of requests.
 
-Ingested texts stay until they are forgotten. Of the texts that came with requests, the latest are remembered: their KV
-is stored after a cache miss, so finding them again saves work.
+Ingested texts and passages stay until they are forgotten, and are found in prompts in other writings too, see
+`passage_matcher.py`. Of the texts that came with requests, the latest are remembered: their KV is stored after a cache
+miss, so finding them again saves work.
 """
 
 import threading
@@ -14,6 +15,8 @@ from ragkv.encoding import WarmReport
 from ragkv.engine import Engine
 from ragkv.types import Chunk
 
+from .forms import Forms
+from .passage_matcher import MAX_FOUND, Found, PassageMatcher, joined, key_of
 from .text_matcher import TextMatch, TextMatcher
 
 MAX_REQUEST_TEXTS = 10_000  # texts from requests that are remembered
@@ -33,6 +36,9 @@ class ChunkCatalogue:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._matcher = TextMatcher()
+        self.passages = PassageMatcher()
+        self._forms = Forms(engine)
+        self._by_key: dict[str, str] = {}  # ingested texts by their letters and digits
         self._lock = threading.Lock()
         self._ingested: dict[str, Mapping[str, Any]] = {}  # text -> metadata
         self._from_requests: OrderedDict[str, Mapping[str, Any]] = OrderedDict()  # text -> metadata, oldest first
@@ -56,6 +62,14 @@ class ChunkCatalogue:
             for text in metadata:
                 self._from_requests.pop(text, None)
         self._matcher.add(metadata)
+        self.passages.add(metadata)
+        with self._lock:
+            self._by_key |= {key_of(text): text for text in metadata}
+
+    @property
+    def has_ingested(self) -> bool:
+        """Whether any text was ingested or registered."""
+        return bool(self._ingested)
 
     def remember(self, documents: Iterable[DialogueDocument]) -> None:
         """Remember documents that came with a request, and forget the oldest beyond `MAX_REQUEST_TEXTS`."""
@@ -74,8 +88,13 @@ class ChunkCatalogue:
     def forget(self, texts: Iterable[str]) -> int:
         """Forget `texts` and delete their KV from every tier. Returns how many of them had KV stored."""
         dropped = [text for text in dict.fromkeys(texts) if text]
+        keys = [key_of(text) for text in dropped]
         self._matcher.discard(dropped)
+        self.passages.discard(keys)
+        self._forms.delete()
         with self._lock:
+            for key in keys:
+                self._by_key.pop(key, None)
             for text in dropped:
                 for known in (self._ingested, self._from_requests, self._chunks):
                     known.pop(text, None)
@@ -90,8 +109,39 @@ class ChunkCatalogue:
         self._matcher.discard(dropped)
 
     def find(self, prompt: str) -> list[TextMatch]:
-        """The known texts in `prompt`."""
-        return self._matcher.find(prompt)
+        """The known texts in `prompt`, in order: word for word, then passages in other writings between them."""
+        exact = [Found(match.start, match.stop, "", True) for match in self._matcher.find(prompt)[:MAX_FOUND]]
+        found = joined(exact, self.passages.find(prompt))[:MAX_FOUND]
+        return [
+            TextMatch(one.start, one.stop, prompt[one.start : one.stop], one.key or None, one.word_for_word)
+            for one in found
+        ]
+
+    def encode_ingested(self, *, wait: bool) -> None:
+        """Compute the KV of all ingested and registered texts that is not stored: now, or between requests."""
+        with self._lock:
+            texts = list(self._ingested)
+        chunks = [self.chunk(text) for text in texts]
+        if wait:
+            self._engine.warm(chunks)
+        else:
+            self._engine.warm_soon(chunks)
+
+    def form(self, text: str, token_ids: tuple[int, ...], key: str | None, *, is_passage: bool) -> Chunk:
+        """The chunk of a prompt's own text, in which the passage `key` was found.
+
+        `is_passage`: it is exactly the chunk that the collection has, so its KV is not deleted with other forms.
+        """
+        if not is_passage:
+            self._forms.add(token_ids)
+        with self._lock:
+            known = self._by_key.get(key or key_of(text), "")
+            metadata = self._ingested.get(known, {})
+        return Chunk(token_ids, text, dict(metadata))
+
+    def delete_forms(self) -> None:
+        """Delete the KV of the forms in which passages stood in prompts."""
+        self._forms.delete()
 
     def chunk(self, text: str, metadata: Mapping[str, Any] | None = None) -> Chunk:
         """The chunk of `text`, with the token ids it was ingested with. `metadata` defaults to the known metadata."""

@@ -5,6 +5,7 @@ A chunk keeps the token ids it was ingested with. So at ratio 1 the model reads 
 except for how words at the seams between pieces are split into tokens.
 """
 
+import logging
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -17,6 +18,11 @@ from .catalogue import ChunkCatalogue, DialogueDocument
 from .conversations import Conversation, Conversations
 from .template import Template, Turn
 from .text_matcher import TextMatch
+
+log = logging.getLogger(__name__)
+
+LONG_PROMPT = 500  # characters: a shorter prompt holds no documents
+MAX_WARNED = 64  # system texts
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +60,7 @@ class DialogueEngine:
         self.template = Template(engine.tokenizer, engine.config.prompt.system)
         self.catalogue = ChunkCatalogue(engine)
         self.conversations = Conversations(engine)
+        self._warned: set[str] = set()  # system texts of prompts without a known text
 
     @property
     def separator(self) -> str:
@@ -79,6 +86,8 @@ class DialogueEngine:
         recognition_s = time.perf_counter() - searching
         stop = len(text) - len(template.tail)
         matches = [match for match in matches if match.stop <= stop]
+        if not matches and self.catalogue.has_ingested:
+            self._warn_once(turns, text)
 
         opening, start = self._opening(turns, text, matches, stop)
         conversation = None
@@ -90,7 +99,9 @@ class DialogueEngine:
             conversation = self.conversations.resume(head)
             start = len(head) if conversation.turns else start
         inside = [
-            TextMatch(match.start - start, match.stop - start, match.text) for match in matches if match.start >= start
+            replace(match, start=match.start - start, stop=match.stop - start)
+            for match in matches
+            if match.start >= start
         ]
         metadata = {document.text: document.metadata for document in request.documents}
         pieces, question = self._split(text[start:stop], inside, metadata)
@@ -98,6 +109,18 @@ class DialogueEngine:
             pieces.insert(0, Text(template.opening_ids(opening), opening, opening=True))
         layout_s = time.perf_counter() - began
         return DialoguePrompt(tuple(turns), text, tuple(pieces), question, conversation, recognition_s, layout_s)
+
+    def build_text_prompt(self, text: str) -> tuple[tuple[Chunk, ...], tuple[int, ...]]:
+        """The chunks of a text that stands for itself, without a template, and the token ids after the last one."""
+        matches = self.catalogue.find(text)
+        start = matches[0].start if matches else len(text)
+        opening, rest = self.template.text_ids(text[:start]), text[start:]
+        if not rest:
+            return (), opening
+        inside = [replace(match, start=match.start - start, stop=match.stop - start) for match in matches]
+        pieces, question = self._split(rest, inside, {})
+        first = [Text(opening, text[:start], opening=True)] if opening else []
+        return (*first, *pieces), question
 
     def save_turn(self, prompt: DialoguePrompt, answer: Answer) -> Answer:
         """Save the conversation for its next question, if the session holds what the next prompt will repeat.
@@ -120,7 +143,20 @@ class DialogueEngine:
     def forget_requests(self) -> None:
         """Forget what requests brought: their documents' texts, and conversations without a name."""
         self.catalogue.forget_request_texts()
+        self.catalogue.delete_forms()
         self.conversations.clear()
+
+    def _warn_once(self, turns: Sequence[Turn], text: str) -> None:
+        """Log that a prompt has none of the known texts, once for each system text."""
+        system = self._system_opening(turns)
+        if len(text) - len(system) < LONG_PROMPT or system in self._warned or len(self._warned) >= MAX_WARNED:
+            return
+        self._warned.add(system)
+        log.warning(
+            "A prompt of %d characters has none of the known texts, so none is reused. Give the model the texts that "
+            "the retriever returns, split in the same way (docs/langchain.md).",
+            len(text),
+        )
 
     def _opening(
         self, turns: Sequence[Turn], text: str, matches: Sequence[TextMatch], stop: int
@@ -148,11 +184,14 @@ class DialogueEngine:
         pieces: list[Chunk] = []
         at, end = 0, self.engine.config.prompt.chunk_end
         for match in matches:
-            if not text.startswith(end, match.stop):
-                continue  # the stored entry was encoded with `chunk_end`
             pieces += self._text_piece(text[at : match.start])
-            pieces.append(self.catalogue.chunk(match.text, metadata.get(match.text)))
-            at = match.stop + len(end)
+            ends = text.startswith(end, match.stop)  # stored entries of passages were encoded with `chunk_end`
+            at = match.stop + (len(end) if ends else 0)
+            if ends and match.key is None:
+                pieces.append(self.catalogue.chunk(match.text, metadata.get(match.text)))
+            elif ids := self.template.encode(form := text[match.start : at]):
+                is_passage = ends and match.word_for_word
+                pieces.append(self.catalogue.form(form, ids, match.key, is_passage=is_passage))
         return pieces, self.template.encode(text[at:])
 
     def _text_piece(self, text: str) -> list[Text]:

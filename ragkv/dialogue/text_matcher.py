@@ -10,8 +10,9 @@ hash collision costs time and never gives a false match. The matcher knows no La
 """
 
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,7 @@ _BASE = 0x9E3779B97F4A7C15 | 1  # odd, so that it has an inverse modulo 2**64
 _MERGE_AT = 512  # recent hashes that are merged into the sorted array at once
 
 Hashes = npt.NDArray[np.uint64]
+IsBorder = Callable[[int, int], bool]
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +33,8 @@ class TextMatch:
     start: int  # character offsets
     stop: int
     text: str
+    key: str | None = None  # of a passage that was found by its letters alone
+    word_for_word: bool = True  # whether the prompt has exactly the known text
 
 
 class TextMatcher:
@@ -68,14 +72,17 @@ class TextMatcher:
                 if bucket is not None and bucket.discard(text):
                     del self._buckets[first]  # the next merge removes its key from `_sorted`
 
-    def find(self, prompt: str) -> list[TextMatch]:
-        """The known texts in `prompt`: leftmost first, then longest; no overlaps; never a part of a word."""
+    def find(self, prompt: str, is_border: IsBorder | None = None) -> list[TextMatch]:
+        """The known texts in `prompt`: leftmost first, then longest; no overlaps; never a part of a word.
+
+        `is_border(start, stop)` says whether no word crosses either end; left out: as `prompt` says itself.
+        """
         if len(prompt) < WINDOW or not self._buckets:
             return []
         with self._lock:
-            return list(self._find(prompt, _Sums(prompt)))
+            return list(self._find(prompt, _Sums(prompt), is_border or partial(_at_word_borders, prompt)))
 
-    def _find(self, prompt: str, sums: "_Sums") -> Iterator[TextMatch]:
+    def _find(self, prompt: str, sums: "_Sums", is_border: IsBorder) -> Iterator[TextMatch]:
         windows = sums.hashes(WINDOW)
         known = _is_in(windows, self._sorted)
         if self._recent:
@@ -85,7 +92,7 @@ class TextMatcher:
             if start < end:
                 continue
             bucket = self._buckets.get(int(windows[start]))
-            text = None if bucket is None else bucket.longest_at(start, prompt, sums)
+            text = None if bucket is None else bucket.longest_at(start, prompt, sums, is_border)
             if text is not None:
                 end = start + len(text)
                 yield TextMatch(start, end, text)
@@ -109,12 +116,12 @@ class _Bucket:
             self._arrays = None
         return not self._hashes
 
-    def longest_at(self, start: int, prompt: str, sums: "_Sums") -> str | None:
+    def longest_at(self, start: int, prompt: str, sums: "_Sums", is_border: IsBorder) -> str | None:
         """The longest of the texts at `start` that is not a part of a word, or `None`."""
         texts, lengths, hashes = self._arrays = self._arrays or self._sorted_arrays()
         alike = np.flatnonzero(sums.hashes_at(start, lengths) == hashes)
         for index in alike.tolist():
-            if prompt.startswith(texts[index], start) and _at_word_borders(prompt, start, start + len(texts[index])):
+            if prompt.startswith(texts[index], start) and is_border(start, start + len(texts[index])):
                 return texts[index]
         return None
 

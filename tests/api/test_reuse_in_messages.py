@@ -1,0 +1,140 @@
+"""Passages of the caller's collections are found inside plain messages, in any template, and never another tenant's."""
+
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fastapi.testclient import TestClient
+
+from ragkv import Engine
+from ragkv.api.keys import KeyFile
+from ragkv.api.settings import LimitsConfig
+from ragkv.dialogue import key_of
+from tests.dialogue.prompt_templates import TEMPLATES, passages
+
+from .helpers import app_on, client_of, engine_of, filled
+from .test_chat import chat, said
+
+ASK = "\n\nQuestion: who was the keeper?"
+
+
+@pytest.fixture
+def talk(talker: Engine, tmp_path: Path) -> Iterator[TestClient]:
+    with client_of(app_on(talker, tmp_path / "talks", model=str(tmp_path / "talker"))) as client:
+        yield client
+
+
+def reused(got: Any) -> float:
+    reuse = got["ragkv"]["reuse"]
+    return float((reuse["exact"] + reuse["fused"] + reuse["recomputed"]) / reuse["tokens"])
+
+
+def chunk_tokens(got: Any) -> list[int]:
+    return [span["tokens"] for span in got["ragkv"]["prompt"] if span["kind"] == "chunk"]
+
+
+@pytest.mark.parametrize("role", ["user", "system"])
+@pytest.mark.parametrize("template", TEMPLATES)
+def test_passages_in_any_template_are_reused_from_the_second_request_on(
+    talk: TestClient, template: str, role: str, record_property: Any
+) -> None:
+    """The shares on the first and second request; answers at ratio 1 are those of a full recompute."""
+    known = passages()
+    filled(talk, "facts", known)
+    shares = {"first": list[float](), "second": list[float]()}
+    for seed in range(3):
+        chosen = random.Random(seed).sample(known, 6)
+        text = TEMPLATES[template](chosen)
+        messages: list[Any] = [{"role": "user", "content": text + ASK}]
+        if role == "system":
+            messages = [{"role": "system", "content": "Answer from: " + text}, {"role": "user", "content": ASK}]
+        for call in ("first", "second"):
+            got = chat(talk, messages, max_tokens=1)
+            shares[call].append(reused(got))
+            assert len(chunk_tokens(got)) == 6, "each passage is found once, and nothing else is taken for one"
+            engine_of(talk.app).flush()
+        exact = chat(talk, messages, max_tokens=8, ragkv={"ratio": 1})
+        assert said(exact) == said(chat(talk, messages, max_tokens=8, ragkv={"reuse": "none"}))
+    record_property("shares", shares)
+    print(template, role, {call: round(sum(found) / len(found), 2) for call, found in shares.items()})
+    assert min(shares["second"]) > 0.7
+
+
+def test_a_plain_prompt_is_reused_from_the_first_request_on(talk: TestClient) -> None:
+    known = passages()
+    filled(talk, "facts", known)
+    got = chat(talk, [{"role": "user", "content": "\n\n".join(known[:5]) + ASK}], max_tokens=1)
+    assert got["ragkv"]["reuse"]["missed_chunks"] == 0
+    assert reused(got) > 0.8
+
+
+def test_the_chunk_of_a_form_is_the_prompts_own_text(talk: TestClient) -> None:
+    known, *_ = passages()
+    filled(talk, "facts", [known])
+    engine = engine_of(talk.app)
+    text = TEMPLATES["JSON"]([known])
+    chat(talk, [{"role": "user", "content": text + ASK}], max_tokens=1)
+    tenant = talk.app.state.service.tenants.opened()[""]  # type: ignore[attr-defined]
+    matches = tenant.dialogue.catalogue.find(text)
+    assert [text[match.start : match.stop] for match in matches] == [match.text for match in matches]
+    assert [match.key for match in matches] == [key_of(known)]
+    assert engine.count_tokens(matches[0].text) == len(matches[0].text.encode())  # one token for each byte
+
+
+def test_another_tenants_passages_are_never_found(talker: Engine, tmp_path: Path) -> None:
+    app = app_on(talker, tmp_path, model=str(tmp_path / "talker"))
+    keys = KeyFile(tmp_path / "keys.json")
+    (one, _), (other, _) = keys.add("one", "alpha"), keys.add("other", "beta")
+    known = passages()[:5]
+    messages = [{"role": "user", "content": "\n\n".join(known) + ASK}]
+    with client_of(app, one) as ours, client_of(app, other) as theirs:
+        filled(ours, "facts", known)
+        assert len(chunk_tokens(chat(ours, messages, max_tokens=1))) == 5
+        for _ in range(2):
+            got = chat(theirs, messages, max_tokens=1)
+            assert chunk_tokens(got) == []
+            assert got["ragkv"]["reuse"]["fused"] == 0
+
+
+def test_a_deleted_passage_is_not_found_and_the_kv_of_its_forms_is_deleted(talk: TestClient) -> None:
+    known = passages()[:2]
+    filled(talk, "facts", known)
+    messages = [{"role": "user", "content": TEMPLATES["JSON"](known) + ASK}]
+    chat(talk, messages, max_tokens=1)
+    engine = engine_of(talk.app)
+    engine.flush()
+    assert chat(talk, messages, max_tokens=1)["ragkv"]["reuse"]["missed_chunks"] == 0
+    forms = Path(str(engine.config.store.directory)) / "forms.jsonl"
+    assert len(forms.read_text().splitlines()) == 2 and forms.stat().st_mode & 0o077 == 0
+    stored = engine.stats().store.tiers[-1].entries
+    assert talk.delete("/v1/collections/facts/documents/0").status_code == 200
+    assert engine.stats().store.tiers[-1].entries < stored - 2
+    assert forms.read_text() == ""
+    assert len(chunk_tokens(chat(talk, messages, max_tokens=1))) == 1
+
+
+def test_forms_are_remembered_over_a_restart(talker: Engine, tmp_path: Path) -> None:
+    known = passages()[:2]
+    messages = [{"role": "user", "content": TEMPLATES["JSON"](known) + ASK}]
+    with client_of(app_on(talker, tmp_path, model=str(tmp_path / "talker"))) as client:
+        filled(client, "facts", known)
+        chat(client, messages, max_tokens=1)
+        engine_of(client.app).flush()
+    with client_of(app_on(talker, tmp_path, model=str(tmp_path / "talker"))) as client:
+        assert chat(client, messages, max_tokens=1)["ragkv"]["reuse"]["missed_chunks"] == 0
+        engine = engine_of(client.app)
+        assert client.delete("/v1/collections/facts").status_code == 200
+        engine.flush()
+        assert engine.stats().store.tiers[-1].entries == 0
+
+
+def test_passages_beyond_the_limit_are_not_looked_for_and_the_notes_say_so(talker: Engine, tmp_path: Path) -> None:
+    limits = LimitsConfig(known_chars=300)
+    with client_of(app_on(talker, tmp_path, model=str(tmp_path / "talker"), limits=limits)) as client:
+        known = passages()[:5]
+        filled(client, "facts", known)
+        got = chat(client, [{"role": "user", "content": "\n\n".join(known) + ASK}], max_tokens=1)
+    assert len(chunk_tokens(got)) == 2
+    assert got["ragkv"]["notes"] == ["3 passages are not looked for in messages: limits.known_chars is 300"]
