@@ -6,9 +6,10 @@ threads may call it, and their passes over the model run one after another.
 """
 
 import os
+import threading
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncGenerator, Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Self, Unpack
 
@@ -28,7 +29,7 @@ from .inference import (
 )
 from .model.dtype_choice import choose_dtype
 from .model.loading import READER, READER_NOTE, READER_UNKNOWN, load
-from .runtime import Check, Closing, no_check, openmp
+from .runtime import Check, Closing, iterate_in_thread, no_check, openmp
 from .scheduling import QueueStats
 from .sessions import DetachedTurn, Session, SessionInfo, Sessions, open_sessions
 from .store import Identity, RemoteStats, StoreStats
@@ -124,6 +125,41 @@ class Engine(Closing):
         with self._prefilled(request, session) as (active, turn):
             for _, event in self._events(active, 1):
                 turn.follow(event)
+                yield event
+
+    async def aanswer(
+        self,
+        question: str | Sequence[int],
+        chunks: Sequence[ChunkLike] = (),
+        session: Session | None = None,
+        **options: Unpack[AnswerOptions],
+    ) -> Answer:
+        """`answer` for a task. If the task is cancelled, so is the request."""
+        async with aclosing(self.astream(question, chunks, session, **options)) as events:
+            async for event in events:
+                last = event
+        assert isinstance(last, Answer)
+        return last
+
+    async def astream(
+        self,
+        question: str | Sequence[int],
+        chunks: Sequence[ChunkLike] = (),
+        session: Session | None = None,
+        **options: Unpack[AnswerOptions],
+    ) -> AsyncGenerator[TokenEvent | Answer, None]:
+        """`stream` for a task: one thread runs the whole request, and the event loop never waits for the model.
+
+        Closing the generator, or cancelling the task that waits for it, cancels the request. A loop that is left early
+        closes it by `contextlib.aclosing`.
+        """
+
+        def run(cancel: threading.Event) -> Generator[TokenEvent | Answer]:
+            options["cancel"] = cancel
+            yield from self.stream(question, chunks, session, **options)
+
+        async with aclosing(iterate_in_thread(run, options.get("cancel"))) as events:
+            async for event in events:
                 yield event
 
     def stream_choices(

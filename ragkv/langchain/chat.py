@@ -19,13 +19,13 @@ from ragkv.config import EngineConfig, ReuseMode
 from ragkv.dialogue import DialoguePrompt
 from ragkv.encoding import WarmReport
 from ragkv.engine import Engine
+from ragkv.runtime import iterate_in_thread
 from ragkv.types import Answer, TokenEvent
 
 from .call_options import OWN, answer_options, refuse_unknown
 from .engines import SharedEngine, config_for, shared_engine, shared_engine_of
 from .messages import dialogue_request, to_document
 from .results import chat_chunk, chat_result
-from .thread_stream import iterate_in_thread
 
 
 class ChatRagKV(BaseChatModel):

@@ -8,6 +8,7 @@ from .files import make_private_folder, replace_file, sync
 from .lease_pool import LeasePool
 from .memory import available_bytes, freeze_objects, release_memory, total_bytes
 from .priority_pool import PriorityThreadPool
+from .thread_stream import iterate_in_thread
 from .time_shares import OwnerQueues, TimeShareQueue, current_owner, working_for
 
 __all__ = [
@@ -23,6 +24,7 @@ __all__ = [
     "current_owner",
     "freeze_objects",
     "is_loopback",
+    "iterate_in_thread",
     "make_private_folder",
     "never_urgent",
     "no_check",

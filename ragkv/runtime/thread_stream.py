@@ -6,16 +6,18 @@ Each stream has a thread of its own. In a shared pool, streams that wait for eac
 import asyncio
 import contextlib
 import threading
-from collections.abc import AsyncIterator, Callable, Generator
+from collections.abc import AsyncGenerator, Callable, Generator
 from typing import TypeVar
 
 T = TypeVar("T")
 
 
-async def iterate_in_thread(make: Callable[[threading.Event], Generator[T]]) -> AsyncIterator[T]:
+async def iterate_in_thread(
+    make: Callable[[threading.Event], Generator[T]], cancel: threading.Event | None = None
+) -> AsyncGenerator[T, None]:
     """The items of `make(cancel)`. The event `cancel` is set when the reader stops, and then the thread ends."""
     loop, queue = asyncio.get_running_loop(), asyncio.Queue[tuple[T] | BaseException | None]()
-    cancel = threading.Event()
+    cancel = cancel or threading.Event()
 
     def put(item: tuple[T] | BaseException | None) -> None:
         with contextlib.suppress(RuntimeError):  # the loop is closed, so there is no reader any more
