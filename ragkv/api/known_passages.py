@@ -1,20 +1,32 @@
 """The passages of a tenant's collections, as they are looked for in its chat messages.
 
-A collection is read again when it has changed. Only the letters and digits of passages are held, up to a limit for each
-tenant; what is beyond it is not found in messages, and the answer's notes say so.
+When a collection has changed, its new passages are read. Only the letters and digits of passages are held, up to a
+limit for each tenant; what is beyond it is not found in messages, and the notes of an answer say so.
 """
 
 import logging
 import threading
-from pathlib import Path
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 
 from ragkv.dialogue import PassageMatcher, key_of
 from ragkv.errors import StoreError
-from ragkv.retrieval import state_of
+from ragkv.retrieval import look_into, state_of
 
-from .collection_folders import CollectionFolders
+from .collection_folders import CollectionFolders, CollectionKey
 
 log = logging.getLogger(__name__)
+
+BATCH = 500  # passages that are read at once
+
+
+@dataclass(slots=True)
+class _Known:
+    """What is known of one collection."""
+
+    state: tuple[int, bytes] | None = None  # of its index when it was read
+    keys: dict[int, str] = field(default_factory=dict)  # by the number of the text
+    left: int = 0  # its texts beyond the limit
 
 
 class KnownPassages:
@@ -23,52 +35,62 @@ class KnownPassages:
     def __init__(self, folders: CollectionFolders, matcher: PassageMatcher, limit_chars: int) -> None:
         self._folders, self._matcher, self._limit = folders, matcher, limit_chars
         self._lock = threading.Lock()
-        self._states: dict[Path, object] = {}  # by collection: the state of its index when it was read
-        self._keys: dict[Path, frozenset[str]] = {}  # by collection: its known passages
-        self._left: dict[Path, int] = {}  # by collection: its passages beyond the limit
+        self._known: dict[CollectionKey, _Known] = {}
 
     def refresh(self) -> tuple[str, ...]:
         """Read the collections that have changed. Returns a note if passages are left out."""
         with self._lock:
             self._refresh()
-            left = sum(self._left.values())
+            left = sum(known.left for known in self._known.values())
         note = f"{left} passages are not looked for in messages: limits.known_chars is {self._limit}"
         return (note,) if left else ()
 
     def _refresh(self) -> None:
-        paths = {key.path for name in self._folders.names() if (key := self._folders.key(name)) is not None}
-        states = {path: state_of(path) for path in paths}
-        for path in (self._keys.keys() | self._states.keys()) - paths:
-            self._states.pop(path, None)
-            self._left.pop(path, None)
-            self._forget(self._keys.pop(path, frozenset()))
-        for path in paths:
-            if states[path] is not None and states[path] != self._states.get(path):
-                try:
-                    self._read(path)
-                except StoreError:
-                    log.exception("passages_not_read")
-                self._states[path] = states[path]
+        found = {key for name in self._folders.names() if (key := self._folders.key(name)) is not None}
+        for key in self._known.keys() - found:
+            self._forget(self._known.pop(key).keys.values())
+        for key in sorted(found, key=lambda one: one.path):
+            state, known = state_of(key.path), self._known.setdefault(key, _Known())
+            if state is None or state == known.state:
+                continue
+            if known.state is not None and known.state[0] != state[0]:  # another file: its texts have other numbers
+                self._forget(self._known.pop(key).keys.values())
+                known = self._known[key] = _Known()
+            try:
+                self._read(key, known)
+                known.state = state
+            except StoreError:
+                log.exception("passages_not_read")
 
-    def _read(self, path: Path) -> None:
+    def _read(self, key: CollectionKey, known: _Known) -> None:
         """Know the passages that a collection has now, and forget those that it had."""
-        keys, new, left, chars = set[str](), dict[str, str](), 0, self._matcher.chars
-        before = self._keys.get(path, frozenset())
-        for text in self._folders.texts(path):
-            key = key_of(text)
-            if key in before or key in keys:
-                keys.add(key)
-            elif chars + len(key) <= self._limit:
-                chars += len(key)
-                keys.add(key)
-                new[key] = text
-            else:
-                left += 1
-        self._matcher.add(new.values())
-        self._keys[path], self._left[path] = frozenset(keys), left
-        self._forget(before - keys)
+        with look_into(key.path) as database:
+            numbers = [] if database is None else sorted(database.text_numbers("1", ()).tolist())
+            gone = known.keys.keys() - set(numbers)
+            self._forget([known.keys.pop(number) for number in gone])
+            new = [number for number in numbers if number not in known.keys]
+            known.left = len(new)
+            for start in range(0, len(new), BATCH):
+                if self._matcher.chars >= self._limit:
+                    return
+                assert database is not None
+                self._add(known, database.texts_of(new[start : start + BATCH]))
 
-    def _forget(self, keys: frozenset[str] | set[str]) -> None:
+    def _add(self, known: _Known, texts: Mapping[int, str]) -> None:
+        """Know these texts, as far as the limit allows."""
+        chars, added = self._matcher.chars, list[str]()
+        for number, text in texts.items():
+            key = key_of(text)
+            if chars + len(key) > self._limit:
+                continue
+            chars += len(key)
+            known.keys[number] = key
+            known.left -= 1
+            added.append(text)
+        self._matcher.add(added)
+
+    def _forget(self, keys: Iterable[str]) -> None:
         """Forget the passages that no collection has any more."""
-        held = frozenset[str]().union(*self._keys.values())
-        self._matcher.discard(keys - held)
+        gone = set(keys)
+        if gone:
+            self._matcher.discard(gone.difference(*(known.keys.values() for known in self._known.values())))

@@ -238,6 +238,11 @@ class Database:
                 self._connection.execute("COMMIT")
         return revision, np.array([row[0] for row in rows], dtype=np.int64), [row[1] for row in rows]
 
+    def texts_of(self, numbers: Sequence[int]) -> dict[int, str]:
+        """The texts of these numbers, in order; unknown numbers are left out."""
+        sql = "SELECT number, text FROM texts WHERE number IN (SELECT value FROM json_each(?)) ORDER BY number"
+        return dict(self._rows(sql, (_json(list(numbers)),)))
+
     def vectors(self, dimension: int) -> tuple[TextNumbers, Vectors]:
         """The rows (N,), (N, D) of every text in use that has vectors."""
         rows = self._rows(f"SELECT number, vectors FROM texts WHERE vectors IS NOT NULL AND {IN_USE} ORDER BY number")
