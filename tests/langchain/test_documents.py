@@ -100,8 +100,8 @@ def test_at_ratio_1_the_answer_is_that_of_plain_transformers(way: str, llm: Chat
     assert llm.invoke(messages, max_tokens=12, min_new_tokens=0).content == transformers_answer(tiny, plain, 12)
 
 
-def test_a_chunk_without_its_last_character_is_not_recognised(llm: ChatRagKV) -> None:
-    answer = llm.invoke(f"Context:\n{A.page_content[:-1]}\n\n{B.page_content}\n\n{QUESTION}")
+def test_a_chunk_without_its_last_letter_is_not_recognised(llm: ChatRagKV) -> None:
+    answer = llm.invoke(f"Context:\n{A.page_content[:-2]}\n\n{B.page_content}\n\n{QUESTION}")
     assert [one["source"] for one in kv(answer)["documents"]] == ["b"]
 
 
