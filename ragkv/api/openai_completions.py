@@ -65,7 +65,7 @@ class CompletionRequest(SamplingFields):
 class CompletionLogprobs(BaseModel):
     """The tokens of a continuation: lists of one length."""
 
-    tokens: list[str] = Field(description="The tokens' texts.")
+    tokens: list[str] = Field(description="The tokens' texts; a part of a character as `bytes:\\xc3`.")
     token_logprobs: list[float] = Field(description="Their log probabilities.")
     top_logprobs: list[dict[str, float]] = Field(description="The most probable tokens at each place.")
     text_offset: list[int] = Field(description="Where each begins, counted from the first in characters.")
@@ -78,11 +78,17 @@ class CompletionLogprobs(BaseModel):
             offsets.append(at)
             at += len(entry["token"])
         return cls(
-            tokens=[entry["token"] for entry in entries],
+            tokens=[_name(entry) for entry in entries],
             token_logprobs=[entry["logprob"] for entry in entries],
-            top_logprobs=[{one["token"]: one["logprob"] for one in entry["top_logprobs"]} for entry in entries],
+            top_logprobs=[{_name(one): one["logprob"] for one in entry["top_logprobs"]} for entry in entries],
             text_offset=offsets,
         )
+
+
+def _name(entry: dict[str, Any]) -> str:
+    """The token's text; for a part of a character its bytes, because several would have the same text."""
+    is_part = "\ufffd" in entry["token"] and entry["bytes"] is not None
+    return "bytes:" + "".join(f"\\x{byte:02x}" for byte in entry["bytes"]) if is_part else str(entry["token"])
 
 
 class CompletionChoice(BaseModel):
