@@ -23,7 +23,7 @@ _TRADES = [
     "a mill\nwith two wheels",
     "the <lower> harbour",
     "a school for pilots",
-    "the salt house",
+    "the salt store",
 ]
 
 
