@@ -73,7 +73,8 @@ def reader() -> Iterator[Engine]:
 @pytest.mark.enable_socket
 @pytest.mark.parametrize(("name", "snippets"), _pages())
 def test_the_python_snippets_of_a_page_run(name: str, snippets: list[str], reader: Engine, tmp_path: Path) -> None:
-    net, tokenizer = load("reader", "cpu", "auto")
+    # The same dtype as the fixture's: "auto" may choose another one on a busy machine, and sessions keep KV of one.
+    net, tokenizer = load("reader", "cpu", str(reader.parts.adapter.dtype).removeprefix("torch."))
     documents = [
         Document(page_content="Lodwin works as a pilot."),
         Document(page_content="Lodwin owns an old clarinet."),
