@@ -32,7 +32,7 @@ from .options import (
     require_index,
 )
 from .output import console, print_json, print_note
-from .running_server import ask_server
+from .running_server import ServedAnswer, ask_server
 
 if TYPE_CHECKING:
     from ragkv.rag import RagAnswer
@@ -72,7 +72,7 @@ def ask(
     filters = metadata_filter(where)
     options = EngineOptions(home, model, config, device, dtype, adapter)
 
-    def show(answered: "RagAnswer") -> None:
+    def show(answered: "RagAnswer | ServedAnswer") -> None:
         if as_json:
             print_json({"question": question, **output.plain(answered)})
         else:
@@ -93,7 +93,7 @@ def ask(
         rag.engine.flush()  # after the answer is shown: encodes the chunks that were missed
 
 
-def _show(answered: "RagAnswer", explain: bool) -> None:
+def _show(answered: "RagAnswer | ServedAnswer", explain: bool) -> None:
     """Print an answer, its sources, what was reused, and with `explain` the fate of each part of the prompt."""
     if not answered.hits:
         print_note("no passage matches; the model answered without documents.")

@@ -1,12 +1,14 @@
 """`ragkv ask` through the server that writes to the home: its model is loaded already, and it stores new KV.
 
 Only a server on this machine is asked, and only one that needs no key: a key has documents of its own, which are not
-those of the home. Whatever goes wrong, the caller reads the home itself.
+those of the home. Whatever goes wrong, the caller reads the home itself. Loads neither torch nor `ragkv.rag`: the time
+of a command is otherwise mostly that of loading them.
 """
 
 import http.client
 import json
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,18 +18,26 @@ from ragkv.types import Answer, Citation, PromptSpan, Reuse, Timing
 from .output import print_note
 
 if TYPE_CHECKING:
-    from ragkv.rag import RagAnswer
+    from ragkv.retrieval import Hit
     from ragkv.runtime.server_file import ServerAddress
 
 LIVE_S = 2.0  # for /livez, which answers at once
 ANSWER_S = 600.0  # for an answer; the server's own deadline is shorter by default
 
 
+@dataclass(frozen=True, slots=True)
+class ServedAnswer:
+    """A server's answer, with the fields of `ragkv.rag.RagAnswer`. Token ids and the ids of passages are not known."""
+
+    answer: Answer
+    hits: "tuple[Hit, ...]"  # in prompt order
+
+
 class _Refused(Exception):
     """The server gave no answer; the text says why."""
 
 
-def ask_server(home: Path, model: str, body: Mapping[str, Any]) -> "RagAnswer | None":
+def ask_server(home: Path, model: str, body: Mapping[str, Any]) -> ServedAnswer | None:
     """The answer of the server of `home` to the body of a `/v1/ask`, with a note; `None` if it gives none.
 
     A server with another model is not asked, nor one whose default collection is not the one that `ragkv ingest` fills.
@@ -37,7 +47,7 @@ def ask_server(home: Path, model: str, body: Mapping[str, Any]) -> "RagAnswer | 
         return None
     try:
         _send(address, "GET", "/livez", None, LIVE_S)
-        answered = _rag_answer(_send(address, "POST", "/v1/ask", body, ANSWER_S))
+        answered = _served_answer(_send(address, "POST", "/v1/ask", body, ANSWER_S))
     except (OSError, http.client.HTTPException, ValueError, KeyError, TypeError, _Refused) as error:
         print_note(f"the server at {address.url} does not answer this question: {error}")
         return None
@@ -64,9 +74,8 @@ def _send(
         connection.close()
 
 
-def _rag_answer(found: Mapping[str, Any]) -> "RagAnswer":
-    """A response of `/v1/ask` as the values of the library. It has no token ids and no ids of passages."""
-    from ragkv.rag import RagAnswer
+def _served_answer(found: Mapping[str, Any]) -> ServedAnswer:
+    """A response of `/v1/ask` as the values of the library."""
     from ragkv.retrieval import Hit, Passage
 
     hits = []
@@ -88,7 +97,7 @@ def _rag_answer(found: Mapping[str, Any]) -> "RagAnswer":
         ),
         spans=tuple(_span(one) for one in found["prompt"]),
     )
-    return RagAnswer(answer, tuple(hits))
+    return ServedAnswer(answer, tuple(hits))
 
 
 def _span(one: Mapping[str, Any]) -> PromptSpan:

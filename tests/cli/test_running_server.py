@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -78,6 +79,38 @@ def check_a_server_with_keys(run: Run, home: Path) -> None:
     assert run("keys", "add", "ada", "--home", home).code == 0
     ran = ask(run)
     assert "does not answer this question: This server requires a key" in ran.err and "writes to" in ran.err
+
+
+def test_an_answer_of_the_server_is_read_without_loading_torch() -> None:
+    source = {
+        "document_id": "a",
+        "text": "b",
+        "start": 0,
+        "end": 1,
+        "source": "c",
+        "title": None,
+        "page": 2,
+        "score": 1.0,
+    }
+    span = {"kind": "chunk", "start": 0, "tokens": 3, "state": "exact", "recomputed_at": [], "number": 1, "why": None}
+    found = {
+        "answer": "b",
+        "finish_reason": "stop",
+        "sources": [source],
+        "citations": [{"number": 1, "start": 0, "end": 1}],
+        "prompt": [span],
+        "timing": {"first_token_s": 0.1},
+        "reuse": {"exact": 3, "tokens": 3, "notes": ["x"], "decision": []},
+    }
+    code = f"""
+import sys
+from ragkv.cli import ask, output, running_server
+served = running_server._served_answer({found!r})
+assert output.place(served.hits[0].passage) == "c (page 2)" and served.answer.reuse.notes == ("x",)
+assert served.answer.citations[0].chunk == 0 and served.answer.spans[0].chunk == 0
+assert "torch" not in sys.modules and "ragkv.rag" not in sys.modules
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def test_another_process_at_the_address_of_a_server_is_not_asked(run: Run, documents: Path, tmp_path: Path) -> None:
