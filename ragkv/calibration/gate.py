@@ -74,6 +74,8 @@ def gate(
     without any text: no tokenizer and fewer than three chunks.
     """
     chosen = make_selector(engine.config.fusion.selector if selector is None else selector)
+    if chosen.needs_scores:
+        engine.parts.encoder.make_scores()
     probes = list(_probes(engine, chunks))
     if not probes:
         raise InputError("The gate has no text: give at least three chunks, or an engine with a tokenizer.")

@@ -210,6 +210,7 @@ class _Trainer:
         ids = list(parts.runs.before_documents)
         reused: list[int] = []
         features, stored = [], []
+        parts.encoder.make_scores()
         parts.encoder.register([chunk.token_ids for chunk in example.chunks])
         for number, chunk in enumerate(example.chunks):
             entry, behind_texts = parts.encoder.training_sample(chunk.token_ids)

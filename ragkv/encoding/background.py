@@ -117,7 +117,7 @@ class BackgroundEncoder:
         if lease is None:
             return None
         with lease:
-            return lease.sensitivity is not None or self._encoder.scorer is None
+            return lease.sensitivity is not None or not self._encoder.makes_scores
 
 
 __all__ = ["BackgroundEncoder"]

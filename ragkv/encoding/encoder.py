@@ -31,17 +31,28 @@ class Encoder:
         identity: Identity,
         scorer: Scorer | None = None,
         between: Callable[[], None] = lambda: None,
+        *,
+        makes_scores: bool = True,
     ) -> None:
-        """Without a `scorer` entries have no scores.
+        """With a `scorer` chunks are scored, from the start if `makes_scores`, else once `make_scores` was called.
 
         `between` is called between layers: other requests may decode a step, and other tenants may compute.
         """
         self._adapter, self._fusor, self.prefix_ids, self._between = adapter, fusor, prefix_ids, between
-        self.scorer = scorer
+        self.scorer, self._makes_scores = scorer, makes_scores
         network = scorer.network_digest if scorer else ""  # scores of different networks must not be compared
         self.identity = dataclasses.replace(identity, context=ids_digest(prefix_ids), scorer=network)  # of chunks
         self._prefixes: OrderedDict[str, Entry] = OrderedDict()  # by frequencies
         self._lock = threading.Lock()
+
+    @property
+    def makes_scores(self) -> bool:
+        """Whether chunks are scored, which takes twice as long as encoding them."""
+        return self.scorer is not None and self._makes_scores
+
+    def make_scores(self) -> None:
+        """Score chunks from now on, because a selector is used that needs scores."""
+        self._makes_scores = True
 
     def prefix(
         self, length: int, compute_lock: Callable[[], AbstractContextManager[object]] = nullcontext
@@ -67,9 +78,9 @@ class Encoder:
         return ResidentLease(entry)
 
     def chunk(self, token_ids: tuple[int, ...]) -> Entry:
-        """The entry of a chunk, with scores if there is a scorer. The caller holds the compute lock."""
+        """The entry of a chunk, with scores if it `makes_scores`. The caller holds the compute lock."""
         entry = self._encode(token_ids, behind=self.prefix_ids)
-        if self.scorer is None:
+        if self.scorer is None or not self.makes_scores:
             return entry
         return dataclasses.replace(entry, sensitivity=self.scorer.scores(token_ids, entry.kv))
 
@@ -80,7 +91,7 @@ class Encoder:
 
     def register(self, chunks: Sequence[tuple[int, ...]]) -> None:
         """Announce chunks to be encoded, so that the scorer may use them. The caller holds the compute lock."""
-        if self.scorer is not None:
+        if self.scorer is not None and self.makes_scores:
             self.scorer.register(chunks)
 
     def _encode(self, token_ids: tuple[int, ...], behind: tuple[int, ...]) -> Entry:

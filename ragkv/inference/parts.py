@@ -12,7 +12,7 @@ from typing import Any, Self
 from ragkv.config import EngineConfig, FusionConfig
 from ragkv.encoding import BackgroundEncoder, Encoder, Warmer
 from ragkv.errors import InputError
-from ragkv.fusion import Fusor, Readers, ScoreModel, Scorer, gate_result, learned
+from ragkv.fusion import Fusor, Readers, ScoreModel, Scorer, gate_result, learned, make_selector
 from ragkv.history import BlockWriter
 from ragkv.model import Adapter, adapt
 from ragkv.model.dtype_choice import DtypeChoice
@@ -128,7 +128,8 @@ class EngineParts:
 
         prefix, texts = runs.before_documents, fusion.sensitivity_prefixes
         scorer = Scorer(adapter, prefix, texts, between, network) if texts else None
-        encoder = Encoder(adapter, fusor, prefix, identity, scorer, between)
+        needs_scores = make_selector(fusion.selector).needs_scores
+        encoder = Encoder(adapter, fusor, prefix, identity, scorer, between, makes_scores=needs_scores)
         background = BackgroundEncoder(encoder, store, activity)
         if settings.directory is not None:
             intake.apply_gate_result(gate_result.load(settings.directory, encoder.identity, fusion.selector))

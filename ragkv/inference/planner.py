@@ -59,6 +59,8 @@ class Planner:
         """
         prompt, method, damaged = active.prompt, active.request.method, active.damaged
         reuse, length = method.reuse, len(prompt.token_ids)
+        if reuse == "fused" and method.selector.needs_scores:
+            self._encoder.make_scores()
         frequencies = self.adapter.rope.frequencies(length)
         history = _HistoryPlan(self.adapter, self._block_writer, prompt, damaged, leases)
         spans = [self._prefix(prompt, reuse, length)] if prompt.prefix else []
@@ -72,7 +74,7 @@ class Planner:
             lease = self._lease(token_ids, damaged, leases) if wanted else None
             if wanted and lease is None:
                 missed.append(index)
-            if wanted and (lease is None or (lease.sensitivity is None and self._encoder.scorer is not None)):
+            if wanted and (lease is None or (lease.sensitivity is None and self._encoder.makes_scores)):
                 self._background.add(token_ids)  # now, so that a deletion from here on cancels it
             state = SpanState.COMPUTED
             if lease is not None and exact and lease.info.lossless and lease.info.frequencies == frequencies:
