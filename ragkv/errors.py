@@ -5,6 +5,7 @@ RagKVError
 ├── ProfileError            there is no profile of this model on this machine, or it cannot be read
 ├── InputError              a call's arguments cannot be served
 │   ├── PromptTooLongError  the prompt does not fit the model's context
+│   ├── SchemaError         answers cannot be constrained to this JSON schema; its part is named
 │   └── UnsupportedError    a feature that ragkv does not offer (also a NotImplementedError)
 ├── ModelError
 │   ├── ModelNotFoundError      nothing loadable at that path or id
@@ -46,6 +47,17 @@ class InputError(RagKVError):
 
 class PromptTooLongError(InputError):
     """The prompt and the answer asked for do not fit the model's context."""
+
+
+class SchemaError(InputError):
+    """Answers cannot be constrained to this JSON schema."""
+
+    param = "response_format"  # the argument that has the schema
+
+    def __init__(self, pointer: str, reason: str) -> None:
+        where = f"the schema at {pointer}" if pointer else "the schema"
+        super().__init__(f"Answers cannot be constrained to {where}: {reason}.")
+        self.pointer, self.reason = pointer, reason  # JSON pointer of the part; "" for the whole schema
 
 
 class UnsupportedError(InputError, NotImplementedError):

@@ -74,7 +74,7 @@ class ChatCompletion:
             raise ApiError(400, "A session continues with one answer: leave n out.", param="n")
         if body.top_logprobs and not body.logprobs:
             raise ApiError(400, "top_logprobs need logprobs: set it to true.", param="top_logprobs")
-        self.max_tokens  # noqa: B018 - raises
+        self.max_tokens, body.form  # noqa: B018 - they raise
 
     @property
     def max_tokens(self) -> int:
@@ -103,10 +103,11 @@ class ChatCompletion:
         sources = self._sources(tenant, context.check)
         left_out = tenant.known_passages.refresh()
         prompt = self._prompt(tenant, sources)
-        # 2. Stream the answers, without markers of sources that do not exist.
+        # 2. Stream the answers, without markers of sources that do not exist. In JSON, [1] is a list and no marker.
+        is_json = self.body.form is not None
         count, tokens = self.body.n or 1, TokenText(tenant.engine.tokenizer)
         answers: list[Answer] = []
-        markers = [MarkerFilter(len(sources)) for _ in range(count)]
+        markers = [MarkerFilter(0 if is_json else len(sources)) for _ in range(count)]
         try:
             with closing(self._stream(context, tenant, prompt, count)) as events:
                 for index, event in events:
@@ -127,7 +128,8 @@ class ChatCompletion:
         for index, marked in enumerate(markers):
             if text := marked.finish():
                 yield Piece(index, text)
-            if text := missing_markers(marked.text, citations_of(marked.text, sources)):
+            text = "" if is_json else missing_markers(marked.text, citations_of(marked.text, sources))
+            if text:
                 yield Piece(index, text)
             contents.append(marked.text + text)
         if self.body.rag is not None:
@@ -205,7 +207,7 @@ class ChatCompletion:
         choices = [
             Choice(
                 index=index,
-                message=_message(content, sources),
+                message=_message(content, () if self.body.form else sources),
                 logprobs=Logprobs(content=tokens.entries(answer.logprobs)) if self.body.logprobs else None,  # type: ignore[arg-type]
                 finish_reason=answer.finish_reason,  # type: ignore[arg-type]
             )

@@ -45,6 +45,7 @@ _TYPES = {
 _MAPPED: dict[type[Exception], tuple[int, str | None]] = {  # status and code; subclasses before their base class
     errors.PromptTooLongError: (400, "context_length_exceeded"),
     errors.UnsupportedError: (400, "unsupported_value"),
+    errors.SchemaError: (400, "unsupported_schema"),
     errors.InputError: (400, None),
     errors.ConfigError: (400, None),
     errors.DocumentError: (400, None),
@@ -151,7 +152,8 @@ def as_api_error(error: BaseException) -> ApiError:
         return ApiError(CLIENT_GONE, "The client closed the connection.")
     for kind, (status, code) in _MAPPED.items():
         if isinstance(error, kind):
-            return ApiError(status, str(error), code, retry_after_s=RETRY_AFTER_S if status == 503 else None)
+            param = error.param if isinstance(error, errors.SchemaError) else None
+            return ApiError(status, str(error), code, param, RETRY_AFTER_S if status == 503 else None)
     log.error("request_failed", exc_info=error)
     return ApiError(500, "The server failed to answer; its log says why, under this request's id.")
 

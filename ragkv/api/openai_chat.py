@@ -7,12 +7,14 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, field_validator
 
+from ragkv.constraints import ResponseFormat
 from ragkv.inference import MAX_LOGPROBS, AnswerOptions
 
 from .document_schemas import GivenDocument, Part
 from .errors import ApiError
 from .openai_sampling import SamplingFields
 from .openai_values import Logprobs, Usage, ignored
+from .response_formats import FormatRequest
 from .schemas import AnswerReport, Retrieval, ReuseOptions, SessionId
 
 _IGNORED = "Accepted and ignored."
@@ -90,6 +92,7 @@ class ChatRequest(SamplingFields):
         default=None, description="Texts that end the answer; they are not part of it."
     )
 
+    response_format: FormatRequest | None = Field(default=None, description="The form of the answer; left out: text.")
     documents: list[GivenDocument] | None = Field(default=None, description="Documents to answer from.")
     rag: Retrieval | None = Field(
         default=None, description="Documents to find and answer from; the last user message is the query."
@@ -123,7 +126,6 @@ class ChatRequest(SamplingFields):
     tool_choice: Any = _not_offered("none", "auto")
     functions: Any = _not_offered([])
     function_call: Any = _not_offered("none", "auto")
-    response_format: Any = _not_offered({"type": "text"})
     modalities: Any = _not_offered(["text"])
     audio: Any = _not_offered()
     prediction: Any = _not_offered()
@@ -139,12 +141,17 @@ class ChatRequest(SamplingFields):
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
 
     @property
+    def form(self) -> ResponseFormat | None:
+        """The form that the answer must have; raises `ApiError` and `SchemaError`."""
+        return None if self.response_format is None else self.response_format.form
+
+    @property
     def engine_options(self) -> AnswerOptions:
         """The engine's options for prefill and sampling."""
         options: AnswerOptions = self.ragkv.engine_options if self.ragkv else {}
         if self.logprobs:
             options["logprobs"] = self.top_logprobs or 0
-        return {**options, **self.sampling_options, "stop": self.stop_strings}
+        return {**options, **self.sampling_options, "stop": self.stop_strings, "response_format": self.form}
 
 
 def refuse_unsupported(body: ChatRequest) -> None:

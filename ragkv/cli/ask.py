@@ -12,6 +12,7 @@ from .options import (
     ANSWER,
     HOME,
     Adapter,
+    AnswerSchema,
     AsJson,
     Device,
     Dtype,
@@ -30,6 +31,7 @@ from .options import (
     answer_options,
     metadata_filter,
     require_index,
+    response_format,
 )
 from .output import console, print_json, print_note
 from .running_server import ServedAnswer, ask_server
@@ -57,6 +59,7 @@ def ask(
     ] = "fused",
     temperature: Temperature = 0.0,
     max_new_tokens: MaxNewTokens = 64,
+    schema: AnswerSchema = None,
     explain: Annotated[
         bool, typer.Option("--explain", help="Also show what became of each part of the prompt, as bars.")
     ] = False,
@@ -78,7 +81,7 @@ def ask(
         else:
             _show(answered, explain)
 
-    if device is None and dtype is None and adapter is None and not temperature:
+    if device is None and dtype is None and adapter is None and not temperature and schema is None:
         body: dict[str, Any] = {"question": question, "k": k, "reuse": reuse, "max_tokens": max_new_tokens}
         body |= {"retriever": retriever, "order": order, "selector": selector, "filter": filters or None}
         if ratio is not None:
@@ -88,6 +91,8 @@ def ask(
             return
     answering = answer_options(ratio, selector, temperature, max_new_tokens)
     answering["reuse"] = reuse
+    if schema is not None:
+        answering["response_format"] = response_format(schema)
     with options.rag(reads=True) as rag:
         show(rag.ask(question, k, retriever=retriever, where=filters, order=order, **answering))
         rag.engine.flush()  # after the answer is shown: encodes the chunks that were missed

@@ -29,6 +29,7 @@ PACKAGES = {  # by extra: what must be importable, and what for
     "watch": (("watchfiles",), "ragkv ingest --watch"),
     "lora": (("peft",), "LoRA adapters"),
     "gguf": (("gguf",), "GGUF files"),
+    "structured": (("llguidance",), "answers that a JSON schema constrains"),
     "langchain": (("langchain_core",), "LangChain"),
     "api": (("fastapi", "uvicorn", "structlog", "limits", "prometheus_client"), "ragkv serve"),
     "redis": (("redis",), "shared storage on Redis"),

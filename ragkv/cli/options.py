@@ -1,5 +1,6 @@
 """The options that many commands take, and the engine and corpus that they describe."""
 
+import json
 import os
 import warnings
 from collections.abc import Iterator, Sequence
@@ -17,6 +18,7 @@ from ragkv.runtime.setting_values import FILE_VARIABLE, toml_values
 from .output import print_note
 
 if TYPE_CHECKING:
+    from ragkv.constraints import ResponseFormat
     from ragkv.engine import Engine
     from ragkv.inference import AnswerOptions
     from ragkv.rag import Rag
@@ -138,6 +140,16 @@ Temperature = Annotated[
     typer.Option(min=0, rich_help_panel=ANSWER, help="0 decodes greedily; above 0 samples, more freely if higher."),
 ]
 MaxNewTokens = Annotated[int, typer.Option(min=1, rich_help_panel=ANSWER, help="Longest answer, in tokens.")]
+AnswerSchema = Annotated[
+    Path | None,
+    typer.Option(
+        "--schema",
+        exists=True,
+        dir_okay=False,
+        rich_help_panel=ANSWER,
+        help="File with a JSON schema: the answer is JSON that it allows.",
+    ),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="One JSON document instead of text.")]
 HOME = Path(".ragkv")
 
@@ -281,6 +293,16 @@ def answer_options(
     if ratio is not None:
         options["ratio"] = ratio
     return options
+
+
+def response_format(schema: Path) -> "ResponseFormat":
+    """The form of the answer from a file with a JSON schema."""
+    from ragkv.constraints import ResponseFormat
+
+    try:
+        return ResponseFormat.json_schema(json.loads(schema.read_text("utf-8")))
+    except ValueError as error:
+        raise InputError(f"--schema {schema}: the file is not JSON: {error}.") from error
 
 
 def metadata_filter(pairs: Sequence[str] | None) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from ragkv.constraints import TokenConstraint
 from ragkv.model import Adapter
 from ragkv.model.decoding import end_tokens
 from ragkv.model.sampling import Sampler
@@ -48,22 +49,24 @@ class AnswerGenerator:
                         for final in answers[index].finish():
                             yield index, final
                 steps = [(taken[index], answers[index].tokens[-1]) for index in logits]
-                logits = dict(zip(logits, self._batch.step_together(steps), strict=True))
+                prepared = [answer.constraint.prepare for answer in answers if answer.constraint is not None]
+                logits = dict(zip(logits, self._batch.step_together(steps, meanwhile=prepared), strict=True))
 
     def text_stream(self, active: ActiveRequest) -> TextStream:
         """The text of one answer to this request."""
         return TextStream(self._tokenizer, active.request.stop, as_written=active.request.raw)
 
-    def sampler(self, active: ActiveRequest, index: int) -> Sampler:
+    def sampler(self, active: ActiveRequest, index: int, constraint: TokenConstraint | None) -> Sampler:
         """The sampler of the answer `index`: each has a seed of its own."""
         sampling = active.request.sampling
         if sampling.seed is not None and index:
             sampling = replace(sampling, seed=(sampling.seed + index + 2**63) % 2**64 - 2**63)
-        return Sampler(sampling, active.prefill.token_ids.to(self._adapter.device), self._end_tokens)
+        ends = self._end_tokens if constraint is None else constraint.end_tokens
+        return Sampler(sampling, active.prefill.token_ids.to(self._adapter.device), ends, constraint)
 
-    def is_end(self, token: int) -> bool:
+    def is_end(self, token: int, constraint: TokenConstraint | None) -> bool:
         """Whether the token ends an answer."""
-        return token in self._end_tokens
+        return token in (self._end_tokens if constraint is None else constraint.end_tokens)
 
 
 class _ActiveAnswer:
@@ -71,7 +74,9 @@ class _ActiveAnswer:
 
     def __init__(self, active: ActiveRequest, index: int, generator: AnswerGenerator) -> None:
         self._active, self._generator = active, generator
-        self._text, self._sampler = generator.text_stream(active), generator.sampler(active, index)
+        grammar = active.request.grammar
+        self.constraint = None if grammar is None else grammar.start()
+        self._text, self._sampler = generator.text_stream(active), generator.sampler(active, index, self.constraint)
         self._logprobs: list[TokenLogprob] = []
         self._first_token_s = 0.0
         self.tokens: list[int] = []
@@ -81,7 +86,7 @@ class _ActiveAnswer:
         """Choose the token after `logits` (V,); `None` for an end token, which is not part of the answer."""
         token = self._sampler.choose(logits)
         self._first_token_s = self._first_token_s or self._active.elapsed_s()
-        if self._generator.is_end(token):
+        if self._generator.is_end(token, self.constraint):
             self.reason = "stop"
             return None
         self.tokens.append(token)
@@ -90,7 +95,7 @@ class _ActiveAnswer:
         if logprob is not None:
             self._logprobs.append(logprob)
         event = TokenEvent(self._text.add(token), token, logprob)
-        if self._text.stopped:
+        if self._text.stopped or (self.constraint is not None and self.constraint.finished):
             self.reason = "stop"
         elif len(self.tokens) == self._active.request.max_new_tokens:
             self.reason = "length"
@@ -112,7 +117,14 @@ class _ActiveAnswer:
             citations=cite(self._text.text, request.chunks),
             spans=prefill.spans,
             logprobs=tuple(self._logprobs),
-        ).with_notes(*request.sampling.notes)
+        ).with_notes(*request.sampling.notes, *self._form_notes())
+
+    def _form_notes(self) -> tuple[str, ...]:
+        """A note on an answer that was cut before it had its form."""
+        if self.constraint is None or self.constraint.complete:
+            return ()
+        what = "a stop string" if self._text.stopped else f"max_new_tokens={self._active.request.max_new_tokens}"
+        return (f"the answer does not have its response format: {what} ended it before",)
 
 
 def token_logprob(logits: torch.Tensor, token: int, alternatives: int) -> TokenLogprob:

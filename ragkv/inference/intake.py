@@ -6,6 +6,7 @@ from difflib import get_close_matches
 from typing import Any, get_args
 
 from ragkv.config import EngineConfig, ReuseMode
+from ragkv.constraints import Grammars, ResponseFormat
 from ragkv.errors import InputError, PromptTooLongError
 from ragkv.fusion import make_selector
 from ragkv.fusion.controller import R_STAR
@@ -26,8 +27,10 @@ MAX_LOGPROBS = 20  # most probable tokens that are reported with each token, as 
 class Intake:
     """Checks for one model and one application. Holds no request's state."""
 
-    def __init__(self, adapter: Adapter, tokenizer: Any | None, runs: TemplateRuns, config: EngineConfig) -> None:
-        self._tokenizer, self._runs, self._config = tokenizer, runs, config
+    def __init__(
+        self, adapter: Adapter, tokenizer: Any | None, runs: TemplateRuns, config: EngineConfig, grammars: Grammars
+    ) -> None:
+        self._tokenizer, self._runs, self._config, self._grammars = tokenizer, runs, config, grammars
         self._vocabulary, self._context_length = adapter.vocabulary, adapter.context_length
         self._gate_result: GateResult | None = None
         find(config.session.discard)  # raises for an unknown name
@@ -89,6 +92,12 @@ class Intake:
         if logprobs is not None and not (is_count and 0 <= logprobs <= MAX_LOGPROBS):
             raise InputError(f"logprobs is {logprobs!r}; it must be a whole number in [0, {MAX_LOGPROBS}], or None.")
         TextStream(self._tokenizer, stop)  # raises for stop strings without a tokenizer
+        form = options.get("response_format")
+        if not isinstance(form, ResponseFormat | None):
+            raise InputError(
+                f"response_format is a {type(form).__name__}; give ResponseFormat.json_object() or "
+                "ResponseFormat.json_schema(schema)."
+            )
         sampling = Sampling.of(options)
         self._check_ids(tuple(sampling.logit_bias or ()))
         return replace(
@@ -97,6 +106,7 @@ class Intake:
             stop=(stop,) if isinstance(stop, str) else tuple(stop),
             logprobs=logprobs,
             raw=bool(options.get("raw")),
+            grammar=None if form is None else self._grammars.compile(form),
             sampling=sampling,
             on_prefill=options.get("on_prefill"),
         )

@@ -10,11 +10,13 @@ from dataclasses import dataclass, replace
 from typing import Any, Self
 
 from ragkv.config import EngineConfig, FusionConfig
+from ragkv.constraints import ConstraintTokenizer, Grammars
 from ragkv.encoding import BackgroundEncoder, Encoder, Warmer
 from ragkv.errors import InputError
 from ragkv.fusion import Fusor, Readers, ScoreModel, Scorer, gate_result, learned, make_selector
 from ragkv.history import BlockWriter
 from ragkv.model import Adapter, adapt
+from ragkv.model.decoding import end_tokens
 from ragkv.model.dtype_choice import DtypeChoice
 from ragkv.model.fingerprint import architecture_digest, rope_digest, tokenizer_digest, weights_digest
 from ragkv.model.kcache import Offloading
@@ -42,6 +44,7 @@ class SharedModel:
     activity: Activity
     batch: DecodeBatch
     dtype_choice: DtypeChoice
+    constraint_tokenizer: ConstraintTokenizer
 
     @classmethod
     def of(cls, model: Any, tokenizer: Any | None, config: EngineConfig, choice: DtypeChoice | None = None) -> Self:
@@ -67,7 +70,8 @@ class SharedModel:
         choice = choice or DtypeChoice(identity.dtype, f"{identity.dtype}, in which the model was given")
         log.info("The model computes in %s.", choice.why)
         batch = DecodeBatch(adapter, activity.lock, rows=config.scheduler.batch_rows)
-        return cls(adapter, tokenizer, identity, activity, batch, choice)
+        constraint_tokenizer = ConstraintTokenizer(tokenizer, adapter.vocabulary, end_tokens(adapter.model, tokenizer))
+        return cls(adapter, tokenizer, identity, activity, batch, choice, constraint_tokenizer)
 
     def for_another_engine(self) -> "SharedModel":
         """The same model for one more engine, which is closed by itself."""
@@ -112,7 +116,7 @@ class EngineParts:
         adapter, activity, settings, fusion = shared.adapter, shared.activity, config.store, config.fusion
         bos_token_id = getattr(adapter.config, "bos_token_id", None)
         runs = template_runs(shared.tokenizer, bos_token_id, config.prompt.system)
-        intake = Intake(adapter, shared.tokenizer, runs, config)
+        intake = Intake(adapter, shared.tokenizer, runs, config, Grammars(shared.constraint_tokenizer))
         identity = replace(shared.identity, adapter=config.adapter_id, tenant=settings.tenant, codec=settings.codec)
 
         cuda = adapter.device.type == "cuda"

@@ -15,6 +15,7 @@ import torch
 from transformers import DynamicCache
 
 from ragkv.config import ReuseMode
+from ragkv.constraints import Grammar, ResponseFormat
 from ragkv.fusion import Fused, Selector
 from ragkv.history import EMPTY, Discard, History, Part, PartKind
 from ragkv.model import Recording
@@ -133,6 +134,7 @@ class AnswerOptions(PrefillOptions, total=False):
     max_new_tokens: int  # 64 if left out
     stop: Sequence[str]  # strings that end the answer
     logprobs: int | None  # log probabilities of the tokens, and of so many (0 to 20) most probable ones
+    response_format: ResponseFormat | None  # the form that the answer must have (docs/structured.md)
     raw: bool  # continue a text: no template follows the question, and the answer keeps the space it begins with
     on_prefill: Callable[[Prefill], None] | None  # called with the prefill before the first token
     # The fields of `ragkv.model.sampling.Sampling`, where each has its range. Greedy unless one of them samples.
@@ -164,6 +166,7 @@ class Request:
     stop: tuple[str, ...] = ()
     logprobs: int | None = None
     raw: bool = False
+    grammar: Grammar | None = None  # constrains the answer
     sampling: Sampling = field(default_factory=Sampling)
     on_prefill: Callable[[Prefill], None] | None = None
     began: float = field(default_factory=time.perf_counter)  # all times of the report count from here

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any, cast
 
+from ragkv.constraints import parse
 from ragkv.errors import InputError, UnsupportedError
 from ragkv.inference import AnswerOptions
 
@@ -11,8 +12,8 @@ SAMPLING = (
     *("repetition_penalty", "no_repeat_ngram_size", "min_new_tokens"),
 )
 FUSION = ("ratio", "selector", "reuse")
-OWN = ("model", "max_tokens", "documents", "session_id", *FUSION, *SAMPLING)
-NOT_OFFERED = {"tools": "tools", "tool_choice": "tools", "functions": "tools", "response_format": "structured output"}
+OWN = ("model", "max_tokens", "documents", "session_id", "response_format", *FUSION, *SAMPLING)
+NOT_OFFERED = {"tools": "tools", "tool_choice": "tools", "functions": "tools"}
 _LANGCHAIN = ("ls_structured_output_format", "stream_usage")  # added by LangChain itself; ignored
 
 
@@ -30,6 +31,8 @@ def answer_options(settings: Mapping[str, Any]) -> AnswerOptions:
     """The engine's options for these settings. A setting that is `None` is left to the engine."""
     names = ("selector", "reuse", *SAMPLING)
     options = {name: settings[name] for name in names if settings[name] is not None}
+    if (form := parse(settings["response_format"])) is not None:
+        options["response_format"] = form
     if settings["ratio"] is not None:
         options["ratio"] = None if settings["ratio"] == "auto" else settings["ratio"]
     return cast("AnswerOptions", {**options, "max_new_tokens": settings["max_tokens"]})

@@ -13,12 +13,14 @@ from langchain_core.documents import Document
 from langchain_core.language_models import BaseChatModel, LangSmithParams
 from langchain_core.messages import BaseMessage
 from langchain_core.outputs import ChatGenerationChunk, ChatResult
+from langchain_core.runnables import Runnable
 from pydantic import ConfigDict, Field, PrivateAttr, SecretStr, SkipValidation
 
 from ragkv.config import EngineConfig, ReuseMode
 from ragkv.dialogue import DialoguePrompt
 from ragkv.encoding import WarmReport
 from ragkv.engine import Engine
+from ragkv.errors import InputError
 from ragkv.runtime import iterate_in_thread
 from ragkv.types import Answer, TokenEvent
 
@@ -26,6 +28,7 @@ from .call_options import OWN, answer_options, refuse_unknown
 from .engines import SharedEngine, config_for, shared_engine, shared_engine_of
 from .messages import dialogue_request, to_document
 from .results import chat_chunk, chat_result
+from .structured_output import Method, structured
 
 
 class ChatRagKV(BaseChatModel):
@@ -118,6 +121,24 @@ class ChatRagKV(BaseChatModel):
         return list(self.shared.template.encode(text))
 
     # Answering
+
+    def with_structured_output(
+        self,
+        schema: Any = None,
+        *,
+        method: Method = "json_schema",
+        include_raw: bool = False,
+        strict: bool | None = None,
+        **kwargs: Any,
+    ) -> Runnable[Any, Any]:
+        """This model, whose answers are JSON of `schema`: a pydantic class, a TypedDict or a JSON schema.
+
+        `strict` changes nothing: every schema is kept strictly. Raises `InputError`; a schema that cannot be kept
+        raises `SchemaError` when the model is called.
+        """
+        if kwargs:
+            raise InputError(f"Unknown arguments of with_structured_output: {', '.join(sorted(kwargs))}.")
+        return structured(self, schema, method, include_raw)
 
     def _generate(
         self,

@@ -7,7 +7,7 @@ penalties count the tokens of the answer, not of the prompt. All other rules are
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Any, Self
+from typing import Any, Protocol, Self
 
 import torch
 from transformers import (
@@ -128,11 +128,33 @@ def _check_biases(biases: Mapping[int, float] | None) -> None:
             raise InputError(f"logit_bias of token {token} is {bias!r:.80}; it must be a number in [-100, 100].")
 
 
+class Constraint(Protocol):
+    """Which tokens may follow in one answer; see `ragkv.constraints`."""
+
+    def mask(self, logits: torch.Tensor) -> torch.Tensor:
+        """A copy of `logits` (V,) in which tokens that are not allowed are minus infinity."""
+        ...
+
+    def accept(self, token: int) -> None:
+        """Go on behind `token`."""
+        ...
+
+
 class Sampler:
     """Chooses the next token of one answer."""
 
-    def __init__(self, sampling: Sampling, prompt_ids: torch.Tensor, eos: Sequence[int]) -> None:
-        """`prompt_ids` (S,) are on the device of the logits; `eos` end an answer."""
+    def __init__(
+        self,
+        sampling: Sampling,
+        prompt_ids: torch.Tensor,
+        eos: Sequence[int],
+        constraint: Constraint | None = None,
+    ) -> None:
+        """`prompt_ids` (S,) are on the device of the logits; `eos` end an answer.
+
+        `constraint` holds before everything else: all other rules see only what it allows.
+        """
+        self._constraint = constraint
         self._samples = sampling.samples
         self._ids = prompt_ids.unsqueeze(0)  # (1, S + generated)
         self._answer_rules = _AnswerRules(sampling, prompt_ids.device)
@@ -145,7 +167,11 @@ class Sampler:
 
     def choose(self, logits: torch.Tensor) -> int:
         """The token after `logits` (V,) float32, which stay as they are; the rules see it from now on."""
+        if self._constraint is not None:
+            logits = self._constraint.mask(logits)
         scores = self._processors(self._ids, self._answer_rules.applied(logits).unsqueeze(0))
+        if self._constraint is not None and self._processors and not scores.isfinite().any():
+            scores = logits.unsqueeze(0)  # a rule forbids the only tokens that the constraint allows
         if self._samples:
             probabilities = scores.softmax(dim=-1)
             token = torch.multinomial(probabilities, 1, generator=self._generator)
@@ -153,6 +179,8 @@ class Sampler:
             token = scores.argmax(dim=-1, keepdim=True)
         self._ids = torch.cat((self._ids, token), dim=1)
         self._answer_rules.add(int(token))
+        if self._constraint is not None:
+            self._constraint.accept(int(token))
         return int(token)
 
 

@@ -11,7 +11,7 @@ The batch knows no samplers and no text: choosing a token is up to its consumer,
 import threading
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -103,14 +103,21 @@ class DecodeBatch:
         if self._waiting and time.perf_counter() - self._stepped_at >= self._step_s:
             self._step()
 
-    def step_together(self, tokens: Sequence[tuple[DecodeSlot, int]]) -> list[torch.Tensor]:
-        """For each slot the logits (V,) float32 after its token, whose KV is appended. Waits until all steps ran."""
+    def step_together(
+        self, tokens: Sequence[tuple[DecodeSlot, int]], meanwhile: Sequence[Callable[[], None]] = ()
+    ) -> list[torch.Tensor]:
+        """For each slot the logits (V,) float32 after its token, whose KV is appended. Waits until all steps ran.
+
+        `meanwhile` are called once other requests may run the steps; they raise nothing.
+        """
         requests = [slot.request(token) for slot, token in tokens]
         try:
             with self._changed:
                 self._waiting += requests
                 self._expected -= {request.slot for request in requests}
                 self._changed.notify_all()
+            for work in meanwhile:
+                work()
             for request in requests:
                 self._wait_for(request)
         except BaseException:  # interrupted: these tokens are not wanted any more

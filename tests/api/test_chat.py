@@ -249,7 +249,6 @@ NOT_OFFERED = [
     {"tools": [{"type": "function", "function": {"name": "f"}}]},
     {"tool_choice": "required"},
     {"functions": [{"name": "f"}]},
-    {"response_format": {"type": "json_object"}},
     {"modalities": ["text", "audio"]},
     {"audio": {"voice": "x"}},
     {"prediction": {"type": "content"}},

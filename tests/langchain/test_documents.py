@@ -273,14 +273,9 @@ def test_a_feature_that_is_not_offered_raises_an_error_that_names_it(call: Any, 
     assert isinstance(refused.value, UnsupportedError)
 
 
-@pytest.mark.parametrize(
-    "call", [lambda llm: llm.bind_tools([print]), lambda llm: llm.with_structured_output({"title": "x"})]
-)
-def test_tools_and_structured_output_are_refused_as_langchains_base_class_refuses_them(
-    call: Any, llm: ChatRagKV
-) -> None:
+def test_tools_are_refused_as_langchains_base_class_refuses_them(llm: ChatRagKV) -> None:
     with pytest.raises(NotImplementedError):
-        call(llm)
+        llm.bind_tools([print])
 
 
 @pytest.mark.parametrize("call", [{"documnets": []}, {"documents": [3]}, {"ratio": 2.0}])

@@ -1,0 +1,212 @@
+"""Compiled forms, and the constraint of one answer.
+
+A grammar is compiled by llguidance, whose own limits bound its memory and the work of a token's mask. Compiling runs
+on a thread of its own: the caller waits for it for a limited time. The interpreter's lock is free meanwhile.
+"""
+
+import json
+import threading
+import time
+from collections import OrderedDict
+from typing import Any
+
+import numpy as np
+import torch
+
+from ragkv.errors import InputError, SchemaError
+
+from .response_format import Path, ResponseFormat, pointer
+from .token_bytes import ConstraintTokenizer
+
+CACHED = 64  # compiled grammars that an engine keeps
+COMPILE_S = 5.0  # the most that a caller waits for a grammar
+_SEARCH_S = 1.0  # the most that is spent on finding the part of a schema that is at fault
+_LEXER_STATES = 50_000  # of one grammar; a state takes 1 to 2 KB
+# On one line, with at most one space after a separator: a model can fill any number of tokens with white space.
+_OPTIONS = {
+    "whitespace_flexible": False,
+    "item_separator": ", ?",
+    "key_separator": ": ?",
+    "lenient": False,
+    "coerce_one_of": False,
+}
+_SUBSCHEMAS = ("properties", "patternProperties", "$defs", "definitions", "anyOf", "oneOf", "allOf", "prefixItems")
+_SUBSCHEMA = ("items", "additionalProperties", "not", "if", "then", "else", "contains", "propertyNames")
+
+
+class TokenConstraint:
+    """What one answer may contain. One thread at a time; dies with the answer."""
+
+    def __init__(self, matcher: Any, tokenizer: ConstraintTokenizer) -> None:
+        self._matcher, self._vocabulary = matcher, tokenizer.vocabulary
+        self.end_tokens = tokenizer.end_tokens
+        self._packed: bytes | None = None  # the next mask: a bit for each token
+
+    def prepare(self) -> None:
+        """Compute the next mask now, while a step runs. Raises nothing: `mask` does."""
+        if self._packed is None and not self.finished:
+            self._packed = self._matcher.compute_bitmask()
+
+    def mask(self, logits: torch.Tensor) -> torch.Tensor:
+        """A copy of `logits` (V,) in which every token that is not allowed here is minus infinity.
+
+        Raises `InputError` if the form needs more work for one token than the limits allow.
+        """
+        self.prepare()
+        self._check()
+        assert self._packed is not None  # nothing is chosen behind a finished answer
+        bits = np.unpackbits(np.frombuffer(self._packed, np.uint8), count=self._vocabulary, bitorder="little")
+        forbidden = torch.from_numpy(bits == 0)
+        return logits.masked_fill(forbidden.to(logits.device, non_blocking=True), -torch.inf)
+
+    def accept(self, token: int) -> None:
+        """Go on behind `token`, which the mask allowed."""
+        self._packed = None
+        self._matcher.consume_token(token)
+        self._check()
+
+    @property
+    def finished(self) -> bool:
+        """Whether the answer is complete and nothing can follow."""
+        return bool(self._matcher.is_stopped())
+
+    @property
+    def complete(self) -> bool:
+        """Whether the answer so far has the form, though more may follow."""
+        return bool(self._matcher.is_accepting() or self._matcher.is_stopped())
+
+    def _check(self) -> None:
+        if self._matcher.is_error():
+            raise InputError(f"The response format is too complex to go on: {_first_line(self._matcher.get_error())}.")
+
+
+class Grammar:
+    """A compiled form. Immutable: each answer works on a copy."""
+
+    def __init__(self, matcher: Any, tokenizer: ConstraintTokenizer) -> None:
+        self._matcher, self._tokenizer = matcher, tokenizer
+        self._lock = threading.Lock()
+
+    def start(self) -> TokenConstraint:
+        """The constraint of a new answer."""
+        with self._lock:
+            return TokenConstraint(self._matcher.deep_copy(), self._tokenizer)
+
+
+class Grammars:
+    """Compiles forms, and keeps the latest by their content. Thread-safe."""
+
+    def __init__(self, tokenizer: ConstraintTokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._lock = threading.Lock()
+        self._kept: OrderedDict[ResponseFormat, Grammar] = OrderedDict()
+        self._compiling = threading.Lock()
+
+    def compile(self, form: ResponseFormat) -> Grammar:
+        """The grammar of `form`.
+
+        Raises `SchemaError` for a schema that allows nothing, is not supported or takes too long; `InputError` for a
+        tokenizer that cannot be used; `MissingExtraError`.
+        """
+        with self._lock:
+            if (found := self._kept.get(form)) is not None:
+                self._kept.move_to_end(form)
+                return found
+        made = self._within_limit(form)
+        with self._lock:
+            self._kept[form] = made
+            while len(self._kept) > CACHED:
+                self._kept.popitem(last=False)
+        return made
+
+    def _within_limit(self, form: ResponseFormat) -> Grammar:
+        """Compile on a thread of its own, one at a time, and wait for it for `COMPILE_S`."""
+        tokenizer = self._tokenizer.get()  # slow at the first call, but not because of the schema
+        outcome: list[Grammar | Exception] = []
+
+        def run() -> None:
+            try:
+                with self._compiling:
+                    outcome.append(Grammar(_compiled(tokenizer, form), self._tokenizer))
+            except Exception as error:  # raised in the caller's thread
+                outcome.append(error)
+
+        thread = threading.Thread(target=run, name="ragkv-grammar", daemon=True)
+        thread.start()
+        thread.join(COMPILE_S)
+        if not outcome:
+            raise SchemaError("", f"it takes more than {COMPILE_S:g} s to compile")
+        if isinstance(outcome[0], Exception):
+            raise outcome[0]
+        return outcome[0]
+
+
+def _compiled(tokenizer: Any, form: ResponseFormat) -> Any:
+    """A matcher at the beginning of `form`. Raises `SchemaError`."""
+    matcher = _matcher(tokenizer, form.schema)
+    if matcher.is_error():
+        schema = json.loads(form.schema)
+        path = _culprit(tokenizer, schema, schema, until=time.monotonic() + _SEARCH_S)
+        part = _at(schema, path)
+        raise SchemaError(pointer(path), _first_line(_matcher(tokenizer, _with_definitions(part, schema)).get_error()))
+    first = matcher.deep_copy()
+    first.compute_bitmask()
+    if first.is_error() or first.is_stopped():
+        raise SchemaError("", "no text has this form")
+    return matcher
+
+
+def _matcher(tokenizer: Any, schema: str) -> Any:
+    from llguidance import LLMatcher, LLParserLimits
+
+    limits = LLParserLimits(max_lexer_states=_LEXER_STATES, verbose_errors=False)
+    try:
+        grammar = LLMatcher.grammar_from_json_schema(schema, overrides=_OPTIONS)  # type: ignore[arg-type]
+    except ValueError as error:
+        raise SchemaError("", str(error)) from error
+    return LLMatcher(tokenizer, grammar, log_level=0, limits=limits)
+
+
+def _culprit(tokenizer: Any, schema: Any, root: Any, until: float) -> Path:
+    """The path of the innermost subschema that cannot be compiled by itself, as far as it is found in time."""
+    for path, inner in _children(schema):
+        if time.monotonic() > until:
+            break
+        if _matcher(tokenizer, _with_definitions(inner, root)).is_error():
+            return (*path, *_culprit(tokenizer, inner, root, until))
+    return ()
+
+
+def _children(schema: Any) -> list[tuple[Path, dict[str, Any]]]:
+    """The subschemas right inside a schema, each with its path."""
+    found: list[tuple[Path, Any]] = []
+    for name in _SUBSCHEMAS:
+        inside = schema.get(name)
+        if isinstance(inside, dict):
+            found += [((name, key), one) for key, one in inside.items()]
+        elif isinstance(inside, list):
+            found += [((name, number), one) for number, one in enumerate(inside)]
+    found += [((name,), schema.get(name)) for name in _SUBSCHEMA]
+    return [(path, one) for path, one in found if isinstance(one, dict)]
+
+
+def _with_definitions(part: dict[str, Any], root: dict[str, Any]) -> str:
+    """A subschema as a schema of its own that can refer to the definitions of the whole."""
+    shared = {name: root[name] for name in ("$defs", "definitions") if name in root and name not in part}
+    return json.dumps({**part, **shared}, ensure_ascii=False)
+
+
+def _at(schema: Any, path: Path) -> Any:
+    for key in path:
+        schema = schema[key]
+    return schema
+
+
+def _first_line(message: str) -> str:
+    """The compiler's message without its dumps: the first line, and the reason of a regex error."""
+    lines = [line.strip() for line in message.splitlines() if line.strip()]
+    reasons = [line for line in lines if line.startswith("error:")]
+    return (" ".join([lines[0], *reasons]) if lines else "unknown reason")[:300].rstrip(".:")
+
+
+__all__ = ["Grammar", "Grammars", "TokenConstraint"]

@@ -1,0 +1,120 @@
+"""The form of an answer, as a value, and the limits of a schema. Pure Python.
+
+A schema comes from strangers. What is checked here is what the compiler does not limit by itself: its own limits on
+work (grammar size, states, steps of regular expressions) hold for the rest.
+"""
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import Any, Self
+
+from ragkv.errors import InputError, SchemaError
+
+SCHEMA_CHARS = 100_000  # of a schema as JSON
+SCHEMA_DEPTH = 64  # JSON values inside one another; an object in an object is two levels
+SCHEMA_VALUES = 10_000  # JSON values in a schema
+JOINED_PATTERNS = 8  # patterns and formats, if `allOf` or a `$ref` with neighbours joins subschemas
+MULTIPLE_DIGITS = 4  # significant digits of `multipleOf`: an automaton has as many states as the number
+
+Path = tuple[str | int, ...]
+_NEXT_TO_REF = {"$ref", "$defs", "definitions", "description", "title", "default", "examples", "deprecated", "$comment"}
+
+
+@dataclass(frozen=True, slots=True)
+class ResponseFormat:
+    """What an answer must look like: JSON that a schema allows. Equal forms share one compiled grammar."""
+
+    schema: str  # the schema as JSON; the order of its properties is the order in the answer
+
+    @classmethod
+    def json_object(cls) -> Self:
+        """Any JSON object."""
+        return cls('{"type": "object"}')
+
+    @classmethod
+    def json_schema(cls, schema: Mapping[str, Any] | bool) -> Self:
+        """JSON that `schema` allows. Raises `SchemaError` for a schema that is not JSON or exceeds a limit."""
+        if not isinstance(schema, Mapping | bool):
+            raise SchemaError("", f"a schema is an object, true or false, not {type(schema).__name__}")
+        if schema is False:
+            raise SchemaError("", "the schema is false, which allows nothing")
+        plain = {} if schema is True else dict(schema)
+        _check(plain)
+        try:
+            return cls(json.dumps(plain, ensure_ascii=False, allow_nan=False))
+        except (ValueError, TypeError) as error:
+            raise SchemaError("", f"it is not JSON: {error}") from error
+
+
+def parse(value: Any) -> ResponseFormat | None:
+    """The form that OpenAI's `response_format` asks for; `None` for text. Raises `InputError`, `SchemaError`."""
+    if value is None or isinstance(value, ResponseFormat):
+        return value
+    kind = value.get("type") if isinstance(value, Mapping) else None
+    if kind == "text":
+        return None
+    if kind == "json_object":
+        return ResponseFormat.json_object()
+    if kind == "json_schema":
+        named = value.get("json_schema")
+        if not isinstance(named, Mapping) or named.get("schema") is None:
+            raise InputError("response_format: json_schema needs a schema: give json_schema.schema.")
+        return ResponseFormat.json_schema(named["schema"])
+    raise InputError(f"response_format is {value!r:.80}; its type must be text, json_object or json_schema.")
+
+
+def pointer(path: Path) -> str:
+    """The JSON pointer of a place in a schema; "" for the whole schema."""
+    return "".join(f"/{str(key).replace('~', '~0').replace('/', '~1')}" for key in path)
+
+
+def _check(schema: dict[str, Any]) -> None:
+    """Raise `SchemaError` for a schema that exceeds a limit."""
+    if "x-guidance" in schema:
+        raise SchemaError("/x-guidance", "options of the compiler are not accepted in a schema")
+    chars = patterns = joins = 0
+    for values, (path, value) in enumerate(_values(schema), 1):
+        chars += (len(value) if isinstance(value, str) else 0) + (len(str(path[-1])) if path else 0)
+        if len(path) > SCHEMA_DEPTH:
+            raise SchemaError(pointer(path[:8]) + "/...", f"it is nested more than {SCHEMA_DEPTH} levels deep")
+        if values > SCHEMA_VALUES or chars > SCHEMA_CHARS:
+            raise SchemaError("", f"it has more than {SCHEMA_VALUES} values or {SCHEMA_CHARS} characters")
+        if isinstance(value, dict):
+            patterns += ("pattern" in value) + ("format" in value) + len(_mapping(value.get("patternProperties")))
+            joins += "allOf" in value or ("$ref" in value and bool(value.keys() - _NEXT_TO_REF))
+            _check_multiple(path, value.get("multipleOf"))
+    if joins and patterns > JOINED_PATTERNS:
+        reason = (
+            f"it joins subschemas (allOf, or keywords next to $ref) and has {patterns} patterns and formats; with "
+            f"joined subschemas at most {JOINED_PATTERNS} are accepted"
+        )
+        raise SchemaError("", reason)
+
+
+def _values(schema: Any) -> Iterator[tuple[Path, Any]]:
+    """Every JSON value in a schema with its path, without recursion."""
+    waiting: list[tuple[Path, Any]] = [((), schema)]
+    while waiting:
+        path, value = waiting.pop()
+        yield path, value
+        if isinstance(value, Mapping):
+            waiting += [((*path, key), inner) for key, inner in value.items()]
+        elif isinstance(value, list | tuple):
+            waiting += [((*path, number), inner) for number, inner in enumerate(value)]
+
+
+def _mapping(value: Any) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}
+
+
+def _check_multiple(path: Path, multiple: Any) -> None:
+    if isinstance(multiple, int | float) and not isinstance(multiple, bool):
+        digits = "".join(map(str, Decimal(str(multiple)).as_tuple().digits)).strip("0")
+        if len(digits) > MULTIPLE_DIGITS or multiple > 10**MULTIPLE_DIGITS:
+            reason = f"multipleOf is {multiple}; numbers of more than {MULTIPLE_DIGITS} digits are not supported"
+            raise SchemaError(pointer((*path, "multipleOf")), reason)
+
+
+__all__ = ["Path", "ResponseFormat", "parse", "pointer"]

@@ -1,0 +1,125 @@
+"""`response_format` of /v1/chat/completions."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+from fastapi.testclient import TestClient
+from pydantic import BaseModel
+
+from ragkv import Engine
+
+from .helpers import FACTS, app_on, client_of, events, on_port
+from .test_openai_client import client_at
+
+pytest.importorskip("llguidance")
+
+HELLO = [{"role": "user", "content": "Which city?"}]
+CITY = {
+    "type": "object",
+    "properties": {
+        "sources": {"type": "array", "items": {"const": 7}, "minItems": 1, "maxItems": 1},
+        "old": {"type": "boolean"},
+    },
+    "required": ["sources", "old"],
+    "additionalProperties": False,
+}
+
+
+def form(schema: Any = CITY) -> dict[str, Any]:
+    return {"type": "json_schema", "json_schema": {"name": "city", "strict": True, "schema": schema}}
+
+
+def body(**more: Any) -> dict[str, Any]:
+    return {"model": "talker", "messages": HELLO, "max_tokens": 60, **more}
+
+
+@pytest.fixture
+def client(talker: Engine, tmp_path: Path) -> Any:
+    with client_of(app_on(talker, tmp_path, model=str(tmp_path / "talker"))) as client:
+        yield client
+
+
+def test_an_answer_has_the_schema_of_the_request(client: TestClient) -> None:
+    got = client.post("/v1/chat/completions", json=body(response_format=form())).json()["choices"][0]
+    jsonschema.validate(json.loads(got["message"]["content"]), CITY)
+    assert got["finish_reason"] == "stop"
+
+
+def test_numbers_in_brackets_are_json_and_no_markers_of_sources(client: TestClient) -> None:
+    documents = [{"text": text} for text in FACTS]
+    got = client.post("/v1/chat/completions", json=body(response_format=form(), documents=documents)).json()
+    message = got["choices"][0]["message"]
+    assert json.loads(message["content"])["sources"] == [7] and message["annotations"] == []
+    assert len(got["ragkv"]["sources"]) == 2
+
+
+def test_a_stream_has_the_schema_too(client: TestClient) -> None:
+    text = client.post("/v1/chat/completions", json=body(response_format=form(), stream=True)).text
+    chunks = [data for _, data in events(text) if data != "[DONE]"]
+    content = "".join(chunk["choices"][0]["delta"].get("content", "") for chunk in chunks)
+    jsonschema.validate(json.loads(content), CITY)
+
+
+def test_a_json_object_begins_as_one_and_an_answer_that_is_cut_says_so(client: TestClient) -> None:
+    sent = body(response_format={"type": "json_object"}, max_tokens=1)
+    got = client.post("/v1/chat/completions", json=sent).json()
+    assert got["choices"][0]["message"]["content"].startswith("{") and got["choices"][0]["finish_reason"] == "length"
+    assert any("response format" in note for note in got["ragkv"]["reuse"]["notes"])
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("response_format", "part"),
+    [
+        (form({"type": "object", "properties": {"a": {"not": {}}}, "required": ["a"]}), "/properties/a"),
+        (form({"type": "integer", "minimum": 5, "maximum": 3}), "minimum"),
+        (form({"enum": []}), "schema"),
+        (form({"const": "x" * 200_000}), "100000 characters"),
+        ({"type": "json_schema"}, "json_schema"),
+        ({"type": "json_object", "json_schema": {"schema": {}}}, "json_schema"),
+        ({"type": "xml"}, "type"),
+    ],
+    ids=lambda value: str(value)[:40],
+)
+def test_a_schema_that_cannot_be_kept_is_a_400_that_names_the_part(
+    client: TestClient, response_format: Any, part: str, stream: bool
+) -> None:
+    response = client.post("/v1/chat/completions", json=body(response_format=response_format, stream=stream))
+    error = response.json()["error"]
+    assert response.status_code == 400 and part in error["message"], error
+    assert error["param"].startswith("response_format")
+
+
+class City(BaseModel):
+    """A city."""
+
+    old: bool
+    size: int | None
+
+
+@pytest.mark.enable_socket
+def test_openais_client_parses_an_answer_into_a_class(talker: Engine, tmp_path: Path) -> None:
+    app = app_on(talker, tmp_path, model=str(tmp_path / "talker"))
+    with on_port(app) as url, client_at(url, max_retries=0) as client:
+        got: Any = client.chat.completions.parse(model="talker", messages=HELLO, response_format=City, max_tokens=60)  # type: ignore[arg-type]
+        assert isinstance(got.choices[0].message.parsed, City)
+
+
+@pytest.mark.enable_socket
+@pytest.mark.parametrize("method", ["json_schema", "json_mode"])
+def test_langchains_client_gets_structured_output(talker: Engine, tmp_path: Path, method: Any) -> None:
+    import httpx
+    from langchain_openai import ChatOpenAI
+
+    app = app_on(talker, tmp_path, model=str(tmp_path / "talker"))
+    with on_port(app) as url, httpx.Client(trust_env=False) as http:
+        how: dict[str, Any] = {"base_url": f"{url}/v1", "api_key": "none", "http_client": http, "max_tokens": 60}
+        llm = ChatOpenAI(model="talker", **how)
+        if method == "json_schema":
+            assert isinstance(llm.with_structured_output(City, method=method).invoke("Which city?"), City)
+        else:
+            got = llm.bind(response_format={"type": "json_object"}).invoke("Which city?")
+            assert str(got.content).startswith("{")
