@@ -145,9 +145,7 @@ def _reader_times(options: argparse.Namespace) -> dict[str, Any]:
         for count, tokens in [*((count, SHORT) for count in COUNTS), (DEMO_CHUNKS, DEMO_TOKENS)]:
             chunks = [engine.chunk(ids[n * tokens : (n + 1) * tokens]) for n in range(count)]
             engine.warm(chunks)
-            _timed(
-                rows, f"{count} x {tokens}", lambda c=chunks, **how: engine.prefill(question, c, **how), options.runs
-            )
+            _timed(rows, f"{count} x {tokens}", lambda c=chunks, **how: engine.prefill(question, c, **how), options)
     return _print_times(rows, "the bundled reader")
 
 

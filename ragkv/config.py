@@ -144,7 +144,7 @@ class FusionConfig:
     """How stored entries are made into one prompt's KV (CacheBlend sections 4 and 5)."""
 
     ratio: float | None = 0.15  # share of the fused, inexact tokens recomputed in each layer; None: the controller's
-    floor_tokens: int = 32  # recomputed at least, unless a request names its ratio, or the ratio is 0; 0: no floor
+    floor_tokens: int = 8  # recomputed at least, unless a request names its ratio, or the ratio is 0; 0: no floor
     selector: str = "sensitivity"  # which tokens: see ragkv.fusion.SELECTORS
     read_ahead_layers: int | None = 2  # layers read ahead of the one being fused; 0: none; None: as measured
     seed: int = 0  # of the `random` selector

@@ -80,7 +80,7 @@ def test_the_floor_is_for_ratios_that_no_request_names(
 
 
 def test_a_prompt_shorter_than_the_floor_equals_a_full_prefill() -> None:
-    with helpers.cold_engine(floor_tokens=DEFAULT) as engine:
+    with helpers.cold_engine(floor_tokens=32) as engine:
         chunks = [chunk[:10] for chunk in helpers.CHUNKS[:3]]
         engine.warm(chunks)
         fused = engine.prefill(helpers.QUESTION, chunks)
