@@ -12,7 +12,18 @@ from collections.abc import Generator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 
-from ragkv.dialogue import DialogueDocument, DialoguePrompt, DialogueRequest, Turn, insert_documents
+from ragkv.constraints import ResponseFormat
+from ragkv.dialogue import (
+    CallFilter,
+    DialogueDocument,
+    DialoguePrompt,
+    DialogueRequest,
+    ToolCall,
+    Turn,
+    find_calls,
+    insert_documents,
+    required_form,
+)
 from ragkv.errors import InputError
 from ragkv.model.token_text import TokenText
 from ragkv.runtime import Check
@@ -37,6 +48,7 @@ from .reports import answer_fields, citations_of, sources_of
 from .schemas import AnswerReport, Source
 from .service import Service
 from .tenants import Tenant
+from .tool_schemas import NamedTool, ToolDefinition, called, check_choice
 from .work_context import WorkContext
 
 
@@ -75,6 +87,10 @@ class ChatCompletion:
         if body.top_logprobs and not body.logprobs:
             raise ApiError(400, "top_logprobs need logprobs: set it to true.", param="top_logprobs")
         self.max_tokens, body.form  # noqa: B018 - they raise
+        check_choice(body.tools or (), body.tool_choice)
+        if body.form is not None and self._tools:
+            both = "response_format and tools are not offered together; leave one out, or set tool_choice to none."
+            raise ApiError(400, both, param="response_format")
 
     @property
     def max_tokens(self) -> int:
@@ -84,6 +100,11 @@ class ChatCompletion:
             raise ApiError(400, "max_tokens and max_completion_tokens differ; give one.", param="max_tokens")
         param = "max_tokens" if new is None else "max_completion_tokens"
         return checked_max_tokens(new or old, self.service.config.limits, param)
+
+    @property
+    def _tools(self) -> Sequence[ToolDefinition]:
+        """The tools that the answer may call."""
+        return () if self.body.tool_choice == "none" else self.body.tools or ()
 
     @property
     def _question(self) -> str:
@@ -104,16 +125,20 @@ class ChatCompletion:
         left_out = tenant.known_passages.refresh()
         prompt = self._prompt(tenant, sources)
         # 2. Stream the answers, without markers of sources that do not exist. In JSON, [1] is a list and no marker.
-        is_json = self.body.form is not None
+        form = self.body.form or self._required_form(tenant)
+        is_json, names = form is not None, [tool.function.name for tool in self._tools]
         count, tokens = self.body.n or 1, TokenText(tenant.engine.tokenizer)
         answers: list[Answer] = []
         markers = [MarkerFilter(0 if is_json else len(sources)) for _ in range(count)]
+        filters = [CallFilter(form is not None) if names else None for _ in range(count)]
         try:
-            with closing(self._stream(context, tenant, prompt, count)) as events:
+            with closing(self._stream(context, tenant, prompt, count, form)) as events:
                 for index, event in events:
                     if isinstance(event, TokenEvent):
                         logprobs = tokens.entries([event.logprob] if event.logprob else [])
-                        if (text := markers[index].add(event.text)) or logprobs:
+                        filtered = filters[index]
+                        piece = event.text if filtered is None else filtered.add(event.text)
+                        if (text := markers[index].add(piece)) or logprobs:
                             yield Piece(index, text, logprobs)
                     elif isinstance(event, Answer):
                         answers.append(event)  # sent after the loop, when the session is free again
@@ -123,23 +148,45 @@ class ChatCompletion:
         # 3. Save the turn, so that messages which continue it find its KV.
         if count == 1:
             answers = [tenant.dialogue.save_turn(prompt, answers[0])]
-        # 4. Append the markers of sources that an answer cites and does not name.
+        # 4. Take calls out of the text. Append the markers of sources that an answer cites and does not name.
         contents = []
+        calls = [find_calls(answer.text, names)[1] if names else () for answer in answers]
         for index, marked in enumerate(markers):
+            filtered = filters[index]
+            if filtered is not None and not calls[index]:
+                if text := marked.add(answers[index].text[len(filtered.sent) :]):
+                    yield Piece(index, text)
             if text := marked.finish():
                 yield Piece(index, text)
-            text = "" if is_json else missing_markers(marked.text, citations_of(marked.text, sources))
+            text = "" if is_json or calls[index] else missing_markers(marked.text, citations_of(marked.text, sources))
             if text:
                 yield Piece(index, text)
             contents.append(marked.text + text)
         if self.body.rag is not None:
             tenant.collections.drop_if_deleted(self.body.rag.collection, [source.text for source in sources])
-        response = self._response(tenant, prompt, answers, contents, sources)
+        response = self._response(tenant, prompt, answers, contents, sources, calls)
         response.ragkv.notes += left_out
         yield response
 
-    def _stream(self, context: WorkContext, tenant: Tenant, prompt: DialoguePrompt, count: int) -> ChoiceEvents:
+    def _required_form(self, tenant: Tenant) -> ResponseFormat | None:
+        """The form of an answer that must call a tool. Raises `SchemaError`."""
+        tools, choice = [tool.for_prompt for tool in self._tools], self.body.tool_choice
+        if not tools:
+            return None
+        name = choice.function.name if isinstance(choice, NamedTool) else choice
+        syntax = tenant.dialogue.template_for(tools).call_syntax
+        return required_form(tools, name, syntax, self.body.parallel_tool_calls is not False)
+
+    def _stream(
+        self,
+        context: WorkContext,
+        tenant: Tenant,
+        prompt: DialoguePrompt,
+        count: int,
+        form: ResponseFormat | None,
+    ) -> ChoiceEvents:
         options = self.body.engine_options
+        options["response_format"] = form
         options["max_new_tokens"] = self.max_tokens
         return stream_choices(
             context,
@@ -179,11 +226,12 @@ class ChatCompletion:
     def _prompt(self, tenant: Tenant, sources: Sequence[Source]) -> DialoguePrompt:
         documents = tuple(DialogueDocument(source.text, {"source": source.source}) for source in sources)
         turns = [_turn(message) for message in self.body.messages]
-        request = DialogueRequest(insert_documents(turns, documents, tenant.dialogue.separator), documents)
+        tools = tuple(tool.for_prompt for tool in self.body.tools or ())
+        request = DialogueRequest(insert_documents(turns, documents, tenant.dialogue.separator), documents, tools)
         if self.session_id is None:
             return tenant.dialogue.build_prompt(request, not documents, None)
-        if turns[-1].role != "user":
-            raise InputError("With a session the last message must be the user's: it is the question.")
+        if turns[-1].role not in ("user", "tool"):
+            raise InputError("With a session the last message must be the user's or a tool's: it is the question.")
         return tenant.dialogue.build_prompt(request, False, tenant.engine_session_id(self.session_id))
 
     def _response(
@@ -193,6 +241,7 @@ class ChatCompletion:
         answers: Sequence[Answer],
         contents: Sequence[str],
         sources: list[Source],
+        calls: Sequence[Sequence[ToolCall]],
     ) -> ChatResponse:
         """The response; its report is that of the first answer."""
         by_text = {source.text: source.number for source in sources}
@@ -207,9 +256,9 @@ class ChatCompletion:
         choices = [
             Choice(
                 index=index,
-                message=_message(content, () if self.body.form else sources),
+                message=_message(content, () if self.body.form else sources, calls[index]),
                 logprobs=Logprobs(content=tokens.entries(answer.logprobs)) if self.body.logprobs else None,  # type: ignore[arg-type]
-                finish_reason=answer.finish_reason,  # type: ignore[arg-type]
+                finish_reason="tool_calls" if calls[index] else answer.finish_reason,  # type: ignore[arg-type]
             )
             for index, (answer, content) in enumerate(zip(answers, contents, strict=True))
         ]
@@ -223,8 +272,8 @@ class ChatCompletion:
         )
 
 
-def _message(content: str, sources: Sequence[Source]) -> AssistantMessage:
-    """An answer, with the places where it names its sources."""
+def _message(content: str, sources: Sequence[Source], calls: Sequence[ToolCall]) -> AssistantMessage:
+    """An answer, with its calls and the places where it names its sources."""
     by_number = {source.number: source for source in sources}
     annotations = [
         Annotation(
@@ -237,12 +286,16 @@ def _message(content: str, sources: Sequence[Source]) -> AssistantMessage:
         )
         for citation, start, end in marker_spans(content, citations_of(content, sources))
     ]
-    return AssistantMessage(content=content, annotations=annotations)
+    text = None if calls and not content.strip() else content
+    return AssistantMessage(content=text, annotations=annotations, tool_calls=called(calls) or None)
 
 
 def _turn(message: Message) -> Turn:
     if message.role == "assistant":
-        return Turn("assistant", without_markers(message.text))
+        calls = tuple(given.call for given in message.tool_calls or ())
+        return Turn("assistant", without_markers(message.text), calls)
+    if message.role == "tool":
+        return Turn("tool", message.text, call_id=message.tool_call_id or "", name=message.name or "")
     return Turn("system" if message.role in ("system", "developer") else "user", message.text)
 
 

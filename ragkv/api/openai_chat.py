@@ -16,6 +16,8 @@ from .openai_sampling import SamplingFields
 from .openai_values import Logprobs, Usage, ignored
 from .response_formats import FormatRequest
 from .schemas import AnswerReport, Retrieval, ReuseOptions, SessionId
+from .tool_schemas import Call, GivenCall, NamedTool, ToolDefinition
+from .tool_schemas import Choice as ToolChoice
 
 _IGNORED = "Accepted and ignored."
 _NOT_TEXT = {"image": "images", "audio": "audio recordings", "video": "videos", "file": "files"}
@@ -35,15 +37,18 @@ class TextPart(Part):
 
 
 class Message(Part):
-    """A message. `tool` messages and tool calls are not offered."""
+    """A message."""
 
-    role: Literal["system", "developer", "user", "assistant"] = Field(description="Who says it.", examples=["user"])
+    role: Literal["system", "developer", "user", "assistant", "tool"] = Field(
+        description="Who says it.", examples=["user"]
+    )
     content: str | Annotated[list[TextPart], Field(min_length=1)] | None = Field(
         default=None, description="The text.", examples=["What is the job of Kiralus?"]
     )
     name: str | None = Field(default=None, description=_IGNORED)
     refusal: str | None = Field(default=None, description=_IGNORED)
-    tool_calls: Annotated[list[Any], Field(max_length=0)] | None = Field(default=None, description="Not offered.")
+    tool_calls: list[GivenCall] | None = Field(default=None, max_length=128, description="Of an assistant.")
+    tool_call_id: str | None = Field(default=None, max_length=256, description="Of a tool: the call it answers.")
     function_call: None = Field(default=None, description="Not offered.")
     audio: None = Field(default=None, description="Not offered.")
     annotations: list[Any] | None = Field(default=None, description=_IGNORED)
@@ -120,10 +125,12 @@ class ChatRequest(SamplingFields):
     num_ctx: Any = ignored("num_ctx")
     keep_alive: Any = ignored("keep_alive")
     chat_template_kwargs: Any = ignored("chat_template_kwargs")
-    parallel_tool_calls: Any = ignored("parallel_tool_calls")
 
-    tools: Any = _not_offered([])
-    tool_choice: Any = _not_offered("none", "auto")
+    tools: list[ToolDefinition] | None = Field(default=None, max_length=128, description="Functions it may call.")
+    tool_choice: ToolChoice | NamedTool | None = Field(
+        default=None, description="required or a name: the answer is calls whose arguments have their schema."
+    )
+    parallel_tool_calls: bool | None = Field(default=None, description="false: one call with tool_choice required.")
     functions: Any = _not_offered([])
     function_call: Any = _not_offered("none", "auto")
     modalities: Any = _not_offered(["text"])
@@ -193,7 +200,8 @@ class AssistantMessage(BaseModel):
     """The answer."""
 
     role: Literal["assistant"] = "assistant"
-    content: str = Field(description="The answer's text.")
+    content: str | None = Field(description="The answer's text; null if it is nothing but calls.")
+    tool_calls: list[Call] | None = Field(default=None, description="Calls for the client to answer.")
     refusal: None = Field(default=None, description="Always null.")
     annotations: list[Annotation] = Field(description="The citations in the content.")
 
@@ -204,7 +212,7 @@ class Choice(BaseModel):
     index: int = Field(description="Its number, from 0.")
     message: AssistantMessage
     logprobs: Logprobs | None = Field(default=None, description="Its tokens, if they were asked for.")
-    finish_reason: Literal["stop", "length"] = Field(description="length: `max_tokens` ended it.")
+    finish_reason: Literal["stop", "length", "tool_calls"] = Field(description="length: `max_tokens` ended it.")
 
 
 class ChatResponse(BaseModel):

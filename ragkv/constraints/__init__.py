@@ -9,7 +9,7 @@ forbids the tokens that the form does not allow. The package knows no model, no 
 """
 
 from .grammar import Grammar, Grammars, TokenConstraint
-from .response_format import ResponseFormat, parse
+from .response_format import CallSyntax, ResponseFormat, parse
 from .token_bytes import ConstraintTokenizer
 
-__all__ = ["ConstraintTokenizer", "Grammar", "Grammars", "ResponseFormat", "TokenConstraint", "parse"]
+__all__ = ["CallSyntax", "ConstraintTokenizer", "Grammar", "Grammars", "ResponseFormat", "TokenConstraint", "parse"]

@@ -15,7 +15,7 @@ import torch
 
 from ragkv.errors import InputError, SchemaError
 
-from .response_format import Path, ResponseFormat, pointer
+from .response_format import CallFormat, Path, ResponseFormat, pointer
 from .token_bytes import ConstraintTokenizer
 
 CACHED = 64  # compiled grammars that an engine keeps
@@ -143,6 +143,17 @@ class Grammars:
 
 def _compiled(tokenizer: Any, form: ResponseFormat) -> Any:
     """A matcher at the beginning of `form`. Raises `SchemaError`."""
+    if form.calls is not None:
+        for _, schema in form.calls.tools:
+            try:
+                _compiled(tokenizer, ResponseFormat(schema))
+            except SchemaError as error:
+                error.param = "tools"
+                raise
+        matcher = _start(tokenizer, _call_grammar(form.calls))
+        if matcher.is_error():
+            raise SchemaError("", _first_line(matcher.get_error()))
+        return matcher
     matcher = _matcher(tokenizer, form.schema)
     if matcher.is_error():
         schema = json.loads(form.schema)
@@ -156,15 +167,41 @@ def _compiled(tokenizer: Any, form: ResponseFormat) -> Any:
     return matcher
 
 
-def _matcher(tokenizer: Any, schema: str) -> Any:
+def _call_grammar(calls: CallFormat) -> str:
+    """The Lark grammar of calls. Each schema is a rule of its own, so that its references stay its own."""
+    key = "parameters" if calls.syntax == "parameters" else "arguments"
+    begin, between, end = {
+        "tagged": ("<tool_call>\n", "\n</tool_call>\n<tool_call>\n", "\n</tool_call>"),
+        "list": ("[", ", ", "]"),
+    }.get(calls.syntax, ("", "", ""))
+    lines = []
+    for number, (name, schema) in enumerate(calls.tools):
+        opening = f'{{"name": {json.dumps(name)}, "{key}": '
+        options = {**_OPTIONS, "item_separator": ", ", "key_separator": ": "}  # as chat templates write calls again
+        rule = json.dumps({**json.loads(schema), "x-guidance": options}, ensure_ascii=False)
+        lines += [f'call{number}: {json.dumps(opening)} args{number} "}}"', f"args{number}: %json {rule}"]
+    more = f" ({json.dumps(between)} call){{0,{calls.most - 1}}}" if calls.most > 1 else ""
+    start = " ".join(filter(None, (begin and json.dumps(begin), "call" + more, end and json.dumps(end))))
+    return "\n".join(
+        [f"start: {start}", "call: " + " | ".join(f"call{number}" for number in range(len(calls.tools))), *lines]
+    )
+
+
+def _start(tokenizer: Any, grammar: str) -> Any:
     from llguidance import LLMatcher, LLParserLimits
 
     limits = LLParserLimits(max_lexer_states=_LEXER_STATES, verbose_errors=False)
+    return LLMatcher(tokenizer, grammar, log_level=0, limits=limits)
+
+
+def _matcher(tokenizer: Any, schema: str) -> Any:
+    from llguidance import LLMatcher
+
     try:
         grammar = LLMatcher.grammar_from_json_schema(schema, overrides=_OPTIONS)  # type: ignore[arg-type]
     except ValueError as error:
         raise SchemaError("", str(error)) from error
-    return LLMatcher(tokenizer, grammar, log_level=0, limits=limits)
+    return _start(tokenizer, grammar)
 
 
 def _culprit(tokenizer: Any, schema: Any, root: Any, until: float) -> Path:

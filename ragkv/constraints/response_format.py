@@ -8,7 +8,7 @@ import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from decimal import Decimal
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 from ragkv.errors import InputError, SchemaError
 
@@ -22,16 +22,42 @@ Path = tuple[str | int, ...]
 _NEXT_TO_REF = {"$ref", "$defs", "definitions", "description", "title", "default", "examples", "deprecated", "$comment"}
 
 
+CallSyntax = Literal["tagged", "list", "parameters", "arguments"]
+
+
+@dataclass(frozen=True, slots=True)
+class CallFormat:
+    """How calls of tools are written."""
+
+    tools: tuple[tuple[str, str], ...]  # name, and schema of the arguments as JSON
+    syntax: CallSyntax  # <tool_call> tags, a list, or bare JSON with this key for the arguments
+    most: int  # calls of one answer
+
+
 @dataclass(frozen=True, slots=True)
 class ResponseFormat:
     """What an answer must look like: JSON that a schema allows. Equal forms share one compiled grammar."""
 
     schema: str  # the schema as JSON; the order of its properties is the order in the answer
+    calls: CallFormat | None = None  # instead: calls of tools
 
     @classmethod
     def json_object(cls) -> Self:
         """Any JSON object."""
         return cls('{"type": "object"}')
+
+    @classmethod
+    def tool_calls(cls, tools: Mapping[str, Mapping[str, Any]], syntax: CallSyntax, most: int = 1) -> Self:
+        """At least one call and at most `most` of `tools`: the schema of the arguments by name.
+
+        Raises `SchemaError` as `json_schema` does.
+        """
+        try:
+            schemas = [(name, cls.json_schema({"type": "object", **schema}).schema) for name, schema in tools.items()]
+        except SchemaError as error:
+            error.param = "tools"
+            raise
+        return cls("", CallFormat(tuple(schemas), syntax, 1 if syntax in ("parameters", "arguments") else most))
 
     @classmethod
     def json_schema(cls, schema: Mapping[str, Any] | bool) -> Self:
@@ -117,4 +143,4 @@ def _check_multiple(path: Path, multiple: Any) -> None:
             raise SchemaError(pointer((*path, "multipleOf")), reason)
 
 
-__all__ = ["Path", "ResponseFormat", "parse", "pointer"]
+__all__ = ["CallFormat", "CallSyntax", "Path", "ResponseFormat", "parse", "pointer"]

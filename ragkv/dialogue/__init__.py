@@ -13,14 +13,20 @@ from .catalogue import DialogueDocument
 from .dialogue_engine import DialogueEngine, DialoguePrompt, DialogueRequest, insert_documents
 from .passage_matcher import PassageMatcher, key_of
 from .template import Turn
+from .tools import CallFilter, Tool, ToolCall, find_calls, required_form
 
 __all__ = [
+    "CallFilter",
     "DialogueDocument",
     "DialogueEngine",
     "DialoguePrompt",
     "DialogueRequest",
     "PassageMatcher",
+    "Tool",
+    "ToolCall",
     "Turn",
+    "find_calls",
     "insert_documents",
     "key_of",
+    "required_form",
 ]

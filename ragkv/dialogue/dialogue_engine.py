@@ -5,6 +5,8 @@ A chunk keeps the token ids it was ingested with. So at ratio 1 the model reads 
 except for how words at the seams between pieces are split into tokens.
 """
 
+import functools
+import json
 import logging
 import time
 from collections.abc import Mapping, Sequence
@@ -18,6 +20,7 @@ from .catalogue import ChunkCatalogue, DialogueDocument
 from .conversations import Conversation, Conversations
 from .template import Template, Turn
 from .text_matcher import TextMatch
+from .tools import Tool, response_text
 
 log = logging.getLogger(__name__)
 
@@ -31,6 +34,7 @@ class DialogueRequest:
 
     turns: tuple[Turn, ...]
     documents: tuple[DialogueDocument, ...]
+    tools: tuple[Tool, ...] = ()  # stand in the prompt
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +48,7 @@ class DialoguePrompt:
     conversation: Conversation | None
     recognition_s: float  # time to find chunk texts
     layout_s: float  # time to build the prompt, recognition included
+    tools: tuple[Tool, ...] = ()
 
     @property
     def documents(self) -> tuple[Chunk, ...]:
@@ -58,9 +63,14 @@ class DialogueEngine:
         """Raises `InputError` for an engine without a tokenizer."""
         self.engine = engine
         self.template = Template(engine.tokenizer, engine.config.prompt.system)
+        self._template_of = functools.lru_cache(64)(lambda tools: self.template.with_tools(json.loads(tools)))
         self.catalogue = ChunkCatalogue(engine)
         self.conversations = Conversations(engine)
         self._warned: set[str] = set()  # system texts of prompts without a known text
+
+    def template_for(self, tools: Sequence[Tool]) -> Template:
+        """The chat template with `tools` in every prompt."""
+        return self._template_of(json.dumps(list(tools), sort_keys=False)) if tools else self.template
 
     @property
     def separator(self) -> str:
@@ -77,8 +87,8 @@ class DialogueEngine:
         opening has no conversation: the next turn would open differently.
         """
         began = time.perf_counter()
-        template = self.template
-        turns = template.turns(request.turns)
+        template = self.template_for(request.tools)
+        turns = template.turns(_as_one_user_turn(request.turns) if session_id and request.tools else request.turns)
         text = template.render(turns)
         self.catalogue.remember(request.documents)
         searching = time.perf_counter()
@@ -87,15 +97,15 @@ class DialogueEngine:
         stop = len(text) - len(template.tail)
         matches = [match for match in matches if match.stop <= stop]
         if not matches and self.catalogue.has_ingested:
-            self._warn_once(turns, text)
+            self._warn_once(template, turns, text)
 
-        opening, start = self._opening(turns, text, matches, stop)
+        opening, start = self._opening(template, turns, text, matches, stop)
         conversation = None
         if session_id:
             conversation = self.conversations.named(session_id)
             start = len(template.head(turns)) if conversation.turns else start
-        elif find_conversation and template.is_chat and opening in (None, self._system_opening(turns)):
-            head = template.head(turns) if turns[-1].role == "user" else text
+        elif find_conversation and template.is_chat and opening in (None, self._system_opening(template, turns)):
+            head = template.head(turns) if turns[-1].role in ("user", "tool") else text
             conversation = self.conversations.resume(head)
             start = len(head) if conversation.turns else start
         inside = [
@@ -108,7 +118,9 @@ class DialogueEngine:
         if opening is not None:
             pieces.insert(0, Text(template.opening_ids(opening), opening, opening=True))
         layout_s = time.perf_counter() - began
-        return DialoguePrompt(tuple(turns), text, tuple(pieces), question, conversation, recognition_s, layout_s)
+        return DialoguePrompt(
+            tuple(turns), text, tuple(pieces), question, conversation, recognition_s, layout_s, request.tools
+        )
 
     def build_text_prompt(self, text: str) -> tuple[tuple[Chunk, ...], tuple[int, ...]]:
         """The chunks of a text that stands for itself, without a template, and the token ids after the last one."""
@@ -129,7 +141,7 @@ class DialogueEngine:
         """
         if prompt.conversation is None or not prompt.conversation.by_content:
             return answer
-        head = self.template.head([*prompt.turns, Turn("assistant", answer.text), Turn("user", "")])
+        head = self.template_for(prompt.tools).head([*prompt.turns, Turn("assistant", answer.text), Turn("user", "")])
         if head.startswith(prompt.text + answer.text):
             return answer.with_notes(*self.conversations.save(head, prompt.conversation))
         self.drop_turn(prompt)
@@ -146,9 +158,9 @@ class DialogueEngine:
         self.catalogue.delete_forms()
         self.conversations.clear()
 
-    def _warn_once(self, turns: Sequence[Turn], text: str) -> None:
+    def _warn_once(self, template: Template, turns: Sequence[Turn], text: str) -> None:
         """Log that a prompt has none of the known texts, once for each system text."""
-        system = self._system_opening(turns)
+        system = self._system_opening(template, turns)
         if len(text) - len(system) < LONG_PROMPT or system in self._warned or len(self._warned) >= MAX_WARNED:
             return
         self._warned.add(system)
@@ -159,7 +171,7 @@ class DialogueEngine:
         )
 
     def _opening(
-        self, turns: Sequence[Turn], text: str, matches: Sequence[TextMatch], stop: int
+        self, template: Template, turns: Sequence[Turn], text: str, matches: Sequence[TextMatch], stop: int
     ) -> tuple[str | None, int]:
         """The opening of the prompt, `None` for the application's own prefix; and its length in characters.
 
@@ -168,14 +180,15 @@ class DialogueEngine:
         own = self.template.own_opening
         if text.startswith(own):
             return None, len(own)
-        opening = self._system_opening(turns)
+        opening = self._system_opening(template, turns)
         first = next((match.start for match in matches if match.start > 0), stop)
         start = min(first, len(opening)) if opening and text.startswith(opening) else first
         return text[:start], start
 
-    def _system_opening(self, turns: Sequence[Turn]) -> str:
+    @staticmethod
+    def _system_opening(template: Template, turns: Sequence[Turn]) -> str:
         """The text before the first user turn."""
-        return self.template.opening("\n\n".join(turn.text for turn in turns if turn.role == "system"))
+        return template.opening("\n\n".join(turn.text for turn in turns if turn.role == "system"))
 
     def _split(
         self, text: str, matches: Sequence[TextMatch], metadata: Mapping[str, Mapping[str, Any]]
@@ -201,6 +214,16 @@ class DialogueEngine:
         return [Text(ids, text)] if ids else []
 
 
+def _as_one_user_turn(turns: Sequence[Turn]) -> list[Turn]:
+    """The turns, with the results of tools at their end as one turn of the user: a stored history goes on with one."""
+    last = len(turns)
+    while last and turns[last - 1].role == "tool":
+        last -= 1
+    if last == len(turns):
+        return list(turns)
+    return [*turns[:last], Turn("user", "\n".join(response_text(turn.text) for turn in turns[last:]))]
+
+
 def insert_documents(turns: Sequence[Turn], documents: Sequence[DialogueDocument], separator: str) -> tuple[Turn, ...]:
     """The turns, with the documents whose text is in no turn put before the text of the last user turn.
 
@@ -210,7 +233,8 @@ def insert_documents(turns: Sequence[Turn], documents: Sequence[DialogueDocument
     if not missing:
         return tuple(turns)
     inserted = "".join(document.text + separator for document in missing)
-    last = next((number for number in reversed(range(len(turns))) if turns[number].role == "user"), None)
+    asks = ("user", "tool")
+    last = next((number for number in reversed(range(len(turns))) if turns[number].role in asks), None)
     if last is None:
         return (*turns, Turn("user", inserted))
     return (*turns[:last], replace(turns[last], text=inserted + turns[last].text), *turns[last + 1 :])

@@ -11,9 +11,10 @@ SAMPLING = (
     *("temperature", "top_p", "top_k", "min_p", "seed", "presence_penalty", "frequency_penalty", "logit_bias"),
     *("repetition_penalty", "no_repeat_ngram_size", "min_new_tokens"),
 )
+TOOLS = ("tools", "tool_choice", "parallel_tool_calls")
 FUSION = ("ratio", "selector", "reuse")
-OWN = ("model", "max_tokens", "documents", "session_id", "response_format", *FUSION, *SAMPLING)
-NOT_OFFERED = {"tools": "tools", "tool_choice": "tools", "functions": "tools"}
+OWN = ("model", "max_tokens", "documents", "session_id", "response_format", *TOOLS, *FUSION, *SAMPLING)
+NOT_OFFERED = {"functions": "the old form of tools"}
 _LANGCHAIN = ("ls_structured_output_format", "stream_usage")  # added by LangChain itself; ignored
 
 

@@ -6,18 +6,19 @@ chains carry them (see `messages`). Any number of threads and tasks may call one
 
 import threading
 from collections.abc import AsyncIterator, Generator, Iterable, Sequence
+from dataclasses import replace
 from typing import Any, Literal
 
 from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackManagerForLLMRun
 from langchain_core.documents import Document
 from langchain_core.language_models import BaseChatModel, LangSmithParams
-from langchain_core.messages import BaseMessage
+from langchain_core.messages import AIMessage, BaseMessage
 from langchain_core.outputs import ChatGenerationChunk, ChatResult
 from langchain_core.runnables import Runnable
 from pydantic import ConfigDict, Field, PrivateAttr, SecretStr, SkipValidation
 
 from ragkv.config import EngineConfig, ReuseMode
-from ragkv.dialogue import DialoguePrompt
+from ragkv.dialogue import CallFilter, DialoguePrompt, required_form
 from ragkv.encoding import WarmReport
 from ragkv.engine import Engine
 from ragkv.errors import InputError
@@ -29,6 +30,7 @@ from .engines import SharedEngine, config_for, shared_engine, shared_engine_of
 from .messages import dialogue_request, to_document
 from .results import chat_chunk, chat_result
 from .structured_output import Method, structured
+from .tools import bound_tools, text_behind
 
 
 class ChatRagKV(BaseChatModel):
@@ -122,6 +124,19 @@ class ChatRagKV(BaseChatModel):
 
     # Answering
 
+    def bind_tools(
+        self,
+        tools: Sequence[Any],
+        *,
+        tool_choice: str | bool | dict[str, Any] | None = None,
+        parallel_tool_calls: bool | None = None,
+        strict: bool | None = None,
+        **kwargs: Any,
+    ) -> Runnable[Any, AIMessage]:
+        """This model with `tools`. `tool_choice` is auto, none, any, or a tool's name: then its arguments validate."""
+        how = bound_tools(tools, tool_choice)
+        return self.bind(**how, parallel_tool_calls=parallel_tool_calls, **kwargs)
+
     def with_structured_output(
         self,
         schema: Any = None,
@@ -197,27 +212,39 @@ class ChatRagKV(BaseChatModel):
         """The engine's events, each with the prompt and the model's name."""
         refuse_unknown(call)
         settings = {name: getattr(self, name, None) for name in OWN} | call
+        tools, choice = settings["tools"] or (), settings["tool_choice"]
+        if tools and choice != "none" and settings["response_format"] is not None:
+            raise InputError("tools and response_format are not offered together; leave one out.")
         model, session_id = str(settings["model"]), settings["session_id"]
         shared = self._shared_for(model)
         model = shared.name if self.engine is not None and model == self.model else model
         separator = shared.separator if self.document_separator is None else self.document_separator
-        request = dialogue_request(messages, settings["documents"] or (), separator)
+        request = dialogue_request(messages, settings["documents"] or (), separator, tools)
         prompt = shared.build_prompt(request, self.conversations and not session_id, session_id)
         options = answer_options(settings)
+        syntax, parallel = shared.template_for(request.tools).call_syntax, settings["parallel_tool_calls"] is not False
+        if (form := required_form(tools, choice, syntax, parallel)) is not None:
+            options["response_format"] = form
         options["stop"] = tuple(self.stop or () if stop is None else stop)
         options["deadline_s"], options["cancel"] = self.timeout, cancel
         session, answer = prompt.conversation.session if prompt.conversation else None, None
+        shown = replace(prompt, tools=()) if choice == "none" else prompt
+        filtered = CallFilter(form is not None) if shown.tools else None
         try:
             for event in shared.engine.stream(prompt.question, prompt.chunks, session, **options):
                 if isinstance(event, Answer):
                     answer = event  # yielded below, when the turn is saved
+                elif filtered is None:
+                    yield event, shown, model
                 else:
-                    yield event, prompt, model
+                    yield replace(event, text=filtered.add(event.text)), shown, model
         finally:
             if answer is None:
                 shared.drop_turn(prompt)
         assert answer is not None
-        yield shared.save_turn(prompt, answer), prompt, model
+        if filtered is not None and (rest := text_behind(answer.text, filtered.sent, shown.tools)):
+            yield TokenEvent(rest, answer.token_ids[-1]), shown, model
+        yield shared.save_turn(prompt, answer), shown, model
 
     def _shared_for(self, model: str) -> SharedEngine:
         if model != self.model:

@@ -11,23 +11,32 @@ from typing import Any
 from langchain_core.documents import Document
 from langchain_core.messages import AIMessage, BaseMessage, ChatMessage, SystemMessage, ToolMessage
 
-from ragkv.dialogue import DialogueDocument, DialogueRequest, Turn, insert_documents
+from ragkv.dialogue import DialogueDocument, DialogueRequest, Tool, Turn, insert_documents
 from ragkv.errors import InputError, UnsupportedError
+
+from .tools import dialogue_calls
 
 _IGNORED_BLOCKS = ("reasoning", "thinking", "tool_call", "tool_use", "invalid_tool_call", "non_standard")
 
 
-def dialogue_request(messages: Sequence[BaseMessage], documents: Iterable[Any], separator: str) -> DialogueRequest:
+def dialogue_request(
+    messages: Sequence[BaseMessage], documents: Iterable[Any], separator: str, tools: Sequence[Tool] = ()
+) -> DialogueRequest:
     """The turns and documents of a call. `separator` follows each document that a block or the call gives."""
     turns: list[Turn] = []
     carried: list[DialogueDocument] = []
     for message in messages:
         text, found = _content(message, separator)
         carried += found
-        if text or not isinstance(message, AIMessage):  # a message that only calls tools has no text
+        if isinstance(message, ToolMessage):
+            turns.append(Turn("tool", text, call_id=message.tool_call_id, name=message.name or ""))
+        elif isinstance(message, AIMessage):
+            turns.append(Turn("assistant", text, dialogue_calls(message.tool_calls)))
+        else:
             turns.append(Turn(_role(message), text))
     of_call = [to_document(item) for item in documents]
-    return DialogueRequest(insert_documents(turns, of_call, separator), (*carried, *of_call))
+    inserted = insert_documents(turns, of_call, separator)
+    return DialogueRequest(inserted, (*carried, *of_call), tuple(tools))
 
 
 def _role(message: BaseMessage) -> str:
@@ -36,9 +45,7 @@ def _role(message: BaseMessage) -> str:
         return roles.get(message.role, message.role)
     if isinstance(message, SystemMessage):
         return "system"
-    if isinstance(message, AIMessage):
-        return "assistant"
-    return "user"  # a human; or a tool, whose result belongs to the user's side
+    return "user"
 
 
 def _content(message: BaseMessage, separator: str) -> tuple[str, list[DialogueDocument]]:

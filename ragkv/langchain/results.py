@@ -4,11 +4,13 @@
 rest of the engine's report. `cache_creation` counts the chunks that were missed; their entries are stored afterwards.
 """
 
+import json
 from dataclasses import asdict
 from typing import Any
 
 from langchain_core.messages import AIMessage, AIMessageChunk
 from langchain_core.messages.ai import InputTokenDetails, UsageMetadata
+from langchain_core.messages.tool import tool_call_chunk
 from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResult
 from pydantic_core import to_jsonable_python
 
@@ -16,23 +18,32 @@ from ragkv.dialogue import DialoguePrompt
 from ragkv.inference import cite
 from ragkv.types import Answer, TokenEvent
 
+from .tools import calls_of, tool_names
+
 
 def chat_result(event: TokenEvent | Answer, prompt: DialoguePrompt, model: str) -> ChatResult:
     """The result of a call whose last event is `event`, an `Answer`."""
     assert isinstance(event, Answer)
-    message = AIMessage(content=event.text, **_reports(event, prompt, model))
+    content, calls = calls_of(event.text, tool_names(prompt.tools))
+    message = AIMessage(content=content, tool_calls=calls, **_reports(event, prompt, model, bool(calls)))
     return ChatResult(generations=[ChatGeneration(message=message)], llm_output={"model_name": model})
 
 
 def chat_chunk(event: TokenEvent | Answer, prompt: DialoguePrompt, model: str) -> ChatGenerationChunk | None:
     """The piece of a streamed message for `event`; `None` for an event without text."""
     if isinstance(event, Answer):
-        reports = _reports(event, prompt, model)
-        return ChatGenerationChunk(message=AIMessageChunk(content="", chunk_position="last", **reports))
+        _, calls = calls_of(event.text, tool_names(prompt.tools))
+        pieces = [
+            tool_call_chunk(name=call["name"], args=json.dumps(call["args"]), id=call["id"], index=number)
+            for number, call in enumerate(calls)
+        ]
+        reports = _reports(event, prompt, model, bool(calls))
+        last = AIMessageChunk(content="", tool_call_chunks=pieces, chunk_position="last", **reports)
+        return ChatGenerationChunk(message=last)
     return ChatGenerationChunk(message=AIMessageChunk(content=event.text)) if event.text else None
 
 
-def _reports(answer: Answer, prompt: DialoguePrompt, model: str) -> dict[str, Any]:
+def _reports(answer: Answer, prompt: DialoguePrompt, model: str, has_calls: bool) -> dict[str, Any]:
     """The metadata of a message."""
     reuse, output = answer.reuse, len(answer.token_ids)
     return {
@@ -46,7 +57,7 @@ def _reports(answer: Answer, prompt: DialoguePrompt, model: str) -> dict[str, An
         ),
         "response_metadata": {
             "model_name": model,
-            "finish_reason": answer.finish_reason,
+            "finish_reason": "tool_calls" if has_calls and answer.finish_reason == "stop" else answer.finish_reason,
             "kv_cache": _kv_cache(answer, prompt),
         },
     }

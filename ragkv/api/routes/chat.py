@@ -70,7 +70,10 @@ def _last_chunks(completion: ChatCompletion, response: ChatResponse, with_usage:
     chunks = []
     for choice in response.choices:
         annotations = [one.model_dump() for one in choice.message.annotations]
-        delta = {"annotations": annotations} if annotations else {}
+        delta: dict[str, Any] = {"annotations": annotations} if annotations else {}
+        for number, call in enumerate(choice.message.tool_calls or ()):
+            called = {"tool_calls": [{"index": number, **call.model_dump()}]}
+            chunks.append(_chunk(completion, with_usage, called, choice.index))
         chunks.append(_chunk(completion, with_usage, delta, choice.index, choice.finish_reason))
     if with_usage:
         chunks.append({**_chunk(completion, True, {}, 0), "choices": [], "usage": response.usage.model_dump()})
