@@ -153,9 +153,9 @@ class ChatCompletion:
         calls = [find_calls(answer.text, names)[1] if names else () for answer in answers]
         for index, marked in enumerate(markers):
             filtered = filters[index]
-            if filtered is not None and not calls[index]:
-                if text := marked.add(answers[index].text[len(filtered.sent) :]):
-                    yield Piece(index, text)
+            left = "" if filtered is None or calls[index] else answers[index].text[len(filtered.sent) :]
+            if text := marked.add(left):
+                yield Piece(index, text)
             if text := marked.finish():
                 yield Piece(index, text)
             text = "" if is_json or calls[index] else missing_markers(marked.text, citations_of(marked.text, sources))

@@ -113,12 +113,6 @@ def test_openais_client_raises_bad_request_for_what_is_not_offered(client: opena
     assert caught.value.code == "unsupported_parameter" and caught.value.param == next(iter(extra))
 
 
-def test_openais_client_raises_bad_request_for_tools(client: openai.OpenAI) -> None:
-    tool: Any = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {}}}}
-    with pytest.raises(openai.BadRequestError, match="tools"):
-        client.chat.completions.create(model="talker", messages=SAY, tools=[tool])
-
-
 def test_openais_client_raises_not_found_for_an_unknown_model(client: openai.OpenAI) -> None:
     with pytest.raises(openai.NotFoundError) as caught:
         client.chat.completions.create(model="gpt-4o", messages=SAY)

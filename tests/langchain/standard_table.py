@@ -17,13 +17,13 @@ SUITES = {
     "test_standard_others.py::TestByteStoreAsync": "byte store, async",
 }
 VACUOUS = {  # they pass without testing any of our code
-    "test_bind_tool_pydantic": "returns at once if there are no tools",
+    "test_bind_tool_pydantic": "returns at once, as tools are switched off",
     "test_with_structured_output": "returns at once, as structured output is switched off",
     "test_three_values": "tests its own fixture",
     "test_no_overrides_DO_NOT_OVERRIDE": "checks whether a test was overridden",
 }
 REASONS = {  # a word in the reason of a skip -> the text in the docs
-    "tool": "tools are not offered",
+    "tool": "tools need a model that chooses and fills them; own tests constrain the choice",
     "structured output": "structured output needs a model that ends its sentences; own tests have bounded schemas",
     "json mode": "structured output needs a model that ends its sentences; own tests have bounded schemas",
     "image": "text only",

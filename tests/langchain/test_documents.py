@@ -263,7 +263,7 @@ class _Spy(StrOutputParser):
 @pytest.mark.parametrize(
     ("call", "why"),
     [
-        (lambda llm: llm.invoke("x", tools=[{}]), "tools"),
+        (lambda llm: llm.invoke("x", functions=[{}]), "functions"),
         (lambda llm: llm.invoke([HumanMessage([{"type": "image_url", "image_url": {"url": "x"}}])]), "image_url"),
     ],
 )
@@ -271,11 +271,6 @@ def test_a_feature_that_is_not_offered_raises_an_error_that_names_it(call: Any, 
     with pytest.raises(NotImplementedError, match=why) as refused:
         call(llm)
     assert isinstance(refused.value, UnsupportedError)
-
-
-def test_tools_are_refused_as_langchains_base_class_refuses_them(llm: ChatRagKV) -> None:
-    with pytest.raises(NotImplementedError):
-        llm.bind_tools([print])
 
 
 @pytest.mark.parametrize("call", [{"documnets": []}, {"documents": [3]}, {"ratio": 2.0}])

@@ -1,0 +1,148 @@
+"""Tools in /v1/chat/completions, on random weights: constrained choices always validate."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fastapi.testclient import TestClient
+
+from ragkv import Engine
+
+from .helpers import FACTS, app_on, client_of, events, on_port
+from .test_openai_client import client_at
+
+pytest.importorskip("llguidance")
+
+HELLO: list[Any] = [{"role": "user", "content": "Who built the mill of Oro?"}]
+
+
+def tool(name: str, **properties: Any) -> dict[str, Any]:
+    schema = {"type": "object", "properties": properties, "required": list(properties), "additionalProperties": False}
+    return {"type": "function", "function": {"name": name, "description": "It helps.", "parameters": schema}}
+
+
+SEARCH = tool("search", query={"enum": ["mill", "port"]}, k={"type": "integer", "minimum": 1, "maximum": 9})
+CLOCK = {"type": "function", "function": {"name": "clock"}}
+
+
+def ask(client: TestClient, **more: Any) -> Any:
+    body = {"model": "talker", "messages": HELLO, "max_tokens": 900, "tools": [SEARCH, CLOCK], **more}
+    return client.post("/v1/chat/completions", json=body)
+
+
+@pytest.fixture
+def client(talker: Engine, tmp_path: Path) -> Any:
+    with client_of(app_on(talker, tmp_path, model=str(tmp_path / "talker"))) as client:
+        yield client
+
+
+def checked(call: dict[str, Any]) -> None:
+    arguments = json.loads(call["function"]["arguments"])
+    if call["function"]["name"] == "search":
+        assert arguments["query"] in ("mill", "port") and 1 <= arguments["k"] <= 9 and len(arguments) == 2
+    else:
+        assert call["function"]["name"] == "clock" and arguments == {}
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_required_call_names_a_tool_and_its_arguments_validate(client: TestClient, seed: int) -> None:
+    choice = ask(client, tool_choice="required", temperature=1.0, seed=seed).json()["choices"][0]
+    assert choice["finish_reason"] == "tool_calls" and choice["message"]["content"] is None
+    for call in choice["message"]["tool_calls"]:
+        checked(call)
+
+
+def test_a_named_tool_is_called_once(client: TestClient) -> None:
+    named = {"type": "function", "function": {"name": "clock"}}
+    (call,) = ask(client, tool_choice=named).json()["choices"][0]["message"]["tool_calls"]
+    assert call["function"] == {"name": "clock", "arguments": "{}"} and call["type"] == "function"
+
+
+def test_without_parallel_calls_there_is_one(client: TestClient) -> None:
+    for seed in range(3):
+        got = ask(client, tool_choice="required", parallel_tool_calls=False, temperature=1.0, seed=seed).json()
+        assert len(got["choices"][0]["message"]["tool_calls"]) == 1
+
+
+def test_a_streamed_call_comes_as_deltas_and_nothing_of_it_as_text(client: TestClient) -> None:
+    got = [data for _, data in events(ask(client, tool_choice="required", stream=True).text)]
+    assert got[-1] == "[DONE]"
+    deltas = [chunk["choices"][0]["delta"] for chunk in got[:-1]]
+    assert "".join(delta.get("content") or "" for delta in deltas) == ""
+    calls = [call for delta in deltas for call in delta.get("tool_calls", [])]
+    assert [call["index"] for call in calls] == list(range(len(calls))) and calls
+    for call in calls:
+        checked(call)
+    assert got[-2]["choices"][0]["finish_reason"] == "tool_calls"
+
+
+@pytest.mark.parametrize("choice", ["auto", "none", None])
+def test_an_answer_in_text_is_the_same_streamed_or_not(client: TestClient, choice: Any) -> None:
+    more = {"tool_choice": choice, "max_tokens": 12}
+    whole = ask(client, **more).json()["choices"][0]
+    text = ask(client, stream=True, **more).text
+    streamed = "".join(d["choices"][0]["delta"].get("content") or "" for _, d in events(text) if d != "[DONE]")
+    assert streamed == whole["message"]["content"] and whole["message"]["tool_calls"] is None
+
+
+def test_results_go_back_as_tool_messages_and_chunks_stay_reusable_with_the_same_tools(client: TestClient) -> None:
+    documents = [{"text": text} for text in FACTS]
+    first = ask(client, tool_choice="required", parallel_tool_calls=False, documents=documents).json()
+    called = first["choices"][0]["message"]
+    assert first["ragkv"]["reuse"]["missed_chunks"] == 2
+    service: Any = client.app
+    for tenant in service.state.service.tenants.opened().values():
+        tenant.engine.flush()
+    result = {"role": "tool", "tool_call_id": called["tool_calls"][0]["id"], "content": "Tam Reed built it."}
+    again = ask(client, messages=[*HELLO, {**called, "annotations": None}, result], documents=documents, max_tokens=5)
+    assert again.status_code == 200, again.text
+    reuse = again.json()["ragkv"]["reuse"]
+    assert reuse["missed_chunks"] == 0 and reuse["fused"] > 0
+
+
+def test_a_session_goes_on_with_a_tools_result_also_after_a_restart(talker: Engine, tmp_path: Path) -> None:
+    app = {"model": str(tmp_path / "talker")}
+    with client_of(app_on(talker, tmp_path, **app)) as client:
+        first = ask(client, session_id="s", tool_choice="required", parallel_tool_calls=False).json()
+    result = {"role": "tool", "tool_call_id": "x", "content": "Tam Reed built it."}
+    with client_of(app_on(talker, tmp_path, **app)) as client:
+        again = ask(client, messages=[*HELLO, result], session_id="s", tool_choice="none", max_tokens=5)
+        assert again.status_code == 200, again.text
+        assert again.json()["ragkv"]["reuse"]["exact"] > first["usage"]["completion_tokens"], "the first turn is reused"
+
+
+@pytest.mark.parametrize(
+    ("extra", "param"),
+    [
+        ({"tools": [SEARCH, SEARCH]}, "tools"),
+        ({"tools": [], "tool_choice": "required"}, "tool_choice"),
+        ({"tool_choice": {"type": "function", "function": {"name": "other"}}}, "tool_choice"),
+        ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"tools": [tool("bad", a={"not": {}})], "tool_choice": "required"}, "tools"),
+        ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools.0.function.name"),
+    ],
+    ids=str,
+)
+def test_wrong_tools_are_refused_and_the_field_is_named(client: TestClient, extra: Any, param: str) -> None:
+    response = ask(client, **extra)
+    assert response.status_code == 400 and response.json()["error"]["param"] == param, response.text
+
+
+@pytest.mark.enable_socket
+def test_openais_client_gets_calls_and_their_stream(talker: Engine, tmp_path: Path) -> None:
+    app = app_on(talker, tmp_path, model=str(tmp_path / "talker"))
+    with on_port(app) as url, client_at(url, max_retries=0) as client:
+        how: Any = {
+            "model": "talker",
+            "messages": HELLO,
+            "tools": [SEARCH],
+            "tool_choice": "required",
+            "parallel_tool_calls": False,
+            "max_tokens": 200,
+        }
+        got = client.chat.completions.create(**how)
+        assert got.choices[0].message.tool_calls
+        with client.chat.completions.stream(**how) as stream:
+            final = stream.get_final_completion()
+        assert final.choices[0].message.tool_calls

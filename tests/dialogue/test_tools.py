@@ -1,0 +1,160 @@
+"""Calls of tools: where tools stand in a prompt, and how calls are found in an answer."""
+
+import json
+from typing import Any
+
+import pytest
+
+from ragkv.dialogue import (
+    CallFilter,
+    DialogueDocument,
+    DialogueEngine,
+    DialogueRequest,
+    ToolCall,
+    Turn,
+    find_calls,
+    required_form,
+)
+from ragkv.errors import SchemaError
+from tests.engine.helpers import text_engine
+
+from .test_dialogue_engine import CHATML
+
+HERMES = (
+    "{%- if tools %}{{ '<|im_start|>system\n' }}{% for tool in tools %}{{ tool | tojson }}{% endfor %}"
+    "{{ '<|im_end|>\n' }}{% endif %}"
+    "{%- for m in messages %}{{ '<|im_start|>' + m['role'] + '\n' + m['content'] }}"
+    "{%- for call in m.tool_calls or [] %}"
+    '{{ \'\n<tool_call>\n{"name": "\' + call.function.name + \'", "arguments": \' }}'
+    "{{ call.function.arguments | tojson }}{{ '}\n</tool_call>' }}{% endfor %}{{ '<|im_end|>\n' }}{% endfor %}"
+    "{%- if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+TOOL: dict[str, Any] = {
+    "type": "function",
+    "function": {
+        "name": "search",
+        "description": "Finds passages.",
+        "parameters": {
+            "type": "object",
+            "properties": {"query": {"enum": ["mill", "port"]}},
+            "required": ["query"],
+            "additionalProperties": False,
+        },
+    },
+}
+CALL = ToolCall("search", '{"query": "mill"}', "abc123def")
+TURNS = (Turn("user", "Who built the mill?"), Turn("assistant", "", (CALL,)), Turn("tool", "Ada.", call_id=CALL.id))
+
+FORMS = {
+    "hermes": ('Let me see.\n<tool_call>\n{"name": "search", "arguments": {"query": "mill"}}\n</tool_call>', 1),
+    "hermes, twice": ('<tool_call>{"name": "search", "arguments": {"query": "mill"}}</tool_call>' * 2, 2),
+    "hermes, not closed": ('<tool_call>{"name": "search", "arguments": {"query": "mill"}}', 1),
+    "mistral": ('[TOOL_CALLS] [{"name": "search", "arguments": {"query": "mill"}}]', 1),
+    "mistral, without its token": ('[{"name": "search", "arguments": {"query": "mill"}}]', 1),
+    "llama 3": ('{"name": "search", "parameters": {"query": "mill"}}', 1),
+    "llama 3, twice": ('{"name": "search", "parameters": {"query": "mill"}}; {"name": "search", "parameters": {}}', 2),
+    "plain": ('{"function": {"name": "search", "arguments": {"query": "mill"}}}', 1),
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_calls_are_found_in_every_form_that_families_write(form: str) -> None:
+    text, count = FORMS[form]
+    content, calls = find_calls(text, ["search"])
+    assert [call.name for call in calls] == ["search"] * count
+    assert json.loads(calls[0].arguments) == {"query": "mill"} and "{" not in content
+    assert len({call.id for call in calls}) == count and all(len(call.id) == 9 for call in calls)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "The mill.",
+        '{"name": "other", "arguments": {}}',
+        '{"name": "search", "arguments": [1]}',
+        '<tool_call>{"name": "search", </tool_call>',
+        '[{"name": "search"}, 3]',
+        '{"year": 1832}',
+        "[1]",
+    ],
+)
+def test_an_answer_that_calls_no_tool_of_the_request_is_text(text: str) -> None:
+    assert find_calls(text, ["search"]) == (text, ())
+
+
+def test_a_tag_inside_an_argument_is_part_of_the_argument() -> None:
+    text = '<tool_call>\n{"name": "search", "arguments": {"query": "</tool_call> <tool_call>"}}\n</tool_call>'
+    content, (call,) = find_calls(text, ["search"])
+    assert json.loads(call.arguments) == {"query": "</tool_call> <tool_call>"} and content == ""
+
+
+@pytest.mark.parametrize("size", [1, 3, 100])
+def test_streamed_text_passes_until_it_may_be_a_call(size: int) -> None:
+    for text, certain in (
+        ("See: a < b.", "See: a < b."),
+        ("Well.\n<tool_call>\n{}", "Well.\n"),
+        ('{"name"', ""),
+        ("[TO", ""),
+    ):
+        filtered = CallFilter(False)
+        pieces = [filtered.add(text[at : at + size]) for at in range(0, len(text), size)]
+        assert "".join(pieces) == certain == filtered.sent
+    assert CallFilter(True).add("anything") == ""
+
+
+def test_tools_stand_where_the_chat_template_puts_them() -> None:
+    with text_engine(HERMES) as engine:
+        dialogue = DialogueEngine(engine)
+        template = dialogue.template_for((TOOL,))
+        assert template.knows_tools and template.call_syntax == "tagged"
+        prompt = dialogue.build_prompt(DialogueRequest(TURNS, (), (TOOL,)))
+        assert '"name": "search"' in prompt.text and "<|im_start|>tool\nAda." in prompt.text
+        assert CALL.as_text in prompt.text
+        plain = dialogue.build_prompt(DialogueRequest(TURNS[:1], ()))
+        assert "search" not in plain.text
+        assert dialogue.template_for((TOOL,)) is template, "it is made once for the same tools"
+
+
+def test_a_template_that_knows_no_tools_gets_them_in_the_system_text() -> None:
+    with text_engine(CHATML) as engine:
+        dialogue = DialogueEngine(engine)
+        assert not dialogue.template_for((TOOL,)).knows_tools
+        prompt = dialogue.build_prompt(DialogueRequest((Turn("system", "Be kind."), *TURNS), (), (TOOL,)))
+        assert prompt.text.startswith("<|im_start|>system\nBe kind.\n\nYou may call these functions.")
+        assert f"<|im_start|>assistant\n{CALL.as_text}<|im_end|>" in prompt.text
+        assert "<|im_start|>user\n<tool_response>\nAda.\n</tool_response>" in prompt.text
+
+
+def test_calls_without_tools_in_the_request_are_left_out_and_results_are_the_users() -> None:
+    with text_engine(CHATML) as engine:
+        text = DialogueEngine(engine).build_prompt(DialogueRequest(TURNS, ())).text
+        assert "tool_call" not in text and text.count("<|im_start|>user") == 1 and "Ada." in text
+
+
+def test_the_same_prompt_with_tools_is_exact_at_ratio_1_and_its_chunks_are_reused() -> None:
+    fact = "The mill of Marl makes paper and rope."
+    with text_engine(HERMES) as engine:
+        dialogue = DialogueEngine(engine)
+        turns = (Turn("user", f"{fact} Who built the mill?"),)
+
+        dialogue.catalogue.ingest([DialogueDocument(fact, {})])
+        prompt = dialogue.build_prompt(DialogueRequest(turns, (), (TOOL,)))
+        assert [chunk.text for chunk in prompt.documents] == [fact]
+        fused = engine.prefill(prompt.question, prompt.chunks, ratio=1.0)
+        full = engine.prefill(prompt.question, prompt.chunks, reuse="none")
+        assert (fused.logits - full.logits).abs().max() < 1e-3
+        reused = engine.prefill(prompt.question, prompt.chunks, ratio=0.0).reuse
+        assert reused.fused > 0 and reused.missed_chunks == 0
+
+
+def test_a_required_call_is_constrained_and_a_wrong_schema_is_named() -> None:
+    assert required_form([TOOL], "auto", "tagged", True) is None is required_form([], "required", "tagged", True)
+    form = required_form([TOOL], "search", "tagged", True)
+    with text_engine(CHATML) as engine:
+        answer = engine.answer("Call it.", response_format=form, max_new_tokens=120)
+        content, (call,) = find_calls(answer.text, ["search"])
+        assert content == "" and json.loads(call.arguments)["query"] in ("mill", "port")
+        bad = {"type": "function", "function": {"name": "f", "parameters": {"properties": {"a": {"not": {}}}}}}
+        with pytest.raises(SchemaError, match="/properties/a") as refused:
+            engine.answer("x", response_format=required_form([bad], "required", "tagged", True))
+        assert refused.value.param == "tools"
