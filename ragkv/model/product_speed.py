@@ -19,7 +19,7 @@ ROUNDS = 4  # the first one is not counted: kernels are chosen and memory is map
 LEAST_S = 2e-4  # one measurement repeats short products until this time has passed
 PROMPT_ROWS = 512  # what a request is taken to compute: rows of its prompt ...
 STEPS = 64  # ... and decoded tokens, a row each
-OTHER_S = 1e-4  # what a step computes for each product besides it: in tiny models that is most of the time
+OTHER_S = 3e-4  # what a step computes for each product besides it: so tiny models, all of whose products are short, tie
 
 
 @dataclass(frozen=True, slots=True)
