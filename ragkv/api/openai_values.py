@@ -24,7 +24,6 @@ IGNORED: Mapping[str, str] = {
     "num_ctx": "the context is the model's",
     "keep_alive": "the model stays loaded",
     "chat_template_kwargs": "the chat template is rendered without arguments",
-    "parallel_tool_calls": "there are no tools",
 }
 
 
