@@ -29,7 +29,8 @@ from .keys import Principal
 from .work_context import Channel, WorkContext
 
 T = TypeVar("T")
-BURST = 8  # after so many jobs at once, their freed memory is given back when none is left
+BURST = 8  # after so many jobs at once, their freed memory is given back when none is left ...
+RELEASE_S = 60.0  # ... and on a server that is never idle, so often
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +76,7 @@ class WorkerPool:
         self._threads: list[threading.Thread] = []
         self._idle = 0
         self._most = 0  # running jobs at once since memory was released
+        self._released_at = time.monotonic()
         self._closed = False
 
     @property
@@ -227,11 +229,18 @@ class WorkerPool:
                 self._accepted.discard(job)
                 self._running -= Counter([job.tenant])
                 self._changed.notify_all()
-                if burst_ended := self._most >= BURST and not self._accepted:
-                    self._most = 0
+                release = self._is_release_due()
             del job  # or the thread would hold the result until its next job
-            if burst_ended:
+            if release:
                 release_memory()
+
+    def _is_release_due(self) -> bool:
+        """Whether the thread that calls this releases memory now. Needs `_changed`."""
+        burst_ended = self._most >= BURST and not self._accepted
+        if not burst_ended and time.monotonic() - self._released_at < RELEASE_S:
+            return False
+        self._most, self._released_at = 0, time.monotonic()
+        return True
 
     def _next(self) -> _Job[Any] | None:
         """Wait for the next job, of the tenants in turns; `None` once the pool is closed."""
