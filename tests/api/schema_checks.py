@@ -27,6 +27,12 @@ CHAT = (  # fields that do not fit each other
     r"documents: \d+ documents are too many",  # with those of `rag`
     r"^top_logprobs need logprobs",
     r"^A session continues with one answer",
+    r"^response_format: give json_schema if type is json_schema",
+    r"^response_format and tools are not offered together",
+    r"^Answers cannot be constrained to the schema",  # contradictions, and keywords that cannot be kept
+    r"^Two tools have the same name",
+    r"^tool_choice ",  # names no tool of the request
+    r"^The arguments of the call .* are no JSON object",
     r"^Token id \d+ is not in the model's vocabulary",  # a key of `logit_bias`
     r"^seed: Input should be (less|greater) than",  # a float next to the bound is read as the bound
 )
