@@ -148,9 +148,7 @@ class FusionConfig:
     selector: str = "sensitivity"  # which tokens: see ragkv.fusion.SELECTORS
     read_ahead_layers: int | None = 2  # layers read ahead of the one being fused; 0: none; None: as measured
     seed: int = 0  # of the `random` selector
-    sensitivity_prefixes: int = (
-        2  # k: texts behind which a chunk is scored at ingest, if a selector needs scores; 0: none
-    )
+    sensitivity_prefixes: int = 2  # texts behind which ingest scores a chunk, if a selector needs scores; 0: none
     learned_scores: bool = True  # use the score network that `ragkv learn` saved in the model's folder
 
     def __post_init__(self) -> None:

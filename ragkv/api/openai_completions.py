@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints
 
 from ragkv.inference import AnswerOptions
 
@@ -12,6 +12,20 @@ from .openai_values import Usage, ignored
 from .schemas import PrefillReport, ReuseOptions
 
 Text = Annotated[str, StringConstraints(min_length=1)]
+
+
+def _no_number(value: Any) -> Any:
+    """Refuse 0, which equals False in Python."""
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        raise ValueError("it must be false")  # noqa: TRY004 - pydantic answers it with 400
+    return value
+
+
+def _no_truth_value(value: Any) -> Any:
+    """Refuse true, which equals 1 in Python."""
+    if isinstance(value, bool):
+        raise ValueError("it must be 1")  # noqa: TRY004 - likewise
+    return value
 
 
 class CompletionRequest(SamplingFields):
@@ -32,9 +46,13 @@ class CompletionRequest(SamplingFields):
         description="Return log probabilities, and those of so many most probable tokens.",
     )
     stop: str | list[Text] | None = Field(default=None, description="Texts that end a continuation.")
-    echo: Literal[False] | None = Field(default=None, description="Not offered.")
+    echo: Annotated[Literal[False] | None, BeforeValidator(_no_number)] = Field(
+        default=None, description="Not offered."
+    )
     suffix: None = Field(default=None, description="Not offered.")
-    best_of: Literal[1] | None = Field(default=None, description="Not offered.")
+    best_of: Annotated[Literal[1] | None, BeforeValidator(_no_truth_value)] = Field(
+        default=None, description="Not offered."
+    )
     ragkv: ReuseOptions | None = Field(default=None, description="How the prompts' KV is made.")
 
     user: Any = ignored("user")

@@ -8,12 +8,15 @@ from typing import Annotated, cast
 from pydantic import Field, StringConstraints
 
 from ragkv.inference import AnswerOptions
-from ragkv.model.sampling import MOST_BIASES
+from ragkv.model.sampling import LEAST_REPETITION, MOST_BIASES, MOST_REPETITION
 
 from .document_schemas import Strict
 
 TokenId = Annotated[str, StringConstraints(pattern=r"^[0-9]{1,9}$")]
 Bias = Annotated[float, Field(ge=-100.0, le=100.0)]
+Biases = Annotated[
+    dict[TokenId, Bias], Field(max_length=MOST_BIASES, json_schema_extra={"additionalProperties": False})
+]
 
 
 class SamplingFields(Strict):
@@ -31,11 +34,13 @@ class SamplingFields(Strict):
         default=None, ge=-2.0, le=2.0, description="The same, for each time that the answer has the token."
     )
     repetition_penalty: float | None = Field(
-        default=None, gt=0.0, le=100.0, description="Divides the logits of tokens of the prompt and the answer."
-    )
-    logit_bias: dict[TokenId, Bias] | None = Field(
         default=None,
-        max_length=MOST_BIASES,
+        ge=LEAST_REPETITION,
+        le=MOST_REPETITION,
+        description="Divides the logits of tokens of the prompt and the answer.",
+    )
+    logit_bias: Biases | None = Field(
+        default=None,
         description="Added to the logits of these token ids.",
         examples=[{"5": 1.0}],
     )

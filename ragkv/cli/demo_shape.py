@@ -58,7 +58,8 @@ def time_shape(shape: str, show: Callable[[str], None], budget_s: float = BUDGET
 
     config = shape_config(shape)
     choice = faster_dtype(config, torch.bfloat16, store_bytes=0)
-    show(f"\nThe same at a real size: {shape} with random weights, which do not change times, in {choice.why}.")
+    show(f"\nThe same at a real size: {shape} with random weights, which do not change times.")
+    show(f"Its dtype: {choice.why}.")
     whole, *_ = known = sizes(config.num_hidden_layers)
     engine = _engine(shape, choice.name, whole.layers)
     row_layer_s = _row_layer_s(engine)

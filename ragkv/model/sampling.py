@@ -24,6 +24,7 @@ from transformers import (
 from ragkv.errors import InputError
 
 LEAST_TEMPERATURE = 1e-4  # logits divided by less overflow in float32; sampling is greedy by then
+LEAST_REPETITION, MOST_REPETITION = 0.01, 100.0  # beyond, logits overflow or all are alike
 MOST_BIASES = 1024  # token ids in a `logit_bias`
 
 
@@ -43,7 +44,7 @@ class Sampling:
     presence_penalty: float | None = None  # -2 to 2: subtracted from the logit of a token that the answer has
     frequency_penalty: float | None = None  # -2 to 2: the same, for each time that the answer has it
     logit_bias: Mapping[int, float] | None = None  # -100 to 100, by token id: added to the logit
-    repetition_penalty: float | None = None  # above 0: transformers' rule; it counts the prompt too
+    repetition_penalty: float | None = None  # .01 to 100: transformers' rule; it counts the prompt too
     no_repeat_ngram_size: int | None = None  # no run of so many tokens occurs twice; 0: no rule
     min_new_tokens: int | None = None  # the answer does not end before
     do_sample: bool | None = None  # True samples at temperature 1 if nothing else is given; False refuses to sample
@@ -58,9 +59,7 @@ class Sampling:
         _check(self, "seed", -(2**63), 2**63 - 1, whole=True)
         _check(self, "presence_penalty", -2.0, 2.0)
         _check(self, "frequency_penalty", -2.0, 2.0)
-        if self.repetition_penalty == 0.0:
-            raise InputError("repetition_penalty is 0; it must be more than 0.")
-        _check(self, "repetition_penalty", 0.0)
+        _check(self, "repetition_penalty", LEAST_REPETITION, MOST_REPETITION)
         _check(self, "no_repeat_ngram_size", 0, whole=True)
         _check(self, "min_new_tokens", 0, whole=True)
         _check_biases(self.logit_bias)

@@ -93,3 +93,14 @@ def test_what_is_not_offered_is_refused_by_name(talk: TestClient, extra: dict[st
 
 def test_ignored_fields_are_noted(talk: TestClient) -> None:
     assert complete(talk, user="me")["ragkv"]["notes"] == ["user is ignored: the key says who asks"]
+
+
+@pytest.mark.parametrize(
+    "field", [{"echo": 0}, {"echo": True}, {"best_of": True}, {"best_of": 2}, {"repetition_penalty": 1e-300}]
+)
+def test_values_that_only_look_like_what_is_offered_are_refused(reader: Engine, tmp_path: Path, field: Any) -> None:
+    with client_of(app_on(reader, tmp_path)) as client:
+        body = {"model": "reader", "prompt": "Kiralus works as a", "max_tokens": 1}
+        assert client.post("/v1/completions", json=body).status_code == 200
+        refused = client.post("/v1/completions", json={**body, **field})
+        assert (refused.status_code, refused.json()["error"]["param"]) == (400, next(iter(field)))

@@ -98,7 +98,7 @@ class Malformer(Worker):
         expected = (400, 404, 413) if path == "/v1/embeddings" else (400, 413)
         allowed = (*FLOODED, LOCKED, MISSING)
         self.caller.send(replica, "POST", path, expected, content=body.encode(), headers=JSON, allowed=allowed)
-        self.caller.send(replica, "POST", "/v1/chat/completions", (400,), json={**CHAT, "n": 2}, allowed=FLOODED)
+        self.caller.send(replica, "POST", "/v1/chat/completions", (400,), json={**CHAT, "n": 100}, allowed=FLOODED)
 
     def _send_bytes(self, port: int) -> None:
         """What is no request gets an error of the client's, or its connection is closed."""
