@@ -3,12 +3,17 @@
 import asyncio
 import contextlib
 import json
-from collections.abc import AsyncGenerator, AsyncIterator
-from typing import Any
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable
+from typing import Any, TypeVar
 
 from fastapi.responses import StreamingResponse
 from starlette.types import Send
 
+from .errors import as_api_error
+
+T = TypeVar("T")
+
+DONE = "data: [DONE]\n\n"  # how OpenAI's streams end
 PING_S = 15.0  # after this much silence a ping tells proxies that the connection is alive
 PING = ": ping\n\n"
 
@@ -17,6 +22,23 @@ def format_event(data: Any, name: str | None = None) -> str:
     """One event, with `data` as JSON."""
     text = json.dumps(data, ensure_ascii=False, separators=(",", ":"))
     return (f"event: {name}\n" if name else "") + f"data: {text}\n\n"
+
+
+async def openai_events(
+    items: AsyncGenerator[T, None], chunks: Callable[[T], Iterable[Any]], first: Iterable[Any] = ()
+) -> AsyncGenerator[str, None]:
+    """The chunks `first`, those of every item, then `[DONE]`; an error ends the stream with its body instead."""
+    try:
+        for chunk in first:
+            yield format_event(chunk)
+        async for item in items:
+            for chunk in chunks(item):
+                yield format_event(chunk)
+        yield DONE
+    except Exception as error:
+        yield format_event(as_api_error(error).body)
+    finally:
+        await items.aclose()
 
 
 class EventStream(StreamingResponse):

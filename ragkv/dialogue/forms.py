@@ -6,6 +6,7 @@ is not kept: forms cost little to encode again, so the deletion of any passage d
 
 import contextlib
 import json
+import logging
 import os
 import threading
 from collections import OrderedDict
@@ -13,6 +14,8 @@ from pathlib import Path
 
 from ragkv.engine import Engine
 from ragkv.runtime import replace_file
+
+log = logging.getLogger(__name__)
 
 FILE = "forms.jsonl"
 MAX_FORMS = 10_000  # forms that are remembered; the KV of the oldest is deleted with them
@@ -36,7 +39,7 @@ class Forms:
                 self._forms.move_to_end(token_ids)
                 return
             self._forms[token_ids] = None
-            if len(self._forms) > MAX_FORMS:  # several at once, because the file is written anew
+            if len(self._forms) > MAX_FORMS:  # several at once, because the whole file is written again
                 dropped = [self._forms.popitem(last=False)[0] for _ in range(MAX_FORMS // 10)]
                 self._write()
             elif self._path is not None:
@@ -55,12 +58,16 @@ class Forms:
 
     def _append(self, token_ids: tuple[int, ...]) -> None:
         assert self._path is not None
-        with contextlib.suppress(OSError):
+        try:
             descriptor = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
             try:
                 os.write(descriptor, json.dumps(token_ids).encode() + b"\n")
             finally:
                 os.close(descriptor)
+        except OSError as error:
+            log.warning(
+                "A form is not noted in %s (%s): after a restart its KV outlives its passage.", self._path, error
+            )
 
     def _write(self) -> None:
         if self._path is not None:

@@ -132,20 +132,20 @@ def test_log_probabilities_come_with_every_token_also_streamed(talk: TestClient)
 
 
 @pytest.mark.parametrize("field", IGNORED)
-def test_a_field_that_cannot_matter_is_taken_with_a_note(talk: TestClient, field: str) -> None:
+def test_a_field_without_effect_is_accepted_and_a_note_says_so(talk: TestClient, field: str) -> None:
     assert chat(talk, **{field: {"any": "value"}})["ragkv"]["notes"] == [f"{field} is ignored: {IGNORED[field]}"]
     assert chat(talk, **{field: None})["ragkv"]["notes"] == []
     assert f"`{field}`" in (EXAMPLES.parent / "docs" / "api.md").read_text("utf-8")
 
 
-def test_cache_control_of_a_part_is_taken_with_a_note(talk: TestClient) -> None:
+def test_cache_control_of_a_part_is_accepted_and_a_note_says_so(talk: TestClient) -> None:
     part = {"type": "text", "text": "Who built it?", "cache_control": {"type": "ephemeral"}}
     got = chat(talk, [{"role": "user", "content": [part]}])
     assert got["ragkv"]["notes"] == ["cache_control is ignored: KV is found by content"]
 
 
 @pytest.mark.parametrize("kind", ["image_url", "image", "input_image"])
-def test_an_image_is_refused_in_so_many_words(client: TestClient, kind: str) -> None:
+def test_an_image_is_refused_and_the_error_says_that_images_are_not_supported(client: TestClient, kind: str) -> None:
     content = [
         {"type": "text", "text": "What is this?"},
         {"type": kind, "image_url": {"url": "data:image/png;base64,AA"}},

@@ -106,3 +106,17 @@ async def test_a_probe_of_a_hanging_disk_fails_after_a_timeout(tmp_path: Path, m
     let_go.set()
     monkeypatch.setattr(health, "PROBE_WAIT_S", 5.0)
     assert await probe.failure() is None
+
+
+@pytest.mark.parametrize("given", [False, True])
+async def test_only_a_process_that_loads_the_model_itself_leaves_its_objects_out_of_collections(
+    given: bool, reader: Engine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    frozen: list[bool] = []
+    monkeypatch.setattr("ragkv.api.app.freeze_objects", lambda: frozen.append(True))
+    monkeypatch.setattr("ragkv.api.service.Service.load", lambda *_: None)
+    monkeypatch.setattr("ragkv.api.service.Service.close", lambda _: None)
+    app = create_app(ServeConfig(home=str(tmp_path)), engine=reader if given else None)
+    async with app.router.lifespan_context(app):
+        pass
+    assert frozen == ([] if given else [True])

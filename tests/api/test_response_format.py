@@ -56,14 +56,14 @@ def test_numbers_in_brackets_are_json_and_no_markers_of_sources(client: TestClie
     assert len(got["ragkv"]["sources"]) == 2
 
 
-def test_a_stream_has_the_schema_too(client: TestClient) -> None:
+def test_a_streamed_answer_has_the_schema(client: TestClient) -> None:
     text = client.post("/v1/chat/completions", json=body(response_format=form(), stream=True)).text
     chunks = [data for _, data in events(text) if data != "[DONE]"]
     content = "".join(chunk["choices"][0]["delta"].get("content", "") for chunk in chunks)
     jsonschema.validate(json.loads(content), CITY)
 
 
-def test_a_json_object_begins_as_one_and_an_answer_that_is_cut_says_so(client: TestClient) -> None:
+def test_an_answer_in_json_begins_with_a_brace_and_its_finish_reason_says_if_it_is_cut(client: TestClient) -> None:
     sent = body(response_format={"type": "json_object"}, max_tokens=1)
     got = client.post("/v1/chat/completions", json=sent).json()
     assert got["choices"][0]["message"]["content"].startswith("{") and got["choices"][0]["finish_reason"] == "length"

@@ -35,7 +35,7 @@ def passages() -> list[str]:
             year = 1700 + 7 * number + at
             made.append(
                 f"In {year} the people of {place} built {trade}; it cost {number * 5 + at + 3} marks & a year.\n"
-                f"Its keeper was called Tam {chr(65 + number)}{chr(97 + at)}rel, and nobody there has forgotten it."
+                f"Its keeper was called Tam {chr(65 + number)}{chr(97 + at)}rel, and the town remembers it."
             )
     return made
 

@@ -7,16 +7,15 @@ from fastapi import APIRouter, Header, Request
 from fastapi.responses import Response
 
 from ..chat_completion import ChatCompletion
-from ..errors import as_api_error, responses
+from ..errors import responses
 from ..openai_chat import ChatRequest, ChatResponse
 from ..openai_values import Piece
 from ..schemas import SESSION_PATTERN
 from ..service import PrincipalDep, ServiceDep
-from ..sse import EventStream, format_event
+from ..sse import EventStream, openai_events
 
 router = APIRouter(prefix="/v1", tags=["openai"])
 
-DONE = "data: [DONE]\n\n"
 _STREAM = "With `stream`: chat.completion.chunk objects, then `[DONE]`; the last chunk has `ragkv`."
 
 
@@ -41,28 +40,21 @@ async def chat(
     return await service.answer_pool.run_stream(request, completion.events, ChatResponse)
 
 
-async def _chunks(
-    completion: ChatCompletion, items: AsyncGenerator[Piece | ChatResponse, None]
-) -> AsyncGenerator[str, None]:
+def _chunks(completion: ChatCompletion, items: AsyncGenerator[Piece | ChatResponse, None]) -> AsyncGenerator[str, None]:
     options = completion.body.stream_options
     with_usage = options is not None and options.include_usage
-    try:
-        for index in range(completion.body.n or 1):
-            yield format_event(_chunk(completion, with_usage, {"role": "assistant", "content": ""}, index))
-        async for item in items:
-            if isinstance(item, Piece):
-                chunk = _chunk(completion, with_usage, {"content": item.text}, item.index)
-                if item.logprobs:
-                    chunk["choices"][0]["logprobs"] = {"content": item.logprobs, "refusal": None}
-                yield format_event(chunk)
-            else:
-                for last in _last_chunks(completion, item, with_usage):
-                    yield format_event(last)
-        yield DONE
-    except Exception as error:
-        yield format_event(as_api_error(error).body)
-    finally:
-        await items.aclose()
+
+    def chunks(item: Piece | ChatResponse) -> list[dict[str, Any]]:
+        if not isinstance(item, Piece):
+            return _last_chunks(completion, item, with_usage)
+        chunk = _chunk(completion, with_usage, {"content": item.text}, item.index)
+        if item.logprobs:
+            chunk["choices"][0]["logprobs"] = {"content": item.logprobs, "refusal": None}
+        return [chunk]
+
+    opening = {"role": "assistant", "content": ""}
+    first = [_chunk(completion, with_usage, opening, index) for index in range(completion.body.n or 1)]
+    return openai_events(items, chunks, first)
 
 
 def _last_chunks(completion: ChatCompletion, response: ChatResponse, with_usage: bool) -> list[dict[str, Any]]:

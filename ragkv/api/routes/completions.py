@@ -6,16 +6,15 @@ from typing import Any
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
-from ..errors import as_api_error, responses
+from ..errors import responses
 from ..openai_completions import CompletionLogprobs, CompletionRequest, CompletionResponse
 from ..openai_values import Piece
 from ..service import PrincipalDep, ServiceDep
-from ..sse import EventStream, format_event
+from ..sse import EventStream, openai_events
 from ..text_completion import TextCompletion
 
 router = APIRouter(prefix="/v1", tags=["openai"])
 
-DONE = "data: [DONE]\n\n"
 _STREAM = "With `stream`: text_completion objects, then `[DONE]`; the last has `ragkv`."
 
 
@@ -36,23 +35,17 @@ async def complete(
     return await service.answer_pool.run_stream(request, completion.events, CompletionResponse)
 
 
-async def _chunks(
+def _chunks(
     completion: TextCompletion, items: AsyncGenerator[Piece | CompletionResponse, None]
 ) -> AsyncGenerator[str, None]:
-    try:
-        async for item in items:
-            if isinstance(item, Piece):
-                entries = [dict(entry) for entry in item.logprobs]
-                logprobs = CompletionLogprobs.of(entries).model_dump() if entries else None
-                yield format_event(_chunk(completion, item.index, item.text, logprobs))
-            else:
-                for last in _last_chunks(completion, item):
-                    yield format_event(last)
-        yield DONE
-    except Exception as error:
-        yield format_event(as_api_error(error).body)
-    finally:
-        await items.aclose()
+    def chunks(item: Piece | CompletionResponse) -> list[dict[str, Any]]:
+        if not isinstance(item, Piece):
+            return _last_chunks(completion, item)
+        entries = [dict(entry) for entry in item.logprobs]
+        logprobs = CompletionLogprobs.of(entries).model_dump() if entries else None
+        return [_chunk(completion, item.index, item.text, logprobs)]
+
+    return openai_events(items, chunks)
 
 
 def _last_chunks(completion: TextCompletion, response: CompletionResponse) -> list[dict[str, Any]]:
