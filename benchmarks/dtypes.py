@@ -1,10 +1,11 @@
-"""Prefill, fused prefill and decoding in float32 and in bfloat16, and which of them the dtype "auto" chooses.
+"""Prefill, fused prefill and decoding in float32, bfloat16 and with int8 weights, and which dtype "auto" chooses.
 
     python -m benchmarks.dtypes [--quick] [--avx2] [--threads 2] [--shape qwen2.5-0.5b] [--layers 8]
 
-One model for each dtype, with the same random weights, in one process; every action runs on both alternately, and the
-table has medians. `--avx2` lets torch and oneDNN use no instructions beyond AVX2, as on processors that have no more;
-MKL, which multiplies float32, is not limited by these switches.
+One model for each, with the same random weights, in one process; every action runs on all alternately, and the table
+has medians. The model with int8 weights has the dtype that "auto" chooses for the rest. `--avx2` lets torch and oneDNN
+use no instructions beyond AVX2, as on processors that have no more; MKL, which multiplies float32, is not limited by
+these switches.
 """
 
 import argparse
@@ -21,6 +22,7 @@ from benchmarks import report
 from benchmarks.packing import STEPS, steps_action
 from benchmarks.ttft_world import OUR_FULL, Method, World, model_of
 from ragkv.model.dtype_choice import faster_dtype
+from ragkv.model.int8 import round_weights
 from ragkv.model.product_speed import multiplies_bfloat16
 
 METHODS = (Method(OUR_FULL), Method("sensitivity", 0.15), Method("sensitivity", 0.05))
@@ -38,19 +40,24 @@ def main() -> None:
     longest = options.chunks * options.tokens + 256
     with ExitStack() as stack, tempfile.TemporaryDirectory() as folder:
         actions: dict[tuple[str, Any], Callable[[], Any]] = {}
-        for name, dtype in DTYPES.items():
+        config = model_of(options.shape, "cpu", longest, torch.bfloat16, 1).config
+        choice = faster_dtype(config, torch.bfloat16, store_bytes=0)
+        for name, dtype in {**DTYPES, "int8": DTYPES[choice.name]}.items():
             model = model_of(options.shape, "cpu", longest, dtype, options.layers)
+            if name == "int8":
+                round_weights(model)
             world = stack.enter_context(World(model, options.chunks, options.tokens, "memory", folder))
             actions |= {(name, method): world.action(method) for method in METHODS}
             actions[name, "steps"] = steps_action(world)
-        choice = faster_dtype(model.config, torch.bfloat16, store_bytes=0)
         medians = report.alternate(actions, options.runs)
     rows = []
     for what in (*METHODS, "steps"):
         times = {name: medians[name, what] for name in DTYPES}
         label = f"{STEPS} steps of one row" if what == "steps" else f"{what.name} {what.ratio}"
-        off = times[choice.name] / min(times.values())
-        rows.append((label, *(f"{1000 * seconds:.0f}" for seconds in times.values()), f"{off:.2f}x"))
+        off, int8_s = times[choice.name] / min(times.values()), medians["int8", what]
+        gains = (min(times.values()) / int8_s, times["float32"] / int8_s, times["bfloat16"] / int8_s)
+        shown = [f"{1000 * seconds:.0f}" for seconds in (*times.values(), int8_s)]
+        rows.append((label, *shown, f"{off:.2f}x", *(f"{gain:.2f}x" for gain in gains)))
     kind = "fast in bfloat16" if multiplies_bfloat16() else "slow in bfloat16"
     print(
         f"{options.shape}, {options.layers} layers, random weights, {options.chunks} x {options.tokens} tokens, ",
@@ -58,7 +65,8 @@ def main() -> None:
     )
     print(f"{options.threads} threads, {torch.backends.cpu.get_cpu_capability()}, {kind}")
     print(f"auto: {choice.why}")
-    report.table(("what", "float32 ms", "bfloat16 ms", "auto over the faster"), rows)
+    headings = ("what", "float32 ms", "bfloat16 ms", "int8 ms", "auto over the faster")
+    report.table((*headings, "faster / int8", "float32 / int8", "bfloat16 / int8"), rows)
     isa = "avx2" if options.avx2 else "native"
     print("written:", report.save(f"dtypes-{options.shape}-{isa}-{options.threads}", [list(row) for row in rows]))
 

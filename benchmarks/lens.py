@@ -12,7 +12,7 @@ import torch
 from ragkv import Engine
 from ragkv.fusion import Candidates, StaticSelector
 from ragkv.fusion.selectors import budget, top
-from ragkv.fusion.sensitivity import sensitivity
+from ragkv.fusion.sensitivity import scored_layers, sensitivity
 from ragkv.model import Rows, attention
 
 
@@ -55,9 +55,16 @@ class Variance(StaticSelector):
     def __init__(self, engine: Engine, chunks: Sequence[Sequence[int]]) -> None:
         encoder = engine.parts.encoder
         self._chunk_start = len(encoder.prefix_ids)
-        encoder.register([tuple(chunk) for chunk in chunks])
-        samples = (encoder.training_sample(tuple(chunk)) for chunk in chunks)
-        self._scores = torch.cat([sensitivity(entry.kv, others) for entry, others in samples])
+        ids = [tuple(chunk) for chunk in chunks]
+        encoder.register(ids)
+        some = scored_layers(engine.parts.adapter.layer_count)
+        layers = slice(some.start, some.stop)
+        self._scores = torch.cat(
+            [
+                sensitivity(entry.kv[layers], [kv[layers] for kv in others])
+                for entry, others in encoder.training_samples(ids)
+            ]
+        )
 
     def select(self, candidates: Candidates, ratio: float, seed: int) -> torch.Tensor:
         return top(self._scores[candidates.positions - self._chunk_start], budget(ratio, len(candidates)))

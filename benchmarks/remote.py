@@ -24,6 +24,7 @@ from typing import Any
 import torch
 
 from benchmarks import report
+from benchmarks.random_scores import put_random_scores
 from benchmarks.ttft_world import QUESTION_TOKENS, model_of
 from ragkv import Engine, EngineConfig, StoreConfig
 from ragkv.config import RedisConfig, S3Config
@@ -84,11 +85,7 @@ class TierBenchmark:
         shape = (adapter.layer_count, 2, adapter.kv_heads, tokens, adapter.head_dim)
         kv, facts = torch.randn(shape).to(adapter.dtype), (adapter.layer_count, adapter.kv_heads, adapter.head_dim)
         self.entries = [
-            Entry(
-                EntryInfo(identity.key(chunk), identity, chunk, "of another prompt", *facts),
-                kv,
-                torch.rand((tokens, 1)).half(),
-            )
+            Entry(EntryInfo(identity.key(chunk), identity, chunk, "of another prompt", *facts), kv)
             for chunk in self.chunks
         ]
         self.size_bytes = sum(entry.size_bytes for entry in self.entries)
@@ -100,6 +97,7 @@ class TierBenchmark:
         for entry in self.entries:
             if not engine.parts.store.put_durably(entry):
                 raise SystemExit(f"An entry was not kept by {store}.")
+            put_random_scores(engine, entry.info)
         return engine
 
     def prefill(self, engine: Engine, selector: str, ratio: float) -> Callable[[], Any]:

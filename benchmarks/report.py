@@ -47,15 +47,17 @@ def _cpuinfo() -> list[str]:
     return path.read_text().splitlines() if path.exists() else []
 
 
-def alternate(actions: Mapping[str, Callable[[], Any]], runs: int) -> dict[str, float]:
+def alternate(
+    actions: Mapping[Any, Callable[[], Any]], runs: int, clock: Callable[[], float] = time.perf_counter
+) -> dict[Any, float]:
     """Median seconds of each action. Actions alternate, so noise hits all alike; the first round is not measured."""
-    times: dict[str, list[float]] = {name: [] for name in actions}
+    times: dict[Any, list[float]] = {name: [] for name in actions}
     for round_ in range(runs + 1):
         for name, action in actions.items():
-            began = time.perf_counter()
+            began = clock()
             action()
             if round_:
-                times[name].append(time.perf_counter() - began)
+                times[name].append(clock() - began)
     return {name: statistics.median(values) for name, values in times.items()}
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
@@ -96,9 +97,9 @@ def serving(home: Path, threads: int, settings: Mapping[str, Any]) -> Iterator[S
             popen.wait()
 
 
-def talker(shape: str, folder: Path) -> Path:
+def talker(shape: str, folder: Path, dtype: torch.dtype = torch.bfloat16, layers: int | None = None) -> Path:
     """Write a model folder of that shape: random weights, and a tokenizer with a text for every id."""
-    model = random_model(shape)
+    model = random_model(shape, dtype, layers=layers)
     model.save_pretrained(folder)
     _tokenizer(model.config.vocab_size).save_pretrained(folder)
     return folder

@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 import torch
 from transformers import DynamicCache
 
+from benchmarks.random_scores import put_random_scores
 from ragkv import Engine, EngineConfig, StoreConfig
 from ragkv.scheduling import ComputeLock
 from ragkv.simulate.readers.ragpulse import read_rag_requests
@@ -244,7 +245,8 @@ class Fused(Server):
                 adapter.kv_heads,
                 adapter.head_dim,
             )
-            self.engine.parts.store.put(Entry(info, kv.clone(), torch.rand((len(chunk), 1)).half()))
+            self.engine.parts.store.put(Entry(info, kv.clone()))
+            put_random_scores(self.engine, info)
         self.engine.flush()
 
 

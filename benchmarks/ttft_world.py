@@ -14,6 +14,7 @@ from typing import Any, Self
 import torch
 from transformers import DynamicCache
 
+from benchmarks.random_scores import put_random_scores
 from ragkv import Engine, EngineConfig, StoreConfig
 from ragkv.model.shapes import random_model
 from ragkv.store import Entry, EntryInfo
@@ -111,7 +112,8 @@ class World:
             info = EntryInfo(
                 identity.key(chunk), identity, chunk, exact, self.layers, adapter.kv_heads, adapter.head_dim
             )
-            store.put(Entry(info, kv.roll(1, dims=3), torch.rand((tokens, 1)).half()))
+            store.put(Entry(info, kv.roll(1, dims=3)))
+            put_random_scores(self.engine, info)
             store.flush()
 
     def action(self, method: Method) -> Callable[[], Any]:

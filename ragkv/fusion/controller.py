@@ -3,7 +3,8 @@
 1. Where loading is slow, recomputing more tokens costs no time. The controller raises the ratio until recompute takes
    as long as loading: `r = clamp(max(r*, r : T_recompute(r) = T_load), r*, 1)`.
 2. An entry that loads slower than it is computed is computed.
-3. Of the tiers whose loading is hidden by recompute, it names the cheapest.
+3. Where fusing is not faster than computing everything, everything is computed, which is exact (`break_even.py`).
+4. Of the tiers whose loading is hidden by recompute, it names the cheapest.
 
 Pure functions: from a profile and numbers to a decision with its reasons.
 """
@@ -16,6 +17,7 @@ from dataclasses import dataclass, replace
 
 from ragkv.config import PricesConfig
 
+from .break_even import is_fused_chunk, pays, recompute_ttft_s
 from .estimators import Load, Selection, Shape, load_s, recompute_s, storage_cost, ttft_s
 from .profile import Profile
 
@@ -111,13 +113,26 @@ def choose_computed(profile: Profile, shape: Shape, loads: Sequence[Load], ratio
 
 
 def decide(profile: Profile, shape: Shape, loads: Sequence[Load], r_star: float, prices: PricesConfig) -> Decision:
-    """All three for one request: which entries to compute at r*, the ratio for the others, and the cheapest tier."""
+    """All for one request: which entries to compute at r*, the ratio for the others, and the cheapest tier.
+
+    If fusing does not pay, every fused entry is computed.
+    """
     computed = choose_computed(profile, shape, loads, r_star)
     remaining, shape_without = _without(shape, loads, computed.computed)
     chosen = choose_ratio(profile, shape_without, remaining, r_star)
     tier = choose_tier(profile, shape, r_star, prices, loads) if loads else None
-    why = (*computed.why, *chosen.why, *(tier.why if tier else ()))
-    return Decision(chosen.ratio, tier.tier if tier else None, computed.computed, chosen.ttft_s, why)
+    fused = [i for i, load in enumerate(loads) if is_fused_chunk(load) and i not in computed.computed]
+    exact_s = recompute_ttft_s(profile, shape_without, remaining)
+    tier_name, tier_why = (tier.tier, tier.why) if tier else (None, ())
+    if fused and shape_without.fused_tokens and not pays(chosen.ttft_s, exact_s):
+        why = (
+            f"fusing does not pay for {shape_without.fused_tokens} tokens: they are computed, which is exact "
+            f"(first token {_ms(exact_s)}, fused {_ms(chosen.ttft_s)})"
+        )
+        everything = tuple(sorted((*fused, *computed.computed)))
+        return Decision(chosen.ratio, tier_name, everything, exact_s, (*computed.why, why, *tier_why))
+    reasons = (*computed.why, *chosen.why, *tier_why)
+    return Decision(chosen.ratio, tier_name, computed.computed, chosen.ttft_s, reasons)
 
 
 def loads_slower(profile: Profile, shape: Shape, load: Load) -> bool:

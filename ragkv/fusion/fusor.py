@@ -121,6 +121,7 @@ class Fusing(Closing):
                 let_others_compute()
         kv.length = length
         logits = adapter.logits(work.hidden[:, -1:])[0]
+        adapter.wait_for_device()
         took_s = time.perf_counter() - began
         self._fusor.speeds.add_read(*reader.measured())
         self._fusor.speeds.add_compute(work.row_layers, took_s - reader.waited_s - others_s)
@@ -233,7 +234,7 @@ class _Pass:
 
     def _set_rows(self, selected: torch.Tensor) -> None:
         positions = torch.cat((self._plan.forced, selected)).sort().values
-        self._rows = Rows.of(positions.to(self._device))
+        self._rows = Rows.of(positions).on(self._device)
 
     def _deviation(self, layer: int, spans: Sequence[Span], slices: Sequence[torch.Tensor]) -> torch.Tensor:
         """sqrt(sum dK^2 + sum dV^2) of each chosen candidate, fresh against stored, K before RoPE, in float32."""

@@ -7,10 +7,11 @@ effect of recomputing the token (`calibration/score_training.py`).
 
 At ingest it gives each token a score, which replaces `sensitivity`, and topics, a few numbers. At question time its
 other part reads the question's tokens and raises the scores of the tokens with matching topics, by products of small
-matrices, without a pass of the model. It has some 250,000 weights, is trained once per model and saved in the model's
-folder. It knows nothing of requests or stores.
+matrices, without a pass of the model. It has some 250,000 weights. `ragkv learn` trains one for a home and saves it
+next to the stored entries; one in the model's folder serves where a home has none. It knows nothing of requests.
 """
 
+import copy
 import hashlib
 import logging
 from collections.abc import Sequence
@@ -18,14 +19,16 @@ from pathlib import Path
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load, save
+from safetensors.torch import load
+from safetensors.torch import save as to_safetensors
 from torch import nn
 from torch.nn import functional
 
 from ragkv.model import Adapter
 from ragkv.model.fingerprint import rounded_digest
+from ragkv.runtime import replace_file
 
-FILE_NAME = "ragkv-scores.safetensors"  # in a model's folder
+FILE_NAME = "ragkv-scores.safetensors"  # in a store's directory, or in a model's folder
 TEXTS = 2  # k of the scorer: the network reads a chunk's KV behind two texts
 WIDTH = 64
 KERNEL = 5  # tokens per convolution
@@ -62,6 +65,8 @@ class ScoreModel(nn.Module):
     The names of its parts are tensor names in saved files, so they must not change.
     """
 
+    slot: torch.Tensor  # (1,) uint8
+
     taught_by: torch.Tensor
 
     def __init__(self, layers: int, values: int, width: int) -> None:
@@ -78,6 +83,7 @@ class ScoreModel(nn.Module):
             nn.init.zeros_(weights)  # untrained it returns the variance, whatever the question is
         self.digest = ""  # of the file it was read from
         self.register_buffer("taught_by", torch.zeros(16, dtype=torch.uint8))  # `rounded_digest` of the model's weights
+        self.register_buffer("slot", torch.zeros(1, dtype=torch.uint8))  # 1: its scores lie in the second slot
 
     @property
     def teacher(self) -> str:
@@ -87,6 +93,17 @@ class ScoreModel(nn.Module):
     def set_teacher(self, model: torch.nn.Module) -> None:
         """Record the model whose prefills are the training data."""
         self.taught_by = torch.tensor(list(bytes.fromhex(rounded_digest(model))), dtype=torch.uint8)
+
+    @property
+    def second_slot(self) -> bool:
+        """Whether its scores lie in an entry's second slot: next to those of the network that it replaces."""
+        return bool(self.slot.item())
+
+    def in_other_slot_than(self, other: "ScoreModel | None") -> "ScoreModel":
+        """The same network, whose scores lie in the slot that `other`, or the variance, leaves free."""
+        made = copy.deepcopy(self).cpu()
+        made.slot = torch.tensor([0 if other is not None and other.second_slot else 1], dtype=torch.uint8)
+        return ScoreModel.from_bytes(made.to_bytes())
 
     def score_parameters(self) -> list[nn.Parameter]:
         """The weights that scores depend on."""
@@ -126,13 +143,13 @@ class ScoreModel(nn.Module):
 
     def to_bytes(self) -> bytes:
         """The weights as a safetensors file."""
-        return save({name: value.contiguous() for name, value in self.state_dict().items()})
+        return to_safetensors({name: value.contiguous() for name, value in self.state_dict().items()})
 
     @classmethod
     def from_bytes(cls, data: bytes) -> "ScoreModel":
         """Inverse of `to_bytes`; raises `ValueError` on anything else."""
         try:
-            tensors = load(data)
+            tensors = {"slot": torch.zeros(1, dtype=torch.uint8), **load(data)}  # earlier files have no slot
             layers, odd = divmod(tensors["worth.read.weight"].shape[1] - 3, 6)
             values, uneven = divmod(tensors["worth.see.weight"].shape[1], VALUE_PARTS)
             model = cls(layers, values, tensors["hear.weight"].shape[1])
@@ -172,26 +189,48 @@ def token_features(stored: torch.Tensor, behind_texts: Sequence[torch.Tensor]) -
     return torch.cat([vectors, *distances, (variance + FLOOR).log()[None]]).t()
 
 
-def load_for(adapter: Adapter) -> ScoreModel | None:
-    """The learned scores in the folder the model was loaded from, if any; unusable ones are logged and ignored.
+def load_for(adapter: Adapter, directory: str | Path | None = None) -> ScoreModel | None:
+    """The network in the store's `directory`, else that in the folder the model was loaded from; `None` without one.
 
-    A network trained with other weights would choose badly without any sign of it, so it is not used. A float16 model
-    is not checked, because its weights may have been rounded from a higher precision.
+    Unusable ones are logged and ignored.
     """
-    name, shape = getattr(adapter.config, "_name_or_path", ""), shape_of(adapter)
-    path = Path(name) / FILE_NAME
-    if not name or not path.is_file():
+    folders = [folder for folder in (directory, getattr(adapter.config, "_name_or_path", "")) if folder]
+    found = (_usable(adapter, Path(folder) / FILE_NAME) for folder in folders)
+    return next((model for model in found if model is not None), None)
+
+
+def _usable(adapter: Adapter, path: Path) -> ScoreModel | None:
+    if not path.is_file():
         return None
     try:
         model = ScoreModel.from_bytes(path.read_bytes())
-        if model.shape != shape:
-            raise ValueError(f"it is for {_described(model.shape)}, the model has {_described(shape)}")
-        if adapter.dtype is not torch.float16 and model.teacher != rounded_digest(adapter.model):
-            raise ValueError("it was trained with other weights; `ragkv learn` trains a new one")
+        if (why := misfit(adapter, model)) is not None:
+            raise ValueError(why)
     except (OSError, ValueError) as error:
         log.warning("The learned scores in %s are not used: %s. Scores are the measured variance.", path, error)
         return None
     return model.to(adapter.device)
+
+
+def misfit(adapter: Adapter, model: ScoreModel) -> str | None:
+    """Why the network cannot be used with this model, or `None`.
+
+    One that was trained with other weights would choose badly without any sign of it. A float16 model is not checked,
+    because its weights may have been rounded from a higher precision.
+    """
+    shape = shape_of(adapter)
+    if model.shape != shape:
+        return f"it is for {_described(model.shape)}, the model has {_described(shape)}"
+    if adapter.dtype is not torch.float16 and model.teacher != rounded_digest(adapter.model):
+        return "it was trained with other weights; `ragkv learn` trains a new one"
+    return None
+
+
+def save(model: ScoreModel, directory: str | Path) -> Path:
+    """Save the network in a store's `directory`, in place of an earlier one; the file's path. Raises `OSError`."""
+    path = Path(directory) / FILE_NAME
+    replace_file(path, copy.deepcopy(model).cpu().to_bytes())
+    return path
 
 
 def shape_of(adapter: Adapter) -> tuple[int, int, int]:

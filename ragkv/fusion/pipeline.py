@@ -31,10 +31,10 @@ class ResidentLease(Lease):
     def __init__(self, entry: Entry) -> None:
         self.info = entry.info
         self.sensitivity = entry.sensitivity
-        self._kv = entry.kv
+        self.kv = entry.kv
 
     def read_layer(self, layer: int, out: torch.Tensor | None = None) -> torch.Tensor:
-        return self._kv[layer]
+        return self.kv[layer]
 
     def close(self) -> None:
         """Do nothing: no tier holds the entry."""
@@ -84,13 +84,14 @@ class LayerReader(Closing):
         self._ahead = -(-ahead // self._together)  # in groups
         depth = min(layers, (self._ahead + 1) * self._together)
         # Each buffer starts at a page, else direct reads would need an extra copy.
-        infos = [None if lease.in_place and device.type == "cpu" else lease.info for lease in leases]
+        infos = [None if lease.in_place else lease.info for lease in leases]
         strides = [0 if info is None else info.layer_bytes + -info.layer_bytes % ALIGNMENT for info in infos]
         self._buffer: torch.Tensor | None = readers.take(depth * sum(strides), device)
         rows = self._buffer[: depth * sum(strides)].view(depth, sum(strides))
         self._ring = [_views(infos, row.split(strides)) for row in rows]
         self._copier = _Copier(device) if device.type == "cuda" else None
-        threaded = [index for index, buffer in enumerate(self._ring[0]) if buffer is not None]
+        # Threads also send what lies in memory to a CUDA device: a copy out of memory that is not page-locked blocks.
+        threaded = [i for i, info in enumerate(infos) if info is not None or self._copier is not None]
         # Each thread gets several leases: one task per slice would cost more than checking a slice of 256 KiB.
         self._shares = [share for i in range(readers.threads) if (share := threaded[i :: readers.threads])]
         self._pending: dict[int, list[Future[_Slices]]] = {}  # by group

@@ -44,6 +44,7 @@ class Span:
     chunk: int | None = None  # index into the request's chunks
     offset: int = 0  # the first token of the entry that is used
     rotated_from: int | None = None  # rotary position of its first key where it differs from `start` (NKVT only)
+    scores: torch.Tensor | None = None  # (T, 1 + C) of its entry, if they were looked up and are there
 
     def __len__(self) -> int:
         return self.stop - self.start
@@ -103,9 +104,9 @@ def _candidates(spans: Sequence[Span], last: int) -> Candidates:
     positions = [torch.arange(span.start, min(span.stop, last)) for span in fused]
     empty = torch.empty(0, dtype=torch.int64)
     scores = [
-        span.lease.sensitivity[span.offset :][: len(there)]
+        span.scores[span.offset :][: len(there)]
         for span, there in zip(fused, positions, strict=True)
-        if span.lease is not None and span.lease.sensitivity is not None
+        if span.scores is not None
     ]
     known = torch.cat(scores).float() if fused and len(scores) == len(fused) else None  # (N, 1 + C)
     return Candidates(

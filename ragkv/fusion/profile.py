@@ -8,7 +8,6 @@ Here recompute has its own fit, because a row costs more in a small pass than in
 import hashlib
 import json
 import math
-import platform
 import typing
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
@@ -184,16 +183,6 @@ class Profile:
             return typing.cast(Self, build(cls, values))
         except (ConfigError, TypeError, AttributeError, OverflowError) as error:
             raise ProfileError(f"Not a profile of this version ({error}). Measure: `ragkv profile`.") from error
-
-
-def cpu_model() -> str:
-    """The processor's name as the system reports it."""
-    try:
-        with Path("/proc/cpuinfo").open(encoding="utf-8") as lines:
-            found = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), "")
-    except OSError:
-        found = ""
-    return found or platform.processor() or platform.machine()
 
 
 def save(profile: Profile, directory: str | Path) -> Path:

@@ -1,33 +1,36 @@
 """Sensitivity: how much each token of a chunk depends on the text before the chunk, measured once, at ingest.
 
-The scorer encodes a chunk again behind each of k other texts. Tokens whose keys and values differ between them depend
-on context. The entry stores one number per token, so selection at question time needs no check layer and is known
-before anything is loaded. This is ours; it replaces the estimate from one layer in CacheBlend section 4.3. It knows
-nothing of requests or stores; `docs/selection.md` has the measurements.
+The scorer encodes chunks again behind each of k other texts, whose KV is there: kept texts are computed once, and
+neighbours are chunks that were just encoded. Tokens whose keys and values differ depend on context. The entry stores
+one number per token, so selection at question time needs no check layer and is known before anything is loaded. This is
+ours; it replaces the estimate from one layer in CacheBlend section 4.3. It knows nothing of requests or stores;
+`docs/selection.md` has the measurements.
 """
 
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 
 import torch
 
-from ragkv.model import Adapter, PromptKV, full_pass
+from ragkv.errors import InputError
+from ragkv.model import Adapter, Context, TokenRun, raw_kv
 
-from .learned import QUESTION_TOKENS, ScoreModel
+from .learned import QUESTION_TOKENS, TEXTS, TOPICS, ScoreModel, misfit
 from .plan import Plan
 
 TEXT_TOKENS = 256  # of a kept text behind which chunks are scored
 NEIGHBOUR_TOKENS = 128  # of the neighbouring text from the chunk's document
+KNOWN_TOKENS = 512  # of the chunks encoded last, whose KV is kept for their neighbours
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class _Text:
     """An encoded text behind the application's prefix."""
 
-    chunks: set[tuple[int, ...]]  # that it consists of
-    token_ids: tuple[int, ...]  # the application's prefix, then the chunks, cut to length
-    kv: PromptKV  # valid up to the text's end; the rows of a chunk are written behind it and then discarded
+    chunks: frozenset[tuple[int, ...]]  # that it consists of
+    context: Context  # the application's prefix, then the chunks, cut to length
 
 
 class Scorer:
@@ -52,13 +55,36 @@ class Scorer:
         `between` is called between layers, so that others may compute. Without `learned` the score is the variance.
         """
         self._adapter, self._prefix_ids, self._count = adapter, tuple(prefix_ids), count
-        self._learned = learned
+        self.learned = learned
         self.network_digest = learned.digest if learned else ""
+        self.columns = 1 + TOPICS if learned else 1  # numbers a token
+        # Names the scores: scores of different networks must not be compared. Before the dash, their slot.
+        self.name = f"{'b' if learned and learned.second_slot else 'a'}-{self.network_digest or 'variance'}"
         self._between = between
+        self._layers = range(adapter.layer_count) if learned else scored_layers(adapter.layer_count)  # compared
         self._texts: list[_Text] = []  # at most k + 1, because a chunk cannot use the text that contains it
         self._waiting: list[tuple[int, ...]] = []  # chunks that do not fill a text yet
         self._batch: Sequence[tuple[int, ...]] = ()  # chunks ingested together, in order
         self._places: dict[tuple[int, ...], int] = {}  # in the batch
+        self._known: OrderedDict[tuple[int, ...], torch.Tensor] = OrderedDict()  # the stored KV of the last chunks
+        self._prefix: Context | None = None  # made when a chunk is scored
+
+    def with_network(self, network: ScoreModel) -> "Scorer":
+        """A scorer that uses `network`, whose scores lie in the slot that this one's leave free.
+
+        Raises `InputError` for a network that was not trained for this model, or on a k that networks do not read.
+        """
+        adapter = self._adapter
+        why = f"a network reads {TEXTS} texts, not {self._count}" if self._count != TEXTS else misfit(adapter, network)
+        if why:
+            raise InputError(f"These learned scores cannot be used: {why}.")
+        network = network.in_other_slot_than(self.learned).to(adapter.device)
+        return Scorer(adapter, self._prefix_ids, self._count, self._between, network)
+
+    @property
+    def passes(self) -> float:
+        """What scoring costs, in passes over a chunk's tokens through the whole model."""
+        return self._count * (len(self._layers) + self._layers.start) / self._adapter.layer_count
 
     def register(self, chunks: Sequence[tuple[int, ...]]) -> None:
         """Announce chunks to be scored: they are each other's neighbours, and become kept texts while these lack."""
@@ -72,13 +98,19 @@ class Scorer:
                 continue
             self._waiting.append(token_ids)
             if sum(map(len, self._waiting)) >= TEXT_TOKENS:
-                self._texts.append(self._encoded(self._waiting))
+                text = tuple(chain(*self._waiting))[:TEXT_TOKENS]
+                self._texts.append(_Text(frozenset(self._waiting), self._encoded(self._prefix_ids + text)))
                 self._waiting = []
 
-    def scores(self, token_ids: tuple[int, ...], stored: torch.Tensor) -> torch.Tensor:
-        """The sensitivity (T, 1 + C) float16, on the host, of a chunk with the stored KV (L, 2, G, T, D)."""
-        behind, stored = self.kv_behind_texts(token_ids), stored.to(self._adapter.device)
-        scores = self._learned.scores(stored, behind) if self._learned else sensitivity(stored, behind)[:, None]
+    def scores(self, chunks: Sequence[tuple[int, ...]], stored: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """The sensitivity (T, 1 + C) float16, on the host, of chunks with the stored KV (L, 2, G, T, D)."""
+        device, layers = self._adapter.device, self._layers
+        behind = self._kv_behind_texts(chunks, stored, layers)
+        compared = [kv[layers.start : layers.stop].to(device) for kv in stored]
+        return [self._scores(*pair) for pair in zip(compared, behind, strict=True)]
+
+    def _scores(self, stored: torch.Tensor, behind: Sequence[torch.Tensor]) -> torch.Tensor:
+        scores = self.learned.scores(stored, behind) if self.learned else sensitivity(stored, behind)[:, None]
         most = torch.finfo(torch.float16).max
         return scores.clamp(-most, most).half().cpu()
 
@@ -86,80 +118,114 @@ class Scorer:
     def weighted_by_question(self, plan: Plan, question_ids: Sequence[int]) -> Plan:
         """`plan` with its candidates' scores weighted for this question; unchanged without a network or its scores."""
         scores, topics = plan.candidates.sensitivity, plan.candidates.topics
-        if self._learned is None or scores is None or topics is None:
+        if self.learned is None or scores is None or topics is None:
             return plan
         device = self._adapter.device
         ids = torch.tensor(question_ids[-QUESTION_TOKENS:], dtype=torch.int64, device=device)
         question = self._adapter.embed(ids)[0]
-        weighted = self._learned.weighted_by_question(scores.to(device), topics.to(device), question).cpu()
+        weighted = self.learned.weighted_by_question(scores.to(device), topics.to(device), question).cpu()
         return replace(plan, candidates=replace(plan.candidates, sensitivity=weighted))
 
-    def kv_behind_texts(self, token_ids: tuple[int, ...]) -> list[torch.Tensor]:
-        """The chunk's raw KV (L, 2, G, T, D) behind each of k texts; its neighbours come first if it has any."""
-        if token_ids not in self._places:
-            self.register([token_ids])
-        found = []
-        if neighbours := self._neighbours(token_ids):
-            found.append(self._chunk_after(self._prefix_ids + neighbours, token_ids))
-        texts = [text for text in self._texts if token_ids not in text.chunks][: self._count - len(found)]
-        found += [self._chunk_behind(text, token_ids) for text in texts]
-        return found + [self._chunk_shuffled(token_ids, seed) for seed in range(self._count - len(found))]
+    def kv_behind_texts(
+        self, chunks: Sequence[tuple[int, ...]], stored: Sequence[torch.Tensor]
+    ) -> list[list[torch.Tensor]]:
+        """The raw KV (L, 2, G, T, D) of each chunk behind k texts; its neighbours come first if it has any.
 
-    def _neighbours(self, token_ids: tuple[int, ...]) -> tuple[int, ...]:
-        """The batch's tokens before the chunk and, if these are too few, after it; () if the batch has no others."""
+        `stored` is the KV of the chunks behind the prefix, which they lend each other as neighbours.
+        """
+        return self._kv_behind_texts(chunks, stored, range(self._adapter.layer_count))
+
+    def _kv_behind_texts(
+        self, chunks: Sequence[tuple[int, ...]], stored: Sequence[torch.Tensor], layers: range
+    ) -> list[list[torch.Tensor]]:
+        if any(token_ids not in self._places for token_ids in chunks):
+            self.register(chunks)
+        for token_ids, kv in zip(chunks, stored, strict=True):
+            self._known[token_ids] = kv
+            self._known.move_to_end(token_ids)
+        runs = [run for token_ids in chunks for run in self._runs(token_ids)]
+        found = iter(raw_kv(self._adapter, runs, self._between, layers))
+        while len(self._known) > len(chunks) and sum(map(len, self._known)) > KNOWN_TOKENS:
+            self._known.popitem(last=False)
+        return [[next(found) for _ in range(self._count)] for _ in chunks]
+
+    def _runs(self, token_ids: tuple[int, ...]) -> list[TokenRun]:
+        """The chunk behind each of k texts."""
+        runs = []
+        if neighbours := self._neighbours(token_ids):
+            runs.append(self._behind_neighbours(token_ids, neighbours))
+        texts = [text for text in self._texts if token_ids not in text.chunks][: self._count - len(runs)]
+        runs += [TokenRun(token_ids, self._fitting(text.context, token_ids)) for text in texts]
+        return runs + [self._behind_shuffled(token_ids, seed) for seed in range(self._count - len(runs))]
+
+    def _neighbours(self, token_ids: tuple[int, ...]) -> list[tuple[int, ...]]:
+        """The batch's chunks before this one and, if these are too short, after it, in order."""
         place = self._places[token_ids]
         taken: list[int] = []
         for other in (*range(place - 1, -1, -1), *range(place + 1, len(self._batch))):
             if sum(len(self._batch[index]) for index in taken) >= NEIGHBOUR_TOKENS:
                 break
             taken.append(other)
-        return tuple(chain(*(self._batch[index] for index in sorted(taken))))[-NEIGHBOUR_TOKENS:]
+        return [self._batch[index] for index in sorted(taken)]
 
-    def _encoded(self, chunks: Sequence[tuple[int, ...]]) -> _Text:
-        token_ids = self._prefix_ids + tuple(chain(*chunks))[:TEXT_TOKENS]
-        kv = self._adapter.new_kv(len(token_ids) + TEXT_TOKENS)
-        if not self._adapter.rope.depends_on_length:
-            full_pass(self._adapter, token_ids, kv, between=self._between)
-        return _Text(set(chunks), token_ids, kv)
+    def _behind_neighbours(self, token_ids: tuple[int, ...], neighbours: Sequence[tuple[int, ...]]) -> TokenRun:
+        """The chunk behind the last tokens of its neighbours: their stored KV, or if it is not there, computed."""
+        if any(other not in self._known for other in neighbours):
+            return self._behind_computed(token_ids, tuple(chain(*neighbours))[-NEIGHBOUR_TOKENS:])
+        left, pieces = NEIGHBOUR_TOKENS, list[torch.Tensor]()
+        for other in reversed(neighbours):
+            kv = self._known[other]
+            pieces.insert(0, kv[:, :, :, max(0, kv.shape[3] - left) :])
+            left -= pieces[0].shape[3]
+            if left == 0:
+                break
+        return TokenRun(token_ids, self._fitting(Context((*self._prefix_context().pieces, *pieces)), token_ids))
 
-    def _chunk_behind(self, text: _Text, token_ids: tuple[int, ...]) -> torch.Tensor:
-        """The chunk's raw KV (L, 2, G, T, D) behind a kept text."""
-        start = len(text.token_ids)
-        length, limit = start + len(token_ids), self._adapter.context_length
-        if self._adapter.rope.depends_on_length or (limit is not None and length > limit):
-            return self._chunk_after(text.token_ids, token_ids)
-        text.kv.reserve(length)
-        record = self._adapter.new_recording(start, length)
-        full_pass(self._adapter, token_ids, text.kv, start, record, self._between)
-        text.kv.length = start
-        return record.kv
-
-    def _chunk_shuffled(self, token_ids: tuple[int, ...], seed: int) -> torch.Tensor:
-        """The chunk's raw KV (L, 2, G, T, D) behind its own tokens in shuffled order."""
+    def _behind_shuffled(self, token_ids: tuple[int, ...], seed: int) -> TokenRun:
+        """The chunk behind its own tokens in shuffled order."""
         order = torch.randperm(len(token_ids), generator=torch.Generator().manual_seed(seed))[:NEIGHBOUR_TOKENS]
-        return self._chunk_after(self._prefix_ids + tuple(token_ids[place] for place in order.tolist()), token_ids)
+        return self._behind_computed(token_ids, tuple(token_ids[place] for place in order.tolist()))
 
-    def _chunk_after(self, before: tuple[int, ...], token_ids: tuple[int, ...]) -> torch.Tensor:
-        """The chunk's raw KV (L, 2, G, T, D) behind `before`, which is cut to fit the context, in one pass."""
+    def _behind_computed(self, token_ids: tuple[int, ...], before: tuple[int, ...]) -> TokenRun:
+        """The chunk behind the prefix and `before`, which is computed with it, and cut to fit the model's context."""
+        prefix, limit = self._fitting(self._prefix_context(), token_ids), self._adapter.context_length
+        if limit is not None:
+            before = before[: max(0, limit - len(token_ids) - len(prefix))]
+        return TokenRun(before + token_ids, prefix, skip=len(before))
+
+    def _fitting(self, context: Context, token_ids: tuple[int, ...]) -> Context:
+        """`context`, cut so that the chunk behind it fits the model's context."""
         limit = self._adapter.context_length
-        before = before if limit is None else before[: max(0, limit - len(token_ids))]
-        length = len(before) + len(token_ids)
-        record = self._adapter.new_recording(len(before), length)
-        full_pass(self._adapter, before + token_ids, self._adapter.new_kv(length), 0, record, self._between)
-        return record.kv
+        return context if limit is None else context.cut(max(0, limit - len(token_ids)))
+
+    def _prefix_context(self) -> Context:
+        if self._prefix is None:
+            self._prefix = self._encoded(self._prefix_ids) if self._prefix_ids else Context()
+        return self._prefix
+
+    def _encoded(self, token_ids: tuple[int, ...]) -> Context:
+        return Context(tuple(raw_kv(self._adapter, [TokenRun(token_ids)], self._between)))
+
+
+def scored_layers(layers: int) -> range:
+    """The layers whose KV is compared: the last eighth of the first five eighths.
+
+    Passes behind texts end there, and scores are as good as those of the later half of the layers (docs/selection.md).
+    """
+    last = 5 * layers // 8
+    return range(last + 1 - max(1, layers // 8), last + 1)
 
 
 def sensitivity(stored: torch.Tensor, behind_texts: Sequence[torch.Tensor]) -> torch.Tensor:
-    """How much a chunk's KV (L, 2, G, T, D) varies with the text before it, (T,) float32.
+    """How much the KV (L', 2, G, T, D) of some layers of a chunk varies with the text before it, (T,) float32.
 
-    It is the variance over `behind_texts`, in units of the squared norm of the stored KV, over the later half of the
-    layers. The distance from the stored KV is used only if there is one text: it is high at the start of every chunk,
-    behind any text, and recomputing these tokens changes nothing.
+    It is the variance over `behind_texts`, in units of the squared norm of the stored KV. The distance from the stored
+    KV is used only if there is one text: it is high at the start of every chunk, behind any text, and recomputing these
+    tokens changes nothing.
     """
-    later = stored.shape[0] // 2
-    base = stored[later:].float()  # (L', 2, G, T, D)
+    base = stored.float()  # (L', 2, G, T, D)
     norm = base.square().sum(dim=(2, 4)).mean(dim=-1, keepdim=True).clamp_min(1e-12)  # (L', 2, 1)
-    behind = [kv[later:].float() for kv in behind_texts]
+    behind = [kv.float() for kv in behind_texts]
     centre = base if len(behind) == 1 else torch.stack(behind).mean(dim=0)
     return torch.stack([_relative(kv - centre, norm) for kv in behind]).sum(dim=0) / max(1, len(behind) - 1)
 

@@ -6,5 +6,21 @@ from .probe import adapt, full_pass
 from .promptkv import KVShape, PromptKV, Recording
 from .rope import Rope, RotaryTables
 from .rows import Rows
+from .token_runs import PASS_ROWS, Context, TokenRun, raw_kv
 
-__all__ = ["Adapter", "KVShape", "PromptKV", "Recording", "Rope", "RotaryTables", "Rows", "Watch", "adapt", "full_pass"]
+__all__ = [
+    "PASS_ROWS",
+    "Adapter",
+    "Context",
+    "KVShape",
+    "PromptKV",
+    "Recording",
+    "Rope",
+    "RotaryTables",
+    "Rows",
+    "TokenRun",
+    "Watch",
+    "adapt",
+    "full_pass",
+    "raw_kv",
+]

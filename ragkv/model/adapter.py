@@ -116,6 +116,15 @@ class Adapter:
         """Last layer's hidden (1, R, E) -> logits (R, V) float32, after any scaling or capping."""
         return self.scale_logits(self._head(self.body.norm(hidden)))[0].float()
 
+    def wait_for_device(self) -> None:
+        """Block until the device has computed what this thread queued on its current stream; a CPU queues nothing.
+
+        Every pass ends with it. Threads hand over results, and their streams may differ; without it, times would be
+        those of queueing kernels.
+        """
+        if self.device.type == "cuda":
+            torch.cuda.current_stream(self.device).synchronize()
+
     def scale_logits(self, logits: torch.Tensor) -> torch.Tensor:
         """Scale or cap logits as the family does."""
         return logits

@@ -5,7 +5,7 @@ checkpoint in float32 stays in float32, because bfloat16 would round its weights
 """
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -27,6 +27,10 @@ class DtypeChoice:
     why: str
     measured: bool = False  # whether the processor was measured, or the memory decided: then the user should read why
 
+    def with_weights(self, weights: str) -> "DtypeChoice":
+        """The same choice for a model with `weights` of that kind, which is said too."""
+        return self if weights == "plain" else replace(self, why=f"{self.why}; linear layers are in {weights}")
+
 
 def choose_dtype(name: str | os.PathLike[str], device: str, dtype: str, store_bytes: int) -> DtypeChoice:
     """What `dtype` means for the model `name` on `device`. `store_bytes` of memory are for the store."""
@@ -38,7 +42,7 @@ def choose_dtype(name: str | os.PathLike[str], device: str, dtype: str, store_by
         return DtypeChoice("float32", "float32, into which the weights of a GGUF file are unpacked")
     own = getattr(config, "dtype", None)
     if device_of(device).type != "cpu" or not isinstance(own, torch.dtype) or not own.is_floating_point:
-        return DtypeChoice("auto", "the checkpoint's own")
+        return DtypeChoice("auto", "the checkpoint's own dtype")
     own_name = str(own).removeprefix("torch.")
     if getattr(config, "quantization_config", None) is not None:
         return DtypeChoice("auto", f"{own_name}, the checkpoint's own: its weights are quantised")
@@ -57,11 +61,11 @@ def faster_dtype(config: Any, own: torch.dtype, store_bytes: int) -> DtypeChoice
     wide, narrow = product_speeds((torch.float32, own), inputs, outputs)
     gain = narrow.request_s / wide.request_s
     measured = (
-        f"for a layer's product float32 takes {wide.many_s * 1e3:.2g} ms with many rows and {wide.one_s * 1e3:.2g} ms "
-        f"with one, {own_name} {narrow.many_s * 1e3:.2g} and {narrow.one_s * 1e3:.2g}"
+        f"for a layer's product float32 takes {_ms(wide.many_s)} ms with many rows and {_ms(wide.one_s)} ms "
+        f"with one, {own_name} {_ms(narrow.many_s)} and {_ms(narrow.one_s)}"
     )
     if gain < TIE:
-        return DtypeChoice(own_name, f"{own_name}, the checkpoint's own, is as fast as any here: {measured}")
+        return DtypeChoice(own_name, f"{own_name}, the checkpoint's own and as fast as float32 here: {measured}")
     needed, free = _float32_bytes(config) + store_bytes + SPARE_BYTES, available_bytes()
     if free is not None and needed > free:
         why = (
@@ -71,6 +75,11 @@ def faster_dtype(config: Any, own: torch.dtype, store_bytes: int) -> DtypeChoice
         )
         return DtypeChoice(own_name, why, measured=True)
     return DtypeChoice("float32", f"float32, in which this processor is {gain:.1f} times as fast: {measured}", True)
+
+
+def _ms(seconds: float) -> str:
+    """Milliseconds with two digits, such as 0.43 or 130."""
+    return f"{float(f'{1000 * seconds:.2g}'):.10g}"
 
 
 def _float32_bytes(config: Any) -> int:

@@ -27,6 +27,7 @@ _IRRELEVANT = (
 )
 
 
+_ROUNDED_DIGEST = "ragkv_rounded_digest"  # attribute of a model whose weights were rounded after it was loaded
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")  # of an object in memory: another one in every process
 
 
@@ -46,8 +47,16 @@ def weights_digest(model: torch.nn.Module) -> str:
 
 
 def rounded_digest(model: torch.nn.Module) -> str:
-    """Digest of the weights in bfloat16: equal whether a file was loaded in float32 or in bfloat16."""
+    """Digest of the weights in bfloat16: equal whether a file was loaded in float32 or bfloat16, or then rounded."""
+    remembered: str | None = getattr(model, _ROUNDED_DIGEST, None)
+    if remembered is not None:
+        return remembered
     return _digest_of(model, lambda tensor: tensor.detach().bfloat16() if tensor.is_floating_point() else tensor)
+
+
+def remember_rounded_digest(model: torch.nn.Module) -> None:
+    """Keep the `rounded_digest` of a model whose weights are about to be rounded further."""
+    setattr(model, _ROUNDED_DIGEST, rounded_digest(model))
 
 
 def _digest_of(model: torch.nn.Module, convert: Callable[[Any], Any]) -> str:

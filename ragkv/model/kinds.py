@@ -38,7 +38,7 @@ def driven_model(model: Any) -> Any:
 
 def rounds_activations(model: torch.nn.Module) -> bool:
     """Whether some weights are quantised: then activations may be rounded in steps, which amplify tiny differences."""
-    return any(
+    return any(getattr(module, "rounds_activations", False) for module in model.modules()) or any(
         flattens(parameter) or not parameter.is_floating_point() or hasattr(parameter, "quant_state")
         for parameter in model.parameters()
     )

@@ -11,6 +11,7 @@ from safetensors import SafetensorError
 
 from ragkv.errors import ConfigError, MissingExtraError, ModelNotFoundError
 
+from .int8 import round_weights
 from .probe import DEVICES, refuse_unsupported
 from .promptkv import KVShape
 from .shapes import SHAPES, shape_config
@@ -23,11 +24,19 @@ READER_NOTE = (
 )
 
 
-def load(name: str | os.PathLike[str], device: str, dtype: str, adapter: str = "") -> tuple[Any, Any | None]:
+def load(
+    name: str | os.PathLike[str],
+    device: str,
+    dtype: str,
+    adapter: str = "",
+    weights: str = "plain",
+    packed_bytes: int | None = None,
+) -> tuple[Any, Any | None]:
     """A causal LM in eval mode and its tokenizer, or `None` if the folder has none.
 
-    `adapter` is the folder or hub id of a LoRA adapter, which is merged into the weights. Raises `ModelNotFoundError`,
-    `UnsupportedModelError` (before any weight is read), `MissingExtraError` or `ConfigError`.
+    `adapter` is the folder or hub id of a LoRA adapter, which is merged into the weights. With the `weights` "int8" the
+    linear layers are then rounded, with copies for few rows up to `packed_bytes` (`model/int8.py`). Raises
+    `ModelNotFoundError`, `UnsupportedModelError` (before any weight is read), `MissingExtraError` or `ConfigError`.
     """
     from transformers import AutoModelForCausalLM
 
@@ -49,7 +58,14 @@ def load(name: str | os.PathLike[str], device: str, dtype: str, adapter: str = "
         model = model.to(target)
     except (RuntimeError, AssertionError) as error:
         raise ConfigError(f"Cannot put the model on device {device!r}: {_first_line(error)}") from error
+    if weights == "int8":
+        round_weights(model, packed_bytes)
     return model.eval(), _tokenizer(path, file)
+
+
+def load_tokenizer(name: str | os.PathLike[str]) -> Any | None:
+    """The tokenizer of a model, or `None` if its folder has none. Raises `ModelNotFoundError`."""
+    return _tokenizer(*_source(name))
 
 
 def _with_adapter(model: Any, adapter: str) -> Any:

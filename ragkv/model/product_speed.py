@@ -4,18 +4,27 @@ A processor without instructions for bfloat16 converts every number and takes se
 processors have them, and which libraries use them, is nowhere stated reliably. So a few products are timed.
 """
 
+import os
+import platform
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
+from typing import Any
 
 import torch
 from torch.nn import functional
+
+from ragkv.runtime import cpu_model
+
+from . import kept_numbers
 
 ROWS = 64  # of the product that stands for a prompt's rows
 SOME_WEIGHTS = 1 << 19  # weights of that product: its time is proportional to them, and this takes milliseconds
 MOST_WEIGHTS = 1 << 23  # weights of the product of one row, which should not fit the caches
 ROUNDS = 4  # the first one is not counted: kernels are chosen and memory is mapped
+SWITCHES = ("ONEDNN_MAX_CPU_ISA", "ATEN_CPU_CAPABILITY", "MKL_ENABLE_INSTRUCTIONS")  # instructions that are allowed
 LEAST_S = 2e-4  # one measurement repeats short products until this time has passed
 PROMPT_ROWS = 512  # what a request is taken to compute: rows of its prompt ...
 STEPS = 64  # ... and decoded tokens, a row each
@@ -37,15 +46,57 @@ class ProductSpeed:
 
 @cache
 def product_speeds(dtypes: tuple[torch.dtype, ...], inputs: int, outputs: int) -> tuple[ProductSpeed, ...]:
-    """The speeds of a linear layer of that shape in each dtype, on the CPU; takes some tens of milliseconds.
+    """The speeds of a linear layer of that shape in each dtype, on the CPU, as they were measured here first.
+
+    They are kept in the user's cache folder: a choice that depends on them does not change while the machine is busy.
+    """
+    names = [str(dtype).removeprefix("torch.") for dtype in dtypes]
+    subject = {**_conditions(), "dtypes": names, "inputs": inputs, "outputs": outputs}
+    kept = kept_numbers.read(subject, len(dtypes))
+    if kept is not None:
+        return tuple(ProductSpeed(*pair) for pair in kept)
+    found = measured_speeds(dtypes, inputs, outputs)
+    kept_numbers.keep(subject, [(speed.many_s, speed.one_s) for speed in found])
+    return found
+
+
+def _conditions() -> dict[str, Any]:
+    """What the speeds depend on besides shape and dtype: the machine, torch, and what torch may use here."""
+    return {
+        "machine": platform.node(),
+        "cpu": cpu_model(),
+        "torch": torch.__version__,
+        "capability": torch.backends.cpu.get_cpu_capability(),
+        "bfloat16 kernels": has_bfloat16_kernels(),
+        "switches": {name: os.environ.get(name, "") for name in SWITCHES},
+    }
+
+
+def measured_speeds(dtypes: tuple[torch.dtype, ...], inputs: int, outputs: int) -> tuple[ProductSpeed, ...]:
+    """The speeds measured now, which takes some tens of milliseconds.
 
     The dtypes alternate, and the best of some rounds counts, because other work can only make a product slower. One
     thread computes: if other work takes a processor from one of several threads, all of them wait for it.
     """
+    with _one_thread():
+        return _speeds(dtypes, inputs, outputs)
+
+
+def measured_speed(product: Callable[[torch.Tensor], torch.Tensor], inputs: int) -> ProductSpeed:
+    """The speed of one product of rows (R, inputs) float32, measured now, in the same way."""
+    rows = torch.ones((ROWS, inputs))
+    with _one_thread():
+        pairs = [(_seconds(product, rows), _seconds(product, rows[:1])) for _ in range(ROUNDS)][1:]
+    many, one = zip(*pairs, strict=True)
+    return ProductSpeed(min(many), min(one))
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        return _speeds(dtypes, inputs, outputs)
+        yield
     finally:
         torch.set_num_threads(threads)
 

@@ -27,6 +27,15 @@ class Rows:
         contiguous = count > 0 and int(positions[-1]) - int(positions[0]) + 1 == count
         return cls(positions, int(positions[0]) if contiguous else None)
 
+    def on(self, device: torch.device) -> "Rows":
+        """The same rows on `device`; what the host knows of them is not read back, because the host would wait."""
+        if self.positions.device == device:
+            return self
+        moved = Rows(self.positions.to(device), self.start)
+        if len(self):
+            moved.__dict__["stop"] = self.stop
+        return moved
+
     @classmethod
     def span(cls, start: int, stop: int, device: torch.device) -> "Rows":
         """The contiguous rows `start ... stop - 1`."""

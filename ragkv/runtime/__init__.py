@@ -1,14 +1,17 @@
 """Threads, files, memory and addresses, below everything else: knows no model, no prompt and no store."""
 
-from . import openmp
+from . import openmp, tracing
 from .addresses import is_loopback
 from .batches import BatchLock, Check, acquired, never_urgent, no_check
 from .closing import Closing
+from .crowding import cores, crowding_hint, crowding_notice, load
 from .files import make_private_folder, replace_file, sync
 from .lease_pool import LeasePool
-from .memory import available_bytes, freeze_objects, release_memory, total_bytes
+from .memory import available_bytes, freeze_objects, limit_kernel_caches, release_memory, total_bytes
 from .priority_pool import PriorityThreadPool
-from .thread_stream import iterate_in_thread
+from .processor import cpu_model
+from .rates import Rate, duration
+from .thread_stream import iterate_in_thread, run_in_thread
 from .time_shares import OwnerQueues, TimeShareQueue, current_owner, working_for
 
 __all__ = [
@@ -18,20 +21,30 @@ __all__ = [
     "LeasePool",
     "OwnerQueues",
     "PriorityThreadPool",
+    "Rate",
     "TimeShareQueue",
     "acquired",
     "available_bytes",
+    "cores",
+    "cpu_model",
+    "crowding_hint",
+    "crowding_notice",
     "current_owner",
+    "duration",
     "freeze_objects",
     "is_loopback",
     "iterate_in_thread",
+    "limit_kernel_caches",
+    "load",
     "make_private_folder",
     "never_urgent",
     "no_check",
     "openmp",
     "release_memory",
     "replace_file",
+    "run_in_thread",
     "sync",
     "total_bytes",
+    "tracing",
     "working_for",
 ]

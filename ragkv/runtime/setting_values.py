@@ -18,6 +18,7 @@ from ragkv.errors import ConfigError
 
 PREFIX = "RAGKV_"  # of the environment variables
 FILE_VARIABLE = "RAGKV_CONFIG"  # names the settings file, for commands
+MCP_KEY_VARIABLE = "RAGKV_MCP_KEY"  # holds the secret of `ragkv mcp --http`, which is no setting
 # Kubernetes sets these in every pod for a service whose name is `ragkv` or begins with `ragkv-`.
 _KUBERNETES_NAME = re.compile(
     r"RAGKV(_[A-Z0-9]+)*_(SERVICE_HOST|SERVICE_PORT(_[A-Z0-9]+)*|PORT_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)"
@@ -43,7 +44,8 @@ def environment_values(environment: Mapping[str, str]) -> dict[str, Any]:
     """The variables with the prefix as nested mappings: `RAGKV_STORE__CODEC` is `codec` in the group `store`."""
     values: dict[str, Any] = {}
     for name, text in environment.items():
-        if name.startswith(PREFIX) and name != FILE_VARIABLE and not _is_of_kubernetes(name, text):
+        is_setting = name.startswith(PREFIX) and name not in (FILE_VARIABLE, MCP_KEY_VARIABLE)
+        if is_setting and not _is_of_kubernetes(name, text):
             *groups, leaf = name.removeprefix(PREFIX).lower().split("__")
             place = values
             for group in groups:
@@ -85,13 +87,17 @@ def flat(values: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any]]
             yield f"{path}{name}", value
 
 
-def build(cls: type[Any], values: Mapping[str, Any], path: str = "") -> Any:
-    """A frozen tree of dataclasses from nested mappings. Raises `ConfigError` for an unknown key or a wrong type."""
+def build(cls: type[Any], values: Mapping[str, Any], path: str = "", siblings: tuple[str, ...] = ()) -> Any:
+    """A frozen tree of dataclasses from nested mappings. Raises `ConfigError` for an unknown key or a wrong type.
+
+    `siblings` are names that are known at the same place but are not of `cls`: an error may suggest them.
+    """
     hints = typing.get_type_hints(cls)
     arguments = {}
     for name, value in values.items():
         if name not in hints:
-            raise ConfigError(f"Unknown setting {path}{name!s}. Did you mean {path}{_nearest(str(name), hints)}?")
+            known = {**hints, **dict.fromkeys(siblings)}
+            raise ConfigError(f"Unknown setting {path}{name!s}. Did you mean {path}{_nearest(str(name), known)}?")
         arguments[name] = _convert(hints[name], value, f"{path}{name}")
     return cls(**arguments)
 

@@ -9,6 +9,8 @@ import threading
 from collections.abc import AsyncGenerator, Callable, Generator
 from typing import TypeVar
 
+from . import tracing
+
 T = TypeVar("T")
 
 
@@ -17,7 +19,7 @@ async def iterate_in_thread(
 ) -> AsyncGenerator[T, None]:
     """The items of `make(cancel)`. The event `cancel` is set when the reader stops, and then the thread ends."""
     loop, queue = asyncio.get_running_loop(), asyncio.Queue[tuple[T] | BaseException | None]()
-    cancel = cancel or threading.Event()
+    cancel, trace = cancel or threading.Event(), tracing.current()
 
     def put(item: tuple[T] | BaseException | None) -> None:
         with contextlib.suppress(RuntimeError):  # the loop is closed, so there is no reader any more
@@ -26,10 +28,11 @@ async def iterate_in_thread(
     def run() -> None:
         items = make(cancel)
         try:
-            for item in items:
-                if cancel.is_set():
-                    break
-                put((item,))
+            with tracing.attached(trace):
+                for item in items:
+                    if cancel.is_set():
+                        break
+                    put((item,))
             put(None)
         except BaseException as error:  # raised again in the reader
             put(error)
@@ -44,3 +47,13 @@ async def iterate_in_thread(
             yield item[0]
     finally:
         cancel.set()
+
+
+async def run_in_thread(work: Callable[[threading.Event], T], cancel: threading.Event | None = None) -> T:
+    """The result of `work(cancel)` in a thread of its own. The event `cancel` is set if the task is cancelled."""
+
+    def only(cancel: threading.Event) -> Generator[T]:
+        yield work(cancel)
+
+    async with contextlib.aclosing(iterate_in_thread(only, cancel)) as results:
+        return await anext(results)

@@ -38,7 +38,8 @@ class TestNetwork:
         torch.manual_seed(0)
         stored, first, second = (torch.randn(4, 2, 2, 11, 8) for _ in range(3))
         said = ScoreModel(4, 16, 8).scores(stored, [first, second])
-        assert said[:, 0].argsort().tolist() == sensitivity(stored, [first, second]).argsort().tolist()
+        variance = sensitivity(stored[2:], [first[2:], second[2:]])  # of the later half of the layers
+        assert said[:, 0].argsort().tolist() == variance.argsort().tolist()
 
     def test_topics_depend_on_the_later_keys_behind_the_first_text(self) -> None:
         torch.manual_seed(0)
@@ -81,35 +82,36 @@ class TestUse:
 
     def scores(self, engine: Engine) -> list[float]:
         engine.warm(CHUNKS)
-        with engine.parts.store.lease(engine.parts.encoder.identity, CHUNKS[1]) as lease:  # type: ignore[union-attr]
-            assert lease.sensitivity is not None
-            return lease.sensitivity[:, 0].tolist()
+        scores = engine.parts.store.scores(engine.parts.encoder.scores_identity, CHUNKS[1])
+        assert scores is not None
+        return scores[:, 0].tolist()
 
     def test_scores_come_from_the_network_in_the_models_folder(self, tmp_path: Path) -> None:
         with Engine.from_pretrained(self.folder(tmp_path / "model")) as engine:
             encoder = engine.parts.encoder
-            entry, others = encoder.training_sample(CHUNKS[1])
-            assert encoder.identity.scorer == network(teacher=engine.parts.adapter.model).digest
+            assert encoder.scorer.network_digest == network(teacher=engine.parts.adapter.model).digest
             found = self.scores(engine)
             encoder.register(CHUNKS)
-            entry, others = encoder.training_sample(CHUNKS[1])
+            entry, others = encoder.training_samples(CHUNKS)[1]
             assert found == pytest.approx(network().scores(entry.kv, others)[:, 0].half().tolist(), rel=1e-2)
 
-    def test_entries_scored_by_another_network_are_not_reused(self, tmp_path: Path) -> None:
+    def test_scores_of_another_network_are_not_used_and_the_kv_is(self, tmp_path: Path) -> None:
         model, store = self.folder(tmp_path / "model"), StoreConfig(directory=str(tmp_path / "store"))
         with Engine.from_pretrained(model, EngineConfig(store=store)) as engine:
             learned = self.scores(engine)
         without = EngineConfig(store=store, fusion=FusionConfig(learned_scores=False))
         with Engine.from_pretrained(model, without) as engine:
-            assert engine.parts.encoder.identity.scorer == ""
-            assert engine.warm(CHUNKS).present == 0
+            assert engine.parts.encoder.scorer.network_digest == ""
+            report = engine.warm(CHUNKS)
+            assert (report.encoded, report.present, report.scored) == (0, len(CHUNKS), len(CHUNKS))
             assert self.scores(engine) != learned
         with Engine.from_pretrained(model, EngineConfig(store=store)) as engine:
-            assert engine.warm(CHUNKS).present == len(CHUNKS)
+            assert engine.warm(CHUNKS).encoded == 0
+            assert self.scores(engine) == pytest.approx(learned, rel=1e-2)
 
     def test_a_network_for_another_model_is_not_used(self, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
         with Engine.from_pretrained(self.folder(tmp_path / "model", layers=6)) as engine:
-            assert engine.parts.encoder.identity.scorer == ""
+            assert engine.parts.encoder.scorer.network_digest == ""
         assert "it is for 6 layers, 32 values a token, embeddings of 64, the model has 4 layers" in caplog.text
 
     def test_a_network_trained_with_other_weights_is_not_used(
@@ -121,14 +123,14 @@ class TestUse:
             next(model.parameters()).mul_(1.5)
         model.save_pretrained(path)
         with Engine.from_pretrained(path) as engine:
-            assert engine.parts.encoder.identity.scorer == ""
+            assert engine.parts.encoder.scorer.network_digest == ""
         assert "it was trained with other weights" in caplog.text
 
     def test_a_network_is_used_for_its_weights_in_bfloat16_too(self, tmp_path: Path) -> None:
         path = self.folder(tmp_path / "model")
         for dtype in ("float32", "bfloat16"):
             with Engine.from_pretrained(path, EngineConfig(dtype=dtype)) as engine:
-                assert engine.parts.encoder.identity.scorer
+                assert engine.parts.encoder.scorer.network_digest
 
 
 class TestQuestion:

@@ -18,10 +18,10 @@ from ragkv.fusion.profile import (
     RecomputePoint,
     TierPoint,
     TierSpeed,
-    cpu_model,
     load,
     save,
 )
+from ragkv.runtime import cpu_model
 
 from .profiles import SUBJECT, profile
 

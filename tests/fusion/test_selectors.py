@@ -93,7 +93,8 @@ class TestThroughTheEngine:
         for chunk in helpers.CHUNKS:
             with engine.parts.store.lease(engine.parts.encoder.identity, tuple(chunk)) as lease:
                 found += [lease.read_layer(layer).numpy().tobytes() for layer in range(4)]
-                found.append(lease.sensitivity.numpy().tobytes())
+            scores = engine.parts.store.scores(engine.parts.encoder.scores_identity, tuple(chunk))
+            found.append(scores.numpy().tobytes())
         return found
 
 

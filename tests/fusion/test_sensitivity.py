@@ -1,5 +1,6 @@
 """Sensitivity: scores against a naive reference, stored scores, missing scores, and asking selectors."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +9,8 @@ import torch
 
 from ragkv import Engine, EngineConfig, FusionConfig, StoreConfig
 from ragkv.fusion import Candidates, StaticSelector
-from ragkv.fusion.sensitivity import NEIGHBOUR_TOKENS, TEXT_TOKENS, Scorer, sensitivity
+from ragkv.fusion import sensitivity as sensitivity_module
+from ragkv.fusion.sensitivity import NEIGHBOUR_TOKENS, TEXT_TOKENS, Scorer, scored_layers, sensitivity
 from ragkv.model import Rows, Watch
 from tests import tiny_models
 from tests.fusion import helpers
@@ -37,7 +39,7 @@ def naive(prefix: tuple[int, ...], texts: list[tuple[int, ...]]) -> list[float]:
     scores = []
     for token in range(len(CHUNK)):
         varied = 0.0
-        for layer in range(2, 4):
+        for layer in (2,):
             for part in range(2):
                 norm = stored[layer, part].square().sum(-1).mean()
                 for other in others:
@@ -52,16 +54,16 @@ class TestScorer:
         with Engine(tiny_models.model(family)) as engine:
             engine.warm([CHUNK, *OTHERS])
             for chunk in (CHUNK, *OTHERS):
-                with engine.parts.store.lease(engine.parts.encoder.identity, chunk) as lease:
-                    assert lease.sensitivity.dtype == torch.float16
-                    assert torch.isfinite(lease.sensitivity).all() and (lease.sensitivity > 0).all()
+                scores = scored(engine, chunk)
+                assert scores is not None and scores.dtype == torch.float16
+                assert torch.isfinite(scores).all() and (scores > 0).all()
 
     def test_scores_equal_the_naive_reference(self) -> None:
         with Engine(tiny_models.model("llama"), config=no_scores()) as engine:
             entry = engine.parts.encoder.chunk(CHUNK)
             scorer = Scorer(engine.parts.adapter, (1,), 2)
             scorer.register(OTHERS)
-            got = scorer.scores(CHUNK, entry.kv)[:, 0]
+            got = scorer.scores([CHUNK], [entry.kv])[0][:, 0]
         texts = [sum(OTHERS[place : place + 4], ())[:TEXT_TOKENS] for place in (0, 4)]
         assert got.tolist() == pytest.approx(naive((1,), texts), rel=2e-3)
 
@@ -72,7 +74,7 @@ class TestScorer:
             scorer = Scorer(engine.parts.adapter, (1,), 2)
             scorer.register(OTHERS[:8])
             scorer.register(neighbourhood)
-            got = scorer.scores(CHUNK, entry.kv)[:, 0]
+            got = scorer.scores([CHUNK], [entry.kv])[0][:, 0]
         neighbours = (OTHERS[9] + OTHERS[10])[-NEIGHBOUR_TOKENS:]
         kept = sum(OTHERS[:4], ())[:TEXT_TOKENS]
         assert got.tolist() == pytest.approx(naive((1,), [neighbours, kept]), rel=2e-3)
@@ -85,13 +87,13 @@ class TestScorer:
             with_itself.register(OTHERS)
             with_itself.register([chunk])
             without.register(OTHERS[4:])
-            assert torch.equal(with_itself.scores(chunk, entry.kv), without.scores(chunk, entry.kv))
+            assert torch.equal(*(scorer.scores([chunk], [entry.kv])[0] for scorer in (with_itself, without)))
 
     def test_a_single_chunk_is_scored_behind_its_own_shuffled_tokens(self) -> None:
         with Engine(tiny_models.model("llama")) as engine:
             engine.warm([CHUNK])
-            with engine.parts.store.lease(engine.parts.encoder.identity, CHUNK) as lease:
-                assert lease.sensitivity is not None and (lease.sensitivity > 0).all()
+            scores = scored(engine, CHUNK)
+            assert scores is not None and (scores > 0).all()
 
     def test_a_token_that_no_text_changes_scores_zero(self) -> None:
         stored = torch.randn(4, 2, 1, 3, 8)
@@ -117,9 +119,10 @@ def no_scores(**store: Any) -> EngineConfig:
     return EngineConfig(store=StoreConfig(**store), fusion=FusionConfig(sensitivity_prefixes=0))
 
 
-def scored(engine: Engine, chunk: list[int]) -> torch.Tensor | None:
-    with engine.parts.store.lease(engine.parts.encoder.identity, tuple(chunk)) as lease:
-        return lease.sensitivity
+def scored(engine: Engine, chunk: Sequence[int]) -> torch.Tensor | None:
+    if engine.parts.encoder.scorer is None:
+        return None
+    return engine.parts.store.scores(engine.parts.encoder.scores_identity, tuple(chunk))
 
 
 class TestStoredScores:
@@ -159,8 +162,8 @@ class TestStoredScores:
             Engine(tiny_models.model("llama"), config=config) as engine,
             engine.parts.store.lease(engine.parts.encoder.identity, tuple(helpers.CHUNKS[1])) as lease,
         ):
-            assert lease.sensitivity is not None
-            torch.testing.assert_close(lease.read_layer(2), kv)
+            assert scored(engine, helpers.CHUNKS[1]) is not None
+            assert torch.equal(lease.read_layer(2), kv)  # the KV is scored as it is stored
 
     def test_without_a_scorer_unscored_entries_stay_unscored(self) -> None:
         with helpers.engine(sensitivity_prefixes=0) as engine:
@@ -214,3 +217,30 @@ class TestAskingSelector:
                 rows, tables = Rows.span(0, 25, adapter.device), adapter.rope.tables(25)
                 hidden = adapter.run_layer(layer, hidden, rows, kv, tables, None, watch)
         torch.testing.assert_close(watch.received(), wanted, atol=1e-5, rtol=1e-4)
+
+
+def test_scored_layers_are_the_last_eighth_of_the_first_five_eighths() -> None:
+    assert {layers: list(scored_layers(layers)) for layers in (1, 2, 4, 8, 24)} == {
+        1: [0],
+        2: [1],
+        4: [2],
+        8: [5],
+        24: [13, 14, 15],
+    }
+
+
+def test_neighbours_that_were_just_encoded_are_not_computed_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    runs: list[int] = []
+    original = sensitivity_module.raw_kv
+
+    def counted(adapter: Any, own: Any, *args: Any) -> Any:
+        runs.extend(len(run.token_ids) for run in own)
+        return original(adapter, own, *args)
+
+    monkeypatch.setattr(sensitivity_module, "raw_kv", counted)
+    chunks = [tuple(tiny_models.tokens(50 + seed, seed)) for seed in range(16)]
+    with Engine(tiny_models.model("llama")) as engine:
+        engine.warm(chunks)
+    texts = [run for run in runs if run > 200]
+    assert len(texts) == 3  # computed once, and each chunk is in one of them at most
+    assert sum(runs) - sum(texts) == 2 * sum(map(len, chunks)) + 1  # behind two texts; and the prefix of one token

@@ -5,15 +5,16 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from ragkv import Engine, EngineConfig, StoreConfig
 from ragkv.errors import ConfigError, ModelNotFoundError, UnsupportedModelError
-from ragkv.model import dtype_choice, product_speed
+from ragkv.model import dtype_choice, kept_numbers, product_speed
 from ragkv.model.dtype_choice import choose_dtype
-from ragkv.model.product_speed import ProductSpeed, multiplies_bfloat16, product_speeds
+from ragkv.model.product_speed import ProductSpeed, measured_speeds, multiplies_bfloat16, product_speeds
 from tests import tiny_models
 
 MIB = 1 << 20
@@ -42,6 +43,7 @@ def test_auto_is_float32_where_the_processor_is_faster_in_it(tmp_path: Path, mon
         choice = choose_dtype(saved(tmp_path, dtype), "cpu", "auto", 0)
         assert (choice.name, choice.measured) == ("float32", True)
         assert "7.0 times as fast" in choice.why
+        assert "1000 ms with many rows and 100 ms with one" in choice.why
 
 
 @pytest.mark.parametrize("float32_s", [1.0, 0.92, 3.0])
@@ -125,20 +127,24 @@ def test_a_store_made_in_another_dtype_says_once_why_nothing_is_reused(
 
 
 def test_a_product_is_timed_in_well_under_a_second() -> None:
-    product_speeds.cache_clear()
-    wide, narrow = product_speeds((torch.float32, torch.bfloat16), 256, 512)
+    wide, narrow = measured_speeds((torch.float32, torch.bfloat16), 256, 512)
     assert 0 < wide.one_s < wide.many_s < 1 and 0 < narrow.one_s < 1
     assert wide.request_s == pytest.approx(wide.many_s * 8 + (wide.one_s + product_speed.OTHER_S) * 64)
 
 
-def test_on_a_processor_with_avx2_alone_bfloat16_counts_as_slow() -> None:
+def test_on_a_processor_with_avx2_alone_bfloat16_counts_as_slow(tmp_path: Path) -> None:
     if not torch.cpu._is_avx512_supported():
         pytest.skip("this processor has no more than AVX2, so the test of the measurement is the whole suite")
     found = [
         json.loads(
             subprocess.run(
                 [sys.executable, "-c", TIMED],
-                env={**os.environ, **switches, "PYTHONPATH": str(Path(__file__).parents[2])},
+                env={
+                    **os.environ,
+                    **switches,
+                    "XDG_CACHE_HOME": str(tmp_path),
+                    "PYTHONPATH": str(Path(__file__).parents[2]),
+                },
                 check=True,
                 capture_output=True,
             ).stdout
@@ -153,3 +159,51 @@ def test_bfloat16_as_fast_as_float32_counts_as_fast() -> None:
     one = ProductSpeed(1.0, 1.0)
     assert product_speed.speeds_allow_bfloat16((one, one))
     assert not product_speed.speeds_allow_bfloat16((one, ProductSpeed(1.1, 0.5)))
+
+
+class TestKeptSpeeds:
+    SHAPE = ((torch.float32, torch.bfloat16), 64, 96)
+
+    @pytest.fixture(autouse=True)
+    def _own_folder(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.folder, self.patch = tmp_path / "speeds", monkeypatch
+        monkeypatch.setattr(kept_numbers, "folder", lambda: self.folder)
+        self.measure(1.0)
+
+    def measure(self, seconds: float) -> None:
+        """Start a process again: what is measured from now on is `seconds`."""
+        product_speeds.cache_clear()
+        speeds = (ProductSpeed(seconds, seconds), ProductSpeed(seconds, seconds))
+        self.patch.setattr(product_speed, "measured_speeds", lambda *_: speeds)
+
+    def found(self) -> float:
+        return product_speeds(*self.SHAPE)[0].many_s
+
+    def test_a_later_process_uses_what_the_first_one_measured(self) -> None:
+        assert self.found() == 1.0
+        self.measure(5.0)
+        assert self.found() == 1.0
+        assert product_speeds((torch.float32, torch.bfloat16), 64, 97)[0].many_s == 5.0  # another shape
+
+    @pytest.mark.parametrize(
+        "changed", [("cpu_model", lambda: "another"), ("has_bfloat16_kernels", lambda: None)], ids=["cpu", "kernels"]
+    )
+    def test_on_another_machine_it_is_measured_again(self, changed: tuple[str, Any]) -> None:
+        self.found()
+        self.measure(5.0)
+        self.patch.setattr(product_speed, *changed)
+        assert self.found() == 5.0
+
+    @pytest.mark.parametrize("text", ["", "[]", '{"pairs": [[1, 2]]}', '{"pairs": [[1, -2], [1, 1]], "subject": {}}'])
+    def test_a_damaged_file_is_measured_again(self, text: str) -> None:
+        self.found()
+        (file,) = self.folder.iterdir()
+        file.write_text(text)
+        self.measure(5.0)
+        assert self.found() == 5.0
+
+    def test_a_folder_that_cannot_be_written_is_no_error(self) -> None:
+        self.folder.write_text("a file")
+        assert self.found() == 1.0
+        self.measure(5.0)
+        assert self.found() == 5.0

@@ -9,6 +9,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
+from benchmarks.gguf_file import add_shape
 from ragkv import Engine, EngineConfig, StoreConfig
 from ragkv.errors import MissingExtraError, ModelNotFoundError, UnsupportedModelError
 from ragkv.model import loading
@@ -168,11 +169,18 @@ def test_without_its_package_an_adapter_and_a_gguf_file_name_the_package_to_inst
     tiny_models.model("llama").save_pretrained(tmp_path)
     (tmp_path / "model.gguf").write_bytes(b"GGUF")
 
-    def missing(name: str) -> Any:
-        raise ImportError(name)
+    real_import, real_find = importlib.import_module, loading.importlib.util.find_spec
 
-    monkeypatch.setattr(loading.importlib, "import_module", missing)
-    monkeypatch.setattr(loading.importlib.util, "find_spec", lambda _: None)
+    def import_module(name: str, package: str | None = None) -> Any:
+        if name.split(".")[0] in ("peft", "gguf"):
+            raise ImportError(name)
+        return real_import(name, package)
+
+    def find_spec(name: str, package: str | None = None) -> Any:
+        return None if name.split(".")[0] in ("peft", "gguf") else real_find(name, package)
+
+    monkeypatch.setattr(loading.importlib, "import_module", import_module)
+    monkeypatch.setattr(loading.importlib.util, "find_spec", find_spec)
     with pytest.raises(MissingExtraError, match=r"peft: pip install .ragkv\[lora\]"):
         loading.load(tmp_path, "cpu", "float32", adapter="lora")
     with pytest.raises(MissingExtraError, match=r"gguf: pip install .ragkv\[gguf\]"):
@@ -208,15 +216,7 @@ def _write_gguf(gguf: Any, path: Path, model: Any) -> None:
     """Write a Qwen2 model with a vocabulary of toy tokens to a GGUF file."""
     config, words = model.config, ["a", "b", "ab", *(f"w{number}" for number in range(3, model.config.vocab_size))]
     writer = gguf.GGUFWriter(str(path), "qwen2")
-    writer.add_block_count(config.num_hidden_layers)
-    writer.add_context_length(config.max_position_embeddings)
-    writer.add_embedding_length(config.hidden_size)
-    writer.add_feed_forward_length(config.intermediate_size)
-    writer.add_head_count(config.num_attention_heads)
-    writer.add_head_count_kv(config.num_key_value_heads)
-    writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
-    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
-    writer.add_vocab_size(config.vocab_size)
+    add_shape(writer, config)
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("qwen2")
     writer.add_token_list(words)

@@ -1,0 +1,108 @@
+"""The time to encode chunks for the store, with and without scores, and the time of transformers for the same tokens.
+
+    python -m benchmarks.ingest [--quick] [--avx2] [--threads 2] [--shape qwen2.5-0.5b] [--layers 24] [--dtype auto]
+
+The baseline is the model of transformers without its head, over the same chunks in batches of the same number of
+tokens, with a cache; it stores nothing. `warm` computes the same tokens behind a prefix of one token and stores the
+entries in memory. All run alternately in one process, and the table has medians. `--avx2` lets torch and oneDNN use no
+instructions beyond AVX2; MKL, which multiplies float32, is not limited by these switches.
+"""
+
+import argparse
+import itertools
+import os
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from typing import Any
+
+import torch
+
+from benchmarks import report
+from benchmarks.dtypes import SWITCHES
+from benchmarks.ttft_world import model_of
+from ragkv import Engine, EngineConfig, FusionConfig, StoreConfig
+from ragkv.config import GIB
+from ragkv.model import PASS_ROWS
+from ragkv.model.dtype_choice import faster_dtype
+
+SELECTORS = {"without scores": "first-k", "with scores": "sensitivity"}
+LIMITS = {"without scores": 1.1, "with scores": 2.0}  # the most that is promised, over transformers
+
+
+def main() -> None:
+    options = _options()
+    if options.avx2 and "ONEDNN_MAX_CPU_ISA" not in os.environ:  # read once, when torch is loaded
+        os.execve(
+            sys.executable, [sys.executable, "-m", "benchmarks.ingest", *sys.argv[1:]], {**os.environ, **SWITCHES}
+        )
+    torch.set_num_threads(options.threads)
+    lengths = [int(length) for length in options.tokens.split(",")]
+    model = model_of(options.shape, "cpu", 1024 + max(lengths), torch.bfloat16, options.layers)
+    dtype = faster_dtype(model.config, torch.bfloat16, store_bytes=0).name if options.dtype == "auto" else options.dtype
+    model = model.to(getattr(torch, dtype))
+    print(f"{options.shape}, {options.layers} layers, random weights, {dtype}, {options.threads} threads")
+    rows = []
+    with ExitStack() as stack:
+        engines = {name: stack.enter_context(_engine(model, selector)) for name, selector in SELECTORS.items()}
+        for length in lengths:
+            count = max(1, options.total // length)
+            chunks = _endless_chunks(model.config.vocab_size, length, count)
+            actions: dict[str, Callable[[], Any]] = {
+                "transformers": lambda chunks=chunks: _by_transformers(model, next(chunks))
+            }
+            for name, engine in engines.items():
+                actions[name] = lambda engine=engine, chunks=chunks: _warm(engine, next(chunks))
+            medians = report.alternate(actions, options.runs)
+            base = medians["transformers"]
+            for name, seconds in medians.items():
+                limit = f"{LIMITS[name]}x" if name in LIMITS else ""
+                rate = f"{count * length / seconds:.0f}"
+                rows.append(
+                    (f"{count} x {length}", name, f"{seconds * 1e3:.0f}", rate, f"{seconds / base:.2f}x", limit)
+                )
+    report.table(("chunks", "what", "ms", "tokens/s", "over transformers", "at most"), rows)
+    name = f"ingest-{options.shape}-{dtype}-{'avx2' if options.avx2 else 'native'}-{options.threads}"
+    print("written:", report.save(name, [list(row) for row in rows]))
+
+
+def _engine(model: Any, selector: str) -> Engine:
+    store = StoreConfig(memory_bytes=4 * GIB)
+    return Engine(model, config=EngineConfig(store=store, fusion=FusionConfig(selector=selector)))
+
+
+def _endless_chunks(vocabulary: int, length: int, count: int) -> Any:
+    """Again and again `count` chunks of random tokens that were never stored."""
+    generator = torch.Generator().manual_seed(length)
+    for _ in itertools.count():
+        yield torch.randint(3, vocabulary, (count, length), generator=generator).tolist()
+
+
+def _warm(engine: Engine, chunks: Sequence[Sequence[int]]) -> None:
+    assert engine.warm(chunks).encoded == len(chunks)
+    engine.delete(chunks)
+
+
+@torch.no_grad()
+def _by_transformers(model: Any, chunks: Sequence[Sequence[int]]) -> None:
+    size = max(1, PASS_ROWS["cpu"] // len(chunks[0]))
+    for start in range(0, len(chunks), size):
+        model.model(torch.tensor(chunks[start : start + size]), use_cache=True)
+
+
+def _options() -> argparse.Namespace:
+    parser = report.parser(__doc__, quick="four layers, one length, three runs", threads=2, runs=5)
+    parser.add_argument("--avx2", action="store_true", help="play a processor with AVX2 alone")
+    parser.add_argument("--shape", default="qwen2.5-0.5b")
+    parser.add_argument("--layers", type=int, default=24)
+    parser.add_argument("--dtype", default="auto", help="float32, bfloat16, or what this processor computes faster")
+    parser.add_argument("--tokens", default="50,150,512", help="lengths of chunks")
+    parser.add_argument("--total", type=int, default=1536, help="tokens of all chunks of a run")
+    options = parser.parse_args()
+    if options.quick:
+        options.layers, options.tokens, options.runs = 4, "150", 3
+    return options
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,209 @@
+"""Linear layers in int8: weights rounded once, with a scale for each output; activations as they come, a scale a row.
+
+Many rows are multiplied by oneDNN, through the operators that torch's own compiler uses for quantised models on x86,
+and few by FBGEMM, because oneDNN arranges the weights again in each call: one row takes four times as long. Integers
+are added exactly, so both give the same bits, and a row has a scale of its own, so its result does not depend on the
+rows that are computed with it: the exactness rules hold against the int8 model itself. The output head is rounded too,
+because its weights are a large part of what a decoding step reads; logits stay float32. Norms, embeddings, KV, routers
+and experts in one tensor stay as they are.
+"""
+
+import warnings
+import weakref
+from functools import cache
+from typing import Any, NamedTuple
+
+import torch
+import xxhash
+
+from ragkv.errors import ConfigError
+
+from .fingerprint import remember_rounded_digest
+from .product_speed import ProductSpeed, measured_speed
+
+WEIGHT_STEPS = 127  # on each side of zero
+ROUTERS = ("gate", "router", "shared_expert_gate")  # a rounded router would choose other experts
+LEAST_SCALE = 1e-30  # of a row of zeros
+FEW_ROWS = 48  # up to which FBGEMM multiplies faster (docs/models.md)
+
+
+class Quantised(NamedTuple):
+    """Rows in steps of their own scales."""
+
+    steps: torch.Tensor  # (R, in) float32, whole numbers from -most to most
+    scale: torch.Tensor  # (R, 1) float32
+
+
+class Int8Linear(torch.nn.Module):
+    """A linear layer that multiplies in int8. It cannot be trained or saved."""
+
+    rounds_activations = True
+    scale: torch.Tensor
+
+    def __init__(self, plain: torch.nn.Linear, *, packs_for_few: bool = True) -> None:
+        """Without `packs_for_few` it takes half of the memory, and few rows take several times as long."""
+        super().__init__()
+        self.in_features, self.out_features, self.bias = plain.in_features, plain.out_features, plain.bias
+        weight = plain.weight.detach().float()
+        scale = weight.abs().amax(dim=1).clamp_min(LEAST_SCALE) / WEIGHT_STEPS  # (out,)
+        rounded = (weight / scale[:, None]).round().to(torch.int8)
+        self.register_buffer("scale", scale)
+        self._digest = xxhash.xxh3_128_hexdigest(rounded.contiguous().numpy().tobytes())
+        self._most = activation_steps()
+        self._for_many = _packed_for_many(rounded)
+        self._for_few = _packed_for_few(rounded, scale) if packs_for_few else None
+        self._zero_points = torch.zeros(self.out_features, dtype=torch.int64)
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Hidden (..., in) -> (..., out), in the same dtype."""
+        rows = _last_rows.quantised(hidden, self._most)
+        if self._for_few is not None and len(rows.steps) <= FEW_ROWS:
+            product = _product_of_few(rows.steps, self._most, self._for_few)  # (R, out) float32
+        else:
+            product = _product_of_many(rows.steps, self._most, self._for_many, self.scale, self._zero_points)
+        out = product.mul_(rows.scale) if self.bias is None else torch.addcmul(self.bias, product, rows.scale)
+        return out.to(hidden.dtype).view(*hidden.shape[:-1], self.out_features)
+
+    def get_extra_state(self) -> dict[str, Any]:
+        """What its results depend on besides scales and bias: `weights_digest` reads it."""
+        return {"weights": self._digest, "activation_steps": self._most, "rounded_to": "nearest"}
+
+    def extra_repr(self) -> str:
+        """For `print(model)`."""
+        return f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}"
+
+
+def quantised(rows: torch.Tensor, most: int) -> Quantised:
+    """Rows (R, in) in `most` steps on each side of zero."""
+    scale = rows.abs().amax(dim=-1, keepdim=True).float().clamp_min_(LEAST_SCALE).div_(most)  # a norm is far slower
+    return Quantised((rows / scale).round_(), scale)
+
+
+class _LastRows:
+    """The rows quantised last: q, k and v, and gate and up, multiply the same ones one after the other."""
+
+    def __init__(self) -> None:
+        self._last: tuple[weakref.ref[torch.Tensor], int, int, Quantised] | None = None  # replaced as one: threads
+
+    def quantised(self, hidden: torch.Tensor, most: int) -> Quantised:
+        """Hidden (..., in) as rows."""
+        if hidden.is_inference():  # it does not count its changes
+            return quantised(hidden.reshape(-1, hidden.shape[-1]), most)
+        last = self._last
+        if last is not None and last[0]() is hidden and last[1:3] == (hidden._version, most):
+            return last[3]
+        found = quantised(hidden.reshape(-1, hidden.shape[-1]), most)
+        self._last = (weakref.ref(hidden), hidden._version, most, found)
+        return found
+
+
+_last_rows = _LastRows()
+
+
+def _packed_for_many(rounded: torch.Tensor) -> torch.Tensor:
+    """Weights (out, in) int8 in oneDNN's layout."""
+    packed: torch.Tensor = torch.ops.onednn.qlinear_prepack(rounded, None)
+    return packed
+
+
+def _packed_for_few(rounded: torch.Tensor, scale: torch.Tensor) -> Any:
+    """Weights (out, in) int8 with their scales (out,) in FBGEMM's layout; `None` if this torch has none."""
+    before = torch.backends.quantized.engine
+    try:
+        torch.backends.quantized.engine = "fbgemm"
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch announces that tensors of this kind will go; then this is None
+            zero_points = torch.zeros(len(scale), dtype=torch.int64)
+            weights = torch._make_per_channel_quantized_tensor(rounded, scale.double(), zero_points, 0)
+            return torch.ops.quantized.linear_prepack(weights, None)
+    except (AttributeError, RuntimeError, NotImplementedError):
+        return None
+    finally:
+        torch.backends.quantized.engine = before
+
+
+def _product_of_many(
+    steps: torch.Tensor, most: int, packed: torch.Tensor, scale: torch.Tensor, zero_points: torch.Tensor
+) -> torch.Tensor:
+    """Steps (R, in) times packed weights (in, out) -> (R, out) float32."""
+    out: torch.Tensor = torch.ops.onednn.qlinear_pointwise(
+        *((steps + (most + 1)).to(torch.uint8), 1.0, most + 1, packed, scale, zero_points, None),
+        *(1.0, 0, torch.float32, "none", [], ""),  # of the output; nothing is fused with the product
+    )
+    return out
+
+
+def _product_of_few(steps: torch.Tensor, most: int, packed: Any) -> torch.Tensor:
+    """Steps (R, in) times packed weights (in, out) -> (R, out) float32."""
+    product = torch.ops.quantized.linear_with_input_q_dq_qweight_dq_output_fp32
+    out: torch.Tensor = product(steps, 1.0, most + 1, packed)
+    return out
+
+
+@cache
+def activation_steps() -> int:
+    """How many steps activations have on each side of zero: 127, or 63 where sums of two products overflow 16 bits.
+
+    They do on processors without instructions for int8 (VNNI), so it is tried. Raises `ConfigError` without kernels.
+    """
+    inputs, outputs, most = 64, 16, 127
+    weights = torch.full((outputs, inputs), WEIGHT_STEPS, dtype=torch.int8)
+    scale, zero_points = torch.ones(outputs), torch.zeros(outputs, dtype=torch.int64)
+    try:
+        for_many, for_few = _packed_for_many(weights), _packed_for_few(weights, scale)
+        found = []
+        for rows in (1, 64):
+            steps = torch.full((rows, inputs), float(most))
+            found.append(_product_of_many(steps, most, for_many, scale, zero_points))
+            found += [] if for_few is None else [_product_of_few(steps, most, for_few)]
+    except (AttributeError, RuntimeError, NotImplementedError) as error:
+        raise ConfigError(
+            "weights = int8 needs torch's oneDNN kernels for quantised linear layers, and this torch on this processor "
+            f"has none: {str(error)[:200]}. Set weights = plain."
+        ) from error
+    exact = float(most * WEIGHT_STEPS * inputs)
+    return most if all(bool((product == exact).all()) for product in found) else 63
+
+
+@torch.no_grad()
+def int8_speed(inputs: int, outputs: int) -> ProductSpeed | None:
+    """How fast this processor computes such a layer in int8, its rows rounded; `None` if it has no kernels."""
+    try:
+        layer = Int8Linear(torch.nn.Linear(inputs, outputs, bias=False))
+    except ConfigError:
+        return None
+    return measured_speed(lambda rows: layer(rows[:]), inputs)  # a new view each time, which is rounded again
+
+
+def round_weights(model: Any, packed_bytes: int | None = None) -> None:
+    """Replace the linear layers of `model`, a transformers causal LM on a CPU, by int8 ones, but for routers.
+
+    A second copy of their weights, for few rows, takes at most `packed_bytes`; `None` is no limit.
+    Raises `ConfigError` if it is not on a CPU, or if none of its layers are plain linear ones.
+    """
+    if (kind := next(model.parameters()).device.type) != "cpu":
+        raise ConfigError(
+            f"weights = int8 computes on a CPU only, and the model is on {kind!r}. Set weights = plain, or load a "
+            "model that torchao or bitsandbytes quantised."
+        )
+    activation_steps()
+    plain = [
+        (owner, name, part)
+        for owner in model.modules()
+        for name, part in owner.named_children()
+        if type(part) is torch.nn.Linear and name not in ROUTERS
+    ]
+    if not plain:
+        raise ConfigError(
+            f"weights = int8: this {type(model).__name__} has no plain linear layers; it may be quantised already. Set "
+            "weights = plain."
+        )
+    remember_rounded_digest(model)
+    left = sum(part.weight.numel() for _, _, part in plain) if packed_bytes is None else packed_bytes
+    for owner, name, part in plain:
+        fits = part.weight.numel() <= left
+        left -= part.weight.numel() if fits else 0
+        setattr(owner, name, Int8Linear(part, packs_for_few=fits))
+
+
+__all__ = ["Int8Linear", "activation_steps", "int8_speed", "round_weights"]

@@ -1,0 +1,47 @@
+"""How fast a count grows, and when it reaches its total. Pure Python."""
+
+import time
+from collections import deque
+
+WINDOW_S = 60.0  # the rate is that of the last minute: what was stored already takes no time
+
+
+class Rate:
+    """How fast a count grows, and when it will reach its total."""
+
+    def __init__(self) -> None:
+        self._seen: deque[tuple[float, float]] = deque()  # time, done
+        self._left = 0.0
+
+    def update(self, done: float, total: float) -> None:
+        """The count is `done` now."""
+        now = time.monotonic()
+        self._left = total - done
+        self._seen.append((now, done))
+        while now - self._seen[0][0] > WINDOW_S and len(self._seen) > 2:
+            self._seen.popleft()
+
+    @property
+    def per_s(self) -> float:
+        """How much it grew in a second of the last minute; 0 while nothing is known."""
+        (began, first), (ended, last) = self._seen[0], self._seen[-1]
+        return (last - first) / (ended - began) if ended - began > 0.5 else 0.0
+
+    @property
+    def left(self) -> str:
+        """Such as ", about 2 min 5 s left"; empty while nothing is known."""
+        return f", about {duration(self._left / self.per_s)} left" if self._seen and self.per_s > 0 else ""
+
+
+def duration(seconds: float) -> str:
+    """Such as 8 s, 3 min 20 s or 2 h 5 min."""
+    if seconds < 10:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    if not minutes:
+        return f"{rest} s"
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s"
+
+
+__all__ = ["Rate", "duration"]

@@ -1,0 +1,110 @@
+"""Streams and events without a GPU, as lazy as CUDA allows: a copy runs only when something must wait for it.
+
+So a host buffer that is reused too early, or a slice that is read before it has arrived, gives wrong numbers in every
+run, where a real device gives them now and then.
+"""
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+
+DEVICE = torch.device("cuda", 0)
+
+
+class Stream:
+    """Work in order; nothing runs before somebody waits."""
+
+    def __init__(self, device: torch.device | None = None) -> None:
+        self.work: list[Callable[[], None]] = []
+        self.done = 0
+        self._lock = threading.RLock()  # several threads wait
+
+    def run_to(self, count: int) -> None:
+        """Run the first `count` pieces of work."""
+        with self._lock:
+            while self.done < count:
+                self.done += 1
+                self.work[self.done - 1]()
+
+    def wait_event(self, event: "Event") -> None:
+        """Later work of this stream waits for `event`."""
+        self.work.append(event.synchronize)
+
+    def synchronize(self) -> None:
+        """Block until all work so far is done."""
+        self.run_to(len(self.work))
+
+
+class Event:
+    """A place in a stream."""
+
+    def __init__(self) -> None:
+        self._stream: Stream | None = None
+        self._count = 0
+
+    def record(self, stream: Stream) -> None:
+        """The event happens after all work of `stream` so far."""
+        self._stream, self._count = stream, len(stream.work)
+
+    def synchronize(self) -> None:
+        """Block until the event has happened."""
+        if self._stream is not None:
+            self._stream.run_to(self._count)
+
+
+class LazyCuda:
+    """The device: one default stream for all threads, and the current stream of each thread."""
+
+    def __init__(self) -> None:
+        self.default = Stream()
+        self.recorded: list[tuple[int, Stream]] = []  # addresses of tensors, and streams that use them
+        self._current = threading.local()
+
+    def current_stream(self, device: torch.device | None = None) -> Stream:
+        """The stream of the calling thread."""
+        return getattr(self._current, "stream", self.default)
+
+    @contextmanager
+    def stream(self, stream: Stream) -> Iterator[None]:
+        """Make `stream` the current one."""
+        before = self.current_stream()
+        self._current.stream = stream
+        try:
+            yield
+        finally:
+            self._current.stream = before
+
+    def copy(self, source: torch.Tensor) -> torch.Tensor:
+        """A copy on the "device", queued on the current stream."""
+        target = torch.full_like(source, torch.nan)
+        self.current_stream().work.append(partial(_fill, target, source))
+        return target
+
+    def install(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Put the fake in place of torch's streams, and of copies to a CUDA device."""
+        real_to: Any = torch.Tensor.to
+
+        def to(tensor: torch.Tensor, target: Any, *args: Any, **options: Any) -> torch.Tensor:
+            if isinstance(target, torch.device) and target.type == "cuda":
+                assert options == {"non_blocking": True}
+                return self.copy(tensor)
+            found: torch.Tensor = real_to(tensor, target, *args, **options)
+            return found
+
+        def record_stream(tensor: torch.Tensor, stream: Stream) -> None:
+            self.recorded.append((tensor.data_ptr(), stream))
+
+        monkeypatch.setattr(torch.Tensor, "to", to)
+        monkeypatch.setattr(torch.Tensor, "record_stream", record_stream)
+        for name, fake in (("Stream", Stream), ("Event", Event), ("stream", self.stream)):
+            monkeypatch.setattr(torch.cuda, name, fake)
+        monkeypatch.setattr(torch.cuda, "current_stream", self.current_stream)
+
+
+def _fill(target: torch.Tensor, source: torch.Tensor) -> None:
+    target.copy_(source)

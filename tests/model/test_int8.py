@@ -1,0 +1,195 @@
+"""Linear layers in int8: rows are independent, the exactness rules hold against the int8 model, entries are apart."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from ragkv import Engine, EngineConfig, StoreConfig
+from ragkv.errors import ConfigError
+from ragkv.model import adapt, int8
+from ragkv.model.fingerprint import rounded_digest, weights_digest
+from ragkv.model.int8 import Int8Linear, round_weights
+from tests import tiny_models
+from tests.model.test_kinds import CHUNKS, COARSE, QUESTION, off
+
+pytestmark = pytest.mark.skipif(not hasattr(torch.ops.onednn, "qlinear_prepack"), reason="torch has no oneDNN")
+ROUNDING = 0.03  # relative error of a product: steps of 1 / 127, or 1 / 63, of a row's largest number
+
+
+@pytest.fixture(params=[127, 63])
+def steps(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both numbers of steps: processors without int8 instructions have the smaller one."""
+    most = min(request.param, int8.activation_steps())
+    monkeypatch.setattr(int8, "activation_steps", lambda: most)
+
+
+in_both_steps = pytest.mark.usefixtures("steps")
+
+
+def linear(bias: bool = True, dtype: torch.dtype = torch.float32) -> torch.nn.Linear:
+    torch.manual_seed(0)
+    return torch.nn.Linear(96, 40, bias=bias, dtype=dtype)
+
+
+@in_both_steps
+@torch.no_grad()
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_product_is_that_of_the_plain_layer_to_rounding(bias: bool, dtype: torch.dtype) -> None:
+    plain, rows = linear(bias, dtype), torch.randn(2, 7, 96).to(dtype)
+    got, wanted = Int8Linear(plain)(rows), plain(rows)
+    assert (got.shape, got.dtype) == (wanted.shape, dtype)
+    assert float((got - wanted).norm() / wanted.norm()) < ROUNDING
+
+
+@in_both_steps
+@torch.no_grad()
+def test_a_row_does_not_depend_on_the_rows_that_are_computed_with_it() -> None:
+    layer, rows = Int8Linear(linear()), torch.randn(200, 96)
+    rows[3] *= 1000  # a scale of all rows would round the others to nothing
+    whole = layer(rows)
+    for some in ([3], [4], [0, 4, 199], list(range(50, 120))):
+        assert torch.equal(layer(rows[some]), whole[some])
+
+
+@in_both_steps
+@torch.no_grad()
+@pytest.mark.parametrize("shape", [(96, 40), (896, 130), (130, 896), (17, 5)])
+def test_few_and_many_rows_are_multiplied_by_other_kernels_to_the_same_bits(
+    shape: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    layer, rows = Int8Linear(torch.nn.Linear(*shape)), torch.randn(int8.FEW_ROWS, shape[0])
+    assert layer._for_few is not None or "fbgemm" not in torch.backends.quantized.supported_engines
+    few = layer(rows)
+    monkeypatch.setattr(int8, "FEW_ROWS", 0)
+    assert torch.equal(layer(rows), few)
+
+
+@in_both_steps
+@torch.no_grad()
+def test_rows_that_changed_in_place_are_rounded_again() -> None:
+    layer, other, rows = Int8Linear(linear()), Int8Linear(linear(bias=False)), torch.randn(3, 96)
+    before = layer(rows)
+    torch.testing.assert_close(other(rows) + layer.bias, before)
+    rows.mul_(2)
+    assert torch.equal(layer(rows), layer(rows.clone()))
+    assert not torch.equal(layer(rows), before)
+    with torch.inference_mode():
+        assert torch.equal(layer(torch.zeros(3, 96) + rows), layer(rows.clone()))
+
+
+@in_both_steps
+@torch.no_grad()
+def test_rows_of_zeros_and_extreme_numbers_are_computed() -> None:
+    layer = Int8Linear(linear(bias=False))
+    assert layer(torch.zeros(2, 96)).tolist() == torch.zeros(2, 40).tolist()
+    assert layer(torch.full((1, 96), 1e30)).isfinite().all()
+
+
+@in_both_steps
+def test_products_of_the_largest_numbers_do_not_overflow() -> None:
+    plain = torch.nn.Linear(64, 16, bias=False)
+    with torch.no_grad():
+        plain.weight.fill_(1.0)
+        assert Int8Linear(plain)(torch.ones(64, 64)).flatten().tolist() == pytest.approx([64.0] * 1024, rel=1e-5)
+
+
+@pytest.mark.parametrize("family", tiny_models.FAMILIES)
+def test_a_model_of_any_family_recomputed_in_full_gives_its_own_full_prefill(family: str) -> None:
+    model = tiny_models.model(family)
+    round_weights(model)
+    assert any(isinstance(part, Int8Linear) for part in model.modules())
+    assert isinstance(model.get_output_embeddings(), Int8Linear)
+    assert isinstance(model.get_input_embeddings(), torch.nn.Embedding)
+    assert off(model) < 5 * COARSE
+
+
+def test_copies_for_few_rows_stay_within_the_limit_and_change_no_logits() -> None:
+    whole, some = tiny_models.model("llama"), tiny_models.model("llama")
+    sizes = [part.weight.numel() for part in whole.modules() if type(part) is torch.nn.Linear]
+    limit = sum(sizes) // 2
+    round_weights(whole)
+    round_weights(some, limit)
+    with_copies = [
+        part.in_features * part.out_features
+        for part in some.modules()
+        if isinstance(part, Int8Linear) and part._for_few is not None
+    ]
+    assert sum(with_copies) <= limit < sum(sizes)
+    ids = torch.tensor([tiny_models.tokens(6)])
+    with torch.no_grad():
+        assert torch.equal(some(ids).logits, whole(ids).logits)
+    assert weights_digest(some) == weights_digest(whole)
+
+
+def test_a_model_without_plain_linear_layers_is_refused() -> None:
+    model = tiny_models.model("llama")
+    round_weights(model)
+    with pytest.raises(ConfigError, match="no plain linear layers; it may be quantised already"):
+        round_weights(model)
+
+
+def test_without_kernels_the_setting_is_refused_in_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(*_: object) -> Any:
+        raise RuntimeError("no kernel")
+
+    monkeypatch.setattr(int8, "_product_of_many", missing)
+    int8.activation_steps.cache_clear()
+    with pytest.raises(ConfigError, match=r"needs torch's oneDNN kernels .* no kernel\. Set weights = plain"):
+        round_weights(tiny_models.model("llama"))
+    int8.activation_steps.cache_clear()
+
+
+def test_digests_tell_int8_from_plain_and_one_model_from_another() -> None:
+    plain, rounded, changed = (tiny_models.model("llama") for _ in range(3))
+    with torch.no_grad():
+        changed.model.layers[2].mlp.up_proj.weight[5, 3] += 0.5
+    before = rounded_digest(rounded)
+    round_weights(rounded)
+    round_weights(changed)
+    assert len({weights_digest(model) for model in (plain, rounded, changed)}) == 3
+    assert rounded_digest(rounded) == before  # learned scores of the plain weights are used
+    again = tiny_models.model("llama")
+    round_weights(again)
+    assert weights_digest(again) == weights_digest(rounded)
+
+
+def test_the_setting_rounds_a_model_that_is_loaded_and_keeps_its_entries_apart(tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    tiny_models.model("llama").save_pretrained(folder)
+    store = StoreConfig(directory=str(tmp_path / "kv"))
+    logits = []
+    for weights in ("plain", "int8", "int8"):
+        with Engine.from_pretrained(folder, EngineConfig(store=store, weights=weights)) as engine:
+            report = engine.warm(CHUNKS)
+            logits.append(engine.prefill(QUESTION, CHUNKS, ratio=0.0).logits)
+            assert ("linear layers are in int8" in engine.stats().dtype_why) == (weights == "int8")
+            assert (report.encoded, report.present) == ((2, 0) if len(logits) < 3 else (0, 2))
+    assert not torch.equal(logits[0], logits[1])
+    assert torch.equal(logits[1], logits[2])
+
+
+def test_an_unknown_kind_of_weights_is_refused() -> None:
+    with pytest.raises(ConfigError, match="weights"):
+        EngineConfig(weights="int4")
+
+
+@torch.no_grad()
+def test_decoding_in_a_batch_gives_each_row_what_it_gets_alone() -> None:
+    from ragkv.model import full_pass
+    from ragkv.model.batching import DecodeRow, decode_rows
+
+    model = tiny_models.model("llama")
+    round_weights(model)
+    adapter = adapt(model)
+    alone, together = [], []
+    for copies in (alone, together):
+        for seed, length in enumerate((5, 30, 12)):
+            kv = adapter.new_kv(40)
+            full_pass(adapter, tiny_models.tokens(length, seed), kv)
+            copies.append(kv)
+    batch = decode_rows(adapter, [DecodeRow(kv, 7) for kv in together])
+    for kv, row in zip(alone, batch, strict=True):
+        torch.testing.assert_close(decode_rows(adapter, [DecodeRow(kv, 7)])[0], row, atol=1e-4, rtol=1e-4)
