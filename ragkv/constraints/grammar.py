@@ -8,6 +8,7 @@ import json
 import threading
 import time
 from collections import OrderedDict
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -150,7 +151,9 @@ def _compiled(tokenizer: Any, form: ResponseFormat) -> Any:
             except SchemaError as error:
                 error.param = "tools"
                 raise
-        matcher = _start(tokenizer, _call_grammar(form.calls))
+        if form.schema:
+            _compiled(tokenizer, ResponseFormat(form.schema))
+        matcher = _start(tokenizer, _call_grammar(form.calls, form.schema))
         if matcher.is_error():
             raise SchemaError("", _first_line(matcher.get_error()))
         return matcher
@@ -167,24 +170,31 @@ def _compiled(tokenizer: Any, form: ResponseFormat) -> Any:
     return matcher
 
 
-def _call_grammar(calls: CallFormat) -> str:
-    """The Lark grammar of calls. Each schema is a rule of its own, so that its references stay its own."""
+def _call_grammar(calls: CallFormat, schema: str) -> str:
+    """The Lark grammar of calls, or of a text with `schema`: "" for calls only.
+
+    Each schema is a rule of its own, so that its references stay its own.
+    """
     key = "parameters" if calls.syntax == "parameters" else "arguments"
     begin, between, end = {
         "tagged": ("<tool_call>\n", "\n</tool_call>\n<tool_call>\n", "\n</tool_call>"),
         "list": ("[", ", ", "]"),
     }.get(calls.syntax, ("", "", ""))
-    lines = []
-    for number, (name, schema) in enumerate(calls.tools):
+    lines = [f"text: %json {_with_options(schema, _OPTIONS)}"] if schema else []
+    written = {**_OPTIONS, "item_separator": ", ", "key_separator": ": "}  # as chat templates write calls again
+    for number, (name, arguments) in enumerate(calls.tools):
         opening = f'{{"name": {json.dumps(name)}, "{key}": '
-        options = {**_OPTIONS, "item_separator": ", ", "key_separator": ": "}  # as chat templates write calls again
-        rule = json.dumps({**json.loads(schema), "x-guidance": options}, ensure_ascii=False)
+        rule = _with_options(arguments, written)
         lines += [f'call{number}: {json.dumps(opening)} args{number} "}}"', f"args{number}: %json {rule}"]
     more = f" ({json.dumps(between)} call){{0,{calls.most - 1}}}" if calls.most > 1 else ""
-    start = " ".join(filter(None, (begin and json.dumps(begin), "call" + more, end and json.dumps(end))))
-    return "\n".join(
-        [f"start: {start}", "call: " + " | ".join(f"call{number}" for number in range(len(calls.tools))), *lines]
-    )
+    all_calls = " ".join(filter(None, (begin and json.dumps(begin), "call" + more, end and json.dumps(end))))
+    one = "call: " + " | ".join(f"call{number}" for number in range(len(calls.tools)))
+    return "\n".join(["start: text | calls" if schema else "start: calls", f"calls: {all_calls}", one, *lines])
+
+
+def _with_options(schema: str, options: Mapping[str, Any]) -> str:
+    """A schema with options of the compiler, as JSON."""
+    return json.dumps({**json.loads(schema), "x-guidance": dict(options)}, ensure_ascii=False)
 
 
 def _start(tokenizer: Any, grammar: str) -> Any:

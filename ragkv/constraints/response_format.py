@@ -6,7 +6,7 @@ work (grammar size, states, steps of regular expressions) hold for the rest.
 
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from decimal import Decimal
 from typing import Any, Literal, Self
 
@@ -38,8 +38,8 @@ class CallFormat:
 class ResponseFormat:
     """What an answer must look like: JSON that a schema allows. Equal forms share one compiled grammar."""
 
-    schema: str  # the schema as JSON; the order of its properties is the order in the answer
-    calls: CallFormat | None = None  # instead: calls of tools
+    schema: str  # the schema as JSON, "": calls only; the order of its properties is the order in the answer
+    calls: CallFormat | None = None  # calls of tools, which the answer may be instead
 
     @classmethod
     def json_object(cls) -> Self:
@@ -58,6 +58,10 @@ class ResponseFormat:
             error.param = "tools"
             raise
         return cls("", CallFormat(tuple(schemas), syntax, 1 if syntax in ("parameters", "arguments") else most))
+
+    def or_calls(self, calls: Self) -> Self:
+        """This form, or the calls of `calls`, which `tool_calls` made."""
+        return replace(self, calls=calls.calls)
 
     @classmethod
     def json_schema(cls, schema: Mapping[str, Any] | bool) -> Self:

@@ -67,9 +67,9 @@ class ChunkCatalogue:
             self._by_key |= {key_of(text): text for text in metadata}
 
     @property
-    def has_ingested(self) -> bool:
-        """Whether any text was ingested or registered."""
-        return bool(self._ingested)
+    def knows_texts(self) -> bool:
+        """Whether any text was ingested or registered, or is a passage of a collection."""
+        return bool(self._ingested) or self.passages.chars > 0
 
     def remember(self, documents: Iterable[DialogueDocument]) -> None:
         """Remember documents that came with a request, and forget the oldest beyond `MAX_REQUEST_TEXTS`."""

@@ -5,6 +5,7 @@ A chunk keeps the token ids it was ingested with. So at ratio 1 the model reads 
 except for how words at the seams between pieces are split into tokens.
 """
 
+import contextlib
 import functools
 import json
 import logging
@@ -14,18 +15,22 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ragkv.engine import Engine
+from ragkv.errors import InputError
 from ragkv.types import Answer, Chunk, Text
 
 from .catalogue import ChunkCatalogue, DialogueDocument
 from .conversations import Conversation, Conversations
 from .template import Template, Turn
 from .text_matcher import TextMatch
-from .tools import Tool, response_text
+from .tools import Tool, ToolCall, response_text
 
 log = logging.getLogger(__name__)
 
 LONG_PROMPT = 500  # characters: a shorter prompt holds no documents
+LONG_SYSTEM = 2_000  # characters: a shorter system text holds no documents
+TEMPLATE_CHARS = 100  # of a system text: the application's own words, before any documents
 MAX_WARNED = 64  # system texts
+_QUESTION = "?"  # any text: it stands for a question that is not asked yet
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +71,7 @@ class DialogueEngine:
         self._template_of = functools.lru_cache(64)(lambda tools: self.template.with_tools(json.loads(tools)))
         self.catalogue = ChunkCatalogue(engine)
         self.conversations = Conversations(engine)
-        self._warned: set[str] = set()  # system texts of prompts without a known text
+        self._warned: set[str] = set()  # beginnings of the system texts of prompts without a known text
 
     def template_for(self, tools: Sequence[Tool]) -> Template:
         """The chat template with `tools` in every prompt."""
@@ -96,7 +101,7 @@ class DialogueEngine:
         recognition_s = time.perf_counter() - searching
         stop = len(text) - len(template.tail)
         matches = [match for match in matches if match.stop <= stop]
-        if not matches and self.catalogue.has_ingested:
+        if not matches and self.catalogue.knows_texts:
             self._warn_once(template, turns, text)
 
         opening, start = self._opening(template, turns, text, matches, stop)
@@ -105,7 +110,7 @@ class DialogueEngine:
             conversation = self.conversations.named(session_id)
             start = len(template.head(turns)) if conversation.turns else start
         elif find_conversation and template.is_chat and opening in (None, self._system_opening(template, turns)):
-            head = template.head(turns) if turns[-1].role in ("user", "tool") else text
+            head = self._head(template, turns, text)
             conversation = self.conversations.resume(head)
             start = len(head) if conversation.turns else start
         inside = [
@@ -134,14 +139,19 @@ class DialogueEngine:
         first = [Text(opening, text[:start], opening=True)] if opening else []
         return (*first, *pieces), question
 
-    def save_turn(self, prompt: DialoguePrompt, answer: Answer) -> Answer:
+    def save_turn(
+        self, prompt: DialoguePrompt, answer: Answer, text: str | None = None, calls: Sequence[ToolCall] = ()
+    ) -> Answer:
         """Save the conversation for its next question, if the session holds what the next prompt will repeat.
 
-        Returns the answer; its report has a note if the conversation could not be saved.
+        The next prompt has `text` and `calls` of the answer; `None`: all of it is text. Returns the answer; its report
+        has a note if the conversation could not be saved.
         """
         if prompt.conversation is None or not prompt.conversation.by_content:
             return answer
-        head = self.template_for(prompt.tools).head([*prompt.turns, Turn("assistant", answer.text), Turn("user", "")])
+        said = Turn("assistant", answer.text if text is None else text, tuple(calls))
+        template = self.template_for(prompt.tools)
+        head = template.head([*prompt.turns, *template.turns([said])[-1:], Turn("user", "")])
         if head.startswith(prompt.text + answer.text):
             return answer.with_notes(*self.conversations.save(head, prompt.conversation))
         self.drop_turn(prompt)
@@ -152,6 +162,12 @@ class DialogueEngine:
         if prompt.conversation is not None and prompt.conversation.by_content:
             prompt.conversation.session.delete()
 
+    def forget_turns(self, turns: Sequence[Turn], tools: Sequence[Tool] = ()) -> None:
+        """Delete the stored conversation that a question after these turns would continue."""
+        template = self.template_for(tools)
+        with contextlib.suppress(InputError):  # the chat template refuses the turns: nothing was stored
+            self.conversations.forget(template.head(template.turns([*turns, Turn("user", _QUESTION)])))
+
     def forget_requests(self) -> None:
         """Forget what requests brought: their documents' texts, and conversations without a name."""
         self.catalogue.forget_request_texts()
@@ -159,14 +175,16 @@ class DialogueEngine:
         self.conversations.clear()
 
     def _warn_once(self, template: Template, turns: Sequence[Turn], text: str) -> None:
-        """Log that a prompt has none of the known texts, once for each system text."""
+        """Log that a prompt has none of the known texts, once for each beginning of a system text."""
         system = self._system_opening(template, turns)
-        if len(text) - len(system) < LONG_PROMPT or system in self._warned or len(self._warned) >= MAX_WARNED:
+        is_short = len(text) - len(system) < LONG_PROMPT and len(system) < LONG_SYSTEM
+        beginning = system[:TEMPLATE_CHARS]
+        if is_short or beginning in self._warned or len(self._warned) >= MAX_WARNED:
             return
-        self._warned.add(system)
+        self._warned.add(beginning)
         log.warning(
             "A prompt of %d characters has none of the known texts, so none is reused. Give the model the texts that "
-            "the retriever returns, split in the same way (docs/langchain.md).",
+            "the retriever returns, split in the same way (docs/langchain.md; for messages to a server, docs/api.md).",
             len(text),
         )
 
@@ -184,6 +202,19 @@ class DialogueEngine:
         first = next((match.start for match in matches if match.start > 0), stop)
         start = min(first, len(opening)) if opening and text.startswith(opening) else first
         return text[:start], start
+
+    @staticmethod
+    def _head(template: Template, turns: Sequence[Turn], text: str) -> str:
+        """The text before the last question: a user's turn, or the results of tools.
+
+        A stored conversation ends where a user's turn begins. Templates that write results inside a user's turn
+        continue it.
+        """
+        if turns[-1].role == "tool":
+            asked = next(number for number in range(len(turns), 0, -1) if turns[number - 1].role != "tool")
+            head = template.head([*turns[:asked], Turn("user", "")])
+            return head if text.startswith(head) else template.head(turns)
+        return template.head(turns) if turns[-1].role == "user" else text
 
     @staticmethod
     def _system_opening(template: Template, turns: Sequence[Turn]) -> str:

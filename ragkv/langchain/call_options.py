@@ -11,9 +11,10 @@ SAMPLING = (
     *("temperature", "top_p", "top_k", "min_p", "seed", "presence_penalty", "frequency_penalty", "logit_bias"),
     *("repetition_penalty", "no_repeat_ngram_size", "min_new_tokens"),
 )
+LOGPROBS = ("logprobs", "top_logprobs")
 TOOLS = ("tools", "tool_choice", "parallel_tool_calls")
 FUSION = ("ratio", "selector", "reuse")
-OWN = ("model", "max_tokens", "documents", "session_id", "response_format", *TOOLS, *FUSION, *SAMPLING)
+OWN = ("model", "max_tokens", "documents", "session_id", "response_format", *TOOLS, *LOGPROBS, *FUSION, *SAMPLING)
 NOT_OFFERED = {"functions": "the old form of tools"}
 _LANGCHAIN = ("ls_structured_output_format", "stream_usage")  # added by LangChain itself; ignored
 
@@ -34,6 +35,10 @@ def answer_options(settings: Mapping[str, Any]) -> AnswerOptions:
     options = {name: settings[name] for name in names if settings[name] is not None}
     if (form := parse(settings["response_format"])) is not None:
         options["response_format"] = form
+    if settings["logprobs"]:
+        options["logprobs"] = settings["top_logprobs"] or 0
+    elif settings["top_logprobs"]:
+        raise InputError("top_logprobs need logprobs: set it to True.")
     if settings["ratio"] is not None:
         options["ratio"] = None if settings["ratio"] == "auto" else settings["ratio"]
     return cast("AnswerOptions", {**options, "max_new_tokens": settings["max_tokens"]})

@@ -22,6 +22,7 @@ from ragkv.dialogue import CallFilter, DialoguePrompt, required_form
 from ragkv.encoding import WarmReport
 from ragkv.engine import Engine
 from ragkv.errors import InputError
+from ragkv.model.token_text import TokenText
 from ragkv.runtime import iterate_in_thread
 from ragkv.types import Answer, TokenEvent
 
@@ -61,6 +62,8 @@ class ChatRagKV(BaseChatModel):
     no_repeat_ngram_size: int | None = None
     min_new_tokens: int | None = None
     seed: int | None = None
+    logprobs: bool | None = None  # log probabilities of an answer's tokens, in `response_metadata`
+    top_logprobs: int | None = None  # and of so many most probable tokens, 0 to 20
     ratio: float | Literal["auto"] | None = None  # recompute ratio; None: the config's; "auto": the controller's
     selector: str | None = None
     reuse: ReuseMode | None = None
@@ -208,8 +211,8 @@ class ChatRagKV(BaseChatModel):
         stop: Sequence[str] | None,
         call: dict[str, Any],
         cancel: threading.Event | None = None,
-    ) -> Generator[tuple[TokenEvent | Answer, DialoguePrompt, str]]:
-        """The engine's events, each with the prompt and the model's name."""
+    ) -> Generator[tuple[TokenEvent | Answer, DialoguePrompt, str, TokenText]]:
+        """The engine's events, each with the prompt, the model's name and the texts of its tokens."""
         refuse_unknown(call)
         settings = {name: getattr(self, name, None) for name in OWN} | call
         tools, choice = settings["tools"] or (), settings["tool_choice"]
@@ -228,23 +231,23 @@ class ChatRagKV(BaseChatModel):
         options["stop"] = tuple(self.stop or () if stop is None else stop)
         options["deadline_s"], options["cancel"] = self.timeout, cancel
         session, answer = prompt.conversation.session if prompt.conversation else None, None
-        shown = replace(prompt, tools=()) if choice == "none" else prompt
-        filtered = CallFilter(form is not None) if shown.tools else None
+        shown = (replace(prompt, tools=()) if choice == "none" else prompt), model, shared.tokens
+        filtered = CallFilter(form is not None) if shown[0].tools else None
         try:
             for event in shared.engine.stream(prompt.question, prompt.chunks, session, **options):
                 if isinstance(event, Answer):
                     answer = event  # yielded below, when the turn is saved
                 elif filtered is None:
-                    yield event, shown, model
+                    yield event, *shown
                 else:
-                    yield replace(event, text=filtered.add(event.text)), shown, model
+                    yield replace(event, text=filtered.add(event.text)), *shown
         finally:
             if answer is None:
                 shared.drop_turn(prompt)
         assert answer is not None
-        if filtered is not None and (rest := text_behind(answer.text, filtered.sent, shown.tools)):
-            yield TokenEvent(rest, answer.token_ids[-1]), shown, model
-        yield shared.save_turn(prompt, answer), shown, model
+        if filtered is not None and (rest := text_behind(answer.text, filtered.sent, shown[0].tools)):
+            yield TokenEvent(rest, answer.token_ids[-1]), *shown
+        yield shared.save_turn(prompt, answer), *shown
 
     def _shared_for(self, model: str) -> SharedEngine:
         if model != self.model:

@@ -18,6 +18,7 @@ from ragkv.config import EngineConfig
 from ragkv.dialogue import DialogueEngine
 from ragkv.engine import Engine
 from ragkv.errors import RagKVError
+from ragkv.model.token_text import TokenText
 
 log = logging.getLogger(__name__)
 
@@ -29,6 +30,7 @@ class SharedEngine(DialogueEngine):
         super().__init__(engine)
         self.histories: dict[str, list[BaseMessage]] = {}  # by session id, if the engine has no directory
         self.name = str(getattr(engine.tokenizer, "name_or_path", "") or "model")
+        self.tokens = TokenText(engine.tokenizer)
         self.closed = False  # by `close_engines`
 
     def encode_known(self, *, wait: bool) -> None:

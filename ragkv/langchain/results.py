@@ -5,6 +5,7 @@ rest of the engine's report. `cache_creation` counts the chunks that were missed
 """
 
 import json
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -16,21 +17,26 @@ from pydantic_core import to_jsonable_python
 
 from ragkv.dialogue import DialoguePrompt
 from ragkv.inference import cite
-from ragkv.types import Answer, TokenEvent
+from ragkv.model.token_text import TokenText
+from ragkv.types import Answer, TokenEvent, TokenLogprob
 
 from .tools import calls_of, tool_names
 
 
-def chat_result(event: TokenEvent | Answer, prompt: DialoguePrompt, model: str) -> ChatResult:
+def chat_result(event: TokenEvent | Answer, prompt: DialoguePrompt, model: str, tokens: TokenText) -> ChatResult:
     """The result of a call whose last event is `event`, an `Answer`."""
     assert isinstance(event, Answer)
     content, calls = calls_of(event.text, tool_names(prompt.tools))
     message = AIMessage(content=content, tool_calls=calls, **_reports(event, prompt, model, bool(calls)))
-    return ChatResult(generations=[ChatGeneration(message=message)], llm_output={"model_name": model})
+    info = _logprobs(event.logprobs, tokens)
+    generation = ChatGeneration(message=message, generation_info=info)
+    return ChatResult(generations=[generation], llm_output={"model_name": model})
 
 
-def chat_chunk(event: TokenEvent | Answer, prompt: DialoguePrompt, model: str) -> ChatGenerationChunk | None:
-    """The piece of a streamed message for `event`; `None` for an event without text."""
+def chat_chunk(
+    event: TokenEvent | Answer, prompt: DialoguePrompt, model: str, tokens: TokenText
+) -> ChatGenerationChunk | None:
+    """The piece of a streamed message for `event`; `None` for an event without text and log probability."""
     if isinstance(event, Answer):
         _, calls = calls_of(event.text, tool_names(prompt.tools))
         pieces = [
@@ -40,7 +46,15 @@ def chat_chunk(event: TokenEvent | Answer, prompt: DialoguePrompt, model: str) -
         reports = _reports(event, prompt, model, bool(calls))
         last = AIMessageChunk(content="", tool_call_chunks=pieces, chunk_position="last", **reports)
         return ChatGenerationChunk(message=last)
-    return ChatGenerationChunk(message=AIMessageChunk(content=event.text)) if event.text else None
+    info = _logprobs([event.logprob] if event.logprob else [], tokens)
+    if not event.text and info is None:
+        return None
+    return ChatGenerationChunk(message=AIMessageChunk(content=event.text), generation_info=info)
+
+
+def _logprobs(logprobs: Sequence[TokenLogprob], tokens: TokenText) -> dict[str, Any] | None:
+    """Log probabilities where `ChatOpenAI` gives them: LangChain puts them into `response_metadata`."""
+    return {"logprobs": {"content": tokens.entries(logprobs), "refusal": None}} if logprobs else None
 
 
 def _reports(answer: Answer, prompt: DialoguePrompt, model: str, has_calls: bool) -> dict[str, Any]:

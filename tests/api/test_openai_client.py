@@ -5,7 +5,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import httpx
 import openai
 import pytest
 from fastapi import FastAPI
@@ -14,7 +13,7 @@ from ragkv import Engine
 from ragkv.api.keys import KeyFile
 from ragkv.api.settings import LimitsConfig, QueueConfig
 
-from .helpers import FACTS, app_on, on_port, service_of, wait_until
+from .helpers import FACTS, app_on, client_at, on_port, service_of, wait_until
 
 pytestmark = pytest.mark.enable_socket
 SAY: list[Any] = [{"role": "user", "content": "Tell me of the harbour."}]
@@ -31,11 +30,6 @@ def app(talker: Engine, tmp_path: Path) -> FastAPI:
 def url(app: FastAPI) -> Iterator[str]:
     with on_port(app) as url:
         yield url
-
-
-def client_at(url: str, key: str = "none", **more: Any) -> openai.OpenAI:
-    client = httpx.Client(trust_env=False)
-    return openai.OpenAI(base_url=f"{url}/v1", api_key=key, http_client=client, **more)
 
 
 @pytest.fixture

@@ -29,6 +29,18 @@ HERMES = (
     "{{ call.function.arguments | tojson }}{{ '}\n</tool_call>' }}{% endfor %}{{ '<|im_end|>\n' }}{% endfor %}"
     "{%- if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
+QWEN = (
+    "{%- if tools %}{{ '<|im_start|>system\n' }}{% for tool in tools %}{{ tool | tojson }}{% endfor %}"
+    "{{ '<|im_end|>\n' }}{% endif %}"
+    "{%- for m in messages %}{%- if m['role'] == 'tool' %}"
+    "{{ '<|im_start|>user\n<tool_response>\n' + m['content'] + '\n</tool_response><|im_end|>\n' }}"
+    "{%- elif m.tool_calls %}{{ '<|im_start|>assistant' }}{% if m['content'] %}{{ '\n' + m['content'] }}{% endif %}"
+    "{%- for call in m.tool_calls %}"
+    '{{ \'\n<tool_call>\n{"name": "\' + call.function.name + \'", "arguments": \' }}'
+    "{{ call.function.arguments | tojson }}{{ '}\n</tool_call>' }}{% endfor %}{{ '<|im_end|>\n' }}"
+    "{%- else %}{{ '<|im_start|>' + m['role'] + '\n' + m['content'] + '<|im_end|>\n' }}{% endif %}{% endfor %}"
+    "{%- if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
 TOOL: dict[str, Any] = {
     "type": "function",
     "function": {
@@ -158,3 +170,61 @@ def test_a_required_call_is_constrained_and_a_wrong_schema_is_named() -> None:
         with pytest.raises(SchemaError, match="/properties/a") as refused:
             engine.answer("x", response_format=required_form([bad], "required", "tagged", True))
         assert refused.value.param == "tools"
+
+
+def test_chunks_behind_tools_are_fused_and_never_exact() -> None:
+    facts = ["The mill of Marl makes paper and rope.", "The port of Marl is deep."]
+    with text_engine(QWEN) as engine:
+        dialogue = DialogueEngine(engine)
+        dialogue.catalogue.ingest([DialogueDocument(fact, {}) for fact in facts])
+        turns = (Turn("user", f"{facts[0]}\n\n{facts[1]} Who built the mill?"),)
+        states = {}
+        for name, tools in (("without", ()), ("with", (TOOL,))):
+            prompt = dialogue.build_prompt(DialogueRequest(turns, (), tools))
+            spans = engine.prefill(prompt.question, prompt.chunks, ratio=0.0).spans
+            states[name] = [span.state for span in spans if span.kind == "chunk"]
+            exact = engine.prefill(prompt.question, prompt.chunks, reuse="prefix")
+            full = engine.prefill(prompt.question, prompt.chunks, reuse="none")
+            assert (exact.logits - full.logits).abs().max() < 1e-3
+            whole = engine.prefill(prompt.question, prompt.chunks, ratio=1.0)
+            assert (whole.logits - full.logits).abs().max() < 1e-3
+        assert states == {"without": ["exact", "fused"], "with": ["fused", "fused"]}
+
+
+def test_a_dialogue_goes_on_from_a_tools_result_where_the_template_writes_it_as_a_users_turn() -> None:
+    with text_engine(QWEN) as engine:
+        dialogue = DialogueEngine(engine)
+        form = required_form([TOOL], "search", dialogue.template_for((TOOL,)).call_syntax, False)
+        prompt = dialogue.build_prompt(DialogueRequest(TURNS[:1], (), (TOOL,)))
+        assert prompt.conversation is not None
+        session = prompt.conversation.session
+        answer = engine.answer(prompt.question, prompt.chunks, session, response_format=form, max_new_tokens=120)
+        text, calls = find_calls(answer.text, ["search"])
+        dialogue.save_turn(prompt, answer, text, calls)
+        turns = (TURNS[0], Turn("assistant", text, calls), Turn("tool", "Ada.", call_id=calls[0].id))
+        following = dialogue.build_prompt(DialogueRequest(turns, (), (TOOL,)))
+        assert following.conversation is not None and following.conversation.turns == 1
+        session = following.conversation.session
+        going_on = engine.prefill(following.question, following.chunks, session=session)
+        assert going_on.reuse.exact > len(answer.token_ids)
+        full = engine.prefill(following.question, following.chunks, session=session, reuse="none")
+        assert (going_on.logits - full.logits).abs().max() < 1e-3
+        dialogue.forget_turns(turns[:2], (TOOL,))
+        again = dialogue.build_prompt(DialogueRequest(turns, (), (TOOL,)))
+        assert again.conversation is not None and again.conversation.turns == 0
+
+
+def test_a_conversation_with_other_tools_starts_afresh() -> None:
+    other = {"type": "function", "function": {**TOOL["function"], "name": "find"}}
+    with text_engine(QWEN) as engine:
+        dialogue = DialogueEngine(engine)
+        prompt = dialogue.build_prompt(DialogueRequest(TURNS[:1], (), (TOOL,)))
+        assert prompt.conversation is not None
+        answer = engine.answer(prompt.question, prompt.chunks, prompt.conversation.session, max_new_tokens=6)
+        dialogue.save_turn(prompt, answer)
+        turns = (TURNS[0], Turn("assistant", answer.text), Turn("user", "And the port?"))
+        found = []
+        for tool in (TOOL, other):
+            following = dialogue.build_prompt(DialogueRequest(turns, (), (tool,)))
+            found.append(following.conversation.turns if following.conversation else None)
+        assert found == [1, 0]

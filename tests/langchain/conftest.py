@@ -15,15 +15,8 @@ results: dict[str, Suite] = defaultdict(Suite)  # of this session, by title
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
     title = suite_of(report.nodeid)
-    if title is None or not (report.when == "call" or report.outcome != "passed"):
-        return
-    name = report.nodeid.rpartition("::")[2]
-    if report.skipped:
-        results[title].skipped[name] = (
-            report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
-        )
-    else:
-        (results[title].passed if report.passed else results[title].failed).append(name)
+    if title is not None:
+        results[title].add(report.nodeid.rpartition("::")[2], report)
 
 
 @pytest.fixture

@@ -1,19 +1,31 @@
-"""LangChain's own suites for chat models. docs/langchain.md lists the tests that are switched off here."""
+"""LangChain's own suites for chat models, with tools and structured output, on a model with random weights.
+
+A test that only an able model passes is expected to fail, and says what the model would have to do. docs/langchain.md
+lists these tests, and those that do not apply.
+"""
 
 from typing import Any
 
+import pytest
 from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import AIMessage, AIMessageChunk
-from langchain_tests.integration_tests import ChatModelIntegrationTests
 from langchain_tests.unit_tests import ChatModelUnitTests
 
 from ragkv import EngineConfig
 from ragkv.langchain import ChatRagKV
-from ragkv.model.loading import READER
 
-from .helpers import documents, needs_reader
+from .helpers import A, B, C
+from .unaided import ENDING, UnaidedChatTests
+
+pytest.importorskip("llguidance")
 
 CONFIG = EngineConfig()
+FOLDERS: dict[str, str] = {}  # of the models; a fixture fills it
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _folders(tiny: str, other: str) -> None:
+    FOLDERS.update(tiny=tiny, other=other)
 
 
 class _Common:
@@ -23,30 +35,29 @@ class _Common:
 
     @property
     def chat_model_params(self) -> dict[str, Any]:
-        return {"model": "reader", "config": CONFIG, "min_new_tokens": 1}
+        return {"model": FOLDERS["tiny"], "config": CONFIG}
 
     @property
-    def has_structured_output(self) -> bool:
-        return False  # the reader's sentences do not end: test_structured_output.py has bounded schemas
-
-    @property
-    def has_tool_calling(self) -> bool:
-        return False  # the reader calls no tools: test_tools.py constrains the choice
+    def supports_json_mode(self) -> bool:
+        return True
 
 
 class TestUnit(_Common, ChatModelUnitTests):
     pass
 
 
-@needs_reader
-class TestIntegration(_Common, ChatModelIntegrationTests):
+class TestIntegration(_Common, UnaidedChatTests):
+    @property
+    def chat_model_params(self) -> dict[str, Any]:
+        return {**super().chat_model_params, "min_new_tokens": 8, "max_tokens": 600, **ENDING}
+
     @property
     def supports_model_override(self) -> bool:
         return True
 
     @property
     def model_override_value(self) -> str | None:
-        return str(READER)  # the same model under another name, so another engine
+        return FOLDERS["other"]
 
     @property
     def supported_usage_metadata_details(self) -> Any:
@@ -54,13 +65,13 @@ class TestIntegration(_Common, ChatModelIntegrationTests):
 
     def invoke_with_cache_read_input(self, *, stream: bool = False) -> AIMessage:
         llm = ChatRagKV(**self.chat_model_params)
-        llm.ingest(documents())
-        return _say(llm, f"{documents()[0].page_content} What does Nesibissa do for a living?", stream)
+        llm.ingest([A, B, C])
+        return _say(llm, f"{A.page_content} What does the mill make?", stream)
 
     def invoke_with_cache_creation_input(self, *, stream: bool = False) -> AIMessage:
         llm = ChatRagKV(**self.chat_model_params)
-        llm.forget(documents())
-        return _say(llm, "What does Nesibissa do for a living?", stream, documents=documents())
+        llm.forget([A, B, C])
+        return _say(llm, "What does the mill make?", stream, documents=[A, B, C])
 
 
 def _say(llm: ChatRagKV, text: str, stream: bool, **how: Any) -> AIMessage:

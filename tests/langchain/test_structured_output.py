@@ -6,6 +6,7 @@ import pytest
 from pydantic import BaseModel
 
 from ragkv.langchain import ChatRagKV
+from ragkv.langchain.structured_output import _closed
 
 from .helpers import chat
 
@@ -31,6 +32,40 @@ def test_structured_output_has_the_schema_with_every_method(llm: ChatRagKV, meth
     assert Rating.model_validate(got)
     raw = llm.with_structured_output(schema, method=method, include_raw=True).invoke("How good is it?")
     assert Rating.model_validate(raw["parsed"]) == Rating.model_validate(got) and raw["parsing_error"] is None
+
+
+def test_function_calling_gives_the_call_in_raw(llm: ChatRagKV) -> None:
+    got = llm.with_structured_output(Rating, method="function_calling", include_raw=True).invoke("How good is it?")
+    (call,) = got["raw"].tool_calls
+    assert call["name"] == "Rating" and Rating.model_validate(call["args"]) == got["parsed"]
+    assert got["raw"].response_metadata["finish_reason"] == "tool_calls" and got["parsing_error"] is None
+
+
+def test_a_call_that_is_cut_is_an_error(tiny: str) -> None:
+    llm = chat(tiny, max_tokens=3)
+    for schema in (Rating, Rating.model_json_schema()):
+        cut = llm.with_structured_output(schema, method="function_calling", include_raw=True)
+        got = cut.invoke("How good is it?")
+        assert got["parsed"] is None and "max_tokens" in str(got["parsing_error"])
+
+
+@pytest.mark.parametrize("method", ["json_schema", "function_calling"])
+def test_an_object_has_no_properties_but_those_that_its_schema_names(llm: ChatRagKV, method: Any) -> None:
+    inner = {"type": "object", "properties": {"properties": {"enum": [1]}}, "required": ["properties"]}
+    schema = {
+        "type": "object",
+        "properties": {"a": {"type": "array", "items": inner, "maxItems": 1}},
+        "required": ["a"],
+    }
+    got = llm.with_structured_output(schema, method=method).invoke("x", temperature=1.0, seed=1)
+    assert got in ({"a": []}, {"a": [{"properties": 1}]})
+
+
+def test_an_object_that_several_parts_describe_stays_open() -> None:
+    parts = [{"required": ["a"]}, {"properties": {"b": {"const": 1}}}]
+    schema = {"type": "object", "properties": {"a": {"const": 1}}, "anyOf": parts}
+    assert _closed(schema) == schema
+    assert _closed({"properties": {"a": {}}, "additionalProperties": True})["additionalProperties"] is True
 
 
 def test_structured_output_that_is_cut_is_an_error_and_not_a_part_of_it(tiny: str) -> None:

@@ -2,11 +2,12 @@
 
 from fastapi import APIRouter
 
-from . import ask, chat, collections, completions, embeddings, models, sessions, stats
+from . import ask, chat, collections, completions, embeddings, models, responses, sessions, stats
 
 ROUTERS: tuple[APIRouter, ...] = (
     chat.router,
     completions.router,
+    responses.router,
     ask.router,
     collections.router,
     embeddings.router,

@@ -45,6 +45,7 @@ async def ask(
     limits = service.config.limits
     _check(body, limits)
     max_tokens = checked_max_tokens(body.max_tokens, limits)
+    form = body.response_format.form if body.response_format else None
 
     def work(context: WorkContext) -> Generator[NamedEvent | AskResponse, None, None]:
         with (
@@ -56,7 +57,7 @@ async def ask(
             numbers = [source.number for source in sources]
             yield "sources", {"sources": [source.model_dump() for source in sources]}
             options = body.engine_options
-            options["max_new_tokens"] = max_tokens
+            options["max_new_tokens"], options["response_format"] = max_tokens, form
             for event in stream_answer(context, tenant.engine, limits, body.question, chunks, session, **options):
                 if isinstance(event, Prefill):
                     yield "prompt", PrefillReport(**prefill_fields(event, numbers)).model_dump()

@@ -1,0 +1,193 @@
+"""`ragkv mcp` with MCP's own client over both transports: tools, refusals, and what guards the HTTP side."""
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AbstractContextManager, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("mcp", reason="needs mcp (extra mcp)")
+pytest.importorskip("fastapi", reason="needs fastapi (extra api)")
+
+import httpx
+import httpx2
+from mcp import Client
+from mcp.client.stdio import StdioServerParameters, stdio_client
+from mcp.client.streamable_http import streamable_http_client
+
+from ragkv.cli.mcp import MCP_KEY_VARIABLE, checked_key
+from ragkv.cli.mcp_corpus import HomeCorpus
+from ragkv.cli.mcp_http import http_app
+from ragkv.cli.mcp_tools import build_server
+from ragkv.cli.options import EngineOptions
+from ragkv.errors import ConfigError
+from tests.api.helpers import on_port
+from tests.api.serving import process
+
+from .conftest import Run
+from .test_two_processes import DRIVER
+
+pytestmark = [pytest.mark.enable_socket, pytest.mark.timeout(600)]
+KEY = "a-key-of-more-than-16-characters"
+TOOLS = {"search", "ask", "list_documents", "add_document"}
+
+
+@pytest.fixture
+def home(run: Run, documents: Path, tmp_path: Path) -> Path:
+    assert run("ingest", documents).code == 0
+    return tmp_path / "home"
+
+
+def command(*more: str) -> list[str]:
+    return [sys.executable, "-c", DRIVER, "mcp", *more]
+
+
+@asynccontextmanager
+async def stdio(log: Path, *more: str) -> AsyncIterator[Client]:
+    """A client of `ragkv mcp` over standard streams. Its standard error goes to `log`."""
+    program, *arguments = command(*more)
+    with log.open("w") as errors:
+        server = StdioServerParameters(command=program, args=arguments, env=dict(os.environ))
+        async with Client(stdio_client(server, errlog=errors)) as client:
+            yield client
+
+
+async def call(client: Client, tool: str, **arguments: Any) -> Any:
+    result = await client.call_tool(tool, arguments)
+    assert not result.is_error, result.content
+    return result.structured_content
+
+
+async def refusal(client: Client, tool: str, **arguments: Any) -> str:
+    result = await client.call_tool(tool, arguments)
+    assert result.is_error
+    return str(result.content[0].text)
+
+
+async def check_tools(client: Client) -> None:
+    """Everything that a client does with a corpus of two documents."""
+    tools = {tool.name: tool for tool in (await client.list_tools()).tools}
+    assert tools.keys() == TOOLS and all(tool.description and tool.output_schema for tool in tools.values())
+    assert tools["ask"].annotations.read_only_hint and not tools["add_document"].annotations.read_only_hint
+    assert len((await call(client, "list_documents"))["documents"]) == 2
+    found = (await call(client, "search", query="Who founded Marl?", k=1))["sources"]
+    assert len(found) == 1 and "Ada Quill" in found[0]["text"] and found[0]["number"] == 1
+    said = await call(client, "ask", question="Who founded Marl?", max_tokens=3)
+    assert len(said["sources"]) == 2 and said["prompt_tokens"] > 20 and said["finish_reason"] in ("stop", "length")
+    assert 0 < said["reused_tokens"] < said["prompt_tokens"]
+    for quote in said["citations"]:
+        assert said["sources"][quote["number"] - 1]["text"][quote["start"] : quote["end"]] == quote["text"]
+    new = {"id": "rope", "text": "The rope of Marl was made by a quill ."}
+    assert [(await call(client, "add_document", **new))["change"] for _ in range(2)] == ["added", "unchanged"]
+    assert (await call(client, "add_document", **{**new, "text": "Rope ."}))["change"] == "changed"
+    page = await call(client, "list_documents", limit=2)
+    rest = await call(client, "list_documents", limit=2, after=page["next"])
+    assert [one["id"] for one in rest["documents"]] == ["rope"] and rest["next"] is None
+
+
+async def check_refusals(client: Client) -> None:
+    assert "question is empty. Give at least one word." in await refusal(client, "ask", question="  ")
+    assert "k is 0; it must be from 1 to 50." in await refusal(client, "search", query="x", k=0)
+    assert "max_tokens is 9999" in await refusal(client, "ask", question="x", max_tokens=9999)
+    assert "text is empty" in await refusal(client, "add_document", id="x", text="")
+    assert "one line" in await refusal(client, "add_document", id="a\nb", text="x")
+    assert "query" in await refusal(client, "search")
+
+
+@pytest.mark.usefixtures("home")
+async def test_over_standard_streams_a_client_uses_all_tools(tmp_path: Path) -> None:
+    async with stdio(tmp_path / "log") as client:
+        await check_tools(client)
+        await check_refusals(client)
+    assert "Traceback" not in (tmp_path / "log").read_text()
+
+
+@pytest.mark.usefixtures("home")
+async def test_read_only_offers_no_tool_that_adds(tmp_path: Path) -> None:
+    async with stdio(tmp_path / "log", "--read-only") as client:
+        assert {tool.name for tool in (await client.list_tools()).tools} == TOOLS - {"add_document"}
+        assert "Unknown tool" in await refusal(client, "add_document", id="x", text="y")
+
+
+@pytest.mark.usefixtures("home")
+async def test_a_home_that_a_server_has_is_asked_through_it(tmp_path: Path) -> None:
+    serve = [sys.executable, "-c", DRIVER, "serve", "--port", "0"]
+    with process(serve, {"RAGKV_FUSION__FLOOR_TOKENS": "0"}) as served:
+        served.wait_ready()
+        async with stdio(tmp_path / "log") as client:
+            await check_tools(client)
+        assert f"(pid {served.popen.pid}), which has this home, answers" in (tmp_path / "log").read_text()
+
+
+@pytest.fixture
+def corpus(home: Path, model_folder: Path) -> Iterator[HomeCorpus]:
+    with HomeCorpus(EngineOptions(home, str(model_folder))) as corpus:
+        yield corpus
+
+
+def url_of(corpus: HomeCorpus, key: str = "") -> AbstractContextManager[str]:
+    """The server over HTTP on a port; gives its URL."""
+    return on_port(http_app(build_server(corpus, read_only=False), "127.0.0.1", key))  # type: ignore[arg-type]
+
+
+async def test_over_http_a_client_uses_all_tools(corpus: HomeCorpus) -> None:
+    with url_of(corpus) as url:
+        async with Client(f"{url}/mcp") as client:
+            await check_tools(client)
+            await check_refusals(client)
+
+
+async def test_with_a_key_only_its_holder_is_served(corpus: HomeCorpus) -> None:
+    with url_of(corpus, KEY) as url:
+        for headers in ({}, {"authorization": "Bearer wrong"}, {"authorization": KEY}):
+            response = httpx.post(f"{url}/mcp", json={}, headers=headers, trust_env=False)
+            assert response.status_code == 401 and "Authorization: Bearer KEY" in response.json()["error"]["message"]
+        held = httpx2.AsyncClient(headers={"authorization": f"Bearer {KEY}"}, trust_env=False)
+        async with held as http, Client(streamable_http_client(f"{url}/mcp", http_client=http)) as client:
+            assert len((await client.list_tools()).tools) == len(TOOLS)
+
+
+def test_another_host_and_a_foreign_page_are_refused_as_by_the_rest_service(corpus: HomeCorpus) -> None:
+    with url_of(corpus) as url:
+        for headers, code in (
+            ({"host": "evil.example"}, "host_not_allowed"),
+            ({"origin": "http://evil.example"}, "cross_origin"),
+            ({"origin": "null"}, "cross_origin"),
+        ):
+            response = httpx.post(f"{url}/mcp", json={}, headers=headers, trust_env=False)
+            assert response.status_code == 403 and response.json()["error"]["code"] == code
+
+
+@pytest.mark.usefixtures("home")
+async def test_the_command_listens_on_loopback_and_says_where() -> None:
+    program = subprocess.Popen(
+        command("--http", "--port", "0"), stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    try:
+        assert program.stderr is not None
+        said = next(line for line in program.stderr if "listens at" in line)
+        url = re.findall(r"http://127\.0\.0\.1:\d+/mcp", said)[0]
+        async with Client(url) as client:
+            assert len((await call(client, "list_documents"))["documents"]) == 2
+    finally:
+        program.terminate()
+        out, _ = program.communicate(timeout=60)
+    assert out == ""
+
+
+def test_beyond_this_machine_a_key_is_needed_and_a_short_one_is_refused(run: Run) -> None:
+    ran = run("mcp", "--http", "--host", "0.0.0.0")
+    assert ran.code == 1 and f"Set {MCP_KEY_VARIABLE}" in ran.err
+    with pytest.raises(ConfigError, match="has 5 characters"):
+        checked_key("short", "127.0.0.1")
+    assert checked_key(KEY, "0.0.0.0") == KEY and checked_key("", "::1") == ""
+
+
+def test_read_only_needs_ingested_documents(run: Run) -> None:
+    ran = run("mcp", "--read-only")
+    assert ran.code == 1 and "Nothing was ingested" in ran.err
