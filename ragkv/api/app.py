@@ -5,6 +5,7 @@ import contextlib
 import logging
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 from fastapi import FastAPI
 from fastapi.responses import FileResponse
@@ -25,6 +26,8 @@ from .settings import ServeConfig
 log = logging.getLogger(__name__)
 
 PAGE = Path(__file__).parent / "page"
+# Newer versions of FastAPI trace and log requests by themselves, with paths and texts of errors. Ours hold neither.
+OWN_TELEMETRY: Any = {"tracing": False, "metrics": False, "logs": False, "operation_spans": False}
 DESCRIPTION = "Answers over documents from stored KV: a chunk is computed once and fused at question time."
 
 
@@ -38,9 +41,11 @@ def create_app(
     """The REST service of `config`. It loads the model in the background at startup, unless `engine` is given.
 
     `engine` holds the model to serve and no documents of its own; it is closed with the app.
-    `replica` names this process in logs, headers and stats; `None`: a random word.
+    `replica` names this process in logs, headers and stats; `None`: a random word. Raises `ConfigError`.
     """
-    service = Service(config or ServeConfig(), replica)
+    config = config or ServeConfig()
+    config.check_servable()
+    service = Service(config, replica)
     server = ServerState.create(service.config, service.tenant_stats, service.replica, service.away)
 
     @contextlib.asynccontextmanager
@@ -64,6 +69,7 @@ def create_app(
         docs_url=None,
         redoc_url=None,
         redirect_slashes=False,
+        telemetry=OWN_TELEMETRY,
         generate_unique_id_function=lambda route: route.name,  # client generators make method names of them
     )
     app.state.service, app.state.server = service, server

@@ -60,6 +60,8 @@ class ChatCompletion:
     principal: Principal
     body: ChatRequest
     session_id: str | None
+    checked: bool = False  # whether the texts of the messages are checked already
+    keeps: bool | None = None  # whether the conversation is kept, documents included; None: without documents
     id: str = field(default_factory=lambda: f"chatcmpl-{uuid.uuid4().hex}")
     created: int = field(default_factory=lambda: int(time.time()))
 
@@ -73,7 +75,7 @@ class ChatCompletion:
             raise ApiError(400, "There is no user message: the prompt needs a question.", param="messages")
         if body.stream_options is not None and not body.stream:
             raise ApiError(400, "stream_options require stream; set stream, or leave them out.", param="stream_options")
-        for number, message in enumerate(body.messages):
+        for number, message in enumerate(() if self.checked else body.messages):
             check_text(message.text, limits, f"messages.{number}")
         check_at_most(len(body.stop_strings), limits.stop_strings, "stop", "strings")
         documents = body.documents or []
@@ -88,9 +90,6 @@ class ChatCompletion:
             raise ApiError(400, "top_logprobs need logprobs: set it to true.", param="top_logprobs")
         self.max_tokens, body.form  # noqa: B018 - they raise
         check_choice(body.tools or (), body.tool_choice)
-        if body.form is not None and self._tools:
-            both = "response_format and tools are not offered together; leave one out, or set tool_choice to none."
-            raise ApiError(400, both, param="response_format")
 
     @property
     def max_tokens(self) -> int:
@@ -125,12 +124,12 @@ class ChatCompletion:
         left_out = tenant.known_passages.refresh()
         prompt = self._prompt(tenant, sources)
         # 2. Stream the answers, without markers of sources that do not exist. In JSON, [1] is a list and no marker.
-        form = self.body.form or self._required_form(tenant)
+        form = self._form(tenant)
         is_json, names = form is not None, [tool.function.name for tool in self._tools]
         count, tokens = self.body.n or 1, TokenText(tenant.engine.tokenizer)
         answers: list[Answer] = []
         markers = [MarkerFilter(0 if is_json else len(sources)) for _ in range(count)]
-        filters = [CallFilter(form is not None) if names else None for _ in range(count)]
+        filters = [CallFilter(form is not None and not form.schema) if names else None for _ in range(count)]
         try:
             with closing(self._stream(context, tenant, prompt, count, form)) as events:
                 for index, event in events:
@@ -143,14 +142,15 @@ class ChatCompletion:
                     elif isinstance(event, Answer):
                         answers.append(event)  # sent after the loop, when the session is free again
         finally:
-            if len(answers) != 1:  # it failed, or there is no one answer to continue from
+            if len(answers) != 1 or self.keeps is False:  # it failed, or there is no one answer to continue from
                 tenant.dialogue.drop_turn(prompt)
         # 3. Save the turn, so that messages which continue it find its KV.
-        if count == 1:
-            answers = [tenant.dialogue.save_turn(prompt, answers[0])]
+        found = [find_calls(answer.text, names) if names else (answer.text, ()) for answer in answers]
+        if count == 1 and self.keeps is not False:
+            answers = [tenant.dialogue.save_turn(prompt, answers[0], *found[0])]
         # 4. Take calls out of the text. Append the markers of sources that an answer cites and does not name.
         contents = []
-        calls = [find_calls(answer.text, names)[1] if names else () for answer in answers]
+        calls = [calls for _, calls in found]
         for index, marked in enumerate(markers):
             filtered = filters[index]
             left = "" if filtered is None or calls[index] else answers[index].text[len(filtered.sent) :]
@@ -168,14 +168,16 @@ class ChatCompletion:
         response.ragkv.notes += left_out
         yield response
 
-    def _required_form(self, tenant: Tenant) -> ResponseFormat | None:
-        """The form of an answer that must call a tool. Raises `SchemaError`."""
-        tools, choice = [tool.for_prompt for tool in self._tools], self.body.tool_choice
-        if not tools:
-            return None
-        name = choice.function.name if isinstance(choice, NamedTool) else choice
+    def _form(self, tenant: Tenant) -> ResponseFormat | None:
+        """The form of the answer: of its text, of calls if it must call a tool, or of either. Raises `SchemaError`."""
+        tools, choice, text = [tool.for_prompt for tool in self._tools], self.body.tool_choice, self.body.form
+        may_be_text = choice in (None, "auto")
+        if not tools or (may_be_text and text is None):
+            return text
+        name = choice.function.name if isinstance(choice, NamedTool) else "required"
         syntax = tenant.dialogue.template_for(tools).call_syntax
-        return required_form(tools, name, syntax, self.body.parallel_tool_calls is not False)
+        calls = required_form(tools, name, syntax, self.body.parallel_tool_calls is not False)
+        return text.or_calls(calls) if may_be_text and text is not None and calls is not None else calls
 
     def _stream(
         self,
@@ -225,11 +227,12 @@ class ChatCompletion:
 
     def _prompt(self, tenant: Tenant, sources: Sequence[Source]) -> DialoguePrompt:
         documents = tuple(DialogueDocument(source.text, {"source": source.source}) for source in sources)
-        turns = [_turn(message) for message in self.body.messages]
+        turns = [turn_of(message) for message in self.body.messages]
         tools = tuple(tool.for_prompt for tool in self.body.tools or ())
         request = DialogueRequest(insert_documents(turns, documents, tenant.dialogue.separator), documents, tools)
         if self.session_id is None:
-            return tenant.dialogue.build_prompt(request, not documents, None)
+            keeps = not documents if self.keeps is None else self.keeps
+            return tenant.dialogue.build_prompt(request, keeps, None)
         if turns[-1].role not in ("user", "tool"):
             raise InputError("With a session the last message must be the user's or a tool's: it is the question.")
         return tenant.dialogue.build_prompt(request, False, tenant.engine_session_id(self.session_id))
@@ -290,7 +293,8 @@ def _message(content: str, sources: Sequence[Source], calls: Sequence[ToolCall])
     return AssistantMessage(content=text, annotations=annotations, tool_calls=called(calls) or None)
 
 
-def _turn(message: Message) -> Turn:
+def turn_of(message: Message) -> Turn:
+    """A message as a turn. Raises `ApiError` for a call whose arguments are no JSON object."""
     if message.role == "assistant":
         calls = tuple(given.call for given in message.tool_calls or ())
         return Turn("assistant", without_markers(message.text), calls)

@@ -21,6 +21,7 @@ from ragkv.runtime import Check, Closing, LeasePool, acquired, no_check
 
 from . import schemas
 from .collection_folders import COLLECTION_NAME, DEFAULT_COLLECTION, CollectionFolders, CollectionKey
+from .deletion_journal import DeletionJournal
 from .errors import not_found
 
 log = logging.getLogger(__name__)
@@ -54,6 +55,7 @@ class Collections(Closing):
     def __init__(self, directory: Path, engine: Engine, embedder: Embedder | None, pool: CollectionPool) -> None:
         """`directory` is the tenant's."""
         self.folders = CollectionFolders(directory)
+        self.journal = DeletionJournal(directory)
         self._engine, self._embedder, self._pool = engine, embedder, pool
         # Held from a text's removal to the drop of its KV: if two collections remove a text, the second drops its KV.
         self._dropping = threading.Lock()
@@ -76,6 +78,12 @@ class Collections(Closing):
     def documents(self) -> int:
         """The number of documents in all collections."""
         return self.folders.documents()
+
+    def texts(self) -> Iterator[str]:
+        """The texts of all passages in all collections, some of them more than once."""
+        for name in self.folders.names():
+            if (key := self.folders.key(name)) is not None:
+                yield from self.folders.texts(key.path)
 
     @property
     def open_count(self) -> int:
@@ -122,7 +130,7 @@ class Collections(Closing):
     def ingest(self, collection: Collection, documents: Iterable[Document], check: Check = no_check) -> IngestReport:
         """Store documents in a leased collection, without the KV. What `check` raises leaves the index as it was."""
         with acquired(self._dropping, check):
-            report = collection.rag.index.ingest(documents, check=check)
+            report = collection.rag.index.ingest(documents, check=check, on_forget=self._note)
             self._drop(passage.text for passage in report.forgotten_passages)
         return report
 
@@ -147,12 +155,13 @@ class Collections(Closing):
                 chunks.append(rag.chunk(passage))
         except QueueError:
             return WarmReport(0, 0, 0, left=len(passages))
+        self._take_out(self._engine.keys(chunks))
         return self._engine.warm(chunks, check=check)
 
     def remove(self, collection: Collection, document_ids: Sequence[str]) -> Removal:
         """Delete documents of a leased collection, and the KV of texts that no collection holds any more."""
         with self._dropping:
-            removal = collection.rag.index.delete(document_ids)
+            removal = collection.rag.index.delete(document_ids, self._note)
             self._drop(passage.text for passage in removal.forgotten_passages)
         return removal
 
@@ -191,7 +200,26 @@ class Collections(Closing):
 
     def _drop(self, texts: Iterable[str]) -> None:
         """Drop the KV of those `texts` that no collection holds. The caller holds `_dropping`."""
-        self._engine.delete([self._engine.chunk(text) for text in self.folders.unheld(texts)])
+        texts = set(texts)
+        unheld = self.folders.unheld(texts)
+        self._take_out(self._keys(texts - unheld))
+        chunks = [self._engine.chunk(text) for text in unheld]
+        self.journal.add(self._engine.keys(chunks))  # again: a replica may have read the index before its change
+        self._engine.delete(chunks)
+
+    def _note(self, passages: Iterable[Passage]) -> None:
+        """Note for all replicas that texts are forgotten, before they are: a kill in between loses no note."""
+        self.journal.add(self._keys(passage.text for passage in passages))
+
+    def _take_out(self, keys: Sequence[str]) -> None:
+        """Take the notes of texts that are held out of the journal. Without that they would be encoded once more."""
+        try:
+            self.journal.discard(keys)
+        except StoreError as error:
+            log.warning("Notes of deletions stay, so stored texts lose their KV once: %s", error)
+
+    def _keys(self, texts: Iterable[str]) -> Sequence[str]:
+        return self._engine.keys([self._engine.chunk(text) for text in texts])
 
     def _erase(self, folder: Path) -> None:
         """Drop the KV that only a deleted collection needs, then its files."""

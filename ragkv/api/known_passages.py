@@ -1,11 +1,14 @@
 """The passages of a tenant's collections, as they are looked for in its chat messages.
 
 When a collection has changed, its new passages are read. Only the letters and digits of passages are held, up to a
-limit for each tenant; what is beyond it is not found in messages, and the notes of an answer say so.
+limit for each tenant; what is beyond it is not found in messages, and the notes of an answer say so. To look at all
+collections takes .1 ms for each, so requests spend at most a tenth of the time on it: with 2,000 collections, a passage
+that has just been stored is found in messages about two seconds later.
 """
 
 import logging
 import threading
+import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
@@ -18,6 +21,7 @@ from .collection_folders import CollectionFolders, CollectionKey
 log = logging.getLogger(__name__)
 
 BATCH = 500  # passages that are read at once
+PAUSE = 10  # times as long as one look at all collections took, until the next one
 
 
 @dataclass(slots=True)
@@ -36,21 +40,26 @@ class KnownPassages:
         self._folders, self._matcher, self._limit = folders, matcher, limit_chars
         self._lock = threading.Lock()
         self._known: dict[CollectionKey, _Known] = {}
+        self._look_at = 0.0  # the time of the next look at the collections, on the monotonic clock
 
     def refresh(self) -> tuple[str, ...]:
         """Read the collections that have changed. Returns a note if passages are left out."""
         with self._lock:
-            self._refresh()
+            if time.monotonic() >= self._look_at:
+                self._refresh()
             left = sum(known.left for known in self._known.values())
         note = f"{left} passages are not looked for in messages: limits.known_chars is {self._limit}"
         return (note,) if left else ()
 
     def _refresh(self) -> None:
+        began = time.monotonic()
         found = {key for name in self._folders.names() if (key := self._folders.key(name)) is not None}
+        states = {key: state_of(key.path) for key in sorted(found, key=lambda one: one.path)}
+        self._look_at = time.monotonic() + PAUSE * (time.monotonic() - began)
         for key in self._known.keys() - found:
             self._forget(self._known.pop(key).keys.values())
-        for key in sorted(found, key=lambda one: one.path):
-            state, known = state_of(key.path), self._known.setdefault(key, _Known())
+        for key, state in states.items():
+            known = self._known.setdefault(key, _Known())
             if state is None or state == known.state:
                 continue
             if known.state is not None and known.state[0] != state[0]:  # another file: its texts have other numbers

@@ -104,6 +104,10 @@ class QuotaGuard:
                 if not self._new_sessions[session_id]:
                     del self._new_sessions[session_id]
 
+    def limit(self, principal: Principal, what: Held) -> int | None:
+        """How many the tenant may have; `None`: any number."""
+        return self._quota(principal, what)[0]
+
     def check(self, principal: Principal, what: Held, held: int, more: int) -> None:
         """Raise `ApiError` 403 if the tenant, which holds `held`, may not have `more`."""
         quota, source = self._quota(principal, what)

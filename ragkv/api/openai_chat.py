@@ -23,9 +23,19 @@ _IGNORED = "Accepted and ignored."
 _NOT_TEXT = {"image": "images", "audio": "audio recordings", "video": "videos", "file": "files"}
 
 
-def _not_offered(*neutral: Any) -> Any:
+def not_offered(*neutral: Any) -> Any:
     """A field that may only be left out, null, or one of the values that ask for nothing."""
     return Field(default=None, description="Not offered.", json_schema_extra={"enum": [None, *neutral]})
+
+
+def refuse_other_content(content: Any) -> Any:
+    """`content` as it is. Raises `ValueError` for a part that is not text."""
+    for part in content if isinstance(content, list) else ():
+        kind = part.get("type") if isinstance(part, dict) else None
+        for word, many in _NOT_TEXT.items():
+            if isinstance(kind, str) and word in kind:
+                raise ValueError(f"{many} are not supported: send text")
+    return content
 
 
 class TextPart(Part):
@@ -58,12 +68,7 @@ class Message(Part):
     @classmethod
     def _is_text(cls, content: Any) -> Any:
         """Name the kind of content that is not offered."""
-        for part in content if isinstance(content, list) else ():
-            kind = part.get("type") if isinstance(part, dict) else None
-            for word, many in _NOT_TEXT.items():
-                if isinstance(kind, str) and word in kind:
-                    raise ValueError(f"{many} are not supported: send text")
-        return content
+        return refuse_other_content(content)
 
     @property
     def text(self) -> str:
@@ -131,14 +136,14 @@ class ChatRequest(SamplingFields):
         default=None, description="required or a name: the answer is calls whose arguments have their schema."
     )
     parallel_tool_calls: bool | None = Field(default=None, description="false: one call with tool_choice required.")
-    functions: Any = _not_offered([])
-    function_call: Any = _not_offered("none", "auto")
-    modalities: Any = _not_offered(["text"])
-    audio: Any = _not_offered()
-    prediction: Any = _not_offered()
-    web_search_options: Any = _not_offered()
-    reasoning_effort: Any = _not_offered("none")
-    verbosity: Any = _not_offered("medium")
+    functions: Any = not_offered([])
+    function_call: Any = not_offered("none", "auto")
+    modalities: Any = not_offered(["text"])
+    audio: Any = not_offered()
+    prediction: Any = not_offered()
+    web_search_options: Any = not_offered()
+    reasoning_effort: Any = not_offered("none")
+    verbosity: Any = not_offered("medium")
 
     @property
     def stop_strings(self) -> tuple[str, ...]:
@@ -161,9 +166,9 @@ class ChatRequest(SamplingFields):
         return {**options, **self.sampling_options, "stop": self.stop_strings, "response_format": self.form}
 
 
-def refuse_unsupported(body: ChatRequest) -> None:
+def refuse_unsupported(body: Part) -> None:
     """Raise `ApiError` 400 for the first parameter that asks for something this server does not offer."""
-    for name, field in ChatRequest.model_fields.items():
+    for name, field in type(body).model_fields.items():
         extra = field.json_schema_extra
         if not isinstance(extra, dict) or not isinstance(neutral := extra.get("enum"), list):
             continue

@@ -25,7 +25,7 @@ def describe_limits(schemas: dict[str, Any], config: ServeConfig) -> None:
         if schema.get("additionalProperties") is False:  # only requests refuse unknown fields
             for field, described in schema.get("properties", {}).items():
                 _set_maximum(name, field, described, limits)
-                if field == "prompt":
+                if field == "prompt" and "anyOf" in described:
                     _describe_prompts(described, limits)
                 if field == "filter":
                     _replace_object(described, {"$ref": "#/components/schemas/Filter"})
@@ -41,15 +41,21 @@ def _set_maximum(schema: str, field: str, described: dict[str, Any], limits: Lim
         "n": limits.answers,
         "max_tokens": limits.max_tokens,
         "max_completion_tokens": limits.max_tokens,
+        "max_output_tokens": limits.max_tokens,
         "question": limits.question_chars,
         "query": limits.question_chars,
         "content": limits.question_chars,
+        "input": limits.question_chars,
+        "instructions": limits.question_chars,
+        "output": limits.question_chars,
         "documents": limits.documents,
         "stop": limits.stop_strings,
-        "text": limits.question_chars if schema == "TextPart" else limits.document_chars,
+        "text": limits.question_chars if schema in ("TextPart", "ContentPart") else limits.document_chars,
     }
     keywords = {"integer": "maximum", "array": "maxItems", **({"string": "maxLength"} if field != "stop" else {})}
     if field in most:
+        if field in ("content", "input", "output"):
+            keywords.pop("array")  # characters, not parts
         for option in _options(described):
             if (keyword := keywords.get(option.get("type", ""))) is not None:
                 option[keyword] = most[field]
@@ -109,4 +115,4 @@ def _replace_object(described: dict[str, Any], details: Mapping[str, Any]) -> No
 def _options(described: dict[str, Any]) -> Iterator[dict[str, Any]]:
     """The schema of a field, and those of which it may be any."""
     yield described
-    yield from described.get("anyOf", ())
+    yield from described.get("anyOf", described.get("oneOf", ()))

@@ -29,6 +29,8 @@ _LINKS = (
     Link(("list_sessions",), {"session_id": "$response.body#/data/0/id"}, _OF_SESSION),
     Link(("fork_session",), {"session_id": "$response.body#/id"}, _OF_SESSION),
     Link(("show_session", "truncate_session"), {"session_id": "$request.path.session_id"}, _OF_SESSION),
+    Link(("create_response",), {"response_id": "$response.body#/id"}, ("show_response", "delete_response")),
+    Link(("show_response",), {"response_id": "$request.path.response_id"}, ("delete_response",)),
     Link(("list_models",), {"model": "$response.body#/data/0/id"}, ("show_model",)),
 )
 

@@ -10,6 +10,7 @@ from ragkv.inference import AnswerOptions
 from ragkv.retrieval import RETRIEVERS
 
 from .document_schemas import Part, Strict
+from .response_formats import FormatRequest
 
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
 SESSION_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._:@=+-]{0,127}$"
@@ -102,6 +103,7 @@ class AskRequest(CompareRequest, ReuseOptions):
         default=None, description="The conversation to continue or to start.", examples=["s1"]
     )
     max_tokens: int | None = Field(default=None, ge=1, description="The most tokens of the answer.")
+    response_format: FormatRequest | None = Field(default=None, description="The form of the answer; left out: text.")
     stream: bool = Field(default=False, description="Answer with server-sent events.")
 
 
@@ -228,6 +230,7 @@ class Warmed(EngineValue):
     left: int = Field(
         description="Chunks not reached before a deadline: the first question that needs one computes it."
     )
+    scored: int = Field(description="Of the chunks whose KV was stored already, those that got scores now.")
 
 
 class IngestResponse(BaseModel):

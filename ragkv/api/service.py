@@ -74,6 +74,7 @@ class Service(Closing):
                 device=config.device,
                 dtype=config.dtype,
                 adapter=config.adapter,
+                weights=config.weights,
                 scheduler=config.scheduler,
                 packed_bytes=config.packed_bytes,
                 store=StoreConfig(memory_bytes=config.store.memory_bytes),  # the tenants' stores take it, not this one

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
-from ragkv.config import MIB, EngineConfig, StoreConfig, at_least, one_of
+from ragkv.config import MIB, EngineConfig, at_least, one_of
 from ragkv.errors import ConfigError
 from ragkv.runtime import is_loopback
 from ragkv.runtime.setting_values import build, gather, overlay
@@ -197,9 +197,15 @@ class ServeConfig:
             raise ConfigError("host is empty; give an address to listen on, such as 127.0.0.1 or 0.0.0.0.")
         if "*" in self.cors_origins:
             raise ConfigError('cors_origins has "*"; name the origins, such as https://docs.example.org.')
-        if self.engine.store.tenant or self.engine.store.directory is not None:
-            names = f"{StoreConfig.__name__}'s tenant and directory"
-            raise ConfigError(f"{names} are the server's to choose: a tenant's directory is in `home`. Set `home`.")
+
+    def check_servable(self) -> None:
+        """Raise `ConfigError` for settings of the library and the commands that a server cannot follow."""
+        for name in ("tenant", "directory"):
+            if getattr(self.engine.store, name):
+                raise ConfigError(
+                    f"A server cannot use store.{name}: each of its tenants has a directory of its own in `home`. "
+                    f"Set `home` in place of store.{name}."
+                )
 
     @property
     def keys_path(self) -> Path:

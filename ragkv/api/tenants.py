@@ -22,12 +22,14 @@ from ragkv.scheduling import Activity
 from ragkv.sessions import Session, SessionInfo
 
 from .collections import Collections, collection_pool
+from .deletion_follower import DeletionFollower
 from .descriptors import collection_limit
 from .keys import TENANT, Principal, Quota
 from .known_passages import KnownPassages
 from .limits import QuotaGuard
 from .metrics import TenantStats
 from .settings import LimitsConfig, QuotaConfig, ServeConfig
+from .stored_responses import StoredResponses
 
 log = logging.getLogger(__name__)
 
@@ -35,13 +37,22 @@ _NAMED = "named-"  # prefix of sessions that a client named; the others are foun
 
 
 class Tenant(Closing):
-    """One open tenant: engine, collections, sessions and quotas."""
+    """One open tenant: engine, collections, sessions, stored responses and quotas."""
 
-    def __init__(self, engine: Engine, collections: Collections, quotas: QuotaConfig, limits: LimitsConfig) -> None:
+    def __init__(
+        self, engine: Engine, collections: Collections, quotas: QuotaConfig, limits: LimitsConfig, directory: Path
+    ) -> None:
         self.engine, self.collections = engine, collections
+        self.responses = StoredResponses(directory / "responses", engine.config.session.ttl_s)
         self.dialogue = DialogueEngine(engine)
         self.known_passages = KnownPassages(collections.folders, self.dialogue.catalogue.passages, limits.known_chars)
         self.quotas = QuotaGuard(quotas)
+        kv_directory = engine.config.store.directory
+        assert kv_directory is not None  # every tenant has one
+        self._follower = DeletionFollower(
+            collections.journal, engine, Path(kv_directory), collections.texts, self.dialogue.forget_requests
+        )
+        self._follower.start()
 
     def engine_session_id(self, session_id: str) -> str:
         """The engine's id of the session that the client calls `session_id`."""
@@ -72,6 +83,7 @@ class Tenant(Closing):
 
     def close(self, encode_missed: bool = True) -> None:
         """Write everything and close. Without `encode_missed`, missed chunks that wait are not encoded."""
+        self._follower.close()
         self.collections.close()
         if encode_missed:
             self.engine.flush()
@@ -151,7 +163,7 @@ class Tenants(Closing):
         engine = self._model.with_config(_engine_config(self._config.engine, kv_directory, name, quota))
         try:
             collections = Collections(directory, engine, self.embedder, self._collections)
-            return Tenant(engine, collections, self._config.quotas, self._config.limits)
+            return Tenant(engine, collections, self._config.quotas, self._config.limits, directory)
         except BaseException:
             engine.close()
             raise

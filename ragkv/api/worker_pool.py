@@ -21,7 +21,7 @@ from typing import Any, Generic, TypeVar
 from starlette.requests import Request
 
 from ragkv.errors import CancelledError
-from ragkv.runtime import openmp, release_memory, working_for
+from ragkv.runtime import openmp, release_memory, tracing, working_for
 
 from .errors import CLIENT_GONE, ApiError
 from .fair_queue import FairQueue
@@ -49,7 +49,7 @@ class _Job(Generic[T]):
     def __init__(self, context: WorkContext, tenant: str, work: Callable[[WorkContext], T]) -> None:
         self.context, self.tenant = context, tenant
         self.future: Future[T] = Future()
-        self._work = work
+        self._work, self._trace = work, tracing.current()
 
     def run(self) -> None:
         """Run the work, unless it was dropped."""
@@ -57,7 +57,8 @@ class _Job(Generic[T]):
             return
         try:
             self.context.check()
-            result = self._work(self.context)
+            with tracing.attached(self._trace):
+                result = self._work(self.context)
         except BaseException as error:
             self.future.set_exception(_shown(error, self.context))
         else:

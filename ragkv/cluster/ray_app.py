@@ -260,6 +260,7 @@ def build(config: ServeConfig) -> Any:
     Conversations are shared, whatever `session.shared` says.
     """
     cluster = config.cluster
+    config.check_servable()
     if config.engine.store.redis is None:
         raise ConfigError(
             "Replicas on a cluster share conversations over a Redis server; set store.redis.url to one that all "

@@ -43,6 +43,8 @@ class LocalSessions(Sessions):
             self._set_summary(summary.session_id, summary)
         self._sweep()
         self._writer.flush()
+        if manifests is not None:
+            self._writer.submit(Job(self.drop_orphans))
 
     def refresh(self, session: Session) -> None:
         """Clear the session if it was idle for too long; have other idle sessions cleared in the background."""

@@ -7,11 +7,10 @@ import threading
 import time
 from abc import abstractmethod
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import count
-from typing import TYPE_CHECKING
 from weakref import WeakValueDictionary
 
 from ragkv.config import SessionConfig
@@ -26,14 +25,9 @@ from .session import Session, SessionInfo, SessionOwner
 from .turn import DetachedTurn, SessionTurn
 from .unsaved import UnsavedSessions
 
-if TYPE_CHECKING:
-    from .shared_manifest import SharedManifests
-
 
 class Sessions(SessionOwner):
     """The conversations of one engine. All methods are thread-safe."""
-
-    shared_manifests: "SharedManifests | None" = None  # the server that replicas share, if they do
 
     def __init__(self, parts: EngineParts, settings: SessionConfig, clock: Callable[[], float] = time.time) -> None:
         self.parts, self.settings, self.clock = parts, settings, clock
@@ -43,6 +37,7 @@ class Sessions(SessionOwner):
         self._known: dict[str, Summary] = {}  # every conversation, by its id
         self._references: Counter[str] = Counter()  # how many histories have a block, by the block's key
         self._unsaved_keys: dict[str, tuple[str, ...]] = {}  # of the blocks of each unsaved session, by its id
+        self._turns: set[SessionTurn] = set()  # under way
         self.request_numbers = count(1)
         self.unsaved = UnsavedSessions(self, self._set_unsaved_keys)
 
@@ -89,7 +84,13 @@ class Sessions(SessionOwner):
             yield DetachedTurn()
             return
         with session.held(ticket), SessionTurn(session.owner, session) as turn:
-            yield turn
+            with self._lock:
+                self._turns.add(turn)
+            try:
+                yield turn
+            finally:
+                with self._lock:
+                    self._turns.discard(turn)
 
     def fork(self, session: Session, session_id: str) -> Session:
         past, other = session.conversation, self.session(session_id, discard=session.discard_by)
@@ -114,6 +115,31 @@ class Sessions(SessionOwner):
                     continue
                 del self._references[key]
             self.parts.block_writer.delete(key)
+
+    def drop_orphans(self) -> int:
+        """Delete the blocks on this machine that are in no conversation; returns how many.
+
+        A process that was killed in a turn leaves such blocks, and so does a deletion that this one was not told of.
+        Raises `SessionUnavailableError`.
+        """
+        # In this order: a block belongs to a turn until its conversation is committed.
+        blocks = set(self.parts.store.block_keys())
+        with self._lock:
+            blocks.difference_update(*(turn.saved_keys for turn in self._turns), *self._unsaved_keys.values())
+        if blocks:
+            blocks.difference_update(*(summary.keys for summary in self.summaries()))
+        if blocks:  # some may be of another model's conversations
+            base = replace(self.parts.identity, context="")
+            infos = self.parts.store.sample()
+            own = {info.key for info in infos if replace(info.identity, context="") == base}
+            blocks &= own
+        self.drop(blocks)
+        return len(blocks)
+
+    @contextmanager
+    def telling(self, keys: Sequence[str]) -> Iterator[None]:
+        """The block deletes the entries of `keys`; the replicas that share the conversations are told of it."""
+        yield
 
     def list(self, session_ids: Iterable[str] | None = None) -> tuple[SessionInfo, ...]:
         """Every session that has turns, the last used first; with `session_ids`, of these only."""

@@ -11,7 +11,8 @@ import logging
 import threading
 import time
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 
@@ -20,6 +21,7 @@ from ragkv.errors import SessionUnavailableError
 from ragkv.history import Conversation
 from ragkv.inference import EngineParts
 from ragkv.store import RemoteStats
+from ragkv.store.remote.tombstones import Tombstones
 
 from .manifest import Summary
 from .registry import Sessions
@@ -30,6 +32,7 @@ log = logging.getLogger(__name__)
 
 CLOCK_SKEW_S = 5.0  # by which the clocks of replicas may differ
 REMEMBERED = 10_000  # conversations whose latest state is known here
+ORPHANS_S = 600.0  # how often stored blocks are compared with the conversations; also at start and after an outage
 POLL_S = 2.0  # how often a replica looks for what others deleted, and for idle conversations
 
 
@@ -41,11 +44,14 @@ class SharedSessions(Sessions):
         parts: EngineParts,
         settings: SessionConfig,
         manifests: SharedManifests,
+        untold: Tombstones | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """`manifests` is closed with the sessions."""
+        """`manifests` is closed with the sessions. `untold`: what an earlier process did not tell the others."""
         super().__init__(parts, settings, clock)
-        self.shared_manifests = self._manifests = manifests
+        self._untold = Tombstones(None) if untold is None else untold
+        self._orphans_at = 0.0  # when the stored blocks are compared with the conversations again, monotonic
+        self.manifests = manifests
         self._last_deletion = "0"
         self._latest: OrderedDict[str, float] = OrderedDict()  # last uses of the latest states seen here, by id
         self._closing = threading.Event()
@@ -54,7 +60,7 @@ class SharedSessions(Sessions):
 
     def refresh(self, session: Session) -> None:
         """Read the session's state if another replica changed it. Raises `SessionUnavailableError`."""
-        found = self._manifests.load(session.session_id, session.version)
+        found = self.manifests.load(session.session_id, session.version)
         if found is None:
             return
         conversation, notes = found.conversation, [found.note] if found.note else []
@@ -79,7 +85,7 @@ class SharedSessions(Sessions):
         """
         conversation = replace(conversation, used_at=self.clock())
         ttl_s = self.settings.ttl_s if conversation.ttl_s is None else conversation.ttl_s
-        session.version = self._manifests.save(session.session_id, conversation, session.version, ttl_s)
+        session.version = self.manifests.save(session.session_id, conversation, session.version, ttl_s)
         with self._lock:
             session.conversation = conversation
             unused = self._set_summary(session.session_id, self._summary(session.session_id, conversation))
@@ -89,12 +95,12 @@ class SharedSessions(Sessions):
 
     def clear(self, session: Session) -> None:
         """Delete the session's turns for every replica. Raises `SessionUnavailableError`."""
-        self._manifests.delete(session.session_id)
+        self.manifests.delete(session.session_id)
         self._drop_unused(self._forget_turns(session))
 
     def summaries(self) -> tuple[Summary, ...]:
         """The summaries of all conversations, whichever replica answered them. Raises `SessionUnavailableError`."""
-        known = {summary.session_id: summary for summary in self._manifests.summaries()}
+        known = {summary.session_id: summary for summary in self.manifests.summaries()}
         with self._lock:
             self._known = known
             histories = (*(summary.keys for summary in known.values()), *self._unsaved_keys.values())
@@ -103,16 +109,16 @@ class SharedSessions(Sessions):
 
     def known(self, session_ids: Iterable[str]) -> tuple[Summary, ...]:
         """The summaries of these conversations, as they are on the server. Raises `SessionUnavailableError`."""
-        return tuple(self._manifests.summaries(list(session_ids)))
+        return tuple(self.manifests.summaries(list(session_ids)))
 
     def ids(self) -> tuple[str, ...]:
-        return self._manifests.ids()
+        return self.manifests.ids()
 
     def delete_all(self, session_ids: Iterable[str]) -> None:
         """Delete the conversations of these ids for every replica. Raises `SessionUnavailableError`."""
         keys: set[str] = set()
         for session_id in session_ids:
-            self._manifests.delete(session_id)
+            self.manifests.delete(session_id)
             with self._lock:
                 session = self._live.pop(session_id, None)
                 keys |= self._set_summary(session_id, None)
@@ -121,13 +127,30 @@ class SharedSessions(Sessions):
         self._drop_unused(keys)
 
     def server_stats(self) -> RemoteStats:
-        return self._manifests.health.stats(0)
+        return self.manifests.health.stats(0)
+
+    @contextmanager
+    def telling(self, keys: Sequence[str]) -> Iterator[None]:
+        """See `Sessions.telling`. Noted first: a kill, or an outage of the server, only delays what is told."""
+        if keys:
+            self._untold.add(*keys)
+        yield
+        try:
+            self._tell(keys)
+        except SessionUnavailableError as error:
+            log.warning("Other replicas are told of %d deleted entries later: %s", len(keys), error)
+
+    def _tell(self, keys: Sequence[str]) -> None:
+        """Tell the other replicas of deleted entries. Raises `SessionUnavailableError`."""
+        if keys:
+            self.manifests.announce(keys)
+            self._untold.discard(*keys)
 
     def close(self) -> None:
         self._closing.set()
         self._thread.join()
         super().close()
-        self._manifests.close()
+        self.manifests.close()
 
     def _open(self, session_id: str) -> Session:
         return Session(self, session_id, self._empty())  # `refresh` reads its state
@@ -158,7 +181,7 @@ class SharedSessions(Sessions):
     def _drop_deleted(self) -> None:
         """Delete the blocks and chunks that others deleted since the last time."""
         while not self._closing.is_set():
-            position, keys = self._manifests.deleted(self._last_deletion)
+            position, keys = self.manifests.deleted(self._last_deletion)
             if position == self._last_deletion:
                 return
             self._last_deletion = position
@@ -167,10 +190,15 @@ class SharedSessions(Sessions):
     def _follow_deletions(self) -> None:
         while not self._closing.wait(POLL_S):
             try:
-                self._manifests.probe()
-                self._manifests.sweep()
+                self.manifests.probe()
+                self.manifests.sweep()
+                self._tell(sorted(self._untold.keys))
                 self._drop_deleted()
+                if time.monotonic() >= self._orphans_at:
+                    self.drop_orphans()
+                    self._orphans_at = time.monotonic() + ORPHANS_S
             except SessionUnavailableError as error:
+                self._orphans_at = 0.0  # the log may be lost with the server, or deletions may have left it
                 log.debug("%s", error)
             except Exception:  # an unexpected error must not end the thread
                 log.exception("Deletions by other replicas were not followed; trying again.")

@@ -9,7 +9,6 @@ live on the server, because `volatile-lru` might evict it: the next replica that
 
 import hashlib
 import json
-import logging
 import secrets
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -23,8 +22,6 @@ from ragkv.store.remote.health import Health
 from ragkv.store.remote.redis_server import RedisServer
 
 from .manifest import NOT_A_MANIFEST, OtherVersionError, Summary, decode, encode
-
-log = logging.getLogger(__name__)
 
 DELETIONS = 1_000  # kept in the log, for replicas that were offline
 SWEPT = 100  # idle conversations deleted at a time
@@ -193,15 +190,9 @@ class SharedManifests:
                 continue  # `load` reports it to the caller that asks for this conversation
 
     def announce(self, keys: Sequence[str]) -> None:
-        """Tell all replicas that the entries of these keys were deleted.
-
-        If the server is unavailable that is logged: the other replicas keep the entries until they sweep the corpus.
-        """
+        """Tell all replicas that the entries of these keys were deleted."""
         fields = {"keys": json.dumps(list(keys)), "by": self._replica}
-        try:
-            self._call(lambda: self._server.client.xadd(self._keys[2], fields, maxlen=DELETIONS, approximate=True))
-        except SessionUnavailableError as error:
-            log.warning("Other replicas may keep %d deleted entries: %s", len(keys), error)
+        self._call(lambda: self._server.client.xadd(self._keys[2], fields, maxlen=DELETIONS, approximate=True))
 
     def deleted(self, since: str) -> tuple[str, list[str]]:
         """The position to ask from next time, and the keys of entries that others deleted after `since` ("0": all)."""

@@ -47,6 +47,11 @@ class SessionTurn(DetachedTurn, Closing):
         self._saved: list[str] = []  # keys
         self._ended = False
 
+    @property
+    def saved_keys(self) -> tuple[str, ...]:
+        """The keys of the blocks that this turn has saved so far."""
+        return tuple(self._saved)
+
     def prefilled(self, prompt: Prompt, prefill: Prefill) -> None:
         """Save the prompt's complete blocks: blocks of history that were computed again, then new ones."""
         self._prompt, self._made = prompt, prefill.turn_kv

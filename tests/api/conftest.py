@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -15,7 +16,7 @@ from tests import tiny_models
 from tests.langchain.standard_table import Suite
 from tests.toy_tokenizers import VOCABULARY, byte_tokenizer
 
-from .helpers import BARE, app_on, client_of
+from .helpers import BARE, app_on, client_at, client_of, filled, on_port, plain
 from .small_app import small_client
 
 CHATML = (
@@ -29,12 +30,8 @@ ran = {"TestChat": Suite(), "TestEmbeddings": Suite()}  # the results of LangCha
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
     *_, place, name = report.nodeid.split("::")
-    if "test_langchain_openai" not in report.nodeid or place not in ran:
-        return
-    if report.skipped:
-        ran[place].skipped[name] = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
-    elif report.failed or report.when == "call":
-        (ran[place].passed if report.passed else ran[place].failed).append(name)
+    if "test_langchain_openai" in report.nodeid and place in ran:
+        ran[place].add(name, report)
 
 
 @pytest.fixture
@@ -59,6 +56,21 @@ def talker() -> Iterator[Engine]:
     model.generation_config.eos_token_id = []  # no token ends an answer
     with Engine(model, byte_tokenizer(CHATML), BARE) as engine:
         yield engine
+
+
+@pytest.fixture(scope="module")
+def openai_client(talker: Engine, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """The openai client of a server on a port, which the tests of a file share."""
+    pytest.importorskip("openai")
+    import pytest_socket
+
+    pytest_socket.enable_socket()
+    home = tmp_path_factory.mktemp("talker")
+    app = app_on(talker, home / "talks", model=str(home / "talker"))
+    with on_port(app) as url, client_at(url, max_retries=0) as client:
+        with plain(url) as poster:
+            filled(poster, "facts")
+        yield client
 
 
 @pytest.fixture

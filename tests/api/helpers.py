@@ -89,6 +89,14 @@ def on_port(app: FastAPI) -> Iterator[str]:
         assert not thread.is_alive()
 
 
+def client_at(url: str, key: str = "none", **more: Any) -> Any:
+    """The openai client of a server."""
+    import openai
+
+    client = httpx.Client(trust_env=False)
+    return openai.OpenAI(base_url=f"{url}/v1", api_key=key, http_client=client, **more)
+
+
 def plain(url: str, **more: Any) -> httpx.Client:
     return httpx.Client(base_url=url, trust_env=False, timeout=60, **more)
 

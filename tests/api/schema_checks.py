@@ -28,8 +28,25 @@ CHAT = (  # fields that do not fit each other
     r"^top_logprobs need logprobs",
     r"^A session continues with one answer",
     r"^response_format: give json_schema if type is json_schema",
-    r"^response_format and tools are not offered together",
     r"^Answers cannot be constrained to the schema",  # contradictions, and keywords that cannot be kept
+    r"^Two tools have the same name",
+    r"^tool_choice ",  # names no tool of the request
+    r"^The arguments of the call .* are no JSON object",
+    r"^Token id \d+ is not in the model's vocabulary",  # a key of `logit_bias`
+    r"^seed: Input should be (less|greater) than",  # a float next to the bound is read as the bound
+)
+
+FORM = (
+    r"^response_format: give json_schema if type is json_schema",
+    r"^Answers cannot be constrained to the schema",  # contradictions, and keywords that cannot be kept
+)
+
+RESPONSES = (
+    r"^There is no user message",
+    r"^stream_options require stream",
+    r"^documents: \d+ documents are too many",  # with those of `rag`
+    r"^text\.format: give json_schema if type is json_schema",
+    r"^Answers cannot be constrained to the schema",
     r"^Two tools have the same name",
     r"^tool_choice ",  # names no tool of the request
     r"^The arguments of the call .* are no JSON object",
@@ -46,12 +63,13 @@ COMPLETIONS = (
 
 # By operation, the messages of its refusals; docs/api.md lists them for people.
 REFUSED: dict[str, tuple[str, ...]] = {
-    "POST /v1/ask": (FILTER, CONDITIONS, PROMPT),
+    "POST /v1/ask": (FILTER, CONDITIONS, PROMPT, *FORM),
     "POST /v1/compare": (FILTER, CONDITIONS, PROMPT),
     "POST /v1/collections/{name}/search": (FILTER, CONDITIONS),
     "POST /v1/collections/{name}/documents": (BLANK, METADATA, TWINS, FILES),
     "PUT /v1/collections/{name}/documents/{document_id}": (BLANK, METADATA),
     "POST /v1/chat/completions": (FILTER, CONDITIONS, PROMPT, *CHAT),
+    "POST /v1/responses": (FILTER, CONDITIONS, PROMPT, *RESPONSES),
     "POST /v1/completions": (PROMPT, *COMPLETIONS),
     "POST /v1/embeddings": (r"^dimensions is \d+",),  # the model's own number alone
 }

@@ -47,7 +47,13 @@ def test_a_collection_name_cannot_be_a_path(client: TestClient, name: str) -> No
 def test_an_unchanged_document_costs_nothing_and_a_changed_one_replaces_the_old(client: TestClient) -> None:
     filled(client)
     same = client.post(PATHS, json={"documents": [{"id": "0", "text": FACTS[0]}]}).json()
-    assert same["unchanged"] == ["0"] and same["chunks"] == {"encoded": 0, "present": 1, "failed": 0, "left": 0}
+    assert same["unchanged"] == ["0"] and same["chunks"] == {
+        "encoded": 0,
+        "present": 1,
+        "failed": 0,
+        "left": 0,
+        "scored": 0,
+    }
     put = client.put(f"{PATHS}/0", json={"text": "The harbour of Oro is closed.", "metadata": {"lang": "en"}}).json()
     assert put["changed"] == ["0"] and put["chunks"]["encoded"] == 1
     shown = client.get(f"{PATHS}/0").json()

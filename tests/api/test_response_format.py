@@ -11,8 +11,7 @@ from pydantic import BaseModel
 
 from ragkv import Engine
 
-from .helpers import FACTS, app_on, client_of, events, on_port
-from .test_openai_client import client_at
+from .helpers import FACTS, app_on, client_at, client_of, events, filled, on_port
 
 pytest.importorskip("llguidance")
 
@@ -123,3 +122,19 @@ def test_langchains_client_gets_structured_output(talker: Engine, tmp_path: Path
         else:
             got = llm.bind(response_format={"type": "json_object"}).invoke("Which city?")
             assert str(got.content).startswith("{")
+
+
+def test_an_answer_of_ask_has_the_schema_and_its_citations(client: TestClient) -> None:
+    filled(client, "default")
+    schema = {"type": "object", "properties": {"by": {"const": "Lena Moss"}}, "required": ["by"]}
+    closed = form({**schema, "additionalProperties": False})
+    sent: dict[str, Any] = {"question": "Who built the harbour?", "max_tokens": 60, "response_format": closed}
+    got = client.post("/v1/ask", json=sent).json()
+    assert json.loads(got["answer"]) == {"by": "Lena Moss"} and got["finish_reason"] == "stop"
+    assert len(got["sources"]) == 2
+    streamed = dict(events(client.post("/v1/ask", json={**sent, "stream": True}).text))
+    assert streamed["answer"]["answer"] == got["answer"] and streamed["answer"]["citations"] == got["citations"]
+    refused = client.post("/v1/ask", json={**sent, "response_format": form({"not": {}})})
+    assert refused.status_code == 400 and refused.json()["error"]["param"] == "response_format"
+    wrong = client.post("/v1/ask", json={**sent, "response_format": {"type": "json_schema"}})
+    assert wrong.json()["error"]["param"] == "response_format.json_schema"

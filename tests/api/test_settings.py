@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from ragkv.api import create_app
 from ragkv.api.settings import LimitsConfig, ServeConfig
 from ragkv.config import EngineConfig, is_loopback
 from ragkv.errors import ConfigError
@@ -93,8 +94,6 @@ def test_an_engine_config_ignores_the_servers_environment_variables() -> None:
         ({"close_s": 0.0}, "close_s is 0.0"),
         ({"log": {"level": "loud"}}, "log.level is 'loud'; it must be one of: debug"),
         ({"log": {"format": "xml"}}, "log.format is 'xml'"),
-        ({"engine": {"store": {"directory": "x"}}}, "Set `home`"),
-        ({"engine": {"store": {"tenant": "x"}}}, "are the server's to choose"),
         ({"open_tenants": 0}, "open_tenants is 0"),
         ({"graceful_s": -1.0}, "graceful_s is -1"),
     ],
@@ -103,6 +102,13 @@ def test_an_engine_config_ignores_the_servers_environment_variables() -> None:
 def test_a_wrong_setting_is_refused_by_name(values: dict[str, Any], says: str) -> None:
     with pytest.raises(ConfigError, match=says):
         ServeConfig.from_dict(values)
+
+
+@pytest.mark.parametrize("name", ["directory", "tenant"])
+def test_a_server_refuses_a_store_setting_that_its_tenants_need(name: str) -> None:
+    config = ServeConfig.from_dict({"engine": {"store": {name: "x"}}})
+    with pytest.raises(ConfigError, match=f"cannot use store.{name}.*Set `home`"):
+        create_app(config)
 
 
 def test_a_config_survives_the_round_trip_through_a_mapping() -> None:

@@ -8,9 +8,9 @@ import pytest
 from fastapi.testclient import TestClient
 
 from ragkv import Engine
+from tests.toy_tokenizers import byte_tokenizer
 
-from .helpers import FACTS, app_on, client_of, events, on_port
-from .test_openai_client import client_at
+from .helpers import FACTS, app_on, client_at, client_of, events, on_port
 
 pytest.importorskip("llguidance")
 
@@ -112,13 +112,74 @@ def test_a_session_goes_on_with_a_tools_result_also_after_a_restart(talker: Engi
         assert again.json()["ragkv"]["reuse"]["exact"] > first["usage"]["completion_tokens"], "the first turn is reused"
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_with_a_response_format_the_answer_is_json_of_the_schema_or_calls(client: TestClient, seed: int) -> None:
+    schema = {"type": "object", "properties": {"n": {"enum": [1, 2]}}, "required": ["n"], "additionalProperties": False}
+    form = {"type": "json_schema", "json_schema": {"name": "n", "schema": schema}}
+    sent = {"response_format": form, "temperature": 1.5, "seed": seed}
+    choice = ask(client, **sent).json()["choices"][0]
+    if calls := choice["message"]["tool_calls"]:
+        for call in calls:
+            checked(call)
+    else:
+        assert json.loads(choice["message"]["content"])["n"] in (1, 2) and choice["finish_reason"] == "stop"
+    deltas = [d["choices"][0]["delta"] for _, d in events(ask(client, stream=True, **sent).text) if d != "[DONE]"]
+    streamed = "".join(delta.get("content") or "" for delta in deltas)
+    assert streamed == (choice["message"]["content"] or "")
+
+
+def test_with_a_response_format_both_kinds_of_answers_can_be_chosen(client: TestClient) -> None:
+    form = {"type": "json_object"}
+    beginnings = {}
+    for bias in ("{", "<"):
+        token = byte_tokenizer().convert_tokens_to_ids(bias)
+        sent = {"response_format": form, "logit_bias": {str(token): 100}, "max_tokens": 1}
+        beginnings[bias] = ask(client, **sent).json()["choices"][0]["message"]["content"]
+    assert beginnings == {"{": "{", "<": "<"}
+    required = ask(client, response_format=form, tool_choice="required").json()["choices"][0]["message"]
+    assert required["tool_calls"] and required["content"] is None
+    none = ask(client, response_format=form, tool_choice="none", max_tokens=1).json()["choices"][0]["message"]
+    assert none["content"] == "{"
+
+
+def test_a_named_session_with_a_tools_result_says_after_a_restart_what_a_full_recompute_says(
+    talker: Engine, tmp_path: Path
+) -> None:
+    app = {"model": str(tmp_path / "talker")}
+    with client_of(app_on(talker, tmp_path, **app)) as client:
+        ask(client, session_id="s", tool_choice="required", parallel_tool_calls=False)
+    result = {"role": "tool", "tool_call_id": "x", "content": "Tam Reed built it."}
+    said = {}
+    with client_of(app_on(talker, tmp_path, **app)) as client:
+        for reuse, tools in (
+            ("prefix", [SEARCH, CLOCK]),
+            ("none", [SEARCH, CLOCK]),
+            ("prefix", [CLOCK]),
+            ("none", [CLOCK]),
+        ):
+            name = f"{reuse}-{len(tools)}"
+            assert client.post("/v1/sessions/s/fork", json={"to": name}).status_code == 201
+            sent: dict[str, Any] = {
+                "messages": [*HELLO, result],
+                "tools": tools,
+                "tool_choice": "none",
+                "max_tokens": 12,
+            }
+            got = ask(client, session_id=name, ragkv={"reuse": reuse}, **sent).json()
+            said[name] = got["choices"][0]["message"]["content"]
+            if len(tools) == 1:
+                assert got["ragkv"]["reuse"]["exact"] == 0, "the history was computed behind other tools"
+            elif reuse == "prefix":
+                assert got["ragkv"]["reuse"]["exact"] > 50
+    assert said["prefix-2"] == said["none-2"] and said["prefix-1"] == said["none-1"]
+
+
 @pytest.mark.parametrize(
     ("extra", "param"),
     [
         ({"tools": [SEARCH, SEARCH]}, "tools"),
         ({"tools": [], "tool_choice": "required"}, "tool_choice"),
         ({"tool_choice": {"type": "function", "function": {"name": "other"}}}, "tool_choice"),
-        ({"response_format": {"type": "json_object"}}, "response_format"),
         ({"tools": [tool("bad", a={"not": {}})], "tool_choice": "required"}, "tools"),
         ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools.0.function.name"),
     ],

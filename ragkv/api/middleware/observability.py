@@ -1,5 +1,6 @@
 """Request ids, the access log, request metrics, error responses, and the headers that every response has."""
 
+import contextlib
 import re
 import time
 import uuid
@@ -10,6 +11,8 @@ import structlog
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.routing import Match, Mount
 from starlette.types import Message, Receive, Scope, Send
+
+from ragkv.runtime import tracing
 
 from ..errors import CLIENT_GONE, as_api_error
 from ..logs import RequestStats, logger
@@ -43,12 +46,16 @@ class ObservabilityMiddleware(HTTPMiddleware):
         own = {"x-request-id": request_id, "x-replica": self._server.replica}
         response = _Response(scope, send, {**SECURITY_HEADERS, **own})
         self._server.metrics.change_running(+1)
-        with structlog.contextvars.bound_contextvars(request_id=request_id):
+        probed = scope["path"] in PROBED_ROUTES
+        span = contextlib.nullcontext() if probed else tracing.server_span(Headers(scope=scope))
+        with structlog.contextvars.bound_contextvars(request_id=request_id), span as trace:
             try:
                 await self._answer(scope, receive, response)
             finally:
                 self._server.metrics.change_running(-1)
                 self._record(scope, response, time.perf_counter() - began)
+                if trace is not None:
+                    _describe(trace, scope, response.status or CLIENT_GONE)
 
     async def _answer(self, scope: Scope, receive: Receive, response: "_Response") -> None:
         try:
@@ -71,6 +78,14 @@ class ObservabilityMiddleware(HTTPMiddleware):
             fields["cut"] = True  # the client left, or the server closed the connection
         write = logger().debug if route in PROBED_ROUTES and status < 400 else logger().info
         write("request", **fields, **state["stats"].fields())
+
+
+def _describe(trace: Any, scope: Scope, status: int) -> None:
+    """Name the span of a request by its route. Its path may hold names of the caller's."""
+    method = scope["method"] if scope["method"] in METHODS else "other"
+    trace.update_name(f"{method} {_route_template(scope)}")
+    values = {"http.request.method": method, "http.route": _route_template(scope), "http.response.status_code": status}
+    trace.set_attributes({**values, "ragkv.request_id": scope["state"]["request_id"]})
 
 
 class _Response:

@@ -17,6 +17,7 @@ from ragkv import Engine
 from ragkv.config import RedisConfig
 from ragkv.errors import RemoteError
 from ragkv.sessions import manifest
+from ragkv.sessions.shared import SharedSessions
 from ragkv.store import EncodedEntry
 from ragkv.store.remote import values
 from ragkv.store.remote.redis_server import RedisServer as Client
@@ -47,7 +48,8 @@ def connector_of(store: Any) -> Any:
 
 
 def shared_of(engine: Engine) -> Any:
-    return engine._sessions.shared_manifests
+    assert isinstance(engine._sessions, SharedSessions)
+    return engine._sessions.manifests
 
 
 def forged_head(key: str, facts: dict[str, Any], old: bytes) -> bytes:

@@ -140,7 +140,7 @@ def test_redis_that_leaves_during_a_turn_costs_the_turn_of_a_named_conversation_
         assert again == (wanted, "end")
         assert "session_unavailable" in chat(client, body["messages"], max_tokens=4, session="s")[1]
         redis.come_back()
-        wait_until(lambda: chat(client, body["messages"], max_tokens=4, session="s")[1] == "end", 30)
+        wait_until(lambda: chat(client, body["messages"], max_tokens=4, session="s")[1] == "end", 120)
         assert client.get("/v1/sessions/s").json()["turns"] == 2
 
 
@@ -175,7 +175,7 @@ def test_documents_deleted_while_redis_is_away_take_unnamed_conversations_with_t
             assert chat(client, longer, max_tokens=4)[1] == "end"
             return saved not in redis.saved()
 
-        wait_until(is_deleted, 30)
+        wait_until(is_deleted, 120)
 
 
 def test_two_replicas_find_each_others_unnamed_conversations(talker: Engine, tmp_path: Path, redis: AwayRedis) -> None:

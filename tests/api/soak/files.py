@@ -7,6 +7,7 @@ from typing import Any
 
 from ..attacks.uploads import FORM_TYPE, form, pages_pdf, stream
 
+LETTERS = "bcdfghjklmnpqrstvz"  # of the words
 KINDS = ("txt", "md", "html", "pdf", "jsonl", "json")
 FILLER = "the harbour was built by people of the town and every visitor of the festival travels over the old bridge"
 
@@ -30,7 +31,7 @@ class Stored:
 
 def new_document(rng: random.Random, name: str, kind: str) -> Stored:
     """A document of that kind with a new word."""
-    return Stored(f"{name}.{kind}", f"{name}x", "w" + "".join(rng.choices("bcdfghjklmnpqrstvz", k=12)))
+    return Stored(f"{name}.{kind}", f"{name}x", "w" + "".join(rng.choices(LETTERS, k=12)))
 
 
 def upload(documents: list[Stored], kind: str) -> dict[str, Any]:

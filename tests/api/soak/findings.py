@@ -14,10 +14,11 @@ STATUS = "wrong statuses"
 LOST_DOCUMENT = "acknowledged documents lost"
 LOST_TURN = "acknowledged turns lost"
 DELETED = "deleted texts found"
+LEFT = "entries of deleted texts or conversations"
 PROCESS = "processes that did not end as they should"
 ERROR = "errors in the servers' logs"
 OWN = "errors of the soak itself"
-KINDS = (UNLIKE, STATUS, LOST_DOCUMENT, LOST_TURN, DELETED, PROCESS, ERROR, OWN)
+KINDS = (UNLIKE, STATUS, LOST_DOCUMENT, LOST_TURN, DELETED, LEFT, PROCESS, ERROR, OWN)
 
 SHOWN = 20  # failures of each kind that are kept and logged in full
 

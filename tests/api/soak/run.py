@@ -17,6 +17,7 @@ from .askers import Asking, Bystander, Cutter, Talker
 from .attackers import Flooder, Malformer, Poisoner
 from .caller import Caller
 from .findings import LOST_TURN, Findings, Log
+from .leftovers import check_leftovers
 from .readings import Readings
 from .report import failures, table
 from .solo import Solo, answer_alone, store_examples
@@ -74,6 +75,8 @@ class Soak:
         self.stop()
         self.findings.log("verifying everything that was acknowledged")
         self._verify()
+        self.findings.log("listing what is stored")
+        check_leftovers(self.world, self.findings)
         self.world.check_logs()
 
     @property

@@ -28,9 +28,10 @@ from .findings import ERROR, PROCESS, Findings
 BYSTANDER, FLOOD = "bystander", "flood"  # the tenant that asks only, and the one that attacks
 TENANTS = (BYSTANDER, "town", "city", FLOOD)
 SECRET = "SOAK_SECRET"  # the variable with the secret of what replicas share
+DISK_MIB = 32  # of each tenant
 SETTINGS = {  # small, so that every bound is reached within minutes
     "RAGKV_STORE__MEMORY_BYTES": str(8 * MIB),
-    "RAGKV_STORE__DISK_BYTES": str(32 * MIB),
+    "RAGKV_STORE__DISK_BYTES": str(DISK_MIB * MIB),
     "RAGKV_STORE__REDIS__MAX_BYTES": str(32 * MIB),
     "RAGKV_STORE__REDIS__SECRET_VARIABLE": SECRET,
     "RAGKV_SERVE__PARSING__CPU_S": "2",
@@ -49,6 +50,7 @@ class Replica:
     name: str
     process: serving.Process
     stack: ExitStack
+    kv: Path  # its KV directory
     ended_by: signal.Signals | None = None
     ended_at: float = 0.0  # when it was sent the signal
 
@@ -68,7 +70,7 @@ class World:
     serving: list[Replica] = field(default_factory=list)  # the replicas that take requests; the first one stays
     replacements: int = 0
     headers: dict[str, dict[str, str]] = field(default_factory=dict)  # of each tenant
-    _secret: str = field(default_factory=lambda: secrets.token_hex(16))
+    secret: str = field(default_factory=lambda: secrets.token_hex(16))
     _numbers: Iterator[int] = field(default_factory=itertools.count)
     _outages: list[tuple[float, float]] = field(default_factory=list)  # from, to
     _lock: threading.Lock = field(default_factory=threading.Lock)
@@ -82,7 +84,7 @@ class World:
 
     def open(self) -> None:
         """Start the replica that stays, and the first one that will be replaced."""
-        self.headers = {name: key(self.home, name) for name in TENANTS}
+        self.headers = {name: key(self.home, name, tenant=name) for name in TENANTS}
         first = threading.Thread(target=self.start)
         first.start()
         stays = self._start("stays", "kv-stays")
@@ -170,11 +172,11 @@ class World:
         settings = {
             **process_settings(self.home / kv, self.redis.url, REDIS_TIMEOUT_S),
             **SETTINGS,
-            SECRET: self._secret,
+            SECRET: self.secret,
         }
         stack, began = ExitStack(), time.monotonic()
         with without_interrupts():
-            replica = Replica(name, stack.enter_context(server(self.home, settings)), stack)
+            replica = Replica(name, stack.enter_context(server(self.home, settings)), stack, self.home / kv)
         with self._lock:
             self._all.append(replica)
             closed = self._closed
