@@ -14,8 +14,9 @@ from dataclasses import dataclass, replace
 from typing import Any, Self, Unpack
 
 from .config import EngineConfig
-from .encoding import WarmReport
-from .errors import InputError, RagKVError
+from .encoding import Rescorer, RescoreReport, WarmReport
+from .errors import CancelledError, InputError, RagKVError
+from .fusion import ScoreModel, gate_result, learned
 from .history import Discard
 from .inference import (
     ActiveRequest,
@@ -26,13 +27,14 @@ from .inference import (
     PrefillOptions,
     Request,
     SharedModel,
+    traced,
 )
 from .model.dtype_choice import choose_dtype
 from .model.loading import READER, READER_NOTE, READER_UNKNOWN, load
-from .runtime import Check, Closing, iterate_in_thread, no_check, openmp
+from .runtime import Check, Closing, iterate_in_thread, limit_kernel_caches, no_check, openmp, run_in_thread
 from .scheduling import QueueStats
 from .sessions import DetachedTurn, Session, SessionInfo, Sessions, open_sessions
-from .store import Identity, RemoteStats, StoreStats
+from .store import Identity, RemoteStats, StoreStats, entry_key
 from .types import Answer, Chunk, TokenEvent
 
 
@@ -77,20 +79,22 @@ class Engine(Closing):
     @classmethod
     def from_pretrained(cls, name: str | os.PathLike[str], config: EngineConfig | None = None) -> Self:
         """Build on a model folder, a hub id, or `"reader"`, the bundled one, on the config's device and dtype, with the
-        config's LoRA adapter.
+        config's LoRA adapter and kind of weights.
 
         The dtype "auto" is on a CPU the one in which it computes the model fastest (`model/dtype_choice.py`).
         """
         config = config or EngineConfig()
+        limit_kernel_caches()  # before the first product, by which the dtype is chosen
         choice = choose_dtype(name, config.device, config.dtype, config.store.memory_bytes)
-        model, tokenizer = load(name, config.device, choice.name, config.adapter)
+        choice = choice.with_weights(config.weights)
+        model, tokenizer = load(name, config.device, choice.name, config.adapter, config.weights, config.packed_bytes)
         return cls(SharedModel.of(model, tokenizer, config, choice), config=config)
 
     def with_config(self, config: EngineConfig) -> Self:
         """A second engine on the same loaded model: both compute one after another and decode together.
 
         It has its own store and sessions and is closed by itself: give it another directory or none. `device`, `dtype`,
-        `packed_bytes` and `scheduler.batch_rows` stay those of the first engine, whatever `config` says.
+        `weights`, `packed_bytes` and `scheduler.batch_rows` stay those of the first engine, whatever `config` says.
         """
         self._check_open()
         return type(self)(self.parts.shared.for_another_engine(), config=config)
@@ -135,11 +139,12 @@ class Engine(Closing):
         **options: Unpack[AnswerOptions],
     ) -> Answer:
         """`answer` for a task. If the task is cancelled, so is the request."""
-        async with aclosing(self.astream(question, chunks, session, **options)) as events:
-            async for event in events:
-                last = event
-        assert isinstance(last, Answer)
-        return last
+
+        def run(cancel: threading.Event) -> Answer:
+            options["cancel"] = cancel
+            return self.answer(question, chunks, session, **options)
+
+        return await run_in_thread(run, options.get("cancel"))
 
     async def astream(
         self,
@@ -190,7 +195,10 @@ class Engine(Closing):
         for index, event in self.parts.generator.stream(active, choices):
             if isinstance(event, TokenEvent):  # a complete answer is handed out even after the deadline
                 active.ticket.check()
-            elif self.is_reader and event.text.strip() == READER_UNKNOWN:
+                yield index, event
+                continue
+            active.answers.append(event)
+            if self.is_reader and event.text.strip() == READER_UNKNOWN:
                 event = event.with_notes(READER_NOTE)
             yield index, event
 
@@ -208,6 +216,21 @@ class Engine(Closing):
         request = self.parts.intake.prefill_request(question, chunks, options)
         with self._prefilled(request, session, keep=False) as (active, _):
             return active.prefill
+
+    async def aprefill(
+        self,
+        question: str | Sequence[int],
+        chunks: Sequence[ChunkLike] = (),
+        session: Session | None = None,
+        **options: Unpack[PrefillOptions],
+    ) -> Prefill:
+        """`prefill` for a task. If the task is cancelled, so is the request."""
+
+        def run(cancel: threading.Event) -> Prefill:
+            options["cancel"] = cancel
+            return self.prefill(question, chunks, session, **options)
+
+        return await run_in_thread(run, options.get("cancel"))
 
     def append(
         self,
@@ -236,11 +259,11 @@ class Engine(Closing):
         """
         parts, kept = self.parts, session if keep else None
         ticket = parts.admission.ticket(request.deadline_s, request.cancel)
-        with parts.activity.request(), self._sessions.turn(kept, ticket) as turn:
+        with traced(request) as trace, parts.activity.request(), self._sessions.turn(kept, ticket) as turn:
             past = turn.past if session is None or keep else session.past
             session_id = session.session_id if session else ""
             prompt = parts.intake.prompt(request, past)
-            active = ActiveRequest(request, prompt, ticket, session_id, keep=turn.keeps)
+            trace.active = active = ActiveRequest(request, prompt, ticket, session_id, keep=turn.keeps)
             with parts.admission.admitted(parts.planner.prefetch_hint(active), ticket):
                 parts.prefiller.prefill(active)
             turn.prefilled(prompt, active.prefill)
@@ -319,12 +342,62 @@ class Engine(Closing):
     ) -> WarmReport:
         """Compute and store the entries of `chunks` that are not stored; returns when they are durable.
 
-        `on_progress(done, total)` is called after each chunk, `check` before each. A `QueueError` that it raises ends
-        the work: the entries made so far are durable, and the report counts the chunks that are left.
+        `on_progress(done, total)` is called after each chunk, `check` before each, and before each batch of chunks that
+        are encoded together. A `QueueError` that it raises ends the work: the entries made so far are durable, and the
+        report counts the chunks that are left.
         """
         checked = self.parts.intake.chunks(chunks)
         self.parts.intake.check_encodable(checked)
         return self.parts.warmer.warm(list(dict.fromkeys(chunk.token_ids for chunk in checked)), on_progress, check)
+
+    async def awarm(
+        self, chunks: Sequence[ChunkLike], on_progress: Callable[[int, int], None] | None = None
+    ) -> WarmReport:
+        """`warm` for a task. If the task is cancelled, the work ends before the next batch; what was made is durable.
+
+        `on_progress` is called on the thread that does the work.
+        """
+
+        def run(cancel: threading.Event) -> WarmReport:
+            def check() -> None:
+                if cancel.is_set():
+                    raise CancelledError("The task was cancelled.")
+
+            return self.warm(chunks, on_progress, check)
+
+        return await run_in_thread(run)
+
+    def rescore(
+        self,
+        network: ScoreModel,
+        chunks: Sequence[ChunkLike] = (),
+        on_progress: Callable[[int, int], None] | None = None,
+        check: Check = no_check,
+    ) -> RescoreReport:
+        """Score every stored chunk with `network`, from its KV, and use these scores from then on.
+
+        Meanwhile requests are answered with the old scores. `chunks`, those of documents in order, come first. With a
+        store directory the network is saved there at the end, and later engines use it. `on_progress(done, total)` is
+        called after each batch of chunks, `check` before; a `QueueError` that it raises ends the work, the old scores
+        stay in use, and the next call goes on. Raises `StoreReadOnlyError`, and `InputError` if
+        `fusion.learned_scores` is off.
+        """
+        self._check_open()
+        parts, directory, old = self.parts, self.config.store.directory, self.parts.encoder.scorer
+        if old is None or not self.config.fusion.learned_scores:
+            raise InputError(
+                "Learned scores are switched off: set fusion.learned_scores and fusion.sensitivity_prefixes."
+            )
+        checked = parts.intake.chunks(chunks)
+        scorer = old.with_network(network)
+        rescorer = Rescorer(parts.encoder, parts.store, parts.activity)
+        report = rescorer.rescore(scorer, [chunk.token_ids for chunk in checked], on_progress, check)
+        if report.is_complete and directory is not None and scorer.learned is not None:
+            learned.save(scorer.learned, directory)
+            parts.intake.apply_gate_result(
+                gate_result.load(directory, parts.encoder.measured_as, self.config.fusion.selector)
+            )
+        return report
 
     def warm_soon(self, chunks: Sequence[ChunkLike]) -> None:
         """Compute and store the entries of `chunks` that are not stored, in the background, between requests."""
@@ -340,16 +413,32 @@ class Engine(Closing):
         keys = [parts.encoder.identity.key(chunk.token_ids) for chunk in checked]
         for chunk in checked:
             parts.background.forget(chunk.token_ids)
-        deleted = sum(parts.store.delete(key) for key in keys)
-        self._announce(keys)
-        return deleted
+        with self._sessions.telling(keys):
+            return sum(parts.store.delete(key) for key in keys)
+
+    def keys(self, chunks: Sequence[ChunkLike]) -> list[str]:
+        """The keys of the entries of `chunks`, whether they are stored or not."""
+        return [self.parts.encoder.identity.key(chunk.token_ids) for chunk in self.parts.intake.chunks(chunks)]
+
+    def drop(self, keys: Sequence[str], stop: Callable[[], bool] = lambda: False) -> bool:
+        """Drop entries that another engine was asked to delete; `False` if `stop` ended this.
+
+        While a remote tier does not answer they are dropped from the tiers of this machine alone. No one is told.
+        """
+        self._check_open()
+        store = self.parts.store
+        self.parts.background.forget_keys(keys)
+        for key in keys:
+            if stop():
+                return False
+            (store.delete_here if store.away() else store.delete)(key)
+        return True
 
     def retain(self, chunks: Sequence[ChunkLike]) -> int:
         """Drop this model's and application's entries of all other chunks. Returns how many were dropped."""
         stale = self._others(chunks)
-        dropped = sum(self.parts.store.delete(key) for key in stale)
-        self._announce(stale)
-        return dropped
+        with self._sessions.telling(stale):
+            return sum(self.parts.store.delete(key) for key in stale)
 
     def _others(self, chunks: Sequence[ChunkLike]) -> list[str]:
         """The keys of this model's and application's entries of all other chunks."""
@@ -360,17 +449,22 @@ class Engine(Closing):
         return [info.key for info in infos if info.identity == identity and info.key not in retained]
 
     def gc(self) -> int:
-        """Drop the entries of other models, dtypes, adapters and tokenizers, of any tenant. Returns the bytes freed."""
+        """Drop the entries of other models, dtypes, adapters and tokenizers, of any tenant, and scores not in use.
+
+        Returns the bytes freed.
+        """
         return self.parts.store.gc(self._is_own)
 
     def count_stale(self, chunks: Sequence[ChunkLike]) -> tuple[int, int]:
         """How many entries `gc()` and `retain(chunks)` would drop. Changes nothing."""
-        return len(self.parts.store.refused(self._is_own)), len(self._others(chunks))
+        refused = {entry_key(key) for key in self.parts.store.refused(self._is_own)}  # scores go with their entry
+        return len(refused), len(self._others(chunks))
 
     def _is_own(self, identity: Identity) -> bool:
         """Whether entries of `identity` are of this model, dtype, adapter and tokenizer."""
-        own = self.parts.encoder.identity
-        return replace(identity, context=own.context, tenant=own.tenant) == own
+        encoder = self.parts.encoder
+        own, used = encoder.identity, "" if encoder.scorer is None else encoder.scorer.name
+        return identity.scorer in ("", used) and replace(identity.of_kv, context=own.context, tenant=own.tenant) == own
 
     def stats(self) -> EngineStats:
         """What the engine is and what its store holds."""
@@ -401,11 +495,6 @@ class Engine(Closing):
     def close(self) -> None:
         """Write what is computed and release the store. Calling it twice is harmless."""
         self._shut()
-
-    def _announce(self, deleted_keys: Sequence[str]) -> None:
-        """Tell the replicas that share conversations with this engine which entries were deleted."""
-        if self._sessions.shared_manifests is not None and deleted_keys:
-            self._sessions.shared_manifests.announce(deleted_keys)
 
     def _check_open(self) -> None:
         if not self._shut.alive:

@@ -102,7 +102,7 @@ def save(engine: Engine, result: GateResult) -> Path | None:
     """
     engine.parts.intake.apply_gate_result(result)
     directory = engine.config.store.directory
-    return None if directory is None else gate_result.save(result, directory, engine.parts.encoder.identity)
+    return None if directory is None else gate_result.save(result, directory, engine.parts.encoder.measured_as)
 
 
 def _probes(engine: Engine, chunks: Sequence[Chunk | str | Sequence[int]]) -> Iterator[_Probe]:

@@ -211,9 +211,10 @@ class _Trainer:
         reused: list[int] = []
         features, stored = [], []
         parts.encoder.make_scores()
-        parts.encoder.register([chunk.token_ids for chunk in example.chunks])
-        for number, chunk in enumerate(example.chunks):
-            entry, behind_texts = parts.encoder.training_sample(chunk.token_ids)
+        chunks = [chunk.token_ids for chunk in example.chunks]
+        parts.encoder.register(chunks)
+        samples = parts.encoder.training_samples(chunks)
+        for number, (chunk, (entry, behind_texts)) in enumerate(zip(example.chunks, samples, strict=True)):
             if number:  # the first chunk, right behind the prefix, is exact
                 reused += range(len(ids), len(ids) + len(chunk))
                 kv = entry.kv.to(adapter.device)

@@ -1,15 +1,24 @@
 """`ragkv learn`: trains, on the ingested documents, the scores that choose which tokens are recomputed."""
 
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ragkv.errors import InputError
+from ragkv.runtime import Rate, duration, replace_file
 
 from . import output
-from .options import HOME, AsJson, Device, EngineOptions, Home, Settings
-from .output import console, print_json
+from .options import HOME, AsJson, Device, Dtype, EngineOptions, Home, Settings
+from .output import console, errors, print_json
+
+if TYPE_CHECKING:
+    from ragkv.encoding import RescoreReport
+    from ragkv.fusion import ScoreModel
+
+LINE_EVERY_S = 10.0  # where no bar is shown
 
 
 def learn(
@@ -17,42 +26,83 @@ def learn(
     home: Home = HOME,
     config: Settings = None,
     device: Device = None,
+    dtype: Dtype = None,
     steps: Annotated[int, typer.Option(min=1, help="Training steps, each with one prompt of six chunks.")] = 400,
-    out: Annotated[Path | None, typer.Option(help="File to write.", show_default="in the model folder")] = None,
-    seed: Annotated[int, typer.Option(help="The same seed and documents give the same file.")] = 0,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="Only write the network to this file.", show_default="score and use the home's KV"),
+    ] = None,
+    seed: Annotated[int, typer.Option(help="The same seed and documents give the same network.")] = 0,
     as_json: AsJson = False,
 ) -> None:
-    """Train a model's scores from its own full prefills of the ingested documents. Later entries are scored by them."""
-    from ragkv.calibration.score_training import examples_of, train
-    from ragkv.fusion.learned import FILE_NAME
+    """Train scores on the model's own full prefills of the ingested documents, and score the stored KV with them.
 
-    if out is None and not Path(model).is_dir():
-        raise InputError(f"{model} is not a folder, so the file cannot be put into it. Give --out FILE.")
-    target = out or Path(model) / FILE_NAME
+    No KV is computed again or lost. Questions are answered meanwhile, with the scores that were there. Training is in
+    float32; `--dtype` is that of the stored KV.
+    """
     losses: list[float] = []
-    with EngineOptions(home, model, config, device, "float32").rag() as rag, output.progress("learning") as show:
+    began = time.monotonic()
+    network, examples = _trained(EngineOptions(home, model, config, device, "float32"), steps, seed, losses)
+    trained_s = time.monotonic() - began
+    if out is not None:
+        replace_file(out, network.to_bytes())
+    report = None if out is not None else _rescored(EngineOptions(home, model, config, device, dtype), network)
+    first, last = _ends(losses[:steps])
+    question_first, question_last = _ends(losses[steps:])
+    if as_json:
+        losses_json = {"nats_first": first, "nats_last": last}
+        losses_json |= {"asked_nats_first": question_first, "asked_nats_last": question_last}
+        times = {"training_s": round(trained_s, 3), "scoring_s": round(time.monotonic() - began - trained_s, 3)}
+        stored = {"file": out} if report is None else {"stored": output.plain(report)}
+        print_json({"digest": network.digest, "lessons": examples, **losses_json, **times, **stored})
+        return
+    console.print(
+        f"Trained on {examples} prompts in {steps} steps, {duration(trained_s)}: {first:.4f} -> {last:.4f} nats a "
+        f"token; attention of questions {question_first:.2f} -> {question_last:.2f} nats."
+    )
+    if report is None:
+        console.print(f"Written to {out}. Put it into the model's folder to use it with every home that has none.")
+        return
+    console.print(
+        f"Stored chunks: {report.scored} scored from their KV, {report.present} scored already, "
+        f"{report.unreadable} unreadable, 0 encoded again. The scores are in use. Run `ragkv gate` to measure them."
+    )
+
+
+def _trained(options: EngineOptions, steps: int, seed: int, losses: list[float]) -> "tuple[ScoreModel, int]":
+    """The network, and the number of prompts it was trained on."""
+    from ragkv.calibration.score_training import examples_of, train
+
+    with options.rag() as rag, _progress("Learning, steps") as show:
 
         def on_step(done: int, total: int, loss: float) -> None:
             losses.append(loss)
             show(done, total)
 
         examples = examples_of(rag.chunks())
-        network = train(rag.engine, examples, steps, seed, on_step)
-    draft = target.with_name(f"{target.name}.new")
-    draft.write_bytes(network.to_bytes())
-    draft.replace(target)
-    first, last = _ends(losses[:steps])
-    question_first, question_last = _ends(losses[steps:])
-    if as_json:
-        losses_json = {"nats_first": first, "nats_last": last}
-        losses_json |= {"asked_nats_first": question_first, "asked_nats_last": question_last}
-        print_json({"file": target, "digest": network.digest, "lessons": len(examples), **losses_json})
-        return
-    console.print(
-        f"Trained on {len(examples)} prompts in {steps} steps: {first:.4f} -> {last:.4f} nats a token; "
-        f"attention of questions {question_first:.2f} -> {question_last:.2f} nats. Written to {target}.\n"
-        "New entries are scored by it. Run `ragkv ingest` to score all chunks now, and `ragkv gate` to measure it."
-    )
+        return train(rag.engine, examples, steps, seed, on_step), len(examples)
+
+
+def _rescored(options: EngineOptions, network: "ScoreModel") -> "RescoreReport":
+    with options.rag() as rag, _progress("Scoring stored KV, chunks") as show:
+        return rag.engine.rescore(network, rag.chunks(), show)
+
+
+@contextmanager
+def _progress(label: str) -> Iterator[Callable[[int, int], None]]:
+    """A bar on a terminal; elsewhere a line now and then, with the rate and the time left."""
+    rate, told = Rate(), time.monotonic()
+    with output.progress(label) as bar:
+
+        def show(done: int, total: int) -> None:
+            nonlocal told
+            bar(done, total)
+            rate.update(done, total)
+            if not errors.is_terminal and time.monotonic() - told >= LINE_EVERY_S:
+                told = time.monotonic()
+                errors.print(f"{label}: {done} of {total}, {rate.per_s:.1f}/s{rate.left}.")
+
+        yield show
 
 
 def _ends(losses: list[float]) -> tuple[float, float]:

@@ -3,14 +3,14 @@
 import logging
 import queue
 import threading
-from contextlib import suppress
+from collections.abc import Iterable, Sequence
 
-from ragkv.errors import StoreReadOnlyError
 from ragkv.runtime import openmp
 from ragkv.scheduling import Activity
 from ragkv.store import Entry, Store
 
 from .encoder import Encoder
+from .scores import StoredScores
 from .single_flight import SingleFlight
 
 log = logging.getLogger(__name__)
@@ -23,6 +23,7 @@ class BackgroundEncoder:
 
     def __init__(self, encoder: Encoder, store: Store, activity: Activity) -> None:
         self._encoder, self._store, self._activity = encoder, store, activity
+        self._scores = StoredScores(encoder, store)
         self.single_flight = SingleFlight(store)
         self._queue: queue.SimpleQueue[tuple[int, ...] | None] = queue.SimpleQueue()
         self._wanted: set[tuple[int, ...]] = set()  # queued or being encoded, and not forgotten since
@@ -44,6 +45,15 @@ class BackgroundEncoder:
         """Do not encode this chunk: it was deleted."""
         with self._changed:
             self._wanted.discard(token_ids)
+
+    def forget_keys(self, keys: Iterable[str]) -> None:
+        """Do not encode the chunks whose entries have these keys: another replica deleted them."""
+        deleted = set(keys)
+        with self._changed:
+            gone = {ids for ids in self._wanted if deleted and self._encoder.identity.key(ids) in deleted}
+            self._wanted -= gone
+            if gone:
+                self._changed.notify_all()
 
     def flush(self) -> None:
         """Return when no chunk waits. Does not wait for requests to end."""
@@ -85,6 +95,9 @@ class BackgroundEncoder:
     def _encode(self, token_ids: tuple[int, ...]) -> None:
         if token_ids not in self._wanted or self._complete(token_ids):
             return
+        if (entry := self._scores.unscored(token_ids)) is not None:
+            self._score(token_ids, entry)
+            return
         key, tokens = self._encoder.identity.key(token_ids), len(token_ids)
         claim = self.single_flight.claim(key, tokens, lambda: bool(self._complete(token_ids)))
         if claim is None and self.single_flight.arrived(key, tokens, self._hurried) and self._complete(token_ids):
@@ -93,31 +106,38 @@ class BackgroundEncoder:
         try:
             with self._activity.acquire_for_encoding():
                 entry = self._encoder.chunk(token_ids)
+                scores = self._encoder.scores([entry])
             encoded = True
-            self._store_entry(token_ids, entry)
+            self._put(token_ids, entry, scores)
         finally:
             if claim is not None:
                 self.single_flight.finish(claim, encoded)
 
-    def _store_entry(self, token_ids: tuple[int, ...], entry: Entry) -> None:
-        complete = self._complete(token_ids)  # `warm` may have stored it meanwhile
-        if complete is False:
-            with suppress(StoreReadOnlyError):
-                self._store.delete(entry.info.key)  # the same KV without scores
+    def _score(self, token_ids: tuple[int, ...], entry: Entry) -> None:
+        """Score a stored chunk from its KV, which stays as it is."""
+        with self._activity.acquire_for_encoding():
+            scores = self._encoder.scores([entry])
+        self._put(token_ids, None, scores)
+
+    def _put(self, token_ids: tuple[int, ...], entry: Entry | None, scores: Sequence[Entry]) -> None:
         with self._changed:
-            if token_ids in self._wanted and not complete:  # not deleted meanwhile
+            if token_ids not in self._wanted:  # deleted meanwhile
+                return
+            if entry is not None:
                 self._store.put(entry)
+            for own in scores:
+                self._store.put_scores(own)
 
     def _hurried(self) -> bool:
         return self._closing or self._flushing > 0
 
-    def _complete(self, token_ids: tuple[int, ...]) -> bool | None:
-        """Whether the stored entry has scores, if the encoder makes scores; `None` if there is no entry."""
+    def _complete(self, token_ids: tuple[int, ...]) -> bool:
+        """Whether the chunk is stored, with scores if the encoder makes scores."""
         lease = self._store.lease(self._encoder.identity, token_ids)
         if lease is None:
-            return None
+            return False
         with lease:
-            return lease.sensitivity is not None or not self._encoder.makes_scores
+            return not self._scores.lacking(token_ids)
 
 
 __all__ = ["BackgroundEncoder"]

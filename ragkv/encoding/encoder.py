@@ -1,8 +1,9 @@
-"""Encoding: computes a chunk's KV once, behind nothing but the application's prefix, and makes a position-free entry.
+"""Encoding: computes chunks' KV once, behind nothing but the application's prefix, and makes position-free entries.
 
 The prefix gives a chunk the attention sinks it will have in a prompt; the prefix's KV is not part of the entry. A chunk
 that a request missed is encoded here later, in the background: KV that saw a particular context is never stored under
-the chunk's key. (CacheBlend sections 5.1 and 6, "Managing KV cache", stores what the request computed.)
+the chunk's key. (CacheBlend sections 5.1 and 6, "Managing KV cache", stores what the request computed.) Several chunks
+go through the model together: few rows take nearly as long as many (`model/token_runs.py`).
 """
 
 import dataclasses
@@ -13,8 +14,8 @@ from contextlib import AbstractContextManager, nullcontext
 
 import torch
 
-from ragkv.fusion import Fusor, Plan, ResidentLease, Scorer, Span, SpanKind, SpanState, make_selector
-from ragkv.model import Adapter
+from ragkv.fusion import ResidentLease, Scorer
+from ragkv.model import PASS_ROWS, Adapter, Context, TokenRun, raw_kv
 from ragkv.store import Entry, EntryInfo, Identity, ids_digest
 
 KEPT_PREFIXES = 4  # prefix entries kept in memory, one for each of the last sets of RoPE frequencies
@@ -26,7 +27,6 @@ class Encoder:
     def __init__(
         self,
         adapter: Adapter,
-        fusor: Fusor,
         prefix_ids: tuple[int, ...],
         identity: Identity,
         scorer: Scorer | None = None,
@@ -38,17 +38,46 @@ class Encoder:
 
         `between` is called between layers: other requests may decode a step, and other tenants may compute.
         """
-        self._adapter, self._fusor, self.prefix_ids, self._between = adapter, fusor, prefix_ids, between
+        self._adapter, self.prefix_ids, self._between = adapter, prefix_ids, between
         self.scorer, self._makes_scores = scorer, makes_scores
-        network = scorer.network_digest if scorer else ""  # scores of different networks must not be compared
-        self.identity = dataclasses.replace(identity, context=ids_digest(prefix_ids), scorer=network)  # of chunks
+        self.identity = dataclasses.replace(identity, context=ids_digest(prefix_ids))  # of chunks
         self._prefixes: OrderedDict[str, Entry] = OrderedDict()  # by frequencies
         self._lock = threading.Lock()
 
     @property
+    def batch_tokens(self) -> int:
+        """How many tokens of chunks are encoded together."""
+        return PASS_ROWS[self._adapter.device.type]
+
+    @property
     def makes_scores(self) -> bool:
-        """Whether chunks are scored, which takes twice as long as encoding them."""
+        """Whether chunks are scored, which takes longer than encoding them."""
         return self.scorer is not None and self._makes_scores
+
+    @property
+    def scores_identity(self) -> Identity:
+        """Of the scores that lie next to the entries of chunks; there must be a scorer."""
+        assert self.scorer is not None, "this encoder has no scorer"
+        return dataclasses.replace(self.identity, scorer=self.scorer.name)
+
+    @property
+    def scores_slot(self) -> str:
+        """The slot of these scores; "" if none are made."""
+        return self.scorer.name[0] if self.scorer is not None and self._makes_scores else ""
+
+    @property
+    def measured_as(self) -> Identity:
+        """What measurements of fusion are saved under: the chunks' identity, and the network that scores them."""
+        return dataclasses.replace(self.identity, scorer=self.scorer.network_digest if self.scorer else "")
+
+    @property
+    def passes(self) -> float:
+        """What the entry of a chunk costs, in passes over its tokens through the whole model."""
+        return 1.0 + (self.scorer.passes if self.scorer is not None and self._makes_scores else 0.0)
+
+    def use(self, scorer: Scorer) -> None:
+        """Use the scores of `scorer` from now on. A request that is under way may weight old scores by it, once."""
+        self.scorer = scorer
 
     def make_scores(self) -> None:
         """Score chunks from now on, because a selector is used that needs scores."""
@@ -70,7 +99,8 @@ class Encoder:
             if self._adapter.rope.frequencies(len(self.prefix_ids)) != frequencies:
                 return None  # only a prompt of that length has these frequencies, so the prompt computes the prefix
             with compute_lock():
-                entry = self._encode(self.prefix_ids, behind=())
+                (kv,) = raw_kv(self._adapter, [TokenRun(self.prefix_ids)], self._between)
+                entry = self._entry(self.prefix_ids, kv, behind=())
             with self._lock:
                 self._prefixes[frequencies] = entry
                 if len(self._prefixes) > KEPT_PREFIXES:
@@ -78,45 +108,56 @@ class Encoder:
         return ResidentLease(entry)
 
     def chunk(self, token_ids: tuple[int, ...]) -> Entry:
-        """The entry of a chunk, with scores if it `makes_scores`. The caller holds the compute lock."""
-        entry = self._encode(token_ids, behind=self.prefix_ids)
-        if self.scorer is None or not self.makes_scores:
-            return entry
-        return dataclasses.replace(entry, sensitivity=self.scorer.scores(token_ids, entry.kv))
+        """The entry of a chunk. The caller holds the compute lock."""
+        return self.chunks([token_ids])[0]
 
-    def training_sample(self, token_ids: tuple[int, ...]) -> tuple[Entry, list[torch.Tensor]]:
-        """A chunk's entry without scores, and its KV behind the scorer's texts, to train scores on."""
+    def chunks(self, chunks: Sequence[tuple[int, ...]]) -> list[Entry]:
+        """The entries of chunks that go through the model together. The caller holds the compute lock."""
+        found = raw_kv(self._adapter, [self._behind_prefix(token_ids) for token_ids in chunks], self._between)
+        return [self._entry(ids, kv, self.prefix_ids) for ids, kv in zip(chunks, found, strict=True)]
+
+    def scores(self, entries: Sequence[Entry], scorer: Scorer | None = None) -> list[Entry]:
+        """The scores to be put next to the entries of chunks, made now or long ago; none if it makes no scores.
+
+        `scorer` is used instead of the encoder's own. The caller holds the compute lock.
+        """
+        scorer = scorer or (self.scorer if self.makes_scores else None)
+        if scorer is None or not entries:
+            return []
+        scores = scorer.scores([entry.info.token_ids for entry in entries], [entry.kv for entry in entries])
+        return [Entry.of_scores(entry.info, scorer.name, own) for entry, own in zip(entries, scores, strict=True)]
+
+    def training_samples(self, chunks: Sequence[tuple[int, ...]]) -> list[tuple[Entry, list[torch.Tensor]]]:
+        """Chunks' entries, and their KV behind the scorer's texts, to train scores on."""
         assert self.scorer is not None, "this encoder has no scorer"
-        return self._encode(token_ids, behind=self.prefix_ids), self.scorer.kv_behind_texts(token_ids)
+        entries = self.chunks(chunks)
+        behind = self.scorer.kv_behind_texts(chunks, [entry.kv for entry in entries])
+        return list(zip(entries, behind, strict=True))
 
     def register(self, chunks: Sequence[tuple[int, ...]]) -> None:
         """Announce chunks to be encoded, so that the scorer may use them. The caller holds the compute lock."""
         if self.scorer is not None and self.makes_scores:
             self.scorer.register(chunks)
 
-    def _encode(self, token_ids: tuple[int, ...], behind: tuple[int, ...]) -> Entry:
-        start, stop = len(behind), len(behind) + len(token_ids)
-        spans = []
-        if behind:
-            lease = self.prefix(stop)
-            state = SpanState.COMPUTED if lease is None else SpanState.EXACT
-            spans.append(Span(SpanKind.PREFIX, 0, start, state, lease))
-        spans.append(Span(SpanKind.CHUNK, start, stop, SpanState.COMPUTED))
-        record = self._adapter.new_recording(start, stop)
-        plan = Plan.of(torch.tensor(behind + token_ids), spans)
-        with self._fusor.open(plan, make_selector("none"), 0.0) as fusing:
-            fusing.run(record=record, between=self._between)
+    def _behind_prefix(self, token_ids: tuple[int, ...]) -> TokenRun:
+        before = len(self.prefix_ids)
+        lease = self.prefix(before + len(token_ids))
+        if lease is None:  # the prefix has other KV in a prompt of this length
+            return TokenRun(self.prefix_ids + token_ids, skip=before)
+        return TokenRun(token_ids, Context((lease.kv,)))
+
+    def _entry(self, token_ids: tuple[int, ...], kv: torch.Tensor, behind: tuple[int, ...]) -> Entry:
         identity = dataclasses.replace(self.identity, context=ids_digest(behind))
         info = EntryInfo(
             key=identity.key(token_ids),
             identity=identity,
             token_ids=token_ids,
-            frequencies=self._adapter.rope.frequencies(stop),
+            frequencies=self._adapter.rope.frequencies(len(behind) + len(token_ids)),
             layers=self._adapter.layer_count,
             kv_heads=self._adapter.kv_heads,
             head_dim=self._adapter.head_dim,
         )
-        return Entry(info, record.kv.cpu())
+        return Entry(info, kv.cpu())
 
 
 __all__ = ["Encoder"]

@@ -19,6 +19,7 @@ from .request import (
     Request,
     TurnKV,
 )
+from .request_trace import RequestTrace, traced
 from .spans import prompt_spans
 
 __all__ = [
@@ -40,6 +41,7 @@ __all__ = [
     "Prefiller",
     "Prompt",
     "Request",
+    "RequestTrace",
     "SharedModel",
     "TurnKV",
     "cite",
@@ -47,4 +49,5 @@ __all__ = [
     "selection_of",
     "shape_of",
     "subject_of",
+    "traced",
 ]

@@ -74,6 +74,7 @@ class Intake:
             given_answer=self.encode(answer),
             deadline_s=options.get("deadline_s"),
             cancel=options.get("cancel"),
+            raw=bool(options.get("raw")),
         )
         self._check_ids(request.question)
         self._check_ids(request.given_answer)
@@ -105,7 +106,6 @@ class Intake:
             max_new_tokens=max_new_tokens,
             stop=(stop,) if isinstance(stop, str) else tuple(stop),
             logprobs=logprobs,
-            raw=bool(options.get("raw")),
             grammar=None if form is None else self._grammars.compile(form),
             sampling=sampling,
             on_prefill=options.get("on_prefill"),

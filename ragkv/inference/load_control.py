@@ -18,9 +18,10 @@ from ragkv.errors import ProfileError, RagKVError
 from ragkv.fusion import AskingSelector, CheckingSelector, Plan, Selector, Span, SpanKind, SpanState, make_selector
 from ragkv.fusion.controller import choose_computed, decide
 from ragkv.fusion.estimators import Load, Selection, Shape
-from ragkv.fusion.profile import Profile, Subject, TierSpeed, cpu_model, load
+from ragkv.fusion.profile import Profile, Subject, TierSpeed, load
 from ragkv.fusion.selectors.static import Everything, Nothing
 from ragkv.model import Adapter
+from ragkv.runtime import cpu_model
 from ragkv.store import Identity, Speed
 from ragkv.types import Reuse
 

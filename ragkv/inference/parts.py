@@ -9,7 +9,7 @@ import os
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
-from ragkv.config import EngineConfig, FusionConfig
+from ragkv.config import EngineConfig
 from ragkv.constraints import ConstraintTokenizer, Grammars
 from ragkv.encoding import BackgroundEncoder, Encoder, Warmer
 from ragkv.errors import InputError
@@ -21,6 +21,7 @@ from ragkv.model.dtype_choice import DtypeChoice
 from ragkv.model.fingerprint import architecture_digest, rope_digest, tokenizer_digest, weights_digest
 from ragkv.model.kcache import Offloading
 from ragkv.model.layout import TemplateRuns, template_runs
+from ragkv.runtime import limit_kernel_caches
 from ragkv.scheduling import Activity, AdmissionQueue, DecodeBatch
 from ragkv.store import Identity, Store, dtype_name
 
@@ -57,6 +58,7 @@ class SharedModel:
                 f"Engine takes a loaded model, not the name {str(model)!r}. Load it by name with "
                 f"Engine.from_pretrained({str(model)!r}), or with transformers, and pass model and tokenizer."
             )
+        limit_kernel_caches()
         adapter, activity = adapt(model, config.packed_bytes), Activity()
         identity = Identity(
             weights=weights_digest(adapter.model),
@@ -123,7 +125,7 @@ class EngineParts:
         store = Store.open(settings, page_locked=cuda, block_tokens=config.session.block_tokens)
         readers = Readers(settings.reader_threads)
         fusor = Fusor(adapter, readers, fusion.read_ahead_layers, fusion.seed)
-        network = _learned_scores(adapter, fusion)
+        network = _learned_scores(adapter, config)
 
         def between() -> None:
             """Called between the layers of a chunk that is encoded: others decode a step or compute."""
@@ -133,10 +135,10 @@ class EngineParts:
         prefix, texts = runs.before_documents, fusion.sensitivity_prefixes
         scorer = Scorer(adapter, prefix, texts, between, network) if texts else None
         needs_scores = make_selector(fusion.selector).needs_scores
-        encoder = Encoder(adapter, fusor, prefix, identity, scorer, between, makes_scores=needs_scores)
+        encoder = Encoder(adapter, prefix, identity, scorer, between, makes_scores=needs_scores)
         background = BackgroundEncoder(encoder, store, activity)
         if settings.directory is not None:
-            intake.apply_gate_result(gate_result.load(settings.directory, encoder.identity, fusion.selector))
+            intake.apply_gate_result(gate_result.load(settings.directory, encoder.measured_as, fusion.selector))
         block_writer = BlockWriter(store, identity, config.session.save_buffer_bytes)
         subject = subject_of(adapter, encoder.identity)
         load_control = LoadControl(subject, settings.directory, config.controller.prices, store.speeds)
@@ -166,11 +168,11 @@ class EngineParts:
         )
 
 
-def _learned_scores(adapter: Adapter, fusion: FusionConfig) -> ScoreModel | None:
-    """The score network from the model's folder, if the settings want one and it fits them."""
-    if not fusion.learned_scores or fusion.sensitivity_prefixes != learned.TEXTS:
+def _learned_scores(adapter: Adapter, config: EngineConfig) -> ScoreModel | None:
+    """The score network of the home or of the model's folder, if the settings want one and it fits them."""
+    if not config.fusion.learned_scores or config.fusion.sensitivity_prefixes != learned.TEXTS:
         return None
-    return learned.load_for(adapter)
+    return learned.load_for(adapter, config.store.directory)
 
 
 __all__ = ["EngineParts", "SharedModel"]

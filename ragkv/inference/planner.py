@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import torch
 
 from ragkv.config import ReuseMode
-from ragkv.encoding import BackgroundEncoder, Encoder
+from ragkv.encoding import BackgroundEncoder, Encoder, StoredScores
 from ragkv.fusion import Plan, Span, SpanKind, SpanState
 from ragkv.history import Block, BlockWriter, Chain
 from ragkv.model import Adapter
@@ -49,6 +49,7 @@ class Planner:
         `unused_note` says why stored entries are not reused; the first report of a cache miss has it.
         """
         self.adapter, self._encoder, self._store, self._activity = adapter, encoder, store, activity
+        self._scores = StoredScores(encoder, store)
         self._block_writer, self._background = block_writer, background
         self._unreported = (unused_note,) if unused_note else ()
 
@@ -74,7 +75,8 @@ class Planner:
             lease = self._lease(token_ids, damaged, leases) if wanted else None
             if wanted and lease is None:
                 missed.append(index)
-            if wanted and (lease is None or (lease.sensitivity is None and self._encoder.makes_scores)):
+            scores = None if lease is None else self._scores.find(token_ids)
+            if wanted and (lease is None or (scores is None and self._encoder.makes_scores)):
                 self._background.add(token_ids)  # now, so that a deletion from here on cancels it
             state = SpanState.COMPUTED
             if lease is not None and exact and lease.info.lossless and lease.info.frequencies == frequencies:
@@ -85,7 +87,7 @@ class Planner:
                 is_damaged = self._encoder.identity.key(token_ids) in damaged
                 unused[index] = _why_unused(reuse, exact, lease is not None, is_damaged)
             used = None if state is SpanState.COMPUTED else lease
-            spans.append(Span(SpanKind.CHUNK, at, at + len(token_ids), state, used, index))
+            spans.append(Span(SpanKind.CHUNK, at, at + len(token_ids), state, used, index, scores=scores))
             at += len(token_ids)
         if prompt.question:
             spans.append(Span(SpanKind.QUESTION, at, length, SpanState.COMPUTED))
@@ -114,7 +116,10 @@ class Planner:
         chunks = [ids for index, ids in enumerate(prompt.chunks) if index not in prompt.plain]
         if reuse == "prefix":  # only the chunk right behind the prefix can be exact
             chunks = list(prompt.chunks[:1]) if not prompt.history and 0 not in prompt.plain else []
-        return PrefetchHint((*blocks, *(HintedEntry(identity, ids, self._bytes(ids)) for ids in chunks)))
+        slot = self._encoder.scores_slot
+        return PrefetchHint(
+            (*blocks, *(HintedEntry(identity, ids, self._bytes(ids), scores_slot=slot) for ids in chunks))
+        )
 
     def _away(self, missed: int) -> Iterator[str]:
         """What the report says about storage that does not answer."""

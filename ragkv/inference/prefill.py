@@ -8,10 +8,13 @@ import time
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 
+import torch
+
 from ragkv.errors import EntryDamagedError
 from ragkv.fusion import Fused, Fusor, Selector, SpanState, budget, raised_ratio, usable, with_floor
 from ragkv.model import Recording
 from ragkv.model.kcache import OffloadedKV, Offloading
+from ragkv.runtime import crowding_notice
 from ragkv.scheduling import Activity, DecodeBatch
 from ragkv.types import Reuse, Timing
 
@@ -62,6 +65,9 @@ class Prefiller:
             self._activity.give_way()
             active.other_steps_s += time.perf_counter() - began
 
+        if self._adapter.device.type == "cpu":
+            crowding_notice.look(torch.get_num_threads())
+        active.lookup_at_s = active.elapsed_s()
         while True:
             with ExitStack() as leases:
                 looked_up = time.perf_counter()

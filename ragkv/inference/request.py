@@ -21,7 +21,7 @@ from ragkv.history import EMPTY, Discard, History, Part, PartKind
 from ragkv.model import Recording
 from ragkv.model.sampling import Sampling
 from ragkv.scheduling import Ticket
-from ragkv.types import Chunk, PromptSpan, Reuse, Timing
+from ragkv.types import Answer, Chunk, PromptSpan, Reuse, Timing
 
 ChunkLike = Chunk | str | Sequence[int]
 
@@ -126,6 +126,7 @@ class PrefillOptions(TypedDict, total=False):
     reuse: ReuseMode  # "fused", "prefix" (only what is exact) or "none" (full recompute)
     deadline_s: float | None  # seconds from the call until the request is given up
     cancel: threading.Event | None  # the request is cancelled once this is set
+    raw: bool  # continue a text: no template follows the question, and the answer keeps the space it begins with
 
 
 class AnswerOptions(PrefillOptions, total=False):
@@ -135,7 +136,6 @@ class AnswerOptions(PrefillOptions, total=False):
     stop: Sequence[str]  # strings that end the answer
     logprobs: int | None  # log probabilities of the tokens, and of so many (0 to 20) most probable ones
     response_format: ResponseFormat | None  # the form that the answer must have (docs/structured.md)
-    raw: bool  # continue a text: no template follows the question, and the answer keeps the space it begins with
     on_prefill: Callable[[Prefill], None] | None  # called with the prefill before the first token
     # The fields of `ragkv.model.sampling.Sampling`, where each has its range. Greedy unless one of them samples.
     temperature: float | None
@@ -180,10 +180,12 @@ class ActiveRequest:
         self.request, self.prompt, self.ticket = request, prompt, ticket
         self.session_id, self.keep = session_id, keep
         self.damaged: dict[str, str] = {}  # entries that were found damaged: the reason by key
+        self.lookup_at_s = 0.0  # when finding entries began, since the call
         self.lookup_s = 0.0  # spent on finding entries and planning
         self.queue_s = 0.0  # spent on waiting, before the pass
         self.other_steps_s = 0.0  # spent on steps of other requests, between layers of the pass
         self.prefill: Prefill  # set when the prompt is prefilled
+        self.answers: list[Answer] = []  # that are complete
 
     def elapsed_s(self) -> float:
         """Seconds since the call."""

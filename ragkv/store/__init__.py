@@ -21,6 +21,7 @@ if TYPE_CHECKING:
         Identity,
         dtype_from_name,
         dtype_name,
+        entry_key,
         ids_bytes,
         ids_digest,
     )
@@ -87,6 +88,7 @@ __all__ = [
     "aligned_empty",
     "dtype_from_name",
     "dtype_name",
+    "entry_key",
     "ids_bytes",
     "ids_digest",
     "make_policy",

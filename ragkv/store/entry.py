@@ -1,5 +1,8 @@
 """Entries: the KV of one run of tokens, stored without positions, and the identity that decides who may use it.
 
+Sensitivity scores lie next to their entry, as a small entry without layers. Their identity is the KV's and that of the
+network that made them, their key is the entry's key and a slot. So scores can be made anew while the KV stays.
+
 An entry is immutable; readers copy it into fresh buffers. Its key is a cryptographic hash of its identity and its token
 ids. The stored record repeats both, so a hit is proven and does not rely on the hash alone (CacheBlend section 5.1, "KV
 cache store"; the paper hashes only the text, which would serve one model's KV to another).
@@ -15,7 +18,7 @@ import json
 import sys
 from array import array
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Union
 
 import torch
@@ -23,6 +26,7 @@ import torch
 from .codecs import CODECS, RAW, Codec
 
 FORMAT_VERSION = 4
+SCORE_SLOTS = ("a", "b")  # scores of two networks may lie next to one entry: those in use, and those being made
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,12 +42,26 @@ class Identity:
     context: str  # digest of the token ids before this run: the application's prefix, for a chunk
     tenant: str = ""  # salt: tenants never share entries
     codec: str = "raw"  # part of the identity, so that rounded KV never replaces the model's own KV, nor the reverse
-    scorer: str = ""  # digest of the network that computed the sensitivity scores; "" for none
+    scorer: str = ""  # "" for KV; of scores: their slot, a dash, and the digest of the network that computed them
     format_version: int = FORMAT_VERSION
 
     def key(self, token_ids: Sequence[int]) -> str:
-        """Hex digest (blake2b, 32 bytes) of this identity and the token ids."""
+        """Hex digest (blake2b, 32 bytes) of this identity and the token ids; of scores: their entry's key and the slot.
+
+        So what lies next to an entry is found, and deleted, by the entry's key alone.
+        """
+        if self.scorer:
+            return f"{self.of_kv.key(token_ids)}.{self.scorer[0]}"
         return hashlib.blake2b(self.to_json().encode() + ids_bytes(token_ids), digest_size=32).hexdigest()
+
+    @property
+    def of_kv(self) -> "Identity":
+        """The identity of the KV that scores of this identity lie next to."""
+        return self._of_kv() if self.scorer else self
+
+    @functools.lru_cache(maxsize=64)  # noqa: B019 - as below
+    def _of_kv(self) -> "Identity":
+        return replace(self, scorer="")
 
     @functools.lru_cache(maxsize=64)  # noqa: B019 - identities are few; a request hashes a key for every chunk
     def to_json(self) -> str:
@@ -55,6 +73,16 @@ class Identity:
         """Inverse of `to_json`; raises `TypeError` or `ValueError` for anything else."""
         fields: dict[str, Any] = json.loads(text)
         return cls(**fields)
+
+
+def is_scores_key(key: str) -> bool:
+    """Whether `key` is of scores."""
+    return "." in key
+
+
+def entry_key(key: str) -> str:
+    """The key of the entry next to which the scores of `key` lie; `key` itself if it is an entry's."""
+    return key.partition(".")[0]
 
 
 def ids_bytes(token_ids: Sequence[int]) -> bytes:
@@ -81,12 +109,21 @@ class EntryInfo:
     layers: int  # L
     kv_heads: int  # G
     head_dim: int  # D
-    group: str = ""  # the conversation it belongs to; "" for a chunk
-    index: int = 0  # the number of its block in the conversation
+    group: str = ""  # the conversation it belongs to; "" for a chunk; of scores: the key of their entry
+    index: int = 0  # the number of its block in the conversation; of scores 1, so that they go before their entry
 
     def matches(self, identity: Identity, token_ids: Sequence[int]) -> bool:
         """Whether the whole identity and every token are equal to these, not just the key."""
         return self.identity == identity and self.token_ids == tuple(token_ids)
+
+    def is_of_other_network(self, identity: Identity, token_ids: Sequence[int]) -> bool:
+        """Whether these are scores that another network made for the same entry: a miss, and no damage."""
+        return (
+            bool(self.identity.scorer and identity.scorer)
+            and self.identity.scorer != identity.scorer
+            and self.identity.of_kv == identity.of_kv
+            and self.token_ids == tuple(token_ids)
+        )
 
     @property
     def tokens(self) -> int:
@@ -121,11 +158,19 @@ class EntryInfo:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """The KV of one run of tokens, without positions."""
+    """The KV of one run of tokens, without positions; or the scores that lie next to it, and then L is 0."""
 
     info: EntryInfo
     kv: torch.Tensor  # (L, 2, G, T, D); [:, 0] is k_raw (before RoPE, after any k-norm), [:, 1] is v
     sensitivity: torch.Tensor | None = None  # (T, C) float16: one score a token, then the score network's outputs
+
+    @classmethod
+    def of_scores(cls, chunk: EntryInfo, scorer: str, scores: torch.Tensor) -> "Entry":
+        """The `scores` (T, C) float16 that `scorer` made for `chunk`."""
+        identity = replace(chunk.identity, scorer=scorer)
+        key, group = identity.key(chunk.token_ids), entry_key(chunk.key)
+        info = replace(chunk, key=key, identity=identity, layers=0, group=group, index=1)
+        return cls(info, torch.empty((0, *info.shape), dtype=info.dtype), scores)
 
     def __post_init__(self) -> None:
         info = self.info

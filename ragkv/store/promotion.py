@@ -15,7 +15,7 @@ import torch
 from ragkv.errors import EntryDamagedError
 
 from .background import Background, Job
-from .entry import EncodedEntry
+from .entry import SCORE_SLOTS, EncodedEntry, entry_key, is_scores_key
 from .prefetch import HintedEntry
 from .tiers import Lease, Tier, WrappedLease
 
@@ -60,7 +60,10 @@ class Writers:
         return next((entry for entry in found if entry is not None), None)
 
     def discard(self, key: str) -> bool:
-        """Drop every job of `key`, and wait for the running ones; whether there was any."""
+        """Drop every job of `key` and of its scores, and wait for the running ones; whether `key` had any."""
+        if not is_scores_key(key):
+            for slot in SCORE_SLOTS:
+                self.discard(f"{key}.{slot}")
         found = [thread.discard(key) for thread in self._threads.values()]
         return any(found)
 
@@ -136,12 +139,12 @@ class Promoter:
 
     @contextmanager
     def deleting(self, key: str | None = None) -> Iterator[None]:
-        """No promotion stores anything during the block; afterwards all of `key`, or of every key, are cancelled."""
+        """No promotion stores anything during the block; those of `key` and its scores, or all, are cancelled then."""
         with self._lock:
             yield
             with self._running_lock:
                 for promotion in self._running:
-                    promotion.cancelled |= key is None or promotion.key == key
+                    promotion.cancelled |= key is None or key in (promotion.key, entry_key(promotion.key))
 
     def _promote(self, lease: Lease, promotion: Promotion) -> None:
         """Copy a leased entry in the background, and close the lease."""

@@ -15,12 +15,14 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import ParamSpec, TypeVar
 
+import torch
+
 from ragkv.config import StoreConfig
 from ragkv.errors import StoreReadOnlyError
 from ragkv.runtime import Closing
 
 from .background import Background, Job
-from .entry import EncodedEntry, Entry, EntryInfo, Identity
+from .entry import EncodedEntry, Entry, EntryInfo, Identity, entry_key
 from .policies import PolicySettings, Turn, make_policy
 from .prefetch import Prefetcher, PrefetchHint
 from .promotion import Promoter, Writers
@@ -112,10 +114,15 @@ class Store(Closing):
             memory_reserve_bytes=reserve,
         )
 
-    def lease(self, identity: Identity, token_ids: Sequence[int]) -> Lease | None:
+    @property
+    def read_only(self) -> bool:
+        """Whether a tier is read-only."""
+        return any(tier.read_only for tier in self._tiers)
+
+    def lease(self, identity: Identity, token_ids: Sequence[int], *, promote: bool = True) -> Lease | None:
         """Pin and open the entry of these tokens in the fastest tier that has it, or `None`.
 
-        A hit below the fastest tier is promoted in the background after the lease is closed.
+        A hit below the fastest tier is promoted in the background after the lease is closed, unless told otherwise.
         """
         below = self._tiers
         if self._tiers and self._tiers[0].kind is TierKind.MEMORY:
@@ -129,10 +136,34 @@ class Store(Closing):
         for depth, tier in enumerate(below, len(self._tiers) - len(below)):
             lease = _or_none("look up an entry", tier.lease, identity, token_ids)
             if lease is not None:
-                return self._promoter.promoting(lease, promotion, depth) if depth else lease
+                return self._promoter.promoting(lease, promotion, depth) if depth and promote else lease
         if waiting is not None and waiting.info.matches(identity, token_ids):
             return MemoryLease(waiting, on_read=lambda _: None)
         return None
+
+    def scores(self, identity: Identity, token_ids: Sequence[int]) -> torch.Tensor | None:
+        """The scores (T, C) float16 of this identity that lie next to the entry of these tokens, or `None`."""
+        lease = self.lease(identity, token_ids)
+        if lease is None:
+            return None
+        with lease:
+            return lease.sensitivity
+
+    def put_scores(self, scores: Entry, *, durably: bool = False) -> None:
+        """Put scores next to their entry, in place of those that another network left in their slot.
+
+        Read-only tiers are left out. Scores whose entry was deleted meanwhile are deleted, too.
+        """
+        if self.read_only:
+            self.put(scores)
+            return
+        self.delete(scores.info.key)
+        if durably:
+            self.put_durably(scores)
+        else:
+            self.put(scores)
+        if not self.contains(entry_key(scores.info.key)):
+            self.delete(scores.info.key)
 
     def put(self, entry: Entry) -> None:
         """Store `entry`: in memory at once, in the tiers below soon. Never waits for a disk or a server.
@@ -219,17 +250,17 @@ class Store(Closing):
             _or_none("tell a policy about a turn", tier.served, turn)
 
     def delete(self, key: str) -> bool:
-        """Drop `key` from every tier and from the write buffer; whether it was anywhere.
+        """Drop `key`, and the scores next to it, from every tier and from the write buffer; whether it was anywhere.
 
         After this returns, no tier of this process has it, and no running write or copy brings it back. A remote tier
         that does not answer serves it no more, and deletes it as soon as it answers. Raises `StoreReadOnlyError` if a
         tier is read-only.
         """
-        found = self._writers.discard(key)
-        deleted = self._delete_from_tiers(key)
-        if self._writers.discard(key):  # a promotion submitted a write between the two
-            deleted |= self._delete_from_tiers(key)
-        return found or deleted
+        return self._delete(key, self._tiers)
+
+    def delete_here(self, key: str) -> bool:
+        """Drop `key` from the tiers of this machine alone; whether it was there. Waits for no remote tier."""
+        return self._delete(key, [tier for tier in self._tiers if not tier.is_remote])
 
     def contains(self, key: str) -> bool:
         """Whether `key` is in a tier or waits to be written. Does not count as a use."""
@@ -244,10 +275,14 @@ class Store(Closing):
                     seen.add(info.key)
                     yield info
 
-    def sample(self, count: int) -> list[EntryInfo]:
-        """At most `count` of the entries that are stored on this machine; asks no remote tier."""
+    def sample(self, count: int | None = None) -> list[EntryInfo]:
+        """At most `count` of the entries that are stored on this machine, or all; asks no remote tier."""
         local = (tier for tier in self._tiers if tier not in self._remote)
         return list(itertools.islice((info for tier in local for info in tier.infos()), count))
+
+    def block_keys(self) -> list[str]:
+        """The keys of the blocks of conversations that are stored on this machine. Reads no file."""
+        return [key for tier in self._tiers if not tier.is_remote for key in tier.block_keys()]
 
     def gc(self, keep: Callable[[Identity], bool]) -> int:
         """Drop every entry whose identity `keep` refuses from every tier; the bytes freed, over all tiers."""
@@ -296,9 +331,16 @@ class Store(Closing):
     def _remote(self) -> tuple[Tier, ...]:
         return tuple(tier for tier in self._tiers if tier.is_remote)
 
-    def _delete_from_tiers(self, key: str) -> bool:
+    def _delete(self, key: str, tiers: Sequence[Tier]) -> bool:
+        found = self._writers.discard(key)
+        deleted = self._delete_from(tiers, key)
+        if self._writers.discard(key):  # a promotion submitted a write between the two
+            deleted |= self._delete_from(tiers, key)
+        return found or deleted
+
+    def _delete_from(self, tiers: Sequence[Tier], key: str) -> bool:
         with self._promoter.deleting(key):
-            deleted = [tier.delete(key) for tier in self._tiers]
+            deleted = [tier.delete(key) for tier in tiers]
         return any(deleted)
 
     def _look_ahead(self, hint: PrefetchHint) -> None:
@@ -308,6 +350,7 @@ class Store(Closing):
         for tier in reversed(self._remote):
             look = functools.partial(tier.look_up_ahead, on_missing=look)
         keys = [entry.key for entry in hint.entries]
+        keys += [f"{entry.key}.{entry.scores_slot}" for entry in hint.entries if entry.scores_slot]
         look([key for key in keys if self._writers.entry(key) is None and not any(t.contains(key) for t in local)])
 
     def _free_reserve(self) -> None:

@@ -64,6 +64,9 @@ class WrappedTier(Tier):
     def scan(self) -> Iterator[tuple[str, EntryInfo | None]]:
         return self.tier.scan()
 
+    def block_keys(self) -> list[str]:
+        return self.tier.block_keys()
+
     def gc(self, keep: Callable[[Identity], bool]) -> int:
         return self.tier.gc(keep)
 

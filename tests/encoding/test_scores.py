@@ -14,13 +14,13 @@ from tests.engine.helpers import A, B, C, Q, engine_of
 def rows(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The rows of every layer that a model runs, from now on."""
     found: list[int] = []
-    run_layer = Adapter.run_layer
+    call_layer = Adapter.call_layer
 
     def counted(self: Adapter, layer: int, hidden: Any, *args: Any, **kwargs: Any) -> Any:
         found.append(hidden.shape[1])
-        return run_layer(self, layer, hidden, *args, **kwargs)
+        return call_layer(self, layer, hidden, *args, **kwargs)
 
-    monkeypatch.setattr(Adapter, "run_layer", counted)
+    monkeypatch.setattr(Adapter, "call_layer", counted)
     return found
 
 

@@ -8,11 +8,13 @@ from contextlib import aclosing
 from typing import Any
 
 import pytest
+import torch
 
 from ragkv import Answer, Engine
-from ragkv.errors import InputError
+from ragkv.errors import CancelledError, InputError
+from ragkv.model import PASS_ROWS
 
-from .helpers import A, B, Q, engine_of
+from .helpers import A, B, C, Q, engine_of
 
 LONG: dict[str, Any] = dict(max_new_tokens=400, min_new_tokens=400)
 
@@ -89,3 +91,65 @@ def test_a_stream_that_is_closed_early_ends_its_request(engine: Engine) -> None:
 def test_an_error_of_the_request_is_raised_in_the_task(engine: Engine) -> None:
     with pytest.raises(InputError, match="temperature is 9"):
         asyncio.run(engine.aanswer(Q, [A], temperature=9.0))
+
+
+def test_a_tasks_prefill_is_that_of_a_thread_and_leaves_the_session_alone(engine: Engine) -> None:
+    session = engine.session("prefilled")
+    made = asyncio.run(engine.aprefill(Q, [A, B], session))
+    assert torch.equal(made.logits, engine.prefill(Q, [A, B]).logits) and session.turns == 0
+
+
+def test_a_cancelled_prefill_ends_before_its_next_layer(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    began, ended = threading.Event(), list[BaseException]()
+
+    def stuck(*_: Any, cancel: threading.Event, **__: Any) -> Any:
+        began.set()
+        assert cancel.wait(20)
+        ended.append(CancelledError("the request was cancelled"))
+        raise ended[0]
+
+    monkeypatch.setattr(engine, "prefill", stuck)
+
+    async def cancelled() -> None:
+        task = asyncio.create_task(engine.aprefill(Q, [A]))
+        await asyncio.to_thread(began.wait, 20)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    asyncio.run(cancelled())
+    ends = time.monotonic() + 20
+    while not ended:
+        assert time.monotonic() < ends, "the prefill was not cancelled"
+        time.sleep(0.01)
+
+
+def test_a_task_warms_chunks_on_one_thread() -> None:
+    with engine_of() as engine:
+        done: list[tuple[int, int]] = []
+        report = asyncio.run(engine.awarm([A, B, A], lambda *count: done.append(count)))
+        assert (report.encoded, report.present, done[-1]) == (2, 0, (2, 2))
+        assert asyncio.run(engine.awarm([A, B])).present == 2
+
+
+def test_a_cancelled_warming_ends_before_the_next_batch_and_keeps_what_it_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(PASS_ROWS, "cpu", 1)  # a batch is one chunk
+    with engine_of() as engine:
+        first, go_on = threading.Event(), threading.Event()
+
+        def progress(*_: int) -> None:
+            first.set()
+            assert go_on.wait(20)
+
+        async def cancelled() -> None:
+            task = asyncio.create_task(engine.awarm([A, B, C], progress))
+            await asyncio.to_thread(first.wait, 20)
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            go_on.set()
+
+        asyncio.run(cancelled())
+        wait_until_idle(engine)
+        assert engine.warm([A]).present == 1
+        assert engine.warm([B, C]).encoded == 2

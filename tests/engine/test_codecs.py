@@ -55,8 +55,7 @@ def test_scores_are_measured_before_rounding() -> None:
     for store in (StoreConfig(), INT8):
         with engine_of(store=store, fusion=FusionConfig(sensitivity_prefixes=1)) as engine:
             engine.warm([A])
-            with engine.parts.store.lease(engine.parts.encoder.identity, tuple(A)) as lease:  # type: ignore[union-attr]
-                scores.append(lease.sensitivity)
+            scores.append(engine.parts.store.scores(engine.parts.encoder.scores_identity, tuple(A)))
     assert torch.equal(*scores)
 
 
@@ -64,7 +63,7 @@ def test_raw_and_int8_engines_share_a_directory_but_no_entry(tmp_path: Path) -> 
     for codec, encoded in (("raw", 1), ("int8", 1), ("raw", 0), ("int8", 0)):
         with engine_of(store=StoreConfig(directory=str(tmp_path), codec=codec)) as engine:
             assert engine.warm([A]).encoded == encoded, codec
-    assert len(list(tmp_path.glob("entries/*/*"))) == 2
+    assert len(list(tmp_path.glob("entries/*/*"))) == 4  # KV and scores
 
 
 @pytest.mark.parametrize("memory_bytes", [0, 10**6])

@@ -306,3 +306,65 @@ def test_a_read_only_tier_reads_every_codec(entry_of: MakeEntry, tmp_path: Path)
         assert same(read_all(lease), as_stored(entry_of(1)))
     reader.close()
     writer.close()
+
+
+def scores_entry(entry: Entry, network: str = "a-one", value: float = 1.0) -> Entry:
+    return Entry.of_scores(entry.info, network, torch.full((entry.info.tokens, 3), value).half())
+
+
+def test_scores_lie_next_to_their_entry_and_their_bytes_count(entry_of: MakeEntry, make_tier: MakeTier) -> None:
+    tier, entry = make_tier(), entry_of(1)
+    tier.put(entry)
+    alone = tier.stats()
+    assert tier.put(scores_entry(entry))
+    with leased(tier, scores_entry(entry)) as lease:
+        assert lease.sensitivity is not None and (lease.sensitivity == 1.0).all()
+    with leased(tier, entry) as lease:
+        assert same(read_all(lease), as_stored(entry))
+    stats = tier.stats()
+    assert stats.used_bytes > alone.used_bytes
+    assert (stats.entries, stats.hits, stats.misses) == (1, 1, 0)
+    assert [info.key for info in tier.infos()] == [entry.info.key]
+
+
+def test_two_networks_have_a_slot_each(entry_of: MakeEntry, make_tier: MakeTier) -> None:
+    tier, entry = make_tier(), entry_of(1)
+    tier.put(entry)
+    for network, value in (("a-one", 1.0), ("b-two", 2.0)):
+        tier.put(scores_entry(entry, network, value))
+    for network, value in (("a-one", 1.0), ("b-two", 2.0)):
+        with leased(tier, scores_entry(entry, network)) as lease:
+            assert lease.sensitivity is not None and (lease.sensitivity == value).all()
+
+
+def test_scores_of_another_network_in_the_same_slot_are_a_miss_and_no_damage(
+    entry_of: MakeEntry, make_tier: MakeTier
+) -> None:
+    tier, entry = make_tier(), entry_of(1)
+    tier.put(entry)
+    tier.put(scores_entry(entry, "a-one"))
+    other = scores_entry(entry, "a-two").info
+    assert tier.lease(other.identity, other.token_ids) is None
+    assert tier.stats().damaged == 0
+    leased(tier, scores_entry(entry, "a-one")).close()
+
+
+def test_a_deleted_entry_takes_its_scores_with_it(entry_of: MakeEntry, make_tier: MakeTier) -> None:
+    tier = make_tier()
+    for number in (1, 2):
+        tier.put(entry_of(number))
+        for network in ("a-one", "b-two"):
+            tier.put(scores_entry(entry_of(number), network))
+    assert tier.delete(entry_of(1).info.key)
+    assert {key for key, _ in tier.scan()} == {entry_of(2).info.key + end for end in ("", ".a", ".b")}
+
+
+def test_an_evicted_entry_takes_its_scores_with_it(entry_of: MakeEntry, make_tier: MakeTier) -> None:
+    tier = make_tier(capacity=3)
+    tier.put(entry_of(1))
+    tier.put(scores_entry(entry_of(1)))
+    for number in (2, 3, 4):
+        tier.put(entry_of(number))
+    held = {key for key, _ in tier.scan()}
+    assert not {key for key in held if key.startswith(entry_of(1).info.key)}
+    assert entry_of(4).info.key in held

@@ -6,5 +6,15 @@ Nothing here is imported unless a remote tier is configured; redis-py and obstor
 from .connector import Connector, PutResult, Usage
 from .open import open_remote, redis_answers, secret_from_environment
 from .tier import RemoteTier
+from .tombstones import Tombstones
 
-__all__ = ["Connector", "PutResult", "RemoteTier", "Usage", "open_remote", "redis_answers", "secret_from_environment"]
+__all__ = [
+    "Connector",
+    "PutResult",
+    "RemoteTier",
+    "Tombstones",
+    "Usage",
+    "open_remote",
+    "redis_answers",
+    "secret_from_environment",
+]

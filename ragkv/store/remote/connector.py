@@ -28,7 +28,7 @@ class PutResult:
 class Usage:
     """What is held under this tenant's prefix, whichever process wrote it."""
 
-    entries: int
+    entries: int  # without scores, whose bytes count
     used_bytes: int
 
 
@@ -59,12 +59,13 @@ class Connector(ABC):
     def put(self, key: str, values: Sequence[Bytes], pinned: Set[str]) -> PutResult:
         """Write `values`, one a layer group, and evict least recently used entries if needed.
 
-        Keys in `pinned`, which this process reads, are not evicted. An entry already there is left as it is.
+        Keys in `pinned`, which this process reads, are not evicted. An entry already there is left as it is. Scores are
+        evicted with the entry they lie next to.
         """
 
     @abstractmethod
     def delete(self, key: str, layer_groups: int = 0, content_digest: bytes | None = None) -> bool:
-        """Delete the values of `key`, at least `layer_groups` of them; whether its head was there.
+        """Delete the values of `key`, at least `layer_groups`, and the scores next to it; whether its head was there.
 
         With a `content_digest`, only if the head has it: another replica may have written the entry anew.
         """

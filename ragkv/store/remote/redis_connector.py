@@ -93,8 +93,10 @@ class RedisConnector(Connector):
         with self._call(), self._client.pipeline(transaction=True) as pipeline:
             pipeline.hlen(sizes)
             pipeline.hget(sizes, "")
-            fields, used = pipeline.execute()
-            return Usage(max(0, int(fields) - 1), max(0, int(used or 0)))
+            pipeline.hget(sizes, ".")
+            fields, used, scores = pipeline.execute()
+            own = 1 + (scores is not None)  # fields that are no keys
+            return Usage(max(0, int(fields) - own - int(scores or 0)), max(0, int(used or 0)))
 
     def audit(self, stopped: Callable[[], bool] = lambda: False) -> None:
         """Forget what the server evicted, and enter values that the accounting lacks. One replica at a time does it."""
@@ -145,7 +147,7 @@ class RedisConnector(Connector):
     def _counted(self) -> Iterator[list[str]]:
         """The keys in the accounting, in pages."""
         for names in self._pages(lambda cursor: self._client.hscan(self._accounting[0], cursor, count=_PAGE)):
-            yield [name for name in names if name]
+            yield [name for name in names if name not in ("", ".")]
 
     def _present(self) -> Iterator[list[str]]:
         """The keys of all heads, in pages; this looks at every name on the server."""

@@ -1,7 +1,8 @@
 """What must happen in one step on a Redis server, as Lua.
 
 The accounting lies next to the values, so that it is right with any number of writers. It is a hash of sizes,
-`key -> bytes:groups`, whose field "" is the sum of the bytes, and a sorted set of keys by the time of last use.
+`key -> bytes:groups`, whose field "" is the sum of the bytes and "." the number of scores, and a sorted set of keys by
+the time of last use.
 Values have a time to live and the accounting has none: under the policy `volatile-lru` the server evicts values alone.
 One script touches all keys of a tenant, so Redis Cluster is not supported.
 """
@@ -22,16 +23,20 @@ end
 local function value(key, group)
   return root .. key .. ':' .. group
 end
+local function is_scores(key)
+  return string.find(key, '.', 1, true) ~= nil
+end
 local function forget(key)
   local bytes, groups = held(key)
   if bytes then
     redis.call('HDEL', sizes, key)
     redis.call('HINCRBY', sizes, '', -bytes)
+    if is_scores(key) then redis.call('HINCRBY', sizes, '.', -1) end
   end
   redis.call('ZREM', uses, key)
   return groups
 end
-local function drop(key, known)
+local function drop_one(key, known)
   local groups = math.max(forget(key) or 0, known)
   local there = 0
   local group = 0
@@ -42,6 +47,13 @@ local function drop(key, known)
     if group >= groups and gone == 0 then return there end
   end
 end
+local function drop(key, known)  -- with the scores next to it
+  if not is_scores(key) then
+    drop_one(key .. '.a', 0)
+    drop_one(key .. '.b', 0)
+  end
+  return drop_one(key, known)
+end
 local function settled(key)  -- not being written: a writer enters the key, and writes its values within a minute
   local used = redis.call('ZSCORE', uses, key)
   return not used or now() - tonumber(used) > 60 * 1000000
@@ -50,6 +62,7 @@ local function enter(key, bytes, groups)
   forget(key)
   redis.call('HSET', sizes, key, string.format('%d:%d', bytes, groups))
   redis.call('HINCRBY', sizes, '', bytes)
+  if is_scores(key) then redis.call('HINCRBY', sizes, '.', 1) end
   redis.call('ZADD', uses, now(), key)
 end
 """
@@ -92,13 +105,14 @@ local mine = held(key) or 0
 local pinned = {}
 for i = 6, #ARGV do pinned[ARGV[i]] = true end
 local over = tonumber(redis.call('HGET', sizes, '') or '0') - mine + bytes - capacity
-local victims, from = {}, 0
+local victims, entries, from = {}, 0, 0
 while over > 0 do
   local batch = redis.call('ZRANGE', uses, from, from + 99)
   if #batch == 0 then return {0, 0} end
   for _, other in ipairs(batch) do
     if over > 0 and other ~= key and not pinned[other] then
       victims[#victims + 1] = other
+      if not is_scores(other) then entries = entries + 1 end
       over = over - (held(other) or 0)
     end
   end
@@ -106,7 +120,7 @@ while over > 0 do
 end
 for _, other in ipairs(victims) do drop(other, 0) end
 enter(key, bytes, groups)
-return {2, #victims}
+return {2, entries}
 """
 
 # key, bytes, groups: enter what was written, if the accounting was lost meanwhile

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple, cast
 from ragkv.config import S3Config
 from ragkv.errors import MissingExtraError, RemoteError
 
+from ..entry import SCORE_SLOTS, is_scores_key
 from ..record import Bytes
 from ..tiers.base import TierKind
 from .connector import HEAD_BYTES, Connector, PutResult, Usage
@@ -34,6 +35,11 @@ _PAGE = 1000  # objects in one answer while listing
 class _Size(NamedTuple):
     stored_bytes: int
     layer_groups: int
+
+
+def _score_keys(key: str) -> tuple[str, ...]:
+    """The keys of the scores that may lie next to an entry."""
+    return () if is_scores_key(key) else tuple(f"{key}.{slot}" for slot in SCORE_SLOTS)
 
 
 class S3Connector(Connector):
@@ -109,7 +115,9 @@ class S3Connector(Connector):
         finally:
             with self._lock:
                 self._writing.discard(key)
-        return PutResult(stored=True, written_bytes=size.stored_bytes, evicted=len(victims))
+        return PutResult(
+            stored=True, written_bytes=size.stored_bytes, evicted=sum(not is_scores_key(key) for key in victims)
+        )
 
     def delete(self, key: str, layer_groups: int = 0, content_digest: bytes | None = None) -> bool:
         if content_digest is not None:  # S3 cannot compare and delete in one step: a rewrite right now is lost
@@ -121,7 +129,8 @@ class S3Connector(Connector):
             known = self._sizes.get(key, _Size(0, 0)).layer_groups
         self._delete_values(key, max(layer_groups, known))
         with self._lock:
-            self._forget(key)
+            for each in (key, *_score_keys(key)):
+                self._forget(each)
         return there
 
     def all_keys(self) -> Iterator[str]:
@@ -129,7 +138,7 @@ class S3Connector(Connector):
 
     def usage(self) -> Usage:
         with self._lock:
-            return Usage(len(self._sizes), self._used_bytes)
+            return Usage(sum(not is_scores_key(key) for key in self._sizes), self._used_bytes)
 
     def audit(self, stopped: Callable[[], bool] = lambda: False) -> None:
         """Count what is there, by listing it."""
@@ -170,7 +179,7 @@ class S3Connector(Connector):
     def _delete_values(self, key: str, layer_groups: int) -> None:
         """Delete the head first, so that no lookup finds a part. With 0 `layer_groups`, list them."""
         with self._call():
-            obstore.delete(self._store, self._path(key, 0))
+            obstore.delete(self._store, [self._path(each, 0) for each in (*_score_keys(key), key)])
             rest = [self._path(key, layer_group) for layer_group in range(1, layer_groups)]
             if not layer_groups:
                 found = obstore.list(self._store, f"{self._root}{key[:2]}/{key}/").collect()
@@ -209,7 +218,8 @@ class S3Connector(Connector):
         if over > 0:
             return None
         for other in victims:
-            self._forget(other)
+            for each in (other, *_score_keys(other)):
+                self._forget(each)
         self._count(key, size)
         return victims
 

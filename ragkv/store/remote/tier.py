@@ -16,7 +16,7 @@ from typing import TypeVar
 from ragkv.config import RedisConfig, S3Config
 from ragkv.errors import EntryDamagedError, RemoteError
 
-from ..entry import EncodedEntry, Entry, EntryInfo, Identity
+from ..entry import EncodedEntry, Entry, EntryInfo, Identity, entry_key
 from ..tiers.base import Counts, Lease, Speed, Tier, TierStats
 from . import values
 from .connector import Connector, Usage
@@ -85,6 +85,8 @@ class RemoteTier(Tier):
         head = None
         try:
             head = self._find(key)
+            if head is not None and head.info.is_of_other_network(identity, token_ids):
+                return None
             if head is not None and not head.info.matches(identity, token_ids):
                 raise EntryDamagedError(key, "its identity or tokens are not those asked for")
         except EntryDamagedError as error:
@@ -94,9 +96,9 @@ class RemoteTier(Tier):
             log.debug("Entry %s was not looked up: %s", key[:12], error)
         with self._lock:
             if head is None or self._is_deleted(key):
-                self._counts.misses += 1
+                self._counts.misses += not identity.scorer
                 return None
-            self._counts.hits += 1
+            self._counts.hits += not identity.scorer
             lease = RemoteLease(head, self._reader, self._unpin)
             self._leases.setdefault(key, set()).add(lease)
         return lease
@@ -227,7 +229,7 @@ class RemoteTier(Tier):
             return otherwise
 
     def _is_deleted(self, key: str) -> bool:
-        return key in self._deleting or key in self._tombstones.keys
+        return bool({key, entry_key(key)} & (self._deleting | self._tombstones.keys))
 
     # The maintenance thread
 

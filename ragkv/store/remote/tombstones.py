@@ -22,17 +22,17 @@ class Tombstones:
         self._path = path
         self._lock = threading.Lock()
 
-    def add(self, key: str) -> None:
-        """Note `key`, durably."""
+    def add(self, *keys: str) -> None:
+        """Note `keys`, durably."""
         with self._lock:
-            self.keys |= {key}
+            self.keys |= set(keys)
             self._write()
 
-    def discard(self, key: str) -> None:
-        """The remote has confirmed the deletion of `key`."""
+    def discard(self, *keys: str) -> None:
+        """The remote has confirmed the deletion of `keys`."""
         with self._lock:
-            if key in self.keys:
-                self.keys -= {key}
+            if not self.keys.isdisjoint(keys):
+                self.keys -= set(keys)
                 self._write()
 
     def _write(self) -> None:

@@ -59,7 +59,7 @@ class TierStats:
     """What a tier holds, and what happened since it was opened."""
 
     kind: TierKind
-    entries: int
+    entries: int  # without scores, whose bytes count
     used_bytes: int
     capacity_bytes: int
     hits: int
@@ -211,7 +211,7 @@ class Tier(ABC):
 
     @abstractmethod
     def delete(self, key: str) -> bool:
-        """Drop `key`; whether it was here. Open leases stay readable, but no new lease is given."""
+        """Drop `key` and its scores; whether `key` was here. Open leases stay readable, but no new lease is given."""
 
     @abstractmethod
     def scan(self) -> Iterator[tuple[str, EntryInfo | None]]:
@@ -220,9 +220,13 @@ class Tier(ABC):
         Does not count as a use.
         """
 
+    def block_keys(self) -> list[str]:
+        """The keys of the blocks of conversations that a tier of this machine holds and may delete."""
+        return []
+
     def infos(self) -> Iterator[EntryInfo]:
-        """The readable entries of `scan`."""
-        return (info for _, info in self.scan() if info is not None)
+        """The readable entries of `scan`, without scores."""
+        return (info for _, info in self.scan() if info is not None and not info.identity.scorer)
 
     def gc(self, keep: Callable[[Identity], bool]) -> int:
         """Drop every entry whose identity `keep` refuses, or that this code cannot read; the bytes freed."""

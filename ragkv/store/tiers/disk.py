@@ -20,12 +20,13 @@ from typing import Never
 from ragkv.errors import EntryDamagedError, StoreError, StoreReadOnlyError
 
 from ..directory import EntryDirectory
-from ..entry import EncodedEntry, Entry, EntryInfo, Identity
+from ..entry import EncodedEntry, Entry, EntryInfo, Identity, is_scores_key
 from ..index import DiskIndex, Row
 from ..policies import Item, Policy, Turn
 from ..record import OtherVersionError, Record, read_info
 from .base import Counts, Lease, Tier, TierKind, TierStats
 from .disk_lease import open_lease
+from .disk_upgrade import needs_upgrade, upgrade
 from .ledger import Slot
 from .local import LocalTier
 
@@ -57,6 +58,7 @@ class DiskTier(LocalTier[None]):
         self._directory = EntryDirectory(directory)
         self._directory.open_for_writing()
         try:
+            upgrade(self._directory)
             self._index = DiskIndex(self._directory.index)
             self._adopt_files()
         except OSError as error:
@@ -68,17 +70,17 @@ class DiskTier(LocalTier[None]):
         with self._lock:
             slot = self._ledger.get(key)
             if slot is None or self._closed:
-                self._counts.misses += 1
+                self._counts.misses += not identity.scorer
                 return None
             self._ledger.pin(slot)
         lease = self._open(slot, identity, token_ids)
         with self._lock:
             if lease is None:
                 self._ledger.unpin(slot)
-                self._counts.misses += 1
+                self._counts.misses += not identity.scorer
                 return None
             now = self._clock()
-            self._counts.hits += 1
+            self._counts.hits += not identity.scorer
             if self._ledger.get(key) is slot:
                 self._ledger.used(slot, now)
                 self._index.record(key, _row(slot.item, now))
@@ -106,17 +108,17 @@ class DiskTier(LocalTier[None]):
     def delete(self, key: str) -> bool:
         """See `Tier.delete`; a power cut does not undo it. Raises `StoreError` if the file cannot be removed."""
         with self._lock:
-            if key not in self._ledger:
-                return False
-            try:
-                self._directory.remove(key, durably=True)
-            except OSError as error:
-                raise StoreError(
-                    f"Entry {key[:12]} could not be deleted from disk: {error}. It is still there."
-                ) from error
-            self._ledger.remove(key)
-            self._index.record(key, None)
-        return True
+            held = [slot.item.key for slot in self._ledger.with_scores(key)]
+            for each in held:
+                try:
+                    self._directory.remove(each, durably=True)
+                except OSError as error:
+                    raise StoreError(
+                        f"Entry {key[:12]} could not be deleted from disk: {error}. It is still there."
+                    ) from error
+                self._ledger.remove(each)
+                self._index.record(each, None)
+        return key in held
 
     def scan(self) -> Iterator[tuple[str, EntryInfo | None]]:
         with self._lock:
@@ -237,6 +239,12 @@ class ReadOnlyDiskTier(Tier):
         """Raises `StoreError` if there is no store in `directory`."""
         self._directory = EntryDirectory(directory)
         self._directory.open_for_reading()
+        if needs_upgrade(self._directory):
+            log.warning(
+                "The entries in %s were stored by an earlier version, and some are not found. Open the directory once "
+                "for writing: they are upgraded in place.",
+                directory,
+            )
         self._direct = direct
         self._counts = Counts()
         self._lock = threading.RLock()  # re-entrant: garbage collection may close an abandoned lease while it is held
@@ -249,8 +257,8 @@ class ReadOnlyDiskTier(Tier):
                 path, identity, token_ids, direct=self._direct, on_read=self._count_read, on_damage=self._count_damage
             )
         with self._lock:
-            self._counts.hits += lease is not None
-            self._counts.misses += lease is None
+            self._counts.hits += lease is not None and not identity.scorer
+            self._counts.misses += lease is None and not identity.scorer
         return lease
 
     def put(self, entry: Entry | EncodedEntry, protected: Set[str] = frozenset()) -> bool:
@@ -282,9 +290,10 @@ class ReadOnlyDiskTier(Tier):
             yield key, info
 
     def stats(self) -> TierStats:
-        sizes = [size for _, size in self._directory.scan()]
+        found = list(self._directory.scan())
+        entries, used = sum(not is_scores_key(key) for key, _ in found), sum(size for _, size in found)
         with self._lock:
-            return self._counts.stats(self.kind, len(sizes), sum(sizes), sum(sizes))
+            return self._counts.stats(self.kind, entries, used, used)
 
     def close(self) -> None:
         """Do nothing: only leases hold resources."""

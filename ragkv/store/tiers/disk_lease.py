@@ -92,6 +92,8 @@ def open_lease(
     try:
         file = EntryFile.open(path, direct)
         head = file.head(key)
+        if head.info.is_of_other_network(identity, token_ids):
+            return None
         if not head.info.matches(identity, token_ids):
             raise EntryDamagedError(key, "its identity or tokens are not those asked for")
         return DiskLease(head, file, on_read, on_damage, on_close)

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Set
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
+from ..entry import entry_key, is_scores_key
 from ..policies import Cut, Item, Policy, Turn
 
 P = TypeVar("P")
@@ -34,8 +35,8 @@ class Group(Generic[P]):
 
     @property
     def extent(self) -> int:
-        """The number of the last held block, plus one."""
-        return self.slots[-1].item.index + 1 if self.slots else 0
+        """The number of the last held block, plus one; scores are no block of their own."""
+        return _end(self.slots[-1].item) if self.slots else 0
 
 
 @dataclass(slots=True)
@@ -46,6 +47,7 @@ class Ledger(Generic[P]):
     policy: Policy
     on_evict: Callable[[Slot[P]], None]  # called after the slot has left the ledger
     used_bytes: int = 0
+    entries: int = 0  # held items that are not scores
     _slots: dict[str, Slot[P]] = field(default_factory=dict)
     _groups: dict[str, Group[P]] = field(default_factory=dict)
     _pinned: set[str] = field(default_factory=set)  # groups
@@ -64,14 +66,22 @@ class Ledger(Generic[P]):
         """The slot of `key`, or `None`."""
         return self._slots.get(key)
 
+    def with_scores(self, key: str) -> list[Slot[P]]:
+        """The slots of `key` and of the scores that lie next to it, which come first; empty if none is held."""
+        group = self._groups.get(key)
+        together = [slot for slot in group.slots if entry_key(slot.item.key) == key] if group else []
+        own = self._slots.get(key)
+        return [*(slot for slot in together if slot is not own), *([] if own is None else [own])]
+
     def served(self, turn: Turn, now: float) -> None:
         """Tell the policy that a conversation's turn was served; it may trim."""
         self.policy.served(turn)
         self._trim(0, None, self._pinned, now)
 
     def used(self, slot: Slot[P], now: float) -> None:
-        """Tell the policy that a held slot was leased."""
-        self.policy.used(slot.group, now)
+        """Tell the policy that a held slot was leased. Scores are leased with their entry, so they do not count."""
+        if not is_scores_key(slot.item.key):
+            self.policy.used(slot.group, now)
 
     def make_space(self, item: Item, now: float, protected: Set[str] = frozenset()) -> bool:
         """Evict until `item` fits, and announce it to the policy; `add` or `cancel` must follow.
@@ -84,7 +94,7 @@ class Ledger(Generic[P]):
         excluded, excluded_bytes = self._not_evictable(protected)
         if item.size > self.capacity_bytes - excluded_bytes:
             return False
-        self.policy.held(name, max(group.extent, item.index + 1), group.size + item.size, now)
+        self.policy.held(name, max(group.extent, _end(item)), group.size + item.size, now)
         wanted = self._trim(item.size, item, excluded, now)
         while wanted and not self._fits(item.size):
             wanted = self._take(self._victim(excluded, now), item.size, item, excluded, now)
@@ -107,6 +117,7 @@ class Ledger(Generic[P]):
         if group.pins:
             self._pinned_bytes += item.size
         self.used_bytes += item.size
+        self.entries += not is_scores_key(item.key)
         self._report(slot.group, group, now)  # again: the group may have changed since `make_space`
 
     def cancel(self, item: Item, now: float) -> None:
@@ -123,6 +134,7 @@ class Ledger(Generic[P]):
         group.slots.remove(slot)
         group.size -= slot.item.size
         self.used_bytes -= slot.item.size
+        self.entries -= not is_scores_key(key)
         if group.pins:
             self._pinned_bytes -= slot.item.size
             self._unpin_group(slot.group, slot.pins)
@@ -194,6 +206,11 @@ class Ledger(Generic[P]):
         if leases and not group.pins:
             self._pinned.discard(name)
             self._pinned_bytes -= group.size
+
+
+def _end(item: Item) -> int:
+    """How many blocks a group has at least that holds `item`."""
+    return 1 if is_scores_key(item.key) else item.index + 1
 
 
 def group_of(item: Item) -> str:

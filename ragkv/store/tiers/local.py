@@ -4,6 +4,7 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Generic, TypeVar
 
+from ..entry import is_scores_key
 from ..policies import Policy, Turn
 from .base import Counts, Tier, TierStats
 from .ledger import Ledger, Slot
@@ -42,13 +43,18 @@ class LocalTier(Tier, Generic[P]):
         with self._lock:
             return key in self._ledger
 
+    def block_keys(self) -> list[str]:
+        with self._lock:
+            keys = [slot.item.key for slot in self._ledger if slot.item.group]
+        return [key for key in keys if not is_scores_key(key)]  # scores are in the group of their chunk
+
     def stats(self) -> TierStats:
         with self._lock:
             ledger = self._ledger
-            return self._counts.stats(self.kind, len(ledger), ledger.used_bytes, ledger.capacity_bytes)
+            return self._counts.stats(self.kind, ledger.entries, ledger.used_bytes, ledger.capacity_bytes)
 
     def _evict(self, slot: Slot[P]) -> None:
-        self._counts.evictions += 1
+        self._counts.evictions += not is_scores_key(slot.item.key)
 
     def _unpin(self, slot: Slot[P]) -> None:
         with self._lock:

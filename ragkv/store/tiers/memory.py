@@ -73,15 +73,17 @@ class MemoryTier(LocalTier[EncodedEntry]):
         key = identity.key(token_ids)
         with self._lock:
             slot = self._ledger.get(key)
+            if slot is not None and slot.payload.info.is_of_other_network(identity, token_ids):
+                return None
             if slot is not None and not slot.payload.info.matches(identity, token_ids):
                 log.warning("%s", EntryDamagedError(key, "its identity or tokens are not those asked for"))
                 self._ledger.remove(key)
                 self._counts.damaged += 1
                 slot = None
             if slot is None:
-                self._counts.misses += 1
+                self._counts.misses += not identity.scorer
                 return None
-            self._counts.hits += 1
+            self._counts.hits += not identity.scorer
             self._ledger.pin(slot)
             self._ledger.used(slot, self._clock())
         return MemoryLease(slot.payload, self._count_read, partial(self._unpin, slot))
@@ -106,7 +108,10 @@ class MemoryTier(LocalTier[EncodedEntry]):
 
     def delete(self, key: str) -> bool:
         with self._lock:
-            return self._ledger.remove(key) is not None
+            held = self._ledger.with_scores(key)
+            for slot in held:
+                self._ledger.remove(slot.item.key)
+            return any(slot.item.key == key for slot in held)
 
     def scan(self) -> Iterator[tuple[str, EntryInfo | None]]:
         with self._lock:

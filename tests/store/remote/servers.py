@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -42,6 +43,16 @@ class Server:
                     return
             time.sleep(0.02)
         raise AssertionError(f"{self.command[0]} does not listen after {START_TIMEOUT_S} s")
+
+    def pause(self) -> None:
+        """Stop the process: it keeps its connections and answers nothing."""
+        assert self._process is not None
+        self._process.send_signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        """Let a paused process go on."""
+        assert self._process is not None
+        self._process.send_signal(signal.SIGCONT)
 
     def kill(self) -> None:
         """End the process as a crash would."""

@@ -2,7 +2,7 @@
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -76,14 +76,14 @@ class Counting:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
         self.encoded: list[tuple[int, ...]] = []
-        chunk = Encoder.chunk
+        chunks = Encoder.chunks
 
-        def counted(encoder: Encoder, token_ids: tuple[int, ...]) -> Any:
-            self.encoded.append(token_ids)
-            time.sleep(seconds)
-            return chunk(encoder, token_ids)
+        def counted(encoder: Encoder, together: Sequence[tuple[int, ...]]) -> Any:
+            self.encoded += together
+            time.sleep(seconds * len(together))
+            return chunks(encoder, together)
 
-        monkeypatch.setattr(Encoder, "chunk", counted)
+        monkeypatch.setattr(Encoder, "chunks", counted)
 
 
 @pytest.fixture
@@ -118,7 +118,7 @@ def test_two_replicas_that_miss_a_chunk_at_once_encode_it_once(
     wait_patiently(pair)
     run_together(*(lambda engine=engine: engine.prefill(Q, [A]) for engine in pair))  # type: ignore[misc]
     key = pair[0].parts.encoder.identity.key(tuple(A))
-    wait_until(lambda: all(engine.parts.store.contains(key) for engine in pair), 20)
+    wait_until(lambda: all(engine.parts.store.contains(key) for engine in pair), 120)
     assert counting.encoded.count(tuple(A)) == 1
     for engine in pair:
         assert engine.prefill(Q, [A]).reuse.missed_chunks == 0
@@ -145,7 +145,7 @@ def test_a_chunk_stored_since_the_caller_looked_is_not_claimed(redis_server: Red
         single_flight = SingleFlight(store)
         assert single_flight.claim("came", 100, lambda: True) is None
         # The store's writing thread releases the claim.
-        wait_until(lambda: single_flight.claim("came", 100, lambda: False) is not None, 10)
+        wait_until(lambda: single_flight.claim("came", 100, lambda: False) is not None, 60)
 
 
 def test_a_replica_waits_for_a_claimed_chunk_no_longer_than_encoding_takes(redis_server: RedisServer) -> None:
