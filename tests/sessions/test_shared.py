@@ -10,6 +10,7 @@ import pytest
 from ragkv import Engine, EngineConfig
 from ragkv.config import RedisConfig, SessionConfig
 from ragkv.errors import ConfigError, InputError, SessionConflictError, SessionUnavailableError
+from ragkv.sessions.shared import SharedSessions
 from ragkv.sessions.shared_manifest import SharedManifests
 from ragkv.types import TokenEvent
 from tests.engine.helpers import A, B
@@ -195,6 +196,55 @@ def test_documents_deleted_on_one_replica_are_deleted_on_all(
         assert [tier.entries for tier in here.stats().store.tiers[:2]] == [1, 1]
 
 
+def test_documents_deleted_without_the_server_are_deleted_on_all_once_it_is_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The engine that deleted them was closed before it could tell the others, and is opened again."""
+    monkeypatch.setattr("ragkv.sessions.shared.POLL_S", 0.05)
+    server = RedisServer()
+    try:
+        config = RedisConfig(url=f"redis://127.0.0.1:{server.port}/0", prefix=unique_prefix(), timeout_s=5.0)
+        with Replicas(tmp_path / "there", config, 1) as (there,):
+            there.warm([A, B])
+            with Replicas(tmp_path / "here", config, 1) as (here,):
+                here.warm([A, B])
+                server.kill()
+                here.delete([A])
+            with Replicas(tmp_path / "here", config, 1):
+                server.start()
+                (deleted, kept), pause = there.keys([A, B]), threading.Event()
+                disk = there.parts.store._tiers[1]
+                for _ in range(600):
+                    if not disk.contains(deleted):
+                        break
+                    pause.wait(0.1)
+                assert not disk.contains(deleted) and disk.contains(kept)
+    finally:
+        server.remove()
+
+
+def test_blocks_of_a_turn_that_was_killed_are_deleted_and_those_of_a_turn_under_way_are_not(
+    tmp_path: Path, config: RedisConfig
+) -> None:
+    with Replicas(tmp_path, config, 1) as (engine,):
+        ask(engine, engine.session("s"), 0)
+        stream = engine.stream(question(1), session=engine.session("s"), max_new_tokens=12, min_new_tokens=12)
+        for _ in range(10):
+            next(stream)  # its turn has saved a block
+        engine.flush()
+        history = {block.key(engine.parts.identity) for block in engine.session("s").conversation.history.blocks}
+        under_way = set(engine.parts.store.block_keys()) - history
+        assert under_way and engine._sessions.drop_orphans() == 0
+        list(stream)
+        engine.flush()
+        history = {block.key(engine.parts.identity) for block in engine.session("s").conversation.history.blocks}
+        assert under_way <= history
+        assert engine._sessions.drop_orphans() == 0
+        shared = _shared(engine)
+        shared._server.client.delete(*shared._keys)  # as if no turn had ever ended
+        assert engine._sessions.drop_orphans() > 0 and engine.parts.store.block_keys() == []
+
+
 def test_a_conversation_deleted_during_a_turn_stays_deleted(tmp_path: Path, config: RedisConfig) -> None:
     with Replicas(tmp_path, config, 2) as (here, there):
         ask(here, here.session("s"), 0)
@@ -320,8 +370,8 @@ def test_shared_conversations_need_a_server() -> None:
 
 
 def _shared(engine: Engine) -> SharedManifests:
-    assert engine._sessions.shared_manifests is not None
-    return engine._sessions.shared_manifests
+    assert isinstance(engine._sessions, SharedSessions)
+    return engine._sessions.manifests
 
 
 def _overwrite(engine: Engine, session_id: str, change: Any) -> None:
