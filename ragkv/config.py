@@ -22,6 +22,7 @@ GIB = 1024**3
 DOCUMENT_END = "\n\n"  # `chunk_end` for other models than the bundled reader, which was trained without one
 # Names from registries that load torch. A test compares them with the registries.
 CODEC_NAMES = ("raw", "int8")  # ragkv.store.CODECS
+WEIGHTS = ("plain", "int8")  # kinds of linear layers
 POLICY_NAMES = (  # ragkv.store.POLICIES
     *("auto", "end-aware", "et-lru", "et-lru-learned", "et-lru-posterior", "fifo", "gdsf"),
     *("gdsf-memory", "lfu-da", "lookahead", "lru", "t-lru", "t-lru-guarded", "threshold-lru"),
@@ -149,7 +150,7 @@ class FusionConfig:
     read_ahead_layers: int | None = 2  # layers read ahead of the one being fused; 0: none; None: as measured
     seed: int = 0  # of the `random` selector
     sensitivity_prefixes: int = 2  # texts behind which ingest scores a chunk, if a selector needs scores; 0: none
-    learned_scores: bool = True  # use the score network that `ragkv learn` saved in the model's folder
+    learned_scores: bool = True  # use the score network of the store's directory or of the model's folder
 
     def __post_init__(self) -> None:
         one_of("fusion.selector", self.selector, SELECTOR_NAMES)
@@ -260,12 +261,14 @@ class EngineConfig:
     kcache: KCacheConfig | None = None  # V in host memory while decoding; None: off
     device: str = "cpu"  # "cpu", "cuda", "cuda:1"
     dtype: str = "auto"  # "auto": the checkpoint's, or float32 where a CPU is faster in it; or its name
-    packed_bytes: int = 3 * GIB  # most memory for packed copies of weights, faster for few rows (bfloat16 on CPU)
+    weights: str = "plain"  # "int8": linear layers in 8 bits, on a CPU: faster, rounded; "plain": as they are loaded
+    packed_bytes: int = 3 * GIB  # most memory for packed copies of weights, faster for few rows (bf16 and int8, CPU)
     adapter: str = ""  # folder or hub id of a LoRA adapter, merged into the weights when a model is loaded by name
     adapter_id: str = ""  # name of a merged LoRA adapter: its entries are stored apart
 
     def __post_init__(self) -> None:
         at_least(self, packed_bytes=0)
+        one_of("weights", self.weights, WEIGHTS)
         if self.session.shared and self.store.redis is None:
             raise ConfigError("session.shared needs store.redis: the server on which conversations are kept.")
 
@@ -277,7 +280,9 @@ class EngineConfig:
     @classmethod
     def from_settings(cls, values: Mapping[str, Any]) -> Self:
         """The engine's part of all settings; commands and server read the others. Raises `ConfigError`."""
-        return cls.from_dict({name: value for name, value in values.items() if name not in ("home", "model", "serve")})
+        others = ("home", "model", "serve")
+        own = {name: value for name, value in values.items() if name not in others}
+        return typing.cast(Self, build(cls, own, siblings=others))
 
     @classmethod
     def from_toml(cls, path: str | Path) -> Self:

@@ -13,6 +13,7 @@ import pytest_socket
 import torch
 
 from ragkv import FusionConfig
+from ragkv.model import kept_numbers
 from tests.store.remote.servers import RedisServer
 
 
@@ -32,6 +33,15 @@ def _without_floor() -> None:
 _without_floor()
 hypothesis.settings.register_profile("untimed", deadline=None)  # a busy machine must not fail a test
 hypothesis.settings.load_profile("untimed")
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _speeds_apart(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Keep measured speeds in a folder of the tests, not in the user's."""
+    folder = tmp_path_factory.mktemp("speeds")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(kept_numbers, "folder", lambda: folder)
+        yield
 
 
 @pytest.fixture(autouse=True, scope="session")

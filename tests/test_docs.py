@@ -72,7 +72,11 @@ def reader() -> Iterator[Engine]:
 
 @pytest.mark.enable_socket
 @pytest.mark.parametrize(("name", "snippets"), _pages())
-def test_the_python_snippets_of_a_page_run(name: str, snippets: list[str], reader: Engine, tmp_path: Path) -> None:
+def test_the_python_snippets_of_a_page_run(
+    name: str, snippets: list[str], reader: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # A provider stays for the whole process.
+    monkeypatch.setattr("opentelemetry.trace.set_tracer_provider", lambda provider: provider.shutdown())
     # The same dtype as the fixture's: "auto" may choose another one on a busy machine, and sessions keep KV of one.
     net, tokenizer = load("reader", "cpu", str(reader.parts.adapter.dtype).removeprefix("torch."))
     documents = [
@@ -135,8 +139,29 @@ def test_the_readme_begins_with_the_two_commands() -> None:
     assert (first.split()[:2], second.split()[:2]) == (["make", "demo"], ["make", "test"])
 
 
+def paths_in(page: str) -> list[str]:
+    """The paths in backticks in a page of docs/."""
+    return re.findall(r"`((?:[\w-]+/)+[\w.-]*)`", (ROOT / "docs" / page).read_text("utf-8"))
+
+
 def test_every_file_named_in_the_docs_exists() -> None:
-    """Checks the paths in backticks in docs/architecture.md and docs/papers.md."""
     for page in ("architecture.md", "papers.md"):
-        for name in re.findall(r"`((?:[\w-]+/)+[\w.-]*)`", (ROOT / "docs" / page).read_text("utf-8")):
+        for name in paths_in(page):
             assert any((base / name).exists() for base in (ROOT, ROOT / "ragkv")), f"docs/{page} names {name}"
+
+
+def test_every_module_is_in_the_table_of_packages() -> None:
+    named = tuple(paths_in("architecture.md"))
+    package = ROOT / "ragkv"
+    modules = [path.relative_to(package).as_posix() for path in package.rglob("*/*.py")]
+    modules = [name for name in modules if not name.endswith("__.py")]
+    folders = tuple(name for name in named if name.endswith("/"))
+    missing = [name for name in sorted(modules) if name not in named and not name.startswith(folders)]
+    assert missing == [], "docs/architecture.md does not say what they hold"
+
+
+def test_every_test_named_in_the_docs_exists() -> None:
+    tests = "".join(path.read_text("utf-8") for path in (ROOT / "tests").rglob("test_*.py"))
+    for page in ("papers.md", "recipes.md"):
+        for name in re.findall(r"`(test_\w+)`", (ROOT / "docs" / page).read_text("utf-8")):
+            assert f"def {name}(" in tests, f"docs/{page} names {name}"

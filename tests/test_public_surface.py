@@ -74,7 +74,7 @@ def test_the_engines_methods_keep_their_parameters() -> None:
     for name in ("prefill", "answer", "stream"):
         assert parameters(name) == ["question", "chunks", "session", "options"]
     assert parameters("append") == ["session", "question", "answer", "chunks", "options"]
-    assert set(PrefillOptions.__annotations__) == {"ratio", "selector", "reuse", "deadline_s", "cancel"}
+    assert set(PrefillOptions.__annotations__) == {"ratio", "selector", "reuse", "deadline_s", "cancel", "raw"}
     assert {"max_new_tokens", "stop", "seed", "on_prefill", "temperature"} < set(AnswerOptions.__annotations__)
     for name in ("answer", "warm", "session", "delete", "stats", "close"):
         assert callable(getattr(ragkv.Engine, name))
@@ -84,15 +84,15 @@ def test_every_generation_setting_that_takes_effect_is_an_option() -> None:
     assert set(AnswerOptions.__annotations__) >= SETTINGS
 
 
-def test_importing_ragkv_loads_no_heavy_package_and_prints_nothing() -> None:
+def test_importing_ragkv_loads_little_besides_the_standard_library_and_prints_nothing() -> None:
+    """Modules are counted rather than timed: a busy machine loads no more of them."""
     code = (
-        "import time; began = time.process_time(); import ragkv; took = time.process_time() - began; import sys; "
-        "heavy = {'torch', 'transformers', 'numpy', 'diskcache', 'faiss', 'typer'} & set(sys.modules); "
-        "print(sorted(heavy), took)"
+        "import sys; before = set(sys.modules); import ragkv; new = set(sys.modules) - before; "
+        "print(sorted({name.split('.')[0] for name in new} - sys.stdlib_module_names), len(new))"
     )
-    heavy, took_s = zip(*(python(code, "-W", "error").rsplit(maxsplit=1) for _ in range(5)), strict=True)
-    assert set(heavy) == {"[]"}
-    assert min(map(float, took_s)) < 0.15, "processor time; the shortest of five, as other work slows all"
+    others, count = python(code, "-W", "error").rsplit(maxsplit=1)
+    assert others == "['ragkv']"
+    assert int(count) < 200
 
 
 def test_settings_and_errors_need_no_torch() -> None:

@@ -85,6 +85,11 @@ def test_a_private_word_is_used_nowhere(word: str) -> None:
     assert found == [], f"instead of {word!r} write: {PRIVATE_WORDS[word]}"
 
 
+def test_no_file_holds_the_marks_of_a_merge_conflict() -> None:
+    marks = re.compile(r"^(<{7}|>{7}) ", re.MULTILINE)
+    assert [path for path, text in texts().items() if marks.search(text)] == []
+
+
 def test_no_test_name_begins_in_the_middle_of_a_sentence() -> None:
     names = [
         f"{path}: {node.name}"

@@ -10,15 +10,18 @@ import sys
 
 from ragkv.errors import RagKVError
 
+INTERRUPTED = 130  # the exit status of a command that Ctrl-C ended
+
 
 def main() -> None:
     """Run the command line. The package's own errors are printed without a traceback."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s: %(message)s", stream=sys.stderr)
-    from .app import app
     from .output import print_error
 
     try:
+        from .app import app
+
         app(prog_name="ragkv")
     except RagKVError as error:
         print_error(error)
@@ -26,9 +29,11 @@ def main() -> None:
     except BrokenPipeError:  # the reader of our output ended, as `head` does
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115, PTH123 - the interpreter flushes it at exit
         sys.exit(0)
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, SystemExit) as ended:  # typer turns an interrupted command into the exit status 130
+        if isinstance(ended, SystemExit) and ended.code != INTERRUPTED:
+            raise
         print("interrupted", file=sys.stderr)
-        sys.exit(130)
+        sys.exit(INTERRUPTED)
 
 
 __all__ = ["main"]

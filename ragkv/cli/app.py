@@ -20,6 +20,7 @@ from .explain import explain
 from .ingest import ingest
 from .keys import keys
 from .learn import learn
+from .mcp import mcp
 from .options import (
     HOME,
     Adapter,
@@ -32,6 +33,7 @@ from .options import (
     Model,
     SelectorName,
     Settings,
+    Weights,
     command_group,
     file_defaults,
     require_index,
@@ -43,6 +45,7 @@ from .profile import profile
 from .search import search
 from .serve import serve
 from .stats import stats
+from .tracing import start_tracing
 
 KvDtype = Literal["float32", "bfloat16", "float16"]
 COMPARED_POLICIES = "lru,t-lru,t-lru-guarded,tail-belady"
@@ -70,6 +73,7 @@ def _main(
 ) -> None:
     show_help(context)
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
+    start_tracing()
     context.default_map = _defaults(context.command, file_defaults(settings_file()))
 
 
@@ -111,12 +115,13 @@ def gc(
     device: Device = None,
     dtype: Dtype = None,
     adapter: Adapter = None,
+    weights: Weights = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Count the entries and delete nothing.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Delete the KV of other models and of deleted documents."""
     require_index(home)
-    with EngineOptions(home, model, config, device, dtype, adapter).rag() as rag:
+    with EngineOptions(home, model, config, device, dtype, adapter, weights).rag() as rag:
         others, deleted = rag.engine.count_stale(rag.chunks())
         freed = None if dry_run else rag.engine.gc()
         if not dry_run:
@@ -172,6 +177,7 @@ def gate(
     device: Device = None,
     dtype: Dtype = None,
     adapter: Adapter = None,
+    weights: Weights = None,
     selector: SelectorName = None,
     kl: Annotated[float, typer.Option(min=0, help="Tolerance: KL to full prefill, nats per token.")] = 0.05,
     agreement: Annotated[float, typer.Option(min=0, max=1, help="Tolerance: share of equal predictions.")] = 0.95,
@@ -182,7 +188,7 @@ def gate(
     from ragkv.calibration.gate import save
     from ragkv.fusion.gate_result import Tolerance
 
-    options = EngineOptions(home, model, config, device, dtype, adapter)
+    options = EngineOptions(home, model, config, device, dtype, adapter, weights)
     with options.rag() as rag, output.progress("comparing with full prefill") as on_progress:
         chunks, tolerance = rag.chunks(), Tolerance(kl, agreement)
         result = measure(rag.engine, chunks, selector=selector, tolerance=tolerance, on_progress=on_progress)
@@ -215,7 +221,7 @@ GROUPS: dict[str, tuple[Callable[..., None] | typer.Typer, ...]] = {  # in the o
     "Start": (demo, ingest),
     "Ask": (ask, chat, search),
     "Look": (docs, stats, explain, size),
-    "Serve": (serve, keys),
+    "Serve": (serve, mcp, keys),
     "Maintain": (doctor, config_commands, gc, gate, profile, learn, simulate),
 }
 for panel, commands in GROUPS.items():

@@ -27,6 +27,7 @@ from .options import (
     SelectorName,
     Settings,
     Temperature,
+    Weights,
     Where,
     answer_options,
     metadata_filter,
@@ -37,7 +38,10 @@ from .output import console, print_json, print_note
 from .running_server import ServedAnswer, ask_server
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from ragkv.rag import RagAnswer
+    from ragkv.types import PromptSpan
 
 
 def ask(
@@ -48,6 +52,7 @@ def ask(
     device: Device = None,
     dtype: Dtype = None,
     adapter: Adapter = None,
+    weights: Weights = None,
     k: Passages = 6,
     retriever: Retriever = None,
     where: Where = None,
@@ -73,7 +78,7 @@ def ask(
         raise InputError("The question is empty. Give a question of at least one word.")
     require_index(home)
     filters = metadata_filter(where)
-    options = EngineOptions(home, model, config, device, dtype, adapter)
+    options = EngineOptions(home, model, config, device, dtype, adapter, weights)
 
     def show(answered: "RagAnswer | ServedAnswer") -> None:
         if as_json:
@@ -81,7 +86,7 @@ def ask(
         else:
             _show(answered, explain)
 
-    if device is None and dtype is None and adapter is None and not temperature and schema is None:
+    if device is None and dtype is None and adapter is None and weights is None and not temperature and schema is None:
         body: dict[str, Any] = {"question": question, "k": k, "reuse": reuse, "max_tokens": max_new_tokens}
         body |= {"retriever": retriever, "order": order, "selector": selector, "filter": filters or None}
         if ratio is not None:
@@ -98,6 +103,14 @@ def ask(
         rag.engine.flush()  # after the answer is shown: encodes the chunks that were missed
 
 
+def _why_nothing_was_reused(spans: "Sequence[PromptSpan]") -> list[str]:
+    """Each reason once; empty if the prompt has no passages or some of their KV was reused."""
+    chunks = [span for span in spans if span.kind == "chunk"]
+    if any(span.state != "computed" for span in chunks):
+        return []
+    return list(dict.fromkeys(span.why for span in chunks if span.why))
+
+
 def _show(answered: "RagAnswer | ServedAnswer", explain: bool) -> None:
     """Print an answer, its sources, what was reused, and with `explain` the fate of each part of the prompt."""
     if not answered.hits:
@@ -108,6 +121,8 @@ def _show(answered: "RagAnswer | ServedAnswer", explain: bool) -> None:
         mark = "*" if number in cited else " "
         console.print(f" {mark} [{number + 1}] {output.place(hit.passage)}")
     output.print_reuse(answered.answer)
+    if reasons := _why_nothing_was_reused(answered.answer.spans):
+        print_note(f"no passage's KV was reused: {'; '.join(reasons)}.")
     if explain:
         from .prompt_bar import prompt_bars
 

@@ -27,6 +27,7 @@ from .options import (
     SelectorName,
     Settings,
     Temperature,
+    Weights,
     Where,
     answer_options,
     metadata_filter,
@@ -49,6 +50,7 @@ def chat(
     device: Device = None,
     dtype: Dtype = None,
     adapter: Adapter = None,
+    weights: Weights = None,
     session: Annotated[str | None, typer.Option(help="Id of a conversation to continue; it is kept.")] = None,
     k: Annotated[
         int,
@@ -62,7 +64,7 @@ def chat(
     max_new_tokens: MaxNewTokens = 64,
 ) -> None:
     """Chat: each line is a turn, answered from the passages it retrieves. /reset, /forget, /stats, /quit."""
-    options = EngineOptions(home, model, config, device, dtype, adapter)
+    options = EngineOptions(home, model, config, device, dtype, adapter, weights)
     retrieval = Retrieval(k, retriever, metadata_filter(where))
     answering = answer_options(ratio, selector, temperature, max_new_tokens)
     with ExitStack() as stack:

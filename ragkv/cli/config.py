@@ -3,18 +3,23 @@
 import dataclasses
 import os
 from collections.abc import Iterator, Mapping
-from typing import Annotated, Any
+from contextlib import suppress
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from ragkv.config import EngineConfig
-from ragkv.errors import MissingExtraError
+from ragkv.errors import ConfigError, MissingExtraError
 from ragkv.runtime.setting_values import PREFIX, environment_values, flat, toml_values
 
 from .options import AsJson, Settings, command_group
 from .output import console, print_json, print_note
 
+if TYPE_CHECKING:
+    from ragkv.api import ServeConfig
+
 config = command_group("Show and check the settings of the commands and the server.", name="config")
+HIDDEN = "(a secret, not shown)"
 Changed = Annotated[bool, typer.Option("--changed", help="Only settings that differ from their defaults.")]
 
 
@@ -42,17 +47,29 @@ def check(file: Settings = None) -> None:
     """Check the settings of the file and the environment. A wrong one is an error that names it."""
     count = sum(1 for _ in _settings(file))
     console.print(f"{count} settings are valid.")
+    with suppress(MissingExtraError):
+        from ragkv.api.settings import ServeConfig
+
+        try:
+            ServeConfig.gather(file).check_servable()
+        except ConfigError as error:
+            print_note(f"`ragkv serve` does not start with them. {error}")
 
 
 def _settings(file: Any) -> Iterator[tuple[str, Any]]:
     """Every setting and its value, the server's too if its packages are installed. Raises `ConfigError`."""
     try:
-        from ragkv.api.settings import SHARED, ServeConfig
+        from ragkv.api.settings import ServeConfig
     except MissingExtraError as error:
         print_note(f"settings of the server are left out: {error}")
-        yield from _flat(EngineConfig.gather(file))
-        return
-    server = ServeConfig.gather(file)
+        return _flat(EngineConfig.gather(file))
+    return settings_of(ServeConfig.gather(file))
+
+
+def settings_of(server: "ServeConfig") -> Iterator[tuple[str, Any]]:
+    """Every setting of a server and its value, by the name that it has in a file."""
+    from ragkv.api.settings import SHARED
+
     yield from ((name, getattr(server, name)) for name in SHARED)
     yield from _flat(server.engine)
     for field in dataclasses.fields(server):
@@ -65,6 +82,8 @@ def _settings(file: Any) -> Iterator[tuple[str, Any]]:
 def _flat(values: Any, path: str = "") -> Iterator[tuple[str, Any]]:
     for field in dataclasses.fields(values):
         value, name = getattr(values, field.name), f"{path}{field.name}"
+        if value is not None and not field.repr:
+            value = HIDDEN
         yield from _flat(value, f"{name}.") if dataclasses.is_dataclass(value) else ((name, value),)
 
 

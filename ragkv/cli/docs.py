@@ -19,6 +19,7 @@ from .options import (
     Home,
     Model,
     Settings,
+    Weights,
     command_group,
     require_index,
 )
@@ -75,12 +76,13 @@ def delete(
     device: Device = None,
     dtype: Dtype = None,
     adapter: Adapter = None,
+    weights: Weights = None,
     as_json: AsJson = False,
 ) -> None:
     """Delete documents, their passages and this model's KV of them. `ragkv gc` deletes the KV of other models."""
     with _index(home) as index:
         ids = [_id_of(index, name) for name in names]
-    with EngineOptions(home, model, config, device, dtype, adapter).rag() as rag:
+    with EngineOptions(home, model, config, device, dtype, adapter, weights).rag() as rag:
         removal = rag.delete(ids)
     if as_json:
         print_json({"deleted": removal.deleted, "passages": len(removal.passages)})

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from ragkv.config import EngineConfig, StoreConfig
 from ragkv.errors import RagKVError
-from ragkv.runtime import available_bytes, total_bytes
+from ragkv.runtime import available_bytes, cores, cpu_model, crowding_hint, load, total_bytes
 
 if TYPE_CHECKING:
     from ragkv.model.product_speed import ProductSpeed
@@ -30,6 +30,9 @@ PACKAGES = {  # by extra: what must be importable, and what for
     "lora": (("peft",), "LoRA adapters"),
     "gguf": (("gguf",), "GGUF files"),
     "structured": (("llguidance",), "answers that a JSON schema constrains"),
+    "agents": (("langchain",), "the example of an agent"),
+    "mcp": (("mcp",), "`ragkv mcp`: the corpus as tools of MCP clients"),
+    "otel": (("opentelemetry",), "traces of requests"),
     "langchain": (("langchain_core",), "LangChain"),
     "api": (("fastapi", "uvicorn", "structlog", "limits", "prometheus_client"), "ragkv serve"),
     "redis": (("redis",), "shared storage on Redis"),
@@ -38,6 +41,8 @@ PACKAGES = {  # by extra: what must be importable, and what for
 }
 LAYER = (896, 4864)  # inputs and outputs of the timed product: Qwen2.5-0.5B's
 DISK_BYTES = 64 * 2**20
+MOST_WEIGHTS = 2**23  # of a layer that is timed
+INT8_PAYS = 1.2  # how many times as fast int8 must be to be worth its rounding
 SLOW_DISK = 200e6  # bytes a second, below which loading KV takes longer than most models take to compute it
 
 
@@ -49,6 +54,7 @@ class Machine:
     features: tuple[str, ...]  # instructions that matter here
     cores: int
     threads: int  # that torch computes with
+    load: float | None  # programs that wanted to run, mean of the last minute
     gpus: tuple[str, ...]
     float32_flops: float  # of one thread, 64 rows
     bfloat16_flops: float
@@ -100,6 +106,7 @@ class Examination:
     model: str
     dtype: str
     dtype_why: str
+    int8_gain: float | None  # of int8 weights over that dtype in a request; None: not possible
     machine: Machine
     packages: tuple[Package, ...]
     home: HomeHealth
@@ -112,25 +119,26 @@ def examine(home: Path, model: str, config: EngineConfig) -> Examination:
 
     choice = choose_dtype(model, config.device, config.dtype, config.store.memory_bytes)
     machine, found, health = _machine(home), packages(), home_health(home)
-    advice = sorted(_advice(config, choice.name, machine, found, health), key=lambda one: -one.gain)
-    return Examination(model, choice.name, choice.why, machine, found, health, tuple(advice))
+    gain = _int8_gain(model, choice.name) if config.device == "cpu" and config.weights == "plain" else None
+    advice = sorted(_advice(config, choice.name, machine, found, health, gain), key=lambda one: -one.gain)
+    return Examination(model, choice.name, choice.why, gain, machine, found, health, tuple(advice))
 
 
 def _machine(home: Path) -> Machine:
     import torch
 
-    from ragkv.fusion.profile import cpu_model
-    from ragkv.model.product_speed import product_speeds
+    from ragkv.model.product_speed import measured_speeds
 
-    wide, narrow = product_speeds((torch.float32, torch.bfloat16), *LAYER)
+    wide, narrow = measured_speeds((torch.float32, torch.bfloat16), *LAYER)
     place = next(folder for folder in (home.absolute(), *home.absolute().parents) if folder.is_dir())
     write, read = _disk_rates(place)
     gpus = range(torch.cuda.device_count()) if torch.cuda.is_available() else ()
     return Machine(
         cpu=cpu_model(),
         features=_features(),
-        cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
+        cores=cores(),
         threads=torch.get_num_threads(),
+        load=load(),
         gpus=tuple(torch.cuda.get_device_name(number) for number in gpus),
         float32_flops=_flops(wide),
         bfloat16_flops=_flops(narrow),
@@ -140,6 +148,27 @@ def _machine(home: Path) -> Machine:
         disk_write_bytes_per_s=write,
         disk_read_bytes_per_s=read,
     )
+
+
+def _int8_gain(model: str, dtype: str) -> float | None:
+    """How many times as fast int8 computes a layer of the model, many rows and one weighted as in a request."""
+    import torch
+
+    from ragkv.model.int8 import int8_speed
+    from ragkv.model.loading import config_of
+    from ragkv.model.product_speed import measured_speeds
+
+    config = config_of(model)
+    plain = getattr(torch, dtype, None)
+    if getattr(config, "quantization_config", None) is not None or not isinstance(plain, torch.dtype):
+        return None
+    config = config.get_text_config()
+    inputs = config.hidden_size
+    outputs = min(getattr(config, "intermediate_size", None) or 4 * inputs, max(1, MOST_WEIGHTS // inputs))
+    if (rounded := int8_speed(inputs, outputs)) is None:
+        return None
+    (speed,) = measured_speeds((plain,), inputs, outputs)
+    return speed.request_s / rounded.request_s
 
 
 def _flops(speed: "ProductSpeed") -> float:
@@ -223,18 +252,24 @@ def home_health(home: Path) -> HomeHealth:
 
 
 def _count_entries(directory: Path, dtypes: dict[str, int]) -> tuple[int, int, int]:
-    """Entries, unreadable ones among them, and their bytes; counts the readable ones by dtype."""
+    """Entries, unreadable files, and the bytes of all; counts the readable entries by dtype."""
     from ragkv.store import Store
 
     with Store.open(StoreConfig(directory=str(directory), memory_bytes=0, read_only=True)) as store:
         for info in store.infos():
             dtypes[info.identity.dtype] = dtypes.get(info.identity.dtype, 0) + 1
+        unreadable = len(store.refused(lambda _: True))  # scores next to entries count, too
         disk = store.stats().tiers[-1]
-    return disk.entries, max(0, disk.entries - sum(dtypes.values())), disk.used_bytes
+    return disk.entries, unreadable, disk.used_bytes
 
 
 def _advice(
-    config: EngineConfig, dtype: str, machine: Machine, found: tuple[Package, ...], health: HomeHealth
+    config: EngineConfig,
+    dtype: str,
+    machine: Machine,
+    found: tuple[Package, ...],
+    health: HomeHealth,
+    int8_gain: float | None = None,
 ) -> Iterator[Advice]:
     """What to change."""
     on_cpu = config.device == "cpu"
@@ -245,7 +280,15 @@ def _advice(
     if on_cpu and config.dtype in flops and flops[best] > 1.1 * flops[config.dtype]:
         gain = flops[best] / flops[config.dtype]
         yield Advice(gain, f"{best} multiplies {gain:.1f} times as fast here as {config.dtype}: set dtype = auto.")
-    if on_cpu and machine.threads < machine.cores:
+    if on_cpu and int8_gain is not None and int8_gain > INT8_PAYS:
+        text = (
+            f"int8 weights compute a layer of this model {int8_gain:.1f} times as fast here as {dtype}: set weights = "
+        )
+        yield Advice(int8_gain, text + "int8, ingest again, and see with `ragkv gate` what the rounding costs.")
+    hint = crowding_hint(machine.threads, machine.load, machine.cores) if on_cpu else None
+    if hint is not None:
+        yield Advice(machine.threads, hint)
+    elif on_cpu and machine.threads < machine.cores and (machine.load is None or machine.load < machine.cores):
         gain = machine.cores / machine.threads
         yield Advice(
             gain, f"torch uses {machine.threads} of {machine.cores} cores: raise OMP_NUM_THREADS, or unset it."

@@ -1,6 +1,6 @@
 """`ragkv explain`: the loading controller's decision for a question, or for a request described by its size."""
 
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 from rich.table import Table
@@ -21,22 +21,26 @@ from .options import (
     Passages,
     SelectorName,
     Settings,
+    Weights,
     require_index,
 )
 from .output import console, milliseconds, print_json, print_note
 
 if TYPE_CHECKING:
     from ragkv.engine import Engine
+    from ragkv.fusion.break_even import Kind
     from ragkv.rag import Rag
+
+
+TierName = Literal["memory", "disk", "redis", "s3"]
+USES_CHUNKS = 6  # chunks of the prompt in which an entry's use is counted
 
 
 def explain(
     question: Annotated[str | None, typer.Argument(help="The question; without one, describe a request.")] = None,
     chunks: Annotated[int | None, typer.Option(min=1, help="Described request: its chunks.")] = None,
     tokens: Annotated[int, typer.Option(min=1, help="Described request: tokens of each chunk.")] = 512,
-    tier: Annotated[
-        str, typer.Option(help="Described request: the tier of its chunks, memory, disk, redis or s3.")
-    ] = "disk",
+    tier: Annotated[TierName, typer.Option(help="Described request: the tier of its chunks.")] = "disk",
     question_tokens: Annotated[int, typer.Option(min=1, help="Described request: tokens of its question.")] = 32,
     home: Home = HOME,
     model: Model = "reader",
@@ -44,6 +48,7 @@ def explain(
     device: Device = None,
     dtype: Dtype = None,
     adapter: Adapter = None,
+    weights: Weights = None,
     k: Passages = 6,
     selector: SelectorName = None,
     as_json: AsJson = False,
@@ -51,7 +56,7 @@ def explain(
     """Explain the recompute ratio, the chunks computed instead of loaded and the cheapest tier; compare the times."""
     if (question is None) == (chunks is None):
         raise InputError('Give a question, `ragkv explain "Who ...?"`, or a description: `--chunks 6 --tokens 512`.')
-    options = EngineOptions(home, model, config, device, dtype, adapter)
+    options = EngineOptions(home, model, config, device, dtype, adapter, weights)
     if question is None:
         assert chunks is not None
         with options.engine(reads=True) as engine:
@@ -68,6 +73,8 @@ def explain(
         console.print(sentence)
     for note in found["notes"]:
         print_note(note)
+    if found["break_even"]:
+        console.print(_break_even_sentence(found["break_even"]))
     table = Table("", "estimate", "measured")
     for name, (estimate, measured) in found["times_s"].items():
         table.add_row(name, *("" if value is None else milliseconds(value) for value in (estimate, measured)))
@@ -81,6 +88,7 @@ def _explain_description(
     engine: "Engine", chunks: int, tokens: int, tier: str, question_tokens: int, selector: str | None
 ) -> dict[str, Any]:
     """The decision for a request of equal chunks. The first chunk follows the prefix directly, so it is exact."""
+    from ragkv.fusion.break_even import Kind
     from ragkv.fusion.controller import decide
     from ragkv.fusion.estimators import Load, Shape, load_s, recompute_s
     from ragkv.inference import selection_of
@@ -98,6 +106,7 @@ def _explain_description(
         "tier": decision.tier,
         "decision": (_compare(decision.ttft_s, full_s), *decision.why, *_kcache(engine, shape.prompt_tokens)),
         "notes": how.notes,
+        "break_even": _break_even(engine, Kind(tier, how.ratio, tokens, question_tokens, shape.selection)),
         "times_s": {
             "a layer: loading all": (load_s(profile, loads).layer_s, None),
             f"a layer: recompute at r* = {how.ratio:.0%}": (recompute_s(profile, how.ratio, shape).layer_s, None),
@@ -110,6 +119,7 @@ def _explain_description(
 
 def _explain_question(rag: "Rag", question: str, k: int, selector: str | None) -> dict[str, Any]:
     """The decision for a question, with the estimated times and the times measured while it was answered."""
+    from ragkv.fusion.break_even import Kind
     from ragkv.fusion.estimators import recompute_s, ttft_s
 
     engine = rag.engine
@@ -121,6 +131,7 @@ def _explain_question(rag: "Rag", question: str, k: int, selector: str | None) -
         "recommended": None,  # not without a profile
         "decision": reuse.decision,
         "notes": reuse.notes,
+        "break_even": None,
         "times_s": {},
         "usd_a_month": {},
         "reuse": output.plain(reuse),
@@ -144,6 +155,12 @@ def _explain_question(rag: "Rag", question: str, k: int, selector: str | None) -
         "first token, full prefill": (full_s, None),
     }
     found["usd_a_month"] = _costs(engine, sum(load.tokens for load in loads))
+    if chunks := [span for span in answer.spans if span.chunk is not None]:
+        tier = max(loads, key=lambda load: load.tokens).tier if loads else "memory"
+        longest = max(span.tokens for span in chunks)
+        question_tokens = reuse.tokens - sum(span.tokens for span in chunks)
+        ratio = engine.parts.intake.method({"ratio": None, "selector": selector}).ratio
+        found["break_even"] = _break_even(engine, Kind(tier, ratio, longest, question_tokens, shape.selection))
     return found
 
 
@@ -158,6 +175,37 @@ def _compare(fused_s: float, full_s: float) -> str:
     if recommended(fused_s, full_s) == "fused":
         return f"fusing is estimated to be {full_s / fused_s:.1f}x faster to the first token: {fused}, {full}"
     return f"fusing is not faster here by these estimates, use `--reuse none`: {fused}, {full} to the first token"
+
+
+def _break_even(engine: "Engine", kind: "Kind") -> dict[str, Any]:
+    """From how many tokens on requests of a kind gain by fusing, and after how many uses an entry is paid for."""
+    from ragkv.fusion.break_even import least_tokens, recompute_ttft_s, request, uses_until_paid
+    from ragkv.fusion.estimators import ttft_s
+
+    profile, passes = engine.parts.load_control.profile, engine.parts.encoder.passes
+    shape, loads = request(kind, USES_CHUNKS * kind.chunk_tokens)
+    gain_s = recompute_ttft_s(profile, shape, loads) - ttft_s(profile, shape, kind.ratio, loads)
+    return {
+        "tokens": least_tokens(profile, kind),
+        "tier": kind.tier,
+        "ratio": kind.ratio,
+        "entry_tokens": kind.chunk_tokens,
+        "uses": uses_until_paid(profile, kind.chunk_tokens, passes, gain_s / (USES_CHUNKS - 1)),
+    }
+
+
+def _break_even_sentence(found: dict[str, Any]) -> str:
+    """Both numbers in a sentence."""
+    at = f"from {found['tier']} at {found['ratio']:.0%}"
+    pays = (
+        f"fusing does not pay here at any length {at}"
+        if found["tokens"] is None
+        else f"fusing pays here from about {found['tokens']} tokens of chunks on, {at}"
+    )
+    entry = f"an entry of {found['entry_tokens']} tokens"
+    if found["uses"] is None:
+        return f"{pays}; {entry} never saves the time it took to make"
+    return f"{pays}; {entry} has saved the time it took to make after {found['uses']} uses in prompts of {USES_CHUNKS}"
 
 
 def _kcache(engine: "Engine", tokens: int) -> tuple[str, ...]:

@@ -1,8 +1,11 @@
 """`ragkv ingest`: files and folders into the index and the store, with an outcome for every file; `--watch` follows."""
 
 import os
+import signal
+import threading
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -14,8 +17,8 @@ from ragkv.errors import DocumentError, MissingExtraError
 
 from . import output
 from .ingest_progress import IngestProgress
-from .ingest_report import as_json_value, print_outcome, print_report
-from .options import HOME, Adapter, AsJson, Device, Dtype, EngineOptions, Home, Model, Settings
+from .ingest_report import as_json_value, learning_note, print_outcome, print_report
+from .options import HOME, Adapter, AsJson, Device, Dtype, EngineOptions, Home, Model, Settings, Weights
 from .output import print_json, print_note
 
 if TYPE_CHECKING:
@@ -32,11 +35,16 @@ def ingest(
     device: Device = None,
     dtype: Dtype = None,
     adapter: Adapter = None,
+    weights: Weights = None,
     chunk_tokens: Annotated[
         int | None, typer.Option(help="Longest chunk, in tokens.", show_default="512; the reader: 128")
     ] = None,
-    encoding: Annotated[str, typer.Option(help="Of text without a byte order mark; auto guesses.")] = "utf-8",
-    inflated_bytes: Annotated[int, typer.Option(min=1, help="Most bytes of a file, also when unpacked.")] = GIB,
+    encoding: Annotated[
+        str, typer.Option(help="Encoding of text without a byte order mark; auto guesses it.")
+    ] = "utf-8",
+    inflated_bytes: Annotated[
+        int, typer.Option(min=1, help="Most bytes of a file, also when unpacked.", show_default="1 GiB")
+    ] = GIB,
     prune: Annotated[bool, typer.Option("--prune", help="Delete indexed documents that are not among these.")] = False,
     strict: Annotated[bool, typer.Option("--strict", help="Stop at the first file that cannot be read.")] = False,
     watch: Annotated[bool, typer.Option("--watch", help="Go on: follow new, changed and deleted files.")] = False,
@@ -49,7 +57,7 @@ def ingest(
     Every file seen is reported as added, changed, unchanged, ignored or failed. The exit status is 1 if one failed.
     """
     _check_paths(paths, all_needed=watch)
-    engine_options = EngineOptions(home, model, config, device, dtype, adapter)
+    engine_options = EngineOptions(home, model, config, device, dtype, adapter, weights)
     engine_options.check_writable()
     from ragkv.rag import FileOptions
     from ragkv.retrieval import ParseLimits
@@ -59,7 +67,8 @@ def ingest(
     with engine_options.rag(chunk_tokens) as rag:
         runs = Runs(rag, paths, options, encode=not index_only, verbose=verbose)
         if watch:
-            _follow(runs, home, as_json)
+            with _ended_by_signal() as ended:
+                _follow(runs, home, as_json, ended)
         else:
             _end(paths, runs.first(as_json))
 
@@ -85,6 +94,8 @@ class Runs:
                 f"{report.kv.failed} entries could not be stored. Questions that need these chunks compute them."
             )
         seconds = time.monotonic() - began
+        if (note := learning_note(self.rag.engine, report.kv.encoded, seconds)) is not None:
+            print_note(note)
         if as_json:
             print_json(as_json_value(report, seconds))
         else:
@@ -108,12 +119,33 @@ class Runs:
             return self.rag.ingest_files(self.paths, options, encode=encode, on_encode=progress.on_encode)
 
 
-def _follow(runs: Runs, home: Path, as_json: bool) -> None:
-    """Ingest all, and again after each change, until it is interrupted."""
-    changes = _changes(runs.paths, home)
+@contextmanager
+def _ended_by_signal() -> Iterator[threading.Event]:
+    """Inside the block SIGINT and SIGTERM set the event and raise `KeyboardInterrupt`.
+
+    SIGINT does so too where it was ignored, as a shell starts its background jobs. The event says that a signal came
+    even if the exception is lost, as it is in a finalizer.
+    """
+    ended = threading.Event()
+
+    def interrupt(*_: object) -> None:
+        ended.set()
+        raise KeyboardInterrupt
+
+    before = {number: signal.signal(number, interrupt) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield ended
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _follow(runs: Runs, home: Path, as_json: bool, ended: threading.Event) -> None:
+    """Ingest all, and again after each change, until it is interrupted or `ended` is set."""
+    changes = _changes(runs.paths, home, ended)
     next(changes)  # from here on no change is missed
     failures = _failures(runs.first(as_json).files)
-    print_note("following changes; Ctrl-C ends it.")
+    print_note("following changes; Ctrl-C or SIGTERM ends it.")
     try:
         for _ in changes:
             report = runs.again()
@@ -122,11 +154,12 @@ def _follow(runs: Runs, home: Path, as_json: bool) -> None:
                     print_outcome(outcome)
             failures = _failures(report.files)
     except KeyboardInterrupt:
-        print_note("no longer following changes.")
+        pass
+    print_note("no longer following changes.")
 
 
-def _changes(paths: Sequence[Path], home: Path) -> Iterator[None]:
-    """Something at once, and then after each change of a file that is neither hidden nor in the home."""
+def _changes(paths: Sequence[Path], home: Path, ended: threading.Event) -> Iterator[None]:
+    """Something at once, and then after each change of a file that is neither hidden nor in the home, until `ended`."""
     try:
         from watchfiles import watch  # an extra
     except ImportError as error:
@@ -139,7 +172,12 @@ def _changes(paths: Sequence[Path], home: Path) -> Iterator[None]:
         return not path.is_relative_to(own) and not any(part.startswith(".") for part in parts)
 
     waits = watch(
-        *roots, watch_filter=is_of_interest, rust_timeout=WATCH_MS, yield_on_timeout=True, ignore_permission_denied=True
+        *roots,
+        watch_filter=is_of_interest,
+        stop_event=ended,
+        rust_timeout=WATCH_MS,
+        yield_on_timeout=True,
+        ignore_permission_denied=True,
     )
     for number, changed in enumerate(waits):
         if number == 0 or changed:

@@ -1,47 +1,20 @@
 """How far an ingestion is, with a rate and the time left: a bar on a terminal, else a line into the log every 10 s."""
 
 import threading
-import time
-from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Self
 
 from rich.progress import BarColumn, Progress, TextColumn
 
+from ragkv.runtime import Rate
+
 from . import output
-from .ingest_report import duration
 
 if TYPE_CHECKING:
     from ragkv.rag import FileProgress
 
 LOG_EVERY_S = 10.0
-WINDOW_S = 60.0  # the rate is that of the last minute: what was stored already takes no time
-
-
-class Rate:
-    """How fast a count grows, and when it will reach its total."""
-
-    def __init__(self) -> None:
-        self._seen: deque[tuple[float, float]] = deque()  # time, done
-        self._left = 0.0
-
-    def update(self, done: float, total: float) -> None:
-        now = time.monotonic()
-        self._left = total - done
-        self._seen.append((now, done))
-        while now - self._seen[0][0] > WINDOW_S and len(self._seen) > 2:
-            self._seen.popleft()
-
-    @property
-    def per_s(self) -> float:
-        (began, first), (ended, last) = self._seen[0], self._seen[-1]
-        return (last - first) / (ended - began) if ended - began > 0.5 else 0.0
-
-    @property
-    def left(self) -> str:
-        """Such as ", about 2 min 5 s left"; empty while nothing is known."""
-        return f", about {duration(self._left / self.per_s)} left" if self._seen and self.per_s > 0 else ""
 
 
 class IngestProgress:

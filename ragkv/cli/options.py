@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from ragkv.config import CODEC_NAMES, DOCUMENT_END, RETRIEVER_NAMES, SELECTOR_NAMES, EngineConfig
+from ragkv.config import CODEC_NAMES, DOCUMENT_END, RETRIEVER_NAMES, SELECTOR_NAMES, WEIGHTS, EngineConfig
 from ragkv.errors import ConfigError, InputError, StoreLockedError
 from ragkv.runtime.setting_values import FILE_VARIABLE, toml_values
 
@@ -52,9 +52,10 @@ if TYPE_CHECKING:
     RetrieverChoice = str
     CodecChoice = str
     DtypeChoice = str
+    WeightsChoice = str
 else:  # typer shows the choices in the help, and refuses all others
     SelectorChoice, RetrieverChoice = Literal[SELECTOR_NAMES], Literal[RETRIEVER_NAMES]
-    CodecChoice, DtypeChoice = Literal[CODEC_NAMES], Literal[DTYPES]
+    CodecChoice, DtypeChoice, WeightsChoice = Literal[CODEC_NAMES], Literal[DTYPES], Literal[WEIGHTS]
 
 FROM_SETTINGS = "from the settings"  # the default of an option, as the help shows it
 CORPUS, SEARCH, ANSWER = "Corpus and model", "Retrieval", "Answer"  # groups of options in the help
@@ -95,6 +96,15 @@ Adapter = Annotated[
         show_default=FROM_SETTINGS,
         metavar="PATH",
         help="LoRA adapter, merged into the model; its KV is stored apart.",
+    ),
+]
+Weights = Annotated[
+    WeightsChoice | None,
+    typer.Option(
+        rich_help_panel=CORPUS,
+        show_default=FROM_SETTINGS,
+        metavar="KIND",
+        help="plain, or int8: linear layers in 8 bits on a CPU, faster and rounded; its KV is stored apart.",
     ),
 ]
 Passages = Annotated[int, typer.Option("--k", "-k", min=1, rich_help_panel=SEARCH, help="Passages to retrieve.")]
@@ -164,6 +174,7 @@ class EngineOptions:
     device: str | None = None
     dtype: str | None = None
     adapter: str | None = None
+    weights: str | None = None
     exact_history: bool = False  # recompute history that was reused inexactly
 
     def config(self) -> EngineConfig:
@@ -184,6 +195,7 @@ class EngineOptions:
             device=self.device or config.device,
             dtype=self.dtype or config.dtype,
             adapter=config.adapter if self.adapter is None else self.adapter,
+            weights=self.weights or config.weights,
         )
 
     def check_writable(self) -> None:

@@ -11,7 +11,7 @@ import typer
 from rich.table import Table
 
 from . import output
-from .options import HOME, Adapter, AsJson, Device, Dtype, EngineOptions, Home, Model, Settings
+from .options import HOME, Adapter, AsJson, Device, Dtype, EngineOptions, Home, Model, Settings, Weights
 from .output import console, milliseconds, print_json, print_note
 
 if TYPE_CHECKING:
@@ -27,14 +27,17 @@ def profile(
     device: Device = None,
     dtype: Dtype = None,
     adapter: Adapter = None,
-    quick: Annotated[bool, typer.Option(help="Short prompts, fewer rounds: takes seconds, less exact.")] = False,
+    weights: Weights = None,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Short prompts, fewer rounds: takes seconds, less exact.")
+    ] = False,
     plot: Annotated[Path | None, typer.Option(help="File for the plot.", show_default="next to the profile")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Measure prefill, recompute, loading and decoding here. Engines with ratio = None use the profile."""
     from ragkv.calibration.profiling import measure, save
 
-    with EngineOptions(home, model, config, device, dtype, adapter).engine() as engine:
+    with EngineOptions(home, model, config, device, dtype, adapter, weights).engine() as engine:
         with output.progress("measuring") as on_progress:
             measured = measure(engine, quick=quick, on_progress=on_progress)
         path = save(engine, measured)

@@ -7,7 +7,7 @@ of a command is otherwise mostly that of loading them.
 
 import http.client
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -33,57 +33,56 @@ class ServedAnswer:
     hits: "tuple[Hit, ...]"  # in prompt order
 
 
-class _Refused(Exception):
+class Refused(Exception):
     """The server gave no answer; the text says why."""
 
 
-def ask_server(home: Path, model: str, body: Mapping[str, Any]) -> ServedAnswer | None:
-    """The answer of the server of `home` to the body of a `/v1/ask`, with a note; `None` if it gives none.
+def server_of(home: Path, model: str) -> "ServerAddress | None":
+    """Where the server of `home` listens.
 
-    A server with another model is not asked, nor one whose default collection is not the one that `ragkv ingest` fills.
+    `None` for one with another model, and one whose default collection is not the one that `ragkv ingest` fills.
     """
     address = server_file.load(home)
     if address is None or address.model != model or (home / "collections" / "default").exists():
         return None
+    return address
+
+
+def ask_server(home: Path, model: str, body: Mapping[str, Any]) -> ServedAnswer | None:
+    """The answer of the server of `home` to the body of a `/v1/ask`, with a note; `None` if it gives none."""
+    if (address := server_of(home, model)) is None:
+        return None
     try:
-        _send(address, "GET", "/livez", None, LIVE_S)
-        answered = _served_answer(_send(address, "POST", "/v1/ask", body, ANSWER_S))
-    except (OSError, http.client.HTTPException, ValueError, KeyError, TypeError, _Refused) as error:
+        send(address, "GET", "/livez", None, LIVE_S)
+        answered = served_answer(send(address, "POST", "/v1/ask", body, ANSWER_S))
+    except (OSError, http.client.HTTPException, ValueError, KeyError, TypeError, Refused) as error:
         print_note(f"the server at {address.url} does not answer this question: {error}")
         return None
     print_note(f"the server at {address.url} (pid {address.pid}), which has this home, answered, with its settings.")
     return answered
 
 
-def _send(
+def send(
     address: "ServerAddress", method: str, path: str, body: Mapping[str, Any] | None, timeout_s: float
 ) -> dict[str, Any]:
-    """The JSON of a response. Raises `_Refused` for an error, and if another process answers."""
+    """The JSON of a response. Raises `Refused` for an error, and if another process answers."""
     connection = http.client.HTTPConnection(address.host, address.port, timeout=timeout_s)  # past any proxy
     try:
         data = None if body is None else json.dumps(body).encode()
         connection.request(method, path, data, {"content-type": "application/json", "accept": "application/json"})
         response = connection.getresponse()
         if response.getheader("x-replica") != address.replica:
-            raise _Refused("another process listens there")
+            raise Refused("another process listens there")
         found = json.loads(response.read())
-        if response.status != 200:
-            raise _Refused(str(found["error"]["message"]))
+        if response.status not in (200, 201):
+            raise Refused(str(found["error"]["message"]))
         return dict(found)
     finally:
         connection.close()
 
 
-def _served_answer(found: Mapping[str, Any]) -> ServedAnswer:
+def served_answer(found: Mapping[str, Any]) -> ServedAnswer:
     """A response of `/v1/ask` as the values of the library."""
-    from ragkv.retrieval import Hit, Passage
-
-    hits = []
-    scores = sorted((one["score"] for one in found["sources"]), reverse=True)
-    for one in found["sources"]:
-        metadata = {name: one[name] for name in ("title", "page") if one.get(name) is not None}
-        passage = Passage("", one["document_id"], one["text"], (one["start"], one["end"]), one["source"], metadata)
-        hits.append(Hit(passage, one["score"], scores.index(one["score"]) + 1))
     reuse = {name: value for name, value in found["reuse"].items() if name != "tokens"}
     answer = Answer(
         text=found["answer"],
@@ -97,7 +96,20 @@ def _served_answer(found: Mapping[str, Any]) -> ServedAnswer:
         ),
         spans=tuple(_span(one) for one in found["prompt"]),
     )
-    return ServedAnswer(answer, tuple(hits))
+    return ServedAnswer(answer, hits_of(found["sources"]))
+
+
+def hits_of(sources: Sequence[Mapping[str, Any]]) -> "tuple[Hit, ...]":
+    """The sources of a response as hits, in their order."""
+    from ragkv.retrieval import Hit, Passage
+
+    hits = []
+    scores = sorted((one["score"] for one in sources), reverse=True)
+    for one in sources:
+        metadata = {name: one[name] for name in ("title", "page") if one.get(name) is not None}
+        passage = Passage("", one["document_id"], one["text"], (one["start"], one["end"]), one["source"], metadata)
+        hits.append(Hit(passage, one["score"], scores.index(one["score"]) + 1))
+    return tuple(hits)
 
 
 def _span(one: Mapping[str, Any]) -> PromptSpan:

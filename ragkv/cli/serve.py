@@ -3,47 +3,85 @@
 import os
 import sys
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal, NoReturn
 
 import typer
 
-from .options import Adapter, Device, Dtype, Settings
+from ragkv.runtime import tracing
+
+from .options import CORPUS, FROM_SETTINGS, Adapter, Device, Dtype, Settings, Weights
 from .output import errors
+
+if TYPE_CHECKING:
+    from ragkv.api import ServeConfig
 
 LogLevel = Literal["debug", "info", "warning", "error"]
 LogFormat = Literal["auto", "json", "console"]
 
 
+def _from_settings(default: str) -> str:
+    """The default of an option, as the help shows it."""
+    return f"{FROM_SETTINGS}, else {default}"
+
+
+Host = Annotated[str | None, typer.Option(help="Address to listen on.", show_default=_from_settings("127.0.0.1"))]
+Port = Annotated[
+    int | None,
+    typer.Option(min=0, max=65535, help="Port; 0 is any free one.", show_default=_from_settings("8000")),
+]
+ServedHome = Annotated[
+    Path | None,
+    typer.Option(
+        "--home",
+        envvar="RAGKV_HOME",
+        rich_help_panel=CORPUS,
+        help="Folder of all tenants' documents and KV, and of the keys.",
+        show_default=_from_settings(".ragkv"),
+    ),
+]
+ServedModel = Annotated[
+    str | None,
+    typer.Option(
+        "--model",
+        envvar="RAGKV_MODEL",
+        rich_help_panel=CORPUS,
+        help="'reader' (bundled), a model folder or a hub id.",
+        show_default=_from_settings("reader"),
+    ),
+]
+NoAuth = Annotated[bool, typer.Option("--no-auth", help="Serve all clients without asking for a key.")]
+OnRay = Annotated[bool, typer.Option("--ray", help="Replicas on Ray Serve, which share a Redis server: docs/scale.md.")]
+Replicas = Annotated[
+    int | None, typer.Option(min=1, help="With --ray: number of replicas.", show_default=_from_settings("2"))
+]
+Level = Annotated[
+    LogLevel | None,
+    typer.Option("--log-level", show_default=_from_settings("info"), help="The least severe events logged."),
+]
+Format = Annotated[
+    LogFormat | None,
+    typer.Option("--log-format", show_default=_from_settings("auto"), help="auto: console on a terminal, else json."),
+]
+
+
 def serve(
-    host: Annotated[str | None, typer.Option(help="Address to listen on.", show_default="127.0.0.1")] = None,
-    port: Annotated[
-        int | None, typer.Option(min=0, max=65535, help="Port; 0 is any free one.", show_default="8000")
-    ] = None,
-    home: Annotated[
-        Path | None, typer.Option(envvar="RAGKV_HOME", help="Data directory.", show_default=".ragkv")
-    ] = None,
-    model: Annotated[
-        str | None, typer.Option(envvar="RAGKV_MODEL", help="As in `ragkv ask`.", show_default="reader")
-    ] = None,
+    host: Host = None,
+    port: Port = None,
+    home: ServedHome = None,
+    model: ServedModel = None,
     config: Settings = None,
     device: Device = None,
     dtype: Dtype = None,
     adapter: Adapter = None,
-    no_auth: Annotated[bool, typer.Option("--no-auth", help="Serve all clients without asking for a key.")] = False,
-    ray: Annotated[bool, typer.Option("--ray", help="Replicas on Ray Serve; needs Redis, see docs/scale.md.")] = False,
-    replicas: Annotated[
-        int | None, typer.Option(min=1, help="With --ray: number of replicas.", show_default="2")
-    ] = None,
-    log_level: Annotated[
-        LogLevel | None, typer.Option(show_default="info", help="The least severe events logged.")
-    ] = None,
-    log_format: Annotated[
-        LogFormat | None, typer.Option(show_default="auto", help="auto: console on a terminal.")
-    ] = None,
+    weights: Weights = None,
+    no_auth: NoAuth = False,
+    ray: OnRay = False,
+    replicas: Replicas = None,
+    log_level: Level = None,
+    log_format: Format = None,
 ) -> None:
     """Serve answers over HTTP, with OpenAI's endpoints, ragkv's own and a web page. Ctrl-C or SIGTERM ends it."""
-    from ragkv.api import ServeConfig, check_network_exposure, create_app
-    from ragkv.api import serve as listen
+    from ragkv.api import ServeConfig
     from ragkv.model.loading import locate
 
     flags = {
@@ -52,6 +90,7 @@ def serve(
         "device": device,
         "dtype": dtype,
         "adapter": adapter,
+        "weights": weights,
         "serve": {
             "host": host,
             "port": port,
@@ -63,12 +102,25 @@ def serve(
     settings = ServeConfig.gather(config, flags=flags)
     locate(settings.model)  # a missing model is reported now and not after the start
     if ray:
-        from ragkv.api import KeyRing
-        from ragkv.cluster import run
+        _run_replicas(settings)
+    else:
+        _run(settings)
 
-        check_network_exposure(settings, KeyRing(settings.keys_path))
-        run(settings)
-        return
+
+def _run_replicas(settings: "ServeConfig") -> None:
+    """Serve with replicas until a signal ends it."""
+    from ragkv.api import KeyRing, check_network_exposure
+    from ragkv.cluster import run
+
+    check_network_exposure(settings, KeyRing(settings.keys_path))
+    run(settings)
+
+
+def _run(settings: "ServeConfig") -> NoReturn:
+    """Serve in this process until a signal ends it."""
+    from ragkv.api import check_network_exposure, create_app
+    from ragkv.api import serve as listen
+
     app = create_app(settings)
     check_network_exposure(settings, app.state.server.keys)
     if settings.port:
@@ -76,5 +128,6 @@ def serve(
         errors.print(f"ragkv serves {settings.model} at http://{shown}:{settings.port}; Ctrl-C ends it.")
     sys.stderr.flush()
     listen(app, settings)
+    tracing.flush()
     sys.stderr.flush()
     os._exit(0)  # everything is closed; the interpreter would take seconds to free the model, or wait for a thread

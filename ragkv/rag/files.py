@@ -213,7 +213,8 @@ class FileReader:
         ids = tuple(dict.fromkeys(document.id for document in documents))
         if errors:
             more = f" And {len(errors) - 1} more errors." if len(errors) > 1 else ""
-            reason = f"{errors[0]}{more} {len(ids)} documents of the file were read."
+            read = "1 document of the file was read." if len(ids) == 1 else f"{len(ids)} documents of it were read."
+            reason = f"{errors[0]}{more} {read}"
             return FileOutcome(shown, "failed", printable(reason), ids), put
         return FileOutcome(shown, _status(put[0]), documents=ids), put
 

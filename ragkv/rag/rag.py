@@ -17,7 +17,7 @@ from ragkv.errors import DocumentError, InputError
 from ragkv.inference import AnswerOptions
 from ragkv.retrieval import Document, Hit, Index, IngestReport, Passage, Removal, Reranker, Splitter, Where
 from ragkv.retrieval.embedders import Embedder
-from ragkv.runtime import Check, Closing, no_check
+from ragkv.runtime import Check, Closing, no_check, tracing
 from ragkv.sessions import Session
 from ragkv.types import Answer, Chunk, TokenEvent
 
@@ -135,7 +135,10 @@ class Rag(Closing):
         `None` is best first, but for the bundled reader the order of the corpus, in which "she" follows the name. What
         `check` raises between two steps ends the search.
         """
-        hits = self.index.search(question, k, retriever=retriever, where=where, reranker=reranker, check=check)
+        with tracing.span("ragkv.retrieve", **{"ragkv.k": k}) as trace:
+            hits = self.index.search(question, k, retriever=retriever, where=where, reranker=reranker, check=check)
+            if trace is not None:
+                trace.set_attribute("ragkv.hits", len(hits))
         if order == "document" or (order is None and self.engine.is_reader):
             positions = self.index.positions({hit.passage.document_id for hit in hits})
             hits.sort(key=lambda hit: (positions.get(hit.passage.document_id, math.inf), hit.passage.span))
@@ -165,8 +168,9 @@ class Rag(Closing):
         """
         if not question.strip():
             raise InputError("The question is empty. Give a question of at least one word.")
-        hits = self.retrieve(question, k, retriever=retriever, where=where, reranker=reranker, order=order)
-        answer = self.engine.answer(question, [self.chunk(hit.passage) for hit in hits], session, **how)
+        with tracing.span("ragkv.ask"):
+            hits = self.retrieve(question, k, retriever=retriever, where=where, reranker=reranker, order=order)
+            answer = self.engine.answer(question, [self.chunk(hit.passage) for hit in hits], session, **how)
         return RagAnswer(answer, hits)
 
     def sweep(self) -> int:
@@ -212,7 +216,7 @@ def _checked(item: Any, kinds: tuple[type, ...], what: str) -> Any:
     if isinstance(item, kinds):
         return item
     raise TypeError(
-        f"Rag.ingest takes a path, paths or documents; among the {what} is a {type(item).__name__}. "
+        f"Rag.ingest takes a path, paths or documents; one of the {what} is of type {type(item).__name__}. "
         "Make a Document(id, text) of each text, or give the path of a file or folder."
     )
 

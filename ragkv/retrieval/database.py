@@ -341,10 +341,17 @@ def open_database(directory: Path | None, read_only: bool = False) -> Database:
 @contextmanager
 def look_into(directory: Path) -> Iterator[Database | None]:
     """The database in `directory` for a few reads, `None` if there is none. Loads nothing that retrievers derive."""
-    if not _has_content(directory / FILE):
+    database = None
+    if _has_content(directory / FILE):
+        try:
+            database = open_database(directory, read_only=True)
+        except StoreError:
+            if _has_content(directory / FILE):
+                raise  # else another process has deleted it meanwhile
+    if database is None:
         yield None
         return
-    with closing(open_database(directory, read_only=True)) as database:
+    with closing(database):
         yield database
 
 

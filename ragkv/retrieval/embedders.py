@@ -19,6 +19,7 @@ from ragkv.runtime import BatchLock, Check, no_check
 from .values import Vectors
 
 CPU_BATCH_TOKENS = 256  # a processor computes larger batches hardly faster, and a query would wait longer for one
+MOST_CHARS_A_TOKEN = 32  # on the average of a text: what is behind the window of a long query is not even tokenized
 MINILM_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"  # the official all-MiniLM-L6-v2
 
 
@@ -122,7 +123,8 @@ class SentenceTransformerEmbedder(Embedder):
 
     def embed_query(self, query: str) -> Vectors:
         with self._lock.hold(urgent=True):
-            vector: Vectors = self._encode([query], query=True)[0]
+            read = (self._model().max_seq_length or 512) * MOST_CHARS_A_TOKEN
+            vector: Vectors = self._encode([query.lstrip()[:read]], query=True)[0]
         return vector
 
     def count_tokens(self, text: str) -> int:

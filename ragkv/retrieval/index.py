@@ -36,6 +36,11 @@ logger = logging.getLogger(__name__)
 QUERY_CHARS = 10_000  # of a query; an embedder reads far fewer
 EMBED_BATCH = 64  # texts whose vectors are committed together
 Progress = Callable[[int, int], None]  # number of texts embedded so far, number of texts to embed
+OnForget = Callable[[Sequence[Passage]], None]
+
+
+def _no_note(passages: Sequence[Passage]) -> None:
+    """The caller notes nothing."""
 
 
 @dataclass(slots=True)
@@ -191,6 +196,7 @@ class Index(Closing):
         progress: Progress | None = None,
         check: Check = no_check,
         file: FileRecord | None = None,
+        on_forget: OnForget = _no_note,
     ) -> IngestReport:
         """Adds these documents or replaces their old contents, all or none. An unchanged document costs one hash.
 
@@ -198,6 +204,8 @@ class Index(Closing):
         recorded with them, and documents that the file held before are deleted. The changed documents of one call are
         held in memory until it ends: feed very large corpora in several calls. What `check` raises between two batches
         ends the call: no document is changed, and the vectors computed so far are kept for the next call.
+
+        `on_forget` is called with `forgotten_passages` before the change is committed, and undoes it if it raises.
         """
         with self._writer(check):
             plan = self._plan(documents, check)
@@ -218,6 +226,7 @@ class Index(Closing):
                 new = tuple(passage for passage in plan.passages if passage.id not in before)
                 removed = tuple(passage for passage in old if passage.id not in after)
                 forgotten = self._delete_unused_texts(removed)
+                on_forget(forgotten)
                 if new or removed or embedded:
                     self._database.new_revision()
         return IngestReport(
@@ -231,8 +240,8 @@ class Index(Closing):
             embedded_texts=embedded,
         )
 
-    def delete(self, document_ids: str | Iterable[str]) -> Removal:
-        """Deletes documents, their passages and vectors. Unknown ids are ignored."""
+    def delete(self, document_ids: str | Iterable[str], on_forget: OnForget = _no_note) -> Removal:
+        """Deletes documents, their passages and vectors. Unknown ids are ignored. `on_forget` as for `ingest`."""
         wanted = [document_ids] if isinstance(document_ids, str) else list(dict.fromkeys(document_ids))
         with self._writer(), self._database.transaction():
             there = tuple(name for name in wanted if self._database.document_hash(name) is not None)
@@ -240,6 +249,7 @@ class Index(Closing):
             for name in there:
                 self._database.delete_document(name)
             forgotten = self._delete_unused_texts(passages)
+            on_forget(forgotten)
             if there:
                 self._database.new_revision()
         return Removal(there, passages, forgotten)

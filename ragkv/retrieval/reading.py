@@ -13,6 +13,7 @@ from .values import Document
 
 AUTO = "auto"  # the encoding is guessed for text that is not UTF-8
 GUESS_BYTES = 256 * 1024  # the guess is made from the start of a file
+WESTERN = "cp1252"  # the encoding of most text that is not Unicode
 # A longer mark comes before the one that it begins with.
 BYTE_ORDER_MARKS = (
     (codecs.BOM_UTF8, "utf-8-sig"),
@@ -57,17 +58,20 @@ def decode(file: Path, data: bytes, encoding: str) -> str:
 
 
 def _guess(file: Path, data: bytes) -> str:
-    """UTF-8 if the bytes are valid, else the best guess of charset-normalizer."""
+    """UTF-8 if the bytes are valid, else the best guess of charset-normalizer; the most common one of equal guesses."""
     try:
         data.decode("utf-8")
     except UnicodeDecodeError:
         import charset_normalizer
 
-        best = charset_normalizer.from_bytes(data[:GUESS_BYTES]).best()
+        guesses = charset_normalizer.from_bytes(data[:GUESS_BYTES])
+        best = guesses.best()
         if best is None:
             message = f"{file}: no encoding fits its first bytes. Is it text? Name its encoding: --encoding latin-1."
             raise DocumentError(message) from None
-        return best.encoding
+        equal = [guess for guess in guesses if (guess.chaos, guess.coherence) == (best.chaos, best.coherence)]
+        names = {name for guess in equal for name in (guess.encoding, *guess.could_be_from_charset)}
+        return WESTERN if WESTERN in names else best.encoding
     return "utf-8"
 
 

@@ -11,7 +11,7 @@ The batch knows no samplers and no text: choosing a token is up to its consumer,
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import torch
 
@@ -185,10 +185,14 @@ class DecodeBatch:
     def _serve(self, requests: list[_TokenRequest]) -> None:
         """Give every request its logits or its error. If a step for all fails, each request is tried alone."""
         try:
-            together = decode_rows(self._adapter, [request.row for request in requests])  # (B, V)
+            together: Iterable[torch.Tensor] = decode_rows(
+                self._adapter, [request.row for request in requests]
+            )  # (B, V)
+            if len(requests) > 1:  # copies: a slow consumer must not keep the logits of the whole step in memory
+                together = [logits.clone() for logits in together]
+            self._adapter.wait_for_device()  # other threads read these logits, perhaps on another stream
             for request, logits in zip(requests, together, strict=True):
-                # A copy: a slow consumer must not keep the logits of the whole step in memory.
-                request.logits = logits.clone() if len(requests) > 1 else logits
+                request.logits = logits
         except BaseException as error:
             left = [request for request in requests if not request.done]
             for request in left:

@@ -59,7 +59,7 @@ def test_without_a_temperature_it_is_0_which_decodes_greedily(
 def test_ingesting_unchanged_documents_encodes_nothing(run: Run, documents: Path) -> None:
     run("ingest", documents)
     again = run("ingest", documents, "--json").json
-    assert again["kv"] == {"encoded": 0, "present": 2, "failed": 0, "left": 0}
+    assert again["kv"] == {"encoded": 0, "present": 2, "failed": 0, "left": 0, "scored": 0}
     assert again["index"]["embedded_texts"] == 0
     assert len(again["index"]["unchanged"]) == 2
 

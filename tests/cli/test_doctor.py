@@ -17,6 +17,7 @@ MACHINE = Machine(
     features=("avx2",),
     cores=2,
     threads=2,
+    load=0.5,
     gpus=(),
     float32_flops=90e9,
     bfloat16_flops=20e9,
@@ -34,8 +35,9 @@ def advice(
     machine: Machine = MACHINE,
     packages: tuple[Package, ...] = (),
     health: HomeHealth = HEALTH,
+    int8_gain: float | None = 1.1,
 ) -> list[Advice]:
-    return list(examination._advice(config or EngineConfig(), "float32", machine, packages, health))
+    return list(examination._advice(config or EngineConfig(), "float32", machine, packages, health, int8_gain))
 
 
 def test_doctor_describes_machine_packages_and_home(run: Run, documents: Path) -> None:
@@ -47,16 +49,21 @@ def test_doctor_describes_machine_packages_and_home(run: Run, documents: Path) -
     found = run("doctor", "--json").json
     assert found["home"]["documents"] == 2
     assert found["home"]["dtypes"] == {"float32": found["home"]["entries"]}
+    assert found["int8_gain"] is None or found["int8_gain"] > 0
     assert found["dtype"] == "float32" and "checkpoint" in found["dtype_why"]
     assert found["machine"]["disk_read_bytes_per_s"] > 0
     gains = [one["gain"] for one in found["advice"]]
     assert gains == sorted(gains, reverse=True)
 
 
-def test_a_damaged_entry_is_counted_and_leads_to_advice(run: Run, documents: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("of_scores", [False, True])
+def test_a_damaged_entry_is_counted_and_leads_to_advice(
+    run: Run, documents: Path, tmp_path: Path, of_scores: bool
+) -> None:
     run("ingest", documents)
-    entry = next((tmp_path / "home/kv/entries").rglob("*.safetensors"))
-    entry.write_bytes(b"damaged" * 99)
+    files = (tmp_path / "home/kv/entries").rglob("*.safetensors")
+    damaged = next(file for file in files if ("." in file.stem) == of_scores)
+    damaged.write_bytes(b"damaged" * 99)
     found = run("doctor", "--json").json
     assert found["home"]["unreadable"] == 1
     assert any("ragkv gc" in one["text"] for one in found["advice"])
@@ -70,6 +77,19 @@ def test_a_slow_dtype_of_the_settings_and_unused_cores_are_named_with_their_gain
     slow = advice(EngineConfig(dtype="bfloat16"), dataclasses.replace(MACHINE, threads=1))
     assert [one.gain for one in slow] == [pytest.approx(4.5), 2.0]
     assert "dtype = auto" in slow[0].text and "OMP_NUM_THREADS" in slow[1].text
+
+
+def test_int8_is_named_with_what_it_gains_where_it_gains_enough() -> None:
+    (found,) = advice(int8_gain=2.34)
+    assert found.gain == 2.34
+    assert "2.3 times as fast here as float32" in found.text and "weights = int8" in found.text
+    assert advice(int8_gain=1.1) == advice(int8_gain=None) == []
+
+
+def test_threads_on_full_processors_are_advised_against_and_more_threads_are_not_advised() -> None:
+    (found,) = advice(machine=dataclasses.replace(MACHINE, load=7.5))
+    assert "2 threads while the processors are full (load 7.5 on 2)" in found.text and "OMP_NUM_THREADS=1" in found.text
+    assert advice(machine=dataclasses.replace(MACHINE, load=7.5, threads=1)) == []
 
 
 @pytest.mark.parametrize(

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from ragkv.cli import ingest_progress, output
-from ragkv.cli.ingest_progress import IngestProgress, Rate
-from ragkv.cli.ingest_report import duration
+from ragkv.cli.ingest_progress import IngestProgress
 from ragkv.rag import FileProgress
+from ragkv.runtime import Rate, duration
 from tests.rag import forty_files
 from tests.retrieval import sample_files
 

@@ -52,13 +52,19 @@ def test_explain_of_a_described_request_needs_and_uses_the_saved_profile(run: Ru
     assert 0.15 <= found["ratio"] <= 1
     assert found["tier"] in ("disk", "memory")
     assert len(found["decision"]) >= 2
+    break_even = found["break_even"]
+    assert break_even["tokens"] is None or break_even["tokens"] >= 16
+    assert break_even["uses"] is None or break_even["uses"] >= 1
+    said = described.out.replace("\n", " ")
+    assert ("fusing pays here from about" in said) != ("fusing does not pay here at any length" in said)
+    assert "an entry of 64 tokens" in said
 
 
 def test_explain_refuses_a_tier_that_was_not_measured(run: Run) -> None:
     run("profile", "--quick")
-    refused = run("explain", "--chunks", "4", "--tier", "tape")
+    refused = run("explain", "--chunks", "4", "--tier", "redis")
     assert refused.code == 1
-    assert "tape" in refused.err
+    assert "redis" in refused.err
 
 
 def test_explain_of_a_question_shows_estimates_and_measured_times(run: Run, documents: Path) -> None:
@@ -69,8 +75,12 @@ def test_explain_of_a_question_shows_estimates_and_measured_times(run: Run, docu
     run("profile", "--quick")
     after = run("explain", "Who founded Marl?")
     assert after.code == 0, after.err
-    assert "ratio" in after.out and "first token" in after.out and "measured" in after.out
-    times = run("explain", "Who founded Marl?", "--json").json["times_s"]
+    # Which of the two is faster for so short a prompt depends on the machine.
+    for words in ("fused", "full prefill", "first token", "measured"):
+        assert words in after.out, after.out
+    found = run("explain", "Who founded Marl?", "--json").json
+    assert 0 < found["ratio"] <= 1
+    times = found["times_s"]
     assert all(estimate >= 0 for estimate, _ in times.values())
     assert times["first token"][1] > 0
 

@@ -24,14 +24,21 @@ main()
 LIMIT_S = 120.0
 
 
+def ignore_interrupts() -> None:
+    """A shell without job control starts its background jobs so."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
 class Watcher:
-    """A process that runs `ragkv ingest --watch`."""
+    """A process that runs `ragkv ingest --watch`, as a background job."""
 
     def __init__(self, folder: Path, log: Path) -> None:
         self._log = log
         arguments = [sys.executable, "-c", DRIVER, "ingest", str(folder), "--watch"]
         with log.open("w") as errors:
-            self.process = subprocess.Popen(arguments, stdout=errors, stderr=errors, env=dict(os.environ))
+            self.process = subprocess.Popen(
+                arguments, stdout=errors, stderr=errors, env=dict(os.environ), preexec_fn=ignore_interrupts
+            )
 
     def wait_for(self, pattern: str) -> None:
         """Wait until the log matches."""
@@ -58,6 +65,14 @@ def test_a_folder_is_followed_while_others_read_the_home(watcher: Watcher, run: 
     check_second_writers(run, documents, watcher.process.pid)
     check_changes(watcher, documents, lambda: run("stats", "--json").json["index"]["documents"])
     watcher.process.send_signal(signal.SIGINT)
+    watcher.wait_for("no longer following changes")
+    assert watcher.process.wait(LIMIT_S) == 0
+
+
+def test_following_a_folder_ends_at_sigterm(watcher: Watcher) -> None:
+    watcher.wait_for("following changes")
+    watcher.process.send_signal(signal.SIGTERM)
+    watcher.wait_for("no longer following changes")
     assert watcher.process.wait(LIMIT_S) == 0
 
 

@@ -54,6 +54,17 @@ def test_a_chain_gives_the_same_answers_after_the_one_line_change() -> None:
     assert all(before == after for before, after in pairs)
 
 
+def test_an_agent_of_three_turns_reuses_its_chunks_and_its_history() -> None:
+    pytest.importorskip("langchain", reason="needs langchain (extra agents)")
+    output = run("agent")
+    found = re.findall(r"(\d+) of (\d+) prompt tokens reused \((\d+) exact, (\d+) fused, \d+ recomputed", output)
+    assert len(found) == 3, output
+    counts = [tuple(map(int, one)) for one in found]
+    for earlier, (reused, tokens, exact, fused) in zip([(0, 0, 0, 0), *counts], counts, strict=False):
+        assert reused == exact + fused and tokens > earlier[1], "the history is part of the prompt"
+        assert fused > 50 and reused > earlier[0], "chunks are fused, and each turn reuses the turns before it"
+
+
 def test_an_evaluation_reports_every_metric_for_every_method(tmp_path: Path) -> None:
     chunks = [path.read_text("utf-8").strip() for path in sorted((EXAMPLES / "corpus").glob("*.md"))]
     asked = {"question": "What does Verlab sell?", "contexts": chunks, "answers": ["pens"]}

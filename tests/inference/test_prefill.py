@@ -2,6 +2,8 @@
 
 import copy
 import time
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import pytest
@@ -125,6 +127,21 @@ def test_a_cuda_engine_equals_the_cpu_engine() -> None:
         for how in (dict(ratio=0.0), dict(ratio=1.0), dict(ratio=0.3, selector="first-k"), dict(reuse="none")):
             ours, wanted = (engine.prefill(Q, CHUNKS, **how).logits.cpu() for engine in (fast, slow))
             torch.testing.assert_close(ours, wanted, atol=1e-3, rtol=1e-3)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_threads_with_streams_of_their_own_get_the_answers_of_the_default_stream() -> None:
+    questions = [tiny_models.tokens(6, seed) for seed in range(20, 28)]
+
+    def ask(engine: Engine, question: list[int]) -> tuple[int, ...]:
+        with torch.cuda.stream(torch.cuda.Stream()):
+            return engine.answer(question, CHUNKS, max_new_tokens=12, min_new_tokens=12).token_ids
+
+    with Engine(tiny_models.model("llama").to("cuda")) as engine, ThreadPoolExecutor(4) as pool:
+        engine.warm(CHUNKS)
+        wanted = [engine.answer(one, CHUNKS, max_new_tokens=12, min_new_tokens=12).token_ids for one in questions]
+        assert list(pool.map(partial(ask, engine), questions)) == wanted
 
 
 def test_steps_of_other_answers_between_layers_count_as_waiting(monkeypatch: pytest.MonkeyPatch) -> None:

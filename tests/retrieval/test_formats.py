@@ -93,6 +93,20 @@ def test_latin_1_is_read_if_it_is_named_or_guessed(tmp_path: Path) -> None:
     assert load(tmp_path, "a.txt", text, encoding="auto").text == text
 
 
+@pytest.mark.parametrize(
+    ("text", "encoding"),
+    [
+        ("caf\u00e9 au lait", "latin-1"),
+        ("El ni\u00f1o comi\u00f3 pi\u00f1a", "latin-1"),
+        ("sch\u00f6n", "cp1252"),
+        ("\u3053\u3093\u306b\u3061\u306f\u4e16\u754c", "shift_jis"),
+        ("\u041c\u0435\u043b\u044c\u043d\u0438\u0446\u0430 \u0441\u0442\u0430\u0440\u0430", "cp1251"),
+    ],
+)
+def test_the_encoding_of_a_short_text_is_guessed(tmp_path: Path, text: str, encoding: str) -> None:
+    assert load(tmp_path, "a.txt", text.encode(encoding), encoding="auto").text == text
+
+
 OFFICE = (".docx", ".pptx", ".xlsx", ".epub")
 
 
