@@ -296,7 +296,8 @@ class Engine(Closing):
         """The conversation of that id, new or as it stands, also after a restart if the store has a directory.
 
         Idle for longer than `ttl_s` it is deleted; `discard` says which tokens go when it outgrows the context (see
-        `history/truncation.py`). An option that is left out stays as it was, or is the config's.
+        `history/truncation.py`). An option that is left out stays as it was, or is the config's. Before its first turn
+        a session is known, with its options, only as long as the caller holds it.
         """
         self._check_open()
         return self._sessions.session(session_id, ttl_s, discard)
