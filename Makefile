@@ -4,6 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 MINUTES ?= 60
+JOBS ?= 2
 
 VLLM_VENV ?= .venv-vllm
 
@@ -13,7 +14,7 @@ demo: $(STAMP)
 	HF_HUB_OFFLINE=1 $(BIN)/ragkv demo --shape qwen2.5-0.5b
 
 test: $(STAMP)
-	HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -m "not slow"
+	HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -m "not slow" --numprocesses $(JOBS) --dist loadfile
 
 test-slow: $(STAMP)
 	HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -m slow --timeout=3600

@@ -92,3 +92,13 @@ def map_body(context: Any, body: Any) -> Any:  # noqa: ARG001 - schemathesis wan
     if isinstance(body, dict) and isinstance(body.get("model"), str):
         return {**body, "model": os.environ["SERVED_EMBEDDING_MODEL"]}
     return body
+
+
+@schemathesis.hook.apply_to(operation_id=["show_response", "delete_response"])
+def map_path_parameters(context: Any, path_parameters: Any) -> Any:
+    """Name a stored response in every second request: the id of one is never drawn by chance."""
+    parameters = path_parameters or {}
+    if len(str(parameters.get("response_id", ""))) % 2:
+        return path_parameters
+    stored = "KEPT_RESPONSE" if context.operation.method.upper() == "GET" else "RESPONSE_TO_DELETE"
+    return {**parameters, "response_id": os.environ[stored]}

@@ -50,6 +50,10 @@ def _run(
         for collection in ("default", "docs"):
             ingest(client, documents(), headers, collection)
         ask(client, QUESTION, headers, collection="docs", session_id="s1")
+        kept, to_delete = (
+            client.post("/v1/responses", headers=headers, json={"input": QUESTION, "model": "reader"}).json()["id"]
+            for _ in range(2)
+        )
         models = [model["id"] for model in client.get("/v1/models", headers=headers).json()["data"]]
     config, report = folder / "schemathesis.toml", folder / "report.json"
     config.write_text(CONFIG % examples)
@@ -65,7 +69,12 @@ def _run(
     ]
     command += ["--max-response-time", "120", "--request-timeout", "120", "--continue-on-failure", "--checks", "all"]
     command += ["--exclude-checks", "positive_data_acceptance"]  # schema_checks.py calls it
-    environment = {**os.environ, "SERVED_EMBEDDING_MODEL": models[-1]}
+    environment = {
+        **os.environ,
+        "SERVED_EMBEDDING_MODEL": models[-1],
+        "KEPT_RESPONSE": kept,
+        "RESPONSE_TO_DELETE": to_delete,
+    }
     done = subprocess.run(
         [*command, *how], capture_output=True, text=True, cwd=folder, timeout=3000, env=environment, check=False
     )
