@@ -33,7 +33,7 @@ POLL_S = 0.05
 CUT_SHARE = 0.5  # of `close_s`: how long a cut request may take to end before its socket is closed
 BACKLOG = 512  # connections that the kernel accepts ahead of the server
 ACCEPTED_AT_ONCE = 8  # each takes a descriptor before `ConnectionTable` sees it
-SWITCH_S = 0.001  # a thread that wants Python's lock gets it after so long: the event loop waits behind many answers
+SWITCH_S = 0.0002  # a thread that wants Python's lock gets it after so long: the event loop waits behind many answers
 
 
 class Server(uvicorn.Server):

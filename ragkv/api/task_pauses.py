@@ -2,7 +2,8 @@
 
 Splitting, embedding, encoding and indexing compute in batches. Before each batch a task checks whether it should go on,
 and if answers are running it waits, for at most `PAUSE_SHARE` times what the last batch computed for each running task.
-So all tasks together take less than half of the processor from answers, and each still comes to an end.
+So all tasks together take about a fifth of a core from answers, and each still comes to an end. The event loop's work
+for a task counts as the task's: a flood of small ones would keep it, and Python's lock, from the answers of others.
 """
 
 import threading
@@ -15,8 +16,9 @@ from ragkv.scheduling import Activity
 
 from .work_context import WorkContext
 
-PAUSE_SHARE = 2.0
+PAUSE_SHARE = 4.0
 BATCH_S = 0.01  # less computing than this is not worth a pause
+REQUEST_S = 0.005  # about what the event loop computes for a task: it reads, answers and logs the request
 LONG_S = 0.2  # a task that computed this long gives back the memory it freed
 
 
@@ -56,6 +58,6 @@ class TaskPauses:
         finally:
             with self._lock:
                 self._running -= 1
-                self._owed_s[tenant] = self._owed_s.get(tenant, 0.0) + time.thread_time() - resumed
+                self._owed_s[tenant] = self._owed_s.get(tenant, 0.0) + time.thread_time() - resumed + REQUEST_S
             if time.thread_time() - began > LONG_S:
                 release_memory()
