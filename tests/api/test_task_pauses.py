@@ -6,7 +6,7 @@ from typing import Any, cast
 
 import pytest
 
-from ragkv.api.task_pauses import BATCH_S, PAUSE_SHARE, TaskPauses
+from ragkv.api.task_pauses import BATCH_S, PAUSE_SHARE, REQUEST_S, TaskPauses
 from ragkv.api.work_context import WorkContext
 from ragkv.errors import CancelledError
 from ragkv.scheduling import Activity
@@ -50,6 +50,19 @@ def test_the_next_task_of_a_tenant_pauses_for_what_its_last_one_computed() -> No
         began = time.monotonic()
         with pauses.task(context(), activity, "a"):
             assert time.monotonic() - began >= PAUSE_SHARE * 0.1
+
+
+def test_a_tenant_pauses_for_its_many_small_tasks_too() -> None:
+    activity, pauses, tasks = Activity(), TaskPauses(), 20
+    enough = round(BATCH_S / REQUEST_S)  # tasks, before a pause is worth it
+
+    def run(tasks: int) -> None:
+        for _ in range(tasks):
+            with pauses.task(context(), activity, "a"):
+                pass
+
+    with activity.request():
+        assert timed(lambda: run(tasks)) >= PAUSE_SHARE * REQUEST_S * (tasks - enough)
 
 
 def test_a_task_whose_pause_ends_with_the_last_answer_goes_on_at_once() -> None:
