@@ -8,7 +8,6 @@ replica that missed more compares all that it has with the collections. A text t
 SQLite with a rollback journal, as the index has: one file, in its old state after a kill. It is opened for each use.
 """
 
-import os
 import secrets
 import sqlite3
 import time
@@ -18,12 +17,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ragkv.errors import StoreError
-from ragkv.runtime import make_private_folder
+from ragkv.runtime import FileState, create_private, state_of
 
 FILE = "deletions.sqlite"
 KEPT = 10_000  # notes
 WAIT_S = 30.0  # for another process that writes
-_HEADER_BYTES, _CHANGE_COUNTER = 100, slice(24, 28)  # of every SQLite file
 
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS facts (name TEXT PRIMARY KEY, value TEXT NOT NULL);
@@ -64,14 +62,10 @@ class DeletionJournal:
         self._path = directory / FILE
         self._writer = secrets.token_hex(8)
 
-    def state(self) -> object:
+    def state(self) -> FileState | None:
         """A value that every change of the journal changes; `None` if there is no journal yet."""
         try:
-            with self._path.open("rb") as file:
-                head = file.read(_HEADER_BYTES)
-                return os.fstat(file.fileno()).st_ino, head[_CHANGE_COUNTER]
-        except FileNotFoundError:
-            return None
+            return state_of(self._path)
         except OSError as error:
             raise self._failed(error) from error
 
@@ -121,8 +115,7 @@ class DeletionJournal:
     @contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:
         try:
-            make_private_folder(self._path.parent)
-            os.close(os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600))
+            create_private(self._path)
             with closing(sqlite3.connect(self._path, timeout=WAIT_S, isolation_level=None)) as connection:
                 connection.execute("PRAGMA synchronous = FULL")
                 connection.execute("BEGIN IMMEDIATE")

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from ragkv.dialogue import PassageMatcher, key_of
 from ragkv.errors import StoreError
 from ragkv.retrieval import look_into, state_of
+from ragkv.runtime import FileState
 
 from .collection_folders import CollectionFolders, CollectionKey
 
@@ -28,7 +29,7 @@ PAUSE = 10  # times as long as one look at all collections took, until the next 
 class _Known:
     """What is known of one collection."""
 
-    state: tuple[int, bytes] | None = None  # of its index when it was read
+    state: FileState | None = None  # of its index when it was read
     keys: dict[int, str] = field(default_factory=dict)  # by the number of the text
     left: int = 0  # its texts beyond the limit
 
@@ -62,7 +63,9 @@ class KnownPassages:
             known = self._known.setdefault(key, _Known())
             if state is None or state == known.state:
                 continue
-            if known.state is not None and known.state[0] != state[0]:  # another file: its texts have other numbers
+            if (
+                known.state is not None and known.state.inode != state.inode
+            ):  # another file: its texts have other numbers
                 self._forget(self._known.pop(key).keys.values())
                 known = self._known[key] = _Known()
             try:

@@ -7,7 +7,6 @@ the revision that they were made from and may be deleted at any time. Deleted te
 
 import contextlib
 import json
-import os
 import secrets
 import sqlite3
 import threading
@@ -19,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from ragkv.errors import StoreError, StoreReadOnlyError
-from ragkv.runtime import make_private_folder
+from ragkv.runtime import FileState, create_private, make_private_folder, sqlite_files
 
 from .values import Document, DocumentSummary, FileRecord, IndexStats, Passage, TextNumbers, Vectors, digest
 
@@ -43,7 +42,6 @@ FILES_SCHEMA = """CREATE TABLE IF NOT EXISTS files (path TEXT PRIMARY KEY, size 
 
 PASSAGE = """SELECT passages.id, document_id, text, span_start, span_end, source, metadata, text_number
     FROM passages JOIN texts ON number = text_number"""
-_HEADER_BYTES, _CHANGE_COUNTER = 100, slice(24, 28)  # of every SQLite file
 IN_USE = "EXISTS (SELECT 1 FROM passages WHERE text_number = number)"
 
 
@@ -81,7 +79,7 @@ class Database:
                 except OSError as error:
                     raise StoreError(f"Cannot make a directory for an index at {self.directory}: {error}.") from error
                 with contextlib.suppress(OSError):  # SQLite says what is wrong
-                    os.close(os.open(self.directory / FILE, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600))
+                    create_private(self.directory / FILE)
         return sqlite3.connect(uri, uri=True, timeout=30, isolation_level=None, check_same_thread=False)
 
     def _create(self) -> None:
@@ -363,12 +361,10 @@ def _has_content(file: Path) -> bool:
         return False
 
 
-def state_of(directory: Path) -> tuple[int, bytes] | None:
+def state_of(directory: Path) -> FileState | None:
     """A value that every transaction on the database in `directory` changes; `None` if there is none."""
     try:
-        with (directory / FILE).open("rb") as file:
-            head = file.read(_HEADER_BYTES)
-            return os.fstat(file.fileno()).st_ino, head[_CHANGE_COUNTER]
+        return sqlite_files.state_of(directory / FILE)
     except OSError:
         return None
 

@@ -11,6 +11,7 @@ from .memory import available_bytes, freeze_objects, limit_kernel_caches, releas
 from .priority_pool import PriorityThreadPool
 from .processor import cpu_model
 from .rates import Rate, duration
+from .sqlite_files import FileState, create_private, state_of
 from .thread_stream import iterate_in_thread, run_in_thread
 from .time_shares import OwnerQueues, TimeShareQueue, current_owner, working_for
 
@@ -18,6 +19,7 @@ __all__ = [
     "BatchLock",
     "Check",
     "Closing",
+    "FileState",
     "LeasePool",
     "OwnerQueues",
     "PriorityThreadPool",
@@ -27,6 +29,7 @@ __all__ = [
     "available_bytes",
     "cores",
     "cpu_model",
+    "create_private",
     "crowding_hint",
     "crowding_notice",
     "current_owner",
@@ -43,6 +46,7 @@ __all__ = [
     "release_memory",
     "replace_file",
     "run_in_thread",
+    "state_of",
     "sync",
     "total_bytes",
     "tracing",
