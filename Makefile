@@ -8,7 +8,7 @@ JOBS ?= 2
 
 VLLM_VENV ?= .venv-vllm
 
-.PHONY: demo test test-slow test-vllm soak check bench gpu docs clean
+.PHONY: demo test test-slow test-vllm soak check bench bench-papers gpu docs clean
 
 demo: $(STAMP)
 	HF_HUB_OFFLINE=1 $(BIN)/ragkv demo --shape qwen2.5-0.5b
@@ -33,6 +33,10 @@ check: $(STAMP)
 
 bench: $(STAMP)
 	$(BIN)/python -m benchmarks --quick
+
+# MODEL is a hub id or a folder, SETS are files as docs/papers_quality.md lists them.
+bench-papers: $(STAMP)
+	$(BIN)/python -m benchmarks.papers_quality --dense $(if $(MODEL),--model $(MODEL)) $(SETS)
 
 gpu: $(STAMP)
 	HF_HUB_OFFLINE=1 $(BIN)/python -m benchmarks.gpu

@@ -1,8 +1,10 @@
-"""Question sets for the quality benchmark: the project's worlds, and common public formats.
+"""Question sets for the quality benchmarks: the project's worlds, and common public formats.
 
-One `Context` is a list of chunks with all questions about it, so the chunks are processed once. The content of a file
-determines its format: worlds JSONL (`chunks`, `questions`), MuSiQue as in CacheBlend (`ctxs`), LongBench prompts
-(`origin_prompt`), or any JSONL with a question, its contexts and its answers per line.
+One `Context` is a list of chunks with all questions about it, so the chunks are processed once. The fields of a record
+determine its format: worlds (`questions`), LongBench as published (`context`, `answers`), MuSiQue (`paragraphs`),
+HotpotQA and 2WikiMultihopQA (`context`, `answer`), MuSiQue as in CacheBlend (`ctxs`), LongBench prompts
+(`origin_prompt`), or any record with a question, its contexts and its answers. A file is a JSON list, or has a record
+in each line (`.jsonl`).
 """
 
 import ast
@@ -10,9 +12,15 @@ import json
 import random
 import re
 from collections import defaultdict
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+
+from ragkv.errors import InputError
+
+LONGBENCH_SPLITS = {"samsum": r"(?=^Dialogue:)"}  # where a context is cut; the other sets number their passages
+LONGBENCH_PASSAGES = r"^Passage \d+:\n"
 
 
 @dataclass(frozen=True)
@@ -35,15 +43,96 @@ class Context:
 
 
 def read(path: Path, questions: int | None = None) -> list[Context]:
-    """The contexts of a file in order, with at most `questions` questions in total."""
-    text = path.read_text(encoding="utf-8")
+    """The contexts of a file in order, with at most `questions` questions in total.
+
+    Raises `InputError`, which names the file, the line or record, and the field.
+    """
+    return contexts(_records(path), str(path), questions)
+
+
+def contexts(records: Iterable[tuple[str, Any]], source: str, questions: int | None = None) -> list[Context]:
+    """The contexts of records, each with its place in the source, such as "line 3". Raises `InputError`."""
+    found = []
+    for place, record in records:
+        try:
+            found.append(_context(record))
+        except InputError as error:
+            raise InputError(f"{source}, {place}: {error}") from error
+        except KeyError as error:
+            raise InputError(f"{source}, {place}: the field {error} is missing.") from error
+        except (AttributeError, IndexError, TypeError, ValueError) as error:
+            raise InputError(f"{source}, {place}: the record cannot be read ({error}).") from error
+    if not any(context.questions for context in found):
+        raise InputError(f"{source} has no question with an answer.")
+    return limited([context for context in found if context.questions], questions)
+
+
+def _records(path: Path) -> Iterator[tuple[str, Any]]:
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise InputError(f"{path} is not UTF-8 text: {error}.") from error
+    except OSError as error:
+        raise InputError(f"{path} cannot be read: {error.strerror or error}.") from error
+    if not text.strip():
+        raise InputError(f"{path} is empty.")
     if path.suffix == ".jsonl":
-        contexts = [_line(json.loads(line)) for line in text.splitlines() if line.strip()]
-    else:
-        loaded = json.loads(text)
-        records = list(loaded.values()) if isinstance(loaded, dict) else loaded
-        contexts = [_musique(record) if "ctxs" in record else _longbench(record) for record in records]
-    return limited([context for context in contexts if context.questions], questions)
+        lines = enumerate(text.split("\n"), 1)
+        yield from ((f"line {number}", _json(line, path, number)) for number, line in lines if line.strip())
+        return
+    loaded = _json(text, path, 1)
+    records = list(loaded.values()) if isinstance(loaded, dict) else loaded
+    if not isinstance(records, list):
+        raise InputError(f"{path} must hold a list of records; JSON lines belong in a file named *.jsonl.")
+    yield from ((f"record {number}", record) for number, record in enumerate(records, 1))
+
+
+def _json(text: str, path: Path, line: int) -> Any:
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError as error:
+        hint = "; JSON lines belong in a file named *.jsonl" if error.msg == "Extra data" else ""
+        place = f"line {line + error.lineno - 1}, column {error.colno}"
+        raise InputError(f"{path}, {place}: this is not JSON ({error.msg}){hint}.") from error
+
+
+def _context(record: Any) -> Context:
+    if not isinstance(record, dict):
+        raise InputError(f"a record must be an object with fields, not {_kind(record)}.")
+    if "questions" in record:
+        return _world(record)
+    if "ctxs" in record:
+        return _musique_of_cacheblend(record)
+    if "origin_prompt" in record:
+        return _longbench_prompt(record)
+    if "paragraphs" in record:
+        return _musique(record)
+    if isinstance(record.get("context"), str):
+        return _longbench(record)
+    return _hotpotqa(record) if "context" in record else _plain(record)
+
+
+def _field(record: dict[str, Any], name: str, kind: type) -> Any:
+    """A field that must be there. Raises `InputError`."""
+    if name not in record:
+        raise InputError(f"the field {name!r} is missing.")
+    if not isinstance(record[name], kind):
+        raise InputError(f"the field {name!r} must be {_KINDS[kind]}, not {_kind(record[name])}.")
+    return record[name]
+
+
+_KINDS: dict[type, str] = {str: "a string", list: "a list", dict: "an object"}
+
+
+def _kind(value: Any) -> str:
+    return _KINDS.get(type(value), "null" if value is None else f"{value!r:.40}")
+
+
+def _strings(values: list[Any], name: str) -> tuple[str, ...]:
+    for value in values:
+        if not isinstance(value, str):
+            raise InputError(f"the field {name!r} must hold strings only, not {_kind(value)}.")
+    return tuple(values)
 
 
 def limited(contexts: list[Context], questions: int | None) -> list[Context]:
@@ -92,25 +181,26 @@ def reordered(context: Context, order: str) -> Context:
     return replace(context, chunks=tuple(chunks))
 
 
-def _line(record: dict[str, Any]) -> Context:
-    if "questions" in record:
-        return _world(record)
-    return _musique(record) if "ctxs" in record else _plain(record)
-
-
 def _plain(record: dict[str, Any]) -> Context:
     """`{"question": ..., "contexts": [text or {"title", "text"}], "answers": [...]}`, also with mtRAG's field names."""
     turns = record["input"] if isinstance(record.get("input"), list) else []  # {"speaker", "text"}, the question last
-    asked = record["question"] if "question" in record else turns[-1]["text"]
+    asked = turns[-1]["text"] if turns and "question" not in record else _field(record, "question", str)
     history = tuple((one["text"], other["text"]) for one, other in zip(turns[:-1:2], turns[1:-1:2], strict=False))
-    golds = next(record[name] for name in ("answers", "targets", "answer") if name in record)
+    golds = _first(record, "answers", "targets", "answer")
     listed = golds if isinstance(golds, list) else [golds]
     texts = tuple(str(gold["text"] if isinstance(gold, dict) else gold) for gold in listed)
-    chunks = next(record[name] for name in ("contexts", "documents", "chunks") if name in record)
+    chunks = _first(record, "contexts", "documents", "chunks")
     titled = ((c.get("title", ""), c["text"]) if isinstance(c, dict) else ("", str(c)) for c in chunks)
     texts_of_chunks = tuple(f"{title}\n{text.strip()}" if title else text.strip() for title, text in titled)
     questions = (Question(str(record.get("type", "all")), asked, texts, history),)
     return Context(texts_of_chunks, questions if texts and chunks else ())
+
+
+def _first(record: dict[str, Any], *names: str) -> Any:
+    for name in names:
+        if name in record:
+            return record[name]
+    raise InputError(f"it has none of the fields {', '.join(map(repr, names))}.")
 
 
 def _world(record: dict[str, Any]) -> Context:
@@ -122,7 +212,7 @@ def _world(record: dict[str, Any]) -> Context:
     return Context(tuple(record["chunks"]), tuple(map(question, record["questions"])))
 
 
-def _musique(record: dict[str, Any]) -> Context:
+def _musique_of_cacheblend(record: dict[str, Any]) -> Context:
     chunks = tuple(
         f"{ctx['title']}\n{ctx['text']}\n\n" if ctx["title"] else f"{ctx['text']}\n\n" for ctx in record["ctxs"]
     )
@@ -131,7 +221,51 @@ def _musique(record: dict[str, Any]) -> Context:
     return Context(chunks, (Question("musique", record["question"], tuple(golds)),))
 
 
+def _musique(record: dict[str, Any]) -> Context:
+    """As published. Questions that the paragraphs do not answer (MuSiQue-Full has them) are left out."""
+    paragraphs = []
+    for number, paragraph in enumerate(_field(record, "paragraphs", list)):
+        if not isinstance(paragraph, dict):
+            raise InputError(f"'paragraphs' must hold objects, not {_kind(paragraph)}.")
+        try:
+            paragraphs.append(_titled(_field(paragraph, "title", str), _field(paragraph, "paragraph_text", str)))
+        except InputError as error:
+            raise InputError(f"in paragraph {number}, {error}") from error
+    asked, answer = _field(record, "question", str), _field(record, "answer", str)
+    golds = (answer, *_strings(record.get("answer_aliases") or [], "answer_aliases"))
+    return Context(tuple(paragraphs), (Question("musique", asked, golds),) if record.get("answerable", True) else ())
+
+
+def _hotpotqa(record: dict[str, Any]) -> Context:
+    """HotpotQA and 2WikiMultihopQA as published, or with the columns of the Hugging Face hub."""
+    listed = record["context"]
+    if isinstance(listed, dict):
+        listed = list(zip(_field(listed, "title", list), _field(listed, "sentences", list), strict=True))
+    paragraphs = []
+    for number, pair in enumerate(_field({"context": listed}, "context", list)):
+        is_pair = isinstance(pair, list | tuple) and len(pair) == 2
+        if not (is_pair and isinstance(pair[0], str) and isinstance(pair[1], list)):
+            raise InputError(f"'context' must hold pairs of a title and its sentences; entry {number} is none.")
+        paragraphs.append(_titled(pair[0], "".join(_strings(pair[1], "context"))))
+    name = "2wikimqa" if "evidences" in record else "hotpotqa"
+    question = Question(name, _field(record, "question", str), (_field(record, "answer", str),))
+    return Context(tuple(paragraphs), (question,))
+
+
+def _titled(title: str, text: str) -> str:
+    return f"{title}\n{text.strip()}" if title else text.strip()
+
+
 def _longbench(record: dict[str, Any]) -> Context:
+    """A record as published: the context is cut at its passages or examples."""
+    name = _field(record, "dataset", str).removesuffix("_e")
+    pieces = re.split(LONGBENCH_SPLITS.get(name, LONGBENCH_PASSAGES), _field(record, "context", str), flags=re.M)
+    golds = _strings(_field(record, "answers", list), "answers")
+    question = Question(name, _field(record, "input", str).strip(), golds)
+    return Context(tuple(piece.strip() for piece in pieces if piece.strip()), (question,) if golds else ())
+
+
+def _longbench_prompt(record: dict[str, Any]) -> Context:
     """A whole prompt, split at its passages or dialogues; the text after the last blank line is the question."""
     pieces = [piece for piece in re.split(r"(?=Passage \d+:)|(?=\n\nDialogue:)", record["origin_prompt"]) if piece]
     body, _, tail = pieces[-1].rpartition("\n\n")
