@@ -6,14 +6,17 @@ None of this is available when a question is answered.
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from weakref import WeakKeyDictionary
 
 import torch
 
 from ragkv import Engine
 from ragkv.fusion import Candidates, StaticSelector
 from ragkv.fusion.selectors import budget, top
-from ragkv.fusion.sensitivity import scored_layers, sensitivity
+from ragkv.fusion.sensitivity import Scorer
 from ragkv.model import Rows, attention
+
+_scorers = WeakKeyDictionary[Engine, Scorer]()  # by the variance; each keeps its texts from context to context
 
 
 @dataclass(frozen=True)
@@ -56,15 +59,13 @@ class Variance(StaticSelector):
         encoder = engine.parts.encoder
         self._chunk_start = len(encoder.prefix_ids)
         ids = [tuple(chunk) for chunk in chunks]
-        encoder.register(ids)
-        some = scored_layers(engine.parts.adapter.layer_count)
-        layers = slice(some.start, some.stop)
-        self._scores = torch.cat(
-            [
-                sensitivity(entry.kv[layers], [kv[layers] for kv in others])
-                for entry, others in encoder.training_samples(ids)
-            ]
-        )
+        scorer = _scorers.get(engine)
+        if scorer is None:
+            texts = engine.config.fusion.sensitivity_prefixes
+            scorer = _scorers[engine] = Scorer(engine.parts.adapter, encoder.prefix_ids, texts)
+        scorer.register(ids)
+        found = scorer.scores(ids, [entry.kv for entry in encoder.chunks(ids)])
+        self._scores = torch.cat([scores[:, 0] for scores in found]).float()
 
     def select(self, candidates: Candidates, ratio: float, seed: int) -> torch.Tensor:
         return top(self._scores[candidates.positions - self._chunk_start], budget(ratio, len(candidates)))

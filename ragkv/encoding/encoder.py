@@ -67,8 +67,8 @@ class Encoder:
 
     @property
     def measured_as(self) -> Identity:
-        """What measurements of fusion are saved under: the chunks' identity, and the network that scores them."""
-        return dataclasses.replace(self.identity, scorer=self.scorer.network_digest if self.scorer else "")
+        """What measurements of fusion are saved under: the chunks' identity, and how they are scored, in any slot."""
+        return dataclasses.replace(self.identity, scorer=self.scorer.made_as if self.scorer else "")
 
     @property
     def passes(self) -> float:

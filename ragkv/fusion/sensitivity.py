@@ -1,12 +1,14 @@
 """Sensitivity: how much each token of a chunk depends on the text before the chunk, measured once, at ingest.
 
-The scorer encodes chunks again behind each of k other texts, whose KV is there: kept texts are computed once, and
-neighbours are chunks that were just encoded. Tokens whose keys and values differ depend on context. The entry stores
-one number per token, so selection at question time needs no check layer and is known before anything is loaded. This is
-ours; it replaces the estimate from one layer in CacheBlend section 4.3. It knows nothing of requests or stores;
-`docs/selection.md` has the measurements.
+The scorer encodes chunks again behind k other texts, whose KV is there: kept texts are computed once, and neighbours
+are chunks that were just encoded. Behind the first text all tokens of a chunk are computed, behind the others only
+those that moved most, or all if a network reads their KV, because it was trained on all. Tokens whose keys and values
+differ depend on context. The entry stores one number per token, so selection at question time needs no check layer and
+is known before anything is loaded. This is ours; it replaces the estimate from one layer in CacheBlend section 4.3. It
+knows nothing of requests or stores; `docs/selection.md` has the measurements.
 """
 
+import math
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -15,7 +17,7 @@ from itertools import chain
 import torch
 
 from ragkv.errors import InputError
-from ragkv.model import Adapter, Context, TokenRun, raw_kv
+from ragkv.model import Adapter, Context, ReusedTokens, TokenRun, raw_kv
 
 from .learned import QUESTION_TOKENS, TEXTS, TOPICS, ScoreModel, misfit
 from .plan import Plan
@@ -23,6 +25,8 @@ from .plan import Plan
 TEXT_TOKENS = 256  # of a kept text behind which chunks are scored
 NEIGHBOUR_TOKENS = 128  # of the neighbouring text from the chunk's document
 KNOWN_TOKENS = 512  # of the chunks encoded last, whose KV is kept for their neighbours
+MOST_MOVED = 0.5  # of a chunk's tokens, those that moved most behind the first text: the others move behind none
+VARIANCE = "variance-2"  # names how it is measured: scores that were made in another way must not be compared with it
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,8 +62,8 @@ class Scorer:
         self.learned = learned
         self.network_digest = learned.digest if learned else ""
         self.columns = 1 + TOPICS if learned else 1  # numbers a token
-        # Names the scores: scores of different networks must not be compared. Before the dash, their slot.
-        self.name = f"{'b' if learned and learned.second_slot else 'a'}-{self.network_digest or 'variance'}"
+        self.made_as = self.network_digest or VARIANCE  # other scores must not be compared with these
+        self.name = f"{'b' if learned and learned.second_slot else 'a'}-{self.made_as}"  # before the dash, their slot
         self._between = between
         self._layers = range(adapter.layer_count) if learned else scored_layers(adapter.layer_count)  # compared
         self._texts: list[_Text] = []  # at most k + 1, because a chunk cannot use the text that contains it
@@ -84,7 +88,8 @@ class Scorer:
     @property
     def passes(self) -> float:
         """What scoring costs, in passes over a chunk's tokens through the whole model."""
-        return self._count * (len(self._layers) + self._layers.start) / self._adapter.layer_count
+        texts = 1 + (self._count - 1) * (1.0 if self.learned else MOST_MOVED) if self._count else 0.0
+        return texts * self._layers.stop / self._adapter.layer_count
 
     def register(self, chunks: Sequence[tuple[int, ...]]) -> None:
         """Announce chunks to be scored: they are each other's neighbours, and become kept texts while these lack."""
@@ -104,13 +109,12 @@ class Scorer:
 
     def scores(self, chunks: Sequence[tuple[int, ...]], stored: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """The sensitivity (T, 1 + C) float16, on the host, of chunks with the stored KV (L, 2, G, T, D)."""
-        device, layers = self._adapter.device, self._layers
-        behind = self._kv_behind_texts(chunks, stored, layers)
-        compared = [kv[layers.start : layers.stop].to(device) for kv in stored]
-        return [self._scores(*pair) for pair in zip(compared, behind, strict=True)]
+        behind = self._kv_behind_texts(chunks, stored, self._layers, everything=self.learned is not None)
+        return [self._scores(*pair) for pair in zip(stored, behind, strict=True)]
 
     def _scores(self, stored: torch.Tensor, behind: Sequence[torch.Tensor]) -> torch.Tensor:
-        scores = self.learned.scores(stored, behind) if self.learned else sensitivity(stored, behind)[:, None]
+        own = stored.to(self._adapter.device)[self._layers.start : self._layers.stop]
+        scores = self.learned.scores(own, behind) if self.learned else sensitivity(own, behind)[:, None]
         most = torch.finfo(torch.float16).max
         return scores.clamp(-most, most).half().cpu()
 
@@ -133,30 +137,41 @@ class Scorer:
 
         `stored` is the KV of the chunks behind the prefix, which they lend each other as neighbours.
         """
-        return self._kv_behind_texts(chunks, stored, range(self._adapter.layer_count))
+        return self._kv_behind_texts(chunks, stored, range(self._adapter.layer_count), everything=True)
 
     def _kv_behind_texts(
-        self, chunks: Sequence[tuple[int, ...]], stored: Sequence[torch.Tensor], layers: range
+        self, chunks: Sequence[tuple[int, ...]], stored: Sequence[torch.Tensor], layers: range, everything: bool
     ) -> list[list[torch.Tensor]]:
+        """The same of some layers. Without `everything`, tokens that hardly moved behind the first text stay stored."""
         if any(token_ids not in self._places for token_ids in chunks):
             self.register(chunks)
         for token_ids, kv in zip(chunks, stored, strict=True):
             self._known[token_ids] = kv
             self._known.move_to_end(token_ids)
-        runs = [run for token_ids in chunks for run in self._runs(token_ids)]
-        found = iter(raw_kv(self._adapter, runs, self._between, layers))
+        texts = [self._contexts(token_ids) for token_ids in chunks]
         while len(self._known) > len(chunks) and sum(map(len, self._known)) > KNOWN_TOKENS:
             self._known.popitem(last=False)
-        return [[next(found) for _ in range(self._count)] for _ in chunks]
+        runs = [TokenRun(token_ids, own[0]) for token_ids, own in zip(chunks, texts, strict=True)]
+        first = raw_kv(self._adapter, runs, self._between, layers)
+        reused = [
+            None if everything else _most_moved(kv, moved, layers) for kv, moved in zip(stored, first, strict=True)
+        ]
+        runs = [
+            TokenRun(token_ids, context, reused=left)
+            for token_ids, own, left in zip(chunks, texts, reused, strict=True)
+            for context in own[1:]
+        ]
+        others = iter(raw_kv(self._adapter, runs, self._between, layers))
+        return [[kv, *(next(others) for _ in range(self._count - 1))] for kv in first]
 
-    def _runs(self, token_ids: tuple[int, ...]) -> list[TokenRun]:
-        """The chunk behind each of k texts."""
-        runs = []
+    def _contexts(self, token_ids: tuple[int, ...]) -> list[Context]:
+        """The k texts that the chunk is scored behind; its neighbours come first if it has any."""
+        found = []
         if neighbours := self._neighbours(token_ids):
-            runs.append(self._behind_neighbours(token_ids, neighbours))
-        texts = [text for text in self._texts if token_ids not in text.chunks][: self._count - len(runs)]
-        runs += [TokenRun(token_ids, self._fitting(text.context, token_ids)) for text in texts]
-        return runs + [self._behind_shuffled(token_ids, seed) for seed in range(self._count - len(runs))]
+            found.append(self._behind_neighbours(token_ids, neighbours))
+        texts = [text for text in self._texts if token_ids not in text.chunks][: self._count - len(found)]
+        found += [self._fitting(text.context, token_ids) for text in texts]
+        return found + [self._shuffled(token_ids, seed) for seed in range(self._count - len(found))]
 
     def _neighbours(self, token_ids: tuple[int, ...]) -> list[tuple[int, ...]]:
         """The batch's chunks before this one and, if these are too short, after it, in order."""
@@ -168,10 +183,10 @@ class Scorer:
             taken.append(other)
         return [self._batch[index] for index in sorted(taken)]
 
-    def _behind_neighbours(self, token_ids: tuple[int, ...], neighbours: Sequence[tuple[int, ...]]) -> TokenRun:
-        """The chunk behind the last tokens of its neighbours: their stored KV, or if it is not there, computed."""
+    def _behind_neighbours(self, token_ids: tuple[int, ...], neighbours: Sequence[tuple[int, ...]]) -> Context:
+        """The last tokens of the chunk's neighbours: their stored KV, or if it is not there, computed."""
         if any(other not in self._known for other in neighbours):
-            return self._behind_computed(token_ids, tuple(chain(*neighbours))[-NEIGHBOUR_TOKENS:])
+            return self._computed(token_ids, tuple(chain(*neighbours))[-NEIGHBOUR_TOKENS:])
         left, pieces = NEIGHBOUR_TOKENS, list[torch.Tensor]()
         for other in reversed(neighbours):
             kv = self._known[other]
@@ -179,19 +194,22 @@ class Scorer:
             left -= pieces[0].shape[3]
             if left == 0:
                 break
-        return TokenRun(token_ids, self._fitting(Context((*self._prefix_context().pieces, *pieces)), token_ids))
+        return self._fitting(Context((*self._prefix_context().pieces, *pieces)), token_ids)
 
-    def _behind_shuffled(self, token_ids: tuple[int, ...], seed: int) -> TokenRun:
-        """The chunk behind its own tokens in shuffled order."""
+    def _shuffled(self, token_ids: tuple[int, ...], seed: int) -> Context:
+        """The chunk's own tokens in shuffled order."""
         order = torch.randperm(len(token_ids), generator=torch.Generator().manual_seed(seed))[:NEIGHBOUR_TOKENS]
-        return self._behind_computed(token_ids, tuple(token_ids[place] for place in order.tolist()))
+        return self._computed(token_ids, tuple(token_ids[place] for place in order.tolist()))
 
-    def _behind_computed(self, token_ids: tuple[int, ...], before: tuple[int, ...]) -> TokenRun:
-        """The chunk behind the prefix and `before`, which is computed with it, and cut to fit the model's context."""
+    def _computed(self, token_ids: tuple[int, ...], before: tuple[int, ...]) -> Context:
+        """The prefix and `before`, which is computed, cut so that the chunk behind them fits the model's context."""
         prefix, limit = self._fitting(self._prefix_context(), token_ids), self._adapter.context_length
         if limit is not None:
             before = before[: max(0, limit - len(token_ids) - len(prefix))]
-        return TokenRun(before + token_ids, prefix, skip=len(before))
+        if not before:
+            return prefix
+        (kv,) = raw_kv(self._adapter, [TokenRun(before, prefix)], self._between)
+        return Context((*prefix.pieces, kv))
 
     def _fitting(self, context: Context, token_ids: tuple[int, ...]) -> Context:
         """`context`, cut so that the chunk behind it fits the model's context."""
@@ -214,6 +232,12 @@ def scored_layers(layers: int) -> range:
     """
     last = 5 * layers // 8
     return range(last + 1 - max(1, layers // 8), last + 1)
+
+
+def _most_moved(stored: torch.Tensor, behind: torch.Tensor, layers: range) -> ReusedTokens:
+    """What is computed behind other texts of a chunk with KV (L, 2, G, T, D), and (L', 2, G, T, D) behind the first."""
+    moved = sensitivity(stored[layers.start : layers.stop].to(behind.device), [behind])
+    return ReusedTokens(stored, moved.topk(math.ceil(MOST_MOVED * len(moved))).indices.sort().values)
 
 
 def sensitivity(stored: torch.Tensor, behind_texts: Sequence[torch.Tensor]) -> torch.Tensor:

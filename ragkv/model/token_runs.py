@@ -45,6 +45,14 @@ class Context:
 NO_CONTEXT = Context()
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class ReusedTokens:
+    """Tokens of a run that are not computed: they keep the KV they have behind another text."""
+
+    kv: torch.Tensor  # (L, 2, G, T, D) raw, of all tokens of the run
+    computed: torch.Tensor  # (R,) ascending places of the tokens that are computed, int64 on the model's device
+
+
 @dataclass(frozen=True, slots=True)
 class TokenRun:
     """Tokens to compute behind a context."""
@@ -52,11 +60,17 @@ class TokenRun:
     token_ids: tuple[int, ...]
     context: Context = NO_CONTEXT
     skip: int = 0  # the first tokens, of which no KV is returned
+    reused: ReusedTokens | None = None  # nothing is skipped then
 
     @property
     def stop(self) -> int:
         """One past the position of its last token."""
         return len(self.context) + len(self.token_ids)
+
+    @property
+    def row_count(self) -> int:
+        """How many of its tokens are computed."""
+        return len(self.token_ids) if self.reused is None else len(self.reused.computed)
 
 
 @torch.no_grad()
@@ -81,10 +95,10 @@ def _passes(runs: Sequence[TokenRun], most_rows: int) -> Iterator[Sequence[Token
     """The runs in order, as many together as have at most `most_rows` rows, or one."""
     start = rows = 0
     for at, run in enumerate(runs):
-        if at > start and rows + len(run.token_ids) > most_rows:
+        if at > start and rows + run.row_count > most_rows:
             yield runs[start:at]
             start, rows = at, 0
-        rows += len(run.token_ids)
+        rows += run.row_count
     if runs:
         yield runs[start:]
 
@@ -99,17 +113,28 @@ class _Pass:
         self._tables = [tables[run.stop] for run in runs]
         spans = {(len(run.context), run.stop) for run in runs}
         rows = {span: Rows.span(*span, device) for span in spans}  # runs of equal positions share their masks
-        self._rows = [rows[len(run.context), run.stop] for run in runs]
-        ends = accumulate((len(run.token_ids) for run in runs), initial=0)
+        self._rows = [
+            rows[len(run.context), run.stop]
+            if run.reused is None
+            else Rows(len(run.context) + run.reused.computed, None)
+            for run in runs
+        ]
+        ends = accumulate((len(own) for own in self._rows), initial=0)
         self._places = [slice(start, stop) for start, stop in pairwise(ends)]  # of each run's rows among all
         self._all = Rows(torch.cat([own.positions for own in self._rows]), None)
-        self._found = [adapter.new_recording(run.skip, len(run.token_ids)).kv[: len(layers)] for run in runs]
+        self._found = [self._empty(run) for run in runs]
+
+    def _empty(self, run: TokenRun) -> torch.Tensor:
+        """What is filled with the KV of a run; the tokens that are not computed have theirs."""
+        layers = self._layers
+        if run.reused is not None:
+            return run.reused.kv[layers.start : layers.stop].to(self.adapter.device, self.adapter.dtype, copy=True)
+        return self.adapter.new_recording(run.skip, len(run.token_ids)).kv[: len(layers)]
 
     def run(self, between: Callable[[], None]) -> list[torch.Tensor]:
         """The raw KV of each run."""
         adapter, last = self.adapter, self._layers[-1]
-        ids = torch.tensor([token for run in self._runs for token in run.token_ids], device=adapter.device)
-        hidden = adapter.embed(ids)
+        hidden = adapter.embed(torch.cat([self._ids(run) for run in self._runs]))
         rotations = {kind: self._rotation(kind) for kind in adapter.rope_kinds()}
         for layer in range(last):
             step = _LayerOfRuns(self, layer, rotations[adapter.rope_kind(layer)])
@@ -119,11 +144,14 @@ class _Pass:
         between()
         return self._found
 
+    def _ids(self, run: TokenRun) -> torch.Tensor:
+        """The token ids of a run's rows."""
+        ids = torch.tensor(run.token_ids, dtype=torch.int64, device=self.adapter.device)
+        return ids if run.reused is None else ids[run.reused.computed]
+
     def _rotation(self, kind: str) -> tuple[torch.Tensor, torch.Tensor]:
         """cos and sin, each (1, R, rotary dims), of all rows, with the frequencies of each run's own length."""
-        parts = [
-            tables.span(kind, len(run.context), run.stop) for run, tables in zip(self._runs, self._tables, strict=True)
-        ]
+        parts = [tables.rows(kind, rows.positions) for rows, tables in zip(self._rows, self._tables, strict=True)]
         cos, sin = (torch.cat(tables, dim=1) for tables in zip(*parts, strict=True))
         return cos, sin
 
@@ -134,8 +162,9 @@ class _Pass:
         at = self._layers.index(layer)
         for run, place, found in zip(self._runs, self._places, self._found, strict=True):
             wanted = slice(place.start + run.skip, place.stop)
-            found[at, 0] = k_raw[0, :, wanted]
-            found[at, 1] = v[0, :, wanted]
+            computed = slice(None) if run.reused is None else run.reused.computed
+            found[at, 0][:, computed] = k_raw[0, :, wanted]
+            found[at, 1][:, computed] = v[0, :, wanted]
 
     def contexts(self, layer: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
         """Rotated keys, and values, (1, G, T, D) of the context of each run; a context that runs share is one."""
@@ -163,11 +192,23 @@ class _Pass:
         """Attention of all rows, (1, H, R, D), over their own runs and contexts: (1, H, R, D)."""
         out = q_rot.new_empty((1, q_rot.shape[2], q_rot.shape[1], q_rot.shape[3]))  # the layout the layer expects
         window = self.adapter.window(layer)
-        for place, rows, (before_k, before_v) in zip(self._places, self._rows, self.contexts(layer), strict=True):
-            keys = torch.cat((before_k, k_rot[:, :, place]), dim=2)
-            values = torch.cat((before_v, v[:, :, place]), dim=2)
+        parts = zip(self._runs, self._tables, self._places, self._rows, self.contexts(layer), strict=True)
+        for run, tables, place, rows, (before_k, before_v) in parts:
+            own_k, own_v = self._completed(layer, run, tables, k_rot[:, :, place], v[:, :, place])
+            keys, values = torch.cat((before_k, own_k), dim=2), torch.cat((before_v, own_v), dim=2)
             out[:, place] = attend(q_rot[:, :, place], keys, values, rows, window, scaling, cap).transpose(1, 2)
         return out.transpose(1, 2)
+
+    def _completed(
+        self, layer: int, run: TokenRun, tables: RotaryTables, k_rot: torch.Tensor, v: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Rotated keys, and values, (1, G, T, D) of all tokens of a run, from those of its rows."""
+        if run.reused is None:
+            return k_rot, v
+        stored, computed = run.reused.kv[layer].to(self.adapter.device, self.adapter.dtype), run.reused.computed
+        cos, sin = tables.span(self.adapter.rope_kind(layer), len(run.context), run.stop)
+        keys = self.adapter.rotate(layer, stored[:1], cos, sin)
+        return keys.index_copy(2, computed, k_rot), stored[1:].index_copy(2, computed, v)
 
 
 class _LayerOfRuns(Cache):

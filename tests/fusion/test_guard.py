@@ -91,7 +91,7 @@ class TestEngine:
         config = EngineConfig(store=store, fusion=FusionConfig(selector="sensitivity", ratio=0.1))
         with Engine(tiny_models.model("llama"), config=config) as engine:
             engine.warm(helpers.CHUNKS)
-            save(saved, directory, engine.parts.encoder.identity)
+            save(saved, directory, engine.parts.encoder.measured_as)
         return Engine(tiny_models.model("llama"), config=config)
 
     def test_an_engine_with_a_refused_gate_result_uses_a_full_prefill_and_says_so(self, directory: Path) -> None:

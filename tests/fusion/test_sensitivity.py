@@ -31,8 +31,13 @@ def projections(ids: tuple[int, ...], wanted: int) -> torch.Tensor:
     return torch.stack(found).reshape(len(model.model.layers), 2, wanted, -1)
 
 
+@pytest.fixture
+def every_token_behind_every_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sensitivity_module, "MOST_MOVED", 1.0)
+
+
 def naive(prefix: tuple[int, ...], texts: list[tuple[int, ...]]) -> list[float]:
-    """The score of every token of `CHUNK`, written with loops."""
+    """The score of every token of `CHUNK`, all computed behind every text, written with loops."""
     stored = projections(prefix + CHUNK, len(CHUNK))
     others = [projections(prefix + text + CHUNK, len(CHUNK)) for text in texts]
     centre = sum(others) / len(others)
@@ -58,6 +63,7 @@ class TestScorer:
                 assert scores is not None and scores.dtype == torch.float16
                 assert torch.isfinite(scores).all() and (scores > 0).all()
 
+    @pytest.mark.usefixtures("every_token_behind_every_text")
     def test_scores_equal_the_naive_reference(self) -> None:
         with Engine(tiny_models.model("llama"), config=no_scores()) as engine:
             entry = engine.parts.encoder.chunk(CHUNK)
@@ -67,6 +73,7 @@ class TestScorer:
         texts = [sum(OTHERS[place : place + 4], ())[:TEXT_TOKENS] for place in (0, 4)]
         assert got.tolist() == pytest.approx(naive((1,), texts), rel=2e-3)
 
+    @pytest.mark.usefixtures("every_token_behind_every_text")
     def test_one_of_the_texts_is_the_chunks_neighbourhood(self) -> None:
         neighbourhood = [OTHERS[9], CHUNK, OTHERS[10], OTHERS[11]]
         with Engine(tiny_models.model("llama"), config=no_scores()) as engine:
@@ -78,6 +85,17 @@ class TestScorer:
         neighbours = (OTHERS[9] + OTHERS[10])[-NEIGHBOUR_TOKENS:]
         kept = sum(OTHERS[:4], ())[:TEXT_TOKENS]
         assert got.tolist() == pytest.approx(naive((1,), [neighbours, kept]), rel=2e-3)
+
+    def test_behind_the_second_text_tokens_that_hardly_moved_keep_their_stored_kv(self) -> None:
+        with Engine(tiny_models.model("llama"), config=no_scores()) as engine:
+            stored = engine.parts.encoder.chunk(CHUNK).kv
+            scorer = Scorer(engine.parts.adapter, (1,), 2)
+            scorer.register(OTHERS)
+            got = scorer.scores([CHUNK], [stored])[0][:, 0]
+            ((first, _),) = scorer.kv_behind_texts([CHUNK], [stored])
+        moved = sensitivity(stored[2:3], [first[2:3]])  # the score of a token whose KV behind the second text is stored
+        kept = moved.argsort()[: len(CHUNK) // 2]
+        assert got[kept].tolist() == pytest.approx((moved[kept] / 2).tolist(), rel=2e-3)
 
     def test_a_chunk_is_never_scored_behind_itself(self) -> None:
         chunk = OTHERS[0]
@@ -234,7 +252,7 @@ def test_neighbours_that_were_just_encoded_are_not_computed_again(monkeypatch: p
     original = sensitivity_module.raw_kv
 
     def counted(adapter: Any, own: Any, *args: Any) -> Any:
-        runs.extend(len(run.token_ids) for run in own)
+        runs.extend(run.row_count for run in own)
         return original(adapter, own, *args)
 
     monkeypatch.setattr(sensitivity_module, "raw_kv", counted)
@@ -243,4 +261,5 @@ def test_neighbours_that_were_just_encoded_are_not_computed_again(monkeypatch: p
         engine.warm(chunks)
     texts = [run for run in runs if run > 200]
     assert len(texts) == 3  # computed once, and each chunk is in one of them at most
-    assert sum(runs) - sum(texts) == 2 * sum(map(len, chunks)) + 1  # behind two texts; and the prefix of one token
+    behind_second = sum(-(-len(chunk) // 2) for chunk in chunks)
+    assert sum(runs) - sum(texts) == sum(map(len, chunks)) + behind_second + 1  # and the prefix of one token

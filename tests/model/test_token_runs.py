@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from ragkv.model import Adapter, Context, TokenRun, adapt, full_pass, raw_kv, token_runs
+from ragkv.model import Adapter, Context, ReusedTokens, Rows, TokenRun, adapt, full_pass, raw_kv, token_runs
 from tests import tiny_models
 
 LENGTHS = (3, 45, 1, 30, 61)  # around the window and around the length where RoPE changes
@@ -19,6 +19,23 @@ def alone(adapter: Adapter, before: tuple[int, ...], token_ids: tuple[int, ...])
     length = len(before) + len(token_ids)
     record = adapter.new_recording(len(before), length)
     full_pass(adapter, before + token_ids, adapter.new_kv(length), 0, record)
+    return record.kv
+
+
+@torch.no_grad()
+def row_by_row(
+    adapter: Adapter, before: torch.Tensor, chunk: tuple[int, ...], stored: torch.Tensor, computed: torch.Tensor
+) -> torch.Tensor:
+    """The raw KV (L, 2, G, T, D) of `chunk` behind `before`: rows are computed over the KV of a prompt."""
+    start, length = before.shape[3], before.shape[3] + len(chunk)
+    kv, tables, record = adapter.new_kv(length), adapter.rope.tables(length), adapter.new_recording(start, length)
+    record.kv.copy_(stored)
+    rows = Rows.of(start + computed)
+    hidden = adapter.embed(torch.tensor(chunk)[computed])
+    for layer in range(adapter.layer_count):
+        keys, values = torch.cat((before[layer], stored[layer]), dim=2).split(1)
+        kv.put(layer, 0, adapter.rotate(layer, keys, *tables.span(adapter.rope_kind(layer), 0, length)), values)
+        hidden = adapter.run_layer(layer, hidden, rows, kv, tables, record)
     return record.kv
 
 
@@ -43,6 +60,18 @@ class TestEveryFamily:
         runs = [TokenRun(chunk, contexts[place]) for chunk, place in zip(chunks, places, strict=True)]
         for chunk, place, kv in zip(chunks, places, raw_kv(adapter, runs), strict=True):
             close(kv, alone(adapter, before[place], chunk))
+
+    def test_tokens_that_are_not_computed_keep_their_kv_and_are_attended_to(self, family: str) -> None:
+        adapter, computed = adapt(tiny_models.model(family)), torch.tensor([1, 4, 5, 16])
+        before, chunk, other = ids(12, seed=95), ids(17, seed=96), ids(6, seed=97)
+        stored = alone(adapter, (), chunk)
+        context = Context((alone(adapter, (), before),))
+        runs = [TokenRun(other), TokenRun(chunk, context, reused=ReusedTokens(stored, computed))]
+        found, got = raw_kv(adapter, runs)
+        close(found, alone(adapter, (), other))
+        close(got, row_by_row(adapter, context.pieces[0], chunk, stored, computed))
+        everything = ReusedTokens(stored, torch.arange(17))
+        close(raw_kv(adapter, [TokenRun(chunk, context, reused=everything)])[0], alone(adapter, before, chunk))
 
 
 def test_a_context_of_pieces_stands_in_their_order() -> None:
@@ -85,6 +114,18 @@ def test_runs_are_cut_into_passes_of_a_bounded_number_of_rows(monkeypatch: pytes
     assert rows == [50, 1, 70, 10]
     assert [kv.shape[3] for kv in found] == [20, 30, 1, 70, 10]
     assert raw_kv(adapter, []) == []
+
+
+def test_only_the_computed_tokens_of_a_run_are_rows_of_a_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    adapter = adapt(tiny_models.model("llama"))
+    monkeypatch.setitem(token_runs.PASS_ROWS, "cpu", 50)
+    chunks = [ids(45, seed) for seed in range(3)]
+    stored = raw_kv(adapter, [TokenRun(chunk) for chunk in chunks])
+    layers = list[int]()
+    kept = [ReusedTokens(kv, torch.arange(15)) for kv in stored]
+    runs = [TokenRun(chunk, reused=own) for chunk, own in zip(chunks, kept, strict=True)]
+    raw_kv(adapter, runs, lambda: layers.append(1))
+    assert len(layers) == adapter.layer_count  # one pass
 
 
 def test_an_exception_between_layers_ends_the_pass() -> None:
