@@ -33,7 +33,7 @@ SIMULATOR_POLICY_NAMES = ("belady", "length-aware", "t-lru-all", "t-lru-eager", 
 SELECTOR_NAMES = ("all", "first-k", "hkvd", "hkvd-gradual", "none", "random", "sensitivity", "sensitivity-query")
 RETRIEVER_NAMES = ("bm25", "dense", "fused")  # ragkv.retrieval.RETRIEVERS
 TRUNCATIONS = ("kv", "tokens", "naive")
-INEXACT_HISTORY = ("keep", "recompute")
+INEXACT_HISTORY = ("keep", "select", "background", "recompute")
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,7 +208,8 @@ class SessionConfig:
     discard: str = "oldest"  # which tokens are dropped: "oldest", or "keep-dialogue" (old documents first)
     ttl_s: float | None = None  # a conversation idle for longer is deleted; None: never
     shared: bool = False  # any replica can continue any conversation; its state is on `store.redis`
-    inexact_history: str = "keep"  # history KV that is not exact: "keep" it, or "recompute" it once
+    # "keep" it, "select" tokens of it to recompute, make it exact in the "background", or "recompute" it once
+    inexact_history: str = "keep"  # what becomes of history that is not exact: docs/conversations.md
 
     def __post_init__(self) -> None:
         one_of("session.inexact_history", self.inexact_history, INEXACT_HISTORY)

@@ -29,8 +29,8 @@ _EXAMPLES = (Path(__file__).parents[1] / "examples", Path(__file__).parents[2] /
 _NEW_TOKENS = 24
 _FOLLOW_UP = (  # why the times of a follow-up differ from those of other questions
     "a follow-up, timed without the question before it, with which the passages came. full computes all of it again;",
-    "prefix computed the first question in full, so its history is exact and reused; cold and warm fused it, so they",
-    "compute that history once now, and it is exact from here on (session.inexact_history = recompute)",
+    "prefix and cold computed the first question in full, so their history is exact and reused; warm fused it, and now",
+    "recomputes the tokens of that history that this question needs (session.inexact_history = select)",
 )
 _PASSAGES = 12  # for each question: the whole example corpus
 
@@ -69,14 +69,15 @@ def run(model: str, home: Path | None, repeats: int, shape: str | None, count: i
     with ExitStack() as stack:
         if home is None:
             home = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="ragkv-demo-")))
-        rag = stack.enter_context(EngineOptions(home, model, exact_history=True).rag())
+        rag = stack.enter_context(EngineOptions(home, model, inexact_history="select").rag())
         show: Callable[[str], None] = (lambda _: None) if as_json else console.print
         show(_ingest(rag, examples / "corpus"))
         results = []
         with output.progress("answering the questions four ways") as on_question:
             for number, question in enumerate(questions, 1):
                 results.append(_ask(rag, question, repeats))
-                show(_describe(results[-1]))
+                explained = any(result.before for result in results[:-1])
+                show(_describe(results[-1], explained))
                 on_question(number, len(questions))
         summary = _summary(results)
         show(_describe_summary(summary, model))
@@ -146,10 +147,11 @@ def _same(answer: str, gold: str) -> bool:
     return " ".join(answer.lower().split()).strip(" .") == " ".join(gold.lower().split()).strip(" .")
 
 
-def _describe(result: Result) -> str:
+def _describe(result: Result, explained: bool) -> str:
+    """One question; `explained`: an earlier one was a follow-up, so its times were explained."""
     correctness = "right" if result.right else f"WRONG, gold: {result.gold}"
     question, indent = " ... ".join((*result.before, result.question)), " " * 12
-    why = "".join(f"{indent}{line}\n" for line in _FOLLOW_UP) if result.before else ""
+    why = "".join(f"{indent}{line}\n" for line in _FOLLOW_UP) if result.before and not explained else ""
     return (
         f"{result.kind:>10}  {question}\n"
         f"{indent}{result.answer}  ({correctness})  sources: {', '.join(result.sources) or 'none word for word'}\n"

@@ -175,7 +175,7 @@ class EngineOptions:
     dtype: str | None = None
     adapter: str | None = None
     weights: str | None = None
-    exact_history: bool = False  # recompute history that was reused inexactly
+    inexact_history: str | None = None  # `session.inexact_history`
 
     def config(self) -> EngineConfig:
         """The settings of the TOML file, overridden by the environment, overridden by these options."""
@@ -185,8 +185,8 @@ class EngineOptions:
             store = replace(store, directory=str(self.home / "kv"))
         if self.model != "reader" and not prompt.chunk_end:
             prompt = replace(prompt, chunk_end=DOCUMENT_END)
-        if self.exact_history:
-            session = replace(session, inexact_history="recompute")
+        if self.inexact_history is not None:
+            session = replace(session, inexact_history=self.inexact_history)
         return replace(
             config,
             store=store,

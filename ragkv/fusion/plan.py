@@ -27,7 +27,7 @@ class SpanState(Enum):
     """How the KV of a span is obtained."""
 
     EXACT = "exact"  # reused, and equal to the KV of a full prefill
-    APPROXIMATE = "approximate"  # history that a fused or a truncated turn left: reused, never recomputed
+    APPROXIMATE = "approximate"  # history that is not exact and is reused as it is
     FUSED = "fused"  # reused, and its tokens are candidates for recompute
     COMPUTED = "computed"
 

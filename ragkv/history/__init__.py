@@ -1,7 +1,7 @@
 """A conversation's history as values, which tokens leave it, and its blocks written to the store."""
 
 from .block_writer import BlockWriter
-from .history import EMPTY, Block, Chain, Conversation, History, Part, PartKind, PastTurn, Ranges
+from .history import EMPTY, Block, Chain, Conversation, History, Part, PartKind, PastTurn, Ranges, exact_blocks
 from .truncation import TDLS, Discard, Discardable, discardable, find, fitted, keep_dialogue, merged, oldest
 
 __all__ = [
@@ -19,6 +19,7 @@ __all__ = [
     "Ranges",
     "TDLS",
     "discardable",
+    "exact_blocks",
     "find",
     "fitted",
     "keep_dialogue",

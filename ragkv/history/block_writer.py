@@ -7,12 +7,13 @@ it, and the next turn that misses it computes it again. A block can be found as 
 
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 
 from ragkv.errors import StoreError, StoreReadOnlyError
 from ragkv.fusion import ResidentLease
-from ragkv.store import Background, Entry, EntryInfo, Identity, Job, Lease, Store, Turn
+from ragkv.store import SCORE_SLOTS, Background, Entry, EntryInfo, Identity, Job, Lease, Store, Turn
 
 from .history import Block
 
@@ -51,18 +52,35 @@ class BlockWriter:
             return ResidentLease(entry)
         return self._store.lease(identity, block.token_ids)
 
-    def save(self, block: Block, kv: torch.Tensor, group: str) -> bool:
-        """Store `kv` (L, 2, G, T, D), which nothing may change from now on; `False`, at once, if the buffer is full."""
+    def scores(self, block: Block, scorer: str) -> torch.Tensor | None:
+        """The scores (T, 1 + C) float16 that `scorer` made for a block's tokens, from the buffer or from the store."""
+        identity = replace(block.identity(self._base), scorer=scorer)
+        entry = self._worker.entry(identity.key(block.token_ids))
+        if entry is not None and entry.info.matches(identity, block.token_ids):
+            return entry.sensitivity
+        return self._store.scores(identity, block.token_ids)
+
+    def save(
+        self, block: Block, kv: torch.Tensor, group: str, scores: torch.Tensor | None = None, scorer: str = ""
+    ) -> bool:
+        """Store `kv` (L, 2, G, T, D), and next to it the `scores` (T, 1 + C) of `scorer`; nothing may change them.
+
+        `False`, at once, if the buffer is full: then neither is stored.
+        """
         layers, _, kv_heads, _, head_dim = kv.shape
         identity = block.identity(self._base)
         key = identity.key(block.token_ids)
         shape = (layers, kv_heads, head_dim)
         info = EntryInfo(key, identity, block.token_ids, block.frequencies, *shape, group, block.index)
         entry = Entry(info, kv)
-        if self._worker.submit(Job(lambda: self._store.put(entry), key, info.size_bytes, entry)):
-            return True
-        self._dropped += 1
-        return False
+        if not self._worker.submit(Job(lambda: self._store.put(entry), key, info.size_bytes, entry)):
+            self._dropped += 1
+            return False
+        if scores is not None:  # without them the block is history that is kept as it is
+            scored = Entry.of_scores(info, scorer, scores)
+            put = Job(lambda: self._store.put_scores(scored), scored.info.key, scored.size_bytes, scored)
+            self._worker.submit(put)
+        return True
 
     def served(self, turn: Turn) -> None:
         """Tell the store's policies of a turn, before they see the blocks that are saved from now on."""
@@ -74,7 +92,8 @@ class BlockWriter:
 
     def delete(self, key: str) -> None:
         """Delete a block from the buffer and from every tier before this returns."""
-        self._worker.discard(key)
+        for one in (key, *(f"{key}.{slot}" for slot in SCORE_SLOTS)):
+            self._worker.discard(one)
         try:
             self._store.delete(key)
         except StoreReadOnlyError:

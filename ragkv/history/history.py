@@ -154,6 +154,19 @@ class Chain:
         return hashlib.blake2b(whole.encode(), digest_size=16, person=b"ragkv-history").hexdigest()
 
 
+def exact_blocks(prefix: Sequence[int], blocks: Sequence[Block], frequencies: str) -> Iterator[bool]:
+    """Whether each of a history's `blocks` behind `prefix` is exact in a prompt of these RoPE frequencies, in order.
+
+    It is if its context proves that it saw the same tokens, where they stand now.
+    """
+    chain, at = Chain(prefix), len(prefix)
+    for block in blocks:
+        unmoved = block.start == 0 and block.rotated_from in (None, at)
+        yield unmoved and block.context == chain.context(frequencies)
+        chain.add(block.kept_ids)
+        at += len(block)
+
+
 def _gaps(ranges: Ranges, length: int) -> Iterator[tuple[int, int]]:
     """The parts of 0 ... length - 1 that are in no range."""
     at = 0
@@ -170,4 +183,15 @@ def _clipped(ranges: Ranges, low: int, high: int) -> Iterator[tuple[int, int]]:
             yield max(start, low), min(stop, high)
 
 
-__all__ = ["EMPTY", "Block", "Chain", "Conversation", "History", "Part", "PartKind", "PastTurn", "Ranges"]
+__all__ = [
+    "EMPTY",
+    "Block",
+    "Chain",
+    "Conversation",
+    "History",
+    "Part",
+    "PartKind",
+    "PastTurn",
+    "Ranges",
+    "exact_blocks",
+]

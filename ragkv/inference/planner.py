@@ -11,8 +11,8 @@ import torch
 
 from ragkv.config import ReuseMode
 from ragkv.encoding import BackgroundEncoder, Encoder, StoredScores
-from ragkv.fusion import Plan, Span, SpanKind, SpanState
-from ragkv.history import Block, BlockWriter, Chain
+from ragkv.fusion import Plan, Scorer, Span, SpanKind, SpanState
+from ragkv.history import Block, BlockWriter, exact_blocks
 from ragkv.model import Adapter
 from ragkv.scheduling import Activity
 from ragkv.store import CODECS, HintedEntry, Lease, PrefetchHint, Store, ids_digest
@@ -28,7 +28,8 @@ class Planned:
     missed: tuple[int, ...]  # indices of chunks that were looked up and have no usable entry
     unused: Mapping[int, str] = field(default_factory=dict)  # why KV is not reused, by the index of the chunk
     recomputed_blocks: tuple[int, ...] = ()  # indices of history blocks that this pass computes, to be stored again
-    notes: tuple[str, ...] = ()  # why history is computed, and which storage does not answer
+    notes: tuple[str, ...] = ()  # what became of inexact history, and which storage does not answer
+    scorer: str = ""  # that made the scores of the plan's spans
 
 
 class Planner:
@@ -63,9 +64,11 @@ class Planner:
         if reuse == "fused" and method.selector.needs_scores:
             self._encoder.make_scores()
         frequencies = self.adapter.rope.frequencies(length)
-        history = _HistoryPlan(self.adapter, self._block_writer, prompt, damaged, leases)
+        scorer = self._encoder.scorer if self._encoder.makes_scores else None
+        history = _HistoryPlan(self.adapter, self._block_writer, scorer, prompt, damaged, leases)
         spans = [self._prefix(prompt, reuse, length)] if prompt.prefix else []
-        spans += history.spans(reuse, method.approximate_history and not method.is_full and reuse == "fused")
+        inexact = method.inexact_history if reuse == "fused" and not method.is_full else "recompute"
+        spans += history.spans(reuse, inexact, by_scores=method.selector.needs_scores)
         behind_prefix = len(prompt.prefix)
         at, missed, unused = behind_prefix + len(prompt.history), [], dict[int, str]()
         for index, token_ids in enumerate(prompt.chunks):
@@ -95,7 +98,8 @@ class Planner:
         notes = history.notes if reuse == "none" else (*history.notes, *self._away(len(missed)))
         if missed:
             notes, self._unreported = (*notes, *self._unreported), ()
-        return Planned(plan, tuple(missed), unused, tuple(history.recomputed), notes)
+        name = "" if scorer is None or scorer is not self._encoder.scorer else scorer.name
+        return Planned(plan, tuple(missed), unused, tuple(history.recomputed), notes, name)
 
     def weighted_by_question(self, plan: Plan, prompt: Prompt) -> Plan:
         """`plan` with its candidates' scores weighted by what the prompt asks."""
@@ -108,15 +112,18 @@ class Planner:
         if reuse == "none":
             return PrefetchHint()
         identity, frequencies = self._encoder.identity, self.adapter.rope.frequencies(len(prompt.token_ids))
+        slot = self._encoder.scores_slot
+        scored = slot if active.request.method.inexact_history == "select" else ""
         blocks = [
-            HintedEntry(block.identity(identity), block.token_ids, self._bytes(block.token_ids), active.session_id)
+            HintedEntry(
+                block.identity(identity), block.token_ids, self._bytes(block.token_ids), active.session_id, scored
+            )
             for block in prompt.history.blocks
             if block.frequencies == frequencies
         ]
         chunks = [ids for index, ids in enumerate(prompt.chunks) if index not in prompt.plain]
         if reuse == "prefix":  # only the chunk right behind the prefix can be exact
             chunks = list(prompt.chunks[:1]) if not prompt.history and 0 not in prompt.plain else []
-        slot = self._encoder.scores_slot
         return PrefetchHint(
             (*blocks, *(HintedEntry(identity, ids, self._bytes(ids), scores_slot=slot) for ids in chunks))
         )
@@ -169,45 +176,80 @@ class _HistoryPlan:
     """How the blocks of a prompt's history are served."""
 
     def __init__(
-        self, adapter: Adapter, block_writer: BlockWriter, prompt: Prompt, damaged: Container[str], leases: ExitStack
+        self,
+        adapter: Adapter,
+        block_writer: BlockWriter,
+        scorer: Scorer | None,
+        prompt: Prompt,
+        damaged: Container[str],
+        leases: ExitStack,
     ) -> None:
-        self._adapter, self._block_writer, self._prompt = adapter, block_writer, prompt
+        """`scorer` made the scores in use, if any are made."""
+        self._adapter, self._block_writer, self._scorer, self._prompt = adapter, block_writer, scorer, prompt
         self._frequencies = adapter.rope.frequencies(len(prompt.token_ids))
         self._damaged, self._leases = damaged, leases
         self._computed: dict[str, int] = {}  # tokens by the reason why they are computed
+        self._unscored = 0  # inexact tokens that would be candidates if they had scores
         self.recomputed: list[int] = []  # indices of blocks
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Why history is computed."""
-        return tuple(f"{count} history tokens recomputed: {why}" for why, count in self._computed.items())
+        """Why history is computed, and why inexact history is not among the candidates."""
+        computed = [f"{count} history tokens recomputed: {why}" for why, count in self._computed.items()]
+        if self._unscored:
+            what = f"{self._unscored} history tokens are not exact and were used as they are: they have no scores"
+            computed.append(what)
+        return tuple(computed)
 
-    def spans(self, reuse: ReuseMode, approximate: bool) -> list[Span]:
-        """The history's spans, in order; `approximate` allows the use of blocks that are not exact."""
+    def spans(self, reuse: ReuseMode, inexact: str, *, by_scores: bool) -> list[Span]:
+        """The history's spans, in order. `inexact` says what blocks that are not exact are used for.
+
+        "select" makes them candidates; `by_scores`: only those that have scores. "recompute" does not use them.
+        """
         prompt, spans, at = self._prompt, [], len(self._prompt.prefix)
-        chain, prefix_digest = Chain(prompt.prefix), ids_digest(prompt.prefix)
-        for index, block in enumerate(prompt.history.blocks):
-            unmoved = block.start == 0 and block.rotated_from in (None, at)
-            exact = unmoved and block.context == chain.context(self._frequencies)
+        approximate = inexact != "recompute"
+        blocks, prefix_digest = prompt.history.blocks, ids_digest(prompt.prefix)
+        found = exact_blocks(prompt.prefix, blocks, self._frequencies)
+        for index, (block, exact) in enumerate(zip(blocks, found, strict=True)):
             lease, why = (None, None) if reuse == "none" else self._find(block, prefix_digest, exact or approximate)
             if why is not None:
                 self._computed[why] = self._computed.get(why, 0) + len(block)
                 self.recomputed.append(index)
-            state = SpanState.COMPUTED
+            state, scores = SpanState.COMPUTED, None
             if lease is not None and exact and lease.info.lossless:
                 state = SpanState.EXACT
             elif lease is not None and approximate:
-                state = SpanState.APPROXIMATE
+                state, scores = self._inexact(block, exact, inexact, by_scores)
             if state is SpanState.COMPUTED:
                 lease = None
             stop = at + len(block)
             offset, rotated_from = (block.start, block.rotated_from) if lease is not None else (0, None)
-            spans.append(Span(SpanKind.HISTORY, at, stop, state, lease, offset=offset, rotated_from=rotated_from))
-            chain.add(block.kept_ids)
+            spans.append(
+                Span(SpanKind.HISTORY, at, stop, state, lease, None, offset, rotated_from=rotated_from, scores=scores)
+            )
             at = stop
         if prompt.history.tail:
             spans.append(Span(SpanKind.HISTORY, at, at + len(prompt.history.tail), SpanState.COMPUTED))
         return spans
+
+    def _inexact(
+        self, block: Block, rounded: bool, inexact: str, by_scores: bool
+    ) -> tuple[SpanState, torch.Tensor | None]:
+        """How a block that is not exact is used, and its scores. `rounded`: only its codec makes it inexact."""
+        if inexact == "select" and not rounded and block.rotated_from is None:
+            scores = self._scores(block) if by_scores else None
+            if scores is not None or not by_scores:
+                return SpanState.FUSED, scores
+            self._unscored += len(block)
+        return SpanState.APPROXIMATE, None
+
+    def _scores(self, block: Block) -> torch.Tensor | None:
+        """The scores (T, 1 + C) of a block's tokens; `None` if it has none of the scorer in use."""
+        if self._scorer is None:
+            return None
+        scores = self._block_writer.scores(block, self._scorer.name)
+        fits = scores is not None and scores.shape == (len(block.token_ids), self._scorer.columns)
+        return scores if fits else None
 
     def _find(self, block: Block, prefix_digest: str, usable: bool) -> tuple[Lease | None, str | None]:
         """A lease on `block`, or why it is computed."""

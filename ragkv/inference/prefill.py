@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from ragkv.errors import EntryDamagedError
-from ragkv.fusion import Fused, Fusor, Selector, SpanState, budget, raised_ratio, usable, with_floor
+from ragkv.fusion import Fused, Fusor, Plan, Selector, SpanKind, SpanState, budget, raised_ratio, usable, with_floor
 from ragkv.model import Recording
 from ragkv.model.kcache import OffloadedKV, Offloading
 from ragkv.runtime import crowding_notice
@@ -147,8 +147,9 @@ class Prefiller:
         # An answer decoded over the largest attention weights alone is not what a full prefill computes.
         end = length if isinstance(fused.kv, OffloadedKV) else record.stop
         exact_until = min((span.start for span in plan.spans if span.state in inexact), default=end)
-        frequencies = self._adapter.rope.frequencies(length)
-        return TurnKV(record, planned.recomputed_blocks, min(exact_until, end), frequencies)
+        exact_until, frequencies = min(exact_until, end), self._adapter.rope.frequencies(length)
+        scores = _scores_left(plan, fused) if planned.scorer and exact_until < end else None
+        return TurnKV(record, planned.recomputed_blocks, exact_until, frequencies, scores, planned.scorer)
 
     def _report(self, active: ActiveRequest, todo: _Pass, fused: Fused) -> Reuse:
         plan, missed = todo.planned.plan, todo.planned.missed
@@ -158,7 +159,7 @@ class Prefiller:
             for span in plan.spans
             if span.state is SpanState.EXACT
         )
-        refusal = self._offloading.refusal(length)
+        notes = (*todo.notes, _history_note(plan, fused), self._offloading.refusal(length))
         return Reuse(
             exact=exact,
             fused=length - exact - forced - recomputed,
@@ -170,9 +171,36 @@ class Prefiller:
             ratio=todo.ratio,
             selector=todo.selector.name,
             compute=fused.row_layers / (self._adapter.layer_count * length),
-            notes=(*active.damaged.values(), *active.prompt.notes, *todo.notes, *filter(None, (refusal,))),
+            notes=(*active.damaged.values(), *active.prompt.notes, *filter(None, notes)),
             decision=todo.decision,
         )
+
+
+def _history_note(plan: Plan, fused: Fused) -> str | None:
+    """How much of the history was among the candidates, and how much of it was recomputed."""
+    spans = [span for span in plan.spans if span.kind is SpanKind.HISTORY and span.state is SpanState.FUSED]
+    if not spans:
+        return None
+    selected = fused.selected_by_layer[-1]
+    count = sum(int(((selected >= span.start) & (selected < span.stop)).sum()) for span in spans)
+    return f"{count} of {sum(map(len, spans))} history tokens that are not exact were recomputed for this question"
+
+
+def _scores_left(plan: Plan, fused: Fused) -> torch.Tensor | None:
+    """The scores (S, 1 + C) float16 with which a prompt's tokens become history; `None` if a fused chunk has none.
+
+    A token that was computed, or recomputed now, saw what the next turn will find before it, as far as that is not
+    recomputed then. So its score is 0, and the next question's budget goes to the others.
+    """
+    spans = [span for span in plan.spans if span.kind is SpanKind.CHUNK and span.state is SpanState.FUSED]
+    if not spans or any(span.scores is None for span in spans):
+        return None
+    found = [(span, span.scores) for span in spans if span.scores is not None]
+    scores = found[0][1].new_zeros(plan.token_ids.numel(), found[0][1].shape[1])
+    for span, own in found:
+        scores[span.start : span.stop] = own[span.offset :][: len(span)]
+    scores[fused.selected_by_layer[-1], 0] = 0.0
+    return scores
 
 
 def _floored(selector: Selector, count: int, ratio: float, floor_tokens: int) -> tuple[float, str | None]:

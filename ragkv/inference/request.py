@@ -72,7 +72,7 @@ class PrefillMethod:
     ratio: float  # recompute ratio in [0, 1]; if the controller chooses it, the least it may choose: r*
     selector: Selector
     reuse: ReuseMode
-    approximate_history: bool = True  # whether history that is not exact is reused as it is
+    inexact_history: str = "keep"  # history that is not exact: "keep", "select" among its tokens, or "recompute" it
     deviation_limit: float | None = None  # the guard's: expected deviation that may remain a token; None: no guard
     controlled: bool = False  # whether the loading controller chooses the ratio
     floor_tokens: int = 0  # tokens recomputed at least, whatever the ratio; 0 where the request names its ratio
@@ -92,6 +92,8 @@ class TurnKV:
     recomputed_blocks: tuple[int, ...]  # indices of history blocks that were computed anew, to be stored again
     exact_until: int  # tokens from this position on are not exact, or saw tokens that are not
     frequencies: str  # digest of the RoPE frequencies it was made under
+    scores: torch.Tensor | None = None  # (S, 1 + C) float16 of the prompt's tokens; 0 for those that were computed
+    scorer: str = ""  # that made the scores
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +101,7 @@ class Prefill:
     """A prompt that is ready to decode."""
 
     token_ids: torch.Tensor  # (S,) int64, CPU
-    selected_by_layer: tuple[torch.Tensor, ...]  # L tensors of chunk positions recomputed in that layer, int64, CPU
+    selected_by_layer: tuple[torch.Tensor, ...]  # L tensors of reused positions recomputed in that layer, int64, CPU
     logits: torch.Tensor  # (V,) float32, after any scaling or capping
     reuse: Reuse
     timing: Timing
@@ -109,7 +111,7 @@ class Prefill:
 
     @property
     def selected(self) -> torch.Tensor:
-        """Chunk positions recomputed in the last layer: without question, cache misses, prefix. int64, CPU."""
+        """Positions of chunks and history recomputed in the last layer: without what is computed anyway. int64, CPU."""
         return self.selected_by_layer[-1]
 
     @property

@@ -48,7 +48,7 @@ def _pieces(
         chunk = span.chunk if kind == "chunk" else None
         if start < reused:
             among = slice(bisect_left(selected, start), bisect_left(selected, reused))
-            here = tuple(at - start for at in selected[among]) if kind == "chunk" else ()
+            here = tuple(at - start for at in selected[among]) if kind in ("chunk", "history") else ()
             yield PromptSpan(kind, start, reused - start, _state(span), here, chunk)
         if reused < stop and start < stop:
             yield PromptSpan(kind, max(start, reused), stop - max(start, reused), "computed", (), chunk)

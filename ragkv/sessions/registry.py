@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import count
+from typing import TypeVar
 from weakref import WeakValueDictionary
 
 from ragkv.config import SessionConfig
@@ -21,9 +22,12 @@ from ragkv.scheduling import Ticket
 from ragkv.store import RemoteStats
 
 from .manifest import Summary
+from .repair import Repair, RepairTurn
 from .session import Session, SessionInfo, SessionOwner
 from .turn import DetachedTurn, SessionTurn
 from .unsaved import UnsavedSessions
+
+T = TypeVar("T", bound=SessionTurn)
 
 
 class Sessions(SessionOwner):
@@ -40,6 +44,7 @@ class Sessions(SessionOwner):
         self._turns: set[SessionTurn] = set()  # under way
         self.request_numbers = count(1)
         self.unsaved = UnsavedSessions(self, self._set_unsaved_keys)
+        self._repair = Repair(parts, lambda session, ticket: self._turn_of(session, ticket, RepairTurn))
 
     @abstractmethod
     def summaries(self) -> Iterable[Summary]:
@@ -83,7 +88,13 @@ class Sessions(SessionOwner):
         if session is None:
             yield DetachedTurn()
             return
-        with session.held(ticket), SessionTurn(session.owner, session) as turn:
+        with self._turn_of(session, ticket, SessionTurn) as turn:
+            yield turn
+        self._repair_later(session)
+
+    @contextmanager
+    def _turn_of(self, session: Session, ticket: Ticket | None, kind: type[T]) -> Iterator[T]:
+        with session.held(ticket), kind(session.owner, session) as turn:
             with self._lock:
                 self._turns.add(turn)
             try:
@@ -91,6 +102,11 @@ class Sessions(SessionOwner):
             finally:
                 with self._lock:
                     self._turns.discard(turn)
+
+    def _repair_later(self, session: Session) -> None:
+        """Have the session's history made exact between turns, if the settings say so."""
+        if self.settings.inexact_history == "background" and session.owner is self:
+            self._repair.add(session)
 
     def fork(self, session: Session, session_id: str) -> Session:
         past, other = session.conversation, self.session(session_id, discard=session.discard_by)
@@ -100,6 +116,7 @@ class Sessions(SessionOwner):
             if other.turns:
                 raise InputError(f"There is a conversation {session_id!r} already: choose another id, or delete it.")
             self.commit(other, replace(past, created_at=self.clock()))
+        self._repair_later(other)
         return other
 
     def delete(self, session: Session) -> None:
@@ -170,11 +187,13 @@ class Sessions(SessionOwner):
         return None
 
     def flush(self) -> None:
-        """Return when the blocks of every turn so far are in the store."""
+        """Return when histories are exact, as far as the settings want it, and all blocks so far are in the store."""
+        self._repair.flush()
         self.parts.block_writer.flush()
 
     def close(self) -> None:
         """Save what waits and stop. Twice is harmless."""
+        self._repair.close()
         self.parts.block_writer.close()
 
     def _summary(self, session_id: str, conversation: Conversation) -> Summary:

@@ -76,6 +76,7 @@ class Session:
         self.lock = threading.Lock()
         self.conversation = conversation
         self.notes = notes  # for the report of the next turn
+        self.repaired_tokens = 0  # of its history, that were made exact since its last turn
         self.discard_by: str | Discard | None = None  # its discarding list; None: the config's
         self.version: str | None = None  # of `conversation` on the server, where replicas share it
         self.first_title = ""  # the title from the next turn on, unless it has one
@@ -102,7 +103,9 @@ class Session:
     @property
     def past(self) -> Past:
         """What the next turn builds on."""
-        return Past(self.conversation.history, self.discard_by, self.notes)
+        repaired = f"{self.repaired_tokens} history tokens were made exact since the last turn"
+        notes = (*self.notes, repaired) if self.repaired_tokens else self.notes
+        return Past(self.conversation.history, self.discard_by, notes)
 
     def wait_saved(self, timeout_s: float) -> str | None:
         """Return when the last turn survives a crash; a note for its report if that is not so within `timeout_s`.

@@ -83,7 +83,7 @@ class SessionTurn(DetachedTurn, Closing):
         whole = (*self._ids, *between)
         if made is not None and self._owner.parts.adapter.rope.frequencies(len(whole) + 1) == made.frequencies:
             self._save_complete_blocks()
-            if self._at < self._recorded_to(made):
+            if self._at < self._recorded_to(made):  # `_save_complete_blocks` left no bound of exactness in it
                 self._add_block(made, self._recorded_to(made))
         else:  # the next prompt is longer and has other RoPE frequencies: it cannot use this KV
             self._blocks = list(prompt.history.blocks)
@@ -92,7 +92,7 @@ class SessionTurn(DetachedTurn, Closing):
         own_parts = tuple(replace(part, turn=len(self._before.turns)) for part in parts if len(part))
         history = History(tuple(self._blocks), whole[self._at :], prompt.history.parts + own_parts)
         turns = (*self._before.turns, PastTurn(self._before.history, self._owner.clock()))
-        self._session.notes = ()
+        self._session.notes, self._session.repaired_tokens = (), 0
         conversation = self._session.conversation
         title = conversation.title or self._session.first_title
         self._owner.commit(self._session, replace(conversation, turns=turns, history=history, title=title))
@@ -109,8 +109,13 @@ class SessionTurn(DetachedTurn, Closing):
 
     def _save_complete_blocks(self) -> None:
         made, size = self._made, self._owner.settings.block_tokens
-        while made is not None and self._recorded_to(made) - self._at >= size:
-            self._add_block(made, self._at + size)
+        while made is not None:
+            stop = self._at + size
+            if self._at < made.exact_until < stop:  # so that what is exact has a block of its own
+                stop = made.exact_until
+            if self._recorded_to(made) < stop:
+                return
+            self._add_block(made, stop)
 
     def _add_block(self, made: TurnKV, stop: int) -> None:
         """Save the tokens from `_at` to `stop` as the next block."""
@@ -126,11 +131,21 @@ class SessionTurn(DetachedTurn, Closing):
         context = self._chain.context(made.frequencies, "" if stop <= made.exact_until else self._taint)
         block = Block(context, self._prefix_digest, made.frequencies, ids, index, 0, len(ids))
         if not self._saved:
-            self._writer.served(self._policy_turn(made))
+            self._announce()
         first = made.record.start
         self._saved.append(self._writer.key(block))
-        self._writer.save(block, made.record.kv[:, :, :, self._at - first : stop - first], self._session.session_id)
+        kv, scores = made.record.kv[:, :, :, self._at - first : stop - first], None
+        if stop > made.exact_until and made.scores is not None:
+            scores = made.scores.new_zeros(len(ids), made.scores.shape[1])  # 0 for the answer, which has no scores
+            own = made.scores[self._at : stop]
+            scores[: len(own)] = own
+        self._writer.save(block, kv, self._session.session_id, scores, made.scorer)
         return block
+
+    def _announce(self) -> None:
+        """Tell the store's policies of this turn, before they see its blocks."""
+        assert self._made is not None
+        self._writer.served(self._policy_turn(self._made))
 
     def _policy_turn(self, made: TurnKV) -> Turn:
         """This turn as eviction policies see it; the answer counts with its most tokens, as its length is unknown."""
@@ -142,9 +157,9 @@ class SessionTurn(DetachedTurn, Closing):
             at=now,
             request=next(self._owner.request_numbers),
             group=self._session.session_id,
-            prompt=held + -(-(len(prompt.token_ids) - covered) // size),
+            prompt=held + _blocks(covered, len(prompt.token_ids), made.exact_until, size),
             shared=held - len(made.recomputed_blocks),
-            length=held + -(-(made.record.stop - covered) // size),
+            length=held + _blocks(covered, made.record.stop, made.exact_until, size),
             number=len(turns) + 1,
             since=now - turns[-1].at if turns else None,
         )
@@ -154,6 +169,12 @@ class SessionTurn(DetachedTurn, Closing):
         used = {self._writer.key(block) for block in self._session.conversation.history.blocks}
         if unused := set(self._saved) - used:
             self._writer.then(partial(self._owner.drop, unused))
+
+
+def _blocks(start: int, stop: int, exact_until: int, size: int) -> int:
+    """How many blocks of at most `size` tokens hold start ... stop - 1, cut where they are exact no more."""
+    cut = min(max(start, exact_until), stop)
+    return -(-(cut - start) // size) - (-(stop - cut) // size)
 
 
 __all__ = ["DetachedTurn", "SessionTurn"]

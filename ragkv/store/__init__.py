@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from .codecs import CODECS, Codec
     from .entry import (
         FORMAT_VERSION,
+        SCORE_SLOTS,
         EncodedEntry,
         Entry,
         EntryInfo,
@@ -65,6 +66,7 @@ __all__ = [
     "Entry",
     "EntryInfo",
     "FORMAT_VERSION",
+    "SCORE_SLOTS",
     "HintedEntry",
     "Identity",
     "Item",

@@ -1,0 +1,237 @@
+"""Follow-up questions after fused turns: quality, compute and first token by `session.inexact_history`.
+
+    python -m benchmarks.followups                     # 300 conversations with the bundled reader, over half an hour
+    python -m benchmarks.followups --quick             # 12 conversations
+    python -m benchmarks.followups --conversations 60 --ratios .1 .15
+
+A conversation has 3 to 5 turns about one held-out world. Turn 1 brings the first documents, turn 4 the others; all
+other turns bring none: each needs the documents of earlier turns, either by a pronoun that stands for something in the
+turn before, or by a name. So two of three turns are follow-ups. Every method has conversations of its own, with its own
+answers in its history, which alternate within a run. EM is measured against the world's answers.
+
+"compute" of a turn is row-layers over those of a full prefill of its whole prompt, and its mean is over follow-ups;
+"between" is what `background` computes while no request runs, per follow-up, in the same unit. "first token" is the
+median over follow-ups of the time of a full recompute of the same turn divided by the method's.
+"""
+
+import statistics
+import time
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from random import Random
+from typing import Any
+
+import numpy as np
+import torch
+
+from benchmarks import report
+from ragkv import Engine, EngineConfig, FusionConfig
+from ragkv.calibration.metrics import best, exact_match
+from ragkv.config import SessionConfig
+from training.questions import Question
+from training.worlds import World, level, world
+
+FIRST_SEED = 8_500_000_000_000  # far from the seeds of training and evaluation, and from those of benchmarks.quality
+MAX_NEW_TOKENS = 12
+WARMED_UP = 2  # conversations at the start whose times do not count
+RESAMPLES = 2000
+
+
+@dataclass(frozen=True)
+class Turn:
+    """A question, its answer, and the documents that it brings."""
+
+    question: str
+    gold: str
+    chunks: tuple[str, ...] = ()
+    is_follow_up: bool = True
+
+
+@dataclass(frozen=True)
+class Method:
+    """How every turn of a conversation is answered."""
+
+    name: str
+    inexact_history: str
+    ratio: float | None = None  # None: a full recompute of every prompt
+    selector: str = "sensitivity"
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """One turn with one method."""
+
+    conversation: int
+    is_follow_up: bool
+    exact: float
+    compute: float
+    first_token_s: float
+
+
+def main() -> None:
+    parser = report.parser(__doc__, "12 conversations", threads=1)
+    parser.add_argument("--conversations", type=int, default=300)
+    parser.add_argument("--ratios", type=float, nargs="+", default=[0.1, 0.15])
+    parser.add_argument("--settings", nargs="+", default=["keep", "select", "background", "recompute"])
+    parser.add_argument("--selector", default="sensitivity")
+    parser.add_argument("--level", type=int, default=3, help="of the worlds: 3 as in benchmarks.quality, 4 is longer")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--limit-s", type=float, default=float("inf"), help="start no further conversation after this")
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    count = 12 if options.quick else options.conversations
+    methods = [Method("full recompute", "keep")]
+    methods += [
+        Method(f"{setting} {ratio:g}", setting, ratio, options.selector)
+        for ratio in options.ratios
+        for setting in options.settings
+    ]
+    began = time.perf_counter()
+    outcomes = measured(methods, conversations(count, options.seed, options.level), began + options.limit_s)
+    results = summarized(outcomes)
+    _print(results)
+    print("written:", report.save("followups", results), f"{time.perf_counter() - began:.0f} s")
+
+
+def conversations(count: int, seed: int, number: int) -> Iterator[tuple[Turn, ...]]:
+    """`count` conversations of 3, 4 and 5 turns."""
+    spec, made, at = replace(level(number), names="heldout", questions=0), 0, FIRST_SEED + seed * 1_000_000
+    while made < count:
+        found = conversation(world(at, replace(spec, questions=1000)), 3 + made % 3, Random(at))
+        at += 1
+        if found is not None:
+            made += 1
+            yield found
+
+
+def conversation(of: World, turns: int, random: Random) -> tuple[Turn, ...] | None:
+    """A conversation about a world, or `None` if it has too few questions of one of the kinds."""
+    early = tuple(range(len(of.chunks) if turns == 3 else max(2, 2 * len(of.chunks) // 3)))
+    questions = [question for question in of.questions if question.type != "unanswerable"]
+    if turns > 3 and len(early) == len(of.chunks):
+        return None
+    asked: list[Turn] = []
+    seen: set[str] = set()
+
+    def single(support: Sequence[int], needs: frozenset[int] = frozenset()) -> Question | None:
+        fitting = [
+            question
+            for question in questions
+            if not question.history and question.question not in seen
+            and set(question.support) <= set(support) and (not needs or needs & set(question.support))
+        ]  # fmt: skip
+        return random.choice(fitting) if fitting else None
+
+    def follow_up(support: Sequence[int]) -> Question | None:
+        fitting = [question for question in questions if question.history and set(question.support) <= set(support)]
+        return random.choice(fitting) if fitting else None
+
+    first = follow_up(early)
+    if first is None:
+        return None
+    ((opening, opening_gold),) = first.history
+    asked.append(Turn(opening, opening_gold, tuple(of.chunks[number] for number in early), is_follow_up=False))
+    asked.append(Turn(first.question, first.answer))
+    seen |= {opening, first.question}
+    everything = range(len(of.chunks))
+    for number in range(2, turns):
+        late = frozenset(everything) - frozenset(early)
+        brings = number == 3
+        support = everything if number >= 3 else early
+        next_one = single(support, late if brings else frozenset())
+        if next_one is None:
+            return None
+        seen.add(next_one.question)
+        chunks = tuple(of.chunks[at] for at in sorted(late)) if brings else ()
+        asked.append(Turn(next_one.question, next_one.answer, chunks, is_follow_up=not brings))
+    return tuple(asked)
+
+
+def measured(methods: Sequence[Method], found: Iterator[tuple[Turn, ...]], until: float) -> dict[str, list[Outcome]]:
+    """Every conversation with every method."""
+    outcomes: dict[str, list[Outcome]] = defaultdict(list)
+    engine = Engine.from_pretrained("reader", EngineConfig(fusion=FusionConfig(selector=methods[-1].selector)))
+    settings = {method.inexact_history for method in methods}
+    with engine:
+        engines = {
+            setting: engine.with_config(replace(engine.config, session=SessionConfig(inexact_history=setting)))
+            for setting in settings
+        }
+        for number, turns in enumerate(found):
+            if time.perf_counter() > until:
+                break
+            for method in methods:
+                outcomes[method.name] += _held(engines[method.inexact_history], method, number, turns)
+        for one in engines.values():
+            one.close()
+    return outcomes
+
+
+def _held(engine: Engine, method: Method, number: int, turns: Sequence[Turn]) -> Iterator[Outcome]:
+    """One conversation with one method."""
+    session = engine.session(f"{method.name} {number}")
+    how: dict[str, Any] = (
+        dict(reuse="none") if method.ratio is None else dict(ratio=method.ratio, selector=method.selector)
+    )
+    for turn in turns:
+        chunks = [engine.chunk(text) for text in turn.chunks]
+        engine.warm(chunks)
+        answer = engine.answer(turn.question, chunks, session, max_new_tokens=MAX_NEW_TOKENS, **how)
+        exact = best(exact_match, answer.text, (turn.gold,))
+        yield Outcome(number, turn.is_follow_up, exact, answer.reuse.compute, answer.timing.first_token_s)
+        engine.flush()  # the time until the next question, in which `background` works
+    session.delete()
+
+
+def summarized(outcomes: dict[str, list[Outcome]]) -> dict[str, Any]:
+    """EM of follow-ups and of other turns, compute, and first token against a full recompute."""
+    full = outcomes["full recompute"]
+    rows = {}
+    for name, found in outcomes.items():
+        after = [one for one in found if one.is_follow_up]
+        pairs = [(one, other) for one, other in zip(found, full, strict=True) if one.is_follow_up]
+        timed = [(one, other) for one, other in pairs if one.conversation >= WARMED_UP] or pairs
+        rows[name] = {
+            "exact": statistics.fmean(one.exact for one in after),
+            "minus_full": statistics.fmean(one.exact - other.exact for one, other in pairs),
+            "minus_full_95": _interval(pairs),
+            "exact_other_turns": statistics.fmean(one.exact for one in found if not one.is_follow_up),
+            "compute": statistics.fmean(one.compute for one in after),
+            "first_token_s": statistics.median(one.first_token_s for one, _ in timed),
+            "sooner": statistics.median(other.first_token_s / one.first_token_s for one, other in timed),
+        }
+    count = len({one.conversation for one in full})
+    return {"conversations": count, "follow_ups": sum(one.is_follow_up for one in full), "methods": rows}
+
+
+def _interval(pairs: Sequence[tuple[Outcome, Outcome]]) -> tuple[float, float]:
+    """95 % bootstrap interval, over conversations, of the mean difference."""
+    sums: dict[int, list[float]] = defaultdict(lambda: [0.0, 0.0])
+    for one, other in pairs:
+        sums[one.conversation][0] += one.exact - other.exact
+        sums[one.conversation][1] += 1
+    values = np.array(list(sums.values()))
+    draws = np.random.default_rng(0).integers(len(values), size=(RESAMPLES, len(values)))
+    means = values[draws, 0].sum(1) / values[draws, 1].sum(1)
+    low, high = np.quantile(means, [0.025, 0.975])
+    return float(low), float(high)
+
+
+def _print(results: dict[str, Any]) -> None:
+    print(f"{results['conversations']} conversations, {results['follow_ups']} follow-ups")
+    rows = [
+        (
+            name, row["exact"], row["minus_full"], "{:+.3f} to {:+.3f}".format(*row["minus_full_95"]),
+            row["compute"], f"{row['first_token_s'] * 1e3:.1f} ms", f"{row['sooner']:.1f}x", row["exact_other_turns"],
+        )
+        for name, row in results["methods"].items()
+    ]  # fmt: skip
+    report.table(
+        ("", "EM", "- full", "95 %", "compute", "first token", "sooner", "EM of other turns"),
+        rows,
+    )
+
+
+if __name__ == "__main__":
+    main()
