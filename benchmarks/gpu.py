@@ -3,8 +3,8 @@
     python -m benchmarks.gpu [--quick] [--out gpu-report.md]
 
 Runs the tests marked `gpu` and the GPU benchmarks, each in a process of its own, and writes what they say to one file
-of Markdown, after each step anew, so a crash loses nothing. Shapes follow from the device's memory. Nobody of this
-project has a GPU at hand: please send the file back, also if everything passed.
+of Markdown, after each step anew, so a crash loses nothing. Shapes follow from the device's memory. This project is
+developed without a GPU: please send the file back, also if everything passed.
 """
 
 import argparse

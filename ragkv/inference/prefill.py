@@ -126,7 +126,7 @@ class Prefiller:
             reuse=self._report(active, todo, fused),
             timing=timing,
             fused=fused,
-            turn_kv=None if record is None else self._turn_kv(record, todo.planned, fused),
+            turn_kv=None if record is None else self._turn_kv(active, record, todo.planned, fused),
             spans=prompt_spans(plan, fused.selected_by_layer[-1], prompt, todo.planned.unused),
         )
 
@@ -140,7 +140,7 @@ class Prefiller:
         start = len(prompt.prefix) + sum(map(len, reused))
         return self._adapter.new_recording(start, length + active.request.max_new_tokens)
 
-    def _turn_kv(self, record: Recording, planned: Planned, fused: Fused) -> TurnKV:
+    def _turn_kv(self, active: ActiveRequest, record: Recording, planned: Planned, fused: Fused) -> TurnKV:
         plan, length = planned.plan, len(planned.plan.token_ids)
         stale = any(len(plan.candidates) > chosen.numel() for chosen in fused.selected_by_layer)
         inexact = {SpanState.APPROXIMATE, SpanState.FUSED} if stale else {SpanState.APPROXIMATE}
@@ -148,7 +148,8 @@ class Prefiller:
         end = length if isinstance(fused.kv, OffloadedKV) else record.stop
         exact_until = min((span.start for span in plan.spans if span.state in inexact), default=end)
         exact_until, frequencies = min(exact_until, end), self._adapter.rope.frequencies(length)
-        scores = _scores_left(plan, fused) if planned.scorer and exact_until < end else None
+        repairable = active.request.method.inexact_history == "select" and exact_until < end
+        scores = _scores_left(plan, fused) if planned.scorer and repairable else None
         return TurnKV(record, planned.recomputed_blocks, exact_until, frequencies, scores, planned.scorer)
 
     def _report(self, active: ActiveRequest, todo: _Pass, fused: Fused) -> Reuse:

@@ -66,7 +66,7 @@ def redis(folder: Path) -> Any:
 
 
 def stalled(folder: Path) -> Any:
-    """The files of half of the prompts are pipes that nobody writes to: opening them never ends."""
+    """The files of half of the prompts are pipes without a writer: opening them never ends."""
     setup = Setup(folder, "llama")
     prompts = [_prompt(seed) for seed in range(4)]
     with setup.engine() as engine:
@@ -150,12 +150,12 @@ def _killed_meanwhile(llm: Any, server: RedisServer, prompts: Sequence[list[int]
 def _release(pipes: Sequence[Path]) -> None:
     """End the opening of every pipe, so that the process can end."""
     for path in pipes:
-        path.rename(path.with_suffix(".old"))  # nobody opens it again
+        path.rename(path.with_suffix(".old"))  # it is not opened again
     for path in pipes:
         try:
             os.close(os.open(path.with_suffix(".old"), os.O_WRONLY | os.O_NONBLOCK))
         except OSError:
-            continue  # nobody was opening this one
+            continue  # it was not being opened
 
 
 if __name__ == "__main__":
