@@ -33,7 +33,7 @@ def look_at_index(folder: Path) -> None:
 
 
 def open_index(folder: Path) -> None:
-    sqlite_files.create_private(folder / INDEX)
+    Database(folder).close()
 
 
 @pytest.mark.parametrize(("name", "look"), [(FILE, look_at_journal), (INDEX, look_at_index), (INDEX, open_index)])
