@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import torch
 
 from ragkv.model import Adapter, PromptKV, Recording, Rows, Watch
+from ragkv.model.pauses import pausing
 from ragkv.runtime import Closing
 from ragkv.store import Lease
 
@@ -89,9 +90,9 @@ class Fusing(Closing):
         """Carry out the plan; the caller holds the compute lock.
 
         `headroom` positions are allocated for the answer. `record` collects the raw KV of its range, placed or
-        computed. `between` is called between layers, so that other requests may compute; an exception it raises ends
-        the pass. `new_kv` makes the KV of a given capacity; by default the adapter does. Raises
-        `EntryDamagedError`.
+        computed. `between` is called between layers and within long ones, so that other requests may compute; an
+        exception it raises ends the pass. `new_kv` makes the KV of a given capacity; by default the adapter does.
+        Raises `EntryDamagedError`.
         """
         adapter, reader, began = self._fusor.adapter, self._reader, time.perf_counter()
         length = self._plan.token_ids.numel()
@@ -104,21 +105,22 @@ class Fusing(Closing):
             others_s += time.perf_counter() - left
 
         work = _Pass(adapter, self._plan, self._selector, self._ratio, kv, record)
-        work.choose(self._first_choice)
-        for layer in range(adapter.layer_count):
-            slices = reader.layer(layer)
-            work.place(layer, self._spans, slices)
-            work.narrow(layer, self._spans, slices)
-            work.run(layer)
-            if work.asking is None:
-                kv.finish_prefill(layer, length)
-            let_others_compute()
-        if work.asking is not None:  # everything is placed, and the question's attention to it is known
-            work.choose(work.asking.select(self._plan.candidates, work.attention(), self._ratio))
+        with pausing(let_others_compute):
+            work.choose(self._first_choice)
             for layer in range(adapter.layer_count):
+                slices = reader.layer(layer)
+                work.place(layer, self._spans, slices)
+                work.narrow(layer, self._spans, slices)
                 work.run(layer)
-                kv.finish_prefill(layer, length)
+                if work.asking is None:
+                    kv.finish_prefill(layer, length)
                 let_others_compute()
+            if work.asking is not None:  # everything is placed, and the question's attention to it is known
+                work.choose(work.asking.select(self._plan.candidates, work.attention(), self._ratio))
+                for layer in range(adapter.layer_count):
+                    work.run(layer)
+                    kv.finish_prefill(layer, length)
+                    let_others_compute()
         kv.length = length
         logits = adapter.logits(work.hidden[:, -1:])[0]
         adapter.wait_for_device()

@@ -14,10 +14,11 @@ from transformers import Cache
 
 from . import attention
 from .packing import Packing
+from .pauses import TILE_ROWS
 from .promptkv import CaptureCache, Captured, KVShape, PromptKV, Recording, RowCache
 from .rope import Rope, RotaryTables
 from .rows import Rows
-from .views import TILE_ROWS, attending_view, key_view
+from .views import attending_view, key_view
 
 
 class Adapter:

@@ -15,6 +15,7 @@ import torch
 from torch.nn import functional
 from transformers import AttentionInterface
 
+from .pauses import TILE_ROWS, pause
 from .products import attend_by_products, products_pay
 from .rows import Rows
 
@@ -106,16 +107,38 @@ def attend(
     _, heads, count, head_dim = q_rot.shape
     kv_heads = k_rot.shape[1]
     if is_whole_prompt(rows, window) and softcap is None:
-        return functional.scaled_dot_product_attention(
-            q_rot, k_rot[:, :, :count], v[:, :, :count], is_causal=True, scale=scaling, enable_gqa=heads != kv_heads
-        )
+        return _attend_causally(q_rot, k_rot[:, :, :count], v[:, :, :count], scaling)
     out = q_rot.new_empty((1, count, heads, head_dim))  # the layout the layer expects, so it copies nothing
     for block, bias in _blocks(rows, window, q_rot, kv_heads, softcap):
         keys = slice(block.low, block.high)
+        pause()
         done = _attend_span(
             q_rot[:, :, block.start : block.stop], k_rot[:, :, keys], v[:, :, keys], bias, scaling, softcap
         )
         out[:, block.start : block.stop] = done.transpose(1, 2)
+    return out.transpose(1, 2)
+
+
+def _attend_causally(q_rot: torch.Tensor, k_rot: torch.Tensor, v: torch.Tensor, scaling: float) -> torch.Tensor:
+    """Attention of rows (1, H, R, D) over keys and values (1, G, R, D) up to their own."""
+    _, heads, count, head_dim = q_rot.shape
+    kv_heads = k_rot.shape[1]
+    if count <= TILE_ROWS or q_rot.device.type != "cpu":
+        return functional.scaled_dot_product_attention(
+            q_rot, k_rot, v, is_causal=True, scale=scaling, enable_gqa=heads != kv_heads
+        )
+    out = q_rot.new_empty((1, count, heads, head_dim))  # the layout the layer expects, so it copies nothing
+    group = heads // kv_heads
+    for head in range(kv_heads):  # the same bits as all at once
+        pause()
+        out[:, :, head * group : head * group + group] = functional.scaled_dot_product_attention(
+            q_rot[:, head * group : head * group + group],
+            k_rot[:, head : head + 1],
+            v[:, head : head + 1],
+            is_causal=True,
+            scale=scaling,
+            enable_gqa=group > 1,
+        ).transpose(1, 2)
     return out.transpose(1, 2)
 
 

@@ -11,8 +11,7 @@ import torch
 
 from . import attention
 from .packing import view_with
-
-TILE_ROWS = 512  # rows of an MLP or a rotation at once, so that intermediate results stay in the CPU's caches
+from .pauses import TILE_ROWS, pause
 
 
 class InTiles(torch.nn.Module):
@@ -28,6 +27,7 @@ class InTiles(torch.nn.Module):
             return cast(torch.Tensor, self.whole(hidden))
         out = torch.empty_like(hidden)
         for at in range(0, hidden.shape[1], TILE_ROWS):
+            pause()
             out[:, at : at + TILE_ROWS] = self.whole(hidden[:, at : at + TILE_ROWS])
         return out
 
