@@ -115,10 +115,11 @@ Retriever = Annotated[
     ),
 ]
 PromptOrder = Annotated[
-    Literal["score", "document"] | None,
+    Literal["score", "document", "reuse"] | None,
     typer.Option(
         rich_help_panel=SEARCH,
-        help="Order of the passages in the prompt: the best first, or as ingested.",
+        help="Order of the passages in the prompt: the best first, as ingested, or first those whose stored KV is "
+        "exact there (store.chained_entries).",
         show_default="score; document for the bundled reader",
     ),
 ]

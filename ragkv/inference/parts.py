@@ -11,7 +11,7 @@ from typing import Any, Self
 
 from ragkv.config import EngineConfig
 from ragkv.constraints import ConstraintTokenizer, Grammars
-from ragkv.encoding import BackgroundEncoder, Encoder, Warmer
+from ragkv.encoding import BackgroundEncoder, ChainedEntries, Encoder, Warmer
 from ragkv.errors import InputError
 from ragkv.fusion import Fusor, Readers, ScoreModel, Scorer, gate_result, learned, make_selector
 from ragkv.history import BlockWriter
@@ -92,6 +92,7 @@ class EngineParts:
     readers: Readers
     fusor: Fusor
     encoder: Encoder
+    chained: ChainedEntries
     background: BackgroundEncoder
     warmer: Warmer
     admission: AdmissionQueue
@@ -136,7 +137,8 @@ class EngineParts:
         scorer = Scorer(adapter, prefix, texts, between, network) if texts else None
         needs_scores = make_selector(fusion.selector).needs_scores
         encoder = Encoder(adapter, prefix, identity, scorer, between, makes_scores=needs_scores)
-        background = BackgroundEncoder(encoder, store, activity)
+        chained = ChainedEntries(encoder, store, settings.chained_entries)
+        background = BackgroundEncoder(encoder, store, activity, chained)
         if settings.directory is not None:
             intake.apply_gate_result(gate_result.load(settings.directory, encoder.measured_as, fusion.selector))
         block_writer = BlockWriter(store, identity, config.session.save_buffer_bytes)
@@ -145,7 +147,7 @@ class EngineParts:
         unused = other_dtype_note(store, identity, shared.dtype_choice.why)
         if unused is not None:
             log.info("In %s %s.", settings.directory, unused)
-        planner = Planner(adapter, encoder, store, activity, block_writer, background, unused)
+        planner = Planner(adapter, encoder, store, activity, block_writer, background, chained, unused)
         offloading = Offloading(adapter, config.kcache)
         return cls(
             shared=shared,
@@ -156,6 +158,7 @@ class EngineParts:
             readers=readers,
             fusor=fusor,
             encoder=encoder,
+            chained=chained,
             background=background,
             warmer=Warmer(encoder, store, activity, background.single_flight),
             admission=AdmissionQueue(config.scheduler, store),

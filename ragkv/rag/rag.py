@@ -24,7 +24,7 @@ from ragkv.types import Answer, Chunk, TokenEvent
 from .files import FileOptions, FileOutcome, FileReader, nothing_read
 from .writer import CorpusWriter, Progress
 
-Order = Literal["score", "document"]
+Order = Literal["score", "document", "reuse"]
 DEFAULT_K = 6  # chunks for a question, as in the evaluation of the CacheBlend paper
 
 
@@ -132,16 +132,19 @@ class Rag(Closing):
     ) -> tuple[Hit, ...]:
         """The best `k` passages: best first, or in the order of the corpus, so that references point backwards.
 
-        `None` is best first, but for the bundled reader the order of the corpus, in which "she" follows the name. What
-        `check` raises between two steps ends the search.
+        `None` is best first, but for the bundled reader the order of the corpus, in which "she" follows the name.
+        "reuse" puts those in front whose stored KV is exact there (`Engine.reuse_order`), then the others as `None`
+        does; passages of equal text are dropped. What `check` raises between two steps ends the search.
         """
         with tracing.span("ragkv.retrieve", **{"ragkv.k": k}) as trace:
             hits = self.index.search(question, k, retriever=retriever, where=where, reranker=reranker, check=check)
             if trace is not None:
                 trace.set_attribute("ragkv.hits", len(hits))
-        if order == "document" or (order is None and self.engine.is_reader):
+        if order == "document" or (order != "score" and self.engine.is_reader):
             positions = self.index.positions({hit.passage.document_id for hit in hits})
             hits.sort(key=lambda hit: (positions.get(hit.passage.document_id, math.inf), hit.passage.span))
+        if order == "reuse":
+            hits = [hits[index] for index in self.engine.reuse_order([self.chunk(hit.passage) for hit in hits])]
         return tuple(hits)
 
     def stream(

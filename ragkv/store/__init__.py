@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from .background import Background, Job
     from .codecs import CODECS, Codec
     from .entry import (
+        CHAINED_INDEX,
         FORMAT_VERSION,
         SCORE_SLOTS,
         EncodedEntry,
@@ -58,6 +59,7 @@ def __getattr__(name: str) -> Any:
 __all__ = [
     "ALIGNMENT",
     "Background",
+    "CHAINED_INDEX",
     "CODECS",
     "Claim",
     "Codec",
