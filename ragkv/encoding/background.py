@@ -1,4 +1,4 @@
-"""Encodes missed chunks, and chunks behind others (`chained.py`), in the background, between requests, on one thread."""
+"""Encodes missed chunks, and chunks behind others (`chained.py`), in the background, between requests."""
 
 import logging
 import queue

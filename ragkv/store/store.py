@@ -191,9 +191,10 @@ class Store(Closing):
         return any(stored[tier] for tier in self._durable)
 
     def put_chained(self, entry: Entry, most: int) -> None:
-        """Store a chained entry in the tiers of this machine, where at most `most` of its chunk remain, and return then.
+        """Store a chained entry in the tiers of this machine, where at most `most` of its chunk remain.
 
-        A read-only store has none. The caller sees to it that no chunk of the entry is deleted meanwhile.
+        Returns when it is stored; a read-only store takes none. The caller sees to it that no chunk of the entry is
+        deleted meanwhile.
         """
         if self.read_only:
             return
@@ -379,11 +380,10 @@ class Store(Closing):
         look: Callable[[Sequence[str]], None] = _ignore
         for tier in reversed(self._remote):
             look = functools.partial(tier.look_up_ahead, on_missing=look)
-        keys = [entry.key for entry in hint.entries]
+        local = self._local
+        keys = [entry.key for entry in hint.entries if not entry.identity.behind]
         keys += [f"{entry.key}.{entry.scores_slot}" for entry in hint.entries if entry.scores_slot]
-        look(
-            [key for key in keys if self._writers.entry(key) is None and not any(t.contains(key) for t in self._local)]
-        )
+        look([key for key in keys if self._writers.entry(key) is None and not any(t.contains(key) for t in local)])
 
     def _free_reserve(self) -> None:
         """Evict from memory in the background until the reserve is free: the next put need not evict."""
