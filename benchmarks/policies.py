@@ -39,6 +39,7 @@ from ragkv.simulate import (
 from ragkv.simulate.chunks import exact_prefix, position_free, replay_chunks
 from ragkv.simulate.queueing import Server, serve
 from ragkv.simulate.report import plot
+from ragkv.simulate.reuse_order import replay_reuse_order
 
 TRACES = Path(__file__).parents[2] / "shared" / "data" / "traces"
 FILES = {
@@ -257,13 +258,28 @@ def passages(folder: Path, quick: bool) -> list[dict[str, Any]]:
         ):
             for policy in policies:
                 done = replay_chunks(reads, make_any_policy(policy), int(share * stored))
-                rows.append({"share": share, "reuse": name, "policy": policy, "found": done.hit_tokens / tokens})
+                written = done.tokens - done.hit_tokens
+                row = {"share": share, "reuse": name, "policy": policy, "found": done.hit_tokens / tokens}
+                rows.append(
+                    row | {"exact": row["found"] if reads is not by_content else 0.0, "stored": written / tokens}
+                )
+        for fusion, behind in ((False, False), (True, False), (False, True), (True, True)):
+            made = replay_reuse_order(
+                requests, make_any_policy("lru"), int(share * stored), fusion=fusion, unseen_behind=behind
+            )
+            name = f"reuse order{' and by content' if fusion else ''}{', unseen text behind' if behind else ''}"
+            row = {"share": share, "reuse": name, "policy": "lru", "found": made.found}
+            rows.append(row | {"exact": (made.exact + made.dropped) / tokens, "stored": made.stored / tokens})
     print(f"\nRAGPulse: {len(requests)} requests, {tokens} prompt tokens; stored parts {stored} tokens in all")
     shares = sorted({row["share"] for row in rows})
     kinds = list(dict.fromkeys((row["reuse"], row["policy"]) for row in rows))
     found = {(row["share"], row["reuse"], row["policy"]): row["found"] for row in rows}
     print("Share of all prompt tokens found, by capacity as a share of all stored parts")
     table(["reuse", "policy", *map(str, shares)], [[*k, *(f"{found[s, *k]:.1%}" for s in shares)] for k in kinds])
+    for what in ("exact", "stored"):
+        own = {(row["share"], row["reuse"], row["policy"]): row[what] for row in rows}
+        print(f"The same, {what} tokens over all prompt tokens")
+        table(["reuse", "policy", *map(str, shares)], [[*k, *(f"{own[s, *k]:.1%}" for s in shares)] for k in kinds])
     return rows
 
 
