@@ -140,9 +140,7 @@ def measured(
         rag.ingest(documents)
         own.flush()
         begun = own.stats().store.tiers[0]
-        rag.ask(
-            "What is known?", k, order=method.order, **method.how
-        )  # so that the first question does not pay for what happens once
+        rag.ask("What is known?", k, order=method.order, **method.how)  # what happens once is not measured
         own.flush()
         found = []
         for question in asked:
