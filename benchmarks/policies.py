@@ -258,11 +258,9 @@ def passages(folder: Path, quick: bool) -> list[dict[str, Any]]:
         ):
             for policy in policies:
                 done = replay_chunks(reads, make_any_policy(policy), int(share * stored))
-                written = done.tokens - done.hit_tokens
-                row = {"share": share, "reuse": name, "policy": policy, "found": done.hit_tokens / tokens}
-                rows.append(
-                    row | {"exact": row["found"] if reads is not by_content else 0.0, "stored": written / tokens}
-                )
+                found_share, stored_share = done.hit_tokens / tokens, (done.tokens - done.hit_tokens) / tokens
+                row = {"share": share, "reuse": name, "policy": policy, "found": found_share, "stored": stored_share}
+                rows.append(row if reads is by_content else row | {"exact": found_share})
         for fusion, behind in ((False, False), (True, False), (False, True), (True, True)):
             made = replay_reuse_order(
                 requests, make_any_policy("lru"), int(share * stored), fusion=fusion, unseen_behind=behind
@@ -277,9 +275,10 @@ def passages(folder: Path, quick: bool) -> list[dict[str, Any]]:
     print("Share of all prompt tokens found, by capacity as a share of all stored parts")
     table(["reuse", "policy", *map(str, shares)], [[*k, *(f"{found[s, *k]:.1%}" for s in shares)] for k in kinds])
     for what in ("exact", "stored"):
-        own = {(row["share"], row["reuse"], row["policy"]): row[what] for row in rows}
+        own = {(row["share"], row["reuse"], row["policy"]): row[what] for row in rows if what in row}
+        known = [kind for kind in kinds if (shares[0], *kind) in own]
         print(f"The same, {what} tokens over all prompt tokens")
-        table(["reuse", "policy", *map(str, shares)], [[*k, *(f"{own[s, *k]:.1%}" for s in shares)] for k in kinds])
+        table(["reuse", "policy", *map(str, shares)], [[*k, *(f"{own[s, *k]:.1%}" for s in shares)] for k in known])
     return rows
 
 
