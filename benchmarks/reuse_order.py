@@ -6,9 +6,9 @@
 
 A corpus of held-out worlds, each text a document of its own; the questions come one after another. Worlds are drawn by
 Zipf's law, and then one of the world's questions, so popular texts are retrieved again and again, and some questions
-are asked again. BM25 retrieves 6 passages for each. Every method has an engine and a store of its own on the same
-model, gets the same questions in the same order, and all entries of the passages are there from the start; between two
-questions there is time to encode what was missed.
+are asked again. BM25 retrieves 6 passages for each. Every method has an engine and a store of its own on the same model
+and gets the same questions in the same order; for each question the methods take turns. All entries of the passages are
+there from the start; between two questions there is time to encode what was missed.
 
 "exact" reuses only what is exact: each passage behind the same passages as before (`store.chained_entries`). "order"
 is that of the passages: as in the corpus, which is what the reader was trained on, or that which reuses most. "both"
@@ -22,6 +22,7 @@ import statistics
 import time
 from collections import defaultdict
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from random import Random
 from typing import Any
@@ -44,7 +45,7 @@ RESAMPLES = 2000
 MIB = 1024**2
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Method:
     """How every question is answered."""
 
@@ -88,14 +89,8 @@ def main() -> None:
     torch.set_num_threads(options.threads)
     worlds, questions = (3, 30) if options.quick else (options.worlds, options.questions)
     documents, asked = question_stream(worlds, questions, options.zipf, options.seed)
-    outcomes, stores = {}, {}
-    began = time.perf_counter()
-    with Engine.from_pretrained("reader") as engine:
-        for method in methods(options.ratios, options.chained):
-            outcomes[method.name], stores[method.name] = measured(
-                engine, method, documents, asked, options.k, options.store_mib
-            )
-            print(f"{method.name}: {time.perf_counter() - began:.0f} s", flush=True)
+    chosen = methods(options.ratios, options.chained)
+    outcomes, stores = measured(chosen, documents, asked, options.k, options.store_mib)
     results = summarized(outcomes, stores)
     results |= {"documents": len(documents), "questions": len(asked), "distinct": len(set(asked))}
     _print(results)
@@ -131,28 +126,43 @@ def question_stream(worlds: int, questions: int, zipf: float, seed: int) -> tupl
 
 
 def measured(
-    engine: Engine, method: Method, documents: Sequence[Document], asked: Sequence[Asked], k: int, store_mib: int
-) -> tuple[list[Outcome], dict[str, int]]:
-    """Every question with one method; the bytes of its store."""
-    store = StoreConfig(memory_bytes=store_mib * MIB, chained_entries=method.chained_entries)
-    config = EngineConfig(store=store)
-    with engine.with_config(config) as own, Rag(own, None, chunk_tokens=CHUNK_TOKENS) as rag:
-        rag.ingest(documents)
-        own.flush()
-        begun = own.stats().store.tiers[0]
-        rag.ask("What is known?", k, order=method.order, **method.how)  # what happens once is not measured
-        own.flush()
-        found = []
-        for question in asked:
-            found.append(_answered(rag, method, question, k))
-            own.flush()  # the time until the next question
-        ended = own.stats().store.tiers[0]
-    return found, {
-        "own": begun.used_bytes,
-        "stored": ended.used_bytes,
-        "written": ended.written_bytes,
-        "entries": ended.entries,
+    methods: Sequence[Method], documents: Sequence[Document], asked: Sequence[Asked], k: int, store_mib: int
+) -> tuple[dict[str, list[Outcome]], dict[str, dict[str, int]]]:
+    """Every question with every method, which alternate; the bytes of their stores."""
+    outcomes: dict[str, list[Outcome]] = defaultdict(list)
+    with ExitStack() as stack:
+        engine = stack.enter_context(Engine.from_pretrained("reader"))
+        rags = {method: stack.enter_context(_opened(engine, method, store_mib, stack)) for method in methods}
+        begun = {}
+        for method, rag in rags.items():
+            rag.ingest(documents)
+            begun[method] = rag.engine.stats().store.tiers[0]
+            rag.ask("What is known?", k, order=method.order, **method.how)  # what happens once is not measured
+            rag.engine.flush()
+        for number, question in enumerate(asked):
+            for method, rag in rags.items():
+                outcomes[method.name].append(_answered(rag, method, question, k))
+                rag.engine.flush()  # the time until the next question
+            if number % 50 == 49:
+                print(f"{number + 1} questions", flush=True)
+        ended = {method: rag.engine.stats().store.tiers[0] for method, rag in rags.items()}
+    stores = {
+        method.name: {
+            "own": begun[method].used_bytes,
+            "stored": ended[method].used_bytes,
+            "written": ended[method].written_bytes,
+            "entries": ended[method].entries,
+        }
+        for method in methods
     }
+    return outcomes, stores
+
+
+def _opened(engine: Engine, method: Method, store_mib: int, stack: ExitStack) -> Rag:
+    """An empty corpus whose engine has a store of its own."""
+    store = StoreConfig(memory_bytes=store_mib * MIB, chained_entries=method.chained_entries)
+    own = stack.enter_context(engine.with_config(EngineConfig(store=store)))
+    return Rag(own, None, chunk_tokens=CHUNK_TOKENS)
 
 
 def _answered(rag: Rag, method: Method, asked: Asked, k: int) -> Outcome:
