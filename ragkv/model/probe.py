@@ -3,7 +3,7 @@
 This also catches unknown architectures: a model whose logits are not reproduced is refused with the reason.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -85,11 +85,10 @@ def full_pass(
     kv: PromptKV,
     start: int = 0,
     record: Recording | None = None,
-    between: Callable[[], None] = lambda: None,
 ) -> torch.Tensor:
     """Run `token_ids` (R,) at positions start ... through every layer: last hidden (1, R, E).
 
-    `record` collects the raw KV; `between` is called between layers.
+    `record` collects the raw KV.
     """
     token_ids = torch.as_tensor(token_ids, device=adapter.device)
     stop = start + token_ids.numel()
@@ -98,7 +97,6 @@ def full_pass(
     hidden = adapter.embed(token_ids)
     for layer in range(adapter.layer_count):
         hidden = adapter.run_layer(layer, hidden, rows, kv, tables, record)
-        between()
     kv.length = stop
     return hidden
 
