@@ -21,7 +21,7 @@ MIB = 1024**2
 GIB = 1024**3
 DOCUMENT_END = "\n\n"  # `chunk_end` for other models than the bundled reader, which was trained without one
 # Names from registries that load torch. A test compares them with the registries.
-CODEC_NAMES = ("raw", "int8")  # ragkv.store.CODECS
+CODEC_NAMES = ("raw", "bfloat16", "int8")  # ragkv.store.CODECS
 WEIGHTS = ("plain", "int8")  # kinds of linear layers
 POLICY_NAMES = (  # ragkv.store.POLICIES
     *("auto", "end-aware", "et-lru", "et-lru-learned", "et-lru-posterior", "fifo", "gdsf"),
@@ -120,7 +120,7 @@ class StoreConfig:
     read_only: bool = False  # open the directory for reading while another process writes to it
     tenant: str = ""  # salt of every key: tenants never share entries
     direct_reads: bool = False  # read entries past the page cache (O_DIRECT), where the system has it
-    codec: str = "raw"  # of KV in every tier: "raw", or "int8" (rounded, about half of bfloat16's bytes)
+    codec: str = "raw"  # of KV in every tier: "raw"; rounded: "bfloat16" (of float32), "int8" (half of bfloat16)
     chained_entries: int = 0  # of one chunk behind other chunks, made for `order="reuse"`; 0: none
     redis: RedisConfig | None = None  # a tier that replicas share, slower than the disk
     s3: S3Config | None = None  # another one, slower still

@@ -11,6 +11,8 @@ import schemathesis
 from schemathesis.openapi.checks import RejectedPositiveData
 from schemathesis.specs.openapi.checks import positive_data_acceptance
 
+VALID_ID = r"[A-Za-z0-9_-]{1,128}"  # of a response, as the schema has it
+
 FILTER = r"filter: \d+ (values|characters) are too many"  # over all conditions together
 CONDITIONS = r"The filter has \d+ conditions"  # over all names together
 PROMPT = r"The prompt has \d+ tokens|Prompt .* exceed"  # as the model's tokenizer counts them
@@ -96,9 +98,13 @@ def map_body(context: Any, body: Any) -> Any:  # noqa: ARG001 - schemathesis wan
 
 @schemathesis.hook.apply_to(operation_id=["show_response", "delete_response"])
 def map_path_parameters(context: Any, path_parameters: Any) -> Any:
-    """Name a stored response in every second request: the id of one is never drawn by chance."""
+    """Name a stored response in place of every second valid id: that of one is never drawn by chance.
+
+    Ids that do not fit the pattern stay: what is wrong with such a request may be its id alone.
+    """
     parameters = path_parameters or {}
-    if len(str(parameters.get("response_id", ""))) % 2:
+    drawn = str(parameters.get("response_id", ""))
+    if len(drawn) % 2 or not re.fullmatch(VALID_ID, drawn):
         return path_parameters
     stored = "KEPT_RESPONSE" if context.operation.method.upper() == "GET" else "RESPONSE_TO_DELETE"
     return {**parameters, "response_id": os.environ[stored]}

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ragkv.config import StoreConfig
+from ragkv.config import CODEC_NAMES, StoreConfig
 from ragkv.rag import Rag
 from ragkv.store import Store
 from tests.langchain.helpers import tiny_folder
@@ -109,7 +109,7 @@ def test_size_takes_the_codec_into_account_and_refuses_an_unknown_one(run: Run) 
     assert raw["token"] == 128 * 1024
     for unit in ("token", "chunk", "corpus"):
         assert 0.5 < int8[unit] / raw[unit] < 0.52
-    for option, names in (("--codec", ("raw", "int8")), ("--dtype", ("float32", "bfloat16", "float16"))):
+    for option, names in (("--codec", CODEC_NAMES), ("--dtype", ("float32", "bfloat16", "float16"))):
         refused = run("size", "llama-3-8b", option, "int4")
         assert refused.code == 2
         assert all(f"'{name}'" in refused.err for name in ("int4", *names))

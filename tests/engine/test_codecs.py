@@ -6,42 +6,48 @@ import pytest
 import torch
 
 from ragkv import FusionConfig, StoreConfig
+from ragkv.config import CODEC_NAMES
 
 from .helpers import PREFIX, A, B, C, Q, close, counts, engine_of, full_prefill, ids, stored
 
 INT8 = StoreConfig(codec="int8")
 
 
-def test_a_rounded_chunk_behind_the_prefix_is_fused_not_exact() -> None:
-    with engine_of() as raw, engine_of(store=INT8) as int8:
-        for engine in (raw, int8):
+@pytest.fixture(params=["bfloat16", "int8"])
+def rounded(request: pytest.FixtureRequest) -> StoreConfig:
+    return StoreConfig(codec=request.param)
+
+
+def test_a_rounded_chunk_behind_the_prefix_is_fused_not_exact(rounded: StoreConfig) -> None:
+    with engine_of() as raw, engine_of(store=rounded) as other:
+        for engine in (raw, other):
             engine.warm([A, B])
         assert counts(raw.prefill(Q, [A, B], ratio=0.0).reuse) == (len(PREFIX) + len(A), len(B), 0, len(Q))
-        prefill = int8.prefill(Q, [A, B], ratio=0.0)
+        prefill = other.prefill(Q, [A, B], ratio=0.0)
         assert counts(prefill.reuse) == (len(PREFIX), len(A) + len(B), 0, len(Q))  # the prefix stays exact: it is raw
-        recomputed = int8.prefill(Q, [A, B], ratio=0.5, selector="first-k")
+        recomputed = other.prefill(Q, [A, B], ratio=0.5, selector="first-k")
         assert len(PREFIX) in recomputed.selected.tolist()  # the first chunk's tokens may be chosen
 
 
-def test_ratio_one_recomputes_every_rounded_token() -> None:
-    with engine_of(store=INT8) as engine:
+def test_ratio_one_recomputes_every_rounded_token(rounded: StoreConfig) -> None:
+    with engine_of(store=rounded) as engine:
         engine.warm([A, B, C])
         prefill = engine.prefill(Q, [A, B, C], ratio=1.0)
     close(prefill.logits, full_prefill(ids([A, B, C]))[0])
 
 
-def test_exact_reuse_computes_a_rounded_chunk() -> None:
-    with engine_of(store=INT8) as engine:
+def test_exact_reuse_computes_a_rounded_chunk(rounded: StoreConfig) -> None:
+    with engine_of(store=rounded) as engine:
         engine.warm([A])
         prefill = engine.prefill(Q, [A], reuse="prefix")
         assert counts(prefill.reuse) == (len(PREFIX), 0, 0, len(A) + len(Q))
     close(prefill.logits, full_prefill(ids([A]))[0])
 
 
-def test_int8_entries_change_the_logits_a_little() -> None:
-    with engine_of() as raw, engine_of(store=INT8) as int8:
+def test_rounded_entries_change_the_kv_a_little(rounded: StoreConfig) -> None:
+    with engine_of() as raw, engine_of(store=rounded) as other:
         kv = []
-        for engine in (raw, int8):
+        for engine in (raw, other):
             engine.warm([A])
             found = stored(engine, A)
             assert found is not None
@@ -59,11 +65,11 @@ def test_scores_are_measured_before_rounding() -> None:
     assert torch.equal(*scores)
 
 
-def test_raw_and_int8_engines_share_a_directory_but_no_entry(tmp_path: Path) -> None:
-    for codec, encoded in (("raw", 1), ("int8", 1), ("raw", 0), ("int8", 0)):
+def test_engines_of_different_codecs_share_a_directory_but_no_entry(tmp_path: Path) -> None:
+    for codec, encoded in [(name, encoded) for encoded in (1, 0) for name in CODEC_NAMES]:
         with engine_of(store=StoreConfig(directory=str(tmp_path), codec=codec)) as engine:
             assert engine.warm([A]).encoded == encoded, codec
-    assert len(list(tmp_path.glob("entries/*/*"))) == 4  # KV and scores
+    assert len(list(tmp_path.glob("entries/*/*"))) == 2 * len(CODEC_NAMES)  # KV and scores
 
 
 @pytest.mark.parametrize("memory_bytes", [0, 10**6])

@@ -85,7 +85,7 @@ def test_a_key_channel_far_from_zero_adds_no_error_to_other_channels(dtype: torc
 @pytest.mark.parametrize("value", [0.0, 3.5, -1e-3, 6e4, 1e-40])
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_a_constant_layer_comes_back_unchanged(codec: Codec, value: float, dtype: torch.dtype) -> None:
-    layer = torch.full((2, 2, 5, 3), value).to(dtype)
+    layer = torch.full((2, 2, 5, 3), value).bfloat16().to(dtype)
     back = there_and_back(codec, layer)
     assert torch.equal(back[0], layer[0])  # a channel without spread: its lowest value
     assert torch.allclose(back[1].double(), layer[1].double(), rtol=1e-6, atol=1e-37)
@@ -122,10 +122,22 @@ def test_encoding_and_decoding_do_not_modify_their_input(codec: Codec) -> None:
 @pytest.mark.parametrize("place", [0, 1])  # among keys, among values
 @pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_int8_refuses_nan_and_infinities(place: int, value: float, dtype: torch.dtype) -> None:
+def test_a_rounding_codec_refuses_nan_and_infinities(
+    codec: Codec, place: int, value: float, dtype: torch.dtype
+) -> None:
     layer = torch.randn(2, 2, 9, 7).to(dtype)
     layer[place, 1, 4, 3] = value
-    assert INT8.encode(layer) is None
+    assert codec.lossless or codec.encode(layer) is None
+
+
+def test_bfloat16_keeps_the_nearest_number_and_refuses_what_would_become_infinite() -> None:
+    layer = torch.randn(2, 2, 9, 7) * 1e3
+    back = there_and_back(CODECS["bfloat16"], layer)
+    assert torch.equal(back, layer.bfloat16().float())
+    half = layer.bfloat16()
+    assert torch.equal(there_and_back(CODECS["bfloat16"], half), half)
+    layer[1, 1, 8, 6] = torch.finfo(torch.float32).max  # rounds up, beyond the largest bfloat16
+    assert CODECS["bfloat16"].encode(layer) is None
 
 
 def test_int8_refuses_float64_and_ranges_beyond_float32() -> None:
@@ -201,7 +213,8 @@ def test_a_store_serves_its_codec_from_every_tier_and_after_a_restart(name: str,
             assert memory.entries == disk.entries == 1
             assert memory.used_bytes == EncodedEntry.of(entry).size_bytes
             assert served(store, entry)  # from memory again, promoted in encoded form
-            assert store.lease(with_codec("raw" if name == "int8" else "int8"), entry.info.token_ids) is None
+            for other in set(CODEC_NAMES) - {name}:
+                assert store.lease(with_codec(other), entry.info.token_ids) is None
 
 
 def served(store: Store, entry: Entry) -> bool:
