@@ -105,7 +105,6 @@ def methods(ratios: Sequence[float], chained: int) -> list[Method]:
         Method("exact, corpus order", prefix, "document", chained),
         Method("exact, reuse order", prefix, "reuse", chained),
         *(Method(f"fusion {ratio:g}", {"ratio": ratio}) for ratio in ratios),
-        *(Method(f"both {ratio:g}, corpus order", {"ratio": ratio}, "document", chained) for ratio in ratios),
         *(Method(f"both {ratio:g}, reuse order", {"ratio": ratio}, "reuse", chained) for ratio in ratios),
     ]
 
