@@ -84,13 +84,15 @@ def main() -> None:
     parser.add_argument("--store-mib", type=int, default=8192, help="capacity of each method's store")
     parser.add_argument("--ratios", type=float, nargs="+", default=[0.05, 0.15])
     parser.add_argument("--k", type=int, default=6)
+    parser.add_argument("--limit-s", type=float, default=float("inf"), help="start no further question after this")
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     worlds, questions = (3, 30) if options.quick else (options.worlds, options.questions)
     documents, asked = question_stream(worlds, questions, options.zipf, options.seed)
     chosen = methods(options.ratios, options.chained)
-    outcomes, stores = measured(chosen, documents, asked, options.k, options.store_mib)
+    outcomes, stores = measured(chosen, documents, asked, options.k, options.store_mib, options.limit_s)
+    asked = asked[: len(outcomes["full recompute"])]
     results = summarized(outcomes, stores)
     results |= {"documents": len(documents), "questions": len(asked), "distinct": len(set(asked))}
     _print(results)
@@ -125,7 +127,12 @@ def question_stream(worlds: int, questions: int, zipf: float, seed: int) -> tupl
 
 
 def measured(
-    methods: Sequence[Method], documents: Sequence[Document], asked: Sequence[Asked], k: int, store_mib: int
+    methods: Sequence[Method],
+    documents: Sequence[Document],
+    asked: Sequence[Asked],
+    k: int,
+    store_mib: int,
+    limit_s: float,
 ) -> tuple[dict[str, list[Outcome]], dict[str, dict[str, int]]]:
     """Every question with every method, which alternate; the bytes of their stores."""
     outcomes: dict[str, list[Outcome]] = defaultdict(list)
@@ -138,7 +145,10 @@ def measured(
             begun[method] = rag.engine.stats().store.tiers[0]
             rag.ask("What is known?", k, order=method.order, **method.how)  # what happens once is not measured
             rag.engine.flush()
+        until = time.perf_counter() + limit_s
         for number, question in enumerate(asked):
+            if time.perf_counter() > until:
+                break
             for method, rag in rags.items():
                 outcomes[method.name].append(_answered(rag, method, question, k))
                 rag.engine.flush()  # the time until the next question
