@@ -36,7 +36,7 @@ from ragkv.calibration.profiling import disk_speed, measure, reading_s, save
 from ragkv.config import PricesConfig
 from ragkv.fusion.controller import choose_ratio, choose_tier, crossing
 from ragkv.fusion.estimators import Load, Shape, load_s, recompute_s, storage_cost, ttft_s
-from ragkv.fusion.gate_result import GateResult, Point, Tolerance
+from ragkv.fusion.gate_result import GateResult, Point, Speed, Tolerance
 from ragkv.fusion.profile import Profile, TierSpeed
 from ragkv.model.shapes import SHAPES, random_model
 from ragkv.testing import ThrottledTier
@@ -65,9 +65,8 @@ class Bench:
         generator = torch.Generator().manual_seed(0)
         self._ids = lambda count: torch.randint(3, vocabulary, (count,), generator=generator).tolist()
         self.question = self._ids(QUESTION_TOKENS)
-        engine.parts.intake.apply_gate_result(
-            GateResult("first-k", Tolerance(), (Point(R_STAR, 0.0, 0.0, 1.0, 1.0, None),), 1, 1)
-        )
+        r_star = Point("first-k", R_STAR, None, 0.0, 0.0, 1.0, 1.0, None, Speed(2.0, 2.0, 2.0, 0.1, 0.2), 1)
+        engine.parts.intake.apply_gate_result(GateResult(Tolerance(), (r_star,), (r_star,), "r* as set here", 1, ""))
 
     @property
     def profile(self) -> Profile:

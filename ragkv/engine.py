@@ -283,6 +283,11 @@ class Engine(Closing):
         return self.parts.adapter.context_length
 
     @property
+    def preferred_order(self) -> str | None:
+        """The order of retrieved passages that the applied gate result names; `None`: none was applied."""
+        return self.parts.intake.preferred_order
+
+    @property
     def is_reader(self) -> bool:
         """Whether the model is the bundled one, by whatever name it was loaded."""
         return str(getattr(self.tokenizer, "name_or_path", "")) == str(READER)
@@ -395,9 +400,7 @@ class Engine(Closing):
         report = rescorer.rescore(scorer, [chunk.token_ids for chunk in checked], on_progress, check)
         if report.is_complete and directory is not None and scorer.learned is not None:
             learned.save(scorer.learned, directory)
-            parts.intake.apply_gate_result(
-                gate_result.load(directory, parts.encoder.measured_as, self.config.fusion.selector)
-            )
+            parts.intake.apply_gate_result(gate_result.load(directory, parts.encoder.measured_as, self.config.fusion))
         return report
 
     def warm_soon(self, chunks: Sequence[ChunkLike]) -> None:

@@ -87,7 +87,7 @@ class Retrieval(Search):
     order: Literal["score", "document", "reuse"] | None = Field(
         default=None,
         description="Best passage first, in the order of the documents, or first those whose stored KV is exact there "
-        "(store.chained_entries). Null: the first, but for the reader the second.",
+        "(store.chained_entries). Null: as an applied gate result says; without one the first, but not for the reader.",
     )
 
 

@@ -1,61 +1,122 @@
-"""The quality gate: is fusion good enough on this model and these documents, and from which recompute ratio on?
+"""The quality gate: the fastest setting that stays close to full recompute, for this model, corpus and machine.
 
-It needs no questions and no answers, so it works for any model. It makes prompts from the user's own chunks and from
-built-in text, and compares the next tokens under fusion with those under a full prefill, at several ratios. r* is the
-lowest ratio from which on even the 95 % bounds keep the tolerance. (CacheBlend section 5.1 takes r* = 15 % from the
-figure of one model.) Errors of the implementation, such as a missing rotation, show here too.
+It compares the next tokens under fusion with those under a full prefill, for several selectors, ratios and orders of
+the passages; the same passes give the times. With questions of the user the next tokens are those of the answers by
+full recompute. Without any it makes prompts from the user's own text, so it works for any model.
+
+What looks best on the prompts that choose among many settings is partly luck. So the fastest that keeps the tolerance
+is measured again, on prompts that did not choose it, and only these numbers are reported. (CacheBlend section 5.1 takes
+r* = 15 % from the figure of one model.) Errors of the implementation, such as a missing rotation, show here too.
 """
 
 import math
+import random
 import statistics
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Literal, Self
 
 import torch
 
 from ragkv.engine import Engine
 from ragkv.errors import InputError
 from ragkv.fusion import Selector, gate_result, make_selector
-from ragkv.fusion.gate_result import GateResult, Point, Tolerance
+from ragkv.fusion.gate_result import GateResult, Point, Speed, Tolerance, candidates
 from ragkv.model import PromptKV, full_pass
+from ragkv.runtime import cpu_features, cpu_model
 from ragkv.types import Chunk
 
 from .gate_corpus import PASSAGES
 
-RATIOS = (0.0, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.7, 1.0)
-CHUNKS = 5  # of a prompt
-NEXT_TOKENS = 16  # compared behind each prompt
-MAX_CONTEXTS = 24  # prompts made of the user's chunks
+RATIOS = (0.05, 0.1, 0.15, 0.2, 0.3, 0.5)  # above half, fusing saves too little
+SELECTORS = ("none", "sensitivity", "hkvd-gradual")  # tried besides the config's
+CHUNKS = 5  # of a prompt that is not made by retrieval
+NEXT_TOKENS = 16  # of a prompt's question, and compared behind it
+MOST_PROMPTS = 200  # half of them choose, half confirm
+LEAST_PROMPTS = 6  # that choose, however long they take
+CONFIRMED = 3  # settings that are measured again at most, until one keeps the tolerance
+REPEATS = 3  # of each pass that confirms
 SURE = math.log(2)  # full prefill is sure of a token that is twice as likely as the second best
+BUILT_IN = "built-in text"
+
+OnProgress = Callable[[int, int], None]
 
 
 @dataclass(frozen=True, slots=True)
-class _Probe:
-    """A prompt and the text that comes next."""
+class Probe:
+    """A prompt, in one or more orders of its chunks, and the text that comes next."""
 
-    chunks: tuple[Chunk, ...]
-    following: tuple[int, ...]
+    chunks: Mapping[str | None, tuple[Chunk, ...]]  # by the order's name; None: not made by retrieval
+    question: tuple[int, ...]
+    following: tuple[int, ...] = ()  # goes on right behind the chunks and the question; empty: the answer counts
+    answered: bool = False  # whether `following` is the answer, behind the template's tail
+
+    @classmethod
+    def of(cls, chunks: Mapping[str | None, tuple[Chunk, ...]], text: Sequence[int]) -> Self:
+        """The start of `text` (at least one token) is the question, and what follows in it the next tokens."""
+        question = min(NEXT_TOKENS, len(text) // 2)
+        return cls(chunks, tuple(text[:question]), tuple(text[question : question + NEXT_TOKENS]))
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """What is tried."""
+
+    selector: Selector
+    ratio: float
+    order: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Pass:
+    """One prefill of a probe."""
+
+    log_probs: torch.Tensor  # (A, V): of the next tokens
+    first_token_s: float
+    remaining_deviation: float | None
 
 
 @dataclass(frozen=True, slots=True)
 class _Measurements:
-    """What was measured at one ratio, one value per prompt."""
+    """What was measured of one setting, one value per prompt."""
 
     kls: list[float] = field(default_factory=list)  # nats per token
     agreements: list[float] = field(default_factory=list)  # without the prompts where full prefill is never sure
+    sure: list[int] = field(default_factory=list)  # tokens of these that were compared
     deviations: list[float] = field(default_factory=list)  # that remain per token, if entries have scores
+    fused_s: list[float] = field(default_factory=list)
+    full_s: list[float] = field(default_factory=list)
 
-    def point(self, ratio: float) -> Point:
+    def add(self, fulls: Sequence[_Pass], fused: Sequence[_Pass]) -> None:
+        """Passes over one prompt."""
+        expected, found = fulls[0].log_probs, fused[0].log_probs
+        self.kls.append(float((expected.exp() * (expected - found)).sum(-1).mean()))
+        equal = _equal(expected, found)
+        if len(equal):
+            self.agreements.append(float(equal.float().mean()))
+            self.sure.append(len(equal))
+        self.deviations.extend(one for one in (fused[0].remaining_deviation,) if one is not None)
+        self.fused_s.append(statistics.median(one.first_token_s for one in fused))
+        self.full_s.append(statistics.median(one.first_token_s for one in fulls))
+
+    def point(self, setting: Setting) -> Point:
         """Means and one-sided 95 % bounds."""
-        agreement = statistics.fmean(self.agreements) if self.agreements else 1.0
+        # A few prompts without any difference do not prove that there is none: the bound counts one more prompt, in
+        # which one token differs.
+        doubted = [*self.agreements, 1.0 - 1.0 / statistics.fmean(self.sure)] if self.sure else [0.0]
         return Point(
-            ratio=ratio,
+            selector=setting.selector.name,
+            ratio=setting.ratio,
+            order=setting.order,
             kl=statistics.fmean(self.kls),
             kl_bound=statistics.fmean(self.kls) + _margin(self.kls),
-            agreement=agreement,
-            agreement_bound=agreement - _margin(self.agreements),
+            agreement=statistics.fmean(self.agreements) if self.agreements else 0.0,
+            agreement_bound=statistics.fmean(doubted) - _margin(doubted),
             remaining_deviation=max(self.deviations, default=None),
+            speed=Speed.of(self.fused_s, self.full_s),
+            prompts=len(self.kls),
         )
 
 
@@ -63,36 +124,43 @@ def gate(
     engine: Engine,
     chunks: Sequence[Chunk | str | Sequence[int]] = (),
     *,
-    selector: str | Selector | None = None,
-    tolerance: Tolerance | None = None,
+    probes: Sequence[Probe] = (),
+    source: str = "retrieved passages",
+    selectors: Sequence[str | Selector] = (),
     ratios: Sequence[float] = RATIOS,
-    on_progress: Callable[[int, int], None] | None = None,
+    tolerance: Tolerance | None = None,
+    limit_s: float | None = None,
+    on_progress: OnProgress | None = None,
 ) -> GateResult:
-    """The gate result of `engine`, over prompts of `chunks` and, if it has a tokenizer, of built-in text.
+    """The fastest setting of `engine` that keeps `tolerance`, over `probes`, else over prompts of consecutive `chunks`.
 
-    Without a `selector` it is the config's. `on_progress(done, total)` is called after each prompt. Raises `InputError`
-    without any text: no tokenizer and fewer than three chunks.
+    `source` says in the result what `probes` were made of. With neither, prompts of built-in text are used, if the
+    engine has a tokenizer. Without `selectors` they are the config's, and `SELECTORS` as far as chunks have the scores
+    they need. After `limit_s` it goes on with the prompts it has measured by then. `on_progress(done, total)` is called
+    after each prompt. Raises `InputError` without any text: no tokenizer and fewer than three chunks.
     """
-    chosen = make_selector(engine.config.fusion.selector if selector is None else selector)
-    if chosen.needs_scores:
-        engine.parts.encoder.make_scores()
-    probes = list(_probes(engine, chunks))
+    began = time.monotonic()
+    if not probes:
+        probes, source = list(_windows([_chunk(engine, one) for one in chunks])), "consecutive chunks"
+    if not probes and engine.tokenizer is not None:
+        probes, source = list(_windows([engine.chunk(text) for text in PASSAGES])), BUILT_IN
     if not probes:
         raise InputError("The gate has no text: give at least three chunks, or an engine with a tokenizer.")
-    measured = {ratio: _Measurements() for ratio in sorted(ratios)}
-    for done, probe in enumerate(probes, 1):
-        engine.warm(probe.chunks)
-        full, _ = _next_tokens(engine, probe, "none", 0.0, full=True)
-        for ratio, found in measured.items():
-            fused, deviation = _next_tokens(engine, probe, chosen, ratio)
-            found.kls.append(float((full.exp() * (full - fused)).sum(-1).mean()))
-            found.agreements.extend(_agreement(full, fused))
-            found.deviations.extend([] if deviation is None else [deviation])
-        if on_progress:
-            on_progress(done, len(probes))
-    points = tuple(found.point(ratio) for ratio, found in measured.items())
-    tokens = sum(len(probe.following) for probe in probes)
-    return GateResult(chosen.name, tolerance or Tolerance(), points, len(probes), tokens)
+    settings = _settings(engine, probes, selectors, ratios)
+    probes = _spread(probes, MOST_PROMPTS)
+    choosing, confirming = probes[::2], probes[1::2] or probes
+    bench = _Bench(engine, len(choosing) + len(confirming), on_progress or (lambda _, __: None))
+    tolerance = tolerance or Tolerance()
+    until_s = None if limit_s is None else began + 0.7 * limit_s
+    points = bench.measure(choosing, settings, until_s)
+    confirmations: list[Point] = []
+    by_setting = {(one.selector.name, one.ratio, one.order): one for one in settings}
+    for found in candidates(points, tolerance)[:CONFIRMED]:
+        until_s = None if limit_s is None else max(began + limit_s, time.monotonic() + 0.1 * limit_s)
+        confirmations += bench.measure(confirming, [by_setting[found.is_setting_of]], until_s, REPEATS)
+        if confirmations[-1].keeps(tolerance):
+            break
+    return GateResult(tolerance, tuple(points), tuple(confirmations), source, bench.tokens, _machine(engine))
 
 
 def save(engine: Engine, result: GateResult) -> Path | None:
@@ -100,54 +168,157 @@ def save(engine: Engine, result: GateResult) -> Path | None:
 
     Returns the file, or `None` if the engine has no directory.
     """
-    engine.parts.intake.apply_gate_result(result)
-    directory = engine.config.store.directory
-    return None if directory is None else gate_result.save(result, directory, engine.parts.encoder.measured_as)
+    parts, config = engine.parts, engine.config
+    parts.intake.apply_gate_result(result)
+    directory = config.store.directory
+    return None if directory is None else gate_result.save(result, directory, parts.encoder.measured_as, config.fusion)
 
 
-def _probes(engine: Engine, chunks: Sequence[Chunk | str | Sequence[int]]) -> Iterator[_Probe]:
-    own = [chunk if isinstance(chunk, Chunk) else engine.chunk(chunk) for chunk in chunks]
-    yield from _windows(own, MAX_CONTEXTS)
-    if engine.tokenizer is not None:
-        yield from _windows([engine.chunk(text) for text in PASSAGES], len(PASSAGES))
+class _Bench:
+    """Passes over probes, and how many are done."""
+
+    def __init__(self, engine: Engine, prompts: int, on_progress: OnProgress) -> None:
+        self._engine, self._prompts, self._on_progress = engine, prompts, on_progress
+        self._done = self.tokens = 0
+
+    def measure(
+        self, probes: Sequence[Probe], settings: Sequence[Setting], until_s: float | None, repeats: int = 1
+    ) -> list[Point]:
+        """All settings on each probe. Passes of full recompute stand before, between and behind those of settings."""
+        found = [_Measurements() for _ in settings]
+        for number, probe in enumerate(probes):
+            if until_s is not None and number >= LEAST_PROMPTS and time.monotonic() > until_s:
+                break
+            for order, chunks in probe.chunks.items():
+                mine = [index for index, setting in enumerate(settings) if setting.order == order]
+                if mine:
+                    self._measure(probe, chunks, settings, found, _rotated(mine, number), repeats)
+            self._done = min(self._done + 1, self._prompts)
+            self._on_progress(self._done, self._prompts)
+        return [one.point(setting) for one, setting in zip(found, settings, strict=True)]
+
+    def _measure(
+        self,
+        probe: Probe,
+        chunks: tuple[Chunk, ...],
+        settings: Sequence[Setting],
+        found: Sequence[_Measurements],
+        mine: Sequence[int],
+        repeats: int,
+    ) -> None:
+        engine = self._engine
+        engine.warm(chunks)
+        if not probe.following:
+            answer = engine.answer(probe.question, chunks, reuse="none", max_new_tokens=NEXT_TOKENS)
+            probe = replace(probe, following=answer.token_ids, answered=True)
+        elif not self._done:
+            _next_tokens(engine, probe, chunks, None)  # the first prefill of a process is slower than all later ones
+        fulls = [_next_tokens(engine, probe, chunks, None)]
+        self.tokens += len(fulls[0].log_probs)
+        fused: dict[int, list[_Pass]] = {index: [] for index in mine}
+        for _ in range(repeats):
+            for place, index in enumerate(mine, 1):
+                fused[index].append(_next_tokens(engine, probe, chunks, settings[index]))
+                if place == len(mine) // 2 or place == len(mine):
+                    fulls.append(_next_tokens(engine, probe, chunks, None))
+        for index in mine:
+            found[index].add(fulls, fused[index])
 
 
-def _windows(chunks: Sequence[Chunk], most: int) -> Iterator[_Probe]:
-    """Prompts of consecutive chunks; the chunk after them is to be predicted. Evenly spread, wrapping at the end."""
+def _settings(
+    engine: Engine, probes: Sequence[Probe], selectors: Sequence[str | Selector], ratios: Sequence[float]
+) -> list[Setting]:
+    """Every selector at every ratio in every order of the probes."""
+    parts = engine.parts
+    chosen = {one.name: one for one in map(make_selector, selectors)}
+    if not chosen:
+        names = dict.fromkeys((engine.config.fusion.selector, *SELECTORS))
+        made = [make_selector(name) for name in names if name != "all"]
+        chosen = {one.name: one for one in made if not one.needs_scores or parts.encoder.makes_scores}
+    if any(one.needs_scores for one in chosen.values()):
+        parts.encoder.make_scores()
+    orders = dict.fromkeys(order for probe in probes for order in probe.chunks)
+    return [
+        Setting(selector, ratio, order)
+        for order in orders
+        for selector in chosen.values()
+        for ratio in (sorted(set(ratios)) if selector.uses_ratio else (0.0,))
+    ]
+
+
+def _chunk(engine: Engine, content: Chunk | str | Sequence[int]) -> Chunk:
+    return content if isinstance(content, Chunk) else engine.chunk(content)
+
+
+def _windows(chunks: Sequence[Chunk]) -> Iterator[Probe]:
+    """Prompts of consecutive chunks; the next chunk starts with question and next tokens. Wraps at the end."""
     size = min(CHUNKS, len(chunks) - 1)
     if size < 2:
         return
-    step = max(1, len(chunks) // most)
-    for start in range(0, len(chunks), step):
+    for start in range(len(chunks)):
         window = [chunks[(start + place) % len(chunks)] for place in range(size + 1)]
-        yield _Probe(tuple(window[:-1]), window[-1].token_ids[:NEXT_TOKENS])
+        yield Probe.of({None: tuple(window[:-1])}, window[-1].token_ids)
+
+
+def _spread(probes: Sequence[Probe], most: int) -> list[Probe]:
+    """At most `most` of the probes, evenly spread, in an order that is the same every time but means nothing."""
+    step = max(1.0, len(probes) / most)
+    chosen = [probes[int(number * step)] for number in range(min(most, len(probes)))]
+    random.Random(0).shuffle(chosen)
+    return chosen
+
+
+def _rotated(values: Sequence[int], by: int) -> list[int]:
+    """So that no setting is always measured right behind a full prefill."""
+    by %= max(1, len(values))
+    return [*values[by:], *values[:by]]
 
 
 @torch.no_grad()
-def _next_tokens(
-    engine: Engine, probe: _Probe, selector: str | Selector, ratio: float, full: bool = False
-) -> tuple[torch.Tensor, float | None]:
-    """Log-probabilities (A, V) behind each token of the probe's following text, and the remaining deviation."""
+def _next_tokens(engine: Engine, probe: Probe, chunks: tuple[Chunk, ...], setting: Setting | None) -> _Pass:
+    """A prefill with `setting`, `None` for full recompute, and what it expects behind each token of the text."""
+    question: tuple[int, ...] = probe.question or probe.following[:1]
+    reuse: Literal["fused", "none"] = "none" if setting is None else "fused"
     prefill = engine.prefill(
-        probe.following[:1], probe.chunks, ratio=ratio, selector=selector, reuse="none" if full else "fused"
+        question,
+        chunks,
+        ratio=0.0 if setting is None else setting.ratio,
+        selector="none" if setting is None else setting.selector,
+        reuse=reuse,
     )
     kv: PromptKV = prefill.fused.kv
-    kv.length = len(prefill.token_ids) - 1 - len(engine.parts.runs.after_question)  # the end of the chunks
-    kv.reserve(kv.length + len(probe.following))
     adapter = engine.parts.adapter
-    following = torch.tensor(probe.following, device=adapter.device)
-    logits = adapter.logits(full_pass(adapter, following, kv, start=kv.length))
-    return logits.log_softmax(-1).cpu(), prefill.fused.remaining_deviation
+    if probe.answered:
+        text, logits = probe.following, [prefill.logits[None]]
+    else:  # the template's tail is left out: the text goes on right behind the chunks
+        kv.length = len(prefill.token_ids) - len(question) - len(engine.parts.runs.after_question)
+        text, logits = probe.question + probe.following, []
+    if text:
+        kv.reserve(kv.length + len(text))
+        hidden = full_pass(adapter, torch.tensor(text, device=adapter.device), kv, start=kv.length)
+        logits.append(adapter.logits(hidden).cpu())
+    log_probs = torch.cat(logits).log_softmax(-1)
+    return _Pass(log_probs, prefill.timing.first_token_s, prefill.fused.remaining_deviation)
 
 
-def _agreement(full: torch.Tensor, fused: torch.Tensor) -> list[float]:
-    """The share of equal predictions, among the tokens (A, V) of which full prefill is sure; empty without any."""
+def _equal(full: torch.Tensor, fused: torch.Tensor) -> torch.Tensor:
+    """Which predictions are equal, of the tokens (A, V) of which full prefill is sure: bool."""
     best = full.topk(2, dim=-1)
     sure = best.values[:, 0] - best.values[:, 1] >= SURE
-    equal = fused.argmax(-1)[sure] == best.indices[sure, 0]
-    return [float(equal.float().mean())] if bool(sure.any()) else []
+    return fused.argmax(-1)[sure] == best.indices[sure, 0]
 
 
 def _margin(values: list[float]) -> float:
     """Half the one-sided 95 % interval of a mean."""
     return 1.645 * statistics.stdev(values) / len(values) ** 0.5 if len(values) > 1 else 0.0
+
+
+def _machine(engine: Engine) -> str:
+    """The machine's kind, on which the times were measured."""
+    adapter = engine.parts.adapter
+    where = (
+        torch.cuda.get_device_name(adapter.device)
+        if adapter.device.type == "cuda"
+        else f"{cpu_model()} ({', '.join(cpu_features()) or 'no known extensions'})"
+    )
+    return f"{where}, {torch.get_num_threads()} threads, {engine.parts.identity.dtype}"

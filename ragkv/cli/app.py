@@ -17,6 +17,7 @@ from .config import config as config_commands
 from .docs import docs
 from .doctor import doctor
 from .explain import explain
+from .gate import gate
 from .ingest import ingest
 from .keys import keys
 from .learn import learn
@@ -31,7 +32,6 @@ from .options import (
     EngineOptions,
     Home,
     Model,
-    SelectorName,
     Settings,
     Weights,
     command_group,
@@ -168,37 +168,6 @@ def simulate(
 
     options = {name: value for name, value in locals().items() if name in Options.__dataclass_fields__}
     run(Options(policies=policy, **options), as_json, console)
-
-
-def gate(
-    model: Annotated[str, typer.Argument(envvar="RAGKV_MODEL", help="'reader', a model folder or hub id.")] = "reader",
-    home: Home = HOME,
-    config: Settings = None,
-    device: Device = None,
-    dtype: Dtype = None,
-    adapter: Adapter = None,
-    weights: Weights = None,
-    selector: SelectorName = None,
-    kl: Annotated[float, typer.Option(min=0, help="Tolerance: KL to full prefill, nats per token.")] = 0.05,
-    agreement: Annotated[float, typer.Option(min=0, max=1, help="Tolerance: share of equal predictions.")] = 0.95,
-    as_json: AsJson = False,
-) -> None:
-    """Measure the lowest recompute ratio that is good enough here. Engines on this home apply the result."""
-    from ragkv.calibration.gate import gate as measure
-    from ragkv.calibration.gate import save
-    from ragkv.fusion.gate_result import Tolerance
-
-    options = EngineOptions(home, model, config, device, dtype, adapter, weights)
-    with options.rag() as rag, output.progress("comparing with full prefill") as on_progress:
-        chunks, tolerance = rag.chunks(), Tolerance(kl, agreement)
-        result = measure(rag.engine, chunks, selector=selector, tolerance=tolerance, on_progress=on_progress)
-        save(rag.engine, result)
-    if as_json:
-        print_json({**output.plain(result), "ratio": result.ratio, "verdict": str(result)})
-        return
-    for point in result.points:
-        console.print(f"ratio {point.ratio:.2f}: KL {point.kl:.4f}, agreement {point.agreement:.3f}")
-    console.print(f"{result} ({result.contexts} prompts, {result.tokens} tokens).")
 
 
 def demo(

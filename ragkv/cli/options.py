@@ -120,7 +120,7 @@ PromptOrder = Annotated[
         rich_help_panel=SEARCH,
         help="Order of the passages in the prompt: the best first, as ingested, or first those whose stored KV is "
         "exact there (store.chained_entries).",
-        show_default="score; document for the bundled reader",
+        show_default="as the applied gate result says, else score; document for the bundled reader",
     ),
 ]
 Where = Annotated[

@@ -1,14 +1,21 @@
-"""The result of the quality gate, saved next to the store: the lowest ratio at which fusion is good enough.
+"""The quality gate's result: the fastest setting that stays close to full recompute, and how it was found.
 
-A result is saved under the engine's identity (weights, RoPE, dtype, prefix, ...) and selector, so another model that
-uses the same directory never reads it.
+`ragkv gate --apply` saves it next to the store, under the engine's identity (weights, RoPE, dtype, prefix, ...) and the
+settings that it stands in for, so another model never reads it, and an engine whose settings name another selector or
+ratio keeps its own.
 """
 
 import hashlib
 import logging
+import math
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from itertools import groupby
 from pathlib import Path
+from statistics import median
+from typing import Any, Self
 
+from ragkv.config import FusionConfig
 from ragkv.store import Identity
 
 from . import json_file
@@ -16,85 +23,203 @@ from . import json_file
 log = logging.getLogger(__name__)
 
 FILE_NAME = "gate.json"
-WORTHWHILE = 0.5  # a higher ratio saves too little to be worth fusing
-RENAMED = {"left": "remaining_deviation"}  # fields of points in files of earlier versions
+IN_WORDS = {"score": "passages best first", "document": "passages in the order of the documents"}
 
 
 @dataclass(frozen=True, slots=True)
 class Tolerance:
     """How far a fused prompt may be from a full prefill, on average over the next tokens."""
 
+    agreement: float = 0.98  # share of equal predictions, among tokens of which the full prefill is sure
     kl: float = 0.05  # nats per token, full prefill against fused
-    agreement: float = 0.95  # share of equal predictions, among tokens of which the full prefill is sure
+
+    def __str__(self) -> str:
+        return f"{100 * (1 - self.agreement):.3g} %"
+
+
+@dataclass(frozen=True, slots=True)
+class Speed:
+    """Times to the first token, fused against full recompute of the same prompts in the same minutes."""
+
+    times: float  # how many times sooner: full over fused, the median over prompts
+    low: float  # its 95 % interval
+    high: float
+    fused_s: float  # medians over prompts
+    full_s: float
+
+    @classmethod
+    def of(cls, fused_s: Sequence[float], full_s: Sequence[float]) -> Self:
+        """From one time of each kind a prompt."""
+        gains = [full / fused for fused, full in zip(fused_s, full_s, strict=True)]
+        return cls(median(gains), *median_interval(gains), median(fused_s), median(full_s))
 
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """The measurements at one ratio."""
+    """One setting and what was measured of it."""
 
+    selector: str
     ratio: float
-    kl: float  # nats per token, mean over contexts
+    order: str | None  # of the passages; None: prompts were not made by retrieval
+    kl: float  # nats per token, mean over prompts
     kl_bound: float  # its upper 95 % bound
-    agreement: float  # mean over contexts
+    agreement: float  # mean over prompts
     agreement_bound: float  # its lower 95 % bound
-    remaining_deviation: float | None  # per token, the maximum over contexts, for the guard; None without scores
+    remaining_deviation: float | None  # per token, the maximum over prompts, for the guard; None without scores
+    speed: Speed
+    prompts: int
 
     def keeps(self, tolerance: Tolerance) -> bool:
         """Whether even the bounds are within `tolerance`."""
         return self.kl_bound <= tolerance.kl and self.agreement_bound >= tolerance.agreement
 
+    def keeps_mean(self, tolerance: Tolerance) -> bool:
+        """Whether the means are within `tolerance`."""
+        return self.kl <= tolerance.kl and self.agreement >= tolerance.agreement
+
+    @property
+    def setting(self) -> str:
+        """The setting in words."""
+        order = "" if self.order is None else f", {IN_WORDS.get(self.order, f'passages in the order {self.order!r}')}"
+        return f"{self.selector} at {_share(self.ratio)}{order}"
+
+    @property
+    def agreed(self) -> str:
+        """The agreement in words."""
+        return f"agreement {_share(self.agreement, 3)} (at least {_share(self.agreement_bound, 3)})"
+
+    @property
+    def is_setting_of(self) -> tuple[str, float, str | None]:
+        """What distinguishes it from other points."""
+        return self.selector, self.ratio, self.order
+
 
 @dataclass(frozen=True, slots=True)
 class GateResult:
-    """Whether fusion may be used, and from which ratio on."""
+    """All settings that were tried, and those that were measured again on other prompts."""
 
-    selector: str
     tolerance: Tolerance
-    points: tuple[Point, ...]  # by ascending ratio
-    contexts: int  # prompts compared
+    points: tuple[Point, ...]
+    confirmations: tuple[Point, ...]  # the fastest that kept the tolerance, on prompts that did not choose them
+    source: str  # what the prompts were made of
     tokens: int  # next tokens compared, over all prompts
+    machine: str
 
     @property
-    def ratio(self) -> float | None:
-        """r*: the lowest ratio from which on every point keeps the tolerance; `None` if it exceeds `WORTHWHILE`."""
-        lowest = None
-        for point in reversed(self.points):
-            if not point.keeps(self.tolerance):
-                break
-            lowest = point.ratio
-        return None if lowest is None or lowest > WORTHWHILE else lowest
+    def answer(self) -> Point | None:
+        """The fastest setting that kept the tolerance twice; `None`: a full prefill is the fastest."""
+        return next((point for point in self.confirmations if _is_answer(point, self.tolerance)), None)
 
-    @property
-    def remaining_deviation(self) -> float | None:
-        """The expected remaining deviation at r*."""
-        return next((point.remaining_deviation for point in self.points if point.ratio == self.ratio), None)
+    def outcome(self, point: Point) -> str:
+        """What was found of one of `points`: "answer", "yes", "no", "by chance", or "not again" on other prompts."""
+        if not point.keeps(self.tolerance):
+            return "no"
+        again = [other for other in self.confirmations if other.is_setting_of == point.is_setting_of]
+        if again:
+            return "answer" if again[0] is self.answer else "not again"
+        return "yes" if point in candidates(self.points, self.tolerance, gain=0.0) else "by chance"
 
     def __str__(self) -> str:
-        limits = f"KL {self.tolerance.kl} and agreement {self.tolerance.agreement}"
-        if self.ratio is None:
-            return f"refused: {self.selector} keeps {limits} at no ratio up to {WORTHWHILE}; a full prefill is used"
-        return f"passed: {self.selector} keeps {limits} from ratio {self.ratio} on"
-
-
-def save(result: GateResult, directory: str | Path, identity: Identity) -> Path:
-    """Save `result` under `identity` in `directory`, replacing an earlier one; returns the file's path."""
-    return json_file.save(Path(directory) / FILE_NAME, _key(identity, result.selector), asdict(result))
-
-
-def load(directory: str | Path, identity: Identity, selector: str) -> GateResult | None:
-    """The saved result of that engine; `None` if the gate never ran on it or the file cannot be read."""
-    try:
-        found = json_file.read(Path(directory) / FILE_NAME).get(_key(identity, selector))
-        if found is None:
-            return None
-        points = tuple(
-            Point(**{RENAMED.get(name, name): value for name, value in point.items()}) for point in found["points"]
+        if (answer := self.answer) is not None:
+            speed = answer.speed
+            return (
+                f"{answer.setting}: {speed.times:.1f}x sooner first token than full recompute ({speed.low:.1f} to "
+                f"{speed.high:.1f}), {answer.agreed}; nothing faster stays within {self.tolerance}"
+            )
+        best = max(self.points, key=lambda point: point.agreement_bound)
+        if not any(point.keeps(self.tolerance) for point in self.points):
+            why = f"no setting stays within {self.tolerance} of it on {best.prompts} prompts"
+        elif not self.confirmations:
+            why = f"no setting within {self.tolerance} of it is faster"
+        else:
+            why = f"no faster setting stays within {self.tolerance} of it on other prompts"
+            best = max(self.confirmations, key=lambda point: point.agreement_bound)
+        return (
+            f"full recompute: {why}; the closest, {best.setting}: {best.agreed}, KL {best.kl:.3f} (at most "
+            f"{best.kl_bound:.3f}), {best.speed.times:.1f}x"
         )
-        return GateResult(**{**found, "tolerance": Tolerance(**found["tolerance"]), "points": points})
+
+
+def candidates(points: Sequence[Point], tolerance: Tolerance, gain: float = 1.0) -> list[Point]:
+    """The points that keep the tolerance and are more than `gain` times as fast as full recompute, the fastest first.
+
+    The means of all higher ratios of the same selector and order must keep it, too: below one that does not, a setting
+    passes by chance.
+    """
+
+    def kind(point: Point) -> tuple[str, str]:
+        return point.selector, point.order or ""
+
+    found: list[Point] = []
+    for _, group in groupby(sorted(points, key=lambda point: (*kind(point), -point.ratio)), kind):
+        for point in group:
+            if not point.keeps_mean(tolerance):
+                break
+            if point.keeps(tolerance):
+                found.append(point)
+    return sorted((point for point in found if point.speed.times > gain), key=lambda point: -point.speed.times)
+
+
+def save(result: GateResult, directory: str | Path, identity: Identity, fusion: FusionConfig) -> Path:
+    """Save `result` in `directory` for engines of `identity` with these settings; returns the file's path."""
+    return json_file.save(Path(directory) / FILE_NAME, _key(identity, fusion), asdict(result))
+
+
+def load(directory: str | Path, identity: Identity, fusion: FusionConfig) -> GateResult | None:
+    """The result that was applied to such an engine; `None` if there is none, or none that can be read."""
+    try:
+        values = json_file.read(Path(directory) / FILE_NAME)
+        if (found := values.get(_key(identity, fusion))) is not None:
+            return _read(found)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        log.warning("The gate result in %s cannot be read (%s). Run the gate again.", directory, error)
+        log.warning("The gate result in %s cannot be read (%s). Run `ragkv gate --apply` again.", directory, error)
         return None
+    if _hash(f"{identity.to_json()}|{fusion.selector}") in values:
+        log.warning(
+            "The gate result in %s is of an earlier version, which measured less, and is not used. Run `ragkv gate "
+            "--apply` again.",
+            directory,
+        )
+    return None
 
 
-def _key(identity: Identity, selector: str) -> str:
-    return hashlib.blake2b(f"{identity.to_json()}|{selector}".encode(), digest_size=16).hexdigest()
+def _read(found: dict[str, Any]) -> GateResult:
+    def points(values: Sequence[dict[str, Any]]) -> tuple[Point, ...]:
+        return tuple(Point(**{**value, "speed": Speed(**value["speed"])}) for value in values)
+
+    return GateResult(
+        **{
+            **found,
+            "tolerance": Tolerance(**found["tolerance"]),
+            "points": points(found["points"]),
+            "confirmations": points(found["confirmations"]),
+        }
+    )
+
+
+def _key(identity: Identity, fusion: FusionConfig) -> str:
+    return _hash(f"{identity.to_json()}|{fusion.selector}|{fusion.ratio}")
+
+
+def _hash(text: str) -> str:
+    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+
+
+def _is_answer(point: Point, tolerance: Tolerance) -> bool:
+    return point.keeps(tolerance) and point.speed.times > 1.0
+
+
+def median_interval(values: Sequence[float]) -> tuple[float, float]:
+    """The 95 % interval of a median, whatever the distribution; of fewer than six values their range."""
+    ordered, count = sorted(values), len(values)
+    out, below = 0, 0.0  # `out` values may be left out at each end: a binomial tail of 2.5 %
+    while out < count and below + math.comb(count, out) / 2**count <= 0.025:
+        below += math.comb(count, out) / 2**count
+        out += 1
+    out = max(0, out - 1)
+    return ordered[out], ordered[-1 - out]
+
+
+def _share(value: float, digits: int = 2) -> str:
+    """A share as in ".10" and "1.00"."""
+    return f"{value:.{digits}f}".removeprefix("0")

@@ -160,32 +160,46 @@ class Intake:
             inexact_history="select" if inexact == "background" else inexact,
             controlled=controlled and reuse == "fused",
         )
-        if not controlled and "ratio" in options:
-            return method  # a named ratio is taken as it is
-        return self._gated(replace(method, floor_tokens=fusion.floor_tokens))
+        names_ratio = options.get("ratio") is not None
+        if not names_ratio:  # a named ratio is taken as it is
+            method = replace(method, floor_tokens=fusion.floor_tokens)
+        return self._gated(method, names_ratio, selector is not None)
 
     def apply_gate_result(self, gate_result: GateResult | None) -> None:
-        """From now on follow the quality gate's result in every request that does not name a ratio."""
+        """From now on follow the quality gate's result in every request, as far as it names no setting itself."""
         self._gate_result = gate_result
+
+    @property
+    def preferred_order(self) -> str | None:
+        """The order of passages in which the gate found the setting in use; `None`: it says nothing about it."""
+        answer = self._gate_result.answer if self._gate_result is not None else None
+        return answer.order if answer is not None else None
 
     def check_encodable(self, chunks: Sequence[Chunk]) -> None:
         """Raise `PromptTooLongError` for a chunk that does not fit the context behind the prefix."""
         for chunk in chunks:
             self._check_length(len(self._runs.before_documents) + len(chunk), 0)
 
-    def _gated(self, method: PrefillMethod) -> PrefillMethod:
+    def _gated(self, method: PrefillMethod, names_ratio: bool, names_selector: bool) -> PrefillMethod:
+        """What the gate's result makes of a request that may name a ratio or a selector, which win."""
         result = self._gate_result
-        if result is None or method.reuse != "fused" or method.selector.name != result.selector:
+        if result is None or method.reuse != "fused":
             return method
-        if result.ratio is None:
-            return replace(method, reuse="none", controlled=False, notes=(f"quality gate {result}",))
-        limited = replace(method, deviation_limit=result.remaining_deviation)
-        if method.controlled:
-            return replace(limited, ratio=result.ratio)
-        if result.ratio <= method.ratio:
-            return limited
-        note = f"quality gate {result}; ratio raised from {method.ratio}"
-        return replace(limited, ratio=result.ratio, notes=(note,))
+        answer = result.answer
+        if answer is None:
+            if names_ratio or names_selector:
+                return method
+            return replace(method, reuse="none", controlled=False, notes=(f"quality gate: {result}",))
+        if names_selector and method.selector.name != answer.selector:
+            return method
+        if not names_selector:
+            method = replace(method, selector=make_selector(answer.selector))
+        if not names_ratio:
+            method = replace(method, ratio=answer.ratio, deviation_limit=answer.remaining_deviation)
+        taken = " and ".join(
+            ([] if names_selector else [answer.selector]) + ([] if names_ratio else [f"ratio {answer.ratio:g}"])
+        )
+        return replace(method, notes=(f"quality gate: {taken}",) if taken else ())
 
     def _fitted(self, past: Past, others: int, prefix_tokens: int) -> tuple[History, str | None]:
         """The history cut to fit the context together with `others` tokens, and a note if it was cut."""

@@ -140,7 +140,7 @@ class EngineParts:
         chained = ChainedEntries(encoder, store, settings.chained_entries)
         background = BackgroundEncoder(encoder, store, activity, chained)
         if settings.directory is not None:
-            intake.apply_gate_result(gate_result.load(settings.directory, encoder.measured_as, fusion.selector))
+            intake.apply_gate_result(gate_result.load(settings.directory, encoder.measured_as, fusion))
         block_writer = BlockWriter(store, identity, config.session.save_buffer_bytes)
         subject = subject_of(adapter, encoder.identity)
         load_control = LoadControl(subject, settings.directory, config.controller.prices, store.speeds)

@@ -3,6 +3,7 @@
 from ragkv.config import DOCUMENT_END
 
 from .files import FileOptions, FileOutcome, FileProgress, nothing_read, printable
+from .gate_prompts import gate_prompts, read_questions
 from .rag import Rag, RagAnswer, RagIngestReport, default_chunk_tokens
 
 __all__ = [
@@ -14,6 +15,8 @@ __all__ = [
     "RagAnswer",
     "RagIngestReport",
     "default_chunk_tokens",
+    "gate_prompts",
     "nothing_read",
     "printable",
+    "read_questions",
 ]

@@ -132,20 +132,30 @@ class Rag(Closing):
     ) -> tuple[Hit, ...]:
         """The best `k` passages: best first, or in the order of the corpus, so that references point backwards.
 
-        `None` is best first, but for the bundled reader the order of the corpus, in which "she" follows the name.
-        "reuse" puts those in front whose stored KV is exact there (`Engine.reuse_order`), then the others as `None`
-        does; passages of equal text are dropped. What `check` raises between two steps ends the search.
+        `None` is the order of the applied gate result; without one best first, but for the bundled reader the order of
+        the corpus, in which "she" follows the name. "reuse" puts those in front whose stored KV is exact there
+        (`Engine.reuse_order`), then the others as `None` does; passages of equal text are dropped. What `check` raises
+        between two steps ends the search.
         """
         with tracing.span("ragkv.retrieve", **{"ragkv.k": k}) as trace:
             hits = self.index.search(question, k, retriever=retriever, where=where, reranker=reranker, check=check)
             if trace is not None:
                 trace.set_attribute("ragkv.hits", len(hits))
-        if order == "document" or (order != "score" and self.engine.is_reader):
+        return self.in_order(hits, order or self.default_order)
+
+    def in_order(self, hits: Sequence[Hit], order: str) -> tuple[Hit, ...]:
+        """Hits, the best first, in the order of a prompt."""
+        if order == "document" or (order == "reuse" and self.default_order == "document"):
             positions = self.index.positions({hit.passage.document_id for hit in hits})
-            hits.sort(key=lambda hit: (positions.get(hit.passage.document_id, math.inf), hit.passage.span))
+            hits = sorted(hits, key=lambda hit: (positions.get(hit.passage.document_id, math.inf), hit.passage.span))
         if order == "reuse":
             hits = [hits[index] for index in self.engine.reuse_order([self.chunk(hit.passage) for hit in hits])]
         return tuple(hits)
+
+    @property
+    def default_order(self) -> str:
+        """The order of passages where a question names none."""
+        return self.engine.preferred_order or ("document" if self.engine.is_reader else "score")
 
     def stream(
         self, question: str, hits: Iterable[Hit], session: Session | None = None, **how: Unpack[AnswerOptions]

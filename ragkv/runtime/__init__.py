@@ -9,7 +9,7 @@ from .files import make_private_folder, replace_file, sync
 from .lease_pool import LeasePool
 from .memory import available_bytes, freeze_objects, limit_kernel_caches, release_memory, total_bytes
 from .priority_pool import PriorityThreadPool
-from .processor import cpu_model
+from .processor import cpu_features, cpu_model
 from .rates import Rate, duration
 from .sqlite_files import FileState, create_private, state_of
 from .thread_stream import iterate_in_thread, run_in_thread
@@ -28,6 +28,7 @@ __all__ = [
     "acquired",
     "available_bytes",
     "cores",
+    "cpu_features",
     "cpu_model",
     "create_private",
     "crowding_hint",

@@ -7,11 +7,12 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
+from typing import cast
 
 from ragkv.engine import Engine
 from ragkv.errors import RagKVError
-from ragkv.fusion import AskingSelector, make_selector
-from ragkv.inference import Prefill
+from ragkv.fusion import AskingSelector
+from ragkv.inference import Prefill, PrefillOptions
 from ragkv.runtime import Closing
 from ragkv.types import Text
 
@@ -108,7 +109,7 @@ class FusingQueue(Closing):
 
     def _needs_question(self, layout: Layout) -> bool:
         """Whether the tokens to recompute depend on the question, so that ragkv must compute it too."""
-        selector = make_selector(layout.options.get("selector") or self._engine.config.fusion.selector)
+        selector = self._engine.parts.intake.method(cast(PrefillOptions, layout.options)).selector
         scorer = self._engine.parts.encoder.scorer
         by_network = selector.needs_scores and scorer is not None and bool(scorer.network_digest)
         return isinstance(selector, AskingSelector) or by_network

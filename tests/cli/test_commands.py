@@ -136,14 +136,20 @@ def test_gc_deletes_the_entries_of_another_model(run: Run, documents: Path, tmp_
     assert "Dropped 0 entries of other models (0 B) and 0 of deleted documents" in run("gc").out
 
 
-def test_the_next_question_applies_the_result_of_the_gate(run: Run, documents: Path) -> None:
+def test_the_next_question_uses_the_gates_result_only_if_it_was_applied(run: Run, documents: Path) -> None:
     run("ingest", documents)
-    refused = run("gate", "--kl", "0", "--agreement", "1", "--json")
+    strict = ("gate", "--kl", "0", "--tolerance", "0")
+    refused = run(*strict, "--json")
     assert refused.code == 0, refused.err
-    assert refused.json["ratio"] is None, "random weights cannot be fused without loss"
-    answered = run("ask", "mill of marl", "--json", "--max-new-tokens", "1").json["answer"]["reuse"]
+    assert refused.json["answer"] is None, "random weights cannot be fused without loss"
+    assert refused.json["headline"].startswith("full recompute: no setting stays within 0 %")
+    ask = ("ask", "mill of marl", "--json", "--max-new-tokens", "1")
+    assert run(*ask).json["answer"]["reuse"]["fused"] > 0
+    applied = run(*strict, "--apply")
+    assert applied.code == 0 and "engines on this home use it" in applied.out
+    answered = run(*ask).json["answer"]["reuse"]
     assert answered["fused"] == 0
-    assert any("quality gate refused" in note for note in answered["notes"])
+    assert any("quality gate: full recompute" in note for note in answered["notes"])
 
 
 def test_there_is_no_progress_bar_in_a_pipe(run: Run, documents: Path) -> None:

@@ -1,17 +1,18 @@
 """The guard, and the gate result it uses."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
 from ragkv import Engine, EngineConfig, FusionConfig, StoreConfig
+from ragkv.calibration.gate import save
 from ragkv.fusion import Candidates, raised_ratio
-from ragkv.fusion.gate_result import GateResult, Point, Tolerance, load, save
+from ragkv.fusion.gate_result import GateResult, Point, Speed, Tolerance
 from ragkv.fusion.guard import remaining_deviation
 from tests import tiny_models
 from tests.fusion import helpers
-from tests.store.entries import IDENTITY
 
 SCORES = torch.tensor([4.0, 3.0, 2.0, 1.0])
 FOUR = Candidates(torch.arange(4), torch.zeros(4, dtype=torch.int64), torch.arange(4), SCORES)
@@ -40,45 +41,18 @@ class TestRaisedRatio:
         assert raised_ratio(FOUR, 0.75, 100.0) == 0.75
 
 
-def points(*values: tuple[float, float, float | None]) -> tuple[Point, ...]:
-    return tuple(Point(ratio, kl, kl, 1.0, 1.0, left) for ratio, kl, left in values)
-
-
-def gate_result(*values: tuple[float, float, float | None], selector: str = "sensitivity") -> GateResult:
-    return GateResult(selector, Tolerance(kl=0.05), points(*values), contexts=3, tokens=48)
-
-
-class TestGateResult:
-    def test_the_gates_ratio_is_the_lowest_from_which_on_the_tolerance_is_kept(self) -> None:
-        passed = gate_result((0.0, 0.04, 9.0), (0.1, 0.06, 8.0), (0.2, 0.05, 7.0), (0.3, 0.01, 6.0))
-        assert (passed.ratio, passed.remaining_deviation) == (0.2, 7.0)
-
-    def test_a_gate_result_whose_ratio_saves_too_little_is_a_refusal(self) -> None:
-        refused = gate_result((0.0, 1.0, None), (0.7, 0.04, None), (1.0, 0.0, None))
-        assert refused.ratio is None
-        assert "refused" in str(refused) and "full prefill" in str(refused)
-
-    def test_gate_results_are_saved_by_identity_and_selector(self, tmp_path: Path) -> None:
-        passed = gate_result((0.1, 0.01, 2.0), (1.0, 0.0, 0.0))
-        save(passed, tmp_path, IDENTITY)
-        other = gate_result((0.2, 0.01, None), selector="hkvd")
-        save(other, tmp_path, IDENTITY)
-        assert load(tmp_path, IDENTITY, "sensitivity") == passed
-        assert load(tmp_path, IDENTITY, "hkvd") == other
-        assert load(tmp_path, IDENTITY, "random") is None
-
-    def test_a_gate_result_saved_under_an_earlier_versions_field_names_is_still_read(self, tmp_path: Path) -> None:
-        passed = gate_result((0.1, 0.01, 2.0), (1.0, 0.0, None))
-        path = save(passed, tmp_path, IDENTITY)
-        old = path.read_text().replace('"remaining_deviation"', '"left"')
-        assert old.count('"left"') == 2
-        path.write_text(old)
-        assert load(tmp_path, IDENTITY, "sensitivity") == passed
-
-    @pytest.mark.parametrize("text", ["", "{", "[]", '{"a": 1}'])
-    def test_an_unreadable_gate_file_counts_as_no_result(self, tmp_path: Path, text: str) -> None:
-        (tmp_path / "gate.json").write_text(text)
-        assert load(tmp_path, IDENTITY, "sensitivity") is None
+def gate_result(
+    selector: str = "sensitivity",
+    ratio: float = 0.1,
+    *,
+    left: float | None = None,
+    order: str | None = None,
+    agreement: float = 1.0,
+) -> GateResult:
+    """One setting was tried and confirmed, or refused below an agreement of .98."""
+    speed = Speed(3.0, 2.9, 3.1, 0.1, 0.3)
+    point = Point(selector, ratio, order, 0.0, 0.0, agreement, agreement, left, speed, 3)
+    return GateResult(Tolerance(), (point,), (point,), "consecutive chunks", 48, "a machine")
 
 
 class TestEngine:
@@ -86,41 +60,60 @@ class TestEngine:
     def directory(self, tmp_path: Path) -> Path:
         return tmp_path
 
-    def engine(self, directory: Path, saved: GateResult) -> Engine:
+    def engine(self, directory: Path, applied: GateResult, ratio: float = 0.15) -> Engine:
+        """A new engine on a store at which `applied` was kept for engines of the default ratio."""
         store = StoreConfig(directory=str(directory))
-        config = EngineConfig(store=store, fusion=FusionConfig(selector="sensitivity", ratio=0.1))
+        config = EngineConfig(store=store, fusion=FusionConfig(floor_tokens=0))
         with Engine(tiny_models.model("llama"), config=config) as engine:
             engine.warm(helpers.CHUNKS)
-            save(saved, directory, engine.parts.encoder.measured_as)
-        return Engine(tiny_models.model("llama"), config=config)
+            save(engine, applied)
+        return Engine(
+            tiny_models.model("llama"), config=replace(config, fusion=FusionConfig(floor_tokens=0, ratio=ratio))
+        )
 
     def test_an_engine_with_a_refused_gate_result_uses_a_full_prefill_and_says_so(self, directory: Path) -> None:
-        with self.engine(directory, gate_result((0.0, 1.0, None), (1.0, 0.0, None))) as engine:
+        with self.engine(directory, gate_result(agreement=0.5)) as engine:
             prefill = engine.prefill(helpers.QUESTION, helpers.CHUNKS)
             assert prefill.reuse.computed == prefill.reuse.tokens
-            assert any("refused" in note for note in prefill.reuse.notes)
+            assert any("full recompute: no setting stays within" in note for note in prefill.reuse.notes)
+            assert engine.prefill(helpers.QUESTION, helpers.CHUNKS, ratio=0.1).reuse.fused > 0, "named by the request"
+            assert engine.prefill(helpers.QUESTION, helpers.CHUNKS, selector="first-k").reuse.fused > 0
 
-    def test_an_engine_uses_the_gates_ratio_if_it_is_higher(self, directory: Path) -> None:
-        with self.engine(directory, gate_result((0.3, 0.01, 1e9), (1.0, 0.0, 0.0))) as engine:
-            prefill = engine.prefill(helpers.QUESTION, helpers.CHUNKS)
-            assert prefill.reuse.ratio == 0.3
-            assert any("raised" in note for note in prefill.reuse.notes)
-            assert engine.prefill(helpers.QUESTION, helpers.CHUNKS, ratio=0.1).reuse.ratio == 0.1, (
-                "an explicit ratio of the request has priority"
-            )
-
-    def test_an_engine_keeps_its_own_ratio_if_the_gates_is_lower(self, directory: Path) -> None:
-        with self.engine(directory, gate_result((0.0, 0.01, 1e9), (1.0, 0.0, 0.0))) as engine:
+    def test_a_new_engine_uses_the_gates_selector_ratio_and_order_where_a_request_names_none(
+        self, directory: Path
+    ) -> None:
+        with self.engine(directory, gate_result("first-k", 0.3, order="document")) as engine:
             reuse = engine.prefill(helpers.QUESTION, helpers.CHUNKS).reuse
-            assert (reuse.ratio, reuse.notes) == (0.1, ())
+            assert (reuse.selector, reuse.ratio) == ("first-k", 0.3)
+            assert reuse.notes == ("quality gate: first-k and ratio 0.3",)
+            assert engine.preferred_order == "document"
+
+    def test_the_gates_ratio_is_used_if_it_is_lower_too(self, directory: Path) -> None:
+        with self.engine(directory, gate_result(ratio=0.05)) as engine:
+            assert engine.prefill(helpers.QUESTION, helpers.CHUNKS).reuse.ratio == 0.05
+
+    def test_what_a_request_names_has_priority_over_the_gates_setting(self, directory: Path) -> None:
+        with self.engine(directory, gate_result("first-k", 0.3)) as engine:
+            reuse = engine.prefill(helpers.QUESTION, helpers.CHUNKS, ratio=0.1).reuse
+            assert (reuse.selector, reuse.ratio, reuse.notes) == ("first-k", 0.1, ("quality gate: first-k",))
+            reuse = engine.prefill(helpers.QUESTION, helpers.CHUNKS, selector="random").reuse
+            assert (reuse.selector, reuse.ratio, reuse.notes) == ("random", 0.15, ())
+            reuse = engine.prefill(helpers.QUESTION, helpers.CHUNKS, selector="first-k").reuse
+            assert (reuse.selector, reuse.ratio) == ("first-k", 0.3)
+
+    def test_an_engine_whose_settings_name_another_ratio_keeps_its_own(self, directory: Path) -> None:
+        with self.engine(directory, gate_result("first-k", 0.3), ratio=0.1) as engine:
+            reuse = engine.prefill(helpers.QUESTION, helpers.CHUNKS).reuse
+            assert (reuse.selector, reuse.ratio, reuse.notes) == ("sensitivity", 0.1, ())
+            assert engine.preferred_order is None
 
     def test_an_engine_raises_a_requests_ratio_to_keep_the_gates_deviation(self, directory: Path) -> None:
-        with self.engine(directory, gate_result((0.0, 0.01, 1e9), (1.0, 0.0, 0.0))) as engine:
+        with self.engine(directory, gate_result(left=1e9)) as engine:
             usual = engine.prefill(helpers.QUESTION, helpers.CHUNKS)
-        with self.engine(
-            directory, gate_result((0.0, 0.01, usual.fused.remaining_deviation / 2), (1.0, 0.0, 0.0))
-        ) as engine:
+        assert usual.fused.remaining_deviation is not None
+        with self.engine(directory, gate_result(left=usual.fused.remaining_deviation / 2)) as engine:
             guarded = engine.prefill(helpers.QUESTION, helpers.CHUNKS)
+        assert guarded.fused.remaining_deviation is not None
         assert guarded.fused.remaining_deviation <= usual.fused.remaining_deviation / 2
         assert guarded.reuse.ratio > usual.reuse.ratio
         assert any("guard" in note for note in guarded.reuse.notes)

@@ -11,7 +11,7 @@ from ragkv import Engine, EngineConfig, FusionConfig, StoreConfig
 from ragkv.calibration import profiling
 from ragkv.calibration.profiling import measure
 from ragkv.errors import ConfigError, ProfileError
-from ragkv.fusion.gate_result import GateResult, Point, Tolerance
+from ragkv.fusion.gate_result import GateResult, Point, Speed, Tolerance
 from ragkv.fusion.profile import LengthFit, Profile, RecomputeFit, TierSpeed, save
 from tests import reference, tiny_models
 
@@ -147,21 +147,22 @@ def test_a_tier_that_was_not_measured_never_fails_a_request(tmp_path: Path) -> N
     assert "no tier 'disk'" in reuse.notes[0]
 
 
-def gate_result(kl: float) -> GateResult:
-    points = (Point(0.05, 1.0, 1.0, 0.0, 0.0, None), Point(0.3, kl, kl, 1.0, 1.0, None))
-    return GateResult("first-k", Tolerance(), points, 1, 1)
+def gate_result(agreement: float) -> GateResult:
+    speed = Speed(3.0, 2.9, 3.1, 0.1, 0.3)
+    point = Point("first-k", 0.3, None, 0.0, 0.0, agreement, agreement, None, speed, 9)
+    return GateResult(Tolerance(), (point,), (point,), "consecutive chunks", 99, "a machine")
 
 
 def test_r_star_is_the_gate_results_ratio(tmp_path: Path) -> None:
     with filed(tmp_path, disk_token_s=1e-6) as made:
-        made.parts.intake.apply_gate_result(gate_result(kl=0.0))
+        made.parts.intake.apply_gate_result(gate_result(agreement=1.0))
         assert made.prefill(QUESTION, CHUNKS).reuse.ratio == 0.3
         assert made.prefill(QUESTION, CHUNKS, ratio=None).reuse.ratio == 0.3
 
 
 def test_a_gate_result_that_refuses_fusion_leads_to_full_prefills(tmp_path: Path) -> None:
     with filed(tmp_path, disk_token_s=0.004) as made:
-        made.parts.intake.apply_gate_result(gate_result(kl=9.0))
+        made.parts.intake.apply_gate_result(gate_result(agreement=0.5))
         reuse = made.prefill(QUESTION, CHUNKS).reuse
     assert (reuse.computed, reuse.decision) == (S, ())
 

@@ -80,7 +80,7 @@ async def stats(executor: TenantExecutorDep) -> StatsResponse:
 
     def work(tenant: Tenant) -> StatsResponse:
         found, engine = tenant.engine.stats(), tenant.engine
-        remotes = found.remotes.items()
+        remotes, method = found.remotes.items(), engine.parts.intake.method({})
         return StatsResponse(
             replica=executor.service.replica,
             degraded=described(name for name, remote in remotes if not remote.answers),
@@ -93,8 +93,8 @@ async def stats(executor: TenantExecutorDep) -> StatsResponse:
             collections_open=tenant.collections.open_count,
             tiers=[TierInfo(tier=tier.kind.value, **dataclasses.asdict(tier)) for tier in found.store.tiers],
             queue=QueueInfo.model_validate(found.queue),
-            ratio=engine.config.fusion.ratio,
-            selector=engine.config.fusion.selector,
+            ratio=None if method.controlled else method.ratio,
+            selector=method.selector.name,
         )
 
     return await executor.run(work)

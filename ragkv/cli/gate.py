@@ -1,0 +1,122 @@
+"""`ragkv gate`: the fastest setting that stays close to full recompute on this corpus and machine."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.table import Table
+
+from ragkv.errors import InputError
+
+from . import output
+from .options import (
+    HOME,
+    Adapter,
+    AsJson,
+    Device,
+    Dtype,
+    EngineOptions,
+    Home,
+    Passages,
+    Settings,
+    Weights,
+)
+from .output import console, milliseconds, print_json, print_note, share
+
+if TYPE_CHECKING:
+    from ragkv.fusion.gate_result import GateResult
+
+
+def gate(
+    model: Annotated[str, typer.Argument(envvar="RAGKV_MODEL", help="'reader', a model folder or hub id.")] = "reader",
+    home: Home = HOME,
+    config: Settings = None,
+    device: Device = None,
+    dtype: Dtype = None,
+    adapter: Adapter = None,
+    weights: Weights = None,
+    k: Passages = 6,
+    questions: Annotated[
+        Path | None,
+        typer.Option(
+            exists=True,
+            dir_okay=False,
+            show_default="pieces of the documents",
+            help="Measure on the answers to these: one a line, or JSON lines with the field question.",
+        ),
+    ] = None,
+    selector: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Try only this selector; repeatable.", show_default="the settings' and others", metavar="NAME"
+        ),
+    ] = None,
+    tolerance: Annotated[
+        float, typer.Option(min=0, max=1, help="Share of the predictions that may differ from full recompute's.")
+    ] = 0.02,
+    kl: Annotated[float, typer.Option(min=0, help="KL to full recompute that is tolerated, nats per token.")] = 0.05,
+    minutes: Annotated[float, typer.Option(min=0, help="About how long to measure at most.")] = 5.0,
+    apply: Annotated[bool, typer.Option("--apply", help="Keep the answer: engines on this home use it.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Find the fastest setting within 2 % of full recompute on this corpus, and how fast it is on this machine."""
+    from ragkv.calibration.gate import gate as measure
+    from ragkv.calibration.gate import save
+    from ragkv.fusion.gate_result import Tolerance
+    from ragkv.rag import gate_prompts, read_questions
+
+    with EngineOptions(home, model, config, device, dtype, adapter, weights).rag() as rag:
+        with output.working("making prompts"):
+            asked = () if questions is None else read_questions(questions)
+            probes = gate_prompts(rag, k, asked)
+            if asked and not probes:
+                raise InputError(f"No question of {questions} finds two passages at {home}.")
+        with output.progress("comparing with full recompute") as on_progress:
+            result = measure(
+                rag.engine,
+                rag.chunks(),
+                probes=probes,
+                source="retrieved passages" if questions is None else "questions, with the passages they find",
+                selectors=selector or (),
+                tolerance=Tolerance(1.0 - tolerance, kl),
+                limit_s=60.0 * minutes,
+                on_progress=on_progress,
+            )
+        file = save(rag.engine, result) if apply else None
+    if as_json:
+        answer = result.answer
+        print_json({"headline": str(result), "answer": answer, "applied": apply, **output.plain(result)})
+        return
+    _show(result)
+    if apply:
+        console.print(f"saved in {file}: engines on this home use it where a request names no other", style="dim")
+    else:
+        print_note("nothing was changed; `ragkv gate --apply` keeps the answer.")
+
+
+def _show(result: "GateResult") -> None:
+    """The sentence, then all settings, the fastest first."""
+    console.print(f"{result}.", style="bold")
+    table = Table("selector", "ratio", "order", "sooner", "agreement", "KL", "within", box=None)
+    for point in sorted(result.points, key=lambda one: -one.speed.times):
+        table.add_row(
+            point.selector,
+            share(point.ratio),
+            point.order or "",
+            f"{point.speed.times:.1f}x",
+            f"{share(point.agreement, 3)} ({share(point.agreement_bound, 3)})",
+            f"{share(point.kl, 3)} ({share(point.kl_bound, 3)})",
+            result.outcome(point),
+        )
+    console.print(table)
+    limits = f"within: agreement from {share(result.tolerance.agreement, 3)}, KL up to {share(result.tolerance.kl, 3)}"
+    prompts = f"{max(point.prompts for point in result.points)} prompts of {result.source}"
+    console.print(f"{prompts}; in brackets the 95 % bounds; {limits}, by these bounds", style="dim")
+    for point in result.confirmations:
+        times = f"first token {milliseconds(point.speed.fused_s)}, by full recompute {milliseconds(point.speed.full_s)}"
+        console.print(
+            f"on {point.prompts} other prompts: {point.setting}, {point.speed.times:.1f}x, {point.agreed}, KL "
+            f"{share(point.kl, 3)} (at most {share(point.kl_bound, 3)}); {times}",
+            style="dim",
+        )
+    console.print(result.machine, style="dim")
