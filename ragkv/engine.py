@@ -22,6 +22,7 @@ from .inference import (
     ActiveRequest,
     AnswerOptions,
     ChunkLike,
+    DriftStats,
     EngineParts,
     Prefill,
     PrefillOptions,
@@ -50,6 +51,7 @@ class EngineStats:
     store: StoreStats
     queue: QueueStats
     sessions: RemoteStats | None = None  # the server of shared conversations; None: they are not shared
+    drift: DriftStats | None = None  # what checks of live requests found; None: none are checked
 
     @property
     def remotes(self) -> dict[str, RemoteStats]:
@@ -266,6 +268,7 @@ class Engine(Closing):
             trace.active = active = ActiveRequest(request, prompt, ticket, session_id, keep=turn.keeps)
             with parts.admission.admitted(parts.planner.prefetch_hint(active), ticket):
                 parts.prefiller.prefill(active)
+            parts.drift.offer(active)
             turn.prefilled(prompt, active.prefill)
             yield active, turn
 
@@ -401,6 +404,7 @@ class Engine(Closing):
         if report.is_complete and directory is not None and scorer.learned is not None:
             learned.save(scorer.learned, directory)
             parts.intake.apply_gate_result(gate_result.load(directory, parts.encoder.measured_as, self.config.fusion))
+            parts.drift.restart()
         return report
 
     def warm_soon(self, chunks: Sequence[ChunkLike]) -> None:
@@ -417,6 +421,7 @@ class Engine(Closing):
         keys = [parts.encoder.identity.key(chunk.token_ids) for chunk in checked]
         for chunk in checked:
             parts.background.forget(chunk.token_ids)
+        parts.drift.forget()
         with self._sessions.telling(keys):
             return sum(parts.store.delete(key) for key in keys)
 
@@ -440,6 +445,7 @@ class Engine(Closing):
         self._check_open()
         store = self.parts.store
         self.parts.background.forget_keys(keys)
+        self.parts.drift.forget()
         for key in keys:
             if stop():
                 return False
@@ -449,6 +455,7 @@ class Engine(Closing):
     def retain(self, chunks: Sequence[ChunkLike]) -> int:
         """Drop this model's and application's entries of all other chunks. Returns how many were dropped."""
         stale = self._others(chunks)
+        self.parts.drift.forget()
         with self._sessions.telling(stale):
             return sum(self.parts.store.delete(key) for key in stale)
 
@@ -493,6 +500,7 @@ class Engine(Closing):
             store=self.parts.store.stats(),
             queue=self.parts.admission.stats(),
             sessions=self._sessions.server_stats(),
+            drift=self.parts.drift.stats(),
         )
 
     def away(self) -> tuple[str, ...]:
@@ -502,8 +510,9 @@ class Engine(Closing):
         return (*self.parts.store.away(), *sessions)
 
     def flush(self) -> None:
-        """Return when missed chunks are encoded and everything that waits is written."""
+        """Return when missed chunks are encoded, samples are checked, and everything that waits is written."""
         self.parts.background.flush()
+        self.parts.drift.flush()
         self._sessions.flush()
         self.parts.store.flush()
 
@@ -518,6 +527,7 @@ class Engine(Closing):
 
 def _shut(parts: EngineParts, sessions: Sessions) -> None:
     """Stop the engine's threads, then close what they use. Holds no reference to the engine, so that it can go."""
+    parts.drift.close()
     if parts.background.close():
         parts.activity.close()  # after the pass under way
         sessions.close()

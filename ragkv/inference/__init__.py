@@ -1,6 +1,7 @@
 """One prompt, from what a caller gives to an answer: intake, plan, prefill, generation. Knows no sessions."""
 
 from .citations import cite
+from .drift import DriftStats, DriftWatch
 from .generation import AnswerGenerator
 from .intake import MAX_LOGPROBS, Intake
 from .load_control import Controlled, LoadControl, selection_of, shape_of, subject_of
@@ -29,6 +30,8 @@ __all__ = [
     "AnswerOptions",
     "ChunkLike",
     "Controlled",
+    "DriftStats",
+    "DriftWatch",
     "EngineParts",
     "Intake",
     "LoadControl",

@@ -10,7 +10,7 @@ from ragkv.constraints import Grammars, ResponseFormat
 from ragkv.errors import InputError, PromptTooLongError
 from ragkv.fusion import make_selector
 from ragkv.fusion.controller import R_STAR
-from ragkv.fusion.gate_result import GateResult
+from ragkv.fusion.gate_result import GateResult, Tolerance
 from ragkv.history import History, Part, PartKind, find, fitted
 from ragkv.model import Adapter
 from ragkv.model.layout import TemplateRuns, encode
@@ -159,6 +159,7 @@ class Intake:
             reuse=reuse,
             inexact_history="select" if inexact == "background" else inexact,
             controlled=controlled and reuse == "fused",
+            named="ratio" in options or selector is not None,
         )
         names_ratio = options.get("ratio") is not None
         if not names_ratio:  # a named ratio is taken as it is
@@ -168,6 +169,11 @@ class Intake:
     def apply_gate_result(self, gate_result: GateResult | None) -> None:
         """From now on follow the quality gate's result in every request, as far as it names no setting itself."""
         self._gate_result = gate_result
+
+    @property
+    def tolerance(self) -> Tolerance:
+        """That of the gate result in use, else the gate's default."""
+        return Tolerance() if self._gate_result is None else self._gate_result.tolerance
 
     @property
     def preferred_order(self) -> str | None:

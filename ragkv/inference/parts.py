@@ -25,6 +25,7 @@ from ragkv.runtime import limit_kernel_caches
 from ragkv.scheduling import Activity, AdmissionQueue, DecodeBatch
 from ragkv.store import Identity, Store, dtype_name
 
+from .drift import DriftWatch
 from .generation import AnswerGenerator
 from .intake import Intake
 from .load_control import LoadControl, subject_of
@@ -101,6 +102,7 @@ class EngineParts:
     planner: Planner
     prefiller: Prefiller
     generator: AnswerGenerator
+    drift: DriftWatch
     unused_note: str | None  # why entries of an earlier run are not reused; None: they are, or there are none
 
     @property
@@ -149,6 +151,7 @@ class EngineParts:
             log.info("In %s %s.", settings.directory, unused)
         planner = Planner(adapter, encoder, store, activity, block_writer, background, chained, unused)
         offloading = Offloading(adapter, config.kcache)
+        prefiller = Prefiller(planner, fusor, activity, shared.batch, load_control, offloading)
         return cls(
             shared=shared,
             identity=identity,
@@ -165,8 +168,9 @@ class EngineParts:
             block_writer=block_writer,
             load_control=load_control,
             planner=planner,
-            prefiller=Prefiller(planner, fusor, activity, shared.batch, load_control, offloading),
+            prefiller=prefiller,
             generator=AnswerGenerator(adapter, shared.tokenizer, shared.batch),
+            drift=DriftWatch(prefiller, activity, fusion.drift_sample, lambda: intake.tolerance),
             unused_note=unused,
         )
 

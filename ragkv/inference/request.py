@@ -77,6 +77,7 @@ class PrefillMethod:
     controlled: bool = False  # whether the loading controller chooses the ratio
     floor_tokens: int = 0  # tokens recomputed at least, whatever the ratio; 0 where the request names its ratio
     notes: tuple[str, ...] = ()  # what the gate result changed
+    named: bool = False  # whether the request names its ratio or its selector
 
     @property
     def is_full(self) -> bool:

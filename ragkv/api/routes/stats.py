@@ -38,6 +38,19 @@ class QueueInfo(EngineValue):
     cancelled: int = Field(description="Requests whose client left.")
 
 
+class DriftInfo(EngineValue):
+    """How requests that are computed again in full compare with the answers that were given."""
+
+    checked: int = Field(description="Requests that were computed again, since the tenant was opened.")
+    dropped: int = Field(description="Sampled requests that were never checked.")
+    counted: int = Field(description="Of the last checks, those in which full recompute is sure of its first token.")
+    agreement: float | None = Field(description="The share of these with the same first token; null: none yet.")
+    agreement_at_most: float | None = Field(description="Its upper 99 % bound.")
+    kl: float | None = Field(description="Mean KL of first tokens to full recompute, nats.")
+    tolerance: float = Field(description="The least agreement that the gate tolerates.")
+    drifted: bool = Field(description="Whether even the bound is below it: run `ragkv gate --apply`.")
+
+
 class RemoteInfo(BaseModel):
     """The health of storage that replicas share, as this replica sees it."""
 
@@ -72,6 +85,7 @@ class StatsResponse(BaseModel):
         description="The recompute ratio of requests that name none; null: as the controller chooses."
     )
     selector: str = Field(description="The selector of requests that name none.")
+    drift: DriftInfo | None = Field(description="Checks of live requests; null: fusion.drift_sample is 0.")
 
 
 @router.get("/stats", summary="Show the caller's store", responses=responses())
@@ -95,6 +109,7 @@ async def stats(executor: TenantExecutorDep) -> StatsResponse:
             queue=QueueInfo.model_validate(found.queue),
             ratio=None if method.controlled else method.ratio,
             selector=method.selector.name,
+            drift=None if found.drift is None else DriftInfo.model_validate(found.drift),
         )
 
     return await executor.run(work)
