@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from ragkv.retrieval import Document
 from ragkv.runtime import Closing
-from ragkv.runtime.worker_process import WorkBudget, WorkerEndedError, WorkerProcess
+from ragkv.runtime.worker_process import WorkBudget, WorkerEndedError, WorkerProcess, WorkerStartError
 
 from .errors import ApiError
 from .fair_slots import FairSlots, NoSlotError
@@ -93,6 +93,8 @@ class DocumentParser(Closing):
     def _call(self, worker: WorkerProcess, upload: Upload, body: bytes) -> list[Document]:
         try:
             return decode_documents(worker.call([json.dumps(upload.as_dict()).encode(), body], self._budget))
+        except WorkerStartError as error:
+            raise self._start_error(error) from error
         except WorkerEndedError as error:
             raise self._ended_error(error) from error
         except (ValueError, KeyError, TypeError) as error:  # a parser that a file has taken over may answer anything
@@ -112,7 +114,10 @@ class DocumentParser(Closing):
                     break
                 worker.close()
             else:
-                worker = WorkerProcess(MODULE)
+                try:
+                    worker = WorkerProcess(MODULE)
+                except OSError as error:
+                    raise self._start_error(error) from error
             self._busy.add(worker)
             return worker
 
@@ -128,6 +133,12 @@ class DocumentParser(Closing):
         waited = f"{self._config.wait_s:g} s (parsing.wait_s)"
         message = f"Other uploads are being parsed, and none ended within {waited}. Ask again."
         return ApiError(503, message, "uploads_busy", retry_after_s=RETRY_AFTER_S)
+
+    def _start_error(self, error: Exception) -> ApiError:
+        if not self._closed:
+            log.error("Process that parses uploads does not start: %s", error)
+        message = "The server cannot parse documents now: its parser does not start. They may be fine; send them again."
+        return ApiError(503, message, "parser_unavailable", retry_after_s=RETRY_AFTER_S)
 
     def _ended_error(self, error: WorkerEndedError) -> ApiError:
         if error.exhausted is None:

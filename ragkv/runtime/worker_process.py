@@ -27,6 +27,7 @@ Exhausted = Literal["wall_s", "cpu_s", "memory_bytes"]
 _NUMBER = struct.Struct("<Q")
 _INHERITED = ("PATH", "HOME", "LANG", "LC_ALL", "LC_CTYPE", "TZ", "LD_LIBRARY_PATH", "VIRTUAL_ENV")
 _GROWN_BYTES = 128 << 20  # a child that grew by more is not used again
+_START_S = 60.0  # until a new process is ready; it imports libraries
 _DYING_S = 1.0  # from the end of its pipe to its exit status
 _NICENESS = 10  # answers are computed first
 
@@ -49,11 +50,15 @@ class WorkerEndedError(Exception):
         self.exhausted, self.status = exhausted, status
 
 
+class WorkerStartError(Exception):
+    """The process did not get ready for requests. No request is the reason."""
+
+
 class WorkerProcess(Closing):
     """The parent's side. One thread calls; any thread may kill."""
 
     def __init__(self, module: str) -> None:
-        """Start `python -m module`, which calls `answer_requests`."""
+        """Start `python -m module`, which calls `answer_requests`. Raises `OSError` if the system starts no process."""
         inherited = {name: os.environ[name] for name in _INHERITED if name in os.environ}
         path = os.pathsep.join(str(Path(folder).absolute()) for folder in sys.path)
         single = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
@@ -65,24 +70,19 @@ class WorkerProcess(Closing):
             env={**inherited, **single, "PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1"},
             start_new_session=True,  # Ctrl-C in a terminal is the parent's to handle
         )
-        self._timed_out = False
+        self._ready = self._timed_out = False
 
     def call(self, request: Sequence[bytes], budget: WorkBudget) -> list[bytes]:
-        """The answer to a request. Blocks. Raises `WorkerEndedError`; the process is closed then."""
+        """The answer to a request. Blocks. Raises `WorkerStartError` and `WorkerEndedError`; then it is closed."""
         assert self._popen.stdin is not None and self._popen.stdout is not None
-        timer = threading.Timer(budget.wall_s, self._time_out)
-        timer.daemon = True
-        timer.start()
+        self._wait_ready(self._popen.stdout)
         try:
-            _write(self._popen.stdin, [json.dumps(asdict(budget)).encode(), *request])
-            status, *answer = _read(self._popen.stdout, budget.answer_bytes)
+            with self._killed_after(budget.wall_s):
+                _write(self._popen.stdin, [json.dumps(asdict(budget)).encode(), *request])
+                status, *answer = _read(self._popen.stdout, budget.answer_bytes)
         except (OSError, EOFError, ValueError):
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self._popen.wait(_DYING_S)
-            self.close()
+            self._end()
             raise WorkerEndedError(self._exhausted(), self._popen.returncode) from None
-        finally:
-            timer.cancel()
         if status != b"ok" or self._timed_out:
             self.close()
         if status == b"memory":
@@ -107,9 +107,36 @@ class WorkerProcess(Closing):
                 pipe.close()
         self._popen.wait()
 
+    def _wait_ready(self, answers: IO[bytes]) -> None:
+        if self._ready:
+            return
+        try:
+            with self._killed_after(_START_S):
+                _read(answers, _NUMBER.size)
+        except (OSError, EOFError, ValueError):
+            self._end()
+            raise WorkerStartError(f"it ended with status {self._popen.returncode}") from None
+        self._ready = True
+
+    @contextlib.contextmanager
+    def _killed_after(self, seconds: float) -> Iterator[None]:
+        timer = threading.Timer(seconds, self._time_out)
+        timer.daemon = True
+        timer.start()
+        try:
+            yield
+        finally:
+            timer.cancel()
+
     def _time_out(self) -> None:
         self._timed_out = True
         self._popen.kill()
+
+    def _end(self) -> None:
+        """Close the process, with its own exit status if it is about to end by itself."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._popen.wait(_DYING_S)
+        self.close()
 
     def _exhausted(self) -> Exhausted | None:
         if self._timed_out:
@@ -124,6 +151,7 @@ def answer_requests(answer: Callable[[list[bytes]], Sequence[bytes]]) -> None:
     requests, answers = _own_pipes()
     _give_up_rights()
     idle_bytes = _peak_bytes()
+    _write(answers, [b""])  # ready
     while True:
         try:
             budget, *request = _read(requests)

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import pytest
 
+from ragkv.api import document_parser
 from ragkv.api.document_parser import DocumentParser
 from ragkv.api.errors import ApiError
 from ragkv.api.fair_slots import FairSlots, NoSlotError
@@ -15,6 +16,7 @@ from ragkv.api.settings import LimitsConfig, ParsingConfig
 from ragkv.api.upload_parsing import Upload, UploadError
 from ragkv.config import MIB
 from ragkv.retrieval import Document, ParseLimits
+from ragkv.runtime import worker_process
 from ragkv.runtime.worker_process import WorkerEndedError
 
 from .attacks import uploads
@@ -152,6 +154,43 @@ async def test_a_killed_process_is_replaced_for_the_next_upload(parser: Document
     worker.kill()
     worker._popen.wait()
     assert (await parser.parse("t", UPLOAD, FAST))[0].text == "A text."
+
+
+@pytest.mark.parametrize(
+    "module", ["no_such_module", "this"]
+)  # one ends with an error, the other says what no parser does
+async def test_a_parser_that_does_not_start_is_no_fault_of_the_upload(
+    parser: DocumentParser, module: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as broken:
+        broken.setattr(document_parser, "MODULE", module)
+        for _ in range(2):
+            with pytest.raises(ApiError, match="send them again") as raised:
+                await parser.parse("t", UPLOAD, FAST)
+            assert (raised.value.status, raised.value.code) == (503, "parser_unavailable")
+            assert raised.value.retry_after_s and not parser._idle
+    assert await parser.parse("t", UPLOAD, FAST)
+
+
+async def test_a_parser_that_is_never_ready_is_given_up(
+    parser: DocumentParser, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(worker_process, "_START_S", 0.01)  # shorter than Python takes to start
+    with pytest.raises(ApiError, match="send them again"):
+        await parser.parse("t", UPLOAD, FAST)
+
+
+async def test_a_system_that_starts_no_process_is_no_fault_of_the_upload(
+    parser: DocumentParser, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(*_: object, **__: object) -> None:
+        raise BlockingIOError("Resource temporarily unavailable")
+
+    with monkeypatch.context() as full:
+        full.setattr(worker_process.subprocess, "Popen", refused)
+        with pytest.raises(ApiError, match="send them again"):
+            await parser.parse("t", UPLOAD, FAST)
+    assert await parser.parse("t", UPLOAD, FAST)
 
 
 async def test_an_upload_that_waits_too_long_for_a_process_gets_503(parser: DocumentParser) -> None:

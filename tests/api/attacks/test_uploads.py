@@ -170,6 +170,7 @@ def test_a_killed_parser_fails_one_upload_and_is_replaced(up: Target) -> None:
         for child in up.children():
             os.kill(child, signal.SIGKILL)
 
+    send_file(up, "a.txt", b" ")  # a process is ready
     results = at_once([lambda: send_file(up, "a.html", uploads.angle_brackets(8_000_000)), kill_all])
     assert results[0].status_code == 400 and results[0].json()["error"]["code"] in ("parser_failed", "document_limit")
     with up.attacker() as client:
