@@ -277,7 +277,7 @@ def test_a_flood_of_collections_takes_no_descriptors_from_others(tmp_path: Path)
 def test_2000_collections_and_5000_sessions_work_with_256_descriptors(tmp_path: Path) -> None:
     settings = {"RAGKV_SERVE__QUOTAS__COLLECTIONS": "2001"}
     with target(tmp_path, settings, descriptors=256) as up:
-        quiet = up.watch(10.0)
+        quiet = up.watch(30.0)  # as long as before the other floods: the P99 of a few answers is their longest
         with Watch(up) as watch:
             began = time.monotonic()
             statuses = flood(up, 2000, 200)

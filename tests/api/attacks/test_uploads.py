@@ -219,6 +219,7 @@ def test_every_hostile_upload_with_the_default_settings_harms_no_bystander(tmp_p
         quiet = up.watch(30.0, every_s=1.0)
         report.append(f"quiet: {quiet}")
         for name, attack in [*((name, attack) for name, (attack, _) in ATTACKS.items()), *REFUSED.items()]:
+            attack(up)  # what is sent is made now
             with Watch(up, every_s=1.0) as watch:
                 began = time.monotonic()
                 responses = at_once([lambda attack=attack: attack(up)] * 4)

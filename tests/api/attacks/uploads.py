@@ -3,8 +3,13 @@
 import json
 import zlib
 from collections.abc import Sequence
+from functools import lru_cache
 
 FORM_TYPE = "multipart/form-data; boundary=x"
+
+
+# The last one made is kept: making one takes the clients' time, which must not count as the server's.
+once = lru_cache(maxsize=1)
 
 
 def pdf(objects: Sequence[bytes], root: int = 1) -> bytes:
@@ -29,12 +34,14 @@ def stream(content: bytes, entries: bytes = b"", level: int = 9) -> bytes:
 FONT = b"<< /Type /Font /Subtype /Type1 /BaseFont /Helvetica >>"
 
 
+@once
 def shared_stream_pdf(pages: int, lines: int) -> bytes:
     """A PDF whose pages all show the one stream of so many lines of text."""
     words = b"".join(b"1 0 0 1 %d %d Tm (Word %d of it) Tj\n" % (n % 500, n % 700, n) for n in range(lines))
     return pages_pdf(pages, stream(b"BT /F1 9 Tf\n" + words + b"ET"))
 
 
+@once
 def inflating_pdf(pages: int, bytes_each: int) -> bytes:
     """A PDF whose pages show one stream of spaces that inflates to so many bytes."""
     return pages_pdf(pages, stream(b" " * bytes_each))
@@ -47,6 +54,7 @@ def pages_pdf(pages: int, content: bytes, resources: bytes = b"<< /Font << /F1 3
     return pdf([b"<< /Type /Catalog /Pages 2 0 R >>", tree, FONT, content, *[page] * pages])
 
 
+@once
 def nested_forms_pdf(depth: int, width: int) -> bytes:
     """A PDF whose page draws a form, which draws the next one `width` times, and so on: `width ** depth` in all."""
     first = 6
@@ -65,6 +73,7 @@ def nested_forms_pdf(depth: int, width: int) -> bytes:
     return pdf([b"<< /Type /Catalog /Pages 2 0 R >>", tree, FONT, stream(b"/X Do"), page, *forms])
 
 
+@once
 def deep_objects_pdf(depth: int) -> bytes:
     """A PDF whose page has an array in an array in an array."""
     tree = b"<< /Type /Pages /Count 1 /Kids [4 0 R] >>"
@@ -72,6 +81,7 @@ def deep_objects_pdf(depth: int) -> bytes:
     return pdf([b"<< /Type /Catalog /Pages 2 0 R >>", tree, FONT, page])
 
 
+@once
 def deep_outline_pdf(depth: int) -> bytes:
     """A PDF whose outline entries each contain the next, and whose page tree is as deep."""
     first = 4
@@ -90,24 +100,29 @@ def deep_outline_pdf(depth: int) -> bytes:
     return pdf([catalog, FONT, FONT, *outline, *tree, page])
 
 
+@once
 def angle_brackets(count: int) -> bytes:
     return b"<" * count
 
 
+@once
 def nested_html(count: int) -> bytes:
     """Elements whose text is dropped, inside each other, with as many end tags that match none of them."""
     return b"<svg>" * (count // 2) + b"</math>" * (count // 2) + b"<p>x</p>"
 
 
+@once
 def many_lines(count: int) -> bytes:
     return b"".join(b'{"id": "%d", "text": "Line %d"}\n' % (n, n) for n in range(count))
 
 
+@once
 def deep_json(depth: int) -> bytes:
     """A document whose metadata is a list in a list in a list."""
     return b'{"documents": [{"text": "x", "metadata": {"a": ' + b"[" * depth + b"]" * depth + b"}}]}"
 
 
+@once
 def many_values(count: int) -> bytes:
     """A document whose metadata holds so many empty objects."""
     return b'{"documents": [{"text": "x", "metadata": {"a": [' + b",".join([b"{}"] * count) + b"]}}]}"
@@ -127,10 +142,12 @@ def almost_boundaries(size: int) -> bytes:
     return form([("a.txt", near * (size // len(near)))])
 
 
+@once
 def many_parts(count: int) -> bytes:
     return form([("a.txt", b"x")] * count)
 
 
+@once
 def many_headers(count: int) -> bytes:
     """A form whose part has so many header lines."""
     return b"--x\r\n" + b"a: b\r\n" * count + b"\r\nx\r\n--x--\r\n"
