@@ -137,7 +137,7 @@ class DocumentParser(Closing):
     def _start_error(self, error: Exception) -> ApiError:
         if not self._closed:
             log.error("Process that parses uploads does not start: %s", error)
-        message = "The server cannot parse documents now: its parser does not start. They may be fine; send them again."
+        message = "The parser of uploads does not start now, whatever the documents are. Send them again later."
         return ApiError(503, message, "parser_unavailable", retry_after_s=RETRY_AFTER_S)
 
     def _ended_error(self, error: WorkerEndedError) -> ApiError:

@@ -9,7 +9,6 @@ is measured again, on prompts that did not choose it, and only these numbers are
 r* = 15 % from the figure of one model.) Errors of the implementation, such as a missing rotation, show here too.
 """
 
-import math
 import random
 import statistics
 import time
@@ -24,7 +23,7 @@ import torch
 from ragkv.engine import Engine
 from ragkv.errors import InputError
 from ragkv.fusion import Selector, gate_result, make_selector
-from ragkv.fusion.gate_result import GateResult, Point, Speed, Tolerance, candidates
+from ragkv.fusion.gate_result import SURE, GateResult, Point, Speed, Tolerance, candidates
 from ragkv.model import PromptKV, full_pass
 from ragkv.runtime import cpu_features, cpu_model
 from ragkv.types import Chunk
@@ -39,7 +38,6 @@ MOST_PROMPTS = 200  # half of them choose, half confirm
 LEAST_PROMPTS = 6  # that choose, however long they take
 CONFIRMED = 3  # settings that are measured again at most, until one keeps the tolerance
 REPEATS = 3  # of each pass that confirms
-SURE = math.log(2)  # full prefill is sure of a token that is twice as likely as the second best
 BUILT_IN = "built-in text"
 
 OnProgress = Callable[[int, int], None]

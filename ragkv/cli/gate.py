@@ -21,7 +21,7 @@ from .options import (
     Settings,
     Weights,
 )
-from .output import console, milliseconds, print_json, print_note, share
+from .output import console, milliseconds, print_json, print_note
 
 if TYPE_CHECKING:
     from ragkv.fusion.gate_result import GateResult
@@ -96,6 +96,8 @@ def gate(
 
 def _show(result: "GateResult") -> None:
     """The sentence, then all settings, the fastest first."""
+    from ragkv.fusion.gate_result import share
+
     console.print(f"{result}.", style="bold")
     table = Table("selector", "ratio", "order", "sooner", "agreement", "KL", "within", box=None)
     for point in sorted(result.points, key=lambda one: -one.speed.times):

@@ -80,11 +80,6 @@ def milliseconds(seconds: float) -> str:
     return f"{seconds * 1000:.1f} ms" if seconds < 0.1 else f"{seconds * 1000:.0f} ms"
 
 
-def share(value: float, digits: int = 2) -> str:
-    """A share as in ".10" and "1.00"."""
-    return f"{value:.{digits}f}".removeprefix("0")
-
-
 def times(seconds: Mapping[str, float]) -> str:
     """Several times with their names, in one line."""
     return " · ".join(f"{name} {milliseconds(value)}" for name, value in seconds.items())

@@ -23,6 +23,7 @@ from . import json_file
 log = logging.getLogger(__name__)
 
 FILE_NAME = "gate.json"
+SURE = math.log(2)  # full recompute is sure of a token that is twice as likely as the second best
 IN_WORDS = {"score": "passages best first", "document": "passages in the order of the documents"}
 
 
@@ -81,12 +82,12 @@ class Point:
     def setting(self) -> str:
         """The setting in words."""
         order = "" if self.order is None else f", {IN_WORDS.get(self.order, f'passages in the order {self.order!r}')}"
-        return f"{self.selector} at {_share(self.ratio)}{order}"
+        return f"{self.selector} at {share(self.ratio)}{order}"
 
     @property
     def agreed(self) -> str:
         """The agreement in words."""
-        return f"agreement {_share(self.agreement, 3)} (at least {_share(self.agreement_bound, 3)})"
+        return f"agreement {share(self.agreement, 3)} (at least {share(self.agreement_bound, 3)})"
 
     @property
     def is_setting_of(self) -> tuple[str, float, str | None]:
@@ -220,6 +221,6 @@ def median_interval(values: Sequence[float]) -> tuple[float, float]:
     return ordered[out], ordered[-1 - out]
 
 
-def _share(value: float, digits: int = 2) -> str:
+def share(value: float, digits: int = 2) -> str:
     """A share as in ".10" and "1.00"."""
     return f"{value:.{digits}f}".removeprefix("0")

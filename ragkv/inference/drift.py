@@ -17,10 +17,10 @@ import torch
 
 from ragkv.errors import CancelledError
 from ragkv.fusion import make_selector
-from ragkv.fusion.gate_result import Tolerance
+from ragkv.fusion.gate_result import SURE, Tolerance
 from ragkv.history import EMPTY
 from ragkv.runtime import openmp
-from ragkv.scheduling import Activity, Ticket
+from ragkv.scheduling import Activity, IdleTicket
 
 from .prefill import Prefiller
 from .request import ActiveRequest, PrefillMethod, Prompt, Request
@@ -32,7 +32,6 @@ WINDOW = 256  # checks that count
 TOP = 64  # first tokens that are held of a sample
 ATTEMPTS = 3  # checks of a sample that requests may end, before it is dropped
 WAIT_S = 60.0  # a sample is dropped if no idle time comes for so long
-SURE = math.log(2)  # full recompute is sure of a token that is twice as likely as the second best
 DOUBT = 0.01  # the agreement is below its bound with 99 % certainty: it is looked at again and again
 FULLY = PrefillMethod(0.0, make_selector("none"), "none")
 
@@ -174,7 +173,7 @@ class DriftWatch:
 
     def _check(self, sample: _Sample, generation: int) -> _Check | None:
         """Full recompute of the sample's prompt against it; `None` if a request came, or it was dropped."""
-        ticket = _WhileIdle(lambda: self._closing or self._generation != generation or self._busy())
+        ticket = IdleTicket(lambda: self._closing or self._generation != generation or self._busy())
         prompt = Prompt((), EMPTY, (), sample.token_ids, own_prefix=False)
         try:
             active = ActiveRequest(Request((), (), FULLY), prompt, ticket, keep=False)
@@ -225,19 +224,6 @@ class DriftWatch:
             tolerance=tolerance,
             drifted=most is not None and most < tolerance,
         )
-
-
-class _WhileIdle(Ticket):
-    """Ends the work once `busy`."""
-
-    def __init__(self, busy: Callable[[], bool]) -> None:
-        super().__init__(None, None, lambda _: None)
-        self._busy = busy
-
-    def check(self) -> None:
-        """Raise `CancelledError` if a request runs, or the work is not wanted any more."""
-        if self._busy():
-            raise CancelledError("A request came; this prompt is checked later.")
 
 
 def compare(full: torch.Tensor, tokens: torch.Tensor, log_probs: torch.Tensor) -> _Check:

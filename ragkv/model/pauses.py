@@ -1,8 +1,8 @@
 """Pauses within a layer: the thread that computes many rows lets others compute between two parts of it.
 
 Without them a token of another request waits for a whole layer, which takes long where the prompt is long. A layer
-calls `pause` between the tiles of its MLP and the heads of its attention. What happens then is up to the pass, which
-says so by `pausing`: a layer of transformers takes no argument for it, so it is kept for the thread.
+calls `pause` between the tiles of its MLP and the heads or blocks of its attention. What happens then is up to the
+pass, which says so by `pausing`: a layer of transformers takes no argument for it, so it is kept for the thread.
 """
 
 import threading

@@ -22,7 +22,7 @@ LEAST_CHUNKS = 2  # the first one directly follows the prefix, so it is exact
 def gate_prompts(
     rag: Rag, k: int = DEFAULT_K, questions: Sequence[str] = (), orders: Sequence[Order] = ORDERS
 ) -> list[Probe]:
-    """Prompts of `k` retrieved passages: one a question, else two hundred or so at most, evenly spread over the corpus.
+    """Prompts of `k` retrieved passages: one a question, else about two hundred, evenly spread over the corpus.
 
     Questions that find fewer than two passages are left out; a tiny corpus gives no prompts.
     """
@@ -56,7 +56,7 @@ def _ordered(rag: Rag, hits: Sequence[Hit], orders: Sequence[Order]) -> dict[str
 
 def _prompts(rag: Rag, k: int, orders: Sequence[Order]) -> Iterator[Probe]:
     passages = rag.index.passages()
-    step = max(1, len(passages) // (MOST_PROMPTS))
+    step = max(1, -(-len(passages) // MOST_PROMPTS))
     chosen = passages[::step]
     pieces = max(1, -(-MOST_PROMPTS // max(1, len(chosen))))  # of a passage: a small corpus gives several each
     for passage in chosen:

@@ -7,7 +7,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .admission import AdmissionQueue, QueueStats, Ticket
+    from .admission import AdmissionQueue, IdleTicket, QueueStats, Ticket
     from .compute_lock import Activity, ComputeLock, Waiter
     from .decode_batch import DecodeBatch, DecodeSlot
 
@@ -23,4 +23,14 @@ def __getattr__(name: str) -> Any:
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
-__all__ = ["Activity", "AdmissionQueue", "ComputeLock", "DecodeBatch", "DecodeSlot", "QueueStats", "Ticket", "Waiter"]
+__all__ = [
+    "Activity",
+    "AdmissionQueue",
+    "ComputeLock",
+    "DecodeBatch",
+    "DecodeSlot",
+    "IdleTicket",
+    "QueueStats",
+    "Ticket",
+    "Waiter",
+]

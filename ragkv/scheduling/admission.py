@@ -89,6 +89,20 @@ class Ticket:
         return None if self._deadline_s is None else max(0.0, self._deadline_s - time.monotonic() + self._began)
 
 
+class IdleTicket(Ticket):
+    """A ticket of work that is done only while no request runs."""
+
+    def __init__(self, busy: Callable[[], bool]) -> None:
+        """`busy` says whether to stop."""
+        super().__init__(None, None, lambda _: None)
+        self._busy = busy
+
+    def check(self) -> None:
+        """Raise `CancelledError` if a request runs."""
+        if self._busy():
+            raise CancelledError("A request came; this work goes on later, or not at all.")
+
+
 class _Place:
     """A request that waits or is admitted."""
 

@@ -18,7 +18,7 @@ from ragkv.fusion import make_selector
 from ragkv.history import History, exact_blocks
 from ragkv.inference import ActiveRequest, EngineParts, PrefillMethod, Prompt, Request
 from ragkv.runtime import openmp
-from ragkv.scheduling import Ticket
+from ragkv.scheduling import IdleTicket, Ticket
 from ragkv.store import CODECS, ids_digest
 
 from .turn import SessionTurn
@@ -53,17 +53,8 @@ class RepairTurn(SessionTurn):
 TurnOf = Callable[["Session", Ticket], AbstractContextManager[RepairTurn]]
 
 
-class _WhileIdle(Ticket):
-    """Ends the work once `busy`."""
-
-    def __init__(self, busy: Callable[[], bool]) -> None:
-        super().__init__(None, None, lambda _: None)
-        self._busy = busy
-
-    def check(self) -> None:
-        """Raise `CancelledError` if a request runs."""
-        if self._busy():
-            raise CancelledError("A request came; this history is made exact later.")
+class _RepairTicket(IdleTicket):
+    """Waits for no turn either."""
 
     def acquire(self, lock: threading.Lock) -> None:
         """Acquire `lock`. Raises `CancelledError` if a turn has it: when it ends, it asks for this again."""
@@ -152,7 +143,7 @@ class Repair:
 
     def _repair_block(self, session: "Session") -> bool:
         """Compute the first block that is not exact; whether there was one. Raises `CancelledError`."""
-        ticket = _WhileIdle(self._busy)
+        ticket = _RepairTicket(self._busy)
         with self._turn(session, ticket) as turn:
             prompt = self._prompt(session.conversation.history)
             if prompt is None:

@@ -110,6 +110,11 @@ def chunk_key(key: str) -> str:
     return key.partition("~")[0]
 
 
+def chunk_keys(key: str, group: str) -> tuple[str, ...]:
+    """The keys of the chunks that the entry `key` of a chunk holds or, as a chained entry with this group, has seen."""
+    return (chunk_key(key), *(group.split() if is_chained_key(key) else ()))
+
+
 def entry_key(key: str) -> str:
     """The key of the entry next to which the scores of `key` lie; `key` itself if it is an entry's."""
     return key.partition(".")[0]
@@ -160,7 +165,7 @@ class EntryInfo:
     @property
     def chunk_keys(self) -> tuple[str, ...]:
         """The keys of the chunks that this entry of a chunk holds or has seen."""
-        return (chunk_key(self.key), *(self.group.split() if is_chained_key(self.key) else ()))
+        return chunk_keys(self.key, self.group)
 
     @property
     def tokens(self) -> int:

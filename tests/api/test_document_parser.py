@@ -159,28 +159,26 @@ async def test_a_killed_process_is_replaced_for_the_next_upload(parser: Document
 @pytest.mark.parametrize(
     "module", ["no_such_module", "this"]
 )  # one ends with an error, the other says what no parser does
-async def test_a_parser_that_does_not_start_is_no_fault_of_the_upload(
+async def test_a_parser_that_does_not_start_gives_503(
     parser: DocumentParser, module: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as broken:
         broken.setattr(document_parser, "MODULE", module)
         for _ in range(2):
-            with pytest.raises(ApiError, match="send them again") as raised:
+            with pytest.raises(ApiError, match="Send them again later") as raised:
                 await parser.parse("t", UPLOAD, FAST)
             assert (raised.value.status, raised.value.code) == (503, "parser_unavailable")
             assert raised.value.retry_after_s and not parser._idle
     assert await parser.parse("t", UPLOAD, FAST)
 
 
-async def test_a_parser_that_is_never_ready_is_given_up(
-    parser: DocumentParser, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_parser_that_is_never_ready_gives_503(parser: DocumentParser, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(worker_process, "_START_S", 0.01)  # shorter than Python takes to start
-    with pytest.raises(ApiError, match="send them again"):
+    with pytest.raises(ApiError, match="Send them again later"):
         await parser.parse("t", UPLOAD, FAST)
 
 
-async def test_a_system_that_starts_no_process_is_no_fault_of_the_upload(
+async def test_a_system_that_starts_no_process_gives_503(
     parser: DocumentParser, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refused(*_: object, **__: object) -> None:
@@ -188,7 +186,7 @@ async def test_a_system_that_starts_no_process_is_no_fault_of_the_upload(
 
     with monkeypatch.context() as full:
         full.setattr(worker_process.subprocess, "Popen", refused)
-        with pytest.raises(ApiError, match="send them again"):
+        with pytest.raises(ApiError, match="Send them again later"):
             await parser.parse("t", UPLOAD, FAST)
     assert await parser.parse("t", UPLOAD, FAST)
 

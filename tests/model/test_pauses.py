@@ -37,6 +37,15 @@ def test_attention_head_by_head_gives_the_same_bits(heads: int, kv_heads: int, d
     assert len(seen) == kv_heads
 
 
+def test_attention_of_scattered_rows_pauses_before_each_block() -> None:
+    positions = list(range(0, 600, 2))
+    kv = torch.randn((1, 2, 600, 16), generator=torch.Generator().manual_seed(1))
+    query, seen = kv[:, :, positions], list[int]()
+    with pausing(lambda: seen.append(1)):
+        attention.attend(query, kv, kv, Rows.of(torch.tensor(positions)), None, 0.25)
+    assert len(seen) == len(attention.cut_blocks(positions, None, attention.MOST_ROWS)) > 1
+
+
 def test_a_thread_pauses_as_the_innermost_block_says_and_never_within_a_pause() -> None:
     calls: list[str] = []
 
@@ -64,7 +73,7 @@ def test_others_decode_within_the_layers_of_a_long_prefill(monkeypatch: pytest.M
         monkeypatch.setattr(engine.parts.generator._batch, "step_waiting", lambda: called.append(1))
         paused = engine.prefill(question)
         assert torch.equal(paused.logits, alone)
-        assert len(called) >= 4 * (layers - 1)  # its heads, and the tiles of its MLP; the last layer computes one row
+        assert len(called) >= 6 * (layers - 1)  # attention, four tiles, its end; the last layer computes one row
 
 
 @pytest.mark.usefixtures("small_tiles")

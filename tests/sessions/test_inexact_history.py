@@ -10,7 +10,7 @@ from ragkv import Engine, EngineConfig, FusionConfig, Session, StoreConfig
 from ragkv.config import SessionConfig
 from ragkv.errors import CancelledError
 from ragkv.history import exact_blocks
-from ragkv.sessions.repair import _WhileIdle
+from ragkv.sessions.repair import _RepairTicket
 from ragkv.store import entry_key
 from tests import tiny_models
 from tests.engine.helpers import A, B, C
@@ -179,13 +179,13 @@ class TestBackground:
         """A request comes during each of the first passes; every block is computed in the end."""
         given_up = []
 
-        def interrupted(_: _WhileIdle) -> None:
+        def interrupted(_: _RepairTicket) -> None:
             if len(given_up) < 3:
                 given_up.append(1)
                 raise CancelledError("a request came")
 
         with engine_at(tmp_path, session={"inexact_history": "background"}) as engine:
-            monkeypatch.setattr(_WhileIdle, "check", interrupted)
+            monkeypatch.setattr(_RepairTicket, "check", interrupted)
             session = fused_turn(engine)
             engine.flush()
             assert len(given_up) == 3

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Set
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
-from ..entry import chunk_key, entry_key, is_chained_key, is_scores_key
+from ..entry import chunk_key, chunk_keys, entry_key, is_chained_key, is_scores_key
 from ..policies import Cut, Item, Policy, Turn
 
 P = TypeVar("P")
@@ -236,7 +236,7 @@ def _end(item: Item) -> int:
 
 def _chunks(item: Item) -> tuple[str, ...]:
     """The chunks that a chained entry holds or has seen; none if the item is another entry."""
-    return (chunk_key(item.key), *item.group.split()) if is_chained_key(item.key) else ()
+    return chunk_keys(item.key, item.group) if is_chained_key(item.key) else ()
 
 
 def _insert(slots: list[Slot[P]], slot: Slot[P]) -> None:
