@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import Any, Literal, Unpack
+from typing import Any, Literal, Unpack, get_args
 
 from ragkv.encoding import WarmReport
 from ragkv.engine import Engine
@@ -141,10 +141,12 @@ class Rag(Closing):
             hits = self.index.search(question, k, retriever=retriever, where=where, reranker=reranker, check=check)
             if trace is not None:
                 trace.set_attribute("ragkv.hits", len(hits))
-        return self.in_order(hits, order or self.default_order)
+        return self.in_order(hits, self.default_order if order is None else order)
 
     def in_order(self, hits: Sequence[Hit], order: str) -> tuple[Hit, ...]:
-        """Hits, the best first, in the order of a prompt."""
+        """Hits, the best first, in the order of a prompt. Raises `InputError` for an unknown order."""
+        if order not in get_args(Order):
+            raise InputError(f"Unknown order {order!r}. Known: {', '.join(get_args(Order))}.")
         if order == "document" or (order == "reuse" and self.default_order == "document"):
             positions = self.index.positions({hit.passage.document_id for hit in hits})
             hits = sorted(hits, key=lambda hit: (positions.get(hit.passage.document_id, math.inf), hit.passage.span))

@@ -113,7 +113,9 @@ class Index(Closing):
         """
         if k < 1:
             raise InputError(f"k is {k}; ask for at least 1 passage.")
-        build = retriever_type(retriever or ("bm25" if self._embedder is None else "fused")).build
+        if retriever is None:
+            retriever = "bm25" if self._embedder is None else "fused"
+        build = retriever_type(retriever).build
         condition, parameters = sql_of(where or {})
         query = query[:QUERY_CHARS].encode("utf-8", "replace").decode()  # a shell may pass half a surrogate pair
         if not query.strip():

@@ -2,10 +2,12 @@
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from ragkv import Engine, EngineConfig, StoreConfig
+from ragkv.errors import RagKVError
 from ragkv.rag import Rag
 from ragkv.retrieval import Document
 from tests.cli.conftest import model_folder  # noqa: F401 - a fixture
@@ -52,6 +54,13 @@ def test_hits_can_be_returned_in_document_order(rag: Rag) -> None:
     in_order = [hit.passage.document_id for hit in rag.retrieve("paper of the mill of Marl", 3, order="document")]
     assert best_first[0] == "b"
     assert in_order == ["a", "b"]
+
+
+@pytest.mark.parametrize("how", [{"order": ""}, {"order": "best"}, {"retriever": ""}])
+def test_an_unknown_order_or_retriever_is_refused(rag: Rag, how: dict[str, Any]) -> None:
+    rag.ingest(DOCUMENTS)
+    with pytest.raises(RagKVError, match=r"^Unknown (order|retriever) .* Known: "):
+        rag.retrieve("paper of the mill of Marl", **how)
 
 
 def test_hits_whose_stored_kv_is_exact_can_come_first(model_folder: Path) -> None:  # noqa: F811
