@@ -3,6 +3,8 @@
     python -m benchmarks.followups                     # 300 conversations with the bundled reader, over half an hour
     python -m benchmarks.followups --quick             # 12 conversations
     python -m benchmarks.followups --conversations 60 --ratios .1 .15
+    python -m benchmarks.followups --limit-s 400 --resume   # goes on where the last run ended, until all are done
+    python -m benchmarks.followups --shape qwen2.5-0.5b     # times at a real size, with random weights
 
 A conversation has 3 to 5 turns about one held-out world. Turn 1 brings the first documents, turn 4 the others; all
 other turns bring none: each needs the documents of earlier turns, either by a pronoun that stands for something in the
@@ -10,15 +12,18 @@ turn before, or by a name. So two of three turns are follow-ups. Every method ha
 answers in its history, which alternate within a run. EM is measured against the world's answers.
 
 "compute" of a turn is row-layers over those of a full prefill of its whole prompt, and its mean is over follow-ups;
-"between" is what `background` computes while no request runs, per follow-up, in the same unit. "first token" is the
-median over follow-ups of the time of a full recompute of the same turn divided by the method's.
+what `background` computes between turns is not in it. "first token" is the median over follow-ups, "sooner" that of the
+time of a full recompute of the same turn divided by the method's. With `--shape` the answers mean nothing, so EM is
+left out, and scores are the variance: the learned ones are the reader's.
 """
 
+import json
 import statistics
 import time
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
+from itertools import islice
 from random import Random
 from typing import Any
 
@@ -29,6 +34,7 @@ from benchmarks import report
 from ragkv import Engine, EngineConfig, FusionConfig
 from ragkv.calibration.metrics import best, exact_match
 from ragkv.config import SessionConfig
+from ragkv.model.shapes import SHAPES, random_model
 from training.questions import Question
 from training.worlds import World, level, world
 
@@ -78,6 +84,8 @@ def main() -> None:
     parser.add_argument("--level", type=int, default=3, help="of the worlds: 3 as in benchmarks.quality, 4 is longer")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--limit-s", type=float, default=float("inf"), help="start no further conversation after this")
+    parser.add_argument("--resume", action="store_true", help="go on after the conversations of the last run")
+    parser.add_argument("--shape", choices=sorted(SHAPES), help="a model of this shape, in place of the reader")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     count = 12 if options.quick else options.conversations
@@ -87,11 +95,25 @@ def main() -> None:
         for ratio in options.ratios
         for setting in options.settings
     ]
+    asked = {name: getattr(options, name) for name in ("selector", "level", "seed", "shape")}
+    outcomes = _earlier(asked, methods) if options.resume else {method.name: [] for method in methods}
+    done = 1 + max((one.conversation for one in outcomes[methods[0].name]), default=-1)
     began = time.perf_counter()
-    outcomes = measured(methods, conversations(count, options.seed, options.level), began + options.limit_s)
+    left = islice(enumerate(conversations(count, options.seed, options.level)), done, None)
+    for name, found in measured(methods, left, began + options.limit_s, options.shape).items():
+        outcomes[name] += found
     results = summarized(outcomes)
-    _print(results)
+    _print(results, has_answers=options.shape is None)
+    results |= {"asked": asked, "turns": {name: [asdict(one) for one in found] for name, found in outcomes.items()}}
     print("written:", report.save("followups", results), f"{time.perf_counter() - began:.0f} s")
+
+
+def _earlier(asked: dict[str, Any], methods: Sequence[Method]) -> dict[str, list[Outcome]]:
+    """The turns of the last run, which had the same options."""
+    results = json.loads((report.RESULTS / "followups.json").read_text())["results"]
+    if results["asked"] != asked or [*results["turns"]] != [method.name for method in methods]:
+        raise SystemExit("The last run had other options; leave --resume out.")
+    return {name: [Outcome(**one) for one in found] for name, found in results["turns"].items()}
 
 
 def conversations(count: int, seed: int, number: int) -> Iterator[tuple[Turn, ...]]:
@@ -148,17 +170,19 @@ def conversation(of: World, turns: int, random: Random) -> tuple[Turn, ...] | No
     return tuple(asked)
 
 
-def measured(methods: Sequence[Method], found: Iterator[tuple[Turn, ...]], until: float) -> dict[str, list[Outcome]]:
-    """Every conversation with every method."""
+def measured(
+    methods: Sequence[Method], found: Iterator[tuple[int, tuple[Turn, ...]]], until: float, shape: str | None
+) -> dict[str, list[Outcome]]:
+    """Every conversation, given with its number, with every method."""
     outcomes: dict[str, list[Outcome]] = defaultdict(list)
-    engine = Engine.from_pretrained("reader", EngineConfig(fusion=FusionConfig(selector=methods[-1].selector)))
+    engine = _engine(EngineConfig(fusion=FusionConfig(selector=methods[-1].selector)), shape)
     settings = {method.inexact_history for method in methods}
     with engine:
         engines = {
             setting: engine.with_config(replace(engine.config, session=SessionConfig(inexact_history=setting)))
             for setting in settings
         }
-        for number, turns in enumerate(found):
+        for number, turns in found:
             if time.perf_counter() > until:
                 break
             for method in methods:
@@ -166,6 +190,15 @@ def measured(methods: Sequence[Method], found: Iterator[tuple[Turn, ...]], until
         for one in engines.values():
             one.close()
     return outcomes
+
+
+def _engine(config: EngineConfig, shape: str | None) -> Engine:
+    """The reader, or a model of that shape with random weights, which reads the reader's token ids."""
+    reader = Engine.from_pretrained("reader", config)
+    if shape is None:
+        return reader
+    with reader:
+        return Engine(random_model(shape), reader.tokenizer, config)
 
 
 def _held(engine: Engine, method: Method, number: int, turns: Sequence[Turn]) -> Iterator[Outcome]:
@@ -218,19 +251,19 @@ def _interval(pairs: Sequence[tuple[Outcome, Outcome]]) -> tuple[float, float]:
     return float(low), float(high)
 
 
-def _print(results: dict[str, Any]) -> None:
+def _print(results: dict[str, Any], has_answers: bool) -> None:
     print(f"{results['conversations']} conversations, {results['follow_ups']} follow-ups")
+    headings = ["", "compute", "first token", "sooner"]
     rows = [
-        (
-            name, row["exact"], row["minus_full"], "{:+.3f} to {:+.3f}".format(*row["minus_full_95"]),
-            row["compute"], f"{row['first_token_s'] * 1e3:.1f} ms", f"{row['sooner']:.1f}x", row["exact_other_turns"],
-        )
+        [name, row["compute"], f"{row['first_token_s'] * 1e3:.1f} ms", f"{row['sooner']:.1f}x"]
         for name, row in results["methods"].items()
-    ]  # fmt: skip
-    report.table(
-        ("", "EM", "- full", "95 %", "compute", "first token", "sooner", "EM of other turns"),
-        rows,
-    )
+    ]
+    if has_answers:
+        headings += ["EM", "- full", "95 %", "EM of other turns"]
+        for cells, row in zip(rows, results["methods"].values(), strict=True):
+            between = "{:+.3f} to {:+.3f}".format(*row["minus_full_95"])
+            cells += [row["exact"], row["minus_full"], between, row["exact_other_turns"]]
+    report.table(headings, rows)
 
 
 if __name__ == "__main__":

@@ -56,13 +56,13 @@ def answers(reader: Reader, encoder: Encoder, made: World, chosen: list[int], qu
     return right(reader, batch, bias(batch.branch, torch.float32), (question,), torch.float32)[0]
 
 
-def choose(made: World, reader: Reader | None, seed: int) -> list[dict[str, object]]:
-    """Up to two questions of every type that the reader answers right; without a reader, of all questions."""
+def choose(made: World, reader: Reader | None, seed: int, per_type: int = PER_TYPE) -> list[dict[str, object]]:
+    """Up to `per_type` questions of every type that the reader answers right; without a reader, of all questions."""
     random, encoder = Random(seed), Encoder(build())
     records: list[dict[str, object]] = []
     taken: dict[str, int] = defaultdict(int)
     for question in made.questions:
-        if taken[question.type] == PER_TYPE or (question.answer in (other["answer"] for other in records)):
+        if taken[question.type] == per_type or (question.answer in (other["answer"] for other in records)):
             continue
         chosen = documents(made, question, random)
         if reader is not None and not answers(reader, encoder, made, chosen, question):
@@ -86,6 +86,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument("--seed", type=int, default=2024)
     parser.add_argument("--reader", type=Path, help="keep questions this reader answers right")
+    parser.add_argument("--per-type", type=int, default=PER_TYPE, help="questions of each type at most")
     parser.add_argument("--out", type=Path, default=Path("examples"))
     options = parser.parse_args()
     made = example(options.seed)
@@ -95,7 +96,7 @@ def main() -> None:
         old.unlink()
     for number, text in enumerate(made.chunks):
         (corpus / file_name(made, number)).write_text(text + "\n")
-    chosen = choose(made, load(options.reader) if options.reader else None, options.seed)
+    chosen = choose(made, load(options.reader) if options.reader else None, options.seed, options.per_type)
     (options.out / "questions.jsonl").write_text("".join(json.dumps(record) + "\n" for record in chosen))
 
 
