@@ -5,14 +5,15 @@ the passages; the same passes give the times. With questions of the user the nex
 full recompute. Without any it makes prompts from the user's own text, so it works for any model.
 
 What looks best on the prompts that choose among many settings is partly luck. So the fastest that keeps the tolerance
-is measured again, on prompts that did not choose it, and only these numbers are reported. (CacheBlend section 5.1 takes
-r* = 15 % from the figure of one model.) Errors of the implementation, such as a missing rotation, show here too.
+is measured again, on prompts that did not choose it, and only these numbers are reported. Settings that have failed are
+not measured to the end. (CacheBlend section 5.1 takes r* = 15 % from the figure of one model.) Errors of the
+implementation, such as a missing rotation, show here too.
 """
 
 import random
 import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -21,7 +22,7 @@ from typing import Literal, Self
 import torch
 
 from ragkv.engine import Engine
-from ragkv.errors import InputError
+from ragkv.errors import InputError, PromptTooLongError
 from ragkv.fusion import Selector, gate_result, make_selector
 from ragkv.fusion.gate_result import SURE, GateResult, Point, Speed, Tolerance, candidates
 from ragkv.model import PromptKV, full_pass
@@ -34,10 +35,12 @@ RATIOS = (0.05, 0.1, 0.15, 0.2, 0.3, 0.5)  # above half, fusing saves too little
 SELECTORS = ("none", "sensitivity", "hkvd-gradual")  # tried besides the config's
 CHUNKS = 5  # of a prompt that is not made by retrieval
 NEXT_TOKENS = 16  # of a prompt's question, and compared behind it
-MOST_PROMPTS = 200  # half of them choose, half confirm
+MOST_PROMPTS = 200  # made of documents or built-in text; prompts that are given are all used. Half choose, half confirm
 LEAST_PROMPTS = 6  # that choose, however long they take
+LOOK_EVERY = 20  # prompts: then settings that have failed are left out of the others
 CONFIRMED = 3  # settings that are measured again at most, until one keeps the tolerance
-REPEATS = 3  # of each pass that confirms
+REPEATS = 3  # of each pass that confirms, for the times,
+FEW_PROMPTS = 50  # where no more than these confirm
 BUILT_IN = "built-in text"
 
 OnProgress = Callable[[int, int], None]
@@ -100,6 +103,11 @@ class _Measurements:
         self.fused_s.append(statistics.median(one.first_token_s for one in fused))
         self.full_s.append(statistics.median(one.first_token_s for one in fulls))
 
+    def fails(self, tolerance: Tolerance) -> bool:
+        """Whether even the better 95 % bounds are not within `tolerance`."""
+        best = statistics.fmean(self.agreements) + _margin(self.agreements) if self.agreements else 1.0
+        return best < tolerance.agreement or statistics.fmean(self.kls) - _margin(self.kls) > tolerance.kl
+
     def point(self, setting: Setting) -> Point:
         """Means and one-sided 95 % bounds."""
         # A few prompts without any difference do not prove that there is none: the bound counts one more prompt, in
@@ -136,31 +144,35 @@ def gate(
     `source` says in the result what `probes` were made of. With neither, prompts of built-in text are used, if the
     engine has a tokenizer. Without `selectors` they are the config's, and `SELECTORS` as far as chunks have the scores
     they need. After `limit_s` it goes on with the prompts it has measured by then. `on_progress(done, total)` is called
-    after each prompt. Raises `InputError` without any text: no tokenizer and fewer than three chunks.
+    after each prompt. Prompts that are longer than the model's context are left out and counted. Raises `InputError`
+    without any text (no tokenizer and fewer than three chunks), and if the prompts that fit are fewer than six.
     """
     began = time.monotonic()
     if not probes:
-        probes, source = list(_windows([_chunk(engine, one) for one in chunks])), "consecutive chunks"
+        probes, source = spread(_windows([_chunk(engine, one) for one in chunks])), "consecutive chunks"
     if not probes and engine.tokenizer is not None:
-        probes, source = list(_windows([engine.chunk(text) for text in PASSAGES])), BUILT_IN
+        probes, source = spread(_windows([engine.chunk(text) for text in PASSAGES])), BUILT_IN
     if not probes:
         raise InputError("The gate has no text: give at least three chunks, or an engine with a tokenizer.")
-    settings = _settings(engine, probes, selectors, ratios)
-    probes = _spread(probes, MOST_PROMPTS)
-    choosing, confirming = probes[::2], probes[1::2] or probes
+    fitting = _fitting(engine, probes)
+    left_out = len(probes) - len(fitting)
+    settings = _settings(engine, fitting, selectors, ratios)
+    random.Random(0).shuffle(fitting)  # the same every time: neighbours in a corpus choose and confirm
+    choosing, confirming = fitting[::2], fitting[1::2] or fitting
     bench = _Bench(engine, len(choosing) + len(confirming), on_progress or (lambda _, __: None))
     tolerance = tolerance or Tolerance()
     until_s = None if limit_s is None else began + 0.7 * limit_s
     confirmations: list[Point] = []
     with _without_chains(engine):
-        points = bench.measure(choosing, settings, until_s)
+        points = bench.measure(choosing, settings, until_s, tolerance=tolerance)
         by_setting = {(one.selector.name, one.ratio, one.order): one for one in settings}
         for found in candidates(points, tolerance)[:CONFIRMED]:
             until_s = None if limit_s is None else max(began + limit_s, time.monotonic() + 0.1 * limit_s)
-            confirmations += bench.measure(confirming, [by_setting[found.is_setting_of]], until_s, REPEATS)
+            repeats = REPEATS if len(confirming) <= FEW_PROMPTS else 1
+            confirmations += bench.measure(confirming, [by_setting[found.is_setting_of]], until_s, repeats)
             if confirmations[-1].keeps(tolerance):
                 break
-    return GateResult(tolerance, tuple(points), tuple(confirmations), source, bench.tokens, _machine(engine))
+    return GateResult(tolerance, tuple(points), tuple(confirmations), source, bench.tokens, _machine(engine), left_out)
 
 
 def save(engine: Engine, result: GateResult) -> Path | None:
@@ -183,15 +195,27 @@ class _Bench:
         self._done = self.tokens = 0
 
     def measure(
-        self, probes: Sequence[Probe], settings: Sequence[Setting], until_s: float | None, repeats: int = 1
+        self,
+        probes: Sequence[Probe],
+        settings: Sequence[Setting],
+        until_s: float | None,
+        repeats: int = 1,
+        tolerance: Tolerance | None = None,
     ) -> list[Point]:
-        """All settings on each probe. Passes of full recompute stand before, between and behind those of settings."""
-        found = [_Measurements() for _ in settings]
+        """All settings on each probe. Passes of full recompute stand before, between and behind those of settings.
+
+        With `tolerance` a setting that has failed it is left out of further probes.
+        """
+        found, left = [_Measurements() for _ in settings], list(range(len(settings)))
         for number, probe in enumerate(probes):
             if until_s is not None and number >= LEAST_PROMPTS and time.monotonic() > until_s:
                 break
+            if tolerance is not None and number and number % LOOK_EVERY == 0:
+                left = _not_failed(left, settings, found, tolerance)
+            if not left:
+                break
             for order, chunks in probe.chunks.items():
-                mine = [index for index, setting in enumerate(settings) if setting.order == order]
+                mine = [index for index in left if settings[index].order == order]
                 if mine:
                     self._measure(probe, chunks, settings, found, _rotated(mine, number), repeats)
             self._done = min(self._done + 1, self._prompts)
@@ -220,7 +244,7 @@ class _Bench:
         for _ in range(repeats):
             for place, index in enumerate(mine, 1):
                 fused[index].append(_next_tokens(engine, probe, chunks, settings[index]))
-                if place == len(mine) // 2 or place == len(mine):
+                if place == len(mine) or (place == len(mine) // 2 and len(mine) > 6):
                     fulls.append(_next_tokens(engine, probe, chunks, None))
         for index in mine:
             found[index].add(fulls, fused[index])
@@ -258,6 +282,42 @@ def _settings(
     ]
 
 
+def _not_failed(
+    left: Sequence[int], settings: Sequence[Setting], found: Sequence[_Measurements], tolerance: Tolerance
+) -> list[int]:
+    """Those of `left` that have not failed, nor a higher ratio of their selector and order (`candidates`)."""
+    highest: dict[tuple[str, str | None], float] = {}  # the highest ratio that failed
+    for index in left:
+        setting, kind = settings[index], (settings[index].selector.name, settings[index].order)
+        if found[index].fails(tolerance):
+            highest[kind] = max(setting.ratio, highest.get(kind, 0.0))
+    return [
+        index
+        for index in left
+        if settings[index].ratio > highest.get((settings[index].selector.name, settings[index].order), -1.0)
+    ]
+
+
+def _fitting(engine: Engine, probes: Sequence[Probe]) -> list[Probe]:
+    """The probes that fit the model's context with the tokens compared behind them.
+
+    Raises `PromptTooLongError` if some do not, and the others are fewer than `LEAST_PROMPTS`.
+    """
+    context, runs = engine.parts.adapter.context_length, engine.parts.runs
+    others = len(runs.before_documents) + len(runs.after_question) + NEXT_TOKENS
+
+    def length(probe: Probe) -> int:
+        return others + max(1, len(probe.question)) + max(sum(map(len, chunks)) for chunks in probe.chunks.values())
+
+    fitting = [probe for probe in probes if context is None or length(probe) <= context]
+    if len(fitting) < min(LEAST_PROMPTS, len(probes)):
+        raise PromptTooLongError(
+            f"{len(probes) - len(fitting)} of the gate's {len(probes)} prompts are longer than the model's context of "
+            f"{context} tokens, and the others are too few to measure. Use fewer (-k) or shorter passages."
+        )
+    return fitting
+
+
 def _chunk(engine: Engine, content: Chunk | str | Sequence[int]) -> Chunk:
     return content if isinstance(content, Chunk) else engine.chunk(content)
 
@@ -272,12 +332,11 @@ def _windows(chunks: Sequence[Chunk]) -> Iterator[Probe]:
         yield Probe.of({None: tuple(window[:-1])}, window[-1].token_ids)
 
 
-def _spread(probes: Sequence[Probe], most: int) -> list[Probe]:
-    """At most `most` of the probes, evenly spread, in an order that is the same every time but means nothing."""
-    step = max(1.0, len(probes) / most)
-    chosen = [probes[int(number * step)] for number in range(min(most, len(probes)))]
-    random.Random(0).shuffle(chosen)
-    return chosen
+def spread(probes: Iterable[Probe]) -> list[Probe]:
+    """At most `MOST_PROMPTS` of the probes, evenly spread."""
+    found = list(probes)
+    step = max(1.0, len(found) / MOST_PROMPTS)
+    return [found[int(number * step)] for number in range(min(MOST_PROMPTS, len(found)))]
 
 
 def _rotated(values: Sequence[int], by: int) -> list[int]:

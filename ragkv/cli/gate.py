@@ -99,12 +99,13 @@ def _show(result: "GateResult") -> None:
     from ragkv.fusion.gate_result import share
 
     console.print(f"{result}.", style="bold")
-    table = Table("selector", "ratio", "order", "sooner", "agreement", "KL", "within", box=None)
+    table = Table("selector", "ratio", "order", "prompts", "sooner", "agreement", "KL", "within", box=None)
     for point in sorted(result.points, key=lambda one: -one.speed.times):
         table.add_row(
             point.selector,
             share(point.ratio),
             point.order or "",
+            str(point.prompts),
             f"{point.speed.times:.1f}x",
             f"{share(point.agreement, 3)} ({share(point.agreement_bound, 3)})",
             f"{share(point.kl, 3)} ({share(point.kl_bound, 3)})",
@@ -113,6 +114,9 @@ def _show(result: "GateResult") -> None:
     console.print(table)
     limits = f"within: agreement from {share(result.tolerance.agreement, 3)}, KL up to {share(result.tolerance.kl, 3)}"
     prompts = f"{max(point.prompts for point in result.points)} prompts of {result.source}"
+    if result.left_out:
+        what = f"prompts longer than the model's context were left out: {result.left_out}"
+        console.print(f"{what}; give fewer passages (-k) to measure them, too", style="dim")
     console.print(f"{prompts}; in brackets the 95 % bounds; {limits}, by these bounds", style="dim")
     for point in result.confirmations:
         times = f"first token {milliseconds(point.speed.fused_s)}, by full recompute {milliseconds(point.speed.full_s)}"

@@ -105,6 +105,7 @@ class GateResult:
     source: str  # what the prompts were made of
     tokens: int  # next tokens compared, over all prompts
     machine: str
+    left_out: int = 0  # prompts that are longer than the model's context
 
     @property
     def answer(self) -> Point | None:
@@ -125,7 +126,8 @@ class GateResult:
             speed = answer.speed
             return (
                 f"{answer.setting}: {speed.times:.1f}x sooner first token than full recompute ({speed.low:.1f} to "
-                f"{speed.high:.1f}), {answer.agreed}; nothing faster stays within {self.tolerance}"
+                f"{speed.high:.1f}), {answer.agreed} on {answer.prompts} prompts that did not choose it; nothing "
+                f"faster stays within {self.tolerance}"
             )
         best = max(self.points, key=lambda point: point.agreement_bound)
         if not any(point.keeps(self.tolerance) for point in self.points):
@@ -133,8 +135,8 @@ class GateResult:
         elif not self.confirmations:
             why = f"no setting within {self.tolerance} of it is faster"
         else:
-            why = f"no faster setting stays within {self.tolerance} of it on other prompts"
             best = max(self.confirmations, key=lambda point: point.agreement_bound)
+            why = f"no faster setting stays within {self.tolerance} of it on {best.prompts} other prompts"
         return (
             f"full recompute: {why}; the closest, {best.setting}: {best.agreed}, KL {best.kl:.3f} (at most "
             f"{best.kl_bound:.3f}), {best.speed.times:.1f}x"

@@ -8,7 +8,7 @@ import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from ragkv.calibration.gate import MOST_PROMPTS, NEXT_TOKENS, Probe
+from ragkv.calibration.gate import MOST_PROMPTS, NEXT_TOKENS, Probe, spread
 from ragkv.errors import InputError
 from ragkv.retrieval import Hit
 from ragkv.types import Chunk
@@ -22,11 +22,11 @@ LEAST_CHUNKS = 2  # the first one directly follows the prefix, so it is exact
 def gate_prompts(
     rag: Rag, k: int = DEFAULT_K, questions: Sequence[str] = (), orders: Sequence[Order] = ORDERS
 ) -> list[Probe]:
-    """Prompts of `k` retrieved passages: one a question, else about two hundred, evenly spread over the corpus.
+    """Prompts of `k` retrieved passages: one a question, else two hundred at most, evenly spread over the corpus.
 
     Questions that find fewer than two passages are left out; a tiny corpus gives no prompts.
     """
-    return list(_asking(rag, k, questions, orders) if questions else _prompts(rag, k, orders))
+    return list(_asking(rag, k, questions, orders)) if questions else spread(_prompts(rag, k, orders))
 
 
 def read_questions(file: Path) -> list[str]:

@@ -7,10 +7,12 @@ import pytest
 import torch
 
 from ragkv import Engine, EngineConfig, FusionConfig, StoreConfig
-from ragkv.calibration.gate import Probe, gate, save
-from ragkv.errors import InputError
+from ragkv.calibration import gate as gate_module
+from ragkv.calibration.gate import NEXT_TOKENS, Probe, gate, save
+from ragkv.errors import InputError, PromptTooLongError
 from ragkv.fusion import fusor
 from ragkv.fusion.gate_result import Tolerance
+from ragkv.types import Chunk
 from tests import tiny_models
 from tests.fusion import helpers
 
@@ -156,3 +158,61 @@ def test_measuring_ends_with_the_prompts_that_the_time_allows() -> None:
 def test_the_gate_without_any_text_says_what_it_needs() -> None:
     with Engine(tiny_models.model("llama")) as engine, pytest.raises(InputError, match="three chunks"):
         gate(engine)
+
+
+def probe(tokens: int, seed: int, following: bool = True) -> Probe:
+    """A prompt of one chunk of so many tokens and a question of 4; without a following text the answer counts."""
+    text = tuple(tiny_models.tokens(4 + NEXT_TOKENS, seed))
+    chunks = {None: (Chunk(tuple(tiny_models.tokens(tokens, seed))),)}
+    return Probe(chunks, text[:4], text[4:] if following else ())
+
+
+class TestPromptsOfAnyLength:
+    """The tiny model's context has 512 tokens, of which the prefix is one."""
+
+    longest = 512 - 1 - 4 - NEXT_TOKENS
+
+    @pytest.mark.parametrize("following", [True, False], ids=["text goes on", "the answer counts"])
+    def test_prompts_longer_than_the_context_are_left_out_and_counted(self, following: bool) -> None:
+        probes = [probe(self.longest, seed, following=following) for seed in range(6)]
+        probes += [probe(self.longest + 1, 6, following=following), probe(900, 7, following=following)]
+        with Engine(tiny_models.model("llama")) as engine:
+            result = gate(engine, probes=probes, selectors=["none"])
+        assert result.left_out == 2 and result.points[0].prompts == 3
+
+    def test_too_few_prompts_that_fit_are_refused_with_what_to_do(self) -> None:
+        probes = [probe(20 if seed < 5 else 900, seed) for seed in range(12)]
+        with (
+            Engine(tiny_models.model("llama")) as engine,
+            pytest.raises(PromptTooLongError, match=r"7 of the gate's 12 prompts .* 512 .* fewer \(-k\)"),
+        ):
+            gate(engine, probes=probes, selectors=["none"])
+
+    def test_prompts_that_are_given_are_all_used_and_of_those_made_of_text_the_most(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(gate_module, "MOST_PROMPTS", 6)
+        with helpers.engine() as engine:
+            given = gate(engine, probes=[probe(20, seed) for seed in range(10)], selectors=["none"])
+            made = gate(engine, [tiny_models.tokens(20, seed) for seed in range(10)], selectors=["none"])
+        assert (given.points[0].prompts, made.points[0].prompts) == (5, 3)
+
+
+def test_a_setting_that_has_failed_is_not_measured_to_the_end_and_neither_are_its_lower_ratios(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(gate_module, "LOOK_EVERY", 6)
+    chunks = [tiny_models.tokens(20, seed) for seed in range(18)]
+    with helpers.engine() as engine:
+        result = gate(engine, chunks, selectors=["none", "first-k", "sensitivity"], ratios=[0.1, 0.5, 1.0])
+    prompts = {(point.selector, point.ratio): point.prompts for point in result.points}
+    assert prompts == {("none", 0.0): 6} | {
+        (name, ratio): 9 if ratio == 1.0 else 6 for name in ("first-k", "sensitivity") for ratio in (0.1, 0.5, 1.0)
+    }
+
+
+def test_if_every_setting_has_failed_the_gate_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gate_module, "LOOK_EVERY", 6)
+    with helpers.engine() as engine:
+        result = gate(engine, [tiny_models.tokens(20, seed) for seed in range(18)], selectors=["none"])
+    assert result.answer is None and "no setting stays within 2 % of it on 6 prompts" in str(result)

@@ -152,6 +152,26 @@ def test_the_next_question_uses_the_gates_result_only_if_it_was_applied(run: Run
     assert any("quality gate: full recompute" in note for note in answered["notes"])
 
 
+def test_the_gate_says_how_many_prompts_are_longer_than_the_context_and_what_to_do(run: Run, tmp_path: Path) -> None:
+    folder = tmp_path / "docs"
+    folder.mkdir()
+    for number, word in enumerate(("mill", "town", "rope", "paper", "quill", "ada", "marl", "founded")):
+        (folder / f"{number}.txt").write_text(f"the {word} of " * (100 if number < 2 else 5))
+    assert run("ingest", folder).code == 0
+    words = ("rope", "paper", "quill", "ada", "marl", "founded")
+    questions = tmp_path / "questions.txt"
+    questions.write_text("".join(f"who {word} {other} ?\n" for word in words for other in words if word < other))
+    measured = run("gate", "--questions", questions, "-k", "2", "--selector", "none")
+    assert measured.code == 0 and "left out" not in measured.out
+    questions.write_text(questions.read_text() + "the mill and the town ?\n")
+    measured = run("gate", "--questions", questions, "-k", "2", "--selector", "none")
+    assert measured.code == 0, measured.err
+    assert "context were left out: 1;" in " ".join(measured.out.split()) and "fewer passages (-k)" in measured.out
+    questions.write_text("the mill and the town ?\n" * 8)
+    refused = run("gate", "--questions", questions, "-k", "2", "--selector", "none")
+    assert refused.code != 0 and "8 of the gate's 8 prompts are longer than the model's context" in refused.err
+
+
 def test_there_is_no_progress_bar_in_a_pipe(run: Run, documents: Path) -> None:
     done = run("ingest", documents)
     assert "\x1b" not in done.out + done.err

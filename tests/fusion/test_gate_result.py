@@ -69,7 +69,7 @@ class TestAnswer:
         assert (found.outcome(fast), found.outcome(sound)) == ("not again", "answer")
         assert str(found) == (
             "sensitivity at .10, passages best first: 4.0x sooner first token than full recompute (3.9 to 4.1), "
-            "agreement .991 (at least .984); nothing faster stays within 2 %"
+            "agreement .991 (at least .984) on 12 prompts that did not choose it; nothing faster stays within 2 %"
         )
 
     def test_without_a_setting_within_the_tolerance_the_sentence_says_so_and_names_the_closest(self) -> None:
@@ -87,7 +87,7 @@ class TestAnswer:
     def test_if_other_prompts_refute_every_candidate_the_sentence_says_so(self) -> None:
         fast = point("hkvd", 0.1, 5.0)
         found = result(fast, confirmations=(replace(fast, agreement_bound=0.9),))
-        assert found.answer is None and "on other prompts" in str(found)
+        assert found.answer is None and "on 12 other prompts" in str(found)
 
 
 class TestMedianInterval:
