@@ -85,7 +85,8 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--limit-s", type=float, default=float("inf"), help="start no further conversation after this")
     parser.add_argument("--resume", action="store_true", help="go on after the conversations of the last run")
-    parser.add_argument("--shape", choices=sorted(SHAPES), help="a model of this shape, in place of the reader")
+    shapes = sorted(SHAPES.keys() - {"tiny"})  # whose vocabulary is smaller than the reader's
+    parser.add_argument("--shape", choices=shapes, help="a model of this shape, in place of the reader")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     count = 12 if options.quick else options.conversations
