@@ -15,15 +15,17 @@ from typing import Any, Self, Unpack
 
 from .config import EngineConfig
 from .encoding import Rescorer, RescoreReport, WarmReport
-from .errors import CancelledError, InputError, RagKVError
+from .errors import CancelledError, InputError, RagKVError, UnsupportedError
 from .fusion import ScoreModel, gate_result, learned
 from .history import Discard
 from .inference import (
     ActiveRequest,
+    AnswerBackend,
     AnswerOptions,
     ChunkLike,
     DriftStats,
     EngineParts,
+    ModelBackend,
     Prefill,
     PrefillOptions,
     Request,
@@ -63,16 +65,23 @@ class EngineStats:
 class Engine(Closing):
     """One model, its store, and the path from question to answer."""
 
-    def __init__(self, model: Any, tokenizer: Any | None = None, config: EngineConfig | None = None) -> None:
+    def __init__(
+        self,
+        model: Any,
+        tokenizer: Any | None = None,
+        config: EngineConfig | None = None,
+        backend: Callable[[EngineParts], AnswerBackend] = ModelBackend,
+    ) -> None:
         """Build on a loaded transformers causal LM, on its device and in its dtype; it is put in eval mode.
 
-        `with_config` passes a `SharedModel` instead. Raises `UnsupportedModelError` for a model whose KV cannot be
-        fused exactly.
+        `with_config` passes a `SharedModel` instead. `backend` makes what computes the answers. Raises
+        `UnsupportedModelError` for a model whose KV cannot be fused exactly.
         """
         self.config = config = config or EngineConfig()
         shared = model if isinstance(model, SharedModel) else SharedModel.of(model, tokenizer, config)
         self.tokenizer = shared.tokenizer
         self.parts = EngineParts.build(shared, config)
+        self._backend = backend(self.parts)
         self._sessions = open_sessions(self.parts, config)
         # Also runs when the engine is garbage-collected or the process ends: no thread may be inside the model then.
         self._shut = weakref.finalize(self, _shut, self.parts, self._sessions)
@@ -92,14 +101,14 @@ class Engine(Closing):
         model, tokenizer = load(name, config.device, choice.name, config.adapter, config.weights, config.packed_bytes)
         return cls(SharedModel.of(model, tokenizer, config, choice), config=config)
 
-    def with_config(self, config: EngineConfig) -> Self:
+    def with_config(self, config: EngineConfig, backend: Callable[[EngineParts], AnswerBackend] = ModelBackend) -> Self:
         """A second engine on the same loaded model: both compute one after another and decode together.
 
         It has its own store and sessions and is closed by itself: give it another directory or none. `device`, `dtype`,
         `weights`, `packed_bytes` and `scheduler.batch_rows` stay those of the first engine, whatever `config` says.
         """
         self._check_open()
-        return type(self)(self.parts.shared.for_another_engine(), config=config)
+        return type(self)(self.parts.shared.for_another_engine(), config=config, backend=backend)
 
     def answer(
         self,
@@ -129,7 +138,7 @@ class Engine(Closing):
         """
         request = self.parts.intake.answer_request(question, chunks, options)
         with self._prefilled(request, session) as (active, turn):
-            for _, event in self._events(active, 1):
+            for _, event in self._events(active):
                 turn.follow(event)
                 yield event
 
@@ -184,17 +193,17 @@ class Engine(Closing):
         """
         if choices < 1:
             raise InputError(f"choices is {choices}; it must be at least 1.")
-        request = self.parts.intake.answer_request(question, chunks, options)
+        request = replace(self.parts.intake.answer_request(question, chunks, options), choices=choices)
         with self._prefilled(request, session, keep=choices == 1) as (active, turn):
-            for index, event in self._events(active, choices):
+            for index, event in self._events(active):
                 turn.follow(event)
                 yield index, event
 
-    def _events(self, active: ActiveRequest, choices: int) -> Iterator[tuple[int, TokenEvent | Answer]]:
+    def _events(self, active: ActiveRequest) -> Iterator[tuple[int, TokenEvent | Answer]]:
         """The events of a prefilled request."""
         if active.request.on_prefill is not None:
             active.request.on_prefill(active.prefill)
-        for index, event in self.parts.generator.stream(active, choices):
+        for index, event in active.events:
             if isinstance(event, TokenEvent):  # a complete answer is handed out even after the deadline
                 active.ticket.check()
                 yield index, event
@@ -217,7 +226,7 @@ class Engine(Closing):
         """
         request = self.parts.intake.prefill_request(question, chunks, options)
         with self._prefilled(request, session, keep=False) as (active, _):
-            return active.prefill
+            return _own_prefill(active)
 
     async def aprefill(
         self,
@@ -249,7 +258,7 @@ class Engine(Closing):
         request = self.parts.intake.prefill_request(question, chunks, options, answer)
         with self._prefilled(request, session) as (active, turn):
             turn.end()
-            return active.prefill
+            return _own_prefill(active)
 
     @contextmanager
     def _prefilled(
@@ -260,17 +269,20 @@ class Engine(Closing):
         Without `keep` the session is only read: no turn is added.
         """
         parts, kept = self.parts, session if keep else None
+        if not request.max_new_tokens and not self._backend.makes_kv:
+            raise UnsupportedError("Another server computes this engine's answers, so it makes no KV of prompts.")
+        self._backend.check(request)
         ticket = parts.admission.ticket(request.deadline_s, request.cancel)
         with traced(request) as trace, parts.activity.request(), self._sessions.turn(kept, ticket) as turn:
             past = turn.past if session is None or keep else session.past
             session_id = session.session_id if session else ""
             prompt = parts.intake.prompt(request, past)
             trace.active = active = ActiveRequest(request, prompt, ticket, session_id, keep=turn.keeps)
-            with parts.admission.admitted(parts.planner.prefetch_hint(active), ticket):
-                parts.prefiller.prefill(active)
-            parts.drift.offer(active)
-            turn.prefilled(prompt, active.prefill)
-            yield active, turn
+            with active.held:
+                with parts.admission.admitted(self._backend.prefetch_hint(active), ticket):
+                    active.events = self._backend.begin(active)
+                turn.prefilled(prompt, active.prefill)
+                yield active, turn
 
     def chunk(self, content: str | Sequence[int], metadata: Mapping[str, Any] | None = None) -> Chunk:
         """A chunk of text or token ids; its ids are fixed here. Text gets the config's `chunk_end` appended."""
@@ -523,6 +535,11 @@ class Engine(Closing):
     def _check_open(self) -> None:
         if not self._shut.alive:
             raise RagKVError("The engine is closed; build a new one.")
+
+
+def _own_prefill(active: ActiveRequest) -> Prefill:
+    assert isinstance(active.prefill, Prefill)
+    return active.prefill
 
 
 def _shut(parts: EngineParts, sessions: Sessions) -> None:

@@ -10,7 +10,7 @@ from contextlib import closing, contextmanager
 from typing import Any, Unpack
 
 from ragkv.engine import Engine
-from ragkv.inference import AnswerOptions, Prefill
+from ragkv.inference import AnswerOptions, ServedPrompt
 from ragkv.sessions import Session
 from ragkv.types import Answer, Chunk, TokenEvent
 
@@ -24,8 +24,8 @@ from .work_context import WorkContext
 DEFAULT_MAX_TOKENS = 256
 TITLE_CHARS = 80
 
-AnswerEvents = Generator[Prefill | TokenEvent | Answer, None, None]
-ChoiceEvents = Generator[tuple[int, Prefill | TokenEvent | Answer], None, None]
+AnswerEvents = Generator[ServedPrompt | TokenEvent | Answer, None, None]
+ChoiceEvents = Generator[tuple[int, ServedPrompt | TokenEvent | Answer], None, None]
 
 
 def checked_max_tokens(requested: int | None, limits: LimitsConfig, param: str = "max_tokens") -> int:
@@ -103,7 +103,7 @@ def stream_choices(
 ) -> ChoiceEvents:
     """The same for several answers to one prompt, each event with the index of its answer. The answers come last."""
     _check_prompt(engine, limits, question, chunks)
-    prefills: list[Prefill] = []
+    prefills: list[ServedPrompt] = []
     answers: dict[int, Answer] = {}
     tokens = 0  # of all answers
     options["deadline_s"], options["cancel"] = context.remaining_s, context.cancelled

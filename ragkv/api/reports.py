@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-from ragkv.inference import Prefill, cite
+from ragkv.inference import ServedPrompt, cite
 from ragkv.retrieval import Document, DocumentSummary, Hit, Passage
 from ragkv.types import Answer, Chunk
 
@@ -66,7 +66,7 @@ def citations_of(answer: str, sources: Sequence[Source]) -> list[Citation]:
     return found
 
 
-def prefill_fields(made: Prefill | Answer, numbers: Sequence[int | None]) -> dict[str, Any]:
+def prefill_fields(made: ServedPrompt | Answer, numbers: Sequence[int | None]) -> dict[str, Any]:
     """The fields of a `PrefillReport`. `numbers` are the source numbers of the request's chunks."""
     spans = [
         Span(

@@ -1,5 +1,7 @@
 """One prompt, from what a caller gives to an answer: intake, plan, prefill, generation. Knows no sessions."""
 
+from .active_answer import ActiveAnswer
+from .backend import AnswerBackend, AnswerEvents, ModelBackend
 from .citations import cite
 from .drift import DriftStats, DriftWatch
 from .generation import AnswerGenerator
@@ -18,6 +20,7 @@ from .request import (
     PrefillOptions,
     Prompt,
     Request,
+    ServedPrompt,
     TurnKV,
 )
 from .request_trace import RequestTrace, traced
@@ -25,7 +28,10 @@ from .spans import prompt_spans
 
 __all__ = [
     "MAX_LOGPROBS",
+    "ActiveAnswer",
     "ActiveRequest",
+    "AnswerBackend",
+    "AnswerEvents",
     "AnswerGenerator",
     "AnswerOptions",
     "ChunkLike",
@@ -35,6 +41,7 @@ __all__ = [
     "EngineParts",
     "Intake",
     "LoadControl",
+    "ModelBackend",
     "Past",
     "Planned",
     "Planner",
@@ -45,6 +52,7 @@ __all__ = [
     "Prompt",
     "Request",
     "RequestTrace",
+    "ServedPrompt",
     "SharedModel",
     "TurnKV",
     "cite",

@@ -23,7 +23,7 @@ from ragkv.runtime import openmp
 from ragkv.scheduling import Activity, IdleTicket
 
 from .prefill import Prefiller
-from .request import ActiveRequest, PrefillMethod, Prompt, Request
+from .request import ActiveRequest, Prefill, PrefillMethod, Prompt, Request
 
 log = logging.getLogger(__name__)
 
@@ -83,9 +83,9 @@ class DriftWatch:
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
 
-    def offer(self, active: ActiveRequest) -> None:
+    def offer(self, active: ActiveRequest, prefill: Prefill) -> None:
         """Sample a prefilled request, perhaps. One that named its ratio or selector says nothing about the gate's."""
-        if not self._share or active.request.method.named or not active.prefill.reuse.fused:
+        if not self._share or active.request.method.named or not prefill.reuse.fused:
             return
         with self._changed:
             if self._closing or self._random.random() >= self._share:
@@ -93,7 +93,7 @@ class DriftWatch:
             if len(self._waiting) >= PENDING:
                 self._dropped += 1
                 return
-            best = active.prefill.logits.log_softmax(-1).topk(min(TOP, active.prefill.logits.numel()))
+            best = prefill.logits.log_softmax(-1).topk(min(TOP, prefill.logits.numel()))
             self._waiting.append(_Sample(active.prompt.token_ids, best.indices.cpu(), best.values.cpu()))
             if self._thread is None:
                 self._thread = threading.Thread(target=self._work, name="ragkv-drift", daemon=True)

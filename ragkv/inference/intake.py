@@ -159,7 +159,7 @@ class Intake:
             reuse=reuse,
             inexact_history="select" if inexact == "background" else inexact,
             controlled=controlled and reuse == "fused",
-            named="ratio" in options or selector is not None,
+            named=frozenset(options.keys() & {"ratio"} | ({"selector"} if selector is not None else set())),
         )
         names_ratio = options.get("ratio") is not None
         if not names_ratio:  # a named ratio is taken as it is

@@ -84,8 +84,8 @@ class Prefiller:
                     break
                 except EntryDamagedError as error:
                     active.damaged[error.key] = str(error)
-        active.prefill = self._prefilled(active, todo, fused, record)
-        return active.prefill
+        active.prefill = prefill = self._prefilled(active, todo, fused, record)
+        return prefill
 
     def _decide(self, active: ActiveRequest, leases: ExitStack) -> _Pass:
         """Plan the prompt; then selector, ratio and loads, as the controller and the guard want them."""

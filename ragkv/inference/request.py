@@ -6,7 +6,9 @@ the request is served; it dies with the request.
 
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import TypedDict
@@ -21,7 +23,7 @@ from ragkv.history import EMPTY, Discard, History, Part, PartKind
 from ragkv.model import Recording
 from ragkv.model.sampling import Sampling
 from ragkv.scheduling import Ticket
-from ragkv.types import Answer, Chunk, PromptSpan, Reuse, Timing
+from ragkv.types import Answer, Chunk, PromptSpan, Reuse, Timing, TokenEvent
 
 ChunkLike = Chunk | str | Sequence[int]
 
@@ -77,7 +79,7 @@ class PrefillMethod:
     controlled: bool = False  # whether the loading controller chooses the ratio
     floor_tokens: int = 0  # tokens recomputed at least, whatever the ratio; 0 where the request names its ratio
     notes: tuple[str, ...] = ()  # what the gate result changed
-    named: bool = False  # whether the request names its ratio or its selector
+    named: AbstractSet[str] = frozenset()  # which of "ratio" and "selector" the request names
 
     @property
     def is_full(self) -> bool:
@@ -97,18 +99,24 @@ class TurnKV:
     scorer: str = ""  # that made the scores
 
 
-@dataclass(frozen=True, slots=True)
-class Prefill:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServedPrompt:
+    """How a prompt was served, wherever that was."""
+
+    reuse: Reuse
+    timing: Timing
+    spans: tuple[PromptSpan, ...] = ()  # the prompt, run by run; they sum to `reuse`
+    turn_kv: TurnKV | None = None  # what a conversation may store; None: it keeps the token ids alone
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prefill(ServedPrompt):
     """A prompt that is ready to decode."""
 
     token_ids: torch.Tensor  # (S,) int64, CPU
     selected_by_layer: tuple[torch.Tensor, ...]  # L tensors of reused positions recomputed in that layer, int64, CPU
     logits: torch.Tensor  # (V,) float32, after any scaling or capping
-    reuse: Reuse
-    timing: Timing
     fused: Fused  # the live KV; `cache` copies it
-    turn_kv: TurnKV | None = None  # what a conversation may store
-    spans: tuple[PromptSpan, ...] = ()  # the prompt, run by run; they sum to `reuse`
 
     @property
     def selected(self) -> torch.Tensor:
@@ -139,7 +147,7 @@ class AnswerOptions(PrefillOptions, total=False):
     stop: Sequence[str]  # strings that end the answer
     logprobs: int | None  # log probabilities of the tokens, and of so many (0 to 20) most probable ones
     response_format: ResponseFormat | None  # the form that the answer must have (docs/structured.md)
-    on_prefill: Callable[[Prefill], None] | None  # called with the prefill before the first token
+    on_prefill: Callable[[ServedPrompt], None] | None  # called before the first token
     # The fields of `ragkv.model.sampling.Sampling`, where each has its range. Greedy unless one of them samples.
     temperature: float | None
     top_p: float | None
@@ -171,7 +179,8 @@ class Request:
     raw: bool = False
     grammar: Grammar | None = None  # constrains the answer
     sampling: Sampling = field(default_factory=Sampling)
-    on_prefill: Callable[[Prefill], None] | None = None
+    on_prefill: Callable[[ServedPrompt], None] | None = None
+    choices: int = 1  # answers to the one prompt
     began: float = field(default_factory=time.perf_counter)  # all times of the report count from here
 
 
@@ -187,8 +196,10 @@ class ActiveRequest:
         self.lookup_s = 0.0  # spent on finding entries and planning
         self.queue_s = 0.0  # spent on waiting, before the pass
         self.other_steps_s = 0.0  # spent on steps of other requests, between layers of the pass
-        self.prefill: Prefill  # set when the prompt is prefilled
+        self.prefill: ServedPrompt  # set when the prompt is prefilled
+        self.events: Iterator[tuple[int, TokenEvent | Answer]]  # of the answers, each with its index
         self.answers: list[Answer] = []  # that are complete
+        self.held = ExitStack()  # closed when the request ends
 
     def elapsed_s(self) -> float:
         """Seconds since the call."""
@@ -205,5 +216,6 @@ __all__ = [
     "PrefillOptions",
     "Prompt",
     "Request",
+    "ServedPrompt",
     "TurnKV",
 ]

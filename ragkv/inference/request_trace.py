@@ -13,7 +13,7 @@ from typing import Any
 from ragkv.runtime import tracing
 from ragkv.types import Answer
 
-from .request import ActiveRequest, Prefill, Request
+from .request import ActiveRequest, Request, ServedPrompt
 
 
 class RequestTrace:
@@ -44,7 +44,7 @@ class RequestTrace:
                 tracing.set_error(root, error)
         root.end(self._at(elapsed_s))
 
-    def _record_parts(self, active: ActiveRequest, prefill: Prefill, elapsed_s: float) -> None:
+    def _record_parts(self, active: ActiveRequest, prefill: ServedPrompt, elapsed_s: float) -> None:
         timing, pass_s = prefill.timing, active.queue_s + active.lookup_s
         self._span("ragkv.lookup", active.lookup_at_s, active.lookup_at_s + timing.lookup_s)
         read = {f"ragkv.bytes.{tier}": count for tier, count in prefill.reuse.bytes_by_tier.items()}
@@ -66,7 +66,7 @@ class RequestTrace:
         return self._zero_ns + round(seconds * 1e9)
 
 
-def report_attributes(prefill: Prefill, answers: list[Answer]) -> dict[str, Any]:
+def report_attributes(prefill: ServedPrompt, answers: list[Answer]) -> dict[str, Any]:
     """The report of a request as attributes of its span: numbers and names, and nothing that a prompt says."""
     reuse = prefill.reuse
     return {

@@ -10,7 +10,7 @@ from dataclasses import replace
 from functools import partial
 
 from ragkv.history import Block, Chain, History, Part, PartKind, PastTurn
-from ragkv.inference import Past, Prefill, Prompt, TurnKV
+from ragkv.inference import Past, Prompt, ServedPrompt, TurnKV
 from ragkv.runtime import Closing
 from ragkv.store import Turn, ids_digest
 from ragkv.types import Answer, TokenEvent
@@ -24,7 +24,7 @@ class DetachedTurn:
     past = Past()
     keeps = False
 
-    def prefilled(self, prompt: Prompt, prefill: Prefill) -> None:
+    def prefilled(self, prompt: Prompt, prefill: ServedPrompt) -> None:
         """The prompt's KV is complete."""
 
     def follow(self, event: TokenEvent | Answer) -> None:
@@ -52,7 +52,7 @@ class SessionTurn(DetachedTurn, Closing):
         """The keys of the blocks that this turn has saved so far."""
         return tuple(self._saved)
 
-    def prefilled(self, prompt: Prompt, prefill: Prefill) -> None:
+    def prefilled(self, prompt: Prompt, prefill: ServedPrompt) -> None:
         """Save the prompt's complete blocks: blocks of history that were computed again, then new ones."""
         self._prompt, self._made = prompt, prefill.turn_kv
         self._ids = list(prompt.token_ids)

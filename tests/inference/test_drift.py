@@ -148,7 +148,7 @@ def test_a_check_that_requests_end_again_and_again_is_dropped() -> None:
     watch = DriftWatch(prefiller, activity, 1.0, Tolerance)  # type: ignore[arg-type]
     prefill = SimpleNamespace(logits=torch.arange(5.0), reuse=SimpleNamespace(fused=3))
     asked = SimpleNamespace(method=SimpleNamespace(named=False))
-    watch.offer(SimpleNamespace(prefill=prefill, request=asked, prompt=SimpleNamespace(token_ids=(1, 2))))  # type: ignore[arg-type]
+    watch.offer(SimpleNamespace(request=asked, prompt=SimpleNamespace(token_ids=(1, 2))), prefill)  # type: ignore[arg-type]
     watch.flush()
     found = watch.stats()
     watch.close()

@@ -7,7 +7,7 @@ from typing import Any
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
-from ragkv.inference import AnswerOptions, Prefill
+from ragkv.inference import AnswerOptions, ServedPrompt
 from ragkv.retrieval import Hit
 from ragkv.runtime import Check
 from ragkv.types import Answer, Chunk, TokenEvent
@@ -59,7 +59,7 @@ async def ask(
             options = body.engine_options
             options["max_new_tokens"], options["response_format"] = max_tokens, form
             for event in stream_answer(context, tenant.engine, limits, body.question, chunks, session, **options):
-                if isinstance(event, Prefill):
+                if isinstance(event, ServedPrompt):
                     yield "prompt", PrefillReport(**prefill_fields(event, numbers)).model_dump()
                 elif isinstance(event, TokenEvent):
                     if event.text:

@@ -1,0 +1,57 @@
+"""Who computes answers: the model in this process, or another server to which the prompt's token ids are sent."""
+
+from collections.abc import Iterator
+from typing import Protocol
+
+from ragkv.store import PrefetchHint
+from ragkv.types import Answer, TokenEvent
+
+from .parts import EngineParts
+from .request import ActiveRequest, Request
+
+AnswerEvents = Iterator[tuple[int, TokenEvent | Answer]]  # tokens of each answer, then the answer, with its index
+
+
+class AnswerBackend(Protocol):
+    """Serves prompts that are laid out. Holds no request's state; any number of threads may call it."""
+
+    makes_kv: bool  # whether a prompt's KV and logits are made here: `begin` sets a `Prefill`
+
+    def check(self, request: Request) -> None:
+        """Raise `UnsupportedError` for what it cannot do, before any work."""
+        ...
+
+    def prefetch_hint(self, active: ActiveRequest) -> PrefetchHint:
+        """What it will read of this engine's store."""
+        ...
+
+    def begin(self, active: ActiveRequest) -> AnswerEvents:
+        """Serve the prompt and set `active.prefill`; the answers' events follow.
+
+        What is held until the request ends goes to `active.held`.
+        """
+        ...
+
+
+class ModelBackend:
+    """The engine's own model computes."""
+
+    makes_kv = True
+
+    def __init__(self, parts: EngineParts) -> None:
+        self._parts = parts
+
+    def check(self, request: Request) -> None:
+        """Whatever the intake lets through is served."""
+
+    def prefetch_hint(self, active: ActiveRequest) -> PrefetchHint:
+        """The history's blocks and the chunks."""
+        return self._parts.planner.prefetch_hint(active)
+
+    def begin(self, active: ActiveRequest) -> AnswerEvents:
+        """Fuse and compute the prompt, and perhaps sample it for a check of drift; then decode."""
+        self._parts.drift.offer(active, self._parts.prefiller.prefill(active))
+        return self._parts.generator.stream(active)
+
+
+__all__ = ["AnswerBackend", "AnswerEvents", "ModelBackend"]
