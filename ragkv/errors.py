@@ -22,7 +22,8 @@ RagKVError
 ├── QueueError              the request is valid but was not served
 │   ├── QueueFullError      too many wait already
 │   ├── DeadlineError       its deadline passed
-│   └── CancelledError      its caller cancelled it
+│   ├── CancelledError      its caller cancelled it
+│   └── AnswerServerError   the server that computes answers does not answer, or not as it should
 ├── DocumentError           a document cannot be read
 │   └── DocumentLimitError  it holds more than a limit allows
 └── MissingExtraError       an optional package is not installed; the message has the pip line
@@ -142,6 +143,10 @@ class DeadlineError(QueueError):
 
 class CancelledError(QueueError):
     """The request's caller cancelled it."""
+
+
+class AnswerServerError(QueueError):
+    """The server that computes the answers does not answer, or is not the one that is expected."""
 
 
 class DocumentError(RagKVError):

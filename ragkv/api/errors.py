@@ -53,6 +53,7 @@ _MAPPED: dict[type[Exception], tuple[int, str | None]] = {  # status and code; s
     errors.QueueFullError: (503, "queue_full"),
     errors.DeadlineError: (504, "deadline_exceeded"),
     errors.CancelledError: (CLIENT_GONE, None),
+    errors.AnswerServerError: (503, "vllm_unavailable"),
     errors.SessionConflictError: (409, "session_conflict"),
     errors.SessionUnavailableError: (503, "session_unavailable"),
     errors.StoreLockedError: (503, "store_locked"),

@@ -34,6 +34,7 @@ class PromptJob:
         self.done = threading.Event()
         self.prefill: Prefill | None = None  # set before `done` is
         self.why = ""  # why vLLM computes the prompt
+        self.missed: list[int] = []  # lengths of its chunks that have no stored KV, if that is why
         self.began = time.perf_counter()
         self.took_s = 0.0  # from the first question for it to its end
 
@@ -93,6 +94,7 @@ class FusingQueue(Closing):
         if stored < self._settings.least_reuse * layout.promised:
             if lacking:
                 engine.warm_soon(lacking)
+            job.missed = list(map(len, lacking))
             job.why = f"only {stored} of {layout.promised} tokens up to the last chunk have stored KV"
             return
         question = layout.question(whole=self._needs_question(layout))

@@ -5,7 +5,8 @@ A request may name its chunks and how they are fused in `kv_transfer_params`:
     {"ragkv": {"chunks": [[1, 513], [513, 1025]], "ratio": 0.15, "selector": "sensitivity", "reuse": "fused"}}
 
 Each part may be left out. Without `chunks` the stored chunks are searched in the prompt; `reuse` "none" lets vLLM
-compute everything. Parameters that are not understood never fail a request: vLLM computes it, and its report says why.
+compute everything. `name` gives the report a name, by which a later request asks for it (`report_of`). Parameters that
+are not understood never fail a request: vLLM computes it, and its report says why.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,7 +18,8 @@ from ragkv.types import Chunk, Text
 
 from .chunk_index import ChunkIndex, Occurrence
 
-KNOWN = ("chunks", "ratio", "selector", "reuse")
+KNOWN = ("chunks", "ratio", "selector", "reuse", "name", "report_of")
+MOST_NAME_CHARS = 64  # of the name of a report
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +29,8 @@ class Wish:
     chunks: tuple[Occurrence, ...] | None = None  # None: stored chunks are searched
     options: Mapping[str, Any] = field(default_factory=dict)  # ratio and selector, as `Engine.prefill` takes them
     exact: bool = False  # vLLM computes everything
+    name: str | None = None  # of the report
+    report_of: str | None = None  # the name of the report that is asked for
 
     @classmethod
     def of(cls, params: Mapping[str, Any] | None, length: int) -> "Wish":
@@ -43,7 +47,8 @@ class Wish:
             raise InputError(f"kv_transfer_params.ragkv.reuse is {reuse!r}; it must be 'fused' or 'none'.")
         options = {name: given[name] for name in ("ratio", "selector") if name in given}
         chunks = None if "chunks" not in given else _occurrences(given["chunks"], length)
-        return cls(chunks, options, exact=reuse == "none")
+        names = [_name(given, key) for key in ("name", "report_of")]
+        return cls(chunks, options, reuse == "none", *names)
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +96,13 @@ def uncovered(token_ids: Sequence[int], found: Layout | None) -> list[Sequence[i
     if found is None:
         return [token_ids]
     return [*(run.token_ids for run in found.runs if isinstance(run, Text)), found.question(whole=True)]
+
+
+def _name(given: Mapping[str, Any], key: str) -> str | None:
+    name = given.get(key)
+    if name is not None and (not isinstance(name, str) or len(name) > MOST_NAME_CHARS):
+        raise InputError(f"kv_transfer_params.ragkv.{key} must be a text of at most {MOST_NAME_CHARS} characters.")
+    return name
 
 
 def _occurrences(given: Any, length: int) -> tuple[Occurrence, ...]:

@@ -6,6 +6,7 @@ goes wrong before, vLLM computes the prompt. No error leaves this class, because
 """
 
 import logging
+from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from typing import Any
 
 from ragkv.engine import Engine
 from ragkv.errors import InputError
+from ragkv.front import connector_answer, fused_report, left_report
 from ragkv.model import PromptKV
 
 from .chunk_index import ChunkIndex
@@ -28,6 +30,7 @@ MERGED = (
     "each that `ragkv ingest` put there (prompt.chunk_end)"
 )
 IDLE_S = 0.005  # a step that has nothing to compute waits so long for a prompt that is being fused
+MOST_NAMED = 4096  # reports that are kept until they are asked for
 MOST_ENTRIES = 1_000_000  # entries of the store that are listed
 
 
@@ -58,6 +61,8 @@ class PromptScheduler:
         self._busy = ExitStack()  # meanwhile the engine counts a request, so that missed chunks are encoded later
         self._loads: list[Load] = []  # of the step that is being scheduled
         self._reports: dict[str, dict[str, Any]] = {}  # by request
+        self._names: dict[str, str] = {}  # of the reports of requests, by request
+        self._named: OrderedDict[str, dict[str, Any]] = OrderedDict()  # reports by their names, the oldest first
 
     @property
     def known_chunks(self) -> int:
@@ -83,6 +88,7 @@ class PromptScheduler:
         self._loads.append(Load(job.prefill.fused.kv, tokens, tuple(block_ids)))
         reuse = job.prefill.reuse
         self._reports[request.request_id] = _report(job)
+        self._keep(request.request_id, fused_report(job.prefill, job.layout.promised, job.note))
         self.counts.add(
             prompts_fused=1,
             tokens_reused=reuse.exact + reuse.fused,
@@ -108,6 +114,7 @@ class PromptScheduler:
         self._waiting_or_running.discard(request.request_id)
         if not self._waiting_or_running:
             self._busy.close()
+        self._names.pop(request.request_id, None)
         report = self._reports.pop(request.request_id, None)
         return None if report is None else {"ragkv": report}
 
@@ -155,6 +162,12 @@ class PromptScheduler:
         except InputError as error:
             self._leave(request.request_id, str(error))
             return None
+        if wish.report_of is not None:
+            self._reports[request.request_id] = self._answer(wish.report_of)
+            return None
+        if wish.name is not None:
+            self._names[request.request_id] = wish.name
+            self._keep(request.request_id, left_report())
         found = layout(ids, wish, self._index, self._engine.parts.runs.before_documents)
         merged = 0 if wish.chunks is not None or wish.exact else sum(map(self._index.merged, uncovered(ids, found)))
         note = MERGED.format(merged) if merged else ""
@@ -170,8 +183,24 @@ class PromptScheduler:
         self._jobs[name] = None
         self._submitted.discard(name)
         self._reports[name] = {"promised_tokens": 0, "notes": [why]}
+        self._keep(name, left_report(why, [] if job is None else job.missed))
         self.counts.add(prompts_computed=1)
         return 0
+
+    def _keep(self, request: str, report: dict[str, Any]) -> None:
+        """Keep the report of a request that gave it a name."""
+        if (name := self._names.get(request)) is not None:
+            self._named[name] = report
+            while len(self._named) > MOST_NAMED:
+                self._named.popitem(last=False)
+
+    def _answer(self, name: str) -> dict[str, Any]:
+        """What a request gets that asks for a report; it is kept no longer."""
+        method = self._engine.parts.intake.method({})
+        ratio = None if method.controlled else method.ratio
+        identity = self._engine.parts.encoder.identity
+        answer: dict[str, Any] = connector_answer(self._named.pop(name, None), identity, ratio, method.selector.name)
+        return answer
 
 
 def _report(job: PromptJob) -> dict[str, Any]:

@@ -91,3 +91,10 @@ def test_a_wish_that_is_not_understood_is_an_input_error(wish: Any) -> None:
 def test_parameters_of_other_connectors_are_left_alone() -> None:
     assert Wish.of({"do_remote_prefill": True}, 5) == Wish()
     assert Wish.of(None, 5) == Wish()
+
+
+def test_the_name_of_a_report_is_a_short_text() -> None:
+    assert Wish.of({"ragkv": {"name": "n", "reuse": "none"}}, 9) == Wish(exact=True, name="n")
+    for wrong in (5, "x" * 65):
+        with pytest.raises(InputError, match="report_of must be a text of at most 64"):
+            Wish.of({"ragkv": {"report_of": wrong}}, 9)

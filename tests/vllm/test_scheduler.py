@@ -33,9 +33,9 @@ def request(name: str, *ids: int, params: dict[str, Any] | None = None, **change
     return SimpleNamespace(**{**fields, **changes})
 
 
-def prompt(name: str = "r", texts: tuple[tuple[int, ...], ...] = CHUNKS, **params: Any) -> Any:
+def prompt(request_id: str = "r", texts: tuple[tuple[int, ...], ...] = CHUNKS, **params: Any) -> Any:
     ids = [*PREFIX, *(token for text in texts for token in text), *QUESTION]
-    return request(name, *ids, params=params or None)
+    return request(request_id, *ids, params=params or None)
 
 
 @pytest.fixture
@@ -210,3 +210,51 @@ def test_a_store_that_stalls_delays_a_prompt_only_for_the_timeout(
             time.sleep(0.05)
     finally:
         prompts.close()
+
+
+def asked_for(prompts: PromptScheduler, name: str) -> dict[str, Any]:
+    """The connector's answer to a request that asks for a report."""
+    asking = request(f"asks-{name}-{time.monotonic()}", 0, params={"report_of": name})
+    assert prompts.promised(asking, 0) == 0
+    answer = prompts.finished(asking)
+    assert answer is not None
+    return dict(answer["ragkv"])
+
+
+def test_a_named_report_is_given_once_with_the_spans_and_the_identity(prompts: PromptScheduler, engine: Engine) -> None:
+    asked = prompt("r", name="mine")
+    prompts.allocated(asked, [1], settled(prompts, asked))
+    answer = asked_for(prompts, "mine")  # while the request still runs
+    report = answer["report"]
+    assert report["promised_tokens"] == len(PREFIX) + len(A) + len(B)
+    assert [(one["kind"], one["tokens"]) for one in report["spans"]][:3] == [
+        ("prefix", 1),
+        ("chunk", 20),
+        ("chunk", 17),
+    ]
+    assert report["reuse"]["exact"] == len(PREFIX) + len(A)
+    assert answer["identity"]["weights"] == engine.parts.identity.weights
+    assert (answer["ratio"], answer["selector"]) == (0.15, engine.config.fusion.selector)
+    assert asked_for(prompts, "mine")["report"] is None
+    assert asked_for(prompts, "unknown")["report"] is None
+
+
+def test_a_named_report_says_why_vllm_computed_the_prompt(prompts: PromptScheduler) -> None:
+    assert settled(prompts, prompt("exact", reuse="none", name="exact")) == 0
+    assert asked_for(prompts, "exact")["report"] == {
+        "promised_tokens": 0,
+        "missed_chunks": 0,
+        "missed_tokens": 0,
+        "notes": [],
+    }
+    assert settled(prompts, prompt("missed", (C,), chunks=[[1, 1 + len(C)]], name="missed")) == 0
+    report = asked_for(prompts, "missed")["report"]
+    assert (report["missed_chunks"], report["missed_tokens"]) == (1, len(C))
+    assert "only 0 of 16 tokens" in report["notes"][0]
+
+
+def test_reports_that_no_one_asks_for_are_dropped(prompts: PromptScheduler, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ragkv.vllm.scheduler.MOST_NAMED", 2)
+    for name in ("a", "b", "c"):
+        settled(prompts, prompt(name, reuse="none", name=name))
+    assert [asked_for(prompts, name)["report"] is None for name in ("a", "b", "c")] == [True, False, False]

@@ -1,0 +1,297 @@
+"""A vLLM server, spoken to in OpenAI's protocol with the `openai` client: streams of tokens, reports, and its health.
+
+One thread runs an event loop with all requests. The threads that wait for tokens look at their request's deadline and
+cancellation meanwhile; closing a stream closes its connection, by which vLLM aborts the request.
+"""
+
+import asyncio
+import logging
+import queue
+import threading
+import time
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from concurrent.futures import Future
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from ragkv.errors import AnswerServerError, CancelledError, DeadlineError, InputError, MissingExtraError
+from ragkv.runtime import Check, Closing
+from ragkv.types import TokenLogprob
+
+log = logging.getLogger(__name__)
+
+POLL_S = 0.02  # between two looks at the deadline and the cancellation of a request that waits
+PROBE_S = 2.0  # how long the result of a health probe is used
+PROBE_WAIT_S = 3.0  # a server that needs longer for its health is away
+NO_REPORT = ""  # the name of no report: asking for it shows the connector alone
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """New tokens of one answer."""
+
+    index: int  # of the answer
+    token_ids: tuple[int, ...]
+    logprobs: tuple[TokenLogprob, ...]  # one for each token, if they were asked for
+    finish_reason: str | None  # "stop" or "length", or that it was broken off; None: it goes on
+
+
+@dataclass(frozen=True, slots=True)
+class VllmStats:
+    """A vLLM server, as this process sees it."""
+
+    url: str
+    problem: str | None  # why it gives no answers; None: it answered the last probe or request
+    running: int  # streams that are open now
+    answered: int  # streams that ended well, since the start
+    failed: int  # streams that the server did not begin or broke off
+    cancelled: int  # streams that were closed here before their end
+    ratio: (
+        float | None
+    )  # the connector's recompute ratio of requests that name none; None: unknown, or its controller's
+    selector: str  # the connector's selector of requests that name none; "": unknown
+
+
+class VllmServer(Closing):
+    """The client of one server. Thread-safe."""
+
+    def __init__(self, url: str, api_key: str = "", connect_s: float = 5.0, timeout_s: float = 120.0) -> None:
+        """`timeout_s` is the longest time without a byte from the server. Raises `MissingExtraError`."""
+        try:
+            import openai
+        except ImportError as error:
+            raise MissingExtraError("openai", "openai", "serving in front of vLLM") from error
+        self.url = url.rstrip("/").removesuffix("/v1")
+        self._openai, timeout = openai, openai.Timeout(timeout_s, connect=connect_s)
+        self._http = openai.DefaultAsyncHttpxClient(timeout=timeout, trust_env=False)
+        self._client = openai.AsyncOpenAI(
+            base_url=f"{self.url}/v1", api_key=api_key or "none", http_client=self._http, max_retries=0, timeout=timeout
+        )
+        self._lock = threading.Lock()
+        self._counts = dict.fromkeys(("running", "answered", "failed", "cancelled"), 0)
+        self._problem: str | None = f"vLLM at {self.url} was not asked yet."
+        self._connector: Mapping[str, Any] | None = None  # what it said about itself; None: it was not asked yet
+        self._probe: Future[None] | None = None  # the last one
+        self._probed_at = 0.0
+        self.check_connector: Callable[[Mapping[str, Any]], None] = lambda _: None  # raises `AnswerServerError`
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="ragkv-vllm", daemon=True)
+        self._thread.start()
+        for noisy in ("httpx", "httpx2", "openai"):  # they log a line for every request
+            logging.getLogger(noisy).setLevel(logging.WARNING)
+
+    def stream(self, prompt: tuple[int, ...], fields: Mapping[str, Any]) -> "StepStream":
+        """Send a prompt's ids with the other `fields` of vLLM's completions; the answer's tokens follow."""
+        return StepStream(self, prompt, fields)
+
+    def report(self, name: str, check: Check) -> Mapping[str, Any]:
+        """What the connector answers to `report_of`: a request of one token, which vLLM computes in its next step.
+
+        Raises `AnswerServerError` if vLLM has no connector or another model, and what `check` raises.
+        """
+        found = self._wait(self._ask_connector(name), check)
+        self._accept(found)
+        return found
+
+    def failure(self) -> str | None:
+        """Why the server gives no answers; `None` if it does. Asks at most every `PROBE_S`, and waits a moment."""
+        with self._lock:
+            now = time.monotonic()
+            if self._probe is None or (self._probe.done() and now - self._probed_at > PROBE_S):
+                self._probe, self._probed_at = self.submit(self._ask()), now
+            probe = self._probe
+        with suppress(TimeoutError):
+            probe.result(PROBE_WAIT_S + 1.0)
+        return self._problem
+
+    def stats(self) -> VllmStats:
+        """What happened so far. Asks nothing."""
+        with self._lock:
+            connector = self._connector or {"ratio": None, "selector": ""}
+            return VllmStats(
+                self.url, self._problem, **self._counts, ratio=connector["ratio"], selector=connector["selector"]
+            )
+
+    def close(self) -> None:
+        """Close every connection. Twice is harmless."""
+        if self._thread.is_alive():
+            with suppress(Exception):
+                asyncio.run_coroutine_threadsafe(self._shut(), self._loop).result(5.0)
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join(5.0)
+            if not self._loop.is_running():
+                self._loop.close()
+
+    def submit(self, work: Coroutine[Any, Any, T]) -> "Future[T]":
+        """Run `work` on the loop; returns its future."""
+        return asyncio.run_coroutine_threadsafe(work, self._loop)
+
+    async def steps(self, prompt: tuple[int, ...], fields: Mapping[str, Any]) -> AsyncIterator[Step]:
+        """The tokens of the answers to a prompt. Raises what an OpenAI client raises."""
+        wanted = fields.get("logprobs")
+        stream = await self._client.completions.create(
+            model="", prompt=list(prompt), stream=True, extra_body=dict(fields)
+        )
+        async with stream:
+            async for part in stream:
+                for choice in part.choices:
+                    given: Any = choice
+                    logprobs = () if choice.logprobs is None else _logprobs(choice.logprobs, wanted)
+                    yield Step(choice.index, tuple(given.token_ids), logprobs, choice.finish_reason)
+
+    def count(self, **changes: int) -> None:
+        """Add to the counts of `VllmStats`."""
+        with self._lock:
+            for name, change in changes.items():
+                self._counts[name] += change
+
+    def as_error(self, error: BaseException, began: bool = False) -> Exception:
+        """`error` of a request, in ragkv's terms; one that the server is to blame for is remembered.
+
+        `began`: some of the answer had come.
+        """
+        if isinstance(error, AnswerServerError | InputError):
+            return error
+        if isinstance(error, self._openai.BadRequestError | self._openai.UnprocessableEntityError):
+            return InputError(f"vLLM refused the prompt: {_said(error)}")
+        if isinstance(error, self._openai.APIStatusError):
+            hint = " (serve.vllm.key_variable names the variable with its key)" if error.status_code == 401 else ""
+            what = f"answered {error.status_code}{hint}"  # its text may have what is not for clients
+        elif isinstance(error, self._openai.APITimeoutError) or "Timeout" in type(error).__name__:
+            what = "did not answer in time"
+        elif not began and (isinstance(error, self._openai.APIConnectionError) or "Connect" in type(error).__name__):
+            what = "does not answer"
+        else:
+            what = f"broke off its answer ({type(error).__name__})"
+        self._problem = f"vLLM at {self.url} {what}."
+        return AnswerServerError(f"{self._problem} Ask again when it is back.")
+
+    def _wait(self, work: Coroutine[Any, Any, T], check: Check) -> T:
+        """What `work` returns on the loop; meanwhile `check` is called."""
+        future = self.submit(work)
+        try:
+            while True:
+                try:
+                    result: T = future.result(POLL_S)
+                    return result
+                except TimeoutError:
+                    if future.done():
+                        raise
+                    check()
+        except (CancelledError, DeadlineError):
+            raise
+        except Exception as error:
+            raise self.as_error(error) from error
+        finally:
+            future.cancel()
+
+    async def _ask_connector(self, name: str) -> Mapping[str, Any]:
+        fields = {"kv_transfer_params": {"ragkv": {"report_of": name}}, "add_special_tokens": False}
+        answer: Any = await self._client.completions.create(model="", prompt=[0], max_tokens=1, extra_body=fields)
+        found = (getattr(answer, "kv_transfer_params", None) or {}).get("ragkv") or {}
+        if "identity" not in found:
+            raise AnswerServerError(
+                f"vLLM at {self.url} runs without ragkv's connector, or with one of another version (docs/vllm.md)."
+            )
+        return dict(found)
+
+    async def _ask(self) -> None:
+        """Ask for the server's health, and for its connector if it was not asked or there was a problem."""
+        try:
+            answer = await self._http.get(f"{self.url}/health", timeout=PROBE_WAIT_S)
+            if answer.status_code != 200:
+                raise AnswerServerError(f"vLLM at {self.url} is not healthy: it answers {answer.status_code}.")
+            if self._problem is not None:
+                self._accept(await self._ask_connector(NO_REPORT))
+        except Exception as error:
+            shown = self.as_error(error)
+            if shown is error or isinstance(shown, InputError):
+                self._problem = str(shown)
+
+    def _accept(self, found: Mapping[str, Any]) -> None:
+        """Remember what the connector says about itself. Raises `AnswerServerError` if it is another model's."""
+        self.check_connector(found)
+        with self._lock:
+            self._connector, self._problem = found, None
+
+    async def _shut(self) -> None:
+        running = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
+        for task in running:
+            task.cancel()
+        await asyncio.gather(*running, return_exceptions=True)
+        await self._client.close()
+
+
+class StepStream(Closing):
+    """The tokens of one request, in the order in which they come."""
+
+    def __init__(self, server: VllmServer, prompt: tuple[int, ...], fields: Mapping[str, Any]) -> None:
+        self._server, self._items = server, queue.SimpleQueue[Step | BaseException | None]()
+        self._began = self._ended = self._read_to_end = False
+        server.count(running=1)
+        self._future = server.submit(self._read(prompt, fields))
+
+    def next(self, check: Check) -> Step | None:
+        """The next tokens; `None` at the end. Raises `AnswerServerError`, `InputError`, and what `check` raises."""
+        while True:
+            try:
+                item = self._items.get(timeout=POLL_S)
+                break
+            except queue.Empty:
+                check()
+        if isinstance(item, BaseException):
+            error = self._server.as_error(item, self._began)
+            self._end("failed")
+            raise error from item
+        self._began = True
+        return item
+
+    def complete(self, at_vllm: bool) -> None:
+        """Note that the answers are complete. `at_vllm`: there too, so the connection ends by itself and is kept."""
+        self._read_to_end = at_vllm
+        self._end("answered")
+
+    def close(self) -> None:
+        """Close the connection if the answer has not ended at vLLM, which then aborts it. Twice is harmless."""
+        self._end("cancelled")
+        if not self._read_to_end:
+            self._future.cancel()
+
+    def _end(self, how: str) -> None:
+        if not self._ended:
+            self._ended = True
+            self._server.count(running=-1, **{how: 1})
+
+    async def _read(self, prompt: tuple[int, ...], fields: Mapping[str, Any]) -> None:
+        try:
+            async for step in self._server.steps(prompt, fields):
+                self._items.put(step)
+            self._items.put(None)
+        except Exception as error:
+            self._items.put(error)
+
+
+def _said(error: Any) -> str:
+    """The message that the server sent with an error."""
+    body = error.body if isinstance(error.body, dict) else {}
+    message = body.get("message") or (body.get("error") or {}).get("message") or error.message
+    return str(message)[:500].rstrip(".")
+
+
+def _logprobs(given: Any, wanted: int | None) -> tuple[TokenLogprob, ...]:
+    """Log probabilities as vLLM's completions write them, tokens as "token_id:5"; `wanted` most probable ones each."""
+    found = []
+    for token, logprob, others in zip(given.tokens, given.token_logprobs, given.top_logprobs, strict=True):
+        best = sorted(((_token_id(name), value) for name, value in (others or {}).items()), key=lambda one: -one[1])
+        found.append(TokenLogprob(_token_id(token), logprob, tuple(best[:wanted])))
+    return tuple(found)
+
+
+def _token_id(name: str) -> int:
+    return int(name.removeprefix("token_id:"))
+
+
+__all__ = ["Step", "StepStream", "VllmServer", "VllmStats"]

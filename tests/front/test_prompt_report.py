@@ -1,0 +1,86 @@
+"""What the connector reports becomes the report of the whole prompt: each token is counted once."""
+
+import dataclasses
+from typing import Any
+
+import pytest
+
+from ragkv.front import differences, left_report
+from ragkv.front.prompt_report import served_prompt
+from ragkv.history import EMPTY
+from ragkv.inference import Prompt
+from ragkv.store import Identity
+from ragkv.types import PromptSpan, Reuse, Timing
+
+A, HEADING, B = (1, 2, 3, 4), (9,), (5, 6, 7)
+PROMPT = Prompt(
+    prefix=(0,),
+    history=EMPTY,
+    chunks=(A, HEADING, B),
+    question=(8, 8, 8),
+    plain=frozenset({1}),
+    question_tokens=2,
+)  # 12 tokens; vLLM computes the last 3
+
+
+def report(**changes: Any) -> dict[str, Any]:
+    """ragkv made 9 tokens and passed one of the question: 5 exact, 2 fused, 1 recomputed, the heading computed."""
+    reuse = Reuse(exact=5, fused=2, recomputed=1, computed=2, ratio=0.3, selector="random", compute=0.3, notes=("n",))
+    spans = [
+        PromptSpan("prefix", 0, 1, "exact"),
+        PromptSpan("chunk", 1, 4, "exact", (), 0),
+        PromptSpan("template", 5, 1, "computed"),
+        PromptSpan("chunk", 6, 3, "fused", (2,), 2),
+        PromptSpan("question", 9, 1, "computed"),
+    ]
+    fields = {
+        "promised_tokens": 9,
+        "reuse": dataclasses.asdict(reuse),
+        "timing": dataclasses.asdict(Timing(load_s=0.1, fuse_s=0.2)),
+        "spans": [dataclasses.asdict(span) for span in spans],
+        "notes": ["m"],
+    }
+    return {**fields, **changes}
+
+
+def test_the_counts_sum_to_the_prompt_and_the_spans_to_the_counts() -> None:
+    served = served_prompt(PROMPT, report(), sent_s=0.5, first_token_s=2.0, notes=("o",))
+    reuse = served.reuse
+    assert (reuse.exact, reuse.fused, reuse.recomputed, reuse.computed, reuse.tokens) == (5, 2, 1, 4, 12)
+    assert reuse.notes == ("n", "m", "o")
+    assert reuse.compute == pytest.approx((0.3 * 10 + 3) / 12)
+    assert [(one.kind, one.start, one.tokens, one.state) for one in served.spans] == [
+        ("prefix", 0, 1, "exact"),
+        ("chunk", 1, 4, "exact"),
+        ("template", 5, 1, "computed"),
+        ("chunk", 6, 3, "fused"),
+        ("question", 9, 2, "computed"),
+        ("template", 11, 1, "computed"),
+    ]
+    assert served.spans[3].recomputed_at == (2,)
+    assert [one.chunk for one in served.spans] == [None, 0, None, 2, None, None]
+    assert (served.timing.prefill_s, served.timing.first_token_s, served.timing.load_s) == (1.5, 2.0, 0.1)
+
+
+def test_a_span_that_covers_two_runs_is_cut_between_them() -> None:
+    spans = [dataclasses.asdict(PromptSpan("chunk", 4, 5, "fused", (0, 3)))]
+    served = served_prompt(PROMPT, report(spans=spans), 0.0, 1.0)
+    found = [(one.kind, one.start, one.tokens, one.recomputed_at) for one in served.spans if one.state == "fused"]
+    assert found == [("chunk", 4, 1, (0,)), ("template", 5, 1, ()), ("chunk", 6, 3, (1,))]
+
+
+def test_a_prompt_that_vllm_computed_has_the_reason_at_its_chunks() -> None:
+    served = served_prompt(PROMPT, left_report("only 0 of 9", [4, 3]), 0.0, 1.0)
+    reuse = served.reuse
+    assert (reuse.computed, reuse.tokens, reuse.compute) == (12, 12, 1.0)
+    assert (reuse.missed_chunks, reuse.missed_tokens) == (2, 7)
+    assert {one.why for one in served.spans if one.kind == "chunk"} == {"only 0 of 9"}
+    assert {one.why for one in served.spans if one.kind != "chunk"} == {None}
+
+
+def test_a_connector_of_another_model_is_named_by_what_differs() -> None:
+    own = Identity("w", "a", "r", "float32", "", "t", "c")
+    assert differences(own, dataclasses.asdict(own)) == []
+    assert differences(own, {**dataclasses.asdict(own), "tenant": "other"}) == []
+    other = {**dataclasses.asdict(own), "weights": "x", "dtype": "bfloat16"}
+    assert differences(own, other) == ["weights", "dtype (bfloat16 there, float32 here)"]
