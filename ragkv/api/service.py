@@ -1,17 +1,20 @@
 """What the routes use: the tenants on the loaded model, and the worker pools; FastAPI dependencies for both."""
 
 import logging
+import os
 import secrets
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, TypeVar
+from typing import Annotated, Any, TypeVar
 
 from fastapi import Depends, Request
 
 from ragkv.config import EngineConfig, StoreConfig
 from ragkv.engine import Engine
+from ragkv.errors import AnswerServerError
+from ragkv.front import VllmServer, differences
 from ragkv.model.loading import quiet_transformers
 from ragkv.rag import DOCUMENT_END
 from ragkv.retrieval import Embedder, resolve_embedder
@@ -20,7 +23,7 @@ from ragkv.runtime import Check, Closing, make_private_folder
 from .collections import Collection
 from .document_parser import DocumentParser
 from .errors import ApiError
-from .keys import Principal
+from .keys import ANONYMOUS, Principal
 from .metrics import TenantStats
 from .settings import ServeConfig
 from .task_pauses import TaskPauses
@@ -51,6 +54,8 @@ class Service(Closing):
         self.parser = DocumentParser(config.parsing, config.limits)
         self._tenants: Tenants | None = None
         self._asked_at, self._redis_answers = -ASK_S, True  # of a server that no open tenant uses
+        vllm, key = config.vllm, os.environ.get(config.vllm.key_variable, "")
+        self.vllm = VllmServer(vllm.url, key, vllm.connect_s, vllm.timeout_s) if config.in_front_of_vllm else None
 
     @property
     def model_id(self) -> str:
@@ -85,7 +90,16 @@ class Service(Closing):
             embedder.load()  # or the first question would wait for it, on a server that said it was ready
         if not model.is_reader and not config.prompt.chunk_end:
             config = replace(config, prompt=replace(config.prompt, chunk_end=DOCUMENT_END))
-        self._tenants = Tenants(replace(self.config, engine=config), model, embedder)
+        if self.vllm is not None:
+            self.vllm.check_connector = _same_model(model)
+            # Prompts wait in vLLM's queue and not in this one.
+            workers = max(config.scheduler.workers, self.config.queue.limit)
+            config = replace(config, scheduler=replace(config.scheduler, workers=workers))
+        tenants = Tenants(replace(self.config, engine=config), model, embedder, self.vllm)
+        if self.vllm is not None:
+            with tenants.lease(ANONYMOUS):  # its directory exists from now on: vLLM's connector reads it
+                pass
+        self._tenants = tenants
 
     def tenant_stats(self) -> Sequence[TenantStats]:
         """The stats of the open tenants. Opens no tenant, and is fast."""
@@ -137,6 +151,21 @@ class Service(Closing):
             log.error("work_left_running")  # nothing of it was acknowledged
         if self._tenants is not None:
             self._tenants.close()
+        if self.vllm is not None:
+            self.vllm.close()
+
+
+def _same_model(model: Engine) -> Callable[[Mapping[str, Any]], None]:
+    """What raises `AnswerServerError` for the answer of a connector that has another model than `model`."""
+    identity = model.parts.identity
+
+    def check(answer: Mapping[str, Any]) -> None:
+        # The context and the codec are a tenant's: they are compared with every report.
+        theirs = {**answer["identity"], "context": identity.context, "codec": identity.codec}
+        if other := differences(identity, theirs):
+            raise AnswerServerError(f"vLLM serves another model than this server ingests with: {', '.join(other)}.")
+
+    return check
 
 
 def _service(request: Request) -> Service:

@@ -18,6 +18,7 @@ from ragkv.runtime.setting_values import build, gather, overlay
 
 LOG_LEVELS = ("debug", "info", "warning", "error")
 LOG_FORMATS = ("auto", "json", "console")
+ANSWER_ENGINES = ("ragkv", "vllm")
 SHARED = ("home", "model")  # settings of the server and of the commands
 
 
@@ -163,6 +164,21 @@ class ClusterConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class VllmConfig:
+    """The vLLM server that computes answers if `answer_engine` is "vllm"; ragkv's connector must be in it."""
+
+    url: str = "http://127.0.0.1:8000"  # where vLLM's OpenAI server listens
+    key_variable: str = "VLLM_API_KEY"  # name of the environment variable with its API key, if it has one
+    connect_s: float = 5.0  # seconds to connect to it
+    timeout_s: float = 120.0  # the longest time without a byte of an answer; then the request gets 503
+
+    def __post_init__(self) -> None:
+        if not self.url.startswith(("http://", "https://")) or "@" in self.url:
+            raise ConfigError("vllm.url must be http://host:port or https://host:port, without a user or a key in it.")
+        at_least(self, connect_s=0.01, timeout_s=0.01)
+
+
+@dataclass(frozen=True, slots=True)
 class ServeConfig:
     """All settings of `ragkv serve`."""
 
@@ -188,9 +204,12 @@ class ServeConfig:
     auth: AuthConfig = field(default_factory=AuthConfig)
     log: LogConfig = field(default_factory=LogConfig)
     cluster: ClusterConfig = field(default_factory=ClusterConfig)
+    answer_engine: str = "ragkv"  # who computes answers: "ragkv", this process; "vllm", the server `vllm.url`
+    vllm: VllmConfig = field(default_factory=VllmConfig)
 
     def __post_init__(self) -> None:
         at_least(self, port=0, open_tenants=1, open_collections=1, graceful_s=0.0, close_s=0.1)
+        one_of("answer_engine", self.answer_engine, ANSWER_ENGINES)
         if self.port > 65535:
             raise ConfigError(f"port is {self.port}; it must be at most 65535.")
         if not self.host:
@@ -198,8 +217,19 @@ class ServeConfig:
         if "*" in self.cors_origins:
             raise ConfigError('cors_origins has "*"; name the origins, such as https://docs.example.org.')
 
+    @property
+    def in_front_of_vllm(self) -> bool:
+        """Whether a vLLM server computes the answers."""
+        return self.answer_engine == "vllm"
+
     def check_servable(self) -> None:
         """Raise `ConfigError` for settings of the library and the commands that a server cannot follow."""
+        if self.in_front_of_vllm and self.engine.fusion.drift_sample:
+            raise ConfigError(
+                "fusion.drift_sample checks answers with the model of this process; vLLM computes them. Set it to 0."
+            )
+        if self.in_front_of_vllm and self.kv_home is not None:
+            raise ConfigError("In front of vLLM the KV lies in `home`, where vLLM's connector reads it: unset kv_home.")
         for name in ("tenant", "directory"):
             if getattr(self.engine.store, name):
                 raise ConfigError(

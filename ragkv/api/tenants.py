@@ -16,6 +16,8 @@ from ragkv.config import EngineConfig
 from ragkv.dialogue import DialogueEngine
 from ragkv.engine import Engine
 from ragkv.errors import InputError, SessionUnavailableError
+from ragkv.front import VllmBackend, VllmServer
+from ragkv.inference import ModelBackend
 from ragkv.retrieval import Embedder
 from ragkv.runtime import Closing, LeasePool, make_private_folder
 from ragkv.scheduling import Activity
@@ -93,9 +95,12 @@ class Tenant(Closing):
 class Tenants(Closing):
     """The tenants of one server. Thread-safe."""
 
-    def __init__(self, config: ServeConfig, model: Engine, embedder: Embedder | None) -> None:
-        """`model` is an engine on the loaded model; it is closed with this object."""
+    def __init__(
+        self, config: ServeConfig, model: Engine, embedder: Embedder | None, vllm: VllmServer | None = None
+    ) -> None:
+        """`model` is an engine on the loaded model; it is closed with this object. `vllm` computes the answers."""
         self.embedder = embedder
+        self._backend = ModelBackend if vllm is None else VllmBackend.on(vllm)
         self._config, self._model = config, model
         self._ending = False  # the server shuts down
         self._tenants: LeasePool[str, Tenant] = LeasePool("open_tenants", config.open_tenants, self._close_tenant)
@@ -160,7 +165,8 @@ class Tenants(Closing):
         directory, kv_directory = self._directory(name), self._kv_directory(name)
         for place in (directory, kv_directory):
             make_private_folder(place)
-        engine = self._model.with_config(_engine_config(self._config.engine, kv_directory, name, quota))
+        config = _engine_config(self._config.engine, kv_directory, name, quota)
+        engine = self._model.with_config(config, self._backend)
         try:
             collections = Collections(directory, engine, self.embedder, self._collections)
             return Tenant(engine, collections, self._config.quotas, self._config.limits, directory)

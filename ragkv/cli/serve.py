@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, NoReturn
 
 import typer
 
+from ragkv.errors import ConfigError
 from ragkv.runtime import tracing
 
 from .options import CORPUS, FROM_SETTINGS, Adapter, Device, Dtype, Settings, Weights
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 
 LogLevel = Literal["debug", "info", "warning", "error"]
 LogFormat = Literal["auto", "json", "console"]
+AnswerEngine = Literal["ragkv", "vllm"]
 
 
 def _from_settings(default: str) -> str:
@@ -54,6 +56,18 @@ OnRay = Annotated[bool, typer.Option("--ray", help="Replicas on Ray Serve, which
 Replicas = Annotated[
     int | None, typer.Option(min=1, help="With --ray: number of replicas.", show_default=_from_settings("2"))
 ]
+AnsweredBy = Annotated[
+    AnswerEngine | None,
+    typer.Option(
+        "--engine",
+        help="Who computes answers: ragkv itself, or a vLLM server with ragkv's connector (docs/vllm.md).",
+        show_default=_from_settings("ragkv"),
+    ),
+]
+VllmUrl = Annotated[
+    str | None,
+    typer.Option(help="With --engine vllm: where vLLM listens.", show_default=_from_settings("http://127.0.0.1:8000")),
+]
 Level = Annotated[
     LogLevel | None,
     typer.Option("--log-level", show_default=_from_settings("info"), help="The least severe events logged."),
@@ -77,6 +91,8 @@ def serve(
     no_auth: NoAuth = False,
     ray: OnRay = False,
     replicas: Replicas = None,
+    engine: AnsweredBy = None,
+    vllm_url: VllmUrl = None,
     log_level: Level = None,
     log_format: Format = None,
 ) -> None:
@@ -97,9 +113,15 @@ def serve(
             "auth": {"required": False if no_auth else None},
             "log": {"level": log_level, "format": log_format},
             "cluster": {"replicas": replicas},
+            "answer_engine": engine,
+            "vllm": {"url": vllm_url},
         },
     }
     settings = ServeConfig.gather(config, flags=flags)
+    if vllm_url is not None and not settings.in_front_of_vllm:
+        raise ConfigError("--vllm-url is the server of --engine vllm; give both.")
+    if ray and settings.in_front_of_vllm:
+        raise ConfigError("One process serves in front of vLLM: leave --ray out.")
     locate(settings.model)  # a missing model is reported now and not after the start
     if ray:
         _run_replicas(settings)

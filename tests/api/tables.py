@@ -6,12 +6,14 @@ import re
 import typing
 from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from ragkv.api.metrics import Metrics, TenantStats
 from ragkv.api.settings import SHARED, ServeConfig
 from ragkv.config import GIB, MIB, EngineConfig
 from ragkv.engine import EngineStats
+from ragkv.front import VllmStats
 from ragkv.inference import DriftStats
 from ragkv.scheduling import QueueStats
 from ragkv.store import RemoteStats, StoreStats, TierKind, TierStats
@@ -40,7 +42,8 @@ def metrics_table() -> str:
     stats = EngineStats(
         "llama", 1, 1, "float32", "", StoreStats((tier,), 0, 0), QueueStats(0, 0, 0, 0, 0, 0), server, drift
     )
-    metrics = Metrics(lambda: [TenantStats("", stats, 0, 0)])
+    vllm: Any = SimpleNamespace(failure=lambda: None, stats=lambda: VllmStats("", None, 0, 0, 0, 0, None, ""))
+    metrics = Metrics(lambda: [TenantStats("", stats, 0, 0)], vllm=vllm)
     metrics.record_request("/", "GET", 200, 0.0)
     for family in metrics.registry.collect():
         if not family.name.startswith(("process_", "python_")):

@@ -22,11 +22,20 @@ def run(*arguments: str, code: str = "from ragkv.cli import main; main()") -> "s
         (["--model", "/no/such/model"], "No model folder at /no/such/model"),
         (["--host", "0.0.0.0"], "ragkv keys add"),
         (["--config", "/no/such/file.toml"], "Cannot read settings"),
+        (["--vllm-url", "http://localhost:1"], "give both"),
+        (["--engine", "vllm", "--vllm-url", "localhost"], "vllm.url must be http"),
+        (["--engine", "vllm", "--ray"], "leave --ray out"),
     ],
 )
 def test_a_wrong_setting_of_serve_is_reported_in_one_sentence(tmp_path: Path, arguments: list[str], said: str) -> None:
     ended = run("serve", "--home", str(tmp_path), *arguments)
     assert ended.returncode == 1 and said in ended.stderr and ended.stderr.count("\n") == 1, ended.stderr
+
+
+def test_serving_in_front_of_vllm_without_its_client_says_what_to_install(tmp_path: Path) -> None:
+    code = "sys.modules['openai'] = None; from ragkv.cli import main; main()"
+    ended = run("serve", "--home", str(tmp_path), "--engine", "vllm", code=code)
+    assert ended.returncode == 1 and 'pip install "ragkv[openai]"' in ended.stderr, ended.stderr
 
 
 @pytest.mark.parametrize("package", ["fastapi", "uvicorn"])

@@ -65,6 +65,16 @@ class RemoteInfo(BaseModel):
     pending_deletions: int = Field(description="Deletions that it has not confirmed yet.")
 
 
+class VllmInfo(EngineValue):
+    """The vLLM server that computes the answers, as this process sees it."""
+
+    problem: str | None = Field(description="Why it gives no answers; null: it does.")
+    running: int = Field(description="Answers that it computes now.")
+    answered: int = Field(description="Requests that it answered, of all tenants, since the start.")
+    failed: int = Field(description="Requests that it did not answer, or broke off.")
+    cancelled: int = Field(description="Requests that were closed here, because a client left or a deadline passed.")
+
+
 class StatsResponse(BaseModel):
     """The model, and the caller's store."""
 
@@ -85,6 +95,7 @@ class StatsResponse(BaseModel):
         description="The recompute ratio of requests that name none; null: as the controller chooses."
     )
     selector: str = Field(description="The selector of requests that name none.")
+    vllm: VllmInfo | None = Field(description="The vLLM server; null: this process computes the answers.")
     drift: DriftInfo | None = Field(description="Checks of live requests; null: fusion.drift_sample is 0.")
 
 
@@ -94,7 +105,9 @@ async def stats(executor: TenantExecutorDep) -> StatsResponse:
 
     def work(tenant: Tenant) -> StatsResponse:
         found, engine = tenant.engine.stats(), tenant.engine
-        remotes, method = found.remotes.items(), engine.parts.intake.method({})
+        remotes, method, server = found.remotes.items(), engine.parts.intake.method({}), executor.service.vllm
+        problem, vllm = (None, None) if server is None else (server.failure(), server.stats())
+        ratio = None if method.controlled else method.ratio
         return StatsResponse(
             replica=executor.service.replica,
             degraded=described(name for name, remote in remotes if not remote.answers),
@@ -107,8 +120,9 @@ async def stats(executor: TenantExecutorDep) -> StatsResponse:
             collections_open=tenant.collections.open_count,
             tiers=[TierInfo(tier=tier.kind.value, **dataclasses.asdict(tier)) for tier in found.store.tiers],
             queue=QueueInfo.model_validate(found.queue),
-            ratio=None if method.controlled else method.ratio,
-            selector=method.selector.name,
+            ratio=ratio if vllm is None else vllm.ratio,
+            selector=method.selector.name if vllm is None else vllm.selector,
+            vllm=None if vllm is None else VllmInfo.model_validate(vllm).model_copy(update={"problem": problem}),
             drift=None if found.drift is None else DriftInfo.model_validate(found.drift),
         )
 

@@ -1,0 +1,326 @@
+"""`ragkv serve --engine vllm`: everything works as with ragkv's own engine, and what does not is said."""
+
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fastapi.testclient import TestClient
+
+from ragkv import Engine, EngineConfig
+from ragkv.api.keys import KeyFile
+from ragkv.api.settings import ServeConfig, VllmConfig
+from ragkv.errors import ConfigError
+
+from .fake_vllm import FakeVllm
+from .helpers import app_on, client_of, events, filled, on_port, plain, service_of, wait_until
+
+pytest.importorskip("openai")
+
+ASK = {"collection": "facts", "question": "Who built the mill of Oro?", "k": 2, "ratio": 0.15, "max_tokens": 12}
+COUNTS = ("exact", "fused", "recomputed", "computed", "tokens", "missed_chunks", "ratio", "selector")
+
+
+class Front:
+    """A server in front of the fake vLLM, and one with its own engine and the same documents."""
+
+    def __init__(self, loaded: Engine, folder: Path, held: ExitStack) -> None:
+        self.fake = FakeVllm(loaded, folder / "front", EngineConfig(prompt=_prompt(loaded)))
+        held.callback(self.fake.close)
+        vllm = VllmConfig(url=held.enter_context(on_port(self.fake.app)), timeout_s=20.0)
+        self.app = app_on(loaded, folder / "front", model=str(folder / "m"), answer_engine="vllm", vllm=vllm)
+        self.client = held.enter_context(plain(held.enter_context(on_port(self.app))))
+        self.own = held.enter_context(client_of(app_on(loaded, folder / "own", model=str(folder / "m"))))
+        for one in (self.client, self.own):
+            filled(one)
+
+    def ask(self, **body: Any) -> Any:
+        return self.client.post("/v1/ask", json={**ASK, **body})
+
+
+def _prompt(loaded: Engine) -> Any:
+    from dataclasses import replace
+
+    from ragkv.rag import DOCUMENT_END
+
+    prompt = EngineConfig().prompt
+    return prompt if loaded.is_reader else replace(prompt, chunk_end=DOCUMENT_END)
+
+
+@pytest.fixture
+def front(talker: Engine, tmp_path: Path) -> Iterator[Front]:
+    import pytest_socket
+
+    pytest_socket.enable_socket()
+    with ExitStack() as held:
+        yield Front(talker, tmp_path, held)
+
+
+def counts(answer: dict[str, Any]) -> dict[str, Any]:
+    return {name: answer["reuse"][name] for name in COUNTS}
+
+
+def spans(answer: dict[str, Any]) -> list[Any]:
+    return [(one["kind"], one["start"], one["tokens"], one["state"], one["recomputed_at"]) for one in answer["prompt"]]
+
+
+def test_an_answer_its_sources_and_its_report_are_those_of_ragkvs_own_engine(front: Front) -> None:
+    found, own = front.ask(), front.own.post("/v1/ask", json=ASK)
+    assert found.status_code == own.status_code == 200, found.text
+    found, own = found.json(), own.json()
+    for name in ("answer", "finish_reason", "sources", "citations"):
+        assert found[name] == own[name], name
+    assert counts(found) == counts(own)
+    assert found["reuse"]["fused"] > 0 and found["reuse"]["recomputed"] > 0
+    assert spans(found) == spans(own)
+    (sent,) = front.fake.bodies
+    assert len(sent["prompt"]) == found["reuse"]["tokens"]
+    assert front.ask(reuse="none").json()["reuse"]["computed"] == found["reuse"]["tokens"]
+
+
+def test_an_answer_that_ends_by_itself_ends_as_with_the_own_engine(reader: Engine, tmp_path: Path) -> None:
+    import pytest_socket
+
+    pytest_socket.enable_socket()
+    with ExitStack() as held:
+        front = Front(reader, tmp_path, held)
+        found, own = front.ask().json(), front.own.post("/v1/ask", json=ASK).json()
+        assert (found["answer"], found["finish_reason"]) == (own["answer"], "stop")
+        assert found["citations"] == own["citations"]
+
+
+def test_a_stream_has_the_events_of_the_own_engine(front: Front) -> None:
+    found, own = (events(one.post("/v1/ask", json={**ASK, "stream": True}).text) for one in (front.client, front.own))
+    assert [name for name, _ in found] == [name for name, _ in own]
+    assert [data for name, data in found if name == "token"] == [data for name, data in own if name == "token"]
+    prompt = next(data for name, data in found if name == "prompt")
+    assert counts(prompt) == counts(found[-1][1]) == counts(own[-1][1])
+
+
+def test_chats_several_answers_and_log_probabilities_work(front: Front) -> None:
+    model = service_of(front.app).model_id
+    messages = [{"role": "user", "content": "Who built the mill?"}]
+    body = {"model": model, "messages": messages, "max_tokens": 5, "n": 2, "logprobs": True, "top_logprobs": 2}
+    found, own = (one.post("/v1/chat/completions", json=body).json() for one in (front.client, front.own))
+    for one, other in zip(found["choices"], own["choices"], strict=True):
+        assert one["message"] == other["message"] and one["finish_reason"] == other["finish_reason"]
+        for token, same in zip(one["logprobs"]["content"], other["logprobs"]["content"], strict=True):
+            assert token["logprob"] == pytest.approx(same["logprob"], abs=1e-4)
+            assert [top["token"] for top in token["top_logprobs"]] == [top["token"] for top in same["top_logprobs"]]
+    assert front.fake.bodies[-1]["n"] == 2
+
+
+def test_a_conversation_goes_into_the_prompt_and_its_documents_are_fused_again(front: Front) -> None:
+    first = front.ask(session_id="s").json()
+    second = front.ask(session_id="s", question="And the harbour?").json()
+    history = [one for one in second["prompt"] if one["kind"] == "history"]
+    assert sum(one["tokens"] for one in history) > first["reuse"]["tokens"] - 20
+    assert any(one["state"] == "fused" for one in history)  # the documents of the first turn
+    assert front.client.get("/v1/sessions").json()["data"][0]["id"] == "s"
+
+
+def test_messages_that_repeat_a_conversation_find_it(front: Front) -> None:
+    body = {"model": service_of(front.app).model_id, "max_tokens": 4}
+    messages = [{"role": "user", "content": "Go"}]
+    first = front.client.post("/v1/chat/completions", json={**body, "messages": messages}).json()
+    messages += [first["choices"][0]["message"], {"role": "user", "content": "On"}]
+    second = front.client.post("/v1/chat/completions", json={**body, "messages": messages}).json()
+    history = sum(one["tokens"] for one in second["ragkv"]["prompt"] if one["kind"] == "history")
+    assert history >= first["usage"]["total_tokens"] - 1
+    assert second["ragkv"]["reuse"]["computed"] == second["ragkv"]["reuse"]["tokens"]  # its ids alone are kept
+    last = front.fake.bodies[-1]["prompt"]
+    assert last[: first["usage"]["prompt_tokens"]] == front.fake.bodies[0]["prompt"]
+
+
+def test_sampling_goes_to_vllm_and_nothing_is_left_to_its_defaults(front: Front) -> None:
+    model = service_of(front.app).model_id
+    body = {
+        "model": model,
+        "messages": [{"role": "user", "content": "Go"}],
+        "max_tokens": 3,
+        "temperature": 0.5,
+        "top_p": 0.9,
+        "seed": 7,
+        "presence_penalty": 1.0,
+        "logit_bias": {"5": -2.0},
+    }
+    assert front.client.post("/v1/chat/completions", json=body).status_code == 200
+    sent = front.fake.bodies[-1]
+    wanted = {"temperature": 0.5, "top_p": 0.9, "seed": 7, "presence_penalty": 1.0, "logit_bias": {"5": -2.0}}
+    assert {name: sent[name] for name in wanted} == wanted
+    assert (sent["top_k"], sent["min_p"], sent["repetition_penalty"], sent["frequency_penalty"]) == (0, 0.0, 1.0, 0.0)
+    front.ask()
+    assert front.fake.bodies[-1]["temperature"] == 0.0
+
+
+def test_a_ratio_that_a_request_does_not_name_is_left_to_the_connector(front: Front) -> None:
+    def wish(**body: Any) -> dict[str, Any]:
+        assert front.ask(**body).status_code == 200
+        return dict(front.fake.bodies[-1]["kv_transfer_params"]["ragkv"])
+
+    assert wish()["ratio"] == 0.15
+    assert wish(ratio=None)["ratio"] is None  # the connector's loading controller chooses
+    body = {name: value for name, value in ASK.items() if name != "ratio"}
+    assert front.client.post("/v1/ask", json=body).status_code == 200
+    assert "ratio" not in front.fake.bodies[-1]["kv_transfer_params"]["ragkv"]
+    assert wish(selector="random")["selector"] == "random"
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [({"reuse": "prefix"}, "reuse 'prefix'"), ({"response_format": {"type": "json_object"}}, "response_format")],
+)
+def test_what_is_not_sent_to_vllm_is_refused(front: Front, change: dict[str, Any], said: str) -> None:
+    answer = front.ask(**change)
+    assert answer.status_code == 400 and said in answer.json()["error"]["message"]
+    assert front.fake.bodies == []
+
+
+def test_what_vllm_refuses_is_the_clients_error(front: Front) -> None:
+    front.fake.refuses = (400, "This model's maximum context length is 64 tokens.")
+    answer = front.ask()
+    assert answer.status_code == 400
+    assert "vLLM refused the prompt: This model's maximum context" in answer.json()["error"]["message"]
+
+
+def test_a_vllm_that_fails_gives_503_and_readyz_stats_and_metrics_say_so(front: Front) -> None:
+    assert front.client.get("/readyz").status_code == 200
+    front.fake.refuses, front.fake.is_healthy = (500, "boom"), False
+    answer = front.ask()
+    assert answer.status_code == 503 and answer.json()["error"]["code"] == "vllm_unavailable"
+    assert "answered 500" in answer.text and "boom" not in answer.text
+    wait_until(lambda: "is not healthy" in (front.client.get("/readyz").json()["reason"] or ""))
+    assert front.client.get("/readyz").status_code == 503
+    stats = front.client.get("/v1/stats").json()
+    assert stats["vllm"]["failed"] == 1 and "is not healthy" in stats["vllm"]["problem"]
+    metrics = front.client.get("/metrics").text
+    assert "ragkv_vllm_answers 0.0" in metrics and 'ragkv_vllm_requests_total{end="failed"} 1.0' in metrics
+    front.fake.refuses, front.fake.is_healthy = None, True
+    wait_until(lambda: front.client.get("/readyz").status_code == 200)
+    assert front.ask().status_code == 200
+    assert "ragkv_vllm_answers 1.0" in front.client.get("/metrics").text
+
+
+def test_no_server_at_all_is_named(talker: Engine, tmp_path: Path) -> None:
+    import pytest_socket
+
+    pytest_socket.enable_socket()
+    app = app_on(talker, tmp_path, answer_engine="vllm", vllm=VllmConfig(url="http://127.0.0.1:1"))
+    with client_of(app) as client:
+        ready = client.get("/readyz")
+        assert ready.status_code == 503 and "vLLM at http://127.0.0.1:1 does not answer" in ready.json()["reason"]
+        filled(client)  # documents are stored meanwhile
+        answer = client.post("/v1/ask", json=ASK)
+        assert answer.status_code == 503 and "does not answer" in answer.json()["error"]["message"]
+
+
+def test_a_server_without_the_connector_or_with_another_model_is_refused(
+    front: Front, reader: Engine, tmp_path: Path
+) -> None:
+    front.fake.has_connector = False
+    answer = front.ask()
+    assert answer.status_code == 503 and "without ragkv's connector" in answer.json()["error"]["message"]
+    with ExitStack() as held:
+        other = FakeVllm(reader, tmp_path / "front")
+        held.callback(other.close)
+        vllm = VllmConfig(url=held.enter_context(on_port(other.app)))
+        loaded = service_of(front.app).tenants.opened()[""].engine
+        client = held.enter_context(client_of(app_on(loaded, tmp_path / "b", answer_engine="vllm", vllm=vllm)))
+        ready = client.get("/readyz")
+        assert ready.status_code == 503 and "another model" in ready.json()["reason"]
+
+
+@pytest.mark.parametrize(("change", "said"), [("breaks_after", "broke off"), ("ends_with", "abort")])
+def test_an_answer_that_breaks_off_ends_with_an_error(front: Front, change: str, said: str) -> None:
+    setattr(front.fake, change, 3 if change == "breaks_after" else "abort")
+    found = events(front.ask(stream=True).text)
+    assert "prompt" in {name for name, _ in found} and "answer" not in {name for name, _ in found}
+    name, data = found[-1]
+    assert name == "error" and data["error"]["code"] == "vllm_unavailable" and said in data["error"]["message"]
+
+
+def test_a_client_that_leaves_ends_the_request_at_vllm(front: Front) -> None:
+    front.fake.pause_s = 0.05
+    with front.client.stream("POST", "/v1/ask", json={**ASK, "max_tokens": 500, "stream": True}) as answer:
+        next(line for line in answer.iter_lines() if "token" in line)
+    wait_until(lambda: front.fake.aborted == 1 and front.fake.open == 0)
+    wait_until(lambda: front.client.get("/v1/stats").json()["vllm"]["cancelled"] == 1)
+
+
+def test_a_stop_string_ends_the_request_at_vllm(front: Front) -> None:
+    front.fake.pause_s = 0.02
+    model = service_of(front.app).model_id
+    body = {"model": model, "messages": [{"role": "user", "content": "Go"}], "max_tokens": 300}
+    text = front.client.post("/v1/chat/completions", json={**body, "max_tokens": 6}).json()
+    stop = text["choices"][0]["message"]["content"][:1]
+    assert front.fake.aborted == 0
+    found = front.client.post("/v1/chat/completions", json={**body, "stop": stop}).json()
+    assert found["choices"][0]["finish_reason"] == "stop"
+    wait_until(lambda: front.fake.aborted == 1)
+
+
+def test_a_deadline_holds_while_vllm_is_slow(talker: Engine, tmp_path: Path) -> None:
+    import pytest_socket
+
+    from ragkv.api.settings import QueueConfig
+
+    pytest_socket.enable_socket()
+    with ExitStack() as held:
+        fake = FakeVllm(talker, tmp_path)
+        held.callback(fake.close)
+        fake.pause_s = 30.0
+        vllm = VllmConfig(url=held.enter_context(on_port(fake.app)))
+        queue = QueueConfig(deadline_s=1.0)
+        client = held.enter_context(client_of(app_on(talker, tmp_path, answer_engine="vllm", vllm=vllm, queue=queue)))
+        filled(client)
+        assert client.post("/v1/ask", json=ASK).status_code == 504
+        wait_until(lambda: fake.aborted == 1)
+
+
+def test_many_answers_run_at_once(front: Front) -> None:
+    front.fake.pause_s = 0.05
+    done: list[int] = []
+    threads = [threading.Thread(target=lambda: done.append(front.ask(max_tokens=20).status_code)) for _ in range(6)]
+    for thread in threads:
+        thread.start()
+    wait_until(lambda: front.fake.open == 6)
+    for thread in threads:
+        thread.join()
+    assert done == [200] * 6
+
+
+def test_a_tenant_with_a_name_is_computed_by_vllm_and_shares_no_kv(talker: Engine, tmp_path: Path) -> None:
+    import pytest_socket
+
+    pytest_socket.enable_socket()
+    with ExitStack() as held:
+        fake = FakeVllm(talker, tmp_path)
+        held.callback(fake.close)
+        vllm = VllmConfig(url=held.enter_context(on_port(fake.app)))
+        app = app_on(talker, tmp_path, answer_engine="vllm", vllm=vllm)
+        key = KeyFile(tmp_path / "keys.json").add("one", tenant="acme")[0]
+        client = held.enter_context(client_of(app, key))
+        filled(client)
+        found = client.post("/v1/ask", json=ASK).json()
+        assert found["reuse"]["computed"] == found["reuse"]["tokens"]
+        assert any("the tenant without a name" in note for note in found["reuse"]["notes"])
+        sent = fake.bodies[-1]["kv_transfer_params"]["ragkv"]
+        assert sent == {"name": sent["name"], "reuse": "none"}
+
+
+def test_settings_that_vllm_cannot_follow_are_refused_at_the_start() -> None:
+    for url in ("localhost:8000", "http://user:secret@localhost"):
+        with pytest.raises(ConfigError, match=r"vllm\.url"):
+            VllmConfig(url=url)
+    with pytest.raises(ConfigError, match="answer_engine"):
+        ServeConfig(answer_engine="other")
+    drifting = EngineConfig.from_settings({"fusion": {"drift_sample": 0.1}})
+    with pytest.raises(ConfigError, match="drift_sample"):
+        ServeConfig(answer_engine="vllm", engine=drifting).check_servable()
+
+
+def test_the_own_engine_says_nothing_of_vllm(client: TestClient) -> None:
+    assert client.get("/v1/stats").json()["vllm"] is None
+    assert "ragkv_vllm" not in client.get("/metrics").text
