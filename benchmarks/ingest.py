@@ -17,6 +17,7 @@ from contextlib import ExitStack
 from typing import Any
 
 import torch
+from transformers import AutoModelForCausalLM
 
 from benchmarks import report
 from benchmarks.dtypes import SWITCHES
@@ -26,6 +27,7 @@ from ragkv.config import GIB
 from ragkv.fusion.learned import ScoreModel, shape_of
 from ragkv.model import PASS_ROWS
 from ragkv.model.dtype_choice import faster_dtype
+from ragkv.model.loading import READER
 
 SELECTORS = {"without scores": "first-k", "with scores": "sensitivity", "with learned scores": "sensitivity"}
 LIMITS = {"without scores": 1.1, "with scores": 2.0, "with learned scores": 2.0}  # the most, over transformers
@@ -39,10 +41,11 @@ def main() -> None:
         )
     torch.set_num_threads(options.threads)
     lengths = [int(length) for length in options.tokens.split(",")]
-    model = model_of(options.shape, "cpu", 1024 + max(lengths), torch.bfloat16, options.layers)
+    model = _model(options, longest=1024 + max(lengths))
     dtype = faster_dtype(model.config, torch.bfloat16, store_bytes=0).name if options.dtype == "auto" else options.dtype
     model = model.to(getattr(torch, dtype))
-    print(f"{options.shape}, {options.layers} layers, random weights, {dtype}, {options.threads} threads")
+    weights = "its own weights" if options.shape == "reader" else "random weights"
+    print(f"{options.shape}, {model.config.num_hidden_layers} layers, {weights}, {dtype}, {options.threads} threads")
     rows = []
     with ExitStack() as stack:
         engines = {name: stack.enter_context(_engine(model, selector)) for name, selector in SELECTORS.items()}
@@ -68,9 +71,17 @@ def main() -> None:
     print("written:", report.save(name, [list(row) for row in rows]))
 
 
+def _model(options: argparse.Namespace, longest: int) -> Any:
+    if options.shape == "reader":
+        reader: Any = AutoModelForCausalLM.from_pretrained(READER, dtype=torch.bfloat16)
+        return reader.eval()
+    return model_of(options.shape, "cpu", longest, torch.bfloat16, options.layers)
+
+
 def _engine(model: Any, selector: str) -> Engine:
     store = StoreConfig(memory_bytes=4 * GIB)
-    return Engine(model, config=EngineConfig(store=store, fusion=FusionConfig(selector=selector)))
+    fusion = FusionConfig(selector=selector, learned_scores=False)
+    return Engine(model, config=EngineConfig(store=store, fusion=fusion))
 
 
 def _use_network(engine: Engine) -> None:
@@ -104,7 +115,7 @@ def _by_transformers(model: Any, chunks: Sequence[Sequence[int]]) -> None:
 def _options() -> argparse.Namespace:
     parser = report.parser(__doc__, quick="four layers, one length, three runs", threads=2, runs=5)
     parser.add_argument("--avx2", action="store_true", help="play a processor with AVX2 alone")
-    parser.add_argument("--shape", default="qwen2.5-0.5b")
+    parser.add_argument("--shape", default="qwen2.5-0.5b", help='or "reader", the bundled model')
     parser.add_argument("--layers", type=int, default=24)
     parser.add_argument("--dtype", default="auto", help="float32, bfloat16, or what this processor computes faster")
     parser.add_argument("--tokens", default="50,150,512", help="lengths of chunks")
