@@ -34,5 +34,5 @@ def run(scenario: str, *arguments: str, module: str = "scenarios") -> Any:
     command = [sys.executable, "-m", f"tests.vllm.{module}", scenario, *arguments]
     ran = subprocess.run(command, cwd=ROOT, env={**os.environ, **ENVIRONMENT}, capture_output=True, text=True)
     lines = [line for line in ran.stdout.splitlines() if line.startswith("RESULT ")]
-    assert ran.returncode == 0 and lines, ran.stdout[-4000:] + ran.stderr[-4000:]
+    assert ran.returncode == 0 and lines, ran.stdout[-4000:] + ran.stderr[-14_000:]
     return json.loads(lines[-1].removeprefix("RESULT "))
