@@ -9,9 +9,10 @@ entries are random, which changes no time; every chunk is fused, none is exact.
 
 first: seconds from sending a request to its first streamed token; medians of alternating requests.
 
-clients: 8 and 16 clients send requests of one token of answer, each after a random pause. vLLM alone is saturated
-first (no pauses), then measured with pauses for half of that rate: its mean time to the first token is the bound. Then
-the connector is given 2, 3, 4, 6 and 8 times that rate, until its mean time to the first token exceeds the bound.
+clients: 8 and 16 clients send requests of one token of answer, each after a random pause, for some time; no prompt is
+sent twice. vLLM alone is saturated first (no pauses), then measured with pauses for half of that rate: its mean time to
+the first token is the bound. Then the connector is given 2, 3, 4, 6 and 8 times that rate, each for half of the time,
+until its mean time to the first token exceeds the bound.
 
 decode: the tokens of two running answers while a third prompt is prefilled: fused, and by vLLM's own full prefill.
 
@@ -21,12 +22,13 @@ memory: of all processes of each server, idle before the first request and after
 import argparse
 import asyncio
 import importlib.util
+import itertools
 import random
 import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Coroutine, Mapping
+from collections.abc import Coroutine, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -175,14 +177,14 @@ async def _clients(
     alone: Any, ragkv: Any, prompts: Prompts, count: int, options: argparse.Namespace
 ) -> list[dict[str, Any]]:
     """Rates of both servers with `count` clients, and whether the connector's stay under the bound."""
-    each = options.requests
-    full = await _load(alone, prompts, count, max(1, each - 1), 0.0, None)
-    half = await _load(alone, prompts, count, each, max(0.0, 2 * count / full.rate - 1.5 / full.rate), None)
+    took_s, seeds = options.seconds, itertools.count(10_000 * count)
+    full = await _load(alone, prompts, seeds, count, took_s, 0.0, None)
+    half = await _load(alone, prompts, seeds, count, took_s, max(0.0, 2 * count / full.rate - 1.5 / full.rate), None)
     rows = [_row(count, "vLLM alone, saturated", full, half), _row(count, "vLLM alone, half of it", half, half)]
-    _say(f"clients: {count}: bound {half.ttft_s:.3f} s at {half.rate:.3f} requests/s")
+    _say(f"clients: {count}: bound {half.ttft_s:.3f} s at {half.rate:.3f} requests/s, saturated at {full.rate:.3f}")
     for multiple in MULTIPLES:
         pause_s = max(0.0, count / (multiple * half.rate) - half.ttft_s / 2)
-        load = await _load(ragkv, prompts, count, 2 * each, pause_s, {"ratio": options.ratio})
+        load = await _load(ragkv, prompts, seeds, count, took_s / 2, pause_s, {"ratio": options.ratio})
         rows.append(_row(count, f"ragkv, {multiple}x asked", load, half))
         _say(f"clients: {count}: {load.ttft_s:.3f} s at {load.rate:.3f} requests/s")
         if load.ttft_s > half.ttft_s or pause_s == 0.0:
@@ -191,25 +193,35 @@ async def _clients(
 
 
 async def _load(
-    server: Any, prompts: Prompts, count: int, each: int, pause_s: float, wish: Mapping[str, Any] | None
+    server: Any,
+    prompts: Prompts,
+    seeds: Iterator[int],
+    count: int,
+    took_s: float,
+    pause_s: float,
+    wish: Mapping[str, Any] | None,
 ) -> Load:
-    """`count` clients send `each` requests, with random pauses of `pause_s` on average before each of them."""
-    chance = random.Random(count)
-    pauses = [[chance.expovariate(1.0) * pause_s for _ in range(each)] for _ in range(count)]
-    ttfts = list[float]()
+    """`count` clients send requests for `took_s`, with random pauses of `pause_s` on average before each of them.
 
-    async def client(number: int) -> None:
-        async with server.client() as http:
-            for turn, pause in enumerate(pauses[number]):
-                await asyncio.sleep(pause)
-                one = await server.stream(http, prompts.make(10_000 + 100 * number + turn), 1, wish)
-                ttfts.append(one.ttft_s)
-
+    What is sent in that time is measured to its end; the rate counts what was answered in that time.
+    """
+    chance, ttfts, answered = random.Random(count), list[float](), 0
     before, began = server.counts(), time.perf_counter()
-    await asyncio.gather(*(client(number) for number in range(count)))
-    took_s = time.perf_counter() - began
+
+    async def client() -> None:
+        nonlocal answered
+        async with server.client() as http:
+            while True:
+                left = began + took_s - time.perf_counter()
+                await asyncio.sleep(min(chance.expovariate(1.0) * pause_s, max(0.0, left)))
+                if time.perf_counter() - began >= took_s:
+                    return
+                ttfts.append((await server.stream(http, prompts.make(next(seeds)), 1, wish)).ttft_s)
+                answered += time.perf_counter() - began < took_s
+
+    await asyncio.gather(*(client() for _ in range(count)))
     _expect(before, server.counts(), fused=0 if wish is None else len(ttfts))
-    return Load(len(ttfts) / took_s, statistics.fmean(ttfts), len(ttfts))
+    return Load(answered / took_s, statistics.fmean(ttfts), len(ttfts))
 
 
 def _row(count: int, name: str, load: Load, half: Load) -> dict[str, Any]:
@@ -281,20 +293,20 @@ def _say(text: str) -> None:
 
 
 def _options() -> argparse.Namespace:
-    parser = report.parser(__doc__, quick="4 layers, few requests: minutes", threads=2, runs=5)
+    parser = report.parser(__doc__, quick="4 layers, a minute of clients at one rate", threads=2, runs=5)
     parser.add_argument("--part", nargs="+", default=list(PARTS), choices=PARTS)
     parser.add_argument("--shape", default="qwen2.5-0.5b")
     parser.add_argument("--layers", type=int, default=24)
     parser.add_argument("--chunks", type=int, default=6)
     parser.add_argument("--tokens", type=int, default=512, help="of each chunk")
     parser.add_argument("--clients", nargs="+", type=int, default=[8, 16])
-    parser.add_argument("--requests", type=int, default=3, help="of each client at one rate")
+    parser.add_argument("--seconds", type=float, default=300.0, help="of vLLM alone at one rate, in the part clients")
     parser.add_argument("--ratio", type=float, default=0.15, help="of the parts clients and decode")
     parser.add_argument("--decode-tokens", type=int, default=400, help="of each running answer")
     parser.add_argument("--vllm", nargs="*", default=["--enforce-eager"], help="further arguments for both servers")
     options = parser.parse_args()
     if options.quick:
-        options.layers, options.runs, options.requests = 4, 3, 2
+        options.layers, options.runs, options.seconds = 4, 3, 60.0
     return options
 
 
