@@ -9,7 +9,7 @@ import os
 import threading
 import weakref
 from collections.abc import AsyncGenerator, Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import aclosing, contextmanager
+from contextlib import aclosing, closing, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Self, Unpack
 
@@ -21,6 +21,7 @@ from .history import Discard
 from .inference import (
     ActiveRequest,
     AnswerBackend,
+    AnswerEvents,
     AnswerOptions,
     ChunkLike,
     DriftStats,
@@ -137,8 +138,8 @@ class Engine(Closing):
         session is as it was.
         """
         request = self.parts.intake.answer_request(question, chunks, options)
-        with self._prefilled(request, session) as (active, turn):
-            for _, event in self._events(active):
+        with self._prefilled(request, session) as (active, turn, events):
+            for _, event in self._events(active, events):
                 turn.follow(event)
                 yield event
 
@@ -194,16 +195,16 @@ class Engine(Closing):
         if choices < 1:
             raise InputError(f"choices is {choices}; it must be at least 1.")
         request = replace(self.parts.intake.answer_request(question, chunks, options), choices=choices)
-        with self._prefilled(request, session, keep=choices == 1) as (active, turn):
-            for index, event in self._events(active):
+        with self._prefilled(request, session, keep=choices == 1) as (active, turn, events):
+            for index, event in self._events(active, events):
                 turn.follow(event)
                 yield index, event
 
-    def _events(self, active: ActiveRequest) -> Iterator[tuple[int, TokenEvent | Answer]]:
-        """The events of a prefilled request."""
+    def _events(self, active: ActiveRequest, events: AnswerEvents) -> Iterator[tuple[int, TokenEvent | Answer]]:
+        """The events of a prefilled request, as its caller gets them."""
         if active.request.on_prefill is not None:
             active.request.on_prefill(active.prefill)
-        for index, event in active.events:
+        for index, event in events:
             if isinstance(event, TokenEvent):  # a complete answer is handed out even after the deadline
                 active.ticket.check()
                 yield index, event
@@ -225,7 +226,7 @@ class Engine(Closing):
         `session` gives the history; it gains no turn. Raises what `stream` raises.
         """
         request = self.parts.intake.prefill_request(question, chunks, options)
-        with self._prefilled(request, session, keep=False) as (active, _):
+        with self._prefilled(request, session, keep=False) as (active, _, _):
             return _own_prefill(active)
 
     async def aprefill(
@@ -256,14 +257,14 @@ class Engine(Closing):
         Raises what `stream` raises.
         """
         request = self.parts.intake.prefill_request(question, chunks, options, answer)
-        with self._prefilled(request, session) as (active, turn):
+        with self._prefilled(request, session) as (active, turn, _):
             turn.end()
             return _own_prefill(active)
 
     @contextmanager
     def _prefilled(
         self, request: Request, session: Session | None, *, keep: bool = True
-    ) -> Iterator[tuple[ActiveRequest, DetachedTurn]]:
+    ) -> Iterator[tuple[ActiveRequest, DetachedTurn, AnswerEvents]]:
         """What every request begins with: wait for the session, lay out the prompt, be admitted, prefill.
 
         Without `keep` the session is only read: no turn is added.
@@ -280,9 +281,10 @@ class Engine(Closing):
             trace.active = active = ActiveRequest(request, prompt, ticket, session_id, keep=turn.keeps)
             with active.held:
                 with parts.admission.admitted(self._backend.prefetch_hint(active), ticket):
-                    active.events = self._backend.begin(active)
-                turn.prefilled(prompt, active.prefill)
-                yield active, turn
+                    events = self._backend.begin(active)
+                with closing(events):
+                    turn.prefilled(prompt, active.prefill)
+                    yield active, turn, events
 
     def chunk(self, content: str | Sequence[int], metadata: Mapping[str, Any] | None = None) -> Chunk:
         """A chunk of text or token ids; its ids are fixed here. Text gets the config's `chunk_end` appended."""

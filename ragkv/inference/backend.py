@@ -1,6 +1,6 @@
 """Who computes answers: the model in this process, or another server to which the prompt's token ids are sent."""
 
-from collections.abc import Iterator
+from collections.abc import Generator
 from typing import Protocol
 
 from ragkv.store import PrefetchHint
@@ -9,7 +9,8 @@ from ragkv.types import Answer, TokenEvent
 from .parts import EngineParts
 from .request import ActiveRequest, Request
 
-AnswerEvents = Iterator[tuple[int, TokenEvent | Answer]]  # tokens of each answer, then the answer, with its index
+# The tokens of each answer, then the answer; each event with the index of its answer.
+AnswerEvents = Generator[tuple[int, TokenEvent | Answer], None, None]
 
 
 class AnswerBackend(Protocol):

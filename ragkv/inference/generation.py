@@ -1,6 +1,6 @@
 """From a prefill to answers, token by token. The answers to one prompt decode together."""
 
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
@@ -25,7 +25,7 @@ class AnswerGenerator:
         self._adapter, self.tokenizer, self._batch = adapter, tokenizer, batch
         self._end_tokens = end_tokens(adapter.model, tokenizer)
 
-    def stream(self, active: ActiveRequest) -> Iterator[tuple[int, TokenEvent | Answer]]:
+    def stream(self, active: ActiveRequest) -> Generator[tuple[int, TokenEvent | Answer], None, None]:
         """The events of a prefilled request's answers, each with the index of its answer: tokens, then the `Answer`.
 
         A conversation's turn records the KV of every token but the last, which is never run; it has one answer.

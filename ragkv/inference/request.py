@@ -6,7 +6,7 @@ the request is served; it dies with the request.
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -23,7 +23,7 @@ from ragkv.history import EMPTY, Discard, History, Part, PartKind
 from ragkv.model import Recording
 from ragkv.model.sampling import Sampling
 from ragkv.scheduling import Ticket
-from ragkv.types import Answer, Chunk, PromptSpan, Reuse, Timing, TokenEvent
+from ragkv.types import Answer, Chunk, PromptSpan, Reuse, Timing
 
 ChunkLike = Chunk | str | Sequence[int]
 
@@ -197,7 +197,6 @@ class ActiveRequest:
         self.queue_s = 0.0  # spent on waiting, before the pass
         self.other_steps_s = 0.0  # spent on steps of other requests, between layers of the pass
         self.prefill: ServedPrompt  # set when the prompt is prefilled
-        self.events: Iterator[tuple[int, TokenEvent | Answer]]  # of the answers, each with its index
         self.answers: list[Answer] = []  # that are complete
         self.held = ExitStack()  # closed when the request ends
 

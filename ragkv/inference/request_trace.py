@@ -90,14 +90,13 @@ def report_attributes(prefill: ServedPrompt, answers: list[Answer]) -> dict[str,
 @contextmanager
 def traced(request: Request) -> Iterator[RequestTrace]:
     """Record the spans of a request when the block ends."""
-    trace, error = RequestTrace(request), None
+    trace = RequestTrace(request)
     try:
         yield trace
-    except BaseException as raised:
-        error = raised
-        raise
-    finally:
+    except BaseException as error:
         trace.record(error)
+        raise
+    trace.record(None)
 
 
 __all__ = ["RequestTrace", "report_attributes", "traced"]

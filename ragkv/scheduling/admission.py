@@ -70,7 +70,10 @@ class Ticket:
         if not self._over:
             self._over = True
             self._ended(error)
-        raise error
+        try:
+            raise error
+        finally:
+            del error  # or it and this frame hold each other, and with them the request and its KV
 
     def wait(self, event: threading.Event) -> None:
         """Wait for `event`; raises what `check` raises."""

@@ -1,11 +1,16 @@
 """A streamed answer: the events are the answer, the end token never shows, the seed decides."""
 
+import gc
+import threading
+import weakref
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 
 from ragkv import Answer, Engine, TokenEvent
+from ragkv.errors import CancelledError
 from tests import tiny_models
 from tests.toy_tokenizers import EOS
 
@@ -155,3 +160,43 @@ def test_an_answer_cites_the_chunks_that_say_it(engine: Engine, monkeypatch: pyt
     assert [(c.chunk, c.source, chunks[c.chunk].text[c.start : c.end]) for c in answer.citations] == [
         (1, "S", "The Fox")
     ]
+
+
+def _answered(engine: Engine, **how: Any) -> None:
+    engine.answer("Why?", ["ab"], **how)
+
+
+def _abandoned(engine: Engine, **how: Any) -> None:
+    events = engine.stream("Why?", ["ab"], **how)
+    next(iter(events))
+
+
+def _cancelled(engine: Engine, **how: Any) -> None:
+    cancel = threading.Event()
+    with pytest.raises(CancelledError):
+        for _ in engine.stream("Why?", ["ab"], cancel=cancel, **how):
+            cancel.set()
+
+
+@pytest.mark.parametrize("ask", [_answered, _abandoned, _cancelled])
+def test_the_kv_of_a_request_is_freed_when_it_ends_without_a_search_for_garbage(
+    engine: Engine, ask: Callable[..., None]
+) -> None:
+    found: list[weakref.ref[Any]] = []
+    gc.disable()
+    try:
+        ask(engine, on_prefill=lambda prefill: found.append(weakref.ref(prefill.fused.kv)), max_new_tokens=24)
+        assert found[0]() is None
+    finally:
+        gc.enable()
+
+
+def test_the_kv_of_a_prefill_is_freed_with_it(engine: Engine) -> None:
+    gc.disable()
+    try:
+        prefill = engine.prefill("Why?", ["ab"])
+        kv = weakref.ref(prefill.fused.kv)
+        del prefill
+        assert kv() is None
+    finally:
+        gc.enable()
