@@ -106,7 +106,10 @@ class VllmBackend:
         if report is None:
             raise self._broken("lost the report of this prompt")
         notes = () if self._shares_kv else (OTHER_TENANT,)
-        return served_prompt(prompt, report, sent_s, first_token_s, notes)
+        try:
+            return served_prompt(prompt, report, sent_s, first_token_s, notes)
+        except (KeyError, TypeError, ValueError) as error:
+            raise self._broken("has a connector of another version of ragkv: its report has another form") from error
 
     def _wish(self, active: ActiveRequest, name: str) -> dict[str, Any]:
         """What the connector is told: how to fuse, where the chunks are, and the name of the report."""

@@ -51,8 +51,8 @@ def served_prompt(
 ) -> ServedPrompt:
     """The prompt's report: its tokens are counted once, each as ragkv reused it or as vLLM computed it.
 
-    `prefill_s` is the time from sending the prompt to its first token, waiting inside vLLM included. Raises `KeyError`
-    or `TypeError` for a report of another form.
+    `prefill_s` is the time from sending the prompt to its first token, waiting inside vLLM included. Raises `KeyError`,
+    `TypeError` or `ValueError` for a report of another form.
     """
     length, promised = len(prompt.token_ids), int(report["promised_tokens"])
     own = (*report["notes"], *prompt.notes, *notes)

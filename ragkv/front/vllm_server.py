@@ -49,10 +49,8 @@ class VllmStats:
     answered: int  # streams that ended well, since the start
     failed: int  # streams that the server did not begin or broke off
     cancelled: int  # streams that were closed here before their end
-    ratio: (
-        float | None
-    )  # the connector's recompute ratio of requests that name none; None: unknown, or its controller's
-    selector: str  # the connector's selector of requests that name none; "": unknown
+    ratio: float | None  # the connector's, of requests that name none; None: unknown, or as its controller chooses
+    selector: str  # the connector's, of requests that name none; "": unknown
 
 
 class VllmServer(Closing):
@@ -92,9 +90,7 @@ class VllmServer(Closing):
 
         Raises `AnswerServerError` if vLLM has no connector or another model, and what `check` raises.
         """
-        found = self._wait(self._ask_connector(name), check)
-        self._accept(found)
-        return found
+        return self._wait(self._ask_connector(name), check)
 
     def failure(self) -> str | None:
         """Why the server gives no answers; `None` if it does. Asks at most every `PROBE_S`, and waits a moment."""
@@ -126,8 +122,12 @@ class VllmServer(Closing):
                 self._loop.close()
 
     def submit(self, work: Coroutine[Any, Any, T]) -> "Future[T]":
-        """Run `work` on the loop; returns its future."""
-        return asyncio.run_coroutine_threadsafe(work, self._loop)
+        """Run `work` on the loop; returns its future. Raises `AnswerServerError` once this is closed."""
+        try:
+            return asyncio.run_coroutine_threadsafe(work, self._loop)
+        except RuntimeError as error:
+            work.close()
+            raise AnswerServerError("The server shuts down: its connections to vLLM are closed.") from error
 
     async def steps(self, prompt: tuple[int, ...], fields: Mapping[str, Any]) -> AsyncIterator[Step]:
         """The tokens of the answers to a prompt. Raises what an OpenAI client raises."""
@@ -153,7 +153,8 @@ class VllmServer(Closing):
 
         `began`: some of the answer had come.
         """
-        if isinstance(error, AnswerServerError | InputError):
+        if isinstance(error, AnswerServerError):
+            self._problem = str(error)
             return error
         if isinstance(error, self._openai.BadRequestError | self._openai.UnprocessableEntityError):
             return InputError(f"vLLM refused the prompt: {_said(error)}")
@@ -189,13 +190,17 @@ class VllmServer(Closing):
             future.cancel()
 
     async def _ask_connector(self, name: str) -> Mapping[str, Any]:
+        """Its answer, which is remembered. Raises `AnswerServerError` if there is no connector, or another model's."""
         fields = {"kv_transfer_params": {"ragkv": {"report_of": name}}, "add_special_tokens": False}
         answer: Any = await self._client.completions.create(model="", prompt=[0], max_tokens=1, extra_body=fields)
         found = (getattr(answer, "kv_transfer_params", None) or {}).get("ragkv") or {}
-        if "identity" not in found:
+        if not {"identity", "report", "ratio", "selector"} <= found.keys():
             raise AnswerServerError(
                 f"vLLM at {self.url} runs without ragkv's connector, or with one of another version (docs/vllm.md)."
             )
+        self.check_connector(found)
+        with self._lock:
+            self._connector, self._problem = found, None
         return dict(found)
 
     async def _ask(self) -> None:
@@ -205,17 +210,10 @@ class VllmServer(Closing):
             if answer.status_code != 200:
                 raise AnswerServerError(f"vLLM at {self.url} is not healthy: it answers {answer.status_code}.")
             if self._problem is not None:
-                self._accept(await self._ask_connector(NO_REPORT))
+                await self._ask_connector(NO_REPORT)
         except Exception as error:
-            shown = self.as_error(error)
-            if shown is error or isinstance(shown, InputError):
+            if isinstance(shown := self.as_error(error), InputError):
                 self._problem = str(shown)
-
-    def _accept(self, found: Mapping[str, Any]) -> None:
-        """Remember what the connector says about itself. Raises `AnswerServerError` if it is another model's."""
-        self.check_connector(found)
-        with self._lock:
-            self._connector, self._problem = found, None
 
     async def _shut(self) -> None:
         running = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
@@ -231,8 +229,8 @@ class StepStream(Closing):
     def __init__(self, server: VllmServer, prompt: tuple[int, ...], fields: Mapping[str, Any]) -> None:
         self._server, self._items = server, queue.SimpleQueue[Step | BaseException | None]()
         self._began = self._ended = self._read_to_end = False
-        server.count(running=1)
         self._future = server.submit(self._read(prompt, fields))
+        server.count(running=1)
 
     def next(self, check: Check) -> Step | None:
         """The next tokens; `None` at the end. Raises `AnswerServerError`, `InputError`, and what `check` raises."""
@@ -272,6 +270,9 @@ class StepStream(Closing):
             self._items.put(None)
         except Exception as error:
             self._items.put(error)
+        except asyncio.CancelledError:  # the whole client may have been closed while a thread waits for the next step
+            self._items.put(AnswerServerError("The connection to vLLM was closed here."))
+            raise
 
 
 def _said(error: Any) -> str:

@@ -59,6 +59,7 @@ class ActiveAnswer:
         """The text that was held back, and the whole answer."""
         if rest := self._text.finish():
             yield TokenEvent(rest, self.tokens[-1])
+        self._note_token()  # unless one had come
         served = self._active.prefill
         assert self.reason is not None
         decode_s = self._active.elapsed_s() - self._first_token_s

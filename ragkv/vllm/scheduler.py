@@ -167,7 +167,8 @@ class PromptScheduler:
             return None
         if wish.name is not None:
             self._names[request.request_id] = wish.name
-            self._keep(request.request_id, left_report())
+            if wish.name not in self._named:  # another answer to the same prompt, or this one before vLLM preempted it
+                self._keep(request.request_id, left_report())
         found = layout(ids, wish, self._index, self._engine.parts.runs.before_documents)
         merged = 0 if wish.chunks is not None or wish.exact else sum(map(self._index.merged, uncovered(ids, found)))
         note = MERGED.format(merged) if merged else ""

@@ -38,6 +38,7 @@ class FakeVllm:
         self.bodies: list[dict[str, Any]] = []  # of the prompts that were asked for, reports left out
         self.is_healthy = True
         self.has_connector = True
+        self.answer_changes: dict[str, Any] = {}  # of the connector's answers to `report_of`
         self.refuses: tuple[int, str] | None = None  # status and message for every prompt
         self.breaks_after: int | None = None  # tokens after which it breaks off
         self.pause_s = 0.0  # before each token
@@ -95,6 +96,7 @@ class FakeVllm:
             with self._lock:
                 assert self._connector().promised(asked, 0) == 0
                 found = json.loads(json.dumps(self._connector().finished(asked)))
+            found["ragkv"] |= self.answer_changes
         choice = {"index": 0, "text": "", "logprobs": None, "finish_reason": "length"}
         return {**_head(), "choices": [choice], "kv_transfer_params": found}
 

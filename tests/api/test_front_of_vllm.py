@@ -219,9 +219,13 @@ def test_no_server_at_all_is_named(talker: Engine, tmp_path: Path) -> None:
 def test_a_server_without_the_connector_or_with_another_model_is_refused(
     front: Front, reader: Engine, tmp_path: Path
 ) -> None:
+    assert front.client.get("/readyz").status_code == 200
     front.fake.has_connector = False
     answer = front.ask()
     assert answer.status_code == 503 and "without ragkv's connector" in answer.json()["error"]["message"]
+    assert front.client.get("/readyz").status_code == 503  # what a request finds out is remembered
+    front.fake.has_connector = True
+    wait_until(lambda: front.client.get("/readyz").status_code == 200)
     with ExitStack() as held:
         other = FakeVllm(reader, tmp_path / "front")
         held.callback(other.close)
@@ -230,6 +234,23 @@ def test_a_server_without_the_connector_or_with_another_model_is_refused(
         client = held.enter_context(client_of(app_on(loaded, tmp_path / "b", answer_engine="vllm", vllm=vllm)))
         ready = client.get("/readyz")
         assert ready.status_code == 503 and "another model" in ready.json()["reason"]
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"report": {"promised_tokens": 0, "notes": []}}, "its report has another form"),
+        ({"report": None}, "lost the report"),
+        ({"ratio": None, "identity": "none"}, "vLLM at"),
+    ],
+)
+def test_a_connector_that_answers_in_another_form_is_vllms_error(
+    front: Front, change: dict[str, Any], said: str
+) -> None:
+    front.fake.answer_changes = change
+    answer = front.ask()
+    assert answer.status_code == 503 and said in answer.json()["error"]["message"]
+    assert front.client.get("/v1/stats").json()["vllm"]["running"] == 0
 
 
 @pytest.mark.parametrize(("change", "said"), [("breaks_after", "broke off"), ("ends_with", "abort")])

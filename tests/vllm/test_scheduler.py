@@ -253,6 +253,13 @@ def test_a_named_report_says_why_vllm_computed_the_prompt(prompts: PromptSchedul
     assert "only 0 of 16 tokens" in report["notes"][0]
 
 
+def test_a_second_answer_to_a_prompt_does_not_undo_the_report_of_the_first(prompts: PromptScheduler) -> None:
+    first, second = prompt("0_r", name="mine"), prompt("1_r", name="mine")
+    prompts.allocated(first, [1], settled(prompts, first))
+    prompts.promised(second, 0)  # vLLM looks at it while the first decodes
+    assert asked_for(prompts, "mine")["report"]["promised_tokens"] > 0
+
+
 def test_reports_that_no_one_asks_for_are_dropped(prompts: PromptScheduler, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ragkv.vllm.scheduler.MOST_NAMED", 2)
     for name in ("a", "b", "c"):

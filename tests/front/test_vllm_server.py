@@ -1,0 +1,41 @@
+"""The client of a vLLM server."""
+
+import socket
+from collections.abc import Iterator
+
+import pytest
+
+from ragkv.errors import AnswerServerError
+from ragkv.front import VllmServer
+from ragkv.runtime import no_check
+
+pytest.importorskip("openai")
+
+
+@pytest.fixture
+def silent() -> Iterator[str]:
+    """The address of a server that takes connections and never answers."""
+    import pytest_socket
+
+    pytest_socket.enable_socket()
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        yield f"http://127.0.0.1:{server.getsockname()[1]}"
+
+
+@pytest.mark.timeout(60)
+def test_a_thread_that_waits_for_a_token_goes_on_when_the_client_is_closed(silent: str) -> None:
+    with VllmServer(silent) as server:
+        stream = server.stream((1, 2), {})
+        assert server.stats().running == 1
+        server.close()
+        with pytest.raises(AnswerServerError, match="closed"):
+            stream.next(no_check)
+        assert (server.stats().running, server.stats().failed) == (0, 1)
+
+
+def test_a_closed_client_refuses_requests_and_counts_none(silent: str) -> None:
+    server = VllmServer(silent)
+    server.close()
+    with pytest.raises(AnswerServerError, match="shuts down"):
+        server.stream((1, 2), {})
+    assert server.stats().running == 0
