@@ -111,7 +111,10 @@ def main() -> None:
 
 def _earlier(asked: dict[str, Any], methods: Sequence[Method]) -> dict[str, list[Outcome]]:
     """The turns of the last run, which had the same options."""
-    results = json.loads((report.RESULTS / "followups.json").read_text())["results"]
+    file = report.RESULTS / "followups.json"
+    if not file.exists():
+        raise SystemExit("There is no last run; leave --resume out.")
+    results = json.loads(file.read_text())["results"]
     if results["asked"] != asked or [*results["turns"]] != [method.name for method in methods]:
         raise SystemExit("The last run had other options; leave --resume out.")
     return {name: [Outcome(**one) for one in found] for name, found in results["turns"].items()}

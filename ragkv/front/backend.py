@@ -62,7 +62,7 @@ class VllmBackend:
         first = stream.next(check)
         first_token_s = active.elapsed_s()
         answer = self._server.report(name, check)
-        active.prefill = self._served(prompt, answer, sent_s, first_token_s)
+        active.prefill = self._served(active, answer, sent_s, first_token_s)
         if active.prefill.reuse.missed_chunks:
             self._encode_missing(prompt)
         return self._events(active, stream, first)
@@ -98,16 +98,21 @@ class VllmBackend:
             answer.reason = step.finish_reason  # vLLM's context is shorter than the model's
             yield from answer.finish()
 
-    def _served(self, prompt: Prompt, answer: Mapping[str, Any], sent_s: float, first_token_s: float) -> ServedPrompt:
+    def _served(
+        self, active: ActiveRequest, answer: Mapping[str, Any], sent_s: float, first_token_s: float
+    ) -> ServedPrompt:
         """What the connector's answer says of the prompt. Raises `AnswerServerError` if it is not of this model."""
         if other := differences(self._parts.encoder.identity, answer["identity"]):
             raise self._broken(f"serves another model or has other settings than this server: {', '.join(other)}")
         report = answer["report"]
         if report is None:
             raise self._broken("lost the report of this prompt")
-        notes = () if self._shares_kv else (OTHER_TENANT,)
+        method = active.request.method
+        notes = method.notes if method.reuse == "none" else ()  # else the connector's settings count, and its notes
+        if not self._shares_kv:
+            notes += (OTHER_TENANT,)
         try:
-            return served_prompt(prompt, report, sent_s, first_token_s, notes)
+            return served_prompt(active.prompt, report, sent_s, first_token_s, notes)
         except (KeyError, TypeError, ValueError) as error:
             raise self._broken("has a connector of another version of ragkv: its report has another form") from error
 

@@ -13,9 +13,10 @@ from ragkv import Engine, EngineConfig
 from ragkv.api.keys import KeyFile
 from ragkv.api.settings import ServeConfig, VllmConfig
 from ragkv.errors import ConfigError
+from tests.fusion.test_gate_result import point, result
 
 from .fake_vllm import FakeVllm
-from .helpers import app_on, client_of, events, filled, on_port, plain, service_of, wait_until
+from .helpers import app_on, client_of, engine_of, events, filled, on_port, plain, service_of, wait_until
 
 pytest.importorskip("openai")
 
@@ -166,6 +167,15 @@ def test_a_ratio_that_a_request_does_not_name_is_left_to_the_connector(front: Fr
     assert front.client.post("/v1/ask", json=body).status_code == 200
     assert "ratio" not in front.fake.bodies[-1]["kv_transfer_params"]["ragkv"]
     assert wish(selector="random")["selector"] == "random"
+
+
+def test_an_answer_in_full_because_the_gate_found_nothing_says_so(front: Front) -> None:
+    slow = point("sensitivity", 0.5, 0.9)
+    engine_of(front.app).parts.intake.apply_gate_result(result(slow))
+    body = {name: value for name, value in ASK.items() if name != "ratio"}
+    reuse = front.client.post("/v1/ask", json=body).json()["reuse"]
+    assert reuse["computed"] == reuse["tokens"]
+    assert any("quality gate: full recompute" in note for note in reuse["notes"])
 
 
 @pytest.mark.parametrize(
