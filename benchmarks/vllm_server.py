@@ -221,6 +221,8 @@ async def _load(
 
     await asyncio.gather(*(client() for _ in range(count)))
     _expect(before, server.counts(), fused=0 if wish is None else len(ttfts))
+    if not answered:
+        raise RuntimeError(f"No request was answered within {took_s:g} s: give more --seconds, or fewer --layers.")
     return Load(answered / took_s, statistics.fmean(ttfts), len(ttfts))
 
 

@@ -42,6 +42,7 @@ class FakeVllm:
         self.refuses: tuple[int, str] | None = None  # status and message for every prompt
         self.breaks_after: int | None = None  # tokens after which it breaks off
         self.pause_s = 0.0  # before each token
+        self.holds = False  # whether it sends no token now
         self.ends_with: str | None = None  # a finish reason, with which it breaks off politely
         self.aborted = 0  # streams whose client left
         self.open = 0  # streams under way
@@ -146,6 +147,8 @@ class FakeVllm:
                 if sent == self.breaks_after:
                     raise ConnectionResetError("the test breaks this answer off")
                 await asyncio.sleep(self.pause_s)
+                while self.holds:
+                    await asyncio.sleep(0.01)
                 sent += 1
                 yield part
             yield "data: [DONE]\n\n"

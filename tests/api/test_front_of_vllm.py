@@ -301,9 +301,9 @@ def test_a_deadline_holds_while_vllm_is_slow(talker: Engine, tmp_path: Path) -> 
     with ExitStack() as held:
         fake = FakeVllm(talker, tmp_path)
         held.callback(fake.close)
-        fake.pause_s = 30.0
+        fake.holds = True
         vllm = VllmConfig(url=held.enter_context(on_port(fake.app)))
-        queue = QueueConfig(deadline_s=1.0)
+        queue = QueueConfig(deadline_s=3.0)  # long enough that the answer begins at vLLM
         client = held.enter_context(client_of(app_on(talker, tmp_path, answer_engine="vllm", vllm=vllm, queue=queue)))
         filled(client)
         assert client.post("/v1/ask", json=ASK).status_code == 504
@@ -311,12 +311,13 @@ def test_a_deadline_holds_while_vllm_is_slow(talker: Engine, tmp_path: Path) -> 
 
 
 def test_many_answers_run_at_once(front: Front) -> None:
-    front.fake.pause_s = 0.05
+    front.fake.holds = True
     done: list[int] = []
     threads = [threading.Thread(target=lambda: done.append(front.ask(max_tokens=20).status_code)) for _ in range(6)]
     for thread in threads:
         thread.start()
     wait_until(lambda: front.fake.open == 6)
+    front.fake.holds = False
     for thread in threads:
         thread.join()
     assert done == [200] * 6
