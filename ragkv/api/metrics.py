@@ -265,8 +265,9 @@ class _VllmCollector(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """Whether it answers, and what became of the requests."""
-        problem, stats = self._vllm.failure(), self._vllm.stats()
-        yield GaugeMetricFamily("ragkv_vllm_answers", "1 while the vLLM server answers", value=problem is None)
+        self._vllm.failure()  # asks it, so that its stats say how it is now
+        stats = self._vllm.stats()
+        yield GaugeMetricFamily("ragkv_vllm_answers", "1 while the vLLM server answers", value=stats.problem is None)
         yield GaugeMetricFamily("ragkv_vllm_running", "Answers that vLLM computes now", value=stats.running)
         ended = CounterMetricFamily("ragkv_vllm_requests", "Requests to vLLM, by their end", labels=["end"])
         for end in ("answered", "failed", "cancelled"):

@@ -67,7 +67,7 @@ def spans(answer: dict[str, Any]) -> list[Any]:
     return [(one["kind"], one["start"], one["tokens"], one["state"], one["recomputed_at"]) for one in answer["prompt"]]
 
 
-def test_an_answer_its_sources_and_its_report_are_those_of_ragkvs_own_engine(front: Front) -> None:
+def test_answer_sources_and_report_are_those_of_ragkvs_engine(front: Front) -> None:
     found, own = front.ask(), front.own.post("/v1/ask", json=ASK)
     assert found.status_code == own.status_code == 200, found.text
     found, own = found.json(), own.json()
@@ -81,7 +81,7 @@ def test_an_answer_its_sources_and_its_report_are_those_of_ragkvs_own_engine(fro
     assert front.ask(reuse="none").json()["reuse"]["computed"] == found["reuse"]["tokens"]
 
 
-def test_an_answer_that_ends_by_itself_ends_as_with_the_own_engine(reader: Engine, tmp_path: Path) -> None:
+def test_an_answer_that_ends_by_itself_ends_as_with_ragkvs_engine(reader: Engine, tmp_path: Path) -> None:
     import pytest_socket
 
     pytest_socket.enable_socket()
@@ -92,7 +92,7 @@ def test_an_answer_that_ends_by_itself_ends_as_with_the_own_engine(reader: Engin
         assert found["citations"] == own["citations"]
 
 
-def test_a_stream_has_the_events_of_the_own_engine(front: Front) -> None:
+def test_a_stream_has_the_events_of_ragkvs_engine(front: Front) -> None:
     found, own = (events(one.post("/v1/ask", json={**ASK, "stream": True}).text) for one in (front.client, front.own))
     assert [name for name, _ in found] == [name for name, _ in own]
     assert [data for name, data in found if name == "token"] == [data for name, data in own if name == "token"]
@@ -353,6 +353,6 @@ def test_settings_that_vllm_cannot_follow_are_refused_at_the_start() -> None:
         ServeConfig(answer_engine="vllm", engine=drifting).check_servable()
 
 
-def test_the_own_engine_says_nothing_of_vllm(client: TestClient) -> None:
+def test_without_vllm_nothing_is_said_of_it(client: TestClient) -> None:
     assert client.get("/v1/stats").json()["vllm"] is None
     assert "ragkv_vllm" not in client.get("/metrics").text

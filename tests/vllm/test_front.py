@@ -7,7 +7,7 @@ from .serving import needs_vllm, run
 pytestmark = [needs_vllm, pytest.mark.timeout(1800)]
 
 
-def test_answers_in_front_of_vllm_are_those_of_ragkvs_own_engine() -> None:
+def test_answers_in_front_of_vllm_are_those_of_ragkvs_engine() -> None:
     found = run("asked", module="front")
     count = found["questions"]
     assert (found["ready without vLLM"], found["asked without vLLM"]) == (503, 503)

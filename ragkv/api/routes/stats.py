@@ -106,7 +106,9 @@ async def stats(executor: TenantExecutorDep) -> StatsResponse:
     def work(tenant: Tenant) -> StatsResponse:
         found, engine = tenant.engine.stats(), tenant.engine
         remotes, method, server = found.remotes.items(), engine.parts.intake.method({}), executor.service.vllm
-        problem, vllm = (None, None) if server is None else (server.failure(), server.stats())
+        if server is not None:
+            server.failure()  # asks it, so that its stats say how it is now
+        vllm = None if server is None else server.stats()
         ratio = None if method.controlled else method.ratio
         return StatsResponse(
             replica=executor.service.replica,
@@ -122,7 +124,7 @@ async def stats(executor: TenantExecutorDep) -> StatsResponse:
             queue=QueueInfo.model_validate(found.queue),
             ratio=ratio if vllm is None else vllm.ratio,
             selector=method.selector.name if vllm is None else vllm.selector,
-            vllm=None if vllm is None else VllmInfo.model_validate(vllm).model_copy(update={"problem": problem}),
+            vllm=None if vllm is None else VllmInfo.model_validate(vllm),
             drift=None if found.drift is None else DriftInfo.model_validate(found.drift),
         )
 
