@@ -25,7 +25,7 @@ from training.tokenizer import ASSISTANT, BOS, END, PAD, USER, build
 from training.worlds import World, level, world
 
 IGNORE = -100
-BUCKETS = (128, 192, 256, 320, 384, 448, 512, 640, 768, 1024, 1280, 1536)
+BUCKETS = (128, 192, 256, 320, 384, 448, 512, 640, 768, 1024, 1280, 1536, 2048, 2560, 3072)
 # What an auxiliary head predicts the name of. A label holds the index into this tuple.
 AUXILIARY_HEADS = ("previous", "reference", "subject", "object", "bridge", "asked", "described")
 # Where attention is trained to go: a reference to the name it means, a question to its first and its last statement, a

@@ -1,7 +1,7 @@
 """The reader as it is trained: a Llama in plain torch, fast on a small CPU, with auxiliary heads for training only.
 
 The exported weights load into `LlamaForCausalLM` and give the same logits (`tests/training` checks that). Projections
-of the same input are one matrix here, and all attention is two batched products. This file knows nothing of worlds.
+of the same input are one matrix here. This file knows nothing of worlds.
 
 Shapes: B rows, S positions, H query heads, G KV heads, D head dim, E hidden.
 """
@@ -64,14 +64,12 @@ class Block(nn.Module):
         normed = F.rms_norm(x, (s.hidden,), self.norm1.to(x.dtype), s.eps)
         qkv = F.linear(normed, self.qkv).view(rows, length, heads + 2 * groups, dim)
         rotated = rotate(qkv[:, :, : heads + groups], cos, sin)
-        query = rotated[:, :, :heads].transpose(1, 2).reshape(rows * groups, heads // groups * length, dim)
-        key = rotated[:, :, heads:].transpose(1, 2).reshape(rows * groups, length, dim)
-        value = qkv[:, :, heads + groups :].transpose(1, 2).reshape(rows * groups, length, dim)
-        scores = torch.bmm(query, key.transpose(1, 2)).view(rows, heads, length, length) * dim**-0.5 + bias
-        weights = scores.softmax(-1, dtype=x.dtype).view(rows * groups, heads // groups * length, length)
-        mixed = (
-            torch.bmm(weights, value).view(rows, heads, length, dim).transpose(1, 2).reshape(rows, length, heads * dim)
+        query, key = rotated.transpose(1, 2).split((heads, groups), 1)
+        key, value = (
+            part.repeat_interleave(heads // groups, 1) for part in (key, qkv[:, :, heads + groups :].transpose(1, 2))
         )
+        mixed = F.scaled_dot_product_attention(query, key.to(query.dtype), value.to(query.dtype), bias.to(query.dtype))
+        mixed = mixed.transpose(1, 2).reshape(rows, length, heads * dim)
         x = x + F.linear(mixed, self.out)
         gate, up = F.linear(F.rms_norm(x, (s.hidden,), self.norm2.to(x.dtype), s.eps), self.gate_up).chunk(2, -1)
         return x + F.linear(F.silu(gate) * up, self.down)

@@ -3,7 +3,8 @@
     python -m training.train --seed 2 --minutes 60 --compile --out runs/reader
 
 Progress is the share of the minutes used (over all resumed parts), so a slower machine sees fewer worlds but the whole
-curriculum. Every few minutes the weights are exported as a transformers folder next to the checkpoint.
+curriculum; with `--steps` it is the share of the steps, whatever the machine and its load. Every few minutes the
+weights are exported as a transformers folder next to the checkpoint.
 """
 
 from __future__ import annotations
@@ -29,13 +30,19 @@ from training.optimizer import Optimizer, Rates
 from training.tokenizer import build
 
 # Each stage: the progress at which it ends, and its mix of levels. Each stage is a new stream.
-STAGES: tuple[tuple[float, dict[int, float]], ...] = (
+Stages = tuple[tuple[float, dict[int, float]], ...]
+STAGES: Stages = (
     (0.05, {0: 1.0}),
     (0.14, {0: 0.2, 1: 0.8}),
     (0.30, {1: 0.3, 2: 0.7}),
     (0.55, {1: 0.1, 2: 0.5, 3: 0.4}),
     (0.88, {2: 0.35, 3: 0.65}),
     (1.01, {2: 0.2, 3: 0.6, 4: 0.2}),
+)
+LONG_STAGES: Stages = (
+    *STAGES[:-2],
+    (0.88, {2: 0.35, 3: 0.57, 4: 0.05, 5: 0.03}),
+    (1.01, {2: 0.2, 3: 0.5, 4: 0.2, 5: 0.1}),
 )
 WARMUP_STEPS, DECAY_FROM = 60, 0.45
 AUXILIARY_WEIGHTS = {
@@ -179,18 +186,24 @@ def save_reader(reader: Reader, folder: Path) -> None:
     build().save_pretrained(str(folder))
 
 
-def train(run: Run, minutes: float, tokens: int, export_minutes: float, stop: float) -> None:
-    """Trains until the minutes are used, or `stop` of them."""
+def train(
+    run: Run, minutes: float, steps: int | None, tokens: int, export_minutes: float, stop: float, stages: Stages
+) -> None:
+    """Trains until the minutes (or the steps, if given) are used, or `stop` of them."""
     p, saved = run.progress, time.monotonic()
     clock = Clock(run)
+
+    def used() -> float:
+        return p.step / steps if steps else clock.minutes / minutes
+
     sums: dict[str, list[float]] = defaultdict(list)
-    for end, mix in STAGES:
-        if clock.minutes / minutes >= min(end, stop):
+    for end, mix in stages:
+        if used() >= min(end, stop):
             continue
         start = p.worlds - p.worlds % run.workers + run.rank
         stream = Stream(run.seed, mix, tokens // run.workers, start, run.workers)
         for batch in torch.utils.data.DataLoader(stream, batch_size=None, num_workers=1, prefetch_factor=8):
-            progress = clock.minutes / minutes
+            progress = used()
             loss, shown = losses(run.reader, batch, *auxiliary_weights(progress))
             torch.autograd.backward(loss)
             run.average_gradients()
@@ -207,7 +220,7 @@ def train(run: Run, minutes: float, tokens: int, export_minutes: float, stop: fl
             if time.monotonic() - saved > 60 * export_minutes:
                 run.save()
                 saved = time.monotonic()
-            if clock.minutes / minutes >= min(end, stop, 1.0):
+            if used() >= min(end, stop, 1.0):
                 break
     run.save()
 
@@ -240,20 +253,36 @@ def worker(rank: int, options: argparse.Namespace) -> None:
         dist.init_process_group(
             "gloo", init_method=f"file://{options.out.resolve()}/rendezvous", rank=rank, world_size=options.workers
         )
-    shape = Shape(vocabulary=len(build()), hidden=options.hidden, layers=options.layers, inner=2 * options.hidden)
+    shape = Shape(
+        vocabulary=len(build()),
+        hidden=options.hidden,
+        layers=options.layers,
+        heads=options.heads,
+        kv_heads=options.kv_heads,
+        inner=2 * options.hidden,
+    )
     run = Run(options.out, shape, options.seed, Rates(options.muon, options.adam), rank, options.workers)
     run.resume()
     if options.compile:
         torch._dynamo.config.cache_size_limit = 64
         Block.forward = torch.compile(Block.forward, dynamic=False)  # type: ignore[method-assign]
-    train(run, options.minutes, options.tokens, options.export_minutes, options.stop)
+    train(
+        run,
+        options.minutes,
+        options.steps,
+        options.tokens,
+        options.export_minutes,
+        options.stop,
+        LONG_STAGES if options.long else STAGES,
+    )
 
 
 def main() -> None:
     """Train the reader, or resume its training."""
     parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument("--minutes", type=float, default=60)
-    parser.add_argument("--stop", type=float, default=1.0, help="stop after this share of the minutes")
+    parser.add_argument("--steps", type=int, help="count progress in steps, not in minutes")
+    parser.add_argument("--stop", type=float, default=1.0, help="stop after this share of the minutes or steps")
     parser.add_argument("--out", type=Path, default=Path("runs/reader"))
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--tokens", type=int, default=4000, help="tokens per step, of all workers together")
@@ -267,6 +296,9 @@ def main() -> None:
     parser.add_argument("--adam", type=float, default=0.004)
     parser.add_argument("--hidden", type=int, default=160)
     parser.add_argument("--layers", type=int, default=8)
+    parser.add_argument("--heads", type=int, default=4)
+    parser.add_argument("--kv-heads", type=int, default=2)
+    parser.add_argument("--long", action="store_true", help="late stages also have contexts of some 2,000 tokens")
     parser.add_argument("--compile", action="store_true", help="needs a C++ compiler; about a third faster")
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
