@@ -34,6 +34,7 @@ class Shape:
     inner: int = 320
     rope_theta: float = 10000.0
     eps: float = 1e-5
+    positions: int = 2048  # the longest prompt, in tokens
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -64,7 +65,7 @@ class Block(nn.Module):
         normed = F.rms_norm(x, (s.hidden,), self.norm1.to(x.dtype), s.eps)
         qkv = F.linear(normed, self.qkv).view(rows, length, heads + 2 * groups, dim)
         rotated = rotate(qkv[:, :, : heads + groups], cos, sin)
-        query, key = rotated.transpose(1, 2).split((heads, groups), 1)
+        query, key = torch.split(rotated.transpose(1, 2), [heads, groups], 1)
         key, value = (
             part.repeat_interleave(heads // groups, 1) for part in (key, qkv[:, :, heads + groups :].transpose(1, 2))
         )
@@ -165,7 +166,8 @@ def export(reader: Reader) -> tuple[dict[str, object], dict[str, Tensor]]:
     config = {
         "vocab_size": shape.vocabulary, "hidden_size": shape.hidden, "intermediate_size": shape.inner,
         "num_hidden_layers": shape.layers, "num_attention_heads": shape.heads, "num_key_value_heads": shape.kv_heads,
-        "head_dim": dim, "rms_norm_eps": shape.eps, "max_position_embeddings": 2048, "tie_word_embeddings": True,
+        "head_dim": dim, "rms_norm_eps": shape.eps, "max_position_embeddings": shape.positions,
+        "tie_word_embeddings": True,
         "rope_parameters": {"rope_type": "default", "rope_theta": shape.rope_theta},
         "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
     }  # fmt: skip
@@ -178,7 +180,7 @@ def load(folder: Path) -> Reader:
     shape = Shape(
         config["vocab_size"], config["hidden_size"], config["num_hidden_layers"], config["num_attention_heads"],
         config["num_key_value_heads"], config["head_dim"], config["intermediate_size"],
-        config["rope_parameters"]["rope_theta"], config["rms_norm_eps"],
+        config["rope_parameters"]["rope_theta"], config["rms_norm_eps"], config["max_position_embeddings"],
     )  # fmt: skip
     reader = Reader(shape)
     with safe_open(str(folder / "model.safetensors"), framework="pt") as stored, torch.no_grad():

@@ -29,7 +29,7 @@ def orthogonal(stack: Tensor) -> Tensor:
     x = x / (x.norm(dim=(1, 2), keepdim=True) * 1.01 + 1e-7)
     for a, b, c in _STEPS:
         gram = x @ x.transpose(1, 2)
-        x = a * x + (b * gram + c * gram @ gram) @ x
+        x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
     result: Tensor = x if wide else x.transpose(1, 2)
     return result
 
@@ -46,7 +46,7 @@ class Optimizer:
     """Updates the reader's parameters."""
 
     def __init__(self, reader: Reader, rates: Rates, momentum: float = 0.95, decay: float = 0.1) -> None:
-        self._rates, self._momentum, self._decay = rates, momentum, decay
+        self.rates, self._momentum, self._decay = rates, momentum, decay
         blocks = [block for block in reader.blocks if isinstance(block, Block)]
         self._stacks = [[getattr(block, name) for block in blocks] for name in ("qkv", "out", "gate_up", "down")]
         matrices = {id(matrix) for stack in self._stacks for matrix in stack}
@@ -64,7 +64,7 @@ class Optimizer:
     @torch.no_grad()
     def step(self, scale: float) -> None:
         """One step at `scale` times the learning rate; gradients are dropped afterwards."""
-        muon, adam = self._rates.muon, self._rates.adam
+        muon, adam = self.rates.muon, self.rates.adam
         for group in self._adam.param_groups:
             group["lr"] = adam * scale * group["share"]
         self._adam.step()

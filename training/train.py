@@ -24,8 +24,8 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.multiprocessing.spawn import spawn
 
-from training.batches import ATTENTION_TARGETS, AUXILIARY_HEADS, IGNORE, Batch, Stream
-from training.model import Block, Reader, Shape, bias, export
+from training.batches import ATTENTION_TARGETS, AUXILIARY_HEADS, HARDER, IGNORE, Batch, Stream
+from training.model import Block, Reader, Shape, bias, export, load
 from training.optimizer import Optimizer, Rates
 from training.tokenizer import build
 
@@ -44,6 +44,7 @@ LONG_STAGES: Stages = (
     (0.88, {2: 0.35, 3: 0.57, 4: 0.05, 5: 0.03}),
     (1.01, {2: 0.2, 3: 0.5, 4: 0.2, 5: 0.1}),
 )
+HARDER_STAGES: Stages = ((1.01, {2: 0.15, 3: 0.2, HARDER: 0.65}),)  # for a reader that read plain worlds before
 WARMUP_STEPS, DECAY_FROM = 60, 0.45
 AUXILIARY_WEIGHTS = {
     "previous": 0.2,
@@ -116,6 +117,11 @@ class Run:
         self.optimizer = Optimizer(self.reader, rates)
         self.progress = Progress()
         out.mkdir(parents=True, exist_ok=True)
+
+    def go_on_from(self, reader: Reader) -> None:
+        """Trains another reader instead, from its weights on."""
+        self.shape, self.reader = reader.shape, reader
+        self.optimizer = Optimizer(reader, self.optimizer.rates)
 
     def average_gradients(self) -> None:
         """Averages the gradients over the workers, so that all take the same step."""
@@ -260,9 +266,12 @@ def worker(rank: int, options: argparse.Namespace) -> None:
         heads=options.heads,
         kv_heads=options.kv_heads,
         inner=2 * options.hidden,
+        positions=4096 if options.long else 2048,
     )
     run = Run(options.out, shape, options.seed, Rates(options.muon, options.adam), rank, options.workers)
     run.resume()
+    if options.start and not run.progress.step:
+        run.go_on_from(load(options.start))
     if options.compile:
         torch._dynamo.config.cache_size_limit = 64
         Block.forward = torch.compile(Block.forward, dynamic=False)  # type: ignore[method-assign]
@@ -273,7 +282,7 @@ def worker(rank: int, options: argparse.Namespace) -> None:
         options.tokens,
         options.export_minutes,
         options.stop,
-        LONG_STAGES if options.long else STAGES,
+        HARDER_STAGES if options.start else LONG_STAGES if options.long else STAGES,
     )
 
 
@@ -299,6 +308,7 @@ def main() -> None:
     parser.add_argument("--heads", type=int, default=4)
     parser.add_argument("--kv-heads", type=int, default=2)
     parser.add_argument("--long", action="store_true", help="late stages also have contexts of some 2,000 tokens")
+    parser.add_argument("--start", type=Path, help="the folder of a reader that goes on to harder worlds")
     parser.add_argument("--compile", action="store_true", help="needs a C++ compiler; about a third faster")
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
