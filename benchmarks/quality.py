@@ -45,11 +45,11 @@ Outcomes = dict[str, list[Outcome]]
 
 
 def main() -> None:
-    options = _options()
+    options = options_of()
     torch.set_num_threads(options.threads)
     began = time.perf_counter()
-    contexts = _contexts(options)
-    outcomes, spent = _shared_out(options)
+    contexts = contexts_of(options)
+    outcomes, spent = shared_out(options)
     orders, seconds = {}, {}
     if options.orders and not options.quick:
         with _engine(options) as engine:
@@ -71,7 +71,7 @@ def _engine(options: argparse.Namespace) -> Engine:
     return Engine.from_pretrained(options.model, config)
 
 
-def _shared_out(options: argparse.Namespace) -> tuple[Outcomes, list[float]]:
+def shared_out(options: argparse.Namespace) -> tuple[Outcomes, list[float]]:
     """All outcomes, with contexts distributed over processes; seconds of every MapRerank."""
     if options.workers == 1:
         return _part(options, 0)
@@ -87,7 +87,7 @@ def _shared_out(options: argparse.Namespace) -> tuple[Outcomes, list[float]]:
 def _part(options: argparse.Namespace, part: int) -> tuple[Outcomes, list[float]]:
     """One process's share of the contexts."""
     torch.set_num_threads(options.threads)
-    contexts = dict(list(enumerate(_contexts(options)))[part :: options.workers])
+    contexts = dict(list(enumerate(contexts_of(options)))[part :: options.workers])
     with _engine(options) as engine:
         return measured(engine, contexts, _methods(options, engine.parts.adapter.layer_count), options.map_rerank)
 
@@ -234,7 +234,7 @@ def _methods(options: argparse.Namespace, layers: int) -> list[Method]:
     return methods
 
 
-def _contexts(options: argparse.Namespace) -> list[Context]:
+def contexts_of(options: argparse.Namespace) -> list[Context]:
     if options.data is not None:
         contexts = quality_data.read(options.data)
     else:
@@ -322,7 +322,8 @@ def _plot(results: dict[str, Any], path: Path) -> None:
     print("plot:", path)
 
 
-def _options() -> argparse.Namespace:
+def options_of(arguments: Sequence[str] | None = None) -> argparse.Namespace:
+    """The options of the command line, or of `arguments`."""
     parser = report.parser(__doc__, quick="few questions and methods, under a minute", threads=1)
     parser.add_argument("--model", default="reader", help='a model folder, or "reader", the bundled one')
     parser.add_argument("--data", type=Path, help="questions: worlds JSONL, MuSiQue or LongBench; default: new worlds")
@@ -340,7 +341,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--tag", default="", help="added to the results' name")
     parser.add_argument("--dtype", default="float32", help="float32 avoids rounding effects")
     parser.add_argument("--workers", type=int, default=1, help="processes; times are unreliable with more than one")
-    options = parser.parse_args()
+    options = parser.parse_args(arguments)
     if options.quick:
         options.worlds, options.each = 8, 4
         options.ratios, options.selectors = [0.15], ["hkvd", "sensitivity", "random"]
