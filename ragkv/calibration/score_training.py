@@ -262,11 +262,11 @@ class _Trainer:
         tables = adapter.rope.tables(int(prepared.positions.max()) + 1)
         hidden = adapter.embed(prepared.token_ids)
         windows = [adapter.window(layer) for layer in range(adapter.layer_count)]
-        visible = {window: prepared.visible(window) for window in set(windows)}
+        masks = {window: prepared.attention_mask(window) for window in set(windows)}
         for layer, window in enumerate(windows):
             rotation = tables.rows(adapter.rope_kind(layer), prepared.positions)
             watched = watch if layer >= adapter.layer_count // 2 else None
-            mask = _BranchMask(adapter, layer, rotation, visible[window], watched)
+            mask = _BranchMask(adapter, layer, rotation, masks[window], watched)
             hidden = adapter.call_layer(layer, hidden, rows, mask, _MixingCache(mask, prepared, fresh))
         return adapter.logits(hidden[:, prepared.predicting]).log_softmax(-1)
 
@@ -300,14 +300,14 @@ class _Prepared:
         every = torch.ones(len(self.token_ids), device=self.token_ids.device)
         return every.index_put((self.reused,), shares)
 
-    def visible(self, window: int | None) -> torch.Tensor:
-        """Which row may attend to which token, (S, S)."""
+    def attention_mask(self, window: int | None) -> torch.Tensor:
+        """(S, S), added to scores: 0 where a row may attend to a token, minus infinity elsewhere."""
         order = torch.arange(len(self.branch), device=self.branch.device)
         visible = order[:, None] >= order[None, :]
         visible &= (self.branch[:, None] == self.branch[None, :]) | (self.branch[None, :] == 0)
         if window is not None:
             visible &= self.positions[:, None] - self.positions[None, :] < window
-        return visible
+        return torch.zeros(visible.shape, device=visible.device).masked_fill(~visible, float("-inf"))
 
 
 @dataclass(frozen=True, eq=False)
@@ -317,7 +317,7 @@ class _BranchMask:
     adapter: Adapter
     layer: int
     rotation: tuple[torch.Tensor, torch.Tensor]  # cos and sin of the rows
-    visible: torch.Tensor  # (S, S)
+    added: torch.Tensor  # (S, S), to scores
     watch: tuple[torch.Tensor, torch.Tensor] | None = None  # rows (M,), and a sum (M, S) of their attention
 
     def rotate(self, raw: torch.Tensor) -> torch.Tensor:
@@ -328,12 +328,18 @@ class _BranchMask:
         self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scaling: float, softcap: float | None
     ) -> torch.Tensor:
         """See `model.attention.Mask`."""
+        if self.watch is None and softcap is None:
+            groups = query.shape[1] // key.shape[1]
+            keys, values = (part.repeat_interleave(groups, 1) for part in (key, value))
+            return functional.scaled_dot_product_attention(
+                self.rotate(query), keys, values, attn_mask=self.added, scale=scaling
+            )
         kv_heads, (_, heads, count, head_dim) = key.shape[1], query.shape
         q_rot = self.rotate(query).reshape(kv_heads, heads // kv_heads * count, head_dim)
         scores = (torch.bmm(q_rot, key[0].transpose(1, 2)) * scaling).view(kv_heads, -1, count, count)
         if softcap is not None:
             scores = torch.tanh(scores / softcap) * softcap
-        weights = scores.masked_fill(~self.visible, float("-inf")).softmax(-1)
+        weights = (scores + self.added).softmax(-1)
         if self.watch is not None:
             rows, received = self.watch
             received += weights[:, :, rows].mean(dim=(0, 1))
