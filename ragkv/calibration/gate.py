@@ -264,7 +264,7 @@ def _without_chains(engine: Engine) -> Iterator[None]:
 def _settings(
     engine: Engine, probes: Sequence[Probe], selectors: Sequence[str | Selector], ratios: Sequence[float]
 ) -> list[Setting]:
-    """Every selector at every ratio in every order of the probes."""
+    """Every selector at every ratio in every order that all probes have."""
     parts = engine.parts
     chosen = {one.name: one for one in map(make_selector, selectors)}
     if not chosen:
@@ -273,7 +273,9 @@ def _settings(
         chosen = {one.name: one for one in made if not one.needs_scores or parts.encoder.makes_scores}
     if any(one.needs_scores for one in chosen.values()):
         parts.encoder.make_scores()
-    orders = dict.fromkeys(order for probe in probes for order in probe.chunks)
+    orders = [order for order in probes[0].chunks if all(order in probe.chunks for probe in probes)]
+    if not orders:
+        raise InputError("The gate's prompts have no order of their chunks in common, so no setting fits them all.")
     return [
         Setting(selector, ratio, order)
         for order in orders

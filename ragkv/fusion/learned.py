@@ -207,7 +207,8 @@ def _usable(adapter: Adapter, path: Path) -> ScoreModel | None:
         if (why := misfit(adapter, model)) is not None:
             raise ValueError(why)
     except (OSError, ValueError) as error:
-        log.warning("The learned scores in %s are not used: %s. Scores are the measured variance.", path, error)
+        otherwise = "Where no other file fits, scores are the measured variance."
+        log.warning("The learned scores in %s are not used: %s. %s", path, error, otherwise)
         return None
     return model.to(adapter.device)
 

@@ -138,6 +138,17 @@ def test_each_order_of_the_passages_is_measured_for_itself() -> None:
     assert result.points[0].kl != result.points[1].kl
 
 
+def test_an_order_that_only_some_prompts_have_is_not_measured() -> None:
+    with helpers.engine() as engine:
+        first, *others = [engine.chunk(ids) for ids in helpers.CHUNKS]
+        both = {"score": tuple(others), "document": tuple(reversed(others))}
+        probes = [Probe.of(both, first.token_ids), Probe.of({"document": tuple(others)}, first.token_ids)]
+        assert {one.order for one in gate(engine, probes=probes, selectors=["none"]).points} == {"document"}
+        probes = [Probe.of({order: chunks}, first.token_ids) for order, chunks in both.items()]
+        with pytest.raises(InputError, match="no order of their chunks in common"):
+            gate(engine, probes=probes, selectors=["none"])
+
+
 def test_chained_entries_are_neither_used_nor_made_while_the_gate_measures(tmp_path: Path) -> None:
     store = StoreConfig(directory=str(tmp_path), chained_entries=4)
     with Engine(tiny_models.model("llama"), config=EngineConfig(store=store)) as engine:
