@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 
@@ -90,8 +91,7 @@ class Asker:
         self._end_tokens = end_tokens(self._adapter.model, engine.tokenizer)
         self.chunks = [engine.chunk(text) for text in context.chunks]
         engine.warm(self.chunks)
-        chunk_ids = [chunk.token_ids for chunk in self.chunks]
-        self._truth, self._variance = lens.truth(engine, chunk_ids), lens.Variance(engine, chunk_ids)
+        self._chunk_ids = [chunk.token_ids for chunk in self.chunks]
         self._full = self._context_kv(Method("full prefill", reuse="none"))[0]
         self._references = [self._reference(q, watched=number == 0) for number, q in enumerate(context.questions)]
 
@@ -128,6 +128,14 @@ class Asker:
         if method.selector == "variance":
             return self._variance
         return make_selector(method.selector) if method.selector else None
+
+    @cached_property
+    def _truth(self) -> lens.Truth:
+        return lens.truth(self._engine, self._chunk_ids)
+
+    @cached_property
+    def _variance(self) -> lens.Variance:
+        return lens.Variance(self._engine, self._chunk_ids)
 
     def _context_kv(self, method: Method, tail: Sequence[int] | None = None) -> tuple[PromptKV, int, int]:
         """KV up to the end of the last chunk, its row-layers beyond full reuse, and N."""
