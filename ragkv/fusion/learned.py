@@ -2,8 +2,8 @@
 
 How far a token's KV moves behind other texts shows that it depends on its context, not that an answer depends on it:
 behind a name replaced by a pronoun all words move, but the answer reads one of them. The network sees, layer by layer,
-how keys and values of a token and its neighbours move. It was trained on a model's own full prefills to predict the
-effect of recomputing the token (`calibration/score_training.py`).
+how keys and values of a token and its neighbours move; it needs no passes but those of the variance. It was trained on
+a model's own full prefills to predict the effect of recomputing the token (`calibration/score_training.py`).
 
 At ingest it gives each token a score, which replaces `sensitivity`, and topics, a few numbers. At question time its
 other part reads the question's tokens and raises the scores of the tokens with matching topics, by products of small
@@ -28,6 +28,8 @@ from ragkv.model import Adapter
 from ragkv.model.fingerprint import rounded_digest
 from ragkv.runtime import replace_file
 
+from .variance import scored_layers, variance
+
 FILE_NAME = "ragkv-scores.safetensors"  # in a store's directory, or in a model's folder
 TEXTS = 2  # k of the scorer: the network reads a chunk's KV behind two texts
 WIDTH = 64
@@ -35,7 +37,7 @@ KERNEL = 5  # tokens per convolution
 TOPICS = 24  # C, numbers per token
 QUESTION_TOKENS = 96  # the last ones of the question and the conversation before it
 VALUE_PARTS = 5  # vectors of G D values per token in the features
-KEY_PARTS = 3  # vectors of G D keys per token, read for topics only
+KEY_PARTS = 4  # vectors of G D keys per token, read for topics only
 FLOOR = 1e-4  # smaller relative squared distances are rounding errors
 SCALE = 3.0  # of the logarithms of distances, which lie between -9 and 3
 
@@ -48,13 +50,13 @@ class TokenEncoder(nn.Module):
     def __init__(self, layers: int, vectors: int) -> None:
         """`vectors` is how many of a token's first features, its values and keys, are read."""
         super().__init__()
-        self.vectors, self.distances = vectors, 6 * layers + 3
+        self.vectors, self.distances = vectors, _distances(layers)
         self.read = nn.Linear(self.distances, WIDTH)
         self.see = nn.Linear(vectors, WIDTH, bias=False)
         self.mix = _convolutions()
 
     def forward(self, features: torch.Tensor) -> torch.Tensor:
-        """(T, 8 G D + 6 L + 3) -> (T, WIDTH)."""
+        """(T, 9 G D + 6 L' + 4) -> (T, WIDTH)."""
         distances, vectors = features[:, -self.distances :], features[:, : self.vectors]
         return _mixed(self.read(distances / SCALE) + self.see(vectors), self.mix)
 
@@ -66,7 +68,7 @@ class ScoreModel(nn.Module):
     """
 
     slot: torch.Tensor  # (1,) uint8
-
+    depth: torch.Tensor  # (1,) int32: L
     taught_by: torch.Tensor
 
     def __init__(self, layers: int, values: int, width: int) -> None:
@@ -83,6 +85,7 @@ class ScoreModel(nn.Module):
             nn.init.zeros_(weights)  # untrained it returns the variance, whatever the question is
         self.digest = ""  # of the file it was read from
         self.register_buffer("taught_by", torch.zeros(16, dtype=torch.uint8))  # `rounded_digest` of the model's weights
+        self.register_buffer("depth", torch.tensor([layers], dtype=torch.int32))
         self.register_buffer("slot", torch.zeros(1, dtype=torch.uint8))  # 1: its scores lie in the second slot
 
     @property
@@ -115,7 +118,7 @@ class ScoreModel(nn.Module):
         return [weights for part in parts for weights in part.parameters()]
 
     def forward(self, features: torch.Tensor) -> torch.Tensor:
-        """The `token_features` of a chunk, (T, 8 G D + 6 L + 3), to the log of its scores and topics, (T, 1 + C)."""
+        """The `token_features` of a chunk, (T, 9 G D + 6 L' + 4), to the log of its scores and topics, (T, 1 + C)."""
         scores = self.tell(self.worth(features)) + features[:, -1:]
         return torch.cat((scores, self.name(self.about(features))), dim=1)
 
@@ -128,7 +131,7 @@ class ScoreModel(nn.Module):
 
     @torch.no_grad()
     def scores(self, stored: torch.Tensor, behind_texts: Sequence[torch.Tensor]) -> torch.Tensor:
-        """Score and topics (T, 1 + C) float32 of a chunk from its KV (L, 2, G, T, D), stored and behind two texts."""
+        """Score and topics (T, 1 + C) float32 of a chunk from its KV, stored and behind texts: see `token_features`."""
         out = self(token_features(stored, behind_texts))
         return torch.cat((out[:, :1].exp(), out[:, 1:]), dim=1)
 
@@ -149,44 +152,57 @@ class ScoreModel(nn.Module):
     def from_bytes(cls, data: bytes) -> "ScoreModel":
         """Inverse of `to_bytes`; raises `ValueError` on anything else."""
         try:
-            tensors = {"slot": torch.zeros(1, dtype=torch.uint8), **load(data)}  # earlier files have no slot
-            layers, odd = divmod(tensors["worth.read.weight"].shape[1] - 3, 6)
+            tensors = load(data)
+            if "depth" not in tensors and "worth.read.weight" in tensors:
+                raise ValueError(
+                    "an earlier version of ragkv trained it, on more passes; `ragkv learn` trains a new one"
+                )
+            layers = int(tensors["depth"])
+            if tensors["worth.read.weight"].shape[1] != _distances(layers):  # seen before anything of that size is made
+                raise ValueError("not a file of learned scores: sizes do not fit")
             values, uneven = divmod(tensors["worth.see.weight"].shape[1], VALUE_PARTS)
             model = cls(layers, values, tensors["hear.weight"].shape[1])
             model.load_state_dict(tensors)
         except (SafetensorError, KeyError, IndexError, RuntimeError) as error:
             raise ValueError(f"not a file of learned scores: {error}") from error
-        if odd or uneven or not all(bool(tensor.isfinite().all()) for tensor in tensors.values()):
+        if uneven or not all(bool(tensor.isfinite().all()) for tensor in tensors.values()):
             raise ValueError("not a file of learned scores: sizes do not fit or numbers are not finite")
         model.digest = hashlib.blake2b(data, digest_size=16).hexdigest()
         return model.eval().requires_grad_(False)
 
 
 def token_features(stored: torch.Tensor, behind_texts: Sequence[torch.Tensor]) -> torch.Tensor:
-    """The network's input for each token of a chunk with KV (L, 2, G, T, D): (T, 8 G D + 6 L + 3) float32.
+    """The network's input for each token of a chunk with KV (L, 2, G, T, D): (T, 9 G D + 6 L' + 4) float32.
 
-    In this order: its values in the first layer, which identify the token, and in two middle layers; in these also the
-    difference between the two texts; its keys in three later layers behind the first text; the logarithms of the
+    `behind_texts` is its KV (L', 2, G, T, D) in the first L' layers behind each text. In this order: its values in the
+    first layer, which identify the token, and in two middle layers; in these also the difference between the two texts;
+    its keys behind the first text in two middle layers, and its stored keys in two later ones; the logarithms of the
     squared distances between the three versions (stored, behind either text) of each pair, layer, key and value, in
-    units of the layer's mean squared norm; the token's place in its chunk; the log of `sensitivity`.
+    units of the layer's mean squared norm; whether it differs behind the second text from its stored KV, which it has
+    there if it was not computed; the token's place in its chunk; the log of the variance, the score without a network.
     """
-    base, first, second = (kv.float() for kv in (stored, *behind_texts[:TEXTS]))
-    norm = base.square().sum(dim=(2, 4)).mean(dim=-1, keepdim=True).clamp_min(1e-12)  # (L, 2, 1)
+    layers, (first, second) = len(stored), (kv.float() for kv in behind_texts[:TEXTS])
+    stored = stored.float()
+    base = stored[: len(first)]
+    norm = stored.square().sum(dim=(2, 4)).mean(dim=-1, keepdim=True).clamp_min(1e-12)  # (L, 2, 1)
     pairs = (first - base, second - base, first - second)
-    apart = torch.stack([pair.square().sum(dim=(2, 4)) / norm for pair in pairs])  # (3, L, 2, T)
+    apart = torch.stack([pair.square().sum(dim=(2, 4)) / norm[: len(first)] for pair in pairs])  # (3, L', 2, T)
     tokens = base.shape[3]
     place = torch.arange(tokens, device=base.device, dtype=torch.float32)
-    variance = apart[2, base.shape[0] // 2 :].sum(dim=(0, 1)) / 2
-    distances = [(apart + FLOOR).log().flatten(0, 2), place[None] / tokens, place.log1p()[None]]
-    middle = [3 * len(base) // 8, 5 * len(base) // 8]
+    moved = (apart[1] > FLOOR).flatten(0, 1).any(dim=0).float()
+    log_variance = (variance(stored, (first, second)) + FLOOR).log()
+    distances = [
+        (apart + FLOOR).log().flatten(0, 2), moved[None], place[None] / tokens, place.log1p()[None], log_variance[None],
+    ]  # fmt: skip
+    middle = [3 * layers // 8, 5 * layers // 8]
     values = (
         torch.cat((base[[0, *middle], 1], pairs[2][middle, 1]))
         / norm[[0, *middle, *middle], 1, 0, None, None, None].sqrt()
     )
-    late = [len(base) // 2, 3 * len(base) // 4, len(base) - 1]
-    keys = first[late, 0] / norm[late, 0, 0, None, None, None].sqrt()
-    vectors = torch.cat((values, keys)).transpose(2, 3).flatten(0, 2)  # (8 G D, T)
-    return torch.cat([vectors, *distances, (variance + FLOOR).log()[None]]).t()
+    near, late = [layers // 2, 5 * layers // 8], [3 * layers // 4, layers - 1]
+    keys = torch.cat((first[near, 0], stored[late, 0])) / norm[[*near, *late], 0, 0, None, None, None].sqrt()
+    vectors = torch.cat((values, keys)).transpose(2, 3).flatten(0, 2)  # (9 G D, T)
+    return torch.cat([vectors, *distances]).t()
 
 
 def load_for(adapter: Adapter, directory: str | Path | None = None) -> ScoreModel | None:
@@ -241,6 +257,11 @@ def shape_of(adapter: Adapter) -> tuple[int, int, int]:
 
 def _described(shape: tuple[int, int, int]) -> str:
     return "{} layers, {} values a token, embeddings of {}".format(*shape)
+
+
+def _distances(layers: int) -> int:
+    """How many of a token's features are neither values nor keys."""
+    return 6 * scored_layers(layers).stop + 4
 
 
 def _convolutions() -> nn.ModuleList:

@@ -1,11 +1,11 @@
 """Sensitivity: how much each token of a chunk depends on the text before the chunk, measured once, at ingest.
 
 The scorer encodes chunks again behind k other texts, whose KV is there: kept texts are computed once, and neighbours
-are chunks that were just encoded. Behind the first text all tokens of a chunk are computed, behind the others only
-those that moved most, or all if a network reads their KV, because it was trained on all. Tokens whose keys and values
-differ depend on context. The entry stores one number per token, so selection at question time needs no check layer and
-is known before anything is loaded. This is ours; it replaces the estimate from one layer in CacheBlend section 4.3. It
-knows nothing of requests or stores; `docs/selection.md` has the measurements.
+are chunks that were just encoded. The passes behind texts end in the middle of the model. Behind the first text all
+tokens of a chunk are computed, behind the others only those that moved most. Tokens whose keys and values differ depend
+on context. The entry stores one number per token, so selection at question time needs no check layer and is known
+before anything is loaded. This is ours; it replaces the estimate from one layer in CacheBlend section 4.3. It knows
+nothing of requests or stores; `docs/selection.md` has the measurements.
 """
 
 import math
@@ -21,12 +21,14 @@ from ragkv.model import Adapter, Context, ReusedTokens, TokenRun, raw_kv
 
 from .learned import QUESTION_TOKENS, TEXTS, TOPICS, ScoreModel, misfit
 from .plan import Plan
+from .variance import scored_layers, variance
 
 TEXT_TOKENS = 256  # of a kept text behind which chunks are scored
-NEIGHBOUR_TOKENS = 128  # of the neighbouring text from the chunk's document
+NEIGHBOUR_TOKENS = 512  # of the neighbouring text from the chunk's document, at most
+COMPUTED_TOKENS = 128  # of neighbours that are computed, where the KV of fewer is there
 KNOWN_TOKENS = 512  # of the chunks encoded last, whose KV is kept for their neighbours
 MOST_MOVED = 0.5  # of a chunk's tokens, those that moved most behind the first text: the others move behind none
-VARIANCE = "variance-2"  # names how it is measured: scores that were made in another way must not be compared with it
+VARIANCE = "variance-3"  # names how it is measured: scores that were made in another way must not be compared with it
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +67,7 @@ class Scorer:
         self.made_as = self.network_digest or VARIANCE  # other scores must not be compared with these
         self.name = f"{'b' if learned and learned.second_slot else 'a'}-{self.made_as}"  # before the dash, their slot
         self._between = between
-        self._layers = range(adapter.layer_count) if learned else scored_layers(adapter.layer_count)  # compared
+        self._layers = range(scored_layers(adapter.layer_count).stop)  # computed behind texts
         self._texts: list[_Text] = []  # at most k + 1, because a chunk cannot use the text that contains it
         self._waiting: list[tuple[int, ...]] = []  # chunks that do not fill a text yet
         self._batch: Sequence[tuple[int, ...]] = ()  # chunks ingested together, in order
@@ -88,7 +90,7 @@ class Scorer:
     @property
     def passes(self) -> float:
         """What scoring costs, in passes over a chunk's tokens through the whole model."""
-        texts = 1 + (self._count - 1) * (1.0 if self.learned else MOST_MOVED) if self._count else 0.0
+        texts = 1 + (self._count - 1) * MOST_MOVED if self._count else 0.0
         return texts * self._layers.stop / self._adapter.layer_count
 
     def register(self, chunks: Sequence[tuple[int, ...]]) -> None:
@@ -109,12 +111,11 @@ class Scorer:
 
     def scores(self, chunks: Sequence[tuple[int, ...]], stored: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """The sensitivity (T, 1 + C) float16, on the host, of chunks with the stored KV (L, 2, G, T, D)."""
-        behind = self._kv_behind_texts(chunks, stored, self._layers, everything=self.learned is not None)
-        return [self._scores(*pair) for pair in zip(stored, behind, strict=True)]
+        return [self._scores(*pair) for pair in zip(stored, self.kv_behind_texts(chunks, stored), strict=True)]
 
     def _scores(self, stored: torch.Tensor, behind: Sequence[torch.Tensor]) -> torch.Tensor:
-        own = stored.to(self._adapter.device)[self._layers.start : self._layers.stop]
-        scores = self.learned.scores(own, behind) if self.learned else sensitivity(own, behind)[:, None]
+        own = stored.to(self._adapter.device)
+        scores = self.learned.scores(own, behind) if self.learned else variance(own, behind)[:, None]
         most = torch.finfo(torch.float16).max
         return scores.clamp(-most, most).half().cpu()
 
@@ -133,16 +134,12 @@ class Scorer:
     def kv_behind_texts(
         self, chunks: Sequence[tuple[int, ...]], stored: Sequence[torch.Tensor]
     ) -> list[list[torch.Tensor]]:
-        """The raw KV (L, 2, G, T, D) of each chunk behind k texts; its neighbours come first if it has any.
+        """The raw KV (L', 2, G, T, D) of each chunk behind k texts; its neighbours come first if it has any.
 
-        `stored` is the KV of the chunks behind the prefix, which they lend each other as neighbours.
+        L' are the first layers, up to the last of `scored_layers`. Tokens that hardly moved behind the first text have
+        their stored KV behind the others. `stored` is the KV (L, 2, G, T, D) of the chunks behind the prefix, which
+        they lend each other as neighbours.
         """
-        return self._kv_behind_texts(chunks, stored, range(self._adapter.layer_count), everything=True)
-
-    def _kv_behind_texts(
-        self, chunks: Sequence[tuple[int, ...]], stored: Sequence[torch.Tensor], layers: range, everything: bool
-    ) -> list[list[torch.Tensor]]:
-        """The same of some layers. Without `everything`, tokens that hardly moved behind the first text stay stored."""
         if any(token_ids not in self._places for token_ids in chunks):
             self.register(chunks)
         for token_ids, kv in zip(chunks, stored, strict=True):
@@ -152,41 +149,49 @@ class Scorer:
         while len(self._known) > len(chunks) and sum(map(len, self._known)) > KNOWN_TOKENS:
             self._known.popitem(last=False)
         runs = [TokenRun(token_ids, own[0]) for token_ids, own in zip(chunks, texts, strict=True)]
-        first = raw_kv(self._adapter, runs, self._between, layers)
-        reused = [
-            None if everything else _most_moved(kv, moved, layers) for kv, moved in zip(stored, first, strict=True)
-        ]
+        first = raw_kv(self._adapter, runs, self._between, self._layers)
+        reused = [_most_moved(kv, behind) for kv, behind in zip(stored, first, strict=True)]
         runs = [
             TokenRun(token_ids, context, reused=left)
             for token_ids, own, left in zip(chunks, texts, reused, strict=True)
             for context in own[1:]
         ]
-        others = iter(raw_kv(self._adapter, runs, self._between, layers))
+        others = iter(raw_kv(self._adapter, runs, self._between, self._layers))
         return [[kv, *(next(others) for _ in range(self._count - 1))] for kv in first]
 
     def _contexts(self, token_ids: tuple[int, ...]) -> list[Context]:
         """The k texts that the chunk is scored behind; its neighbours come first if it has any."""
         found = []
-        if neighbours := self._neighbours(token_ids):
-            found.append(self._behind_neighbours(token_ids, neighbours))
+        if (neighbours := self._neighbours(token_ids)) is not None:
+            found.append(neighbours)
         texts = [text for text in self._texts if token_ids not in text.chunks][: self._count - len(found)]
         found += [self._fitting(text.context, token_ids) for text in texts]
         return found + [self._shuffled(token_ids, seed) for seed in range(self._count - len(found))]
 
-    def _neighbours(self, token_ids: tuple[int, ...]) -> list[tuple[int, ...]]:
-        """The batch's chunks before this one and, if these are too short, after it, in order."""
+    def _neighbours(self, token_ids: tuple[int, ...]) -> Context | None:
+        """The batch's chunks before this one and, if these are too short, after it, in order; `None`: there are none.
+
+        As many as have their stored KV at hand; if these are too few, fewer that are computed.
+        """
         place = self._places[token_ids]
+        others = (*range(place - 1, -1, -1), *range(place + 1, len(self._batch)))
+        known = self._nearest([other for other in others if self._batch[other] in self._known], NEIGHBOUR_TOKENS)
+        if sum(map(len, known)) >= min(COMPUTED_TOKENS, sum(map(len, self._batch)) - len(token_ids)):
+            return self._behind_known(token_ids, known) if known else None
+        neighbours = self._nearest(others, COMPUTED_TOKENS)
+        return self._computed(token_ids, tuple(chain(*neighbours))[-COMPUTED_TOKENS:])
+
+    def _nearest(self, others: Sequence[int], tokens: int) -> list[tuple[int, ...]]:
+        """The first of these chunks of the batch that have so many tokens together, in the batch's order."""
         taken: list[int] = []
-        for other in (*range(place - 1, -1, -1), *range(place + 1, len(self._batch))):
-            if sum(len(self._batch[index]) for index in taken) >= NEIGHBOUR_TOKENS:
+        for other in others:
+            if sum(len(self._batch[index]) for index in taken) >= tokens:
                 break
             taken.append(other)
         return [self._batch[index] for index in sorted(taken)]
 
-    def _behind_neighbours(self, token_ids: tuple[int, ...], neighbours: Sequence[tuple[int, ...]]) -> Context:
-        """The last tokens of the chunk's neighbours: their stored KV, or if it is not there, computed."""
-        if any(other not in self._known for other in neighbours):
-            return self._computed(token_ids, tuple(chain(*neighbours))[-NEIGHBOUR_TOKENS:])
+    def _behind_known(self, token_ids: tuple[int, ...], neighbours: Sequence[tuple[int, ...]]) -> Context:
+        """The last tokens of neighbours whose stored KV is there."""
         left, pieces = NEIGHBOUR_TOKENS, list[torch.Tensor]()
         for other in reversed(neighbours):
             kv = self._known[other]
@@ -198,7 +203,7 @@ class Scorer:
 
     def _shuffled(self, token_ids: tuple[int, ...], seed: int) -> Context:
         """The chunk's own tokens in shuffled order."""
-        order = torch.randperm(len(token_ids), generator=torch.Generator().manual_seed(seed))[:NEIGHBOUR_TOKENS]
+        order = torch.randperm(len(token_ids), generator=torch.Generator().manual_seed(seed))[:COMPUTED_TOKENS]
         return self._computed(token_ids, tuple(token_ids[place] for place in order.tolist()))
 
     def _computed(self, token_ids: tuple[int, ...], before: tuple[int, ...]) -> Context:
@@ -225,35 +230,7 @@ class Scorer:
         return Context(tuple(raw_kv(self._adapter, [TokenRun(token_ids)], self._between)))
 
 
-def scored_layers(layers: int) -> range:
-    """The layers whose KV is compared: the last eighth of the first five eighths.
-
-    Passes behind texts end there, and scores are as good as those of the later half of the layers (docs/selection.md).
-    """
-    last = 5 * layers // 8
-    return range(last + 1 - max(1, layers // 8), last + 1)
-
-
-def _most_moved(stored: torch.Tensor, behind: torch.Tensor, layers: range) -> ReusedTokens:
+def _most_moved(stored: torch.Tensor, behind: torch.Tensor) -> ReusedTokens:
     """What is computed behind other texts of a chunk with KV (L, 2, G, T, D), and (L', 2, G, T, D) behind the first."""
-    moved = sensitivity(stored[layers.start : layers.stop].to(behind.device), [behind])
+    moved = variance(stored.to(behind.device), [behind])
     return ReusedTokens(stored, moved.topk(math.ceil(MOST_MOVED * len(moved))).indices.sort().values)
-
-
-def sensitivity(stored: torch.Tensor, behind_texts: Sequence[torch.Tensor]) -> torch.Tensor:
-    """How much the KV (L', 2, G, T, D) of some layers of a chunk varies with the text before it, (T,) float32.
-
-    It is the variance over `behind_texts`, in units of the squared norm of the stored KV. The distance from the stored
-    KV is used only if there is one text: it is high at the start of every chunk, behind any text, and recomputing these
-    tokens changes nothing.
-    """
-    base = stored.float()  # (L', 2, G, T, D)
-    norm = base.square().sum(dim=(2, 4)).mean(dim=-1, keepdim=True).clamp_min(1e-12)  # (L', 2, 1)
-    behind = [kv.float() for kv in behind_texts]
-    centre = base if len(behind) == 1 else torch.stack(behind).mean(dim=0)
-    return torch.stack([_relative(kv - centre, norm) for kv in behind]).sum(dim=0) / max(1, len(behind) - 1)
-
-
-def _relative(difference: torch.Tensor, norm: torch.Tensor) -> torch.Tensor:
-    """|dK|^2 / mean |K|^2 + |dV|^2 / mean |V|^2, summed over layers: (L', 2, G, T, D), (L', 2, 1) -> (T,)."""
-    return (difference.square().sum(dim=(2, 4)) / norm).sum(dim=(0, 1))

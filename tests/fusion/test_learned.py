@@ -6,11 +6,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import save
 
 from ragkv import Engine, EngineConfig, FusionConfig, StoreConfig
-from ragkv.fusion.learned import FILE_NAME, KEY_PARTS, TOPICS, VALUE_PARTS, ScoreModel, _mixed, token_features
+from ragkv.fusion.learned import FILE_NAME, FLOOR, KEY_PARTS, TOPICS, VALUE_PARTS, ScoreModel, _mixed, token_features
 from ragkv.fusion.selectors import budget, top
-from ragkv.fusion.sensitivity import sensitivity
+from ragkv.fusion.variance import variance
 from tests import tiny_models
 from tests.engine.helpers import active_request
 from tests.fusion.helpers import SHORT_CHUNKS as CHUNKS
@@ -36,26 +37,32 @@ def network(layers: int = 4, seed: int = 0, teacher: torch.nn.Module | None = No
 class TestNetwork:
     def test_an_untrained_network_ranks_tokens_by_their_variance(self) -> None:
         torch.manual_seed(0)
-        stored, first, second = (torch.randn(4, 2, 2, 11, 8) for _ in range(3))
+        stored, first, second = (torch.randn(layers, 2, 2, 11, 8) for layers in (4, 3, 3))
         said = ScoreModel(4, 16, 8).scores(stored, [first, second])
-        variance = sensitivity(stored[2:], [first[2:], second[2:]])  # of the later half of the layers
-        assert said[:, 0].argsort().tolist() == variance.argsort().tolist()
+        torch.testing.assert_close(said[:, 0], variance(stored, [first, second]) + FLOOR)
 
-    def test_topics_depend_on_the_later_keys_behind_the_first_text(self) -> None:
+    def test_topics_depend_on_keys_behind_the_first_text_and_on_later_stored_keys(self) -> None:
         torch.manual_seed(0)
-        stored, first, second = (torch.randn(8, 2, 2, 11, 4) for _ in range(3))
+        stored, first, second = (torch.randn(layers, 2, 2, 11, 4) for layers in (8, 6, 6))
         keys = token_features(stored, [first, second])[:, VALUE_PARTS * 8 : (VALUE_PARTS + KEY_PARTS) * 8]
-        for number, layer in enumerate((4, 6, 7)):
+        for number, (layer, kv) in enumerate(((4, first), (5, first), (6, stored), (7, stored))):
             norm = stored[layer, 0].square().sum(dim=(0, 2)).mean().sqrt()
-            wanted = first[layer, 0].transpose(0, 1).reshape(11, 8) / norm
+            wanted = kv[layer, 0].transpose(0, 1).reshape(11, 8) / norm
             got = keys[:, number * 8 : (number + 1) * 8]
             assert sorted(got[0].tolist()) == pytest.approx(sorted(wanted[0].tolist()), rel=1e-4)
+
+    def test_the_network_sees_which_tokens_were_not_computed_behind_the_second_text(self) -> None:
+        torch.manual_seed(0)
+        stored, first, second = (torch.randn(layers, 2, 2, 11, 4) for layers in (8, 6, 6))
+        second[..., [2, 5], :] = stored[:6, ..., [2, 5], :]
+        moved = token_features(stored, [first, second])[:, -4]
+        assert moved.tolist() == [float(token not in (2, 5)) for token in range(11)]
 
     def test_a_network_survives_saving_and_loading(self) -> None:
         made = network()
         again = ScoreModel.from_bytes(made.to_bytes())
         torch.manual_seed(0)
-        stored, first, second = (torch.randn(4, 2, 2, 11, 16) for _ in range(3))
+        stored, first, second = (torch.randn(layers, 2, 2, 11, 16) for layers in (4, 3, 3))
         assert torch.equal(again.scores(stored, [first, second]), made.scores(stored, [first, second]))
         assert again.digest == made.digest != network(seed=1).digest
 
@@ -65,6 +72,11 @@ class TestNetwork:
     def test_a_damaged_file_is_refused(self, damage: object) -> None:
         with pytest.raises(ValueError, match="not a file of learned scores"):
             ScoreModel.from_bytes(damage(network().to_bytes()))  # type: ignore[operator]
+
+    def test_a_file_of_an_earlier_version_is_refused_with_the_reason(self) -> None:
+        tensors = {name: tensor for name, tensor in network().state_dict().items() if name != "depth"}
+        with pytest.raises(ValueError, match="an earlier version of ragkv trained it"):
+            ScoreModel.from_bytes(save(tensors))
 
     def test_a_file_with_nan_is_refused(self) -> None:
         made = network()
@@ -139,7 +151,7 @@ class TestQuestion:
     def test_with_an_untrained_network_no_question_changes_the_scores(self) -> None:
         torch.manual_seed(0)
         scores, model = torch.rand(7), ScoreModel(4, 16, 2)
-        features = token_features(torch.randn(4, 2, 2, 7, 8), torch.randn(2, 4, 2, 2, 7, 8).unbind())
+        features = token_features(torch.randn(4, 2, 2, 7, 8), torch.randn(2, 3, 2, 2, 7, 8).unbind())
         torch.testing.assert_close(model.weighted_by_question(scores, model(features)[:, 1:], self.QUESTION), scores)
 
     def test_tokens_on_the_questions_topic_gain_and_the_sum_of_scores_stays(self) -> None:

@@ -10,7 +10,8 @@ import torch
 from ragkv import Engine, EngineConfig, FusionConfig, StoreConfig
 from ragkv.fusion import Candidates, StaticSelector
 from ragkv.fusion import sensitivity as sensitivity_module
-from ragkv.fusion.sensitivity import NEIGHBOUR_TOKENS, TEXT_TOKENS, Scorer, scored_layers, sensitivity
+from ragkv.fusion.sensitivity import COMPUTED_TOKENS, TEXT_TOKENS, Scorer
+from ragkv.fusion.variance import scored_layers, variance
 from ragkv.model import Rows, Watch
 from tests import tiny_models
 from tests.fusion import helpers
@@ -74,7 +75,7 @@ class TestScorer:
         assert got.tolist() == pytest.approx(naive((1,), texts), rel=2e-3)
 
     @pytest.mark.usefixtures("every_token_behind_every_text")
-    def test_one_of_the_texts_is_the_chunks_neighbourhood(self) -> None:
+    def test_one_of_the_texts_is_the_chunks_neighbourhood_which_is_computed_if_it_is_not_there(self) -> None:
         neighbourhood = [OTHERS[9], CHUNK, OTHERS[10], OTHERS[11]]
         with Engine(tiny_models.model("llama"), config=no_scores()) as engine:
             entry = engine.parts.encoder.chunk(CHUNK)
@@ -82,7 +83,7 @@ class TestScorer:
             scorer.register(OTHERS[:8])
             scorer.register(neighbourhood)
             got = scorer.scores([CHUNK], [entry.kv])[0][:, 0]
-        neighbours = (OTHERS[9] + OTHERS[10])[-NEIGHBOUR_TOKENS:]
+        neighbours = (OTHERS[9] + OTHERS[10])[-COMPUTED_TOKENS:]
         kept = sum(OTHERS[:4], ())[:TEXT_TOKENS]
         assert got.tolist() == pytest.approx(naive((1,), [neighbours, kept]), rel=2e-3)
 
@@ -92,9 +93,10 @@ class TestScorer:
             scorer = Scorer(engine.parts.adapter, (1,), 2)
             scorer.register(OTHERS)
             got = scorer.scores([CHUNK], [stored])[0][:, 0]
-            ((first, _),) = scorer.kv_behind_texts([CHUNK], [stored])
-        moved = sensitivity(stored[2:3], [first[2:3]])  # the score of a token whose KV behind the second text is stored
+            ((first, second),) = scorer.kv_behind_texts([CHUNK], [stored])
+        moved = variance(stored, [first])  # twice the score of a token whose KV behind the second text is the stored KV
         kept = moved.argsort()[: len(CHUNK) // 2]
+        assert torch.equal(second[..., kept, :], stored[:3, ..., kept, :])
         assert got[kept].tolist() == pytest.approx((moved[kept] / 2).tolist(), rel=2e-3)
 
     def test_a_chunk_is_never_scored_behind_itself(self) -> None:
@@ -118,7 +120,7 @@ class TestScorer:
         one, two = stored.clone(), stored.clone()
         one[:, :, :, 1] += 1.0
         two[:, :, :, 1] -= 1.0
-        for scores in (sensitivity(stored, [one]), sensitivity(stored, [one, two])):
+        for scores in (variance(stored, [one]), variance(stored, [one, two])):
             assert scores[[0, 2]].tolist() == [0.0, 0.0]
             assert scores[1] > 0
 
@@ -129,7 +131,7 @@ class TestScorer:
         two[:, :, :, 0] += 1.0  # token 0 changes alike behind both
         one[:, :, :, 1] += 1.0
         two[:, :, :, 1] -= 1.0
-        shifted, varied = sensitivity(stored, [one, two]).tolist()
+        shifted, varied = variance(stored, [one, two]).tolist()
         assert shifted == 0.0 < varied
 
 
@@ -263,3 +265,20 @@ def test_neighbours_that_were_just_encoded_are_not_computed_again(monkeypatch: p
     assert len(texts) == 3  # computed once, and each chunk is in one of them at most
     behind_second = sum(-(-len(chunk) // 2) for chunk in chunks)
     assert sum(runs) - sum(texts) == sum(map(len, chunks)) + behind_second + 1  # and the prefix of one token
+
+
+def test_a_chunk_is_scored_behind_as_many_neighbours_as_have_their_kv_at_hand(monkeypatch: pytest.MonkeyPatch) -> None:
+    lengths: dict[tuple[int, ...], int] = {}
+    original = sensitivity_module.raw_kv
+
+    def noted(adapter: Any, own: Any, *args: Any) -> Any:
+        for run in own:
+            lengths.setdefault(run.token_ids, len(run.context))  # behind the first text
+        return original(adapter, own, *args)
+
+    monkeypatch.setattr(sensitivity_module, "raw_kv", noted)
+    monkeypatch.setattr(sensitivity_module, "NEIGHBOUR_TOKENS", 350)  # the tiny model's context has 512
+    chunks = [tuple(tiny_models.tokens(60, seed)) for seed in range(20)]
+    with Engine(tiny_models.model("llama")) as engine:
+        engine.warm(chunks)
+    assert {lengths[chunk] - 1 for chunk in chunks} == {350}, "without the prefix of one token"
