@@ -73,7 +73,7 @@ def main() -> None:
     parser.add_argument("--levels", type=int, nargs="+", default=LEVELS, help=f"of the worlds; {HARDER}: harder ones")
     parser.add_argument("--steps", type=int, default=3000)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--start", type=Path, help="a file whose scores are reused; only topics are trained")
+    parser.add_argument("--start", type=Path, help="a file to go on from; scores and gains are trained together")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--out", type=Path, required=True)
     options = parser.parse_args()

@@ -8,14 +8,16 @@ sees its neighbours as stored or as recomputed, just as it does when a question 
 
 This trains scores that hold for every question. What a token gains by a particular question is trained on the attention
 of the question's last row in the full prefill, in the second half of the layers: the tokens it attends to gain, and the
-tokens before them in the same chunk, which they depend on.
+tokens before them in the same chunk, which they depend on. At last scores and gains are trained together: the shares of
+a step come from both, for one question, and the loss is again the KL of what follows that question. Gains that start
+from nothing do not learn from this loss; gains that know the attention do.
 
 No correct answers are needed: a full prefill is the teacher, so any model can be trained on any text.
 """
 
 import dataclasses
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -36,10 +38,14 @@ SHARPNESS = 0.5  # of the step from a share of 0 to 1, in units of a log score
 NOISE = 0.5  # added to log scores before the step, so that shares end up near 0 or 1
 RATE, WARMUP_STEPS = 1e-3, 40
 QUESTION_STEPS = 4  # steps that train gains, per step that trains scores; they do not run the model
+TOGETHER_RATE = 3e-4
 FOLLOWING_TOKENS = 32  # of a chunk, as the continuation of the chunks before it
 KNOWN_TOKENS = 12  # of a continuation, at most, are given like a question
 CHUNKS = 6  # of an example made of documents
 KEPT_BYTES = 2 << 30  # of prepared examples; others are prepared again at each use
+
+
+_Loss = Callable[[ScoreModel], torch.Tensor]
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,10 +86,10 @@ def train(
     on_step: Callable[[int, int, float], None] | None = None,
     start: ScoreModel | None = None,
 ) -> ScoreModel:
-    """Train scores in `steps` steps of one example each, then gains by a question in `QUESTION_STEPS` times as many.
+    """Train scores in `steps` steps of one example each, gains in `QUESTION_STEPS` times as many, then both in `steps`.
 
-    `on_step(done, total, loss)` is called after each step; the loss is in nats per token, then per question. With
-    `start` its scores are kept and only gains are trained; `start` itself is not changed.
+    `on_step(done, total, loss)` is called after each step; the loss is in nats per token, then per question, then per
+    token again. With `start` only the last part is done, from its weights on; `start` itself is not changed.
 
     The engine must compute in float32 and score behind two texts. Raises `InputError` otherwise, and without examples;
     `UnsupportedModelError` for a model whose RoPE frequencies depend on the prompt's length.
@@ -101,38 +107,39 @@ def train(
         model.load_state_dict(start.state_dict())
     model.set_teacher(adapter.model)
     model.to(adapter.device)
-    score_steps, question_steps = (0 if start is not None else steps), QUESTION_STEPS * steps
+    first = 0 if start is not None else steps
+    total, done = first + QUESTION_STEPS * first + steps, 0
 
-    def report(before: int, done: int, loss: float) -> None:
-        if on_step:
-            on_step(before + done, score_steps + question_steps, loss)
+    def optimize(parameters: list[nn.Parameter], count: int, rate: float, loss_of: _Loss, keep_kv: bool) -> None:
+        nonlocal done
+        trainer.restart(random.Random(seed), keep_kv)
+        for loss in _optimized(parameters, count, rate, lambda: loss_of(model)):
+            done += 1
+            if on_step:
+                on_step(done, total, loss)
 
     trainer = _Trainer(engine, examples)
-    if score_steps:
-        trainer.restart(random.Random(seed))
-        _optimize(model.score_parameters(), score_steps, lambda: trainer.score_loss(model), partial(report, 0))
-    trainer.restart(random.Random(seed), keep_kv=False)
-    follow = partial(report, score_steps)
-    _optimize(model.question_parameters(), question_steps, lambda: trainer.question_loss(model), follow)
+    if first:
+        optimize(model.score_parameters(), first, RATE, trainer.score_loss, True)
+        optimize(model.question_parameters(), QUESTION_STEPS * first, RATE, trainer.question_loss, False)
+    optimize(list(model.parameters()), steps, TOGETHER_RATE, trainer.together_loss, True)
     return ScoreModel.from_bytes(model.cpu().to_bytes())
 
 
-def _optimize(
-    parameters: list[nn.Parameter],
-    steps: int,
-    loss_of: Callable[[], torch.Tensor],
-    on_step: Callable[[int, float], None],
-) -> None:
-    optimizer = torch.optim.AdamW(parameters, RATE, weight_decay=1e-3)
+def _optimized(
+    parameters: list[nn.Parameter], steps: int, rate: float, loss_of: Callable[[], torch.Tensor]
+) -> Iterator[float]:
+    """The loss of each step, after it."""
+    optimizer = torch.optim.AdamW(parameters, rate, weight_decay=1e-3)
     for step in range(steps):
         for group in optimizer.param_groups:
-            group["lr"] = RATE * min(1.0, (step + 1) / WARMUP_STEPS) * max(0.02, 1 - step / steps)
+            group["lr"] = rate * min(1.0, (step + 1) / WARMUP_STEPS) * max(0.02, 1 - step / steps)
         loss = loss_of()
         optimizer.zero_grad()
         torch.autograd.backward(loss, inputs=parameters)  # no gradients for the language model's own weights
         nn.utils.clip_grad_norm_(parameters, 1.0)
         optimizer.step()
-        on_step(step + 1, float(loss.detach()))
+        yield float(loss.detach())
 
 
 def shares(log_scores: torch.Tensor, budget: float) -> torch.Tensor:
@@ -164,14 +171,17 @@ class _Trainer:
         self._adapter = adapt(engine.parts.adapter.model)  # without packed weights, which have no gradients
         self._examples = list(examples)
         self._cache: dict[TrainingExample, _Prepared] = {}
+        self._keep_kv = True
         self.restart(random.Random(0))
 
     def restart(self, order: random.Random, keep_kv: bool = True) -> None:
-        """Start again in another order. `keep_kv=False` if examples will not run through the model any more."""
+        """Start again in another order. `keep_kv=False` if the next steps run no example through the model."""
+        if keep_kv and not self._keep_kv:
+            self._cache.clear()
+        elif not keep_kv:
+            self._cache = {example: prepared.without_kv() for example, prepared in self._cache.items()}
         self._order, self._keep_kv = order, keep_kv
         self._queue: list[TrainingExample] = []
-        if not keep_kv:
-            self._cache = {example: prepared.without_kv() for example, prepared in self._cache.items()}
         self._cached_bytes = sum(prepared.nbytes for prepared in self._cache.values())
 
     def score_loss(self, model: ScoreModel) -> torch.Tensor:
@@ -187,6 +197,16 @@ class _Trainer:
         topics = torch.cat([model(features)[:, 1:] for features in prepared.features])
         gains = torch.stack([model.gains(topics, question) for question in prepared.questions])  # (M, N)
         return functional.cross_entropy(gains, prepared.attended)
+
+    def together_loss(self, model: ScoreModel) -> torch.Tensor:
+        """KL of the predictions behind one question of the next example, whose gains take part; in nats per token."""
+        prepared = self._next()
+        number = self._order.randrange(len(prepared.questions))
+        asked = prepared.asked(number)
+        found = torch.cat([model(features) for features in prepared.features])
+        log_scores = found[:, 0] + model.gains(found[:, 1:], prepared.questions[number])
+        budget = max(1.0, self._order.choice(RATIOS) * len(log_scores))
+        return kl(self._predict(asked, asked.fresh(shares(log_scores, budget))), asked.teacher).mean()
 
     def _next(self) -> "_Prepared":
         if not self._queue:
@@ -294,6 +314,19 @@ class _Prepared:
     def without_kv(self) -> "_Prepared":
         """Only what is needed to train gains."""
         return dataclasses.replace(self, stored=torch.empty(0), teacher=torch.empty(0))
+
+    def asked(self, number: int) -> "_Prepared":
+        """The same with one of the continuations alone."""
+        kept = (self.branch == 0) | (self.branch == number + 1)
+        places, mine = kept.cumsum(0) - 1, self.branch[self.predicting] == number + 1
+        return dataclasses.replace(
+            self,
+            token_ids=self.token_ids[kept],
+            positions=self.positions[kept],
+            branch=self.branch[kept],
+            predicting=places[self.predicting[mine]],
+            teacher=self.teacher[mine],
+        )
 
     def fresh(self, shares: torch.Tensor) -> torch.Tensor:
         """The shares (N,) of the reused tokens, among those of all S tokens; the others are computed, at share 1."""

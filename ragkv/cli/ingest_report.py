@@ -58,7 +58,7 @@ def print_report(report: "RagIngestReport", seconds: float) -> None:
 def learning_note(engine: "Engine", encoded: int, seconds: float) -> str | None:
     """What learned scores would bring and take, if chunks are scored without them; `None` if too little was encoded.
 
-    A step of training costs about as much as seven passes over its six chunks.
+    A step of training costs about as much as seven passes over its six chunks; two of its three parts run the model.
     """
     encoder = engine.parts.encoder
     scorer = encoder.scorer
@@ -67,7 +67,7 @@ def learning_note(engine: "Engine", encoded: int, seconds: float) -> str | None:
     if not engine.config.fusion.learned_scores:
         return None
     pass_s = seconds / (encoded * encoder.passes)  # over one chunk; too long by what reading and indexing took
-    takes_s = pass_s * (LEARN_STEPS * 7 * 6 + scorer.passes * encoded)
+    takes_s = pass_s * (2 * LEARN_STEPS * 7 * 6 + scorer.passes * encoded)
     return (
         "tokens to recompute are chosen by how their KV varies with context: no scores were learned for this model."
         f" `ragkv learn` learns them from these documents, in about {duration(takes_s)} on this machine, and encodes "

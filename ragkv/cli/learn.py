@@ -47,18 +47,19 @@ def learn(
     if out is not None:
         replace_file(out, network.to_bytes())
     report = None if out is not None else _rescored(EngineOptions(home, model, config, device, dtype), network)
-    first, last = _ends(losses[:steps])
-    question_first, question_last = _ends(losses[steps:])
+    parts = {"": losses[:steps], "asked_": losses[steps:-steps], "together_": losses[-steps:]}
     if as_json:
-        losses_json = {"nats_first": first, "nats_last": last}
-        losses_json |= {"asked_nats_first": question_first, "asked_nats_last": question_last}
+        losses_json = {}
+        for name, part in parts.items():
+            losses_json[f"{name}nats_first"], losses_json[f"{name}nats_last"] = _ends(part)
         times = {"training_s": round(trained_s, 3), "scoring_s": round(time.monotonic() - began - trained_s, 3)}
         stored = {"file": out} if report is None else {"stored": output.plain(report)}
         print_json({"digest": network.digest, "lessons": examples, **losses_json, **times, **stored})
         return
+    alone, asked, together = ("{:.4f} -> {:.4f}".format(*_ends(part)) for part in parts.values())
     console.print(
-        f"Trained on {examples} prompts in {steps} steps, {duration(trained_s)}: {first:.4f} -> {last:.4f} nats a "
-        f"token; attention of questions {question_first:.2f} -> {question_last:.2f} nats."
+        f"Trained on {examples} prompts in {steps} steps, {duration(trained_s)}: scores {alone} nats a token; "
+        f"attention of questions {asked} nats; both together {together} nats a token."
     )
     if report is None:
         console.print(f"Written to {out}. Put it into the model's folder to use it with every home that has none.")

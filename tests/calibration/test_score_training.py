@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from ragkv import Engine
-from ragkv.calibration.score_training import Continuation, TrainingExample, _Trainer, examples_of, shares, train
+from ragkv.calibration.score_training import Continuation, TrainingExample, _Trainer, examples_of, kl, shares, train
 from ragkv.errors import InputError, UnsupportedModelError
 from ragkv.fusion.learned import ScoreModel
 from ragkv.fusion.selectors.sensitivity import inherited_attention
@@ -126,6 +126,44 @@ class TestTraining:
         for asked, attended in zip(at.questions, at.attended, strict=True):
             gains = taught.gains(topics, asked).softmax(0)
             assert float(gains @ attended) > 1.3 * float(attended.mean())
+
+    def test_together_scores_and_gains_improve_the_predictions_behind_each_question(self, engine: Engine) -> None:
+        apart = train(engine, [example(engine)], steps=40, seed=3)
+        together = train(engine, [example(engine)], steps=60, seed=4, start=apart)
+        trainer = _Trainer(engine)
+        at = trainer._prepare(example(engine))
+
+        def left(model: ScoreModel) -> float:
+            found, total = torch.cat([model(one) for one in at.features]), 0.0
+            for number, question in enumerate(at.questions):
+                asked, weights = at.asked(number), found[:, 0] + model.gains(found[:, 1:], question)
+                chosen = at.reused[weights.topk(2).indices]
+                fresh = torch.ones(len(asked.token_ids)).index_fill(0, at.reused, 0.0).index_fill(0, chosen, 1.0)
+                total += float(kl(trainer._predict(asked, fresh), asked.teacher).mean())
+            return total
+
+        with torch.no_grad():
+            assert left(together) < left(apart) < left(ScoreModel(4, 32, 64))
+
+    def test_one_question_alone_is_predicted_as_among_the_others(self, engine: Engine) -> None:
+        trainer = _Trainer(engine)
+        at = trainer._prepare(example(engine))
+        torch.manual_seed(0)
+        drawn = torch.rand(len(at.reused))
+        together = trainer._predict(at, at.fresh(drawn))
+        alone = [trainer._predict(at.asked(n), at.asked(n).fresh(drawn)) for n in range(len(CONTINUATIONS))]
+        torch.testing.assert_close(torch.cat(alone), together, atol=1e-4, rtol=1e-4)
+        assert torch.equal(torch.cat([at.asked(n).teacher for n in range(len(CONTINUATIONS))]), at.teacher)
+
+    def test_training_goes_on_from_a_network_without_changing_it(self, engine: Engine) -> None:
+        told: list[tuple[int, int]] = []
+        start = train(engine, [example(engine)], steps=2)
+        before = start.to_bytes()
+        made = train(
+            engine, [example(engine)], 3, on_step=lambda *at: told.append(at[:2]), start=start
+        )
+        assert told == [(1, 3), (2, 3), (3, 3)]
+        assert start.to_bytes() == before != made.to_bytes()
 
     def test_the_training_target_equals_the_attention_that_an_asking_selector_gets(self, engine: Engine) -> None:
         """`Watch` collects the last row's attention in a full prefill."""
