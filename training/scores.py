@@ -4,12 +4,13 @@
     python -m training.scores --reader runs/harder/export --levels 3 9 9 --out runs/harder-scores
 
 The question types of a world are drawn evenly. The target is the reader's own output under a full prefill. This takes
-45 minutes of one core of two.
+an hour of one core.
 
-The shipped file did not start from random weights. A network that read all layers was trained by this command; its
-weights for layers that are not read any more were added to those of the last one that is, its weights for keys that
-are stored now were those for the same layers behind the first text, and all were trained for 500 more steps on 300
-worlds (`--seed 7 --worlds 300 --steps 500`).
+The shipped file did not start from random weights. A network that read all layers was trained by an earlier version of
+this command; its weights for layers that are not read any more were added to those of the last one that is, and all
+were trained for 500 more steps on 300 worlds, behind fewer neighbours. From there on scores and gains were trained
+together, for 1,200 steps on 300 worlds and then for 1,200 on 500 others (`--start FILE --seed 9 --worlds 500 --steps
+1200`).
 """
 
 from __future__ import annotations
