@@ -27,7 +27,7 @@ from ragkv.model.product_speed import multiplies_bfloat16
 
 METHODS = (Method(OUR_FULL), Method("sensitivity", 0.15), Method("sensitivity", 0.05))
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-SWITCHES = {  # of every library that multiplies; MKL heeds its own on processors by Intel
+SWITCHES = {  # of every library that multiplies; MKL obeys its own on processors by Intel
     "ONEDNN_MAX_CPU_ISA": "AVX2",
     "ATEN_CPU_CAPABILITY": "avx2",
     "MKL_ENABLE_INSTRUCTIONS": "AVX2",

@@ -184,7 +184,7 @@ class Asker:
         tokens: list[int] = []
         for place, row in enumerate(logits):
             tokens.append(int(row.argmax()))
-            if place == len(draft) or tokens[-1] != draft[place]:
+            if tokens[-1] in self._end_tokens or place == len(draft) or tokens[-1] != draft[place]:
                 break
         while tokens[-1] not in self._end_tokens and len(tokens) < MAX_NEW_TOKENS:
             at = start + len(ids) + len(tokens) - 1

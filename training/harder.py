@@ -17,9 +17,10 @@ from random import Random
 
 from training.names import Kind, NameGenerator, NameSplit
 from training.questions import Question
-from training.templates import BY_NAME, FILLERS, WORDS
+from training.templates import BY_NAME, FILLERS, RELATIONS, WORDS
 from training.worlds import World
 
+HEAD_OFFICE = next(one.name for one in RELATIONS if (one.subject, one.object) == ("company", "city"))
 TYPES = ("plain", "pronoun", "dated", "list", "count", "three hops", "table", "namesake")
 NUMBERS = ("none", "one", "two", "three", "four", "five")
 DATED = ("In {y}, {s} joined {o}.", "{s} joined {o} in {y}.", "In {y}, {s} took a job with {o}.")
@@ -60,12 +61,12 @@ class _Writer:
         """All documents, in the order in which they were thought of."""
         companies = [self.names.draw(Kind.COMPANY) for _ in range(self.random.randint(4, 6))]
         cities = [self.names.draw(Kind.CITY) for _ in range(self.random.randint(3, 4))]
-        seats = {}
+        based = {}
         for city in cities:
             self._city(city)
         for company in companies[: self.random.randint(1, 2)]:
-            seats[company] = self.random.randrange(len(cities))
-            self._staff(company, cities, seats[company], companies)
+            based[company] = self.random.randrange(len(cities))
+            self._staff(company, cities, based[company], companies)
         others: list[Callable[[], None]] = [
             lambda: self._career(companies, cities), lambda: self._table(cities), lambda: self._namesakes(cities)
         ]  # fmt: skip
@@ -99,11 +100,11 @@ class _Writer:
         self._ask("plain", self._words("job", name), job, {(number, 0)}, 0.5)
         self._ask("pronoun", self._words("hobby", name), hobby, {(number, 0), (number, 1)}, 0.5)
 
-    def _staff(self, company: str, cities: list[str], seat: int, companies: list[str]) -> None:
+    def _staff(self, company: str, cities: list[str], city: int, companies: list[str]) -> None:
         """Who works for a company, over two or three chunks, some by "the same company", and others elsewhere."""
         count = self.random.randint(2, 4)
         people = [self.names.draw(self.random.choice((Kind.MAN, Kind.WOMAN))) for _ in range(count)]
-        chunks = [[self._said("seat", company, cities[seat])], *([] for _ in range(self.random.randint(1, 2)))]
+        chunks = [[self._said(HEAD_OFFICE, company, cities[city])], *([] for _ in range(self.random.randint(1, 2)))]
         at = [0, *sorted(self.random.randrange(len(chunks)) for _ in people[1:])]
         for person, place in zip(people, at, strict=True):
             there = company if place == 0 or self.random.random() < 0.4 else "the same company"
@@ -117,9 +118,9 @@ class _Writer:
         self._ask("list", self.random.choice(LISTED).format(s=company), names, all_chunks, 0.0)
         self._ask("count", self.random.choice(COUNTED).format(s=company), NUMBERS[count], all_chunks, 1 / 3)
         person, place = self.random.choice(list(zip(people, at, strict=True)))
-        country = next(a.answer for a in self.asked if a.support == {(seat, 0)})  # of the city, whose document is first
+        country = next(a.answer for a in self.asked if a.support == {(city, 0)})  # of the city, whose document is first
         words = self._words("country", f"the city of the employer of {person}")
-        self._ask("three hops", words, country, {(number, 0), (number, kept.index(place)), (seat, 0)}, 0.3)
+        self._ask("three hops", words, country, {(number, 0), (number, kept.index(place)), (city, 0)}, 0.3)
 
     def _table(self, cities: list[str]) -> None:
         """Rows in two chunks, of which the first has the column names; homes and offices are both cities."""

@@ -51,3 +51,15 @@ def test_at_most_the_given_number_of_questions_is_kept() -> None:
     contexts = [quality_data.Context(("x",), (question,) * 3)] * 3
     assert [len(c.questions) for c in quality_data.balanced(contexts, 4)] == [3, 1]
     assert [len(c.questions) for c in quality_data.limited(contexts, 5)] == [3, 2]
+
+
+def test_an_answer_ends_at_its_end_token_whatever_was_drafted(monkeypatch: pytest.MonkeyPatch) -> None:
+    question = quality_data.Question("local", "What is the job of Lodwin?", ("pilot",))
+    context = quality_data.Context(("Lodwin works as a pilot.", "Ostmax sells ovens."), (question,))
+    with Engine.from_pretrained("reader") as engine:
+        asker = quality_run.Asker(engine, context, 0)
+        ids, full = asker.tail(question), asker._full
+        _, (first, *_) = asker.answer(full, ids, full.length)
+        monkeypatch.setattr(asker, "_end_tokens", {first})
+        for draft in ((), (first,), (first, first)):
+            assert asker.answer(full, ids, full.length, draft)[1] == (first,)

@@ -19,12 +19,16 @@ from tests.store.remote.helpers import wait_until
 pytestmark = pytest.mark.enable_socket
 
 
-@pytest.fixture
-def started(tmp_path: Path) -> Iterator[LocalRedis]:
+def skip_without_a_program() -> None:
     import shutil
 
     if not any(map(shutil.which, PROGRAMS)):
         pytest.skip("there is neither redis-server nor valkey-server here")
+
+
+@pytest.fixture
+def started(tmp_path: Path) -> Iterator[LocalRedis]:
+    skip_without_a_program()
     with LocalRedis(tmp_path) as server:
         yield server
 
@@ -66,6 +70,7 @@ def test_a_long_path_of_the_data_directory_has_its_socket_elsewhere(tmp_path: Pa
 
 
 def test_a_server_that_outlived_its_killed_parent_is_replaced(tmp_path: Path) -> None:
+    skip_without_a_program()
     code = "import os, sys; from pathlib import Path; from ragkv.cluster.local_redis import LocalRedis"
     code += "; LocalRedis(Path(sys.argv[1])); os._exit(1)"
     subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=False)
