@@ -159,9 +159,7 @@ class TestTraining:
         told: list[tuple[int, int]] = []
         start = train(engine, [example(engine)], steps=2)
         before = start.to_bytes()
-        made = train(
-            engine, [example(engine)], 3, on_step=lambda *at: told.append(at[:2]), start=start
-        )
+        made = train(engine, [example(engine)], 3, on_step=lambda *at: told.append(at[:2]), start=start)
         assert told == [(1, 3), (2, 3), (3, 3)]
         assert start.to_bytes() == before != made.to_bytes()
 
