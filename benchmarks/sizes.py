@@ -6,9 +6,9 @@
     python -m benchmarks.sizes reader runs/large/export          # as many folders as there are readers
 
 Each reader answers the same questions on the same held-out worlds (`benchmarks/quality.py`; `--level 5` for some 2,000
-tokens in 16 chunks). The ratios cost 5, 10 and 15 % of the row-layers of the whole context, whose first chunk is exact;
-"hkvd" costs a layer more than its ratio, so a deeper reader pays less for it. "hkvd, 15 %" pays for that layer from
-its 15 %, which a reader of 8 layers or fewer cannot do at a lower share. Intervals are 95 % bootstraps over worlds.
+tokens in 15 to 17 chunks). The ratios cost 5, 10 and 15 % of the row-layers of the whole context, whose first chunk is
+exact; "hkvd" costs a layer more than its ratio, so a deeper reader pays less for it. "hkvd, compute" pays for that layer
+from its share, which few layers cannot do at a low one. Intervals are 95 % bootstraps over worlds.
 """
 
 import argparse
@@ -35,8 +35,9 @@ def main() -> None:
         name = f"{found['parameters'] / 1e6:.2f} M parameters, {found['layers']} layers ({folder})"
         print(f"\n{name}: {found['questions']} questions on {found['contexts']} worlds", flush=True)
         _print(found["methods"])
-    print("written:", report.save(f"sizes{options.tag}", rows))
-    _plot(rows, report.RESULTS / f"sizes{options.tag}.png")
+    name = f"sizes{'-quick' if options.quick else ''}{options.tag}"
+    print("written:", report.save(name, rows))
+    _plot(rows, report.RESULTS / f"{name}.png")
 
 
 def measured(folder: str, options: argparse.Namespace) -> dict[str, Any]:
@@ -78,6 +79,7 @@ def _plot(rows: list[dict[str, Any]], path: Path) -> None:
     for panel, ratio, share in zip(panels, RATIOS, ("5 %", "10 %", "15 %"), strict=True):
         for selector in SELECTORS:
             found = [(row["parameters"] / 1e6, row["methods"][f"{selector} {ratio}"]) for row in rows]
+            found = [(size, of) for size, of in found if of["gap_closed_95"]]  # no gap, no share of it
             sizes, closed = [size for size, _ in found], [of["gap_closed"] for _, of in found]
             errors = [[abs(of["gap_closed"] - of["gap_closed_95"][end]) for _, of in found] for end in (0, 1)]
             panel.errorbar(sizes, closed, errors, marker="o", capsize=3, linestyle="none", label=selector)

@@ -64,12 +64,15 @@ class _Writer:
         based = {}
         for city in cities:
             self._city(city)
-        for company in companies[: self.random.randint(1, 2)]:
+        staffed = self.random.randint(1, 2)
+        for company in companies[:staffed]:
             based[company] = self.random.randrange(len(cities))
             self._staff(company, cities, based[company], companies)
         others: list[Callable[[], None]] = [
-            lambda: self._career(companies, cities), lambda: self._table(cities), lambda: self._namesakes(cities)
-        ]  # fmt: skip
+            lambda: self._career(companies[staffed:], cities),
+            lambda: self._table(cities),
+            lambda: self._namesakes(cities),
+        ]
         for write in self.random.sample(others, self.random.randint(1, 2)):
             write()
 
@@ -80,10 +83,10 @@ class _Writer:
         self._ask("plain", self._words("dish", city), dish, {(number, 0)}, 0.3)
 
     def _career(self, companies: list[str], cities: list[str]) -> None:
-        """One person's employers, dated, in any order; "she" in the second chunk needs the first."""
+        """One person's dated employers, without staff, in any order; "she" in the second chunk needs the first."""
         man = self.random.random() < 0.5
         name, pronoun = self.names.draw(Kind.MAN if man else Kind.WOMAN), "he" if man else "she"
-        count = self.random.randint(2, 3)
+        count = min(self.random.randint(2, 3), len(companies))
         years = self.random.sample(WORDS["year"], count)
         employers = self.random.sample(companies, count)
         job, hobby = self.random.choice(WORDS["job"]), self.random.choice(WORDS["hobby"])

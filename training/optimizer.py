@@ -46,7 +46,7 @@ class Optimizer:
     """Updates the reader's parameters."""
 
     def __init__(self, reader: Reader, rates: Rates, momentum: float = 0.95, decay: float = 0.1) -> None:
-        self.rates, self._momentum, self._decay = rates, momentum, decay
+        self._rates, self._momentum, self._decay = rates, momentum, decay
         blocks = [block for block in reader.blocks if isinstance(block, Block)]
         self._stacks = [[getattr(block, name) for block in blocks] for name in ("qkv", "out", "gate_up", "down")]
         matrices = {id(matrix) for stack in self._stacks for matrix in stack}
@@ -64,7 +64,7 @@ class Optimizer:
     @torch.no_grad()
     def step(self, scale: float) -> None:
         """One step at `scale` times the learning rate; gradients are dropped afterwards."""
-        muon, adam = self.rates.muon, self.rates.adam
+        muon, adam = self._rates.muon, self._rates.adam
         for group in self._adam.param_groups:
             group["lr"] = adam * scale * group["share"]
         self._adam.step()

@@ -118,11 +118,6 @@ class Run:
         self.progress = Progress()
         out.mkdir(parents=True, exist_ok=True)
 
-    def go_on_from(self, reader: Reader) -> None:
-        """Trains another reader instead, from its weights on."""
-        self.shape, self.reader = reader.shape, reader
-        self.optimizer = Optimizer(reader, self.optimizer.rates)
-
     def average_gradients(self) -> None:
         """Averages the gradients over the workers, so that all take the same step."""
         if self.workers == 1:
@@ -250,6 +245,18 @@ class Clock:
         self._run.progress.seconds = float(seconds)
 
 
+def _shape(options: argparse.Namespace) -> Shape:
+    return Shape(
+        vocabulary=len(build()),
+        hidden=options.hidden,
+        layers=options.layers,
+        heads=options.heads,
+        kv_heads=options.kv_heads,
+        inner=2 * options.hidden,
+        positions=4096 if options.long else 2048,
+    )
+
+
 def worker(rank: int, options: argparse.Namespace) -> None:
     """Runs one worker process."""
     torch.set_num_threads(options.threads)
@@ -259,19 +266,12 @@ def worker(rank: int, options: argparse.Namespace) -> None:
         dist.init_process_group(
             "gloo", init_method=f"file://{options.out.resolve()}/rendezvous", rank=rank, world_size=options.workers
         )
-    shape = Shape(
-        vocabulary=len(build()),
-        hidden=options.hidden,
-        layers=options.layers,
-        heads=options.heads,
-        kv_heads=options.kv_heads,
-        inner=2 * options.hidden,
-        positions=4096 if options.long else 2048,
-    )
+    start = load(options.start) if options.start else None
+    shape = start.shape if start else _shape(options)
     run = Run(options.out, shape, options.seed, Rates(options.muon, options.adam), rank, options.workers)
+    if start:
+        run.reader.load_state_dict(start.state_dict())
     run.resume()
-    if options.start and not run.progress.step:
-        run.go_on_from(load(options.start))
     if options.compile:
         torch._dynamo.config.cache_size_limit = 64
         Block.forward = torch.compile(Block.forward, dynamic=False)  # type: ignore[method-assign]

@@ -97,6 +97,12 @@ def train(
     adapter = engine.parts.adapter
     if not examples or any(len(example.chunks) < 2 or not example.continuations for example in examples):
         raise InputError("Scores are learned from one example or more, each of at least two chunks and a continuation.")
+    if any(not 0 < one.known < len(one.token_ids) for example in examples for one in example.continuations):
+        raise InputError("A continuation needs a known token or more, and one or more behind them to predict.")
+    if start is not None and start.shape != shape_of(adapter):
+        raise InputError(
+            f"The network to go on from is for another shape of model: {start.shape}, not {shape_of(adapter)}."
+        )
     if engine.config.fusion.sensitivity_prefixes != TEXTS or adapter.dtype is not torch.float32:
         raise InputError(f"Scores are learned in float32 with fusion.sensitivity_prefixes = {TEXTS}.")
     if adapter.rope.depends_on_length:

@@ -175,31 +175,30 @@ class Scorer:
         """
         place = self._places[token_ids]
         others = (*range(place - 1, -1, -1), *range(place + 1, len(self._batch)))
-        known = self._nearest([other for other in others if self._batch[other] in self._known], NEIGHBOUR_TOKENS)
-        if sum(map(len, known)) >= min(COMPUTED_TOKENS, sum(map(len, self._batch)) - len(token_ids)):
+        known = [other for other in others if self._batch[other] in self._known]
+        known_tokens, all_tokens = (sum(len(self._batch[other]) for other in several) for several in (known, others))
+        if known_tokens >= min(COMPUTED_TOKENS, all_tokens):
             return self._behind_known(token_ids, known) if known else None
-        neighbours = self._nearest(others, COMPUTED_TOKENS)
-        return self._computed(token_ids, tuple(chain(*neighbours))[-COMPUTED_TOKENS:])
-
-    def _nearest(self, others: Sequence[int], tokens: int) -> list[tuple[int, ...]]:
-        """The first of these chunks of the batch that have so many tokens together, in the batch's order."""
         taken: list[int] = []
         for other in others:
-            if sum(len(self._batch[index]) for index in taken) >= tokens:
+            if sum(len(self._batch[index]) for index in taken) >= COMPUTED_TOKENS:
                 break
             taken.append(other)
-        return [self._batch[index] for index in sorted(taken)]
+        neighbours = (self._batch[index] for index in sorted(taken))
+        return self._computed(token_ids, tuple(chain(*neighbours))[-COMPUTED_TOKENS:])
 
-    def _behind_known(self, token_ids: tuple[int, ...], neighbours: Sequence[tuple[int, ...]]) -> Context:
-        """The last tokens of neighbours whose stored KV is there."""
-        left, pieces = NEIGHBOUR_TOKENS, list[torch.Tensor]()
-        for other in reversed(neighbours):
-            kv = self._known[other]
-            pieces.insert(0, kv[:, :, :, max(0, kv.shape[3] - left) :])
-            left -= pieces[0].shape[3]
+    def _behind_known(self, token_ids: tuple[int, ...], nearest: Sequence[int]) -> Context:
+        """The tokens of the batch's `nearest` chunks that are closest to the chunk, in order, from their stored KV."""
+        prefix, place, pieces = self._prefix_context(), self._places[token_ids], dict[int, torch.Tensor]()
+        left = min(NEIGHBOUR_TOKENS, self._room(token_ids, prefix))
+        for other in nearest:
             if left == 0:
                 break
-        return self._fitting(Context((*self._prefix_context().pieces, *pieces)), token_ids)
+            kv = self._known[self._batch[other]]
+            kept = min(left, kv.shape[3])
+            pieces[other] = kv[:, :, :, kv.shape[3] - kept :] if other < place else kv[:, :, :, :kept]
+            left -= kept
+        return self._fitting(Context((*prefix.pieces, *(pieces[other] for other in sorted(pieces)))), token_ids)
 
     def _shuffled(self, token_ids: tuple[int, ...], seed: int) -> Context:
         """The chunk's own tokens in shuffled order."""
@@ -208,13 +207,17 @@ class Scorer:
 
     def _computed(self, token_ids: tuple[int, ...], before: tuple[int, ...]) -> Context:
         """The prefix and `before`, which is computed, cut so that the chunk behind them fits the model's context."""
-        prefix, limit = self._fitting(self._prefix_context(), token_ids), self._adapter.context_length
-        if limit is not None:
-            before = before[: max(0, limit - len(token_ids) - len(prefix))]
+        prefix = self._fitting(self._prefix_context(), token_ids)
+        before = before[max(0, len(before) - self._room(token_ids, prefix)) :]
         if not before:
             return prefix
         (kv,) = raw_kv(self._adapter, [TokenRun(before, prefix)], self._between)
         return Context((*prefix.pieces, kv))
+
+    def _room(self, token_ids: tuple[int, ...], prefix: Context) -> int:
+        """The most tokens between the prefix and the chunk that fit the model's context."""
+        limit = self._adapter.context_length
+        return NEIGHBOUR_TOKENS if limit is None else max(0, limit - len(prefix) - len(token_ids))
 
     def _fitting(self, context: Context, token_ids: tuple[int, ...]) -> Context:
         """`context`, cut so that the chunk behind it fits the model's context."""

@@ -211,6 +211,12 @@ class TestTraining:
         for examples in ([], [alone], [TrainingExample(example(engine).chunks, ())]):
             with pytest.raises(InputError, match="at least two chunks and a continuation"):
                 train(engine, examples, steps=1)
+        for known in (0, 6):
+            given = TrainingExample(example(engine).chunks, (Continuation(CONTINUATIONS[0].token_ids, known),))
+            with pytest.raises(InputError, match="one or more behind them to predict"):
+                train(engine, [given], steps=1)
+        with pytest.raises(InputError, match="another shape of model"):
+            train(engine, [example(engine)], steps=1, start=ScoreModel(2, 32, 64))
         with cold_engine(sensitivity_prefixes=1) as other, pytest.raises(InputError, match="sensitivity_prefixes = 2"):
             train(other, [example(other)], steps=1)
         with cold_engine("llama-dynamic") as other, pytest.raises(UnsupportedModelError, match="depend on the prompt"):

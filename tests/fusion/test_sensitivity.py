@@ -282,3 +282,32 @@ def test_a_chunk_is_scored_behind_as_many_neighbours_as_have_their_kv_at_hand(mo
     with Engine(tiny_models.model("llama")) as engine:
         engine.warm(chunks)
     assert {lengths[chunk] - 1 for chunk in chunks} == {350}, "without the prefix of one token"
+
+
+def test_the_nearest_neighbours_are_taken_where_not_all_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sensitivity_module, "NEIGHBOUR_TOKENS", 200)
+    chunks = [tuple(tiny_models.tokens(80, seed)) for seed in range(5)]
+    with Engine(tiny_models.model("llama"), config=no_scores()) as engine:
+        stored = [engine.parts.encoder.chunk(chunk).kv for chunk in chunks]
+        scorer = Scorer(engine.parts.adapter, (1,), 2)
+        scorer.register(chunks)
+        scorer.kv_behind_texts(chunks, stored)
+        second, first = scorer._neighbours(chunks[3]), scorer._neighbours(chunks[1])
+    assert second is not None and first is not None
+    _, *before = second.pieces  # 40 tokens of chunk 0, and chunks 1 and 2
+    assert [piece.shape[3] for piece in before] == [40, 80, 80]
+    assert torch.equal(before[0], stored[0][:, :, :, 40:]) and torch.equal(before[2], stored[2])
+    _, *around = first.pieces  # chunk 0, then chunk 2 and 40 tokens of chunk 3
+    assert torch.equal(around[0], stored[0]) and torch.equal(around[2], stored[3][:, :, :, :40])
+
+
+def test_in_a_small_context_the_nearest_neighbours_are_kept() -> None:
+    chunks = [tuple(tiny_models.tokens(150, seed)) for seed in range(4)]  # the tiny model's context has 512 tokens
+    with Engine(tiny_models.model("llama"), config=no_scores()) as engine:
+        stored = [engine.parts.encoder.chunk(chunk).kv for chunk in chunks]
+        scorer = Scorer(engine.parts.adapter, (1,), 2)
+        scorer.register(chunks)
+        scorer.kv_behind_texts(chunks, stored)
+        context = scorer._neighbours(chunks[3])
+    assert context is not None and len(context) == 512 - 150
+    assert torch.equal(context.pieces[-1], stored[2]) and torch.equal(context.pieces[-2], stored[1])

@@ -72,6 +72,17 @@ def test_a_list_names_all_of_the_staff_and_a_count_counts_them() -> None:
         assert question.support == counted[company].support
 
 
+def test_nobody_joins_a_company_whose_staff_is_asked_for() -> None:
+    for made in corpora():
+        text = " ".join(made.chunks)
+        for question in made.questions:
+            if question.type == "list":
+                company = re.findall(r"[A-Z]\w+", question.question)[-1]
+                assert not re.search(
+                    rf"\d{{4}}, \w+ (joined|took a job with) {company}|joined {company} in \d{{4}}", text
+                )
+
+
 def test_a_list_is_in_the_order_of_the_text() -> None:
     for question, text in of_type("list"):
         places = [text.index(person) for person in re.split(", | and ", question.answer)]
