@@ -7,7 +7,7 @@
 
 Each reader answers the same questions on the same held-out worlds (`benchmarks/quality.py`; `--level 5` for some 2,000
 tokens in 15 to 17 chunks). The ratios cost 5, 10 and 15 % of the row-layers of the whole context, whose first chunk is
-exact; "hkvd" costs a layer more than its ratio, so a deeper reader pays less for it. "hkvd, compute" pays for that layer
+exact; "hkvd" costs a layer more than its ratio, so a deeper reader pays less. "hkvd, compute" pays for that layer
 from its share, which few layers cannot do at a low one. Intervals are 95 % bootstraps over worlds.
 """
 

@@ -190,7 +190,7 @@ class Scorer:
     def _behind_known(self, token_ids: tuple[int, ...], nearest: Sequence[int]) -> Context:
         """The tokens of the batch's `nearest` chunks that are closest to the chunk, in order, from their stored KV."""
         prefix, place, pieces = self._prefix_context(), self._places[token_ids], dict[int, torch.Tensor]()
-        left = min(NEIGHBOUR_TOKENS, self._room(token_ids, prefix))
+        left = min(NEIGHBOUR_TOKENS, self._fitting_tokens(token_ids, prefix))
         for other in nearest:
             if left == 0:
                 break
@@ -208,13 +208,13 @@ class Scorer:
     def _computed(self, token_ids: tuple[int, ...], before: tuple[int, ...]) -> Context:
         """The prefix and `before`, which is computed, cut so that the chunk behind them fits the model's context."""
         prefix = self._fitting(self._prefix_context(), token_ids)
-        before = before[max(0, len(before) - self._room(token_ids, prefix)) :]
+        before = before[max(0, len(before) - self._fitting_tokens(token_ids, prefix)) :]
         if not before:
             return prefix
         (kv,) = raw_kv(self._adapter, [TokenRun(before, prefix)], self._between)
         return Context((*prefix.pieces, kv))
 
-    def _room(self, token_ids: tuple[int, ...], prefix: Context) -> int:
+    def _fitting_tokens(self, token_ids: tuple[int, ...], prefix: Context) -> int:
         """The most tokens between the prefix and the chunk that fit the model's context."""
         limit = self._adapter.context_length
         return NEIGHBOUR_TOKENS if limit is None else max(0, limit - len(prefix) - len(token_ids))
