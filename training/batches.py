@@ -239,10 +239,8 @@ class Stream(torch.utils.data.IterableDataset[Batch]):
         number = self._start
         while True:
             random = Random(self._seed * 1_000_003 + number)
-            seed, drawn = (
-                self._seed * 1_000_000_000 + number,
-                random.choices(list(self._mix), list(self._mix.values()))[0],
-            )
+            drawn = random.choices(list(self._mix), list(self._mix.values()))[0]
+            seed = self._seed * 1_000_000_000 + number
             made = harder_world(seed) if drawn == HARDER else world(seed, replace(level(drawn), questions=24))
             number += self._stride
             context = sum(len(encoder.ids(chunk)) for chunk in made.chunks)

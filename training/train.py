@@ -29,8 +29,8 @@ from training.model import Block, Reader, Shape, bias, export, load
 from training.optimizer import Optimizer, Rates
 from training.tokenizer import build
 
-# Each stage: the progress at which it ends, and its mix of levels. Each stage is a new stream.
 Stages = tuple[tuple[float, dict[int, float]], ...]
+# Each stage: the progress at which it ends, and its mix of levels. Each stage is a new stream.
 STAGES: Stages = (
     (0.05, {0: 1.0}),
     (0.14, {0: 0.2, 1: 0.8}),
