@@ -6,10 +6,11 @@
     python -m benchmarks.followups --limit-s 400 --resume   # goes on where the last run ended, until all are done
     python -m benchmarks.followups --shape qwen2.5-0.5b     # times at a real size, with random weights
 
-A conversation has 3 to 5 turns about one held-out world. Turn 1 brings the first documents, turn 4 the others; all
-other turns bring none: each needs the documents of earlier turns, either by a pronoun that stands for something in the
-turn before, or by a name. So two of three turns are follow-ups. Every method has conversations of its own, with its own
-answers in its history, which alternate within a run. EM is measured against the world's answers.
+A conversation has 3 to 5 turns about one held-out world. Turn 1 brings the documents; of the longest conversations it
+brings the first two thirds of them, and turn 4 the others. All other turns, two of three, bring none: each needs the
+documents of earlier turns, either by a pronoun that stands for something in the turn before, or by a name. Every method
+has conversations of its own, with its own answers in its history, which alternate within a run. EM is measured against
+the world's answers.
 
 "compute" of a turn is row-layers over those of a full prefill of its whole prompt, and its mean is over follow-ups;
 what `background` computes between turns is not in it. "first token" is the median over follow-ups, "sooner" that of the
@@ -133,9 +134,9 @@ def conversations(count: int, seed: int, number: int) -> Iterator[tuple[Turn, ..
 
 def conversation(of: World, turns: int, random: Random) -> tuple[Turn, ...] | None:
     """A conversation about a world, or `None` if it has too few questions of one of the kinds."""
-    early = tuple(range(len(of.chunks) if turns == 3 else max(2, 2 * len(of.chunks) // 3)))
+    early = tuple(range(len(of.chunks) if turns < 5 else max(2, 2 * len(of.chunks) // 3)))
     questions = [question for question in of.questions if question.type != "unanswerable"]
-    if turns > 3 and len(early) == len(of.chunks):
+    if turns == 5 and len(early) == len(of.chunks):
         return None
     asked: list[Turn] = []
     seen: set[str] = set()
@@ -163,7 +164,7 @@ def conversation(of: World, turns: int, random: Random) -> tuple[Turn, ...] | No
     everything = range(len(of.chunks))
     for number in range(2, turns):
         late = frozenset(everything) - frozenset(early)
-        brings = number == 3
+        brings = turns == 5 and number == 3
         support = everything if number >= 3 else early
         next_one = single(support, late if brings else frozenset())
         if next_one is None:

@@ -16,7 +16,7 @@ from ragkv.fusion.selectors import budget, top
 from ragkv.fusion.sensitivity import Scorer
 from ragkv.model import Rows, attention
 
-_scorers = WeakKeyDictionary[Engine, Scorer]()  # by the variance; each keeps its texts from context to context
+_variances = WeakKeyDictionary[Engine, "Variances"]()
 
 
 @dataclass(frozen=True)
@@ -56,19 +56,42 @@ class Variance(StaticSelector):
     name = "variance"
 
     def __init__(self, engine: Engine, chunks: Sequence[Sequence[int]]) -> None:
-        encoder = engine.parts.encoder
-        self._chunk_start = len(encoder.prefix_ids)
-        ids = [tuple(chunk) for chunk in chunks]
-        scorer = _scorers.get(engine)
-        if scorer is None:
-            texts = engine.config.fusion.sensitivity_prefixes
-            scorer = _scorers[engine] = Scorer(engine.parts.adapter, encoder.prefix_ids, texts)
-        scorer.register(ids)
-        found = scorer.scores(ids, [entry.kv for entry in encoder.chunks(ids)])
-        self._scores = torch.cat([scores[:, 0] for scores in found]).float()
+        self._chunk_start = len(engine.parts.encoder.prefix_ids)
+        self._scores = torch.cat(variances_of(engine).measured([tuple(chunk) for chunk in chunks])).float()
 
     def select(self, candidates: Candidates, ratio: float, seed: int) -> torch.Tensor:
         return top(self._scores[candidates.positions - self._chunk_start], budget(ratio, len(candidates)))
+
+
+class Variances:
+    """The variances of chunks behind other texts. The texts stay from context to context."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._encoder = engine.parts.encoder
+        texts = engine.config.fusion.sensitivity_prefixes
+        self._scorer = Scorer(engine.parts.adapter, self._encoder.prefix_ids, texts)
+        self._known: dict[tuple[int, ...], torch.Tensor] = {}
+
+    def measured(self, chunks: Sequence[tuple[int, ...]]) -> list[torch.Tensor]:
+        """The variance (T,) of each chunk's tokens; those not measured before are each other's neighbours, in order."""
+        left = [ids for ids in dict.fromkeys(chunks) if ids not in self._known]
+        if left:
+            self._scorer.register(left)
+        while left:
+            count = 1
+            while count < len(left) and sum(map(len, left[: count + 1])) <= self._encoder.batch_tokens:
+                count += 1
+            batch, left = left[:count], left[count:]
+            found = self._scorer.scores(batch, [entry.kv for entry in self._encoder.chunks(batch)])
+            self._known |= {ids: scores[:, 0] for ids, scores in zip(batch, found, strict=True)}
+        return [self._known[ids] for ids in chunks]
+
+
+def variances_of(engine: Engine) -> Variances:
+    """The variances that were measured with this engine."""
+    if engine not in _variances:
+        _variances[engine] = Variances(engine)
+    return _variances[engine]
 
 
 @torch.no_grad()

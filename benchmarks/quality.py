@@ -9,6 +9,7 @@ prefill - full reuse); KL of the answer's first token; attention deviation. "com
 over those of recomputing all fused tokens, with extra passes counted: `sensitivity` at 15 % costs .15, HKVD also a
 layer, `sensitivity-query` also the question. "compute .15" in a name means that the ratio is lowered until all of this
 costs .15. "context" is the same over the row-layers of the whole context, of which the first chunk is exact.
+With `--apart` a chunk is scored behind chunks of other contexts, as where another document explains it.
 Intervals are 95 % bootstraps over contexts, differences are paired. This measures how one small model reads prose like
 its training data; `benchmarks/fidelity.py` uses a model that others trained.
 """
@@ -23,12 +24,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import numpy as np
 import torch
 
-from benchmarks import quality_data, report
+from benchmarks import lens, quality_data, report
 from benchmarks.quality_data import Context
 from benchmarks.quality_run import Asker, Method, Outcome
 from ragkv import Engine, EngineConfig, FusionConfig
@@ -89,7 +91,18 @@ def _part(options: argparse.Namespace, part: int) -> tuple[Outcomes, list[float]
     torch.set_num_threads(options.threads)
     contexts = dict(list(enumerate(contexts_of(options)))[part :: options.workers])
     with _engine(options) as engine:
+        if options.apart:
+            _encode_apart(engine, contexts_of(options), with_variances="variance" in options.selectors)
         return measured(engine, contexts, _methods(options, engine.parts.adapter.layer_count), options.map_rerank)
+
+
+def _encode_apart(engine: Engine, contexts: Sequence[Context], with_variances: bool) -> None:
+    """Encode and score the chunks of all contexts in one shuffled order: a chunk's neighbours are of other contexts."""
+    chunks = [engine.chunk(text) for text in dict.fromkeys(text for context in contexts for text in context.chunks)]
+    Random(len(chunks)).shuffle(chunks)
+    engine.warm(chunks)
+    if with_variances:
+        lens.variances_of(engine).measured([chunk.token_ids for chunk in chunks])
 
 
 def measured(
@@ -336,6 +349,7 @@ def options_of(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--ratios", nargs="+", type=float, default=list(RATIOS))
     parser.add_argument("--triangle", nargs="*", type=float, default=[0.15], help="ratios of the wrong mask")
     parser.add_argument("--prefixes", type=int, default=2, help="k of sensitivity")
+    parser.add_argument("--apart", action="store_true", help="encode the chunks of all contexts in one shuffled order")
     parser.add_argument("--orders", type=int, default=40, help="contexts used to test chunk order; 0: none")
     parser.add_argument("--map-rerank", action=argparse.BooleanOptionalAction, default=True)
     parser.add_argument("--tag", default="", help="added to the results' name")
