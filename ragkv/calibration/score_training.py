@@ -18,20 +18,21 @@ No correct answers are needed: a full prefill is the teacher, so any model can b
 import dataclasses
 import random
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 
 import torch
 from torch import nn
 from torch.nn import functional
-from transformers import Cache
 
 from ragkv.engine import Engine
 from ragkv.errors import InputError, UnsupportedModelError
 from ragkv.fusion.learned import QUESTION_TOKENS, TEXTS, ScoreModel, shape_of, token_features
 from ragkv.fusion.selectors.sensitivity import inherited_attention
-from ragkv.model import Adapter, Rows, adapt
+from ragkv.model import adapt
 from ragkv.types import Chunk
+
+from .mixed_pass import PreparedExample, predict
 
 RATIOS = (0.03, 0.05, 0.05, 0.06, 0.06, 0.08)  # the budget of a step is drawn from these
 SHARPNESS = 0.5  # of the step from a share of 0 to 1, in units of a log score
@@ -176,7 +177,7 @@ class _Trainer:
         self._engine = engine
         self._adapter = adapt(engine.parts.adapter.model)  # without packed weights, which have no gradients
         self._examples = list(examples)
-        self._cache: dict[TrainingExample, _Prepared] = {}
+        self._cache: dict[TrainingExample, PreparedExample] = {}
         self._keep_kv = True
         self.restart(random.Random(0))
 
@@ -195,7 +196,7 @@ class _Trainer:
         prepared = self._next()
         log_scores = torch.cat([model(features)[:, 0] for features in prepared.features])
         budget = max(1.0, self._order.choice(RATIOS) * len(log_scores))
-        return kl(self._predict(prepared, prepared.fresh(shares(log_scores, budget))), prepared.teacher).mean()
+        return kl(predict(self._adapter, prepared, prepared.fresh(shares(log_scores, budget))), prepared.teacher).mean()
 
     def question_loss(self, model: ScoreModel) -> torch.Tensor:
         """Cross-entropy of the gains against the attention of the next example's questions, in nats per question."""
@@ -212,9 +213,9 @@ class _Trainer:
         found = torch.cat([model(features) for features in prepared.features])
         log_scores = found[:, 0] + model.gains(found[:, 1:], prepared.questions[number])
         budget = max(1.0, self._order.choice(RATIOS) * len(log_scores))
-        return kl(self._predict(asked, asked.fresh(shares(log_scores, budget))), asked.teacher).mean()
+        return kl(predict(self._adapter, asked, asked.fresh(shares(log_scores, budget))), asked.teacher).mean()
 
-    def _next(self) -> "_Prepared":
+    def _next(self) -> PreparedExample:
         if not self._queue:
             self._queue = self._order.sample(self._examples, len(self._examples))
         example = self._queue.pop()
@@ -230,7 +231,7 @@ class _Trainer:
         return prepared
 
     @torch.no_grad()
-    def _prepare(self, example: TrainingExample) -> "_Prepared":
+    def _prepare(self, example: TrainingExample) -> PreparedExample:
         parts, adapter = self._engine.parts, self._adapter
         tensor = partial(torch.tensor, device=adapter.device)
         ids = list(parts.runs.before_documents)
@@ -258,7 +259,7 @@ class _Trainer:
             ids += continuation.token_ids
             branch += [number] * count
             positions += range(end, end + count)
-        prepared = _Prepared(
+        prepared = PreparedExample(
             token_ids=tensor(ids),
             positions=tensor(positions),
             branch=tensor(branch),
@@ -270,136 +271,8 @@ class _Trainer:
         )
         received = torch.zeros((len(asking), len(ids)), device=adapter.device)
         everything_fresh = prepared.fresh(torch.ones(len(reused), device=adapter.device))
-        teacher = self._predict(prepared, everything_fresh, (tensor(asking), received))
+        teacher = predict(adapter, prepared, everything_fresh, (tensor(asking), received))
         chunk_of = torch.tensor([number for number, tokens in enumerate(features) for _ in range(len(tokens))])
         rows = received[:, prepared.reused].cpu()
         attended = torch.stack([inherited_attention(row, chunk_of) for row in rows]).clamp_min(1e-9).to(adapter.device)
         return dataclasses.replace(prepared, teacher=teacher, attended=attended / attended.sum(1).mean())
-
-    def _predict(
-        self, prepared: "_Prepared", fresh: torch.Tensor, watch: tuple[torch.Tensor, torch.Tensor] | None = None
-    ) -> torch.Tensor:
-        """Log-probabilities (A, V) of the predicted tokens, where KV is fresh to the shares `fresh` (S,).
-
-        `watch` is rows (M,) and a tensor (M, S), to which their attention in the second half of the layers is added.
-        """
-        adapter = self._adapter
-        rows = Rows(prepared.positions, None)
-        tables = adapter.rope.tables(int(prepared.positions.max()) + 1)
-        hidden = adapter.embed(prepared.token_ids)
-        windows = [adapter.window(layer) for layer in range(adapter.layer_count)]
-        masks = {window: prepared.attention_mask(window) for window in set(windows)}
-        for layer, window in enumerate(windows):
-            rotation = tables.rows(adapter.rope_kind(layer), prepared.positions)
-            watched = watch if layer >= adapter.layer_count // 2 else None
-            mask = _BranchMask(adapter, layer, rotation, masks[window], watched)
-            hidden = adapter.call_layer(layer, hidden, rows, mask, _MixingCache(mask, prepared, fresh))
-        return adapter.logits(hidden[:, prepared.predicting]).log_softmax(-1)
-
-
-@dataclass(frozen=True, eq=False)
-class _Prepared:
-    """An example as one row of S tokens: prefix, chunks, then one branch per continuation, hidden from the others."""
-
-    token_ids: torch.Tensor  # (S,)
-    positions: torch.Tensor  # (S,)
-    branch: torch.Tensor  # (S,), 0 for the tokens that all branches see
-    reused: torch.Tensor  # (N,) indices of the tokens whose stored KV may be used
-    predicting: torch.Tensor  # (A,) indices of the rows that predict a continuation's token
-    stored: torch.Tensor  # (L, 2, G, N, D)
-    features: tuple[torch.Tensor, ...]  # of the tokens of each chunk in `reused`
-    questions: tuple[torch.Tensor, ...]  # of each continuation, the embeddings (Q, E) of its known tokens
-    teacher: torch.Tensor = field(default_factory=partial(torch.empty, 0))  # (A, V) log-probabilities, full prefill
-    attended: torch.Tensor = field(default_factory=partial(torch.empty, 0))  # (M, N): the questions' attention
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the large tensors."""
-        return sum(tensor.nbytes for tensor in (self.stored, self.teacher, self.attended, *self.features))
-
-    def without_kv(self) -> "_Prepared":
-        """Only what is needed to train gains."""
-        return dataclasses.replace(self, stored=torch.empty(0), teacher=torch.empty(0))
-
-    def asked(self, number: int) -> "_Prepared":
-        """The same with one of the continuations alone."""
-        kept = (self.branch == 0) | (self.branch == number + 1)
-        places, mine = kept.cumsum(0) - 1, self.branch[self.predicting] == number + 1
-        return dataclasses.replace(
-            self,
-            token_ids=self.token_ids[kept],
-            positions=self.positions[kept],
-            branch=self.branch[kept],
-            predicting=places[self.predicting[mine]],
-            teacher=self.teacher[mine],
-        )
-
-    def fresh(self, shares: torch.Tensor) -> torch.Tensor:
-        """The shares (N,) of the reused tokens, among those of all S tokens; the others are computed, at share 1."""
-        every = torch.ones(len(self.token_ids), device=self.token_ids.device)
-        return every.index_put((self.reused,), shares)
-
-    def attention_mask(self, window: int | None) -> torch.Tensor:
-        """(S, S), added to scores: 0 where a row may attend to a token, minus infinity elsewhere."""
-        order = torch.arange(len(self.branch), device=self.branch.device)
-        visible = order[:, None] >= order[None, :]
-        visible &= (self.branch[:, None] == self.branch[None, :]) | (self.branch[None, :] == 0)
-        if window is not None:
-            visible &= self.positions[:, None] - self.positions[None, :] < window
-        return torch.zeros(visible.shape, device=visible.device).masked_fill(~visible, float("-inf"))
-
-
-@dataclass(frozen=True, eq=False)
-class _BranchMask:
-    """Differentiable attention of an example's rows."""
-
-    adapter: Adapter
-    layer: int
-    rotation: tuple[torch.Tensor, torch.Tensor]  # cos and sin of the rows
-    added: torch.Tensor  # (S, S), to scores
-    watch: tuple[torch.Tensor, torch.Tensor] | None = None  # rows (M,), and a sum (M, S) of their attention
-
-    def rotate(self, raw: torch.Tensor) -> torch.Tensor:
-        """(1, heads, S, D) before RoPE -> the same after RoPE."""
-        return self.adapter.rotate_in_float32(self.layer, raw, *self.rotation)
-
-    def attend(
-        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scaling: float, softcap: float | None
-    ) -> torch.Tensor:
-        """See `model.attention.Mask`."""
-        if self.watch is None and softcap is None:
-            groups = query.shape[1] // key.shape[1]
-            keys, values = (part.repeat_interleave(groups, 1) for part in (key, value))
-            return functional.scaled_dot_product_attention(
-                self.rotate(query), keys, values, attn_mask=self.added, scale=scaling
-            )
-        kv_heads, (_, heads, count, head_dim) = key.shape[1], query.shape
-        q_rot = self.rotate(query).reshape(kv_heads, heads // kv_heads * count, head_dim)
-        scores = (torch.bmm(q_rot, key[0].transpose(1, 2)) * scaling).view(kv_heads, -1, count, count)
-        if softcap is not None:
-            scores = torch.tanh(scores / softcap) * softcap
-        weights = (scores + self.added).softmax(-1)
-        if self.watch is not None:
-            rows, received = self.watch
-            received += weights[:, :, rows].mean(dim=(0, 1))
-        return torch.bmm(weights.view(kv_heads, -1, count), value[0]).view(1, heads, count, head_dim)
-
-
-class _MixingCache(Cache):
-    """Gives a layer keys and values that are mixed from fresh and stored ones, by the tokens' shares."""
-
-    def __init__(self, mask: _BranchMask, prepared: _Prepared, fresh: torch.Tensor) -> None:
-        super().__init__(layers=[])
-        self._mask, self._prepared, self._fresh = mask, prepared, fresh
-
-    def update(
-        self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *_: object, **__: object
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Raw keys and values (1, G, S, D) -> rotated keys and values, mixed."""
-        reused, share = self._prepared.reused, self._fresh[self._prepared.reused, None]
-        stored = self._prepared.stored[layer_idx]  # (2, G, N, D)
-        mixed = [
-            new.index_copy(2, reused, (old + share * (new[0][:, reused] - old))[None])
-            for new, old in zip((key_states, value_states), stored, strict=True)
-        ]
-        return self._mask.rotate(mixed[0]), mixed[1]

@@ -235,5 +235,5 @@ class Scorer:
 
 def _most_moved(stored: torch.Tensor, behind: torch.Tensor) -> ReusedTokens:
     """What is computed behind other texts of a chunk with KV (L, 2, G, T, D), and (L', 2, G, T, D) behind the first."""
-    moved = variance(stored.to(behind.device), [behind])
+    moved = variance(stored, [behind])
     return ReusedTokens(stored, moved.topk(math.ceil(MOST_MOVED * len(moved))).indices.sort().values)

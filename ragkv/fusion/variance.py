@@ -24,10 +24,10 @@ def variance(stored: torch.Tensor, behind_texts: Sequence[torch.Tensor]) -> torc
     `stored` is its KV (L, 2, G, T, D), `behind_texts` that of the first layers, up to the last of `scored_layers`,
     behind each text. The score is the variance over the texts, in units of the squared norm of the stored KV. The
     distance from the stored KV is used only if there is one text: it is high at the start of every chunk, behind any
-    text, and recomputing these tokens changes nothing.
+    text, and recomputing these tokens changes nothing. Computed where the KV behind the texts lies.
     """
     layers = scored_layers(len(stored))
-    base = stored[layers.start : layers.stop].float()  # (L', 2, G, T, D)
+    base = stored[layers.start : layers.stop].to(behind_texts[0].device).float()  # (L', 2, G, T, D)
     norm = base.square().sum(dim=(2, 4)).mean(dim=-1, keepdim=True).clamp_min(1e-12)  # (L', 2, 1)
     behind = [kv[layers.start : layers.stop].float() for kv in behind_texts]
     centre = base if len(behind) == 1 else torch.stack(behind).mean(dim=0)

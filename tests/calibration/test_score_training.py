@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from ragkv import Engine
+from ragkv.calibration.mixed_pass import predict
 from ragkv.calibration.score_training import Continuation, TrainingExample, _Trainer, examples_of, kl, shares, train
 from ragkv.errors import InputError, UnsupportedModelError
 from ragkv.fusion.learned import ScoreModel
@@ -50,7 +51,7 @@ class TestTrainingPass:
             torch.testing.assert_close(at.teacher, wanted, atol=1e-4, rtol=1e-4)
             fresh = torch.ones(len(at.token_ids)).index_fill(0, at.reused, 0.0)
             stale = torch.cat([predicted(engine, tail, ratio=0.0) for tail in CONTINUATIONS])
-            torch.testing.assert_close(trainer._predict(at, fresh), stale, atol=1e-4, rtol=1e-4)
+            torch.testing.assert_close(predict(trainer._adapter, at, fresh), stale, atol=1e-4, rtol=1e-4)
             assert (stale - wanted).abs().max() > 0.01
 
     def test_training_with_some_tokens_fresh_equals_fusing_them(self, engine: Engine) -> None:
@@ -59,7 +60,7 @@ class TestTrainingPass:
         at = trainer._prepare(example(engine))
         got = engine.prefill(CONTINUATIONS[0].token_ids[:2], CHUNKS, ratio=0.3, selector="sensitivity")
         fresh = torch.ones(len(at.token_ids)).index_fill(0, at.reused, 0.0).index_fill(0, got.selected, 1.0)
-        said = trainer._predict(at, fresh)[0]
+        said = predict(trainer._adapter, at, fresh)[0]
         torch.testing.assert_close(said, got.logits.log_softmax(-1), atol=1e-4, rtol=1e-4)
 
     def test_the_gradient_of_freshness_equals_the_measured_slope(self, engine: Engine) -> None:
@@ -70,7 +71,7 @@ class TestTrainingPass:
 
         def worse(values: torch.Tensor) -> torch.Tensor:
             return torch.nn.functional.kl_div(
-                trainer._predict(at, values), at.teacher, log_target=True, reduction="batchmean"
+                predict(trainer._adapter, at, values), at.teacher, log_target=True, reduction="batchmean"
             )
 
         given = fresh.clone().requires_grad_()
@@ -112,7 +113,7 @@ class TestTraining:
             fresh = torch.ones(len(at.token_ids)).index_fill(0, at.reused, 0.0).index_fill(0, chosen, 1.0)
             return float(
                 torch.nn.functional.kl_div(
-                    trainer._predict(at, fresh), at.teacher, log_target=True, reduction="batchmean"
+                    predict(trainer._adapter, at, fresh), at.teacher, log_target=True, reduction="batchmean"
                 )
             )
 
@@ -139,7 +140,7 @@ class TestTraining:
                 asked, weights = at.asked(number), found[:, 0] + model.gains(found[:, 1:], question)
                 chosen = at.reused[weights.topk(2).indices]
                 fresh = torch.ones(len(asked.token_ids)).index_fill(0, at.reused, 0.0).index_fill(0, chosen, 1.0)
-                total += float(kl(trainer._predict(asked, fresh), asked.teacher).mean())
+                total += float(kl(predict(trainer._adapter, asked, fresh), asked.teacher).mean())
             return total
 
         with torch.no_grad():
@@ -150,8 +151,8 @@ class TestTraining:
         at = trainer._prepare(example(engine))
         torch.manual_seed(0)
         drawn = torch.rand(len(at.reused))
-        together = trainer._predict(at, at.fresh(drawn))
-        alone = [trainer._predict(at.asked(n), at.asked(n).fresh(drawn)) for n in range(len(CONTINUATIONS))]
+        together = predict(trainer._adapter, at, at.fresh(drawn))
+        alone = [predict(trainer._adapter, at.asked(n), at.asked(n).fresh(drawn)) for n in range(len(CONTINUATIONS))]
         torch.testing.assert_close(torch.cat(alone), together, atol=1e-4, rtol=1e-4)
         assert torch.equal(torch.cat([at.asked(n).teacher for n in range(len(CONTINUATIONS))]), at.teacher)
 
