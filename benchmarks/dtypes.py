@@ -3,9 +3,8 @@
     python -m benchmarks.dtypes [--quick] [--avx2] [--threads 2] [--shape qwen2.5-0.5b] [--layers 8]
 
 One model for each, with the same random weights, in one process; every action runs on all alternately, and the table
-has medians. The model with int8 weights has the dtype that "auto" chooses for the rest. `--avx2` lets torch and oneDNN
-use no instructions beyond AVX2, as on processors that have no more; MKL, which multiplies float32, is not limited by
-these switches.
+has medians. The model with int8 weights has the dtype that "auto" chooses for the rest. `--avx2` lets torch, oneDNN,
+MKL and FBGEMM use no instructions beyond AVX2, as on processors that have no more (MKL obeys on those by Intel).
 """
 
 import argparse

@@ -12,8 +12,8 @@ that did.
 "found" is the share of questions all of whose supporting chunks were retrieved. A miss is the retriever's fault, so the
 columns of types, "EM" and "gap closed" are with misses mended: supporting chunks take the place of the worst hits. "end
 to end" is the exact match with what was retrieved. "compute" is row-layers beyond full reuse over those of recomputing
-all fused tokens. Intervals are 95 % bootstraps over questions and ignore that some share a world. "variance" is scored
-behind the prompt's other chunks, learned scores behind the chunk's own document.
+all fused tokens. Intervals are 95 % bootstraps over questions and ignore that some share a world. Scores, learned or
+not, are made behind the chunk's own document.
 """
 
 import argparse
@@ -21,16 +21,14 @@ import statistics
 import time
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
-from multiprocessing import get_context
 from pathlib import Path
 from random import Random
 from typing import Any
 
 import torch
 
-from benchmarks import quality, report
+from benchmarks import lens, quality, report
 from benchmarks.quality_data import Context, Question
 from benchmarks.quality_run import Method
 from ragkv import Engine, EngineConfig
@@ -57,15 +55,7 @@ class Asked:
 def main() -> None:
     options = _options()
     began = time.perf_counter()
-    parts = range(options.workers)
-    if options.workers == 1:
-        outcomes = _part(options, 0)
-    else:
-        outcomes = defaultdict(list)
-        with ProcessPoolExecutor(options.workers, mp_context=get_context("spawn")) as pool:
-            for part in pool.map(_part, [options] * options.workers, parts):
-                for name, found in part.items():
-                    outcomes[name] += found
+    outcomes = quality.joined(report.over_processes(_part, options))
     asked = _asked(options)
     results = summarized(asked, outcomes)
     _print(results)
@@ -120,7 +110,10 @@ def _part(options: argparse.Namespace, part: int) -> quality.Outcomes:
     with Engine.from_pretrained(options.model, EngineConfig(dtype="float32")) as engine:
         for made in _corpora(options):
             for document in made.documents:
-                engine.warm([engine.chunk(text) for text in document])
+                chunks = [engine.chunk(text) for text in document]
+                engine.warm(chunks)
+                if "variance" in options.selectors:
+                    lens.variances_of(engine).measured([chunk.token_ids for chunk in chunks])
         return quality.measured(engine, own, methods(options), map_rerank=False)[0]
 
 

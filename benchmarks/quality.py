@@ -21,8 +21,6 @@ import statistics
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from multiprocessing import get_context
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -75,15 +73,17 @@ def _engine(options: argparse.Namespace) -> Engine:
 
 def shared_out(options: argparse.Namespace) -> tuple[Outcomes, list[float]]:
     """All outcomes, with contexts distributed over processes; seconds of every MapRerank."""
-    if options.workers == 1:
-        return _part(options, 0)
-    with ProcessPoolExecutor(options.workers, mp_context=get_context("spawn")) as pool:
-        parts = list(pool.map(_part, [options] * options.workers, range(options.workers)))
+    parts = report.over_processes(_part, options)
+    return joined(found for found, _ in parts), [seconds for _, spent in parts for seconds in spent]
+
+
+def joined(parts: Iterable[Outcomes]) -> Outcomes:
+    """The outcomes of several processes."""
     outcomes: Outcomes = defaultdict(list)
-    for found, _ in parts:
-        for name, values in found.items():
-            outcomes[name] += values
-    return outcomes, [seconds for _, spent in parts for seconds in spent]
+    for part in parts:
+        for name, found in part.items():
+            outcomes[name] += found
+    return outcomes
 
 
 def _part(options: argparse.Namespace, part: int) -> tuple[Outcomes, list[float]]:
