@@ -215,7 +215,7 @@ class SessionConfig:
     ttl_s: float | None = None  # a conversation idle for longer is deleted; None: never
     shared: bool = False  # any replica can continue any conversation; its state is on `store.redis`
     # "keep" it, "select" tokens of it to recompute, make it exact in the "background", or "recompute" it once
-    inexact_history: str = "keep"  # what becomes of history that is not exact: docs/conversations.md
+    inexact_history: str = "select"  # what becomes of history that is not exact: docs/conversations.md
 
     def __post_init__(self) -> None:
         one_of("session.inexact_history", self.inexact_history, INEXACT_HISTORY)

@@ -69,7 +69,7 @@ def run(model: str, home: Path | None, repeats: int, shape: str | None, count: i
     with ExitStack() as stack:
         if home is None:
             home = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="ragkv-demo-")))
-        rag = stack.enter_context(EngineOptions(home, model, inexact_history="select").rag())
+        rag = stack.enter_context(EngineOptions(home, model).rag())
         show: Callable[[str], None] = (lambda _: None) if as_json else console.print
         show(_ingest(rag, examples / "corpus"))
         results = []

@@ -176,23 +176,19 @@ class EngineOptions:
     dtype: str | None = None
     adapter: str | None = None
     weights: str | None = None
-    inexact_history: str | None = None  # `session.inexact_history`
 
     def config(self) -> EngineConfig:
         """The settings of the TOML file, overridden by the environment, overridden by these options."""
         config = EngineConfig.gather(self.settings)
-        store, prompt, session = config.store, config.prompt, config.session
+        store, prompt = config.store, config.prompt
         if store.directory is None:
             store = replace(store, directory=str(self.home / "kv"))
         if self.model != "reader" and not prompt.chunk_end:
             prompt = replace(prompt, chunk_end=DOCUMENT_END)
-        if self.inexact_history is not None:
-            session = replace(session, inexact_history=self.inexact_history)
         return replace(
             config,
             store=store,
             prompt=prompt,
-            session=session,
             device=self.device or config.device,
             dtype=self.dtype or config.dtype,
             adapter=config.adapter if self.adapter is None else self.adapter,

@@ -140,7 +140,7 @@ class TestDelete:
             assert engine.session("s").turns == 1
 
     def test_deleting_chunks_and_collecting_garbage_leave_conversations_alone(self, tmp_path: Path) -> None:
-        with engine_at(tmp_path) as engine:
+        with engine_at(tmp_path, session={"inexact_history": "keep"}) as engine:
             engine.warm([A, B])
             session = engine.session("s")
             engine.answer(question(0), [A, B], session, max_new_tokens=4, min_new_tokens=4)
