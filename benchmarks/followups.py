@@ -6,8 +6,8 @@
     python -m benchmarks.followups --limit-s 400 --resume   # goes on where the last run ended, until all are done
     python -m benchmarks.followups --shape qwen2.5-0.5b     # times at a real size, with random weights
 
-A conversation has 3 to 5 turns about one held-out world. Turn 1 brings the documents; of the longest conversations it
-brings the first two thirds of them, and turn 4 the others. All other turns, two of three, bring none: each needs the
+A conversation has 3 to 5 turns about one held-out world. Turn 1 brings all documents, or two thirds of them in
+conversations of five turns, whose turn 4 brings the rest. All other turns, two of three, bring none: each needs the
 documents of earlier turns, either by a pronoun that stands for something in the turn before, or by a name. Every method
 has conversations of its own, with its own answers in its history, which alternate within a run. EM is measured against
 the world's answers.

@@ -51,7 +51,7 @@ def main() -> None:
     contexts = contexts_of(options)
     outcomes, spent = shared_out(options)
     orders, seconds = {}, {}
-    if options.orders and not options.quick:
+    if options.orders and not options.quick and not options.apart:
         with _engine(options) as engine:
             orders = _orders(engine, contexts, options.orders)
             seconds |= _seconds(engine, contexts[:TIMED])
@@ -61,7 +61,8 @@ def main() -> None:
     results["by_chunk_count"] = _grouped(outcomes, lambda number: len(contexts[number].chunks))
     results["by_chunk_words"] = _grouped(outcomes, lambda number: _length_class(contexts[number]))
     _print(results)
-    name = f"quality-{Path(options.model).name}{'-quick' if options.quick else ''}{options.tag}"
+    kind = ("-apart" if options.apart else "") + ("-quick" if options.quick else "")
+    name = f"quality-{Path(options.model).name}{kind}{options.tag}"
     print("written:", report.save(name, results), f"{time.perf_counter() - began:.0f} s")
     _plot(results, report.RESULTS / f"{name}.png")
 
@@ -350,7 +351,9 @@ def options_of(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--triangle", nargs="*", type=float, default=[0.15], help="ratios of the wrong mask")
     parser.add_argument("--prefixes", type=int, default=2, help="k of sensitivity")
     parser.add_argument("--apart", action="store_true", help="encode the chunks of all contexts in one shuffled order")
-    parser.add_argument("--orders", type=int, default=40, help="contexts used to test chunk order; 0: none")
+    parser.add_argument(
+        "--orders", type=int, default=40, help="contexts used to test chunk order; 0: none, as with --apart"
+    )
     parser.add_argument("--map-rerank", action=argparse.BooleanOptionalAction, default=True)
     parser.add_argument("--tag", default="", help="added to the results' name")
     parser.add_argument("--dtype", default="float32", help="float32 avoids rounding effects")

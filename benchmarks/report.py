@@ -66,7 +66,7 @@ def alternate(
 
 
 def over_processes(work: Callable[[argparse.Namespace, int], T], options: argparse.Namespace) -> list[T]:
-    """What `work(options, part)` gives for every part of `options.workers`, each in a process of its own if several."""
+    """What `work(options, part)` gives for every part of `options.workers`: one process each if there are several."""
     if options.workers == 1:
         return [work(options, 0)]
     with ProcessPoolExecutor(options.workers, mp_context=get_context("spawn")) as pool:

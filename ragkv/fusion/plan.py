@@ -6,7 +6,7 @@ the question, the template, chunks without an entry, and the last token, because
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 
 import torch
@@ -93,6 +93,18 @@ class Plan:
     def reach(self) -> int:
         """How many rotary positions are needed: S, or more if a span is rotated to positions behind the prompt."""
         return max(self.token_ids.numel(), *(span.rotary_start + len(span) for span in self.spans))
+
+    def with_history_as_it_is(self) -> "Plan":
+        """The same without history among the candidates."""
+        return Plan.of(
+            self.token_ids,
+            [
+                replace(span, state=SpanState.APPROXIMATE)
+                if span.kind is SpanKind.HISTORY and span.state is SpanState.FUSED
+                else span
+                for span in self.spans
+            ],
+        )
 
     def loaded(self) -> tuple[Span, ...]:
         """The spans that are read from leases."""

@@ -51,6 +51,7 @@ class Block:
     start: int
     stop: int
     rotated_from: int | None = None  # naive truncation only: the position that its first key was rotated to before
+    fused: bool = False  # its turn fused chunks and recomputed a share of their tokens: others may need it next
 
     def __len__(self) -> int:
         return self.stop - self.start

@@ -125,10 +125,14 @@ class Planner:
             return PrefetchHint()
         identity, frequencies = self._encoder.identity, self.adapter.rope.frequencies(len(prompt.token_ids))
         slot = self._encoder.scores_slot
-        scored = slot if active.request.method.inexact_history == "select" else ""
+        scored = slot if active.request.method.inexact_history == "select" and reuse == "fused" else ""
         blocks = [
             HintedEntry(
-                block.identity(identity), block.token_ids, self._bytes(block.token_ids), active.session_id, scored
+                block.identity(identity),
+                block.token_ids,
+                self._bytes(block.token_ids),
+                active.session_id,
+                scored if block.fused else "",
             )
             for block in prompt.history.blocks
             if block.frequencies == frequencies
@@ -230,7 +234,8 @@ class _HistoryPlan:
     def spans(self, reuse: ReuseMode, inexact: str, *, by_scores: bool) -> list[Span]:
         """The history's spans, in order. `inexact` says what blocks that are not exact are used for.
 
-        "select" makes them candidates; `by_scores`: only those that have scores. "recompute" does not use them.
+        "select" makes those of turns that fused chunks candidates; `by_scores`: only those that have scores.
+        "recompute" uses none.
         """
         prompt, spans, at = self._prompt, [], len(self._prompt.prefix)
         approximate = inexact != "recompute"
@@ -245,7 +250,7 @@ class _HistoryPlan:
             if lease is not None and exact and lease.info.lossless:
                 state = SpanState.EXACT
             elif lease is not None and approximate:
-                state, scores = self._inexact(block, exact, inexact, by_scores)
+                state, scores = self._inexact(block, inexact, by_scores)
             if state is SpanState.COMPUTED:
                 lease = None
             stop = at + len(block)
@@ -258,11 +263,13 @@ class _HistoryPlan:
             spans.append(Span(SpanKind.HISTORY, at, at + len(prompt.history.tail), SpanState.COMPUTED))
         return spans
 
-    def _inexact(
-        self, block: Block, rounded: bool, inexact: str, by_scores: bool
-    ) -> tuple[SpanState, torch.Tensor | None]:
-        """How a block that is not exact is used, and its scores. `rounded`: only its codec makes it inexact."""
-        if inexact == "select" and not rounded and block.rotated_from is None:
+    def _inexact(self, block: Block, inexact: str, by_scores: bool) -> tuple[SpanState, torch.Tensor | None]:
+        """How a block that is not exact is used, and its scores.
+
+        Only a turn that fused chunks leaves tokens to choose from. Truncation, a codec that rounds, an answer decoded
+        with KCache and what saw any of these are used as they are.
+        """
+        if inexact == "select" and block.fused and block.rotated_from is None:
             scores = self._scores(block) if by_scores else None
             if scores is not None or not by_scores:
                 return SpanState.FUSED, scores

@@ -92,6 +92,8 @@ class Prefiller:
         method = active.request.method
         planned = self._planner.plan(active, leases)
         selector, fallback = usable(method.selector, planned.plan.candidates, method.ratio)
+        if fallback is not None:
+            planned = replace(planned, plan=planned.plan.with_history_as_it_is())
         if method.controlled:
             loads = self._load_control.decide(planned.plan, selector, method.ratio)
         else:
@@ -148,9 +150,10 @@ class Prefiller:
         end = length if isinstance(fused.kv, OffloadedKV) else record.stop
         exact_until = min((span.start for span in plan.spans if span.state in inexact), default=end)
         exact_until, frequencies = min(exact_until, end), self._adapter.rope.frequencies(length)
-        repairable = active.request.method.inexact_history == "select" and exact_until < end
+        left = stale and any(span.kind is SpanKind.CHUNK and span.state is SpanState.FUSED for span in plan.spans)
+        repairable = active.request.method.inexact_history == "select" and left
         scores = _scores_left(plan, fused) if planned.scorer and repairable else None
-        return TurnKV(record, planned.recomputed_blocks, exact_until, frequencies, scores, planned.scorer)
+        return TurnKV(record, planned.recomputed_blocks, exact_until, frequencies, left, scores, planned.scorer)
 
     def _report(self, active: ActiveRequest, todo: _Pass, fused: Fused) -> Reuse:
         plan, missed = todo.planned.plan, todo.planned.missed
@@ -160,7 +163,8 @@ class Prefiller:
             for span in plan.spans
             if span.state is SpanState.EXACT
         )
-        notes = (*todo.notes, _history_note(plan, fused), self._offloading.refusal(length))
+        repaired = _history_note(plan, fused) if todo.ratio else None
+        notes = (*todo.notes, repaired, self._offloading.refusal(length))
         return Reuse(
             exact=exact,
             fused=length - exact - forced - recomputed,

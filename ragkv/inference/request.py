@@ -74,7 +74,7 @@ class PrefillMethod:
     ratio: float  # recompute ratio in [0, 1]; if the controller chooses it, the least it may choose: r*
     selector: Selector
     reuse: ReuseMode
-    inexact_history: str = "keep"  # history that is not exact: "keep", "select" among its tokens, or "recompute" it
+    inexact_history: str = "select"  # history that is not exact: "keep", "select" among its tokens, or "recompute" it
     deviation_limit: float | None = None  # the guard's: expected deviation that may remain a token; None: no guard
     controlled: bool = False  # whether the loading controller chooses the ratio
     floor_tokens: int = 0  # tokens recomputed at least, whatever the ratio; 0 where the request names its ratio
@@ -95,6 +95,7 @@ class TurnKV:
     recomputed_blocks: tuple[int, ...]  # indices of history blocks that were computed anew, to be stored again
     exact_until: int  # tokens from this position on are not exact, or saw tokens that are not
     frequencies: str  # digest of the RoPE frequencies it was made under
+    fused: bool  # chunks were fused, and not all of their tokens were recomputed
     scores: torch.Tensor | None = None  # (S, 1 + C) float16 of the prompt's tokens; 0 for those that were computed
     scorer: str = ""  # that made the scores
 

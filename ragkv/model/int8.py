@@ -44,7 +44,7 @@ class Int8Linear(torch.nn.Module):
         """Without `packs_for_few` it takes half of the memory, and few rows take several times as long."""
         super().__init__()
         self.in_features, self.out_features, self.bias = plain.in_features, plain.out_features, plain.bias
-        self._bias = None if plain.bias is None else plain.bias.detach().float()  # converted once, not in each call
+        self._bias = None if plain.bias is None else plain.bias.detach().float()  # as it is now, converted once
         weight = plain.weight.detach().float()
         scale = weight.abs().amax(dim=1).clamp_min(LEAST_SCALE) / WEIGHT_STEPS  # (out,)
         rounded = (weight / scale[:, None]).round().to(torch.int8)

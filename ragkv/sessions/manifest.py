@@ -155,7 +155,8 @@ def encode(summary: Summary, conversation: Conversation, base: Identity, secret:
             key = block.key(base)
             if key not in rows:
                 rows[key] = len(table)
-                table.append([block.context, block.prefix_digest, block.frequencies, block.token_ids, block.index])
+                row = [block.context, block.prefix_digest, block.frequencies, block.token_ids, block.index]
+                table.append([*row, True] if block.fused else row)
             new_blocks.append([rows[key], block.start, block.stop, block.rotated_from])
         same_parts = _common(before.parts, history.parts)
         new_parts = [[part.kind.value, part.tokens, part.turn, part.source] for part in history.parts[same_parts:]]
@@ -193,11 +194,12 @@ def decode(session_id: str, data: bytes, base: Identity, secret: str | None = No
     if body["identity"] != replace(base, context="").to_json():
         raise ValueError("it is of another tenant or model")
     table: list[Any] = [
-        (context, prefix, frequencies, tuple(ids), index) for context, prefix, frequencies, ids, index in body["blocks"]
+        ((context, prefix, frequencies, tuple(ids), index), bool(fused))
+        for context, prefix, frequencies, ids, index, *fused in body["blocks"]
     ]
     histories, before = [], History()
     for same_blocks, new_blocks, tail, same_parts, new_parts in body["histories"]:
-        blocks = (Block(*table[row], *place) for row, *place in new_blocks)
+        blocks = (replace(Block(*table[row][0], *place), fused=table[row][1]) for row, *place in new_blocks)
         parts = (Part(PartKind(kind), tokens, turn, source) for kind, tokens, turn, source in new_parts)
         before = History((*before.blocks[:same_blocks], *blocks), tuple(tail), (*before.parts[:same_parts], *parts))
         histories.append(before)

@@ -129,13 +129,14 @@ class SessionTurn(DetachedTurn, Closing):
         """Hand the KV from `_at` to `stop` to the block writer, as block number `index`."""
         ids = tuple(self._ids[self._at : stop])
         context = self._chain.context(made.frequencies, "" if stop <= made.exact_until else self._taint)
-        block = Block(context, self._prefix_digest, made.frequencies, ids, index, 0, len(ids))
+        fused = made.fused and stop > made.exact_until
+        block = Block(context, self._prefix_digest, made.frequencies, ids, index, 0, len(ids), fused=fused)
         if not self._saved:
             self._announce()
         first = made.record.start
         self._saved.append(self._writer.key(block))
         kv, scores = made.record.kv[:, :, :, self._at - first : stop - first], None
-        if stop > made.exact_until and made.scores is not None:
+        if fused and made.scores is not None:
             scores = made.scores.new_zeros(len(ids), made.scores.shape[1])  # 0 for the answer, which has no scores
             own = made.scores[self._at : stop]
             scores[: len(own)] = own

@@ -24,7 +24,7 @@ def small_engine(directory: Path | None = None, **session: Any) -> Engine:
     config = EngineConfig(
         store=StoreConfig(directory=None if directory is None else str(directory)),
         fusion=FusionConfig(selector="first-k", sensitivity_prefixes=0),
-        session=SessionConfig(**{"block_tokens": 8, "inexact_history": "keep", **session}),
+        session=SessionConfig(**{"block_tokens": 8, **session}),
     )
     return Engine(model, config=config)
 

@@ -55,7 +55,7 @@ class TestLostBlock:
             assert is_full_prefill(engine, session, 4, ratio=0.0).reuse.exact == 1 + with_kv(session)
 
     def test_a_lost_inexact_block_is_stored_again_for_its_own_session(self, tmp_path: Path) -> None:
-        with engine_at(tmp_path, session={"inexact_history": "keep"}) as engine:
+        with engine_at(tmp_path) as engine:
             engine.warm([A, B])
             session = talk(engine, 1)
             engine.answer(question(1), [A, B], session, ratio=0.0, max_new_tokens=4, min_new_tokens=4)
@@ -68,7 +68,7 @@ class TestLostBlock:
             reuse = engine.prefill(question(4), session=session, ratio=0.0).reuse
             assert (reuse.notes, reuse.computed) == ((), 6)
             engine.flush()
-        with engine_at(tmp_path, session={"inexact_history": "keep"}) as engine:
+        with engine_at(tmp_path) as engine:
             reuse = engine.prefill(question(4), session=engine.session("s"), ratio=0.0).reuse
             assert (reuse.notes, reuse.computed) == ((), 6)
 

@@ -126,6 +126,52 @@ class TestSelect:
             kept = f"{reuse.fused} history tokens are not exact and were used as they are: they have no scores"
             assert reuse.notes == (kept,) and reuse.selector == "sensitivity"
 
+    @pytest.mark.parametrize("selector", ["sensitivity", "first-k"])
+    def test_only_what_a_turn_fused_is_recomputed_and_noted_three_turns_later(
+        self, tmp_path: Path, selector: str
+    ) -> None:
+        for at in ("before", "after a restart"):
+            with scored_at(tmp_path) as engine:
+                session = fused_turn(engine) if at == "before" else engine.session("s")
+                left = sum(len(block) for block in session.conversation.history.blocks if block.fused)
+                for turn in (2, 3, 4):
+                    reuse = engine.answer(question(turn), session=session, ratio=0.3, selector=selector, **FOUR).reuse
+                    note = f"{reuse.recomputed} of {left} history tokens that are not exact were recomputed"
+                    assert reuse.notes == (f"{note} for this question",)
+                    assert reuse.recomputed == -(-left * 3 // 10)
+
+    @pytest.mark.parametrize("selector", ["sensitivity", "first-k", "hkvd"])
+    @pytest.mark.parametrize("codec", ["raw", "int8"])
+    def test_a_chat_without_documents_costs_its_new_tokens_whatever_rounds_or_truncates_it(
+        self, selector: str, codec: str
+    ) -> None:
+        config = EngineConfig(
+            store=StoreConfig(codec=codec),
+            fusion=FusionConfig(selector=selector, sensitivity_prefixes=2),
+            session=SessionConfig(block_tokens=BLOCK),
+        )
+        with Engine(tiny_models.model("llama"), config=config) as engine:
+            session = engine.session("s")
+            for turn in range(6):
+                reuse = engine.answer(question(turn), session=session, **FOUR).reuse
+                assert (reuse.recomputed, reuse.notes) == (0, ())
+                if turn == 2:
+                    session.discard([(0, 9)])
+
+    def test_new_chunks_without_scores_leave_history_as_it_is(self, tmp_path: Path) -> None:
+        with scored_at(tmp_path) as engine:
+            session = fused_turn(engine)
+            left = inexact(engine, session)
+            engine.flush()
+            scores = engine.parts.encoder.scores_identity
+            engine.parts.store.gc(lambda identity: identity != scores)
+            prefill = engine.prefill(question(2), [B, C], session=session, ratio=0.3)
+            assert prefill.reuse.selector == "hkvd-gradual"
+            assert sum(span.recomputed for span in prefill.spans if span.kind == "history") == 0
+            chunks = len(B) + len(C) - sum(span.recomputed for span in prefill.spans if span.kind == "chunk")
+            assert prefill.reuse.fused == left + chunks
+            assert not any("for this question" in note for note in prefill.reuse.notes)
+
     def test_scores_leave_the_store_with_their_conversation(self, tmp_path: Path) -> None:
         with scored_at(tmp_path, inexact_history="select") as engine:
             session = fused_turn(engine)
