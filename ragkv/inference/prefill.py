@@ -150,10 +150,11 @@ class Prefiller:
         end = length if isinstance(fused.kv, OffloadedKV) else record.stop
         exact_until = min((span.start for span in plan.spans if span.state in inexact), default=end)
         exact_until, frequencies = min(exact_until, end), self._adapter.rope.frequencies(length)
-        left = stale and any(span.kind is SpanKind.CHUNK and span.state is SpanState.FUSED for span in plan.spans)
-        repairable = active.request.method.inexact_history == "select" and left
-        scores = _scores_left(plan, fused) if planned.scorer and repairable else None
-        return TurnKV(record, planned.recomputed_blocks, exact_until, frequencies, left, scores, planned.scorer)
+        chunks = (span for span in plan.spans if span.kind is SpanKind.CHUNK)
+        leaves_stale = stale and any(span.state is SpanState.FUSED for span in chunks)
+        selects = leaves_stale and active.request.method.inexact_history == "select"
+        scores = _scores_left(plan, fused) if planned.scorer and selects else None
+        return TurnKV(record, planned.recomputed_blocks, exact_until, frequencies, leaves_stale, scores, planned.scorer)
 
     def _report(self, active: ActiveRequest, todo: _Pass, fused: Fused) -> Reuse:
         plan, missed = todo.planned.plan, todo.planned.missed

@@ -60,13 +60,14 @@ class TestMisses:
             assert (again.reuse.missed_chunks, again.reuse.computed) == (0, len(Q))
             close(again.logits, concatenated(chunks, Q))
 
-    def test_a_missed_chunk_is_stored_with_the_same_bytes_as_a_warmed_one(self) -> None:
+    def test_a_missed_chunk_is_stored_with_the_kv_of_a_warmed_one(self) -> None:
+        """Up to rounding: on some processors a product's last bits depend on how many chunks are encoded together."""
         with engine_of() as missed, engine_of() as warmed:
             missed.prefill(Q, [A, B, A, C])
             missed.flush()
             warmed.warm([A, B, C])
             for chunk in (A, B, C):
-                assert torch.equal(stored(missed, chunk), stored(warmed, chunk))
+                close(stored(missed, chunk), stored(warmed, chunk))
             assert missed.stats().store.tiers[0].entries == 3
 
     def test_a_request_with_misses_at_ratio_one_equals_a_full_prefill(self) -> None:
