@@ -72,11 +72,8 @@ def retrieved(made: Corpus, k: int) -> list[Asked]:
             hits = [int(hit.passage.document_id) for hit in index.search(question.question, k)]
             missed = [number for number in question.support if number not in hits]
             others = [number for number in hits if number not in question.support]
-            kept = (
-                [number for number in hits if number not in others[max(0, len(others) - len(missed)) :]]
-                if missed
-                else hits
-            )
+            dropped = others[max(0, len(others) - len(missed)) :]
+            kept = [number for number in hits if number not in dropped]
             asked.append(Asked(_context(made, question, hits), _context(made, question, [*kept, *missed])))
     return asked
 

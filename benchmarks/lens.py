@@ -11,6 +11,7 @@ from weakref import WeakKeyDictionary
 import torch
 
 from ragkv import Engine
+from ragkv.encoding.rescoring import batches
 from ragkv.fusion import Candidates, StaticSelector
 from ragkv.fusion.selectors import budget, top
 from ragkv.fusion.sensitivity import Scorer
@@ -77,11 +78,7 @@ class Variances:
         left = [ids for ids in dict.fromkeys(chunks) if ids not in self._known]
         if left:
             self._scorer.register(left)
-        while left:
-            count = 1
-            while count < len(left) and sum(map(len, left[: count + 1])) <= self._encoder.batch_tokens:
-                count += 1
-            batch, left = left[:count], left[count:]
+        for batch in batches(left, self._encoder.batch_tokens):
             found = self._scorer.scores(batch, [entry.kv for entry in self._encoder.chunks(batch)])
             self._known |= {ids: scores[:, 0] for ids, scores in zip(batch, found, strict=True)}
         return [self._known[ids] for ids in chunks]

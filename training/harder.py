@@ -61,15 +61,13 @@ class _Writer:
         """All documents, in the order in which they were thought of."""
         companies = [self.names.draw(Kind.COMPANY) for _ in range(self.random.randint(4, 6))]
         cities = [self.names.draw(Kind.CITY) for _ in range(self.random.randint(3, 4))]
-        based = {}
         for city in cities:
             self._city(city)
         staffed = self.random.randint(1, 2)
         for company in companies[:staffed]:
-            based[company] = self.random.randrange(len(cities))
-            self._staff(company, cities, based[company], companies)
+            self._staff(company, cities, self.random.randrange(len(cities)), companies)
         others: list[Callable[[], None]] = [
-            lambda: self._career(companies[staffed:], cities),
+            lambda: self._career(companies[staffed:]),
             lambda: self._table(cities),
             lambda: self._namesakes(cities),
         ]
@@ -82,7 +80,7 @@ class _Writer:
         self._ask("plain", self._words("country", city), country, {(number, 0)}, 0.3)
         self._ask("plain", self._words("dish", city), dish, {(number, 0)}, 0.3)
 
-    def _career(self, companies: list[str], cities: list[str]) -> None:
+    def _career(self, companies: list[str]) -> None:
         """One person's dated employers, without staff, in any order; "she" in the second chunk needs the first."""
         man = self.random.random() < 0.5
         name, pronoun = self.names.draw(Kind.MAN if man else Kind.WOMAN), "he" if man else "she"

@@ -30,7 +30,7 @@ _NEW_TOKENS = 24
 _FOLLOW_UP = (  # why the times of a follow-up differ from those of other questions
     "a follow-up, timed without the question before it, with which the passages came. full computes all of it again;",
     "prefix and cold computed the first question in full, so their history is exact and reused; warm fused it, and now",
-    "recomputes the tokens of that history that this question needs (session.inexact_history = select)",
+    "recomputes the tokens of that history that this question needs (by default: session.inexact_history = select)",
 )
 _PASSAGES = 12  # for each question: the whole example corpus
 

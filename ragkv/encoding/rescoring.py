@@ -4,7 +4,7 @@ The new scores lie next to the entries in the slot that the old ones leave free.
 changes to the new network in one step. No entry is encoded again, and none is lost: KV is only read.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from dataclasses import replace as with_fields
 
@@ -62,12 +62,12 @@ class Rescorer:
         lacking = [ids for ids in ordered if self._store.scores(identity, ids) is None]
         present, scored, unreadable, at, rate = len(ordered) - len(lacking), 0, 0, 0, Rate()
         rate.update(0, len(lacking))
-        while at < len(lacking):
+        for batch in batches(lacking, self._encoder.batch_tokens):
             try:
                 check()
             except QueueError:
                 return RescoreReport(scored, present, unreadable, left=len(lacking) - at)
-            batch, at = self._batch(lacking, at)
+            at += len(batch)
             entries = [entry for token_ids in batch if (entry := self._entries.entry(token_ids)) is not None]
             unreadable += len(batch) - len(entries)
             for scores in self._scores(scorer, ordered, entries):
@@ -79,17 +79,21 @@ class Rescorer:
         self._encoder.use(scorer)
         return RescoreReport(scored, present, unreadable)
 
-    def _batch(self, chunks: Sequence[tuple[int, ...]], at: int) -> tuple[Sequence[tuple[int, ...]], int]:
-        """The chunks from `at` on that are scored together, and where the next batch begins."""
-        stop, tokens = at + 1, len(chunks[at])
-        while stop < len(chunks) and tokens + len(chunks[stop]) <= self._encoder.batch_tokens:
-            tokens, stop = tokens + len(chunks[stop]), stop + 1
-        return chunks[at:stop], stop
-
     def _scores(self, scorer: Scorer, chunks: Sequence[tuple[int, ...]], entries: Sequence[Entry]) -> list[Entry]:
         with self._activity.acquire_for_encoding():
             scorer.register(chunks)
             return self._encoder.scores(entries, scorer)
 
 
-__all__ = ["RescoreReport", "Rescorer"]
+def batches(chunks: Sequence[tuple[int, ...]], tokens: int) -> Iterator[Sequence[tuple[int, ...]]]:
+    """The chunks in order, as many together as have at most `tokens` tokens, but one at least."""
+    start = 0
+    while start < len(chunks):
+        stop, taken = start + 1, len(chunks[start])
+        while stop < len(chunks) and taken + len(chunks[stop]) <= tokens:
+            taken, stop = taken + len(chunks[stop]), stop + 1
+        yield chunks[start:stop]
+        start = stop
+
+
+__all__ = ["RescoreReport", "Rescorer", "batches"]

@@ -44,7 +44,6 @@ class Int8Linear(torch.nn.Module):
         """Without `packs_for_few` it takes half of the memory, and few rows take several times as long."""
         super().__init__()
         self.in_features, self.out_features, self.bias = plain.in_features, plain.out_features, plain.bias
-        self._bias = None if plain.bias is None else plain.bias.detach().float()  # as it is now, converted once
         weight = plain.weight.detach().float()
         scale = weight.abs().amax(dim=1).clamp_min(LEAST_SCALE) / WEIGHT_STEPS  # (out,)
         rounded = (weight / scale[:, None]).round().to(torch.int8)
@@ -62,7 +61,7 @@ class Int8Linear(torch.nn.Module):
             product = _product_of_few(rows.steps, self._most, self._for_few)  # (R, out) float32
         else:
             product = _product_of_many(rows.steps, self._most, self._for_many, self.scale, self._zero_points)
-        out = product.mul_(rows.scale) if self.bias is None else torch.addcmul(self._bias, product, rows.scale)
+        out = product.mul_(rows.scale) if self.bias is None else torch.addcmul(self.bias, product, rows.scale)
         return out.to(hidden.dtype).view(*hidden.shape[:-1], self.out_features)
 
     def get_extra_state(self) -> dict[str, Any]:
@@ -76,8 +75,7 @@ class Int8Linear(torch.nn.Module):
 
 def quantised(rows: torch.Tensor, most: int) -> Quantised:
     """Rows (R, in) in `most` steps on each side of zero."""
-    rows = rows.float()
-    scale = rows.abs().amax(dim=-1, keepdim=True).clamp_min_(LEAST_SCALE).div_(most)  # a norm is far slower
+    scale = rows.abs().amax(dim=-1, keepdim=True).float().clamp_min_(LEAST_SCALE).div_(most)  # a norm is far slower
     return Quantised((rows / scale).round_(), scale)
 
 

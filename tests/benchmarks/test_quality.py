@@ -55,7 +55,7 @@ def test_at_most_the_given_number_of_questions_is_kept() -> None:
     assert [len(c.questions) for c in quality_data.limited(contexts, 5)] == [3, 2]
 
 
-def test_an_answer_ends_at_its_end_token_whatever_was_drafted(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_answer_ends_at_its_end_token_with_any_draft(monkeypatch: pytest.MonkeyPatch) -> None:
     question = quality_data.Question("local", "What is the job of Lodwin?", ("pilot",))
     context = quality_data.Context(("Lodwin works as a pilot.", "Ostmax sells ovens."), (question,))
     with Engine.from_pretrained("reader") as engine:

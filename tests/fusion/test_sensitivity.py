@@ -267,7 +267,7 @@ def test_neighbours_that_were_just_encoded_are_not_computed_again(monkeypatch: p
     assert sum(runs) - sum(texts) == sum(map(len, chunks)) + behind_second + 1  # and the prefix of one token
 
 
-def test_a_chunk_is_scored_behind_all_neighbours_whose_kv_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_chunk_is_scored_behind_all_neighbours_with_known_kv(monkeypatch: pytest.MonkeyPatch) -> None:
     lengths: dict[tuple[int, ...], int] = {}
     original = sensitivity_module.raw_kv
 

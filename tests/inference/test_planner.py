@@ -60,7 +60,7 @@ class TestMisses:
             assert (again.reuse.missed_chunks, again.reuse.computed) == (0, len(Q))
             close(again.logits, concatenated(chunks, Q))
 
-    def test_a_missed_chunk_is_stored_with_the_kv_of_a_warmed_one(self) -> None:
+    def test_missed_and_warmed_chunks_get_the_same_kv(self) -> None:
         """Up to rounding: on some processors a product's last bits depend on how many chunks are encoded together."""
         with engine_of() as missed, engine_of() as warmed:
             missed.prefill(Q, [A, B, A, C])

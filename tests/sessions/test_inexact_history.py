@@ -13,7 +13,7 @@ from ragkv.history import exact_blocks
 from ragkv.sessions.repair import _RepairTicket
 from ragkv.store import entry_key
 from tests import tiny_models
-from tests.engine.helpers import A, B, C
+from tests.engine.helpers import A, B, C, active_request
 
 from .helpers import BLOCK, engine_at, is_full_prefill, question, with_kv
 
@@ -130,10 +130,11 @@ class TestSelect:
     def test_only_what_a_turn_fused_is_recomputed_and_noted_three_turns_later(
         self, tmp_path: Path, selector: str
     ) -> None:
-        for at in ("before", "after a restart"):
+        with scored_at(tmp_path) as engine:
+            left = inexact(engine, fused_turn(engine))
+        for _ in ("after a restart", "after another one"):
             with scored_at(tmp_path) as engine:
-                session = fused_turn(engine) if at == "before" else engine.session("s")
-                left = sum(len(block) for block in session.conversation.history.blocks if block.fused)
+                session = engine.session("s")
                 for turn in (2, 3, 4):
                     reuse = engine.answer(question(turn), session=session, ratio=0.3, selector=selector, **FOUR).reuse
                     note = f"{reuse.recomputed} of {left} history tokens that are not exact were recomputed"
@@ -142,9 +143,7 @@ class TestSelect:
 
     @pytest.mark.parametrize("selector", ["sensitivity", "first-k", "hkvd"])
     @pytest.mark.parametrize("codec", ["raw", "int8"])
-    def test_a_chat_without_documents_costs_its_new_tokens_whatever_rounds_or_truncates_it(
-        self, selector: str, codec: str
-    ) -> None:
+    def test_a_chat_without_documents_recomputes_no_history(self, selector: str, codec: str) -> None:
         config = EngineConfig(
             store=StoreConfig(codec=codec),
             fusion=FusionConfig(selector=selector, sensitivity_prefixes=2),
@@ -157,6 +156,15 @@ class TestSelect:
                 assert (reuse.recomputed, reuse.notes) == (0, ())
                 if turn == 2:
                     session.discard([(0, 9)])
+
+    def test_the_next_turn_prefetches_scores_only_of_what_a_turn_fused(self, tmp_path: Path) -> None:
+        with scored_at(tmp_path) as engine:
+            session = fused_turn(engine)
+            engine.answer(question(2), session=session, **FOUR)
+            fused = [block.fused for block in session.conversation.history.blocks]
+            hint = engine.parts.planner.prefetch_hint(active_request(engine, question(3), session=session))
+            assert [bool(entry.scores_slot) for entry in hint.entries] == fused
+            assert {True, False} == set(fused)
 
     def test_new_chunks_without_scores_leave_history_as_it_is(self, tmp_path: Path) -> None:
         with scored_at(tmp_path) as engine:

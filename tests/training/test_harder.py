@@ -62,7 +62,7 @@ def test_the_year_decides_which_employer_is_the_last_and_which_the_first() -> No
             assert question.answer == wanted(years, key=lambda employer: years[employer])
 
 
-def test_a_list_names_the_whole_staff_and_a_count_is_their_number() -> None:
+def test_lists_and_counts_include_every_employee() -> None:
     listed = {re.findall(r"[A-Z]\w+", question.question)[-1]: question for question, _ in of_type("list")}
     counted = {re.findall(r"[A-Z]\w+", question.question)[-1]: question for question, _ in of_type("count")}
     assert listed.keys() == counted.keys()
@@ -109,14 +109,14 @@ def test_held_out_names_are_used_where_they_are_asked_for() -> None:
     assert names and all(is_held_out(name) for name in names)
 
 
-def test_a_stream_mixes_harder_with_plain_worlds() -> None:
+def test_a_stream_contains_harder_and_plain_worlds() -> None:
     batch = next(iter(Stream(1, {HARDER: 1.0}, 2000)))
     assert not len(batch.labels) and (batch.targets >= 0).any()
     mixed = iter(Stream(1, {HARDER: 0.5, 2: 0.5}, 2000))
     assert any(len(next(mixed).labels) for _ in range(4))
 
 
-def test_a_row_asks_all_questions_of_a_harder_world() -> None:
+def test_a_training_row_contains_every_question_of_a_harder_world() -> None:
     made = harder_world(3)
     row = Encoder(build()).row(made, None, None, extras=False)  # type: ignore[arg-type]  # draws nothing
     assert max(row.branch) == len(made.questions)
