@@ -2,9 +2,9 @@
 
     python -m benchmarks.break_even [--quick] [--threads 2]
 
-Two models with random weights: one of a real size and a tiny one. A profile is measured first, then full recompute and
-`sensitivity` at 15 % run alternately at each length, with entries in memory. A choice counts as right if it is the
-faster one, or if both differ by less than a tenth.
+Two models with random weights, one of a real size and a tiny one, each in the dtype that "auto" chooses. A profile is
+measured first, then full recompute and `sensitivity` at 15 % run alternately at each length, with entries in memory. A
+choice counts as right if it is the faster one, or if both differ by less than a tenth.
 """
 
 import argparse
@@ -14,10 +14,12 @@ from contextlib import ExitStack
 import torch
 
 from benchmarks import report
-from benchmarks.ttft_world import OUR_FULL, QUESTION_TOKENS, Method, World, model_of
+from benchmarks.ttft_world import OUR_FULL, QUESTION_TOKENS, Method, World, auto_dtype, model_of
 from ragkv.calibration.profiling import measure
 from ragkv.fusion.break_even import pays, recompute_ttft_s
 from ragkv.fusion.estimators import Load, Shape, ttft_s
+from ragkv.model.loading import float_dtype
+from ragkv.model.shapes import shape_config
 
 MODELS = (("qwen2.5-0.5b", 4), ("tiny", 4))  # shape and layers
 CHUNKS = ((2, 16), (2, 48), (4, 64), (4, 128), (4, 256), (4, 512))  # number and tokens of each
@@ -29,8 +31,9 @@ def main() -> None:
     options = _options()
     torch.set_num_threads(options.threads)
     rows, wrong = [], 0
+    dtypes = {name: auto_dtype(shape_config(name, layers)).name for name, layers in MODELS}
     for shape_name, layers in MODELS:
-        model = model_of(shape_name, "cpu", 4096, torch.bfloat16, layers)
+        model = model_of(shape_name, "cpu", 4096, float_dtype(dtypes[shape_name]), layers)
         profile = None
         for count, tokens in CHUNKS:
             with ExitStack() as stack, tempfile.TemporaryDirectory() as folder:
@@ -47,7 +50,7 @@ def main() -> None:
             times = [f"{seconds * 1e3:.1f}" for values in (expected, found) for seconds in values.values()]
             judged = "right" if off == 1.0 else f"{off:.2f}x" + (", wrong" if off > CLEAR else "")
             rows.append((shape_name, world.length, *times, choice, judged))
-    print(f"random weights, bfloat16, {options.threads} threads, entries in memory; times in ms")
+    print(f"random weights, {' and '.join(dtypes.values())}, {options.threads} threads, entries in memory; times in ms")
     headings = ("model", "tokens", "fused, predicted", "full, predicted", "fused", "full", "choice", "is")
     report.table(headings, rows)
     print(f"{len(rows) - wrong} of {len(rows)} choices are right wherever the difference exceeds 10 %")

@@ -3,8 +3,9 @@
     python -m benchmarks.dtypes [--quick] [--avx2] [--threads 2] [--shape qwen2.5-0.5b] [--layers 8]
 
 One model for each, with the same random weights, in one process; every action runs on all alternately, and the table
-has medians. The model with int8 weights has the dtype that "auto" chooses for the rest. `--avx2` lets torch, oneDNN,
-MKL and FBGEMM use no instructions beyond AVX2, as on processors that have no more (MKL obeys on those by Intel).
+has medians. "plain float32" is float32 without copies of weights (`packed_bytes`), as torch itself multiplies. The
+model with int8 weights has the dtype that "auto" chooses for the rest. `--avx2` lets torch, oneDNN, MKL and FBGEMM use
+no instructions beyond AVX2, as on processors that have no more (MKL obeys on those by Intel).
 """
 
 import argparse
@@ -19,13 +20,14 @@ import torch
 
 from benchmarks import report
 from benchmarks.packing import STEPS, steps_action
-from benchmarks.ttft_world import OUR_FULL, Method, World, model_of
-from ragkv.model.dtype_choice import faster_dtype
+from benchmarks.ttft_world import OUR_FULL, Method, World, auto_dtype, model_of
 from ragkv.model.int8 import round_weights
 from ragkv.model.product_speed import multiplies_bfloat16
+from ragkv.model.shapes import shape_config
 
 METHODS = (Method(OUR_FULL), Method("sensitivity", 0.15), Method("sensitivity", 0.05))
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+PLAIN = "plain float32"
 SWITCHES = {  # of every library that multiplies; MKL obeys its own on processors by Intel
     "ONEDNN_MAX_CPU_ISA": "AVX2",
     "ATEN_CPU_CAPABILITY": "avx2",
@@ -44,13 +46,15 @@ def main() -> None:
     longest = options.chunks * options.tokens + 256
     with ExitStack() as stack, tempfile.TemporaryDirectory() as folder:
         actions: dict[tuple[str, Any], Callable[[], Any]] = {}
-        config = model_of(options.shape, "cpu", longest, torch.bfloat16, 1).config
-        choice = faster_dtype(config, torch.bfloat16, store_bytes=0)
-        for name, dtype in {**DTYPES, "int8": DTYPES[choice.name]}.items():
-            model = model_of(options.shape, "cpu", longest, dtype, options.layers)
-            if name == "int8":
-                round_weights(model)
-            world = stack.enter_context(World(model, options.chunks, options.tokens, "memory", folder))
+        choice = auto_dtype(shape_config(options.shape, options.layers))
+        models = {
+            name: model_of(options.shape, "cpu", longest, dtype, options.layers)
+            for name, dtype in {**DTYPES, "int8": DTYPES[choice.name]}.items()
+        }
+        round_weights(models["int8"])
+        for name, model in {PLAIN: models["float32"], **models}.items():
+            packed = 0 if name == PLAIN else None
+            world = stack.enter_context(World(model, options.chunks, options.tokens, "memory", folder, packed))
             actions |= {(name, method): world.action(method) for method in METHODS}
             actions[name, "steps"] = steps_action(world)
         medians = report.alternate(actions, options.runs)
@@ -58,9 +62,11 @@ def main() -> None:
     for what in (*METHODS, "steps"):
         times = {name: medians[name, what] for name in DTYPES}
         label = f"{STEPS} steps of one row" if what == "steps" else f"{what.name} {what.ratio}"
-        off, int8_s = times[choice.name] / min(times.values()), medians["int8", what]
-        gains = (min(times.values()) / int8_s, times["float32"] / int8_s, times["bfloat16"] / int8_s)
-        shown = [f"{1000 * seconds:.0f}" for seconds in (*times.values(), int8_s)]
+        plain_s, int8_s = medians[PLAIN, what], medians["int8", what]
+        fastest = min(plain_s, *times.values())
+        off = times[choice.name] / fastest
+        gains = [seconds / int8_s for seconds in (fastest, plain_s, *times.values())]
+        shown = [f"{1000 * seconds:.0f}" for seconds in (plain_s, *times.values(), int8_s)]
         rows.append((label, *shown, f"{off:.2f}x", *(f"{gain:.2f}x" for gain in gains)))
     kind = "fast in bfloat16" if multiplies_bfloat16() else "slow in bfloat16"
     print(
@@ -69,8 +75,9 @@ def main() -> None:
     )
     print(f"{options.threads} threads, {torch.backends.cpu.get_cpu_capability()}, {kind}")
     print(f"auto: {choice.why}")
-    headings = ("what", "float32 ms", "bfloat16 ms", "int8 ms", "auto over the faster")
-    report.table((*headings, "faster / int8", "float32 / int8", "bfloat16 / int8"), rows)
+    names = (PLAIN, *DTYPES)
+    over = [f"{name} / int8" for name in ("fastest", *names)]
+    report.table(("what", *(f"{name} ms" for name in (*names, "int8")), "auto over the fastest", *over), rows)
     isa = "avx2" if options.avx2 else "native"
     print("written:", report.save(f"dtypes-{options.shape}-{isa}-{options.threads}", [list(row) for row in rows]))
 

@@ -4,8 +4,8 @@
 
 The baseline is the model of transformers without its head, over the same chunks in batches of the same number of
 tokens, with a cache; it stores nothing. `warm` computes the same tokens behind a prefix of one token and stores the
-entries in memory. All run alternately in one process, and the table has medians. `--avx2` lets torch and oneDNN use no
-instructions beyond AVX2; MKL, which multiplies float32, is not limited by these switches.
+entries in memory. All run alternately in one process, and the table has medians. `--avx2` plays a processor with AVX2
+alone, as in `benchmarks.dtypes`.
 """
 
 import argparse
@@ -21,12 +21,11 @@ from transformers import AutoModelForCausalLM
 
 from benchmarks import report
 from benchmarks.dtypes import SWITCHES
-from benchmarks.ttft_world import model_of
+from benchmarks.ttft_world import auto_dtype, model_of
 from ragkv import Engine, EngineConfig, FusionConfig, StoreConfig
 from ragkv.config import GIB
 from ragkv.fusion.learned import ScoreModel, shape_of
 from ragkv.model import PASS_ROWS
-from ragkv.model.dtype_choice import faster_dtype
 from ragkv.model.loading import READER
 
 SELECTORS = {"without scores": "first-k", "with scores": "sensitivity", "with learned scores": "sensitivity"}
@@ -42,7 +41,7 @@ def main() -> None:
     torch.set_num_threads(options.threads)
     lengths = [int(length) for length in options.tokens.split(",")]
     model = _model(options, longest=1024 + max(lengths))
-    dtype = faster_dtype(model.config, torch.bfloat16, store_bytes=0).name if options.dtype == "auto" else options.dtype
+    dtype = auto_dtype(model.config).name if options.dtype == "auto" else options.dtype
     model = model.to(getattr(torch, dtype))
     weights = "its own weights" if options.shape == "reader" else "random weights"
     print(f"{options.shape}, {model.config.num_hidden_layers} layers, {weights}, {dtype}, {options.threads} threads")

@@ -16,9 +16,8 @@ from typing import Any, Self
 
 import torch
 
-from benchmarks.ttft_world import OUR_FULL, Method, World
+from benchmarks.ttft_world import OUR_FULL, Method, World, auto_dtype
 from ragkv.model import full_pass, loading
-from ragkv.model.dtype_choice import faster_dtype
 
 STEPS = 16  # tokens of one measured decoding
 FIRST_STEP_ID = 5
@@ -30,7 +29,7 @@ class Ours:
     def __init__(self, folder: Path, dtype: str, weights: str, chunks: int, tokens: int) -> None:
         loading.quiet_transformers()
         config = loading.config_of(folder)
-        chosen = faster_dtype(config, torch.bfloat16, store_bytes=0).name if dtype == "auto" else dtype
+        chosen = auto_dtype(config).name if dtype == "auto" else dtype
         model, _ = loading.load(folder, "cpu", chosen, weights=weights)
         self.name = f"ragkv {chosen}" if weights == "plain" else f"ragkv {weights} ({chosen})"
         self._nowhere = tempfile.TemporaryDirectory()

@@ -16,6 +16,7 @@ from transformers import DynamicCache
 
 from benchmarks.random_scores import put_random_scores
 from ragkv import Engine, EngineConfig, StoreConfig
+from ragkv.model.dtype_choice import DtypeChoice, faster_dtype
 from ragkv.model.shapes import random_model
 from ragkv.store import Entry, EntryInfo
 
@@ -55,6 +56,11 @@ def model_of(
     model = random_model(shape, dtype, device, layers)
     model.config.max_position_embeddings = max(longest, model.config.max_position_embeddings)
     return model
+
+
+def auto_dtype(config: Any) -> DtypeChoice:
+    """The dtype that "auto" chooses on this processor for a bfloat16 checkpoint with that config."""
+    return faster_dtype(config, torch.bfloat16, store_bytes=0, packed_bytes=EngineConfig().packed_bytes)
 
 
 class World:

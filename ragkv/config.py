@@ -269,7 +269,7 @@ class EngineConfig:
     device: str = "cpu"  # "cpu", "cuda", "cuda:1"
     dtype: str = "auto"  # "auto": the checkpoint's, or float32 where a CPU is faster in it; or its name
     weights: str = "plain"  # "int8": linear layers in 8 bits, on a CPU: faster, rounded; "plain": as they are loaded
-    packed_bytes: int = 3 * GIB  # most memory for packed copies of weights, faster for few rows (bf16 and int8, CPU)
+    packed_bytes: int = 3 * GIB  # most memory for copies of weights that make products faster (CPU)
     adapter: str = ""  # folder or hub id of a LoRA adapter, merged into the weights when a model is loaded by name
     adapter_id: str = ""  # name of a merged LoRA adapter: its entries are stored apart
 

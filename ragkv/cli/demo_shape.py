@@ -53,11 +53,12 @@ def time_shape(shape: str, show: Callable[[str], None], budget_s: float = BUDGET
     """Print the times to the first token of that shape with random weights, and return them in seconds."""
     import torch
 
+    from ragkv.config import EngineConfig
     from ragkv.model.dtype_choice import faster_dtype
     from ragkv.model.shapes import shape_config
 
     config = shape_config(shape)
-    choice = faster_dtype(config, torch.bfloat16, store_bytes=0)
+    choice = faster_dtype(config, torch.bfloat16, 0, EngineConfig().packed_bytes)
     show(f"\nThe same at a real size: {shape} with random weights, which do not change times.")
     show(f"Its dtype: {choice.why}.")
     whole, *_ = known = sizes(config.num_hidden_layers)

@@ -114,7 +114,7 @@ def examine(home: Path, model: str, config: EngineConfig) -> Examination:
     """Look at everything; takes some seconds and loads no weights. Raises `ModelNotFoundError`, `ConfigError`."""
     from ragkv.model.dtype_choice import choose_dtype
 
-    choice = choose_dtype(model, config.device, config.dtype, config.store.memory_bytes)
+    choice = choose_dtype(model, config.device, config.dtype, config.store.memory_bytes, config.packed_bytes)
     machine, found, health = _machine(home), packages(), home_health(home)
     gain = _int8_gain(model, choice.name) if config.device == "cpu" and config.weights == "plain" else None
     advice = sorted(_advice(config, choice.name, machine, found, health, gain), key=lambda one: -one.gain)
@@ -153,7 +153,7 @@ def _int8_gain(model: str, dtype: str) -> float | None:
 
     from ragkv.model.int8 import int8_speed
     from ragkv.model.loading import config_of
-    from ragkv.model.product_speed import measured_speeds
+    from ragkv.model.product_speed import measured_speed, with_copy
 
     config = config_of(model)
     plain = getattr(torch, dtype, None)
@@ -164,8 +164,8 @@ def _int8_gain(model: str, dtype: str) -> float | None:
     outputs = min(getattr(config, "intermediate_size", None) or 4 * inputs, max(1, MOST_WEIGHTS // inputs))
     if (rounded := int8_speed(inputs, outputs)) is None:
         return None
-    (speed,) = measured_speeds((plain,), inputs, outputs)
-    return speed.request_s / rounded.request_s
+    layer = torch.nn.Linear(inputs, outputs, bias=False, dtype=plain)
+    return measured_speed(with_copy(layer) or layer, inputs, plain).request_s / rounded.request_s
 
 
 def _flops(speed: "ProductSpeed") -> float:
@@ -260,12 +260,14 @@ def _advice(
     int8_gain: float | None = None,
 ) -> Iterator[Advice]:
     """What to change."""
+    from ragkv.model.product_speed import reads_float16_copies
+
     on_cpu = config.device == "cpu"
     if on_cpu and machine.gpus:
         yield Advice(10, f"A GPU is here ({machine.gpus[0]}) and unused: set device = cuda.")
     flops = {"float32": machine.float32_flops, "bfloat16": machine.bfloat16_flops}
     best = max(flops, key=lambda name: flops[name])
-    if on_cpu and config.dtype in flops and flops[best] > 1.1 * flops[config.dtype]:
+    if on_cpu and config.dtype in flops and flops[best] > 1.1 * flops[config.dtype] and not reads_float16_copies():
         gain = flops[best] / flops[config.dtype]
         yield Advice(gain, f"{best} multiplies {gain:.1f} times as fast here as {config.dtype}: set dtype = auto.")
     if on_cpu and int8_gain is not None and int8_gain > INT8_PAYS:

@@ -206,7 +206,7 @@ class Adapter:
         watch: attention.Watch | None = None,
     ) -> torch.Tensor:
         """Run `layer` over hidden (1, R, E) of `rows`: writes their KV to `kv`, and they attend over all of it."""
-        cos, sin = tables.rows(self.rope_kind(layer), rows.positions)
+        cos, sin = tables.of(self.rope_kind(layer), rows)
 
         def rotate(raw: torch.Tensor) -> torch.Tensor:
             return self.rotate(layer, raw, cos, sin)
@@ -219,7 +219,7 @@ class Adapter:
     ) -> None:
         """Compute and write the KV of `rows` from hidden (1, R, E), without the attention of `layer`."""
         k_raw, v = self.project_kv(layer, hidden, rows)
-        cos, sin = tables.rows(self.rope_kind(layer), rows.positions)
+        cos, sin = tables.of(self.rope_kind(layer), rows)
         kv.write(layer, rows, self.rotate(layer, k_raw, cos, sin), v)
         if record is not None:
             record.add(layer, rows, k_raw, v)

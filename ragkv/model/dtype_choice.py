@@ -1,7 +1,9 @@
 """The dtype that "auto" stands for: on a CPU, the one in which this processor computes the model fastest.
 
 Only dtypes that hold every weight of the checkpoint unchanged are candidates: the checkpoint's own, and float32. So a
-checkpoint in float32 stays in float32, because bfloat16 would round its weights. Other devices keep the checkpoint's.
+checkpoint in float32 stays in float32, because bfloat16 would round its weights. A processor that does not multiply
+bfloat16 computes such a model as fast as in float32 if all its weights may be copied (`packed_linear`): then it keeps
+its dtype. Else both are measured, and float32 is several times as fast there. Other devices keep the checkpoint's.
 """
 
 import os
@@ -13,7 +15,8 @@ import torch
 from ragkv.runtime import available_bytes
 
 from .loading import config_of, device_of, float_dtype
-from .product_speed import product_speeds
+from .packing import COPY_BYTES
+from .product_speed import product_speeds, reads_float16_copies
 
 TIE = 1.1  # float32 must be faster by this factor: it needs twice the memory, and its entries twice the bytes
 SPARE_BYTES = 512 << 20  # left for activations and the rest of the process
@@ -32,8 +35,13 @@ class DtypeChoice:
         return self if weights == "plain" else replace(self, why=f"{self.why}; linear layers are in {weights}")
 
 
-def choose_dtype(name: str | os.PathLike[str], device: str, dtype: str, store_bytes: int) -> DtypeChoice:
-    """What `dtype` means for the model `name` on `device`. `store_bytes` of memory are for the store."""
+def choose_dtype(
+    name: str | os.PathLike[str], device: str, dtype: str, store_bytes: int, packed_bytes: int = 0
+) -> DtypeChoice:
+    """What `dtype` means for the model `name` on `device`.
+
+    `store_bytes` of memory are for the store, and at most `packed_bytes` for copies of weights.
+    """
     if dtype != "auto":
         float_dtype(dtype)
         return DtypeChoice(dtype, f"{dtype}, as the settings say")
@@ -49,13 +57,20 @@ def choose_dtype(name: str | os.PathLike[str], device: str, dtype: str, store_by
     if own.itemsize >= 4:
         why = f"{own_name}, the checkpoint's own: a narrower one would round its weights (dtype = bfloat16 does so)"
         return DtypeChoice(own_name, why)
-    return faster_dtype(config, own, store_bytes)
+    return faster_dtype(config, own, store_bytes, packed_bytes)
 
 
-def faster_dtype(config: Any, own: torch.dtype, store_bytes: int) -> DtypeChoice:
+def faster_dtype(config: Any, own: torch.dtype, store_bytes: int, packed_bytes: int) -> DtypeChoice:
     """`own`, a checkpoint's dtype of less than four bytes, or float32: in which this CPU computes the model faster."""
     own_name = str(own).removeprefix("torch.")
-    config = config.get_text_config()
+    config, hint = config.get_text_config(), ""
+    if own is torch.bfloat16 and reads_float16_copies() and _heads_share_keys(config):
+        copies = _copied_bytes(config)
+        if copies is not None and copies <= packed_bytes:
+            why = "the checkpoint's own; with copies of its weights this processor is as fast as in float32"
+            return DtypeChoice(own_name, f"{own_name}, {why}")
+        if copies is not None:
+            hint = f". With packed_bytes = {_gib(copies)} or more it would keep {own_name} and be as fast"
     inputs = config.hidden_size
     outputs = getattr(config, "intermediate_size", None) or 4 * inputs
     wide, narrow = product_speeds((torch.float32, own), inputs, outputs)
@@ -70,11 +85,18 @@ def faster_dtype(config: Any, own: torch.dtype, store_bytes: int) -> DtypeChoice
     if free is not None and needed > free:
         why = (
             f"{own_name}, the checkpoint's own: float32 would be {gain:.1f} times as fast on this processor, but it "
-            f"needs {needed / 2**30:.1f} GiB with the store, and {free / 2**30:.1f} GiB are free. Give the store less "
-            "memory (store.memory_bytes), or set dtype = float32"
+            f"needs {_gib(needed)} with the store, and {_gib(free)} are free. Give the store less memory "
+            f"(store.memory_bytes), or set dtype = float32{hint}"
         )
         return DtypeChoice(own_name, why, measured=True)
-    return DtypeChoice("float32", f"float32, in which this processor is {gain:.1f} times as fast: {measured}", True)
+    return DtypeChoice(
+        "float32", f"float32, in which this processor is {gain:.1f} times as fast: {measured}{hint}", True
+    )
+
+
+def _gib(size: int) -> str:
+    """Bytes in GiB."""
+    return f"{size / 2**30:.1f} GiB"
 
 
 def _ms(seconds: float) -> str:
@@ -84,12 +106,30 @@ def _ms(seconds: float) -> str:
 
 def _float32_bytes(config: Any) -> int:
     """Bytes of all weights in float32, counted without making them."""
+    return sum(4 * int(parameter.numel()) for parameter in _without_weights(config).parameters())
+
+
+def _copied_bytes(config: Any) -> int | None:
+    """Bytes of the copies of all linear layers; `None` if some weights cannot be copied: experts in one tensor."""
+    model = _without_weights(config)
+    if any(parameter.dim() > 2 for parameter in model.parameters()):
+        return None
+    return sum(COPY_BYTES * part.weight.numel() for part in model.modules() if isinstance(part, torch.nn.Linear))
+
+
+def _heads_share_keys(config: Any) -> bool:
+    """Whether query heads share keys: else torch's attention of one row in bfloat16 takes several times as long."""
+    heads = getattr(config, "num_attention_heads", None)
+    return getattr(config, "num_key_value_heads", heads) != heads
+
+
+def _without_weights(config: Any) -> torch.nn.Module:
     from transformers import AutoModelForCausalLM
 
     auto: Any = AutoModelForCausalLM
     with torch.device("meta"):
-        model = auto.from_config(config)
-    return sum(4 * int(parameter.numel()) for parameter in model.parameters())
+        model: torch.nn.Module = auto.from_config(config)
+    return model
 
 
 __all__ = ["DtypeChoice", "choose_dtype", "faster_dtype"]

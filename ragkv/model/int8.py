@@ -126,7 +126,7 @@ def _product_of_many(
     steps: torch.Tensor, most: int, packed: torch.Tensor, scale: torch.Tensor, zero_points: torch.Tensor
 ) -> torch.Tensor:
     """Steps (R, in) times packed weights (in, out) -> (R, out) float32."""
-    out: torch.Tensor = torch.ops.onednn.qlinear_pointwise(
+    out: torch.Tensor = torch.ops.onednn.qlinear_pointwise.default(
         *((steps + (most + 1)).to(torch.uint8), 1.0, most + 1, packed, scale, zero_points, None),
         *(1.0, 0, torch.float32, "none", [], ""),  # of the output; nothing is fused with the product
     )
@@ -135,7 +135,7 @@ def _product_of_many(
 
 def _product_of_few(steps: torch.Tensor, most: int, packed: Any) -> torch.Tensor:
     """Steps (R, in) times packed weights (in, out) -> (R, out) float32."""
-    product = torch.ops.quantized.linear_with_input_q_dq_qweight_dq_output_fp32
+    product = torch.ops.quantized.linear_with_input_q_dq_qweight_dq_output_fp32.default
     out: torch.Tensor = product(steps, 1.0, most + 1, packed)
     return out
 

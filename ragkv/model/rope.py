@@ -15,6 +15,8 @@ from typing import Any
 
 import torch
 
+from .rows import Rows
+
 _LENGTH_DEPENDENT = ("dynamic", "longrope")
 
 
@@ -31,6 +33,12 @@ class RotaryTables:
         cos, sin = self.tables[kind]
         index = positions - self.start
         return cos[index].unsqueeze(0), sin[index].unsqueeze(0)
+
+    def of(self, kind: str, rows: Rows) -> tuple[torch.Tensor, torch.Tensor]:
+        """cos and sin, each (1, R, rotary dims), of `rows`: views if they are contiguous."""
+        if rows.start is None:
+            return self.rows(kind, rows.positions)
+        return self.span(kind, rows.start, rows.start + len(rows))
 
     def span(self, kind: str, start: int, stop: int) -> tuple[torch.Tensor, torch.Tensor]:
         """cos and sin, each (1, stop - start, rotary dims), of a contiguous range: views."""

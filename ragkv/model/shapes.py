@@ -40,7 +40,10 @@ def shape_config(shape: str, layers: int | None = None) -> Any:
 def random_model(
     shape: str, dtype: torch.dtype = torch.bfloat16, device: str = "cpu", layers: int | None = None
 ) -> Any:
-    """A causal LM of that shape with small random weights, in eval mode, optionally with other `layers`."""
+    """A causal LM of that shape with small random weights, in eval mode, optionally with other `layers`.
+
+    In float32 its weights are numbers that bfloat16 holds, as those of a bfloat16 checkpoint that was widened.
+    """
     import transformers
 
     config = shape_config(shape, layers)
@@ -50,6 +53,8 @@ def random_model(
     torch.manual_seed(0)
     for parameter in model.parameters():
         parameter.data.normal_(0.0, 0.02) if parameter.dim() > 1 else parameter.data.fill_(1.0)
+        if dtype is torch.float32:
+            parameter.data.copy_(parameter.data.bfloat16())
     model.tie_weights()
     body = model.model
     body.rotary_emb = type(body.rotary_emb)(config).to(device)  # its buffers are not weights

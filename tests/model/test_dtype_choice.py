@@ -35,6 +35,7 @@ def pretend(monkeypatch: pytest.MonkeyPatch, float32_s: float, other_s: float) -
     """Let a product take these times, for many rows and for one."""
     speeds = (ProductSpeed(float32_s, float32_s / 10), ProductSpeed(other_s, other_s / 10))
     monkeypatch.setattr(dtype_choice, "product_speeds", lambda *_: speeds)
+    monkeypatch.setattr(dtype_choice, "reads_float16_copies", lambda: False)
 
 
 def test_auto_is_float32_where_the_processor_is_faster_in_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -72,6 +73,41 @@ def test_float32_that_does_not_fit_the_memory_next_to_the_store_is_not_chosen_an
     choice = choose_dtype(folder, "cpu", "auto", 10 * MIB)
     assert (choice.name, choice.measured) == ("bfloat16", True)
     assert "GiB are free" in choice.why and "memory_bytes" in choice.why
+
+
+class TestFloat16Copies:
+    @pytest.fixture(autouse=True)
+    def _processor(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        pretend(monkeypatch, 1.0, 7.0)
+        monkeypatch.setattr(dtype_choice, "reads_float16_copies", lambda: True)
+
+    def copies(self) -> int:
+        model = tiny_models.model("llama")
+        return 2 * sum(part.weight.numel() for part in model.modules() if isinstance(part, torch.nn.Linear))
+
+    def test_with_copies_of_all_weights_the_checkpoints_dtype_is_as_fast(self, tmp_path: Path) -> None:
+        choice = choose_dtype(saved(tmp_path, torch.bfloat16), "cpu", "auto", 0, self.copies())
+        assert (choice.name, choice.measured) == ("bfloat16", False)
+        assert "with copies" in choice.why
+
+    def test_if_not_all_weights_may_be_copied_float32_is_faster_and_the_bytes_are_said(self, tmp_path: Path) -> None:
+        choice = choose_dtype(saved(tmp_path, torch.bfloat16), "cpu", "auto", 0, self.copies() - 1)
+        assert (choice.name, choice.measured) == ("float32", True)
+        assert "With packed_bytes = " in choice.why
+
+    @pytest.mark.parametrize("family, shared", [("mixtral", True), ("llama", False)])
+    def test_with_experts_in_one_tensor_or_heads_that_share_no_keys_float32_is_faster(
+        self, tmp_path: Path, family: str, shared: bool
+    ) -> None:
+        config = tiny_models.model(family).config
+        config.dtype = torch.bfloat16
+        if not shared:
+            config.num_key_value_heads = config.num_attention_heads
+        config.save_pretrained(tmp_path)
+        assert choose_dtype(tmp_path, "cpu", "auto", 0, 10**12).name == "float32"
+
+    def test_a_float16_checkpoint_has_no_copies(self, tmp_path: Path) -> None:
+        assert choose_dtype(saved(tmp_path, torch.float16), "cpu", "auto", 0, 10**12).name == "float32"
 
 
 def test_a_dtype_of_the_settings_is_used_whatever_is_faster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

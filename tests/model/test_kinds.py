@@ -199,6 +199,7 @@ def test_a_checkpoint_whose_quantising_package_is_missing_is_refused_with_the_re
 
 def test_a_gguf_file_gives_the_logits_of_the_model_it_was_made_of(tmp_path: Path) -> None:
     gguf = pytest.importorskip("gguf")
+    pytest.importorskip("accelerate")
     torch.manual_seed(0)
     model = Qwen2ForCausalLM(Qwen2Config(**SIZES, bos_token_id=1, eos_token_id=2, tie_word_embeddings=False)).eval()
     _write_gguf(gguf, tmp_path / "tiny.gguf", model)

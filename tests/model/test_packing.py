@@ -1,10 +1,16 @@
-"""Packed weights: equal products, bounded memory, an unchanged model."""
+"""Copies of weights: equal products, bounded memory, an unchanged model."""
+
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
-from ragkv.model import packing
-from ragkv.model.packing import PackedLinear, Packing
+from ragkv.model import kept_numbers, packed_linear, product_speed
+from ragkv.model.packed_linear import FEW_ROWS, LOST, Float16CopyLinear, PackedLinear, float16_copy
+from ragkv.model.packing import Packing
 from ragkv.model.probe import adapt, full_pass
 from tests import tiny_models
 
@@ -14,33 +20,52 @@ MUCH = 1 << 30
 DENSE = [
     family for family in tiny_models.FAMILIES if family not in ("mixtral", "qwen3_moe")
 ]  # rounding changes the routing to experts
-needs_operators = pytest.mark.skipif(not packing._is_possible(), reason="no packed bfloat16 on this processor")
+needs_operators = pytest.mark.skipif(not product_speed._packs_bfloat16(), reason="no packed bfloat16 on this processor")
 
 
 def linear(rows: int = 4, dtype: torch.dtype = torch.bfloat16) -> torch.nn.Linear:
     return torch.nn.Linear(6, rows, dtype=dtype)
 
 
-def packed_bytes(*modules: torch.nn.Module) -> int:
-    parts = [part for module in modules for part in module.modules() if isinstance(part, PackedLinear)]
-    return sum(part.weight.numel() * part.weight.element_size() for part in parts)
+def widened(module: Any) -> Any:
+    """`module` with the weights of a bfloat16 checkpoint that was loaded in float32."""
+    for parameter in module.parameters():
+        parameter.data = parameter.data.bfloat16().float()
+    return module
+
+
+needs_float16 = pytest.mark.skipif(
+    float16_copy(widened(torch.nn.Linear(2, 2))) is None, reason="no float16 copies on this processor"
+)
+
+
+def copied_bytes(*modules: torch.nn.Module) -> int:
+    parts = [part for module in modules for part in module.modules()]
+    return sum(2 * part.weight.numel() for part in parts if isinstance(part, PackedLinear | Float16CopyLinear))
 
 
 @needs_operators
 @pytest.mark.parametrize("family", DENSE)
 def test_a_packed_model_gives_the_logits_of_the_plain_one(family: str) -> None:
-    model = tiny_models.model(family).to(torch.bfloat16)
+    assert_copies_change_nothing(tiny_models.model(family).to(torch.bfloat16), 2e-2)  # when a bias is added differs
+
+
+@needs_float16
+@pytest.mark.parametrize("family", tiny_models.FAMILIES)
+def test_a_widened_model_with_float16_copies_gives_the_logits_of_the_plain_one(family: str) -> None:
+    assert_copies_change_nothing(widened(tiny_models.model(family)), 1e-5)
+
+
+def assert_copies_change_nothing(model: Any, tolerance: float) -> None:
     before = {name: type(part) for name, part in model.named_modules()}
     logits = []
     for limit in (0, MUCH):
         adapter = adapt(model, limit)
-        assert bool(packed_bytes(*adapter.layers, adapter._head)) is bool(limit)
+        assert bool(copied_bytes(*adapter.layers, adapter._head)) is bool(limit)
         kv = adapter.new_kv(len(TOKENS))
         logits.append(adapter.logits(full_pass(adapter, TOKENS, kv)))
         logits.append(kv.keys[-1])
-    torch.testing.assert_close(
-        logits[2:], logits[:2], atol=2e-2, rtol=2e-2
-    )  # a bias may be added before or after rounding
+    torch.testing.assert_close(logits[2:], logits[:2], atol=tolerance, rtol=tolerance)
     assert {name: type(part) for name, part in model.named_modules()} == before
 
 
@@ -54,14 +79,72 @@ def test_products_of_packed_weights_are_equal_bit_for_bit(rows: int, bias: bool)
         assert torch.equal(PackedLinear(plain)(hidden), plain(hidden))
 
 
-@needs_operators
-def test_packed_copies_stay_below_the_memory_limit() -> None:
-    adapter = adapt(tiny_models.model("llama").to(torch.bfloat16), MUCH)
-    whole = packed_bytes(*adapter.layers, adapter._head)
+@needs_float16
+class TestFloat16Copies:
+    def test_their_products_are_those_of_float32(self) -> None:
+        for bias in (False, True):
+            plain = widened(torch.nn.Linear(48, 20, bias=bias))
+            layer = copied(plain, most_rows=FEW_ROWS)
+            for rows in (0, 1, 5, FEW_ROWS, FEW_ROWS + 1):
+                hidden = torch.randn((1, rows, 48), generator=torch.Generator().manual_seed(0))
+                exact = torch.nn.functional.linear(hidden.double(), plain.weight.double(), double(plain.bias))
+                with torch.no_grad():
+                    torch.testing.assert_close(layer(hidden).double(), exact, atol=1e-6, rtol=1e-6)
+
+    def test_more_rows_than_pay_are_multiplied_by_the_plain_weights(self) -> None:
+        plain = widened(torch.nn.Linear(48, 20))
+        layer = copied(plain, most_rows=4)
+        with torch.no_grad():
+            plain.weight.zero_(), plain.bias.zero_()  # the copy keeps what was there
+            assert layer(torch.ones((4, 48))).abs().min() > 0
+            assert layer(torch.ones((5, 48))).abs().max() == 0
+
+    @pytest.mark.parametrize("scale", [2.0**-40, 1e-3, 1.0, 1e4, 2.0**40])
+    def test_weights_of_any_size_are_held_and_none_loses_more_than_float32_sums_do(self, scale: float) -> None:
+        plain = widened(torch.nn.Linear(64, 64, bias=False))
+        with torch.no_grad():
+            plain.weight.normal_().mul_(scale).copy_(plain.weight.bfloat16())
+            plain.weight[0] *= 2.0**-14  # a row that is small next to the others keeps its digits
+            layer = copied(plain, most_rows=1)
+            held = torch.stack([layer(row[None])[0] for row in torch.eye(64)], dim=1)
+            assert ((held - plain.weight).norm(dim=1) <= plain.weight.norm(dim=1) * LOST).all()
+
+    def test_weights_that_float16_does_not_hold_are_not_copied(self) -> None:
+        precise, wide, infinite, empty = (torch.nn.Linear(64, 64, bias=False) for _ in range(4))
+        with torch.no_grad():
+            precise.weight.copy_(widened(precise).weight)[5, 6] = 1 / 3  # one weight with more digits
+            wide.weight.fill_(1.0)[7] = 2.0**-41 * 1.0078125  # a row far below the greatest weight
+            infinite.weight.fill_(1.0)[0, 0] = math.inf
+            empty.weight.zero_()
+        assert [float16_copy(plain) for plain in (precise, wide, infinite, empty)] == [None] * 4
+
+    def test_without_the_operators_of_this_torch_nothing_is_copied(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        def missing(*_: object) -> None:
+            raise NotImplementedError("no such kernel")
+
+        monkeypatch.setattr(packed_linear.Float16Copy, "product", missing)
+        plain = widened(linear())
+        assert Packing(MUCH, CPU).of(plain) is plain
+
+
+def copied(plain: torch.nn.Linear, most_rows: int) -> Float16CopyLinear:
+    copy = float16_copy(plain)
+    assert copy is not None
+    return Float16CopyLinear(plain, copy, most_rows)
+
+
+def double(bias: torch.Tensor | None) -> torch.Tensor | None:
+    return None if bias is None else bias.double()
+
+
+@needs_float16
+def test_copies_stay_below_the_memory_limit() -> None:
+    adapter = adapt(widened(tiny_models.model("llama")), MUCH)
+    whole = copied_bytes(*adapter.layers, adapter._head)
     assert adapter.packed_bytes == whole
     limit = whole // 2
     some = adapt(adapter.model, limit)
-    assert 0 < packed_bytes(*some.layers, some._head) <= limit
+    assert 0 < copied_bytes(*some.layers, some._head) <= limit
 
 
 @needs_operators
@@ -70,20 +153,74 @@ def test_a_linear_layer_with_hooks_or_other_weights_is_not_packed() -> None:
     hooked.register_forward_hook(lambda *_: None)
     wrapped.forward = lambda hidden: hidden  # type: ignore[method-assign]
     quantised.weight = type("Quantised", (torch.nn.Parameter,), {})(quantised.weight)
-    for module in (hooked, wrapped, quantised, linear(dtype=torch.float32), torch.nn.ModuleList([hooked])):
+    for module in (hooked, wrapped, quantised, linear(dtype=torch.float16), torch.nn.ModuleList([hooked])):
         assert Packing(MUCH, CPU).of(module) is module
     assert isinstance(Packing(MUCH, CPU).of(linear()), PackedLinear)
 
 
-def test_nothing_is_packed_where_the_operators_are_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def _measured_again() -> Iterator[None]:
+    """Nothing that is measured or tried with other functions is remembered."""
+    tried = (product_speed._packs_bfloat16, product_speed._float32_rows, product_speed.reads_float16_copies)
+    for function in tried:
+        function.cache_clear()
+    yield
+    for function in tried:
+        function.cache_clear()
+
+
+@pytest.mark.usefixtures("_measured_again")
+def test_nothing_is_copied_where_the_operators_are_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     def missing(*_: object) -> None:
         raise AttributeError("no such operator")
 
-    monkeypatch.setattr(packing.PackedLinear, "__init__", missing)
-    plain = linear()
-    assert Packing(MUCH, CPU).of(plain) is plain
+    monkeypatch.setattr(PackedLinear, "__init__", missing)
+    monkeypatch.setattr(packed_linear.Float16Copy, "product", missing)
+    for dtype in (torch.bfloat16, torch.float32):
+        plain = linear(dtype=dtype)
+        assert Packing(MUCH, CPU).of(plain) is plain
+    assert not product_speed.reads_float16_copies()
+
+
+@needs_float16
+@pytest.mark.usefixtures("_measured_again")
+def test_without_products_in_bfloat16_its_layers_read_float16_copies(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(product_speed, "_packs_bfloat16", lambda: False)
+    monkeypatch.setattr(product_speed, "multiplies_bfloat16", lambda: False)
+    assert product_speed.reads_float16_copies()
+    plain = torch.nn.Linear(48, 20, dtype=torch.bfloat16)
+    layer = Packing(MUCH, CPU).of(plain)
+    assert isinstance(layer, Float16CopyLinear)
+    for rows in (1, FEW_ROWS + 1, 600):  # whatever their number
+        hidden = torch.randn((1, rows, 48), generator=torch.Generator().manual_seed(0)).bfloat16()
+        with torch.no_grad():
+            found = layer(hidden)
+            exact = torch.nn.functional.linear(hidden.double(), plain.weight.double(), double(plain.bias))
+        assert found.dtype is torch.bfloat16
+        torch.testing.assert_close(found.double(), exact, atol=1e-6, rtol=2**-8)  # rounded once
 
 
 def test_nothing_is_packed_for_another_device() -> None:
     plain = linear()
     assert Packing(MUCH, torch.device("cuda")).of(plain) is plain
+
+
+@needs_float16
+@pytest.mark.usefixtures("_measured_again")
+def test_whether_copies_pay_for_any_number_of_rows_is_measured_once_and_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for plain_s, copy_s, rows in ((2.0, 1.0, math.inf), (1.0, 2.0, FEW_ROWS)):
+        monkeypatch.setattr(kept_numbers, "folder", lambda rows=rows: tmp_path / str(rows))
+        times = iter((plain_s, copy_s) * product_speed.ROUNDS)
+        monkeypatch.setattr(product_speed, "_seconds", lambda *_, times=times: next(times))
+        for _ in range(2):  # the second one reads what the first has kept
+            product_speed._float32_rows.cache_clear()
+            assert product_speed._float32_rows() == rows
+
+
+@needs_float16
+def test_a_kernel_that_multiplies_wrongly_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    right = packed_linear.Float16Copy.product
+    monkeypatch.setattr(packed_linear.Float16Copy, "product", lambda copy, hidden: right(copy, hidden) * 1.01)
+    assert float16_copy(widened(linear(dtype=torch.float32))) is None
