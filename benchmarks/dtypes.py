@@ -3,9 +3,9 @@
     python -m benchmarks.dtypes [--quick] [--avx2] [--threads 2] [--shape qwen2.5-0.5b] [--layers 8]
 
 One model for each, with the same random weights, in one process; every action runs on all alternately, and the table
-has medians. "plain float32" is float32 without copies of weights (`packed_bytes`), as torch itself multiplies. The
-model with int8 weights has the dtype that "auto" chooses for the rest. `--avx2` lets torch, oneDNN, MKL and FBGEMM use
-no instructions beyond AVX2, as on processors that have no more (MKL obeys on those by Intel).
+has medians. "plain" is without copies of weights (`packed_bytes` 0), as torch itself multiplies. The model with int8
+weights has the dtype that "auto" chooses for the rest. `--avx2` lets torch, oneDNN, MKL and FBGEMM use no instructions
+beyond AVX2, as on processors that have no more (MKL obeys on those by Intel).
 """
 
 import argparse
@@ -27,7 +27,7 @@ from ragkv.model.shapes import shape_config
 
 METHODS = (Method(OUR_FULL), Method("sensitivity", 0.15), Method("sensitivity", 0.05))
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-PLAIN = "plain float32"
+PLAIN = {f"plain {name}": name for name in DTYPES}
 SWITCHES = {  # of every library that multiplies; MKL obeys its own on processors by Intel
     "ONEDNN_MAX_CPU_ISA": "AVX2",
     "ATEN_CPU_CAPABILITY": "avx2",
@@ -52,22 +52,20 @@ def main() -> None:
             for name, dtype in {**DTYPES, "int8": DTYPES[choice.name]}.items()
         }
         round_weights(models["int8"])
-        for name, model in {PLAIN: models["float32"], **models}.items():
-            packed = 0 if name == PLAIN else None
+        for name in (*PLAIN, *models):
+            model, packed = models[PLAIN.get(name, name)], 0 if name in PLAIN else None
             world = stack.enter_context(World(model, options.chunks, options.tokens, "memory", folder, packed))
             actions |= {(name, method): world.action(method) for method in METHODS}
             actions[name, "steps"] = steps_action(world)
         medians = report.alternate(actions, options.runs)
     rows = []
     for what in (*METHODS, "steps"):
-        times = {name: medians[name, what] for name in DTYPES}
         label = f"{STEPS} steps of one row" if what == "steps" else f"{what.name} {what.ratio}"
-        plain_s, int8_s = medians[PLAIN, what], medians["int8", what]
-        fastest = min(plain_s, *times.values())
-        off = times[choice.name] / fastest
-        gains = [seconds / int8_s for seconds in (fastest, plain_s, *times.values())]
-        shown = [f"{1000 * seconds:.0f}" for seconds in (plain_s, *times.values(), int8_s)]
-        rows.append((label, *shown, f"{off:.2f}x", *(f"{gain:.2f}x" for gain in gains)))
+        times = {name: medians[name, what] for name in (*PLAIN, *DTYPES)}
+        int8_s, auto_s = medians["int8", what], times[choice.name]
+        gains = [auto_s / min(times.values()), *(seconds / int8_s for seconds in times.values())]
+        shown = [f"{1000 * seconds:.0f}" for seconds in (*times.values(), int8_s)]
+        rows.append((label, *shown, *(f"{gain:.2f}x" for gain in gains)))
     kind = "fast in bfloat16" if multiplies_bfloat16() else "slow in bfloat16"
     print(
         f"{options.shape}, {options.layers} layers, random weights, {options.chunks} x {options.tokens} tokens, ",
@@ -75,9 +73,9 @@ def main() -> None:
     )
     print(f"{options.threads} threads, {torch.backends.cpu.get_cpu_capability()}, {kind}")
     print(f"auto: {choice.why}")
-    names = (PLAIN, *DTYPES)
-    over = [f"{name} / int8" for name in ("fastest", *names)]
-    report.table(("what", *(f"{name} ms" for name in (*names, "int8")), "auto over the fastest", *over), rows)
+    names = (*PLAIN, *DTYPES)
+    headings = ("what", *names, "int8", "auto / fastest", *(f"{name} / int8" for name in names))
+    report.table(headings, rows)
     isa = "avx2" if options.avx2 else "native"
     print("written:", report.save(f"dtypes-{options.shape}-{isa}-{options.threads}", [list(row) for row in rows]))
 

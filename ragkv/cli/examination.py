@@ -153,7 +153,8 @@ def _int8_gain(model: str, dtype: str) -> float | None:
 
     from ragkv.model.int8 import int8_speed
     from ragkv.model.loading import config_of
-    from ragkv.model.product_speed import measured_speed, with_copy
+    from ragkv.model.packing import useful_copies
+    from ragkv.model.product_speed import measured_speed
 
     config = config_of(model)
     plain = getattr(torch, dtype, None)
@@ -165,7 +166,7 @@ def _int8_gain(model: str, dtype: str) -> float | None:
     if (rounded := int8_speed(inputs, outputs)) is None:
         return None
     layer = torch.nn.Linear(inputs, outputs, bias=False, dtype=plain)
-    return measured_speed(with_copy(layer) or layer, inputs, plain).request_s / rounded.request_s
+    return measured_speed(useful_copies(plain).of(layer) or layer, inputs, plain).request_s / rounded.request_s
 
 
 def _flops(speed: "ProductSpeed") -> float:
@@ -260,7 +261,7 @@ def _advice(
     int8_gain: float | None = None,
 ) -> Iterator[Advice]:
     """What to change."""
-    from ragkv.model.product_speed import reads_float16_copies
+    from ragkv.model.packing import reads_float16_copies
 
     on_cpu = config.device == "cpu"
     if on_cpu and machine.gpus:

@@ -1,24 +1,20 @@
 """`ragkv learn`: trains, on the ingested documents, the scores that choose which tokens are recomputed."""
 
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ragkv.runtime import Rate, duration, replace_file
+from ragkv.runtime import duration, replace_file
 
 from . import output
 from .options import HOME, AsJson, Device, Dtype, EngineOptions, Home, Settings
-from .output import console, errors, print_json
+from .output import console, print_json
 
 if TYPE_CHECKING:
     from ragkv.encoding import RescoreReport
     from ragkv.fusion import ScoreModel
-
-LINE_EVERY_S = 10.0  # where no bar is shown
 
 
 def learn(
@@ -74,7 +70,7 @@ def _trained(options: EngineOptions, steps: int, seed: int, losses: list[float])
     """The network, and the number of prompts it was trained on."""
     from ragkv.calibration.score_training import examples_of, train
 
-    with options.rag() as rag, _progress("Learning, steps") as show:
+    with options.rag() as rag, output.progress("Learning, steps") as show:
 
         def on_step(done: int, total: int, loss: float) -> None:
             losses.append(loss)
@@ -85,25 +81,8 @@ def _trained(options: EngineOptions, steps: int, seed: int, losses: list[float])
 
 
 def _rescored(options: EngineOptions, network: "ScoreModel") -> "RescoreReport":
-    with options.rag() as rag, _progress("Scoring stored KV, chunks") as show:
+    with options.rag() as rag, output.progress("Scoring stored KV, chunks") as show:
         return rag.engine.rescore(network, rag.chunks(), show)
-
-
-@contextmanager
-def _progress(label: str) -> Iterator[Callable[[int, int], None]]:
-    """A bar on a terminal; elsewhere a line now and then, with the rate and the time left."""
-    rate, told = Rate(), time.monotonic()
-    with output.progress(label) as bar:
-
-        def show(done: int, total: int) -> None:
-            nonlocal told
-            bar(done, total)
-            rate.update(done, total)
-            if not errors.is_terminal and time.monotonic() - told >= LINE_EVERY_S:
-                told = time.monotonic()
-                errors.print(f"{label}: {done} of {total}, {rate.per_s:.1f}/s{rate.left}.")
-
-        yield show
 
 
 def _ends(losses: list[float]) -> tuple[float, float]:

@@ -15,7 +15,7 @@ from ragkv.config import CODEC_NAMES, DOCUMENT_END, RETRIEVER_NAMES, SELECTOR_NA
 from ragkv.errors import ConfigError, InputError, StoreLockedError
 from ragkv.runtime.setting_values import FILE_VARIABLE, toml_values
 
-from .output import print_note
+from .output import print_note, working
 
 if TYPE_CHECKING:
     from ragkv.constraints import ResponseFormat
@@ -214,16 +214,12 @@ class EngineOptions:
             self.check_writable()
         except StoreLockedError as error:
             config = self._read_only(config, error, reads)
-        from ragkv.engine import Engine
-        from ragkv.model.loading import quiet_transformers
-
-        quiet_transformers()
         with ExitStack() as stack:
             try:
-                engine = stack.enter_context(Engine.from_pretrained(self.model, config))
+                engine = stack.enter_context(_loaded(self.model, config))
             except StoreLockedError as error:  # another process began to write while the model was loaded
                 config = self._read_only(config, error, reads)
-                engine = stack.enter_context(Engine.from_pretrained(self.model, config))
+                engine = stack.enter_context(_loaded(self.model, config))
             _note_dtype(engine)
             yield engine
 
@@ -245,13 +241,23 @@ class EngineOptions:
         from ragkv.rag import Rag, default_chunk_tokens
         from ragkv.retrieval import resolve_embedder
 
-        embedder = resolve_embedder(device=self.device or "cpu")
+        with working("loading the embedder"):
+            embedder = resolve_embedder(device=self.device or "cpu")
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)  # from other packages; the user cannot fix them
             tokens, read_only = chunk_tokens or default_chunk_tokens(engine), engine.config.store.read_only
             index = self.home / "index"
             with Rag(engine, index, chunk_tokens=tokens, embedder=embedder, read_only=read_only) as rag:
                 yield rag
+
+
+def _loaded(model: str, config: EngineConfig) -> "Engine":
+    with working("loading the model"):  # a large one is copied, too, which takes seconds
+        from ragkv.engine import Engine
+        from ragkv.model.loading import quiet_transformers
+
+        quiet_transformers()
+        return Engine.from_pretrained(model, config)
 
 
 def _note_dtype(engine: "Engine") -> None:

@@ -4,6 +4,8 @@ import dataclasses
 import json
 import logging
 import re
+import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from enum import Enum
@@ -14,11 +16,13 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
+from ragkv.runtime import Rate
 from ragkv.types import Answer, Reuse
 
 if TYPE_CHECKING:
     from ragkv.retrieval import Passage
 
+FIRST_LINE_S, LINE_EVERY_S = 2.0, 10.0  # in a log, where no bar is shown
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # all but tab and line feed
 
 
@@ -121,22 +125,37 @@ def quiet(name: str) -> Iterator[None]:
 
 @contextmanager
 def working(label: str) -> Iterator[None]:
-    """A moving mark on standard error, if that is a terminal, for work that cannot say how far it is."""
-    if not errors.is_terminal:
-        yield
+    """A moving mark on standard error for work that cannot say how far it is; in a log a line, if it takes longer."""
+    if errors.is_terminal:
+        with errors.status(label):
+            yield
         return
-    with errors.status(label):
+    telling = threading.Timer(FIRST_LINE_S, lambda: errors.print(f"{label} ..."))
+    telling.daemon = True
+    telling.start()
+    try:
         yield
+    finally:
+        telling.cancel()
 
 
 @contextmanager
 def progress(label: str) -> Iterator[Callable[[int, int], None]]:
-    """A progress bar on standard error, if that is a terminal. Call the function with (done, total)."""
+    """A bar on standard error; in a log a line now and then, with the rate and the time left.
+
+    Call the function with (done, total).
+    """
     columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    rate, next_line = Rate(), time.monotonic() + FIRST_LINE_S
     with Progress(*columns, console=errors, disable=not errors.is_terminal, transient=True) as bar:
         task = bar.add_task(label, total=None)
 
         def update(done: int, total: int) -> None:
+            nonlocal next_line
             bar.update(task, completed=done, total=total)
+            rate.update(done, total)
+            if not errors.is_terminal and time.monotonic() >= next_line:
+                next_line = time.monotonic() + LINE_EVERY_S
+                errors.print(f"{label}: {done} of {total}, {rate.per_s:.1f}/s{rate.left}")
 
         yield update

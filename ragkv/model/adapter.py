@@ -13,7 +13,7 @@ import torch
 from transformers import Cache
 
 from . import attention
-from .packing import Packing
+from .packing import with_copies
 from .pauses import TILE_ROWS
 from .promptkv import CaptureCache, Captured, KVShape, PromptKV, Recording, RowCache
 from .rope import Rope, RotaryTables
@@ -33,7 +33,7 @@ class Adapter:
     cache_argument: ClassVar[str] = "past_key_values"
 
     def __init__(self, model: Any, packed_bytes: int = 0) -> None:
-        """`packed_bytes` limits the memory of packed weight copies, see `packing`."""
+        """`packed_bytes` limits the memory of copies of weights, see `packing`."""
         attention.register()
         self.model = model
         self.config = model.config
@@ -41,11 +41,10 @@ class Adapter:
         self.device: torch.device = next(model.parameters()).device
         self.dtype: torch.dtype = next(model.parameters()).dtype
         on_cpu = self.device.type == "cpu"
-        packing = Packing(packed_bytes, self.device)
-        self._head = packing.of(self.model.get_output_embeddings())
-        views = (attending_view(layer, self.attention_name, in_tiles=on_cpu) for layer in self.body.layers)
-        self.layers = [packing.of(view) for view in views]
-        self.packed_bytes = packing.made_bytes
+        views = [attending_view(layer, self.attention_name, in_tiles=on_cpu) for layer in self.body.layers]
+        (self._head, *self.layers), self.packed_bytes = with_copies(
+            [self.model.get_output_embeddings(), *views], packed_bytes, self.device
+        )
         self._key_layers = self.layers  # used when only keys and values are needed
         self.rope = Rope(self.body.rotary_emb, self.rope_kinds(), self.device)
         rotary_dims = self.rope.tables(1).tables[self.rope_kinds()[0]][0].shape[-1]

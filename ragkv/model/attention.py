@@ -16,6 +16,7 @@ from torch.nn import functional
 from transformers import AttentionInterface
 
 from .pauses import TILE_ROWS, pause
+from .product_speed import multiplies_bfloat16
 from .products import attend_by_products, products_pay
 from .rows import Rows
 
@@ -267,11 +268,14 @@ def _softcapped(
     scaling: float,
     softcap: float,
 ) -> torch.Tensor:
+    dtype = q_rot.dtype
+    if q_rot.device.type == "cpu" and not multiplies_bfloat16():  # products in float32 are several times as fast
+        q_rot, k_rot, v = q_rot.float(), k_rot.float(), v.float()
     scores = torch.matmul(q_rot, k_rot.transpose(2, 3)).float() * scaling
     scores = torch.tanh(scores / softcap) * softcap
     if bias is not None:
         scores = scores + bias
-    return torch.matmul(scores.softmax(dim=-1).to(v.dtype), v)
+    return torch.matmul(scores.softmax(dim=-1).to(v.dtype), v).to(dtype)
 
 
 def register() -> None:

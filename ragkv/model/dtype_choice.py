@@ -15,8 +15,8 @@ import torch
 from ragkv.runtime import available_bytes
 
 from .loading import config_of, device_of, float_dtype
-from .packing import COPY_BYTES
-from .product_speed import product_speeds, reads_float16_copies
+from .packing import COPY_BYTES, reads_float16_copies
+from .product_speed import product_speeds
 
 TIE = 1.1  # float32 must be faster by this factor: it needs twice the memory, and its entries twice the bytes
 SPARE_BYTES = 512 << 20  # left for activations and the rest of the process

@@ -6,8 +6,9 @@ of 32 rows and 7 % of 190 rows (896 x 4864). A packed copy is reordered once; it
 In float16 for FBGEMM, which torch brings: it multiplies rows in float32 by weights in float16 and adds in float32.
 float16 holds the weights of a bfloat16 checkpoint, but for some of the smallest, and these too if all are multiplied
 by a power of two. So a model in bfloat16 is as fast as one in float32 on processors without products in bfloat16, where
-torch's own take seven times as long; and a model that was widened to float32 reads half of the bytes, by which few rows
-are bound. The order of the sums is another one than in torch's own product, as it is for another number of rows.
+torch's own take seven times as long; on processors that have them, one row takes two thirds of the time of a packed
+copy; and a model that was widened to float32 reads half of the bytes, by which few rows are bound. The order of the
+sums is another one than in torch's own product, as it is for another number of rows.
 """
 
 import math
@@ -17,7 +18,6 @@ from typing import NamedTuple
 import torch
 from torch.nn import functional
 
-FEW_ROWS = 48  # up to which models in float32 read float16 copies, whatever the processor
 EXPONENT = 15  # the greatest weight of a float16 copy is below 2^15: float16 ends at 2^16
 MOST_SHIFT = 60  # powers of two by which weights are multiplied; beyond it rows could become too small for float32
 LOST = 2.0**-24  # of the norm of an output's weights: the norm of their changes; a float32 sum is rounded by as much
@@ -27,6 +27,8 @@ CHECKED_ROWS = 1024  # of weights at a time
 
 class PackedLinear(torch.nn.Module):
     """A bfloat16 linear layer over a copy of its weights in oneDNN's layout."""
+
+    copies = 1  # of its weights
 
     def __init__(self, plain: torch.nn.Linear) -> None:
         super().__init__()
@@ -53,21 +55,23 @@ class Float16Copy(NamedTuple):
 
 
 class Float16CopyLinear(torch.nn.Module):
-    """A linear layer that computes in float32 from a copy of its weights in float16.
+    """A linear layer that computes up to `most_rows` rows in float32 from a copy of its weights in float16.
 
-    Passes of more than `most_rows` rows use the plain weights.
+    `many`, the layer itself or its packed copy, computes passes of more rows.
     """
 
-    def __init__(self, plain: torch.nn.Linear, copy: Float16Copy, most_rows: float) -> None:
+    def __init__(self, many: torch.nn.Linear | PackedLinear, copy: Float16Copy, most_rows: float) -> None:
         super().__init__()
-        self.weight, self.bias = plain.weight, plain.bias
-        self._copy, self._most = copy, most_rows * plain.in_features  # numbers of a pass
+        self.weight, self.bias, self.many = many.weight, many.bias, many
+        self.copies = 1 + (many.copies if isinstance(many, PackedLinear) else 0)
+        self._copy, self._most = copy, most_rows * many.weight.shape[1]  # numbers of a pass
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         """Hidden (..., in) -> (..., out)."""
         if 0 < hidden.numel() <= self._most:
             return self._copy.product(hidden.float()).to(hidden.dtype)
-        return functional.linear(hidden, self.weight, self.bias)
+        out: torch.Tensor = self.many(hidden)
+        return out
 
 
 @torch.no_grad()

@@ -1,10 +1,9 @@
-"""How fast this processor multiplies matrices of a dtype, measured, and which copies of weights make it faster.
+"""How fast this processor multiplies matrices of a dtype, measured.
 
 A processor without instructions for bfloat16 converts every number and takes seven times as long as with float32; which
 processors have them, and which libraries use them, is nowhere stated reliably. So a few products are timed.
 """
 
-import math
 import os
 import platform
 import time
@@ -20,7 +19,6 @@ from torch.nn import functional
 from ragkv.runtime import cpu_model
 
 from . import kept_numbers
-from .packed_linear import FEW_ROWS, Float16CopyLinear, PackedLinear, float16_copy
 
 ROWS = 64  # of the product that stands for a prompt's rows
 SOME_WEIGHTS = 1 << 19  # weights of that product: its time is proportional to them, and this takes milliseconds
@@ -32,8 +30,6 @@ SWITCHES = (  # instructions that are allowed
 LEAST_S = 2e-4  # one measurement repeats short products until this time has passed
 PROMPT_ROWS = 512  # what a request is taken to compute: rows of its prompt ...
 STEPS = 64  # ... and decoded tokens, a row each
-PASS_ROWS = 256  # of the product that shows whether float16 copies pay for any number of rows in float32
-PASS_SHAPE = (1024, 512)  # inputs and outputs of its layer
 OTHER_S = 3e-4  # what a step computes for each product besides it: so tiny models, all of whose products are short, tie
 
 
@@ -150,57 +146,25 @@ def multiplies_bfloat16() -> bool:
     return has_bfloat16_kernels() and speeds_allow_bfloat16(product_speeds((torch.float32, torch.bfloat16), 512, 512))
 
 
-def with_copy(plain: torch.nn.Linear) -> torch.nn.Module | None:
-    """The layer with a copy of its weights by which it multiplies faster here; `None` if there is none."""
-    dtype = plain.weight.dtype
-    if dtype is torch.bfloat16 and _packs_bfloat16():
-        return PackedLinear(plain)
-    if dtype is torch.bfloat16 and multiplies_bfloat16():
-        return None
-    if dtype in (torch.float32, torch.bfloat16) and (copy := float16_copy(plain)) is not None:
-        return Float16CopyLinear(plain, copy, math.inf if dtype is torch.bfloat16 else _float32_rows())
-    return None
+def second_is_faster(
+    subject: dict[str, Any],
+    products: Callable[[], Sequence[Callable[[torch.Tensor], torch.Tensor]]],
+    rows: torch.Tensor,
+) -> bool:
+    """Whether the second of two `products` of rows (R, in) takes no longer than the first one.
 
-
-@cache
-def reads_float16_copies() -> bool:
-    """Whether models in bfloat16 read float16 copies here, by which they multiply as fast as models in float32."""
-    plain = torch.nn.Linear(2, 2, bias=False, dtype=torch.bfloat16)
-    torch.nn.init.ones_(plain.weight)
-    return isinstance(with_copy(plain), Float16CopyLinear)
-
-
-@cache
-def _packs_bfloat16() -> bool:
-    """Whether this torch has oneDNN's operators, which are not public, and bfloat16 is fast here; tested by a call."""
-    try:
-        with torch.no_grad():
-            PackedLinear(torch.nn.Linear(2, 2, dtype=torch.bfloat16))(torch.ones((1, 2), dtype=torch.bfloat16))
-            return multiplies_bfloat16()
-    except (AttributeError, RuntimeError):
-        return False
-
-
-@cache
-def _float32_rows() -> float:
-    """Up to how many rows a float32 layer multiplies faster with a float16 copy of its weights; infinite if always.
-
-    Measured here first and kept, as `product_speeds` is.
+    Measured here first and kept, as `product_speeds` is; `subject` names what is measured.
     """
-    inputs, outputs = PASS_SHAPE
-    plain = torch.nn.Linear(inputs, outputs, bias=False)
-    torch.nn.init.ones_(plain.weight)
-    subject = {**_conditions(), "float16 copy of": list(PASS_SHAPE), "rows": PASS_ROWS}
+    subject = {**_conditions(), **subject}
     kept = kept_numbers.read(subject, 1)
     if kept is None:
-        copy, rows = float16_copy(plain), torch.ones((PASS_ROWS, inputs))
-        assert copy is not None  # the caller has made one
+        pair = products()
         with _one_thread():
-            times = [(_seconds(plain, rows), _seconds(copy.product, rows)) for _ in range(ROUNDS)][1:]
-        kept = ((min(of_plain for of_plain, _ in times), min(of_copy for _, of_copy in times)),)
+            times = [[_seconds(product, rows) for product in pair] for _ in range(ROUNDS)][1:]
+        first_s, second_s = (min(several) for several in zip(*times, strict=True))
+        kept = ((first_s, second_s),)
         kept_numbers.keep(subject, kept)
-    plain_s, copy_s = kept[0]
-    return math.inf if copy_s <= plain_s else FEW_ROWS
+    return kept[0][1] <= kept[0][0]
 
 
 def speeds_allow_bfloat16(speeds: Sequence[ProductSpeed]) -> bool:

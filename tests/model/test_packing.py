@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import torch
 
-from ragkv.model import kept_numbers, packed_linear, product_speed
-from ragkv.model.packed_linear import FEW_ROWS, LOST, Float16CopyLinear, PackedLinear, float16_copy
-from ragkv.model.packing import Packing
+from ragkv.model import kept_numbers, packed_linear, packing, product_speed
+from ragkv.model.packed_linear import LOST, Float16CopyLinear, PackedLinear, float16_copy
+from ragkv.model.packing import FEW_ROWS, FEWEST_ROWS, Copies, reads_float16_copies, useful_copies, with_copies
 from ragkv.model.probe import adapt, full_pass
 from tests import tiny_models
 
@@ -20,7 +20,7 @@ MUCH = 1 << 30
 DENSE = [
     family for family in tiny_models.FAMILIES if family not in ("mixtral", "qwen3_moe")
 ]  # rounding changes the routing to experts
-needs_operators = pytest.mark.skipif(not product_speed._packs_bfloat16(), reason="no packed bfloat16 on this processor")
+needs_operators = pytest.mark.skipif(not packing._packs_bfloat16(), reason="no packed bfloat16 on this processor")
 
 
 def linear(rows: int = 4, dtype: torch.dtype = torch.bfloat16) -> torch.nn.Linear:
@@ -40,8 +40,12 @@ needs_float16 = pytest.mark.skipif(
 
 
 def copied_bytes(*modules: torch.nn.Module) -> int:
-    parts = [part for module in modules for part in module.modules()]
+    parts = [part for module in modules for part in module.modules()]  # a float16 copy holds the packed layer, if any
     return sum(2 * part.weight.numel() for part in parts if isinstance(part, PackedLinear | Float16CopyLinear))
+
+
+def with_copy(module: torch.nn.Module, limit_bytes: int = MUCH, device: torch.device = CPU) -> torch.nn.Module:
+    return with_copies([module], limit_bytes, device)[0][0]
 
 
 @needs_operators
@@ -124,7 +128,7 @@ class TestFloat16Copies:
 
         monkeypatch.setattr(packed_linear.Float16Copy, "product", missing)
         plain = widened(linear())
-        assert Packing(MUCH, CPU).of(plain) is plain
+        assert with_copy(plain) is plain
 
 
 def copied(plain: torch.nn.Linear, most_rows: int) -> Float16CopyLinear:
@@ -154,14 +158,14 @@ def test_a_linear_layer_with_hooks_or_other_weights_is_not_packed() -> None:
     wrapped.forward = lambda hidden: hidden  # type: ignore[method-assign]
     quantised.weight = type("Quantised", (torch.nn.Parameter,), {})(quantised.weight)
     for module in (hooked, wrapped, quantised, linear(dtype=torch.float16), torch.nn.ModuleList([hooked])):
-        assert Packing(MUCH, CPU).of(module) is module
-    assert isinstance(Packing(MUCH, CPU).of(linear()), PackedLinear)
+        assert with_copy(module) is module
+    assert isinstance(with_copy(linear()), PackedLinear)
 
 
 @pytest.fixture
 def _measured_again() -> Iterator[None]:
     """Nothing that is measured or tried with other functions is remembered."""
-    tried = (product_speed._packs_bfloat16, product_speed._float32_rows, product_speed.reads_float16_copies)
+    tried = (packing._packs_bfloat16, packing.useful_copies)
     for function in tried:
         function.cache_clear()
     yield
@@ -178,18 +182,17 @@ def test_nothing_is_copied_where_the_operators_are_missing(monkeypatch: pytest.M
     monkeypatch.setattr(packed_linear.Float16Copy, "product", missing)
     for dtype in (torch.bfloat16, torch.float32):
         plain = linear(dtype=dtype)
-        assert Packing(MUCH, CPU).of(plain) is plain
-    assert not product_speed.reads_float16_copies()
+        assert with_copy(plain) is plain
+    assert not reads_float16_copies()
 
 
 @needs_float16
 @pytest.mark.usefixtures("_measured_again")
 def test_without_products_in_bfloat16_its_layers_read_float16_copies(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(product_speed, "_packs_bfloat16", lambda: False)
-    monkeypatch.setattr(product_speed, "multiplies_bfloat16", lambda: False)
-    assert product_speed.reads_float16_copies()
+    monkeypatch.setattr(packing, "multiplies_bfloat16", lambda: False)
+    assert reads_float16_copies()
     plain = torch.nn.Linear(48, 20, dtype=torch.bfloat16)
-    layer = Packing(MUCH, CPU).of(plain)
+    layer = with_copy(plain)
     assert isinstance(layer, Float16CopyLinear)
     for rows in (1, FEW_ROWS + 1, 600):  # whatever their number
         hidden = torch.randn((1, rows, 48), generator=torch.Generator().manual_seed(0)).bfloat16()
@@ -202,21 +205,46 @@ def test_without_products_in_bfloat16_its_layers_read_float16_copies(monkeypatch
 
 def test_nothing_is_packed_for_another_device() -> None:
     plain = linear()
-    assert Packing(MUCH, torch.device("cuda")).of(plain) is plain
+    assert with_copy(plain, device=torch.device("cuda")) is plain
 
 
 @needs_float16
 @pytest.mark.usefixtures("_measured_again")
-def test_whether_copies_pay_for_any_number_of_rows_is_measured_once_and_kept(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for plain_s, copy_s, rows in ((2.0, 1.0, math.inf), (1.0, 2.0, FEW_ROWS)):
-        monkeypatch.setattr(kept_numbers, "folder", lambda rows=rows: tmp_path / str(rows))
-        times = iter((plain_s, copy_s) * product_speed.ROUNDS)
-        monkeypatch.setattr(product_speed, "_seconds", lambda *_, times=times: next(times))
-        for _ in range(2):  # the second one reads what the first has kept
-            product_speed._float32_rows.cache_clear()
-            assert product_speed._float32_rows() == rows
+def test_whether_copies_pay_is_measured_once_and_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(packing, "multiplies_bfloat16", lambda: True)
+    for without_s, copy_s, float32_rows, bfloat16_rows in ((2.0, 1.0, math.inf, FEWEST_ROWS), (1.0, 2.0, FEW_ROWS, 0)):
+        monkeypatch.setattr(kept_numbers, "folder", lambda name=str(copy_s): tmp_path / name)
+        for dtype, rows in ((torch.float32, float32_rows), (torch.bfloat16, bfloat16_rows)):
+            times = iter((without_s, copy_s) * product_speed.ROUNDS)
+            monkeypatch.setattr(product_speed, "_seconds", lambda *_, times=times: next(times))
+            for _ in range(2):  # the second one reads what the first has kept
+                packing.useful_copies.cache_clear()
+                assert useful_copies(dtype).float16_rows == rows
+
+
+@needs_operators
+@needs_float16
+def test_a_bfloat16_layer_with_both_copies_uses_float16_for_the_fewest_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = torch.nn.Linear(48, 20, dtype=torch.bfloat16)
+    monkeypatch.setattr(packing, "useful_copies", lambda _: Copies(packed=True, float16_rows=FEWEST_ROWS))
+    [layer], size = with_copies([plain], MUCH, CPU)
+    assert isinstance(layer, Float16CopyLinear) and isinstance(layer.many, PackedLinear)
+    assert size == 2 * 2 * plain.weight.numel()
+    hidden = torch.randn((1, FEWEST_ROWS + 1, 48), generator=torch.Generator().manual_seed(0)).bfloat16()
+    with torch.no_grad():
+        assert torch.equal(layer(hidden), plain(hidden))
+        few, layer.many = hidden[:, :FEWEST_ROWS], torch.nn.Identity()  # it is not asked
+        in_float32 = torch.nn.functional.linear(few.float(), plain.weight.float(), plain.bias.float())
+        torch.testing.assert_close(layer(few), in_float32.bfloat16(), atol=1e-6, rtol=2**-7)  # rounded once
+        assert isinstance(with_copy(plain, size - 1), PackedLinear)  # one of them fits
+        assert with_copy(plain, size // 2 - 1) is plain
+
+
+@needs_float16
+def test_layers_that_share_their_weights_in_a_model_are_copied_once() -> None:
+    shared = widened(linear(dtype=torch.float32))
+    made, size = with_copies([shared, torch.nn.ModuleList([shared])], MUCH, CPU)
+    assert made[1][0] is made[0] and size == 2 * shared.weight.numel()  # type: ignore[index]
 
 
 @needs_float16
