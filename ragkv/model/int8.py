@@ -8,6 +8,7 @@ because its weights are a large part of what a decoding step reads; logits stay 
 and experts in one tensor stay as they are.
 """
 
+import math
 import warnings
 import weakref
 from functools import cache
@@ -15,6 +16,7 @@ from typing import Any, NamedTuple
 
 import torch
 import xxhash
+from torch.nn import functional
 
 from ragkv.errors import ConfigError
 
@@ -25,12 +27,15 @@ WEIGHT_STEPS = 127  # on each side of zero
 ROUTERS = ("gate", "router", "shared_expert_gate")  # a rounded router would choose other experts
 LEAST_SCALE = 1e-30  # of a row of zeros
 FEW_ROWS = 48  # up to which FBGEMM multiplies faster (docs/models.md)
+BLOCK = 512  # inputs that FBGEMM keeps together; a part of a block takes the memory of a whole one
 
 
 class Quantised(NamedTuple):
     """Rows in steps of their own scales."""
 
-    steps: torch.Tensor  # (R, in) float32, whole numbers from -most to most
+    steps: (
+        torch.Tensor
+    )  # (R, in) float32, whole numbers from -most to most; few rows: (R, few_inputs(in)), zeros behind
     scale: torch.Tensor  # (R, 1) float32
 
 
@@ -60,7 +65,8 @@ class Int8Linear(torch.nn.Module):
         if self._for_few is not None and len(rows.steps) <= FEW_ROWS:
             product = _product_of_few(rows.steps, self._most, self._for_few)  # (R, out) float32
         else:
-            product = _product_of_many(rows.steps, self._most, self._for_many, self.scale, self._zero_points)
+            steps = rows.steps[:, : self.in_features]
+            product = _product_of_many(steps, self._most, self._for_many, self.scale, self._zero_points)
         out = product.mul_(rows.scale) if self.bias is None else torch.addcmul(self.bias, product, rows.scale)
         return out.to(hidden.dtype).view(*hidden.shape[:-1], self.out_features)
 
@@ -76,7 +82,19 @@ class Int8Linear(torch.nn.Module):
 def quantised(rows: torch.Tensor, most: int) -> Quantised:
     """Rows (R, in) in `most` steps on each side of zero."""
     scale = rows.abs().amax(dim=-1, keepdim=True).float().clamp_min_(LEAST_SCALE).div_(most)  # a norm is far slower
-    return Quantised((rows / scale).round_(), scale)
+    steps = (rows / scale).round_()
+    more = few_inputs(rows.shape[1]) - rows.shape[1]
+    return Quantised(functional.pad(steps, (0, more)) if more and len(rows) <= FEW_ROWS else steps, scale)
+
+
+def few_inputs(inputs: int) -> int:
+    """Inputs that few rows are multiplied with, zeros added: FBGEMM reads weights in whole blocks far faster.
+
+    One row of 4,864 x 896 weights that lie in no cache takes .31 ms, and .22 with 1,024 inputs. 16 rows and more take a
+    tenth longer. Where blocks are many, a part of one does not matter.
+    """
+    whole = math.ceil(inputs / BLOCK) * BLOCK
+    return whole if inputs <= 4 * BLOCK and 3 * whole <= 4 * inputs else inputs
 
 
 class _LastRows:
@@ -114,6 +132,7 @@ def _packed_for_few(rounded: torch.Tensor, scale: torch.Tensor) -> Any:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # torch announces that tensors of this kind will go; then this is None
             zero_points = torch.zeros(len(scale), dtype=torch.int64)
+            rounded = functional.pad(rounded, (0, few_inputs(rounded.shape[1]) - rounded.shape[1]))
             weights = torch._make_per_channel_quantized_tensor(rounded, scale.double(), zero_points, 0)
             return torch.ops.quantized.linear_prepack(weights, None)
     except (AttributeError, RuntimeError, NotImplementedError):
@@ -199,10 +218,11 @@ def round_weights(model: Any, packed_bytes: int | None = None) -> None:
             "weights = plain."
         )
     remember_rounded_digest(model)
-    left = sum(part.weight.numel() for _, _, part in plain) if packed_bytes is None else packed_bytes
+    left = math.inf if packed_bytes is None else packed_bytes
     for owner, name, part in plain:
-        fits = part.weight.numel() <= left
-        left -= part.weight.numel() if fits else 0
+        size = part.out_features * few_inputs(part.in_features)
+        fits = size <= left
+        left -= size if fits else 0
         setattr(owner, name, Int8Linear(part, packs_for_few=fits))
 
 

@@ -69,6 +69,11 @@ def test_few_and_many_rows_are_multiplied_by_other_kernels_to_the_same_bits(
 
 @in_both_steps
 @torch.no_grad()
+@pytest.mark.parametrize("inputs, wanted", [(64, 64), (512, 512), (768, 1024), (896, 1024), (1536, 1536), (4864, 4864)])
+def test_zeros_are_added_to_inputs_that_fill_most_of_a_few_blocks(inputs: int, wanted: int) -> None:
+    assert int8.few_inputs(inputs) == wanted
+
+
 def test_rows_that_changed_in_place_are_rounded_again() -> None:
     layer, other, rows = Int8Linear(linear()), Int8Linear(linear(bias=False)), torch.randn(3, 96)
     before = layer(rows)

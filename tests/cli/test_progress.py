@@ -1,0 +1,40 @@
+"""Progress where no terminal shows a bar: lines in a log."""
+
+import time
+
+import pytest
+
+from ragkv.cli import output
+
+
+def test_work_that_takes_longer_is_named_in_a_log(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with output.working("loading"):
+        pass
+    assert capsys.readouterr().err == ""
+    monkeypatch.setattr(output, "FIRST_LINE_S", 0.0)
+    said = ""
+    with output.working("loading"):
+        deadline = time.monotonic() + 30
+        while not said and time.monotonic() < deadline:
+            said = capsys.readouterr().err
+    assert said == "loading ...\n"
+
+
+def test_a_log_has_a_line_now_and_then_with_what_is_done(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with output.progress("encoding KV") as short:
+        short(1, 4)
+    assert capsys.readouterr().err == ""
+    monkeypatch.setattr(output, "FIRST_LINE_S", 0.0)
+    with output.progress("encoding KV") as long:
+        for done in range(1, 5):
+            long(done, 4)
+    assert capsys.readouterr().err.startswith("encoding KV: 1 of 4")
+    with output.progress("encoding KV") as long:
+        monkeypatch.setattr(output, "LINE_EVERY_S", 0.0)
+        long(1, 4)
+        long(2, 4)
+    assert len(capsys.readouterr().err.splitlines()) == 2
