@@ -16,6 +16,7 @@ from ragkv.errors import RagKVError
 from ragkv.runtime import available_bytes, cores, cpu_features, cpu_model, crowding_hint, load, total_bytes
 
 if TYPE_CHECKING:
+    from ragkv.model.dtype_choice import DtypeChoice
     from ragkv.model.product_speed import ProductSpeed
 
 PACKAGES = {  # by extra: what must be importable, and what for
@@ -114,10 +115,15 @@ def examine(home: Path, model: str, config: EngineConfig) -> Examination:
     """Look at everything; takes some seconds and loads no weights. Raises `ModelNotFoundError`, `ConfigError`."""
     from ragkv.model.dtype_choice import choose_dtype
 
-    choice = choose_dtype(model, config.device, config.dtype, config.store.memory_bytes, config.packed_bytes)
+    def chosen(dtype: str) -> "DtypeChoice":
+        store_bytes = config.store.memory_bytes
+        return choose_dtype(model, config.device, dtype, store_bytes, config.packed_bytes, config.weights)
+
+    choice, dtypes = chosen(config.dtype), (chosen("auto").name, chosen(config.dtype).name)
     machine, found, health = _machine(home), packages(), home_health(home)
-    gain = _int8_gain(model, choice.name) if config.device == "cpu" and config.weights == "plain" else None
-    advice = sorted(_advice(config, choice.name, machine, found, health, gain), key=lambda one: -one.gain)
+    rounds = config.device == "cpu" and config.weights == "plain"
+    gain = _int8_gain(model, choice.name, config.packed_bytes) if rounds else None
+    advice = sorted(_advice(config, dtypes, machine, found, health, gain), key=lambda one: -one.gain)
     return Examination(model, choice.name, choice.why, gain, machine, found, health, tuple(advice))
 
 
@@ -147,13 +153,13 @@ def _machine(home: Path) -> Machine:
     )
 
 
-def _int8_gain(model: str, dtype: str) -> float | None:
+def _int8_gain(model: str, dtype: str, packed_bytes: int) -> float | None:
     """How many times as fast int8 computes a layer of the model, many rows and one weighted as in a request."""
     import torch
 
     from ragkv.model.int8 import int8_speed
     from ragkv.model.loading import config_of
-    from ragkv.model.packing import useful_copies
+    from ragkv.model.packing import with_copies
     from ragkv.model.product_speed import measured_speed
 
     config = config_of(model)
@@ -166,7 +172,10 @@ def _int8_gain(model: str, dtype: str) -> float | None:
     if (rounded := int8_speed(inputs, outputs)) is None:
         return None
     layer = torch.nn.Linear(inputs, outputs, bias=False, dtype=plain)
-    return measured_speed(useful_copies(plain).of(layer) or layer, inputs, plain).request_s / rounded.request_s
+    if getattr(config, "dtype", None) is torch.bfloat16:  # widened weights have no more digits than the checkpoint's
+        layer.weight.data = layer.weight.data.bfloat16().to(plain)
+    (computed,), _ = with_copies([layer], packed_bytes, torch.device("cpu"))
+    return measured_speed(computed, inputs, plain).request_s / rounded.request_s
 
 
 def _flops(speed: "ProductSpeed") -> float:
@@ -254,23 +263,21 @@ def _count_entries(directory: Path, dtypes: dict[str, int]) -> tuple[int, int, i
 
 def _advice(
     config: EngineConfig,
-    dtype: str,
+    dtypes: tuple[str, str],
     machine: Machine,
     found: tuple[Package, ...],
     health: HomeHealth,
     int8_gain: float | None = None,
 ) -> Iterator[Advice]:
-    """What to change."""
-    from ragkv.model.packing import reads_float16_copies
-
+    """What to change. `dtypes` are what "auto" would choose, and the one in use."""
+    best, dtype = dtypes
     on_cpu = config.device == "cpu"
     if on_cpu and machine.gpus:
         yield Advice(10, f"A GPU is here ({machine.gpus[0]}) and unused: set device = cuda.")
     flops = {"float32": machine.float32_flops, "bfloat16": machine.bfloat16_flops}
-    best = max(flops, key=lambda name: flops[name])
-    if on_cpu and config.dtype in flops and flops[best] > 1.1 * flops[config.dtype] and not reads_float16_copies():
-        gain = flops[best] / flops[config.dtype]
-        yield Advice(gain, f"{best} multiplies {gain:.1f} times as fast here as {config.dtype}: set dtype = auto.")
+    if on_cpu and best in flops and dtype in flops and flops[best] > 1.1 * flops[dtype]:
+        gain = flops[best] / flops[dtype]
+        yield Advice(gain, f"{best} multiplies {gain:.1f} times as fast here as {dtype}: set dtype = auto.")
     if on_cpu and int8_gain is not None and int8_gain > INT8_PAYS:
         text = (
             f"int8 weights compute a layer of this model {int8_gain:.1f} times as fast here as {dtype}: set weights = "

@@ -269,7 +269,8 @@ def _softcapped(
     softcap: float,
 ) -> torch.Tensor:
     dtype = q_rot.dtype
-    if q_rot.device.type == "cpu" and not multiplies_bfloat16():  # products in float32 are several times as fast
+    if dtype is torch.bfloat16 and q_rot.device.type == "cpu" and not multiplies_bfloat16():
+        # products in float32 are several times as fast
         q_rot, k_rot, v = q_rot.float(), k_rot.float(), v.float()
     scores = torch.matmul(q_rot, k_rot.transpose(2, 3)).float() * scaling
     scores = torch.tanh(scores / softcap) * softcap

@@ -2,10 +2,12 @@
 
 Only dtypes that hold every weight of the checkpoint unchanged are candidates: the checkpoint's own, and float32. So a
 checkpoint in float32 stays in float32, because bfloat16 would round its weights. A processor that does not multiply
-bfloat16 computes such a model as fast as in float32 if all its weights may be copied (`packed_linear`): then it keeps
-its dtype. Else both are measured, and float32 is several times as fast there. Other devices keep the checkpoint's.
+bfloat16 may compute such a model as fast as in float32 if all its weights are copied (`packed_linear`) or in int8: then
+it keeps its dtype. Else both are measured, and float32 is several times as fast there. Other devices keep the
+checkpoint's.
 """
 
+import math
 import os
 from dataclasses import dataclass, replace
 from typing import Any
@@ -15,10 +17,9 @@ import torch
 from ragkv.runtime import available_bytes
 
 from .loading import config_of, device_of, float_dtype
-from .packing import COPY_BYTES, reads_float16_copies
+from .packing import COPY_BYTES, LEVEL, copies_reach_float32
 from .product_speed import product_speeds
 
-TIE = 1.1  # float32 must be faster by this factor: it needs twice the memory, and its entries twice the bytes
 SPARE_BYTES = 512 << 20  # left for activations and the rest of the process
 
 
@@ -36,9 +37,14 @@ class DtypeChoice:
 
 
 def choose_dtype(
-    name: str | os.PathLike[str], device: str, dtype: str, store_bytes: int, packed_bytes: int = 0
+    name: str | os.PathLike[str],
+    device: str,
+    dtype: str,
+    store_bytes: int,
+    packed_bytes: int = 0,
+    weights: str = "plain",
 ) -> DtypeChoice:
-    """What `dtype` means for the model `name` on `device`.
+    """What `dtype` means for the model `name` on `device`, with `weights` of that kind.
 
     `store_bytes` of memory are for the store, and at most `packed_bytes` for copies of weights.
     """
@@ -57,20 +63,26 @@ def choose_dtype(
     if own.itemsize >= 4:
         why = f"{own_name}, the checkpoint's own: a narrower one would round its weights (dtype = bfloat16 does so)"
         return DtypeChoice(own_name, why)
-    return faster_dtype(config, own, store_bytes, packed_bytes)
+    return faster_dtype(config, own, store_bytes, packed_bytes, weights)
 
 
-def faster_dtype(config: Any, own: torch.dtype, store_bytes: int, packed_bytes: int) -> DtypeChoice:
+def faster_dtype(
+    config: Any, own: torch.dtype, store_bytes: int, packed_bytes: int, weights: str = "plain"
+) -> DtypeChoice:
     """`own`, a checkpoint's dtype of less than four bytes, or float32: in which this CPU computes the model faster."""
     own_name = str(own).removeprefix("torch.")
-    config, hint = config.get_text_config(), ""
-    if own is torch.bfloat16 and reads_float16_copies() and _heads_share_keys(config):
-        copies = _copied_bytes(config)
-        if copies is not None and copies <= packed_bytes:
+    config, hint, free = config.get_text_config(), "", available_bytes()
+    if own is torch.bfloat16 and copies_reach_float32() and _heads_share_keys(config):
+        model = _without_weights(config)
+        copies = _copied_bytes(model)
+        if copies is not None and weights == "int8":
+            return DtypeChoice(own_name, f"{own_name}, the checkpoint's own")
+        if copies is not None and copies > packed_bytes:
+            more = math.ceil(copies / 2**30 * 10) / 10
+            hint = f". With packed_bytes = {more:.1f} GiB or more it would keep {own_name} and be as fast"
+        elif copies is not None and (free is None or copies <= free - _bytes(model, 2) - store_bytes - SPARE_BYTES):
             why = "the checkpoint's own; with copies of its weights this processor is as fast as in float32"
             return DtypeChoice(own_name, f"{own_name}, {why}")
-        if copies is not None:
-            hint = f". With packed_bytes = {_gib(copies)} or more it would keep {own_name} and be as fast"
     inputs = config.hidden_size
     outputs = getattr(config, "intermediate_size", None) or 4 * inputs
     wide, narrow = product_speeds((torch.float32, own), inputs, outputs)
@@ -79,9 +91,9 @@ def faster_dtype(config: Any, own: torch.dtype, store_bytes: int, packed_bytes: 
         f"for a layer's product float32 takes {_ms(wide.many_s)} ms with many rows and {_ms(wide.one_s)} ms "
         f"with one, {own_name} {_ms(narrow.many_s)} and {_ms(narrow.one_s)}"
     )
-    if gain < TIE:
+    if gain < LEVEL:  # float32 needs twice the memory, and its entries twice the bytes
         return DtypeChoice(own_name, f"{own_name}, the checkpoint's own and as fast as float32 here: {measured}")
-    needed, free = _float32_bytes(config) + store_bytes + SPARE_BYTES, available_bytes()
+    needed = _bytes(_without_weights(config), 4) + store_bytes + SPARE_BYTES
     if free is not None and needed > free:
         why = (
             f"{own_name}, the checkpoint's own: float32 would be {gain:.1f} times as fast on this processor, but it "
@@ -104,14 +116,13 @@ def _ms(seconds: float) -> str:
     return f"{float(f'{1000 * seconds:.2g}'):.10g}"
 
 
-def _float32_bytes(config: Any) -> int:
-    """Bytes of all weights in float32, counted without making them."""
-    return sum(4 * int(parameter.numel()) for parameter in _without_weights(config).parameters())
+def _bytes(model: torch.nn.Module, itemsize: int) -> int:
+    """Bytes of all weights in a dtype of that size."""
+    return itemsize * sum(int(parameter.numel()) for parameter in model.parameters())
 
 
-def _copied_bytes(config: Any) -> int | None:
+def _copied_bytes(model: torch.nn.Module) -> int | None:
     """Bytes of the copies of all linear layers; `None` if some weights cannot be copied: experts in one tensor."""
-    model = _without_weights(config)
     if any(parameter.dim() > 2 for parameter in model.parameters()):
         return None
     return sum(COPY_BYTES * part.weight.numel() for part in model.modules() if isinstance(part, torch.nn.Linear))
@@ -124,6 +135,7 @@ def _heads_share_keys(config: Any) -> bool:
 
 
 def _without_weights(config: Any) -> torch.nn.Module:
+    """The model, all of its weights without memory."""
     from transformers import AutoModelForCausalLM
 
     auto: Any = AutoModelForCausalLM

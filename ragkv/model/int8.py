@@ -33,9 +33,8 @@ BLOCK = 512  # inputs that FBGEMM keeps together; a part of a block takes the me
 class Quantised(NamedTuple):
     """Rows in steps of their own scales."""
 
-    steps: (
-        torch.Tensor
-    )  # (R, in) float32, whole numbers from -most to most; few rows: (R, few_inputs(in)), zeros behind
+    # (R, in) float32, whole numbers from -most to most. Few rows are (R, few_inputs(in)), with zeros at the end.
+    steps: torch.Tensor
     scale: torch.Tensor  # (R, 1) float32
 
 
@@ -220,7 +219,7 @@ def round_weights(model: Any, packed_bytes: int | None = None) -> None:
     remember_rounded_digest(model)
     left = math.inf if packed_bytes is None else packed_bytes
     for owner, name, part in plain:
-        size = part.out_features * few_inputs(part.in_features)
+        size = part.out_features * math.ceil(part.in_features / BLOCK) * BLOCK
         fits = size <= left
         left -= size if fits else 0
         setattr(owner, name, Int8Linear(part, packs_for_few=fits))

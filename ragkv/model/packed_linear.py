@@ -12,7 +12,6 @@ sums is another one than in torch's own product, as it is for another number of 
 """
 
 import math
-import warnings
 from typing import NamedTuple
 
 import torch
@@ -21,6 +20,7 @@ from torch.nn import functional
 EXPONENT = 15  # the greatest weight of a float16 copy is below 2^15: float16 ends at 2^16
 MOST_SHIFT = 60  # powers of two by which weights are multiplied; beyond it rows could become too small for float32
 LOST = 2.0**-24  # of the norm of an output's weights: the norm of their changes; a float32 sum is rounded by as much
+FAINT = 2.0**-14  # of the greatest of these norms: weaker outputs, of which hardly anything is left, count as this
 OFF = 1e-4  # of the product of both norms: what the product of one row may differ by from torch's own
 CHECKED_ROWS = 1024  # of weights at a time
 
@@ -76,7 +76,10 @@ class Float16CopyLinear(torch.nn.Module):
 
 @torch.no_grad()
 def float16_copy(plain: torch.nn.Linear) -> Float16Copy | None:
-    """A copy of a layer's weights; `None` if float16 does not hold them, or if this torch cannot multiply by it."""
+    """A copy of a layer's weights; `None` if float16 does not hold them, or if this torch cannot multiply by it.
+
+    torch warns that quantised tensors will go; the caller silences it, which threads cannot do one by one.
+    """
     weights, bias = plain.weight.detach(), None if plain.bias is None else plain.bias.detach().float()
     least, most = (float(end) for end in torch.aminmax(weights)) if weights.numel() else (0.0, 0.0)
     greatest = max(-least, most)
@@ -87,12 +90,10 @@ def float16_copy(plain: torch.nn.Linear) -> Float16Copy | None:
     if shift is None:
         return None
     scaled = (weights * 2.0**shift if shift else weights).float()
+    row = torch.linspace(0.5, 1, plain.in_features, dtype=torch.float32, device=weights.device)[None]
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # torch announces that quantised tensors will go; then this is None
-            packed = torch.ops.quantized.linear_prepack_fp16(scaled, bias)
-            copy, row = Float16Copy(packed, 2.0**-shift), torch.linspace(0.5, 1, plain.in_features)[None]
-            found, wanted = copy.product(row), functional.linear(row * copy.scale, scaled, bias)
+        copy = Float16Copy(torch.ops.quantized.linear_prepack_fp16(scaled, bias), 2.0**-shift)
+        found, wanted = copy.product(row), functional.linear(row * copy.scale, scaled, bias)
     except (AttributeError, RuntimeError):
         return None
     norms = float(row.norm() * copy.scale * scaled.norm(dim=1).amax())
@@ -100,12 +101,13 @@ def float16_copy(plain: torch.nn.Linear) -> Float16Copy | None:
 
 
 def _fits(weights: torch.Tensor, shift: int) -> bool:
-    """Whether float16 holds `weights` (out, in) times 2^shift: see `LOST`."""
+    """Whether float16 holds `weights` (out, in) times 2^shift: see `LOST` and `FAINT`."""
     if abs(shift) > MOST_SHIFT:
         return False
+    norms, lost = [], []
     for part in torch.split(weights, CHECKED_ROWS):
         scaled = part.float() * 2.0**shift
-        lost = (scaled.half().float() - scaled).norm(dim=1)
-        if not bool((lost <= scaled.norm(dim=1) * LOST).all()):
-            return False
-    return True
+        norms.append(scaled.norm(dim=1))
+        lost.append((scaled.half().float() - scaled).norm(dim=1))
+    norm = torch.cat(norms)
+    return bool((torch.cat(lost) <= LOST * norm.clamp_min(FAINT * float(norm.amax()))).all())

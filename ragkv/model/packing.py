@@ -6,25 +6,32 @@ either (see `fingerprint.py`).
 """
 
 import copy
+import logging
 import math
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from functools import cache
 from typing import Any, NamedTuple
 
 import torch
 
-from ragkv.runtime import openmp
+from ragkv.runtime import available_bytes, openmp
 
 from .packed_linear import Float16CopyLinear, PackedLinear, float16_copy
-from .product_speed import multiplies_bfloat16, second_is_faster
+from .product_speed import gain_of_second, multiplies_bfloat16
+
+log = logging.getLogger(__name__)
 
 COPY_BYTES = 2  # of a weight
+SPARE_BYTES = 512 << 20  # of free memory that no copy takes
 WORKERS = 4  # that copy at a time: each takes another four bytes a weight of its layer meanwhile
 FEW_ROWS = 48  # up to which models in float32 read float16 copies, whatever the processor
 FEWEST_ROWS = 2  # up to which models in bfloat16 do where bfloat16 is fast: oneDNN is slower for one and two rows
 PASS_ROWS = 256  # of the product that shows whether float16 copies pay for any number of rows in float32
-PASS_SHAPE, ROW_SHAPE = (1024, 512), (2048, 2048)  # inputs and outputs of its layer, and of that for one row
+PASS_SHAPE, ROW_SHAPE = (1024, 512), (2048, 4096)  # inputs and outputs of its layer, and of that for one row
+LEVEL = 1.1  # a dtype is as fast as another one that gains less, and a second copy has to gain as much
 
 CopiedLinear = PackedLinear | Float16CopyLinear
 
@@ -40,10 +47,10 @@ class Copies(NamedTuple):
         """Of all copies."""
         return COPY_BYTES * (self.packed + bool(self.float16_rows))
 
-    def within(self, weights: int, size: int) -> "Copies":
-        """As many of the copies of so many weights as take at most `size` bytes."""
-        fewer = (self, self._replace(float16_rows=0), Copies())
-        return next(copies for copies in fewer if copies.bytes_per_weight * weights <= size)
+    @property
+    def first(self) -> "Copies":
+        """Only the copy for any number of rows, if it is another one than that for few rows."""
+        return Copies(packed=True) if self.packed else self
 
     def of(self, plain: torch.nn.Linear) -> CopiedLinear | None:
         """The layer over these copies, as far as they can be made."""
@@ -55,18 +62,31 @@ class Copies(NamedTuple):
 @cache
 def useful_copies(dtype: torch.dtype) -> Copies:
     """Which copies make products of layers in `dtype` faster on this processor."""
-    if dtype not in (torch.float32, torch.bfloat16) or float16_copy(_ones((2, 2), dtype)) is None:
-        return Copies(packed=dtype is torch.bfloat16 and _packs_bfloat16())
-    if dtype is torch.float32:
-        return Copies(float16_rows=math.inf if _copy_is_faster(dtype, PASS_SHAPE, PASS_ROWS) else FEW_ROWS)
-    if not multiplies_bfloat16():
-        return Copies(float16_rows=math.inf)
-    return Copies(_packs_bfloat16(), FEWEST_ROWS if _copy_is_faster(dtype, ROW_SHAPE, 1) else 0)
+    with _quiet():
+        if dtype not in (torch.float32, torch.bfloat16) or float16_copy(_ones((2, 2), dtype)) is None:
+            return Copies(packed=dtype is torch.bfloat16 and _packs_bfloat16())
+        if dtype is torch.float32:
+            return Copies(float16_rows=math.inf if _gain_of_copy(dtype, PASS_SHAPE, PASS_ROWS) >= 1 else FEW_ROWS)
+        if not multiplies_bfloat16():
+            return Copies(float16_rows=math.inf)
+        return Copies(_packs_bfloat16(), FEWEST_ROWS if _gain_of_copy(dtype, ROW_SHAPE, 1) >= LEVEL else 0)
 
 
-def reads_float16_copies() -> bool:
-    """Whether models in bfloat16 read float16 copies for any rows here: then they are as fast as in float32."""
-    return useful_copies(torch.bfloat16).float16_rows == math.inf
+@cache
+def copies_reach_float32() -> bool:
+    """Whether a model in bfloat16 that reads float16 copies for any rows here is as fast as the same in float32."""
+    if useful_copies(torch.bfloat16).float16_rows < math.inf:
+        return False
+    with _quiet():
+        return _gain_of_copy(torch.float32, PASS_SHAPE, PASS_ROWS) >= 1 / LEVEL
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """torch announces that quantised tensors will go; then no float16 copies are made. Not safe in several threads."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
 
 
 @cache
@@ -74,26 +94,26 @@ def _packs_bfloat16() -> bool:
     """Whether this torch has oneDNN's operators, which are not public, and bfloat16 is fast here; tested by a call."""
     try:
         with torch.no_grad():
-            PackedLinear(_ones((2, 2), torch.bfloat16))(torch.ones((1, 2), dtype=torch.bfloat16))
+            PackedLinear(_ones((2, 2), torch.bfloat16))(torch.ones((1, 2), dtype=torch.bfloat16, device="cpu"))
             return multiplies_bfloat16()
     except (AttributeError, RuntimeError):
         return False
 
 
-def _copy_is_faster(dtype: torch.dtype, shape: tuple[int, int], rows: int) -> bool:
-    """Whether a layer of these inputs and outputs multiplies rows as fast by a float16 copy as without it."""
+def _gain_of_copy(dtype: torch.dtype, shape: tuple[int, int], rows: int) -> float:
+    """How many times as fast a layer of these inputs and outputs multiplies rows by a float16 copy."""
 
     def products() -> list[Callable[[torch.Tensor], torch.Tensor]]:
         plain = _ones(shape, dtype)
         without = Copies(packed=dtype is torch.bfloat16 and _packs_bfloat16())
         return [without.of(plain) or plain, without._replace(float16_rows=math.inf).of(plain) or plain]
 
-    subject = {"float16 copy of": list(shape), "dtype": str(dtype), "rows": rows}
-    return second_is_faster(subject, products, torch.ones((rows, shape[0]), dtype=dtype))
+    subject = {"float16 copy of": list(shape), "dtype": str(dtype)}
+    return gain_of_second(subject, products, torch.ones((rows, shape[0]), dtype=dtype, device="cpu"))
 
 
 def _ones(shape: tuple[int, int], dtype: torch.dtype) -> torch.nn.Linear:
-    layer = torch.nn.Linear(*shape, bias=False, dtype=dtype)
+    layer = torch.nn.Linear(*shape, bias=False, dtype=dtype, device="cpu")
     torch.nn.init.ones_(layer.weight)
     return layer
 
@@ -101,31 +121,59 @@ def _ones(shape: tuple[int, int], dtype: torch.dtype) -> torch.nn.Linear:
 def with_copies(
     modules: Sequence[torch.nn.Module], limit_bytes: int, device: torch.device
 ) -> tuple[list[torch.nn.Module], int]:
-    """The modules, or views of them with copied linear layers, and the bytes of the copies, at most `limit_bytes`."""
-    made = {} if device.type != "cpu" else _made(list(_chosen(modules, limit_bytes)))
+    """The modules, or views of them with copied linear layers, and the bytes of the copies, at most `limit_bytes`.
+
+    Layers whose weights float16 does not hold count as if they were copied.
+    """
+    if device.type != "cpu" or limit_bytes <= 0:
+        return list(modules), 0
+    made = _made(_chosen(modules, limit_bytes))
     size = sum(COPY_BYTES * layer.copies * layer.weight.numel() for layer in made.values())
     return [_replaced(module, made) for module in modules], size
 
 
-def _chosen(modules: Sequence[torch.nn.Module], left: int) -> Iterator[tuple[torch.nn.Linear, Copies]]:
-    """The plain linear layers that are copied, with their copies, until these take the bytes that are `left`."""
-    for part in dict.fromkeys(part for module in modules for part in module.modules()):
-        if isinstance(part, torch.nn.Linear) and _is_plain(part):
-            size = part.weight.numel()
-            copies = useful_copies(part.weight.dtype).within(size, left)
-            left -= copies.bytes_per_weight * size
-            if copies.bytes_per_weight:
-                yield part, copies
+def _chosen(modules: Sequence[torch.nn.Module], limit_bytes: int) -> dict[torch.nn.Linear, Copies]:
+    """The copies of each plain linear layer: first one of every layer, then second ones with what is left."""
+    parts = dict.fromkeys(part for module in modules for part in module.modules())
+    plain = [part for part in parts if isinstance(part, torch.nn.Linear) and _is_plain(part)]
+    wanted = {part: useful_copies(part.weight.dtype) for part in plain}
+    free = available_bytes()
+    left = limit = limit_bytes if free is None else min(limit_bytes, max(0, free - SPARE_BYTES))
+    chosen = dict.fromkeys(plain, Copies())
+    for only_first in (True, False):
+        for part, copies in wanted.items():
+            copies = copies.first if only_first else copies
+            size = (copies.bytes_per_weight - chosen[part].bytes_per_weight) * part.weight.numel()
+            if size <= left:
+                chosen[part], left = copies, left - size
+    if limit < limit_bytes and chosen != wanted:
+        log.warning(
+            "Copies of weights, which make products faster, take %.1f GiB and not as much as packed_bytes allows: "
+            "%.1f GiB of memory are free.",
+            *((limit - left) / 2**30, (free or 0) / 2**30),
+        )
+    return {part: copies for part, copies in chosen.items() if copies.bytes_per_weight}
 
 
-def _made(chosen: Sequence[tuple[torch.nn.Linear, Copies]]) -> dict[torch.nn.Module, CopiedLinear]:
+def _made(chosen: Mapping[torch.nn.Linear, Copies]) -> dict[torch.nn.Module, CopiedLinear]:
     """The layers over their copies, but for those of whose weights float16 loses too much.
 
     Copying is not parallel in itself, and waiting for other threads makes it slow where other work runs.
     """
-    with ThreadPoolExecutor(min(WORKERS, torch.get_num_threads()), initializer=openmp.use_one_thread) as pool:
-        layers = pool.map(lambda pair: pair[1].of(pair[0]), chosen)
-        return {plain: made for (plain, _), made in zip(chosen, layers, strict=True) if made is not None}
+    threads = ThreadPoolExecutor(min(WORKERS, torch.get_num_threads()), initializer=openmp.use_one_thread)
+    with _quiet(), threads:
+        layers = threads.map(lambda part: chosen[part].of(part), chosen)
+        made: dict[torch.nn.Module, CopiedLinear] = {
+            part: layer for part, layer in zip(chosen, layers, strict=True) if layer is not None
+        }
+    refused = [part for part in chosen if part not in made and part.weight.dtype is torch.bfloat16]
+    if refused:
+        log.warning(
+            "%d linear layers in bfloat16 are slow on this processor, because float16 does not hold their weights. "
+            "Set dtype = float32 if its memory suffices.",
+            len(refused),
+        )
+    return made
 
 
 def _replaced(module: torch.nn.Module, made: Mapping[torch.nn.Module, CopiedLinear]) -> torch.nn.Module:

@@ -37,7 +37,7 @@ def refuse_unsupported(config: Any) -> None:
 def adapt(model: Any, packed_bytes: int = 0) -> Adapter:
     """A tested adapter of a loaded transformers model; raises `UnsupportedModelError`.
 
-    `packed_bytes` limits the memory of packed weight copies, which make passes with few rows faster (see `packing`).
+    `packed_bytes` limits the memory of copies of weights, which make products faster (see `packing`).
     """
     model = driven_model(model)
     config = getattr(model, "config", None)

@@ -37,7 +37,9 @@ def advice(
     health: HomeHealth = HEALTH,
     int8_gain: float | None = 1.1,
 ) -> list[Advice]:
-    return list(examination._advice(config or EngineConfig(), "float32", machine, packages, health, int8_gain))
+    config = config or EngineConfig()
+    dtypes = ("float32", "float32" if config.dtype == "auto" else config.dtype)
+    return list(examination._advice(config, dtypes, machine, packages, health, int8_gain))
 
 
 def test_doctor_describes_machine_packages_and_home(run: Run, documents: Path) -> None:
@@ -76,7 +78,8 @@ def test_a_machine_with_nothing_to_change_gets_no_advice() -> None:
 
 
 def test_a_slow_dtype_of_the_settings_and_unused_cores_are_named_with_their_gain() -> None:
-    slow = advice(EngineConfig(dtype="bfloat16"), dataclasses.replace(MACHINE, threads=1))
+    health = dataclasses.replace(HEALTH, dtypes={"bfloat16": 3})
+    slow = advice(EngineConfig(dtype="bfloat16"), dataclasses.replace(MACHINE, threads=1), health=health)
     assert [one.gain for one in slow] == [pytest.approx(4.5), 2.0]
     assert "dtype = auto" in slow[0].text and "OMP_NUM_THREADS" in slow[1].text
 

@@ -35,7 +35,7 @@ def pretend(monkeypatch: pytest.MonkeyPatch, float32_s: float, other_s: float) -
     """Let a product take these times, for many rows and for one."""
     speeds = (ProductSpeed(float32_s, float32_s / 10), ProductSpeed(other_s, other_s / 10))
     monkeypatch.setattr(dtype_choice, "product_speeds", lambda *_: speeds)
-    monkeypatch.setattr(dtype_choice, "reads_float16_copies", lambda: False)
+    monkeypatch.setattr(dtype_choice, "copies_reach_float32", lambda: False)
 
 
 def test_auto_is_float32_where_the_processor_is_faster_in_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -79,7 +79,7 @@ class TestFloat16Copies:
     @pytest.fixture(autouse=True)
     def _processor(self, monkeypatch: pytest.MonkeyPatch) -> None:
         pretend(monkeypatch, 1.0, 7.0)
-        monkeypatch.setattr(dtype_choice, "reads_float16_copies", lambda: True)
+        monkeypatch.setattr(dtype_choice, "copies_reach_float32", lambda: True)
 
     def copies(self) -> int:
         model = tiny_models.model("llama")
@@ -94,6 +94,19 @@ class TestFloat16Copies:
         choice = choose_dtype(saved(tmp_path, torch.bfloat16), "cpu", "auto", 0, self.copies() - 1)
         assert (choice.name, choice.measured) == ("float32", True)
         assert "With packed_bytes = " in choice.why
+
+    def test_copies_that_do_not_fit_the_memory_are_not_counted_on(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        folder, model = saved(tmp_path, torch.bfloat16), tiny_models.model("llama")
+        needed = 2 * sum(part.numel() for part in model.parameters()) + self.copies() + MIB + dtype_choice.SPARE_BYTES
+        for free, counted in ((needed, True), (needed - 1, False)):
+            monkeypatch.setattr(dtype_choice, "available_bytes", lambda free=free: free)
+            assert ("with copies" in choose_dtype(folder, "cpu", "auto", MIB, self.copies()).why) is counted
+
+    def test_int8_weights_need_no_copies(self, tmp_path: Path) -> None:
+        choice = choose_dtype(saved(tmp_path, torch.bfloat16), "cpu", "auto", 0, 0, "int8").with_weights("int8")
+        assert choice.why == "bfloat16, the checkpoint's own; linear layers are in int8"
 
     @pytest.mark.parametrize("family, shared", [("mixtral", True), ("llama", False)])
     def test_with_experts_in_one_tensor_or_heads_that_share_no_keys_float32_is_faster(

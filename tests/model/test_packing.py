@@ -1,6 +1,7 @@
 """Copies of weights: equal products, bounded memory, an unchanged model."""
 
 import math
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ import torch
 
 from ragkv.model import kept_numbers, packed_linear, packing, product_speed
 from ragkv.model.packed_linear import LOST, Float16CopyLinear, PackedLinear, float16_copy
-from ragkv.model.packing import FEW_ROWS, FEWEST_ROWS, Copies, reads_float16_copies, useful_copies, with_copies
+from ragkv.model.packing import FEW_ROWS, FEWEST_ROWS, Copies, copies_reach_float32, useful_copies, with_copies
 from ragkv.model.probe import adapt, full_pass
 from tests import tiny_models
 
@@ -117,10 +118,27 @@ class TestFloat16Copies:
         precise, wide, infinite, empty = (torch.nn.Linear(64, 64, bias=False) for _ in range(4))
         with torch.no_grad():
             precise.weight.copy_(widened(precise).weight)[5, 6] = 1 / 3  # one weight with more digits
-            wide.weight.fill_(1.0)[7] = 2.0**-41 * 1.0078125  # a row far below the greatest weight
+            wide.weight.zero_()[0, 0], wide.weight[7] = 1.0, 2.0**-36 * 1.125  # a row far below the greatest weight
             infinite.weight.fill_(1.0)[0, 0] = math.inf
             empty.weight.zero_()
         assert [float16_copy(plain) for plain in (precise, wide, infinite, empty)] == [None] * 4
+
+    def test_an_output_that_is_nearly_dead_does_not_prevent_a_copy(self) -> None:
+        plain = widened(torch.nn.Linear(64, 64, bias=False))
+        with torch.no_grad():
+            plain.weight[7] *= 2.0**-30
+            held = copied(plain, most_rows=1)(torch.ones((1, 64)))
+            torch.testing.assert_close(held, plain(torch.ones((1, 64))))
+
+    @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+    def test_the_users_default_dtype_changes_nothing(self, dtype: torch.dtype) -> None:
+        plain = widened(linear(dtype=torch.float32))
+        before = torch.get_default_dtype()
+        torch.set_default_dtype(dtype)
+        try:
+            assert isinstance(with_copy(plain), Float16CopyLinear)
+        finally:
+            torch.set_default_dtype(before)
 
     def test_without_the_operators_of_this_torch_nothing_is_copied(self, monkeypatch: pytest.MonkeyPatch) -> None:
         def missing(*_: object) -> None:
@@ -159,13 +177,13 @@ def test_a_linear_layer_with_hooks_or_other_weights_is_not_packed() -> None:
     quantised.weight = type("Quantised", (torch.nn.Parameter,), {})(quantised.weight)
     for module in (hooked, wrapped, quantised, linear(dtype=torch.float16), torch.nn.ModuleList([hooked])):
         assert with_copy(module) is module
-    assert isinstance(with_copy(linear()), PackedLinear)
+    assert isinstance(with_copy(linear()), PackedLinear | Float16CopyLinear)
 
 
 @pytest.fixture
 def _measured_again() -> Iterator[None]:
     """Nothing that is measured or tried with other functions is remembered."""
-    tried = (packing._packs_bfloat16, packing.useful_copies)
+    tried = (packing._packs_bfloat16, packing.useful_copies, packing.copies_reach_float32)
     for function in tried:
         function.cache_clear()
     yield
@@ -183,14 +201,14 @@ def test_nothing_is_copied_where_the_operators_are_missing(monkeypatch: pytest.M
     for dtype in (torch.bfloat16, torch.float32):
         plain = linear(dtype=dtype)
         assert with_copy(plain) is plain
-    assert not reads_float16_copies()
+    assert not copies_reach_float32()
 
 
 @needs_float16
 @pytest.mark.usefixtures("_measured_again")
 def test_without_products_in_bfloat16_its_layers_read_float16_copies(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(packing, "multiplies_bfloat16", lambda: False)
-    assert reads_float16_copies()
+    assert copies_reach_float32()
     plain = torch.nn.Linear(48, 20, dtype=torch.bfloat16)
     layer = with_copy(plain)
     assert isinstance(layer, Float16CopyLinear)
@@ -236,8 +254,57 @@ def test_a_bfloat16_layer_with_both_copies_uses_float16_for_the_fewest_rows(monk
         few, layer.many = hidden[:, :FEWEST_ROWS], torch.nn.Identity()  # it is not asked
         in_float32 = torch.nn.functional.linear(few.float(), plain.weight.float(), plain.bias.float())
         torch.testing.assert_close(layer(few), in_float32.bfloat16(), atol=1e-6, rtol=2**-7)  # rounded once
-        assert isinstance(with_copy(plain, size - 1), PackedLinear)  # one of them fits
-        assert with_copy(plain, size // 2 - 1) is plain
+
+
+@needs_operators
+@needs_float16
+def test_every_layer_gets_the_copy_for_any_rows_before_one_gets_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(packing, "useful_copies", lambda _: Copies(packed=True, float16_rows=FEWEST_ROWS))
+    parts = [linear() for _ in range(3)]
+    size = 2 * parts[0].weight.numel()
+    kinds = {
+        2 * size + 1: [PackedLinear, PackedLinear, torch.nn.Linear],
+        4 * size: [Float16CopyLinear, PackedLinear, PackedLinear],
+        6 * size: [Float16CopyLinear] * 3,
+    }
+    for limit, wanted in kinds.items():
+        made, taken = with_copies(parts, limit, CPU)
+        assert [type(part) for part in made] == wanted
+        assert taken == limit // size * size == copied_bytes(*made)
+
+
+@needs_float16
+def test_copies_leave_memory_free_and_it_is_said(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    parts = [widened(linear(dtype=torch.float32)) for _ in range(3)]
+    size = 2 * parts[0].weight.numel()
+    monkeypatch.setattr(packing, "available_bytes", lambda: packing.SPARE_BYTES + 2 * size)
+    assert with_copies(parts, MUCH, CPU)[1] == 2 * size
+    assert "of memory are free" in caplog.text
+    caplog.clear()
+    assert with_copies(parts[:2], MUCH, CPU)[1] == 2 * size
+    assert caplog.text == ""
+
+
+@needs_float16
+def test_bfloat16_layers_that_stay_slow_are_said(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(packing, "useful_copies", lambda _: Copies(float16_rows=math.inf))
+    plain = torch.nn.Linear(64, 64, bias=False, dtype=torch.bfloat16)
+    with torch.no_grad():
+        plain.weight.zero_()[0, 0], plain.weight[7] = 1.0, 2.0**-36 * 1.125
+    assert with_copy(plain) is plain
+    assert "1 linear layers in bfloat16 are slow" in caplog.text
+
+
+@needs_float16
+def test_copying_by_several_threads_leaves_the_filters_of_warnings_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 4)
+    before = list(warnings.filters)
+    with_copies([widened(linear(dtype=torch.float32)) for _ in range(100)], MUCH, CPU)
+    assert list(warnings.filters) == before
 
 
 @needs_float16
