@@ -33,9 +33,9 @@ BLOCK = 512  # inputs that FBGEMM keeps together; a part of a block takes the me
 class Quantised(NamedTuple):
     """Rows in steps of their own scales."""
 
-    # (R, in) float32, whole numbers from -most to most. Few rows are (R, few_inputs(in)), with zeros at the end.
+    # (..., in) float32, whole numbers from -most to most. Few rows are (..., few_inputs(in)), with zeros at the end.
     steps: torch.Tensor
-    scale: torch.Tensor  # (R, 1) float32
+    scale: torch.Tensor  # (..., 1) float32
 
 
 class Int8Linear(torch.nn.Module):
@@ -57,17 +57,19 @@ class Int8Linear(torch.nn.Module):
         self._for_many = _packed_for_many(rounded)
         self._for_few = _packed_for_few(rounded, scale) if packs_for_few else None
         self._zero_points = torch.zeros(self.out_features, dtype=torch.int64)
+        self._added = None if plain.bias is None else plain.bias.detach().float()
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         """Hidden (..., in) -> (..., out), in the same dtype."""
         rows = _last_rows.quantised(hidden, self._most)
-        if self._for_few is not None and len(rows.steps) <= FEW_ROWS:
-            product = _product_of_few(rows.steps, self._most, self._for_few)  # (R, out) float32
+        if self._for_few is not None and _are_few(hidden):
+            product = _product_of_few(rows.steps, self._most, self._for_few)  # (..., out) float32
         else:
-            steps = rows.steps[:, : self.in_features]
+            steps = rows.steps[..., : self.in_features].reshape(-1, self.in_features)
             product = _product_of_many(steps, self._most, self._for_many, self.scale, self._zero_points)
-        out = product.mul_(rows.scale) if self.bias is None else torch.addcmul(self.bias, product, rows.scale)
-        return out.to(hidden.dtype).view(*hidden.shape[:-1], self.out_features)
+            product = product.view(*hidden.shape[:-1], self.out_features)
+        out = product.mul_(rows.scale) if self._added is None else torch.addcmul(self._added, product, rows.scale)
+        return out.to(hidden.dtype)
 
     def get_extra_state(self) -> dict[str, Any]:
         """What its results depend on besides scales and bias: `weights_digest` reads it."""
@@ -78,12 +80,18 @@ class Int8Linear(torch.nn.Module):
         return f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}"
 
 
-def quantised(rows: torch.Tensor, most: int) -> Quantised:
-    """Rows (R, in) in `most` steps on each side of zero."""
-    scale = rows.abs().amax(dim=-1, keepdim=True).float().clamp_min_(LEAST_SCALE).div_(most)  # a norm is far slower
+def quantised(hidden: torch.Tensor, most: int) -> Quantised:
+    """Rows (..., in) in `most` steps on each side of zero."""
+    rows = hidden.float()  # once: each operation with two dtypes converts again
+    scale = rows.abs().amax(-1, True).clamp_min_(LEAST_SCALE).div_(most)  # a norm is far slower
     steps = (rows / scale).round_()
-    more = few_inputs(rows.shape[1]) - rows.shape[1]
-    return Quantised(functional.pad(steps, (0, more)) if more and len(rows) <= FEW_ROWS else steps, scale)
+    more = few_inputs(hidden.shape[-1]) - hidden.shape[-1]
+    return Quantised(torch.constant_pad_nd(steps, (0, more)) if more and _are_few(hidden) else steps, scale)
+
+
+def _are_few(hidden: torch.Tensor) -> bool:
+    """Whether hidden (..., in) has at most `FEW_ROWS` rows."""
+    return hidden.numel() <= FEW_ROWS * hidden.shape[-1]
 
 
 def few_inputs(inputs: int) -> int:
@@ -103,13 +111,13 @@ class _LastRows:
         self._last: tuple[weakref.ref[torch.Tensor], int, int, Quantised] | None = None  # replaced as one: threads
 
     def quantised(self, hidden: torch.Tensor, most: int) -> Quantised:
-        """Hidden (..., in) as rows."""
+        """Hidden (..., in), quantised."""
         if hidden.is_inference():  # it does not count its changes
-            return quantised(hidden.reshape(-1, hidden.shape[-1]), most)
+            return quantised(hidden, most)
         last = self._last
         if last is not None and last[0]() is hidden and last[1:3] == (hidden._version, most):
             return last[3]
-        found = quantised(hidden.reshape(-1, hidden.shape[-1]), most)
+        found = quantised(hidden, most)
         self._last = (weakref.ref(hidden), hidden._version, most, found)
         return found
 
@@ -152,7 +160,7 @@ def _product_of_many(
 
 
 def _product_of_few(steps: torch.Tensor, most: int, packed: Any) -> torch.Tensor:
-    """Steps (R, in) times packed weights (in, out) -> (R, out) float32."""
+    """Steps (..., in) times packed weights (in, out) -> (..., out) float32."""
     product = torch.ops.quantized.linear_with_input_q_dq_qweight_dq_output_fp32.default
     out: torch.Tensor = product(steps, 1.0, most + 1, packed)
     return out
