@@ -24,6 +24,7 @@ ROWS = 64  # of the product that stands for a prompt's rows
 SOME_WEIGHTS = 1 << 19  # weights of that product: its time is proportional to them, and this takes milliseconds
 MOST_WEIGHTS = 1 << 23  # weights of the product of one row, which should not fit the caches
 ROUNDS = 4  # the first one is not counted: kernels are chosen and memory is mapped
+PAIR_ROUNDS = 16  # of two products that may differ by little
 SWITCHES = (  # instructions that are allowed
     *("ONEDNN_MAX_CPU_ISA", "ATEN_CPU_CAPABILITY", "MKL_ENABLE_INSTRUCTIONS", "FBGEMM_ENABLE_INSTRUCTIONS"),
 )
@@ -160,7 +161,7 @@ def gain_of_second(
     if kept is None:
         pair = products()
         with _one_thread():
-            times = [[_seconds(product, rows) for product in pair] for _ in range(ROUNDS)][1:]
+            times = [[_seconds(product, rows) for product in pair] for _ in range(PAIR_ROUNDS)][1:]
         first_s, second_s = (min(several) for several in zip(*times, strict=True))
         kept = ((first_s, second_s),)
         kept_numbers.keep(subject, kept)

@@ -208,7 +208,10 @@ def test_nothing_is_copied_where_the_operators_are_missing(monkeypatch: pytest.M
 @pytest.mark.usefixtures("_measured_again")
 def test_without_products_in_bfloat16_its_layers_read_float16_copies(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(packing, "multiplies_bfloat16", lambda: False)
-    assert copies_reach_float32()
+    for gain, reached in ((1.0, True), (0.95, True), (0.8, False)):
+        monkeypatch.setattr(packing, "_gain_of_copy", lambda *_, gain=gain: gain)
+        packing.copies_reach_float32.cache_clear()
+        assert copies_reach_float32() is reached
     plain = torch.nn.Linear(48, 20, dtype=torch.bfloat16)
     layer = with_copy(plain)
     assert isinstance(layer, Float16CopyLinear)
@@ -233,7 +236,7 @@ def test_whether_copies_pay_is_measured_once_and_kept(tmp_path: Path, monkeypatc
     for without_s, copy_s, float32_rows, bfloat16_rows in ((2.0, 1.0, math.inf, FEWEST_ROWS), (1.0, 2.0, FEW_ROWS, 0)):
         monkeypatch.setattr(kept_numbers, "folder", lambda name=str(copy_s): tmp_path / name)
         for dtype, rows in ((torch.float32, float32_rows), (torch.bfloat16, bfloat16_rows)):
-            times = iter((without_s, copy_s) * product_speed.ROUNDS)
+            times = iter((without_s, copy_s) * product_speed.PAIR_ROUNDS)
             monkeypatch.setattr(product_speed, "_seconds", lambda *_, times=times: next(times))
             for _ in range(2):  # the second one reads what the first has kept
                 packing.useful_copies.cache_clear()
