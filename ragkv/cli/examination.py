@@ -119,10 +119,11 @@ def examine(home: Path, model: str, config: EngineConfig) -> Examination:
         store_bytes = config.store.memory_bytes
         return choose_dtype(model, config.device, dtype, store_bytes, config.packed_bytes, config.weights)
 
-    choice, dtypes = chosen(config.dtype), (chosen("auto").name, chosen(config.dtype).name)
+    choice = chosen(config.dtype)
+    dtypes = (choice.name if config.dtype == "auto" else chosen("auto").name, choice.name)
     machine, found, health = _machine(home), packages(), home_health(home)
-    rounds = config.device == "cpu" and config.weights == "plain"
-    gain = _int8_gain(model, choice.name, config.packed_bytes) if rounds else None
+    may_round = config.device == "cpu" and config.weights == "plain"
+    gain = _int8_gain(model, choice.name, config.packed_bytes) if may_round else None
     advice = sorted(_advice(config, dtypes, machine, found, health, gain), key=lambda one: -one.gain)
     return Examination(model, choice.name, choice.why, gain, machine, found, health, tuple(advice))
 

@@ -252,7 +252,7 @@ class EngineOptions:
 
 
 def _loaded(model: str, config: EngineConfig) -> "Engine":
-    with working("loading the model"):  # a large one is copied, too, which takes seconds
+    with working("loading the model"):  # copying the weights of a large one takes seconds
         from ragkv.engine import Engine
         from ragkv.model.loading import quiet_transformers
 

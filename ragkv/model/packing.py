@@ -27,8 +27,8 @@ log = logging.getLogger(__name__)
 COPY_BYTES = 2  # of a weight
 SPARE_BYTES = 512 << 20  # of free memory that no copy takes
 WORKERS = 4  # that copy at a time: each takes another four bytes a weight of its layer meanwhile
-FEW_ROWS = 48  # up to which models in float32 read float16 copies, whatever the processor
-FEWEST_ROWS = 2  # up to which models in bfloat16 do where bfloat16 is fast: oneDNN is slower for one and two rows
+FLOAT32_ROWS = 48  # up to which models in float32 read float16 copies, whatever the processor
+BFLOAT16_ROWS = 2  # up to which models in bfloat16 do where bfloat16 is fast: oneDNN is slower for one and two rows
 PASS_ROWS = 256  # of the product that shows whether float16 copies pay for any number of rows in float32
 PASS_SHAPE, ROW_SHAPE = (1024, 512), (2048, 4096)  # inputs and outputs of its layer, and of that for one row
 LEVEL = 1.1  # a dtype is as fast as another one that gains less, and a second copy has to gain as much
@@ -66,10 +66,10 @@ def useful_copies(dtype: torch.dtype) -> Copies:
         if dtype not in (torch.float32, torch.bfloat16) or float16_copy(_ones((2, 2), dtype)) is None:
             return Copies(packed=dtype is torch.bfloat16 and _packs_bfloat16())
         if dtype is torch.float32:
-            return Copies(float16_rows=math.inf if _gain_of_copy(dtype, PASS_SHAPE, PASS_ROWS) >= 1 else FEW_ROWS)
+            return Copies(float16_rows=math.inf if _gain_of_copy(dtype, PASS_SHAPE, PASS_ROWS) >= 1 else FLOAT32_ROWS)
         if not multiplies_bfloat16():
             return Copies(float16_rows=math.inf)
-        return Copies(_packs_bfloat16(), FEWEST_ROWS if _gain_of_copy(dtype, ROW_SHAPE, 1) >= LEVEL else 0)
+        return Copies(_packs_bfloat16(), BFLOAT16_ROWS if _gain_of_copy(dtype, ROW_SHAPE, 1) >= LEVEL else 0)
 
 
 @cache

@@ -26,7 +26,10 @@ MOST_WEIGHTS = 1 << 23  # weights of the product of one row, which should not fi
 ROUNDS = 4  # the first one is not counted: kernels are chosen and memory is mapped
 PAIR_ROUNDS = 16  # of two products that may differ by little
 SWITCHES = (  # instructions that are allowed
-    *("ONEDNN_MAX_CPU_ISA", "ATEN_CPU_CAPABILITY", "MKL_ENABLE_INSTRUCTIONS", "FBGEMM_ENABLE_INSTRUCTIONS"),
+    "ONEDNN_MAX_CPU_ISA",
+    "ATEN_CPU_CAPABILITY",
+    "MKL_ENABLE_INSTRUCTIONS",
+    "FBGEMM_ENABLE_INSTRUCTIONS",
 )
 LEAST_S = 2e-4  # one measurement repeats short products until this time has passed
 PROMPT_ROWS = 512  # what a request is taken to compute: rows of its prompt ...

@@ -22,7 +22,7 @@ def test_work_that_takes_longer_is_named_in_a_log(
     assert said == "loading ...\n"
 
 
-def test_a_log_has_a_line_now_and_then_with_what_is_done(
+def test_progress_is_written_into_a_log_at_intervals(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with output.progress("encoding KV") as short:

@@ -119,7 +119,7 @@ class TestFloat16Copies:
         config.save_pretrained(tmp_path)
         assert choose_dtype(tmp_path, "cpu", "auto", 0, 10**12).name == "float32"
 
-    def test_a_float16_checkpoint_has_no_copies(self, tmp_path: Path) -> None:
+    def test_the_weights_of_a_float16_checkpoint_are_not_copied(self, tmp_path: Path) -> None:
         assert choose_dtype(saved(tmp_path, torch.float16), "cpu", "auto", 0, 10**12).name == "float32"
 
 

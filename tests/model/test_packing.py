@@ -11,7 +11,7 @@ import torch
 
 from ragkv.model import kept_numbers, packed_linear, packing, product_speed
 from ragkv.model.packed_linear import LOST, Float16CopyLinear, PackedLinear, float16_copy
-from ragkv.model.packing import FEW_ROWS, FEWEST_ROWS, Copies, copies_reach_float32, useful_copies, with_copies
+from ragkv.model.packing import BFLOAT16_ROWS, FLOAT32_ROWS, Copies, copies_reach_float32, useful_copies, with_copies
 from ragkv.model.probe import adapt, full_pass
 from tests import tiny_models
 
@@ -57,7 +57,7 @@ def test_a_packed_model_gives_the_logits_of_the_plain_one(family: str) -> None:
 
 @needs_float16
 @pytest.mark.parametrize("family", tiny_models.FAMILIES)
-def test_a_widened_model_with_float16_copies_gives_the_logits_of_the_plain_one(family: str) -> None:
+def test_float16_copies_do_not_change_the_logits_of_a_bfloat16_checkpoint_in_float32(family: str) -> None:
     assert_copies_change_nothing(widened(tiny_models.model(family)), 1e-5)
 
 
@@ -89,8 +89,8 @@ class TestFloat16Copies:
     def test_their_products_are_those_of_float32(self) -> None:
         for bias in (False, True):
             plain = widened(torch.nn.Linear(48, 20, bias=bias))
-            layer = copied(plain, most_rows=FEW_ROWS)
-            for rows in (0, 1, 5, FEW_ROWS, FEW_ROWS + 1):
+            layer = copied(plain, most_rows=FLOAT32_ROWS)
+            for rows in (0, 1, 5, FLOAT32_ROWS, FLOAT32_ROWS + 1):
                 hidden = torch.randn((1, rows, 48), generator=torch.Generator().manual_seed(0))
                 exact = torch.nn.functional.linear(hidden.double(), plain.weight.double(), double(plain.bias))
                 with torch.no_grad():
@@ -123,7 +123,7 @@ class TestFloat16Copies:
             empty.weight.zero_()
         assert [float16_copy(plain) for plain in (precise, wide, infinite, empty)] == [None] * 4
 
-    def test_an_output_that_is_nearly_dead_does_not_prevent_a_copy(self) -> None:
+    def test_an_output_with_tiny_weights_does_not_prevent_a_copy(self) -> None:
         plain = widened(torch.nn.Linear(64, 64, bias=False))
         with torch.no_grad():
             plain.weight[7] *= 2.0**-30
@@ -215,7 +215,7 @@ def test_without_products_in_bfloat16_its_layers_read_float16_copies(monkeypatch
     plain = torch.nn.Linear(48, 20, dtype=torch.bfloat16)
     layer = with_copy(plain)
     assert isinstance(layer, Float16CopyLinear)
-    for rows in (1, FEW_ROWS + 1, 600):  # whatever their number
+    for rows in (1, FLOAT32_ROWS + 1, 600):  # whatever their number
         hidden = torch.randn((1, rows, 48), generator=torch.Generator().manual_seed(0)).bfloat16()
         with torch.no_grad():
             found = layer(hidden)
@@ -233,7 +233,10 @@ def test_nothing_is_packed_for_another_device() -> None:
 @pytest.mark.usefixtures("_measured_again")
 def test_whether_copies_pay_is_measured_once_and_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(packing, "multiplies_bfloat16", lambda: True)
-    for without_s, copy_s, float32_rows, bfloat16_rows in ((2.0, 1.0, math.inf, FEWEST_ROWS), (1.0, 2.0, FEW_ROWS, 0)):
+    for without_s, copy_s, float32_rows, bfloat16_rows in (
+        (2.0, 1.0, math.inf, BFLOAT16_ROWS),
+        (1.0, 2.0, FLOAT32_ROWS, 0),
+    ):
         monkeypatch.setattr(kept_numbers, "folder", lambda name=str(copy_s): tmp_path / name)
         for dtype, rows in ((torch.float32, float32_rows), (torch.bfloat16, bfloat16_rows)):
             times = iter((without_s, copy_s) * product_speed.PAIR_ROUNDS)
@@ -245,16 +248,16 @@ def test_whether_copies_pay_is_measured_once_and_kept(tmp_path: Path, monkeypatc
 
 @needs_operators
 @needs_float16
-def test_a_bfloat16_layer_with_both_copies_uses_float16_for_the_fewest_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bfloat16_layer_with_both_copies_uses_float16_for_one_and_two_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     plain = torch.nn.Linear(48, 20, dtype=torch.bfloat16)
-    monkeypatch.setattr(packing, "useful_copies", lambda _: Copies(packed=True, float16_rows=FEWEST_ROWS))
+    monkeypatch.setattr(packing, "useful_copies", lambda _: Copies(packed=True, float16_rows=BFLOAT16_ROWS))
     [layer], size = with_copies([plain], MUCH, CPU)
     assert isinstance(layer, Float16CopyLinear) and isinstance(layer.many, PackedLinear)
     assert size == 2 * 2 * plain.weight.numel()
-    hidden = torch.randn((1, FEWEST_ROWS + 1, 48), generator=torch.Generator().manual_seed(0)).bfloat16()
+    hidden = torch.randn((1, BFLOAT16_ROWS + 1, 48), generator=torch.Generator().manual_seed(0)).bfloat16()
     with torch.no_grad():
         assert torch.equal(layer(hidden), plain(hidden))
-        few, layer.many = hidden[:, :FEWEST_ROWS], torch.nn.Identity()  # it is not asked
+        few, layer.many = hidden[:, :BFLOAT16_ROWS], torch.nn.Identity()  # it is not asked
         in_float32 = torch.nn.functional.linear(few.float(), plain.weight.float(), plain.bias.float())
         torch.testing.assert_close(layer(few), in_float32.bfloat16(), atol=1e-6, rtol=2**-7)  # rounded once
 
@@ -262,7 +265,7 @@ def test_a_bfloat16_layer_with_both_copies_uses_float16_for_the_fewest_rows(monk
 @needs_operators
 @needs_float16
 def test_every_layer_gets_the_copy_for_any_rows_before_one_gets_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(packing, "useful_copies", lambda _: Copies(packed=True, float16_rows=FEWEST_ROWS))
+    monkeypatch.setattr(packing, "useful_copies", lambda _: Copies(packed=True, float16_rows=BFLOAT16_ROWS))
     parts = [linear() for _ in range(3)]
     size = 2 * parts[0].weight.numel()
     kinds = {
@@ -318,7 +321,7 @@ def test_layers_that_share_their_weights_in_a_model_are_copied_once() -> None:
 
 
 @needs_float16
-def test_a_kernel_that_multiplies_wrongly_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_kernel_with_wrong_results_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
     right = packed_linear.Float16Copy.product
     monkeypatch.setattr(packed_linear.Float16Copy, "product", lambda copy, hidden: right(copy, hidden) * 1.01)
     assert float16_copy(widened(linear(dtype=torch.float32))) is None
