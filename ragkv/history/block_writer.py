@@ -86,9 +86,9 @@ class BlockWriter:
         """Tell the store's policies of a turn, before they see the blocks that are saved from now on."""
         self._worker.submit(Job(lambda: self._store.served(turn)))
 
-    def then(self, action: Callable[[], object]) -> None:
-        """Run `action` once everything saved so far is stored. After `close` it is not run."""
-        self._worker.submit(Job(action))
+    def then(self, action: Callable[[], object]) -> bool:
+        """Run `action` once everything saved so far is stored; `False` after `close`: then it is not run."""
+        return self._worker.submit(Job(action))
 
     def delete(self, key: str) -> None:
         """Delete a block from the buffer and from every tier before this returns."""

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from itertools import count
 from typing import TypeVar
 from weakref import WeakValueDictionary
@@ -129,16 +130,16 @@ class Sessions(SessionOwner):
     def drop(self, keys: Iterable[str]) -> None:
         for key in keys:
             with self._lock:
-                if self._references[key] > 0:
+                if self._references[key] > 0 or any(key in turn.saved_keys for turn in self._turns):
                     continue
                 del self._references[key]
             self.parts.block_writer.delete(key)
 
     def drop_orphans(self) -> int:
-        """Delete the blocks on this machine that are in no conversation; returns how many.
+        """Have the blocks on this machine deleted that are in no conversation; returns how many there are.
 
-        A process that was killed in a turn leaves such blocks, and so does a deletion that this one was not told of.
-        Raises `SessionUnavailableError`.
+        The block writer deletes them after what was saved before. A process that was killed in a turn leaves such
+        blocks, and so does a deletion that this one was not told of. Raises `SessionUnavailableError`.
         """
         # In this order: a block belongs to a turn until its conversation is committed.
         blocks = set(self.parts.store.block_keys())
@@ -151,7 +152,9 @@ class Sessions(SessionOwner):
             infos = self.parts.store.sample()
             own = {info.key for info in infos if replace(info.identity, context="") == base}
             blocks &= own
-        self.drop(blocks)
+            # Not at once: a turn that begins now may save the same blocks, and the block writer stores them afterwards.
+            if not self.parts.block_writer.then(partial(self.drop, blocks)):
+                self.drop(blocks)  # the engine is being closed: no turn begins
         return len(blocks)
 
     @contextmanager

@@ -17,6 +17,7 @@ import pytest
 import torch
 
 from ragkv import Engine
+from ragkv.sessions.local import LocalSessions
 from ragkv.store import Tier
 from ragkv.testing import FailingTier, Failure, ThrottledTier, WrappedTier
 from tests import tiny_models
@@ -109,6 +110,39 @@ class TestLostBlock:
             assert files(tmp_path) == 0
             assert engine.parts.block_writer.dropped_blocks > 3
             assert is_full_prefill(engine, session, 3, ratio=0.0).reuse.exact == 1
+
+
+class TestOrphanedBlocks:
+    @pytest.mark.parametrize("moment", ["when they were listed", "when the first is deleted"])
+    def test_a_turn_that_begins_while_they_are_deleted_keeps_the_blocks_that_it_saves(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str
+    ) -> None:
+        with engine_at(tmp_path) as engine:
+            before = talk(engine, 1).conversation
+        manifest(tmp_path).unlink()
+        with monkeypatch.context() as later:
+            later.setattr(LocalSessions, "drop_orphans", lambda _: 0)  # as the engine opens
+            engine = engine_at(tmp_path)
+        with engine:
+            session, store, turns = engine.session("s"), engine.parts.store, []
+            orphans = store.block_keys()
+            owner, name = (store, "sample") if "listed" in moment else (engine.parts.block_writer, "delete")
+            real = getattr(owner, name)
+
+            def while_a_turn_runs(*arguments: Any) -> Any:
+                if not turns:
+                    turns.append(engine.stream(question(0), session=session, max_new_tokens=4, min_new_tokens=4))
+                    while not any(turn.saved_keys for turn in engine._sessions._turns):
+                        next(turns[0])
+                return real(*arguments)
+
+            monkeypatch.setattr(owner, name, while_a_turn_runs)
+            assert orphans and engine._sessions.drop_orphans() == len(orphans)
+            engine.flush()
+            list(turns[0])
+            engine.flush()
+            assert session.conversation.history == before.history
+            assert set(store.block_keys()) == set(orphans)
 
 
 class TestManifest:
