@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from . import output
-from .options import HOME, AsJson, Device, Dtype, EngineOptions, Home, Model, Settings
+from .options import HOME, AsJson, Device, Dtype, EngineOptions, Home, Model, Settings, Weights
 from .output import console, print_json
 
 if TYPE_CHECKING:
@@ -17,6 +17,7 @@ def doctor(
     config: Settings = None,
     device: Device = None,
     dtype: Dtype = None,
+    weights: Weights = None,
     as_json: AsJson = False,
 ) -> None:
     """Examine this machine, the packages and a home; say what to change, the largest gain first."""
@@ -26,7 +27,8 @@ def doctor(
 
     quiet_transformers()
     with output.quiet("ragkv.retrieval"), output.working("examining"):
-        found = examine(home, model, EngineOptions(home, model, config, device, dtype).config())
+        options = EngineOptions(home, model, config, device, dtype, weights=weights)
+        found = examine(home, model, options.config())
     if as_json:
         print_json(found)
         return

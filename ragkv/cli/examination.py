@@ -125,7 +125,8 @@ def examine(home: Path, model: str, config: EngineConfig) -> Examination:
     may_round = config.device == "cpu" and config.weights == "plain"
     gain = _int8_gain(model, choice.name, config.packed_bytes) if may_round else None
     advice = sorted(_advice(config, dtypes, machine, found, health, gain), key=lambda one: -one.gain)
-    return Examination(model, choice.name, choice.why, gain, machine, found, health, tuple(advice))
+    why = choice.with_weights(config.weights).why
+    return Examination(model, choice.name, why, gain, machine, found, health, tuple(advice))
 
 
 def _machine(home: Path) -> Machine:

@@ -56,6 +56,8 @@ def test_doctor_describes_machine_packages_and_home(run: Run, documents: Path) -
     assert found["machine"]["disk_read_bytes_per_s"] > 0
     gains = [one["gain"] for one in found["advice"]]
     assert gains == sorted(gains, reverse=True)
+    rounded = run("doctor", "--weights", "int8", "--json").json
+    assert "int8" in rounded["dtype_why"] and rounded["int8_gain"] is None
 
 
 @pytest.mark.parametrize("of_scores", [False, True])

@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -179,6 +180,10 @@ def test_a_product_is_timed_in_well_under_a_second() -> None:
     wide, narrow = measured_speeds((torch.float32, torch.bfloat16), 256, 512)
     assert 0 < wide.one_s < wide.many_s < 1 and 0 < narrow.one_s < 1
     assert wide.request_s == pytest.approx(wide.many_s * 8 + (wide.one_s + product_speed.OTHER_S) * 64)
+
+
+def test_time_in_which_a_product_waits_for_a_processor_is_not_counted() -> None:
+    assert product_speed._seconds(lambda rows: time.sleep(0.02) or rows, torch.ones((1, 1))) < 0.01
 
 
 def test_on_a_processor_with_avx2_alone_bfloat16_counts_as_slow(tmp_path: Path) -> None:
