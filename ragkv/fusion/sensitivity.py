@@ -211,8 +211,7 @@ class Scorer:
         before = before[max(0, len(before) - self._fitting_tokens(token_ids, prefix)) :]
         if not before:
             return prefix
-        (kv,) = raw_kv(self._adapter, [TokenRun(before, prefix)], self._between)
-        return Context((*prefix.pieces, kv))
+        return Context((*prefix.pieces, self._kv(before, prefix)))
 
     def _fitting_tokens(self, token_ids: tuple[int, ...], prefix: Context) -> int:
         """The most tokens between the prefix and the chunk that fit the model's context."""
@@ -230,7 +229,12 @@ class Scorer:
         return self._prefix
 
     def _encoded(self, token_ids: tuple[int, ...]) -> Context:
-        return Context(tuple(raw_kv(self._adapter, [TokenRun(token_ids)], self._between)))
+        return Context((self._kv(token_ids, Context()),))
+
+    def _kv(self, token_ids: tuple[int, ...], context: Context) -> torch.Tensor:
+        """The raw KV (L', 2, G, T, D) of tokens that chunks are scored behind, in the layers that need it."""
+        (kv,) = raw_kv(self._adapter, [TokenRun(token_ids, context)], self._between, self._layers)
+        return kv
 
 
 def _most_moved(stored: torch.Tensor, behind: torch.Tensor) -> ReusedTokens:

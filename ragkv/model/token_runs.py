@@ -23,7 +23,10 @@ PASS_ROWS = {"cpu": 512, "cuda": 4096}  # of a pass: more rows are hardly faster
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Context:
-    """What stands before a run: the raw KV (L, 2, G, T, D) of pieces, one behind the other from position 0 on."""
+    """What stands before a run: the raw KV (L, 2, G, T, D) of pieces, one behind the other from position 0 on.
+
+    Pieces may lack the last layers, if these are not computed.
+    """
 
     pieces: tuple[torch.Tensor, ...] = ()
 
