@@ -1,6 +1,6 @@
 """Whether fusing pays, as the controller predicts it from a profile and as it is measured, at six prompt lengths.
 
-    python -m benchmarks.break_even [--quick] [--threads 2]
+    python -m benchmarks.break_even [--quick] [--avx2] [--threads 2]
 
 Two models with random weights, one of a real size and a tiny one, each in the dtype that "auto" chooses. A profile is
 measured first, then full recompute and `sensitivity` at 15 % run alternately at each length, with entries in memory. A
@@ -13,7 +13,7 @@ from contextlib import ExitStack
 
 import torch
 
-from benchmarks import report
+from benchmarks import avx2, report
 from benchmarks.ttft_world import OUR_FULL, QUESTION_TOKENS, Method, World, auto_dtype, model_of
 from ragkv.calibration.profiling import measure
 from ragkv.fusion.break_even import pays, recompute_ttft_s
@@ -29,6 +29,7 @@ CLEAR = 1.1  # a difference that matters
 
 def main() -> None:
     options = _options()
+    avx2.play(options)
     torch.set_num_threads(options.threads)
     rows, wrong = [], 0
     dtypes = {name: auto_dtype(shape_config(name, layers)).name for name, layers in MODELS}
@@ -58,7 +59,9 @@ def main() -> None:
 
 
 def _options() -> argparse.Namespace:
-    return report.parser(__doc__, quick="a quick profile", threads=2, runs=7).parse_args()
+    parser = report.parser(__doc__, quick="a quick profile", threads=2, runs=7)
+    avx2.add_option(parser)
+    return parser.parse_args()
 
 
 if __name__ == "__main__":

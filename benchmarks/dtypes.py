@@ -1,16 +1,14 @@
 """Prefill, fused prefill and decoding in float32, bfloat16 and with int8 weights, and which dtype "auto" chooses.
 
-    python -m benchmarks.dtypes [--quick] [--avx2] [--threads 2] [--shape qwen2.5-0.5b] [--layers 8]
+    python -m benchmarks.dtypes [--quick] [--avx2] [--parts decode] [--threads 2] [--shape qwen2.5-0.5b] [--layers 8]
 
 One model for each, with the same random weights, in one process; every action runs on all alternately, and the table
 has medians. "plain" is without copies of weights (`packed_bytes` 0), as torch itself multiplies. The model with int8
-weights has the dtype that "auto" chooses for the rest. `--avx2` lets torch, oneDNN, MKL and FBGEMM use no instructions
-beyond AVX2, as on processors that have no more (MKL obeys on those by Intel).
+weights has the dtype that "auto" chooses for the rest. Decoding steps are measured most exactly alone (`--parts
+decode`).
 """
 
 import argparse
-import os
-import sys
 import tempfile
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -18,7 +16,7 @@ from typing import Any
 
 import torch
 
-from benchmarks import report
+from benchmarks import avx2, report
 from benchmarks.packing import STEPS, steps_action
 from benchmarks.ttft_world import OUR_FULL, Method, World, auto_dtype, model_of
 from ragkv.model.int8 import round_weights
@@ -28,20 +26,11 @@ from ragkv.model.shapes import shape_config
 METHODS = (Method(OUR_FULL), Method("sensitivity", 0.15), Method("sensitivity", 0.05))
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 PLAIN = {f"plain {name}": name for name in DTYPES}
-SWITCHES = {  # of every library that multiplies; MKL obeys its own on processors by Intel
-    "ONEDNN_MAX_CPU_ISA": "AVX2",
-    "ATEN_CPU_CAPABILITY": "avx2",
-    "MKL_ENABLE_INSTRUCTIONS": "AVX2",
-    "FBGEMM_ENABLE_INSTRUCTIONS": "AVX2",
-}
 
 
 def main() -> None:
     options = _options()
-    if options.avx2 and "ONEDNN_MAX_CPU_ISA" not in os.environ:  # read once, when torch is loaded
-        os.execve(
-            sys.executable, [sys.executable, "-m", "benchmarks.dtypes", *sys.argv[1:]], {**os.environ, **SWITCHES}
-        )
+    avx2.play(options)
     torch.set_num_threads(options.threads)
     longest = options.chunks * options.tokens + 256
     with ExitStack() as stack, tempfile.TemporaryDirectory() as folder:
@@ -55,11 +44,13 @@ def main() -> None:
         for name in (*PLAIN, *models):
             model, packed = models[PLAIN.get(name, name)], 0 if name in PLAIN else None
             world = stack.enter_context(World(model, options.chunks, options.tokens, "memory", folder, packed))
-            actions |= {(name, method): world.action(method) for method in METHODS}
-            actions[name, "steps"] = steps_action(world)
+            if "prefill" in options.parts:
+                actions |= {(name, method): world.action(method) for method in METHODS}
+            if "decode" in options.parts:
+                actions[name, "steps"] = steps_action(world)
         medians = report.alternate(actions, options.runs)
     rows = []
-    for what in (*METHODS, "steps"):
+    for what in dict.fromkeys(what for _, what in actions):
         label = f"{STEPS} steps of one row" if what == "steps" else f"{what.name} {what.ratio}"
         times = {name: medians[name, what] for name in (*PLAIN, *DTYPES)}
         int8_s, auto_s = medians["int8", what], times[choice.name]
@@ -82,7 +73,8 @@ def main() -> None:
 
 def _options() -> argparse.Namespace:
     parser = report.parser(__doc__, quick="two chunks of 256 tokens, three runs", threads=2, runs=5)
-    parser.add_argument("--avx2", action="store_true", help="play a processor with AVX2 alone")
+    avx2.add_option(parser)
+    parser.add_argument("--parts", nargs="+", default=["prefill", "decode"], choices=["prefill", "decode"])
     parser.add_argument("--shape", default="qwen2.5-0.5b")
     parser.add_argument("--layers", type=int, default=8, help="fewer than the real model's take less time")
     parser.add_argument("--chunks", type=int, default=6)

@@ -5,14 +5,12 @@
 The baseline is the model of transformers without its head, over the same chunks in batches of the same number of
 tokens, with a cache; it stores nothing, and computes in float32 where the processor does not multiply bfloat16. `warm`
 computes the same tokens behind a prefix of one token and stores the entries in memory. All run alternately in one
-process, and the table has medians. `--avx2` plays a processor with AVX2 alone, as in `benchmarks.dtypes`.
+process, and the table has medians. `--avx2` plays a processor with AVX2 alone.
 """
 
 import argparse
 import copy
 import itertools
-import os
-import sys
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from typing import Any
@@ -20,8 +18,7 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM
 
-from benchmarks import report
-from benchmarks.dtypes import SWITCHES
+from benchmarks import avx2, report
 from benchmarks.ttft_world import auto_dtype, model_of
 from ragkv import Engine, EngineConfig, FusionConfig, StoreConfig
 from ragkv.config import GIB
@@ -36,10 +33,7 @@ LIMITS = {"without scores": 1.1, "with scores": 2.0, "with learned scores": 2.0}
 
 def main() -> None:
     options = _options()
-    if options.avx2 and "ONEDNN_MAX_CPU_ISA" not in os.environ:  # read once, when torch is loaded
-        os.execve(
-            sys.executable, [sys.executable, "-m", "benchmarks.ingest", *sys.argv[1:]], {**os.environ, **SWITCHES}
-        )
+    avx2.play(options)
     torch.set_num_threads(options.threads)
     lengths = [int(length) for length in options.tokens.split(",")]
     model = _model(options, longest=1024 + max(lengths))
@@ -114,7 +108,7 @@ def _by_transformers(model: Any, chunks: Sequence[Sequence[int]]) -> None:
 
 def _options() -> argparse.Namespace:
     parser = report.parser(__doc__, quick="four layers, one length, three runs", threads=2, runs=5)
-    parser.add_argument("--avx2", action="store_true", help="play a processor with AVX2 alone")
+    avx2.add_option(parser)
     parser.add_argument("--shape", default="qwen2.5-0.5b", help='or "reader", the bundled model')
     parser.add_argument("--layers", type=int, default=24)
     parser.add_argument("--dtype", default="auto", help="float32, bfloat16, or what this processor computes faster")

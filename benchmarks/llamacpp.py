@@ -1,6 +1,6 @@
 """ragkv and llama.cpp on the processor: full prefills, warm first tokens and decoding, with the same weights.
 
-    python -m benchmarks.llamacpp [--quick] [--layers 8] [--threads 1 2] [--dtypes auto float32 bfloat16]
+    python -m benchmarks.llamacpp [--quick] [--avx2] [--layers 8] [--threads 1 2] [--dtypes auto float32 bfloat16]
 
 Needs llama-cpp-python and gguf in the same environment (`pip install llama-cpp-python gguf`; the first is compiled for
 this processor, which takes a while). Random weights at the shape of Qwen2.5-0.5B are written once as a checkpoint of
@@ -8,6 +8,9 @@ transformers and once for each kind of GGUF file; a short prompt's logits prove 
 Both sides prefill 6 x 512 + 32 tokens up to the last logits. A warm first token of ragkv fuses six stored chunks;
 llama.cpp has nothing of this kind, so it is compared with llama.cpp's full prefill. Decoding is greedy, behind one
 chunk and behind all. Each side runs in a process of its own; all run alternately, and the tables have medians.
+
+`--avx2` holds for ragkv alone; llama.cpp's instructions are chosen when it is compiled: `CMAKE_ARGS="-DGGML_NATIVE=OFF
+-DGGML_AVX512=OFF -DGGML_AVX2=ON -DGGML_FMA=ON -DGGML_F16C=ON -DGGML_BMI2=ON" pip install llama-cpp-python`.
 """
 
 import argparse
@@ -22,7 +25,7 @@ from typing import Any
 
 import torch
 
-from benchmarks import gguf_file, report
+from benchmarks import avx2, gguf_file, report
 from benchmarks.llamacpp_sides import STEPS, LlamaCpp, Ours, Remote
 from benchmarks.ttft_world import QUESTION_TOKENS, model_of
 from ragkv.model.product_speed import multiplies_bfloat16
@@ -34,6 +37,7 @@ Action = tuple[str, str]  # the side's name, and what it does
 
 def main() -> None:
     options = _options()
+    avx2.play(options)
     if missing := [name for name in ("llama_cpp", "gguf") if importlib.util.find_spec(name) is None]:
         sys.exit(
             f"This benchmark needs {' and '.join(missing)}: `{sys.executable} -m pip install llama-cpp-python gguf`. "
@@ -133,6 +137,7 @@ def _title(options: argparse.Namespace) -> str:
 
 def _options() -> argparse.Namespace:
     parser = report.parser(__doc__, quick="two layers, two chunks of 256 tokens", runs=3)
+    avx2.add_option(parser)
     parser.add_argument("--shape", default="qwen2.5-0.5b", help="of the qwen2 family")
     parser.add_argument("--layers", type=int, default=24)
     parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])

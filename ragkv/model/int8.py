@@ -11,8 +11,10 @@ and experts in one tensor stay as they are.
 import math
 import warnings
 import weakref
+from collections.abc import Callable, Sequence
 from functools import cache
-from typing import Any, NamedTuple
+from itertools import accumulate
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import torch
 import xxhash
@@ -24,10 +26,14 @@ from .fingerprint import remember_rounded_digest
 from .product_speed import ProductSpeed, measured_speed
 
 WEIGHT_STEPS = 127  # on each side of zero
+SAME_ROWS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))  # layers that one module calls on the same rows
 ROUTERS = ("gate", "router", "shared_expert_gate")  # a rounded router would choose other experts
 LEAST_SCALE = 1e-30  # of a row of zeros
 FEW_ROWS = 48  # up to which FBGEMM multiplies faster (docs/models.md)
 BLOCK = 512  # inputs that FBGEMM keeps together; a part of a block takes the memory of a whole one
+
+
+T = TypeVar("T")
 
 
 class Quantised(NamedTuple):
@@ -38,38 +44,70 @@ class Quantised(NamedTuple):
     scale: torch.Tensor  # (..., 1) float32
 
 
+class Rounded(NamedTuple):
+    """A linear layer in 8 bits."""
+
+    weights: torch.Tensor  # (out, in) int8
+    scale: torch.Tensor  # (out,) float32
+    bias: torch.Tensor | None  # (out,) float32
+
+    @classmethod
+    def of(cls, plain: torch.nn.Linear) -> "Rounded":
+        """The weights of a layer, rounded to the nearest of `WEIGHT_STEPS` on each side of zero."""
+        weight = plain.weight.detach().float()
+        scale = weight.abs().amax(dim=1).clamp_min(LEAST_SCALE) / WEIGHT_STEPS
+        bias = None if plain.bias is None else plain.bias.detach().float()
+        return cls((weight / scale[:, None]).round().to(torch.int8), scale, bias)
+
+
+class CopyForFew:
+    """The weights of layers that multiply the same rows, in FBGEMM's layout: few rows are multiplied by all at once."""
+
+    def __init__(self, layers: Sequence[Rounded]) -> None:
+        self._packed = _packed_for_few(*(torch.cat(parts) for parts in zip(*(one[:2] for one in layers), strict=True)))
+        biases = [one.bias if one.bias is not None else torch.zeros_like(one.scale) for one in layers]
+        self._bias = None if all(one.bias is None for one in layers) else torch.cat(biases)
+
+    @property
+    def works(self) -> bool:
+        """Whether this torch has the product."""
+        return self._packed is not None
+
+    def outputs(self, hidden: torch.Tensor, most: int) -> torch.Tensor:
+        """Hidden (..., in), few rows, times the weights of all layers -> (..., all out)."""
+        rows = quantised(hidden, most)
+        return _scaled(_product_of_few(rows.steps, most, self._packed), rows, self._bias, hidden.dtype)
+
+
 class Int8Linear(torch.nn.Module):
     """A linear layer that multiplies in int8. It cannot be trained or saved."""
 
     rounds_activations = True
     scale: torch.Tensor
 
-    def __init__(self, plain: torch.nn.Linear, *, packs_for_few: bool = True) -> None:
-        """Without `packs_for_few` it takes half of the memory, and few rows take several times as long."""
+    def __init__(
+        self, plain: torch.nn.Linear, rounded: Rounded, for_few: CopyForFew | None = None, first: int = 0
+    ) -> None:
+        """Without a copy `for_few`, in which its outputs begin at `first`, few rows take several times as long."""
         super().__init__()
         self.in_features, self.out_features, self.bias = plain.in_features, plain.out_features, plain.bias
-        weight = plain.weight.detach().float()
-        scale = weight.abs().amax(dim=1).clamp_min(LEAST_SCALE) / WEIGHT_STEPS  # (out,)
-        rounded = (weight / scale[:, None]).round().to(torch.int8)
-        self.register_buffer("scale", scale)
-        self._digest = xxhash.xxh3_128_hexdigest(rounded.contiguous().numpy().tobytes())
+        self.register_buffer("scale", rounded.scale)
+        self._digest = xxhash.xxh3_128_hexdigest(rounded.weights.contiguous().numpy().tobytes())
         self._most = activation_steps()
-        self._for_many = _packed_for_many(rounded)
-        self._for_few = _packed_for_few(rounded, scale) if packs_for_few else None
+        self._for_many = _packed_for_many(rounded.weights)
+        self._for_few, self._place = for_few, slice(first, first + plain.out_features)
         self._zero_points = torch.zeros(self.out_features, dtype=torch.int64)
-        self._added = None if plain.bias is None else plain.bias.detach().float()
+        self._bias = rounded.bias
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         """Hidden (..., in) -> (..., out), in the same dtype."""
-        rows = _last_rows.quantised(hidden, self._most)
-        if self._for_few is not None and _are_few(hidden):
-            product = _product_of_few(rows.steps, self._most, self._for_few)  # (..., out) float32
-        else:
-            steps = rows.steps[..., : self.in_features].reshape(-1, self.in_features)
-            product = _product_of_many(steps, self._most, self._for_many, self.scale, self._zero_points)
-            product = product.view(*hidden.shape[:-1], self.out_features)
-        out = product.mul_(rows.scale) if self._added is None else torch.addcmul(self._added, product, rows.scale)
-        return out.to(hidden.dtype)
+        for_few = self._for_few
+        if for_few is not None and _are_few(hidden):
+            return _last_outputs.of(hidden, for_few, lambda: for_few.outputs(hidden, self._most))[..., self._place]
+        rows = _last_rows.of(hidden, self._most, lambda: quantised(hidden, self._most))
+        steps = rows.steps[..., : self.in_features].reshape(-1, self.in_features)
+        product = _product_of_many(steps, self._most, self._for_many, self.scale, self._zero_points)
+        return _scaled(product.view(*hidden.shape[:-1], self.out_features), rows, self._bias, hidden.dtype)
 
     def get_extra_state(self) -> dict[str, Any]:
         """What its results depend on besides scales and bias: `weights_digest` reads it."""
@@ -104,25 +142,32 @@ def few_inputs(inputs: int) -> int:
     return whole if inputs <= 4 * BLOCK and 3 * whole <= 4 * inputs else inputs
 
 
-class _LastRows:
-    """The rows quantised last: q, k and v, and gate and up, multiply the same ones one after the other."""
+class _Last(Generic[T]):
+    """What was computed last from some rows: q, k and v, and gate and up, get the same ones one after the other."""
 
     def __init__(self) -> None:
-        self._last: tuple[weakref.ref[torch.Tensor], int, int, Quantised] | None = None  # replaced as one: threads
+        self._last: tuple[weakref.ref[torch.Tensor], int, object, T] | None = None  # replaced as one: threads
 
-    def quantised(self, hidden: torch.Tensor, most: int) -> Quantised:
-        """Hidden (..., in), quantised."""
+    def of(self, hidden: torch.Tensor, kind: object, compute: Callable[[], T]) -> T:
+        """What `compute` makes of `hidden`; `kind` tells apart what is made of the same rows."""
         if hidden.is_inference():  # it does not count its changes
-            return quantised(hidden, most)
+            return compute()
         last = self._last
-        if last is not None and last[0]() is hidden and last[1:3] == (hidden._version, most):
+        if last is not None and last[0]() is hidden and last[1:3] == (hidden._version, kind):
             return last[3]
-        found = quantised(hidden, most)
-        self._last = (weakref.ref(hidden), hidden._version, most, found)
+        found = compute()
+        self._last = (weakref.ref(hidden), hidden._version, kind, found)
         return found
 
 
-_last_rows = _LastRows()
+_last_rows: _Last[Quantised] = _Last()
+_last_outputs: _Last[torch.Tensor] = _Last()
+
+
+def _scaled(product: torch.Tensor, rows: Quantised, bias: torch.Tensor | None, dtype: torch.dtype) -> torch.Tensor:
+    """A product (..., out) float32 of steps, times the scales of its rows, plus the bias (out,); overwrites it."""
+    out = product.mul_(rows.scale) if bias is None else torch.addcmul(bias, product, rows.scale)
+    return out.to(dtype)
 
 
 def _packed_for_many(rounded: torch.Tensor) -> torch.Tensor:
@@ -195,10 +240,22 @@ def activation_steps() -> int:
 def int8_speed(inputs: int, outputs: int) -> ProductSpeed | None:
     """How fast this processor computes such a layer in int8, its rows rounded; `None` if it has no kernels."""
     try:
-        layer = Int8Linear(torch.nn.Linear(inputs, outputs, bias=False))
+        (layer,) = int8_layers([torch.nn.Linear(inputs, outputs, bias=False)])
     except ConfigError:
         return None
     return measured_speed(lambda rows: layer(rows[:]), inputs)  # a new view each time, which is rounded again
+
+
+def int8_layers(plain: Sequence[torch.nn.Linear], *, packs_for_few: bool = True) -> list[Int8Linear]:
+    """Layers that multiply the same rows, in int8.
+
+    Without `packs_for_few` they take half of the memory, and few rows take several times as long.
+    """
+    rounded = [Rounded.of(part) for part in plain]
+    copy = CopyForFew(rounded) if packs_for_few else None
+    firsts = accumulate((part.out_features for part in plain), initial=0)
+    for_few = copy if copy is not None and copy.works else None
+    return [Int8Linear(part, one, for_few, first) for part, one, first in zip(plain, rounded, firsts, strict=False)]
 
 
 def round_weights(model: Any, packed_bytes: int | None = None) -> None:
@@ -213,24 +270,34 @@ def round_weights(model: Any, packed_bytes: int | None = None) -> None:
             "model that torchao or bitsandbytes quantised."
         )
     activation_steps()
-    plain = [
-        (owner, name, part)
-        for owner in model.modules()
-        for name, part in owner.named_children()
-        if type(part) is torch.nn.Linear and name not in ROUTERS
-    ]
-    if not plain:
+    groups = [(owner, names) for owner in model.modules() for names in _groups(owner)]
+    if not groups:
         raise ConfigError(
             f"weights = int8: this {type(model).__name__} has no plain linear layers; it may be quantised already. Set "
             "weights = plain."
         )
     remember_rounded_digest(model)
     left = math.inf if packed_bytes is None else packed_bytes
-    for owner, name, part in plain:
-        size = part.out_features * math.ceil(part.in_features / BLOCK) * BLOCK
+    for owner, names in groups:
+        plain = [getattr(owner, name) for name in names]
+        size = sum(part.out_features * math.ceil(part.in_features / BLOCK) * BLOCK for part in plain)
         fits = size <= left
         left -= size if fits else 0
-        setattr(owner, name, Int8Linear(part, packs_for_few=fits))
+        for name, layer in zip(names, int8_layers(plain, packs_for_few=fits), strict=True):
+            setattr(owner, name, layer)
 
 
-__all__ = ["Int8Linear", "activation_steps", "int8_speed", "round_weights"]
+def _groups(owner: torch.nn.Module) -> list[tuple[str, ...]]:
+    """The names of a module's plain linear layers; together, of those that multiply the same rows."""
+    plain = {
+        name: part for name, part in owner.named_children() if type(part) is torch.nn.Linear and name not in ROUTERS
+    }
+    joined = [
+        names
+        for names in SAME_ROWS
+        if set(names) <= plain.keys() and len({plain[name].in_features for name in names}) == 1
+    ]
+    return [*joined, *((name,) for name in plain if not any(name in names for names in joined))]
+
+
+__all__ = ["Int8Linear", "activation_steps", "int8_layers", "int8_speed", "round_weights"]

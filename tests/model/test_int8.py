@@ -10,7 +10,7 @@ from ragkv import Engine, EngineConfig, StoreConfig
 from ragkv.errors import ConfigError
 from ragkv.model import adapt, int8
 from ragkv.model.fingerprint import rounded_digest, weights_digest
-from ragkv.model.int8 import Int8Linear, round_weights
+from ragkv.model.int8 import Int8Linear, int8_layers, round_weights
 from tests import tiny_models
 from tests.model.test_kinds import CHUNKS, COARSE, QUESTION, off
 
@@ -33,13 +33,18 @@ def linear(bias: bool = True, dtype: torch.dtype = torch.float32) -> torch.nn.Li
     return torch.nn.Linear(96, 40, bias=bias, dtype=dtype)
 
 
+def in_int8(plain: torch.nn.Linear) -> Int8Linear:
+    (layer,) = int8_layers([plain])
+    return layer
+
+
 @in_both_steps
 @torch.no_grad()
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_product_is_that_of_the_plain_layer_to_rounding(bias: bool, dtype: torch.dtype) -> None:
     plain, rows = linear(bias, dtype), torch.randn(2, 7, 96).to(dtype)
-    got, wanted = Int8Linear(plain)(rows), plain(rows)
+    got, wanted = in_int8(plain)(rows), plain(rows)
     assert (got.shape, got.dtype) == (wanted.shape, dtype)
     assert float((got - wanted).norm() / wanted.norm()) < ROUNDING
 
@@ -47,7 +52,7 @@ def test_a_product_is_that_of_the_plain_layer_to_rounding(bias: bool, dtype: tor
 @in_both_steps
 @torch.no_grad()
 def test_a_row_does_not_depend_on_the_rows_that_are_computed_with_it() -> None:
-    layer, rows = Int8Linear(linear()), torch.randn(200, 96)
+    layer, rows = in_int8(linear()), torch.randn(200, 96)
     rows[3] *= 1000  # a scale of all rows would round the others to nothing
     whole = layer(rows)
     for some in ([3], [4], [0, 4, 199], list(range(50, 120))):
@@ -60,7 +65,7 @@ def test_a_row_does_not_depend_on_the_rows_that_are_computed_with_it() -> None:
 def test_few_and_many_rows_are_multiplied_by_other_kernels_to_the_same_bits(
     shape: tuple[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    layer, rows = Int8Linear(torch.nn.Linear(*shape)), torch.randn(int8.FEW_ROWS, shape[0])
+    layer, rows = in_int8(torch.nn.Linear(*shape)), torch.randn(int8.FEW_ROWS, shape[0])
     assert layer._for_few is not None or "fbgemm" not in torch.backends.quantized.supported_engines
     few = layer(rows)
     monkeypatch.setattr(int8, "FEW_ROWS", 0)
@@ -75,7 +80,7 @@ def test_zeros_are_added_to_inputs_that_fill_most_of_a_few_blocks(inputs: int, w
 @in_both_steps
 @torch.no_grad()
 def test_rows_that_changed_in_place_are_rounded_again() -> None:
-    layer, other, rows = Int8Linear(linear()), Int8Linear(linear(bias=False)), torch.randn(3, 96)
+    layer, other, rows = in_int8(linear()), in_int8(linear(bias=False)), torch.randn(3, 96)
     before = layer(rows)
     torch.testing.assert_close(other(rows) + layer.bias, before)
     rows.mul_(2)
@@ -88,7 +93,7 @@ def test_rows_that_changed_in_place_are_rounded_again() -> None:
 @in_both_steps
 @torch.no_grad()
 def test_rows_of_zeros_and_extreme_numbers_are_computed() -> None:
-    layer = Int8Linear(linear(bias=False))
+    layer = in_int8(linear(bias=False))
     assert layer(torch.zeros(2, 96)).tolist() == torch.zeros(2, 40).tolist()
     assert layer(torch.full((1, 96), 1e30)).isfinite().all()
 
@@ -98,7 +103,7 @@ def test_products_of_the_largest_numbers_do_not_overflow() -> None:
     plain = torch.nn.Linear(64, 16, bias=False)
     with torch.no_grad():
         plain.weight.fill_(1.0)
-        assert Int8Linear(plain)(torch.ones(64, 64)).flatten().tolist() == pytest.approx([64.0] * 1024, rel=1e-5)
+        assert in_int8(plain)(torch.ones(64, 64)).flatten().tolist() == pytest.approx([64.0] * 1024, rel=1e-5)
 
 
 @pytest.mark.parametrize("family", tiny_models.FAMILIES)
