@@ -23,6 +23,7 @@ from torch.nn import functional
 from ragkv.errors import ConfigError
 
 from .fingerprint import remember_rounded_digest
+from .packed_linear import without_search
 from .product_speed import ProductSpeed, measured_speed
 
 WEIGHT_STEPS = 127  # on each side of zero
@@ -206,7 +207,7 @@ def _product_of_many(
 
 def _product_of_few(steps: torch.Tensor, most: int, packed: Any) -> torch.Tensor:
     """Steps (..., in) times packed weights (in, out) -> (..., out) float32."""
-    product = torch.ops.quantized.linear_with_input_q_dq_qweight_dq_output_fp32.default
+    product = without_search(torch.ops.quantized.linear_with_input_q_dq_qweight_dq_output_fp32.default)
     out: torch.Tensor = product(steps, 1.0, most + 1, packed)
     return out
 

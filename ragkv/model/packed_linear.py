@@ -12,7 +12,7 @@ sums is another one than in torch's own product, as it is for another number of 
 """
 
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch.nn import functional
@@ -41,6 +41,14 @@ class PackedLinear(torch.nn.Module):
         return out
 
 
+def without_search(operator: Any) -> Any:
+    """The function behind an operator of packed weights, or itself: it searches its arguments for tracing objects.
+
+    The search is a fiftieth of a decoding step.
+    """
+    return getattr(operator, "_op", operator)
+
+
 class Float16Copy(NamedTuple):
     """The weights of a layer in float16, each times the same power of two."""
 
@@ -50,7 +58,7 @@ class Float16Copy(NamedTuple):
     def product(self, hidden: torch.Tensor) -> torch.Tensor:
         """Hidden (..., in) float32 -> (..., out) float32, the bias added."""
         scaled = hidden if self.scale == 1 else hidden * self.scale
-        out: torch.Tensor = torch.ops.quantized.linear_dynamic_fp16.default(scaled, self.packed)
+        out: torch.Tensor = without_search(torch.ops.quantized.linear_dynamic_fp16.default)(scaled, self.packed)
         return out
 
 

@@ -72,6 +72,35 @@ def test_few_and_many_rows_are_multiplied_by_other_kernels_to_the_same_bits(
     assert torch.equal(layer(rows), few)
 
 
+@in_both_steps
+@torch.no_grad()
+@pytest.mark.parametrize("biases", [(True, True, True), (True, False, True), (False, False, False)])
+def test_layers_that_multiply_the_same_rows_are_one_product_for_few(
+    biases: tuple[bool, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = [torch.nn.Linear(96, outputs, bias=bias) for outputs, bias in zip((40, 8, 16), biases, strict=True)]
+    together, alone = int8_layers(plain), [in_int8(part) for part in plain]
+    real, products = int8._product_of_few, []
+    monkeypatch.setattr(int8, "_product_of_few", lambda *given: products.append(1) or real(*given))
+    for count in (1, int8.FEW_ROWS, int8.FEW_ROWS + 1):
+        rows, expected = torch.randn(1, count, 96), 1 if count <= int8.FEW_ROWS else 0
+        products.clear()
+        found = [layer(rows) for layer in together]
+        assert len(products) == expected
+        assert all(torch.equal(one, layer(rows)) for one, layer in zip(found, alone, strict=True))
+    rows.mul_(2)
+    assert torch.equal(together[1](rows), alone[1](rows))
+
+
+def test_projections_of_the_same_rows_share_their_copy_in_a_model() -> None:
+    model = tiny_models.model("qwen2")
+    round_weights(model)
+    attn, mlp = model.model.layers[0].self_attn, model.model.layers[0].mlp
+    assert attn.q_proj._for_few is attn.k_proj._for_few is attn.v_proj._for_few
+    assert mlp.gate_proj._for_few is mlp.up_proj._for_few
+    assert len({id(part._for_few) for part in (attn.q_proj, attn.o_proj, mlp.gate_proj, mlp.down_proj)}) == 4
+
+
 @pytest.mark.parametrize("inputs, wanted", [(64, 64), (512, 512), (768, 1024), (896, 1024), (1536, 1536), (4864, 4864)])
 def test_zeros_are_added_to_inputs_that_fill_most_of_a_few_blocks(inputs: int, wanted: int) -> None:
     assert int8.few_inputs(inputs) == wanted

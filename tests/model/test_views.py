@@ -13,6 +13,7 @@ from tests import tiny_models
 TOKENS = torch.tensor(tiny_models.tokens(29, seed=3))
 ROWS = Rows.span(0, len(TOKENS), torch.device("cpu"))
 FUSED_PROJECTIONS = ("phi3", "gpt_neox")
+WITH_OWN_ATTENTION = (*FUSED_PROJECTIONS, "olmo2", "stablelm")  # norms before heads are split, and other parts
 
 
 @pytest.mark.parametrize("family", tiny_models.FAMILIES)
@@ -36,6 +37,35 @@ def test_queries_are_skipped_if_they_have_their_own_projection() -> None:
     assert left_out("llama")
     assert left_out("qwen3")
     assert not any(map(left_out, FUSED_PROJECTIONS))
+
+
+class TestOwnRotation:
+    """Most families' attention runs without the model's own rotation, which rotates by nothing."""
+
+    def attention(self, adapter: Any) -> torch.nn.Module:
+        found: torch.nn.Module = getattr(adapter.layers[0], adapter.attention_name)
+        return found
+
+    @pytest.mark.parametrize("family", tiny_models.FAMILIES)
+    def test_it_is_left_out_without_changing_a_bit(self, family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        adapter = adapt(tiny_models.model(family))
+        monkeypatch.setattr(adapter_module.Adapter, "_skip_own_rotation", lambda _: None)
+        other = adapt(tiny_models.model(family))
+        assert isinstance(self.attention(adapter), views.PlainAttention) is (family not in WITH_OWN_ATTENTION)
+        assert not isinstance(self.attention(other), views.PlainAttention)
+        found, wanted = (one.logits(full_pass(one, TOKENS, one.new_kv(len(TOKENS)))) for one in (adapter, other))
+        assert torch.equal(found, wanted)
+
+    def test_attention_with_hooks_or_with_other_results_stays_as_it_is(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        model = tiny_models.model("llama")
+        handle = model.model.layers[1].self_attn.register_forward_hook(lambda *_: None)
+        assert not isinstance(self.attention(adapt(model)), views.PlainAttention)
+        handle.remove()
+        assert isinstance(self.attention(adapt(model)), views.PlainAttention)
+        real = views.PlainAttention._heads
+        for change in (lambda heads: heads * 1.001, lambda heads: heads[..., 1:]):
+            monkeypatch.setattr(views.PlainAttention, "_heads", lambda *given, change=change: change(real(*given)))
+            assert not isinstance(self.attention(adapt(model)), views.PlainAttention)
 
 
 @pytest.mark.parametrize("family", tiny_models.FAMILIES)
