@@ -84,10 +84,7 @@ class Float16CopyLinear(torch.nn.Module):
 
 @torch.no_grad()
 def float16_copy(plain: torch.nn.Linear) -> Float16Copy | None:
-    """A copy of a layer's weights; `None` if float16 does not hold them, or if this torch cannot multiply by it.
-
-    torch warns that quantised tensors will go; the caller silences it, which threads cannot do one by one.
-    """
+    """A copy of a layer's weights; `None` if float16 does not hold them, or if this torch cannot multiply by it."""
     weights, bias = plain.weight.detach(), None if plain.bias is None else plain.bias.detach().float()
     least, most = (float(end) for end in torch.aminmax(weights)) if weights.numel() else (0.0, 0.0)
     greatest = max(-least, most)

@@ -8,10 +8,8 @@ either (see `fingerprint.py`).
 import copy
 import logging
 import math
-import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -62,14 +60,13 @@ class Copies(NamedTuple):
 @cache
 def useful_copies(dtype: torch.dtype) -> Copies:
     """Which copies make products of layers in `dtype` faster on this processor."""
-    with _quiet():
-        if dtype not in (torch.float32, torch.bfloat16) or float16_copy(_ones((2, 2), dtype)) is None:
-            return Copies(packed=dtype is torch.bfloat16 and _packs_bfloat16())
-        if dtype is torch.float32:
-            return Copies(float16_rows=math.inf if _gain_of_copy(dtype, PASS_SHAPE, PASS_ROWS) >= 1 else FLOAT32_ROWS)
-        if not multiplies_bfloat16():
-            return Copies(float16_rows=math.inf)
-        return Copies(_packs_bfloat16(), BFLOAT16_ROWS if _gain_of_copy(dtype, ROW_SHAPE, 1) >= LEVEL else 0)
+    if dtype not in (torch.float32, torch.bfloat16) or float16_copy(_ones((2, 2), dtype)) is None:
+        return Copies(packed=dtype is torch.bfloat16 and _packs_bfloat16())
+    if dtype is torch.float32:
+        return Copies(float16_rows=math.inf if _gain_of_copy(dtype, PASS_SHAPE, PASS_ROWS) >= 1 else FLOAT32_ROWS)
+    if not multiplies_bfloat16():
+        return Copies(float16_rows=math.inf)
+    return Copies(_packs_bfloat16(), BFLOAT16_ROWS if _gain_of_copy(dtype, ROW_SHAPE, 1) >= LEVEL else 0)
 
 
 @cache
@@ -77,16 +74,7 @@ def copies_reach_float32() -> bool:
     """Whether a model in bfloat16 that reads float16 copies for any rows here is as fast as the same in float32."""
     if useful_copies(torch.bfloat16).float16_rows < math.inf:
         return False
-    with _quiet():
-        return _gain_of_copy(torch.float32, PASS_SHAPE, PASS_ROWS) >= 1 / LEVEL
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """torch announces that quantised tensors will go; then no float16 copies are made. Not safe in several threads."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield
+    return _gain_of_copy(torch.float32, PASS_SHAPE, PASS_ROWS) >= 1 / LEVEL
 
 
 @cache
@@ -161,7 +149,7 @@ def _made(chosen: Mapping[torch.nn.Linear, Copies]) -> dict[torch.nn.Module, Cop
     Copying is not parallel in itself, and waiting for other threads makes it slow where other work runs.
     """
     threads = ThreadPoolExecutor(min(WORKERS, torch.get_num_threads()), initializer=openmp.use_one_thread)
-    with _quiet(), threads:
+    with threads:
         layers = threads.map(lambda part: chosen[part].of(part), chosen)
         made: dict[torch.nn.Module, CopiedLinear] = {
             part: layer for part, layer in zip(chosen, layers, strict=True) if layer is not None
