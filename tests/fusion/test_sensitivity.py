@@ -249,6 +249,17 @@ def test_scored_layers_are_the_last_eighth_of_the_first_five_eighths() -> None:
     }
 
 
+def test_texts_are_computed_in_no_more_layers_than_are_compared() -> None:
+    with Engine(tiny_models.model("llama")) as engine:
+        adapter = engine.parts.adapter
+        scorer = Scorer(adapter, (1,), 2)
+        scorer.register([CHUNK, *OTHERS])
+        contexts = [text.context for text in scorer._texts] + scorer._contexts(CHUNK)
+        compared = scored_layers(adapter.layer_count).stop
+        assert compared < adapter.layer_count
+        assert {len(piece) for context in contexts for piece in context.pieces} == {compared}
+
+
 def test_neighbours_that_were_just_encoded_are_not_computed_again(monkeypatch: pytest.MonkeyPatch) -> None:
     runs: list[int] = []
     original = sensitivity_module.raw_kv
