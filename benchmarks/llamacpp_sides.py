@@ -17,7 +17,8 @@ from typing import Any, Self
 import torch
 
 from benchmarks.ttft_world import OUR_FULL, Method, World, auto_dtype
-from ragkv.model import full_pass, loading
+from ragkv.model import loading
+from ragkv.model.batching import DecodeRow, decode_rows
 
 STEPS = 16  # tokens of one measured decoding
 FIRST_STEP_ID = 5
@@ -57,10 +58,8 @@ class Ours:
             fused.kv.reserve(fused.kv.length + STEPS)
             self._contexts[chunks] = (fused.kv, fused.kv.length)
         kv, start = self._contexts[chunks]
-        with torch.no_grad():
-            for step in range(STEPS):
-                ids = torch.tensor([FIRST_STEP_ID + step])
-                adapter.logits(full_pass(adapter, ids, kv, start=start + step)).argmax()
+        for step in range(STEPS):
+            decode_rows(adapter, [DecodeRow(kv, token=FIRST_STEP_ID + step)]).argmax()
         kv.length = start
 
     def logits(self, ids: Sequence[int]) -> list[float]:

@@ -18,7 +18,7 @@ import torch
 from benchmarks import report
 from benchmarks.ttft_world import OUR_FULL, Method, World, model_of
 from ragkv import EngineConfig
-from ragkv.model import full_pass
+from ragkv.model.batching import DecodeRow, decode_rows
 
 METHODS = (
     Method("none", 0.0), Method("sensitivity", 0.05), Method("sensitivity", 0.15), Method("hkvd", 0.05),
@@ -60,10 +60,9 @@ def steps_action(world: World) -> Callable[[], Any]:
     kv, start = fused.kv, fused.kv.length
     kv.reserve(start + STEPS)
 
-    @torch.no_grad()
     def run() -> None:
         for step in range(STEPS):
-            adapter.logits(full_pass(adapter, torch.tensor([5 + step]), kv, start=start + step))
+            decode_rows(adapter, [DecodeRow(kv, token=5 + step)])
         kv.length = start
 
     return run

@@ -109,6 +109,8 @@ def attend(
     kv_heads = k_rot.shape[1]
     if is_whole_prompt(rows, window) and softcap is None:
         return _attend_causally(q_rot, k_rot[:, :, :count], v[:, :, :count], scaling)
+    if count == 1:
+        return attend_one(q_rot, k_rot[:, :, : rows.stop], v[:, :, : rows.stop], window, scaling, softcap)
     out = q_rot.new_empty((1, count, heads, head_dim))  # the layout the layer expects, so it copies nothing
     for block, bias in _blocks(rows, window, q_rot, kv_heads, softcap):
         keys = slice(block.low, block.high)

@@ -81,12 +81,12 @@ class _LayerStep(Cache):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Write k_raw, rotated, and v, each (1, G, B, D). The layer does not use the returned tensors."""
         k_rot = self._adapter.rotate(self._layer, key_states, *self._rotation)
-        for index, (row, place) in enumerate(zip(self._rows, self._own_rows, strict=True)):
-            own = slice(index, index + 1)
+        own = (states.chunk(len(self._rows), dim=2) for states in (key_states, k_rot, value_states))
+        for row, place, own_k_raw, own_k_rot, own_v in zip(self._rows, self._own_rows, *own, strict=True):
             assert place.start is not None
-            row.kv.put(layer_idx, place.start, k_rot[:, :, own], value_states[:, :, own])
+            row.kv.put(layer_idx, place.start, own_k_rot, own_v)
             if row.record is not None:
-                row.record.add(layer_idx, place, key_states[:, :, own], value_states[:, :, own])
+                row.record.add(layer_idx, place, own_k_raw, own_v)
         return k_rot, value_states
 
     def attend(
@@ -96,7 +96,7 @@ class _LayerStep(Cache):
         q_rot = self._adapter.rotate(self._layer, query, *self._rotation)
         window = self._adapter.window(self._layer)
         out = [
-            row.kv.attend(self._layer, q_rot[:, :, index : index + 1], window, scaling, softcap)
-            for index, row in enumerate(self._rows)
+            row.kv.attend(self._layer, own, window, scaling, softcap)
+            for row, own in zip(self._rows, q_rot.chunk(len(self._rows), dim=2), strict=True)
         ]
-        return torch.cat(out, dim=2)
+        return torch.cat(out, dim=2) if len(out) > 1 else out[0]
