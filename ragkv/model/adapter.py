@@ -181,10 +181,9 @@ class Adapter:
         """raw cos + rotate_half(raw) sin, with half of the memory passes of the model's own function."""
         sin_first, sin_second = sin.unsqueeze(1).chunk(2, dim=-1)
         raw_first, raw_second = raw.chunk(2, dim=-1)
-        rotated = raw * cos.unsqueeze(1)
-        first, second = rotated.chunk(2, dim=-1)
-        first.addcmul_(raw_second, sin_first, value=-1)
-        second.addcmul_(raw_first, sin_second)
+        rotated, half = raw * cos.unsqueeze(1), raw.shape[-1] // 2
+        rotated[..., :half].addcmul_(raw_second, sin_first, value=-1)  # slices: training may not change chunks
+        rotated[..., half:].addcmul_(raw_first, sin_second)
         return rotated
 
     def _rotates_in_halves(self, rotary_dims: int) -> bool:
