@@ -75,9 +75,7 @@ def test_a_damaged_entry_is_counted_and_leads_to_advice(
     assert any("ragkv gc" in one["text"] for one in found["advice"])
 
 
-def test_a_dtype_of_the_options_that_is_slower_than_what_auto_chooses_is_named(
-    run: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_doctor_names_a_dtype_that_is_slower_than_what_auto_chooses(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(examination, "_machine", lambda _: MACHINE)
     monkeypatch.setattr(examination, "_int8_gain", lambda *_: None)
     found = run("doctor", "--dtype", "bfloat16", "--json").json

@@ -47,7 +47,7 @@ class TestOwnRotation:
         return found
 
     @pytest.mark.parametrize("family", tiny_models.FAMILIES)
-    def test_it_is_left_out_without_changing_a_bit(self, family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_leaving_the_models_rotation_out_changes_no_bit(self, family: str, monkeypatch: pytest.MonkeyPatch) -> None:
         adapter = adapt(tiny_models.model(family))
         monkeypatch.setattr(adapter_module.Adapter, "_skip_own_rotation", lambda _: None)
         other = adapt(tiny_models.model(family))

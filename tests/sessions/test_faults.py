@@ -114,7 +114,7 @@ class TestLostBlock:
 
 class TestOrphanedBlocks:
     @pytest.mark.parametrize("moment", ["when they were listed", "when the first is deleted"])
-    def test_a_turn_that_begins_while_they_are_deleted_keeps_the_blocks_that_it_saves(
+    def test_blocks_that_a_turn_saves_while_orphans_are_deleted_are_kept(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str
     ) -> None:
         with engine_at(tmp_path) as engine:
