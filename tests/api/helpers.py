@@ -101,7 +101,7 @@ def plain(url: str, **more: Any) -> httpx.Client:
     return httpx.Client(base_url=url, trust_env=False, timeout=60, **more)
 
 
-def wait_until(true: Any, timeout_s: float = 30.0) -> None:
+def wait_until(true: Any, timeout_s: float = 120.0) -> None:
     """Return once `true()` is true."""
     ends = time.monotonic() + timeout_s
     while not true():

@@ -117,7 +117,7 @@ class RedisConnector(Connector):
                 rows = self._client.hmget(self._accounting[0], keys) if keys else []
             for key in (key for key, row in zip(keys, rows, strict=True) if row is None):
                 with self._call():
-                    self._enter(key)
+                    self._script(self._client, scripts.RECOUNT, key, _MAX_GROUPS)
 
     def claim(self, name: str, expires_s: float) -> str | None:
         token = secrets.token_hex(16)
@@ -163,9 +163,3 @@ class RedisConnector(Connector):
             yield [name.decode(errors="replace") for name in names]
             if not cursor:
                 return
-
-    def _enter(self, key: str) -> None:
-        size = layer_groups = 0
-        while layer_groups < _MAX_GROUPS and (length := self._client.strlen(self._value(key, layer_groups))):
-            size, layer_groups = size + length, layer_groups + 1
-        self._script(self._client, scripts.ENTER, key, size, layer_groups)

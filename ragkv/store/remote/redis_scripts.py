@@ -30,7 +30,7 @@ local function forget(key)
   local bytes, groups = held(key)
   if bytes then
     redis.call('HDEL', sizes, key)
-    redis.call('HINCRBY', sizes, '', -bytes)
+    if bytes > 0 then redis.call('HINCRBY', sizes, '', -bytes) end  -- it takes no "-0"
     if is_scores(key) then redis.call('HINCRBY', sizes, '.', -1) end
   end
   redis.call('ZREM', uses, key)
@@ -127,6 +127,19 @@ return {2, entries}
 ENTER = """
 if not held(ARGV[2]) then enter(ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4])) end
 return 1
+"""
+
+# key, most groups: enter what is there, if the accounting lacks it; nothing if the entry was deleted meanwhile
+RECOUNT = """
+local key, bytes, groups = ARGV[2], 0, 0
+if held(key) then return 0 end
+while groups < tonumber(ARGV[3]) do
+  local length = redis.call('STRLEN', value(key, groups))
+  if length == 0 then break end
+  bytes, groups = bytes + length, groups + 1
+end
+if groups > 0 then enter(key, bytes, groups) end
+return groups
 """
 
 # key, groups known, content digest or '', its offset in a head -> 1 if the head was there

@@ -56,6 +56,25 @@ class TestAudit:
             connector.audit()
             assert counted(store)[0] == 0
 
+    def test_an_entry_that_is_deleted_while_the_audit_looks_at_it_is_not_entered(self, config: RedisConfig) -> None:
+        with redis_store(config) as store:
+            connector: Any = redis_tier_of(store)._connector
+            store.put_durably(make_entry(1))
+            listed = list(connector._present())
+            store.delete(make_entry(1).info.key)
+            connector._present = lambda: iter(listed)
+            connector._client.delete(connector._audited)
+            connector.audit()
+            assert connector._client.hkeys(connector._accounting[0]) == [b""]
+            assert store.put_durably(make_entry(1)) and hit(store, 1) is TierKind.REDIS
+
+    def test_a_row_of_no_bytes_as_earlier_versions_left_it_is_replaced(self, config: RedisConfig) -> None:
+        with redis_store(config) as store:
+            connector: Any = redis_tier_of(store)._connector
+            connector._client.hset(connector._accounting[0], make_entry(1).info.key, "0:0")
+            assert store.put_durably(make_entry(1)) and hit(store, 1) is TierKind.REDIS
+            assert counted(store)[0] == 1
+
 
 def test_two_concurrent_writers_keep_one_correct_count_within_the_bound(redis_server: RedisServer) -> None:
     config = redis_config(redis_server, timeout_s=10.0, max_bytes=5 * VALUE_BYTES)
