@@ -48,7 +48,7 @@ class Adapter:
         self._key_layers = self.layers  # used when only keys and values are needed
         self.rope = Rope(self.body.rotary_emb, self.rope_kinds(), self.device)
         rotary_dims = self.rope.tables(1).tables[self.rope_kinds()[0]][0].shape[-1]
-        self._identity = (
+        self._identity: tuple[torch.Tensor, torch.Tensor] | None = (  # `None` where layers do not use it
             torch.ones((1, 1, rotary_dims), dtype=self.dtype, device=self.device),
             torch.zeros((1, 1, rotary_dims), dtype=self.dtype, device=self.device),
         )
@@ -166,11 +166,10 @@ class Adapter:
         if not self.rotates(layer):
             return raw
         rotary_dims = cos.shape[-1]
-        part = raw[..., :rotary_dims].float()
+        whole = rotary_dims == raw.shape[-1]
+        part = (raw if whole else raw[..., :rotary_dims]).float()
         rotated = self._rotate_halves(part, cos, sin) if self._in_halves else self._rotate_by_model(part, cos, sin)
-        if rotary_dims == raw.shape[-1]:
-            return rotated
-        return torch.cat((rotated, raw[..., rotary_dims:].float()), dim=-1)
+        return rotated if whole else torch.cat((rotated, raw[..., rotary_dims:].float()), dim=-1)
 
     def _rotate_by_model(self, raw: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
         _, rotated = self._apply_rotary(raw[:, :0], raw, cos, sin)  # zero query heads: only keys are rotated
@@ -179,9 +178,9 @@ class Adapter:
     @staticmethod
     def _rotate_halves(raw: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
         """raw cos + rotate_half(raw) sin, with half of the memory passes of the model's own function."""
-        sin_first, sin_second = sin.unsqueeze(1).chunk(2, dim=-1)
+        sin_first, sin_second = sin.chunk(2, dim=-1)
         raw_first, raw_second = raw.chunk(2, dim=-1)
-        rotated, half = raw * cos.unsqueeze(1), raw.shape[-1] // 2
+        rotated, half = raw * cos, raw.shape[-1] // 2
         rotated[..., :half].addcmul_(raw_second, sin_first, value=-1)  # slices: training may not change chunks
         rotated[..., half:].addcmul_(raw_first, sin_second)
         return rotated
@@ -241,15 +240,10 @@ class Adapter:
     def _call(
         self, view: torch.nn.Module, hidden: torch.Tensor, rows: Rows, mask: attention.Mask | None, cache: Cache
     ) -> torch.Tensor:
-        ones, zeros = self._identity
-        shape = (1, len(rows), ones.shape[-1])
-        arguments = {
-            "attention_mask": mask,
-            "position_ids": rows.positions.unsqueeze(0),
-            "position_embeddings": (ones.expand(shape), zeros.expand(shape)),
-            "use_cache": True,
-            self.cache_argument: cache,
-        }
+        arguments: dict[str, Any] = {"attention_mask": mask, "use_cache": True, self.cache_argument: cache}
+        if self._identity is not None:
+            arguments["position_ids"] = rows.positions.unsqueeze(0)
+            arguments["position_embeddings"] = tuple(table.expand(1, len(rows), -1) for table in self._identity)
         out = view(hidden, **arguments)
         result: torch.Tensor = out[0] if isinstance(out, tuple) else out
         return result
@@ -271,19 +265,20 @@ class Adapter:
         tokens, rows = torch.arange(5, device=self.device) % self.vocabulary, Rows.span(0, 5, self.device)
         hidden, tables = self.embed(tokens), self.rope.tables(5)
         wanted = self.run_layer(0, hidden, rows, self.new_kv(5), tables)
-        own, self.layers = self.layers, views
+        own, identity = self.layers, self._identity
+        self.layers, self._identity = views, None
         try:
             found = self.run_layer(0, hidden, rows, self.new_kv(5), tables)
         except (RuntimeError, ValueError, TypeError, AttributeError):
             found = None
         if found is None or not torch.equal(found, wanted):
-            self.layers = own
+            self.layers, self._identity = own, identity
 
     @torch.no_grad()
     def _skip_queries(self) -> None:
         """Let `project_kv` compute no queries, if a trial shows that this family's keys do not need them."""
         tokens, rows = torch.arange(5, device=self.device) % self.vocabulary, Rows.span(0, 5, self.device)
-        hidden = self.embed(tokens)
+        hidden, self._key_layers = self.embed(tokens), self.layers
         wanted = self.project_kv(0, hidden, rows)
         self._key_layers = [key_view(view, self.attention_name, self.head_dim) for view in self.layers]
         try:

@@ -154,8 +154,9 @@ def attend_one(
     softcap: float | None = None,
 ) -> torch.Tensor:
     """Exact attention of the last position's row, q_rot (1, H, 1, D), over keys (1, G, S, D): (1, H, 1, D)."""
-    low = 0 if window is None else max(0, k_rot.shape[2] - window)
-    return _attend_span(q_rot, k_rot[:, :, low:], v[:, :, low:], None, scaling, softcap)
+    if window is not None and (low := k_rot.shape[2] - window) > 0:
+        k_rot, v = k_rot[:, :, low:], v[:, :, low:]
+    return _attend_span(q_rot, k_rot, v, None, scaling, softcap)
 
 
 def is_whole_prompt(rows: Rows, window: int | None) -> bool:

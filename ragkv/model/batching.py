@@ -40,9 +40,10 @@ def decode_rows(adapter: Adapter, rows: Sequence[DecodeRow]) -> torch.Tensor:
     hidden = adapter.embed(torch.tensor([row.token for row in rows], device=adapter.device))
     rotations = {kind: _rotation(adapter, kind, lengths, positions) for kind in adapter.rope_kinds()}
     own_rows = [Rows(positions[index : index + 1], length) for index, length in enumerate(lengths)]
+    step_rows = Rows(positions, None)
     for layer in range(adapter.layer_count):
         step = _LayerStep(adapter, layer, rows, own_rows, rotations[adapter.rope_kind(layer)])
-        hidden = adapter.call_layer(layer, hidden, Rows(positions, None), step, step)
+        hidden = adapter.call_layer(layer, hidden, step_rows, step, step)
     logits = adapter.logits(hidden)
     for row, length in zip(rows, lengths, strict=True):
         row.kv.length = length + 1
@@ -81,7 +82,7 @@ class _LayerStep(Cache):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Write k_raw, rotated, and v, each (1, G, B, D). The layer does not use the returned tensors."""
         k_rot = self._adapter.rotate(self._layer, key_states, *self._rotation)
-        own = (states.chunk(len(self._rows), dim=2) for states in (key_states, k_rot, value_states))
+        own = (self._by_row(states) for states in (key_states, k_rot, value_states))
         for row, place, own_k_raw, own_k_rot, own_v in zip(self._rows, self._own_rows, *own, strict=True):
             assert place.start is not None
             row.kv.put(layer_idx, place.start, own_k_rot, own_v)
@@ -97,6 +98,10 @@ class _LayerStep(Cache):
         window = self._adapter.window(self._layer)
         out = [
             row.kv.attend(self._layer, own, window, scaling, softcap)
-            for row, own in zip(self._rows, q_rot.chunk(len(self._rows), dim=2), strict=True)
+            for row, own in zip(self._rows, self._by_row(q_rot), strict=True)
         ]
         return torch.cat(out, dim=2) if len(out) > 1 else out[0]
+
+    def _by_row(self, states: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """(1, heads, B, D) -> (1, heads, 1, D) of each row."""
+        return states.chunk(len(self._rows), dim=2) if len(self._rows) > 1 else (states,)

@@ -13,7 +13,7 @@ import warnings
 import weakref
 from collections.abc import Callable, Sequence
 from functools import cache
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import torch
@@ -23,7 +23,7 @@ from torch.nn import functional
 from ragkv.errors import ConfigError
 
 from .fingerprint import remember_rounded_digest
-from .packed_linear import without_search
+from .packed_linear import call_packed
 from .product_speed import ProductSpeed, measured_speed
 
 WEIGHT_STEPS = 127  # on each side of zero
@@ -40,8 +40,7 @@ T = TypeVar("T")
 class Quantised(NamedTuple):
     """Rows in steps of their own scales."""
 
-    # (..., in) float32, whole numbers from -most to most. Few rows are (..., few_inputs(in)), with zeros at the end.
-    steps: torch.Tensor
+    steps: torch.Tensor  # (..., in) float32, whole numbers from -most to most
     scale: torch.Tensor  # (..., 1) float32
 
 
@@ -64,7 +63,11 @@ class Rounded(NamedTuple):
 class CopyForFew:
     """The weights of layers that multiply the same rows, in FBGEMM's layout: few rows are multiplied by all at once."""
 
-    def __init__(self, layers: Sequence[Rounded]) -> None:
+    def __init__(self, layers: Sequence[Rounded], dtype: torch.dtype) -> None:
+        """`dtype` is that of the rows."""
+        inputs = layers[0].weights.shape[1]
+        more = few_inputs(inputs) - inputs
+        self._zeros = torch.zeros(more, dtype=dtype) if more else None  # behind the numbers of each row
         self._packed = _packed_for_few(*(torch.cat(parts) for parts in zip(*(one[:2] for one in layers), strict=True)))
         biases = [one.bias if one.bias is not None else torch.zeros_like(one.scale) for one in layers]
         self._bias = None if all(one.bias is None for one in layers) else torch.cat(biases)
@@ -76,7 +79,10 @@ class CopyForFew:
 
     def outputs(self, hidden: torch.Tensor, most: int) -> torch.Tensor:
         """Hidden (..., in), few rows, times the weights of all layers -> (..., all out)."""
-        rows = quantised(hidden, most)
+        filled = hidden
+        if self._zeros is not None:
+            filled = torch.cat((hidden, self._zeros.expand(*hidden.shape[:-1], -1)), dim=-1)  # padding is far slower
+        rows = quantised(filled, most)
         return _scaled(_product_of_few(rows.steps, most, self._packed), rows, self._bias, hidden.dtype)
 
 
@@ -87,16 +93,16 @@ class Int8Linear(torch.nn.Module):
     scale: torch.Tensor
 
     def __init__(
-        self, plain: torch.nn.Linear, rounded: Rounded, for_few: CopyForFew | None = None, first: int = 0
+        self, plain: torch.nn.Linear, rounded: Rounded, for_few: CopyForFew | None = None, place: slice | None = None
     ) -> None:
-        """Without a copy `for_few`, in which its outputs begin at `first`, few rows take several times as long."""
+        """Without a copy `for_few` few rows take several times as long; its outputs at `place` are this layer's."""
         super().__init__()
         self.in_features, self.out_features, self.bias = plain.in_features, plain.out_features, plain.bias
         self.register_buffer("scale", rounded.scale)
         self._digest = xxhash.xxh3_128_hexdigest(rounded.weights.contiguous().numpy().tobytes())
         self._most = activation_steps()
         self._for_many = _packed_for_many(rounded.weights)
-        self._for_few, self._place = for_few, slice(first, first + plain.out_features)
+        self._for_few, self._place = for_few, place
         self._zero_points = torch.zeros(self.out_features, dtype=torch.int64)
         self._bias = rounded.bias
 
@@ -104,9 +110,11 @@ class Int8Linear(torch.nn.Module):
         """Hidden (..., in) -> (..., out), in the same dtype."""
         for_few = self._for_few
         if for_few is not None and _are_few(hidden):
+            if self._place is None:
+                return for_few.outputs(hidden, self._most)
             return _last_outputs.of(hidden, for_few, lambda: for_few.outputs(hidden, self._most))[..., self._place]
         rows = _last_rows.of(hidden, self._most, lambda: quantised(hidden, self._most))
-        steps = rows.steps[..., : self.in_features].reshape(-1, self.in_features)
+        steps = rows.steps.reshape(-1, self.in_features)
         product = _product_of_many(steps, self._most, self._for_many, self.scale, self._zero_points)
         return _scaled(product.view(*hidden.shape[:-1], self.out_features), rows, self._bias, hidden.dtype)
 
@@ -122,10 +130,14 @@ class Int8Linear(torch.nn.Module):
 def quantised(hidden: torch.Tensor, most: int) -> Quantised:
     """Rows (..., in) in `most` steps on each side of zero."""
     rows = hidden.float()  # once: each operation with two dtypes converts again
-    scale = rows.abs().amax(-1, True).clamp_min_(LEAST_SCALE).div_(most)  # a norm is far slower
-    steps = (rows / scale).round_()
-    more = few_inputs(hidden.shape[-1]) - hidden.shape[-1]
-    return Quantised(torch.constant_pad_nd(steps, (0, more)) if more and _are_few(hidden) else steps, scale)
+    scale = rows.abs().amax(-1, True).clamp_min_(LEAST_SCALE).div_(_as_tensor(most))  # a norm is far slower
+    return Quantised((rows / scale).round_(), scale)
+
+
+@cache
+def _as_tensor(number: float) -> torch.Tensor:
+    """A number as torch reads it: to convert it in each call takes longer than to divide by it."""
+    return torch.tensor(number, dtype=torch.float32)
 
 
 def _are_few(hidden: torch.Tensor) -> bool:
@@ -207,8 +219,8 @@ def _product_of_many(
 
 def _product_of_few(steps: torch.Tensor, most: int, packed: Any) -> torch.Tensor:
     """Steps (..., in) times packed weights (in, out) -> (..., out) float32."""
-    product = without_search(torch.ops.quantized.linear_with_input_q_dq_qweight_dq_output_fp32.default)
-    out: torch.Tensor = product(steps, 1.0, most + 1, packed)
+    product = torch.ops.quantized.linear_with_input_q_dq_qweight_dq_output_fp32.default
+    out: torch.Tensor = call_packed(product, steps, 1.0, most + 1, packed)
     return out
 
 
@@ -253,10 +265,11 @@ def int8_layers(plain: Sequence[torch.nn.Linear], *, packs_for_few: bool = True)
     Without `packs_for_few` they take half of the memory, and few rows take several times as long.
     """
     rounded = [Rounded.of(part) for part in plain]
-    copy = CopyForFew(rounded) if packs_for_few else None
-    firsts = accumulate((part.out_features for part in plain), initial=0)
+    copy = CopyForFew(rounded, plain[0].weight.dtype) if packs_for_few else None
     for_few = copy if copy is not None and copy.works else None
-    return [Int8Linear(part, one, for_few, first) for part, one, first in zip(plain, rounded, firsts, strict=False)]
+    ends = accumulate((part.out_features for part in plain), initial=0)
+    places = [None] if len(plain) == 1 else [slice(*pair) for pair in pairwise(ends)]
+    return [Int8Linear(part, one, for_few, place) for part, one, place in zip(plain, rounded, places, strict=True)]
 
 
 def round_weights(model: Any, packed_bytes: int | None = None) -> None:

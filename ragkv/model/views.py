@@ -56,13 +56,16 @@ class PlainAttention(torch.nn.Module):
         q, k, v = (self._heads(name, hidden_states) for name in "qkv")
         keys, values = past_key_values.update(k, v, self.layer_idx)
         out = attention_mask.attend(q, keys, values, self.scaling, self._softcap)  # (1, H, R, D)
-        return self._call_part("o_proj", out.transpose(1, 2).flatten(2)), None
+        rows = hidden_states.shape[1]
+        joined = (out if rows == 1 else out.transpose(1, 2)).reshape(1, rows, -1)
+        return self._call_part("o_proj", joined), None
 
     def _heads(self, name: str, hidden: torch.Tensor) -> torch.Tensor:
         """Hidden (1, R, E) -> queries, keys or values (1, heads, R, D)."""
-        heads = self._call_part(f"{name}_proj", hidden).view(*hidden.shape[:-1], -1, self.head_dim)
+        projected, rows = self._call_part(f"{name}_proj", hidden), hidden.shape[1]
+        heads = projected.view(1, -1, 1, self.head_dim) if rows == 1 else projected.view(1, rows, -1, self.head_dim)
         normed = self._call_part(f"{name}_norm", heads) if f"{name}_norm" in self._modules else heads
-        return normed.transpose(1, 2)
+        return normed if rows == 1 else normed.transpose(1, 2)
 
     def _call_part(self, name: str, hidden: torch.Tensor) -> torch.Tensor:
         part = self._modules[name]

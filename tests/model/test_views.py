@@ -7,6 +7,7 @@ import torch
 
 from ragkv.model import Rows, attention, views
 from ragkv.model import adapter as adapter_module
+from ragkv.model.batching import DecodeRow, decode_rows
 from ragkv.model.probe import adapt, full_pass
 from tests import tiny_models
 
@@ -53,8 +54,15 @@ class TestOwnRotation:
         other = adapt(tiny_models.model(family))
         assert isinstance(self.attention(adapter), views.PlainAttention) is (family not in WITH_OWN_ATTENTION)
         assert not isinstance(self.attention(other), views.PlainAttention)
-        found, wanted = (one.logits(full_pass(one, TOKENS, one.new_kv(len(TOKENS)))) for one in (adapter, other))
-        assert torch.equal(found, wanted)
+        assert (adapter._identity is None) is (family not in WITH_OWN_ATTENTION)
+        prefilled, decoded = [], []
+        for one in (adapter, other):
+            kv = one.new_kv(len(TOKENS) + 1)
+            prefilled.append(one.logits(full_pass(one, TOKENS, kv)))
+            kv.length = len(TOKENS)
+            decoded.append(decode_rows(one, [DecodeRow(kv, token=3)]))
+        assert torch.equal(*prefilled)
+        assert torch.equal(*decoded)
 
     def test_attention_with_hooks_or_with_other_results_stays_as_it_is(self, monkeypatch: pytest.MonkeyPatch) -> None:
         model = tiny_models.model("llama")
