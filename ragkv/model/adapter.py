@@ -154,7 +154,7 @@ class Adapter:
     def rotate(self, layer: int, raw: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
         """Rotate queries or keys (1, heads, R, D) by cos, sin (1, R, rotary dims), computed in float32."""
         if raw.shape[2] <= TILE_ROWS or self.device.type != "cpu":
-            return self.rotate_in_float32(layer, raw, cos, sin).to(raw.dtype)
+            return self.rotate_in_float32(layer, raw, cos, sin).type_as(raw)
         out = torch.empty_like(raw)
         for at in range(0, raw.shape[2], TILE_ROWS):
             tile = slice(at, at + TILE_ROWS)

@@ -81,20 +81,37 @@ class _LayerStep(Cache):
         self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *_: Any, **__: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Write k_raw, rotated, and v, each (1, G, B, D). The layer does not use the returned tensors."""
-        k_rot = self._adapter.rotate(self._layer, key_states, *self._rotation)
-        own = (self._by_row(states) for states in (key_states, k_rot, value_states))
-        for row, place, own_k_raw, own_k_rot, own_v in zip(self._rows, self._own_rows, *own, strict=True):
-            assert place.start is not None
-            row.kv.put(layer_idx, place.start, own_k_rot, own_v)
-            if row.record is not None:
-                row.record.add(layer_idx, place, own_k_raw, own_v)
+        k_rot = self._rotated(key_states)
+        self._write(key_states, k_rot, value_states)
         return k_rot, value_states
 
     def attend(
         self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scaling: float, softcap: float | None
     ) -> torch.Tensor:
         """Queries (1, H, B, D) before RoPE -> (1, H, B, D)."""
-        q_rot = self._adapter.rotate(self._layer, query, *self._rotation)
+        return self._attended(self._rotated(query), scaling, softcap)
+
+    def attend_joined(self, states: torch.Tensor, scaling: float, softcap: float | None) -> torch.Tensor:
+        """`update` and `attend` of q, k and v before RoPE in one tensor (1, H + 2 G, B, D): q and k rotate at once."""
+        kv_heads, heads = self._adapter.kv_heads, states.shape[1] - 2 * self._adapter.kv_heads
+        rotated, v = self._rotated(states[:, :-kv_heads]), states[:, -kv_heads:]
+        self._write(states[:, heads:-kv_heads], rotated[:, heads:], v)
+        return self._attended(rotated[:, :heads], scaling, softcap)
+
+    def _rotated(self, raw: torch.Tensor) -> torch.Tensor:
+        return self._adapter.rotate(self._layer, raw, *self._rotation)
+
+    def _write(self, k_raw: torch.Tensor, k_rot: torch.Tensor, v: torch.Tensor) -> None:
+        """Put k_rot and v, each (1, G, B, D), into each row's own KV, and record k_raw and v."""
+        own = (self._by_row(states) for states in (k_raw, k_rot, v))
+        for row, place, own_k_raw, own_k_rot, own_v in zip(self._rows, self._own_rows, *own, strict=True):
+            assert place.start is not None
+            row.kv.put(self._layer, place.start, own_k_rot, own_v)
+            if row.record is not None:
+                row.record.add(self._layer, place, own_k_raw, own_v)
+
+    def _attended(self, q_rot: torch.Tensor, scaling: float, softcap: float | None) -> torch.Tensor:
+        """(1, H, B, D) of rotated queries, each over its own row's KV."""
         window = self._adapter.window(self._layer)
         out = [
             row.kv.attend(self._layer, own, window, scaling, softcap)

@@ -68,6 +68,7 @@ class CopyForFew:
         inputs = layers[0].weights.shape[1]
         more = few_inputs(inputs) - inputs
         self._zeros = torch.zeros(more, dtype=dtype) if more else None  # behind the numbers of each row
+        self._most = activation_steps()
         self._packed = _packed_for_few(*(torch.cat(parts) for parts in zip(*(one[:2] for one in layers), strict=True)))
         biases = [one.bias if one.bias is not None else torch.zeros_like(one.scale) for one in layers]
         self._bias = None if all(one.bias is None for one in layers) else torch.cat(biases)
@@ -77,13 +78,18 @@ class CopyForFew:
         """Whether this torch has the product."""
         return self._packed is not None
 
-    def outputs(self, hidden: torch.Tensor, most: int) -> torch.Tensor:
+    @staticmethod
+    def takes(hidden: torch.Tensor) -> bool:
+        """Whether hidden (..., in) has so few rows, at most `FEW_ROWS`, that this copy multiplies them."""
+        return hidden.numel() <= FEW_ROWS * hidden.shape[-1]
+
+    def outputs(self, hidden: torch.Tensor) -> torch.Tensor:
         """Hidden (..., in), few rows, times the weights of all layers -> (..., all out)."""
         filled = hidden
         if self._zeros is not None:
             filled = torch.cat((hidden, self._zeros.expand(*hidden.shape[:-1], -1)), dim=-1)  # padding is far slower
-        rows = quantised(filled, most)
-        return _scaled(_product_of_few(rows.steps, most, self._packed), rows, self._bias, hidden.dtype)
+        rows = quantised(filled, self._most)
+        return _scaled(_product_of_few(rows.steps, self._most, self._packed), rows, self._bias, hidden)
 
 
 class Int8Linear(torch.nn.Module):
@@ -102,21 +108,21 @@ class Int8Linear(torch.nn.Module):
         self._digest = xxhash.xxh3_128_hexdigest(rounded.weights.contiguous().numpy().tobytes())
         self._most = activation_steps()
         self._for_many = _packed_for_many(rounded.weights)
-        self._for_few, self._place = for_few, place
+        self.for_few, self._place = for_few, place
         self._zero_points = torch.zeros(self.out_features, dtype=torch.int64)
         self._bias = rounded.bias
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         """Hidden (..., in) -> (..., out), in the same dtype."""
-        for_few = self._for_few
-        if for_few is not None and _are_few(hidden):
+        for_few = self.for_few
+        if for_few is not None and for_few.takes(hidden):
             if self._place is None:
-                return for_few.outputs(hidden, self._most)
-            return _last_outputs.of(hidden, for_few, lambda: for_few.outputs(hidden, self._most))[..., self._place]
+                return for_few.outputs(hidden)
+            return _last_outputs.of(hidden, for_few, lambda: for_few.outputs(hidden))[..., self._place]
         rows = _last_rows.of(hidden, self._most, lambda: quantised(hidden, self._most))
         steps = rows.steps.reshape(-1, self.in_features)
         product = _product_of_many(steps, self._most, self._for_many, self.scale, self._zero_points)
-        return _scaled(product.view(*hidden.shape[:-1], self.out_features), rows, self._bias, hidden.dtype)
+        return _scaled(product.view(*hidden.shape[:-1], self.out_features), rows, self._bias, hidden)
 
     def get_extra_state(self) -> dict[str, Any]:
         """What its results depend on besides scales and bias: `weights_digest` reads it."""
@@ -138,11 +144,6 @@ def quantised(hidden: torch.Tensor, most: int) -> Quantised:
 def _as_tensor(number: float) -> torch.Tensor:
     """A number as torch reads it: to convert it in each call takes longer than to divide by it."""
     return torch.tensor(number, dtype=torch.float32)
-
-
-def _are_few(hidden: torch.Tensor) -> bool:
-    """Whether hidden (..., in) has at most `FEW_ROWS` rows."""
-    return hidden.numel() <= FEW_ROWS * hidden.shape[-1]
 
 
 def few_inputs(inputs: int) -> int:
@@ -177,10 +178,10 @@ _last_rows: _Last[Quantised] = _Last()
 _last_outputs: _Last[torch.Tensor] = _Last()
 
 
-def _scaled(product: torch.Tensor, rows: Quantised, bias: torch.Tensor | None, dtype: torch.dtype) -> torch.Tensor:
-    """A product (..., out) float32 of steps, times the scales of its rows, plus the bias (out,); overwrites it."""
+def _scaled(product: torch.Tensor, rows: Quantised, bias: torch.Tensor | None, hidden: torch.Tensor) -> torch.Tensor:
+    """A product (..., out) float32 of steps, times the scales of its rows, plus the bias (out,), in hidden's dtype."""
     out = product.mul_(rows.scale) if bias is None else torch.addcmul(bias, product, rows.scale)
-    return out.to(dtype)
+    return out.type_as(hidden)
 
 
 def _packed_for_many(rounded: torch.Tensor) -> torch.Tensor:

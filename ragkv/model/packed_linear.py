@@ -78,7 +78,7 @@ class Float16CopyLinear(torch.nn.Module):
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         """Hidden (..., in) -> (..., out)."""
         if 0 < hidden.numel() <= self._most:
-            return self._copy.product(hidden.float()).to(hidden.dtype)
+            return self._copy.product(hidden.float()).type_as(hidden)
         out: torch.Tensor = self.many(hidden)
         return out
 

@@ -48,24 +48,36 @@ class PlainAttention(torch.nn.Module):
         own: Any = attn
         self.head_dim, self.scaling, self.layer_idx = own.head_dim, own.scaling, own.layer_idx
         self._softcap: float | None = getattr(attn, "attn_logit_softcapping", None)
+        copies = [getattr(self._modules[f"{name}_proj"], "for_few", None) for name in "qkv"]
+        shared = len(set(map(id, copies))) == 1 and not self._modules.keys() & self.NORMS
+        self._for_few: Any = copies[0] if shared else None  # of q, k and v: see `int8.CopyForFew`
 
     def forward(
         self, hidden_states: torch.Tensor, attention_mask: attention.Mask, past_key_values: Cache, **_: Any
     ) -> tuple[torch.Tensor, None]:
         """Hidden (1, R, E) -> (1, R, E)."""
-        q, k, v = (self._heads(name, hidden_states) for name in "qkv")
-        keys, values = past_key_values.update(k, v, self.layer_idx)
-        out = attention_mask.attend(q, keys, values, self.scaling, self._softcap)  # (1, H, R, D)
+        attend_joined = getattr(attention_mask, "attend_joined", None)  # of decoding steps
+        if attend_joined is not None and self._for_few is not None and self._for_few.takes(hidden_states):
+            out = attend_joined(self._by_head(self._for_few.outputs(hidden_states)), self.scaling, self._softcap)
+        else:
+            q, k, v = (self._heads(name, hidden_states) for name in "qkv")
+            keys, values = past_key_values.update(k, v, self.layer_idx)
+            out = attention_mask.attend(q, keys, values, self.scaling, self._softcap)  # (1, H, R, D)
         rows = hidden_states.shape[1]
         joined = (out if rows == 1 else out.transpose(1, 2)).reshape(1, rows, -1)
         return self._call_part("o_proj", joined), None
 
     def _heads(self, name: str, hidden: torch.Tensor) -> torch.Tensor:
         """Hidden (1, R, E) -> queries, keys or values (1, heads, R, D)."""
-        projected, rows = self._call_part(f"{name}_proj", hidden), hidden.shape[1]
-        heads = projected.view(1, -1, 1, self.head_dim) if rows == 1 else projected.view(1, rows, -1, self.head_dim)
-        normed = self._call_part(f"{name}_norm", heads) if f"{name}_norm" in self._modules else heads
-        return normed if rows == 1 else normed.transpose(1, 2)
+        heads = self._by_head(self._call_part(f"{name}_proj", hidden))
+        return self._call_part(f"{name}_norm", heads) if f"{name}_norm" in self._modules else heads
+
+    def _by_head(self, projected: torch.Tensor) -> torch.Tensor:
+        """(1, R, heads D) -> (1, heads, R, D), in one call if it is one row."""
+        rows = projected.shape[1]
+        if rows == 1:
+            return projected.view(1, -1, 1, self.head_dim)
+        return projected.view(1, rows, -1, self.head_dim).transpose(1, 2)
 
     def _call_part(self, name: str, hidden: torch.Tensor) -> torch.Tensor:
         part = self._modules[name]

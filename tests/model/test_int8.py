@@ -9,8 +9,10 @@ import torch
 from ragkv import Engine, EngineConfig, StoreConfig
 from ragkv.errors import ConfigError
 from ragkv.model import adapt, int8
+from ragkv.model.batching import DecodeRow, decode_rows
 from ragkv.model.fingerprint import rounded_digest, weights_digest
 from ragkv.model.int8 import Int8Linear, int8_layers, round_weights
+from ragkv.model.probe import full_pass
 from tests import tiny_models
 from tests.model.test_kinds import CHUNKS, COARSE, QUESTION, off
 
@@ -66,7 +68,7 @@ def test_few_and_many_rows_are_multiplied_by_other_kernels_to_the_same_bits(
     shape: tuple[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     layer, rows = in_int8(torch.nn.Linear(*shape)), torch.randn(int8.FEW_ROWS, shape[0])
-    assert layer._for_few is not None or "fbgemm" not in torch.backends.quantized.supported_engines
+    assert layer.for_few is not None or "fbgemm" not in torch.backends.quantized.supported_engines
     few = layer(rows)
     monkeypatch.setattr(int8, "FEW_ROWS", 0)
     assert torch.equal(layer(rows), few)
@@ -96,9 +98,9 @@ def test_projections_of_the_same_rows_share_their_copy_in_a_model() -> None:
     model = tiny_models.model("qwen2")
     round_weights(model)
     attn, mlp = model.model.layers[0].self_attn, model.model.layers[0].mlp
-    assert attn.q_proj._for_few is attn.k_proj._for_few is attn.v_proj._for_few
-    assert mlp.gate_proj._for_few is mlp.up_proj._for_few
-    assert len({id(part._for_few) for part in (attn.q_proj, attn.o_proj, mlp.gate_proj, mlp.down_proj)}) == 4
+    assert attn.q_proj.for_few is attn.k_proj.for_few is attn.v_proj.for_few
+    assert mlp.gate_proj.for_few is mlp.up_proj.for_few
+    assert len({id(part.for_few) for part in (attn.q_proj, attn.o_proj, mlp.gate_proj, mlp.down_proj)}) == 4
 
 
 @pytest.mark.parametrize("inputs, wanted", [(64, 64), (512, 512), (768, 1024), (896, 1024), (1536, 1536), (4864, 4864)])
@@ -155,13 +157,38 @@ def test_copies_for_few_rows_stay_within_the_limit_and_change_no_logits() -> Non
     with_copies = [
         part.out_features * int8.BLOCK
         for part in some.modules()
-        if isinstance(part, Int8Linear) and part._for_few is not None
+        if isinstance(part, Int8Linear) and part.for_few is not None
     ]
     assert 0 < sum(with_copies) <= limit
     ids = torch.tensor([tiny_models.tokens(6)])
     with torch.no_grad():
         assert torch.equal(some(ids).logits, whole(ids).logits)
     assert weights_digest(some) == weights_digest(whole)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("family", ["qwen2", "qwen3", "smollm3", "gemma2"])
+@pytest.mark.parametrize("count", [1, 3])
+def test_steps_that_rotate_queries_and_keys_at_once_give_the_same_bits(family: str, count: int) -> None:
+    model = tiny_models.model(family)
+    round_weights(model)
+    adapter = adapt(model)
+    attns = [getattr(layer, adapter.attention_name) for layer in adapter.layers]
+    assert all((attn._for_few is None) is (family == "qwen3") for attn in attns)  # it norms heads before the rotation
+    results = []
+    for copies in ([attn._for_few for attn in attns], [None] * len(attns)):
+        for attn, copy in zip(attns, copies, strict=True):
+            attn._for_few = copy
+        rows = []
+        for number in range(count):
+            ids = tiny_models.tokens(5 + 2 * number)
+            kv, record = adapter.new_kv(len(ids) + 1), adapter.new_recording(len(ids), len(ids) + 1)
+            full_pass(adapter, ids, kv)
+            kv.length = len(ids)
+            rows.append(DecodeRow(kv, number, record))
+        logits = decode_rows(adapter, rows)
+        results.append([logits, *(row.record.kv for row in rows), *(torch.stack(row.kv.keys) for row in rows)])
+    assert all(map(torch.equal, *results))
 
 
 def test_a_model_without_plain_linear_layers_is_refused() -> None:
