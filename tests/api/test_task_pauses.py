@@ -71,7 +71,7 @@ def test_a_task_whose_pause_ends_with_the_last_answer_goes_on_at_once() -> None:
 
     def answer() -> None:
         with activity.request():
-            done.wait(10)
+            done.wait(60)
 
     thread = threading.Thread(target=answer)
     thread.start()

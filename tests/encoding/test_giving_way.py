@@ -29,7 +29,7 @@ def encode_while(
 
     thread = threading.Thread(target=run)
     thread.start()
-    assert begun.wait(10)
+    assert begun.wait(60)
     with working_for("second"):
         other()
     thread.join()

@@ -32,7 +32,7 @@ def test_waiting_threads_get_the_lock_in_order_and_urgent_ones_first() -> None:
             threads[-1].start()
             _wait_until_queued(lock, number + 1)
     for thread in threads:
-        thread.join(10)
+        thread.join(60)
     assert order == ["x", "y", "a", "b", "task", "c"]
 
 
@@ -66,5 +66,5 @@ def test_a_tenants_one_batch_comes_before_another_tenants_second_one() -> None:
             _wait_until_queued(lock, number + 1)
         time.sleep(0.01)
     for thread in threads:
-        thread.join(10)
+        thread.join(60)
     assert "".join(order) == "baa"

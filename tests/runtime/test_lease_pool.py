@@ -117,18 +117,18 @@ def test_discarding_waits_for_the_last_lease_and_closes_the_value() -> None:
     def hold() -> None:
         with pool.lease("a1", openings.opener("a1")):
             leased.set()
-            ends.wait(10)
+            ends.wait(60)
 
     holder = threading.Thread(target=hold)
     holder.start()
-    leased.wait(10)
+    leased.wait(60)
     discarder = threading.Thread(target=pool.discard, args=["a1"])
     discarder.start()
     discarder.join(0.05)
     assert discarder.is_alive() and openings.names == {"a1"}
     pool.discard("a1", wait=False)  # returns at once
     ends.set()
-    discarder.join(10)
+    discarder.join(60)
     assert not discarder.is_alive() and openings.names == set()
     holder.join()
 

@@ -21,15 +21,15 @@ def test_closing_cancels_queued_jobs_and_the_running_one_hands_its_error_over() 
 
     def fail() -> None:
         started.set()
-        go.wait(10)
+        go.wait(60)
         raise ValueError("on purpose")
 
     busy, queued = pool.submit(0, fail), pool.submit(0, lambda: None)
-    assert started.wait(10)
+    assert started.wait(60)
     closing = threading.Thread(target=pool.close)
     closing.start()
     go.set()
-    closing.join(10)
+    closing.join(60)
     assert isinstance(busy.exception(10), ValueError)
     assert queued.cancelled()
     assert pool.submit(0, lambda: None).cancelled()

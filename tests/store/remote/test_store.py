@@ -237,7 +237,7 @@ def test_a_remote_that_stalls_delays_neither_puts_nor_the_disk(behind: StoreBehi
     assert time.monotonic() - began < 1.5  # less than one timeout
     assert redis_tier_of(behind.store).lease(IDENTITY, ids_of(0)) is None  # it stalls
     disk = behind.store._tiers[1]
-    wait_until(lambda: all(disk.contains(make_entry(number).info.key) for number in range(1, 20)), 5.0)
+    wait_until(lambda: all(disk.contains(make_entry(number).info.key) for number in range(1, 20)), 60.0)
     behind.proxy.stalled = False
 
 
