@@ -62,12 +62,17 @@ class TestExact:
             close(again.logits, full_prefill(ids(chunks), family)[0])
             assert again.reuse.fused == 0
 
-    def test_chunks_behind_the_chain_are_fused_or_computed(self) -> None:
+    def test_chunks_behind_the_chain_are_fused(self) -> None:
         with chained() as engine:
             engine.warm([A, B, C, D])
             served(engine, [A, B])
             fused = engine.prefill(Q, [A, B, D], ratio=0.0)
             assert counts(fused.reuse) == (1 + len(A) + len(B), len(D), 0, len(Q))
+
+    def test_chunks_behind_the_chain_are_computed_where_only_exact_kv_is_reused(self) -> None:
+        with chained() as engine:
+            engine.warm([A, B, C, D])
+            served(engine, [A, B])
             exact = engine.prefill(Q, [A, B, D], reuse="prefix")
             assert counts(exact.reuse) == (1 + len(A) + len(B), 0, 0, len(D) + len(Q))
             close(exact.logits, full_prefill(ids([A, B, D]))[0])

@@ -115,7 +115,15 @@ class RemoteReader:
         return values.parse_head(key, values.parse(key, start, self._digester, more))
 
     def drop(self, key: str, why: EntryDamagedError, head: RemoteHead | None) -> None:
-        """Delete an entry that is bad or lacks a part, unless it was written anew since `head` was read."""
+        """Delete an entry that is bad or lacks a part, unless it was written anew since `head` was read.
+
+        A head deletes once: what was written anew may be the same bytes, and reads that began before then lack parts.
+        """
+        with self._lock:
+            if head is not None:
+                if head.dropped.is_set():
+                    return
+                head.dropped.set()
         log.warning("%s", why)
         with self._lock:
             self._counts.damaged += not isinstance(why, EntryUnreachableError)

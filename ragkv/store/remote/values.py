@@ -16,8 +16,9 @@ import hashlib
 import hmac
 import json
 import struct
+import threading
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -91,6 +92,7 @@ class RemoteHead:
     layer_groups: int
     layers_per_group: int  # the last group may have fewer
     header: ValueHeader
+    dropped: threading.Event = field(default_factory=threading.Event, repr=False, compare=False)  # for a bad part
 
     def layers_of(self, layer_group: int) -> range:
         """The layers in `layer_group`."""

@@ -241,6 +241,17 @@ class TestRedis:
         assert tier.put(entry(1))
         assert outcome(tier) is not None
 
+    def test_a_late_fault_of_an_entry_that_was_dropped_leaves_its_next_writing_alone(
+        self, proxied: ProxiedServer
+    ) -> None:
+        tier, key = proxied.tier(through=False), entry(1).info.key
+        head = tier._find(key)
+        for _ in range(2):
+            tier._reader.drop(key, EntryDamagedError(key, "a part is bad"), head)
+            tier.put(entry(1))
+        assert outcome(tier) is not None
+        assert tier.stats().damaged == 1
+
     def test_an_entry_with_an_evicted_layer_group_is_a_miss_and_can_be_written_again(
         self, proxied: ProxiedServer
     ) -> None:
