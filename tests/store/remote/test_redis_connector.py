@@ -8,6 +8,7 @@ import pytest
 
 from ragkv.config import RedisConfig
 from ragkv.store import Store, TierKind
+from ragkv.store.remote import RemoteTier
 
 from ..entries import make_entry, other_identities
 from .helpers import hit, redis_config, redis_store, redis_tier_of
@@ -25,7 +26,9 @@ def counted(store: Store) -> tuple[int, int]:
 
 class TestAudit:
     @pytest.fixture
-    def config(self, redis_server: RedisServer) -> RedisConfig:
+    def config(self, redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch) -> RedisConfig:
+        """Its tiers audit only when a test does."""
+        monkeypatch.setattr(RemoteTier, "_maintain", lambda _: None)
         return redis_config(redis_server, timeout_s=10.0, group_bytes=1)
 
     def test_an_audit_forgets_what_is_gone_and_enters_what_the_accounting_lost(self, config: RedisConfig) -> None:
