@@ -8,7 +8,7 @@ import torch
 
 from ragkv import Engine, EngineConfig, StoreConfig
 from ragkv.errors import ConfigError
-from ragkv.model import adapt, int8
+from ragkv.model import adapt, batching, int8
 from ragkv.model.batching import DecodeRow, decode_rows
 from ragkv.model.fingerprint import rounded_digest, weights_digest
 from ragkv.model.int8 import Int8Linear, int8_layers, round_weights
@@ -169,7 +169,12 @@ def test_copies_for_few_rows_stay_within_the_limit_and_change_no_logits() -> Non
 @torch.no_grad()
 @pytest.mark.parametrize("family", ["qwen2", "qwen3", "smollm3", "gemma2"])
 @pytest.mark.parametrize("count", [1, 3])
-def test_steps_that_rotate_queries_and_keys_at_once_give_the_same_bits(family: str, count: int) -> None:
+def test_steps_that_rotate_queries_and_keys_at_once_give_the_same_bits(
+    family: str, count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[int] = []
+    real = batching._LayerStep.attend_joined
+    monkeypatch.setattr(batching._LayerStep, "attend_joined", lambda *given: calls.append(1) or real(*given))
     model = tiny_models.model(family)
     round_weights(model)
     adapter = adapt(model)
@@ -189,6 +194,7 @@ def test_steps_that_rotate_queries_and_keys_at_once_give_the_same_bits(family: s
         logits = decode_rows(adapter, rows)
         results.append([logits, *(row.record.kv for row in rows), *(torch.stack(row.kv.keys) for row in rows)])
     assert all(map(torch.equal, *results))
+    assert len(calls) == (0 if family == "qwen3" else len(attns))
 
 
 def test_a_model_without_plain_linear_layers_is_refused() -> None:
@@ -245,9 +251,6 @@ def test_an_unknown_kind_of_weights_is_refused() -> None:
 
 @torch.no_grad()
 def test_decoding_in_a_batch_gives_each_row_what_it_gets_alone() -> None:
-    from ragkv.model import full_pass
-    from ragkv.model.batching import DecodeRow, decode_rows
-
     model = tiny_models.model("llama")
     round_weights(model)
     adapter = adapt(model)

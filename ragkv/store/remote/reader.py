@@ -124,9 +124,8 @@ class RemoteReader:
                 if head.dropped.is_set():
                     return
                 head.dropped.set()
-        log.warning("%s", why)
-        with self._lock:
             self._counts.damaged += not isinstance(why, EntryUnreachableError)
+        log.warning("%s", why)
         known = (0, None) if head is None else (head.layer_groups, head.header.content_digest)
         try:
             self.health.call(lambda: self.connector.delete(key, *known), brief=False)

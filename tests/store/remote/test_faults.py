@@ -241,9 +241,7 @@ class TestRedis:
         assert tier.put(entry(1))
         assert outcome(tier) is not None
 
-    def test_a_late_fault_of_an_entry_that_was_dropped_leaves_its_next_writing_alone(
-        self, proxied: ProxiedServer
-    ) -> None:
+    def test_a_late_read_does_not_delete_an_entry_that_was_written_again(self, proxied: ProxiedServer) -> None:
         tier, key = proxied.tier(through=False), entry(1).info.key
         head = tier._find(key)
         for _ in range(2):

@@ -59,7 +59,7 @@ class TestAudit:
             connector.audit()
             assert counted(store)[0] == 0
 
-    def test_an_entry_that_is_deleted_while_the_audit_looks_at_it_is_not_entered(self, config: RedisConfig) -> None:
+    def test_an_audit_does_not_count_an_entry_that_was_just_deleted(self, config: RedisConfig) -> None:
         with redis_store(config) as store:
             connector: Any = redis_tier_of(store)._connector
             store.put_durably(make_entry(1))
@@ -71,10 +71,10 @@ class TestAudit:
             assert connector._client.hkeys(connector._accounting[0]) == [b""]
             assert store.put_durably(make_entry(1)) and hit(store, 1) is TierKind.REDIS
 
-    def test_a_row_of_no_bytes_as_earlier_versions_left_it_is_replaced(self, config: RedisConfig) -> None:
+    def test_a_row_of_zero_bytes_is_replaced(self, config: RedisConfig) -> None:
         with redis_store(config) as store:
             connector: Any = redis_tier_of(store)._connector
-            connector._client.hset(connector._accounting[0], make_entry(1).info.key, "0:0")
+            connector._client.hset(connector._accounting[0], make_entry(1).info.key, "0:0")  # of an earlier version
             assert store.put_durably(make_entry(1)) and hit(store, 1) is TierKind.REDIS
             assert counted(store)[0] == 1
 
