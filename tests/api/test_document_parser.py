@@ -226,7 +226,7 @@ async def test_cancelling_kills_the_process_and_frees_its_slot(parser: DocumentP
     slow.cancel()
     began = time.monotonic()
     await asyncio.wait({slow})
-    assert worker.ended and time.monotonic() - began < 2.0
+    assert worker.ended and time.monotonic() - began < 4.0
     assert await parser.parse("b", UPLOAD, FAST)
 
 

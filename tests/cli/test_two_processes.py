@@ -95,7 +95,7 @@ def check_second_writers(run: Run, documents: Path, pid: int) -> None:
         ran = run(*command, "--model", "/nowhere/model")
         assert (ran.code, f"is written by another process (pid {pid}" in ran.err) == (1, True), (command, ran.err)
         assert "Wait for it or stop it" in ran.err
-        assert time.monotonic() - began < 5
+        assert time.monotonic() - began < 30  # nothing waits for the writer
 
 
 def check_changes(watcher: Watcher, documents: Path, count: Callable[[], int]) -> None:

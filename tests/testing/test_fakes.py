@@ -30,15 +30,15 @@ def test_a_throttled_read_takes_its_latency_and_its_bytes_over_the_bandwidth() -
     with lease_of(tier) as lease:
         began = time.monotonic()
         lease.read_layer(0)
-        assert 0.06 <= time.monotonic() - began < 1
+        assert 0.06 <= time.monotonic() - began < 5
 
 
 def test_concurrent_reads_share_the_bandwidth_but_not_the_latency() -> None:
-    tier = ThrottledTier(filled(), bandwidth_bytes_per_s=LAYER_BYTES / 0.02, latency_s=0.5)
+    tier = ThrottledTier(filled(), bandwidth_bytes_per_s=LAYER_BYTES / 0.02, latency_s=2.0)
     with lease_of(tier) as lease, ThreadPoolExecutor(4) as pool:
         began = time.monotonic()
         list(pool.map(lease.read_layer, [0, 1, 0, 1]))
-        assert 4 * 0.02 + 0.5 <= time.monotonic() - began < 4 * (0.02 + 0.5)
+        assert 4 * 0.02 + 2.0 <= time.monotonic() - began < 4 * (0.02 + 2.0)
 
 
 def test_a_failing_layer_raises_and_drops_the_entry_and_the_layers_before_it_are_served() -> None:
@@ -55,7 +55,7 @@ def test_copying_a_whole_entry_is_as_slow_as_reading_it() -> None:
     with lease_of(tier) as lease:
         began = time.monotonic()
         lease.read_encoded()
-        assert 0.06 <= time.monotonic() - began < 1
+        assert 0.06 <= time.monotonic() - began < 5
 
 
 def test_copying_a_whole_entry_fails_where_reading_it_fails() -> None:

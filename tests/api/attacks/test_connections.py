@@ -151,7 +151,7 @@ def test_a_client_that_does_not_send_a_whole_request_in_time_is_disconnected(
     with connect(fast.port, sent) as one:
         seconds, answer = trickle(one, piece)
     assert status_of(answer) == status
-    assert seconds < longest_s + 2.5
+    assert seconds < longest_s + 10  # one that is not disconnected sends for 20 s
 
 
 def test_a_client_that_keeps_its_connection_busy_keeps_it(fast: Process) -> None:

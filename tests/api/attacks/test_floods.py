@@ -103,7 +103,7 @@ def test_a_tenants_tasks_leave_threads_to_other_tenants_and_above_its_limit_get_
             began = time.monotonic()
             assert embed(bystander, texts=3).status_code == 200
             assert bystander.get("/v1/collections").status_code == 200
-            assert time.monotonic() - began < 5  # the attacker's three requests take 20 s
+            assert time.monotonic() - began < 10  # the attacker's three requests take 20 s
         service_of(flooded.app).cut()
         for thread in threads:
             thread.join()
@@ -170,7 +170,7 @@ def test_abandoned_embeddings_stop_within_one_batch(flooded: Flooded) -> None:
         assert all(isinstance(one, httpx.ReadTimeout) for one in results)
         left = time.monotonic()
         wait_until(lambda: flooded.working() == 0)
-        assert time.monotonic() - left < 2
+        assert time.monotonic() - left < 8  # the requests take 20 s
         later = [began for began in flooded.embedder.began if began > left + 0.3]
         assert later == []
 
@@ -292,7 +292,7 @@ def test_a_flood_of_one_tenant_refuses_no_one_else_and_leaves_no_memory_behind(u
         statuses = flood(up, kind, 4.0)
     assert set(statuses) <= {0, 200, 201, 429, 503, 504}
     assert set(watch.answers.statuses) == {200} and watch.wrong == [], str(watch)
-    assert watch.answers.longest < 10 and watch.livez.longest < 2 * NOISY_LIVEZ_S, str(watch)
+    assert watch.answers.longest < 10 and watch.livez.longest < NOISY_LIVEZ_S, str(watch)
     wait_until(lambda: up.rss_bytes() - watch.rss_before < 200 * 2**20)  # after its last answers have ended
 
 

@@ -97,12 +97,12 @@ def test_an_entry_that_a_queued_request_needs_is_prefetched_to_memory(shared: di
 
 
 def test_the_lookups_of_a_request_that_starts_share_one_round_trip(redis_server: RedisServer) -> None:
-    """Twenty lookups through 100 ms of network each way take far less time than twenty round trips."""
+    """Twenty lookups through 500 ms of network each way take far less time than twenty round trips."""
     config = redis_config(redis_server, timeout_s=10.0)
     with redis_store(config) as store:
         for number in range(20):
             store.put_durably(make_entry(number))
-    proxy = Proxy((LOOPBACK, redis_server.port), latency_s=0.1)
+    proxy = Proxy((LOOPBACK, redis_server.port), latency_s=0.5)
     through = replace(config, url=f"redis://{LOOPBACK}:{proxy.port}/0")
     with open_store(None, redis=through, prefetch=False) as store:
         assert redis_tier_of(store).contains(make_entry(1).info.key)  # connected
@@ -111,7 +111,7 @@ def test_the_lookups_of_a_request_that_starts_share_one_round_trip(redis_server:
         store.queued(hint)
         store.started(hint)
         leases = [store.lease(IDENTITY, ids_of(number)) for number in range(20)]
-        assert time.monotonic() - began < 10 * 0.2
+        assert time.monotonic() - began < 10 * 1.0
         for lease in leases:
             assert lease is not None
             lease.close()
