@@ -40,6 +40,7 @@ VALUE_PARTS = 5  # vectors of G D values per token in the features
 KEY_PARTS = 4  # vectors of G D keys per token, read for topics only
 FLOOR = 1e-4  # smaller relative squared distances are rounding errors
 SCALE = 3.0  # of the logarithms of distances, which lie between -9 and 3
+CACHED_BYTES = 4 << 20  # of layers in float32 that are compared at once
 
 log = logging.getLogger(__name__)
 
@@ -181,12 +182,11 @@ def token_features(stored: torch.Tensor, behind_texts: Sequence[torch.Tensor]) -
     units of the layer's mean squared norm; whether it differs behind the second text from its stored KV, which it has
     there if it was not computed; the token's place in its chunk; the log of the variance, the score without a network.
     """
-    layers, (first, second) = len(stored), (kv.float() for kv in behind_texts[:TEXTS])
-    stored = stored.float()
+    layers, (first, second) = len(stored), behind_texts[:TEXTS]
     base = stored[: len(first)]
-    norm = stored.square().sum(dim=(2, 4)).mean(dim=-1, keepdim=True).clamp_min(1e-12)  # (L, 2, 1)
-    pairs = (first - base, second - base, first - second)
-    apart = torch.stack([pair.square().sum(dim=(2, 4)) / norm[: len(first)] for pair in pairs])  # (3, L', 2, T)
+    norm = _squares(stored).mean(dim=-1, keepdim=True).clamp_min(1e-12)  # (L, 2, 1)
+    pairs = ((first, base), (second, base), (first, second))
+    apart = torch.stack([_squares(*pair) / norm[: len(first)] for pair in pairs])  # (3, L', 2, T)
     tokens = base.shape[3]
     place = torch.arange(tokens, device=base.device, dtype=torch.float32)
     moved = (apart[1] > FLOOR).flatten(0, 1).any(dim=0).float()
@@ -195,14 +195,26 @@ def token_features(stored: torch.Tensor, behind_texts: Sequence[torch.Tensor]) -
         (apart + FLOOR).log().flatten(0, 2), moved[None], place[None] / tokens, place.log1p()[None], log_variance[None],
     ]  # fmt: skip
     middle = [3 * layers // 8, 5 * layers // 8]
-    values = (
-        torch.cat((base[[0, *middle], 1], pairs[2][middle, 1]))
-        / norm[[0, *middle, *middle], 1, 0, None, None, None].sqrt()
-    )
+    moved_values = first[middle, 1].float() - second[middle, 1].float()
+    values = torch.cat((base[[0, *middle], 1].float(), moved_values))  # (5, G, T, D)
+    values = values / norm[[0, *middle, *middle], 1, 0, None, None, None].sqrt()
     near, late = [layers // 2, 5 * layers // 8], [3 * layers // 4, layers - 1]
-    keys = torch.cat((first[near, 0], stored[late, 0])) / norm[[*near, *late], 0, 0, None, None, None].sqrt()
+    keys = torch.cat((first[near, 0], stored[late, 0])).float() / norm[[*near, *late], 0, 0, None, None, None].sqrt()
     vectors = torch.cat((values, keys)).transpose(2, 3).flatten(0, 2)  # (9 G D, T)
     return torch.cat([vectors, *distances]).t()
+
+
+def _squares(kv: torch.Tensor, other: torch.Tensor | None = None) -> torch.Tensor:
+    """The squared norms (L, 2, T) float32 of KV (L, 2, G, T, D), or of its distances from another.
+
+    A few layers at a time: larger tensors in float32 leave the caches of a CPU, and take five times as long.
+    """
+    layer_bytes = 4 * kv[0].numel()
+    count = max(1, CACHED_BYTES // layer_bytes) if kv.device.type == "cpu" else len(kv)
+    parts = (part.float() for part in torch.split(kv, count))
+    if other is not None:
+        parts = (part - own.float() for part, own in zip(parts, torch.split(other, count), strict=True))
+    return torch.cat([part.square().sum(dim=(2, 4)) for part in parts])
 
 
 def load_for(adapter: Adapter, directory: str | Path | None = None) -> ScoreModel | None:
