@@ -7,6 +7,7 @@ changed: an adapter works on shallow copies of its layers, which share every wei
 
 import sys
 from collections.abc import Callable
+from functools import cached_property
 from typing import Any, ClassVar
 
 import torch
@@ -15,10 +16,11 @@ from transformers import Cache
 from . import attention
 from .packing import with_copies
 from .pauses import TILE_ROWS
+from .plain_layer import PlainLayer, plain_attention_view, plain_layers
 from .promptkv import CaptureCache, Captured, KVShape, PromptKV, Recording, RowCache
 from .rope import Rope, RotaryTables
 from .rows import Rows
-from .views import attending_view, key_view, plain_attention_view
+from .views import attending_view, key_view
 
 
 class Adapter:
@@ -56,7 +58,8 @@ class Adapter:
         self._apply_rotary: Callable[..., tuple[torch.Tensor, torch.Tensor]] = module.apply_rotary_pos_emb
         self._in_halves = self._rotates_in_halves(rotary_dims)
         self.kv_heads, self.head_dim = self._measure_kv()
-        self._skip_own_rotation()
+        self._plain: list[PlainLayer] | None = None  # the same layers, called directly
+        self._use_plain_layers()
         self._skip_queries()
 
     @property
@@ -136,6 +139,11 @@ class Adapter:
         if kinds is not None and kinds[layer] != "sliding_attention":
             return None
         return getattr(self.config, "sliding_window", None)
+
+    @cached_property
+    def windows(self) -> tuple[int | None, ...]:
+        """`window` of every layer."""
+        return tuple(self.window(layer) for layer in range(self.layer_count))
 
     def rotates(self, layer: int) -> bool:
         """Whether `layer` uses RoPE."""
@@ -235,7 +243,10 @@ class Adapter:
         self, layer: int, hidden: torch.Tensor, rows: Rows, mask: attention.Mask | None, cache: Cache
     ) -> torch.Tensor:
         """Call `layer` on hidden (1, R, E): `cache` takes its raw keys and values, `mask` its raw queries."""
-        return self._call(self.layers[layer], hidden, rows, mask, cache)
+        plain = None if self._plain is None else self._plain[layer]
+        if plain is None or mask is None or any(plain.hooks):
+            return self._call(self.layers[layer], hidden, rows, mask, cache)
+        return plain(hidden, mask, cache)
 
     def _call(
         self, view: torch.nn.Module, hidden: torch.Tensor, rows: Rows, mask: attention.Mask | None, cache: Cache
@@ -256,23 +267,28 @@ class Adapter:
         return k_raw.shape[1], k_raw.shape[3]
 
     @torch.no_grad()
-    def _skip_own_rotation(self) -> None:
-        """Let layers leave their rotation by 0 out, if a trial shows that the first one gives the same bits without."""
+    def _use_plain_layers(self) -> None:
+        """Let layers leave out what changes nothing, if a trial shows that the first one gives the same bits without.
+
+        First their rotation by 0 (`PlainAttention`), then torch's calls between their parts (`PlainLayer`).
+        """
         plain = [plain_attention_view(view, self.attention_name) for view in self.layers]
         views = [view for view in plain if view is not None]
         if len(views) < len(plain):
             return
-        tokens, rows = torch.arange(5, device=self.device) % self.vocabulary, Rows.span(0, 5, self.device)
-        hidden, tables = self.embed(tokens), self.rope.tables(5)
-        wanted = self.run_layer(0, hidden, rows, self.new_kv(5), tables)
-        own, identity = self.layers, self._identity
+        wanted, own, identity = self._first_layer(), self.layers, self._identity
         self.layers, self._identity = views, None
-        try:
-            found = self.run_layer(0, hidden, rows, self.new_kv(5), tables)
-        except (RuntimeError, ValueError, TypeError, AttributeError):
-            found = None
-        if found is None or not torch.equal(found, wanted):
+        if not _is_same(self._first_layer, wanted):
             self.layers, self._identity = own, identity
+            return
+        self._plain = plain_layers(views, self.attention_name)
+        if not _is_same(self._first_layer, wanted):
+            self._plain = None
+
+    def _first_layer(self) -> torch.Tensor:
+        """What the first layer makes of some tokens, (1, 5, E)."""
+        tokens, rows = torch.arange(5, device=self.device) % self.vocabulary, Rows.span(0, 5, self.device)
+        return self.run_layer(0, self.embed(tokens), rows, self.new_kv(5), self.rope.tables(5))
 
     @torch.no_grad()
     def _skip_queries(self) -> None:
@@ -288,3 +304,11 @@ class Adapter:
             return
         if not all(torch.equal(one, other) for one, other in zip(found, wanted, strict=True)):
             self._key_layers = self.layers
+
+
+def _is_same(compute: Callable[[], torch.Tensor], wanted: torch.Tensor) -> bool:
+    """Whether `compute` returns the numbers `wanted`, and does not fail."""
+    try:
+        return torch.equal(compute(), wanted)
+    except (RuntimeError, ValueError, TypeError, AttributeError):
+        return False

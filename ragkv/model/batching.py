@@ -40,9 +40,9 @@ def decode_rows(adapter: Adapter, rows: Sequence[DecodeRow]) -> torch.Tensor:
     hidden = adapter.embed(torch.tensor([row.token for row in rows], device=adapter.device))
     rotations = {kind: _rotation(adapter, kind, lengths, positions) for kind in adapter.rope_kinds()}
     own_rows = [Rows(positions[index : index + 1], length) for index, length in enumerate(lengths)]
-    step_rows = Rows(positions, None)
+    step, step_rows = _Step(adapter, rows, own_rows), Rows(positions, None)
     for layer in range(adapter.layer_count):
-        step = _LayerStep(adapter, layer, rows, own_rows, rotations[adapter.rope_kind(layer)])
+        step.enter(layer, rotations[adapter.rope_kind(layer)])
         hidden = adapter.call_layer(layer, hidden, step_rows, step, step)
     logits = adapter.logits(hidden)
     for row, length in zip(rows, lengths, strict=True):
@@ -61,21 +61,19 @@ def _rotation(
     return cos, sin
 
 
-class _LayerStep(Cache):
-    """One layer of a step. It is the layer's cache and its mask, and passes both on to each row's own KV."""
+class _Step(Cache):
+    """A step, layer by layer. It is the layers' cache and their mask, and passes both on to each row's own KV."""
 
-    def __init__(
-        self,
-        adapter: Adapter,
-        layer: int,
-        rows: Sequence[DecodeRow],
-        own_rows: Sequence[Rows],
-        rotation: tuple[torch.Tensor, torch.Tensor],
-    ) -> None:
-        """`own_rows` are the positions, one for each of `rows`; `rotation` is cos and sin, each (1, B, rotary dims)."""
+    def __init__(self, adapter: Adapter, rows: Sequence[DecodeRow], own_rows: Sequence[Rows]) -> None:
+        """`own_rows` are the positions, one for each of `rows`."""
         super().__init__(layers=[])
-        self._adapter, self._layer, self._rows, self._own_rows = adapter, layer, rows, own_rows
-        self._rotation = rotation
+        self._adapter, self._rows, self._own_rows = adapter, rows, own_rows
+        self._layer = 0
+        self._rotation: tuple[torch.Tensor, torch.Tensor]
+
+    def enter(self, layer: int, rotation: tuple[torch.Tensor, torch.Tensor]) -> None:
+        """`layer` is computed next; `rotation` is cos and sin, each (1, B, rotary dims)."""
+        self._layer, self._rotation = layer, rotation
 
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *_: Any, **__: Any
@@ -93,9 +91,15 @@ class _LayerStep(Cache):
 
     def attend_joined(self, states: torch.Tensor, scaling: float, softcap: float | None) -> torch.Tensor:
         """`update` and `attend` of q, k and v before RoPE in one tensor (1, H + 2 G, B, D): q and k rotate at once."""
-        kv_heads, heads = self._adapter.kv_heads, states.shape[1] - 2 * self._adapter.kv_heads
-        rotated, v = self._rotated(states[:, :-kv_heads]), states[:, -kv_heads:]
-        self._write(states[:, heads:-kv_heads], rotated[:, heads:], v)
+        adapter, layer, kv_heads = self._adapter, self._layer, self._adapter.kv_heads
+        heads = states.shape[1] - 2 * kv_heads
+        rotated = adapter.rotate_in_float32(layer, states[:, :-kv_heads], *self._rotation).type_as(states)
+        k_raw, k_rot, v = states[:, heads:-kv_heads], rotated[:, heads:], states[:, -kv_heads:]
+        if len(self._rows) == 1:  # without the calls that share states among rows: they take time in a decoding step
+            row = self._rows[0]
+            self._put(row, self._own_rows[0], k_raw, k_rot, v)
+            return row.kv.attend(layer, rotated[:, :heads], adapter.windows[layer], scaling, softcap)
+        self._write(k_raw, k_rot, v)
         return self._attended(rotated[:, :heads], scaling, softcap)
 
     def _rotated(self, raw: torch.Tensor) -> torch.Tensor:
@@ -103,22 +107,25 @@ class _LayerStep(Cache):
 
     def _write(self, k_raw: torch.Tensor, k_rot: torch.Tensor, v: torch.Tensor) -> None:
         """Put k_rot and v, each (1, G, B, D), into each row's own KV, and record k_raw and v."""
-        own = (self._by_row(states) for states in (k_raw, k_rot, v))
-        for row, place, own_k_raw, own_k_rot, own_v in zip(self._rows, self._own_rows, *own, strict=True):
-            assert place.start is not None
-            row.kv.put(self._layer, place.start, own_k_rot, own_v)
-            if row.record is not None:
-                row.record.add(self._layer, place, own_k_raw, own_v)
+        for row, place, *own in zip(self._rows, self._own_rows, *self._by_row(k_raw, k_rot, v), strict=True):
+            self._put(row, place, *own)
+
+    def _put(self, row: DecodeRow, place: Rows, k_raw: torch.Tensor, k_rot: torch.Tensor, v: torch.Tensor) -> None:
+        """Put one row's k_rot and v, each (1, G, 1, D), into its KV, and record k_raw and v."""
+        assert place.start is not None
+        row.kv.put(self._layer, place.start, k_rot, v)
+        if row.record is not None:
+            row.record.add(self._layer, place, k_raw, v)
 
     def _attended(self, q_rot: torch.Tensor, scaling: float, softcap: float | None) -> torch.Tensor:
         """(1, H, B, D) of rotated queries, each over its own row's KV."""
-        window = self._adapter.window(self._layer)
-        out = [
-            row.kv.attend(self._layer, own, window, scaling, softcap)
-            for row, own in zip(self._rows, self._by_row(q_rot), strict=True)
-        ]
+        layer, window = self._layer, self._adapter.windows[self._layer]
+        own = zip(self._rows, *self._by_row(q_rot), strict=True)
+        out = [row.kv.attend(layer, query, window, scaling, softcap) for row, query in own]
         return torch.cat(out, dim=2) if len(out) > 1 else out[0]
 
-    def _by_row(self, states: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """(1, heads, B, D) -> (1, heads, 1, D) of each row."""
-        return states.chunk(len(self._rows), dim=2) if len(self._rows) > 1 else (states,)
+    def _by_row(self, *states: torch.Tensor) -> list[tuple[torch.Tensor, ...]]:
+        """Each (1, heads, B, D) -> (1, heads, 1, D) of each row."""
+        if len(self._rows) == 1:
+            return [(one,) for one in states]
+        return [one.chunk(len(self._rows), dim=2) for one in states]

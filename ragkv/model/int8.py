@@ -70,6 +70,7 @@ class CopyForFew:
         self._zeros = torch.zeros(more, dtype=dtype) if more else None  # behind the numbers of each row
         self._most = activation_steps()
         self._packed = _packed_for_few(*(torch.cat(parts) for parts in zip(*(one[:2] for one in layers), strict=True)))
+        self._multiply = _few_operator()
         biases = [one.bias if one.bias is not None else torch.zeros_like(one.scale) for one in layers]
         self._bias = None if all(one.bias is None for one in layers) else torch.cat(biases)
 
@@ -85,11 +86,15 @@ class CopyForFew:
 
     def outputs(self, hidden: torch.Tensor) -> torch.Tensor:
         """Hidden (..., in), few rows, times the weights of all layers -> (..., all out)."""
-        filled = hidden
+        rows = hidden
         if self._zeros is not None:
-            filled = torch.cat((hidden, self._zeros.expand(*hidden.shape[:-1], -1)), dim=-1)  # padding is far slower
-        rows = quantised(filled, self._most)
-        return _scaled(_product_of_few(rows.steps, self._most, self._packed), rows, self._bias, hidden)
+            rows = torch.cat((hidden, self._zeros.expand(*hidden.shape[:-1], -1)), dim=-1)  # padding is far slower
+        rows = rows.float()  # from here as `quantised`, `call_packed` and `_scaled`, without the calls
+        scale = rows.abs().amax(-1, True).clamp_min_(LEAST_SCALE).div_(_as_tensor(self._most))
+        with torch._C.DisableTorchFunctionSubclass():
+            product = self._multiply((rows / scale).round_(), 1.0, self._most + 1, self._packed)
+        out = product.mul_(scale) if self._bias is None else torch.addcmul(self._bias, product, scale)
+        return out.type_as(hidden)
 
 
 class Int8Linear(torch.nn.Module):
@@ -220,9 +225,14 @@ def _product_of_many(
 
 def _product_of_few(steps: torch.Tensor, most: int, packed: Any) -> torch.Tensor:
     """Steps (..., in) times packed weights (in, out) -> (..., out) float32."""
-    product = torch.ops.quantized.linear_with_input_q_dq_qweight_dq_output_fp32.default
-    out: torch.Tensor = call_packed(product, steps, 1.0, most + 1, packed)
+    out: torch.Tensor = call_packed(_few_operator(), steps, 1.0, most + 1, packed)
     return out
+
+
+def _few_operator() -> Any:
+    """The operator that multiplies by packed weights."""
+    operator = torch.ops.quantized.linear_with_input_q_dq_qweight_dq_output_fp32.default
+    return getattr(operator, "_op", operator)
 
 
 @cache

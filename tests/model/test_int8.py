@@ -82,8 +82,8 @@ def test_layers_that_multiply_the_same_rows_are_one_product_for_few(
 ) -> None:
     plain = [torch.nn.Linear(96, outputs, bias=bias) for outputs, bias in zip((40, 8, 16), biases, strict=True)]
     together, alone = int8_layers(plain), [in_int8(part) for part in plain]
-    real, products = int8._product_of_few, []
-    monkeypatch.setattr(int8, "_product_of_few", lambda *given: products.append(1) or real(*given))
+    real, products = int8.CopyForFew.outputs, []
+    monkeypatch.setattr(int8.CopyForFew, "outputs", lambda *given: products.append(1) or real(*given))
     for count in (1, int8.FEW_ROWS, int8.FEW_ROWS + 1):
         rows, expected = torch.randn(1, count, 96), 1 if count <= int8.FEW_ROWS else 0
         products.clear()
@@ -173,12 +173,13 @@ def test_steps_that_rotate_queries_and_keys_at_once_give_the_same_bits(
     family: str, count: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls: list[int] = []
-    real = batching._LayerStep.attend_joined
-    monkeypatch.setattr(batching._LayerStep, "attend_joined", lambda *given: calls.append(1) or real(*given))
+    real = batching._Step.attend_joined
+    monkeypatch.setattr(batching._Step, "attend_joined", lambda *given: calls.append(1) or real(*given))
     model = tiny_models.model(family)
     round_weights(model)
     adapter = adapt(model)
-    attns = [getattr(layer, adapter.attention_name) for layer in adapter.layers]
+    assert adapter._plain is not None
+    attns: list[Any] = [layer._attend.__self__ for layer in adapter._plain]  # type: ignore[attr-defined]
     assert all((attn._for_few is None) is (family == "qwen3") for attn in attns)  # it norms heads before the rotation
     results = []
     for copies in ([attn._for_few for attn in attns], [None] * len(attns)):

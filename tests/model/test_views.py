@@ -5,15 +5,17 @@ from typing import Any
 import pytest
 import torch
 
-from ragkv.model import Rows, attention, views
+from ragkv.model import Adapter, Rows, attention, plain_layer, views
 from ragkv.model import adapter as adapter_module
 from ragkv.model.batching import DecodeRow, decode_rows
+from ragkv.model.int8 import round_weights
 from ragkv.model.probe import adapt, full_pass
 from tests import tiny_models
 
 TOKENS = torch.tensor(tiny_models.tokens(29, seed=3))
 ROWS = Rows.span(0, len(TOKENS), torch.device("cpu"))
 FUSED_PROJECTIONS = ("phi3", "gpt_neox")
+WITH_OTHER_LAYERS = ("granite", "cohere2")  # results that are multiplied, attention and MLP next to each other
 WITH_OWN_ATTENTION = (*FUSED_PROJECTIONS, "olmo2", "stablelm")  # norms before heads are split, and other parts
 
 
@@ -40,6 +42,60 @@ def test_queries_are_skipped_if_they_have_their_own_projection() -> None:
     assert not any(map(left_out, FUSED_PROJECTIONS))
 
 
+def computed(adapter: Adapter) -> list[torch.Tensor]:
+    """Logits of a full prefill, of a step of one prompt, and of a step of two."""
+    kvs = [adapter.new_kv(len(TOKENS) + 2) for _ in range(2)]
+    prefills = [adapter.logits(full_pass(adapter, TOKENS, kv)) for kv in kvs]
+    for kv in kvs:
+        kv.length = len(TOKENS)
+    alone = decode_rows(adapter, [DecodeRow(kvs[0], token=3)])
+    return [*prefills, alone, decode_rows(adapter, [DecodeRow(kv, token=5) for kv in kvs])]
+
+
+class TestPlainLayers:
+    """Layers of usual parts run without torch's calls between these."""
+
+    @pytest.mark.parametrize("weights", ["plain", "int8"])
+    @pytest.mark.parametrize("family", tiny_models.FAMILIES)
+    def test_calling_parts_directly_changes_no_bit(self, family: str, weights: str) -> None:
+        model = tiny_models.model(family)
+        if weights == "int8":
+            round_weights(model)
+        adapter = adapt(model)
+        plain = adapter._plain
+        assert (plain is not None) is (family not in (*WITH_OWN_ATTENTION, *WITH_OTHER_LAYERS))
+        directly = computed(adapter)
+        adapter._plain = None
+        assert all(torch.equal(*pair) for pair in zip(directly, computed(adapter), strict=True))
+
+    @pytest.mark.parametrize("part", ["mlp.down_proj", "self_attn.q_proj", "input_layernorm", ""])
+    @pytest.mark.parametrize("weights", ["plain", "int8"])
+    def test_hooks_are_called_also_those_that_come_later(self, part: str, weights: str) -> None:
+        model = tiny_models.model("qwen2")
+        if weights == "int8":
+            round_weights(model)
+        adapter = adapt(model)
+        before, calls = computed(adapter), list[int]()
+        handle = model.model.layers[1].get_submodule(part).register_forward_hook(lambda *_: calls.append(1))
+        assert all(torch.equal(*pair) for pair in zip(before, computed(adapter), strict=True))
+        assert len(calls) == 4  # two prefills and two steps
+        handle.remove()
+        computed(adapter)
+        assert len(calls) == 4
+
+    def test_layers_with_other_results_or_of_several_kinds_stay_as_they_are(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        model = tiny_models.model("llama")
+        assert adapt(model)._plain is not None
+        real = plain_layer.GatedMLP.__call__
+        with monkeypatch.context() as patch:
+            patch.setattr(plain_layer.GatedMLP, "__call__", lambda *given: real(*given) * 1.001)
+            assert adapt(model)._plain is None
+        model.model.layers[1].mlp = type("Other", (type(model.model.layers[1].mlp),), {})(model.config)
+        assert adapt(model)._plain is None
+
+
 class TestOwnRotation:
     """Most families' attention runs without the model's own rotation, which rotates by nothing."""
 
@@ -50,30 +106,26 @@ class TestOwnRotation:
     @pytest.mark.parametrize("family", tiny_models.FAMILIES)
     def test_leaving_the_models_rotation_out_changes_no_bit(self, family: str, monkeypatch: pytest.MonkeyPatch) -> None:
         adapter = adapt(tiny_models.model(family))
-        monkeypatch.setattr(adapter_module.Adapter, "_skip_own_rotation", lambda _: None)
+        adapter._plain = None
+        monkeypatch.setattr(adapter_module.Adapter, "_use_plain_layers", lambda _: None)
         other = adapt(tiny_models.model(family))
-        assert isinstance(self.attention(adapter), views.PlainAttention) is (family not in WITH_OWN_ATTENTION)
-        assert not isinstance(self.attention(other), views.PlainAttention)
+        assert isinstance(self.attention(adapter), plain_layer.PlainAttention) is (family not in WITH_OWN_ATTENTION)
+        assert not isinstance(self.attention(other), plain_layer.PlainAttention)
         assert (adapter._identity is None) is (family not in WITH_OWN_ATTENTION)
-        prefilled, decoded = [], []
-        for one in (adapter, other):
-            kv = one.new_kv(len(TOKENS) + 1)
-            prefilled.append(one.logits(full_pass(one, TOKENS, kv)))
-            kv.length = len(TOKENS)
-            decoded.append(decode_rows(one, [DecodeRow(kv, token=3)]))
-        assert torch.equal(*prefilled)
-        assert torch.equal(*decoded)
+        assert all(torch.equal(*pair) for pair in zip(computed(adapter), computed(other), strict=True))
 
     def test_attention_with_hooks_or_with_other_results_stays_as_it_is(self, monkeypatch: pytest.MonkeyPatch) -> None:
         model = tiny_models.model("llama")
         handle = model.model.layers[1].self_attn.register_forward_hook(lambda *_: None)
-        assert not isinstance(self.attention(adapt(model)), views.PlainAttention)
+        assert not isinstance(self.attention(adapt(model)), plain_layer.PlainAttention)
         handle.remove()
-        assert isinstance(self.attention(adapt(model)), views.PlainAttention)
-        real = views.PlainAttention._heads
+        assert isinstance(self.attention(adapt(model)), plain_layer.PlainAttention)
+        real = plain_layer.PlainAttention._heads
         for change in (lambda heads: heads * 1.001, lambda heads: heads[..., 1:]):
-            monkeypatch.setattr(views.PlainAttention, "_heads", lambda *given, change=change: change(real(*given)))
-            assert not isinstance(self.attention(adapt(model)), views.PlainAttention)
+            monkeypatch.setattr(
+                plain_layer.PlainAttention, "_heads", lambda *given, change=change: change(real(*given))
+            )
+            assert not isinstance(self.attention(adapt(model)), plain_layer.PlainAttention)
 
 
 @pytest.mark.parametrize("family", tiny_models.FAMILIES)
