@@ -14,7 +14,6 @@ from transformers import Cache
 
 from . import attention
 from .packing import view_with
-from .pauses import TILE_ROWS
 from .views import InTiles
 
 Part = Callable[[torch.Tensor], torch.Tensor]
@@ -86,21 +85,21 @@ class PlainAttention(torch.nn.Module):
 
 
 class GatedMLP:
-    """An MLP of the usual three projections; more than `TILE_ROWS` rows go through the view's own."""
+    """An MLP of the usual three projections; several tiles of rows go through the view's own."""
 
     PARTS = frozenset({"gate_proj", "up_proj", "down_proj", "act_fn"})
 
-    def __init__(self, mlp: Any, many: Part) -> None:
-        """`many` computes many rows."""
-        self._many = many
+    def __init__(self, mlp: Any, tiles: InTiles | None) -> None:
+        """`tiles` computes `mlp` tile by tile."""
+        self._tiles = tiles
         self._gate, self._up, self._down = (part.forward for part in (mlp.gate_proj, mlp.up_proj, mlp.down_proj))
         self._activation: Part = getattr(mlp.act_fn, "forward", mlp.act_fn)
         self._for_few = _shared_copy(mlp.gate_proj, mlp.up_proj)
 
     def __call__(self, hidden: torch.Tensor) -> torch.Tensor:
         """Hidden (1, R, E) -> (1, R, E)."""
-        if hidden.shape[1] > TILE_ROWS:
-            return self._many(hidden)
+        if self._tiles is not None and not self._tiles.is_one(hidden):
+            return self._tiles.forward(hidden)
         if self._for_few is not None and self._for_few.takes(hidden):
             gate, up = self._for_few.outputs(hidden).chunk(2, dim=-1)
         else:
@@ -119,9 +118,9 @@ class PlainLayer:
         parts: Any = view._modules
         self.hooks = _hooks_of(view)  # if any is not empty, `__call__` would leave it out
         self._attend = PlainAttention(parts[attention_name], direct=True).forward
-        whole = _whole(parts["mlp"])
+        mlp, whole = parts["mlp"], _whole(parts["mlp"])
         gated = whole._modules.keys() == GatedMLP.PARTS
-        self._mlp: Part = GatedMLP(whole, parts["mlp"].forward) if gated else parts["mlp"].forward
+        self._mlp: Part = GatedMLP(whole, None if mlp is whole else mlp) if gated else mlp.forward
         first, behind, second, behind_mlp = norms
         self._first: Part = parts[first].forward
         self._second: Part = parts[second].forward
