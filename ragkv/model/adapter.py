@@ -282,7 +282,7 @@ class Adapter:
             self.layers, self._identity = own, identity
             return
         self._plain = plain_layers(views, self.attention_name)
-        if not _is_same(self._first_layer, wanted):
+        if self._plain is not None and not _is_same(self._first_layer, wanted):
             self._plain = None
 
     def _first_layer(self) -> torch.Tensor:

@@ -18,10 +18,18 @@ from .views import InTiles
 
 Part = Callable[[torch.Tensor], torch.Tensor]
 
-NORMS: tuple[tuple[str, str | None, str, str | None], ...] = (  # before and behind attention, before and behind the MLP
+LAYER_NORMS: tuple[
+    tuple[str, str | None, str, str | None], ...
+] = (  # before and behind attention, before and behind the MLP
     ("input_layernorm", None, "post_attention_layernorm", None),  # llama and most others
     ("input_layernorm", "post_attention_layernorm", "pre_feedforward_layernorm", "post_feedforward_layernorm"),  # gemma
     ("input_layernorm", "post_self_attn_layernorm", "post_attention_layernorm", "post_mlp_layernorm"),  # glm4
+)
+
+
+HOOKS = (
+    *("_forward_hooks", "_forward_hooks_with_kwargs", "_forward_hooks_always_called"),
+    *("_forward_pre_hooks", "_forward_pre_hooks_with_kwargs"),
 )
 
 
@@ -45,6 +53,8 @@ class PlainAttention(torch.nn.Module):
         """`direct` calls parts without their hooks, and multiplies few rows in int8 by q, k and v at once."""
         super().__init__()
         self._modules = dict(attn._modules)
+        for name in HOOKS:  # the same ones, also those that are added later
+            setattr(self, name, getattr(attn, name))
         own: Any = attn
         self.head_dim, self.scaling, self.layer_idx = own.head_dim, own.scaling, own.layer_idx
         self.attn_logit_softcapping: float | None = getattr(attn, "attn_logit_softcapping", None)
@@ -114,7 +124,7 @@ class PlainLayer:
     def __init__(
         self, view: torch.nn.Module, attention_name: str, norms: tuple[str, str | None, str, str | None]
     ) -> None:
-        """`norms` is one of `NORMS`."""
+        """`norms` is one of `LAYER_NORMS`."""
         parts: Any = view._modules
         self.hooks = _hooks_of(view)  # if any is not empty, `__call__` would leave it out
         self._attend = PlainAttention(parts[attention_name], direct=True).forward
@@ -154,7 +164,7 @@ def plain_layers(views: list[torch.nn.Module], attention_name: str) -> list[Plai
     """
     parts = views[0]._modules
     kinds = {(type(view), *((name, type(_whole(part))) for name, part in view._modules.items())) for view in views}
-    norms = next((one for one in NORMS if {attention_name, "mlp", *filter(None, one)} == parts.keys()), None)
+    norms = next((one for one in LAYER_NORMS if {attention_name, "mlp", *filter(None, one)} == parts.keys()), None)
     if norms is None or None in parts.values() or len(kinds) > 1:
         return None
     return [PlainLayer(view, attention_name, norms) for view in views]

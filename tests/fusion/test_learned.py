@@ -67,7 +67,10 @@ class TestNetwork:
         stored, first, second = (torch.randn(layers, 2, 2, 11, 4).bfloat16() for layers in (8, 6, 6))
         at_once = token_features(stored, [first, second])
         monkeypatch.setattr(learned, "CACHED_BYTES", layers_at_once * 4 * stored[0].numel())
+        real, counts = torch.split, set[int]()
+        monkeypatch.setattr(torch, "split", lambda kv, count: counts.add(count) or real(kv, count))
         assert torch.equal(token_features(stored, [first, second]), at_once)
+        assert counts == {layers_at_once}
 
     def test_a_network_survives_saving_and_loading(self) -> None:
         made = network()

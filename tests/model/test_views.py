@@ -68,7 +68,7 @@ class TestPlainLayers:
         adapter._plain = None
         assert all(torch.equal(*pair) for pair in zip(directly, computed(adapter), strict=True))
 
-    @pytest.mark.parametrize("part", ["mlp.down_proj", "self_attn.q_proj", "input_layernorm", ""])
+    @pytest.mark.parametrize("part", ["mlp.down_proj", "mlp", "self_attn.q_proj", "self_attn", "input_layernorm", ""])
     @pytest.mark.parametrize("weights", ["plain", "int8"])
     def test_hooks_are_called_also_those_that_come_later(self, part: str, weights: str) -> None:
         model = tiny_models.model("qwen2")
