@@ -37,6 +37,7 @@ def main() -> None:
     torch.set_num_threads(options.threads)
     lengths = [int(length) for length in options.tokens.split(",")]
     model = _model(options, longest=1024 + max(lengths))
+    model.config.bos_token_id = 1  # the prefix
     dtype = auto_dtype(model.config).name if options.dtype == "auto" else options.dtype
     model = model.to(getattr(torch, dtype))
     base = model if multiplies_bfloat16() else copy.deepcopy(model).float()

@@ -14,7 +14,7 @@ from contextlib import AbstractContextManager, nullcontext
 
 import torch
 
-from ragkv.fusion import ResidentLease, Scorer
+from ragkv.fusion import MOST_MOVED_LEARNED, ResidentLease, Scorer
 from ragkv.model import PASS_ROWS, Adapter, Context, TokenRun, raw_kv
 from ragkv.store import CHAINED_INDEX, Entry, EntryInfo, Identity, ids_digest
 
@@ -163,7 +163,7 @@ class Encoder:
         """Chunks' entries, and their KV behind the scorer's texts, to train scores on."""
         assert self.scorer is not None, "this encoder has no scorer"
         entries = self.chunks(chunks)
-        behind = self.scorer.kv_behind_texts(chunks, [entry.kv for entry in entries])
+        behind = self.scorer.kv_behind_texts(chunks, [entry.kv for entry in entries], MOST_MOVED_LEARNED)
         return list(zip(entries, behind, strict=True))
 
     def register(self, chunks: Sequence[tuple[int, ...]]) -> None:

@@ -16,9 +16,10 @@ from .selectors import (
     usable,
     with_floor,
 )
-from .sensitivity import Scorer
+from .sensitivity import MOST_MOVED_LEARNED, Scorer
 
 __all__ = [
+    "MOST_MOVED_LEARNED",
     "SELECTORS",
     "AskingSelector",
     "Candidates",

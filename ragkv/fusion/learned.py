@@ -28,7 +28,7 @@ from ragkv.model import Adapter
 from ragkv.model.fingerprint import rounded_digest
 from ragkv.runtime import replace_file
 
-from .variance import scored_layers, variance
+from .variance import scored_layers
 
 FILE_NAME = "ragkv-scores.safetensors"  # in a store's directory, or in a model's folder
 TEXTS = 2  # k of the scorer: the network reads a chunk's KV behind two texts
@@ -40,7 +40,7 @@ VALUE_PARTS = 5  # vectors of G D values per token in the features
 KEY_PARTS = 4  # vectors of G D keys per token, read for topics only
 FLOOR = 1e-4  # smaller relative squared distances are rounding errors
 SCALE = 3.0  # of the logarithms of distances, which lie between -9 and 3
-CACHED_BYTES = 4 << 20  # of layers in float32 that are compared at once
+CACHED_BYTES = 2 << 20  # of layers in float32 that are compared at once
 
 log = logging.getLogger(__name__)
 
@@ -185,12 +185,12 @@ def token_features(stored: torch.Tensor, behind_texts: Sequence[torch.Tensor]) -
     layers, (first, second) = len(stored), behind_texts[:TEXTS]
     base = stored[: len(first)]
     norm = _squares(stored).mean(dim=-1, keepdim=True).clamp_min(1e-12)  # (L, 2, 1)
-    pairs = ((first, base), (second, base), (first, second))
-    apart = torch.stack([_squares(*pair) / norm[: len(first)] for pair in pairs])  # (3, L', 2, T)
+    apart = _squared_distances(base, first, second) / norm[: len(first)]  # (3, L', 2, T)
     tokens = base.shape[3]
     place = torch.arange(tokens, device=base.device, dtype=torch.float32)
     moved = (apart[1] > FLOOR).flatten(0, 1).any(dim=0).float()
-    log_variance = (variance(stored, (first, second)) + FLOOR).log()
+    # of two texts: half of the squared distance between them
+    log_variance = (apart[2, scored_layers(layers).start :].sum(dim=(0, 1)) / 2 + FLOOR).log()
     distances = [
         (apart + FLOOR).log().flatten(0, 2), moved[None], place[None] / tokens, place.log1p()[None], log_variance[None],
     ]  # fmt: skip
@@ -204,17 +204,27 @@ def token_features(stored: torch.Tensor, behind_texts: Sequence[torch.Tensor]) -
     return torch.cat([vectors, *distances]).t()
 
 
-def _squares(kv: torch.Tensor, other: torch.Tensor | None = None) -> torch.Tensor:
-    """The squared norms (L, 2, T) float32 of KV (L, 2, G, T, D), or of its distances from another.
+def _squared_distances(base: torch.Tensor, first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
+    """The squared distances (3, L, 2, T) float32 of first and base, second and base, first and second.
 
-    A few layers at a time: larger tensors in float32 leave the caches of a CPU, and take five times as long.
+    Each is KV (L, 2, G, T, D).
     """
+    found = []
+    for parts in zip(*map(_few_layers, (base, first, second)), strict=True):
+        own, one, other = (part.float() for part in parts)
+        found.append(torch.stack([_squares(one - own), _squares(other - own), _squares(one - other)]))
+    return torch.cat(found, dim=1)
+
+
+def _squares(kv: torch.Tensor) -> torch.Tensor:
+    """The squared norms (L, 2, T) float32 of KV (L, 2, G, T, D)."""
+    return torch.cat([part.float().square().sum(dim=4).sum(dim=2) for part in _few_layers(kv)])
+
+
+def _few_layers(kv: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """KV (L, 2, G, T, D) in parts of a few layers: larger tensors in float32 leave the caches of a CPU."""
     layer_bytes = 4 * kv[0].numel()
-    count = max(1, CACHED_BYTES // layer_bytes) if kv.device.type == "cpu" else len(kv)
-    parts = (part.float() for part in torch.split(kv, count))
-    if other is not None:
-        parts = (part - own.float() for part, own in zip(parts, torch.split(other, count), strict=True))
-    return torch.cat([part.square().sum(dim=(2, 4)) for part in parts])
+    return torch.split(kv, max(1, CACHED_BYTES // layer_bytes) if kv.device.type == "cpu" else len(kv))
 
 
 def load_for(adapter: Adapter, directory: str | Path | None = None) -> ScoreModel | None:

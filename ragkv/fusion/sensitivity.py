@@ -28,7 +28,8 @@ NEIGHBOUR_TOKENS = 512  # of the neighbouring text from the chunk's document, at
 COMPUTED_TOKENS = 128  # of neighbours that are computed, where the KV of fewer is there
 KNOWN_TOKENS = 512  # of the chunks encoded last, whose KV is kept for their neighbours
 MOST_MOVED = 0.5  # of a chunk's tokens, those that moved most behind the first text: the others move behind none
-VARIANCE = "variance-3"  # names how it is measured: scores that were made in another way must not be compared with it
+MOST_MOVED_LEARNED = 0.3  # for a network, which loses nothing by it (docs/selection.md)
+VARIANCE, LEARNED = "variance-3", "learned-2"  # how scores are made: they are compared with no others
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +65,8 @@ class Scorer:
         self.learned = learned
         self.network_digest = learned.digest if learned else ""
         self.columns = 1 + TOPICS if learned else 1  # numbers a token
-        self.made_as = self.network_digest or VARIANCE  # other scores must not be compared with these
+        self._most_moved = MOST_MOVED_LEARNED if learned else MOST_MOVED
+        self.made_as = f"{LEARNED}-{learned.digest}" if learned else VARIANCE
         self.name = f"{'b' if learned and learned.second_slot else 'a'}-{self.made_as}"  # before the dash, their slot
         self._between = between
         self._layers = range(scored_layers(adapter.layer_count).stop)  # computed behind texts
@@ -90,7 +92,7 @@ class Scorer:
     @property
     def passes(self) -> float:
         """What scoring costs, in passes over a chunk's tokens through the whole model."""
-        texts = 1 + (self._count - 1) * MOST_MOVED if self._count else 0.0
+        texts = 1 + (self._count - 1) * self._most_moved if self._count else 0.0
         return texts * self._layers.stop / self._adapter.layer_count
 
     def register(self, chunks: Sequence[tuple[int, ...]]) -> None:
@@ -111,7 +113,8 @@ class Scorer:
 
     def scores(self, chunks: Sequence[tuple[int, ...]], stored: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """The sensitivity (T, 1 + C) float16, on the host, of chunks with the stored KV (L, 2, G, T, D)."""
-        return [self._scores(*pair) for pair in zip(stored, self.kv_behind_texts(chunks, stored), strict=True)]
+        behind = self.kv_behind_texts(chunks, stored, self._most_moved)
+        return [self._scores(*pair) for pair in zip(stored, behind, strict=True)]
 
     def _scores(self, stored: torch.Tensor, behind: Sequence[torch.Tensor]) -> torch.Tensor:
         own = stored.to(self._adapter.device)
@@ -132,13 +135,14 @@ class Scorer:
         return replace(plan, candidates=replace(plan.candidates, sensitivity=weighted))
 
     def kv_behind_texts(
-        self, chunks: Sequence[tuple[int, ...]], stored: Sequence[torch.Tensor]
+        self, chunks: Sequence[tuple[int, ...]], stored: Sequence[torch.Tensor], most_moved: float
     ) -> list[list[torch.Tensor]]:
         """The raw KV (L', 2, G, T, D) of each chunk behind k texts; its neighbours come first if it has any.
 
-        L' are the first layers, up to the last of `scored_layers`. Tokens that hardly moved behind the first text have
-        their stored KV behind the others. `stored` is the KV (L, 2, G, T, D) of the chunks behind the prefix, which
-        they lend each other as neighbours.
+        L' are the first layers, up to the last of `scored_layers`. Behind all texts but the first only the share
+        `most_moved` of the tokens is computed, those that moved most behind the first; the others have their stored KV
+        there. `stored` is the KV (L, 2, G, T, D) of the chunks behind the prefix, which they lend each other as
+        neighbours.
         """
         if any(token_ids not in self._places for token_ids in chunks):
             self.register(chunks)
@@ -150,7 +154,7 @@ class Scorer:
             self._known.popitem(last=False)
         runs = [TokenRun(token_ids, own[0]) for token_ids, own in zip(chunks, texts, strict=True)]
         first = raw_kv(self._adapter, runs, self._between, self._layers)
-        reused = [_most_moved(kv, behind) for kv, behind in zip(stored, first, strict=True)]
+        reused = [_those_that_moved(kv, behind, most_moved) for kv, behind in zip(stored, first, strict=True)]
         runs = [
             TokenRun(token_ids, context, reused=left)
             for token_ids, own, left in zip(chunks, texts, reused, strict=True)
@@ -237,7 +241,7 @@ class Scorer:
         return kv
 
 
-def _most_moved(stored: torch.Tensor, behind: torch.Tensor) -> ReusedTokens:
+def _those_that_moved(stored: torch.Tensor, behind: torch.Tensor, share: float) -> ReusedTokens:
     """What is computed behind other texts of a chunk with KV (L, 2, G, T, D), and (L', 2, G, T, D) behind the first."""
     moved = variance(stored, [behind])
-    return ReusedTokens(stored, moved.topk(math.ceil(MOST_MOVED * len(moved))).indices.sort().values)
+    return ReusedTokens(stored, moved.topk(math.ceil(share * len(moved))).indices.sort().values)

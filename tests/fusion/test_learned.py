@@ -1,15 +1,17 @@
 """Learned scores: the network and its features, when it is used, and how questions weight the scores."""
 
+import math
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import save
 
 from ragkv import Engine, EngineConfig, FusionConfig, StoreConfig
-from ragkv.fusion import learned
+from ragkv.fusion import learned, sensitivity
 from ragkv.fusion.learned import FILE_NAME, FLOOR, KEY_PARTS, TOPICS, VALUE_PARTS, ScoreModel, _mixed, token_features
 from ragkv.fusion.selectors import budget, top
 from ragkv.fusion.variance import variance
@@ -120,6 +122,20 @@ class TestUse:
             encoder.register(CHUNKS)
             entry, others = encoder.training_samples(CHUNKS)[1]
             assert found == pytest.approx(network().scores(entry.kv, others)[:, 0].half().tolist(), rel=1e-2)
+
+    def test_a_network_reads_three_tenths_of_the_tokens_behind_the_second_text(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        original, computed = sensitivity.raw_kv, list[tuple[int, int]]()
+
+        def noted(adapter: Any, runs: Any, *rest: Any) -> Any:
+            computed.extend((run.row_count, len(run.token_ids)) for run in runs if run.reused is not None)
+            return original(adapter, runs, *rest)
+
+        monkeypatch.setattr(sensitivity, "raw_kv", noted)
+        with Engine.from_pretrained(self.folder(tmp_path / "model")) as engine:
+            engine.warm(CHUNKS)
+        assert computed == [(math.ceil(0.3 * len(chunk)), len(chunk)) for chunk in CHUNKS]
 
     def test_scores_of_another_network_are_not_used_and_the_kv_is(self, tmp_path: Path) -> None:
         model, store = self.folder(tmp_path / "model"), StoreConfig(directory=str(tmp_path / "store"))

@@ -1,5 +1,6 @@
 """Sensitivity: scores against a naive reference, stored scores, missing scores, and asking selectors."""
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -87,15 +88,19 @@ class TestScorer:
         kept = sum(OTHERS[:4], ())[:TEXT_TOKENS]
         assert got.tolist() == pytest.approx(naive((1,), [neighbours, kept]), rel=2e-3)
 
-    def test_behind_the_second_text_tokens_that_hardly_moved_keep_their_stored_kv(self) -> None:
+    @pytest.mark.parametrize("share", [0.3, 0.5])
+    def test_behind_the_second_text_tokens_that_hardly_moved_keep_their_stored_kv(
+        self, share: float, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(sensitivity_module, "MOST_MOVED", share)
         with Engine(tiny_models.model("llama"), config=no_scores()) as engine:
             stored = engine.parts.encoder.chunk(CHUNK).kv
             scorer = Scorer(engine.parts.adapter, (1,), 2)
             scorer.register(OTHERS)
             got = scorer.scores([CHUNK], [stored])[0][:, 0]
-            ((first, second),) = scorer.kv_behind_texts([CHUNK], [stored])
+            ((first, second),) = scorer.kv_behind_texts([CHUNK], [stored], share)
         moved = variance(stored, [first])  # twice the score of a token whose KV behind the second text is the stored KV
-        kept = moved.argsort()[: len(CHUNK) // 2]
+        kept = moved.argsort()[: len(CHUNK) - math.ceil(share * len(CHUNK))]
         assert torch.equal(second[..., kept, :], stored[:3, ..., kept, :])
         assert got[kept].tolist() == pytest.approx((moved[kept] / 2).tolist(), rel=2e-3)
 
@@ -302,7 +307,7 @@ def test_the_nearest_neighbours_are_taken_where_not_all_fit(monkeypatch: pytest.
         stored = [engine.parts.encoder.chunk(chunk).kv for chunk in chunks]
         scorer = Scorer(engine.parts.adapter, (1,), 2)
         scorer.register(chunks)
-        scorer.kv_behind_texts(chunks, stored)
+        scorer.kv_behind_texts(chunks, stored, 0.5)
         second, first = scorer._neighbours(chunks[3]), scorer._neighbours(chunks[1])
     assert second is not None and first is not None
     _, *before = second.pieces  # 40 tokens of chunk 0, and chunks 1 and 2
@@ -318,7 +323,7 @@ def test_in_a_small_context_the_nearest_neighbours_are_kept() -> None:
         stored = [engine.parts.encoder.chunk(chunk).kv for chunk in chunks]
         scorer = Scorer(engine.parts.adapter, (1,), 2)
         scorer.register(chunks)
-        scorer.kv_behind_texts(chunks, stored)
+        scorer.kv_behind_texts(chunks, stored, 0.5)
         context = scorer._neighbours(chunks[3])
     assert context is not None and len(context) == 512 - 150
     assert torch.equal(context.pieces[-1], stored[2]) and torch.equal(context.pieces[-2], stored[1])
