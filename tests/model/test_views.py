@@ -95,6 +95,23 @@ class TestPlainLayers:
         model.model.layers[1].mlp = type("Other", (type(model.model.layers[1].mlp),), {})(model.config)
         assert adapt(model)._plain is None
 
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+    def test_the_usual_norm_is_computed_directly_with_the_same_bits(self, dtype: torch.dtype) -> None:
+        norm = tiny_models.model("qwen2").model.norm.to(dtype)
+        torch.nn.init.uniform_(norm.weight, 0.5, 2)
+        direct, hidden = plain_layer._norm(norm), torch.randn((1, 9, len(norm.weight))).to(dtype)
+        assert direct != norm.forward
+        assert torch.equal(direct(hidden), norm(hidden))
+
+    def test_a_norm_with_another_formula_is_called(self) -> None:
+        class Shifted(type(tiny_models.model("qwen2").model.norm)):  # type: ignore[misc]
+            def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+                changed: torch.Tensor = super().forward(hidden) + hidden
+                return changed
+
+        for norm in (Shifted(8), torch.nn.LayerNorm(8), tiny_models.model("gemma2").model.norm):
+            assert plain_layer._norm(norm) == norm.forward
+
 
 class TestOwnRotation:
     """Most families' attention runs without the model's own rotation, which rotates by nothing."""
