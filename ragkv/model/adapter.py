@@ -17,6 +17,8 @@ from . import attention
 from .packing import with_copies
 from .pauses import TILE_ROWS
 from .plain_layer import PlainLayer, plain_attention_view, plain_layers
+from .product_speed import multiplies_bfloat16
+from .products import kernel_is_faster
 from .promptkv import CaptureCache, Captured, KVShape, PromptKV, Recording, RowCache
 from .rope import Rope, RotaryTables
 from .rows import Rows
@@ -43,6 +45,8 @@ class Adapter:
         self.device: torch.device = next(model.parameters()).device
         self.dtype: torch.dtype = next(model.parameters()).dtype
         on_cpu = self.device.type == "cpu"
+        if on_cpu and self.dtype is torch.bfloat16 and multiplies_bfloat16():
+            kernel_is_faster()  # timed now, not in the first request
         views = [attending_view(layer, self.attention_name, in_tiles=on_cpu) for layer in self.body.layers]
         (self._head, *self.layers), self.packed_bytes = with_copies(
             [self.model.get_output_embeddings(), *views], packed_bytes, self.device

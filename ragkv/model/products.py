@@ -1,19 +1,26 @@
 """Attention as two matrix products and a softmax, for bfloat16 on a CPU that multiplies it fast.
 
 PyTorch's kernel takes 3.7 ns of one thread per pair of row and key with 64 dimensions, these products take 2.2 ns,
-because the kernel multiplies small tiles. The difficulty is rounding: a bfloat16 product returns bfloat16, and a score
+because the kernel multiplies small tiles. Where it has better ones, as it may with AMX, it is used: both are timed once
+on a machine. The difficulty is rounding: a bfloat16 product returns bfloat16, and a score
 of 100 with 8 bits is wrong by a quarter. So an offset near the row's largest score is subtracted from each row before
 anything is rounded. The softmax does not change, and the scores with a large weight become small numbers. Their error
 is then similar to that of the weights, which the kernel also rounds to bfloat16.
 """
 
-import torch
+from collections.abc import Callable, Sequence
+from functools import cache
 
-from .product_speed import multiplies_bfloat16
+import torch
+from torch.nn import functional
+
+from .product_speed import gain_of_second, multiplies_bfloat16
 
 SAMPLED = 8  # every 8th key estimates a row's offset: more keys cost time, fewer cost accuracy
 FEWEST_SCORES = 1 << 18  # with fewer, the calls cost more than the products save
 MOST_SCORES_BYTES = 64 << 20  # above, the kernel is used, which does not store the scores
+TIMED = (2, 7, 32, 1024, 64)  # KV heads, query heads of each, rows, keys and dimensions of the attention that is timed
+KERNEL_GAIN = 1.1  # the kernel is used where it is so many times as fast
 
 
 def products_pay(q: torch.Tensor, kv_heads: int, keys: int, softcap: float | None = None) -> bool:
@@ -27,7 +34,32 @@ def products_pay(q: torch.Tensor, kv_heads: int, keys: int, softcap: float | Non
     enough = heads == kv_heads if count == 1 else scores >= FEWEST_SCORES
     fits = scores * q.element_size() <= MOST_SCORES_BYTES
     plain = softcap is None and q.dtype is torch.bfloat16
-    return enough and fits and plain and q.device.type == "cpu" and multiplies_bfloat16()
+    usable = enough and fits and plain and q.device.type == "cpu" and multiplies_bfloat16()
+    return usable and (count == 1 or not kernel_is_faster())
+
+
+@cache
+def kernel_is_faster() -> bool:
+    """Whether torch's kernel takes clearly less time than products for many rows; timed on this machine once."""
+    kv_heads, group, count, keys, head_dim = TIMED
+
+    def both() -> Sequence[Callable[[torch.Tensor], torch.Tensor]]:
+        generator = torch.Generator().manual_seed(0)
+        k, v = torch.randn((2, kv_heads, keys, head_dim), generator=generator).bfloat16()
+        bias, scaling = torch.zeros((count, keys), dtype=torch.bfloat16), head_dim**-0.5
+        wide = bias.repeat(group, 1)
+
+        def by_products(rows: torch.Tensor) -> torch.Tensor:
+            return attend_by_products(rows.view(kv_heads, -1, head_dim), k, v, bias, scaling)
+
+        def by_kernel(rows: torch.Tensor) -> torch.Tensor:
+            q = rows.view(1, kv_heads, -1, head_dim)
+            return functional.scaled_dot_product_attention(q, k[None], v[None], attn_mask=wide, scale=scaling)
+
+        return by_products, by_kernel
+
+    rows = torch.ones((kv_heads * group * count, head_dim), dtype=torch.bfloat16)
+    return gain_of_second({"attention": list(TIMED)}, both, rows) >= KERNEL_GAIN
 
 
 def attend_by_products(
