@@ -43,6 +43,7 @@ SLICE_TOKENS = (64, 128, 256, 512)  # tokens of the entries that are read from a
 TIER_ENTRIES = 4
 ROUNDS = 3
 TIER_ROUNDS = 9  # of reads, which are short
+MOST_ROUNDS, LEAST_S = 12, 3.0  # there are more rounds than three while they have taken less than this time
 BUDGET_S = 90.0  # no further round starts after this time
 COPY_BYTES = 64 * 2**20
 
@@ -93,7 +94,7 @@ class _Measuring:
 
     def __init__(self, engine: Engine, quick: bool, on_progress: Progress) -> None:
         self._engine, self._adapter, self._on_progress = engine, engine.parts.adapter, on_progress
-        self._rounds = 2 if quick else ROUNDS
+        self._quick, self._rounds = quick, 2 if quick else ROUNDS
         self._tier_rounds = 3 if quick else TIER_ROUNDS
         self._lengths = _lengths(self._adapter.context_length, QUICK_LENGTHS if quick else LENGTHS)
         self._identity = engine.parts.encoder.identity
@@ -177,18 +178,21 @@ class _Measuring:
         layers: dict[tuple[int, int, int], list[float]] = defaultdict(list)  # by rows, keys, placed tokens
         placing: list[float] = []
         self._pass(self._fused_plan(entries, self._lengths[0])[0], 0.3)  # warm-up
-        for _ in range(self._rounds):
+        began = time.perf_counter()
+        for number in range(self._rounds if self._quick else MOST_ROUNDS):
+            counted = number < self._rounds
             for length in self._lengths:
                 full[length].append(self._pass(self._whole_plan(length), 0.0).whole_s)
                 steps[length].append(self._decode_s(length))
-                self._step(2)
+                self._step(2 * counted)
                 for ratio in RATIOS:
                     plan, placed = self._fused_plan(entries, length)
                     done = self._pass(plan, ratio)
                     layers[done.rows, length, placed].append(max(0.0, done.whole_s - done.placing_s - start_s) / inner)
                     placing.append(done.placing_s / (inner * placed))
-                    self._step()
-            if time.perf_counter() - self._began > BUDGET_S:
+                    self._step(counted)
+            now = time.perf_counter()
+            if now - self._began > BUDGET_S or (number + 1 >= self._rounds and now - began > LEAST_S):
                 break
         fit, placed_s = fit_recompute(layers, with_placing=self._adapter.device.type == "cuda")
         placing_s = statistics.median(placing) if placed_s is None else placed_s

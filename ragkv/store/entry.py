@@ -46,7 +46,7 @@ class Identity:
     context: str  # digest of the token ids before this run: the application's prefix, for a chunk
     tenant: str = ""  # salt: tenants never share entries
     codec: str = "raw"  # part of the identity, so that rounded KV never replaces the model's own KV, nor the reverse
-    scorer: str = ""  # "" for KV; of scores: their slot, a dash, and the digest of the network that computed them
+    scorer: str = ""  # "" for KV; of scores: their slot, a dash, and how they were made, with the digest of a network
     behind: str = ""  # of a chained entry: digest of the token ids of the chunks between the prefix and this one
     format_version: int = FORMAT_VERSION
 

@@ -28,6 +28,7 @@ def test_exact_chunks_and_history_are_not_recomputed() -> None:
 
 def test_fusing_must_be_faster_by_the_margin_to_pay() -> None:
     assert pays(1.0, 1.1) and not pays(1.0, 1.04) and not pays(1.0, 0.5)
+    assert pays(0.003, 0.0040) and not pays(0.003, 0.0039), "finding entries and selecting take time, too"
 
 
 def test_the_least_number_of_tokens_is_where_the_estimates_cross() -> None:
