@@ -32,7 +32,7 @@ def is_fused_chunk(load: Load) -> bool:
 
 
 def pays(fused_s: float, recompute_s: float) -> bool:
-    """Whether fusing is faster by more than the margin."""
+    """Whether fusing is faster by more than the margin and what a profile leaves out."""
     return fused_s * MARGIN + UNPROFILED_S < recompute_s
 
 

@@ -184,7 +184,8 @@ def token_features(stored: torch.Tensor, behind_texts: Sequence[torch.Tensor]) -
     """
     layers, (first, second) = len(stored), behind_texts[:TEXTS]
     base = stored[: len(first)]
-    norm = _squares(stored).mean(dim=-1, keepdim=True).clamp_min(1e-12)  # (L, 2, 1)
+    squares = torch.cat([_squares(part.float()) for part in _few_layers(stored)])  # (L, 2, T)
+    norm = squares.mean(dim=-1, keepdim=True).clamp_min(1e-12)  # (L, 2, 1)
     apart = _squared_distances(base, first, second) / norm[: len(first)]  # (3, L', 2, T)
     tokens = base.shape[3]
     place = torch.arange(tokens, device=base.device, dtype=torch.float32)
@@ -217,8 +218,8 @@ def _squared_distances(base: torch.Tensor, first: torch.Tensor, second: torch.Te
 
 
 def _squares(kv: torch.Tensor) -> torch.Tensor:
-    """The squared norms (L, 2, T) float32 of KV (L, 2, G, T, D)."""
-    return torch.cat([part.float().square().sum(dim=4).sum(dim=2) for part in _few_layers(kv)])
+    """The squared norms (L, 2, T) of KV (L, 2, G, T, D), both float32."""
+    return kv.square().sum(dim=4).sum(dim=2)
 
 
 def _few_layers(kv: torch.Tensor) -> tuple[torch.Tensor, ...]:

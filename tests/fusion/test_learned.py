@@ -123,7 +123,7 @@ class TestUse:
             entry, others = encoder.training_samples(CHUNKS)[1]
             assert found == pytest.approx(network().scores(entry.kv, others)[:, 0].half().tolist(), rel=1e-2)
 
-    def test_a_network_reads_three_tenths_of_the_tokens_behind_the_second_text(
+    def test_for_a_network_three_tenths_of_the_tokens_are_computed_behind_the_second_text(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         original, computed = sensitivity.raw_kv, list[tuple[int, int]]()

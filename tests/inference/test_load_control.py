@@ -236,6 +236,20 @@ def test_only_memory_is_measured_without_a_directory() -> None:
         assert made.prefill(QUESTION, CHUNKS).reuse.decision
 
 
+@pytest.mark.parametrize(("quick", "least_s", "rounds"), [(True, 3.0, 2), (False, 0.0, 3), (False, 1e9, 12)])
+def test_short_passes_are_profiled_in_more_rounds(
+    quick: bool, least_s: float, rounds: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, lengths, reported = profiling._Measuring._decode_s, list[int](), list[tuple[int, int]]()
+    monkeypatch.setattr(profiling._Measuring, "_decode_s", lambda own, n: lengths.append(n) or real(own, n))
+    monkeypatch.setattr(profiling, "LEAST_S", least_s)
+    with engine(None) as made:
+        measure(made, quick=quick, on_progress=lambda *done: reported.append(done))
+    assert {lengths.count(length) for length in lengths} == {rounds}
+    assert reported[-1][0] == reported[-1][1]
+    assert all(done <= total for done, total in reported)
+
+
 def test_the_setting_may_leave_the_ratio_to_the_controller(tmp_path: Path) -> None:
     toml = tmp_path / "ragkv.toml"
     toml.write_text('[fusion]\nratio = "none"\n[controller.prices]\ndisk_usd_per_gb_month = 1.5\n')

@@ -103,7 +103,7 @@ class TestPlainLayers:
         assert direct != norm.forward
         assert torch.equal(direct(hidden), norm(hidden))
 
-    def test_a_norm_with_another_formula_is_called(self) -> None:
+    def test_other_norms_are_computed_by_their_own_forward(self) -> None:
         class Shifted(type(tiny_models.model("qwen2").model.norm)):  # type: ignore[misc]
             def forward(self, hidden: torch.Tensor) -> torch.Tensor:
                 changed: torch.Tensor = super().forward(hidden) + hidden
