@@ -30,6 +30,7 @@ check: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/python .ci/house.py
 
 bench: $(STAMP)
 	$(BIN)/python -m benchmarks --quick

@@ -1,4 +1,4 @@
-"""Attention of scattered rows in bfloat16: PyTorch's kernel against two products and a softmax (`model/products.py`).
+"""Attention of scattered rows in bfloat16: PyTorch's kernel against two products and a softmax.
 
     python -m benchmarks.attention [--quick] [--threads 1]
 
@@ -12,7 +12,7 @@ import torch
 from torch.nn import functional
 
 from benchmarks import report
-from ragkv.model.products import attend_by_products, multiplies_bfloat16
+from ragkv.model.cpu.products import attend_by_products, multiplies_bfloat16
 
 HEADS = ((14, 2, 64), (32, 8, 64), (32, 8, 128), (16, 16, 64))  # query heads, KV heads, dimensions
 BLOCKS = ((1, 1600), (8, 1600), (28, 300), (28, 1600), (37, 3104), (96, 3104))  # rows, keys

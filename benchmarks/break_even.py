@@ -15,9 +15,9 @@ import torch
 
 from benchmarks import avx2, report
 from benchmarks.ttft_world import OUR_FULL, QUESTION_TOKENS, Method, World, auto_dtype, model_of
-from ragkv.calibration.profiling import measure
 from ragkv.fusion.break_even import pays, recompute_ttft_s
 from ragkv.fusion.estimators import Load, Shape, ttft_s
+from ragkv.lab.profiling import measure
 from ragkv.model.loading import float_dtype
 from ragkv.model.shapes import shape_config
 

@@ -32,14 +32,14 @@ import torch
 
 from benchmarks import report
 from ragkv import Engine, EngineConfig, FusionConfig, StoreConfig
-from ragkv.calibration.profiling import disk_speed, measure, reading_s, save
 from ragkv.config import PricesConfig
 from ragkv.fusion.controller import choose_ratio, choose_tier, crossing
 from ragkv.fusion.estimators import Load, Shape, load_s, recompute_s, storage_cost, ttft_s
 from ragkv.fusion.gate_result import GateResult, Point, Speed, Tolerance
 from ragkv.fusion.profile import Profile, TierSpeed
+from ragkv.lab.profiling import disk_speed, measure, reading_s, save
+from ragkv.lab.testing import ThrottledTier
 from ragkv.model.shapes import SHAPES, random_model
-from ragkv.testing import ThrottledTier
 
 FIGURE = Path(__file__).parents[1] / "docs" / "figures" / "estimators.png"
 QUESTION_TOKENS = 32

@@ -26,10 +26,10 @@ import torch
 
 from benchmarks import report
 from ragkv import Engine, EngineConfig, FusionConfig, Session, StoreConfig
+from ragkv.conversations import SessionTurn
 from ragkv.fusion.readahead import buffer_bytes, layers_ahead
+from ragkv.lab.testing import ThrottledTier
 from ragkv.model.shapes import SHAPES, random_model
-from ragkv.sessions import SessionTurn
-from ragkv.testing import ThrottledTier
 from ragkv.types import Answer
 
 NEW, ANSWERED = 64, 192  # tokens of a turn

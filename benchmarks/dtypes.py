@@ -19,8 +19,8 @@ import torch
 from benchmarks import avx2, report
 from benchmarks.packing import STEPS, steps_action
 from benchmarks.ttft_world import OUR_FULL, Method, World, auto_dtype, model_of
+from ragkv.model.cpu.product_speed import multiplies_bfloat16
 from ragkv.model.int8 import round_weights
-from ragkv.model.product_speed import multiplies_bfloat16
 from ragkv.model.shapes import shape_config
 
 METHODS = (Method(OUR_FULL), Method("sensitivity", 0.15), Method("sensitivity", 0.05))

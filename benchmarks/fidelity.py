@@ -20,9 +20,9 @@ from transformers import AutoModelForCausalLM, DynamicCache
 
 from benchmarks import lens, report
 from ragkv import Engine, EngineConfig, FusionConfig
-from ragkv.calibration.score_training import Continuation, TrainingExample, train
 from ragkv.fusion import ScoreModel, Selector
 from ragkv.fusion.learned import FILE_NAME
+from ragkv.lab.score_training import Continuation, TrainingExample, train
 from ragkv.model import full_pass
 
 SELECTORS = ("hkvd", "hkvd-gradual", "sensitivity", "sensitivity-query", "variance", "first-k", "random", "oracle")

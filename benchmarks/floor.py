@@ -25,8 +25,8 @@ from benchmarks import report
 from benchmarks.quality_data import Context, Question, worlds
 from benchmarks.ttft_world import QUESTION_TOKENS, World, model_of
 from ragkv import Engine
-from ragkv.calibration.metrics import best, exact_match
 from ragkv.fusion import with_floor
+from ragkv.lab.metrics import best, exact_match
 
 RATIO = 0.15
 FLOORS = (0, 4, 8, 16, 32, 64)

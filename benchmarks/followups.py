@@ -33,8 +33,8 @@ import torch
 
 from benchmarks import report
 from ragkv import Engine, EngineConfig, FusionConfig
-from ragkv.calibration.metrics import best, exact_match
 from ragkv.config import SessionConfig
+from ragkv.lab.metrics import best, exact_match
 from ragkv.model.shapes import SHAPES, random_model
 from training.questions import Question
 from training.worlds import World, level, world

@@ -24,8 +24,8 @@ from ragkv import Engine, EngineConfig, FusionConfig, StoreConfig
 from ragkv.config import GIB
 from ragkv.fusion.learned import ScoreModel, shape_of
 from ragkv.model import PASS_ROWS
+from ragkv.model.cpu.product_speed import multiplies_bfloat16
 from ragkv.model.loading import READER
-from ragkv.model.product_speed import multiplies_bfloat16
 
 SELECTORS = {"without scores": "first-k", "with scores": "sensitivity", "with learned scores": "sensitivity"}
 LIMITS = {"without scores": 1.1, "with scores": 2.0, "with learned scores": 2.0}  # the most, over transformers

@@ -21,7 +21,7 @@ from benchmarks import kcache_quality as quality
 from benchmarks import report
 from ragkv.config import KCacheConfig
 from ragkv.model import Adapter, PromptKV, adapt
-from ragkv.model.batching import DecodeRow, decode_rows
+from ragkv.model.decode.batching import DecodeRow, decode_rows
 from ragkv.model.kcache import OffloadedKV
 from ragkv.model.layout import template_runs
 from ragkv.model.loading import load

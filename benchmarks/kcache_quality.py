@@ -13,11 +13,11 @@ from typing import Any
 import torch
 
 from benchmarks import quality_data
-from ragkv.calibration.metrics import best, exact_match
 from ragkv.config import KCacheConfig
+from ragkv.lab.metrics import best, exact_match
 from ragkv.model import Adapter, PromptKV, full_pass
-from ragkv.model.batching import DecodeRow, decode_rows
-from ragkv.model.decoding import end_tokens
+from ragkv.model.decode.batching import DecodeRow, decode_rows
+from ragkv.model.decode.decoding import end_tokens
 from ragkv.model.kcache import offload
 from ragkv.model.layout import TemplateRuns, encode
 

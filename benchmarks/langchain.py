@@ -22,7 +22,7 @@ from langchain_core.runnables import Runnable
 from benchmarks import report
 from examples.plain_transformers import PlainTransformers
 from ragkv import Engine, EngineConfig
-from ragkv.langchain import ChatRagKV
+from ragkv.integrations.langchain import ChatRagKV
 from ragkv.model.loading import load
 from ragkv.model.shapes import SHAPES, random_model
 

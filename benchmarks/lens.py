@@ -11,11 +11,11 @@ from weakref import WeakKeyDictionary
 import torch
 
 from ragkv import Engine
-from ragkv.encoding.rescoring import batches
 from ragkv.fusion import Candidates, StaticSelector
 from ragkv.fusion.selectors import budget, top
 from ragkv.fusion.sensitivity import Scorer
 from ragkv.model import Rows, attention
+from ragkv.scheduling.encoding.rescoring import batches
 
 _variances = WeakKeyDictionary[Engine, "Variances"]()
 

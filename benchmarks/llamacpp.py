@@ -28,7 +28,7 @@ import torch
 from benchmarks import avx2, gguf_file, report
 from benchmarks.llamacpp_sides import STEPS, LlamaCpp, Ours, Remote
 from benchmarks.ttft_world import QUESTION_TOKENS, model_of
-from ragkv.model.product_speed import multiplies_bfloat16
+from ragkv.model.cpu.product_speed import multiplies_bfloat16
 
 RATIOS = (0.15, 0.05)
 CHECKED = 64  # tokens of the prompt whose logits are compared

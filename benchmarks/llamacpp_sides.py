@@ -18,7 +18,7 @@ import torch
 
 from benchmarks.ttft_world import OUR_FULL, Method, World, auto_dtype
 from ragkv.model import loading
-from ragkv.model.batching import DecodeRow, decode_rows
+from ragkv.model.decode.batching import DecodeRow, decode_rows
 
 STEPS = 16  # tokens of one measured decoding
 FIRST_STEP_ID = 5

@@ -18,7 +18,7 @@ import torch
 from benchmarks import report
 from benchmarks.ttft_world import OUR_FULL, Method, World, model_of
 from ragkv import EngineConfig
-from ragkv.model.batching import DecodeRow, decode_rows
+from ragkv.model.decode.batching import DecodeRow, decode_rows
 
 METHODS = (
     Method("none", 0.0), Method("sensitivity", 0.05), Method("sensitivity", 0.15), Method("hkvd", 0.05),

@@ -10,9 +10,9 @@ from typing import NamedTuple
 
 from benchmarks.quality_data import Context
 from ragkv import Chunk, Engine
-from ragkv.calibration.metrics import best, rouge_l, token_f1
 from ragkv.config import DOCUMENT_END
 from ragkv.errors import InputError
+from ragkv.lab.metrics import best, rouge_l, token_f1
 from ragkv.retrieval import Document, Embedder, Index, Splitter
 
 SPARE_TOKENS = 128  # of the model's context: MapReduce asks for summaries with a longer question

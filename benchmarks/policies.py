@@ -22,7 +22,7 @@ from typing import Any
 
 from benchmarks.report import RESULTS, parser, save, table
 from ragkv.errors import MissingExtraError
-from ragkv.simulate import (
+from ragkv.lab.simulate import (
     BirthDeath,
     Profile,
     Report,
@@ -36,10 +36,10 @@ from ragkv.simulate import (
     replay,
     simulate,
 )
-from ragkv.simulate.chunks import exact_prefix, position_free, replay_chunks
-from ragkv.simulate.queueing import Server, serve
-from ragkv.simulate.report import plot
-from ragkv.simulate.reuse_order import replay_reuse_order
+from ragkv.lab.simulate.chunks import exact_prefix, position_free, replay_chunks
+from ragkv.lab.simulate.queueing import Server, serve
+from ragkv.lab.simulate.report import plot
+from ragkv.lab.simulate.reuse_order import replay_reuse_order
 
 TRACES = Path(__file__).parents[2] / "shared" / "data" / "traces"
 FILES = {

@@ -16,11 +16,11 @@ import torch
 from benchmarks import lens
 from benchmarks.quality_data import Context, Question
 from ragkv import Engine
-from ragkv.calibration.metrics import best, exact_match, rouge_l, token_f1
 from ragkv.fusion import AskingSelector, Selector, make_selector
+from ragkv.lab.metrics import best, exact_match, rouge_l, token_f1
 from ragkv.model import PromptKV, Rows, Watch
-from ragkv.model.decoding import end_tokens
-from ragkv.rag.baselines import surest
+from ragkv.model.decode.decoding import end_tokens
+from ragkv.retrieval.rag.baselines import surest
 
 MAX_NEW_TOKENS = 12
 SUMMARY_TOKENS = 24

@@ -222,7 +222,14 @@ def _pipelines(benchmark: TierBenchmark, redis: RedisServer, options: argparse.N
 @contextmanager
 def _proxy_process(port: int, latency_s: float, bandwidth: float) -> Iterator[int]:
     """Run a proxy in a process of its own; its port."""
-    command = [sys.executable, "-m", "ragkv.testing.faulty_proxy", f"{LOOPBACK}:{port}", "--latency-s", str(latency_s)]
+    command = [
+        sys.executable,
+        "-m",
+        "ragkv.lab.testing.faulty_proxy",
+        f"{LOOPBACK}:{port}",
+        "--latency-s",
+        str(latency_s),
+    ]
     with subprocess.Popen(
         [*command, "--bandwidth", str(bandwidth)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as proxy:

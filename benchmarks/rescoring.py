@@ -26,9 +26,9 @@ import torch
 from benchmarks import report
 from benchmarks.quality_data import Context, Question, worlds
 from ragkv import Chunk, Engine, EngineConfig, FusionConfig, StoreConfig
-from ragkv.calibration.metrics import best, exact_match
 from ragkv.fusion import ScoreModel
 from ragkv.fusion.learned import FILE_NAME
+from ragkv.lab.metrics import best, exact_match
 from ragkv.model.loading import READER
 
 RATIO = 0.06

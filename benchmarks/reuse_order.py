@@ -32,10 +32,10 @@ import torch
 
 from benchmarks import report
 from ragkv import Engine, EngineConfig, StoreConfig
-from ragkv.calibration.metrics import best, exact_match
-from ragkv.rag import Rag
-from ragkv.rag.rag import Order
+from ragkv.lab.metrics import best, exact_match
 from ragkv.retrieval import Document
+from ragkv.retrieval.rag import Rag
+from ragkv.retrieval.rag.rag import Order
 from training.worlds import level, world
 
 FIRST_SEED = 8_700_000_000_000  # far from the seeds of training and evaluation, and from those of other benchmarks

@@ -25,17 +25,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.report import parser, save, table
+from ragkv.lab.simulate import Profile, RagLoad, Shape, TurnLoad, load_trace, poisson, read_rag_requests, serve_replicas
 from ragkv.scheduling.replica_routing import ReplicaLoad, RouterSettings, make_router
-from ragkv.simulate import (
-    Profile,
-    RagLoad,
-    Shape,
-    TurnLoad,
-    load_trace,
-    poisson,
-    read_rag_requests,
-    serve_replicas,
-)
 
 TRACES = Path(__file__).parents[2] / "shared" / "data" / "traces"
 CPU = Profile(token_ms=2.762, fixed_ms=75.0, found_token_ms=0.438, load_token_ms=0.005, remote_token_ms=0.0098)

@@ -16,8 +16,8 @@ from typing import Any
 from benchmarks.report import parser, save, table
 from benchmarks.routing import CPU, GPU, SHARED_WAIT, TRACES, rag
 from ragkv.config import PricesConfig
+from ragkv.lab.simulate import Profile, Shape, serve_replicas
 from ragkv.scheduling.replica_routing import RouterSettings
-from ragkv.simulate import Profile, Shape, serve_replicas
 
 COUNTS = (1, 10, 100, 1_000)
 BUSY = 0.7  # of the time a replica is used

@@ -34,10 +34,11 @@ import torch
 
 from benchmarks.report import parser, save, table
 from ragkv.config import SchedulerConfig
+from ragkv.lab.simulate import Trace, load_trace
+from ragkv.lab.simulate.queueing import Server, serve
+from ragkv.lab.simulate.workloads import Session
+from ragkv.lab.testing import ThrottledTier
 from ragkv.scheduling import AdmissionQueue
-from ragkv.simulate import Trace, load_trace
-from ragkv.simulate.queueing import Server, serve
-from ragkv.simulate.workloads import Session
 from ragkv.store import (
     DiskTier,
     Entry,
@@ -51,7 +52,6 @@ from ragkv.store import (
     make_policy,
 )
 from ragkv.store.policies import PolicySettings
-from ragkv.testing import ThrottledTier
 
 TRACES = Path(__file__).parents[2] / "shared" / "data" / "traces"
 TRACE = "kv-cache-tester/sample_120.jsonl.gz"

@@ -22,7 +22,7 @@ from transformers import PreTrainedTokenizerFast
 
 from benchmarks.report import parser, save, table
 from ragkv import Engine
-from ragkv.constraints import ConstraintTokenizer, Grammars, ResponseFormat
+from ragkv.prompt.constraints import ConstraintTokenizer, Grammars, ResponseFormat
 
 QUESTION = "Who are the people of the town, and what is the job of each?"
 PERSON = {

@@ -17,7 +17,7 @@ import transformers
 
 from benchmarks.report import parser, save, table
 from ragkv import Engine, EngineConfig
-from ragkv.dialogue import DialogueDocument, DialogueEngine, DialoguePrompt, DialogueRequest, Turn
+from ragkv.api.chat import DialogueDocument, DialogueEngine, DialoguePrompt, DialogueRequest, Turn
 from tests import tiny_models
 from tests.dialogue.prompt_templates import TEMPLATES, passages
 from tests.toy_tokenizers import VOCABULARY, byte_tokenizer

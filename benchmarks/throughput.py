@@ -29,9 +29,9 @@ from benchmarks import report
 from benchmarks import throughput_requests as serving
 from ragkv import EngineConfig
 from ragkv.model import Adapter, PromptKV, adapt
-from ragkv.model.batching import DecodeRow, decode_rows
-from ragkv.model.decoding import decode, single_prompt_step
-from ragkv.model.sampling import Sampler, Sampling
+from ragkv.model.decode.batching import DecodeRow, decode_rows
+from ragkv.model.decode.decoding import decode, single_prompt_step
+from ragkv.model.decode.sampling import Sampler, Sampling
 from ragkv.model.shapes import SHAPES, random_model
 from ragkv.runtime import openmp
 from ragkv.scheduling import ComputeLock

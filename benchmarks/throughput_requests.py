@@ -23,8 +23,8 @@ from transformers import DynamicCache
 
 from benchmarks.random_scores import put_random_scores
 from ragkv import Engine, EngineConfig, StoreConfig
+from ragkv.lab.simulate.readers.ragpulse import read_rag_requests
 from ragkv.scheduling import ComputeLock
-from ragkv.simulate.readers.ragpulse import read_rag_requests
 from ragkv.store import Entry, EntryInfo
 
 QUESTION_TOKENS = 32

@@ -20,7 +20,7 @@ from langchain_core.tools import tool
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.prebuilt import InjectedState
 
-from ragkv.langchain import ChatRagKV, RagKVRetriever
+from ragkv.integrations.langchain import ChatRagKV, RagKVRetriever
 from ragkv.retrieval import Document as Source
 from ragkv.retrieval import Index, Splitter
 

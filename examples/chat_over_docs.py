@@ -14,8 +14,8 @@ from pathlib import Path
 from ragkv import Engine, EngineConfig
 from ragkv.config import SessionConfig
 from ragkv.model.loading import load
-from ragkv.rag import Rag
 from ragkv.retrieval import load_documents
+from ragkv.retrieval.rag import Rag
 
 HERE = Path(__file__).parent
 

@@ -14,7 +14,7 @@ from langchain_core.prompts import ChatPromptTemplate
 from langchain_core.runnables import Runnable, RunnablePassthrough
 from plain_transformers import PlainTransformers
 
-from ragkv.langchain import ChatRagKV, RagKVRetriever
+from ragkv.integrations.langchain import ChatRagKV, RagKVRetriever
 from ragkv.model.loading import load
 from ragkv.retrieval import Document as Source
 from ragkv.retrieval import Index, Splitter

@@ -8,8 +8,8 @@ import tempfile
 from pathlib import Path
 
 from ragkv import Answer, Engine, EngineConfig, StoreConfig
-from ragkv.rag import Rag
 from ragkv.retrieval import load_documents, resolve_embedder
+from ragkv.retrieval.rag import Rag
 
 HERE = Path(__file__).parent
 QUESTIONS = {

@@ -16,7 +16,7 @@ from langchain_core.output_parsers import StrOutputParser
 from langchain_core.prompts import ChatPromptTemplate
 from langchain_openai import ChatOpenAI
 
-from ragkv.langchain import RagKVRetriever
+from ragkv.integrations.langchain import RagKVRetriever
 from ragkv.retrieval import Index
 
 QUESTIONS = ["What does Nesibissa do for a living?", "What does Verlab sell?", "In which city is Culfete held?"]

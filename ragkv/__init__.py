@@ -11,13 +11,13 @@ from .errors import RagKVError
 from .types import Answer, Chunk, Citation, PromptSpan, Reuse, Text, Timing, TokenEvent
 
 if TYPE_CHECKING:
-    from .constraints import ResponseFormat
+    from .conversations import Session
     from .engine import Engine
-    from .sessions import Session
+    from .prompt.constraints import ResponseFormat
 
 __version__ = "0.1.0"
 
-_LAZY = {"Engine": ".engine", "ResponseFormat": ".constraints", "Session": ".sessions"}
+_LAZY = {"Engine": ".engine", "ResponseFormat": ".prompt.constraints", "Session": ".conversations"}
 
 
 def __getattr__(name: str) -> Any:

@@ -27,7 +27,7 @@ POLICY_NAMES = (  # ragkv.store.POLICIES
     *("auto", "end-aware", "et-lru", "et-lru-learned", "et-lru-posterior", "fifo", "gdsf"),
     *("gdsf-memory", "lfu-da", "lookahead", "lru", "t-lru", "t-lru-guarded", "threshold-lru"),
 )
-# ragkv.simulate.SIMULATOR_ONLY
+# ragkv.lab.simulate.SIMULATOR_ONLY
 SIMULATOR_POLICY_NAMES = ("belady", "length-aware", "t-lru-all", "t-lru-eager", "t-lru-literal", "tail-belady")
 # ragkv.fusion.SELECTORS
 SELECTOR_NAMES = ("all", "first-k", "hkvd", "hkvd-gradual", "none", "random", "sensitivity", "sensitivity-query")

@@ -14,11 +14,12 @@ from dataclasses import dataclass, replace
 from typing import Any, Self, Unpack
 
 from .config import EngineConfig
-from .encoding import Rescorer, RescoreReport, WarmReport
+from .conversations import DetachedTurn, Session, SessionInfo, Sessions, open_sessions
 from .errors import CancelledError, InputError, RagKVError, UnsupportedError
 from .fusion import ScoreModel, gate_result, learned
-from .history import Discard
-from .inference import (
+from .model.dtype_choice import choose_dtype
+from .model.loading import READER, READER_NOTE, READER_UNKNOWN, load
+from .prompt import (
     ActiveRequest,
     AnswerBackend,
     AnswerEvents,
@@ -33,11 +34,10 @@ from .inference import (
     SharedModel,
     traced,
 )
-from .model.dtype_choice import choose_dtype
-from .model.loading import READER, READER_NOTE, READER_UNKNOWN, load
+from .prompt.history import Discard
 from .runtime import Check, Closing, iterate_in_thread, limit_kernel_caches, no_check, openmp, run_in_thread
 from .scheduling import QueueStats
-from .sessions import DetachedTurn, Session, SessionInfo, Sessions, open_sessions
+from .scheduling.encoding import Rescorer, RescoreReport, WarmReport
 from .store import Identity, RemoteStats, StoreStats, entry_key
 from .types import Answer, Chunk, TokenEvent
 
@@ -319,8 +319,8 @@ class Engine(Closing):
         """The conversation of that id, new or as it stands, also after a restart if the store has a directory.
 
         Idle for longer than `ttl_s` it is deleted; `discard` says which tokens go when it outgrows the context (see
-        `history/truncation.py`). An option that is left out stays as it was, or is the config's. Before its first turn
-        a session is known, with its options, only as long as the caller holds it.
+        `prompt/history/truncation.py`). An option that is left out stays as it was, or is the config's. Before its
+        first turn a session is known, with its options, only as long as the caller holds it.
         """
         self._check_open()
         return self._sessions.session(session_id, ttl_s, discard)

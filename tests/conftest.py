@@ -13,7 +13,7 @@ import pytest_socket
 import torch
 
 from ragkv import FusionConfig
-from ragkv.model import kept_numbers
+from ragkv.model.cpu import kept_numbers
 from tests.store.remote.servers import RedisServer
 
 

@@ -12,8 +12,8 @@ from ragkv import EngineConfig, FusionConfig, KCacheConfig, PromptConfig, StoreC
 from ragkv.config import CODEC_NAMES, GIB, POLICY_NAMES, RETRIEVER_NAMES, SELECTOR_NAMES, SIMULATOR_POLICY_NAMES
 from ragkv.errors import ConfigError
 from ragkv.fusion import SELECTORS
+from ragkv.lab.simulate import SIMULATOR_ONLY
 from ragkv.retrieval.retrievers import RETRIEVERS
-from ragkv.simulate import SIMULATOR_ONLY
 from ragkv.store import CODECS, POLICIES
 
 NESTED: dict[str, Any] = {

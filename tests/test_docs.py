@@ -17,10 +17,10 @@ from langchain_core.runnables import RunnableLambda, RunnablePassthrough
 import ragkv.config
 from ragkv import Engine, EngineConfig
 from ragkv.config import SchedulerConfig
-from ragkv.langchain import ChatRagKV
+from ragkv.integrations.langchain import ChatRagKV
 from ragkv.model.loading import READER, READER_NOTE, load
 from tests.api.helpers import app_on, filled, on_port, plain
-from tests.langchain.helpers import tiny_folder
+from tests.integrations.langchain.helpers import tiny_folder
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text("utf-8")

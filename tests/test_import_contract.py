@@ -65,7 +65,7 @@ def test_an_upward_import_breaks_the_contract(tree: Path) -> None:
 
 
 def test_two_files_that_import_each_other_break_the_contract(tree: Path) -> None:
-    add_import(tree, "ragkv.history.history", "ragkv.history.truncation")
+    add_import(tree, "ragkv.prompt.history.history", "ragkv.prompt.history.truncation")
     ran = lint(tree)
     assert ran.returncode == 1
     assert "No two files or packages import each other BROKEN" in ran.stdout

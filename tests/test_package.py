@@ -17,6 +17,7 @@ import pytest
 import ragkv
 
 ROOT = Path(__file__).parents[1]
+SECOND_NAMES = ("api", "fusion", "retrieval", "store")
 
 
 def files_under(folder: str) -> set[str]:
@@ -71,12 +72,21 @@ def test_the_source_distribution_holds_the_package_the_examples_and_the_docs(sou
     assert {"LICENSE", "README.md", "CHANGELOG.md", "constraints.txt", "pyproject.toml"} <= source_files
 
 
-def test_nothing_of_the_source_distribution_lies_in_the_folders_that_are_links_in_a_checkout(
+def test_nothing_of_the_source_distribution_lies_in_the_second_names_at_the_root(
     source_files: set[str],
 ) -> None:
-    links = {entry.name for entry in ROOT.iterdir() if entry.is_symlink()}
-    assert links == {"api", "fusion", "retrieval", "store"}
-    assert {name for name in source_files if name.split("/")[0] in links} == set()
+    assert {name for name in source_files if name.split("/")[0] in SECOND_NAMES} == set()
+
+
+@pytest.mark.parametrize("name", SECOND_NAMES)
+def test_a_package_at_the_root_of_the_checkout_is_the_package_of_ragkv_and_no_copy(name: str) -> None:
+    module = next(file.stem for file in sorted((ROOT / "ragkv" / name).glob("*.py")) if file.stem != "__init__")
+    code = (
+        f"import importlib, {name}, ragkv.{name}\n"
+        f"second, first = (importlib.import_module(f'{{p}}{name}.{module}') for p in ('', 'ragkv.'))\n"
+        f"assert {name} is ragkv.{name} and second is first and first.__spec__.name == 'ragkv.{name}.{module}'"
+    )
+    subprocess.run([sys.executable, "-W", "error", "-c", code], cwd=ROOT, check=True)
 
 
 def test_the_wheel_has_a_licence_and_the_marker_of_typed_packages(wheel: Path, metadata: EmailMessage) -> None:

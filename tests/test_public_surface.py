@@ -13,8 +13,8 @@ import pytest
 
 import ragkv
 from ragkv import errors
-from ragkv.inference import AnswerOptions, PrefillOptions
-from ragkv.model.sampling import SETTINGS
+from ragkv.model.decode.sampling import SETTINGS
+from ragkv.prompt import AnswerOptions, PrefillOptions
 
 DESIGNED = [
     "Chunk",

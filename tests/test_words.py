@@ -51,7 +51,7 @@ ALLOWED_FILES = {
     "tests/test_words.py": "lists the words",
     "training/templates.py": "sentences of the worlds: another word would change the trained weights",
     "examples/corpus": "prose that the example questions are about",
-    "ragkv/calibration/gate_corpus.py": "prose that the gate measures a model on",
+    "ragkv/lab/gate_corpus.py": "prose that the gate measures a model on",
 }
 # Words that continue a sentence: a test name that begins with one cannot be read without its class or its neighbour.
 CONTINUATIONS = re.compile(

@@ -25,8 +25,8 @@ from random import Random
 import torch
 
 from ragkv import Engine, EngineConfig, FusionConfig
-from ragkv.calibration.score_training import Continuation, TrainingExample, train
 from ragkv.fusion import ScoreModel
+from ragkv.lab.score_training import Continuation, TrainingExample, train
 from training.batches import HARDER, Encoder
 from training.harder import harder_world
 from training.questions import Question

@@ -9,9 +9,9 @@ from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from typing import Any, Unpack
 
+from ragkv.conversations import Session
 from ragkv.engine import Engine
-from ragkv.inference import AnswerOptions, ServedPrompt
-from ragkv.sessions import Session
+from ragkv.prompt import AnswerOptions, ServedPrompt
 from ragkv.types import Answer, Chunk, TokenEvent
 
 from .errors import ApiError, check_at_most
@@ -19,7 +19,7 @@ from .keys import Principal
 from .server_state import record_answer
 from .settings import LimitsConfig
 from .tenants import Tenant
-from .work_context import WorkContext
+from .work.work_context import WorkContext
 
 DEFAULT_MAX_TOKENS = 256
 TITLE_CHARS = 80

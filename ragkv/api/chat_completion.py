@@ -12,8 +12,7 @@ from collections.abc import Generator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 
-from ragkv.constraints import ResponseFormat
-from ragkv.dialogue import (
+from ragkv.api.chat import (
     CallFilter,
     DialogueDocument,
     DialoguePrompt,
@@ -25,15 +24,13 @@ from ragkv.dialogue import (
     required_form,
 )
 from ragkv.errors import InputError
-from ragkv.model.token_text import TokenText
+from ragkv.model.decode.token_text import TokenText
+from ragkv.prompt.constraints import ResponseFormat
 from ragkv.runtime import Check
 from ragkv.types import Answer, Chunk, Text, TokenEvent
 
 from .answers import ChoiceEvents, check_filter, check_text, checked_max_tokens, session_of, stream_choices
-from .citation_markers import MarkerFilter, marker_spans, missing_markers, without_markers
-from .errors import ApiError, check_at_most, unknown_model
-from .keys import Principal
-from .openai_chat import (
+from .bodies.chat import (
     Annotation,
     AssistantMessage,
     ChatRequest,
@@ -43,13 +40,16 @@ from .openai_chat import (
     UrlCitation,
     refuse_unsupported,
 )
-from .openai_values import Logprobs, Piece, Usage, notes_of
+from .bodies.resources import AnswerReport, Source
+from .bodies.tools import NamedTool, ToolDefinition, called, check_choice
+from .bodies.values import Logprobs, Piece, Usage, notes_of
+from .citation_markers import MarkerFilter, marker_spans, missing_markers, without_markers
+from .errors import ApiError, check_at_most, unknown_model
+from .keys import Principal
 from .reports import answer_fields, citations_of, sources_of
-from .schemas import AnswerReport, Source
 from .service import Service
 from .tenants import Tenant
-from .tool_schemas import NamedTool, ToolDefinition, called, check_choice
-from .work_context import WorkContext
+from .work.work_context import WorkContext
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ earlier answer that a client sends back.
 import re
 from collections.abc import Sequence
 
-from .schemas import Citation
+from .bodies.resources import Citation
 
 _MARKER = re.compile(r"\[(\d{1,4})\]")
 _PARTIAL = re.compile(r"\[\d{0,4}$")  # the beginning of a possible marker

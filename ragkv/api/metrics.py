@@ -25,8 +25,8 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from ragkv import __version__
+from ragkv.api.vllm_backend import VllmServer
 from ragkv.engine import EngineStats
-from ragkv.front import VllmServer
 from ragkv.types import Reuse, Timing
 
 PARTS = ("queue", "lookup", "load", "fuse", "prefill")

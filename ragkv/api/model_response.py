@@ -11,14 +11,16 @@ from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from ragkv.dialogue import DialogueDocument, Turn, insert_documents
+from ragkv.api.chat import DialogueDocument, Turn, insert_documents
 from ragkv.errors import SchemaError
 
 from .answers import check_text
+from .bodies.chat import AssistantMessage, ChatRequest, ChatResponse, Message, refuse_unsupported
+from .bodies.tools import GivenCall, GivenFunction
+from .bodies.values import Piece
 from .chat_completion import ChatCompletion, turn_of
 from .errors import ApiError, check_at_most, not_found
 from .keys import Principal
-from .openai_chat import AssistantMessage, ChatRequest, ChatResponse, Message, refuse_unsupported
 from .openai_response_items import MOST_ITEMS, ContentPart, InputCall, InputCallOutput, InputMessage
 from .openai_responses import (
     IncompleteDetails,
@@ -31,11 +33,9 @@ from .openai_responses import (
     ResponseUsage,
     TextAnnotation,
 )
-from .openai_values import Piece
 from .service import Service
 from .stored_responses import StoredResponse
-from .tool_schemas import GivenCall, GivenFunction
-from .work_context import WorkContext
+from .work.work_context import WorkContext
 
 log = logging.getLogger(__name__)
 

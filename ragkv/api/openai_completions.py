@@ -4,12 +4,12 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints
 
-from ragkv.inference import AnswerOptions
+from ragkv.prompt import AnswerOptions
 
-from .openai_chat import StreamOptions
-from .openai_sampling import SamplingFields
-from .openai_values import Usage, ignored
-from .schemas import PrefillReport, ReuseOptions
+from .bodies.chat import StreamOptions
+from .bodies.resources import PrefillReport, ReuseOptions
+from .bodies.sampling import SamplingFields
+from .bodies.values import Usage, ignored
 
 Text = Annotated[str, StringConstraints(min_length=1)]
 

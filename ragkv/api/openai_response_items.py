@@ -4,9 +4,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, StringConstraints, Tag, field_validator
 
-from .document_schemas import Part
-from .openai_chat import refuse_other_content
-from .tool_schemas import ToolName
+from .bodies.chat import refuse_other_content
+from .bodies.documents import Part
+from .bodies.tools import ToolName
 
 MOST_ITEMS = 1000  # of one conversation
 CallId = Annotated[str, StringConstraints(min_length=1, max_length=256)]

@@ -4,16 +4,16 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field, StringConstraints, model_validator
 
-from ragkv.inference import MAX_LOGPROBS
+from ragkv.prompt import MAX_LOGPROBS
 
-from .document_schemas import GivenDocument, Part
-from .openai_chat import not_offered
+from .bodies.chat import not_offered
+from .bodies.documents import GivenDocument, Part
+from .bodies.resources import AnswerReport, Retrieval, ReuseOptions
+from .bodies.response_formats import FormatRequest, NamedSchema
+from .bodies.sampling import SamplingFields
+from .bodies.tools import Choice, FunctionDefinition, NamedFunction, NamedTool, ToolDefinition
+from .bodies.values import TokenLogprobs, Usage, ignored
 from .openai_response_items import ITEM_IGNORED, Input
-from .openai_sampling import SamplingFields
-from .openai_values import TokenLogprobs, Usage, ignored
-from .response_formats import FormatRequest, NamedSchema
-from .schemas import AnswerReport, Retrieval, ReuseOptions
-from .tool_schemas import Choice, FunctionDefinition, NamedFunction, NamedTool, ToolDefinition
 
 Status = Literal["in_progress", "completed", "incomplete", "failed"]
 

@@ -8,7 +8,7 @@ from fastapi.openapi.utils import get_openapi
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
-from .document_schemas import DocumentPut, DocumentsIn
+from .bodies.documents import DocumentPut, DocumentsIn
 from .middleware.auth import is_public
 from .openapi_limits import describe_limits
 from .openapi_links import add_links

@@ -5,7 +5,7 @@ from typing import Any
 
 from ragkv.retrieval.filters import COMPARISONS, MAX_CONDITIONS, NAME_CHARS
 
-from .document_schemas import NO_NUL
+from .bodies.documents import NO_NUL
 from .settings import LimitsConfig, ServeConfig
 
 _JSON: dict[str, Any] = {"$ref": "#/components/schemas/JsonValue"}

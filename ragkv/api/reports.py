@@ -4,11 +4,11 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-from ragkv.inference import ServedPrompt, cite
+from ragkv.prompt import ServedPrompt, cite
 from ragkv.retrieval import Document, DocumentSummary, Hit, Passage
 from ragkv.types import Answer, Chunk
 
-from .schemas import Citation, Reuse, Source, Span, Timing
+from .bodies.resources import Citation, Reuse, Source, Span, Timing
 
 
 def title_of(described: Document | DocumentSummary | Passage) -> str | None:

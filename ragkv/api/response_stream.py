@@ -6,10 +6,10 @@ All arguments of a call are one delta. An error ends the stream with the event `
 from collections.abc import AsyncGenerator, Iterator
 from typing import Any
 
+from .bodies.values import Piece
 from .errors import as_api_error
 from .model_response import ModelResponse
 from .openai_responses import OutputCall, OutputMessage, OutputText, ResponseObject
-from .openai_values import Piece
 from .sse import format_event
 
 

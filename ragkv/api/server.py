@@ -22,12 +22,12 @@ from fastapi import FastAPI
 from ragkv.errors import ConfigError
 from ragkv.runtime import server_file
 
-from .connections import Config
-from .descriptors import raise_limit
 from .keys import KeyRing
 from .logs import configure_logging, logger
 from .server_state import Readiness, ServerState
 from .settings import ServeConfig
+from .work.connections import Config
+from .work.descriptors import raise_limit
 
 POLL_S = 0.05
 CUT_SHARE = 0.5  # of `close_s`: how long a cut request may take to end before its socket is closed

@@ -7,7 +7,7 @@ from typing import Self
 
 from starlette.requests import HTTPConnection
 
-from ragkv.front import VllmServer
+from ragkv.api.vllm_backend import VllmServer
 from ragkv.types import Reuse, Timing
 
 from .errors import ApiError

@@ -11,25 +11,25 @@ from typing import Annotated, Any, TypeVar
 
 from fastapi import Depends, Request
 
+from ragkv.api.vllm_backend import VllmServer, differences
 from ragkv.config import EngineConfig, StoreConfig
 from ragkv.engine import Engine
 from ragkv.errors import AnswerServerError
-from ragkv.front import VllmServer, differences
 from ragkv.model.loading import quiet_transformers
-from ragkv.rag import DOCUMENT_END
 from ragkv.retrieval import Embedder, resolve_embedder
+from ragkv.retrieval.rag import DOCUMENT_END
 from ragkv.runtime import Check, Closing, make_private_folder
 
-from .collections import Collection
-from .document_parser import DocumentParser
+from .documents.collections import Collection
+from .documents.parser import DocumentParser
 from .errors import ApiError
 from .keys import ANONYMOUS, Principal
 from .metrics import TenantStats
 from .settings import ServeConfig
-from .task_pauses import TaskPauses
 from .tenants import Tenant, Tenants
-from .work_context import WorkContext
-from .worker_pool import PoolLimits, WorkerPool
+from .work.task_pauses import TaskPauses
+from .work.work_context import WorkContext
+from .work.worker_pool import PoolLimits, WorkerPool
 
 log = logging.getLogger(__name__)
 

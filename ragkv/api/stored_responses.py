@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from ragkv.dialogue import Tool, ToolCall, Turn
+from ragkv.api.chat import Tool, ToolCall, Turn
 from ragkv.runtime import make_private_folder, replace_file
 
 log = logging.getLogger(__name__)

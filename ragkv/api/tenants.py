@@ -12,26 +12,26 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
+from ragkv.api.chat import DialogueEngine
+from ragkv.api.vllm_backend import VllmBackend, VllmServer
 from ragkv.config import EngineConfig
-from ragkv.dialogue import DialogueEngine
+from ragkv.conversations import Session, SessionInfo
 from ragkv.engine import Engine
 from ragkv.errors import InputError, SessionUnavailableError
-from ragkv.front import VllmBackend, VllmServer
-from ragkv.inference import ModelBackend
+from ragkv.prompt import ModelBackend
 from ragkv.retrieval import Embedder
 from ragkv.runtime import Closing, LeasePool, make_private_folder
 from ragkv.scheduling import Activity
-from ragkv.sessions import Session, SessionInfo
 
-from .collections import Collections, collection_pool
-from .deletion_follower import DeletionFollower
-from .descriptors import collection_limit
+from .documents.collections import Collections, collection_pool
+from .documents.deletion_follower import DeletionFollower
+from .documents.known_passages import KnownPassages
 from .keys import TENANT, Principal, Quota
-from .known_passages import KnownPassages
 from .limits import QuotaGuard
 from .metrics import TenantStats
 from .settings import LimitsConfig, QuotaConfig, ServeConfig
 from .stored_responses import StoredResponses
+from .work.descriptors import collection_limit
 
 log = logging.getLogger(__name__)
 

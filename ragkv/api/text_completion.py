@@ -6,10 +6,12 @@ from collections.abc import Generator
 from contextlib import closing
 from dataclasses import dataclass, field
 
-from ragkv.model.token_text import TokenText
+from ragkv.model.decode.token_text import TokenText
 from ragkv.types import Answer, TokenEvent
 
 from .answers import check_text, checked_max_tokens, stream_choices
+from .bodies.resources import PrefillReport
+from .bodies.values import Piece, Usage, notes_of
 from .errors import ApiError, check_at_most, unknown_model
 from .keys import Principal
 from .openai_completions import (
@@ -19,12 +21,10 @@ from .openai_completions import (
     CompletionRequest,
     CompletionResponse,
 )
-from .openai_values import Piece, Usage, notes_of
 from .reports import prefill_fields
-from .schemas import PrefillReport
 from .service import Service
 from .tenants import Tenant
-from .work_context import WorkContext
+from .work.work_context import WorkContext
 
 DEFAULT_MAX_TOKENS = 16  # as OpenAI's
 

@@ -164,7 +164,7 @@ def simulate(
     as_json: AsJson = False,
 ) -> None:
     """Replay a trace through eviction policies and compare hits, TTFT and TEL."""
-    from ragkv.simulate.command import Options, run
+    from ragkv.lab.simulate.command import Options, run
 
     options = {name: value for name, value in locals().items() if name in Options.__dataclass_fields__}
     run(Options(policies=policy, **options), as_json, console)

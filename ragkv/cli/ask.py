@@ -40,7 +40,7 @@ from .running_server import ServedAnswer, ask_server
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ragkv.rag import RagAnswer
+    from ragkv.retrieval.rag import RagAnswer
     from ragkv.types import PromptSpan
 
 

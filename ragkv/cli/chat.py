@@ -35,10 +35,10 @@ from .options import (
 from .output import console, print_note
 
 if TYPE_CHECKING:
+    from ragkv.conversations import Session
     from ragkv.engine import Engine
-    from ragkv.inference import AnswerOptions
-    from ragkv.rag import Rag
-    from ragkv.sessions import Session
+    from ragkv.prompt import AnswerOptions
+    from ragkv.retrieval.rag import Rag
 
 HELP = "/reset forgets the turns, /forget deletes the conversation, /stats shows what is stored, /quit leaves."
 

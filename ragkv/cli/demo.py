@@ -23,7 +23,7 @@ from .options import EngineOptions
 from .output import console
 
 if TYPE_CHECKING:
-    from ragkv.rag import Rag
+    from ragkv.retrieval.rag import Rag
 
 _EXAMPLES = (Path(__file__).parents[1] / "examples", Path(__file__).parents[2] / "examples")  # installed; a checkout
 _NEW_TOKENS = 24

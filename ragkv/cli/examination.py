@@ -16,8 +16,8 @@ from ragkv.errors import RagKVError
 from ragkv.runtime import available_bytes, cores, cpu_features, cpu_model, crowding_hint, load, total_bytes
 
 if TYPE_CHECKING:
+    from ragkv.model.cpu.product_speed import ProductSpeed
     from ragkv.model.dtype_choice import DtypeChoice
-    from ragkv.model.product_speed import ProductSpeed
 
 PACKAGES = {  # by extra: what must be importable, and what for
     "dense": (("sentence_transformers", "faiss"), "dense retrieval"),
@@ -132,7 +132,7 @@ def examine(home: Path, model: str, config: EngineConfig) -> Examination:
 def _machine(home: Path) -> Machine:
     import torch
 
-    from ragkv.model.product_speed import measured_speeds
+    from ragkv.model.cpu.product_speed import measured_speeds
 
     wide, narrow = measured_speeds((torch.float32, torch.bfloat16), *LAYER)
     place = next(folder for folder in (home.absolute(), *home.absolute().parents) if folder.is_dir())
@@ -159,10 +159,10 @@ def _int8_gain(model: str, dtype: str, packed_bytes: int) -> float | None:
     """How many times as fast int8 computes a layer of the model, many rows and one weighted as in a request."""
     import torch
 
+    from ragkv.model.cpu.packing import with_copies
+    from ragkv.model.cpu.product_speed import measured_speed
     from ragkv.model.int8 import int8_speed
     from ragkv.model.loading import config_of
-    from ragkv.model.packing import with_copies
-    from ragkv.model.product_speed import measured_speed
 
     config = config_of(model)
     plain = getattr(torch, dtype, None)
@@ -181,7 +181,7 @@ def _int8_gain(model: str, dtype: str, packed_bytes: int) -> float | None:
 
 
 def _flops(speed: "ProductSpeed") -> float:
-    from ragkv.model.product_speed import ROWS
+    from ragkv.model.cpu.product_speed import ROWS
 
     return 2 * ROWS * LAYER[0] * LAYER[1] / speed.many_s
 

@@ -29,7 +29,7 @@ from .output import console, milliseconds, print_json, print_note
 if TYPE_CHECKING:
     from ragkv.engine import Engine
     from ragkv.fusion.break_even import Kind
-    from ragkv.rag import Rag
+    from ragkv.retrieval.rag import Rag
 
 
 TierName = Literal["memory", "disk", "redis", "s3"]
@@ -91,7 +91,7 @@ def _explain_description(
     from ragkv.fusion.break_even import Kind
     from ragkv.fusion.controller import decide
     from ragkv.fusion.estimators import Load, Shape, load_s, recompute_s
-    from ragkv.inference import selection_of
+    from ragkv.prompt import selection_of
 
     control, how = engine.parts.load_control, engine.parts.intake.method({"ratio": None, "selector": selector})
     profile = control.profile

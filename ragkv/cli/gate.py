@@ -60,10 +60,10 @@ def gate(
     as_json: AsJson = False,
 ) -> None:
     """Find the fastest setting within 2 % of full recompute on this corpus, and how fast it is on this machine."""
-    from ragkv.calibration.gate import gate as measure
-    from ragkv.calibration.gate import save
     from ragkv.fusion.gate_result import Tolerance
-    from ragkv.rag import gate_prompts, read_questions
+    from ragkv.lab.gate import gate as measure
+    from ragkv.lab.gate import save
+    from ragkv.lab.gate_prompts import gate_prompts, read_questions
 
     with EngineOptions(home, model, config, device, dtype, adapter, weights).rag() as rag:
         with output.working("making prompts"):

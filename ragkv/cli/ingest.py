@@ -22,7 +22,7 @@ from .options import HOME, Adapter, AsJson, Device, Dtype, EngineOptions, Home, 
 from .output import print_json, print_note
 
 if TYPE_CHECKING:
-    from ragkv.rag import FileOptions, FileOutcome, FileProgress, Rag, RagIngestReport
+    from ragkv.retrieval.rag import FileOptions, FileOutcome, FileProgress, Rag, RagIngestReport
 
 WATCH_MS = 200  # how long a wait for changes takes
 
@@ -59,8 +59,8 @@ def ingest(
     _check_paths(paths, all_needed=watch)
     engine_options = EngineOptions(home, model, config, device, dtype, adapter, weights)
     engine_options.check_writable()
-    from ragkv.rag import FileOptions
     from ragkv.retrieval import ParseLimits
+    from ragkv.retrieval.rag import FileOptions
 
     delete: Literal["others", "missing", "nothing"] = "others" if prune else "missing" if watch else "nothing"
     options = FileOptions(encoding, strict=strict, delete=delete, limits=ParseLimits(inflated_bytes=inflated_bytes))
@@ -108,7 +108,7 @@ class Runs:
 
     def _run(self, encode: "bool | Literal['changed']") -> "RagIngestReport":
         # Failures are in the report; pypdf's warnings do not name the file.
-        with output.quiet("ragkv.rag.files"), output.quiet("pypdf"), IngestProgress().shown() as progress:
+        with output.quiet("ragkv.retrieval.rag.files"), output.quiet("pypdf"), IngestProgress().shown() as progress:
 
             def on_file(done: "FileProgress") -> None:
                 progress.on_file(done)
@@ -201,7 +201,7 @@ def _check_paths(paths: Sequence[Path], all_needed: bool) -> None:
 
 def _end(paths: Sequence[Path], report: "RagIngestReport") -> None:
     """Exit status 1 if a file failed, and an error if nothing was read."""
-    from ragkv.rag import nothing_read
+    from ragkv.retrieval.rag import nothing_read
 
     if (problem := nothing_read(paths, report.files)) is not None:
         raise DocumentError(problem)

@@ -12,7 +12,7 @@ from ragkv.runtime import Rate
 from . import output
 
 if TYPE_CHECKING:
-    from ragkv.rag import FileProgress
+    from ragkv.retrieval.rag import FileProgress
 
 LOG_EVERY_S = 10.0
 

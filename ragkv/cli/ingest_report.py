@@ -10,7 +10,7 @@ from .output import console, errors
 
 if TYPE_CHECKING:
     from ragkv.engine import Engine
-    from ragkv.rag import FileOutcome, RagIngestReport
+    from ragkv.retrieval.rag import FileOutcome, RagIngestReport
 
 STATUSES = ("added", "changed", "unchanged", "deleted", "ignored", "failed")
 LEARN_STEPS = 400  # the default of `ragkv learn`

@@ -13,8 +13,8 @@ from .options import HOME, AsJson, Device, Dtype, EngineOptions, Home, Settings
 from .output import console, print_json
 
 if TYPE_CHECKING:
-    from ragkv.encoding import RescoreReport
     from ragkv.fusion import ScoreModel
+    from ragkv.scheduling.encoding import RescoreReport
 
 
 def learn(
@@ -68,7 +68,7 @@ def learn(
 
 def _trained(options: EngineOptions, steps: int, seed: int, losses: list[float]) -> "tuple[ScoreModel, int]":
     """The network, and the number of prompts it was trained on."""
-    from ragkv.calibration.score_training import examples_of, train
+    from ragkv.lab.score_training import examples_of, train
 
     with options.rag() as rag, output.progress("Learning, steps") as show:
 

@@ -15,8 +15,8 @@ from .output import print_note
 from .running_server import Refused, hits_of, send, served_answer, server_of
 
 if TYPE_CHECKING:
-    from ragkv.rag import Rag
     from ragkv.retrieval import Hit
+    from ragkv.retrieval.rag import Rag
     from ragkv.runtime.server_file import ServerAddress
 
 REQUEST_S = 600.0

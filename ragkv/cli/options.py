@@ -18,10 +18,10 @@ from ragkv.runtime.setting_values import FILE_VARIABLE, toml_values
 from .output import print_note, working
 
 if TYPE_CHECKING:
-    from ragkv.constraints import ResponseFormat
     from ragkv.engine import Engine
-    from ragkv.inference import AnswerOptions
-    from ragkv.rag import Rag
+    from ragkv.prompt import AnswerOptions
+    from ragkv.prompt.constraints import ResponseFormat
+    from ragkv.retrieval.rag import Rag
 
 FILE = Path("ragkv.toml")  # the settings file of commands that run in its folder
 
@@ -238,8 +238,8 @@ class EngineOptions:
 
     @contextmanager
     def _corpus(self, engine: "Engine", chunk_tokens: int | None) -> Iterator["Rag"]:
-        from ragkv.rag import Rag, default_chunk_tokens
         from ragkv.retrieval import resolve_embedder
+        from ragkv.retrieval.rag import Rag, default_chunk_tokens
 
         with working("loading the embedder"):
             embedder = resolve_embedder(device=self.device or "cpu")
@@ -312,7 +312,7 @@ def answer_options(
 
 def response_format(schema: Path) -> "ResponseFormat":
     """The form of the answer from a file with a JSON schema."""
-    from ragkv.constraints import ResponseFormat
+    from ragkv.prompt.constraints import ResponseFormat
 
     try:
         return ResponseFormat.json_schema(json.loads(schema.read_text("utf-8")))

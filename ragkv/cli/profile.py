@@ -35,7 +35,7 @@ def profile(
     as_json: AsJson = False,
 ) -> None:
     """Measure prefill, recompute, loading and decoding here. Engines with ratio = None use the profile."""
-    from ragkv.calibration.profiling import measure, save
+    from ragkv.lab.profiling import measure, save
 
     with EngineOptions(home, model, config, device, dtype, adapter, weights).engine() as engine:
         with output.progress("measuring") as on_progress:

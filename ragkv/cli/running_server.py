@@ -1,8 +1,8 @@
 """`ragkv ask` through the server that writes to the home: its model is loaded already, and it stores new KV.
 
 Only a server on this machine is asked, and only one that needs no key: a key has documents of its own, which are not
-those of the home. Whatever goes wrong, the caller reads the home itself. Loads neither torch nor `ragkv.rag`: the time
-of a command is otherwise mostly that of loading them.
+those of the home. Whatever goes wrong, the caller reads the home itself. Loads neither torch nor
+`ragkv.retrieval.rag`: the time of a command is otherwise mostly that of loading them.
 """
 
 import http.client
@@ -27,7 +27,7 @@ ANSWER_S = 600.0  # for an answer; the server's own deadline is shorter by defau
 
 @dataclass(frozen=True, slots=True)
 class ServedAnswer:
-    """A server's answer, with the fields of `ragkv.rag.RagAnswer`. Token ids and the ids of passages are not known."""
+    """A server's answer, with the fields of `RagAnswer`. Token ids and the ids of passages are not known."""
 
     answer: Answer
     hits: "tuple[Hit, ...]"  # in prompt order

@@ -132,7 +132,7 @@ def serve(
 def _run_replicas(settings: "ServeConfig") -> None:
     """Serve with replicas until a signal ends it."""
     from ragkv.api import KeyRing, check_network_exposure
-    from ragkv.cluster import run
+    from ragkv.integrations.ray import run
 
     check_network_exposure(settings, KeyRing(settings.keys_path))
     run(settings)

@@ -3,7 +3,7 @@
 How far a token's KV moves behind other texts shows that it depends on its context, not that an answer depends on it:
 behind a name replaced by a pronoun all words move, but the answer reads one of them. The network sees, layer by layer,
 how keys and values of a token and its neighbours move; it needs no passes but those of the variance. It was trained on
-a model's own full prefills to predict the effect of recomputing the token (`calibration/score_training.py`).
+a model's own full prefills to predict the effect of recomputing the token (`lab/score_training.py`).
 
 At ingest it gives each token a score, which replaces `sensitivity`, and topics, a few numbers. At question time its
 other part reads the question's tokens and raises the scores of the tokens with matching topics, by products of small

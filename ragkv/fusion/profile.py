@@ -37,7 +37,7 @@ class Subject:
     threads: int  # compute threads
     device: str  # "cpu", or the GPU's name
     version: int = VERSION
-    packed_bytes: int = 0  # of copies of weights, see `model/packing.py`
+    packed_bytes: int = 0  # of copies of weights, see `model/cpu/packing.py`
 
     @property
     def key(self) -> str:

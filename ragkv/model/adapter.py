@@ -14,11 +14,11 @@ import torch
 from transformers import Cache
 
 from . import attention
-from .packing import with_copies
+from .cpu.packing import with_copies
+from .cpu.product_speed import multiplies_bfloat16
+from .cpu.products import kernel_is_faster
 from .pauses import TILE_ROWS
 from .plain_layer import PlainLayer, plain_attention_view, plain_layers
-from .product_speed import multiplies_bfloat16
-from .products import kernel_is_faster
 from .promptkv import CaptureCache, Captured, KVShape, PromptKV, Recording, RowCache
 from .rope import Rope, RotaryTables
 from .rows import Rows

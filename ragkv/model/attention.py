@@ -15,9 +15,9 @@ import torch
 from torch.nn import functional
 from transformers import AttentionInterface
 
+from .cpu.product_speed import multiplies_bfloat16
+from .cpu.products import attend_by_products, products_pay
 from .pauses import TILE_ROWS, pause
-from .product_speed import multiplies_bfloat16
-from .products import attend_by_products, products_pay
 from .rows import Rows
 
 IMPLEMENTATION = "ragkv_rows"

@@ -16,9 +16,9 @@ import torch
 
 from ragkv.runtime import available_bytes
 
+from .cpu.packing import COPY_BYTES, LEVEL, copies_reach_float32
+from .cpu.product_speed import product_speeds
 from .loading import config_of, device_of, float_dtype
-from .packing import COPY_BYTES, LEVEL, copies_reach_float32
-from .product_speed import product_speeds
 
 SPARE_BYTES = 512 << 20  # left for activations and the rest of the process
 

@@ -22,9 +22,9 @@ from torch.nn import functional
 
 from ragkv.errors import ConfigError
 
+from .cpu.packed_linear import call_packed
+from .cpu.product_speed import ProductSpeed, measured_speed
 from .fingerprint import remember_rounded_digest
-from .packed_linear import call_packed
-from .product_speed import ProductSpeed, measured_speed
 
 WEIGHT_STEPS = 127  # on each side of zero
 SAME_ROWS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))  # layers that one module calls on the same rows

@@ -13,7 +13,7 @@ from torch.nn.modules import module as torch_module
 from transformers import Cache
 
 from . import attention
-from .packing import view_with
+from .cpu.packing import view_with
 from .views import InTiles
 
 Part = Callable[[torch.Tensor], torch.Tensor]

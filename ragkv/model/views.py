@@ -10,7 +10,7 @@ from typing import Any, cast
 import torch
 
 from . import attention
-from .packing import view_with
+from .cpu.packing import view_with
 from .pauses import TILE_ROWS, pause
 
 

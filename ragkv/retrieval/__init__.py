@@ -9,12 +9,12 @@ This package knows no model, no engine and no KV. Without any extra it retrieves
 """
 
 from .database import Database, look_into, state_of
+from .documents.files import FoundFile, find_files
+from .documents.limits import UNLIMITED, ParseLimits
+from .documents.loaders import KNOWN, LOADERS, TEXT_NAMES, check_not_blank, load_bytes, load_documents, read_bytes
 from .embedders import Embedder, MiniLM, SentenceTransformerEmbedder, one_vector, resolve_embedder
-from .files import FoundFile, find_files
 from .filters import Where
 from .index import Index
-from .limits import UNLIMITED, ParseLimits
-from .loaders import KNOWN, LOADERS, TEXT_NAMES, check_not_blank, load_bytes, load_documents, read_bytes
 from .rerankers import CrossEncoderReranker, Reranker
 from .retrievers import RETRIEVERS, Retriever
 from .splitter import Splitter

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Sequence
 import torch
 
 from ragkv.model import Adapter, PromptKV, Recording
-from ragkv.model.batching import DecodeRow, decode_rows
+from ragkv.model.decode.batching import DecodeRow, decode_rows
 from ragkv.runtime import Closing, openmp
 
 from .compute_lock import ComputeLock, Waiter

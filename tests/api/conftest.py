@@ -13,7 +13,7 @@ from fastapi.testclient import TestClient
 from ragkv import Engine
 from ragkv.api import ServeConfig
 from tests import tiny_models
-from tests.langchain.standard_table import Suite
+from tests.integrations.langchain.standard_table import Suite
 from tests.toy_tokenizers import VOCABULARY, byte_tokenizer
 
 from .helpers import BARE, app_on, client_at, client_of, filled, on_port, plain

@@ -11,10 +11,10 @@ from typing import Any
 
 from ragkv.api.metrics import Metrics, TenantStats
 from ragkv.api.settings import SHARED, ServeConfig
+from ragkv.api.vllm_backend import VllmStats
 from ragkv.config import GIB, MIB, EngineConfig
 from ragkv.engine import EngineStats
-from ragkv.front import VllmStats
-from ragkv.inference import DriftStats
+from ragkv.prompt import DriftStats
 from ragkv.scheduling import QueueStats
 from ragkv.store import RemoteStats, StoreStats, TierKind, TierStats
 

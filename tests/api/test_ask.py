@@ -6,10 +6,10 @@ import pytest
 from fastapi.testclient import TestClient
 
 from ragkv import Engine, EngineConfig
+from ragkv.api.bodies.resources import Source
 from ragkv.api.reports import citations_of
-from ragkv.api.schemas import Source
-from ragkv.rag import Rag, default_chunk_tokens
 from ragkv.retrieval import Document
+from ragkv.retrieval.rag import Rag, default_chunk_tokens
 from ragkv.retrieval.testing import HashEmbedder
 from tests.retrieval import sample_files
 

@@ -8,9 +8,9 @@ import pytest
 from fastapi.testclient import TestClient
 
 from ragkv import Engine
+from ragkv.api.bodies.resources import Citation
+from ragkv.api.bodies.values import IGNORED
 from ragkv.api.citation_markers import MarkerFilter, marker_spans, missing_markers, without_markers
-from ragkv.api.openai_values import IGNORED
-from ragkv.api.schemas import Citation
 
 from .helpers import EXAMPLES, FACTS, app_on, client_of, corpus, engine_of, events, filled, questions
 

@@ -11,8 +11,8 @@ from fastapi.testclient import TestClient
 from ragkv import Engine
 from ragkv.api.keys import KeyFile, Principal, Quota
 from ragkv.api.settings import LimitsConfig
-from ragkv.rag import Rag, default_chunk_tokens
 from ragkv.retrieval import Document
+from ragkv.retrieval.rag import Rag, default_chunk_tokens
 from ragkv.retrieval.testing import HashEmbedder
 
 from .helpers import FACTS, app_on, client_of, engine_of, entries, filled, service_of

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from ragkv.api import deletion_journal
-from ragkv.api.deletion_follower import FILE, DeletionFollower
-from ragkv.api.deletion_journal import DeletionJournal, Position
+from ragkv.api.documents import deletion_journal
+from ragkv.api.documents.deletion_follower import FILE, DeletionFollower
+from ragkv.api.documents.deletion_journal import DeletionJournal, Position
 from ragkv.errors import StoreError
 
 

@@ -8,12 +8,12 @@ from dataclasses import replace
 
 import pytest
 
-from ragkv.api import document_parser
-from ragkv.api.document_parser import DocumentParser
+from ragkv.api.documents import parser as document_parser
+from ragkv.api.documents.parser import DocumentParser
+from ragkv.api.documents.upload_parsing import Upload, UploadError
 from ragkv.api.errors import ApiError
-from ragkv.api.fair_slots import FairSlots, NoSlotError
 from ragkv.api.settings import LimitsConfig, ParsingConfig
-from ragkv.api.upload_parsing import Upload, UploadError
+from ragkv.api.work.fair_slots import FairSlots, NoSlotError
 from ragkv.config import MIB
 from ragkv.retrieval import Document, ParseLimits
 from ragkv.runtime import worker_process

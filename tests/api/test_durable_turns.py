@@ -10,7 +10,7 @@ import pytest
 
 from ragkv import Engine
 from ragkv.api.settings import LimitsConfig
-from ragkv.sessions import Manifests
+from ragkv.conversations import Manifests
 
 from .helpers import app_on, client_of, events, filled, on_port, plain
 

@@ -44,7 +44,7 @@ class Front:
 def _prompt(loaded: Engine) -> Any:
     from dataclasses import replace
 
-    from ragkv.rag import DOCUMENT_END
+    from ragkv.retrieval.rag import DOCUMENT_END
 
     prompt = EngineConfig().prompt
     return prompt if loaded.is_reader else replace(prompt, chunk_end=DOCUMENT_END)

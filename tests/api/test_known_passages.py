@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from ragkv.api import known_passages
-from ragkv.api.collection_folders import CollectionFolders
-from ragkv.api.known_passages import KnownPassages
-from ragkv.dialogue import PassageMatcher
+from ragkv.api.chat import PassageMatcher
+from ragkv.api.documents import known_passages
+from ragkv.api.documents.collection_folders import CollectionFolders
+from ragkv.api.documents.known_passages import KnownPassages
 
 
 class CountedFolders(CollectionFolders):

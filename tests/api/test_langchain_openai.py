@@ -18,8 +18,8 @@ from langchain_openai import ChatOpenAI, OpenAIEmbeddings
 from langchain_tests.integration_tests import EmbeddingsIntegrationTests
 
 from ragkv import Engine
-from tests.langchain.standard_table import Suite, reason, table
-from tests.langchain.unaided import ENDING, UnaidedChatTests, needs_skill
+from tests.integrations.langchain.standard_table import Suite, reason, table
+from tests.integrations.langchain.unaided import ENDING, UnaidedChatTests, needs_skill
 
 from .helpers import app_on, on_port
 

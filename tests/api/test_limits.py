@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
+from ragkv.api.bodies.chat import ChatRequest
 from ragkv.api.errors import ApiError
 from ragkv.api.keys import ANONYMOUS, KeyFile, Principal, Quota, Rate
 from ragkv.api.limits import Held, QuotaGuard, RateLimiter
 from ragkv.api.middleware.body import count_values
-from ragkv.api.openai_chat import ChatRequest
 from ragkv.api.settings import LimitsConfig, QuotaConfig, ServeConfig
 
 from .small_app import small_app

@@ -5,8 +5,8 @@ from dataclasses import replace
 
 import pytest
 
+from ragkv.api.documents.upload_parsing import Upload, UploadError, parse_upload
 from ragkv.api.settings import LimitsConfig
-from ragkv.api.upload_parsing import Upload, UploadError, parse_upload
 from ragkv.retrieval import ParseLimits
 from tests.retrieval import sample_files
 

@@ -10,9 +10,9 @@ import pytest
 from fastapi.testclient import TestClient
 
 from ragkv import Engine
+from ragkv.api.chat import key_of
 from ragkv.api.keys import KeyFile
 from ragkv.api.settings import LimitsConfig
-from ragkv.dialogue import key_of
 from tests.dialogue.prompt_templates import TEMPLATES, passages
 
 from .helpers import app_on, client_of, engine_of, filled
@@ -152,7 +152,7 @@ def test_a_long_prompt_without_a_passage_of_a_collection_is_logged_once_a_templa
 ) -> None:
     def warnings(*messages: Any) -> int:
         caplog.clear()
-        with caplog.at_level(logging.WARNING, "ragkv.dialogue"):
+        with caplog.at_level(logging.WARNING, "ragkv.api.chat"):
             chat(talk, list(messages), max_tokens=1)
         return sum("none of the known texts" in record.getMessage() for record in caplog.records)
 

@@ -6,8 +6,8 @@ from typing import Any, cast
 
 import pytest
 
-from ragkv.api.task_pauses import BATCH_S, PAUSE_SHARE, REQUEST_S, TaskPauses
-from ragkv.api.work_context import WorkContext
+from ragkv.api.work.task_pauses import BATCH_S, PAUSE_SHARE, REQUEST_S, TaskPauses
+from ragkv.api.work.work_context import WorkContext
 from ragkv.errors import CancelledError
 from ragkv.scheduling import Activity
 

@@ -69,7 +69,7 @@ def test_an_interrupt_ends_the_chat_without_a_traceback_and_drops_the_turn(
 ) -> None:
     say("who ?", options=("--session", "mine"))
     with monkeypatch.context() as patch:
-        from ragkv.model.stopping import TextStream
+        from ragkv.model.decode.stopping import TextStream
 
         real, calls = TextStream.add, iter(range(100))
 

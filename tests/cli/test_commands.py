@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from ragkv.config import CODEC_NAMES, StoreConfig
-from ragkv.rag import Rag
+from ragkv.retrieval.rag import Rag
 from ragkv.store import Store
-from tests.langchain.helpers import tiny_folder
+from tests.integrations.langchain.helpers import tiny_folder
 
 from .conftest import Run
 

@@ -31,7 +31,7 @@ REPLICA = """
 import json, sys
 from ray import cloudpickle
 from ragkv.cli.config import settings_of
-from ragkv.cluster import application
+from ragkv.integrations.ray import application
 replicas = application({"config": sys.argv[1]})._bound_deployment.init_args[1]._bound_deployment
 assert replicas.func_or_class.__name__ == "Replica"
 (config,) = cloudpickle.loads(cloudpickle.dumps(replicas.init_args))

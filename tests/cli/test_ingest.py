@@ -11,10 +11,10 @@ import pytest
 
 from ragkv.cli import ingest_progress, output
 from ragkv.cli.ingest_progress import IngestProgress
-from ragkv.rag import FileProgress
+from ragkv.retrieval.rag import FileProgress
 from ragkv.runtime import Rate, duration
-from tests.rag import forty_files
 from tests.retrieval import sample_files
+from tests.retrieval.rag import forty_files
 
 from .conftest import Run
 

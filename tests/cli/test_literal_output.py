@@ -8,7 +8,7 @@ import pytest
 
 from ragkv.cli import output
 from ragkv.errors import MissingExtraError
-from ragkv.inference import AnswerGenerator
+from ragkv.prompt import AnswerGenerator
 from ragkv.types import Answer
 
 from .conftest import Run

@@ -4,8 +4,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from ragkv.dialogue import DialogueDocument
-from ragkv.dialogue.catalogue import ChunkCatalogue
+from ragkv.api.chat import DialogueDocument
+from ragkv.api.chat.catalogue import ChunkCatalogue
 from tests.engine.helpers import text_engine
 
 TEXTS = tuple(f"This is text number {number} of all." for number in range(5))
@@ -24,7 +24,7 @@ def found(catalogue: ChunkCatalogue) -> list[str]:
 def test_beyond_the_limit_the_oldest_texts_of_requests_are_forgotten(
     catalogue: ChunkCatalogue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ragkv.dialogue.catalogue.MAX_REQUEST_TEXTS", 2)
+    monkeypatch.setattr("ragkv.api.chat.catalogue.MAX_REQUEST_TEXTS", 2)
     catalogue.register([DialogueDocument(TEXTS[0], {})])
     for text in TEXTS[:4]:
         catalogue.remember([DialogueDocument(text, {})])

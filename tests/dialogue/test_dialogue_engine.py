@@ -4,14 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from ragkv.dialogue import (
-    DialogueDocument,
-    DialogueEngine,
-    DialoguePrompt,
-    DialogueRequest,
-    Turn,
-    insert_documents,
-)
+from ragkv.api.chat import DialogueDocument, DialogueEngine, DialoguePrompt, DialogueRequest, Turn, insert_documents
 from ragkv.types import Answer
 from tests.engine.helpers import text_engine
 

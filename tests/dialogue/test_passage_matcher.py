@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ragkv.dialogue.passage_matcher import MAX_FOUND, PassageMatcher, key_of
+from ragkv.api.chat.passage_matcher import MAX_FOUND, PassageMatcher, key_of
 
 PASSAGE = 'The "old" harbour of Oró was built in 1832;\nits ropes & sails are <sold>\tas far as Irvburg.'
 OTHER = "The mill stands on the hill behind the chapel, and its wheel has not turned since the war."

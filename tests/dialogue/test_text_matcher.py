@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ragkv.dialogue import text_matcher
-from ragkv.dialogue.template import Template, Turn
-from ragkv.dialogue.text_matcher import WINDOW, TextMatch, TextMatcher
+from ragkv.api.chat import text_matcher
+from ragkv.api.chat.template import Template, Turn
+from ragkv.api.chat.text_matcher import WINDOW, TextMatch, TextMatcher
 from tests.model.test_layout import CHATML, HEADERS
 from tests.toy_tokenizers import byte_tokenizer
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from ragkv.dialogue import (
+from ragkv.api.chat import (
     CallFilter,
     DialogueDocument,
     DialogueEngine,

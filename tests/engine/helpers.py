@@ -8,7 +8,7 @@ import torch
 import transformers
 
 from ragkv import Engine, EngineConfig, Session
-from ragkv.inference import ActiveRequest, ChunkLike, Past
+from ragkv.prompt import ActiveRequest, ChunkLike, Past
 from tests import reference, tiny_models
 from tests.toy_tokenizers import VOCABULARY, byte_tokenizer
 

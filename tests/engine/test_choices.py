@@ -9,7 +9,7 @@ import torch
 from ragkv import Answer, Engine, TokenEvent
 from ragkv.config import KCacheConfig
 from ragkv.errors import InputError
-from ragkv.inference import Past
+from ragkv.prompt import Past
 from ragkv.scheduling import decode_batch
 
 from .helpers import A, B, Q, engine_of, text_engine

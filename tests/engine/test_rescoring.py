@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from ragkv import Engine, EngineConfig, FusionConfig, StoreConfig
-from ragkv.encoding import Encoder
 from ragkv.errors import CancelledError, InputError, StoreReadOnlyError
 from ragkv.fusion import ScoreModel
 from ragkv.fusion.learned import shape_of
+from ragkv.scheduling.encoding import Encoder
 from tests import tiny_models
 
 from .helpers import A, B, C, Q, engine_of, stored

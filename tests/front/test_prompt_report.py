@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from ragkv.front import differences, left_report
-from ragkv.front.prompt_report import served_prompt
-from ragkv.history import EMPTY
-from ragkv.inference import Prompt
+from ragkv.api.vllm_backend import differences, left_report
+from ragkv.api.vllm_backend.prompt_report import served_prompt
+from ragkv.prompt import Prompt
+from ragkv.prompt.history import EMPTY
 from ragkv.store import Identity
 from ragkv.types import PromptSpan, Reuse, Timing
 

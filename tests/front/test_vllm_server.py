@@ -5,8 +5,8 @@ from collections.abc import Iterator
 
 import pytest
 
+from ragkv.api.vllm_backend import VllmServer
 from ragkv.errors import AnswerServerError
-from ragkv.front import VllmServer
 from ragkv.runtime import no_check
 
 pytest.importorskip("openai")

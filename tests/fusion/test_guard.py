@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from ragkv import Engine, EngineConfig, FusionConfig, StoreConfig
-from ragkv.calibration.gate import save
 from ragkv.fusion import Candidates, raised_ratio
 from ragkv.fusion.gate_result import GateResult, Point, Speed, Tolerance
 from ragkv.fusion.guard import remaining_deviation
+from ragkv.lab.gate import save
 from tests import tiny_models
 from tests.fusion import helpers
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from ragkv.model import Adapter, PromptKV, Recording, adapt, full_pass
-from ragkv.model.batching import DecodeRow, decode_rows
+from ragkv.model.decode.batching import DecodeRow, decode_rows
 from tests import tiny_models
 
 MAX_NEW_TOKENS = 12

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from ragkv.model.decoding import end_tokens
+from ragkv.model.decode.decoding import end_tokens
 
 
 @pytest.mark.parametrize(

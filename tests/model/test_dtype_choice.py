@@ -13,15 +13,16 @@ import torch
 
 from ragkv import Engine, EngineConfig, StoreConfig
 from ragkv.errors import ConfigError, ModelNotFoundError, UnsupportedModelError
-from ragkv.model import dtype_choice, kept_numbers, product_speed
+from ragkv.model import dtype_choice
+from ragkv.model.cpu import kept_numbers, product_speed
+from ragkv.model.cpu.product_speed import ProductSpeed, measured_speeds, multiplies_bfloat16, product_speeds
 from ragkv.model.dtype_choice import choose_dtype
-from ragkv.model.product_speed import ProductSpeed, measured_speeds, multiplies_bfloat16, product_speeds
 from tests import tiny_models
 
 MIB = 1 << 20
 TIMED = """
 import json, torch
-from ragkv.model.product_speed import multiplies_bfloat16, product_speeds
+from ragkv.model.cpu.product_speed import multiplies_bfloat16, product_speeds
 wide, narrow = product_speeds((torch.float32, torch.bfloat16), 896, 4864)
 print(json.dumps([multiplies_bfloat16(), narrow.many_s / wide.many_s]))
 """

@@ -8,8 +8,9 @@ import torch
 
 from ragkv import Engine, EngineConfig, StoreConfig
 from ragkv.errors import ConfigError
-from ragkv.model import adapt, batching, int8
-from ragkv.model.batching import DecodeRow, decode_rows
+from ragkv.model import adapt, int8
+from ragkv.model.decode import batching
+from ragkv.model.decode.batching import DecodeRow, decode_rows
 from ragkv.model.fingerprint import rounded_digest, weights_digest
 from ragkv.model.int8 import Int8Linear, int8_layers, round_weights
 from ragkv.model.probe import full_pass

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from ragkv import KCacheConfig
 from ragkv.errors import ConfigError
 from ragkv.model import Adapter, PromptKV, adapt, full_pass
-from ragkv.model.batching import DecodeRow, decode_rows
+from ragkv.model.decode.batching import DecodeRow, decode_rows
 from ragkv.model.kcache import ATTENTION, HostValues, KCacheLayer, OffloadedKV, Offloading, attend_top, choose, kcache
 from tests import tiny_models
 

@@ -9,9 +9,16 @@ from typing import Any
 import pytest
 import torch
 
-from ragkv.model import kept_numbers, packed_linear, packing, product_speed
-from ragkv.model.packed_linear import LOST, Float16CopyLinear, PackedLinear, float16_copy
-from ragkv.model.packing import BFLOAT16_ROWS, FLOAT32_ROWS, Copies, copies_reach_float32, useful_copies, with_copies
+from ragkv.model.cpu import kept_numbers, packed_linear, packing, product_speed
+from ragkv.model.cpu.packed_linear import LOST, Float16CopyLinear, PackedLinear, float16_copy
+from ragkv.model.cpu.packing import (
+    BFLOAT16_ROWS,
+    FLOAT32_ROWS,
+    Copies,
+    copies_reach_float32,
+    useful_copies,
+    with_copies,
+)
 from ragkv.model.probe import adapt, full_pass
 from tests import tiny_models
 

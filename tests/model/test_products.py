@@ -7,9 +7,10 @@ import pytest
 import torch
 from torch.nn import functional
 
-from ragkv.model import attention, products
+from ragkv.model import attention
+from ragkv.model.cpu import products
+from ragkv.model.cpu.products import attend_by_products, products_pay
 from ragkv.model.probe import adapt, full_pass
-from ragkv.model.products import attend_by_products, products_pay
 from tests import tiny_models
 
 G, GROUP, ROWS, KEYS, D = 2, 3, 16, 400, 64

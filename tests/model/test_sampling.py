@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from ragkv.errors import InputError
-from ragkv.model.sampling import MOST_BIASES, Sampler, Sampling
+from ragkv.model.decode.sampling import MOST_BIASES, Sampler, Sampling
 
 PROMPT = torch.tensor([1, 4, 4])
 LOGITS = torch.tensor([0.0, 0.1, 3.0, 2.0, 2.9])

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ragkv.errors import InputError
-from ragkv.model.stopping import TextStream
+from ragkv.model.decode.stopping import TextStream
 from tests.toy_tokenizers import byte_tokenizer, fallback_tokenizer
 
 BYTES, FALLBACK = byte_tokenizer(), fallback_tokenizer()

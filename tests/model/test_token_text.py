@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from ragkv.model.token_text import LEAST_LOGPROB, TokenText
+from ragkv.model.decode.token_text import LEAST_LOGPROB, TokenText
 from ragkv.types import TokenLogprob
 from tests.toy_tokenizers import EOS, byte_tokenizer, fallback_tokenizer
 

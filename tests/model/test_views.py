@@ -7,7 +7,7 @@ import torch
 
 from ragkv.model import Adapter, Rows, attention, plain_layer, views
 from ragkv.model import adapter as adapter_module
-from ragkv.model.batching import DecodeRow, decode_rows
+from ragkv.model.decode.batching import DecodeRow, decode_rows
 from ragkv.model.int8 import round_weights
 from ragkv.model.probe import adapt, full_pass
 from tests import tiny_models

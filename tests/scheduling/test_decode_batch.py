@@ -12,9 +12,9 @@ import torch
 
 from ragkv import Engine
 from ragkv.model import Adapter, PromptKV, adapt, full_pass
-from ragkv.model.batching import DecodeRow, decode_rows
-from ragkv.model.decoding import decode, single_prompt_step
-from ragkv.model.sampling import Sampler, Sampling
+from ragkv.model.decode.batching import DecodeRow, decode_rows
+from ragkv.model.decode.decoding import decode, single_prompt_step
+from ragkv.model.decode.sampling import Sampler, Sampling
 from ragkv.scheduling import ComputeLock, DecodeBatch, decode_batch
 from tests import tiny_models
 from tests.engine.helpers import A, B, C, engine_of

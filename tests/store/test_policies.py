@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from ragkv.config import StoreConfig
 from ragkv.errors import ConfigError
-from ragkv.simulate import ALL_POLICIES, SIMULATOR_ONLY, make_any_policy
+from ragkv.lab.simulate import ALL_POLICIES, SIMULATOR_ONLY, make_any_policy
 from ragkv.store import LRU, Policy, Store, make_policy
 from ragkv.store.policies import Cut, PolicySettings, Turn
 from ragkv.store.policies.conversation_model import RECENT_GAPS, ReturnGaps, ReturnPredictor

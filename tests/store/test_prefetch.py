@@ -12,6 +12,7 @@ import torch
 
 from ragkv.config import StoreConfig
 from ragkv.errors import ConfigError
+from ragkv.lab.testing import FailingTier, Failure, WrappedLease, WrappedTier
 from ragkv.store import (
     LRU,
     DiskTier,
@@ -25,7 +26,6 @@ from ragkv.store import (
     make_policy,
 )
 from ragkv.store.policies import Cut, PolicySettings
-from ragkv.testing import FailingTier, Failure, WrappedLease, WrappedTier
 
 from .entries import IDENTITY, ids_of, leased, make_entry, read_all, same
 

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from ragkv.config import CODEC_NAMES
+from ragkv.lab.testing import ThrottledTier
 from ragkv.store import LRU, DiskTier, EncodedEntry, Entry, Identity, MemoryTier, ReadOnlyDiskTier, Tier, aligned_empty
-from ragkv.testing import ThrottledTier
 
 from .entries import (
     as_stored,

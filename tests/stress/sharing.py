@@ -5,8 +5,8 @@ import random
 
 from ragkv.config import RedisConfig, StoreConfig
 from ragkv.store import Store
+from tests.store.entries import IDENTITY, read_all, same
 
-from ..store.entries import IDENTITY, read_all, same
 from .writing import entry_of
 
 NUMBERS = 40

@@ -11,8 +11,8 @@ from ragkv.config import CODEC_NAMES
 from ragkv.errors import EntryDamagedError
 from ragkv.store import DiskTier, Entry, Store
 from ragkv.store.record import read_head
+from tests.store.entries import IDENTITY, as_stored, ids_of, make_entry, read_all, same, with_codec
 
-from ..store.entries import IDENTITY, as_stored, ids_of, make_entry, read_all, same, with_codec
 from .writing import config_of
 
 ENTRIES = [  # a layer: 3,200 bytes and 896 of padding if raw, 2,064 and 2,032 if int8

@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 
 from ragkv.store import Store
+from tests.store.entries import digest, make_entry, read_all
 
-from ..store.entries import digest, make_entry, read_all
 from .writing import DISK_BYTES, LARGEST_BYTES, PER_ROUND, config_of, entry_of, number_of, write_for_ever
 
 FORKSERVER = multiprocessing.get_context("forkserver")

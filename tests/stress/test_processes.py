@@ -9,8 +9,8 @@ import pytest
 
 from ragkv.errors import StoreLockedError
 from ragkv.store import Store
+from tests.store.entries import digest, read_all
 
-from ..store.entries import digest, read_all
 from .test_kills import FORKSERVER, expected
 from .writing import config_of, number_of, write_for_ever
 

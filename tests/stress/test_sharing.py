@@ -8,9 +8,9 @@ import pytest
 
 from ragkv.store import Store
 from ragkv.store.remote import RemoteTier
+from tests.store.remote.helpers import unique_prefix
+from tests.store.remote.servers import RedisServer
 
-from ..store.remote.helpers import unique_prefix
-from ..store.remote.servers import RedisServer
 from .sharing import NUMBERS, config_of, serve, use_for_ever
 from .writing import entry_of
 

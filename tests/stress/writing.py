@@ -7,8 +7,7 @@ from pathlib import Path
 
 from ragkv.config import StoreConfig
 from ragkv.store import Entry, Store
-
-from ..store.entries import IDENTITY, ids_of, make_entry
+from tests.store.entries import IDENTITY, ids_of, make_entry
 
 DISK_BYTES = 6 * 1024**2
 LARGEST_BYTES = 1024**2  # space that may be free in a full tier, because an eviction frees more than needed

@@ -9,10 +9,10 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ..errors import ApiError
-from ..fair_slots import FairSlots, NoSlotError
 from ..keys import Principal
 from ..server_state import ServerState
 from ..settings import LimitsConfig
+from ..work.fair_slots import FairSlots, NoSlotError
 from .base import HTTPMiddleware
 
 SMALL_BYTES = 1 << 16  # a body up to this size waits for no slot

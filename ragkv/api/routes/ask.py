@@ -7,20 +7,20 @@ from typing import Any
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
-from ragkv.inference import AnswerOptions, ServedPrompt
+from ragkv.prompt import AnswerOptions, ServedPrompt
 from ragkv.retrieval import Hit
 from ragkv.runtime import Check
 from ragkv.types import Answer, Chunk, TokenEvent
 
 from ..answers import check_filter, check_text, checked_max_tokens, session_of, stream_answer
+from ..bodies.resources import AskRequest, AskResponse, CompareRequest, CompareResponse, Measured, PrefillReport
 from ..errors import as_api_error, check_at_most, responses
 from ..reports import answer_fields, prefill_fields, sources_of
-from ..schemas import AskRequest, AskResponse, CompareRequest, CompareResponse, Measured, PrefillReport
 from ..service import PrincipalDep, ServiceDep
 from ..settings import LimitsConfig
 from ..sse import EventStream, format_event
 from ..tenants import Tenant
-from ..work_context import WorkContext
+from ..work.work_context import WorkContext
 
 router = APIRouter(prefix="/v1", tags=["ask"])
 

@@ -6,11 +6,11 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Header, Request
 from fastapi.responses import Response
 
+from ..bodies.chat import ChatRequest, ChatResponse
+from ..bodies.resources import SESSION_PATTERN
+from ..bodies.values import Piece
 from ..chat_completion import ChatCompletion
 from ..errors import responses
-from ..openai_chat import ChatRequest, ChatResponse
-from ..openai_values import Piece
-from ..schemas import SESSION_PATTERN
 from ..service import PrincipalDep, ServiceDep
 from ..sse import EventStream, openai_events
 

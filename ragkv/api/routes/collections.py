@@ -7,17 +7,17 @@ from fastapi import APIRouter, Path, Query, Request, Response
 from ragkv.retrieval import Document, DocumentSummary, Index
 from ragkv.runtime import Check
 
-from .. import schemas
 from ..answers import check_filter, check_text
-from ..collections import Collection
-from ..document_schemas import ID_PATTERN, DocumentPut, DocumentsIn
+from ..bodies import resources as schemas
+from ..bodies.documents import ID_PATTERN, DocumentPut, DocumentsIn
+from ..documents.collections import Collection
+from ..documents.uploads import documents_in
 from ..errors import check_at_most, not_found, responses
 from ..keys import Principal
 from ..openapi import component_of
 from ..reports import sources_of, title_of
 from ..service import ServiceDep, TenantExecutorDep
 from ..tenants import Tenant
-from ..uploads import documents_in
 
 router = APIRouter(prefix="/v1/collections", tags=["collections"])
 

@@ -6,9 +6,9 @@ from typing import Any
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
+from ..bodies.values import Piece
 from ..errors import responses
 from ..openai_completions import CompletionLogprobs, CompletionRequest, CompletionResponse
-from ..openai_values import Piece
 from ..service import PrincipalDep, ServiceDep
 from ..sse import EventStream, openai_events
 from ..text_completion import TextCompletion

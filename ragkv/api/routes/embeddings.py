@@ -11,7 +11,7 @@ from ragkv.retrieval import Embedder, one_vector
 from ragkv.runtime import Check
 
 from ..answers import check_text
-from ..document_schemas import Strict
+from ..bodies.documents import Strict
 from ..errors import ApiError, check_at_most, responses, unknown_model
 from ..server_state import record_embedding
 from ..service import PrincipalDep, Service, ServiceDep

@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 from fastapi import APIRouter, Path
 from pydantic import BaseModel, Field
 
-from ..document_schemas import ID_PATTERN
+from ..bodies.documents import ID_PATTERN
 from ..errors import responses, unknown_model
 from ..service import Service, ServiceDep
 

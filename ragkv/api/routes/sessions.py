@@ -8,12 +8,12 @@ from typing import Annotated, Literal
 from fastapi import APIRouter, Path, Query
 from pydantic import BaseModel, Field
 
+from ragkv.conversations import Session
 from ragkv.errors import InputError
-from ragkv.sessions import Session
 
-from ..document_schemas import Strict
+from ..bodies.documents import Strict
+from ..bodies.resources import SESSION_PATTERN, Deleted, SessionId
 from ..errors import ApiError, not_found, responses
-from ..schemas import SESSION_PATTERN, Deleted, SessionId
 from ..service import TenantExecutorDep
 from ..tenants import Tenant
 

@@ -5,9 +5,9 @@ import dataclasses
 from fastapi import APIRouter
 from pydantic import BaseModel, Field
 
+from ..bodies.resources import EngineValue
 from ..degraded import described
 from ..errors import responses
-from ..schemas import EngineValue
 from ..service import TenantExecutorDep
 from ..tenants import Tenant
 

@@ -1,7 +1,7 @@
 """Eviction policies of a live store: one contract, and its implementations chosen by name.
 
 `POLICIES` has every policy that a live store may run. Policies that must know the future, and other readings of the
-papers' algorithms, are in `ragkv.simulate`.
+papers' algorithms, are in `ragkv.lab.simulate`.
 """
 
 from ragkv.errors import ConfigError

@@ -22,9 +22,8 @@ from typing import Any, Self
 import httpx
 
 from ragkv.config import MIB
-
-from .. import serving
-from ..whole import ask, documents, ingest, key, server
+from tests.api import serving
+from tests.api.whole import ask, documents, ingest, key, server
 
 QUESTION = "What is the job of Kiralus?"
 TIMEOUT_S = 300.0  # of a client: longer than any attack, so that a frozen server shows as a long answer, not an error

@@ -15,11 +15,10 @@ from fastapi import FastAPI
 
 from ragkv import Engine, EngineConfig, StoreConfig
 from ragkv.config import RedisConfig, SessionConfig
-from ragkv.testing.faulty_proxy import Proxy
+from ragkv.lab.testing.faulty_proxy import Proxy
+from tests.api.helpers import app_on, on_port, plain
+from tests.api.whole import server
 from tests.store.remote.servers import LOOPBACK, RedisServer
-
-from ..helpers import app_on, on_port, plain
-from ..whole import server
 
 TIMEOUT_S = 0.5  # of the Redis server
 PATIENT_S = 10.0  # the same where it is not away, on a machine that runs other tests too

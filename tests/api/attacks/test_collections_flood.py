@@ -14,15 +14,15 @@ import pytest
 from fastapi.testclient import TestClient
 
 from ragkv import Engine
-from ragkv.api import collections
-from ragkv.api.collections import CollectionPool
+from ragkv.api.documents import collections
+from ragkv.api.documents.collections import CollectionPool
 from ragkv.api.errors import ApiError
 from ragkv.api.keys import ANONYMOUS, KeyFile, Quota
 from ragkv.api.settings import QuotaConfig
 from ragkv.retrieval import Document
+from tests.api.helpers import FACTS, app_on, client_of, filled, service_of
+from tests.api.whole import ask, documents, ingest, needs_reader, server
 
-from ..helpers import FACTS, app_on, client_of, filled, service_of
-from ..whole import ask, documents, ingest, needs_reader, server
 from .helpers import NOISY_LIVEZ_S, NOISY_S, QUESTION, Target, Watch, at_once, target
 
 DESCRIPTORS = 160
@@ -205,7 +205,7 @@ def deleted_files(folder: Path) -> list[str]:
 def delete_and_create_in_another_process(home: Path) -> None:
     """Delete the collection `facts` and create it again."""
     code = (
-        "import sys; from pathlib import Path; from ragkv.api.collection_folders import CollectionFolders\n"
+        "import sys; from pathlib import Path; from ragkv.api.documents.collection_folders import CollectionFolders\n"
         "folders = CollectionFolders(Path(sys.argv[1]))\n"
         "folders.erase(folders.rename('facts', folders.hide('facts')))\n"
         "assert folders.create('facts', lambda held: None)"

@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from ragkv.api.connections import _client_of
+from ragkv.api.work.connections import _client_of
 from ragkv.config import MIB
+from tests.api.serving import Process, process, small
+from tests.api.whole import needs_reader
 
-from ..serving import Process, process, small
-from ..whole import needs_reader
 from .helpers import Watch, target, wait_until
 
 pytestmark = pytest.mark.enable_socket

@@ -9,11 +9,11 @@ import pytest
 from fastapi.testclient import TestClient
 
 from ragkv import Engine
-from ragkv.api import deletion_journal
-from ragkv.api.collections import Collections
+from ragkv.api.documents import deletion_journal
+from ragkv.api.documents.collections import Collections
 from ragkv.errors import StoreError
+from tests.api.helpers import FACTS, client_of, engine_of, filled, service_of, wait_until
 
-from ..helpers import FACTS, client_of, engine_of, filled, service_of, wait_until
 from .replicas import QUESTION, AwayRedis, replica
 
 pytestmark = pytest.mark.enable_socket
@@ -31,8 +31,8 @@ def redis() -> Iterator[AwayRedis]:
 
 @pytest.fixture(autouse=True)
 def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ragkv.api.deletion_follower.POLL_S", 0.05)
-    monkeypatch.setattr("ragkv.sessions.shared.POLL_S", 0.05)
+    monkeypatch.setattr("ragkv.api.documents.deletion_follower.POLL_S", 0.05)
+    monkeypatch.setattr("ragkv.conversations.shared.POLL_S", 0.05)
 
 
 class World:
@@ -103,7 +103,7 @@ def test_a_replica_that_is_killed_before_it_announces_a_deletion_leaves_no_kv_be
     one, other, (deleted, kept) = world.stored_by_both()
     with monkeypatch.context() as patch:
         patch.setattr(Collections, "_drop", _nothing)
-        patch.setattr("ragkv.api.deletion_follower.DeletionFollower.follow", _nothing)
+        patch.setattr("ragkv.api.documents.deletion_follower.DeletionFollower.follow", _nothing)
         assert one.delete(DOCUMENT).status_code == 200
         world.stop("one")
     assert world.has("one", deleted)
@@ -172,7 +172,7 @@ def test_blocks_of_a_conversation_that_is_gone_from_the_server_are_deleted(
     world: World, redis: AwayRedis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The server came back empty: no log tells of the conversations that it had."""
-    monkeypatch.setattr("ragkv.sessions.shared.ORPHANS_S", 0.1)
+    monkeypatch.setattr("ragkv.conversations.shared.ORPHANS_S", 0.1)
     one = world.start("one")
     filled(one)
     body = {"question": QUESTION, "collection": "facts", "k": 2, "max_tokens": 16, "session_id": "s"}

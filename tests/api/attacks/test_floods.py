@@ -17,13 +17,13 @@ from ragkv import Engine
 from ragkv.api import create_app
 from ragkv.api.keys import Principal
 from ragkv.api.settings import LimitsConfig, QueueConfig, ServeConfig
-from ragkv.api.work_context import WorkContext
-from ragkv.api.worker_pool import BURST, PoolLimits, WorkerPool
+from ragkv.api.work.work_context import WorkContext
+from ragkv.api.work.worker_pool import BURST, PoolLimits, WorkerPool
 from ragkv.retrieval.testing import HashEmbedder
 from ragkv.runtime import Check, no_check
+from tests.api.helpers import BARE, on_port, plain, service_of, wait_until
+from tests.api.whole import key, needs_reader
 
-from ..helpers import BARE, on_port, plain, service_of, wait_until
-from ..whole import key, needs_reader
 from .helpers import NOISY_LIVEZ_S, Target, Watch, target
 
 pytestmark = pytest.mark.enable_socket
@@ -146,7 +146,7 @@ async def test_memory_is_released_after_a_burst_and_now_and_then_on_a_server_tha
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     released: list[float] = []
-    monkeypatch.setattr("ragkv.api.worker_pool.release_memory", lambda: released.append(time.monotonic()))
+    monkeypatch.setattr("ragkv.api.work.worker_pool.release_memory", lambda: released.append(time.monotonic()))
     pool = WorkerPool("test", PoolLimits(threads=16, accepted=20, tenant_threads=16, tenant_accepted=20), None)
     all_run = threading.Barrier(BURST)
     await asyncio.gather(*(pool.run(request_of("a"), lambda _: all_run.wait(10)) for _ in range(BURST)))
@@ -154,7 +154,7 @@ async def test_memory_is_released_after_a_burst_and_now_and_then_on_a_server_tha
     await pool.run(request_of("a"), lambda _: None)
     await asyncio.to_thread(wait_until, lambda: pool.running == 0)  # its thread has decided that nothing is released
     assert len(released) == 1
-    monkeypatch.setattr("ragkv.api.worker_pool.RELEASE_S", 0.0)
+    monkeypatch.setattr("ragkv.api.work.worker_pool.RELEASE_S", 0.0)
     await pool.run(request_of("a"), lambda _: None)
     await asyncio.to_thread(wait_until, lambda: len(released) == 2)
     assert pool.close(5.0)

@@ -15,16 +15,16 @@ import pytest
 
 from ragkv import Engine
 from ragkv.config import RedisConfig
+from ragkv.conversations import manifest
+from ragkv.conversations.shared import SharedSessions
 from ragkv.errors import RemoteError
-from ragkv.sessions import manifest
-from ragkv.sessions.shared import SharedSessions
+from ragkv.lab.testing.faulty_proxy import Proxy
 from ragkv.store import EncodedEntry
 from ragkv.store.remote import values
 from ragkv.store.remote.redis_server import RedisServer as Client
 from ragkv.store.remote.values import Digester
-from ragkv.testing.faulty_proxy import Proxy
+from tests.conversations.helpers import ask, engine_at, is_full_prefill, question
 from tests.engine.helpers import A, B
-from tests.sessions.helpers import ask, engine_at, is_full_prefill, question
 from tests.store.entries import make_entry
 from tests.store.remote.helpers import hit, redis_store, redis_tier_of, unique_prefix
 from tests.store.remote.servers import LOOPBACK, RedisServer
@@ -223,7 +223,7 @@ def test_a_replayed_older_state_is_named_in_the_report(
     tmp_path: Path, config: RedisConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It verifies, and it may be a restored backup: it is used, and the report says that it is older."""
-    monkeypatch.setattr("ragkv.sessions.shared.CLOCK_SKEW_S", 0.0)
+    monkeypatch.setattr("ragkv.conversations.shared.CLOCK_SKEW_S", 0.0)
     with engine_at(tmp_path, session=SHARED, redis=config) as engine:
         ask(engine, engine.session("s"), 0)
         shared = shared_of(engine)

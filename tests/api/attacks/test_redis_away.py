@@ -12,9 +12,9 @@ from fastapi.testclient import TestClient
 
 from ragkv import Engine
 from ragkv.model.loading import READER_NOTE
-from tests.langchain.helpers import tiny_folder
+from tests.api.helpers import FACTS, app_on, client_of, filled, on_port, plain, wait_until
+from tests.integrations.langchain.helpers import tiny_folder
 
-from ..helpers import FACTS, app_on, client_of, filled, on_port, plain, wait_until
 from .replicas import QUESTION, AwayRedis, Replicas, Talk, chat, metrics, replica, running
 
 pytestmark = pytest.mark.enable_socket

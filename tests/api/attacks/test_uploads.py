@@ -13,8 +13,8 @@ import httpx
 import pytest
 
 from ragkv.config import MIB
+from tests.api.whole import needs_reader
 
-from ..whole import needs_reader
 from . import uploads
 from .helpers import LIVEZ_S, NOISY_LIVEZ_S, NOISY_S, Target, Watch, at_once, bare_target, target, wait_until
 

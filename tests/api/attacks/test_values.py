@@ -22,9 +22,9 @@ from ragkv.api.middleware.body import count_values
 from ragkv.api.server import folders_open_to_others
 from ragkv.api.settings import LimitsConfig, LogConfig
 from ragkv.retrieval.testing import HashEmbedder
+from tests.api.helpers import BARE, app_on, client_of, filled
+from tests.api.serving import ROOT
 
-from ..helpers import BARE, app_on, client_of, filled
-from ..serving import ROOT
 from .values import ASK, CHAT, JSON, LONG, MANY_KEYS, ODD_BODIES
 
 

@@ -5,8 +5,9 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from ..attacks import uploads
-from ..attacks.values import CHAT, JSON, ODD_BODIES
+from tests.api.attacks import uploads
+from tests.api.attacks.values import CHAT, JSON, ODD_BODIES
+
 from .caller import FLOODED, LOCKED, MISSING, Caller
 from .findings import STATUS
 from .solo import COLLECTION

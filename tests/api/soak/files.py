@@ -5,7 +5,7 @@ import random
 from dataclasses import dataclass
 from typing import Any
 
-from ..attacks.uploads import FORM_TYPE, form, pages_pdf, stream
+from tests.api.attacks.uploads import FORM_TYPE, form, pages_pdf, stream
 
 LETTERS = "bcdfghjklmnpqrstvz"  # of the words
 KINDS = ("txt", "md", "html", "pdf", "jsonl", "json")

@@ -6,7 +6,7 @@ from collections import Counter, defaultdict
 from pathlib import Path
 from typing import TextIO
 
-from ..attacks.helpers import Responses
+from tests.api.attacks.helpers import Responses
 
 # Kinds of failures. Each is a row of the table, and must be 0.
 UNLIKE = "answers unlike the solo ones"

@@ -12,8 +12,8 @@ from pathlib import Path
 import redis
 
 from ragkv.config import MIB
+from tests.api.attacks.helpers import Responses, livez_status
 
-from ..attacks.helpers import Responses, livez_status
 from .world import World
 
 LIVEZ_EVERY_S = 0.5

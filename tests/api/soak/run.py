@@ -11,8 +11,9 @@ from random import Random
 from tempfile import TemporaryDirectory
 from typing import TypeVar
 
-from ..attacks.replicas import AwayRedis
-from ..whole import assert_goes_on
+from tests.api.attacks.replicas import AwayRedis
+from tests.api.whole import assert_goes_on
+
 from .askers import Asking, Bystander, Cutter, Talker
 from .attackers import Flooder, Malformer, Poisoner
 from .caller import Caller

@@ -4,8 +4,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..helpers import questions
-from ..whole import documents, ingest
+from tests.api.helpers import questions
+from tests.api.whole import documents, ingest
+
 from .caller import Caller, Reply, answer_of
 from .world import Replica
 

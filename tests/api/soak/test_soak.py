@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from ..whole import needs_reader
+from tests.api.whole import needs_reader
+
 from .run import Plan, soak
 
 

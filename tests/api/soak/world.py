@@ -18,11 +18,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ragkv.config import MIB
+from tests.api import serving
+from tests.api.attacks.helpers import Target, wait_until
+from tests.api.attacks.replicas import AwayRedis, process_settings
+from tests.api.whole import key, server
 
-from .. import serving
-from ..attacks.helpers import Target, wait_until
-from ..attacks.replicas import AwayRedis, process_settings
-from ..whole import key, server
 from .findings import ERROR, PROCESS, Findings
 
 BYSTANDER, FLOOD = "bystander", "flood"  # the tenant that asks only, and the one that attacks

@@ -13,9 +13,9 @@ from pathlib import Path
 import httpx
 import pytest
 
-from .. import serving
-from ..helpers import questions
-from ..whole import ask, assert_goes_on, documents, ingest, needs_reader, server, turn
+from tests.api import serving
+from tests.api.helpers import questions
+from tests.api.whole import ask, assert_goes_on, documents, ingest, needs_reader, server, turn
 
 pytestmark = [needs_reader, pytest.mark.enable_socket, pytest.mark.timeout(600)]
 TALKERS, ASKERS = 3, 4

@@ -9,8 +9,8 @@ from ragkv.config import RedisConfig, S3Config, StoreConfig
 from ragkv.store import EncodedEntry, Entry, Store, TierKind
 from ragkv.store.remote import RemoteTier, open_remote, values
 from ragkv.store.remote.values import Digester
+from tests.store.entries import IDENTITY, ids_of, make_entry, read_all, same
 
-from ..entries import IDENTITY, ids_of, make_entry, read_all, same
 from .servers import RedisServer, S3Server
 
 _NUMBERS = itertools.count()

@@ -12,8 +12,8 @@ import torch
 
 from ragkv import Engine, StoreConfig
 from ragkv.config import RedisConfig
-from ragkv.encoding import Encoder, SingleFlight
-from ragkv.testing.faulty_proxy import Proxy
+from ragkv.lab.testing.faulty_proxy import Proxy
+from ragkv.scheduling.encoding import Encoder, SingleFlight
 from tests.engine.helpers import A, B, C, Q, close, engine_of, full_prefill, ids, stored
 
 from .helpers import redis_config, redis_store, s3_config, unique_prefix, wait_until
@@ -270,7 +270,7 @@ def test_reports_count_the_bytes_of_redis_and_of_s3_apart(redis_server: RedisSer
 
 
 def test_a_profile_measures_shared_storage_and_leaves_nothing_there(redis_server: RedisServer) -> None:
-    from ragkv.calibration import profiling
+    from ragkv.lab import profiling
 
     config: RedisConfig = redis_config(redis_server, timeout_s=10.0)
     with engine_of(store=StoreConfig(redis=config)) as engine:

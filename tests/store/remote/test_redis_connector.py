@@ -9,8 +9,8 @@ import pytest
 from ragkv.config import RedisConfig
 from ragkv.store import Store, TierKind
 from ragkv.store.remote import RemoteTier
+from tests.store.entries import make_entry, other_identities
 
-from ..entries import make_entry, other_identities
 from .helpers import hit, redis_config, redis_store, redis_tier_of
 from .servers import LOOPBACK, RedisServer
 

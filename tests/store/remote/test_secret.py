@@ -9,8 +9,8 @@ from ragkv.config import RedisConfig
 from ragkv.store import EncodedEntry, TierKind
 from ragkv.store.remote import values
 from ragkv.store.remote.values import Digester
+from tests.store.entries import make_entry
 
-from ..entries import make_entry
 from .helpers import hit, redis_config, redis_store, redis_tier_of
 from .servers import LOOPBACK, RedisServer
 

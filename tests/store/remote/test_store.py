@@ -10,10 +10,10 @@ import pytest
 
 from ragkv.config import RedisConfig, StoreConfig
 from ragkv.errors import RemoteError
+from ragkv.lab.testing.faulty_proxy import Proxy
 from ragkv.store import HintedEntry, PrefetchHint, Store, TierKind
-from ragkv.testing.faulty_proxy import Proxy
+from tests.store.entries import IDENTITY, ids_of, make_entry, read_all
 
-from ..entries import IDENTITY, ids_of, make_entry, read_all
 from .helpers import hit, redis_config, redis_store, redis_tier_of, s3_config, unique_prefix, wait_until
 from .servers import LOOPBACK, RedisServer, S3Server
 

@@ -5,8 +5,8 @@ import pytest
 from ragkv.config import StoreConfig
 from ragkv.store.remote import open_remote
 from ragkv.store.remote.lease import RemoteLease
+from tests.store.entries import IDENTITY, ids_of, make_entry, read_all, same
 
-from ..entries import IDENTITY, ids_of, make_entry, read_all, same
 from .helpers import redis_config
 from .servers import LOOPBACK, RedisServer
 

@@ -8,8 +8,7 @@ from ragkv.errors import EntryDamagedError
 from ragkv.store import EncodedEntry
 from ragkv.store.remote import values
 from ragkv.store.remote.values import Digester
-
-from ..entries import make_entry
+from tests.store.entries import make_entry
 
 
 @pytest.mark.parametrize(("group_bytes", "groups"), [(1, 12), (128, 12), (129, 6), (1024, 2), (10**9, 1)])

@@ -1,0 +1,1 @@
+"""The bodies of requests and responses: OpenAI's shapes, and ragkv's own."""

@@ -1,0 +1,303 @@
+"""The request and response bodies of ragkv's own endpoints; those with documents are in `document_schemas.py`."""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, WithJsonSchema
+
+from ragkv.config import ReuseMode
+from ragkv.fusion import SELECTORS
+from ragkv.prompt import AnswerOptions
+from ragkv.retrieval import RETRIEVERS
+
+from .documents import Part, Strict
+from .response_formats import FormatRequest
+
+NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
+SESSION_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._:@=+-]{0,127}$"
+
+Name = Annotated[str, StringConstraints(pattern=NAME_PATTERN)]
+SessionId = Annotated[str, StringConstraints(pattern=SESSION_PATTERN)]
+
+# The engine refuses an unknown name with a message that lists the known ones.
+SelectorName = Annotated[
+    str, StringConstraints(max_length=64), WithJsonSchema({"type": "string", "enum": sorted(SELECTORS)})
+]
+RetrieverName = Annotated[
+    str, StringConstraints(max_length=64), WithJsonSchema({"type": "string", "enum": sorted(RETRIEVERS)})
+]
+
+
+class FusionOptions(Part):
+    """How the prompt's KV is made from stored KV."""
+
+    ratio: Annotated[float, Field(ge=0.0, le=1.0)] | None = Field(
+        default=None,
+        description="Share of fused tokens to recompute. null: the load controller chooses; left out: the setting.",
+    )
+    selector: SelectorName | None = Field(
+        default=None, description="The method that selects the tokens to recompute; left out: the setting."
+    )
+
+    @property
+    def engine_options(self) -> AnswerOptions:
+        """The engine's options. A ratio of null is passed on; a ratio that was left out is not."""
+        options: AnswerOptions = {"selector": self.selector}
+        if "ratio" in self.model_fields_set:
+            options["ratio"] = self.ratio
+        return options
+
+
+class ReuseOptions(FusionOptions):
+    """How the prompt's KV is made, and which stored KV may be used."""
+
+    reuse: ReuseMode = Field(
+        default="fused", description="fused; prefix: only what is exact; none: full recompute of the prompt."
+    )
+
+    @property
+    def engine_options(self) -> AnswerOptions:
+        """The engine's options."""
+        return {**super().engine_options, "reuse": self.reuse}
+
+
+class Search(Strict):
+    """Which passages to find."""
+
+    k: int = Field(default=6, ge=1, le=1000, description="The most passages to find.")
+    filter: dict[str, Any] | None = Field(
+        default=None,
+        description="Metadata that must match: a value, a list of values, or comparisons such as `gte`.",
+        examples=[{"lang": "en", "year": {"gte": 1900}}],
+    )
+    retriever: RetrieverName | None = Field(
+        default=None, description="Left out: the best one available.", examples=["bm25"]
+    )
+
+
+class SearchRequest(Search):
+    """A search in one collection."""
+
+    query: str = Field(min_length=1, description="What to search for.", examples=["librarian"])
+
+
+class Retrieval(Search):
+    """Which passages of which collection to find, and their order in the prompt."""
+
+    collection: Name = Field(default="default", description="The collection to search.", examples=["docs"])
+    order: Literal["score", "document", "reuse"] | None = Field(
+        default=None,
+        description="Best passage first, in the order of the documents, or first those whose stored KV is exact there "
+        "(store.chained_entries). Null: as an applied gate result says; without one the first, but not for the reader.",
+    )
+
+
+class CompareRequest(Retrieval, FusionOptions):
+    """A question whose prompt is timed both ways."""
+
+    question: str = Field(min_length=1, description="The question.", examples=["What is the job of Kiralus?"])
+
+
+class AskRequest(CompareRequest, ReuseOptions):
+    """A question over a collection."""
+
+    session_id: SessionId | None = Field(
+        default=None, description="The conversation to continue or to start.", examples=["s1"]
+    )
+    max_tokens: int | None = Field(default=None, ge=1, description="The most tokens of the answer.")
+    response_format: FormatRequest | None = Field(default=None, description="The form of the answer; left out: text.")
+    stream: bool = Field(default=False, description="Answer with server-sent events.")
+
+
+class Source(BaseModel):
+    """A passage that was found, or put into the prompt."""
+
+    number: int = Field(description="1 for the first in the prompt; [n] in an answer names it.")
+    document_id: str = Field(description="The document's id.")
+    source: str = Field(description="Origin of the document, for people.")
+    title: str | None = Field(default=None, description="The document's title, if it has one.")
+    text: str = Field(description="The passage.")
+    start: int = Field(description="Start of the text in the document, in characters.")
+    end: int = Field(description="End of the text in the document, in characters.")
+    page: int | None = Field(default=None, description="The page on which the text begins, of a document with pages.")
+    score: float | None = Field(description="Comparable within one search only.")
+
+
+class Citation(BaseModel):
+    """Where a source says what the answer says."""
+
+    number: int = Field(description="The source's number.")
+    document_id: str = Field(description="The source's document.")
+    page: int | None = Field(default=None, description="The page on which the source begins, if it has pages.")
+    start: int = Field(description="Start in the source's text, in characters.")
+    end: int = Field(description="End in the source's text, in characters.")
+    answer_start: int | None = Field(description="Start of the cited part of the answer, if it is known.")
+    answer_end: int | None = Field(description="End of the cited part of the answer, if it is known.")
+
+
+class EngineValue(BaseModel):
+    """A value of the engine; `model_validate` reads it from an object with the same attributes."""
+
+    model_config = ConfigDict(from_attributes=True)
+
+
+class Reuse(EngineValue):
+    """How the prompt's tokens were obtained. The first four counts are disjoint and sum to `tokens`."""
+
+    exact: int = Field(description="Reused, and equal to what a full prefill computes.")
+    fused: int = Field(description="Reused as stored, without attention to the tokens before them.")
+    recomputed: int = Field(description="Stored, but selected and computed again.")
+    computed: int = Field(description="Question, template, cache misses.")
+    tokens: int = Field(description="Tokens of the prompt.")
+    bytes_by_tier: dict[str, int] = Field(description="KV bytes read, by tier.")
+    missed_chunks: int = Field(description="Chunks without a usable entry; they were computed.")
+    missed_tokens: int = Field(description="Tokens of these chunks.")
+    ratio: float = Field(description="Recompute ratio in force.")
+    selector: str = Field(description="Selector in force.")
+    compute: float = Field(description="Computed row-layers divided by those of a full prefill.")
+    notes: list[str] = Field(description="Remarks on this report, such as damaged entries and fallbacks.")
+    decision: list[str] = Field(description="Why the load controller chose this ratio, if it was asked.")
+
+
+class Timing(EngineValue):
+    """Where the time went, in seconds."""
+
+    queue_s: float = Field(description="Waiting for the model while other requests have it.")
+    lookup_s: float = Field(description="Finding the stored entries.")
+    load_s: float = Field(description="Waiting for their KV to be read.")
+    fuse_s: float = Field(description="Rotating keys, and selecting the tokens to recompute.")
+    prefill_s: float = Field(description="The whole prefill, `load_s` and `fuse_s` included.")
+    first_token_s: float = Field(description="TTFT: from the call of the engine to the first token.")
+    decode_s: float = Field(description="From the first token to the last.")
+
+
+class Span(BaseModel):
+    """A run of the prompt's tokens with the same state. All spans together sum to `Reuse`."""
+
+    kind: Literal["prefix", "history", "chunk", "question", "template"] = Field(
+        description="What it is of the prompt; template: the text around the others."
+    )
+    start: int = Field(description="Position of its first token in the prompt.")
+    tokens: int = Field(description="How many tokens it has.")
+    state: Literal["exact", "fused", "computed"] = Field(description="How its KV was obtained, as in `Reuse`.")
+    recomputed: int = Field(description="How many tokens of a fused span were computed again.")
+    recomputed_at: list[int] = Field(description="The positions of these tokens, counted from the span's start.")
+    number: int | None = Field(description="The number of its source, for chunks.")
+    why: str | None = Field(description="Why a chunk is computed instead of reused.")
+
+
+class Measured(EngineValue):
+    """A prefill, measured."""
+
+    timing: Timing
+    reuse: Reuse
+
+
+class PrefillReport(Measured):
+    """A prefill, with the spans of its prompt."""
+
+    prompt: list[Span] = Field(description="The spans of the prompt, in order.")
+
+
+class AnswerReport(PrefillReport):
+    """How an answer was made, and what it rests on."""
+
+    citations: list[Citation] = Field(description="Where the sources say what the answer says.")
+    sources: list[Source] = Field(description="The passages in the prompt, in order.")
+    session_id: str | None = Field(description="The conversation that the answer belongs to, if the request named one.")
+    notes: list[str] = Field(default=[], description="What was ignored of the request.")
+
+
+class AskResponse(AnswerReport):
+    """An answer with its report."""
+
+    id: str = Field(description="The answer's id.")
+    answer: str = Field(description="The answer's text.")
+    finish_reason: Literal["stop", "length"] = Field(description="length: `max_tokens` ended it.")
+
+
+class CompareResponse(BaseModel):
+    """The same prompt made both ways, one after the other."""
+
+    fused: Measured = Field(description="From stored KV.")
+    full: Measured = Field(description="Computed in full.")
+
+
+class Warmed(EngineValue):
+    """What became of the KV of an ingestion's chunks."""
+
+    encoded: int = Field(description="Chunks whose KV was computed and stored now.")
+    present: int = Field(description="Chunks whose KV was stored already.")
+    failed: int = Field(description="Chunks whose KV could not be stored; the server's log says why.")
+    left: int = Field(
+        description="Chunks not reached before a deadline: the first question that needs one computes it."
+    )
+    scored: int = Field(description="Of the chunks whose KV was stored already, those that got scores now.")
+
+
+class IngestResponse(BaseModel):
+    """The document ids that an ingestion changed."""
+
+    added: list[str] = Field(description="New documents.")
+    changed: list[str] = Field(description="Documents that were replaced.")
+    unchanged: list[str] = Field(description="Documents that were stored already, word for word.")
+    deleted: list[str] = Field(description="Documents that were removed.")
+    chunks: Warmed
+
+
+class CollectionIn(Strict):
+    """A collection to create."""
+
+    name: Name = Field(description="Its name, which is also its id.", examples=["docs"])
+
+
+class Collection(BaseModel):
+    """A collection."""
+
+    name: str = Field(description="Its name, which is also its id.")
+    documents: int = Field(description="How many documents it has.")
+    chunks: int = Field(description="How many passages they have.")
+    created: float = Field(description="Seconds since the epoch.")
+
+
+class CollectionList(BaseModel):
+    """A page of the caller's collections, by name."""
+
+    data: list[Collection] = Field(description="The collections.")
+    next: str | None = Field(description="Send it as `after` for the next page; null: no further page.")
+
+
+class DocumentInfo(BaseModel):
+    """A listed document."""
+
+    id: str = Field(description="The document's id.")
+    title: str | None = Field(description="Its title, if it has one.")
+    source: str = Field(description="Its origin, for people.")
+    characters: int = Field(description="How many characters its text has.")
+    chunks: int = Field(description="How many passages it has.")
+
+
+class DocumentOut(DocumentInfo):
+    """A document with its text."""
+
+    text: str = Field(description="Its text.")
+    metadata: dict[str, Any] = Field(description="Its metadata, the title included.")
+
+
+class DocumentList(BaseModel):
+    """A page of documents."""
+
+    data: list[DocumentInfo] = Field(description="The documents, in the order in which they were stored.")
+    next: str | None = Field(description="Send it as `after` for the next page; null: no further page.")
+
+
+class Deleted(BaseModel):
+    """The id of what was deleted."""
+
+    id: str = Field(description="What was deleted.")
+    deleted: Literal[True] = True
+
+
+class SearchResponse(BaseModel):
+    """Passages, best first."""
+
+    hits: list[Source] = Field(description="The passages.")

@@ -1,0 +1,111 @@
+"""Tools in a chat request, and their calls in its answer: OpenAI's fields."""
+
+import json
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, Field, StringConstraints
+
+from ragkv.api.chat import ToolCall
+
+from ..errors import ApiError
+from .documents import Part
+
+ToolName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_.-]{1,64}$")]
+Choice = Literal["none", "auto", "required"]
+
+
+class FunctionDefinition(Part):
+    """A function that the model may call."""
+
+    name: ToolName = Field(description="Its name.", examples=["search"])
+    description: str | None = Field(default=None, description="What it does; the model reads it.")
+    parameters: dict[str, Any] | None = Field(default=None, description="JSON schema of its arguments.")
+    strict: bool | None = Field(default=None, description="Ignored: a constrained call is always strict.")
+
+
+class ToolDefinition(Part):
+    """A tool."""
+
+    type: Literal["function"]
+    function: FunctionDefinition
+
+    @property
+    def for_prompt(self) -> dict[str, Any]:
+        """The tool as chat templates read it."""
+        function = self.function
+        parameters = function.parameters or {"type": "object", "properties": {}}
+        described = {"name": function.name, "description": function.description or "", "parameters": parameters}
+        return {"type": "function", "function": described}
+
+
+class NamedFunction(Part):
+    """A function by its name."""
+
+    name: ToolName = Field(description="Its name.")
+
+
+class NamedTool(Part):
+    """A tool by its name."""
+
+    type: Literal["function"]
+    function: NamedFunction
+
+
+class GivenFunction(Part):
+    """A function that was called."""
+
+    name: ToolName = Field(description="Its name.")
+    arguments: str = Field(description="Its arguments as JSON.")
+
+
+class GivenCall(Part):
+    """A call in an earlier answer."""
+
+    id: str = Field(max_length=256, description="The call's id.")
+    type: Literal["function"] = Field(default="function", description="Only functions can be called.")
+    function: GivenFunction
+
+    @property
+    def call(self) -> ToolCall:
+        """The call. Raises `ApiError` if its arguments are no JSON object."""
+        try:
+            arguments = json.loads(self.function.arguments or "{}")
+        except (ValueError, RecursionError):
+            arguments = None
+        if not isinstance(arguments, dict):
+            message = f"The arguments of the call {self.id[:80]!r} are no JSON object."
+            raise ApiError(400, message, param="messages")
+        return ToolCall(self.function.name, json.dumps(arguments, ensure_ascii=False), self.id)
+
+
+class CalledFunction(BaseModel):
+    """A function and its arguments."""
+
+    name: str = Field(description="Its name.")
+    arguments: str = Field(description="Its arguments as JSON.")
+
+
+class Call(BaseModel):
+    """A call for the client to answer with a `tool` message."""
+
+    id: str = Field(description="The call's id.")
+    type: Literal["function"] = "function"
+    function: CalledFunction
+
+
+def called(calls: Sequence[ToolCall]) -> list[Call]:
+    """Calls as the response has them."""
+    return [Call(id=call.id, function=CalledFunction(name=call.name, arguments=call.arguments)) for call in calls]
+
+
+def check_choice(tools: Sequence[ToolDefinition], choice: Choice | NamedTool | None) -> None:
+    """Raise `ApiError` for two tools of one name, and for a choice that names no tool of the request."""
+    names = [tool.function.name for tool in tools]
+    if len(set(names)) < len(names):
+        raise ApiError(400, "Two tools have the same name; give each its own.", param="tools")
+    if isinstance(choice, NamedTool) and choice.function.name not in names:
+        message = f"tool_choice names {choice.function.name!r}, which is not among the tools."
+        raise ApiError(400, message, param="tool_choice")
+    if choice == "required" and not tools:
+        raise ApiError(400, "tool_choice is required, but there are no tools.", param="tool_choice")

@@ -1,0 +1,200 @@
+"""Conversations found by their content: a list of messages that continues an earlier list finds its session.
+
+The text before the next question identifies a conversation, word for word as the template writes it. After each answer
+the session is saved under a digest of the text that the next question would follow. A request looks up the text before
+its own question. The user does nothing for it, and it outlives the process if the engine's sessions do. A session is
+used only if its stored ids are the ids that the messages would give: after an edit of an earlier message the
+conversation starts afresh, which costs time and never changes an answer.
+
+Saved sessions do not change: each turn works on an unsaved copy, which shares their blocks. So an answer can be
+requested again, a conversation can branch, two requests that continue from the same text do not disturb each other, and
+no other process sees a turn in progress. Where replicas share their sessions, a session that one of them saved is found
+by all. If the server that they share is away, a request is computed from its messages and its report says so.
+"""
+
+import contextlib
+import hashlib
+import logging
+import threading
+import time
+import uuid
+from collections import OrderedDict
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from ragkv.conversations import Session
+from ragkv.engine import Engine
+from ragkv.errors import InputError, SessionConflictError, SessionUnavailableError
+
+log = logging.getLogger(__name__)
+
+MAX_SAVED = 1_000  # saved sessions, one for each turn; the least recently used is deleted first
+TRIMMED = 32  # the most sessions that one request deletes because there are more
+ABANDONED_S = 24 * 3600.0  # no turn takes so long
+_SAVED, _IN_PROGRESS = "chat-", "chat-turn-"
+
+
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    """A session for one turn."""
+
+    session: Session
+    generation: int  # of `Conversations` when the turn began: `clear` starts a new one
+    by_content: bool = True  # found or saved by its messages; False: the caller named the session
+    turns: int = 0  # earlier turns
+    tokens: int = 0  # of the earlier turns
+
+
+class Conversations:
+    """The conversations of one engine. Thread-safe. Asks a server for nothing before the first request."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine, self._shared = engine, engine.config.session.shared
+        self._lock = threading.Lock()
+        self._saved: OrderedDict[str, None] = OrderedDict()  # least recently used first
+        self._listed = False  # whether `_saved` has the sessions of earlier processes, and of other replicas
+        self._to_delete: set[str] = set()  # cleared, but the server that replicas share did not confirm it
+        self._clearing = False  # all that this server has are to be deleted
+        self._generation = 0
+        if not self._shared:
+            self._list()
+
+    def named(self, session_id: str) -> Conversation:
+        """The conversation in the session `session_id`. Raises `SessionUnavailableError`."""
+        session = self._engine.session(session_id)
+        return Conversation(session, self._generation, False, session.turns, len(session.token_ids))
+
+    def resume(self, text: str) -> Conversation:
+        """The conversation whose next question follows `text`; a new one if there is none or it cannot be read."""
+        with self._lock:
+            generation = self._generation
+        try:
+            self._delete_cleared()
+            saved = self._find(_saved_id(text))
+        except SessionUnavailableError as error:
+            log.debug("A conversation was not looked up: %s", error)
+            note = "the server of the conversations does not answer: this one is computed from its messages"
+            return self._turn(generation, None, note)
+        return self._turn(generation, saved)
+
+    def save(self, text: str, conversation: Conversation) -> tuple[str, ...]:
+        """Save an answered turn: its next question would follow `text`. Returns notes for the answer's report."""
+        name, notes = _saved_id(text), tuple[str, ...]()
+        try:
+            if conversation.generation == self._generation:  # else all were cleared during the turn
+                with contextlib.suppress(InputError, SessionConflictError):  # the same messages are saved already
+                    conversation.session.fork(name)
+                self._keep(name, conversation.generation)
+            self._trim()
+        except SessionUnavailableError as error:
+            log.debug("A conversation was not saved: %s", error)
+            notes = ("the server of the conversations does not answer: this turn is not stored for the next one",)
+        finally:
+            conversation.session.delete()
+        return notes
+
+    def clear(self) -> None:
+        """Delete every saved session. Turns in progress will not be saved either.
+
+        If the server that replicas share does not answer, no session is found here until it has confirmed it.
+        """
+        with self._lock:
+            self._generation += 1
+            self._to_delete |= set(self._saved)
+            self._saved = OrderedDict()
+            self._clearing = self._clearing or self._shared or not self._listed
+        self._delete_soon()
+
+    def forget(self, text: str) -> None:
+        """Delete the session that a question after `text` would find."""
+        name = _saved_id(text)
+        self._list()
+        with self._lock:
+            if name in self._saved or self._shared:
+                self._to_delete.add(name)
+            self._saved.pop(name, None)
+        self._delete_soon()
+
+    def _turn(self, generation: int, past: Session | None, *notes: str) -> Conversation:
+        session = self._engine.unsaved_session(f"{_IN_PROGRESS}{uuid.uuid4().hex}", past, notes)
+        return Conversation(session, generation, True, session.turns, len(session.token_ids))
+
+    def _find(self, name: str) -> Session | None:
+        """The saved session of that name. Raises `SessionUnavailableError`."""
+        if not self._shared:
+            self._list()
+            with self._lock:
+                if name not in self._saved:
+                    return None
+        found = self._engine.session(name)
+        if not found.turns:  # there is none, it was deleted, or it expired
+            return None
+        with self._lock:
+            self._saved[name] = None
+            self._saved.move_to_end(name)
+        return found
+
+    def _keep(self, name: str, generation: int) -> None:
+        """Count a saved session, or delete it again if all were cleared while it was saved."""
+        with self._lock:
+            if generation == self._generation:
+                self._saved[name] = None
+                self._saved.move_to_end(name)
+                return
+            self._to_delete.add(name)
+        self._delete_cleared()
+
+    def _list(self) -> None:
+        """Learn of the saved sessions once. Raises `SessionUnavailableError`."""
+        if not self._listed:
+            self._list_now()
+
+    def _list_now(self) -> None:
+        uses, abandoned = self._engine.session_uses(), []
+        latest = time.time() - (ABANDONED_S if self._shared else 0.0)  # another replica may be answering a turn
+        with self._lock:
+            if self._listed:
+                return
+            mine, self._saved = self._saved, OrderedDict()
+            for name, used_at in reversed(uses.items()):
+                if name.startswith(_IN_PROGRESS):  # earlier versions saved turns in progress too
+                    abandoned += [name] if used_at < latest else []
+                elif name.startswith(_SAVED):
+                    self._saved[name] = None
+            self._saved.update(mine)
+            self._listed = True
+        self._engine.delete_sessions(abandoned)
+
+    def _trim(self) -> None:
+        """Delete the sessions that were used least recently if there are too many. Raises `SessionUnavailableError`."""
+        self._list()
+        with self._lock:
+            excess = min(TRIMMED, len(self._saved) - MAX_SAVED)
+            dropped = [self._saved.popitem(last=False)[0] for _ in range(excess)]
+        self._engine.delete_sessions(dropped)
+
+    def _delete_cleared(self) -> None:
+        """Delete what is to be deleted. Raises `SessionUnavailableError`, and does the rest the next time."""
+        with self._lock:
+            clearing, names = self._clearing, set(self._to_delete)
+        if clearing:
+            names |= set(_unnamed(self._engine.session_uses()))
+        if names:
+            self._engine.delete_sessions(names)
+        with self._lock:
+            self._to_delete -= names
+            self._clearing = self._clearing and not clearing
+
+    def _delete_soon(self) -> None:
+        try:
+            self._delete_cleared()
+        except SessionUnavailableError as error:
+            log.warning("Conversations are deleted with the next request that can reach their server: %s", error)
+
+
+def _unnamed(session_ids: Iterable[str]) -> list[str]:
+    return [name for name in session_ids if name.startswith(_SAVED) and not name.startswith(_IN_PROGRESS)]
+
+
+def _saved_id(text: str) -> str:
+    return _SAVED + hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()

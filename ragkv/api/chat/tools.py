@@ -1,0 +1,188 @@
+"""Tools: how they stand in a prompt, and how the calls in an answer are found.
+
+Where the chat template knows tools, it writes them. Where it does not, they are described in the system message, and
+calls and results are written as `<tool_call>` and `<tool_response>` (docs/tools.md). Calls are read in every form that
+supported families write: `<tool_call>` (Hermes, Qwen), `[TOOL_CALLS]` and a list (Mistral), JSON with "parameters"
+(Llama 3), plain JSON. An answer that is in none of them, or names no tool of the request, is text.
+"""
+
+import json
+import secrets
+import string
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ragkv.prompt.constraints import CallSyntax, ResponseFormat
+
+Tool = Mapping[str, Any]  # OpenAI's: {"type": "function", "function": {"name", "description", "parameters"}}
+
+MOST_CALLS = 8  # of one constrained answer
+_OPEN, _CLOSE = "<tool_call>", "</tool_call>"
+_OPENING_WORDS = ("[TOOL_CALLS]", "<|python_tag|>")
+_ARGUMENTS = ("arguments", "parameters")
+_ALPHABET = string.ascii_letters + string.digits
+
+INSTRUCTIONS = """You may call these functions. Each line describes one as JSON:
+<tools>
+{tools}
+</tools>
+To call a function, answer with its name and arguments as JSON between tags, one pair of tags for each call:
+<tool_call>
+{{"name": "the name", "arguments": {{"argument": "value"}}}}
+</tool_call>
+The results come between <tool_response> and </tool_response>."""
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """A call of a tool."""
+
+    name: str
+    arguments: str  # JSON
+    id: str = ""
+
+    @property
+    def as_text(self) -> str:
+        """The call where the chat template knows no tools."""
+        return f'<tool_call>\n{{"name": {json.dumps(self.name)}, "arguments": {self.arguments}}}\n</tool_call>'
+
+
+def instructions(tools: Sequence[Tool]) -> str:
+    """The description of `tools` for a system message."""
+    return INSTRUCTIONS.format(tools="\n".join(json.dumps(tool["function"], ensure_ascii=False) for tool in tools))
+
+
+def response_text(result: str) -> str:
+    """The result of a tool where the chat template knows no tools."""
+    return f"<tool_response>\n{result}\n</tool_response>"
+
+
+def syntax_of(chat_template: str | None, knows_tools: bool) -> CallSyntax:
+    """The form in which the model was taught to write calls, by its chat template."""
+    template = (chat_template or "") if knows_tools else ""
+    if not template or "<tool_call>" in template:
+        return "tagged"
+    if "[TOOL_CALLS]" in template:
+        return "list"
+    return "parameters" if '"parameters": ' in template or "'parameters'" in template else "arguments"
+
+
+def find_calls(text: str, names: Sequence[str]) -> tuple[str, tuple[ToolCall, ...]]:
+    """The text around the calls of tools with these `names` in an answer, and the calls."""
+    if _OPEN in text:
+        return _tagged(text, names)
+    bare = text.strip()
+    for word in _OPENING_WORDS:
+        bare = bare.removeprefix(word).lstrip()
+    if bare[:1] in ("{", "[") and (calls := _calls_of(_decoded(bare), names)):
+        return "", calls
+    return text, ()
+
+
+def _tagged(text: str, names: Sequence[str]) -> tuple[str, tuple[ToolCall, ...]]:
+    """The same for calls between tags. A tag inside a JSON string is part of the string."""
+    decoder, around, calls, rest = json.JSONDecoder(), list[str](), list[ToolCall](), text
+    while _OPEN in rest:
+        before, _, rest = rest.partition(_OPEN)
+        around.append(before.strip())
+        try:
+            value, end = decoder.raw_decode(rest.lstrip())
+        except (ValueError, RecursionError):
+            return text, ()
+        if not (found := _calls_of([value], names)):
+            return text, ()
+        calls += found
+        rest = rest.lstrip()[end:].lstrip().removeprefix(_CLOSE)
+    return "\n".join(filter(None, (*around, rest.strip()))), tuple(calls)
+
+
+def required_form(
+    tools: Sequence[Tool], choice: str | None, syntax: CallSyntax, parallel: bool
+) -> ResponseFormat | None:
+    """The form of an answer that must call a tool: any if `choice` is required, else the one that it names.
+
+    `None` if the answer may be text. Raises `SchemaError`.
+    """
+    if not tools or choice in (None, "auto", "none"):
+        return None
+    functions = [tool["function"] for tool in tools if choice in ("required", tool["function"]["name"])]
+    schemas = {function["name"]: _closed(function["parameters"]) for function in functions}
+    return ResponseFormat.tool_calls(schemas, syntax, MOST_CALLS if parallel and choice == "required" else 1)
+
+
+def _closed(parameters: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A function without parameters takes no arguments."""
+    return {"additionalProperties": False, **parameters} if not parameters.get("properties") else parameters
+
+
+class CallFilter:
+    """Passes streamed text through until it may be a call."""
+
+    def __init__(self, holds_all: bool) -> None:
+        """`holds_all`: the answer is nothing but calls."""
+        self._holds_all, self.sent, self._text = holds_all, "", ""
+
+    def add(self, piece: str) -> str:
+        """Add a piece; returns the text that is certainly no call."""
+        self._text += piece
+        certain = len(self.sent) if self._holds_all else max(len(self.sent), may_hold_calls(self._text))
+        new = self._text[len(self.sent) : certain]
+        self.sent += new
+        return new
+
+
+def may_hold_calls(text: str) -> int:
+    """From which character on the beginning of an answer may be calls; its length if nothing may."""
+    bare = text.lstrip()
+    if not bare or bare[0] in "{[" or any(word.startswith(bare[: len(word)]) for word in _OPENING_WORDS):
+        return 0
+    if (start := text.find(_OPEN)) >= 0:
+        return start
+    return next((len(text) - size for size in range(len(_OPEN) - 1, 0, -1) if text.endswith(_OPEN[:size])), len(text))
+
+
+def _decoded(text: str) -> list[Any]:
+    """The JSON values of a text, with line breaks or semicolons between them; [] if it holds anything else."""
+    decoder, values = json.JSONDecoder(), list[Any]()
+    rest = text.strip()
+    while rest:
+        try:
+            value, end = decoder.raw_decode(rest)
+        except (ValueError, RecursionError):
+            return []
+        values += value if isinstance(value, list) else [value]
+        rest = rest[end:].lstrip().removeprefix(";").lstrip()
+    return values
+
+
+def _calls_of(values: Sequence[Any], names: Sequence[str]) -> tuple[ToolCall, ...]:
+    """The calls in JSON values; () unless all of them are calls."""
+    calls = []
+    for value in values:
+        function = value.get("function", value) if isinstance(value, Mapping) else None
+        if not isinstance(function, Mapping) or function.get("name") not in names:
+            return ()
+        given: Any = next((function[key] for key in _ARGUMENTS if key in function), {})
+        if not isinstance(given, Mapping):
+            return ()
+        calls.append(ToolCall(function["name"], json.dumps(given, ensure_ascii=False), _new_id()))
+    return tuple(calls)
+
+
+def _new_id() -> str:
+    """Nine letters and digits: some chat templates accept no other ids."""
+    return "".join(secrets.choice(_ALPHABET) for _ in range(9))
+
+
+__all__ = [
+    "CallFilter",
+    "Tool",
+    "ToolCall",
+    "find_calls",
+    "instructions",
+    "may_hold_calls",
+    "required_form",
+    "response_text",
+    "syntax_of",
+]

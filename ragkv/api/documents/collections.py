@@ -1,0 +1,241 @@
+"""A tenant's collections: named sets of documents, each with an index, all on the tenant's one engine.
+
+The KV of a text belongs to the tenant: collections that hold the same text share its entry, which is deleted when the
+last of them drops the text. Collections of all tenants share one pool of open ones (`collection_pool`), because an open
+collection holds file descriptors and memory. Listing opens none (`collection_folders.py`).
+"""
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from ragkv.engine import Engine
+from ragkv.errors import QueueError, StoreError
+from ragkv.retrieval import Document, Embedder, IngestReport, Passage, Removal
+from ragkv.retrieval.rag import Rag, default_chunk_tokens
+from ragkv.runtime import Check, Closing, LeasePool, acquired, no_check
+from ragkv.scheduling.encoding import WarmReport
+
+from ..bodies import resources as schemas
+from ..errors import not_found
+from .collection_folders import COLLECTION_NAME, DEFAULT_COLLECTION, CollectionFolders, CollectionKey
+from .deletion_journal import DeletionJournal
+
+log = logging.getLogger(__name__)
+
+LEASE_WAIT_S = 10.0  # how long a request waits for an open collection if all are in use
+LOOK_S = 5.0  # how often a tenant looks whether other processes deleted collections that are open here
+
+
+class Collection(Closing):
+    """One open collection."""
+
+    def __init__(self, name: str, rag: Rag) -> None:
+        self.name, self.rag = name, rag
+
+    def close(self) -> None:
+        """Close the index."""
+        self.rag.close()
+
+
+CollectionPool = LeasePool[CollectionKey, Collection]
+
+
+def collection_pool(limit: int) -> CollectionPool:
+    """The open collections of all tenants, `limit` at most. A tenant that opens many closes its own."""
+    return LeasePool("open_collections", limit, _close, group=lambda key: key.path.parent, wait_s=LEASE_WAIT_S)
+
+
+class Collections(Closing):
+    """The collections of one tenant. Thread-safe."""
+
+    def __init__(self, directory: Path, engine: Engine, embedder: Embedder | None, pool: CollectionPool) -> None:
+        """`directory` is the tenant's."""
+        self.folders = CollectionFolders(directory)
+        self.journal = DeletionJournal(directory)
+        self._engine, self._embedder, self._pool = engine, embedder, pool
+        # Held from a text's removal to the drop of its KV: if two collections remove a text, the second drops its KV.
+        self._dropping = threading.Lock()
+        self._leased: dict[str, CollectionKey] = {}  # by name: what the last lease of each was
+        self._looked_at = time.monotonic()
+        for leftover in self.folders.leftovers():  # a kill interrupted its deletion
+            self._erase(leftover)
+
+    def info(self, name: str) -> schemas.Collection:
+        """The collection as it is listed. Raises `ApiError` 404 if there is none."""
+        if (found := self.folders.info(name)) is None:
+            raise not_found("collection", name, "name")
+        return found
+
+    def list(self, limit: int | None = None, after: str = "") -> list[schemas.Collection]:
+        """The next `limit` collections by name, after the name `after`."""
+        names = [name for name in self.folders.names() if name > after][:limit]
+        return [info for info in map(self.folders.info, names) if info is not None]
+
+    def documents(self) -> int:
+        """The number of documents in all collections."""
+        return self.folders.documents()
+
+    def texts(self) -> Iterator[str]:
+        """The texts of all passages in all collections, some of them more than once."""
+        for name in self.folders.names():
+            if (key := self.folders.key(name)) is not None:
+                yield from self.folders.texts(key.path)
+
+    @property
+    def open_count(self) -> int:
+        """How many of them are open."""
+        return len(self._pool.opened().keys() & list(self._leased.values()))
+
+    def create(self, name: str, check: Callable[[int], None] = lambda _: None) -> bool:
+        """Create a collection unless it exists; whether it was created. Raises `InputError` for a wrong name.
+
+        `check` is called with the number of collections that exist, and raises if there may not be one more.
+        """
+        return self.folders.create(name, check)
+
+    @contextmanager
+    def lease(self, name: str, param: str = "name") -> Iterator[Collection]:
+        """The collection `name`, which is neither closed nor erased during the lease.
+
+        Raises `ApiError` 404 if there is none; `param` is the request field that names it.
+        """
+        self._close_deleted()
+        key = self.folders.key(name)
+        if (before := self._leased.pop(name, key)) not in (None, key):
+            self._pool.discard(before, wait=False)  # another process deleted it
+        if key is None:
+            raise not_found("collection", name, param)
+        self._leased[name] = key
+        try:
+            with self._pool.lease(key, lambda: self._open(name, key, param)) as collection:
+                yield collection
+        except StoreError as error:
+            if self.folders.key(name) != key:  # another process deleted it meanwhile
+                raise not_found("collection", name, param) from error
+            raise
+
+    def delete(self, name: str) -> bool:
+        """Delete a collection, and the KV of texts that no other collection holds; whether it existed."""
+        if (key := self.folders.hide(name)) is None:
+            return False
+        self._leased.pop(name, None)
+        self._pool.discard(key)  # waits for requests that use it
+        self._erase(self.folders.rename(name, key))
+        return True
+
+    def ingest(self, collection: Collection, documents: Iterable[Document], check: Check = no_check) -> IngestReport:
+        """Store documents in a leased collection, without the KV. What `check` raises leaves the index as it was."""
+        with acquired(self._dropping, check):
+            report = collection.rag.index.ingest(documents, check=check, on_forget=self._note)
+            self._drop(passage.text for passage in report.forgotten_passages)
+        return report
+
+    def warm(self, collection: Collection, report: IngestReport, check: Check = no_check) -> WarmReport:
+        """Compute and store the KV of the documents that an ingestion into a leased collection has seen.
+
+        A `QueueError` of `check` ends this early; the report counts the chunks that are left.
+        """
+        rag = collection.rag
+        ids = (*report.added, *report.changed, *report.unchanged)
+        passages = [passage for document in ids for passage in rag.index.passages(document)]
+        warmed = self._warm(rag, passages, check)
+        self.drop_if_deleted(collection.name, [passage.text for passage in passages])
+        return warmed
+
+    def _warm(self, rag: Rag, passages: Sequence[Passage], check: Check) -> WarmReport:
+        """Compute the KV of `passages`, until a `QueueError` of `check`."""
+        chunks = []
+        try:
+            for passage in passages:
+                check()
+                chunks.append(rag.chunk(passage))
+        except QueueError:
+            return WarmReport(0, 0, 0, left=len(passages))
+        self._take_out(self._engine.keys(chunks))
+        return self._engine.warm(chunks, check=check)
+
+    def remove(self, collection: Collection, document_ids: Sequence[str]) -> Removal:
+        """Delete documents of a leased collection, and the KV of texts that no collection holds any more."""
+        with self._dropping:
+            removal = collection.rag.index.delete(document_ids, self._note)
+            self._drop(passage.text for passage in removal.forgotten_passages)
+        return removal
+
+    def drop_if_deleted(self, name: str, texts: Iterable[str]) -> None:
+        """Drop the KV of those `texts` that were deleted from the collection `name` while their KV was computed."""
+        deleted = self.folders.unheld(texts, [name])
+        if deleted:
+            with self._dropping:
+                self._drop(deleted)
+
+    def close(self) -> None:
+        """Close the open collections."""
+        while self._leased:
+            self._pool.discard(self._leased.popitem()[1], wait=False)
+
+    def _close_deleted(self) -> None:
+        """Close what other processes deleted: open files keep descriptors, memory and disk space."""
+        if time.monotonic() - self._looked_at < LOOK_S:
+            return
+        self._looked_at = time.monotonic()
+        for name, key in list(self._leased.items()):
+            if self.folders.key(name) == key:
+                continue
+            found = self._leased.pop(name, None)
+            if found == key:
+                self._pool.discard(key, wait=False)
+            elif found is not None:  # leased again meanwhile, under the same name
+                self._leased.setdefault(name, found)
+
+    def _open(self, name: str, key: CollectionKey, param: str) -> Collection:
+        with self.folders.lock:  # or the opening would create the index of a collection that is being deleted
+            if self.folders.key(name) != key:
+                raise not_found("collection", name, param)
+            chunk_tokens = default_chunk_tokens(self._engine)
+            return Collection(name, Rag(self._engine, key.path, chunk_tokens=chunk_tokens, embedder=self._embedder))
+
+    def _drop(self, texts: Iterable[str]) -> None:
+        """Drop the KV of those `texts` that no collection holds. The caller holds `_dropping`."""
+        texts = set(texts)
+        unheld = self.folders.unheld(texts)
+        self._take_out(self._keys(texts - unheld))
+        chunks = [self._engine.chunk(text) for text in unheld]
+        self.journal.add(self._engine.keys(chunks))  # again: a replica may have read the index before its change
+        self._engine.delete(chunks)
+
+    def _note(self, passages: Iterable[Passage]) -> None:
+        """Note for all replicas that texts are forgotten, before they are: a kill in between loses no note."""
+        self.journal.add(self._keys(passage.text for passage in passages))
+
+    def _take_out(self, keys: Sequence[str]) -> None:
+        """Take the notes of texts that are held out of the journal. Without that they would be encoded once more."""
+        try:
+            self.journal.discard(keys)
+        except StoreError as error:
+            log.warning("Notes of deletions stay, so stored texts lose their KV once: %s", error)
+
+    def _keys(self, texts: Iterable[str]) -> Sequence[str]:
+        return self._engine.keys([self._engine.chunk(text) for text in texts])
+
+    def _erase(self, folder: Path) -> None:
+        """Drop the KV that only a deleted collection needs, then its files."""
+        try:
+            with self._dropping:
+                self._drop(self.folders.texts(folder))
+        except Exception:
+            log.exception("collection_erase_failed")
+        self.folders.erase(folder)
+
+
+def _close(collection: Collection) -> None:
+    try:
+        collection.close()
+    except Exception:
+        log.exception("collection_close_failed")
+
+
+__all__ = ["COLLECTION_NAME", "DEFAULT_COLLECTION", "Collection", "Collections", "collection_pool"]

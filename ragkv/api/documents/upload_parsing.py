@@ -1,0 +1,213 @@
+"""From the bytes of a request's body to documents: a JSON body, or a form with files.
+
+Large bodies and all files are parsed in a killable process (`document_parser.py`), so this file loads neither FastAPI
+nor torch, and its errors can be written as JSON. A file name is a name, never a path, and no file is written.
+"""
+
+import hashlib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path, PurePosixPath
+from typing import Any, Self
+
+from pydantic import ValidationError
+from python_multipart import MultipartParser
+from python_multipart.exceptions import FormParserError
+from python_multipart.multipart import parse_options_header
+
+from ragkv.errors import DocumentError, DocumentLimitError
+from ragkv.retrieval import LOADERS, Document, ParseLimits, load_bytes
+
+from ..bodies.documents import DocumentIn, DocumentPut, DocumentsIn
+from ..validation import describe_errors
+
+MAX_NAME = 255
+FORM = "multipart/form-data"
+LIMIT_CODE = "document_limit"
+_NOT_A_FORM = "A form must have files, and nothing else"
+
+
+@dataclass(frozen=True, slots=True)
+class Upload:
+    """What is known of a body before it is parsed."""
+
+    content_type: str
+    document_id: str | None  # from the path of a PUT, whose body is one document
+    upload_types: tuple[str, ...]  # accepted file name endings
+    documents: int  # the most documents
+    chars: int  # the most characters of all documents together
+    limits: ParseLimits  # of each document and file
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Self:
+        """The upload that `asdict` made a dictionary of."""
+        types, limits = tuple(values["upload_types"]), ParseLimits(**values["limits"])
+        return cls(**{**values, "upload_types": types, "limits": limits})
+
+    def as_dict(self) -> dict[str, Any]:
+        """JSON values."""
+        return asdict(self)
+
+
+class UploadError(Exception):
+    """A body that is refused; it becomes an `ApiError`."""
+
+    def __init__(self, status: int, message: str, param: str | None = None, code: str | None = None) -> None:
+        super().__init__(message)
+        self.status, self.message, self.param, self.code = status, message, param, code
+
+
+def parse_upload(upload: Upload, body: bytes) -> list[Document]:
+    """The documents of a body. Raises `UploadError`."""
+    documents: list[Document] = []
+    chars = 0
+    try:
+        for document in _documents(upload, body):
+            documents.append(document)
+            chars += len(document.text)
+            _check_total("documents", len(documents), upload.documents, "documents")
+            _check_total("upload_chars", chars, upload.chars, "characters in all documents together")
+            _check_id_and_text(document)
+    except DocumentLimitError as error:
+        message = f"{error.problem}. Split it, or raise the server's setting limits.{error.limit}."
+        raise UploadError(400, message, "documents", LIMIT_CODE) from error
+    except DocumentError as error:
+        raise UploadError(400, str(error)) from error
+    except ValidationError as error:
+        message, param = describe_errors(error.errors(include_url=False, include_input=False))
+        raise UploadError(400, message, param) from error
+    return documents
+
+
+def _documents(upload: Upload, body: bytes) -> Iterator[Document]:
+    """The documents one by one, each within the limits of one document."""
+    kind, options = parse_options_header(upload.content_type)
+    if kind.decode("latin-1").lower() == FORM:
+        for name, data in _form_files(body, options.get(b"boundary", b""), upload.documents):
+            yield from _file_documents(_checked_name(name, upload.upload_types), data, upload.limits)
+    elif upload.document_id is not None:
+        yield _checked(document_of(DocumentPut.model_validate_json(body or b"null"), upload.document_id), upload.limits)
+    else:
+        given = DocumentsIn.model_validate_json(body or b"null").documents
+        _check_total("documents", len(given), upload.documents, "documents")
+        for one in given:
+            yield _checked(document_of(one), upload.limits)
+
+
+def document_of(given: DocumentIn | DocumentPut, document_id: str | None = None) -> Document:
+    """A document from JSON. Its default id is a digest of its text, so sending it again changes nothing."""
+    found = document_id or getattr(given, "id", None)
+    digest = hashlib.blake2b(f"{given.title or ''}\0{given.text}".encode(), digest_size=12).hexdigest()
+    title = {} if given.title is None else {"title": given.title}
+    return Document(found or f"doc-{digest}", given.text, given.title or "", {**(given.metadata or {}), **title})
+
+
+def _checked(document: Document, limits: ParseLimits) -> Document:
+    limits.check_text(f"document {document.id[:80]!r}", document.text)
+    limits.check_metadata(f"document {document.id[:80]!r}", document.metadata)
+    return document
+
+
+def _file_documents(name: str, data: bytes, limits: ParseLimits) -> Iterator[Document]:
+    """The documents of a file. Their ids are the file's name; a JSON line may have its own."""
+    if not data:
+        raise UploadError(400, f"File {name[:80]!r} is empty.", "files")
+    folder = f"{Path.cwd()}/"  # loaders name documents by absolute paths
+    for found in load_bytes(Path(name), data, limits=limits):
+        if isinstance(found, DocumentError):
+            raise found
+        yield replace(found, id=found.id.removeprefix(folder), source=found.source.removeprefix(folder))
+
+
+def _checked_name(given: str, upload_types: tuple[str, ...]) -> str:
+    """The last part of a file's name, without any path before it."""
+    name = PurePosixPath(given.replace("\\", "/")).name.strip()
+    if name in ("", ".", "..") or len(name) > MAX_NAME or not name.isprintable():
+        raise UploadError(400, f"{given[:80]!r} is not a file name: 1 to {MAX_NAME} printable characters.")
+    suffix = Path(name).suffix.lower()
+    if suffix not in upload_types or suffix not in LOADERS:
+        accepted = " ".join(kind for kind in upload_types if kind in LOADERS)
+        message = f"Files of type {suffix[:20]!r} are not accepted: {name[:80]!r}. Accepted: {accepted}."
+        raise UploadError(415, message, "files")
+    return name
+
+
+def _check_id_and_text(document: Document) -> None:
+    shown = document.id[:80]
+    if not document.text.strip():
+        raise UploadError(400, f"Document {shown!r} has no text.", "documents")
+    if not document.id or len(document.id) > MAX_NAME + 32 or any(ord(c) < 32 or ord(c) == 127 for c in document.id):
+        raise UploadError(400, f"{shown!r} is not a document's id: up to 256 printable characters.", "id")
+
+
+def _check_total(setting: str, count: int, limit: int, unit: str) -> None:
+    if count > limit:
+        message = f"documents: {count} {unit} are too many; this server accepts {limit} (limits.{setting})."
+        raise UploadError(400, message, "documents", LIMIT_CODE)
+
+
+def _form_files(body: bytes, boundary: bytes, most: int) -> list[tuple[str, bytes]]:
+    """The names and contents of a form's files. Raises `UploadError` if it is no form, or holds anything else."""
+    if not boundary:
+        raise UploadError(400, f"{_NOT_A_FORM}: the content type has no boundary.", "files")
+    form = _Form(most)
+    try:
+        parser = MultipartParser(boundary, form.callbacks)
+        parser.write(body)
+        parser.finalize()
+    except FormParserError as error:
+        raise UploadError(400, f"{_NOT_A_FORM}: it cannot be parsed.", "files") from error
+    if not form.files or not form.complete:
+        raise UploadError(400, f"{_NOT_A_FORM}.", "files")
+    return form.files
+
+
+class _Form:
+    """Collects the files of a form from the parser's callbacks."""
+
+    def __init__(self, most: int) -> None:
+        self.files: list[tuple[str, bytes]] = []
+        self.complete = False
+        self._most = most
+        self._name = bytearray()  # of the header that is being read
+        self._value = bytearray()
+        self._disposition = b""
+        self._file_name = ""
+        self._data = bytearray()
+
+    @property
+    def callbacks(self) -> Any:
+        """The parser's callbacks."""
+        names = "part_begin header_field header_value header_end headers_finished part_data part_end end"
+        found: dict[str, Callable[..., None]] = {f"on_{name}": getattr(self, f"_{name}") for name in names.split()}
+        return found
+
+    def _part_begin(self) -> None:
+        _check_total("documents", len(self.files) + 1, self._most, "files")
+        self._disposition, self._data = b"", bytearray()
+
+    def _header_field(self, data: bytes, start: int, end: int) -> None:
+        self._name += data[start:end]
+
+    def _header_value(self, data: bytes, start: int, end: int) -> None:
+        self._value += data[start:end]
+
+    def _header_end(self) -> None:
+        if self._name.lower() == b"content-disposition":
+            self._disposition = bytes(self._value)
+        self._name, self._value = bytearray(), bytearray()
+
+    def _headers_finished(self) -> None:
+        _, options = parse_options_header(self._disposition)
+        if b"name" not in options or b"filename" not in options:
+            raise UploadError(400, f"{_NOT_A_FORM}.", "files")
+        self._file_name = options[b"filename"].decode("utf-8", "replace")
+
+    def _part_data(self, data: bytes, start: int, end: int) -> None:
+        self._data += data[start:end]
+
+    def _part_end(self) -> None:
+        self.files.append((self._file_name, bytes(self._data)))
+
+    def _end(self) -> None:
+        self.complete = True

@@ -1,0 +1,186 @@
+"""The engine's answers, computed by a vLLM server: prompts go there as token ids, tokens come back.
+
+The chunks' positions go with the prompt, so that the connector inside vLLM fuses their stored KV. Texts, stop strings
+and end tokens are the engine's own, exactly as for its own model.
+"""
+
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from ragkv.errors import AnswerServerError, UnsupportedError
+from ragkv.model.decode.decoding import end_tokens
+from ragkv.prompt import ActiveAnswer, ActiveRequest, AnswerEvents, EngineParts, Prompt, Request, ServedPrompt
+from ragkv.prompt.history import PartKind
+from ragkv.store import PrefetchHint
+from ragkv.types import Answer, TokenEvent
+
+from .prompt_report import differences, served_prompt
+from .vllm_server import Step, StepStream, VllmServer
+
+ENDS = ("stop", "length")  # reasons with which an answer may end
+OTHER_TENANT = "vLLM computed the whole prompt: its connector reads the KV of the tenant without a name alone"
+
+
+class VllmBackend:
+    """Answers of one engine. `VllmBackend.on(server)` is what an engine takes as its backend."""
+
+    makes_kv = False
+
+    def __init__(self, parts: EngineParts, server: VllmServer) -> None:
+        self._parts, self._server, self._tokenizer = parts, server, parts.shared.tokenizer
+        self._ends = end_tokens(parts.adapter.model, self._tokenizer)
+        self._shares_kv = not parts.identity.tenant  # the keys of other tenants' entries are salted with their names
+
+    @classmethod
+    def on(cls, server: VllmServer) -> Callable[[EngineParts], "VllmBackend"]:
+        """What makes the backend of an engine."""
+        return lambda parts: cls(parts, server)
+
+    def check(self, request: Request) -> None:
+        """Raise `UnsupportedError` for what is not sent to vLLM."""
+        if request.grammar is not None:
+            raise UnsupportedError(
+                "Response formats and required tool calls are not offered where vLLM computes the answers: leave "
+                "response_format out, and tool_choice at auto or none."
+            )
+        if request.method.reuse == "prefix":
+            raise UnsupportedError("reuse 'prefix' is not offered where vLLM computes the answers: 'fused' or 'none'.")
+        if request.sampling.no_repeat_ngram_size:
+            raise UnsupportedError("vLLM has no no_repeat_ngram_size: leave it out.")
+
+    def prefetch_hint(self, active: ActiveRequest) -> PrefetchHint:
+        """Nothing: the connector reads the store itself."""
+        return PrefetchHint()
+
+    def begin(self, active: ActiveRequest) -> AnswerEvents:
+        """Send the prompt, wait for its first token, and ask for the report."""
+        prompt, name, check = active.prompt, uuid.uuid4().hex, active.ticket.check
+        fields = {**_fields(active.request, self._ends), "kv_transfer_params": {"ragkv": self._wish(active, name)}}
+        sent_s = active.elapsed_s()
+        stream = active.held.enter_context(self._server.stream(prompt.token_ids, fields))
+        first = stream.next(check)
+        first_token_s = active.elapsed_s()
+        answer = self._server.report(name, check)
+        active.prefill = self._served(active, answer, sent_s, first_token_s)
+        if active.prefill.reuse.missed_chunks:
+            self._encode_missing(prompt)
+        return self._events(active, stream, first)
+
+    def _events(self, active: ActiveRequest, stream: StepStream, step: Step | None) -> AnswerEvents:
+        """The events of the answers whose first tokens are in `step`."""
+        answers = [ActiveAnswer(active, self._tokenizer) for _ in range(active.request.choices)]
+        ended_there = 0
+        while step is not None:
+            answer = answers[step.index]
+            ended_there += step.finish_reason is not None
+            if not answer.ended:  # else a stop string ended it, and vLLM had gone on
+                yield from ((step.index, event) for event in self._follow(answer, step))
+            if all(one.ended for one in answers):
+                stream.complete(ended_there == len(answers))
+                return
+            step = stream.next(active.ticket.check)
+        raise self._broken("ended its answer before it was complete")
+
+    def _follow(self, answer: ActiveAnswer, step: Step) -> Iterator[TokenEvent | Answer]:
+        """The events of one answer's new tokens."""
+        for number, token in enumerate(step.token_ids):
+            if token in self._ends:
+                answer.end()
+            else:
+                yield answer.add(token, step.logprobs[number] if step.logprobs else None)
+            if answer.ended:
+                yield from answer.finish()
+                return
+        if step.finish_reason is not None:
+            if step.finish_reason not in ENDS:
+                raise self._broken(f"ended its answer with {step.finish_reason!r}")
+            answer.reason = step.finish_reason  # vLLM's context is shorter than the model's
+            yield from answer.finish()
+
+    def _served(
+        self, active: ActiveRequest, answer: Mapping[str, Any], sent_s: float, first_token_s: float
+    ) -> ServedPrompt:
+        """What the connector's answer says of the prompt. Raises `AnswerServerError` if it is not of this model."""
+        if other := differences(self._parts.encoder.identity, answer["identity"]):
+            raise self._broken(f"serves another model or has other settings than this server: {', '.join(other)}")
+        report = answer["report"]
+        if report is None:
+            raise self._broken("lost the report of this prompt")
+        method = active.request.method
+        notes = method.notes if method.reuse == "none" else ()  # else the connector's settings count, and its notes
+        if not self._shares_kv:
+            notes += (OTHER_TENANT,)
+        try:
+            return served_prompt(active.prompt, report, sent_s, first_token_s, notes)
+        except (KeyError, TypeError, ValueError) as error:
+            raise self._broken("has a connector of another version of ragkv: its report has another form") from error
+
+    def _wish(self, active: ActiveRequest, name: str) -> dict[str, Any]:
+        """What the connector is told: how to fuse, where the chunks are, and the name of the report."""
+        method = active.request.method
+        if method.reuse == "none" or not self._shares_kv:
+            return {"name": name, "reuse": "none"}
+        wish: dict[str, Any] = {"name": name, "chunks": [*self._stored_history(active.prompt), *_chunks(active.prompt)]}
+        if "ratio" in method.named:
+            wish["ratio"] = None if method.controlled else method.ratio
+        if "selector" in method.named:
+            wish["selector"] = method.selector.name
+        return wish
+
+    def _stored_history(self, prompt: Prompt) -> Iterator[list[int]]:
+        """The positions of whole chunks of earlier turns whose KV is stored: they are fused again."""
+        history, at = prompt.history.token_ids, 0
+        identity, store = self._parts.encoder.identity, self._parts.store
+        for part in prompt.history.parts:
+            if part.kind is PartKind.CHUNK and store.contains(identity.key(history[at : at + len(part)])):
+                yield [len(prompt.prefix) + at, len(prompt.prefix) + at + len(part)]
+            at += len(part)
+
+    def _encode_missing(self, prompt: Prompt) -> None:
+        """Have the chunks without stored KV encoded in the background."""
+        identity, store = self._parts.encoder.identity, self._parts.store
+        for index, ids in enumerate(prompt.chunks):
+            if index not in prompt.plain and not store.contains(identity.key(ids)):
+                self._parts.background.add(ids)
+
+    def _broken(self, what: str) -> AnswerServerError:
+        return AnswerServerError(f"vLLM at {self._server.url} {what}. See docs/vllm.md.")
+
+
+def _chunks(prompt: Prompt) -> Iterator[list[int]]:
+    """The positions of the prompt's chunks."""
+    at = len(prompt.prefix) + len(prompt.history)
+    for index, ids in enumerate(prompt.chunks):
+        if index not in prompt.plain:
+            yield [at, at + len(ids)]
+        at += len(ids)
+
+
+def _fields(request: Request, ends: Sequence[int]) -> dict[str, Any]:
+    """The request in the fields of vLLM's completions. Every one is given: the defaults of the server are others."""
+    sampling = request.sampling
+    fields: dict[str, Any] = {
+        "max_tokens": request.max_new_tokens,
+        "n": request.choices,
+        "temperature": (1.0 if sampling.temperature is None else sampling.temperature) if sampling.samples else 0.0,
+        "top_p": 1.0 if sampling.top_p is None else sampling.top_p,
+        "top_k": sampling.top_k or 0,
+        "min_p": sampling.min_p or 0.0,
+        "seed": sampling.seed,
+        "presence_penalty": sampling.presence_penalty or 0.0,
+        "frequency_penalty": sampling.frequency_penalty or 0.0,
+        "repetition_penalty": sampling.repetition_penalty or 1.0,
+        "logit_bias": {str(token): bias for token, bias in (sampling.logit_bias or {}).items()} or None,
+        "min_tokens": min(sampling.min_new_tokens or 0, request.max_new_tokens),
+        "ignore_eos": True,  # the end tokens are the engine's
+        "stop_token_ids": list(ends),
+        "return_token_ids": True,
+        "add_special_tokens": False,
+    }
+    if request.logprobs is not None:
+        fields |= {"logprobs": request.logprobs, "return_tokens_as_token_ids": True}
+    return fields
+
+
+__all__ = ["VllmBackend"]

@@ -1,0 +1,126 @@
+"""How the connector inside vLLM reports on a prompt, and what the engine in front of it makes of that.
+
+A request names its report (`kv_transfer_params.ragkv.name`). vLLM leaves the report out of streamed responses, so a
+second request, of one token, asks for it by this name (`report_of`). Its answer also says whose KV the connector reads,
+so that no answer of another model is taken for one of this.
+"""
+
+import dataclasses
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from ragkv.prompt import Prefill, Prompt, ServedPrompt
+from ragkv.store import Identity
+from ragkv.types import PromptSpan, Reuse, Timing
+
+Run = tuple[str, int, int, int | None]  # kind, start, stop, and index of the chunk
+
+LEFT = "vLLM computed this prompt"
+
+
+def fused_report(prefill: Prefill, promised: int, note: str = "") -> dict[str, Any]:
+    """The report of a prompt whose first `promised` tokens ragkv made; vLLM computed the others."""
+    return {
+        "promised_tokens": promised,
+        "reuse": dataclasses.asdict(prefill.reuse),
+        "timing": dataclasses.asdict(prefill.timing),
+        "spans": [dataclasses.asdict(span) for span in prefill.spans],
+        "notes": [note] if note else [],
+    }
+
+
+def left_report(why: str = "", missed: Iterable[int] = ()) -> dict[str, Any]:
+    """The report of a prompt that vLLM computed; `missed` are the lengths of its chunks without KV, where known."""
+    lengths = list(missed)
+    return {
+        "promised_tokens": 0,
+        "missed_chunks": len(lengths),
+        "missed_tokens": sum(lengths),
+        "notes": [why] if why else [],
+    }
+
+
+def connector_answer(report: Mapping[str, Any] | None, identity: Identity, ratio: float | None, selector: str) -> Any:
+    """What the connector answers to `report_of`; `ratio` and `selector` are those of requests that name none."""
+    own = {"identity": dataclasses.asdict(identity), "ratio": ratio, "selector": selector}
+    return {"report": None if report is None else dict(report), **own}
+
+
+def served_prompt(
+    prompt: Prompt, report: Mapping[str, Any], sent_s: float, first_token_s: float, notes: Iterable[str] = ()
+) -> ServedPrompt:
+    """The prompt's report: its tokens are counted once, each as ragkv reused it or as vLLM computed it.
+
+    `prefill_s` is the time from sending the prompt to its first token, waiting inside vLLM included. Raises `KeyError`,
+    `TypeError` or `ValueError` for a report of another form.
+    """
+    length, promised = len(prompt.token_ids), int(report["promised_tokens"])
+    own = (*report["notes"], *prompt.notes, *notes)
+    timing = Timing(prefill_s=first_token_s - sent_s, first_token_s=first_token_s)
+    runs = tuple(_runs(prompt))
+    if not promised:
+        why = " ".join(report["notes"]) or LEFT
+        missed_chunks, missed_tokens = int(report["missed_chunks"]), int(report["missed_tokens"])
+        reuse = Reuse(computed=length, missed_chunks=missed_chunks, missed_tokens=missed_tokens, notes=own)
+        return ServedPrompt(reuse=reuse, timing=timing, spans=tuple(_spans(runs, (), why)))
+    made = Reuse(**{**report["reuse"], "notes": tuple(report["reuse"]["notes"]), "decision": ()})
+    reuse = dataclasses.replace(
+        made,
+        computed=length - made.exact - made.fused - made.recomputed,
+        compute=(made.compute * made.tokens + length - promised) / length,  # tokens ragkv passed, and vLLM's after them
+        notes=(*made.notes, *own),
+        decision=tuple(report["reuse"]["decision"]),
+    )
+    timing = dataclasses.replace(timing, load_s=report["timing"]["load_s"], fuse_s=report["timing"]["fuse_s"])
+    found = [PromptSpan(**{**span, "recomputed_at": tuple(span["recomputed_at"])}) for span in report["spans"]]
+    return ServedPrompt(reuse=reuse, timing=timing, spans=tuple(_spans(runs, found, LEFT)))
+
+
+def _runs(prompt: Prompt) -> Iterator[Run]:
+    """The runs of a prompt, in order."""
+    lengths: list[tuple[str, int, int | None]] = [("prefix", len(prompt.prefix), None)]
+    lengths.append(("history", len(prompt.history), None))
+    lengths += [
+        ("template", len(ids), None) if index in prompt.plain else ("chunk", len(ids), index)
+        for index, ids in enumerate(prompt.chunks)
+    ]
+    lengths.append(("question", prompt.question_tokens, None))
+    lengths.append(("template", len(prompt.question) - prompt.question_tokens, None))
+    at = 0
+    for kind, tokens, chunk in lengths:
+        if tokens:
+            yield kind, at, at + tokens, chunk
+        at += tokens
+
+
+def _spans(runs: Iterable[Run], found: Iterable[PromptSpan], why: str) -> Iterator[PromptSpan]:
+    """The runs, cut where the connector's spans begin and end. What it did not reuse was computed."""
+    reused = [span for span in found if span.state != "computed"]
+    reasons = {span.start: span.why for span in found if span.why}
+    for kind, start, stop, chunk in runs:
+        at, reason = start, reasons.get(start, why) if chunk is not None else None
+        for span in reused:
+            begins, ends = max(start, span.start), min(stop, span.start + span.tokens)
+            if begins >= ends:
+                continue
+            if at < begins:
+                yield PromptSpan(kind, at, begins - at, "computed", (), chunk, reason)
+            here = tuple(span.start + one - begins for one in span.recomputed_at if begins <= span.start + one < ends)
+            yield PromptSpan(kind, begins, ends - begins, span.state, here, chunk)
+            at = ends
+        if at < stop:
+            yield PromptSpan(kind, at, stop - at, "computed", (), chunk, reason)
+
+
+def differences(identity: Identity, theirs: Mapping[str, Any]) -> list[str]:
+    """What differs between this engine's identity and the connector's, in words; the tenant is not compared."""
+    mine = dataclasses.asdict(identity)
+    shown = {"dtype", "codec", "adapter", "format_version"}
+    return [
+        f"{name} ({theirs.get(name)} there, {own} here)" if name in shown else name
+        for name, own in mine.items()
+        if name not in ("tenant", "scorer", "behind") and theirs.get(name) != own
+    ]
+
+
+__all__ = ["connector_answer", "differences", "fused_report", "left_report", "served_prompt"]

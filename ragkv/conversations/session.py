@@ -1,0 +1,204 @@
+"""One conversation, as its user holds it. Its state is an immutable `Conversation` that only its registry replaces."""
+
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+
+from ragkv.config import SessionConfig
+from ragkv.errors import InputError
+from ragkv.prompt import EngineParts, Past
+from ragkv.prompt.history import Conversation, Discard, History, discardable, find, fitted, merged
+from ragkv.scheduling import Ticket
+
+
+@dataclass(frozen=True, slots=True)
+class SessionInfo:
+    """A session as it is listed."""
+
+    session_id: str
+    turns: int
+    tokens: int  # of its history
+    stored_bytes: int  # KV of its history that is stored
+    used_at: float  # seconds since the epoch
+    title: str = ""
+
+
+class SessionOwner(ABC):
+    """What a session and its turns need of the `Sessions` that made it.
+
+    The caller of `refresh`, `commit`, `clear` or `delete` must hold the session.
+    """
+
+    parts: EngineParts
+    settings: SessionConfig
+    clock: Callable[[], float]  # seconds since the epoch
+    request_numbers: Iterator[int]  # one higher each time
+
+    @abstractmethod
+    def refresh(self, session: "Session") -> None:
+        """Bring the session up to date before it is used."""
+
+    @abstractmethod
+    def commit(self, session: "Session", conversation: Conversation) -> None:
+        """Replace the session's state, save it, and delete the blocks that no history has any more."""
+
+    def wait_saved(self, session: "Session", timeout_s: float) -> str | None:
+        """Return when the session's last state is saved, or a note for the report if it is not within `timeout_s`."""
+        return None  # what `commit` did not save is saved nowhere
+
+    @abstractmethod
+    def clear(self, session: "Session") -> None:
+        """Delete the session's turns, and the blocks that no other history has."""
+
+    @abstractmethod
+    def delete(self, session: "Session") -> None:
+        """Clear a session for good."""
+
+    @abstractmethod
+    def fork(self, session: "Session", session_id: str) -> "Session":
+        """A session of that id with the same past, without a turn that is under way."""
+
+    @abstractmethod
+    def drop(self, keys: Iterable[str]) -> None:
+        """Delete the blocks of these keys that are in no history."""
+
+
+class Session:
+    """One conversation. `Engine.session` makes it; `lock` lets one turn run at a time."""
+
+    def __init__(
+        self, owner: SessionOwner, session_id: str, conversation: Conversation, notes: tuple[str, ...] = ()
+    ) -> None:
+        self.session_id = session_id
+        self.lock = threading.Lock()
+        self.conversation = conversation
+        self.notes = notes  # for the report of the next turn
+        self.repaired_tokens = 0  # of its history, that were made exact since its last turn
+        self.discard_by: str | Discard | None = None  # its discarding list; None: the config's
+        self.version: str | None = None  # of `conversation` on the server, where replicas share it
+        self.first_title = ""  # the title from the next turn on, unless it has one
+        self.write: Future[str | None] | None = None  # the last one to disk; its result is a note if it failed
+        self.deleted = False
+        self.owner = owner
+        self._thread: int | None = None  # the thread that holds the session
+
+    @property
+    def token_ids(self) -> tuple[int, ...]:
+        """The history that the next turn builds on, without the application's prefix."""
+        return self.conversation.history.token_ids
+
+    @property
+    def turns(self) -> int:
+        """How many turns it has."""
+        return len(self.conversation.turns)
+
+    @property
+    def title(self) -> str:
+        """What the conversation is called in lists; "" if it has no title."""
+        return self.conversation.title
+
+    @property
+    def past(self) -> Past:
+        """What the next turn builds on."""
+        repaired = f"{self.repaired_tokens} history tokens were made exact since the last turn"
+        notes = (*self.notes, repaired) if self.repaired_tokens else self.notes
+        return Past(self.conversation.history, self.discard_by, notes)
+
+    def wait_saved(self, timeout_s: float) -> str | None:
+        """Return when the last turn survives a crash; a note for its report if that is not so within `timeout_s`.
+
+        Call it when the turn has ended: the session is not held meanwhile, and its next turn may run.
+        """
+        return self.owner.wait_saved(self, timeout_s)
+
+    def reset(self) -> None:
+        """Delete every turn, and the blocks that no other conversation has."""
+        with self.held():
+            self.owner.clear(self)
+
+    def delete(self) -> None:
+        """Delete the conversation: its manifest, and its blocks in every tier where no other session has them."""
+        with self.held():
+            self.owner.delete(self)
+
+    def fork(self, session_id: str) -> "Session":
+        """A new conversation with the same past; both share its blocks. Raises `InputError` if that id has turns."""
+        return self.owner.fork(self, session_id)
+
+    def rewind(self, turns: int = 1) -> None:
+        """Go back to before the last `turns` turns, to ask again or ask differently.
+
+        Raises `InputError` if there are fewer turns.
+        """
+        with self.held():
+            past = self.conversation.turns
+            if not 1 <= turns <= len(past):
+                raise InputError(f"Cannot rewind {turns} turns: {self.session_id!r} has {len(past)}.")
+            self.owner.commit(self, replace(self.conversation, turns=past[:-turns], history=past[-turns].began))
+
+    def discard(self, what: Iterable[tuple[int, int]] | str | Discard) -> int:
+        """Drop tokens from the history now: ranges of indices, or the choice of a discarding list.
+
+        Returns how many tokens were dropped.
+        """
+        settings = self.owner.settings
+        with self.held():
+            history = self.conversation.history
+            if isinstance(what, str) or callable(what):
+                what = find(what)(discardable(history, 0, settings))
+            ranges = merged(what, len(history))
+            if not ranges:
+                return 0
+            return self._replace(history.without(ranges, settings.truncation, self._prefix_tokens))
+
+    def make_room(self, tokens: int) -> int:
+        """Drop what a turn of `tokens` in all, answer included, would have to drop; returns how many tokens."""
+        settings, limit = self.owner.settings, self.owner.parts.adapter.context_length
+        with self.held():
+            if limit is None:
+                return 0
+            discard = settings.discard if self.discard_by is None else self.discard_by
+            prefix = self._prefix_tokens
+            cut, _ = fitted(self.conversation.history, limit - prefix - tokens, settings, discard, prefix)
+            return self._replace(cut)
+
+    @property
+    def _prefix_tokens(self) -> int:
+        return len(self.owner.parts.runs.before_documents)
+
+    def _replace(self, history: History) -> int:
+        """Make `history` the conversation's; returns how many tokens fewer it has."""
+        before = self.conversation.history
+        if history is not before:
+            self.owner.commit(self, replace(self.conversation, history=history))
+        return len(before) - len(history)
+
+    @contextmanager
+    def held(self, ticket: Ticket | None = None) -> Iterator[None]:
+        """Hold the session, and bring it up to date. Raises what `ticket` raises while this thread waits for it.
+
+        Raises `InputError` if the session was deleted, or if this thread holds it already: it would wait for itself.
+        """
+        if self._thread == threading.get_ident() and self.lock.locked():
+            raise InputError(
+                f"Session {self.session_id!r} has an answer under way on this thread: finish or close its stream first."
+            )
+        if ticket is None:
+            self.lock.acquire()
+        else:
+            ticket.acquire(self.lock)
+        try:
+            if self.deleted:
+                raise InputError(f"Session {self.session_id!r} was deleted; ask the engine for a new one.")
+            self._thread = threading.get_ident()
+            self.owner.refresh(self)
+            yield
+        finally:
+            self._thread = None
+            self.lock.release()
+
+
+__all__ = ["Session", "SessionInfo", "SessionOwner"]

@@ -1,0 +1,181 @@
+"""One turn of a conversation while it runs (CachedAttention section 3.1).
+
+The turn reads the history as it is. It hands blocks of new KV to the block writer while they are made. Once the answer
+is complete the turn becomes part of the history in one step. A turn that fails or is abandoned leaves the session as it
+was, and its blocks are deleted. The planner decides which blocks are exact.
+"""
+
+import secrets
+from dataclasses import replace
+from functools import partial
+
+from ragkv.prompt import Past, Prompt, ServedPrompt, TurnKV
+from ragkv.prompt.history import Block, Chain, History, Part, PartKind, PastTurn
+from ragkv.runtime import Closing
+from ragkv.store import Turn, ids_digest
+from ragkv.types import Answer, TokenEvent
+
+from .session import Session, SessionOwner
+
+
+class DetachedTurn:
+    """A turn of no session: nothing of it is kept. A request without a session has one."""
+
+    past = Past()
+    keeps = False
+
+    def prefilled(self, prompt: Prompt, prefill: ServedPrompt) -> None:
+        """The prompt's KV is complete."""
+
+    def follow(self, event: TokenEvent | Answer) -> None:
+        """The answer has one more token, or is complete."""
+
+    def end(self, answer: tuple[int, ...] = ()) -> None:
+        """Finish the turn."""
+
+
+class SessionTurn(DetachedTurn, Closing):
+    """A turn of a conversation. It cuts the KV that it makes into blocks."""
+
+    keeps = True
+
+    def __init__(self, owner: SessionOwner, session: Session) -> None:
+        self._owner, self._session, self._writer = owner, session, owner.parts.block_writer
+        self.past = session.past
+        self._before = session.conversation
+        self._taint = secrets.token_hex(16)  # in the context of inexact blocks, so that only this session finds them
+        self._saved: list[str] = []  # keys
+        self._ended = False
+
+    @property
+    def saved_keys(self) -> tuple[str, ...]:
+        """The keys of the blocks that this turn has saved so far."""
+        return tuple(self._saved)
+
+    def prefilled(self, prompt: Prompt, prefill: ServedPrompt) -> None:
+        """Save the prompt's complete blocks: blocks of history that were computed again, then new ones."""
+        self._prompt, self._made = prompt, prefill.turn_kv
+        self._ids = list(prompt.token_ids)
+        self._prefix_digest, self._chain = ids_digest(prompt.prefix), Chain(prompt.prefix)
+        self._at = len(prompt.prefix)  # position behind the last block
+        self._blocks = list(prompt.history.blocks)
+        for number, block in enumerate(prompt.history.blocks):
+            if self._made is not None and number in self._made.recomputed_blocks:
+                self._blocks[number] = self._save(self._made, self._at + len(block), block.index)
+            self._at += len(block)
+            self._chain.add(block.kept_ids)
+        self._next_index = self._before.history.next_index
+        self._save_complete_blocks()
+
+    def follow(self, event: TokenEvent | Answer) -> None:
+        """Save blocks as they become complete. An `Answer` finishes the turn."""
+        if isinstance(event, Answer):
+            self.end(event.token_ids)
+        else:
+            self._ids.append(event.token_id)
+            self._save_complete_blocks()
+
+    def end(self, answer: tuple[int, ...] = ()) -> None:
+        """Make the turn part of the history: tokens with KV become blocks, the others the tail."""
+        prompt, runs, made = self._prompt, self._owner.parts.runs, self._made
+        between = runs.after_answer + runs.before_next_turn
+        self._ids = [*prompt.token_ids, *answer]
+        whole = (*self._ids, *between)
+        if made is not None and self._owner.parts.adapter.rope.frequencies(len(whole) + 1) == made.frequencies:
+            self._save_complete_blocks()
+            if self._at < self._recorded_to(made):  # `_save_complete_blocks` left no bound of exactness in it
+                self._add_block(made, self._recorded_to(made))
+        else:  # the next prompt is longer and has other RoPE frequencies: it cannot use this KV
+            self._blocks = list(prompt.history.blocks)
+            self._at = len(prompt.prefix) + sum(map(len, self._blocks))
+        parts = [*prompt.parts, Part(PartKind.ANSWER, len(answer)), Part(PartKind.BETWEEN, len(between))]
+        own_parts = tuple(replace(part, turn=len(self._before.turns)) for part in parts if len(part))
+        history = History(tuple(self._blocks), whole[self._at :], prompt.history.parts + own_parts)
+        turns = (*self._before.turns, PastTurn(self._before.history, self._owner.clock()))
+        self._session.notes, self._session.repaired_tokens = (), 0
+        conversation = self._session.conversation
+        title = conversation.title or self._session.first_title
+        self._owner.commit(self._session, replace(conversation, turns=turns, history=history, title=title))
+        self._ended = True
+        self._drop_unused()
+
+    def close(self) -> None:
+        """Delete the blocks of a turn that did not end. Does nothing after `end`."""
+        if not self._ended:
+            self._drop_unused()
+
+    def _recorded_to(self, made: TurnKV) -> int:
+        return min(made.record.filled_to, len(self._ids))
+
+    def _save_complete_blocks(self) -> None:
+        made, size = self._made, self._owner.settings.block_tokens
+        while made is not None:
+            stop = self._at + size
+            if self._at < made.exact_until < stop:  # so that what is exact has a block of its own
+                stop = made.exact_until
+            if self._recorded_to(made) < stop:
+                return
+            self._add_block(made, stop)
+
+    def _add_block(self, made: TurnKV, stop: int) -> None:
+        """Save the tokens from `_at` to `stop` as the next block."""
+        block = self._save(made, stop, self._next_index)
+        self._blocks.append(block)
+        self._next_index += 1
+        self._at = stop
+        self._chain.add(block.kept_ids)
+
+    def _save(self, made: TurnKV, stop: int, index: int) -> Block:
+        """Hand the KV from `_at` to `stop` to the block writer, as block number `index`."""
+        ids = tuple(self._ids[self._at : stop])
+        context = self._chain.context(made.frequencies, "" if stop <= made.exact_until else self._taint)
+        fused = made.fused and stop > made.exact_until
+        block = Block(context, self._prefix_digest, made.frequencies, ids, index, 0, len(ids), fused=fused)
+        if not self._saved:
+            self._announce()
+        first = made.record.start
+        self._saved.append(self._writer.key(block))
+        kv, scores = made.record.kv[:, :, :, self._at - first : stop - first], None
+        if fused and made.scores is not None:
+            scores = made.scores.new_zeros(len(ids), made.scores.shape[1])  # 0 for the answer, which has no scores
+            own = made.scores[self._at : stop]
+            scores[: len(own)] = own
+        self._writer.save(block, kv, self._session.session_id, scores, made.scorer)
+        return block
+
+    def _announce(self) -> None:
+        """Tell the store's policies of this turn, before they see its blocks."""
+        assert self._made is not None
+        self._writer.served(self._policy_turn(self._made))
+
+    def _policy_turn(self, made: TurnKV) -> Turn:
+        """This turn as eviction policies see it; the answer counts with its most tokens, as its length is unknown."""
+        prompt, turns = self._prompt, self._before.turns
+        size, now = self._owner.settings.block_tokens, self._owner.clock()
+        held = len(prompt.history.blocks)
+        covered = len(prompt.prefix) + sum(map(len, prompt.history.blocks))  # tokens in front of the new blocks
+        return Turn(
+            at=now,
+            request=next(self._owner.request_numbers),
+            group=self._session.session_id,
+            prompt=held + _blocks(covered, len(prompt.token_ids), made.exact_until, size),
+            shared=held - len(made.recomputed_blocks),
+            length=held + _blocks(covered, made.record.stop, made.exact_until, size),
+            number=len(turns) + 1,
+            since=now - turns[-1].at if turns else None,
+        )
+
+    def _drop_unused(self) -> None:
+        """Delete the blocks that were saved and are in no history."""
+        used = {self._writer.key(block) for block in self._session.conversation.history.blocks}
+        if unused := set(self._saved) - used:
+            self._writer.then(partial(self._owner.drop, unused))
+
+
+def _blocks(start: int, stop: int, exact_until: int, size: int) -> int:
+    """How many blocks of at most `size` tokens hold start ... stop - 1, cut where they are exact no more."""
+    cut = min(max(start, exact_until), stop)
+    return -(-(cut - start) // size) - (-(stop - cut) // size)
+
+
+__all__ = ["DetachedTurn", "SessionTurn"]

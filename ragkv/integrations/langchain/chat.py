@@ -1,0 +1,263 @@
+"""`ChatRagKV`: a LangChain chat model whose documents' KV is computed once.
+
+The constructor loads nothing; engines are shared (see `engines`). Documents reach the model in every way in which
+chains carry them (see `messages`). Any number of threads and tasks may call one model.
+"""
+
+import threading
+from collections.abc import AsyncIterator, Generator, Iterable, Sequence
+from dataclasses import replace
+from typing import Any, Literal
+
+from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackManagerForLLMRun
+from langchain_core.documents import Document
+from langchain_core.language_models import BaseChatModel, LangSmithParams
+from langchain_core.messages import AIMessage, BaseMessage
+from langchain_core.outputs import ChatGenerationChunk, ChatResult
+from langchain_core.runnables import Runnable
+from pydantic import ConfigDict, Field, PrivateAttr, SecretStr, SkipValidation
+
+from ragkv.api.chat import CallFilter, DialoguePrompt, required_form
+from ragkv.config import EngineConfig, ReuseMode
+from ragkv.engine import Engine
+from ragkv.errors import InputError
+from ragkv.model.decode.token_text import TokenText
+from ragkv.runtime import iterate_in_thread
+from ragkv.scheduling.encoding import WarmReport
+from ragkv.types import Answer, TokenEvent
+
+from .call_options import OWN, answer_options, refuse_unknown
+from .engines import SharedEngine, config_for, shared_engine, shared_engine_of
+from .messages import dialogue_request, to_document
+from .results import chat_chunk, chat_result
+from .structured_output import Method, structured
+from .tools import bound_tools, text_behind
+
+
+class ChatRagKV(BaseChatModel):
+    """A chat model over a `ragkv` engine. `config` defaults to `EngineConfig.from_env()`.
+
+    `corpus` holds the texts that the chain's retriever may return, split in the same way. They are recognised wherever
+    a prompt holds them. Their KV is computed in the background from the first use on, or before the first call with
+    `warm_corpus="before"`. `ingest` computes it at once (docs/langchain.md).
+    """
+
+    model_config = ConfigDict(
+        extra="forbid", populate_by_name=True, protected_namespaces=(), arbitrary_types_allowed=True
+    )
+
+    model: str = Field(default="reader", alias="model_name")  # a folder, a hub id, or "reader"
+    config: SkipValidation[EngineConfig] | None = Field(default=None, exclude=True)
+    engine: SkipValidation[Engine] | None = Field(default=None, exclude=True)  # instead of `model`; not closed here
+    temperature: float | None = None  # 0, or no sampling parameter at all: greedy
+    max_tokens: int = Field(default=256, ge=1)
+    stop: list[str] | None = Field(default=None, alias="stop_sequences")
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    logit_bias: dict[int, float] | None = None  # by token id
+    repetition_penalty: float | None = None
+    no_repeat_ngram_size: int | None = None
+    min_new_tokens: int | None = None
+    seed: int | None = None
+    logprobs: bool | None = None  # log probabilities of an answer's tokens, in `response_metadata`
+    top_logprobs: int | None = None  # and of so many most probable tokens, 0 to 20
+    ratio: float | Literal["auto"] | None = None  # recompute ratio; None: the config's; "auto": the controller's
+    selector: str | None = None
+    reuse: ReuseMode | None = None
+    corpus: SkipValidation[Sequence[Document | str]] = Field(default=(), exclude=True, repr=False)
+    warm_corpus: Literal["background", "before", "never"] = "background"  # when the corpus is encoded; see the docs
+    conversations: bool = True  # find a conversation's session by its messages
+    document_separator: str | None = None  # after an inserted document; None: a blank line, for the reader a space
+    timeout: float | None = None  # seconds until an answer fails with `DeadlineError`
+    # Chains pass the next two to every chat model. A local model needs neither retries nor a key.
+    max_retries: int = 0
+    api_key: SecretStr | None = Field(default=None, exclude=True)
+    streaming: bool = False  # stream in `invoke` too, for callbacks
+
+    _shared: SharedEngine | None = PrivateAttr(default=None)
+
+    # LangChain's interface
+
+    @property
+    def _llm_type(self) -> str:
+        return "ragkv"
+
+    @property
+    def _identifying_params(self) -> dict[str, Any]:
+        """All that an answer depends on: LangChain's own cache uses it as the key."""
+        params = {name: getattr(self, name) for name in OWN if name in type(self).model_fields}
+        engine = None if self.engine is None else (self.engine.tokenizer_id, self.engine.config)
+        return {**params, "stop": self.stop, "config": repr(self.config), "engine": repr(engine)}
+
+    def _get_ls_params(self, stop: list[str] | None = None, **kwargs: Any) -> LangSmithParams:
+        params = super()._get_ls_params(stop=stop, **kwargs)
+        params["ls_provider"] = "ragkv"
+        params["ls_model_name"] = kwargs.get("model") or self.model
+        return params
+
+    def _get_invocation_params(self, stop: list[str] | None = None, **kwargs: Any) -> dict[str, Any]:
+        """Without the documents of the call, which do not belong in traces."""
+        kwargs.pop("documents", None)
+        return super()._get_invocation_params(stop=stop, **kwargs)
+
+    # Documents
+
+    @property
+    def shared(self) -> SharedEngine:
+        """The engine, its known texts and its conversations. Loads the model at the first use."""
+        return self._shared_for(self.model)
+
+    def ingest(self, documents: Iterable[Document | str], encode: bool = True) -> WarmReport:
+        """Register `documents` as chunks and compute their KV; without `encode`, at their first cache miss.
+
+        A document is one chunk. Split long documents first, with the splitter of your index.
+        """
+        return self.shared.catalogue.ingest(map(to_document, documents), encode)
+
+    def forget(self, documents: Iterable[Document | str]) -> int:
+        """Forget `documents` and delete their KV from every tier. Returns how many had KV stored."""
+        return self.shared.catalogue.forget(to_document(document).text for document in documents)
+
+    def get_token_ids(self, text: str) -> list[int]:
+        """The token ids of `text`."""
+        return list(self.shared.template.encode(text))
+
+    # Answering
+
+    def bind_tools(
+        self,
+        tools: Sequence[Any],
+        *,
+        tool_choice: str | bool | dict[str, Any] | None = None,
+        parallel_tool_calls: bool | None = None,
+        strict: bool | None = None,
+        **kwargs: Any,
+    ) -> Runnable[Any, AIMessage]:
+        """This model with `tools`. `tool_choice` is auto, none, any, or a tool's name: then its arguments validate."""
+        how = bound_tools(tools, tool_choice)
+        return self.bind(**how, parallel_tool_calls=parallel_tool_calls, **kwargs)
+
+    def with_structured_output(
+        self,
+        schema: Any = None,
+        *,
+        method: Method = "json_schema",
+        include_raw: bool = False,
+        strict: bool | None = None,
+        **kwargs: Any,
+    ) -> Runnable[Any, Any]:
+        """This model, whose answers are JSON of `schema`: a pydantic class, a TypedDict or a JSON schema.
+
+        `strict` changes nothing: every schema is kept strictly. Raises `InputError`; a schema that cannot be kept
+        raises `SchemaError` when the model is called.
+        """
+        if kwargs:
+            raise InputError(f"Unknown arguments of with_structured_output: {', '.join(sorted(kwargs))}.")
+        return structured(self, schema, method, include_raw)
+
+    def _generate(
+        self,
+        messages: list[BaseMessage],
+        stop: list[str] | None = None,
+        run_manager: CallbackManagerForLLMRun | None = None,
+        **kwargs: Any,
+    ) -> ChatResult:
+        *_, last = self._events(messages, stop, kwargs)
+        return chat_result(*last)
+
+    async def _agenerate(
+        self,
+        messages: list[BaseMessage],
+        stop: list[str] | None = None,
+        run_manager: AsyncCallbackManagerForLLMRun | None = None,
+        **kwargs: Any,
+    ) -> ChatResult:
+        async for event in iterate_in_thread(lambda cancel: self._events(messages, stop, kwargs, cancel)):
+            last = event
+        return chat_result(*last)
+
+    def _stream(
+        self,
+        messages: list[BaseMessage],
+        stop: list[str] | None = None,
+        run_manager: CallbackManagerForLLMRun | None = None,
+        **kwargs: Any,
+    ) -> Generator[ChatGenerationChunk]:
+        for event in self._events(messages, stop, kwargs):
+            if (chunk := chat_chunk(*event)) is not None:
+                if run_manager is not None:
+                    run_manager.on_llm_new_token(chunk.text, chunk=chunk)
+                yield chunk
+
+    async def _astream(
+        self,
+        messages: list[BaseMessage],
+        stop: list[str] | None = None,
+        run_manager: AsyncCallbackManagerForLLMRun | None = None,
+        **kwargs: Any,
+    ) -> AsyncIterator[ChatGenerationChunk]:
+        async for event in iterate_in_thread(lambda cancel: self._events(messages, stop, kwargs, cancel)):
+            if (chunk := chat_chunk(*event)) is not None:
+                if run_manager is not None:
+                    await run_manager.on_llm_new_token(chunk.text, chunk=chunk)
+                yield chunk
+
+    def _events(
+        self,
+        messages: Sequence[BaseMessage],
+        stop: Sequence[str] | None,
+        call: dict[str, Any],
+        cancel: threading.Event | None = None,
+    ) -> Generator[tuple[TokenEvent | Answer, DialoguePrompt, str, TokenText]]:
+        """The engine's events, each with the prompt, the model's name and the texts of its tokens."""
+        refuse_unknown(call)
+        settings = {name: getattr(self, name, None) for name in OWN} | call
+        tools, choice = settings["tools"] or (), settings["tool_choice"]
+        if tools and choice != "none" and settings["response_format"] is not None:
+            raise InputError("tools and response_format are not offered together; leave one out.")
+        model, session_id = str(settings["model"]), settings["session_id"]
+        shared = self._shared_for(model)
+        model = shared.name if self.engine is not None and model == self.model else model
+        separator = shared.separator if self.document_separator is None else self.document_separator
+        request = dialogue_request(messages, settings["documents"] or (), separator, tools)
+        prompt = shared.build_prompt(request, self.conversations and not session_id, session_id)
+        options = answer_options(settings)
+        syntax, parallel = shared.template_for(request.tools).call_syntax, settings["parallel_tool_calls"] is not False
+        if (form := required_form(tools, choice, syntax, parallel)) is not None:
+            options["response_format"] = form
+        options["stop"] = tuple(self.stop or () if stop is None else stop)
+        options["deadline_s"], options["cancel"] = self.timeout, cancel
+        session, answer = prompt.conversation.session if prompt.conversation else None, None
+        shown = (replace(prompt, tools=()) if choice == "none" else prompt), model, shared.tokens
+        filtered = CallFilter(form is not None) if shown[0].tools else None
+        try:
+            for event in shared.engine.stream(prompt.question, prompt.chunks, session, **options):
+                if isinstance(event, Answer):
+                    answer = event  # yielded below, when the turn is saved
+                elif filtered is None:
+                    yield event, *shown
+                else:
+                    yield replace(event, text=filtered.add(event.text)), *shown
+        finally:
+            if answer is None:
+                shared.drop_turn(prompt)
+        assert answer is not None
+        if filtered is not None and (rest := text_behind(answer.text, filtered.sent, shown[0].tools)):
+            yield TokenEvent(rest, answer.token_ids[-1]), *shown
+        yield shared.save_turn(prompt, answer), *shown
+
+    def _shared_for(self, model: str) -> SharedEngine:
+        if model != self.model:
+            return shared_engine(model, config_for(self.config or EngineConfig.from_env(), model))
+        if self._shared is None or self._shared.closed:
+            if self.engine is not None:
+                self._shared = shared_engine_of(self.engine)
+            else:
+                self._shared = shared_engine(model, self.config or EngineConfig.from_env())
+            self._shared.catalogue.register(map(to_document, self.corpus))
+            if self.warm_corpus != "never":
+                self._shared.encode_known(wait=self.warm_corpus == "before")
+        return self._shared

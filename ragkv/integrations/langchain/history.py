@@ -1,0 +1,97 @@
+"""`RagKVChatMessageHistory`: the messages of a conversation, durable if the engine has a directory.
+
+It stores text and no KV. The model finds the session of a conversation by the content of its messages (see
+`ragkv.api.chat.conversations`), so any history that returns the same messages gets the stored KV. `clear` deletes both.
+"""
+
+import hashlib
+import json
+import logging
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from langchain_core.chat_history import BaseChatMessageHistory
+from langchain_core.messages import BaseMessage, messages_from_dict, messages_to_dict
+
+from ragkv.api.chat import Turn
+from ragkv.errors import InputError, RagKVError
+from ragkv.runtime import make_private_folder, replace_file
+
+from .chat import ChatRagKV
+from .engines import SharedEngine
+from .messages import dialogue_request
+
+log = logging.getLogger(__name__)
+
+_lock = threading.Lock()  # for all histories, in files and in memory; each access is short
+
+
+class RagKVChatMessageHistory(BaseChatMessageHistory):
+    """The messages of `session_id`: in a JSON file in the engine's directory, or in the memory of this process."""
+
+    def __init__(self, session_id: str, llm: ChatRagKV) -> None:
+        """Loads nothing. The same `session_id` on the same engine is the same history."""
+        if not session_id:
+            raise InputError("session_id is empty. A history needs a name.")
+        self.session_id = session_id
+        self._llm = llm
+
+    @property
+    def messages(self) -> list[BaseMessage]:  # type: ignore[override]
+        with _lock:
+            return self._read()
+
+    def add_messages(self, messages: Sequence[BaseMessage]) -> None:
+        """Append `messages`. They are durable when this returns, if the engine has a directory."""
+        with _lock:
+            self._write([*self._read(), *messages])
+
+    def clear(self) -> None:
+        """Delete the messages and the session that was saved for them."""
+        with _lock:
+            messages = self._read()
+            self._write([])
+        try:
+            turns = self._shared.template.turns(dialogue_request(messages, (), "").turns)
+            head = self._shared.template.head([*turns, Turn("user", "")])
+        except RagKVError:  # messages that the model refuses have no session
+            return
+        self._shared.conversations.forget(head)
+
+    @property
+    def _shared(self) -> SharedEngine:
+        return self._llm.shared
+
+    def _path(self) -> Path | None:
+        directory = self._shared.engine.config.store.directory
+        if directory is None:
+            return None
+        name = hashlib.blake2b(self.session_id.encode(), digest_size=16).hexdigest()
+        return Path(directory) / "histories" / f"{name}.json"
+
+    def _read(self) -> list[BaseMessage]:
+        path = self._path()
+        if path is None:
+            return list(self._shared.histories.get(self.session_id, ()))
+        try:
+            saved: dict[str, Any] = json.loads(path.read_text("utf-8"))
+            return messages_from_dict(saved["messages"])
+        except FileNotFoundError:
+            return []
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            log.warning("The history of %r cannot be read (%s). It starts empty.", self.session_id, error)
+            return []
+
+    def _write(self, messages: Sequence[BaseMessage]) -> None:
+        path = self._path()
+        if path is None:
+            self._shared.histories[self.session_id] = list(messages)
+            return
+        make_private_folder(path.parent)
+        if not messages:
+            path.unlink(missing_ok=True)
+            return
+        text = json.dumps({"session_id": self.session_id, "messages": messages_to_dict(messages)}, ensure_ascii=False)
+        replace_file(path, text.encode("utf-8"))

@@ -1,0 +1,339 @@
+"""The Ray Serve application: a front, replicas, and the router between them. Only this file imports Ray.
+
+A lost replica costs a retry. As long as no byte of the response was forwarded, the front asks another replica.
+Otherwise it ends the stream with an error event and the client asks again. The conversation is unchanged then, because
+a turn becomes part of it only when its answer is complete. A replica that is replaced finishes its answers and writes
+its stored KV.
+"""
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import sys
+import threading
+from collections import Counter
+from collections.abc import AsyncGenerator, AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from math import ceil
+from pathlib import Path
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.responses import StreamingResponse
+from starlette.responses import Response
+
+from ragkv.api import ApiError, ServeConfig, format_event, is_loopback
+from ragkv.errors import ConfigError, MissingExtraError
+from ragkv.scheduling.replica_routing import ReplicaLoad, RouterSettings, RoutingRequest, make_router
+
+from .forwarding import ForwardedRequest, ResponseStart, call_app
+from .local_redis import LocalRedis, with_redis
+from .replica_directory import ReplicaDirectory
+from .request_inspector import RequestInspector
+
+if "ray" not in sys.modules and "RAY_ADDRESS" not in os.environ:
+    # A cluster of this process alone: Ray's own processes then listen on loopback, not on every interface. The variable
+    # is read when Ray is imported; its name is older than its use on Linux.
+    os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
+
+try:
+    import ray
+    from ray import serve
+    from ray.exceptions import RayActorError
+    from ray.serve.config import AutoscalingConfig, HTTPOptions, RequestRouterConfig
+    from ray.serve.handle import DeploymentHandle
+    from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, RunningReplica
+except ImportError as error:
+    raise MissingExtraError("ray[serve]", "ray", "Replicas") from error
+
+log = logging.getLogger(__name__)
+
+TRIES = 3  # replicas that a request is sent to if they are lost
+INSPECTION_S = 0.1  # maximum delay of a request by its inspection
+REDIS_CHECK_S = 1.0  # between two looks at the Redis server that was started here
+NAME = "ragkv"
+METHODS = ["GET", "POST", "PUT", "DELETE", "PATCH", "HEAD", "OPTIONS"]
+
+
+class ContentRouter(RequestRouter):
+    """Ranks replicas for Ray with a router of `ragkv.scheduling.replica_routing`. Runs in the front process."""
+
+    def initialize_state(self, **kwargs: Any) -> None:
+        self._router = make_router(kwargs.pop("router"), RouterSettings(**kwargs))
+        self._running: Counter[str] = Counter()  # requests in progress at each replica; all of them come through here
+
+    async def choose_replicas(
+        self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
+    ) -> list[list[RunningReplica]]:
+        routing = _routing(pending_request) or RoutingRequest()
+        by_name = {replica.replica_id.unique_id: replica for replica in candidate_replicas}
+        ranked = self._router.rank(routing, [ReplicaLoad(name, self._running[name]) for name in sorted(by_name)])
+        return [[by_name[name]] for name in ranked]
+
+    def on_request_routed(self, pending_request: PendingRequest, replica_id: ReplicaID, result: Any) -> None:
+        self._running[replica_id.unique_id] += 1
+        routing = _routing(pending_request)
+        if routing is not None:
+            self._router.sent(routing, replica_id.unique_id)
+
+    def on_request_completed(self, replica_id: ReplicaID, internal_request_id: str) -> None:
+        name = replica_id.unique_id
+        if name in self._running:
+            self._running[name] = max(0, self._running[name] - 1)
+
+    def on_replica_actor_died(self, replica_id: ReplicaID) -> None:
+        super().on_replica_actor_died(replica_id)
+        self._forget(replica_id.unique_id)
+
+    def update_replicas(self, replicas: list[RunningReplica]) -> None:
+        removed = {replica_id.unique_id for replica_id in self._replicas} - {r.replica_id.unique_id for r in replicas}
+        super().update_replicas(replicas)
+        for name in removed:
+            self._forget(name)
+
+    def _forget(self, name: str) -> None:
+        self._router.removed(name)
+        self._running.pop(name, None)
+
+
+def _routing(pending: PendingRequest | None) -> RoutingRequest | None:
+    request = pending.args[0] if pending is not None and pending.args else None
+    return request.routing if isinstance(request, ForwardedRequest) else None
+
+
+class Replica:
+    """The whole service with its own engine."""
+
+    async def __init__(self, config: ServeConfig) -> None:  # type: ignore[misc]  # Ray awaits it
+        import torch
+
+        from ragkv.api import configure_logging, create_app
+
+        cluster = config.cluster
+        torch.set_num_threads(cluster.threads or max(1, int(cluster.cpus)))
+        name = serve.get_replica_context().replica_id.unique_id
+        configure_logging(config.log, name)
+        self._directory = ReplicaDirectory(Path(config.home if config.kv_home is None else config.kv_home) / "replicas")
+        self._app = create_app(replace(config, kv_home=str(self._directory.path)), replica=name)
+        log.info("replica_started: process %d, KV in %s", os.getpid(), self._directory.path)
+        self._lifespan = contextlib.AsyncExitStack()
+        await self._lifespan.enter_async_context(self._app.router.lifespan_context(self._app))
+        readiness = self._app.state.server.readiness
+        while (reason := readiness.unavailable_reason) is not None:
+            if "could not be loaded" in reason:
+                raise ConfigError(reason)
+            await asyncio.sleep(0.05)
+
+    async def answer(self, request: ForwardedRequest) -> AsyncGenerator[ResponseStart | bytes, None]:
+        """The response to a request, part by part. Its `x-replica` header names this replica."""
+        async with contextlib.aclosing(call_app(self._app, request)) as parts:
+            async for part in parts:
+                yield part
+
+    def check_health(self) -> None:
+        """Raise `ConfigError` if the replica takes no requests."""
+        if (reason := self._app.state.server.readiness.unavailable_reason) is not None:
+            raise ConfigError(reason)
+
+    async def process(self) -> tuple[str, int]:
+        """The replica's name, as in `x-replica`, and its process id."""
+        return serve.get_replica_context().replica_id.unique_id, os.getpid()
+
+    async def __del__(self) -> None:
+        """Write the stored KV and close. Ray calls this when all requests in progress have ended."""
+        if (lifespan := getattr(self, "_lifespan", None)) is not None:
+            self._app.state.server.readiness.start_draining()
+            await lifespan.aclose()
+        if (directory := getattr(self, "_directory", None)) is not None:
+            directory.close()
+
+
+front = FastAPI(docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False)
+
+
+class Front:
+    """Takes requests, forwards each to a replica, and returns the replica's response."""
+
+    def __init__(self, config: ServeConfig, replicas: "DeploymentHandle[Any]") -> None:
+        self._config, self._inspector = config, RequestInspector(config)
+        self._replicas = replicas.options(method_name="answer", stream=True)
+        self._inspector_thread = ThreadPoolExecutor(1, thread_name_prefix="ragkv-hints")
+
+    @front.api_route("/{path:path}", methods=METHODS, include_in_schema=False)
+    async def forward(self, path: str, request: Request) -> Response:
+        """Handle any request."""
+        try:
+            parts = self._answer(await self._read(request))
+            start = await anext(parts)
+        except ApiError as error:
+            return error.response
+        assert isinstance(start, ResponseStart)
+        response = StreamingResponse(_body(parts), status_code=start.status)
+        response.raw_headers = [header for header in start.headers if header[0] != b"x-request-id"]  # Ray adds it
+        return response
+
+    async def _read(self, request: Request) -> ForwardedRequest:
+        """Read the whole request and find out what it will read. Raises `ApiError` if the body is too large."""
+        body, limit = bytearray(), self._config.limits.body_bytes
+        async with asyncio.timeout(self._config.limits.body_s):
+            async for piece in request.stream():
+                body += piece
+                if len(body) > limit:
+                    raise ApiError(413, f"The body is larger than {limit} bytes. Send less.", code="body_too_large")
+        scope = request.scope
+        forwarded = ForwardedRequest(
+            method=scope["method"],
+            path=scope["path"],
+            raw_path=scope.get("raw_path") or scope["path"].encode(),
+            query=scope["query_string"],
+            headers=tuple((bytes(name), bytes(value)) for name, value in scope["headers"]),
+            body=bytes(body),
+            client=tuple(scope["client"]) if scope.get("client") else None,
+            scheme=scope["scheme"],
+        )
+        inspecting = asyncio.get_running_loop().run_in_executor(
+            self._inspector_thread, self._inspector.inspect, forwarded.path, request.headers, forwarded.body
+        )
+        with contextlib.suppress(TimeoutError):
+            routing = await asyncio.wait_for(asyncio.shield(inspecting), INSPECTION_S)
+            return replace(forwarded, routing=routing)
+        return forwarded
+
+    async def _answer(self, request: ForwardedRequest) -> AsyncIterator[ResponseStart | bytes]:
+        """The response of a replica, or of another one if the first is lost before any byte was forwarded.
+
+        Raises `ApiError` if every tried replica is lost.
+        """
+        for tried in range(1, TRIES + 1):
+            forwarded, content_type, start = False, b"", None
+            parts: Any = self._replicas.remote(request)
+            try:
+                async for part in parts:
+                    if isinstance(part, ResponseStart):
+                        start, content_type = part, dict(part.headers).get(b"content-type", b"")
+                        continue  # held back until the first bytes of the body
+                    if start is not None:
+                        yield start
+                        forwarded, start = True, None
+                    yield part
+                if start is not None:
+                    yield start  # a response without a body
+                return
+            except RayActorError as error:
+                log.warning("A replica was lost while it answered %s %s.", request.method, request.path)
+                message = "The replica that answered was lost. Ask again."
+                lost = ApiError(503, message, code="replica_lost", retry_after_s=1)
+                if forwarded:
+                    if not content_type.startswith(b"text/event-stream"):
+                        raise  # cuts the connection, so that the client notices
+                    name = None if request.path == "/v1/chat/completions" else "error"
+                    yield format_event(lost.body, name).encode()
+                    return
+                if tried == TRIES:
+                    raise lost from error
+            finally:
+                parts.cancel()
+
+
+INGRESS: Any = serve.ingress(front)(Front)  # not assigned to `Front`: pickle finds that class by its name
+
+
+async def _body(parts: AsyncIterator[ResponseStart | bytes]) -> AsyncIterator[bytes]:
+    async with contextlib.aclosing(parts):  # type: ignore[type-var]
+        async for part in parts:
+            if isinstance(part, bytes):
+                yield part
+
+
+def application(args: dict[str, Any]) -> Any:
+    """The application for a Ray Serve config file: `args["config"]` is a settings file, other `args` override it."""
+    values = dict(args)
+    return build(ServeConfig.gather(values.pop("config", None), flags=values))
+
+
+def build(config: ServeConfig) -> Any:
+    """The application. Raises `ConfigError` without a Redis server: any replica may get a conversation's next question.
+
+    Conversations are shared, whatever `session.shared` says.
+    """
+    cluster = config.cluster
+    config.check_servable()
+    if config.engine.store.redis is None:
+        raise ConfigError(
+            "Replicas on a cluster share conversations over a Redis server; set store.redis.url to one that all "
+            "machines can reach."
+        )
+    config = replace(config, engine=replace(config.engine, session=replace(config.engine.session, shared=True)))
+    router = {"router": cluster.router, "wait_share": 1.0 if cluster.wait_share is None else cluster.wait_share}
+    make_router(cluster.router)  # raises for an unknown name
+    most = cluster.replicas if cluster.most_replicas is None else cluster.most_replicas
+    replicas = serve.deployment(
+        name="replica",
+        max_ongoing_requests=2 * config.queue.limit,  # beyond its own limit a replica answers that it is full
+        autoscaling_config=AutoscalingConfig(
+            min_replicas=cluster.replicas,
+            initial_replicas=cluster.replicas,
+            max_replicas=most,
+            target_ongoing_requests=cluster.requests,
+        ),
+        ray_actor_options={"num_cpus": cluster.cpus, "num_gpus": cluster.gpus},
+        request_router_config=RequestRouterConfig(
+            request_router_class="ragkv.integrations.ray.ray_app.ContentRouter",  # type: ignore[arg-type]  # an import path is accepted too
+            request_router_kwargs=router,
+        ),
+        graceful_shutdown_timeout_s=config.graceful_s + 30.0,  # and time to write the stored KV
+        graceful_shutdown_wait_loop_s=0.2,
+        health_check_period_s=5.0,
+    )(Replica)
+    front_deployment = serve.deployment(
+        name="front", num_replicas=1, max_ongoing_requests=10_000, ray_actor_options={"num_cpus": 0}
+    )(INGRESS)
+    return front_deployment.bind(config, replicas.bind(config))
+
+
+def run(config: ServeConfig) -> None:
+    """Serve until SIGTERM or SIGINT, on the cluster of RAY_ADDRESS or else on this machine.
+
+    On this machine a Redis server is started for the replicas, unless the settings name one.
+    """
+    is_local = not ray.is_initialized() and not os.environ.get("RAY_ADDRESS")
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # during the start: close what was started
+    with contextlib.ExitStack() as stack:
+        redis = None
+        if is_local and config.engine.store.redis is None:
+            redis = stack.enter_context(LocalRedis(Path(config.home)))
+            config = with_redis(config, redis.config)
+        app = build(config)
+        if is_local:
+            _start_ray(config)
+            stack.callback(ray.shutdown)
+            stack.callback(serve.shutdown)
+        serve.start(http_options=HTTPOptions(host=config.host, port=config.port))
+        serve.run(app, name=NAME, route_prefix="/")
+        print(_addresses(config, is_local), file=sys.stderr, flush=True)
+        ended = threading.Event()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda *_: ended.set())
+        while not ended.wait(REDIS_CHECK_S):
+            if redis is not None:
+                redis.restart_if_ended()
+        serve.delete(NAME)
+
+
+def _start_ray(config: ServeConfig) -> None:
+    """Start Ray's processes on this machine, with enough virtual CPUs for all replicas."""
+    cluster = config.cluster
+    most = max(cluster.replicas, cluster.most_replicas or 0)
+    cpus = max(os.cpu_count() or 1, ceil(most * cluster.cpus) + 1)
+    ray.init("local", num_cpus=cpus, include_dashboard=False, log_to_driver=True)
+
+
+def _addresses(config: ServeConfig, is_local: bool) -> str:
+    """Where the service listens, and where Ray does."""
+    served = f"ragkv serves {config.model} at http://{config.host}:{config.port}; Ctrl-C ends it."
+    node: str = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
+    reach = "this machine only" if is_loopback(node) else "every interface: let only the cluster's machines reach them"
+    return f"{served}\nRay's own ports are open to {reach} ({node}; see docs/scale.md)." if is_local else served

@@ -1,0 +1,356 @@
+"""Measures a profile: how long one model takes on one machine, with the adapter, fusor and leases that requests use.
+
+Entries of random numbers stand in for documents; their values do not change the time. Every measurement acquires the
+compute lock, so requests run between two of them. Times are medians over rounds, and no time falls with a length. The
+disk is read past the page cache, in separate files next to the store's.
+"""
+
+import itertools
+import logging
+import os
+import statistics
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+
+from ragkv.engine import Engine
+from ragkv.errors import ConfigError, StoreError
+from ragkv.fusion import LayerReader, Plan, ResidentLease, Span, SpanKind, SpanState, make_selector
+from ragkv.fusion.profile import LengthFit, Profile, RecomputeFit, TierSpeed
+from ragkv.fusion.profile import save as save_profile
+from ragkv.fusion.readahead import UNMEASURED
+from ragkv.model import full_pass
+from ragkv.prompt import subject_of
+from ragkv.runtime import make_private_folder
+from ragkv.store import LRU, DiskTier, Entry, EntryInfo, Lease, MemoryTier, Tier, TierKind
+
+from .fits import fit_length, fit_recompute, fit_tier
+
+log = logging.getLogger(__name__)
+
+LENGTHS = (128, 384, 768, 1536)  # prompt tokens S
+QUICK_LENGTHS = (128, 384)
+RATIOS = (0.0, 0.1, 0.3, 0.7)
+CHUNK_TOKENS = 128
+QUESTION_TOKENS = 32
+SLICE_TOKENS = (64, 128, 256, 512)  # tokens of the entries that are read from a tier
+TIER_ENTRIES = 4
+ROUNDS = 3
+TIER_ROUNDS = 9  # of reads, which are short
+MOST_ROUNDS, LEAST_S = 12, 3.0  # there are more rounds than three while they have taken less than this time
+BUDGET_S = 90.0  # no further round starts after this time
+COPY_BYTES = 64 * 2**20
+
+Progress = Callable[[int, int], None]
+
+
+def measure(engine: Engine, *, quick: bool = False, on_progress: Progress | None = None) -> Profile:
+    """The profile of `engine`'s model on this machine; half a billion weights take a minute or two on a laptop.
+
+    `quick` uses shorter prompts and fewer rounds. `on_progress(done, total)` is called after each measurement.
+    """
+    return _Measuring(engine, quick, on_progress or (lambda _done, _total: None)).profile()
+
+
+def save(engine: Engine, profile: Profile) -> Path | None:
+    """Apply `profile` to `engine` from now on, and save it for later engines like it on the same store directory.
+
+    Returns the file, or `None` if the engine has no directory. Raises `ProfileError` if the profile is of another model
+    or machine.
+    """
+    engine.parts.load_control.apply_profile(profile)
+    directory = engine.config.store.directory
+    return None if directory is None else save_profile(profile, directory)
+
+
+def disk_speed(engine: Engine, *, quick: bool = False) -> TierSpeed:
+    """The speed of `engine`'s disk now; that of shared disks changes. Raises `ConfigError` without a directory."""
+    if engine.config.store.directory is None:
+        raise ConfigError("The engine has no store directory, so there is no disk to measure: set store.directory.")
+    return _Measuring(engine, quick, lambda _done, _total: None).disk(engine.config.store.directory)
+
+
+def reading_s(engine: Engine, leases: Sequence[Lease]) -> float:
+    """Seconds to read every layer of `leases` like a request does: with the same threads and the same read-ahead."""
+    adapter, ahead = engine.parts.adapter, engine.config.fusion.read_ahead_layers
+    began = time.perf_counter()
+    with LayerReader(
+        leases, adapter.layer_count, UNMEASURED if ahead is None else ahead, engine.parts.readers, adapter.device
+    ) as reader:
+        for layer in range(adapter.layer_count):
+            reader.layer(layer)
+        _settle(adapter.device)
+        return time.perf_counter() - began
+
+
+class _Measuring:
+    """One profile measurement of one engine."""
+
+    def __init__(self, engine: Engine, quick: bool, on_progress: Progress) -> None:
+        self._engine, self._adapter, self._on_progress = engine, engine.parts.adapter, on_progress
+        self._quick, self._rounds = quick, 2 if quick else ROUNDS
+        self._tier_rounds = 3 if quick else TIER_ROUNDS
+        self._lengths = _lengths(self._adapter.context_length, QUICK_LENGTHS if quick else LENGTHS)
+        self._identity = engine.parts.encoder.identity
+        self._generator = torch.Generator().manual_seed(0)
+        self._stored_bytes_per_token = 0.0
+        self._began = time.perf_counter()
+        self._done = 0
+        self._total = self._rounds * len(self._lengths) * (len(RATIOS) + 2) + 2 * len(SLICE_TOKENS) + 1
+
+    def profile(self) -> Profile:
+        """Measure everything."""
+        adapter = self._adapter
+        start_s = self._start_s()
+        prefill, decode, recompute, placing_s = self._passes(start_s)
+        tiers = {TierKind.MEMORY.value: self._tier(MemoryTier(2**62, LRU()))}
+        if (directory := self._engine.config.store.directory) is not None:
+            tiers[TierKind.DISK.value] = self.disk(directory)
+        tiers |= self._remote()
+        self._step(self._total - self._done)
+        return Profile(
+            subject=subject_of(adapter, self._identity),
+            layers=adapter.layer_count,
+            kv_bytes_per_token=adapter.kv_bytes_per_token,
+            stored_bytes_per_token=self._stored_bytes_per_token,
+            prefill=prefill,
+            recompute=recompute,
+            place_token_layer_s=placing_s,
+            start_s=start_s,
+            decode=decode,
+            tiers=tiers,
+            copy_bytes_per_s=_copy_bytes_per_s(adapter.device) if adapter.device.type == "cuda" else None,
+        )
+
+    def disk(self, directory: str) -> TierSpeed:
+        """The disk under `directory`, past the page cache."""
+        make_private_folder(Path(directory))
+        with tempfile.TemporaryDirectory(prefix="profile-", dir=directory) as scratch:
+            return self._tier(DiskTier(scratch, 2**62, LRU(), direct=True), Path(scratch))
+
+    def _remote(self) -> dict[str, TierSpeed]:
+        """Shared storage, under a separate prefix. A server that does not answer is left out."""
+        settings = self._engine.config.store
+        found: dict[str, TierSpeed] = {}
+        if settings.redis is None and settings.s3 is None:
+            return found
+        from ragkv.store.remote import open_remote
+
+        suffix = f"-profile-{os.getpid()}"
+        redis = None if settings.redis is None else replace(settings.redis, prefix=settings.redis.prefix + suffix)
+        s3 = None if settings.s3 is None else replace(settings.s3, prefix=settings.s3.prefix + suffix)
+        for tier in open_remote(replace(settings, directory=None, redis=redis, s3=s3)):
+            try:
+                found[tier.kind.value] = self._tier(tier)
+            except StoreError as error:
+                log.warning("%s was not measured: %s", tier.kind.value, error)
+                tier.close()
+        return found
+
+    # Passes of the model
+
+    def _start_s(self) -> float:
+        """Seconds to embed the question and to compute the logits of one row."""
+        adapter = self._adapter
+        hidden = adapter.embed(self._ids(1))
+
+        def work() -> None:
+            adapter.embed(self._ids(QUESTION_TOKENS))
+            adapter.logits(hidden)
+
+        self._timed(work)  # warm-up
+        seconds = statistics.median(self._timed(work) for _ in range(5))
+        self._step()
+        return seconds
+
+    def _passes(self, start_s: float) -> tuple[LengthFit, LengthFit, RecomputeFit, float]:
+        """Prefill, decode step, a layer of a selective pass, and the seconds to place one token in a layer."""
+        entries = self._entries(CHUNK_TOKENS, -(-max(self._lengths) // CHUNK_TOKENS))
+        inner = max(1, self._adapter.layer_count - 1)
+        full: dict[int, list[float]] = defaultdict(list)
+        steps: dict[int, list[float]] = defaultdict(list)
+        layers: dict[tuple[int, int, int], list[float]] = defaultdict(list)  # by rows, keys, placed tokens
+        placing: list[float] = []
+        self._pass(self._fused_plan(entries, self._lengths[0])[0], 0.3)  # warm-up
+        began = time.perf_counter()
+        for number in range(self._rounds if self._quick else MOST_ROUNDS):
+            counted = number < self._rounds
+            for length in self._lengths:
+                full[length].append(self._pass(self._whole_plan(length), 0.0).whole_s)
+                steps[length].append(self._decode_s(length))
+                self._step(2 * counted)
+                for ratio in RATIOS:
+                    plan, placed = self._fused_plan(entries, length)
+                    done = self._pass(plan, ratio)
+                    layers[done.rows, length, placed].append(max(0.0, done.whole_s - done.placing_s - start_s) / inner)
+                    placing.append(done.placing_s / (inner * placed))
+                    self._step(counted)
+            now = time.perf_counter()
+            if now - self._began > BUDGET_S or (number + 1 >= self._rounds and now - began > LEAST_S):
+                break
+        fit, placed_s = fit_recompute(layers, with_placing=self._adapter.device.type == "cuda")
+        placing_s = statistics.median(placing) if placed_s is None else placed_s
+        return fit_length(full), fit_length(steps, quadratic=False), fit, placing_s
+
+    def _pass(self, plan: Plan, ratio: float) -> "_Pass":
+        """One pass of the fusor. Placing is timed separately on a CPU; a GPU does it asynchronously."""
+        engine, device = self._engine, self._adapter.device
+        with (
+            engine.parts.fusor.open(plan, make_selector("first-k"), ratio) as fusing,
+            engine.parts.activity.acquire_compute_lock(),
+        ):
+            _settle(device)
+            began = time.perf_counter()
+            fused = fusing.run()
+            _settle(device)
+            whole_s = time.perf_counter() - began - fused.load_s
+        rows = plan.forced.numel() + fused.selected_by_layer[0].numel()
+        return _Pass(rows, whole_s, fused.fuse_s if device.type == "cpu" else 0.0)
+
+    def _fused_plan(self, entries: Sequence[Entry], length: int) -> tuple[Plan, int]:
+        """A plan of fused chunks and a question, `length` tokens in all; and how many tokens are placed."""
+        question = min(QUESTION_TOKENS, length // 4)
+        spans, at = [], 0
+        for number, entry in enumerate(entries):
+            stop = min(at + entry.info.tokens, length - question)
+            if at < stop:
+                spans.append(Span(SpanKind.CHUNK, at, stop, SpanState.FUSED, ResidentLease(entry), number))
+                at = stop
+        spans.append(Span(SpanKind.QUESTION, at, length, SpanState.COMPUTED))
+        return Plan.of(self._ids(length).cpu(), spans), at
+
+    def _whole_plan(self, length: int) -> Plan:
+        return Plan.of(self._ids(length).cpu(), [Span(SpanKind.QUESTION, 0, length, SpanState.COMPUTED)])
+
+    def _decode_s(self, length: int) -> float:
+        adapter, token = self._adapter, self._ids(1)
+        kv = adapter.new_kv(length + 1)
+        for tensor in (*kv.keys, *kv.values):
+            tensor.normal_()
+        kv.length = length
+        return statistics.median(
+            self._timed(lambda: adapter.logits(full_pass(adapter, token, kv, start=length))) for _ in range(3)
+        )
+
+    @torch.no_grad()
+    def _timed(self, work: Callable[[], object]) -> float:
+        with self._engine.parts.activity.acquire_compute_lock():
+            _settle(self._adapter.device)
+            began = time.perf_counter()
+            work()
+            _settle(self._adapter.device)
+            return time.perf_counter() - began
+
+    # Tiers
+
+    def _tier(self, tier: Tier, files: Path | None = None) -> TierSpeed:
+        """How fast a tier delivers slices to a request's readers. Sizes alternate, because a disk's speed drifts."""
+        layers = self._adapter.layer_count
+        groups = [self._entries(tokens, TIER_ENTRIES) for tokens in SLICE_TOKENS]
+        for entry in itertools.chain(*groups):
+            tier.put(entry)
+        rounds: dict[int, list[float]] = {tokens: [] for tokens in SLICE_TOKENS}  # seconds a slice
+        slices: dict[int, float] = {}  # bytes of one, as stored
+        in_place = False
+        for _ in range(self._tier_rounds):
+            for tokens, entries in zip(SLICE_TOKENS, groups, strict=True):
+                if files is not None:
+                    _drop_pages(files)
+                with ExitStack() as held:
+                    leases = [held.enter_context(_lease(tier, entry)) for entry in entries]
+                    rounds[tokens].append(reading_s(self._engine, leases) / (len(leases) * layers))
+                    slices[tokens] = leases[0].stored_bytes / layers
+                    in_place = self._adapter.device.type == "cpu" and all(lease.in_place for lease in leases)
+        for entry in itertools.chain(*groups):
+            tier.delete(entry.info.key)
+        tier.close()
+        self._step(len(SLICE_TOKENS))
+        self._stored_bytes_per_token = slices[SLICE_TOKENS[-1]] * layers / SLICE_TOKENS[-1]
+        medians = itertools.accumulate((statistics.median(several) for several in rounds.values()), max)
+        times = [(slices[tokens], took) for tokens, took in zip(SLICE_TOKENS, medians, strict=True)]
+        return fit_tier(times, in_place)
+
+    # Random data
+
+    def _entries(self, tokens: int, count: int) -> list[Entry]:
+        """Entries with random values."""
+        adapter = self._adapter
+        shape = (adapter.layer_count, 2, adapter.kv_heads, tokens, adapter.head_dim)
+        made = []
+        for number in range(count):
+            ids = (tokens, number) * (tokens // 2) + (number,) * (tokens % 2)
+            info = EntryInfo(self._identity.key(ids), self._identity, ids, "", *adapter.kv_shape)
+            made.append(Entry(info, torch.randn(shape, generator=self._generator).to(adapter.dtype)))
+        return made
+
+    def _ids(self, count: int) -> torch.Tensor:
+        """Random token ids (count,), on the device."""
+        return torch.randint(0, self._adapter.vocabulary, (count,), generator=self._generator).to(self._adapter.device)
+
+    def _step(self, count: int = 1) -> None:
+        self._done += count
+        self._on_progress(self._done, self._total)
+
+
+@dataclass(frozen=True, slots=True)
+class _Pass:
+    """The times of one pass."""
+
+    rows: int  # R, in each layer
+    whole_s: float  # without the time it waited for slices
+    placing_s: float  # 0 if it is not timed separately
+
+
+def _lengths(context: int | None, wanted: Sequence[int]) -> tuple[int, ...]:
+    """The wanted lengths that fit the context; if fewer than two do, fractions of the context."""
+    limit = context or max(wanted)
+    fitting = tuple(length for length in wanted if length <= limit)
+    return fitting if len(fitting) > 1 else tuple(sorted({max(8, limit // 4), max(8, limit // 2), max(8, limit)}))
+
+
+def _copy_bytes_per_s(device: torch.device) -> float:
+    """The bandwidth from host to device, out of page-locked memory."""
+    source = torch.empty(COPY_BYTES, dtype=torch.uint8, pin_memory=True)
+    rates = []
+    for _ in range(5):
+        torch.cuda.synchronize(device)
+        began = time.perf_counter()
+        source.to(device, non_blocking=True)
+        torch.cuda.synchronize(device)
+        rates.append(COPY_BYTES / (time.perf_counter() - began))
+    return statistics.median(rates)
+
+
+def _settle(device: torch.device) -> None:
+    """Wait until the device has finished its work."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def _lease(tier: Tier, entry: Entry) -> Lease:
+    lease = tier.lease(entry.info.identity, entry.info.token_ids)
+    if lease is None:
+        raise StoreError(f"A measured entry is not in the {tier.kind.value} tier. Is its device full?")
+    return lease
+
+
+def _drop_pages(folder: Path) -> None:
+    """Drop the files in `folder` from the page cache, where the system allows it."""
+    if not hasattr(os, "posix_fadvise"):
+        return
+    for path in folder.glob("entries/*/*"):
+        with suppress(OSError):
+            fd = os.open(path, os.O_RDONLY)
+            try:
+                os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+            finally:
+                os.close(fd)
+
+
+__all__ = ["measure", "save"]

@@ -1,0 +1,131 @@
+"""Batched decoding: one step of B prompts, each with its own KV, length and positions.
+
+The B tokens are B rows of one hidden (1, B, E), so projections, MLPs, experts and the head run once for all rows, in
+every family; only attention runs row by row. The rows are independent: each step may have other rows, and a batch of
+one costs as much as a single prompt.
+
+A row is written and attended only through `put` and `attend` of its `PromptKV`. A KV that stores its values elsewhere
+overrides these two methods, and this file does not change.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from transformers import Cache
+
+from ..adapter import Adapter
+from ..promptkv import PromptKV, Recording
+from ..rows import Rows
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeRow:
+    """One prompt in a step."""
+
+    kv: PromptKV  # of every position before the token, with space for one more
+    token: int  # the last decoded token; its position is `kv.length`
+    record: Recording | None = None  # receives the token's raw KV
+
+
+@torch.no_grad()
+def decode_rows(adapter: Adapter, rows: Sequence[DecodeRow]) -> torch.Tensor:
+    """One step of B rows: logits (B, V) float32; each row's KV grows by one position.
+
+    If it raises, no KV has grown, so the step may be tried again with all or some of the rows.
+    """
+    lengths = [row.kv.length for row in rows]
+    positions = torch.tensor(lengths, device=adapter.device)  # (B,)
+    hidden = adapter.embed(torch.tensor([row.token for row in rows], device=adapter.device))
+    rotations = {kind: _rotation(adapter, kind, lengths, positions) for kind in adapter.rope_kinds()}
+    own_rows = [Rows(positions[index : index + 1], length) for index, length in enumerate(lengths)]
+    step, step_rows = _Step(adapter, rows, own_rows), Rows(positions, None)
+    for layer in range(adapter.layer_count):
+        step.enter(layer, rotations[adapter.rope_kind(layer)])
+        hidden = adapter.call_layer(layer, hidden, step_rows, step, step)
+    logits = adapter.logits(hidden)
+    for row, length in zip(rows, lengths, strict=True):
+        row.kv.length = length + 1
+    return logits
+
+
+def _rotation(
+    adapter: Adapter, kind: str, lengths: Sequence[int], positions: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """cos and sin, each (1, B, rotary dims), of each row's position with the frequencies of its own length."""
+    if not adapter.rope.depends_on_length:
+        return adapter.rope.tables(max(lengths) + 1).rows(kind, positions)
+    own = [adapter.rope.tables(length + 1, length).span(kind, length, length + 1) for length in lengths]
+    cos, sin = (torch.cat(parts, dim=1) for parts in zip(*own, strict=True))
+    return cos, sin
+
+
+class _Step(Cache):
+    """A step, layer by layer. It is the layers' cache and their mask, and passes both on to each row's own KV."""
+
+    def __init__(self, adapter: Adapter, rows: Sequence[DecodeRow], own_rows: Sequence[Rows]) -> None:
+        """`own_rows` are the positions, one for each of `rows`."""
+        super().__init__(layers=[])
+        self._adapter, self._rows, self._own_rows = adapter, rows, own_rows
+        self._layer = 0
+        self._rotation: tuple[torch.Tensor, torch.Tensor]
+
+    def enter(self, layer: int, rotation: tuple[torch.Tensor, torch.Tensor]) -> None:
+        """`layer` is computed next; `rotation` is cos and sin, each (1, B, rotary dims)."""
+        self._layer, self._rotation = layer, rotation
+
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *_: Any, **__: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Write k_raw, rotated, and v, each (1, G, B, D). The layer does not use the returned tensors."""
+        k_rot = self._rotated(key_states)
+        self._write(key_states, k_rot, value_states)
+        return k_rot, value_states
+
+    def attend(
+        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scaling: float, softcap: float | None
+    ) -> torch.Tensor:
+        """Queries (1, H, B, D) before RoPE -> (1, H, B, D)."""
+        return self._attended(self._rotated(query), scaling, softcap)
+
+    def attend_joined(self, states: torch.Tensor, scaling: float, softcap: float | None) -> torch.Tensor:
+        """`update` and `attend` of q, k and v before RoPE in one tensor (1, H + 2 G, B, D): q and k rotate at once."""
+        adapter, layer, kv_heads = self._adapter, self._layer, self._adapter.kv_heads
+        heads = states.shape[1] - 2 * kv_heads
+        rotated = adapter.rotate_in_float32(layer, states[:, :-kv_heads], *self._rotation).type_as(states)
+        k_raw, k_rot, v = states[:, heads:-kv_heads], rotated[:, heads:], states[:, -kv_heads:]
+        if len(self._rows) == 1:  # without the calls that share states among rows: they take time in a decoding step
+            row = self._rows[0]
+            self._put(row, self._own_rows[0], k_raw, k_rot, v)
+            return row.kv.attend(layer, rotated[:, :heads], adapter.windows[layer], scaling, softcap)
+        self._write(k_raw, k_rot, v)
+        return self._attended(rotated[:, :heads], scaling, softcap)
+
+    def _rotated(self, raw: torch.Tensor) -> torch.Tensor:
+        return self._adapter.rotate(self._layer, raw, *self._rotation)
+
+    def _write(self, k_raw: torch.Tensor, k_rot: torch.Tensor, v: torch.Tensor) -> None:
+        """Put k_rot and v, each (1, G, B, D), into each row's own KV, and record k_raw and v."""
+        for row, place, *own in zip(self._rows, self._own_rows, *self._by_row(k_raw, k_rot, v), strict=True):
+            self._put(row, place, *own)
+
+    def _put(self, row: DecodeRow, place: Rows, k_raw: torch.Tensor, k_rot: torch.Tensor, v: torch.Tensor) -> None:
+        """Put one row's k_rot and v, each (1, G, 1, D), into its KV, and record k_raw and v."""
+        assert place.start is not None
+        row.kv.put(self._layer, place.start, k_rot, v)
+        if row.record is not None:
+            row.record.add(self._layer, place, k_raw, v)
+
+    def _attended(self, q_rot: torch.Tensor, scaling: float, softcap: float | None) -> torch.Tensor:
+        """(1, H, B, D) of rotated queries, each over its own row's KV."""
+        layer, window = self._layer, self._adapter.windows[self._layer]
+        own = zip(self._rows, *self._by_row(q_rot), strict=True)
+        out = [row.kv.attend(layer, query, window, scaling, softcap) for row, query in own]
+        return torch.cat(out, dim=2) if len(out) > 1 else out[0]
+
+    def _by_row(self, *states: torch.Tensor) -> list[tuple[torch.Tensor, ...]]:
+        """Each (1, heads, B, D) -> (1, heads, 1, D) of each row."""
+        if len(self._rows) == 1:
+            return [(one,) for one in states]
+        return [one.chunk(len(self._rows), dim=2) for one in states]

@@ -1,0 +1,108 @@
+"""From a prefill to answers, token by token. The answers to one prompt decode together."""
+
+from collections.abc import Generator
+from contextlib import ExitStack
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from ragkv.model import Adapter
+from ragkv.model.decode.decoding import end_tokens
+from ragkv.model.decode.sampling import Sampler
+from ragkv.prompt.constraints import TokenConstraint
+from ragkv.scheduling import DecodeBatch
+from ragkv.types import Answer, TokenEvent, TokenLogprob
+
+from .active_answer import ActiveAnswer
+from .request import ActiveRequest, Prefill
+
+
+class AnswerGenerator:
+    """Decodes answers for one model. Holds no request's state."""
+
+    def __init__(self, adapter: Adapter, tokenizer: Any | None, batch: DecodeBatch) -> None:
+        self._adapter, self.tokenizer, self._batch = adapter, tokenizer, batch
+        self._end_tokens = end_tokens(adapter.model, tokenizer)
+
+    def stream(self, active: ActiveRequest) -> Generator[tuple[int, TokenEvent | Answer], None, None]:
+        """The events of a prefilled request's answers, each with the index of its answer: tokens, then the `Answer`.
+
+        A conversation's turn records the KV of every token but the last, which is never run; it has one answer.
+        """
+        prefill, choices = active.prefill, active.request.choices
+        assert isinstance(prefill, Prefill)
+        record = prefill.turn_kv.record if prefill.turn_kv else None
+        assert record is None or choices == 1
+        kvs = [prefill.fused.kv, *(prefill.fused.kv.copy() for _ in range(choices - 1))]
+        answers = [_SampledAnswer(active, prefill.token_ids, index, self) for index in range(choices)]
+        with ExitStack() as slots:
+            taken = [slots.enter_context(self._batch.slot(kv, record)) for kv in kvs]
+            logits = dict.fromkeys(range(choices), prefill.logits)  # of the answers that go on
+            while logits:
+                for index, last in list(logits.items()):
+                    if (event := answers[index].choose(last)) is not None:
+                        yield index, event
+                    if answers[index].reason is not None:
+                        del logits[index]
+                        taken[index].close()
+                        for final in answers[index].finish():
+                            yield index, final
+                steps = [(taken[index], answers[index].tokens[-1]) for index in logits]
+                prepared = [answer.constraint.prepare for answer in answers if answer.constraint is not None]
+                logits = dict(zip(logits, self._batch.step_together(steps, meanwhile=prepared), strict=True))
+
+    def sampler(
+        self, active: ActiveRequest, token_ids: torch.Tensor, index: int, constraint: TokenConstraint | None
+    ) -> Sampler:
+        """The sampler of the answer `index` to the prompt `token_ids` (S,): each has a seed of its own."""
+        sampling = active.request.sampling
+        if sampling.seed is not None and index:
+            sampling = replace(sampling, seed=(sampling.seed + index + 2**63) % 2**64 - 2**63)
+        ends = self._end_tokens if constraint is None else constraint.end_tokens
+        return Sampler(sampling, token_ids.to(self._adapter.device), ends, constraint)
+
+    def is_end(self, token: int, constraint: TokenConstraint | None) -> bool:
+        """Whether the token ends an answer."""
+        return token in (self._end_tokens if constraint is None else constraint.end_tokens)
+
+
+class _SampledAnswer(ActiveAnswer):
+    """One answer whose tokens are chosen here."""
+
+    def __init__(self, active: ActiveRequest, prompt_ids: torch.Tensor, index: int, generator: AnswerGenerator) -> None:
+        super().__init__(active, generator.tokenizer)
+        self._generator, grammar = generator, active.request.grammar
+        self.constraint = None if grammar is None else grammar.start()
+        self._sampler = generator.sampler(active, prompt_ids, index, self.constraint)
+
+    def choose(self, logits: torch.Tensor) -> TokenEvent | None:
+        """Choose the token after `logits` (V,); `None` for an end token, which is not part of the answer."""
+        token = self._sampler.choose(logits)
+        if self._generator.is_end(token, self.constraint):
+            self.end()
+            return None
+        alternatives = self._active.request.logprobs
+        event = self.add(token, None if alternatives is None else token_logprob(logits, token, alternatives))
+        if self.constraint is not None and self.constraint.finished:
+            self.reason = "stop"
+        return event
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Also a note on an answer that was cut before it had its form."""
+        if self.constraint is None or self.constraint.complete:
+            return super().notes
+        what = "a stop string" if self.stopped_by_string else f"max_new_tokens={self._active.request.max_new_tokens}"
+        return (*super().notes, f"the answer does not have its response format: {what} ended it before")
+
+
+def token_logprob(logits: torch.Tensor, token: int, alternatives: int) -> TokenLogprob:
+    """The log probability of `token` after `logits` (V,), and those of the most probable tokens."""
+    logprobs = logits.float().log_softmax(dim=-1)
+    best = logprobs.topk(min(alternatives, logprobs.numel()))
+    top = zip(best.indices.tolist(), best.values.tolist(), strict=True)
+    return TokenLogprob(token, float(logprobs[token]), tuple(top))
+
+
+__all__ = ["AnswerGenerator"]

@@ -1,0 +1,245 @@
+"""Intake: validates and tokenizes what callers give. What a request is refused for is found here, before any work."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from difflib import get_close_matches
+from typing import Any, get_args
+
+from ragkv.config import EngineConfig, ReuseMode
+from ragkv.errors import InputError, PromptTooLongError
+from ragkv.fusion import make_selector
+from ragkv.fusion.controller import R_STAR
+from ragkv.fusion.gate_result import GateResult, Tolerance
+from ragkv.model import Adapter
+from ragkv.model.decode.sampling import Sampling
+from ragkv.model.decode.stopping import TextStream
+from ragkv.model.layout import TemplateRuns, encode
+from ragkv.prompt.constraints import Grammars, ResponseFormat
+from ragkv.prompt.history import History, Part, PartKind, find, fitted
+from ragkv.types import Chunk, Text
+
+from .request import AnswerOptions, ChunkLike, Past, PrefillMethod, PrefillOptions, Prompt, Request
+
+MAX_NEW_TOKENS = 64  # where a caller gives no limit
+MAX_LOGPROBS = 20  # most probable tokens that are reported with each token, as OpenAI does
+
+
+class Intake:
+    """Checks for one model and one application. Holds no request's state."""
+
+    def __init__(
+        self, adapter: Adapter, tokenizer: Any | None, runs: TemplateRuns, config: EngineConfig, grammars: Grammars
+    ) -> None:
+        self._tokenizer, self._runs, self._config, self._grammars = tokenizer, runs, config, grammars
+        self._vocabulary, self._context_length = adapter.vocabulary, adapter.context_length
+        self._gate_result: GateResult | None = None
+        find(config.session.discard)  # raises for an unknown name
+        self._check_ids(runs.before_documents)
+
+    def chunk(self, content: str | Sequence[int], metadata: Mapping[str, Any] | None = None) -> Chunk:
+        """A chunk of text or ids. Raises `InputError` if it has no tokens, or ids that the model does not know."""
+        if isinstance(content, str):
+            content += self._config.prompt.chunk_end if content else ""
+        chunk = Chunk(self.encode(content), content if isinstance(content, str) else "", dict(metadata or {}))
+        return self._checked(chunk)
+
+    def chunks(self, chunks: Sequence[ChunkLike]) -> tuple[Chunk, ...]:
+        """Chunks from chunks, texts and id sequences. Raises what `chunk` raises."""
+        if isinstance(chunks, str | Chunk):
+            raise InputError("One chunk was given where a sequence of chunks is needed: put it in a list.")
+        return tuple(self._checked(chunk) if isinstance(chunk, Chunk) else self.chunk(chunk) for chunk in chunks)
+
+    def encode(self, text_or_ids: str | Sequence[int]) -> tuple[int, ...]:
+        """Text as ids, without special tokens; ids as they are."""
+        return encode(self._tokenizer, text_or_ids)
+
+    def prefill_request(
+        self,
+        question: str | Sequence[int],
+        chunks: Sequence[ChunkLike],
+        options: PrefillOptions,
+        answer: str | Sequence[int] = (),
+        *,
+        known: type[PrefillOptions] = PrefillOptions,
+    ) -> Request:
+        """A request that decodes nothing; `answer` is given where a turn is appended.
+
+        Raises `InputError`, also for an option that is not in `known`.
+        """
+        _check_names(options, known)
+        request = Request(
+            question=self.encode(question),
+            chunks=self.chunks(chunks),
+            method=self.method(options),
+            given_answer=self.encode(answer),
+            deadline_s=options.get("deadline_s"),
+            cancel=options.get("cancel"),
+            raw=bool(options.get("raw")),
+        )
+        self._check_ids(request.question)
+        self._check_ids(request.given_answer)
+        return request
+
+    def answer_request(
+        self, question: str | Sequence[int], chunks: Sequence[ChunkLike], options: AnswerOptions
+    ) -> Request:
+        """A request whose answer is decoded. Raises `InputError`."""
+        request = self.prefill_request(question, chunks, options, known=AnswerOptions)
+        max_new_tokens, stop = options.get("max_new_tokens", MAX_NEW_TOKENS), options.get("stop", ())
+        if max_new_tokens < 1:
+            raise InputError(f"max_new_tokens is {max_new_tokens}; it must be at least 1.")
+        logprobs = options.get("logprobs")
+        is_count = isinstance(logprobs, int) and not isinstance(logprobs, bool)
+        if logprobs is not None and not (is_count and 0 <= logprobs <= MAX_LOGPROBS):
+            raise InputError(f"logprobs is {logprobs!r}; it must be a whole number in [0, {MAX_LOGPROBS}], or None.")
+        TextStream(self._tokenizer, stop)  # raises for stop strings without a tokenizer
+        form = options.get("response_format")
+        if not isinstance(form, ResponseFormat | None):
+            raise InputError(
+                f"response_format is a {type(form).__name__}; give ResponseFormat.json_object() or "
+                "ResponseFormat.json_schema(schema)."
+            )
+        sampling = Sampling.of(options)
+        self._check_ids(tuple(sampling.logit_bias or ()))
+        return replace(
+            request,
+            max_new_tokens=max_new_tokens,
+            stop=(stop,) if isinstance(stop, str) else tuple(stop),
+            logprobs=logprobs,
+            grammar=None if form is None else self._grammars.compile(form),
+            sampling=sampling,
+            on_prefill=options.get("on_prefill"),
+        )
+
+    def prompt(self, request: Request, past: Past) -> Prompt:
+        """The prompt's runs. History is cut until it and the answer fit the context (CachedAttention section 3.4).
+
+        Raises `PromptTooLongError` if the prompt does not fit even without history.
+        """
+        runs, chunks, headroom = self._runs, request.chunks, request.max_new_tokens
+        prefix = () if request.raw else runs.before_documents
+        if chunks and isinstance(chunks[0], Text) and chunks[0].opening:
+            prefix, chunks = chunks[0].token_ids, chunks[1:]
+        question = request.question + (() if request.raw else runs.after_question)
+        parts = [Part(PartKind.CHUNK, len(chunk), source=str(chunk.metadata.get("source", ""))) for chunk in chunks]
+        parts += [Part(PartKind.QUESTION, len(question)), Part(PartKind.ANSWER, len(request.given_answer))]
+        length = len(prefix) + sum(map(len, parts))  # without history
+        if length + len(past.history) == 0:
+            raise InputError("The prompt is empty: no prefix, chunk or question.")
+        history, note = self._fitted(past, length + headroom, len(prefix))
+        self._check_length(length + len(history), headroom)
+        return Prompt(
+            prefix=prefix,
+            history=history,
+            chunks=tuple(chunk.token_ids for chunk in chunks),
+            question=question + request.given_answer,
+            plain=frozenset(index for index, chunk in enumerate(chunks) if isinstance(chunk, Text)),
+            own_prefix=prefix == runs.before_documents,
+            parts=tuple(part for part in parts if len(part)),
+            notes=(*past.notes, *filter(None, (note,))),
+            question_tokens=len(request.question),
+        )
+
+    def method(self, options: PrefillOptions) -> PrefillMethod:
+        """How to make a prompt's KV: the options, else the config's, as far as the gate result allows."""
+        fusion = self._config.fusion
+        inexact = self._config.session.inexact_history
+        ratio, reuse = options.get("ratio", fusion.ratio), options.get("reuse", "fused")
+        controlled = ratio is None
+        if ratio is None:
+            ratio = R_STAR
+        if not isinstance(ratio, int | float) or not 0.0 <= ratio <= 1.0:
+            raise InputError(f"ratio is {ratio!r}; it is a share and must lie in [0, 1].")
+        if reuse not in get_args(ReuseMode):
+            raise InputError(f"reuse is {reuse!r}; it must be one of {', '.join(map(repr, get_args(ReuseMode)))}.")
+        selector = options.get("selector")
+        method = PrefillMethod(
+            ratio=float(ratio),
+            selector=make_selector(fusion.selector if selector is None else selector),
+            reuse=reuse,
+            inexact_history="select" if inexact == "background" else inexact,
+            controlled=controlled and reuse == "fused",
+            named=frozenset(options.keys() & {"ratio"} | ({"selector"} if selector is not None else set())),
+        )
+        names_ratio = options.get("ratio") is not None
+        if not names_ratio:  # a named ratio is taken as it is
+            method = replace(method, floor_tokens=fusion.floor_tokens)
+        return self._gated(method, names_ratio, selector is not None)
+
+    def apply_gate_result(self, gate_result: GateResult | None) -> None:
+        """From now on follow the quality gate's result in every request, as far as it names no setting itself."""
+        self._gate_result = gate_result
+
+    @property
+    def tolerance(self) -> Tolerance:
+        """That of the gate result in use, else the gate's default."""
+        return Tolerance() if self._gate_result is None else self._gate_result.tolerance
+
+    @property
+    def preferred_order(self) -> str | None:
+        """The order of passages in which the gate found the setting in use; `None`: it says nothing about it."""
+        answer = self._gate_result.answer if self._gate_result is not None else None
+        return answer.order if answer is not None else None
+
+    def check_encodable(self, chunks: Sequence[Chunk]) -> None:
+        """Raise `PromptTooLongError` for a chunk that does not fit the context behind the prefix."""
+        for chunk in chunks:
+            self._check_length(len(self._runs.before_documents) + len(chunk), 0)
+
+    def _gated(self, method: PrefillMethod, names_ratio: bool, names_selector: bool) -> PrefillMethod:
+        """What the gate's result makes of a request that may name a ratio or a selector, which win."""
+        result = self._gate_result
+        if result is None or method.reuse != "fused":
+            return method
+        answer = result.answer
+        if answer is None:
+            if names_ratio or names_selector:
+                return method
+            return replace(method, reuse="none", controlled=False, notes=(f"quality gate: {result}",))
+        if names_selector and method.selector.name != answer.selector:
+            return method
+        if not names_selector:
+            method = replace(method, selector=make_selector(answer.selector))
+        if not names_ratio:
+            method = replace(method, ratio=answer.ratio, deviation_limit=answer.remaining_deviation)
+        taken = " and ".join(
+            ([] if names_selector else [answer.selector]) + ([] if names_ratio else [f"ratio {answer.ratio:g}"])
+        )
+        return replace(method, notes=(f"quality gate: {taken}",) if taken else ())
+
+    def _fitted(self, past: Past, others: int, prefix_tokens: int) -> tuple[History, str | None]:
+        """The history cut to fit the context together with `others` tokens, and a note if it was cut."""
+        settings = self._config.session
+        if self._context_length is None:
+            return past.history, None
+        discard = settings.discard if past.discard is None else past.discard
+        return fitted(past.history, self._context_length - others, settings, discard, prefix_tokens)
+
+    def _check_length(self, length: int, headroom: int) -> None:
+        if self._context_length is not None and length + headroom > self._context_length:
+            raise PromptTooLongError(
+                f"The prompt has {length} tokens and the answer may take {headroom}; the model's context is "
+                f"{self._context_length}. Give fewer or shorter chunks, or ask for fewer new tokens."
+            )
+
+    def _checked(self, chunk: Chunk) -> Chunk:
+        if not chunk.token_ids:
+            raise InputError("A chunk has no tokens; leave empty chunks out.")
+        self._check_ids(chunk.token_ids)
+        return chunk
+
+    def _check_ids(self, token_ids: Sequence[int]) -> None:
+        if token_ids and (min(token_ids) < 0 or max(token_ids) >= self._vocabulary):
+            wrong = next(token for token in token_ids if not 0 <= token < self._vocabulary)
+            raise InputError(f"Token id {wrong} is not in the model's vocabulary of {self._vocabulary}.")
+
+
+def _check_names(options: Mapping[str, Any], known: type[PrefillOptions]) -> None:
+    """Python does not check the names of a TypedDict's keys, so this does."""
+    for name in options.keys() - known.__annotations__.keys():
+        near = get_close_matches(name, known.__annotations__, n=1)
+        hint = f"Did you mean {near[0]!r}?" if near else f"Known options: {', '.join(sorted(known.__annotations__))}."
+        raise InputError(f"Unknown option {name!r}. {hint}")
+
+
+__all__ = ["MAX_LOGPROBS", "Intake"]

@@ -1,0 +1,221 @@
+"""A request as values: its options, what was asked after all checks, its prompt, and its prefill.
+
+`Request` is frozen: what a caller asked, validated and tokenized. `ActiveRequest` is the one object that changes while
+the request is served; it dies with the request.
+"""
+
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from itertools import chain
+from typing import TypedDict
+
+import torch
+from transformers import DynamicCache
+
+from ragkv.config import ReuseMode
+from ragkv.fusion import Fused, Selector
+from ragkv.model import Recording
+from ragkv.model.decode.sampling import Sampling
+from ragkv.prompt.constraints import Grammar, ResponseFormat
+from ragkv.prompt.history import EMPTY, Discard, History, Part, PartKind
+from ragkv.scheduling import Ticket
+from ragkv.types import Answer, Chunk, PromptSpan, Reuse, Timing
+
+ChunkLike = Chunk | str | Sequence[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Past:
+    """What a turn stands behind."""
+
+    history: History = EMPTY
+    discard: str | Discard | None = None  # what is dropped if the history does not fit; None: the config's
+    notes: tuple[str, ...] = ()  # what the turn's report says about the history
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """A prompt as runs of token ids, in order."""
+
+    prefix: tuple[int, ...]
+    history: History  # as much of it as fits
+    chunks: tuple[tuple[int, ...], ...]
+    question: tuple[int, ...]  # with the template's tail, and a given answer behind it
+    plain: frozenset[int] = frozenset()  # indices of chunks that are only text: computed, never stored
+    own_prefix: bool = True  # whether `prefix` is the application's, which entries were encoded behind
+    parts: tuple[Part, ...] = ()  # the runs behind the history, by kind
+    notes: tuple[str, ...] = ()  # what the report says about the history
+    question_tokens: int = 0  # the first ids of `question` that are the question itself; the template's follow
+
+    @property
+    def token_ids(self) -> tuple[int, ...]:
+        """All S ids."""
+        return tuple(chain(self.prefix, self.history.token_ids, *self.chunks, self.question))
+
+    @property
+    def dialogue_ids(self) -> tuple[int, ...]:
+        """Earlier questions and answers, then this question: everything but documents."""
+        said, at, ids = self.history.token_ids, 0, list[int]()
+        for part in self.history.parts:
+            if part.kind is not PartKind.CHUNK:
+                ids += said[at : at + len(part)]
+            at += len(part)
+        return (*ids, *self.question[: self.question_tokens])
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillMethod:
+    """How a prompt's KV is made."""
+
+    ratio: float  # recompute ratio in [0, 1]; if the controller chooses it, the least it may choose: r*
+    selector: Selector
+    reuse: ReuseMode
+    inexact_history: str = "select"  # history that is not exact: "keep", "select" among its tokens, or "recompute" it
+    deviation_limit: float | None = None  # the guard's: expected deviation that may remain a token; None: no guard
+    controlled: bool = False  # whether the loading controller chooses the ratio
+    floor_tokens: int = 0  # tokens recomputed at least, whatever the ratio; 0 where the request names its ratio
+    notes: tuple[str, ...] = ()  # what the gate result changed
+    named: AbstractSet[str] = frozenset()  # which of "ratio" and "selector" the request names
+
+    @property
+    def is_full(self) -> bool:
+        """Whether every token is recomputed, so that the result always equals a full prefill."""
+        return self.ratio == 1.0 or self.selector.name == "all"
+
+
+@dataclass(frozen=True, slots=True)
+class TurnKV:
+    """The KV that a turn of a conversation makes, by position. Decoding goes on filling it."""
+
+    record: Recording
+    recomputed_blocks: tuple[int, ...]  # indices of history blocks that were computed anew, to be stored again
+    exact_until: int  # tokens from this position on are not exact, or saw tokens that are not
+    frequencies: str  # digest of the RoPE frequencies it was made under
+    fused: bool  # chunks were fused, and not all of their tokens were recomputed
+    scores: torch.Tensor | None = None  # (S, 1 + C) float16 of the prompt's tokens; 0 for those that were computed
+    scorer: str = ""  # that made the scores
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServedPrompt:
+    """How a prompt was served, wherever that was."""
+
+    reuse: Reuse
+    timing: Timing
+    spans: tuple[PromptSpan, ...] = ()  # the prompt, run by run; they sum to `reuse`
+    turn_kv: TurnKV | None = None  # what a conversation may store; None: it keeps the token ids alone
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prefill(ServedPrompt):
+    """A prompt that is ready to decode."""
+
+    token_ids: torch.Tensor  # (S,) int64, CPU
+    selected_by_layer: tuple[torch.Tensor, ...]  # L tensors of reused positions recomputed in that layer, int64, CPU
+    logits: torch.Tensor  # (V,) float32, after any scaling or capping
+    fused: Fused  # the live KV; `cache` copies it
+
+    @property
+    def selected(self) -> torch.Tensor:
+        """Positions of chunks and history recomputed in the last layer: without what is computed anyway. int64, CPU."""
+        return self.selected_by_layer[-1]
+
+    @property
+    def cache(self) -> DynamicCache:
+        """A new transformers cache: full layers, S rotated positions each, on sliding layers too."""
+        return self.fused.kv.to_dynamic_cache()
+
+
+class PrefillOptions(TypedDict, total=False):
+    """Options of `Engine.prefill` and `Engine.append`. An option that is left out is the config's."""
+
+    ratio: float | None  # recompute ratio in [0, 1]; None: the loading controller chooses
+    selector: str | Selector | None
+    reuse: ReuseMode  # "fused", "prefix" (only what is exact) or "none" (full recompute)
+    deadline_s: float | None  # seconds from the call until the request is given up
+    cancel: threading.Event | None  # the request is cancelled once this is set
+    raw: bool  # continue a text: no template follows the question, and the answer keeps the space it begins with
+
+
+class AnswerOptions(PrefillOptions, total=False):
+    """Options of `Engine.answer` and `Engine.stream`: how the prompt is prefilled, and how the answer is decoded."""
+
+    max_new_tokens: int  # 64 if left out
+    stop: Sequence[str]  # strings that end the answer
+    logprobs: int | None  # log probabilities of the tokens, and of so many (0 to 20) most probable ones
+    response_format: ResponseFormat | None  # the form that the answer must have (docs/structured.md)
+    on_prefill: Callable[[ServedPrompt], None] | None  # called before the first token
+    # The fields of `ragkv.model.decode.sampling.Sampling`, where each has its range. Greedy unless one of them samples.
+    temperature: float | None
+    top_p: float | None
+    top_k: int | None
+    min_p: float | None
+    seed: int | None
+    presence_penalty: float | None
+    frequency_penalty: float | None
+    logit_bias: Mapping[int, float] | None
+    repetition_penalty: float | None
+    no_repeat_ngram_size: int | None
+    min_new_tokens: int | None
+    do_sample: bool | None
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What a caller asked, validated and tokenized."""
+
+    question: tuple[int, ...]
+    chunks: tuple[Chunk, ...]
+    method: PrefillMethod
+    given_answer: tuple[int, ...] = ()  # of a turn whose answer is not decoded but given
+    deadline_s: float | None = None
+    cancel: threading.Event | None = None
+    max_new_tokens: int = 0  # 0: nothing is decoded
+    stop: tuple[str, ...] = ()
+    logprobs: int | None = None
+    raw: bool = False
+    grammar: Grammar | None = None  # constrains the answer
+    sampling: Sampling = field(default_factory=Sampling)
+    on_prefill: Callable[[ServedPrompt], None] | None = None
+    choices: int = 1  # answers to the one prompt
+    began: float = field(default_factory=time.perf_counter)  # all times of the report count from here
+
+
+class ActiveRequest:
+    """One request while it is served."""
+
+    def __init__(self, request: Request, prompt: Prompt, ticket: Ticket, session_id: str = "", *, keep: bool) -> None:
+        """`keep`: the turn's KV is recorded, because a conversation stores it."""
+        self.request, self.prompt, self.ticket = request, prompt, ticket
+        self.session_id, self.keep = session_id, keep
+        self.damaged: dict[str, str] = {}  # entries that were found damaged: the reason by key
+        self.lookup_at_s = 0.0  # when finding entries began, since the call
+        self.lookup_s = 0.0  # spent on finding entries and planning
+        self.queue_s = 0.0  # spent on waiting, before the pass
+        self.other_steps_s = 0.0  # spent on steps of other requests, between layers of the pass
+        self.prefill: ServedPrompt  # set when the prompt is prefilled
+        self.answers: list[Answer] = []  # that are complete
+        self.held = ExitStack()  # closed when the request ends
+
+    def elapsed_s(self) -> float:
+        """Seconds since the call."""
+        return time.perf_counter() - self.request.began
+
+
+__all__ = [
+    "ActiveRequest",
+    "AnswerOptions",
+    "ChunkLike",
+    "Past",
+    "Prefill",
+    "PrefillMethod",
+    "PrefillOptions",
+    "Prompt",
+    "Request",
+    "ServedPrompt",
+    "TurnKV",
+]

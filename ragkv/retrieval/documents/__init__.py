@@ -1,0 +1,1 @@
+"""From files to documents: one loader for each format. They know nothing of splitting or indexes."""

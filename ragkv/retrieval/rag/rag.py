@@ -1,0 +1,253 @@
+"""Retrieval-augmented generation: joins the retrieval index and the engine.
+
+Each passage of the index is one chunk of the engine. Ingesting encodes the KV of new passages, and deletes from every
+tier the KV of passages that no document holds any more. This module knows no command line and no network protocol.
+"""
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+from typing import Any, Literal, Unpack, get_args
+
+from ragkv.conversations import Session
+from ragkv.engine import Engine
+from ragkv.errors import DocumentError, InputError
+from ragkv.prompt import AnswerOptions
+from ragkv.retrieval import Document, Hit, Index, IngestReport, Passage, Removal, Reranker, Splitter, Where
+from ragkv.retrieval.embedders import Embedder
+from ragkv.runtime import Check, Closing, no_check, tracing
+from ragkv.scheduling.encoding import WarmReport
+from ragkv.types import Answer, Chunk, TokenEvent
+
+from .files import FileOptions, FileOutcome, FileReader, nothing_read
+from .writer import CorpusWriter, Progress
+
+Order = Literal["score", "document", "reuse"]
+DEFAULT_K = 6  # chunks for a question, as in the evaluation of the CacheBlend paper
+
+
+def default_chunk_tokens(engine: Engine) -> int:
+    """128 for the bundled reader, which was trained on chunks of up to 128 tokens; else 512."""
+    return 128 if engine.is_reader else 512
+
+
+@dataclass(frozen=True, slots=True)
+class RagIngestReport:
+    """The changes that an ingestion made to the index and to the store."""
+
+    index: IngestReport
+    kv: WarmReport
+    deleted_entries: int  # entries whose text no document holds any more
+    files: tuple[FileOutcome, ...] = ()  # if files were ingested: what became of each
+
+
+@dataclass(frozen=True, slots=True)
+class RagAnswer:
+    """An answer and the passages of its prompt, in prompt order."""
+
+    answer: Answer
+    hits: tuple[Hit, ...]
+
+
+class Rag(Closing):
+    """One corpus and the engine that answers from it. Closing it closes the index and not the engine."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        directory: str | Path | None,
+        *,
+        chunk_tokens: int = 512,
+        embedder: Embedder | None = None,
+        read_only: bool = False,
+    ) -> None:
+        """Open or create the index at `directory` (`None`: in memory). Without an embedder, only BM25 is used."""
+        self.engine = engine
+        self._splitter = Splitter(engine.count_tokens, chunk_tokens, tokenizer_id=engine.tokenizer_id)
+        self.index = Index(directory, splitter=self._splitter, embedder=embedder, read_only=read_only)
+        self._writer = CorpusWriter(engine, self.index)
+
+    def ingest(
+        self,
+        source: str | Path | Document | Iterable[str | Path | Document],
+        *,
+        prune: bool = False,
+        encode: bool = True,
+        on_embed: Progress | None = None,
+        on_encode: Progress | None = None,
+    ) -> RagIngestReport:
+        """Add and update documents in the index and the store. Unchanged documents cost one look-up each.
+
+        `source` is a path, paths of files and folders, or documents; of files that cannot be read see `ingest_files`.
+        `prune` deletes all other documents. Without `encode` the KV is not computed now: the first question that needs
+        a chunk misses it and stores it.
+        """
+        paths, documents = _paths_or_documents(source)
+        if paths is not None:
+            options = FileOptions(delete="others" if prune else "nothing", on_embed=on_embed)
+            read = self.ingest_files(paths, options, encode=encode, on_encode=on_encode)
+            if (problem := nothing_read(paths, read.files)) is not None:
+                raise DocumentError(problem)
+            return read
+        report, deleted = self._writer.put(documents, prune=prune, on_embed=on_embed)
+        ids = (*report.added, *report.changed, *report.unchanged)
+        return RagIngestReport(report, self._writer.encode(ids if encode else (), on_encode), deleted)
+
+    def ingest_files(
+        self,
+        paths: Sequence[str | Path],
+        options: FileOptions | None = None,
+        *,
+        encode: bool | Literal["changed"] = True,
+        on_encode: Progress | None = None,
+    ) -> RagIngestReport:
+        """Add and update the documents of files and folders. A file that cannot be read is logged and reported.
+
+        Each file is committed when it is read, so after a kill the next call continues; then the KV is computed, chunk
+        by chunk; with `encode="changed"` only that of added and changed documents. With `options.strict` the first
+        file that cannot be read raises `DocumentError`.
+        """
+        found = FileReader(self._writer, options or FileOptions(), self._splitter.fingerprint).run(paths)
+        index = _joined(found.reports, found.documents, found.deleted)
+        ids = (*index.added, *index.changed) if encode == "changed" else found.documents if encode else ()
+        kv = self._writer.encode(ids, on_encode)
+        return RagIngestReport(index, kv, found.deleted_entries, tuple(found.outcomes))
+
+    def delete(self, document_ids: str | Iterable[str]) -> Removal:
+        """Delete documents with their passages, and the KV of each text that no other document holds."""
+        return self._writer.delete(document_ids)[0]
+
+    def retrieve(
+        self,
+        question: str,
+        k: int = DEFAULT_K,
+        *,
+        retriever: str | None = None,
+        where: Where | None = None,
+        reranker: Reranker | None = None,
+        order: Order | None = None,
+        check: Check = no_check,
+    ) -> tuple[Hit, ...]:
+        """The best `k` passages: best first, or in the order of the corpus, so that references point backwards.
+
+        `None` is the order of the applied gate result; without one best first, but for the bundled reader the order of
+        the corpus, in which "she" follows the name. "reuse" puts those in front whose stored KV is exact there
+        (`Engine.reuse_order`), then the others as `None` does; passages of equal text are dropped. What `check` raises
+        between two steps ends the search.
+        """
+        with tracing.span("ragkv.retrieve", **{"ragkv.k": k}) as trace:
+            hits = self.index.search(question, k, retriever=retriever, where=where, reranker=reranker, check=check)
+            if trace is not None:
+                trace.set_attribute("ragkv.hits", len(hits))
+        return self.in_order(hits, self.default_order if order is None else order)
+
+    def in_order(self, hits: Sequence[Hit], order: str) -> tuple[Hit, ...]:
+        """Hits, the best first, in the order of a prompt. Raises `InputError` for an unknown order."""
+        if order not in get_args(Order):
+            raise InputError(f"Unknown order {order!r}. Known: {', '.join(get_args(Order))}.")
+        if order == "document" or (order == "reuse" and self.default_order == "document"):
+            positions = self.index.positions({hit.passage.document_id for hit in hits})
+            hits = sorted(hits, key=lambda hit: (positions.get(hit.passage.document_id, math.inf), hit.passage.span))
+        if order == "reuse":
+            hits = [hits[index] for index in self.engine.reuse_order([self.chunk(hit.passage) for hit in hits])]
+        return tuple(hits)
+
+    @property
+    def default_order(self) -> str:
+        """The order of passages where a question names none."""
+        return self.engine.preferred_order or ("document" if self.engine.is_reader else "score")
+
+    def stream(
+        self, question: str, hits: Iterable[Hit], session: Session | None = None, **how: Unpack[AnswerOptions]
+    ) -> Iterator[TokenEvent | Answer]:
+        """Token events, then the answer, from passages that were retrieved before. `how` is for `Engine.stream`."""
+        return self.engine.stream(question, [self.chunk(hit.passage) for hit in hits], session, **how)
+
+    def ask(
+        self,
+        question: str,
+        k: int = DEFAULT_K,
+        *,
+        retriever: str | None = None,
+        where: Where | None = None,
+        reranker: Reranker | None = None,
+        order: Order | None = None,
+        session: Session | None = None,
+        **how: Unpack[AnswerOptions],
+    ) -> RagAnswer:
+        """Retrieve passages and answer from them. `how` is for `Engine.answer`.
+
+        Raises `InputError` for an empty question.
+        """
+        if not question.strip():
+            raise InputError("The question is empty. Give a question of at least one word.")
+        with tracing.span("ragkv.ask"):
+            hits = self.retrieve(question, k, retriever=retriever, where=where, reranker=reranker, order=order)
+            answer = self.engine.answer(question, [self.chunk(hit.passage) for hit in hits], session, **how)
+        return RagAnswer(answer, hits)
+
+    def sweep(self) -> int:
+        """Delete the KV of passages that no document holds, and return how many entries were deleted.
+
+        A process that was killed between its changes to the index and to the store leaves such entries.
+        """
+        return self.engine.retain(self.chunks())
+
+    def chunks(self) -> list[Chunk]:
+        """The chunks of all passages."""
+        return [self.chunk(passage) for passage in self.index.passages()]
+
+    def chunk(self, passage: Passage) -> Chunk:
+        """The engine's chunk of a passage."""
+        return self._writer.chunk(passage)
+
+    def close(self) -> None:
+        """Close the index. May be called twice."""
+        self.index.close()
+
+
+def _paths_or_documents(
+    source: str | Path | Document | Iterable[str | Path | Document],
+) -> tuple[list[str | Path] | None, Iterable[Document]]:
+    """The paths or the documents that `source` has. Raises `TypeError` for anything else, and for a mixture."""
+    if isinstance(source, str | Path):
+        return [source], ()
+    if isinstance(source, Document):
+        return None, [source]
+    if not isinstance(source, Iterable):
+        raise TypeError(f"Rag.ingest takes a path, paths or documents, not {type(source).__name__}.")
+    items = iter(source)
+    first = next(items, None)
+    if isinstance(first, str | Path):
+        paths = [first, *items]
+        return [_checked(path, (str, Path), "paths") for path in paths], ()
+    rest = chain(() if first is None else (first,), items)
+    return None, (_checked(document, (Document,), "documents") for document in rest)
+
+
+def _checked(item: Any, kinds: tuple[type, ...], what: str) -> Any:
+    if isinstance(item, kinds):
+        return item
+    raise TypeError(
+        f"Rag.ingest takes a path, paths or documents; one of the {what} is of type {type(item).__name__}. "
+        "Make a Document(id, text) of each text, or give the path of a file or folder."
+    )
+
+
+def _joined(reports: Sequence[IngestReport], documents: Sequence[str], deleted: Sequence[str]) -> IngestReport:
+    """The reports of many files as one. `documents` are all that the files hold; most may be unchanged."""
+    added = tuple(name for report in reports for name in report.added)
+    changed = tuple(name for report in reports for name in report.changed)
+    touched = {*added, *changed}
+    return IngestReport(
+        added,
+        changed,
+        tuple(name for name in documents if name not in touched),
+        deleted=(*(name for report in reports for name in report.deleted), *deleted),
+        new_passages=tuple(passage for report in reports for passage in report.new_passages),
+        removed_passages=tuple(passage for report in reports for passage in report.removed_passages),
+        forgotten_passages=tuple(passage for report in reports for passage in report.forgotten_passages),
+        embedded_texts=sum(report.embedded_texts for report in reports),
+    )

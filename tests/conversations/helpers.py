@@ -1,0 +1,74 @@
+"""Helpers for tests of conversations: engines, turns, and a conversation that several engines continue."""
+
+from collections.abc import Container
+from pathlib import Path
+from typing import Any
+
+from ragkv import Engine, EngineConfig, FusionConfig, Session, StoreConfig
+from ragkv.config import SessionConfig
+from ragkv.prompt import Prefill
+from tests import tiny_models
+from tests.engine.helpers import close, full_prefill
+
+BLOCK = 8  # tokens: a turn of the tests makes a block or two
+
+
+def engine_at(
+    directory: Path | None, family: str = "llama", session: dict[str, Any] | None = None, **store: Any
+) -> Engine:
+    config = EngineConfig(
+        store=StoreConfig(directory=None if directory is None else str(directory), **store),
+        fusion=FusionConfig(selector="first-k", sensitivity_prefixes=0),
+        session=SessionConfig(**{"block_tokens": BLOCK, **(session or {})}),
+    )
+    return Engine(tiny_models.model(family), config=config)
+
+
+def question(turn: int) -> list[int]:
+    return tiny_models.tokens(5, seed=100 + turn)
+
+
+def ask(engine: Engine, session: Session, turn: int, **how: Any) -> Any:
+    return engine.answer(question(turn), session=session, max_new_tokens=4, min_new_tokens=4, **how)
+
+
+def is_full_prefill(engine: Engine, session: Session, turn: int, family: str = "llama", **how: Any) -> Prefill:
+    """The next turn's prefill, after checking its logits against a full prefill of the whole conversation."""
+    prefill = engine.prefill(question(turn), session=session, **how)
+    ids = [1, *session.token_ids, *question(turn)]
+    assert prefill.token_ids.tolist() == ids
+    close(prefill.logits, full_prefill(ids, family)[0])
+    return prefill
+
+
+def carry_on(directory: Path, family: str, turns: int, restarts: Container[int]) -> list[Prefill]:
+    """The prefills of a conversation of `turns` turns; the engine is reopened before the turns in `restarts`."""
+    prefills = []
+    engine = engine_at(directory, family)
+    try:
+        for turn in range(turns):
+            if turn in restarts:
+                engine.close()
+                engine = engine_at(directory, family)
+            session = engine.session("s")
+            assert session.turns == turn
+            prefills.append(is_full_prefill(engine, session, turn, family, ratio=1.0))
+            ask(engine, session, turn, ratio=1.0)
+    finally:
+        engine.close()
+    return prefills
+
+
+def with_kv(session: Session) -> int:
+    """How many tokens of the session's history have KV."""
+    return sum(map(len, session.conversation.history.blocks))
+
+
+def files(directory: Path) -> int:
+    return len(list(directory.glob(f"entries/*/{'?' * 64}.safetensors")))
+
+
+def pinned(engine: Engine) -> int:
+    """Bytes in all tiers that open leases protect from eviction, after a flush."""
+    engine.flush()
+    return sum(tier._ledger._pinned_bytes for tier in engine.parts.store._tiers)

@@ -1,0 +1,516 @@
+"""A fault costs recomputing, never gives a wrong answer, and leaves nothing behind."""
+
+import errno
+import itertools
+import json
+import multiprocessing
+import os
+import random
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from ragkv import Engine
+from ragkv.conversations.local import LocalSessions
+from ragkv.lab.testing import FailingTier, Failure, ThrottledTier, WrappedTier
+from ragkv.store import Tier
+from tests import tiny_models
+from tests.engine.helpers import A, B, Q
+
+from .helpers import ask, engine_at, files, is_full_prefill, pinned, question, with_kv
+
+FORKSERVER = multiprocessing.get_context("forkserver")
+FORKSERVER.set_forkserver_preload(["tests.stress.writing", "tests.conversations.test_faults"])
+
+
+def talk(engine: Engine, turns: int = 3, session_id: str = "s") -> Any:
+    session = engine.session(session_id)
+    for turn in range(session.turns, turns):
+        ask(engine, session, turn)
+    return session
+
+
+def manifest(directory: Path) -> Path:
+    (path,) = (directory / "sessions").glob("*.json")
+    return path
+
+
+class TestLostBlock:
+    @pytest.mark.parametrize("which", [0, 1, -1])
+    def test_a_lost_block_is_computed_and_stored_again(self, tmp_path: Path, which: int) -> None:
+        with engine_at(tmp_path) as engine:
+            session = talk(engine)
+            engine.flush()
+            lost = session.conversation.history.blocks[which]
+            engine.parts.store.delete(lost.key(engine.parts.encoder.identity))
+            reuse = is_full_prefill(engine, session, 3, ratio=0.0).reuse
+            assert reuse.notes == (f"{len(lost)} history tokens recomputed: its block was lost",)
+            assert reuse.exact == 1 + with_kv(session) - len(lost)
+            ask(engine, session, 3, ratio=0.0)
+            assert is_full_prefill(engine, session, 4, ratio=0.0).reuse.exact == 1 + with_kv(session)
+
+    def test_a_lost_inexact_block_is_stored_again_for_its_own_session(self, tmp_path: Path) -> None:
+        with engine_at(tmp_path) as engine:
+            engine.warm([A, B])
+            session = talk(engine, 1)
+            engine.answer(question(1), [A, B], session, ratio=0.0, max_new_tokens=4, min_new_tokens=4)
+            ask(engine, session, 2, ratio=0.0)
+            engine.flush()
+            lost = session.conversation.history.blocks[-1]
+            engine.parts.store.delete(lost.key(engine.parts.encoder.identity))
+            ask(engine, session, 3, ratio=0.0)
+            assert lost not in session.conversation.history.blocks
+            reuse = engine.prefill(question(4), session=session, ratio=0.0).reuse
+            assert (reuse.notes, reuse.computed) == ((), 6)
+            engine.flush()
+        with engine_at(tmp_path) as engine:
+            reuse = engine.prefill(question(4), session=engine.session("s"), ratio=0.0).reuse
+            assert (reuse.notes, reuse.computed) == ((), 6)
+
+    def test_a_block_damaged_on_disk_is_a_lost_block(self, tmp_path: Path) -> None:
+        with engine_at(tmp_path) as engine:
+            talk(engine)
+        for path in tmp_path.glob("entries/*/*"):
+            data = bytearray(path.read_bytes())
+            data[(len(data) - 1) // 4096 * 4096] ^= 1  # the start of the last layer
+            path.write_bytes(data)
+        with engine_at(tmp_path) as engine:
+            session = engine.session("s")
+            reuse = is_full_prefill(engine, session, 3, ratio=0.0).reuse
+            assert reuse.exact == 1
+            assert any("checksum" in note for note in reuse.notes)
+            ask(engine, session, 3)
+            assert is_full_prefill(engine, session, 4).reuse.exact == 1 + with_kv(session)
+            assert pinned(engine) == 0
+
+    @pytest.mark.parametrize("failure", Failure)
+    def test_a_block_may_turn_out_to_be_lost_in_the_middle_of_a_pass(self, tmp_path: Path, failure: Failure) -> None:
+        with engine_at(tmp_path, memory_bytes=0) as engine:
+            session = talk(engine)
+            engine.flush()
+            engine.parts.store._tiers = (FailingTier(engine.parts.store._tiers[0], {2}, failure),)
+            reuse = is_full_prefill(engine, session, 3, ratio=0.0).reuse
+            assert reuse.exact == 1
+            ask(engine, session, 3)
+            engine.parts.store._tiers[0].layers = ()
+            is_full_prefill(engine, session, 4, ratio=0.0)
+            engine.parts.store._tiers = (engine.parts.store._tiers[0].tier,)
+            assert pinned(engine) == 0
+
+    def test_a_block_that_does_not_fit_into_the_save_buffer_is_computed_again(self, tmp_path: Path) -> None:
+        with engine_at(tmp_path, session=dict(save_buffer_bytes=0)) as engine:
+            session = talk(engine)
+            engine.flush()
+            assert files(tmp_path) == 0
+            assert engine.parts.block_writer.dropped_blocks > 3
+            assert is_full_prefill(engine, session, 3, ratio=0.0).reuse.exact == 1
+
+
+class TestOrphanedBlocks:
+    @pytest.mark.parametrize("moment", ["when they were listed", "when the first is deleted"])
+    def test_blocks_that_a_turn_saves_while_orphans_are_deleted_are_kept(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str
+    ) -> None:
+        with engine_at(tmp_path) as engine:
+            before = talk(engine, 1).conversation
+        manifest(tmp_path).unlink()
+        with monkeypatch.context() as later:
+            later.setattr(LocalSessions, "drop_orphans", lambda _: 0)  # as the engine opens
+            engine = engine_at(tmp_path)
+        with engine:
+            session, store, turns = engine.session("s"), engine.parts.store, []
+            orphans = store.block_keys()
+            owner, name = (store, "sample") if "listed" in moment else (engine.parts.block_writer, "delete")
+            real = getattr(owner, name)
+
+            def while_a_turn_runs(*arguments: Any) -> Any:
+                if not turns:
+                    turns.append(engine.stream(question(0), session=session, max_new_tokens=4, min_new_tokens=4))
+                    while not any(turn.saved_keys for turn in engine._sessions._turns):
+                        next(turns[0])
+                return real(*arguments)
+
+            monkeypatch.setattr(owner, name, while_a_turn_runs)
+            assert orphans and engine._sessions.drop_orphans() == len(orphans)
+            engine.flush()
+            list(turns[0])
+            engine.flush()
+            assert session.conversation.history == before.history
+            assert set(store.block_keys()) == set(orphans)
+
+
+class TestManifest:
+    def cut(self, path: Path) -> None:
+        path.write_bytes(path.read_bytes()[:-20])
+
+    def flip(self, path: Path) -> None:
+        data = bytearray(path.read_bytes())
+        data[len(data) // 2] ^= 1
+        path.write_bytes(data)
+
+    def digit(self, path: Path) -> None:
+        """Change one digit of one token id: still JSON, but another conversation."""
+        data = path.read_bytes()
+        at = data.index(b"],", data.index(b'"blocks"')) - 1
+        other = b"1" if data[at : at + 1] == b"0" else b"0"
+        path.write_bytes(data[:at] + other + data[at + 1 :])
+
+    def empty(self, path: Path) -> None:
+        path.write_bytes(b"")
+
+    def garble(self, path: Path) -> None:
+        path.write_bytes(os.urandom(500))
+
+    def swap(self, path: Path) -> None:
+        """Replace it by another session's manifest."""
+        head, summary, body = path.read_bytes().splitlines(keepends=True)
+        other = json.dumps({**json.loads(summary), "session_id": "t"}).encode() + b"\n"
+        from ragkv.conversations.manifest import _checksum
+
+        head = json.dumps({**json.loads(head), "checksum": _checksum(other + body)}).encode() + b"\n"
+        path.write_bytes(head + other + body)
+
+    def age(self, path: Path) -> None:
+        path.write_bytes(path.read_bytes().replace(b'"version": 1', b'"version": 0', 1))
+
+    @pytest.mark.parametrize("harm", ["cut", "flip", "digit", "empty", "garble", "swap", "age"])
+    def test_a_manifest_that_cannot_be_read_is_moved_aside_and_the_next_report_says_so(
+        self, tmp_path: Path, harm: str, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        with engine_at(tmp_path) as engine:
+            talk(engine)
+        getattr(self, harm)(manifest(tmp_path))
+        kept = manifest(tmp_path).read_bytes()
+        with engine_at(tmp_path) as engine:
+            session = engine.session("s")
+            assert (session.turns, session.token_ids) == (0, ())
+            (note,) = ask(engine, session, 0).reuse.notes
+            assert "it starts empty" in note and ("version" in note) == (harm == "age")
+            assert ask(engine, session, 1).reuse.notes == ()
+            is_full_prefill(engine, session, 2)
+        assert "moved aside" in caplog.text
+        (aside,) = (path for path in (tmp_path / "sessions").iterdir() if path.suffix != ".json")
+        assert aside.read_bytes() == kept
+        with engine_at(tmp_path) as engine:
+            assert engine.session("s").turns == 2
+
+    def test_a_manifest_of_another_model_is_left_where_it_is(self, tmp_path: Path) -> None:
+        with engine_at(tmp_path) as engine:
+            before = talk(engine).conversation
+        with engine_at(tmp_path, "qwen2") as engine:
+            session = engine.session("s")
+            assert session.turns == 0
+            assert "another model's" in ask(engine, session, 0).reuse.notes[0]
+            assert engine.gc() > 0  # its blocks are deleted only on request
+        with engine_at(tmp_path) as engine:
+            session = engine.session("s")
+            assert session.conversation == before
+            assert is_full_prefill(engine, session, 3).reuse.exact == 1
+
+    def test_a_killed_write_leaves_the_new_manifest_or_the_previous_one(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        with engine_at(tmp_path) as engine:
+            talk(engine, 2)
+        real = Path.replace
+        monkeypatch.setattr(Path, "replace", lambda self, to: stop() if self.suffix == ".tmp" else real(self, to))
+        with engine_at(tmp_path) as engine:
+            talk(engine, 3)
+        monkeypatch.undo()
+        (tmp_path / "sessions" / "abandoned.tmp").write_bytes(b"half")
+        with engine_at(tmp_path) as engine:
+            assert engine.session("s").turns == 2
+            is_full_prefill(engine, engine.session("s"), 2)
+        assert not list((tmp_path / "sessions").glob("*.tmp"))
+
+
+def stop() -> None:
+    raise OSError(errno.EIO, "Input/output error")
+
+
+def test_a_full_disk_fails_no_answer_and_the_session_lives_in_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def full(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with engine_at(tmp_path) as engine:
+        talk(engine, 1)
+        engine.flush()
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "write", full)
+            talk(engine, 3)
+            engine.flush()
+        assert "No space left" in caplog.text
+        assert not list((tmp_path / "sessions").glob("*.tmp")) + list((tmp_path / "tmp").iterdir())
+        session = engine.session("s")
+        assert session.turns == 3  # it lives in memory, because it is nowhere else
+        reuse = ask(engine, session, 3).reuse
+        assert any("No space left" in note for note in reuse.notes)
+        assert ask(engine, session, 4).reuse.notes == ()
+    with engine_at(tmp_path) as engine:
+        session = engine.session("s")
+        assert session.turns == 5
+        reuse = is_full_prefill(engine, session, 5).reuse
+        assert any("its block was lost" in note for note in reuse.notes)  # the blocks of turns 2 and 3
+
+
+class TestEviction:
+    def test_eviction_of_a_block_that_is_being_read_waits_for_the_reader(self, tmp_path: Path) -> None:
+        """A memory tier of a few blocks gets new blocks while a throttled pass reads."""
+        block = 8 * 4 * 2 * 2 * 16 * 4
+        with engine_at(None, memory_bytes=10 * block) as engine:
+            session = talk(engine)
+            (memory,) = engine.parts.store._tiers
+            engine.parts.store._tiers = (ThrottledTier(memory, 1e5),)
+            done = threading.Event()
+
+            def push() -> None:
+                for number in itertools.count(1000):
+                    if done.is_set():
+                        return
+                    engine.warm([tiny_models.tokens(8, seed=number)])
+
+            pusher = threading.Thread(target=push)
+            pusher.start()
+            try:
+                passes = 0
+                while passes < 3 or not memory.stats().evictions:  # on a busy machine the writer may be late
+                    is_full_prefill(engine, session, 3, ratio=0.0)
+                    passes += 1
+            finally:
+                done.set()
+                pusher.join()
+            engine.parts.store._tiers = (memory,)
+            assert memory.stats().evictions > 0
+            assert memory.stats().used_bytes <= 10 * block
+            assert pinned(engine) == 0
+
+    def test_evicting_all_blocks_costs_only_computing_them(self) -> None:
+        with engine_at(None, memory_bytes=8 * 4 * 2 * 2 * 16 * 4) as engine:  # one block
+            session = talk(engine)
+            engine.flush()  # what waits to be written is read, too
+            assert is_full_prefill(engine, session, 3, ratio=0.0).reuse.computed > 20
+
+
+class TestAbandonedTurn:
+    """At every stage: the session is as it was, no lease is open, and no block remains."""
+
+    @pytest.fixture
+    def spoken(self, tmp_path: Path) -> Iterator[tuple[Engine, Any, Callable[[], None]]]:
+        with engine_at(tmp_path, session=dict(block_tokens=4)) as engine:
+            session = talk(engine)
+            engine.flush()
+            before, blocks = session.conversation, files(tmp_path)
+            references = +engine._sessions._references
+
+            def as_before() -> None:
+                engine.flush()
+                assert session.conversation == before
+                assert not session.lock.locked()
+                assert (files(tmp_path), pinned(engine)) == (blocks, 0)
+                assert engine.stats().store.tiers[0].entries == blocks
+                assert +engine._sessions._references == references
+                assert engine.parts.block_writer.waiting_bytes == 0
+                assert is_full_prefill(engine, session, 3, ratio=0.0).reuse.exact == 1 + with_kv(session)
+                ask(engine, session, 3)
+                assert session.turns == 4
+
+            yield engine, session, as_before
+
+    @pytest.mark.parametrize("events", [0, 1, 3, 5])
+    def test_a_closed_stream_leaves_the_session_as_it_was(self, spoken: Any, events: int) -> None:
+        engine, session, as_before = spoken
+        stream = engine.stream(question(7), session=session, max_new_tokens=6, min_new_tokens=6)
+        for _ in range(events):
+            next(stream)
+        stream.close()
+        as_before()
+
+    def test_a_forgotten_stream_leaves_the_session_as_it_was(self, spoken: Any) -> None:
+        engine, session, as_before = spoken
+        stream = engine.stream(question(7), session=session, max_new_tokens=6, min_new_tokens=6)
+        next(stream)
+        del stream
+        as_before()
+
+    @pytest.mark.parametrize("after", [0, 2, 5, 9])
+    def test_a_pass_that_fails_leaves_the_session_as_it_was(
+        self, spoken: Any, monkeypatch: pytest.MonkeyPatch, after: int
+    ) -> None:
+        """At the first layer, in the middle of the prefill, and in the middle of the answer."""
+        engine, session, as_before = spoken
+        adapter, calls = engine.parts.adapter, iter(range(1000))
+        real = adapter.call_layer
+
+        def fails(*arguments: Any) -> Any:
+            if next(calls) >= after:
+                raise KeyboardInterrupt
+            return real(*arguments)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(adapter, "call_layer", fails)
+            with pytest.raises(KeyboardInterrupt):
+                ask(engine, session, 7)
+        as_before()
+
+    def test_a_consumer_that_raises_leaves_the_session_as_it_was(self, spoken: Any) -> None:
+        engine, session, as_before = spoken
+        with pytest.raises(RuntimeError):
+            for number, _ in enumerate(engine.stream(question(7), session=session, max_new_tokens=6, min_new_tokens=6)):
+                if number == 2:
+                    raise RuntimeError
+        as_before()
+
+    def test_an_abandoned_turn_that_recomputed_lost_blocks_leaves_the_session_as_it_was(
+        self, spoken: Any, tmp_path: Path
+    ) -> None:
+        engine, session, _ = spoken
+        blocks = files(tmp_path)
+        engine.parts.store.delete(session.conversation.history.blocks[0].key(engine.parts.encoder.identity))
+        stream = engine.stream(question(7), session=session, max_new_tokens=6, min_new_tokens=6)
+        next(stream)
+        stream.close()
+        engine.flush()
+        assert files(tmp_path) == blocks  # the block is kept: it is in the history
+        assert is_full_prefill(engine, session, 3, ratio=0.0).reuse.notes == ()
+
+
+class SlowWrites(WrappedTier):
+    """A tier with slow writes."""
+
+    def __init__(self, tier: Tier, delay_s: float) -> None:
+        super().__init__(tier)
+        self.delay_s = delay_s
+
+    def put(self, entry: Any) -> bool:
+        time.sleep(self.delay_s)
+        return self.tier.put(entry)
+
+
+class HeldWrites(WrappedTier):
+    """A tier whose writes wait for a permission."""
+
+    def __init__(self, tier: Tier) -> None:
+        super().__init__(tier)
+        self.waiting, self.too_long, self.go = False, False, threading.Event()
+
+    def put(self, entry: Any) -> bool:
+        self.waiting = True
+        self.too_long |= not self.go.wait(60)
+        return self.tier.put(entry)
+
+
+class TestSlowDisk:
+    def test_a_slow_disk_delays_no_turn_and_waiting_blocks_are_found(self, tmp_path: Path) -> None:
+        """While one turn is being written, four more turns are answered from blocks that wait to be written."""
+        with engine_at(tmp_path, memory_bytes=0) as engine:
+            session = talk(engine, 1)
+            engine.flush()
+            (disk,) = engine.parts.store._tiers
+            held = HeldWrites(disk)
+            engine.parts.store._tiers = (held,)
+            talk(engine, 5)
+            reuse = is_full_prefill(engine, session, 5, ratio=0.0).reuse
+            assert held.waiting and not held.too_long
+            assert reuse.exact == 1 + with_kv(session)
+            held.go.set()
+            engine.flush()
+            assert files(tmp_path) == len(session.conversation.history.blocks)
+
+    def test_a_session_tells_when_its_last_turn_is_on_disk(self, tmp_path: Path) -> None:
+        with engine_at(tmp_path) as engine:
+            session = talk(engine, 1)
+            assert session.wait_saved(60) is None
+            with engine._sessions._writing:  # type: ignore[attr-defined]
+                talk(engine, 2)
+                assert "was not written to disk within 0.01 s" in str(session.wait_saved(0.01))
+            assert session.wait_saved(60) is None
+
+    def test_closing_an_engine_with_a_slow_disk_keeps_every_turn(self, tmp_path: Path) -> None:
+        engine = engine_at(tmp_path)
+        engine.parts.store._tiers = (
+            engine.parts.store._tiers[0],
+            SlowWrites(engine.parts.store._tiers[1], delay_s=0.02),
+        )
+        talk(engine, 4)
+        engine.close()
+        with engine_at(tmp_path) as engine:
+            session = engine.session("s")
+            assert session.turns == 4
+            assert is_full_prefill(engine, session, 4, ratio=0.0).reuse.exact == 1 + with_kv(session)
+
+
+def speak_for_ever(directory: Path, diary: Path) -> None:
+    """The process to kill: endless turns of three sessions; a line in the diary says that a turn must be there."""
+    torch.set_num_threads(1)
+    lines = os.open(diary, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    with engine_at(directory) as engine:
+        for turn in range(10_000):
+            session = engine.session(f"s{turn % 3}")
+            if session.turns == 12:
+                session.delete()
+                continue
+            engine.append(session, question(session.turns), tiny_models.tokens(4, seed=turn))
+            if turn % 5 == 0:
+                engine.flush()
+                os.write(lines, f"{session.session_id} {session.turns}\n".encode())
+
+
+@pytest.mark.parametrize("kills", [3, pytest.param(60, marks=[pytest.mark.slow, pytest.mark.timeout(1500)])])
+def test_a_process_killed_while_saving_leaves_nothing_wrong_behind(tmp_path: Path, kills: int) -> None:
+    choose, turns = random.Random(kills), 0
+    for number in range(kills):
+        diary = tmp_path / f"diary-{number}"
+        child = FORKSERVER.Process(target=speak_for_ever, args=(tmp_path / "kv", diary), daemon=True)
+        child.start()
+        while not diary.exists() or not diary.read_text():
+            assert child.is_alive()
+            time.sleep(0.01)
+        time.sleep(choose.uniform(0.0, 0.3))
+        assert child.pid is not None
+        os.kill(child.pid, signal.SIGKILL)
+        child.join()
+        child.close()
+        with engine_at(tmp_path / "kv") as engine:
+            for info in engine.sessions():
+                session = engine.session(info.session_id)
+                assert session.turns == info.turns
+                assert is_full_prefill(engine, session, 99, ratio=0.0).reuse.missed_chunks == 0
+                turns += session.turns
+            assert not list((tmp_path / "kv" / "sessions").glob("*.tmp"))
+            assert not list((tmp_path / "kv" / "sessions").glob("*.damaged"))
+            assert pinned(engine) == 0
+            for promised in diary.read_text().splitlines()[-1:]:
+                name, kept = promised.split()
+                assert int(kept) > 6 or engine.session(name).turns >= int(
+                    kept
+                )  # a session with more turns may be deleted by now
+    assert turns > 0
+
+
+def test_history_is_never_read_as_a_chunk_nor_a_chunk_as_history(tmp_path: Path) -> None:
+    """The same ids behind the same prefix have two keys: deleting one entry leaves the other."""
+    with engine_at(tmp_path, session=dict(block_tokens=len(A))) as engine:
+        engine.warm([A])
+        session = engine.session("s")
+        engine.append(session, A, Q)
+        engine.flush()
+        assert files(tmp_path) == 1 + len(session.conversation.history.blocks)
+        session.delete()
+        assert engine.warm([A]).present == 1
+
+
+def test_a_store_full_of_other_conversations_blocks_still_answers(tmp_path: Path) -> None:
+    with engine_at(tmp_path, memory_bytes=0, disk_bytes=40_000) as engine:
+        for number in range(6):
+            session = talk(engine, 2, f"s{number}")
+            is_full_prefill(engine, session, 2, ratio=0.0)
+        engine.flush()
+        assert engine.stats().store.tiers[0].used_bytes <= 40_000

@@ -1,0 +1,283 @@
+"""What a fused turn leaves in a history: kept, repaired for the next question, or made exact between turns."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from ragkv import Engine, EngineConfig, FusionConfig, Session, StoreConfig
+from ragkv.config import SessionConfig
+from ragkv.conversations.repair import _RepairTicket
+from ragkv.errors import CancelledError
+from ragkv.prompt.history import exact_blocks
+from ragkv.store import entry_key
+from tests import tiny_models
+from tests.engine.helpers import A, B, C, active_request
+
+from .helpers import BLOCK, engine_at, is_full_prefill, question, with_kv
+
+FOUR = {"max_new_tokens": 4, "min_new_tokens": 4}
+
+
+def fused_turn(engine: Engine, ratio: float = 0.3, chunks: tuple[list[int], ...] = (A, B, C)) -> Session:
+    """A conversation whose only turn fused all chunks but the first."""
+    engine.warm(chunks)
+    session = engine.session("s")
+    engine.answer(question(1), chunks, session, ratio=ratio, **FOUR)
+    return session
+
+
+def scored_at(directory: Path | None, **session: Any) -> Engine:
+    config = EngineConfig(
+        store=StoreConfig(directory=None if directory is None else str(directory)),
+        fusion=FusionConfig(selector="sensitivity", sensitivity_prefixes=2),
+        session=SessionConfig(block_tokens=BLOCK, **session),
+    )
+    return Engine(tiny_models.model("llama"), config=config)
+
+
+def inexact(engine: Engine, session: Session) -> int:
+    """How many tokens of the history are in blocks that are not exact."""
+    history, prefix = session.conversation.history, engine.parts.runs.before_documents
+    frequencies = engine.parts.adapter.rope.frequencies(len(prefix) + len(history))
+    known = zip(history.blocks, exact_blocks(prefix, history.blocks, frequencies), strict=True)
+    return sum(len(block) for block, exact in known if not exact)
+
+
+def test_what_is_exact_of_a_fused_turn_has_blocks_of_its_own(tmp_path: Path) -> None:
+    with engine_at(tmp_path) as engine:
+        session = fused_turn(engine)
+        assert len(A) % BLOCK  # so that a block would hold tokens of two chunks
+        assert inexact(engine, session) == with_kv(session) - len(A)
+
+
+def test_keep_uses_inexact_history_as_it_is_and_counts_it_as_fused(tmp_path: Path) -> None:
+    with engine_at(tmp_path, session={"inexact_history": "keep"}) as engine:
+        session = fused_turn(engine)
+        kept = inexact(engine, session)
+        reuse = engine.prefill(question(2), session=session, ratio=0.3).reuse
+        assert (reuse.fused, reuse.recomputed) == (kept, 0)
+        assert reuse.notes == ()
+
+
+class TestSelect:
+    def test_inexact_tokens_are_candidates_of_the_next_question(self, tmp_path: Path) -> None:
+        with engine_at(tmp_path, session={"inexact_history": "select"}) as engine:
+            session = fused_turn(engine)
+            count = inexact(engine, session)
+            prefill = engine.prefill(question(2), session=session, ratio=0.3)
+            assert prefill.reuse.recomputed == -(-count * 3 // 10)
+            assert prefill.reuse.fused == count - prefill.reuse.recomputed
+            assert prefill.reuse.exact == 1 + len(A)
+            note = f"{prefill.reuse.recomputed} of {count} history tokens that are not exact were recomputed"
+            assert prefill.reuse.notes == (f"{note} for this question",)
+            assert sum(span.recomputed for span in prefill.spans if span.kind == "history") == prefill.reuse.recomputed
+
+    @pytest.mark.parametrize(
+        "how", [{"ratio": 1.0}, {"selector": "all"}, {"reuse": "prefix"}, {"reuse": "none"}], ids=str
+    )
+    def test_full_recompute_and_exact_reuse_stay_exact(self, tmp_path: Path, how: dict[str, Any]) -> None:
+        with engine_at(tmp_path, session={"inexact_history": "select"}) as engine:
+            assert is_full_prefill(engine, fused_turn(engine), 2, **how).reuse.fused == 0
+
+    @pytest.mark.parametrize("family", tiny_models.FAMILIES)
+    def test_recomputing_every_inexact_token_equals_a_full_prefill(self, tmp_path: Path, family: str) -> None:
+        with engine_at(tmp_path, family, session={"inexact_history": "select"}) as engine:
+            session = fused_turn(engine)
+            prefill = is_full_prefill(engine, session, 2, family, ratio=0.999)
+            assert prefill.reuse.fused == 0
+
+    def test_history_keeps_the_scores_of_its_chunks_across_a_restart(self, tmp_path: Path) -> None:
+        with scored_at(tmp_path, inexact_history="select") as engine:
+            session = fused_turn(engine)
+            recomputed = engine.prefill(question(1), [A, B, C], ratio=0.3).selected
+            engine.flush()
+            scorer, writer = engine.parts.encoder.scorer, engine.parts.block_writer
+            assert scorer is not None
+            own = [engine.parts.planner._scores.find(tuple(chunk)) for chunk in (B, C)]
+            wanted = torch.zeros(1 + with_kv(session), scorer.columns, dtype=torch.float16)
+            wanted[1 + len(A) : 1 + len(A) + len(B) + len(C)] = torch.cat([found for found in own if found is not None])
+            wanted[recomputed, 0] = 0.0
+            blocks = session.conversation.history.blocks
+        with scored_at(tmp_path, inexact_history="select") as engine:
+            session, writer = engine.session("s"), engine.parts.block_writer
+            assert session.conversation.history.blocks == blocks
+            at = 1
+            for block in blocks:
+                scores = writer.scores(block, scorer.name)
+                if at < 1 + len(A):
+                    assert scores is None  # it is exact
+                else:
+                    assert scores is not None and torch.equal(scores, wanted[at : at + len(block)])
+                at += len(block)
+            prefill = engine.prefill(question(2), session=session, ratio=0.3)
+            chosen = prefill.selected
+            assert len(chosen) and not set(chosen.tolist()) & set(recomputed.tolist())
+            assert bool((wanted[chosen, 0] > 0).all())
+
+    def test_history_without_scores_is_used_as_it_is_and_the_report_says_so(self, tmp_path: Path) -> None:
+        with scored_at(tmp_path, inexact_history="select") as engine:
+            session = fused_turn(engine)
+            engine.flush()
+            engine.parts.store.gc(lambda identity: not identity.scorer)
+            reuse = engine.prefill(question(2), session=session, ratio=0.3).reuse
+            assert reuse.recomputed == 0
+            kept = f"{reuse.fused} history tokens are not exact and were used as they are: they have no scores"
+            assert reuse.notes == (kept,) and reuse.selector == "sensitivity"
+
+    @pytest.mark.parametrize("selector", ["sensitivity", "first-k"])
+    def test_only_what_a_turn_fused_is_recomputed_and_noted_three_turns_later(
+        self, tmp_path: Path, selector: str
+    ) -> None:
+        with scored_at(tmp_path) as engine:
+            left = inexact(engine, fused_turn(engine))
+        for _ in ("after a restart", "after another one"):
+            with scored_at(tmp_path) as engine:
+                session = engine.session("s")
+                for turn in (2, 3, 4):
+                    reuse = engine.answer(question(turn), session=session, ratio=0.3, selector=selector, **FOUR).reuse
+                    note = f"{reuse.recomputed} of {left} history tokens that are not exact were recomputed"
+                    assert reuse.notes == (f"{note} for this question",)
+                    assert reuse.recomputed == -(-left * 3 // 10)
+
+    @pytest.mark.parametrize("selector", ["sensitivity", "first-k", "hkvd"])
+    @pytest.mark.parametrize("codec", ["raw", "int8"])
+    def test_a_chat_without_documents_recomputes_no_history(self, selector: str, codec: str) -> None:
+        config = EngineConfig(
+            store=StoreConfig(codec=codec),
+            fusion=FusionConfig(selector=selector, sensitivity_prefixes=2),
+            session=SessionConfig(block_tokens=BLOCK),
+        )
+        with Engine(tiny_models.model("llama"), config=config) as engine:
+            session = engine.session("s")
+            for turn in range(6):
+                reuse = engine.answer(question(turn), session=session, **FOUR).reuse
+                assert (reuse.recomputed, reuse.notes) == (0, ())
+                if turn == 2:
+                    session.discard([(0, 9)])
+
+    def test_the_next_turn_prefetches_scores_only_of_what_a_turn_fused(self, tmp_path: Path) -> None:
+        with scored_at(tmp_path) as engine:
+            session = fused_turn(engine)
+            engine.answer(question(2), session=session, **FOUR)
+            fused = [block.fused for block in session.conversation.history.blocks]
+            hint = engine.parts.planner.prefetch_hint(active_request(engine, question(3), session=session))
+            assert [bool(entry.scores_slot) for entry in hint.entries] == fused
+            assert {True, False} == set(fused)
+
+    def test_new_chunks_without_scores_leave_history_as_it_is(self, tmp_path: Path) -> None:
+        with scored_at(tmp_path) as engine:
+            session = fused_turn(engine)
+            left = inexact(engine, session)
+            engine.flush()
+            scores = engine.parts.encoder.scores_identity
+            engine.parts.store.gc(lambda identity: identity != scores)
+            prefill = engine.prefill(question(2), [B, C], session=session, ratio=0.3)
+            assert prefill.reuse.selector == "hkvd-gradual"
+            assert sum(span.recomputed for span in prefill.spans if span.kind == "history") == 0
+            chunks = len(B) + len(C) - sum(span.recomputed for span in prefill.spans if span.kind == "chunk")
+            assert prefill.reuse.fused == left + chunks
+            assert not any("for this question" in note for note in prefill.reuse.notes)
+
+    def test_scores_leave_the_store_with_their_conversation(self, tmp_path: Path) -> None:
+        with scored_at(tmp_path, inexact_history="select") as engine:
+            session = fused_turn(engine)
+            engine.flush()
+            chunks = {engine.parts.encoder.identity.key(tuple(chunk)) for chunk in (A, B, C)}
+            scored = engine.parts.store.refused(lambda identity: not identity.scorer)
+            assert {entry_key(key) for key in scored} - chunks
+            session.delete()
+            engine.delete([A, B, C])
+            assert engine.parts.store.refused(lambda _: False) == set()
+
+
+class TestBackground:
+    @pytest.mark.parametrize("family", tiny_models.FAMILIES)
+    def test_history_made_exact_between_turns_equals_a_full_prefill(self, tmp_path: Path, family: str) -> None:
+        with engine_at(tmp_path, family, session={"inexact_history": "background"}) as engine:
+            session = fused_turn(engine)
+            engine.flush()
+            assert inexact(engine, session) == 0
+            prefill = is_full_prefill(engine, session, 2, family, ratio=0.0)
+            count = with_kv(session) - len(A)
+            assert prefill.reuse.exact == 1 + with_kv(session)
+            assert prefill.reuse.notes == (f"{count} history tokens were made exact since the last turn",)
+            engine.answer(question(2), session=session, ratio=0.0, **FOUR)
+            assert is_full_prefill(engine, session, 3, family, ratio=0.0).reuse.notes == ()
+
+    def test_what_was_made_exact_survives_a_restart(self, tmp_path: Path) -> None:
+        with engine_at(tmp_path, session={"inexact_history": "background"}) as engine:
+            fused_turn(engine)
+            engine.flush()
+        with engine_at(tmp_path) as engine:
+            session = engine.session("s")
+            assert session.turns == 1
+            assert is_full_prefill(engine, session, 2, ratio=0.0).reuse.exact == 1 + with_kv(session)
+
+    def test_nothing_is_made_exact_while_a_request_runs(self, tmp_path: Path) -> None:
+        with engine_at(tmp_path, session={"inexact_history": "background"}) as engine:
+            with engine.parts.activity.request():
+                session = fused_turn(engine)
+                before = session.conversation
+                assert engine._sessions._repair._busy()
+                prefill = engine.prefill(question(2), session=session, ratio=0.3)
+                assert session.conversation is before
+                assert prefill.reuse.fused and prefill.reuse.recomputed  # its tokens are candidates meanwhile
+            engine.flush()
+            assert inexact(engine, session) == 0
+
+    def test_a_pass_gives_up_between_layers_and_goes_on_later(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """A request comes during each of the first passes; every block is computed in the end."""
+        given_up = []
+
+        def interrupted(_: _RepairTicket) -> None:
+            if len(given_up) < 3:
+                given_up.append(1)
+                raise CancelledError("a request came")
+
+        with engine_at(tmp_path, session={"inexact_history": "background"}) as engine:
+            monkeypatch.setattr(_RepairTicket, "check", interrupted)
+            session = fused_turn(engine)
+            engine.flush()
+            assert len(given_up) == 3
+            assert inexact(engine, session) == 0
+            is_full_prefill(engine, session, 2, ratio=0.0)
+
+    def test_blocks_are_made_exact_one_by_one_and_each_stays_so(self, tmp_path: Path) -> None:
+        with engine_at(tmp_path, session={"inexact_history": "background"}) as engine:
+            with engine.parts.activity.request():
+                session = fused_turn(engine)
+                engine._sessions._repair._waiting.clear()
+            blocks, left = session.conversation.history.blocks, inexact(engine, session)
+            exact = 2  # the number of the first that is not: A takes the two before it
+            assert engine._sessions._repair._repair_block(session)
+            assert inexact(engine, session) == left - len(blocks[exact])
+            assert is_full_prefill(engine, session, 2, ratio=1.0).reuse.exact == 1 + len(A) + len(blocks[exact])
+
+    def test_rounded_history_is_left_alone(self, tmp_path: Path) -> None:
+        with engine_at(tmp_path, session={"inexact_history": "background"}, codec="int8") as engine:
+            session = fused_turn(engine)
+            before = session.conversation
+            engine.flush()
+            assert session.conversation is before
+            assert engine.prefill(question(2), session=session, ratio=0.3).reuse.notes
+
+    def test_a_fork_and_a_session_without_an_id_are_made_exact_too(self, tmp_path: Path) -> None:
+        with engine_at(tmp_path, session={"inexact_history": "background"}) as engine:
+            engine.warm([A, B, C])
+            unsaved = engine.unsaved_session("unsaved")
+            engine.answer(question(1), [A, B, C], unsaved, ratio=0.3, **FOUR)
+            fork = unsaved.fork("saved")
+            engine.flush()
+            assert inexact(engine, fork) == 0 and inexact(engine, unsaved) > 0
+            is_full_prefill(engine, fork, 2, ratio=0.0)
+
+    def test_closing_the_engine_gives_up_what_waits(self, tmp_path: Path) -> None:
+        engine = engine_at(tmp_path, session={"inexact_history": "background"})
+        with engine.parts.activity.request():
+            session = fused_turn(engine)
+            engine.close()
+        assert inexact(engine, session) > 0

@@ -1,0 +1,348 @@
+"""A conversation can be forked, rewound, listed and deleted, and expires when it is idle."""
+
+import gc
+import hashlib
+import json
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ragkv import Engine
+from ragkv.conversations.manifest import Summary, decode
+from ragkv.errors import InputError, RagKVError
+from tests.engine.helpers import A, B
+
+from .helpers import ask, engine_at, files, is_full_prefill, pinned, question, with_kv
+
+
+def talk(engine: Engine, session_id: str = "s", turns: int = 3) -> Any:
+    session = engine.session(session_id)
+    for turn in range(session.turns, turns):
+        ask(engine, session, turn)
+    return session
+
+
+class Clock:
+    """A clock that the test sets."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.now = 1000.0
+        engine._sessions.clock = lambda: self.now
+        engine._sessions._swept_at = 0.0
+
+
+class TestFork:
+    def test_a_fork_shares_the_past_and_its_blocks_and_continues_separately(self, tmp_path: Path) -> None:
+        with engine_at(tmp_path) as engine:
+            session = talk(engine)
+            engine.flush()
+            before = files(tmp_path)
+            other = session.fork("other")
+            engine.flush()
+            assert files(tmp_path) == before
+            assert (other.token_ids, other.turns) == (session.token_ids, 3)
+            ask(engine, other, 7)
+            assert session.turns == 3
+            assert is_full_prefill(engine, session, 3, ratio=0.0).reuse.exact == 1 + with_kv(session)
+            assert is_full_prefill(engine, other, 4, ratio=0.0).reuse.exact == 1 + with_kv(other)
+        with engine_at(tmp_path) as engine:
+            assert engine.session("other").turns == 4
+            assert is_full_prefill(engine, engine.session("other"), 4).reuse.notes == ()
+
+    def test_a_fork_of_an_inexact_past_reuses_it_unchanged(self, tmp_path: Path) -> None:
+        with engine_at(tmp_path) as engine:
+            engine.warm([A, B])
+            session = talk(engine, turns=1)
+            engine.answer(question(1), [A, B], session, ratio=0.0, max_new_tokens=4, min_new_tokens=4)
+            other = session.fork("other")
+            one, two = (engine.prefill(question(2), session=each, ratio=0.0) for each in (session, other))
+            assert one.reuse.fused == two.reuse.fused > 0
+            assert one.logits.equal(two.logits)
+
+    def test_deleting_the_original_leaves_its_fork_unharmed(self, tmp_path: Path) -> None:
+        with engine_at(tmp_path) as engine:
+            session = talk(engine)
+            other = session.fork("other")
+            session.delete()
+            assert is_full_prefill(engine, other, 3, ratio=0.0).reuse.exact == 1 + with_kv(other)
+            other.delete()
+            engine.flush()
+            assert files(tmp_path) == 0
+
+    def test_forking_over_an_existing_conversation_is_refused(self) -> None:
+        with engine_at(None) as engine:
+            session, _ = talk(engine, "s"), talk(engine, "other", turns=1)
+            for taken in ("other", "s"):
+                with pytest.raises(InputError, match="conversation"):
+                    session.fork(taken)
+
+
+class TestRewind:
+    def test_a_rewound_turn_is_regenerated_without_computing_the_past(self, tmp_path: Path) -> None:
+        with engine_at(tmp_path) as engine:
+            session = talk(engine)
+            history = session.token_ids[: 2 * 9]
+            session.rewind()
+            assert (session.token_ids, session.turns) == (history, 2)
+            assert is_full_prefill(engine, session, 2, ratio=0.0).reuse.exact == 1 + with_kv(session)
+            again = engine.answer(question(2), session=session, max_new_tokens=4, do_sample=True, seed=3)
+            assert session.token_ids == (*history, *question(2), *again.token_ids)
+
+    def test_rewinding_to_a_past_turn_drops_the_later_turns(self, tmp_path: Path) -> None:
+        with engine_at(tmp_path) as engine:
+            session = talk(engine, turns=4)
+            session.rewind(3)
+            engine.flush()
+            assert files(tmp_path) == len(session.conversation.history.blocks)
+            ask(engine, session, 9)
+            is_full_prefill(engine, session, 2)
+        with engine_at(tmp_path) as engine:
+            assert engine.session("s").turns == 2
+
+    @pytest.mark.parametrize("turns", [0, 4, -1])
+    def test_rewinding_more_turns_than_there_are_is_refused(self, turns: int) -> None:
+        with engine_at(None) as engine, pytest.raises(InputError, match="has 3"):
+            talk(engine).rewind(turns)
+
+
+class TestDelete:
+    def test_deleting_a_session_leaves_nothing_of_it(self, tmp_path: Path) -> None:
+        with engine_at(tmp_path) as engine:
+            talk(engine, "a"), talk(engine, "b", turns=1)
+            engine.flush()
+            engine.delete_session("a")
+            engine.flush()
+            assert [info.session_id for info in engine.sessions()] == ["b"]
+            assert files(tmp_path) == len(engine.session("b").conversation.history.blocks)
+            engine.delete_session("b")
+            engine.delete_session("never")
+            assert files(tmp_path) == len(list((tmp_path / "sessions").iterdir())) == 0
+            assert engine.stats().store.tiers[0].entries == 0
+
+    def test_a_deleted_session_object_is_unusable_and_its_id_is_free_again(self) -> None:
+        with engine_at(None) as engine:
+            session = talk(engine)
+            session.delete()
+            with pytest.raises(InputError, match="deleted"):
+                ask(engine, session, 3)
+            assert engine.session("s").turns == 0
+
+    def test_reset_deletes_every_turn_and_the_session_stays_usable(self, tmp_path: Path) -> None:
+        with engine_at(tmp_path) as engine:
+            session = talk(engine)
+            engine.flush()
+            session.reset()
+            assert (session.token_ids, session.turns, files(tmp_path)) == ((), 0, 0)
+            assert talk(engine, turns=1) is session
+        with engine_at(tmp_path) as engine:
+            assert engine.session("s").turns == 1
+
+    def test_deleting_chunks_and_collecting_garbage_leave_conversations_alone(self, tmp_path: Path) -> None:
+        with engine_at(tmp_path, session={"inexact_history": "keep"}) as engine:
+            engine.warm([A, B])
+            session = engine.session("s")
+            engine.answer(question(0), [A, B], session, max_new_tokens=4, min_new_tokens=4)
+            engine.flush()
+            blocks = len(session.conversation.history.blocks)
+            engine.delete([A])
+            assert engine.retain([]) == 1
+            assert engine.gc() == 0
+            assert files(tmp_path) == blocks
+            assert engine.prefill(question(1), session=session).reuse.notes == ()
+
+
+def test_sessions_are_listed_with_what_they_hold(tmp_path: Path) -> None:
+    with engine_at(tmp_path) as engine:
+        clock = Clock(engine)
+        one = talk(engine, "1")
+        clock.now += 5
+        talk(engine, "2", turns=1)
+        engine.session("empty")
+        engine.flush()
+        second, first = engine.sessions()
+        assert (first.session_id, first.turns, first.tokens, first.used_at) == ("1", 3, 27, 1000.0)
+        assert first.stored_bytes == with_kv(one) * engine.stats().kv_bytes_per_token
+        assert (second.session_id, second.used_at) == ("2", 1005.0)
+    with engine_at(tmp_path) as engine:
+        assert {info.session_id for info in engine.sessions()} == {"1", "2"}
+        assert engine.sessions()[1] == first
+
+
+class TestTtl:
+    def test_a_conversation_idle_past_its_ttl_is_deleted_when_it_is_opened(self, tmp_path: Path) -> None:
+        with engine_at(tmp_path, session=dict(ttl_s=10.0)) as engine:
+            clock = Clock(engine)
+            session = talk(engine)
+            engine.flush()
+            clock.now += 9
+            ask(engine, session, 3)
+            clock.now += 9  # since its last turn, not since its first
+            assert engine.session("s").turns == 4
+            clock.now += 2
+            assert engine.session("s") is session
+            assert session.turns == 0
+            assert files(tmp_path) == 0
+
+    def test_a_sessions_own_ttl_overrides_the_setting_and_survives_a_restart(self, tmp_path: Path) -> None:
+        with engine_at(tmp_path) as engine:
+            short = engine.session("short", ttl_s=1e-3)
+            assert talk(engine, "short") is short
+            talk(engine, "long")
+        with engine_at(tmp_path) as engine:
+            assert [info.session_id for info in engine.sessions()] == ["long"]
+            assert files(tmp_path) == len(engine.session("long").conversation.history.blocks)
+
+    def test_a_turn_of_another_session_deletes_expired_conversations(self, tmp_path: Path) -> None:
+        with engine_at(tmp_path, session=dict(ttl_s=10.0)) as engine:
+            clock = Clock(engine)
+            talk(engine, "idle")
+            clock.now += 11
+            talk(engine, "busy", turns=1)
+            engine.flush()
+            assert [info.session_id for info in engine.sessions()] == ["busy"]
+            assert files(tmp_path) == 1 == len(list((tmp_path / "sessions").iterdir()))
+
+    def test_a_session_does_not_expire_while_one_of_its_turns_runs(self, tmp_path: Path) -> None:
+        with engine_at(tmp_path, session=dict(ttl_s=10.0)) as engine:
+            clock = Clock(engine)
+            session = talk(engine)
+            stream = engine.stream(question(3), session=session, max_new_tokens=4, min_new_tokens=4)
+            next(stream)
+            clock.now += 100
+            engine.session("s")
+            engine._sessions._sweep()
+            assert session.turns == 3
+            list(stream)
+            assert session.turns == 4
+            is_full_prefill(engine, session, 4)
+
+    @pytest.mark.parametrize("ttl_s", [0, -1.0])
+    def test_a_ttl_must_be_positive(self, ttl_s: float) -> None:
+        with engine_at(None) as engine, pytest.raises(InputError, match="ttl_s"):
+            engine.session("s", ttl_s=ttl_s)
+
+
+class TestOneSessionAtATime:
+    def test_a_second_stream_of_a_session_on_the_same_thread_is_refused(self) -> None:
+        with engine_at(None) as engine:
+            session = talk(engine, turns=1)
+            stream = engine.stream(question(1), session=session, max_new_tokens=4, min_new_tokens=4)
+            next(stream)
+            for action in (lambda: ask(engine, session, 2), session.reset, session.rewind, session.delete):
+                with pytest.raises(InputError, match="under way on this thread"):
+                    action()
+            engine.prefill(question(2), session=session)  # reads the session as it was
+            list(stream)
+            assert session.turns == 2
+
+    def test_turns_of_several_threads_run_one_after_another(self, tmp_path: Path) -> None:
+        with engine_at(tmp_path) as engine:
+            session = engine.session("s")
+            threads = [threading.Thread(target=ask, args=(engine, session, turn)) for turn in range(6)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+            assert session.turns == 6
+            assert is_full_prefill(engine, session, 6, ratio=0.0).reuse.exact == 1 + with_kv(session)
+            assert pinned(engine) == 0
+
+    def test_an_id_names_one_session_object_while_that_is_in_use(self, tmp_path: Path) -> None:
+        with engine_at(tmp_path) as engine:
+            session = talk(engine)
+            assert engine.session("s") is session
+            engine.flush()
+            del session
+            gc.collect()
+            assert "s" not in engine._sessions._live  # a session that is on disk need not stay in memory
+            assert engine.session("s").turns == 3
+        with engine_at(None) as engine:
+            talk(engine)
+            gc.collect()
+            assert engine.session("s").turns == 3
+
+    @pytest.mark.parametrize("wrong", ["", None, 3])
+    def test_a_session_id_must_be_a_nonempty_string(self, wrong: Any) -> None:
+        with engine_at(None) as engine, pytest.raises(InputError, match="id must be a string"):
+            engine.session(wrong)
+
+
+def test_a_closed_engine_opens_no_session(tmp_path: Path) -> None:
+    engine = engine_at(tmp_path)
+    engine.close()
+    with pytest.raises(RagKVError, match="closed"):
+        engine.session("s")
+
+
+def test_a_read_only_store_keeps_sessions_in_memory(tmp_path: Path) -> None:
+    with engine_at(tmp_path) as engine:
+        talk(engine)
+    before = sorted(path.name for path in tmp_path.rglob("*"))
+    with engine_at(tmp_path, read_only=True) as engine:
+        session = talk(engine, turns=2)
+        assert is_full_prefill(engine, session, 2, ratio=0.0).reuse.exact == 1 + with_kv(session)
+        session.rewind()
+        session.delete()
+    assert sorted(path.name for path in tmp_path.rglob("*")) == before
+
+
+def test_a_manifest_is_readable_by_its_owner_alone_and_its_file_name_hides_the_id(tmp_path: Path) -> None:
+    with engine_at(tmp_path) as engine:
+        talk(engine, "alice@example.org")
+    (manifest,) = (tmp_path / "sessions").iterdir()
+    assert (manifest.stat().st_mode & 0o777, manifest.parent.stat().st_mode & 0o777) == (0o600, 0o700)
+    assert "alice" not in manifest.name
+    head, summary, _ = map(json.loads, manifest.read_text().splitlines())
+    assert head["version"] == 1
+    assert summary["session_id"] == "alice@example.org"
+
+
+def test_a_manifest_grows_in_proportion_to_the_turns(tmp_path: Path) -> None:
+    """Blocks that turns share are written once: twice the turns take about twice the bytes."""
+    sizes = []
+    with engine_at(tmp_path) as engine:
+        session = engine.session("s")
+        for turn in range(40):
+            engine.append(session, question(turn), question(turn + 50)[:4])
+            if turn in (19, 39):
+                engine.flush()
+                sizes.append(next((tmp_path / "sessions").iterdir()).stat().st_size)
+        before = session.conversation
+    assert sizes[1] < 2.2 * sizes[0]
+    with engine_at(tmp_path) as engine:
+        assert engine.session("s").conversation == before
+
+
+def test_the_first_title_of_a_conversation_stays_and_survives_forks_and_restarts(tmp_path: Path) -> None:
+    with engine_at(tmp_path) as engine:
+        session = engine.session("s")
+        session.first_title = "Ovens"
+        assert session.title == ""
+        ask(engine, session, 0)
+        session.first_title = "Pens"
+        ask(engine, session, 1)
+        assert session.fork("t").title == session.title == "Ovens"
+    with engine_at(tmp_path) as engine:
+        assert engine.session("s").title == "Ovens"
+        assert {info.title for info in engine.sessions()} == {"Ovens"}
+        engine.session("s").reset()
+        assert engine.session("s").title == ""
+
+
+def test_a_manifest_without_a_title_is_read(tmp_path: Path) -> None:
+    """As all manifests were that older versions wrote."""
+    with engine_at(tmp_path) as engine:
+        talk(engine, turns=1)
+        base = engine.parts.identity
+        engine.flush()
+        (path,) = (tmp_path / "sessions").glob("*.json")
+    _, summary, body = path.read_text("utf-8").splitlines()
+    values = json.loads(summary)
+    del values["title"]
+    old = Summary.from_json(json.dumps(values))
+    assert old.title == ""
+    rest = f"{json.dumps(values)}\n{body}\n".encode()
+    header = {"format": "ragkv-session", "version": 1, "checksum": hashlib.blake2b(rest, digest_size=16).hexdigest()}
+    assert decode("s", json.dumps(header).encode() + b"\n" + rest, base).title == ""

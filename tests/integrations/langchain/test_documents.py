@@ -1,0 +1,279 @@
+"""In whatever form documents reach the model, they become the ingested chunks; at ratio 1 answers do not change."""
+
+import json
+import threading
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from langchain_core.documents import Document
+from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, SystemMessage, ToolMessage
+from langchain_core.output_parsers import StrOutputParser
+from langchain_core.prompts import ChatPromptTemplate, PromptTemplate
+from pydantic import Field
+
+from ragkv import EngineConfig, PromptConfig, RagKVError
+from ragkv.errors import InputError, UnsupportedError
+from ragkv.integrations.langchain import ChatRagKV, create_cached_documents_chain
+
+from .helpers import QUESTION, A, B, C, chat, kv
+
+
+@pytest.fixture
+def llm(tiny: str) -> ChatRagKV:
+    made = chat(tiny, ratio=1.0)
+    made.forget([A, B, C])
+    made.ingest([A, B, C])
+    return made
+
+
+def reused(message: BaseMessage) -> int:
+    """The number of chunk tokens whose stored KV was used, recomputed or not."""
+    reuse = kv(message)["reuse"]
+    return int(reuse["exact"] + reuse["fused"] + reuse["recomputed"])
+
+
+def transformers_answer(folder: str, messages: list[dict[str, str]], tokens: int) -> str:
+    """The greedy answer of plain transformers to the prompt that the template writes."""
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    ids = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
+    given = torch.tensor([ids])
+    said = model.generate(given, attention_mask=torch.ones_like(given), max_new_tokens=tokens, do_sample=False)
+    return str(tokenizer.decode(said[0, len(ids) :], skip_special_tokens=True))
+
+
+CONTEXT = "\n\n".join(one.page_content for one in (A, B, C))
+TOOL = [
+    AIMessage("", tool_calls=[{"name": "search", "args": {}, "id": "1"}]),
+    ToolMessage(f"Found:\n{CONTEXT}", tool_call_id="1", artifact=[A, B, C]),
+]
+WAYS: dict[str, tuple[list[BaseMessage], dict[str, Any]]] = {
+    "flattened in the user's turn": ([HumanMessage(f"Context:\n{CONTEXT}\n\n{QUESTION}")], {}),
+    "flattened in the system text": ([SystemMessage(f"Use this.\n\n{CONTEXT}"), HumanMessage(QUESTION)], {}),
+    "documents of the call": ([HumanMessage(QUESTION)], {"documents": [A, B, C]}),
+    "documents as mappings": (
+        [HumanMessage(QUESTION)],
+        {"documents": [{"text": one.page_content} for one in (A, B, C)]},
+    ),
+    "content blocks": (
+        [
+            HumanMessage(
+                content=[
+                    {"type": "text-plain", "mime_type": "text/plain", "text": A.page_content, "title": "a"},
+                    {"type": "text", "text": B.page_content, "metadata": {"source": "b"}},
+                    {
+                        "type": "document",
+                        "source": {"type": "text", "data": C.page_content, "media_type": "text/plain"},
+                    },
+                    {"type": "text", "text": QUESTION},
+                ]
+            )
+        ],
+        {},
+    ),
+    "a tool's artifact": ([HumanMessage(QUESTION), *TOOL], {}),
+    "an artifact its message does not show": (
+        [HumanMessage(QUESTION), TOOL[0], ToolMessage("3 found", tool_call_id="1", artifact=[A, B, C])],
+        {},
+    ),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_documents_in_every_form_become_the_ingested_chunks(way: str, llm: ChatRagKV) -> None:
+    messages, call = WAYS[way]
+    answer = llm.invoke(messages, **call)
+    stored = sum(len(llm.shared.engine.chunk(one.page_content)) for one in (A, B, C))
+    assert len(kv(answer)["documents"]) == 3
+    assert kv(answer)["reuse"]["missed_chunks"] == 0
+    assert reused(answer) >= stored
+    assert kv(answer)["mode"] == "fused"
+
+
+@pytest.mark.parametrize("way", ["flattened in the user's turn", "flattened in the system text"])
+def test_at_ratio_1_the_answer_is_that_of_plain_transformers(way: str, llm: ChatRagKV, tiny: str) -> None:
+    messages, _ = WAYS[way]
+    roles = {"human": "user", "system": "system"}
+    plain = [{"role": roles[message.type], "content": str(message.content)} for message in messages]
+    assert llm.invoke(messages, max_tokens=12, min_new_tokens=0).content == transformers_answer(tiny, plain, 12)
+
+
+def test_a_chunk_without_its_last_letter_is_not_recognised(llm: ChatRagKV) -> None:
+    answer = llm.invoke(f"Context:\n{A.page_content[:-2]}\n\n{B.page_content}\n\n{QUESTION}")
+    assert [one["source"] for one in kv(answer)["documents"]] == ["b"]
+
+
+def test_the_report_of_a_prompt_without_known_chunks_is_full_prefill(llm: ChatRagKV) -> None:
+    report = kv(llm.invoke(QUESTION, reuse="none"))
+    assert (report["mode"], report["reason"]) == ("full_prefill", "no known chunks in the prompt")
+
+
+def test_a_document_of_a_call_is_missed_once_and_then_stored(llm: ChatRagKV) -> None:
+    llm.forget([B])
+    first = llm.invoke(QUESTION, documents=[A, B])
+    tokens = len(llm.shared.engine.chunk(B.page_content))
+    assert first.usage_metadata is not None
+    assert first.usage_metadata["input_token_details"]["cache_creation"] == tokens
+    llm.shared.engine.flush()
+    # The texts are known from the first call, but they were not ingested.
+    second = llm.invoke(f"{A.page_content}\n\n{B.page_content}\n\n{QUESTION}")
+    assert kv(second)["reuse"]["missed_chunks"] == 0
+    assert len(kv(second)["documents"]) == 2
+
+
+def test_texts_of_the_corpus_are_recognised_at_once_and_stored_at_the_first_use(tiny: str) -> None:
+    new = ["A harbour town of three thousand souls.", Document(page_content="Its ropes are sold as far as Irvburg.")]
+    llm = chat(tiny, corpus=new, warm_corpus="never")
+    prompt = f"Read: {new[0]}\n{A.page_content} Why?"
+    first = llm.invoke(prompt)
+    llm.shared.engine.flush()
+    second = llm.invoke(prompt)
+    assert [kv(one)["reuse"]["missed_chunks"] for one in (first, second)] == [1, 0]
+    llm.forget(new)
+
+
+@pytest.mark.parametrize("warm", ["background", "before"])
+def test_a_corpus_is_warm_from_the_second_call_on_and_before_the_first_if_so_set(tiny: str, warm: str) -> None:
+    new = [f"The {warm} ferry to Neltham leaves at noon.", f"The {warm} road to Pell is closed in winter."]
+    llm = chat(tiny, corpus=new, warm_corpus=warm)
+    prompts = [f"Read: {text}\n{A.page_content} Why?" for text in new]
+    if warm == "before":
+        assert kv(llm.invoke(prompts[0]))["reuse"]["missed_chunks"] == 0
+    else:
+        llm.invoke("Who?")  # no text of the corpus is missed here
+    for thread in threading.enumerate():
+        if thread.name == "ragkv-corpus":
+            thread.join(30)
+    llm.shared.engine.flush()
+    assert [kv(llm.invoke(prompt))["reuse"]["missed_chunks"] for prompt in prompts] == [0, 0]
+    llm.forget(new)
+
+
+def test_a_text_of_the_corpus_in_json_is_reused_from_the_second_call_on(tiny: str) -> None:
+    new = ['The "lower" ferry to Oró leaves\nat noon, and never on Sundays.']
+    llm = chat(tiny, corpus=new, warm_corpus="before")
+    prompt = f"Read: {json.dumps(new)} Why?"
+    first = llm.invoke(prompt)
+    llm.shared.engine.flush()
+    second = llm.invoke(prompt)
+    assert [kv(one)["reuse"]["missed_chunks"] for one in (first, second)] == [1, 0]
+    assert kv(second)["reuse"]["fused"] + kv(second)["reuse"]["exact"] > 60
+    llm.forget(new)
+
+
+def test_a_long_prompt_without_a_known_text_is_warned_of_once(tiny: str, caplog: pytest.LogCaptureFixture) -> None:
+    llm = chat(tiny, corpus=["The upper ferry to Umbra leaves at dawn."])
+    for _ in range(2):
+        llm.invoke([SystemMessage("Warn me."), HumanMessage("no text of the corpus " * 40)])
+    llm.invoke([SystemMessage("Warn me."), HumanMessage("short")])
+    assert len([one for one in caplog.records if "none of the known texts" in one.getMessage()]) == 1
+
+
+@pytest.mark.parametrize("ratio", [0.0, 0.5, 1.0])
+def test_cache_read_counts_exact_and_fused_tokens(ratio: float, llm: ChatRagKV) -> None:
+    answer = llm.invoke(QUESTION, documents=[A, B, C], ratio=ratio)
+    prefix, first = len(llm.shared.template.encode(llm.shared.template.own_opening)), len(A.page_content)
+    assert answer.usage_metadata is not None
+    read = prefix + first + kv(answer)["reuse"]["fused"]
+    assert answer.usage_metadata["input_token_details"] == {"cache_read": read, "cache_creation": 0}
+    assert (read > prefix + first) == (ratio < 1.0)
+    assert answer.usage_metadata["input_tokens"] == kv(answer)["reuse"]["computed"] + reused(answer)
+
+
+def test_the_configured_system_text_is_reused_as_an_exact_prefix(tiny: str) -> None:
+    llm = chat(tiny, config=EngineConfig(prompt=PromptConfig(system="Answer briefly.")))
+    opening = len(llm.shared.template.encode(llm.shared.template.own_opening))
+    said = llm.invoke(QUESTION)
+    same = llm.invoke([SystemMessage("Answer briefly."), HumanMessage(QUESTION)])
+    other = llm.invoke([SystemMessage("Answer at length."), HumanMessage(QUESTION)])
+    reads = [one.usage_metadata["input_token_details"]["cache_read"] for one in (said, same, other)]  # type: ignore
+    assert reads == [opening, opening, 0]
+    assert said.content == same.content
+
+
+def test_forgotten_documents_are_not_recognised_any_more(llm: ChatRagKV) -> None:
+    assert llm.forget([A, "never there at all"]) == 1
+    answer = llm.invoke(f"{CONTEXT}\n\n{QUESTION}")
+    assert [one["source"] for one in kv(answer)["documents"]] == ["b", "c"]
+
+
+def test_a_text_without_the_chunk_end_after_it_is_another_writing_of_the_chunk(tiny: str) -> None:
+    llm = chat(tiny, config=EngineConfig(prompt=PromptConfig(chunk_end="\n\n")))
+    llm.ingest([A, B, C])
+    assert len(kv(llm.invoke(f"{CONTEXT}\n\n{QUESTION}"))["documents"]) == 3
+    without = kv(llm.invoke(f"{CONTEXT} {QUESTION}"))
+    assert len(without["documents"]) == 3
+    assert without["reuse"]["missed_chunks"] == 1, "after the last one there is no chunk end: another writing"
+    assert len(kv(llm.invoke(QUESTION, documents=[A, B]))["documents"]) == 2
+
+
+class TestCachedDocumentsChain:
+    PROMPT = ChatPromptTemplate.from_messages([("system", "Use this:\n\n{context}"), ("human", "{question}")])
+
+    def test_the_chain_answers_like_a_stuff_chain_and_reuses_kv(self, llm: ChatRagKV) -> None:
+        inputs = {"context": [A, B, C], "question": QUESTION}
+        spy = _Spy()
+        chain = create_cached_documents_chain(llm, self.PROMPT, output_parser=spy)
+        stuffed = self.PROMPT | llm | StrOutputParser()
+        assert chain.invoke(inputs) == stuffed.invoke({"context": CONTEXT, "question": QUESTION})
+        assert len(kv(spy.seen[0])["documents"]) == 3
+        assert "".join(chain.stream(inputs)) == chain.invoke(inputs)
+
+    def test_text_of_a_document_prompt_around_a_chunk_does_not_hide_it(self, llm: ChatRagKV) -> None:
+        spy = _Spy()
+        chain = create_cached_documents_chain(
+            llm,
+            self.PROMPT,
+            output_parser=spy,
+            document_prompt=PromptTemplate.from_template("[{source}] {page_content}"),
+            document_separator="\n--\n",
+        )
+        chain.invoke({"context": [A, B], "question": QUESTION})
+        assert [one["source"] for one in kv(spy.seen[0])["documents"]] == ["a", "b"]
+
+    def test_the_chain_stores_documents_that_were_not_ingested(self, tiny: str) -> None:
+        llm = chat(tiny)
+        new = Document(page_content="Nobody has ever seen this sentence before.")
+        llm.forget([new])
+        spy = _Spy()
+        chain = create_cached_documents_chain(llm, self.PROMPT, output_parser=spy)
+        for _ in range(2):
+            chain.invoke({"context": [new], "question": QUESTION})
+            llm.shared.engine.flush()
+        assert [kv(message)["reuse"]["missed_chunks"] for message in spy.seen] == [1, 0]
+        llm.forget([new])
+
+    def test_a_prompt_without_the_document_variable_is_refused(self, llm: ChatRagKV) -> None:
+        with pytest.raises(InputError, match="context"):
+            create_cached_documents_chain(llm, ChatPromptTemplate.from_messages([("human", "{question}")]))
+
+
+class _Spy(StrOutputParser):
+    """Records the messages that it parses."""
+
+    seen: list[Any] = Field(default_factory=list)
+
+    def parse_result(self, result: Any, *, partial: bool = False) -> str:
+        self.seen.append(result[0].message)
+        return super().parse_result(result, partial=partial)
+
+
+@pytest.mark.parametrize(
+    ("call", "why"),
+    [
+        (lambda llm: llm.invoke("x", functions=[{}]), "functions"),
+        (lambda llm: llm.invoke([HumanMessage([{"type": "image_url", "image_url": {"url": "x"}}])]), "image_url"),
+    ],
+)
+def test_a_feature_that_is_not_offered_raises_an_error_that_names_it(call: Any, why: str, llm: ChatRagKV) -> None:
+    with pytest.raises(NotImplementedError, match=why) as refused:
+        call(llm)
+    assert isinstance(refused.value, UnsupportedError)
+
+
+@pytest.mark.parametrize("call", [{"documnets": []}, {"documents": [3]}, {"ratio": 2.0}])
+def test_an_unknown_or_invalid_setting_of_a_call_is_refused(call: dict[str, Any], llm: ChatRagKV) -> None:
+    with pytest.raises(RagKVError):
+        llm.invoke("x", **call)

@@ -1,0 +1,86 @@
+"""Chunks are found in a prompt by their token ids."""
+
+import threading
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ragkv.integrations.vllm.chunk_index import HEAD_TOKENS, ChunkIndex, Occurrence
+
+A, B, LONGER = tuple(range(10, 22)), tuple(range(40, 49)), tuple(range(10, 25))
+
+
+def index_of(*chunks: tuple[int, ...]) -> ChunkIndex:
+    return ChunkIndex(lambda: chunks, refresh_s=60.0)
+
+
+def test_chunks_are_found_wherever_they_stand() -> None:
+    with index_of(A, B) as index:
+        assert index.find([1, *A, 7, 7, *B, *A, 9]) == [Occurrence(1, 13), Occurrence(15, 24), Occurrence(24, 36)]
+
+
+def test_the_longest_of_two_chunks_that_begin_alike_is_found() -> None:
+    with index_of(A, LONGER) as index:
+        assert index.find(LONGER) == [Occurrence(0, len(LONGER))]
+        assert index.find([*A, 99]) == [Occurrence(0, len(A))]
+
+
+def test_a_part_of_a_chunk_is_not_the_chunk() -> None:
+    with index_of(A) as index:
+        assert index.find(A[:-1]) == []
+        assert index.find([*A[1:], *A[:1]]) == []
+
+
+def test_a_chunk_whose_edges_merged_with_other_text_is_counted_as_merged() -> None:
+    with index_of(A, B[:8]) as index:
+        for edges in ((99, A[-1]), (A[0], 99), (98, 99)):
+            changed = [edges[0], *A[1:-1], edges[1]]
+            assert index.find(changed) == []
+            assert index.merged([1, *changed, 2]) == 1
+        assert index.merged([99, *A[2:-1], 99]) == 0
+        assert index.merged([99, *B[1:7], 99]) == 0, "what is left of a short chunk proves nothing"
+
+
+def test_chunks_shorter_than_their_head_are_not_searched() -> None:
+    with index_of(A[: HEAD_TOKENS - 1]) as index:
+        assert len(index) == 0
+
+
+@given(st.lists(st.integers(1, 3), max_size=60), st.lists(st.lists(st.integers(1, 3), min_size=8, max_size=12)))
+def test_every_occurrence_is_a_chunk_and_none_overlap(ids: list[int], chunks: list[list[int]]) -> None:
+    known = [tuple(chunk) for chunk in chunks]
+    with index_of(*known) as index:
+        found, at = index.find(ids), 0
+    for one in found:
+        assert at <= one.start
+        assert tuple(ids[one.start : one.stop]) in known
+        at = one.stop
+
+
+def test_a_chunk_that_another_process_stores_is_found_soon() -> None:
+    stored, listed = [A], threading.Semaphore(0)
+
+    def read() -> list[tuple[int, ...]]:
+        listed.release()
+        return list(stored)
+
+    with ChunkIndex(read, refresh_s=0.01) as index:
+        stored.append(B)
+        for _ in range(3):
+            listed.acquire()
+        assert index.find(B) == [Occurrence(0, len(B))]
+
+
+def test_a_list_that_cannot_be_read_leaves_the_last_one() -> None:
+    failed, answers = threading.Semaphore(0), [[A]]
+
+    def read() -> list[tuple[int, ...]]:
+        if answers:
+            return answers.pop()
+        failed.release()
+        raise OSError("the disk is gone")
+
+    with ChunkIndex(read, refresh_s=0.01) as index:
+        for _ in range(2):
+            failed.acquire()
+        assert index.find(A) == [Occurrence(0, len(A))]

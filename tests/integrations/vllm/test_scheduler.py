@@ -1,0 +1,267 @@
+"""Promises to vLLM: only what is fused is promised, and whatever goes wrong is left to vLLM."""
+
+import time
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from ragkv import Engine, EngineConfig, FusionConfig, StoreConfig
+from ragkv.integrations.vllm.scheduler import PromptScheduler
+from ragkv.integrations.vllm.settings import ConnectorSettings
+from ragkv.store import Store
+from tests import tiny_models
+
+PREFIX = (1,)
+A, B, C = (tiny_models.tokens(count, seed) for count, seed in ((20, 1), (17, 2), (15, 3)))
+QUESTION = tiny_models.tokens(4, seed=4)
+CHUNKS = (A, B)
+
+
+def request(name: str, *ids: int, params: dict[str, Any] | None = None, **changes: Any) -> Any:
+    """A request as vLLM's scheduler has it."""
+    fields = dict(
+        request_id=name,
+        prompt_token_ids=list(ids),
+        lora_request=None,
+        mm_features=[],
+        pooling_params=None,
+        skip_reading_prefix_cache=False,
+        kv_transfer_params=None if params is None else {"ragkv": params},
+    )
+    return SimpleNamespace(**{**fields, **changes})
+
+
+def prompt(request_id: str = "r", texts: tuple[tuple[int, ...], ...] = CHUNKS, **params: Any) -> Any:
+    ids = [*PREFIX, *(token for text in texts for token in text), *QUESTION]
+    return request(request_id, *ids, params=params or None)
+
+
+@pytest.fixture
+def engine() -> Iterator[Engine]:
+    config = EngineConfig(store=StoreConfig(directory=None), fusion=FusionConfig(ratio=0.15))
+    with Engine(tiny_models.model("llama"), config=config) as engine:
+        engine.warm(CHUNKS)
+        yield engine
+
+
+@pytest.fixture
+def prompts(engine: Engine) -> Iterator[PromptScheduler]:
+    made = PromptScheduler(engine, ConnectorSettings(timeout_s=20.0, refresh_s=0.05, prompts=2))
+    yield made
+    made.close()
+
+
+def settled(prompts: PromptScheduler, request: Any) -> int:
+    """What is promised in the end, as vLLM asks step after step."""
+    ends = time.monotonic() + 20.0
+    while (promised := prompts.promised(request, 0)) is None:
+        prompts.take_loads(idle=True)
+        assert time.monotonic() < ends
+    return promised
+
+
+def test_a_prompt_is_promised_once_it_is_fused_and_then_written(prompts: PromptScheduler, engine: Engine) -> None:
+    asked = prompt()
+    assert prompts.promised(asked, 0) is None
+    promised = settled(prompts, asked)
+    assert promised == len(PREFIX) + len(A) + len(B)
+    prompts.allocated(asked, [3, 5], promised)
+    (load,) = prompts.take_loads(idle=False)
+    assert (load.tokens, load.block_ids) == (promised, (3, 5))
+    own = engine.prefill(QUESTION, CHUNKS).fused.kv
+    for layer in range(engine.parts.adapter.layer_count):
+        for found, wanted in zip(load.kv.view(layer, promised), own.view(layer, promised), strict=True):
+            assert (found - wanted).abs().max() < 1e-4
+    assert prompts.take_loads(idle=False) == ()
+
+
+def test_the_report_counts_what_was_reused_and_recomputed(prompts: PromptScheduler) -> None:
+    asked = prompt(ratio=0.5)
+    promised = settled(prompts, asked)
+    prompts.allocated(asked, [1], promised)
+    report = prompts.finished(asked)
+    assert report is not None
+    found = report["ragkv"]
+    assert found["exact"] == len(PREFIX) + len(A)
+    assert found["fused"] + found["recomputed"] == len(B)
+    assert found["recomputed"] == 9  # half of the 17 tokens of B, rounded up
+    counts = prompts.counts.take()
+    assert counts["prompts_fused"] == 1 and counts["tokens_recomputed"] == 9
+    assert prompts.counts.take() == {}
+
+
+def test_a_preempted_request_is_fused_again(prompts: PromptScheduler) -> None:
+    asked = prompt()
+    for _ in range(2):
+        promised = settled(prompts, asked)
+        prompts.allocated(asked, [1], promised)
+        assert len(prompts.take_loads(idle=False)) == 1
+    assert prompts.finished(asked) is not None
+
+
+def test_a_prompt_that_asks_for_exactness_is_left_to_vllm(prompts: PromptScheduler) -> None:
+    assert prompts.promised(prompt(reuse="none"), 0) == 0
+    assert prompts.finished(prompt(reuse="none")) is None
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"lora_request": object()},
+        {"mm_features": [object()]},
+        {"pooling_params": object()},
+        {"skip_reading_prefix_cache": True},
+        {"prompt_token_ids": None},
+    ],
+)
+def test_requests_whose_kv_is_another_are_left_to_vllm(prompts: PromptScheduler, change: dict[str, Any]) -> None:
+    asked = prompt()
+    for name, value in change.items():
+        setattr(asked, name, value)
+    assert prompts.promised(asked, 0) == 0
+
+
+def test_parameters_that_are_not_understood_are_reported_and_never_fail(prompts: PromptScheduler) -> None:
+    for wrong in ({"reuse": "maybe"}, {"chunks": [[5, 3]]}):
+        asked = prompt(**wrong)
+        assert prompts.promised(asked, 0) == 0
+        report = prompts.finished(asked)
+        assert report is not None and "kv_transfer_params.ragkv" in report["ragkv"]["notes"][0]
+    for wrong in ({"ratio": 7.0}, {"selector": "best"}):
+        asked = prompt(**wrong)
+        assert settled(prompts, asked) == 0
+        report = prompts.finished(asked)
+        assert report is not None and next(iter(wrong)) in report["ragkv"]["notes"][0]
+
+
+def test_a_chunk_that_merged_with_the_text_around_it_is_computed_and_the_report_says_so(
+    prompts: PromptScheduler,
+) -> None:
+    changed = (B[0], *B[1:-1], 9)
+    alone = prompt("alone", (changed,))
+    assert prompts.promised(alone, 0) == 0
+    report = prompts.finished(alone)
+    assert report is not None and "1 chunks are computed: their first or last" in report["ragkv"]["notes"][0]
+    both = prompt("both", (A, changed))
+    promised = settled(prompts, both)
+    assert promised == len(PREFIX) + len(A)
+    prompts.allocated(both, [1, 2], promised)
+    report = prompts.finished(both)
+    assert report is not None and "1 chunks are computed" in report["ragkv"]["notes"][0]
+
+
+def test_a_request_that_is_not_as_expected_never_raises(prompts: PromptScheduler) -> None:
+    assert prompts.promised(SimpleNamespace(request_id="broken"), 0) == 0
+
+
+def test_missing_chunks_are_encoded_and_found_in_later_prompts(prompts: PromptScheduler, engine: Engine) -> None:
+    named = prompt(texts=(C,), chunks=[[1, 1 + len(C)]])
+    assert settled(prompts, named) == 0  # nothing of it is stored
+    report = prompts.finished(named)
+    assert report is not None and "only 0 of 16 tokens" in report["ragkv"]["notes"][0]
+    engine.flush()
+    ends = time.monotonic() + 20.0
+    while prompts.known_chunks < 3:
+        assert time.monotonic() < ends
+        time.sleep(0.01)
+    assert settled(prompts, prompt("later", (C,))) == 16
+
+
+def test_only_so_many_prompts_are_fused_ahead(prompts: PromptScheduler) -> None:
+    asked = [prompt(str(number)) for number in range(3)]
+    assert [settled(prompts, one) > 0 for one in asked[:2]] == [True, True]
+    assert prompts.promised(asked[2], 0) is None
+    assert prompts.promised(asked[2], 0) is None
+    prompts.finished(asked[0])  # aborted: its place is free
+    assert settled(prompts, asked[2]) > 0
+
+
+def test_an_aborted_request_leaves_nothing_behind(prompts: PromptScheduler) -> None:
+    asked = prompt()
+    prompts.promised(asked, 0)
+    assert prompts.finished(asked) is None
+    assert prompts.take_loads(idle=True) == ()
+    assert settled(prompts, prompt("next")) > 0
+
+
+def test_a_store_that_stalls_delays_a_prompt_only_for_the_timeout(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    released = False
+
+    def stall(*_: object) -> None:
+        ends = time.monotonic() + 20.0
+        while not released and time.monotonic() < ends:
+            time.sleep(0.01)
+
+    prompts = PromptScheduler(engine, ConnectorSettings(timeout_s=0.3, prompts=2))
+    try:
+        with monkeypatch.context() as patch:
+            patch.setattr(Store, "lease", stall)
+            began = time.monotonic()
+            assert [settled(prompts, prompt(str(number))) for number in range(4)] == [0] * 4
+            assert time.monotonic() - began < 5.0
+            released = True
+        ends = time.monotonic() + 20.0
+        while not settled(prompts, prompt(f"at {time.monotonic()}")):  # soon prompts are fused again
+            assert time.monotonic() < ends
+            time.sleep(0.05)
+    finally:
+        prompts.close()
+
+
+def asked_for(prompts: PromptScheduler, name: str) -> dict[str, Any]:
+    """The connector's answer to a request that asks for a report."""
+    asking = request(f"asks-{name}-{time.monotonic()}", 0, params={"report_of": name})
+    assert prompts.promised(asking, 0) == 0
+    answer = prompts.finished(asking)
+    assert answer is not None
+    return dict(answer["ragkv"])
+
+
+def test_a_named_report_is_given_once_with_the_spans_and_the_identity(prompts: PromptScheduler, engine: Engine) -> None:
+    asked = prompt("r", name="mine")
+    prompts.allocated(asked, [1], settled(prompts, asked))
+    answer = asked_for(prompts, "mine")  # while the request still runs
+    report = answer["report"]
+    assert report["promised_tokens"] == len(PREFIX) + len(A) + len(B)
+    assert [(one["kind"], one["tokens"]) for one in report["spans"]][:3] == [
+        ("prefix", 1),
+        ("chunk", 20),
+        ("chunk", 17),
+    ]
+    assert report["reuse"]["exact"] == len(PREFIX) + len(A)
+    assert answer["identity"]["weights"] == engine.parts.identity.weights
+    assert (answer["ratio"], answer["selector"]) == (0.15, engine.config.fusion.selector)
+    assert asked_for(prompts, "mine")["report"] is None
+    assert asked_for(prompts, "unknown")["report"] is None
+
+
+def test_a_named_report_says_why_vllm_computed_the_prompt(prompts: PromptScheduler) -> None:
+    assert settled(prompts, prompt("exact", reuse="none", name="exact")) == 0
+    assert asked_for(prompts, "exact")["report"] == {
+        "promised_tokens": 0,
+        "missed_chunks": 0,
+        "missed_tokens": 0,
+        "notes": [],
+    }
+    assert settled(prompts, prompt("missed", (C,), chunks=[[1, 1 + len(C)]], name="missed")) == 0
+    report = asked_for(prompts, "missed")["report"]
+    assert (report["missed_chunks"], report["missed_tokens"]) == (1, len(C))
+    assert "only 0 of 16 tokens" in report["notes"][0]
+
+
+def test_a_second_answer_to_a_prompt_does_not_undo_the_report_of_the_first(prompts: PromptScheduler) -> None:
+    first, second = prompt("0_r", name="mine"), prompt("1_r", name="mine")
+    prompts.allocated(first, [1], settled(prompts, first))
+    prompts.promised(second, 0)  # vLLM looks at it while the first decodes
+    assert asked_for(prompts, "mine")["report"]["promised_tokens"] > 0
+
+
+def test_reports_that_no_one_asks_for_are_dropped(prompts: PromptScheduler, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ragkv.integrations.vllm.scheduler.MOST_NAMED", 2)
+    for name in ("a", "b", "c"):
+        settled(prompts, prompt(name, reuse="none", name=name))
+    assert [asked_for(prompts, name)["report"] is None for name in ("a", "b", "c")] == [True, False, False]

@@ -1,0 +1,65 @@
+"""Chunk entries in the simulator: three ways to reuse the same requests, and the hits of each policy."""
+
+import pytest
+
+from ragkv.lab.simulate import ALL_POLICIES, RagRequest, make_any_policy
+from ragkv.lab.simulate.chunks import Read, exact_prefix, position_free, replay_chunks
+from ragkv.lab.simulate.readers.ragpulse import Part
+from ragkv.store.policies import make_policy
+
+
+def request(at: float, *passages: int) -> RagRequest:
+    parts = (Part("sys_prompt", 0, 10), *(Part("passages_ids", n, 5) for n in passages), Part("user_input", int(at), 2))
+    return RagRequest(at, "s", parts, 7)
+
+
+ASKED = [request(0, 1, 2), request(1, 2, 1)]
+
+
+def hits(reads: list[Read]) -> int:
+    return replay_chunks(reads, make_policy("lru"), 1_000).hit_tokens
+
+
+def test_passages_in_another_order_are_found_position_free() -> None:
+    assert hits(position_free(ASKED)) == 10 + 5 + 5
+
+
+def test_passages_in_another_order_are_not_found_as_a_prefix() -> None:
+    assert hits(exact_prefix(ASKED)) == 10
+
+
+def test_passages_in_another_order_are_found_as_a_prefix_after_canonical_ordering() -> None:
+    assert hits(exact_prefix(ASKED, canonical=True)) == 10 + 5 + 5
+
+
+def test_a_chunk_tier_holds_a_chunk_whole_or_not_at_all() -> None:
+    reads = [Read(0, "a", 5), Read(1, "b", 4), Read(2, "a", 5), Read(3, "big", 9), Read(4, "a", 5)]
+    evicted: list[str] = []
+    done = replay_chunks(reads, make_policy("lru"), 8, on_evict=evicted.append)
+    assert (done.hit_tokens, done.tokens, evicted) == (5, 28, ["a", "b"])
+
+
+@pytest.mark.parametrize("name", sorted(ALL_POLICIES))
+def test_no_policy_finds_more_than_was_ever_read(name: str) -> None:
+    reads = [Read(n, f"k{n * n % 7}", 1 + n % 3) for n in range(60)]
+    done = replay_chunks(reads, make_any_policy(name), 6)
+    assert 0 <= done.hits <= 60 - len({read.key for read in reads})
+
+
+def test_lfu_keeps_a_frequent_chunk_that_lru_evicts() -> None:
+    reads = [Read(float(n), key, 1) for n, key in enumerate("aaa" + "bcd" + "a" + "efg" + "a")]
+    assert replay_chunks(reads, make_policy("lru"), 3).hits == 2
+    assert replay_chunks(reads, make_policy("lfu-da"), 3).hits == 4
+
+
+def test_gdsf_memory_remembers_the_uses_of_an_evicted_chunk() -> None:
+    policy = make_policy("gdsf-memory")
+    for group, uses in (("often", 4), ("once", 1)):
+        policy.held(group, 1, 1, 0.0)
+        for _ in range(uses - 1):
+            policy.used(group, 0.0)
+    policy.held("often", 0, 0, 1.0)
+    policy.held("often", 1, 1, 2.0)
+    policy.used("once", 3.0)
+    cut = policy.victim((), 4.0)
+    assert cut is not None and cut.group == "once"

@@ -1,0 +1,103 @@
+"""`ragkv simulate`: exact integers, sizes in bytes and in blocks, and errors in one sentence."""
+
+import json
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+from typer.testing import CliRunner
+
+from ragkv.cli.app import app
+from ragkv.errors import ConfigError, RagKVError
+from ragkv.lab.simulate import Profile
+from ragkv.lab.simulate.command import Options, run
+
+FIGURE_1 = "t,request,conversation,in,sh,L\n0,0,A,100,0,100\n1,1,B,100,0,100\n2,2,A,200,100,200\n"
+
+
+@pytest.fixture
+def rows(tmp_path: Path) -> Path:
+    (tmp_path / "rows.csv").write_text(FIGURE_1)
+    return tmp_path / "rows.csv"
+
+
+def test_json_output_has_one_object_per_policy_with_the_exact_integers(rows: Path) -> None:
+    arguments = ["--capacity-blocks", "100", "--xi-blocks", "150", "--json"]
+    done = CliRunner().invoke(
+        app, ["simulate", "--trace", str(rows), "--policy", "lru,t-lru,tail-belady", *arguments], catch_exceptions=False
+    )
+    names = ("policy", "uncached_blocks", "tel_blocks", "max_uncached_blocks")
+    assert [tuple(report[name] for name in names) for report in json.loads(done.stdout)] == [
+        ("lru", 400, 50, 200),
+        ("t-lru", 350, 0, 150),
+        ("tail-belady", 350, 0, 150),
+    ]
+
+
+def test_the_table_names_the_trace_the_capacity_and_every_policy(rows: Path) -> None:
+    done = CliRunner().invoke(app, ["simulate", "--trace", str(rows), "--policy", "lru,fifo", "--capacity-share", "1"])
+    assert done.exit_code == 0
+    for word in ("rows.csv", "1.00 of peak live", "simulated", "lru", "fifo", "P95"):
+        assert word in done.stdout
+
+
+def test_a_capacity_in_bytes_gives_the_reports_of_the_same_capacity_in_blocks(
+    rows: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def reports(**options: object) -> object:
+        run(Options(str(rows), "lru", **options), True, Console())  # type: ignore[arg-type]
+        return json.loads(capsys.readouterr().out)
+
+    in_bytes = reports(memory="1600K", kv_bytes_per_token=1024, xi="200ms")
+    assert in_bytes == reports(capacity_blocks=100, xi="2000") != reports(capacity_blocks=99, xi_blocks=125)
+
+
+def test_a_disk_below_memory_serves_the_blocks_that_memory_dropped(
+    rows: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sizes = {"memory": "1600K", "disk": "16M", "kv_bytes_per_token": 1024}
+    run(Options(str(rows), "lru", **sizes), True, Console())  # type: ignore[arg-type]
+    (report,) = json.loads(capsys.readouterr().out)
+    assert (report["uncached_blocks"], report["memory_hit_rate"], report["disk_hit_rate"]) == (300, 0.0, 0.25)
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"capacity_blocks": -1}, "capacity_blocks is -1"),
+        ({"capacity_share": -1.0}, "capacity-share is -1"),
+        ({}, "Give exactly one of --capacity-blocks"),
+        ({"capacity_blocks": 1, "memory": "1G"}, "Give exactly one of --capacity-blocks"),
+        ({"memory": "much"}, "'much' is no amount of bytes"),
+        ({"capacity_blocks": 1, "xi": "soon"}, "'soon' is neither tokens"),
+        ({"capacity_blocks": 1, "xi": "5", "xi_blocks": 5}, "Give only one of --xi"),
+        ({"capacity_blocks": 1, "xi": "auto"}, "--xi auto needs the policy auto"),
+        ({"capacity_blocks": 1, "xi_blocks": -5}, "xi_blocks is -5"),
+        ({"capacity_blocks": 1, "new_blocks": -5}, "new_blocks is -5"),
+        ({"capacity_blocks": 1, "block_tokens": 0}, "block-tokens is 0"),
+        ({"capacity_blocks": 1, "policies": "lru,lfu"}, "Unknown policy 'lfu'"),
+        ({"capacity_blocks": 1, "policies": ","}, "names no policy"),
+        ({"capacity_blocks": 1, "profile": Path("nowhere.json")}, "nowhere.json cannot be read"),
+    ],
+)
+def test_a_wrong_option_is_refused_in_one_sentence(rows: Path, options: dict[str, object], says: str) -> None:
+    with pytest.raises(RagKVError, match=says) as error:
+        run(Options(str(rows), **{"policies": "lru", **options}), True, Console())  # type: ignore[arg-type]
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(("xi_ms", "blocks"), [(100, 62), (200, 125), (300, 187), (0, 0)])
+def test_a_ttft_target_becomes_whole_blocks(xi_ms: float, blocks: int) -> None:
+    assert Profile().xi_blocks(xi_ms, 16) == blocks
+
+
+def test_the_fixed_cost_of_a_profile_reduces_the_blocks_within_a_ttft_target() -> None:
+    assert Profile(token_ms=0.1, fixed_ms=40).xi_blocks(200, 16) == 100
+    assert Profile(token_ms=0.1, fixed_ms=40).xi_blocks(20, 16) == 0
+
+
+@pytest.mark.parametrize("text", ['{"speed": 1}', "[]", "{", '{"token_ms": 0}', '{"token_ms": "fast"}'])
+def test_a_bad_profile_is_refused(tmp_path: Path, text: str) -> None:
+    (tmp_path / "p.json").write_text(text)
+    with pytest.raises(ConfigError):
+        Profile.read(tmp_path / "p.json")

@@ -1,0 +1,155 @@
+"""The replay, against a naive reference block by block and against the best possible caching."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ragkv.lab.simulate import ALL_POLICIES, Row, Trace, make_any_policy, replay
+from ragkv.store.policies import Policy, PolicySettings, make_policy
+
+from .reference import BLOCK_TOKENS, Reference, best_possible, random_rows
+
+RATES = (0.2, 0.05)
+WITHOUT_REFERENCE = {  # their hand-written traces stand in test_policy_traces.py
+    "auto",  # ours, as are the next four: docs/policies.md does not define them block by block
+    "et-lru-learned",
+    "gdsf",
+    "gdsf-memory",
+    "lfu-da",
+    "lookahead",  # evicts whole sessions
+}
+FIGURE_1 = [Row(0, 0, "A", 100, 0, 100), Row(1, 1, "B", 100, 0, 100)]
+
+
+def policy_for(name: str, trace: Trace, xi: int) -> Policy:
+    settings = PolicySettings(
+        xi_blocks=xi,
+        block_tokens=BLOCK_TOKENS,
+        new_blocks=trace.expected_new_blocks,
+        new_blocks_seen=tuple(trace.new_blocks),
+        threshold_tokens=64,
+        turn_rate_per_s=RATES[0],
+        end_rate_per_s=RATES[1],
+    )
+    return make_any_policy(name, settings)
+
+
+def run(name: str, rows: list[Row], capacity: int, xi: int, forced: bool = False) -> tuple[list[int], list[str]]:
+    """Uncached blocks of every request, and the conversation of every evicted block."""
+    trace = Trace.of(rows, BLOCK_TOKENS)
+    evicted: list[str] = []
+    done = replay(
+        trace,
+        policy_for(name, trace, xi),
+        capacity,
+        forced=forced,
+        on_evict=lambda group, blocks: evicted.extend([group] * blocks),
+    )
+    return done.uncached, evicted
+
+
+@pytest.mark.parametrize("name", sorted(set(ALL_POLICIES) - WITHOUT_REFERENCE))
+def test_every_policy_evicts_as_its_naive_reference_does_block_by_block(name: str) -> None:
+    for seed in range(60):
+        rows = random_rows(seed)
+        for capacity, xi in ((3, 0), (8, 2), (15, 4), (40, 1), (0, 3)):
+            for forced in (False, True):
+                reference = Reference(name, rows, capacity, xi, forced=forced, rates=RATES)
+                uncached, evicted = run(name, rows, capacity, xi, forced)
+                where = (seed, capacity, xi, forced)
+                assert (where, uncached) == (where, reference.uncached)
+                if name not in ("t-lru-all", "t-lru-literal"):  # which trim all conversations, in no particular order
+                    assert (where, evicted) == (where, reference.evicted)
+
+
+@pytest.mark.parametrize(("policy", "worst"), [("lru", 200), ("t-lru", 150)])
+def test_the_replay_reproduces_figure_1_of_the_t_lru_paper(policy: str, worst: int) -> None:
+    largest = 0
+    for asks in "AB":
+        rows = [*FIGURE_1, Row(2, 2, asks, 200, 100, 200)]
+        trace = Trace.of(rows, 1)
+        settings = PolicySettings(xi_blocks=150, new_blocks=100)
+        largest = max(largest, *replay(trace, make_policy(policy, settings), 100).uncached)
+    assert largest == worst
+
+
+@pytest.mark.parametrize("name", ["t-lru", "t-lru-all", "t-lru-eager", "t-lru-guarded", "et-lru", "et-lru-posterior"])
+def test_a_tail_policy_without_a_threshold_makes_the_decisions_of_lru(name: str) -> None:
+    for seed in range(200):
+        rows = random_rows(seed, requests=40)
+        assert run(name, rows, 12, 0) == run("lru", rows, 12, 0)
+
+
+def test_tail_belady_reaches_the_least_possible_tel() -> None:
+    for seed in range(300):
+        rows = random_rows(seed, requests=9, conversations=3)
+        for capacity, xi in ((3, 1), (5, 2)):
+            uncached, _ = run("tail-belady", rows, capacity, xi)
+            assert sum(max(0, b - xi) for b in uncached) == best_possible(rows, capacity, xi)
+
+
+def test_belady_reaches_the_most_possible_hits_where_conversations_only_grow() -> None:
+    for seed in range(300):
+        rows = random_rows(seed, requests=9, conversations=3, contracting=False)
+        for capacity in (3, 6):
+            assert sum(run("belady", rows, capacity, 0)[0]) == best_possible(rows, capacity, 0)
+
+
+def test_tail_belady_without_a_threshold_bounds_the_hits_where_conversations_contract() -> None:
+    for seed in range(100):
+        rows = random_rows(seed, requests=9, conversations=3)
+        assert sum(run("tail-belady", rows, 4, 0)[0]) == best_possible(rows, 4, 0) <= sum(run("belady", rows, 4, 0)[0])
+
+
+ROWS = st.integers(0, 10**6).map(random_rows)
+
+
+@pytest.mark.parametrize("name", sorted(ALL_POLICIES))
+@given(rows=ROWS, capacity=st.integers(0, 30), xi=st.integers(0, 8), forced=st.booleans())
+def test_a_replay_never_exceeds_its_capacity_and_never_reuses_more_than_is_shared(
+    name: str, rows: list[Row], capacity: int, xi: int, forced: bool
+) -> None:
+    trace = Trace.of(rows, BLOCK_TOKENS)
+    policy = policy_for(name, trace, xi)
+    held: dict[str, int] = {}
+    report_held, served = policy.held, policy.served
+
+    def recount(group: str, blocks: int, size: int, now: float) -> None:
+        assert 0 <= blocks == size
+        held[group] = blocks
+        report_held(group, blocks, size, now)
+
+    def check(turn: object) -> None:
+        assert sum(held.values()) <= capacity
+        served(turn)  # type: ignore[arg-type]
+
+    policy.held, policy.served = recount, check  # type: ignore[method-assign]
+    done = replay(trace, policy, capacity, forced=forced)
+    assert sum(held.values()) <= capacity
+    assert all(
+        turn.prompt - turn.shared <= b <= turn.prompt for b, turn in zip(done.uncached, trace.turns, strict=True)
+    )
+
+
+@pytest.mark.parametrize("name", sorted(ALL_POLICIES))
+@given(rows=ROWS, capacity=st.integers(0, 30))
+def test_forced_caching_never_evicts_the_conversation_being_served(name: str, rows: list[Row], capacity: int) -> None:
+    trace = Trace.of(rows, BLOCK_TOKENS)
+    policy = policy_for(name, trace, 2)
+    now_served = ""
+    victim = policy.victim
+
+    def watch(pinned: tuple[str, ...], now: float) -> object:
+        cut = victim(pinned, now)
+        assert pinned == (now_served,) and (cut is None or cut.group != now_served)
+        return cut
+
+    served = policy.served
+
+    def note(turn: object) -> None:
+        nonlocal now_served
+        now_served = turn.group  # type: ignore[attr-defined]
+        served(turn)  # type: ignore[arg-type]
+
+    policy.victim, policy.served = watch, note  # type: ignore[assignment, method-assign]
+    replay(trace, policy, capacity, forced=True)

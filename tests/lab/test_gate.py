@@ -1,0 +1,229 @@
+"""The gate on models that predict text: it passes correct engines, refuses broken ones, and its ratio holds."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+import torch
+
+from ragkv import Engine, EngineConfig, FusionConfig, StoreConfig
+from ragkv.errors import InputError, PromptTooLongError
+from ragkv.fusion import fusor
+from ragkv.fusion.gate_result import Tolerance
+from ragkv.lab import gate as gate_module
+from ragkv.lab.gate import NEXT_TOKENS, Probe, gate, save
+from ragkv.types import Chunk
+from tests import tiny_models
+from tests.fusion import helpers
+
+STORIES = Path(__file__).resolve().parents[3] / "shared" / "data" / "models" / "stories260K"
+needs_stories = pytest.mark.skipif(
+    not (STORIES / "config.json").exists(), reason="stories260K is not in ../shared: nothing here was trained on text"
+)
+
+
+def unrotated(self: "fusor._Pass", layer: int, spans: Sequence, slices: Sequence[torch.Tensor]) -> None:
+    """`place`, broken on purpose: keys keep the positions at which they were encoded."""
+    for span, piece in zip(spans, slices, strict=True):
+        start = min(span.start, 1)
+        cos, sin = self._tables.span(self._adapter.rope_kind(layer), start, start + len(span))
+        k_rot = self._adapter.rotate(layer, piece[0].unsqueeze(0), cos, sin)
+        self.kv.put(layer, span.start, k_rot, piece[1].unsqueeze(0))
+
+
+@pytest.fixture(scope="module")
+def model() -> torch.nn.Module:
+    from transformers import AutoModelForCausalLM
+
+    return AutoModelForCausalLM.from_pretrained(STORIES).eval()
+
+
+@pytest.fixture(scope="module")
+def chunks(model: torch.nn.Module) -> list[list[int]]:
+    """The model's own text, 60 chunks of 48 tokens: the first half for the gate, the other half held out."""
+    fidelity = pytest.importorskip("benchmarks.fidelity")
+    return [chunk for text in fidelity.sampled(model, 10, 6, 48, 0) for chunk in text.chunks]
+
+
+LOOSE = Tolerance(agreement=0.9)  # what few prompts can show
+
+
+@needs_stories
+@pytest.mark.parametrize("selector", ["sensitivity", "hkvd-gradual"])
+class TestStories:
+    def test_a_correct_engine_has_a_setting_that_keeps_the_tolerance_on_prompts_that_did_not_choose_it(
+        self, model: torch.nn.Module, chunks: list[list[int]], selector: str
+    ) -> None:
+        with Engine(model) as engine:
+            result = gate(engine, chunks[:40], selectors=[selector], tolerance=LOOSE, ratios=[0.15, 0.3, 0.5])
+        kept = [point for point in result.points if point.keeps(LOOSE)]
+        assert kept and max(point.ratio for point in kept) == 0.5
+        assert all(point.selector == selector for point in result.points)
+
+    def test_an_engine_without_re_rotation_is_refused(
+        self, model: torch.nn.Module, chunks: list[list[int]], selector: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        with Engine(model) as engine:
+            right = engine.prefill(chunks[0][:5], chunks[:3], reuse="none").logits
+            monkeypatch.setattr(fusor._Pass, "place", unrotated)
+            assert torch.equal(engine.prefill(chunks[0][:5], chunks[:3], reuse="none").logits, right)
+            result = gate(engine, chunks[:30], selectors=[selector], tolerance=LOOSE, ratios=[0.15, 0.5])
+        assert result.answer is None
+        assert "full recompute: no setting stays within 10 %" in str(result)
+
+
+@needs_stories
+def test_a_refused_engine_and_every_later_one_like_it_use_a_full_prefill(
+    model: torch.nn.Module, chunks: list[list[int]], tmp_path: Path
+) -> None:
+    config = EngineConfig(store=StoreConfig(directory=str(tmp_path)), fusion=FusionConfig(selector="sensitivity"))
+    with Engine(model, config=config) as engine:
+        strict = gate(engine, chunks[:12], tolerance=Tolerance(kl=1e-9), ratios=[0.3])
+        assert save(engine, strict) == tmp_path / "gate.json"
+        assert engine.prefill(chunks[9], chunks[:3]).reuse.fused == 0
+    with Engine(model, config=config) as engine:
+        reuse = engine.prefill(chunks[9], chunks[:3]).reuse
+    assert reuse.fused == 0 and "full recompute: no setting" in reuse.notes[0]
+
+
+READER = Path(__file__).resolve().parents[2] / "ragkv" / "model" / "reader" / "model.safetensors"
+
+
+@pytest.mark.skipif(not READER.exists(), reason="the reader's weights are not in the package yet")
+def test_the_bundled_reader_passes_on_the_built_in_text_and_is_refused_without_re_rotation(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    near = Tolerance(agreement=0.9, kl=0.03)
+    with Engine.from_pretrained("reader") as engine:
+        right = gate(engine, selectors=["sensitivity"], ratios=[0.3], tolerance=near)  # prose it was not trained on
+        assert right.points[0].keeps_mean(near) and right.source == "built-in text"
+        monkeypatch.setattr(fusor._Pass, "place", unrotated)
+        broken = gate(engine, selectors=["sensitivity"], ratios=[0.3], tolerance=near)
+    assert not broken.points[0].keeps_mean(near) and broken.answer is None
+
+
+def test_ratio_1_equals_a_full_prefill_and_progress_is_reported() -> None:
+    reported: list[tuple[int, int]] = []
+    with helpers.engine() as engine:
+        result = gate(
+            engine,
+            helpers.CHUNKS,
+            selectors=["sensitivity"],
+            ratios=[1.0],
+            on_progress=lambda done, total: reported.append((done, total)),
+        )
+    (point,) = result.points
+    assert point.kl == pytest.approx(0.0, abs=1e-5)
+    assert point.agreement == 1.0 > point.agreement_bound, "two prompts prove little"
+    assert point.prompts == 2, "the other two confirm"
+    assert reported[:2] == [(1, 4), (2, 4)]
+
+
+def test_selectors_whose_scores_nothing_stored_has_are_not_tried_unless_they_are_named() -> None:
+    with helpers.engine(selector="first-k") as engine:
+        tried = {point.selector for point in gate(engine, helpers.CHUNKS, ratios=[0.2]).points}
+        assert tried == {"first-k", "none", "hkvd-gradual"}
+        (named,) = gate(engine, helpers.CHUNKS, ratios=[0.2], selectors=["sensitivity"]).points
+        assert named.selector == "sensitivity"
+
+
+def test_each_order_of_the_passages_is_measured_for_itself() -> None:
+    with helpers.engine() as engine:
+        first, *others = [engine.chunk(ids) for ids in helpers.CHUNKS]
+        probes = [
+            Probe.of({"score": tuple(others), "document": tuple(reversed(others))}, first.token_ids) for _ in range(2)
+        ]
+        result = gate(engine, probes=probes, selectors=["none"])
+    assert [point.order for point in result.points] == ["score", "document"]
+    assert result.points[0].kl != result.points[1].kl
+
+
+def test_an_order_that_only_some_prompts_have_is_not_measured() -> None:
+    with helpers.engine() as engine:
+        first, *others = [engine.chunk(ids) for ids in helpers.CHUNKS]
+        both = {"score": tuple(others), "document": tuple(reversed(others))}
+        probes = [Probe.of(both, first.token_ids), Probe.of({"document": tuple(others)}, first.token_ids)]
+        assert {one.order for one in gate(engine, probes=probes, selectors=["none"]).points} == {"document"}
+        probes = [Probe.of({order: chunks}, first.token_ids) for order, chunks in both.items()]
+        with pytest.raises(InputError, match="no order of their chunks in common"):
+            gate(engine, probes=probes, selectors=["none"])
+
+
+def test_chained_entries_are_neither_used_nor_made_while_the_gate_measures(tmp_path: Path) -> None:
+    store = StoreConfig(directory=str(tmp_path), chained_entries=4)
+    with Engine(tiny_models.model("llama"), config=EngineConfig(store=store)) as engine:
+        result = gate(engine, helpers.CHUNKS, selectors=["none"])
+        assert result.points[0].kl > 0.0, "nothing but the first chunk was exact"
+        engine.flush()
+        assert engine.reuse_order(helpers.CHUNKS[::-1]) == list(range(4))[: len(helpers.CHUNKS)]
+        assert engine.parts.chained.most == 4
+
+
+def test_measuring_ends_with_the_prompts_that_the_time_allows() -> None:
+    with helpers.engine() as engine:
+        chunks = [tiny_models.tokens(20, seed) for seed in range(40)]
+        result = gate(engine, chunks, selectors=["none"], limit_s=0.0)
+    assert result.points[0].prompts == 6, "the least that choose"
+
+
+def test_the_gate_without_any_text_says_what_it_needs() -> None:
+    with Engine(tiny_models.model("llama")) as engine, pytest.raises(InputError, match="three chunks"):
+        gate(engine)
+
+
+def probe(tokens: int, seed: int, following: bool = True) -> Probe:
+    """A prompt of one chunk of so many tokens and a question of 4; without a following text the answer counts."""
+    text = tuple(tiny_models.tokens(4 + NEXT_TOKENS, seed))
+    chunks = {None: (Chunk(tuple(tiny_models.tokens(tokens, seed))),)}
+    return Probe(chunks, text[:4], text[4:] if following else ())
+
+
+class TestPromptsOfAnyLength:
+    """The tiny model's context has 512 tokens, of which the prefix is one."""
+
+    longest = 512 - 1 - 4 - NEXT_TOKENS
+
+    @pytest.mark.parametrize("following", [True, False], ids=["text goes on", "the answer counts"])
+    def test_prompts_longer_than_the_context_are_left_out_and_counted(self, following: bool) -> None:
+        probes = [probe(self.longest, seed, following=following) for seed in range(6)]
+        probes += [probe(self.longest + 1, 6, following=following), probe(900, 7, following=following)]
+        with Engine(tiny_models.model("llama")) as engine:
+            result = gate(engine, probes=probes, selectors=["none"])
+        assert result.left_out == 2 and result.points[0].prompts == 3
+
+    def test_too_few_prompts_that_fit_are_refused_with_what_to_do(self) -> None:
+        probes = [probe(20 if seed < 5 else 900, seed) for seed in range(12)]
+        with (
+            Engine(tiny_models.model("llama")) as engine,
+            pytest.raises(PromptTooLongError, match=r"7 of the gate's 12 prompts .* 512 .* fewer \(-k\)"),
+        ):
+            gate(engine, probes=probes, selectors=["none"])
+
+    def test_prompts_that_are_given_are_all_used_and_of_those_made_of_text_the_most(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(gate_module, "MOST_PROMPTS", 6)
+        with helpers.engine() as engine:
+            given = gate(engine, probes=[probe(20, seed) for seed in range(10)], selectors=["none"])
+            made = gate(engine, [tiny_models.tokens(20, seed) for seed in range(10)], selectors=["none"])
+        assert (given.points[0].prompts, made.points[0].prompts) == (5, 3)
+
+
+def test_a_setting_that_has_failed_is_not_measured_to_the_end_and_neither_are_its_lower_ratios(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(gate_module, "LOOK_EVERY", 6)
+    chunks = [tiny_models.tokens(20, seed) for seed in range(18)]
+    with helpers.engine() as engine:
+        result = gate(engine, chunks, selectors=["none", "first-k", "sensitivity"], ratios=[0.1, 0.5, 1.0])
+    prompts = {(point.selector, point.ratio): point.prompts for point in result.points}
+    assert prompts == {("none", 0.0): 6} | {
+        (name, ratio): 9 if ratio == 1.0 else 6 for name in ("first-k", "sensitivity") for ratio in (0.1, 0.5, 1.0)
+    }
+
+
+def test_if_every_setting_has_failed_the_gate_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gate_module, "LOOK_EVERY", 6)
+    with helpers.engine() as engine:
+        result = gate(engine, [tiny_models.tokens(20, seed) for seed in range(18)], selectors=["none"])
+    assert result.answer is None and "no setting stays within 2 % of it on 6 prompts" in str(result)

@@ -1,0 +1,214 @@
+"""Grammars of one tokenizer: what cannot be kept is refused by name, hostile schemas end soon, tokens are bytes."""
+
+import json
+import sys
+import time
+from typing import Any
+
+import pytest
+import torch
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+pytest.importorskip("llguidance")
+
+from ragkv.errors import InputError, MissingExtraError, SchemaError
+from ragkv.model.loading import READER
+from ragkv.prompt.constraints import ConstraintTokenizer, Grammars, ResponseFormat, TokenConstraint
+from ragkv.prompt.constraints import grammar as module
+from tests.toy_tokenizers import VOCABULARY, byte_tokenizer, fallback_tokenizer
+
+
+def grammars(tokenizer: Any = None, vocabulary: int = VOCABULARY) -> Grammars:
+    return Grammars(ConstraintTokenizer(tokenizer or byte_tokenizer(), vocabulary, ()))
+
+
+def written(constraint: TokenConstraint, tokenizer: Any, vocabulary: int, seed: int = 0) -> str:
+    """A text made of tokens that are chosen at random from what the constraint allows."""
+    generator, ids = torch.Generator().manual_seed(seed), list[int]()
+    while not constraint.finished and len(ids) < 400:
+        allowed = constraint.mask(torch.zeros(vocabulary)).isfinite().nonzero().flatten()
+        token = int(allowed[torch.randint(len(allowed), (1,), generator=generator)])
+        constraint.accept(token)
+        ids.append(token)
+    assert constraint.finished
+    text: str = tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+    return text
+
+
+BAD = {
+    "/properties/a": ({"properties": {"a": {"not": {}}, "b": {}}, "required": ["a"]}, "not"),
+    "/items/properties/x~1y": (
+        {"type": "array", "items": {"type": "object", "properties": {"x/y": {"type": "string", "pattern": "(?=a)b"}}}},
+        "look-around",
+    ),
+    "/$defs/n": ({"$ref": "#/$defs/n", "$defs": {"n": {"type": "integer", "minimum": 5, "maximum": 3}}}, "5"),
+    "/anyOf/1": ({"anyOf": [{"type": "string"}, {"type": "strin"}]}, "strin"),
+    "": ({"type": "object", "required": ["z"], "additionalProperties": False}, "z"),
+    "/prefixItems/0": ({"type": "array", "prefixItems": [{"uniqueItems": True}]}, "uniqueItems"),
+}
+
+
+@pytest.mark.parametrize("pointer", BAD)
+def test_a_schema_that_cannot_be_kept_is_refused_and_the_error_names_the_innermost_part(pointer: str) -> None:
+    schema, reason = BAD[pointer]
+    with pytest.raises(SchemaError) as refused:
+        grammars().compile(ResponseFormat.json_schema(schema))
+    assert refused.value.pointer == pointer and reason in refused.value.reason
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"enum": []},
+        {"minLength": 3, "maxLength": 2, "type": "string"},
+        {"allOf": [{"$ref": "#"}]},
+        {"$ref": "http://x/y"},
+    ],
+    ids=str,
+)
+def test_a_schema_that_allows_nothing_or_refers_to_elsewhere_is_refused(schema: Any) -> None:
+    with pytest.raises(SchemaError):
+        grammars().compile(ResponseFormat.json_schema(schema))
+
+
+HOSTILE: dict[str, Any] = {
+    "repetitions": {"type": "string", "pattern": "(a{1,1000}){1,1000}"},
+    "many states": {"type": "string", "pattern": "(a|b|c)*a(a|b|c){200}"},
+    "patterns joined": {"allOf": [{"type": "string", "pattern": f".*a.{{{n}}}b"} for n in range(8)]},
+    "primes": {"allOf": [{"type": "string", "pattern": f"^(a{{{n}}})+b$"} for n in (101, 103, 107)]},
+    "pattern and length": {"type": "string", "pattern": "^((a|b)*a(a|b){25}c)*$", "minLength": 2001},
+    "long strings": {"type": "string", "minLength": 1_000_000},
+    "long lists": {"type": "array", "items": {"type": "integer"}, "minItems": 100_000},
+    "a multiple": {"type": "integer", "multipleOf": 9973, "minimum": 123456789012},
+    "multiples": {"allOf": [{"type": "integer", "multipleOf": n} for n in (997, 991, 983)]},
+    "a long enum": {"enum": [f"v{n}" * 4 for n in range(9000)]},
+    "many properties": {"type": "object", "properties": {f"p{n}": {"type": "string"} for n in range(1000)}},
+    "choices joined": {
+        "allOf": [{"anyOf": [{"type": "object", "required": [f"p{i}_{j}"]} for j in range(4)]} for i in range(20)]
+    },
+    "references": {
+        "$ref": "#/$defs/d0",
+        "$defs": {
+            **{f"d{n}": {"anyOf": [{"$ref": f"#/$defs/d{n + 1}"}] * 2} for n in range(30)},
+            "d30": {"type": "integer"},
+        },
+    },
+    "references joined": {
+        "$ref": "#/$defs/d0",
+        "$defs": {
+            **{f"d{n}": {"allOf": [{"$ref": f"#/$defs/d{n + 1}"}] * 2} for n in range(30)},
+            "d30": {"type": "object"},
+        },
+    },
+    "itself": {"anyOf": [{"$ref": "#"}, {"$ref": "#"}]},
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_hostile_schema_is_compiled_or_refused_soon_and_no_token_takes_long(name: str) -> None:
+    made, began = grammars(), time.process_time()
+    worst_s = 0.0
+    try:
+        constraint = made.compile(ResponseFormat.json_schema(HOSTILE[name])).start()
+        generator = torch.Generator().manual_seed(0)
+        for _ in range(100):
+            if constraint.finished:
+                break
+            at = time.process_time()
+            allowed = constraint.mask(torch.zeros(VOCABULARY)).isfinite().nonzero().flatten()
+            constraint.accept(int(allowed[torch.randint(len(allowed), (1,), generator=generator)]))
+            worst_s = max(worst_s, time.process_time() - at)
+    except InputError as refused:
+        assert "constrained" in str(refused) or "too complex" in str(refused)
+    assert time.process_time() - began < 10.0  # all take less than a second on an idle machine
+    assert worst_s < 1.0
+
+
+def test_a_grammar_that_takes_too_long_is_refused_and_the_caller_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "COMPILE_S", 0.05)
+    monkeypatch.setattr(module, "_compiled", lambda *_: time.sleep(0.5))
+    with pytest.raises(SchemaError, match=r"more than 0\.05 s"):
+        grammars().compile(ResponseFormat.json_object())
+
+
+def test_equal_forms_are_compiled_once_and_the_oldest_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "CACHED", 2)
+    made = grammars()
+    forms = [ResponseFormat.json_schema({"const": n}) for n in range(3)]
+    first = made.compile(forms[0])
+    assert made.compile(ResponseFormat.json_schema({"const": 0})) is first
+    made.compile(forms[1])
+    made.compile(forms[0])
+    made.compile(forms[2])
+    assert made.compile(forms[0]) is first, "it was used after the second"
+    assert len(made._kept) == 2
+
+
+def test_answers_of_one_grammar_are_independent_of_each_other() -> None:
+    tokenizer = byte_tokenizer()
+    grammar = grammars().compile(ResponseFormat.json_schema({"enum": ["aa", "bb"]}))
+    one, other = grammar.start(), grammar.start()
+    for token in tokenizer('"aa', add_special_tokens=False)["input_ids"]:
+        one.accept(token)
+    assert written(other, tokenizer, VOCABULARY) in ('"aa"', '"bb"')
+    assert written(one, tokenizer, VOCABULARY) == '"' and one.complete
+
+
+def _metaspace() -> Any:
+    """As Llama 2: a space is put before every text, by a normalizer, and the decoder removes it again."""
+    pieces = ["▁", *'{}[]":,.-0123456789abcdefghijklmnopqrstuvwxyz', '▁"', '":', "▁1"]
+    vocabulary = ["<unk>", "<s>", "</s>", *(f"<0x{n:02X}>" for n in range(256)), *pieces]
+    ids = {piece: number for number, piece in enumerate(vocabulary)}
+    backend = Tokenizer(models.BPE(vocab=ids, merges=[], byte_fallback=True, unk_token="<unk>"))
+    backend.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    backend.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
+    return PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="</s>", unk_token="<unk>")
+
+
+def _reader() -> Any:
+    if not (READER / "tokenizer.json").is_file():
+        pytest.skip("the bundled reader is missing")
+    return PreTrainedTokenizerFast.from_pretrained(str(READER))
+
+
+@pytest.mark.parametrize("made", [byte_tokenizer, fallback_tokenizer, _metaspace, _reader])
+def test_the_text_of_allowed_tokens_has_the_form_with_every_kind_of_tokenizer(made: Any) -> None:
+    tokenizer = made()
+    vocabulary = len(tokenizer) + 5  # models pad their vocabulary
+    form = ResponseFormat.json_schema(
+        {
+            "type": "object",
+            "properties": {"a b": {"enum": ["é", "x y"]}, "n": {"type": "integer", "minimum": 0, "maximum": 99}},
+            "required": ["a b", "n"],
+            "additionalProperties": False,
+        }
+    )
+    grammar = grammars(tokenizer, vocabulary).compile(form)
+    for seed in range(5):
+        answer = json.loads(written(grammar.start(), tokenizer, vocabulary, seed))
+        assert answer["a b"] in ("é", "x y") and 0 <= answer["n"] <= 99 and len(answer) == 2
+
+
+def test_a_tokenizer_that_puts_a_space_before_a_text_does_not_force_it_into_answers() -> None:
+    tokenizer = byte_tokenizer()
+    tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True, use_regex=False)
+    constraint = grammars(tokenizer).compile(ResponseFormat.json_schema({"const": {}})).start()
+    assert written(constraint, tokenizer, VOCABULARY) == "{}"
+
+
+def test_an_engine_without_a_usable_tokenizer_is_told_so() -> None:
+    with pytest.raises(InputError, match="fast tokenizer"):
+        Grammars(ConstraintTokenizer(None, 10, (1,))).compile(ResponseFormat.json_object())
+    tokenizer = byte_tokenizer()
+    tokenizer.eos_token = None
+    with pytest.raises(InputError, match="end token"):
+        grammars(tokenizer).compile(ResponseFormat.json_object())
+
+
+def test_without_the_package_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "llguidance", None)
+    with pytest.raises(MissingExtraError, match=r'pip install "ragkv\[structured\]"'):
+        grammars().compile(ResponseFormat.json_object())

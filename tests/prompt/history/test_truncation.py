@@ -1,0 +1,335 @@
+"""A conversation outgrows the context: tokens are dropped, the kept KV is rotated, nothing is computed again."""
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from ragkv import Engine, EngineConfig, FusionConfig, StoreConfig
+from ragkv.config import SessionConfig
+from ragkv.errors import ConfigError, InputError, PromptTooLongError
+from ragkv.prompt.history import Block, Discardable, History, Part, PartKind, fitted, keep_dialogue, merged, oldest
+from tests import reference, tiny_models
+from tests.conversations.helpers import ask, engine_at, files, question, with_kv
+from tests.engine.helpers import A, B, active_request, close, full_prefill
+
+CONTEXT = 59
+
+
+def small_engine(directory: Path | None = None, **session: Any) -> Engine:
+    model = tiny_models.model("llama")
+    model.config.max_position_embeddings = CONTEXT
+    config = EngineConfig(
+        store=StoreConfig(directory=None if directory is None else str(directory)),
+        fusion=FusionConfig(selector="first-k", sensitivity_prefixes=0),
+        session=SessionConfig(**{"block_tokens": 8, **session}),
+    )
+    return Engine(model, config=config)
+
+
+def fill(engine: Engine, turns: int, **how: Any) -> Any:
+    """A session with `turns` turns of 9 tokens, of which 6 fit."""
+    session = engine.session("s")
+    for turn in range(turns):
+        ask(engine, session, turn, **how)
+    return session
+
+
+class TestEdit:
+    """`History.without` against a plain list of ids."""
+
+    history = History(
+        (
+            Block("a", "p", "f", (1, 2, 3, 4), 0, 0, 4),
+            Block("b", "p", "f", (5, 6, 7), 1, 1, 3),
+        ),
+        (8, 9),
+        (Part(PartKind.CHUNK, 3), Part(PartKind.QUESTION, 2), Part(PartKind.ANSWER, 3)),
+    )
+
+    @pytest.mark.parametrize("ranges", [[], [(0, 2)], [(1, 3)], [(3, 5)], [(0, 8)], [(2, 3), (4, 7)], [(6, 8)]])
+    @pytest.mark.parametrize("mode", ["kv", "tokens", "naive"])
+    def test_without_drops_exactly_the_given_ranges(self, ranges: list[tuple[int, int]], mode: str) -> None:
+        gone = {index for start, stop in ranges for index in range(start, stop)}
+        kept = tuple(token for index, token in enumerate(self.history.token_ids) if index not in gone)
+        cut = self.history.without(ranges, mode, prefix_tokens=1)
+        assert cut.token_ids == kept
+        assert sum(map(len, cut.parts)) == len(kept) == len(cut)
+        assert mode != "tokens" or not cut.blocks
+
+    def test_naive_truncation_keeps_the_first_rotation_through_many_edits(self) -> None:
+        once = self.history.without([(0, 1)], "naive", prefix_tokens=1)
+        assert [block.rotated_from for block in once.blocks] == [2, 5]
+        twice = once.without([(0, 4)], "naive", prefix_tokens=1)
+        assert [(block.kept_ids, block.rotated_from) for block in twice.blocks] == [((7,), 6)]
+
+    @pytest.mark.parametrize("wrong", [(2, 1), (-1, 2), (0, 9), (0,), "ab", (0.5, 1), None, 3])
+    def test_an_invalid_range_is_refused(self, wrong: Any) -> None:
+        with pytest.raises(InputError, match="no range"):
+            merged([wrong], 8)
+
+    def test_overlapping_ranges_in_any_order_are_merged(self) -> None:
+        assert merged([(4, 6), (0, 2), (1, 3), (5, 5)], 8) == [(0, 3), (4, 6)]
+
+
+class TestDroppedTokens:
+    parts = (
+        Part(PartKind.CHUNK, 4, 0),
+        Part(PartKind.CHUNK, 2, 0),
+        Part(PartKind.QUESTION, 2, 0),
+        Part(PartKind.ANSWER, 2, 0),
+        Part(PartKind.CHUNK, 6, 1),
+        Part(PartKind.QUESTION, 2, 1),
+        Part(PartKind.ANSWER, 2, 1),
+    )
+
+    def view(self, needed: int, target: int, sinks: int = 0) -> Discardable:
+        return Discardable(tuple(range(20)), self.parts, needed, target, sinks)
+
+    def test_oldest_drops_the_first_tokens_behind_the_sinks(self) -> None:
+        assert oldest(self.view(1, 10)) == [(0, 10)]
+        assert oldest(self.view(1, 10, sinks=3)) == [(3, 13)]
+
+    def test_keep_dialogue_drops_all_documents_of_a_turn_the_oldest_turn_first(self) -> None:
+        assert keep_dialogue(self.view(1, 3)) == [(0, 4), (4, 6)]
+        assert keep_dialogue(self.view(1, 10)) == [(0, 4), (4, 6), (10, 16)]
+        assert keep_dialogue(self.view(1, 10, sinks=5)) == [(5, 6), (10, 16)]
+
+    def test_keep_dialogue_drops_the_oldest_words_after_all_documents(self) -> None:
+        assert merged(keep_dialogue(self.view(13, 10)), 20) == [(0, 16)]  # half of the 8 remaining words
+
+    @pytest.mark.parametrize("discard", ["oldest", "keep-dialogue", lambda _: []])
+    def test_all_history_is_dropped_before_a_prompt_is_refused(self, discard: Any) -> None:
+        history = History((), tuple(range(20)), self.parts)
+        settings = SessionConfig(sink_tokens=3)
+        assert len(fitted(history, 0, settings, discard, 1)[0]) == 0
+        assert len(fitted(history, 9, settings, discard, 1)[0]) <= 9
+
+    def test_truncation_drops_half_of_the_history_at_a_time(self) -> None:
+        history = History((), tuple(range(21)))
+        assert fitted(history, 20, SessionConfig(), "oldest", 1) == (
+            History((), tuple(range(10, 21))),
+            "history truncated: 10 of 21 tokens dropped",
+        )
+        assert len(fitted(history, 5, SessionConfig(), "oldest", 1)[0]) == 3  # 21 -> 11 -> 6 -> 3
+        assert fitted(history, 21, SessionConfig(), "oldest", 1) == (history, None)
+
+
+class TestReuseAfterTruncation:
+    def test_a_turn_after_truncation_computes_only_its_new_tokens(self, tmp_path: Path) -> None:
+        with small_engine(tmp_path) as engine:
+            session = fill(engine, 6)
+            before = len(session.token_ids)
+            reuse = ask(engine, session, 6).reuse
+            dropped = before // 2
+            assert reuse.notes == (f"history truncated: {dropped} of {before} tokens dropped",)
+            assert reuse.tokens == 1 + before - dropped + 5
+            assert reuse.computed == 1 + 5  # the token without KV, and the question
+            assert reuse.fused == before - dropped - 1
+            assert reuse.compute == pytest.approx(6 / reuse.tokens)
+            assert ask(engine, session, 7).reuse.computed == 6  # the next turn, too
+
+    def test_kept_kv_is_rotated_to_its_new_positions(self) -> None:
+        """The logits equal the model's own pass over the kept raw keys, rotated to their new positions."""
+        with small_engine() as engine:
+            session = fill(engine, 6)
+            blocks = session.conversation.history.blocks
+            prefill = engine.prefill(question(6), session=session)
+            assert prefill.reuse.fused > 0
+            kept = len(session.token_ids) - len(session.token_ids) // 2
+            ids = [1, *session.token_ids[-kept:], *question(6)]
+            assert prefill.token_ids.tolist() == ids
+            raw = []
+            for block in blocks:
+                lease = engine.parts.block_writer.lease(block)
+                with lease:
+                    raw.append(torch.stack([lease.read_layer(layer) for layer in range(4)]))
+            stored = torch.cat(raw, dim=3)[:, :, :, -(kept - 1) :]  # (L, 2, G, T, D)
+            cache, naive = reference.full_prefill(tiny_models.model("llama"), ids[:1])[1], tiny_models.model("llama")
+            places = torch.arange(1, kept)
+            for layer in range(4):
+                cos, sin = reference.embeddings_at(naive, layer, places, len(ids))
+                k_rot = engine.parts.adapter.rotate(layer, stored[layer, 0][None], cos, sin)
+                cache.update(k_rot, stored[layer, 1][None], layer)
+            rest = torch.tensor([ids[kept:]])
+            out = naive(rest, past_key_values=cache, position_ids=torch.arange(kept, len(ids))[None])
+            close(prefill.logits, out.logits[0, -1])
+
+    def test_truncated_history_is_approximate_and_ratio_one_is_exact(self) -> None:
+        with small_engine() as engine:
+            session = fill(engine, 6)
+            ids = engine.prefill(question(6), session=session).token_ids.tolist()
+            whole = full_prefill(ids)[0]
+            assert not torch.allclose(engine.prefill(question(6), session=session).logits, whole, atol=1e-2)
+            close(engine.prefill(question(6), session=session, ratio=1.0).logits, whole)
+
+    def test_truncation_keeps_the_sink_tokens(self) -> None:
+        with small_engine(sink_tokens=4) as engine:
+            session = fill(engine, 6)
+            before = session.token_ids
+            ask(engine, session, 6)
+            assert session.token_ids[:4] == before[:4]
+            assert session.token_ids[4:].index(before[4 + len(before) // 2]) == 0
+
+    def test_a_failed_turn_truncates_nothing(self) -> None:
+        with small_engine() as engine:
+            session = fill(engine, 6)
+            before = session.conversation
+            with pytest.raises(PromptTooLongError):
+                engine.answer([5] * CONTEXT, session=session)
+            stream = engine.stream(question(6), session=session, max_new_tokens=4, min_new_tokens=4)
+            next(stream)
+            stream.close()
+            engine.prefill(question(6), session=session)
+            assert session.conversation == before
+
+    def test_truncation_is_durable_and_deletes_blocks_that_no_history_has(self, tmp_path: Path) -> None:
+        with small_engine(tmp_path) as engine:
+            session = fill(engine, 6)
+            engine.flush()
+            before = files(tmp_path)
+            ask(engine, session, 6)
+            engine.flush()
+            history = session.conversation.history
+            assert files(tmp_path) == len({block.token_ids for block in history.blocks}) < before + 2
+        with small_engine(tmp_path) as engine:
+            session = engine.session("s")
+            assert session.conversation.history == history
+            assert engine.prefill(question(7), session=session).reuse.computed == 6
+
+    def test_rewinding_a_turn_that_truncated_restores_the_dropped_tokens(self, tmp_path: Path) -> None:
+        with small_engine(tmp_path) as engine:
+            session = fill(engine, 6)
+            before = session.token_ids
+            ask(engine, session, 6)
+            engine.flush()
+            session.rewind()
+            assert session.token_ids == before
+            session.rewind(3)  # far enough that the next prompt fits: dropped tokens are computed
+            reuse = engine.prefill(question(3), session=session, ratio=1.0).reuse
+            assert any("its block was lost" in note for note in reuse.notes)
+
+
+class TestBaselines:
+    def test_token_truncation_computes_the_kept_text_again(self, tmp_path: Path) -> None:
+        with small_engine(tmp_path, truncation="tokens") as engine:
+            session = fill(engine, 6)
+            before = len(session.token_ids)
+            prefill = engine.prefill(question(6), session=session, ratio=0.0)
+            close(prefill.logits, full_prefill(prefill.token_ids.tolist())[0])
+            answer = ask(engine, session, 6)
+            assert answer.reuse.computed == before - before // 2 + 5  # the kept text is computed
+            assert ask(engine, session, 7).reuse.computed == 6  # but only once
+
+    def test_naive_truncation_leaves_keys_at_their_old_rotation(self, tmp_path: Path) -> None:
+        logits = {}
+        for mode in ("kv", "naive", "tokens"):
+            with small_engine(truncation=mode) as engine:
+                session = fill(engine, 6)
+                prefill = engine.prefill(question(6), session=session)
+                logits[mode] = prefill.logits
+                if mode == "naive":
+                    spans = active_request(engine, question(6), session=session).prompt.history.blocks
+                    assert spans[0].rotated_from == 1 + len(session.token_ids) // 2
+                    assert prefill.reuse.computed == 6
+        assert not torch.allclose(logits["kv"], logits["naive"], atol=1e-2)
+
+    def test_an_unknown_truncation_or_discarding_list_is_refused(self) -> None:
+        with pytest.raises(ConfigError, match="naive"):
+            SessionConfig(truncation="bogus")
+        with pytest.raises(ConfigError, match="keep-dialogue"):
+            small_engine(discard="bogus")
+
+
+class TestDiscardingLists:
+    def test_a_session_with_keep_dialogue_drops_documents_and_keeps_words(self) -> None:
+        with small_engine(discard="keep-dialogue") as engine:
+            session = engine.session("s")
+            for turn, chunk in enumerate((A, B)):
+                engine.answer(question(turn), [chunk], session, max_new_tokens=4, min_new_tokens=4, ratio=1.0)
+            for turn in (2, 3):
+                ask(engine, session, turn)
+            words = [token for part, token in by_part(session) if part.kind is not PartKind.CHUNK]
+            ask(engine, session, 4)
+            assert [token for _, token in by_part(session)][: len(words)] == words
+            assert all(part.kind is not PartKind.CHUNK for part, _ in by_part(session))
+
+    def test_a_callable_discarding_list_decides_for_one_session(self) -> None:
+        seen: list[Discardable] = []
+
+        def every_other_turn(view: Discardable) -> Iterable[tuple[int, int]]:
+            seen.append(view)
+            return [(start, stop) for start, stop, part in view.spans() if part.turn % 2 == 0]
+
+        with small_engine() as engine:
+            session = engine.session("s", discard=every_other_turn)
+            for turn in range(6):
+                ask(engine, session, turn)
+            before = session.token_ids
+            ask(engine, session, 6)
+            kept = tuple(token for at, token in enumerate(before) if at // 9 % 2)
+            assert session.token_ids[: len(kept)] == kept
+            assert (len(seen), seen[0].token_ids, seen[0].target) == (1, before, len(before) // 2)
+            assert seen[0].needed == 1 + len(before) + 5 + 4 - CONTEXT
+
+    def test_a_list_that_drops_nothing_is_replaced_by_oldest_and_the_report_says_so(self) -> None:
+        with small_engine() as engine:
+            session = engine.session("s", discard=lambda _: [])
+            fill(engine, 6)
+            assert "so the oldest were dropped" in ask(engine, session, 6).reuse.notes[0]
+
+    def test_a_list_with_an_invalid_range_is_refused_and_drops_nothing(self) -> None:
+        with small_engine() as engine:
+            session = engine.session("s", discard=lambda _: [(5, 1000)])
+            fill(engine, 6)
+            before = session.conversation
+            with pytest.raises(InputError, match="no range"):
+                ask(engine, session, 6)
+            assert session.conversation == before
+
+    def test_session_discard_drops_tokens_at_any_time(self, tmp_path: Path) -> None:
+        with engine_at(tmp_path) as engine:
+            session = engine.session("s")
+            for turn in range(3):
+                ask(engine, session, turn)
+            before, turns = session.token_ids, session.turns
+            assert session.discard([(9, 18)]) == 9
+            assert session.token_ids == before[:9] + before[18:]
+            assert session.turns == turns
+            reuse = engine.prefill(question(3), session=session, ratio=0.0).reuse
+            assert reuse.exact == 1 + 9 - 0 and reuse.computed == 6
+            with pytest.raises(InputError, match="no range"):
+                session.discard([(0, 1000)])
+            assert session.discard("oldest") == 9
+        with engine_at(tmp_path) as engine:
+            assert engine.session("s").token_ids == before[18:]
+
+    def test_make_room_drops_before_a_turn_what_the_turn_would_drop(self) -> None:
+        with small_engine() as engine:
+            session = fill(engine, 6)
+            before = len(session.token_ids)
+            assert session.make_room(9) == before // 2
+            assert session.make_room(9) == 0
+            assert ask(engine, session, 6).reuse.notes == ()
+
+
+def by_part(session: Any) -> list[tuple[Part, int]]:
+    ids = iter(session.token_ids)
+    return [(part, next(ids)) for part in session.conversation.history.parts for _ in range(len(part))]
+
+
+def test_truncated_history_is_never_exact_in_another_session(tmp_path: Path) -> None:
+    """Another session with the same ids as a truncated one computes them."""
+    with small_engine(tmp_path) as engine:
+        session = fill(engine, 6)
+        ask(engine, session, 6)
+        other = engine.session("other")
+        history = session.conversation.history
+        kept = history.token_ids
+        engine.append(other, kept[:-4], kept[-4:], ratio=0.0)
+        assert with_kv(other) == len(kept)
+        prefill = engine.prefill(question(7), session=other, ratio=0.0)
+        assert prefill.reuse.exact == 1 + len(kept)
+        close(prefill.logits, full_prefill(prefill.token_ids.tolist())[0])

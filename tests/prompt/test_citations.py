@@ -1,0 +1,47 @@
+"""Citations name the places where chunks contain the answer."""
+
+import pytest
+
+from ragkv import Chunk, Citation
+from ragkv.prompt import cite
+
+
+def chunk(text: str, source: str = "") -> Chunk:
+    return Chunk((1,), text, {"source": source} if source else {})
+
+
+@pytest.mark.parametrize(
+    ("answer", "text", "found"),
+    [
+        ("Paris", "It is Paris, in fact.", "Paris"),
+        ("paris.", "PARIS is large.", "PARIS"),
+        (" Paris ", "Paris", "Paris"),
+        ("Par", "Paris", None),
+        ("aris", "Paris", None),
+        ("C++ (1998)", "In C++ (1998) it was", "C++ (1998)"),
+        ("a.c", "abc", None),
+        ("été", "un été chaud", "été"),
+        ("Paris", "", None),
+        ("", "Paris", None),
+        (".", "A. B.", None),
+    ],
+)
+def test_an_answer_is_matched_by_whole_words_in_any_case(answer: str, text: str, found: str | None) -> None:
+    cited = cite(answer, [chunk(text)])
+    assert [text[c.start : c.end] for c in cited] == ([] if found is None else [found])
+
+
+def test_every_chunk_that_says_it_is_cited_once_with_its_source() -> None:
+    chunks = [chunk("no"), chunk("yes and yes", "a.md"), chunk("Yes", "b.md")]
+    assert cite("yes", chunks) == (Citation(1, 0, 3, "a.md"), Citation(2, 0, 3, "b.md"))
+
+
+def test_a_number_in_brackets_names_a_chunk() -> None:
+    chunks = [chunk("one", "a"), chunk("two", "b")]
+    assert cite("Because so [2].", chunks) == (Citation(1, 0, 3, "b"),)
+    assert cite("one [1][2][9][0]", chunks) == (Citation(0, 0, 3, "a"), Citation(1, 0, 3, "b"))
+
+
+def test_a_chunk_without_text_is_not_cited() -> None:
+    assert cite("Paris", [Chunk((1, 2))]) == ()
+    assert cite("Paris", []) == ()

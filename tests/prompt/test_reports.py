@@ -1,0 +1,146 @@
+"""An answer's report counts every token, every row and every byte once."""
+
+import itertools
+import math
+import random
+
+import pytest
+import torch
+
+from ragkv import Engine, StoreConfig
+from ragkv.fusion import SELECTORS, AskingSelector
+from ragkv.prompt import Prefill
+from tests import tiny_models
+from tests.engine.helpers import PREFIX, TOKEN_BYTES, A, B, C, Q, counts, engine_of
+
+POOL = [tiny_models.tokens(count, 20 + count) for count in (1, 2, 5, 8, 11, 13)]
+WARM = POOL[::2]
+
+
+@pytest.fixture(scope="module")
+def engine() -> Engine:
+    """An engine that never encodes missed chunks, so that its store does not change."""
+    with engine_of() as engine:
+        engine.warm(WARM)
+        engine.parts.background.add = lambda _ids: None  # type: ignore[method-assign]
+        yield engine
+
+
+def recount(chunks: list[list[int]], question: list[int], reuse: str) -> tuple[list[int], list[int], int]:
+    """Exact positions, fused positions, and S, counted token by token."""
+    exact, fused, at = ([0] if reuse != "none" else []), [], 1
+    for index, chunk in enumerate(chunks):
+        here = range(at, at + len(chunk))
+        if chunk in WARM and index == 0 and reuse != "none":
+            exact += here
+        elif chunk in WARM and reuse == "fused":
+            fused += here
+        at += len(chunk)
+    last = at + len(question) - 1
+    return [p for p in exact if p != last], [p for p in fused if p != last], last + 1
+
+
+def test_token_counts_of_random_layouts_equal_a_naive_recount(engine: Engine) -> None:
+    dice = random.Random(0)
+    for _ in range(200):
+        chunks = dice.choices(POOL, k=dice.randint(0, 5))
+        question = tiny_models.tokens(dice.randint(0, 4), seed=3)
+        reuse = dice.choice(["fused", "fused", "fused", "prefix", "none"])
+        ratio, selector = dice.choice([0.0, 0.2, 0.5, 1.0]), dice.choice(["hkvd", "first-k", "random", "none", "all"])
+        prefill = engine.prefill(question, chunks, ratio=ratio, selector=selector, reuse=reuse)
+
+        exact, fused, length = recount(chunks, question, reuse)
+        share = {"none": 0, "all": len(fused)}.get(selector, math.ceil(ratio * len(fused)))
+        computed = length - len(exact) - len(fused)
+        assert counts(prefill.reuse) == (len(exact), len(fused) - share, share, computed)
+        assert prefill.reuse.tokens == len(prefill.token_ids) == length
+        assert set(prefill.selected.tolist()) <= set(fused)
+        looked_up = {"fused": chunks, "prefix": chunks[:1], "none": []}[reuse]
+        assert prefill.reuse.missed_chunks == sum(chunk not in WARM for chunk in looked_up)
+        read = 1 if reuse != "none" and length > 1 else 0  # the prefix
+        checks = selector == "hkvd" and share > 0  # then every candidate's stored KV is compared
+        recomputed, at = {*prefill.selected.tolist(), length - 1}, 1
+        for index, chunk in enumerate(chunks):
+            whole = set(range(at, at + len(chunk))) <= recomputed
+            if index < len(looked_up) and chunk in WARM and not (whole and not checks):
+                read += len(chunk)  # what is recomputed whole, and known to be before loading, is not read
+            at += len(chunk)
+        assert prefill.reuse.bytes_by_tier == ({"memory": read * TOKEN_BYTES} if read else {})
+
+
+class TestSelection:
+    CHUNKS = [WARM[0], POOL[1], WARM[1], WARM[2], WARM[1]]
+    N = len(WARM[1]) + len(WARM[2]) + len(WARM[1])  # all that is stored but the first chunk, which is exact
+
+    def prefill(self, engine: Engine, selector: str, ratio: float) -> Prefill:
+        return engine.prefill(Q, self.CHUNKS, selector=selector, ratio=ratio)
+
+    @pytest.mark.parametrize("ratio", [0.01, 0.15, 0.3, 0.7, 1.0])
+    @pytest.mark.parametrize("selector", ["hkvd", "first-k", "random"])
+    def test_every_layer_recomputes_the_share_that_the_ratio_asks_for(
+        self, engine: Engine, selector: str, ratio: float
+    ) -> None:
+        prefill = self.prefill(engine, selector, ratio)
+        sizes = [selected.numel() for selected in prefill.selected_by_layer]
+        budget = math.ceil(ratio * self.N)
+        assert sizes[1:] == [budget] * 3
+        assert sizes[0] == (self.N if selector == "hkvd" else budget)
+
+    @pytest.mark.parametrize("ratio", [0.05, 0.15, 0.3, 0.7, 1.0])
+    def test_gradual_filtering_narrows_and_keeps_the_mean(self, engine: Engine, ratio: float) -> None:
+        selected = [set(layer.tolist()) for layer in self.prefill(engine, "hkvd-gradual", ratio).selected_by_layer]
+        assert all(later <= earlier for earlier, later in itertools.pairwise(selected))
+        mean = sum(map(len, selected[1:])) / 3
+        assert ratio * self.N <= mean < ratio * self.N + 1
+
+    @pytest.mark.parametrize("selector", sorted(SELECTORS))
+    def test_selected_positions_are_sorted_and_lie_in_fused_chunks(self, engine: Engine, selector: str) -> None:
+        _, fused, _ = recount(self.CHUNKS, Q, "fused")
+        prefill = self.prefill(engine, selector, 0.4)
+        for selected in prefill.selected_by_layer:
+            assert (selected.dtype, selected.device.type) == (torch.int64, "cpu")
+            assert selected.tolist() == sorted(set(selected.tolist()))
+            assert set(selected.tolist()) <= set(fused)
+        assert torch.equal(prefill.selected, prefill.selected_by_layer[-1])
+
+    @pytest.mark.parametrize(
+        "selector", [name for name, kind in SELECTORS.items() if not issubclass(kind, AskingSelector)]
+    )
+    def test_compute_is_the_share_of_a_full_prefills_row_layers(self, engine: Engine, selector: str) -> None:
+        prefill = self.prefill(engine, selector, 0.3)
+        rows = sum(prefill.reuse.computed + selected.numel() for selected in prefill.selected_by_layer)
+        assert prefill.reuse.compute == pytest.approx(rows / (4 * prefill.reuse.tokens))
+        assert engine.prefill(Q, self.CHUNKS, reuse="none").reuse.compute == 1.0
+
+
+def test_the_report_names_ratio_and_selector_in_force() -> None:
+    with engine_of() as engine:
+        reuse = engine.prefill(Q, [A]).reuse
+        assert (reuse.ratio, reuse.selector) == (0.15, engine.config.fusion.selector)
+        reuse = engine.prefill(Q, [A], ratio=1, selector="random").reuse
+        assert (reuse.ratio, reuse.selector) == (1.0, "random")
+
+
+def test_bytes_read_are_counted_for_each_tier(tmp_path: object) -> None:
+    config = StoreConfig(directory=str(tmp_path), memory_bytes=0)
+    with engine_of(store=config) as engine:
+        engine.warm([A, B])
+        read = engine.prefill(Q, [A, B, C]).reuse.bytes_by_tier
+        assert read == {"memory": len(PREFIX) * TOKEN_BYTES, "disk": (len(A) + len(B)) * TOKEN_BYTES}
+
+
+def test_times_are_not_negative_and_fit_inside_each_other(engine: Engine) -> None:
+    prefill = engine.prefill(Q, WARM)
+    answer = engine.answer(Q, WARM, max_new_tokens=3)
+    for timing in (prefill.timing, answer.timing):
+        parts = [getattr(timing, name) for name in timing.__slots__]
+        assert min(parts) >= 0
+        assert timing.first_token_s >= timing.prefill_s > 0
+        assert timing.prefill_s >= timing.load_s + timing.fuse_s
+        assert timing.first_token_s >= timing.queue_s + timing.lookup_s + timing.prefill_s
+    assert answer.timing.decode_s > 0
+
+
+def test_stats_report_the_kv_bytes_of_a_token(engine: Engine) -> None:
+    stats = engine.stats()
+    assert (stats.architecture, stats.layers, stats.kv_bytes_per_token) == ("llama", 4, TOKEN_BYTES)

@@ -1,0 +1,283 @@
+"""Files are ingested one by one: each has an outcome, unchanged ones are not read again, and none is lost silently."""
+
+import logging
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import ragkv.retrieval.rag.files
+from ragkv import Engine, EngineConfig, StoreConfig
+from ragkv.errors import DocumentError, InputError
+from ragkv.retrieval import Document, ParseLimits
+from ragkv.retrieval.rag import FileOptions, FileProgress, Rag, RagIngestReport
+from tests.cli.conftest import model_folder  # noqa: F401 - a fixture
+
+from . import forty_files
+
+
+@pytest.fixture(scope="module")
+def engine(model_folder: Path) -> Iterator[Engine]:  # noqa: F811
+    with Engine.from_pretrained(model_folder, EngineConfig(store=StoreConfig())) as engine:
+        yield engine
+
+
+@pytest.fixture
+def rag(engine: Engine, tmp_path: Path) -> Iterator[Rag]:
+    with Rag(engine, tmp_path / "index") as rag:
+        yield rag
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "docs").mkdir()
+    for name in ("a", "b"):
+        (tmp_path / "docs" / f"{name}.txt").write_text(f"The mill {name}.")
+    return tmp_path / "docs"
+
+
+@pytest.fixture
+def parsed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The names of the files that were parsed, in order."""
+    names: list[str] = []
+    real = ragkv.retrieval.rag.files.load_bytes
+
+    def noting(file: Path, *arguments: object) -> object:
+        names.append(file.name)
+        return real(file, *arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(ragkv.retrieval.rag.files, "load_bytes", noting)
+    return names
+
+
+def ingest(rag: Rag, *paths: Path, **options: object) -> RagIngestReport:
+    return rag.ingest_files(paths, FileOptions(**options), encode=False)  # type: ignore[arg-type]
+
+
+def statuses(report: RagIngestReport) -> dict[str, str]:
+    return {Path(outcome.path).name: outcome.status for outcome in report.files}
+
+
+def age(folder: Path) -> None:
+    """Make files look as if they had changed long ago."""
+    for file in folder.rglob("*"):
+        os.utime(file, (1e9, 1e9), follow_symlinks=False)
+
+
+def test_the_report_accounts_for_all_of_40_files(rag: Rag, tmp_path: Path) -> None:
+    root = tmp_path / "forty"
+    expected = forty_files.make(root)
+    report = ingest(rag, root)
+    found = {str(Path(outcome.path).relative_to(root)): outcome for outcome in report.files}
+    assert {name: outcome.status for name, outcome in found.items()} == expected
+    for name, outcome in found.items():
+        assert bool(outcome.reason) == (outcome.status in ("ignored", "failed")), name
+        assert outcome.status != "failed" or Path(name).name in outcome.reason
+    assert found["broken.jsonl"].documents == ("three",)
+    assert "1 document of the file was read" in found["broken.jsonl"].reason
+    again = {str(Path(outcome.path).relative_to(root)): outcome.status for outcome in ingest(rag, root).files}
+    assert again == {name: "unchanged" if status == "added" else status for name, status in expected.items()}
+
+
+def test_unchanged_files_are_neither_read_nor_parsed_again(
+    rag: Rag, folder: Path, parsed: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    age(folder)
+    ingest(rag, folder)
+    read: list[Path] = []
+    monkeypatch.setattr(ragkv.retrieval.rag.files, "read_bytes", read.append)
+    assert statuses(ingest(rag, folder)) == {"a.txt": "unchanged", "b.txt": "unchanged"}
+    assert (parsed, read) == (["a.txt", "b.txt"], [])
+
+
+def test_a_file_whose_time_changed_and_whose_bytes_did_not_is_not_parsed_again(
+    rag: Rag, folder: Path, parsed: list[str]
+) -> None:
+    ingest(rag, folder)
+    age(folder)
+    assert set(statuses(ingest(rag, folder)).values()) == {"unchanged"}
+    assert parsed == ["a.txt", "b.txt"]
+
+
+def test_a_change_of_the_same_size_in_the_same_instant_is_found(rag: Rag, folder: Path) -> None:
+    file = folder / "a.txt"
+    ingest(rag, folder)
+    before = file.stat()
+    file.write_text("The mill X.")
+    os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert statuses(ingest(rag, folder))["a.txt"] == "changed"
+
+
+def test_a_file_is_parsed_again_if_its_documents_were_deleted_or_it_is_split_otherwise(
+    rag: Rag, folder: Path, engine: Engine, tmp_path: Path, parsed: list[str]
+) -> None:
+    ingest(rag, folder)
+    rag.delete(str(folder / "a.txt"))
+    assert statuses(ingest(rag, folder)) == {"a.txt": "added", "b.txt": "unchanged"}
+    with Rag(engine, tmp_path / "index", chunk_tokens=3) as other:
+        assert set(statuses(ingest(other, folder)).values()) == {"changed"}
+    assert parsed == ["a.txt", "b.txt", "a.txt", "a.txt", "b.txt"]
+
+
+def test_documents_that_a_file_no_longer_holds_are_deleted(rag: Rag, tmp_path: Path) -> None:
+    file = tmp_path / "lines.jsonl"
+    for name in ("one", "two"):
+        forty_files.append_line(file, id=name, text=f"The {name}.")
+    ingest(rag, file)
+    file.write_text('{"id": "two", "text": "The two."}\n')
+    report = ingest(rag, file)
+    assert (report.index.deleted, statuses(report)) == (("one",), {"lines.jsonl": "changed"})
+    assert rag.index.document_ids() == ["two"]
+
+
+def test_a_file_with_a_bad_line_keeps_the_documents_it_had(rag: Rag, tmp_path: Path) -> None:
+    file = tmp_path / "lines.jsonl"
+    for name in ("one", "two"):
+        forty_files.append_line(file, id=name, text=f"The {name}.")
+    ingest(rag, file)
+    file.write_text('{"id": "two", "text": "The new two."}\n{\n')
+    outcome = ingest(rag, file).files[0]
+    assert outcome.status == "failed"
+    assert "line 2" in outcome.reason
+    assert sorted(rag.index.document_ids()) == ["one", "two"]
+
+
+def test_an_id_in_two_files_fails_in_the_second_whichever_file_changed(rag: Rag, tmp_path: Path) -> None:
+    first, second = tmp_path / "a.jsonl", tmp_path / "b.jsonl"
+    forty_files.append_line(first, id="one", text="The first.")
+    forty_files.append_line(second, id="one", text="Another.")
+    for _ in range(2):
+        report = ingest(rag, tmp_path)
+        assert statuses(report)["b.jsonl"] == "failed"
+        assert "'one' is in" in next(outcome.reason for outcome in report.files if outcome.status == "failed")
+        assert [passage.text for passage in rag.index.passages()] == ["The first."]
+
+
+def test_strict_stops_at_the_first_file_that_fails_and_keeps_those_before_it(rag: Rag, folder: Path) -> None:
+    (folder / "aa.txt").write_bytes(b"\x00")
+    with pytest.raises(DocumentError, match=r"aa\.txt looks binary"):
+        ingest(rag, folder, strict=True)
+    assert [Path(name).name for name in rag.index.document_ids()] == ["a.txt"]
+
+
+def test_files_that_fail_are_logged_so_a_script_loses_none_silently(
+    rag: Rag, folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (folder / "bad.txt").write_bytes(b"\x00")
+    with caplog.at_level(logging.WARNING, "ragkv.retrieval.rag.files"):
+        rag.ingest(folder, encode=False)
+    assert "bad.txt looks binary" in caplog.text
+
+
+def test_pruning_keeps_what_files_held_that_fail_now(rag: Rag, folder: Path) -> None:
+    rag.ingest([Document("other", "Not from a file.")], encode=False)
+    ingest(rag, folder)
+    (folder / "a.txt").write_bytes(b"\x00")
+    (folder / "b.txt").unlink()
+    (folder / "c.txt").write_text("The mill c.")
+    report = ingest(rag, folder, delete="others")
+    assert sorted(Path(name).name for name in rag.index.document_ids()) == ["a.txt", "c.txt"]
+    assert sorted(Path(name).name for name in report.index.deleted) == ["b.txt", "other"]
+    assert statuses(report)["b.txt"] == "deleted"
+
+
+def test_pruning_to_nothing_is_refused(rag: Rag, folder: Path, tmp_path: Path) -> None:
+    ingest(rag, folder)
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(InputError, match="would delete all 2"):
+        ingest(rag, tmp_path / "empty", delete="others")
+
+
+def test_links_lead_out_of_the_folder_and_never_in_circles(rag: Rag, folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "outside.txt").write_text("From outside.")
+    (folder / "c.txt").symlink_to(tmp_path / "outside.txt")
+    (folder / "d.txt").symlink_to(folder / "a.txt")
+    (folder / "e.txt").symlink_to(folder / "e.txt")
+    (folder / "inner").symlink_to(folder)
+    found = statuses(ingest(rag, folder))
+    assert found == {
+        "a.txt": "added",
+        "b.txt": "added",
+        "c.txt": "added",
+        "d.txt": "ignored",
+        "e.txt": "failed",
+        "inner": "ignored",
+    }
+
+
+def test_a_name_that_is_not_utf_8_fails_with_a_name_that_can_be_printed(rag: Rag, folder: Path) -> None:
+    name = os.fsdecode(b"caf\xe9.txt")
+    (folder / name).write_text("text")
+    failed = next(outcome for outcome in ingest(rag, folder).files if outcome.status == "failed")
+    assert failed.path.endswith("caf\\udce9.txt")
+    assert "not UTF-8" in failed.reason
+    failed.reason.encode()
+
+
+def test_a_missing_extra_ignores_a_file_in_a_folder_and_fails_one_that_is_named(
+    rag: Rag, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "docx", None)
+    (folder / "plan.docx").write_bytes(b"PK")
+    outcome = next(one for one in ingest(rag, folder).files if one.path.endswith("plan.docx"))
+    assert (outcome.status, 'pip install "ragkv[office]"' in outcome.reason) == ("ignored", True)
+    assert ingest(rag, folder / "plan.docx").files[0].status == "failed"
+
+
+def test_a_file_above_the_limit_is_not_read_into_memory(rag: Rag, folder: Path) -> None:
+    outcome = ingest(rag, folder / "a.txt", limits=ParseLimits(inflated_bytes=5)).files[0]
+    assert (outcome.status, "inflated_bytes" in outcome.reason) == ("failed", True)
+
+
+def test_progress_counts_files_and_bytes_and_leaves_out_unchanged_ones(rag: Rag, folder: Path) -> None:
+    age(folder)
+    seen: list[FileProgress] = []
+    ingest(rag, folder, on_file=seen.append)
+    assert (seen[0].files, seen[-1].files, seen[-1].files_total) == (0, 2, 2)
+    assert (seen[0].size, seen[-1].size, seen[-1].size_total) == (0, 22, 22)
+    ingest(rag, folder, on_file=seen.append)
+    assert seen[-1].size_total == 0
+
+
+@pytest.mark.parametrize("wrong", [3, None, ["text", 3], [Document("a", "x"), "path"], b"corpus"])
+def test_ingest_takes_paths_or_documents_and_says_so_for_anything_else(rag: Rag, wrong: object) -> None:
+    with pytest.raises(TypeError, match="a path, paths or documents"):
+        rag.ingest(wrong)  # type: ignore[arg-type]
+
+
+def test_ingest_takes_a_path_paths_a_document_or_documents(rag: Rag, folder: Path) -> None:
+    for source in (str(folder), folder, [folder / "a.txt", str(folder / "b.txt")]):
+        assert [Path(outcome.path).name for outcome in rag.ingest(source, encode=False).files] == ["a.txt", "b.txt"]
+    assert rag.ingest(Document("d", "One."), encode=False).index.added == ("d",)
+    assert rag.ingest(iter([Document("e", "Two.")]), encode=False).index.added == ("e",)
+    assert rag.ingest([], encode=False).index.added == ()
+
+
+def test_a_missing_path_raises(rag: Rag, tmp_path: Path) -> None:
+    with pytest.raises(DocumentError, match="no such file"):
+        rag.ingest(tmp_path / "none")
+
+
+def test_the_kv_of_changed_documents_alone_is_computed_on_request(rag: Rag, folder: Path) -> None:
+    assert rag.ingest(folder).kv.encoded == 2
+    (folder / "c.txt").write_text("The mill of Marl.")
+    kv = rag.ingest_files([folder], encode="changed").kv
+    assert (kv.encoded, kv.present) == (1, 0)
+
+
+def test_a_file_without_permission_fails_and_the_rest_is_read(
+    rag: Rag, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = Path.read_bytes
+
+    def refuse(file: Path) -> bytes:
+        if file.name == "a.txt":  # root may read everything, so the system would not refuse
+            raise PermissionError(13, "Permission denied")
+        return real(file)
+
+    monkeypatch.setattr(Path, "read_bytes", refuse)
+    report = ingest(rag, folder)
+    assert statuses(report) == {"a.txt": "failed", "b.txt": "added"}
+    assert "Permission denied. Check the path and its permissions." in report.files[0].reason

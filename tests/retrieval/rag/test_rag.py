@@ -1,0 +1,92 @@
+"""`Rag` keeps index and store consistent: a text that leaves the index leaves the store."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ragkv import Engine, EngineConfig, StoreConfig
+from ragkv.errors import RagKVError
+from ragkv.retrieval import Document
+from ragkv.retrieval.rag import Rag
+from tests.cli.conftest import model_folder  # noqa: F401 - a fixture
+
+DOCUMENTS = [
+    Document("a", "The town of Marl was founded by Ada Quill in 1820.", "a.txt", {"year": 1820}),
+    Document("b", "The mill of Marl makes paper.", "b.txt", {"year": 1901}),
+    Document("c", "The mill of Marl makes paper.", "c.txt", {"year": 1902}),
+]
+
+
+@pytest.fixture
+def rag(model_folder: Path, tmp_path: Path) -> Iterator[Rag]:  # noqa: F811
+    config = EngineConfig(store=StoreConfig(directory=str(tmp_path / "kv")))
+    with Engine.from_pretrained(model_folder, config) as engine, Rag(engine, tmp_path / "index") as rag:
+        yield rag
+
+
+def test_documents_that_share_a_text_share_an_entry(rag: Rag) -> None:
+    assert rag.ingest(DOCUMENTS).kv.encoded == 2
+
+
+def test_deleting_one_of_two_documents_with_a_text_keeps_its_entry(rag: Rag) -> None:
+    rag.ingest(DOCUMENTS)
+    entries = rag.engine.stats().store.tiers[-1].entries
+    rag.delete("b")
+    assert rag.engine.stats().store.tiers[-1].entries == entries
+    rag.delete("c")
+    for tier in rag.engine.stats().store.tiers:
+        assert tier.entries == entries - 1, "no document holds the text: its entry is gone from every tier"
+
+
+def test_a_sweep_deletes_entries_that_a_crash_between_index_and_store_left(rag: Rag) -> None:
+    rag.ingest(DOCUMENTS)
+    rag.index.delete("a")  # as if the process died before it told the engine
+    assert rag.sweep() == 1
+    assert rag.engine.stats().store.tiers[-1].entries == 1
+    assert rag.sweep() == 0
+
+
+def test_hits_can_be_returned_in_document_order(rag: Rag) -> None:
+    rag.ingest(DOCUMENTS)
+    best_first = [hit.passage.document_id for hit in rag.retrieve("paper of the mill of Marl", 3)]
+    in_order = [hit.passage.document_id for hit in rag.retrieve("paper of the mill of Marl", 3, order="document")]
+    assert best_first[0] == "b"
+    assert in_order == ["a", "b"]
+
+
+@pytest.mark.parametrize("how", [{"order": ""}, {"order": "best"}, {"retriever": ""}])
+def test_an_unknown_order_or_retriever_is_refused(rag: Rag, how: dict[str, Any]) -> None:
+    rag.ingest(DOCUMENTS)
+    with pytest.raises(RagKVError, match=r"^Unknown (order|retriever) .* Known: "):
+        rag.retrieve("paper of the mill of Marl", **how)
+
+
+def test_hits_whose_stored_kv_is_exact_can_come_first(model_folder: Path) -> None:  # noqa: F811
+    config = EngineConfig(store=StoreConfig(chained_entries=2))
+    with Engine.from_pretrained(model_folder, config) as engine, Rag(engine, None) as rag:
+        rag.ingest(DOCUMENTS)
+        question = "paper of the mill of Marl"
+        asked = rag.ask(question, 3, order="document", max_new_tokens=1)
+        engine.flush()
+        again = rag.ask(question, 3, order="reuse", reuse="prefix", max_new_tokens=1)
+        assert [hit.passage.document_id for hit in rag.retrieve(question, 3)] == ["b", "a"]
+        assert again.hits == asked.hits, "the stored chain, not the best hit, comes first"
+        assert [span.state for span in again.answer.spans if span.kind == "chunk"] == ["exact", "exact"]
+        rag.delete("a")
+        assert [hit.passage.document_id for hit in rag.retrieve(question, 3, order="reuse")] == ["b"]
+        assert not any(info.identity.behind for info in engine.parts.store.infos())
+
+
+def test_a_filter_excludes_documents_that_do_not_match(rag: Rag) -> None:
+    rag.ingest(DOCUMENTS)
+    hits = rag.retrieve("Marl", 5, where={"year": {"gte": 1900}})
+    assert {hit.passage.document_id for hit in hits} == {"b"}
+
+
+def test_a_chunk_has_the_source_of_its_passage_as_metadata(rag: Rag) -> None:
+    rag.ingest(DOCUMENTS)
+    found = rag.ask("who makes paper?", 2, max_new_tokens=1)
+    chunk = rag.chunk(found.hits[0].passage)
+    assert (chunk.metadata["source"], chunk.metadata["document"], chunk.metadata["span"]) == ("b.txt", "b", (0, 29))
