@@ -165,7 +165,7 @@ def is_whole_prompt(rows: Rows, window: int | None) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Block:
+class RowBlock:
     """The rows start ... stop - 1 of a pass, computed together over the keys low ... high - 1."""
 
     start: int
@@ -174,7 +174,7 @@ class Block:
     high: int
 
 
-def cut_blocks(positions: Sequence[int], window: int | None, most_rows: int) -> list[Block]:
+def cut_blocks(positions: Sequence[int], window: int | None, most_rows: int) -> list[RowBlock]:
     """Blocks of the rows at ascending `positions`: many rows where these are dense, few where they are scattered.
 
     A block reads keys up to its last row's position, so about half of rows x span is computed but masked. On the other
@@ -187,14 +187,14 @@ def cut_blocks(positions: Sequence[int], window: int | None, most_rows: int) -> 
             if rows <= FEWEST_ROWS or rows * (positions[stop] - positions[start] + 1) <= most_rows**2:
                 continue
         low = 0 if window is None else max(0, positions[start] - window + 1)
-        blocks.append(Block(start, stop, low, positions[stop - 1] + 1))
+        blocks.append(RowBlock(start, stop, low, positions[stop - 1] + 1))
         start = stop
     return blocks
 
 
 def _blocks(
     rows: Rows, window: int | None, q_rot: torch.Tensor, kv_heads: int, softcap: float | None
-) -> Iterator[tuple[Block, torch.Tensor | None]]:
+) -> Iterator[tuple[RowBlock, torch.Tensor | None]]:
     """The blocks of `rows` and their biases; both are equal in all layers of a pass, so the rows cache them."""
     dtype, group = q_rot.dtype, q_rot.shape[1] // kv_heads
     cached = rows.blocks.get((window, group, dtype))
@@ -214,7 +214,7 @@ def _blocks(
         yield block, _bias(rows, block, window, n, dtype) if bias is None else bias
 
 
-def _bias(rows: Rows, block: Block, window: int | None, repeats: int, dtype: torch.dtype) -> torch.Tensor | None:
+def _bias(rows: Rows, block: RowBlock, window: int | None, repeats: int, dtype: torch.dtype) -> torch.Tensor | None:
     """0 where a row of the block sees a key and -inf elsewhere, (repeats * R, N); `None` if every row sees all.
 
     Not bool, because SDPA would convert it again in every layer, which cost 5 % of a fused prefill.

@@ -90,7 +90,7 @@ def raw_kv(
     """
     found = list[torch.Tensor]()
     for together in _passes(runs, PASS_ROWS[adapter.device.type]):
-        found += _Pass(adapter, together, layers or range(adapter.layer_count)).run(between)
+        found += _RunsPass(adapter, together, layers or range(adapter.layer_count)).run(between)
     return found
 
 
@@ -106,7 +106,7 @@ def _passes(runs: Sequence[TokenRun], most_rows: int) -> Iterator[Sequence[Token
         yield runs[start:]
 
 
-class _Pass:
+class _RunsPass:
     """Runs that are computed together."""
 
     def __init__(self, adapter: Adapter, runs: Sequence[TokenRun], layers: range) -> None:
@@ -217,7 +217,7 @@ class _Pass:
 class _LayerOfRuns(Cache):
     """One layer of a pass: the layer's cache and its mask."""
 
-    def __init__(self, runs: _Pass, layer: int, rotation: tuple[torch.Tensor, torch.Tensor]) -> None:
+    def __init__(self, runs: _RunsPass, layer: int, rotation: tuple[torch.Tensor, torch.Tensor]) -> None:
         """`rotation` is cos and sin of all rows, each (1, R, rotary dims)."""
         super().__init__(layers=[])
         self._runs, self._layer, self._rotation = runs, layer, rotation

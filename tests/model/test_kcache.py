@@ -12,7 +12,7 @@ from ragkv import KCacheConfig
 from ragkv.errors import ConfigError
 from ragkv.model import Adapter, PromptKV, adapt, full_pass
 from ragkv.model.decode.batching import DecodeRow, decode_rows
-from ragkv.model.kcache import ATTENTION, HostValues, KCacheLayer, OffloadedKV, Offloading, attend_top, choose, kcache
+from ragkv.model.kcache import HostValues, OffloadedKV, Offloading, attend_top, choose
 from tests import tiny_models
 
 CPU = torch.device("cpu")
@@ -102,16 +102,6 @@ def test_the_block_search_over_many_keys_finds_the_largest_scores(keys: int, top
     wanted = (torch.bmm(q_rot, k_rot.transpose(1, 2)) * 0.3).softmax(-1).topk(top_n).values
     torch.testing.assert_close(choice.weights.sort(-1, descending=True).values, wanted)
     assert choice.places.flatten(1).shape == (2, 3 * top_n)
-
-
-def test_masked_keys_have_no_weight() -> None:
-    q_rot, k_rot = torch.randn(1, 2, 8), torch.randn(1, 10, 8)
-    allowed = torch.ones(1, 1, 10, dtype=torch.bool)
-    allowed[..., :7] = False
-    choice = choose(q_rot, k_rot, 5, 1.0, allowed=allowed)
-    positions = choice.rows[choice.places]
-    assert (choice.weights[positions < 7] == 0).all()
-    torch.testing.assert_close(choice.weights.sum(-1), torch.ones(1, 2))
 
 
 # Values in host memory
@@ -328,83 +318,6 @@ def test_settings_that_help_are_not_refused() -> None:
 def test_an_invalid_kcache_setting_is_refused(wrong: dict[str, int]) -> None:
     with pytest.raises(ConfigError, match=next(iter(wrong))):
         KCacheConfig(**wrong)  # type: ignore[arg-type]
-
-
-# Plain transformers models
-
-
-@pytest.mark.parametrize("family", ["llama", "gemma2", "qwen3", "gpt_neox", "mistral"])
-class TestGenerate:
-    def generated(self, family: str, config: KCacheConfig | None, **how: Any) -> Any:
-        model = tiny_models.model(family)
-        ids = torch.tensor([tiny_models.tokens(40, seed) for seed in (1, 2)])
-        padding = torch.ones_like(ids)
-        padding[1, :7] = 0
-        past = None
-        if config is not None:
-            model.set_attn_implementation(ATTENTION)
-            past = kcache(model.config, config)
-        settings = {"max_new_tokens": 45, "min_new_tokens": 45, "do_sample": False, "attention_mask": padding, **how}
-        out = model.generate(ids, past_key_values=past, output_scores=True, return_dict_in_generate=True, **settings)
-        return out, past
-
-    def test_generate_with_n_of_all_keys_equals_an_ordinary_cache(self, family: str) -> None:
-        wanted, _ = self.generated(family, None)
-        got, past = self.generated(family, KCacheConfig(999, resident_layers=1, fall_back=False))
-        assert torch.equal(got.sequences, wanted.sequences)
-        for own, other in zip(got.scores, wanted.scores, strict=True):
-            torch.testing.assert_close(own.nan_to_num(), other.nan_to_num(), atol=1e-4, rtol=1e-4)
-        assert family == "mistral" or sum(getattr(layer, "rows_fetched", 0) for layer in past.layers) > 0
-
-    def test_values_stay_on_the_device_until_there_are_more_than_n_keys(self, family: str) -> None:
-        wanted, _ = self.generated(family, None)
-        got, past = self.generated(family, KCacheConfig(999, resident_layers=0))
-        assert torch.equal(got.sequences, wanted.sequences)
-        assert all(layer.host_bytes == 0 for layer in past.layers if isinstance(layer, KCacheLayer))
-
-    def test_beam_search_reorders_offloaded_values(self, family: str) -> None:
-        wanted, _ = self.generated(family, None, num_beams=3, max_new_tokens=12, min_new_tokens=12)
-        config = KCacheConfig(999, resident_layers=0, fall_back=False)
-        got, _ = self.generated(family, config, num_beams=3, max_new_tokens=12, min_new_tokens=12)
-        assert torch.equal(got.sequences, wanted.sequences)
-
-
-@torch.no_grad()
-def test_the_transformers_cache_layer_and_offloaded_kv_give_the_same_logits() -> None:
-    config, ids = KCacheConfig(top_n=6, resident_layers=1), tiny_models.tokens(PROMPT, 1)
-    model, adapter = tiny_models.model("llama"), adapt(tiny_models.model("llama"))
-    model.set_attn_implementation(ATTENTION)
-    past, kv = kcache(model.config, config), offloaded(adapter, PROMPT + 40, config)
-    model(torch.tensor([ids]), past_key_values=past)
-    prefilled(adapter, kv)
-    for token in tiny_models.tokens(40, 5):
-        same(step(adapter, kv, token), model(torch.tensor([[token]]), past_key_values=past).logits[0, -1])
-    assert sum(getattr(layer, "rows_fetched", 0) for layer in past.layers) == pytest.approx(kv.rows_fetched, rel=0.2)
-
-
-@torch.no_grad()
-def test_a_cropped_cache_continues_like_one_that_was_never_longer() -> None:
-    model = tiny_models.model("llama")
-    model.set_attn_implementation(ATTENTION)
-    ids = torch.tensor([tiny_models.tokens(70, 1)])
-    config = KCacheConfig(top_n=6, resident_layers=0)
-    long, short = kcache(model.config, config), kcache(model.config, config)
-    model(ids[:, :60], past_key_values=long)
-    model(ids[:, 60:64], past_key_values=long)  # several in one pass over values from the host
-    long.crop(-14)
-    model(ids[:, :50], past_key_values=short)
-    for at in range(50, 60):
-        own, other = (model(ids[:, at : at + 1], past_key_values=past).logits for past in (long, short))
-        torch.testing.assert_close(own, other, atol=1e-4, rtol=1e-4)
-    assert long.layers[1].host_bytes > 0
-    assert long.layers[1].device_bytes < 60 * 2 * 2 * 16 * 4  # less than K and V
-    long.reset()
-    assert long.get_seq_length() == 0
-
-
-def test_a_model_with_another_attention_implementation_is_refused() -> None:
-    with pytest.raises(ConfigError, match="set_attn_implementation"):
-        kcache(tiny_models.model("llama").config, KCacheConfig())
 
 
 @pytest.mark.gpu

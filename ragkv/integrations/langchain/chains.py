@@ -1,7 +1,7 @@
 """Runnables over a chat model: a stuff chain whose documents are chunks, and MapReduce and MapRerank as baselines.
 
 The two baselines (CacheBlend section 7.1, "Baselines") read each document alone. MapReduce summarises each and asks
-over the summaries; MapRerank asks each and takes the surest answer. `retrieval/rag/baselines.py` has them without LangChain.
+over the summaries; MapRerank asks each and takes the surest answer. `retrieval/rag/baselines.py` has them, too.
 """
 
 import functools

@@ -20,7 +20,7 @@ BLOCKS = ((32, 8), (8, 4))  # keys per block, and how many times N blocks there 
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class TopRows:
     """The rows a token reads, with their weights."""
 
     rows: torch.Tensor  # (U,) int64, ascending: position * G + KV head, each once
@@ -36,29 +36,26 @@ def choose(
     softcap: float | None = None,
     *,
     start: int = 0,
-    allowed: torch.Tensor | None = None,
     renormalise: bool = False,
-) -> Choice:
+) -> TopRows:
     """The N largest weights of each query head, q_rot (G, H / G, D), over keys (G, S, D) of the positions from `start`.
 
-    N is limited to S. `allowed` (G, 1, S) bool marks visible keys. Among equal weights any may be chosen.
+    N is limited to S. Among equal weights any may be chosen.
     """
     kv_heads, keys = k_rot.shape[:2]
     scores = _scores(q_rot, k_rot).mul_(scaling)  # (G, H / G, S) float32
     if softcap is not None:
         scores = torch.tanh(scores / softcap) * softcap
-    if allowed is not None:
-        scores = scores.masked_fill(~allowed, float("-inf"))
     positions = _largest(scores, min(top_n, keys))  # of scores, because softmax rounds some to ties
     weights = scores.softmax(-1).gather(-1, positions)
     if renormalise:
         weights = weights / weights.sum(-1, keepdim=True)
     heads = torch.arange(kv_heads, device=k_rot.device)[:, None, None]
     rows, places = torch.unique((positions + start) * kv_heads + heads, return_inverse=True)
-    return Choice(rows, places, weights)
+    return TopRows(rows, places, weights)
 
 
-def attend_top(choice: Choice, fetch: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
+def attend_top(choice: TopRows, fetch: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
     """The weighted sum of the chosen rows, (G, H / G, D). `fetch` maps rows (U,) to their values (U, D)."""
     values = fetch(choice.rows)
     kv_heads, group, count = choice.places.shape
