@@ -113,7 +113,7 @@ class Manifests:
             return None, f"the conversation could not be read ({error.strerror}): it starts empty"
         try:
             return decode(session_id, data, self._base), None
-        except OtherVersionError as error:
+        except ManifestVersionError as error:
             why, suffix = f"is of version {error}", "other-version"
         except NOT_A_MANIFEST as error:
             why, suffix = f"is damaged ({error})", "damaged"
@@ -138,7 +138,7 @@ class Manifests:
         return self._folder / f"{_hashed(session_id)}-{self._model_digest}.json"
 
 
-class OtherVersionError(Exception):
+class ManifestVersionError(Exception):
     """A manifest has a version that this code does not read. The argument is that version."""
 
 
@@ -177,15 +177,15 @@ def encode(summary: Summary, conversation: Conversation, base: Identity, secret:
 def decode(session_id: str, data: bytes, base: Identity, secret: str | None = None) -> Conversation:
     """Inverse of `encode`.
 
-    Raises `OtherVersionError`; and one of `NOT_A_MANIFEST` if `data` is no manifest of this session, of this model and
-    of this tenant.
+    Raises `ManifestVersionError`; and one of `NOT_A_MANIFEST` if `data` is no manifest of this session, of this model
+    and of this tenant.
     """
     first, _, rest = data.partition(b"\n")
     header = json.loads(first)
     if header["format"] != FORMAT:
         raise ValueError("it is no manifest")
     if header["version"] != VERSION:
-        raise OtherVersionError(header["version"])
+        raise ManifestVersionError(header["version"])
     if header["checksum"] != _checksum(rest, secret):
         raise ValueError("its checksum does not match")
     summary, body = map(json.loads, rest.splitlines())
@@ -227,4 +227,4 @@ def _checksum(data: bytes, secret: str | None = None) -> str:
     return hashlib.blake2b(data, digest_size=16, key=key).hexdigest()
 
 
-__all__ = ["NOT_A_MANIFEST", "Manifests", "OtherVersionError", "Summary", "decode", "encode"]
+__all__ = ["NOT_A_MANIFEST", "Manifests", "ManifestVersionError", "Summary", "decode", "encode"]

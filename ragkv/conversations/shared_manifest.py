@@ -21,7 +21,7 @@ from ragkv.store import Identity
 from ragkv.store.remote.health import Health
 from ragkv.store.remote.redis_server import RedisServer
 
-from .manifest import NOT_A_MANIFEST, OtherVersionError, Summary, decode, encode
+from .manifest import NOT_A_MANIFEST, ManifestVersionError, Summary, decode, encode
 
 DELETIONS = 1_000  # kept in the log, for replicas that were offline
 SWEPT = 100  # idle conversations deleted at a time
@@ -136,7 +136,7 @@ class SharedManifests:
             return None
         try:
             return SharedState(version, decode(session_id, data, self._base, self._secret))
-        except OtherVersionError as error:
+        except ManifestVersionError as error:
             raise SessionUnavailableError(
                 f"Conversation {session_id!r} was written by another version of ragkv (format {error}); "
                 "ask a replica of that version, or delete the conversation."

@@ -29,7 +29,7 @@ from ragkv.errors import ConfigError
 MASK = (1 << 64) - 1
 
 
-class Part(NamedTuple):
+class RoutedPart(NamedTuple):
     """A part of a prompt that may be stored: a chunk, or a conversation's history."""
 
     key: str
@@ -41,7 +41,7 @@ class RoutingRequest:
     """What a router knows of a request."""
 
     session: str = ""  # its conversation; "" for none
-    parts: tuple[Part, ...] = ()  # the parts that may be stored, history included
+    parts: tuple[RoutedPart, ...] = ()  # the parts that may be stored, history included
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +88,7 @@ class Router(ABC):
         """The replica `name` no longer exists; the router forgets what it held."""
 
 
-class Random(Router):
+class RandomRouter(Router):
     """A random order."""
 
     name = "random"
@@ -99,7 +99,7 @@ class Random(Router):
         return names
 
 
-class RoundRobin(Router):
+class RoundRobinRouter(Router):
     """One replica after another."""
 
     name = "round-robin"
@@ -114,7 +114,7 @@ class RoundRobin(Router):
         self._turn += 1
 
 
-class LeastLoaded(Router):
+class LeastLoadedRouter(Router):
     """The replica with the fewest requests; a random one among equals."""
 
     name = "least-loaded"
@@ -123,7 +123,7 @@ class LeastLoaded(Router):
         return [replica.name for replica in sorted(replicas, key=lambda r: (r.load, self._draw.random()))]
 
 
-class SessionSticky(LeastLoaded):
+class SessionStickyRouter(LeastLoadedRouter):
     """A conversation's rendezvous home, whatever its load; without a conversation, as least-loaded."""
 
     name = "session-sticky"
@@ -134,7 +134,7 @@ class SessionSticky(LeastLoaded):
         return super().rank(request, replicas)
 
 
-class ChunkAware(Router):
+class ChunkAwareRouter(Router):
     """The replica that was sent most of the request's tokens, less the cost of waiting, within load limits."""
 
     name = "chunk-aware"
@@ -253,7 +253,8 @@ def _mixed(value: int) -> int:
 
 
 ROUTERS: dict[str, type[Router]] = {
-    router.name: router for router in (Random, RoundRobin, LeastLoaded, SessionSticky, ChunkAware)
+    router.name: router
+    for router in (RandomRouter, RoundRobinRouter, LeastLoadedRouter, SessionStickyRouter, ChunkAwareRouter)
 }
 
 

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from ragkv.errors import ConfigError
 from ragkv.scheduling.replica_routing import (
     ROUTERS,
-    Part,
     ReplicaLoad,
+    RoutedPart,
     Router,
     RouterSettings,
     RoutingRequest,
@@ -33,7 +33,7 @@ def loaded(**loads: int) -> list[ReplicaLoad]:
 
 
 def ask(session: str = "", **parts: int) -> RoutingRequest:
-    return RoutingRequest(session, tuple(Part(key, tokens) for key, tokens in parts.items()))
+    return RoutingRequest(session, tuple(RoutedPart(key, tokens) for key, tokens in parts.items()))
 
 
 def route(router: Router, request: RoutingRequest, replicas: list[ReplicaLoad]) -> str:
@@ -68,9 +68,9 @@ def test_chunk_aware_chooses_the_replica_that_was_sent_most_of_the_tokens() -> N
 def test_chunk_aware_sends_a_new_part_to_the_less_used_of_its_two_homes() -> None:
     for key in "pqrstuvw":
         router, first_two = make_router("chunk-aware"), homes(key, NAMES)
-        assert router.rank(RoutingRequest("", (Part(key, 10),)), idle())[0] in first_two
+        assert router.rank(RoutingRequest("", (RoutedPart(key, 10),)), idle())[0] in first_two
         router.sent(ask(), first_two[0])
-        assert router.rank(RoutingRequest("", (Part(key, 10),)), idle())[0] == first_two[1]
+        assert router.rank(RoutingRequest("", (RoutedPart(key, 10),)), idle())[0] == first_two[1]
 
 
 def test_chunk_aware_weighs_each_request_ahead_as_a_share_of_a_mean_requests_tokens() -> None:
@@ -98,18 +98,18 @@ def test_chunk_aware_spreads_a_popular_part_even_when_no_replica_is_loaded() -> 
 def test_chunk_aware_forgets_parts_beyond_what_a_replica_can_hold() -> None:
     router = make_router("chunk-aware", RouterSettings(known_tokens=100))
     key = next(key for key in "pqrstuvw" if "a" not in homes(key, NAMES))
-    router.sent(RoutingRequest("", (Part(key, 60),)), "a")
-    assert router.rank(RoutingRequest("", (Part(key, 60),)), idle())[0] == "a"
+    router.sent(RoutingRequest("", (RoutedPart(key, 60),)), "a")
+    assert router.rank(RoutingRequest("", (RoutedPart(key, 60),)), idle())[0] == "a"
     router.sent(ask(other=60), "a")
-    assert router.rank(RoutingRequest("", (Part(key, 60),)), idle())[0] in homes(key, NAMES)
+    assert router.rank(RoutingRequest("", (RoutedPart(key, 60),)), idle())[0] in homes(key, NAMES)
 
 
 def test_chunk_aware_forgets_the_parts_of_a_removed_replica() -> None:
     router = make_router("chunk-aware")
     key = next(key for key in "pqrstuvw" if "b" not in homes(key, NAMES))
-    router.sent(RoutingRequest("", (Part(key, 60),)), "b")
+    router.sent(RoutingRequest("", (RoutedPart(key, 60),)), "b")
     router.removed("b")
-    assert router.rank(RoutingRequest("", (Part(key, 60),)), idle())[0] != "b"
+    assert router.rank(RoutingRequest("", (RoutedPart(key, 60),)), idle())[0] != "b"
     router.removed("never-there")
 
 
@@ -141,7 +141,7 @@ def test_an_unknown_router_and_a_setting_out_of_range_are_refused() -> None:
 REQUESTS = st.builds(
     RoutingRequest,
     st.sampled_from(["", "s", "t"]),
-    st.lists(st.builds(Part, st.sampled_from("uvwxyz"), st.integers(0, 900)), max_size=5).map(tuple),
+    st.lists(st.builds(RoutedPart, st.sampled_from("uvwxyz"), st.integers(0, 900)), max_size=5).map(tuple),
 )
 
 

@@ -17,7 +17,7 @@ from typing import Any
 from ragkv.api import ANONYMOUS, COLLECTION_NAME, DEFAULT_COLLECTION, KeyRing, ServeConfig
 from ragkv.api.middleware.body import count_values
 from ragkv.retrieval import Index
-from ragkv.scheduling.replica_routing import Part, RoutingRequest
+from ragkv.scheduling.replica_routing import RoutedPart, RoutingRequest
 
 log = logging.getLogger(__name__)
 
@@ -42,9 +42,9 @@ class RequestInspector:
             fields = json.loads(body) if self._is_worth_parsing(path, headers, body) else {}
             fields = fields if isinstance(fields, dict) else {}
             session = _session_of(path, headers, fields)
-            parts = [Part(_digest("session", caller, session), self._session_tokens)] if session else []
+            parts = [RoutedPart(_digest("session", caller, session), self._session_tokens)] if session else []
             for text in self._texts(path, caller, fields):
-                parts.append(Part(_digest("text", caller, text), len(text) // CHARS_PER_TOKEN + 1))
+                parts.append(RoutedPart(_digest("text", caller, text), len(text) // CHARS_PER_TOKEN + 1))
         except Exception as error:  # a request may hold anything
             log.debug("Cannot find out what a request will read: %s", type(error).__name__)
             return RoutingRequest()

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from ragkv.config import at_least
 from ragkv.errors import ConfigError
-from ragkv.scheduling.replica_routing import Part, ReplicaLoad, RouterSettings, RoutingRequest, make_router
+from ragkv.scheduling.replica_routing import ReplicaLoad, RoutedPart, RouterSettings, RoutingRequest, make_router
 from ragkv.store.policies import Policy, PrefixTier
 
 from .chunks import ChunkTier, Read, position_free, replay_chunks
@@ -232,7 +232,7 @@ class RagLoad(Load):
         self.tokens = [request.tokens for request in requests]
         self.reads = [position_free([request]) for request in requests]
         self.routing_requests = [
-            RoutingRequest(request.session, tuple(Part(read.key, read.tokens) for read in reads))
+            RoutingRequest(request.session, tuple(RoutedPart(read.key, read.tokens) for read in reads))
             for request, reads in zip(requests, self.reads, strict=True)
         ]
 
@@ -263,7 +263,7 @@ class TurnLoad(Load):
         self.times = [turn.at for turn in trace.turns] if times is None else times
         self.tokens = [turn.prompt * self.block for turn in trace.turns]
         self.routing_requests = [
-            RoutingRequest(turn.group, (Part(turn.group, turn.shared * self.block),)) for turn in trace.turns
+            RoutingRequest(turn.group, (RoutedPart(turn.group, turn.shared * self.block),)) for turn in trace.turns
         ]
 
     def stores(self, shape: Shape) -> Stores:
