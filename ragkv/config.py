@@ -154,15 +154,12 @@ class FusionConfig:
     seed: int = 0  # of the `random` selector
     sensitivity_prefixes: int = 2  # texts behind which ingest scores a chunk, if a selector needs scores; 0: none
     learned_scores: bool = True  # use the score network of the store's directory or of the model's folder
-    drift_sample: float = 0.0  # share of fused requests computed again in idle time, to notice drift (docs/gate.md)
 
     def __post_init__(self) -> None:
         one_of("fusion.selector", self.selector, SELECTOR_NAMES)
         at_least(self, sensitivity_prefixes=0, read_ahead_layers=0, floor_tokens=0)
         if self.ratio is not None and not 0.0 <= self.ratio <= 1.0:
             raise ConfigError(f"fusion.ratio is {self.ratio}; it is a share and must lie in [0, 1].")
-        if not 0.0 <= self.drift_sample <= 1.0:
-            raise ConfigError(f"fusion.drift_sample is {self.drift_sample}; it is a share and must lie in [0, 1].")
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,7 +25,6 @@ from .prompt import (
     AnswerEvents,
     AnswerOptions,
     ChunkLike,
-    DriftStats,
     EngineParts,
     ModelBackend,
     Prefill,
@@ -54,7 +53,6 @@ class EngineStats:
     store: StoreStats
     queue: QueueStats
     sessions: RemoteStats | None = None  # the server of shared conversations; None: they are not shared
-    drift: DriftStats | None = None  # what checks of live requests found; None: none are checked
 
     @property
     def remotes(self) -> dict[str, RemoteStats]:
@@ -419,7 +417,6 @@ class Engine(Closing):
         if report.is_complete and directory is not None and scorer.learned is not None:
             learned.save(scorer.learned, directory)
             parts.intake.apply_gate_result(gate_result.load(directory, parts.encoder.measured_as, self.config.fusion))
-            parts.drift.restart()
         return report
 
     def warm_soon(self, chunks: Sequence[ChunkLike]) -> None:
@@ -436,7 +433,6 @@ class Engine(Closing):
         keys = [parts.encoder.identity.key(chunk.token_ids) for chunk in checked]
         for chunk in checked:
             parts.background.forget(chunk.token_ids)
-        parts.drift.forget()
         with self._sessions.telling(keys):
             return sum(parts.store.delete(key) for key in keys)
 
@@ -460,7 +456,6 @@ class Engine(Closing):
         self._check_open()
         store = self.parts.store
         self.parts.background.forget_keys(keys)
-        self.parts.drift.forget()
         for key in keys:
             if stop():
                 return False
@@ -470,7 +465,6 @@ class Engine(Closing):
     def retain(self, chunks: Sequence[ChunkLike]) -> int:
         """Drop this model's and application's entries of all other chunks. Returns how many were dropped."""
         stale = self._others(chunks)
-        self.parts.drift.forget()
         with self._sessions.telling(stale):
             return sum(self.parts.store.delete(key) for key in stale)
 
@@ -515,7 +509,6 @@ class Engine(Closing):
             store=self.parts.store.stats(),
             queue=self.parts.admission.stats(),
             sessions=self._sessions.server_stats(),
-            drift=self.parts.drift.stats(),
         )
 
     def away(self) -> tuple[str, ...]:
@@ -525,9 +518,8 @@ class Engine(Closing):
         return (*self.parts.store.away(), *sessions)
 
     def flush(self) -> None:
-        """Return when missed chunks are encoded, samples are checked, and everything that waits is written."""
+        """Return when missed chunks are encoded and everything that waits is written."""
         self.parts.background.flush()
-        self.parts.drift.flush()
         self._sessions.flush()
         self.parts.store.flush()
 
@@ -547,7 +539,6 @@ def _own_prefill(active: ActiveRequest) -> Prefill:
 
 def _shut(parts: EngineParts, sessions: Sessions) -> None:
     """Stop the engine's threads, then close what they use. Holds no reference to the engine, so that it can go."""
-    parts.drift.close()
     if parts.background.close():
         parts.activity.close()  # after the pass under way
         sessions.close()

@@ -182,16 +182,6 @@ _REMOTE_COUNTERS = {  # attribute: (name, help)
     "timeouts": ("timeouts", "Calls without an answer in time"),
     "skipped": ("skipped", "Calls that were not made because it did not answer before"),
 }
-_DRIFT_COUNTERS = {
-    "checked": "Requests computed again in full, to notice drift",
-    "dropped": "Sampled requests that were never checked",
-}
-_DRIFT_GAUGES = {
-    "agreement": "Share of checked requests whose first token is that of full recompute",
-    "agreement_at_most": "Upper 99 % bound of that share",
-    "tolerance": "Least share that the gate tolerates",
-    "kl": "Mean KL of first tokens to full recompute, nats",
-}
 _TIER_GAUGES = {"entries": "Stored entries", "used_bytes": "Stored bytes", "capacity_bytes": "Bytes the tier may store"}
 
 _Counts = dict[tuple[str, ...], float]  # by the counter's name and its label values
@@ -224,7 +214,6 @@ class _EngineCollector(Collector):
             ("ragkv_queue_", _QUEUE_COUNTERS, ["tenant"]),
             ("ragkv_tier_", _TIER_COUNTERS, ["tenant", "tier"]),
             ("ragkv_store_", _STORE_COUNTERS, ["tenant"]),
-            ("ragkv_drift_", _DRIFT_COUNTERS, ["tenant"]),
             ("ragkv_remote_", dict(_REMOTE_COUNTERS.values()), ["tenant", "remote"]),
         ):
             for name, help_ in helps.items():
@@ -239,8 +228,6 @@ class _EngineCollector(Collector):
         for tenant, stats, *_ in tenants:
             now |= {(f"ragkv_queue_{name}", tenant): getattr(stats.queue, name) for name in _QUEUE_COUNTERS}
             now |= {(f"ragkv_store_{name}", tenant): getattr(stats.store, name) for name in _STORE_COUNTERS}
-            if (drift := stats.drift) is not None:
-                now |= {(f"ragkv_drift_{name}", tenant): getattr(drift, name) for name in _DRIFT_COUNTERS}
             for tier in stats.store.tiers:
                 now |= {(f"ragkv_tier_{n}", tenant, tier.kind.value): getattr(tier, n) for n in _TIER_COUNTERS}
             for name, remote in stats.remotes.items():
@@ -280,10 +267,6 @@ def _gauges(tenants: Sequence[TenantStats]) -> Iterator[Metric]:
         name: GaugeMetricFamily(f"ragkv_tier_{name}", help_, labels=["tenant", "tier"])
         for name, help_ in _TIER_GAUGES.items()
     }
-    drifts = {
-        name: GaugeMetricFamily(f"ragkv_drift_{name}", help_, labels=["tenant"])
-        for name, help_ in _DRIFT_GAUGES.items()
-    }
     waiting = GaugeMetricFamily("ragkv_queue_waiting", "Requests that wait for their prefill", labels=["tenant"])
     admitted = GaugeMetricFamily("ragkv_queue_admitted", "Requests in planning or prefill", labels=["tenant"])
     pending = GaugeMetricFamily("ragkv_store_pending_bytes", "Bytes that wait to be written", labels=["tenant"])
@@ -299,9 +282,6 @@ def _gauges(tenants: Sequence[TenantStats]) -> Iterator[Metric]:
         for tier in stats.store.tiers:
             for name, family in tiers.items():
                 family.add_metric([tenant, tier.kind.value], getattr(tier, name))
-        for name, family in drifts.items():
-            if (value := getattr(stats.drift, name, None)) is not None:
-                family.add_metric([tenant], value)
         waiting.add_metric([tenant], stats.queue.waiting)
         admitted.add_metric([tenant], stats.queue.admitted)
         pending.add_metric([tenant], stats.store.pending_bytes)
@@ -312,7 +292,6 @@ def _gauges(tenants: Sequence[TenantStats]) -> Iterator[Metric]:
             unconfirmed.add_metric([tenant, name], remote.pending_deletions)
     yield from (
         *tiers.values(),
-        *drifts.values(),
         waiting,
         admitted,
         pending,

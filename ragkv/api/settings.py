@@ -224,10 +224,6 @@ class ServeConfig:
 
     def check_servable(self) -> None:
         """Raise `ConfigError` for settings of the library and the commands that a server cannot follow."""
-        if self.in_front_of_vllm and self.engine.fusion.drift_sample:
-            raise ConfigError(
-                "fusion.drift_sample checks answers with the model of this process; vLLM computes them. Set it to 0."
-            )
         if self.in_front_of_vllm and self.kv_home is not None:
             raise ConfigError("In front of vLLM the KV lies in `home`, where vLLM's connector reads it: unset kv_home.")
         for name in ("tenant", "directory"):

@@ -122,7 +122,6 @@ class Sessions(SessionOwner):
 
     def delete(self, session: Session) -> None:
         self.clear(session)
-        self.parts.drift.forget()
         with self._lock:
             session.deleted = True
             self._live.pop(session.session_id, None)

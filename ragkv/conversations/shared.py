@@ -125,7 +125,6 @@ class SharedSessions(Sessions):
             if session is not None:
                 session.deleted = True
         self._drop_unused(keys)
-        self.parts.drift.forget()
 
     def server_stats(self) -> RemoteStats:
         return self.manifests.health.stats(0)

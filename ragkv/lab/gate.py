@@ -182,7 +182,6 @@ def save(engine: Engine, result: GateResult) -> Path | None:
     """
     parts, config = engine.parts, engine.config
     parts.intake.apply_gate_result(result)
-    parts.drift.restart()
     directory = config.store.directory
     return None if directory is None else gate_result.save(result, directory, parts.encoder.measured_as, config.fusion)
 

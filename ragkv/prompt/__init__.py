@@ -3,7 +3,6 @@
 from .active_answer import ActiveAnswer
 from .backend import AnswerBackend, AnswerEvents, ModelBackend
 from .citations import cite
-from .drift import DriftStats, DriftWatch
 from .generation import AnswerGenerator
 from .intake import MAX_LOGPROBS, Intake
 from .load_control import Controlled, LoadControl, selection_of, shape_of, subject_of
@@ -36,8 +35,6 @@ __all__ = [
     "AnswerOptions",
     "ChunkLike",
     "Controlled",
-    "DriftStats",
-    "DriftWatch",
     "EngineParts",
     "Intake",
     "LoadControl",

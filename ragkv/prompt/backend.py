@@ -50,8 +50,8 @@ class ModelBackend:
         return self._parts.planner.prefetch_hint(active)
 
     def begin(self, active: ActiveRequest) -> AnswerEvents:
-        """Fuse and compute the prompt, and perhaps sample it for a check of drift; then decode."""
-        self._parts.drift.offer(active, self._parts.prefiller.prefill(active))
+        """Fuse and compute the prompt; then decode."""
+        self._parts.prefiller.prefill(active)
         return self._parts.generator.stream(active)
 
 

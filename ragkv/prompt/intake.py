@@ -9,7 +9,7 @@ from ragkv.config import EngineConfig, ReuseMode
 from ragkv.errors import InputError, PromptTooLongError
 from ragkv.fusion import make_selector
 from ragkv.fusion.controller import R_STAR
-from ragkv.fusion.gate_result import GateResult, Tolerance
+from ragkv.fusion.gate_result import GateResult
 from ragkv.model import Adapter
 from ragkv.model.decode.sampling import Sampling
 from ragkv.model.decode.stopping import TextStream
@@ -169,11 +169,6 @@ class Intake:
     def apply_gate_result(self, gate_result: GateResult | None) -> None:
         """From now on follow the quality gate's result in every request, as far as it names no setting itself."""
         self._gate_result = gate_result
-
-    @property
-    def tolerance(self) -> Tolerance:
-        """That of the gate result in use, else the gate's default."""
-        return Tolerance() if self._gate_result is None else self._gate_result.tolerance
 
     @property
     def preferred_order(self) -> str | None:

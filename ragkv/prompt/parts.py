@@ -25,7 +25,6 @@ from ragkv.scheduling import Activity, AdmissionQueue, DecodeBatch
 from ragkv.scheduling.encoding import BackgroundEncoder, ChainedEntries, Encoder, Warmer
 from ragkv.store import Identity, Store, dtype_name
 
-from .drift import DriftWatch
 from .generation import AnswerGenerator
 from .intake import Intake
 from .load_control import LoadControl, subject_of
@@ -102,7 +101,6 @@ class EngineParts:
     planner: Planner
     prefiller: Prefiller
     generator: AnswerGenerator
-    drift: DriftWatch
     unused_note: str | None  # why entries of an earlier run are not reused; None: they are, or there are none
 
     @property
@@ -170,7 +168,6 @@ class EngineParts:
             planner=planner,
             prefiller=prefiller,
             generator=AnswerGenerator(adapter, shared.tokenizer, shared.batch),
-            drift=DriftWatch(prefiller, activity, fusion.drift_sample, lambda: intake.tolerance),
             unused_note=unused,
         )
 

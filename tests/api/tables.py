@@ -14,7 +14,6 @@ from ragkv.api.settings import SHARED, ServeConfig
 from ragkv.api.vllm_backend import VllmStats
 from ragkv.config import GIB, MIB, EngineConfig
 from ragkv.engine import EngineStats
-from ragkv.prompt import DriftStats
 from ragkv.scheduling import QueueStats
 from ragkv.store import RemoteStats, StoreStats, TierKind, TierStats
 
@@ -37,11 +36,8 @@ def metrics_table() -> str:
     """Every metric of the server, without those of the process: its name, type, labels and help."""
     rows = []
     tier = TierStats(TierKind.MEMORY, 0, 0, 0, 0, 0, 0, 0, 0, 0)
-    drift = DriftStats(0, 0, 1, 1.0, 1.0, 0.0, 0.98, False)
     server = RemoteStats("closed", True, 0.0, 0, 0, 0, 0, 0, 0.0, 0)
-    stats = EngineStats(
-        "llama", 1, 1, "float32", "", StoreStats((tier,), 0, 0), QueueStats(0, 0, 0, 0, 0, 0), server, drift
-    )
+    stats = EngineStats("llama", 1, 1, "float32", "", StoreStats((tier,), 0, 0), QueueStats(0, 0, 0, 0, 0, 0), server)
     vllm: Any = SimpleNamespace(failure=lambda: None, stats=lambda: VllmStats("", None, 0, 0, 0, 0, None, ""))
     metrics = Metrics(lambda: [TenantStats("", stats, 0, 0)], vllm=vllm)
     metrics.record_request("/", "GET", 200, 0.0)

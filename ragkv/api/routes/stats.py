@@ -38,19 +38,6 @@ class QueueInfo(EngineValue):
     cancelled: int = Field(description="Requests whose client left.")
 
 
-class DriftInfo(EngineValue):
-    """How requests that are computed again in full compare with the answers that were given."""
-
-    checked: int = Field(description="Requests that were computed again, since the tenant was opened.")
-    dropped: int = Field(description="Sampled requests that were never checked.")
-    counted: int = Field(description="Of the last checks, those in which full recompute is sure of its first token.")
-    agreement: float | None = Field(description="The share of these with the same first token; null: none yet.")
-    agreement_at_most: float | None = Field(description="Its upper 99 % bound.")
-    kl: float | None = Field(description="Mean KL of first tokens to full recompute, nats.")
-    tolerance: float = Field(description="The least agreement that the gate tolerates.")
-    drifted: bool = Field(description="Whether even the bound is below it: run `ragkv gate --apply`.")
-
-
 class RemoteInfo(BaseModel):
     """The health of storage that replicas share, as this replica sees it."""
 
@@ -96,7 +83,6 @@ class StatsResponse(BaseModel):
     )
     selector: str = Field(description="The selector of requests that name none.")
     vllm: VllmInfo | None = Field(description="The vLLM server; null: this process computes the answers.")
-    drift: DriftInfo | None = Field(description="Checks of live requests; null: fusion.drift_sample is 0.")
 
 
 @router.get("/stats", summary="Show the caller's store", responses=responses())
@@ -125,7 +111,6 @@ async def stats(executor: TenantExecutorDep) -> StatsResponse:
             ratio=ratio if vllm is None else vllm.ratio,
             selector=method.selector.name if vllm is None else vllm.selector,
             vllm=None if vllm is None else VllmInfo.model_validate(vllm),
-            drift=None if found.drift is None else DriftInfo.model_validate(found.drift),
         )
 
     return await executor.run(work)
