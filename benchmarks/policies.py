@@ -39,7 +39,6 @@ from ragkv.lab.simulate import (
 from ragkv.lab.simulate.chunks import exact_prefix, position_free, replay_chunks
 from ragkv.lab.simulate.queueing import Server, serve
 from ragkv.lab.simulate.report import plot
-from ragkv.lab.simulate.reuse_order import replay_reuse_order
 
 TRACES = Path(__file__).parents[2] / "shared" / "data" / "traces"
 FILES = {
@@ -261,13 +260,6 @@ def passages(folder: Path, quick: bool) -> list[dict[str, Any]]:
                 found_share, stored_share = done.hit_tokens / tokens, (done.tokens - done.hit_tokens) / tokens
                 row = {"share": share, "reuse": name, "policy": policy, "found": found_share, "stored": stored_share}
                 rows.append(row if reads is by_content else row | {"exact": found_share})
-        for fusion, behind in ((False, False), (True, False), (False, True), (True, True)):
-            made = replay_reuse_order(
-                requests, make_any_policy("lru"), int(share * stored), fusion=fusion, unseen_behind=behind
-            )
-            name = f"reuse order{' and by content' if fusion else ''}{', unseen text behind' if behind else ''}"
-            row = {"share": share, "reuse": name, "policy": "lru", "found": made.found}
-            rows.append(row | {"exact": (made.exact + made.dropped) / tokens, "stored": made.stored / tokens})
     print(f"\nRAGPulse: {len(requests)} requests, {tokens} prompt tokens; stored parts {stored} tokens in all")
     shares = sorted({row["share"] for row in rows})
     kinds = list(dict.fromkeys((row["reuse"], row["policy"]) for row in rows))

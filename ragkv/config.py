@@ -121,14 +121,11 @@ class StoreConfig:
     tenant: str = ""  # salt of every key: tenants never share entries
     direct_reads: bool = False  # read entries past the page cache (O_DIRECT), where the system has it
     codec: str = "raw"  # of KV in every tier: "raw"; rounded: "bfloat16" (of float32), "int8" (half of bfloat16)
-    chained_entries: int = 0  # of one chunk behind other chunks, made for `order="reuse"`; 0: none
     redis: RedisConfig | None = None  # a tier that replicas share, slower than the disk
     s3: S3Config | None = None  # another one, slower still
 
     def __post_init__(self) -> None:
-        at_least(
-            self, memory_bytes=0, disk_bytes=0, write_buffer_bytes=0, reader_threads=1, xi_tokens=0, chained_entries=0
-        )
+        at_least(self, memory_bytes=0, disk_bytes=0, write_buffer_bytes=0, reader_threads=1, xi_tokens=0)
         if not 0 <= (self.memory_reserve_bytes or 0) <= self.memory_bytes:
             raise ConfigError(
                 f"store.memory_reserve_bytes is {self.memory_reserve_bytes}; it must lie in 0 ... memory_bytes, "

@@ -436,14 +436,6 @@ class Engine(Closing):
         with self._sessions.telling(keys):
             return sum(parts.store.delete(key) for key in keys)
 
-    def reuse_order(self, chunks: Sequence[ChunkLike]) -> list[int]:
-        """The indices of `chunks` in the order in which most of their tokens are exact from stored KV.
-
-        In front is the longest chain of chunks whose KV is stored behind just these chunks; the others follow as they
-        stand. Of equal chunks only the first is there. Without `store.chained_entries` nothing else changes.
-        """
-        return self.parts.chained.order([chunk.token_ids for chunk in self.parts.intake.chunks(chunks)])
-
     def keys(self, chunks: Sequence[ChunkLike]) -> list[str]:
         """The keys of the entries of `chunks`, whether they are stored or not."""
         return [self.parts.encoder.identity.key(chunk.token_ids) for chunk in self.parts.intake.chunks(chunks)]
@@ -473,8 +465,8 @@ class Engine(Closing):
         self.flush()
         identity = self.parts.encoder.identity
         retained = {identity.key(chunk.token_ids) for chunk in self.parts.intake.chunks(chunks)}
-        own = (info for info in self.parts.store.infos() if info.identity.of_chunk == identity)
-        return list(dict.fromkeys(key for info in own for key in info.chunk_keys if key not in retained))
+        own = (info.key for info in self.parts.store.infos() if info.identity == identity)
+        return [key for key in own if key not in retained]
 
     def gc(self) -> int:
         """Drop the entries of other models, dtypes, adapters and tokenizers, of any tenant, and scores not in use.
@@ -492,10 +484,7 @@ class Engine(Closing):
         """Whether entries of `identity` are of this model, dtype, adapter and tokenizer."""
         encoder = self.parts.encoder
         own, used = encoder.identity, "" if encoder.scorer is None else encoder.scorer.name
-        return (
-            identity.scorer in ("", used)
-            and replace(identity.of_kv, context=own.context, tenant=own.tenant, behind="") == own
-        )
+        return identity.scorer in ("", used) and replace(identity.of_kv, context=own.context, tenant=own.tenant) == own
 
     def stats(self) -> EngineStats:
         """What the engine is and what its store holds."""

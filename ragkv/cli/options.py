@@ -115,11 +115,10 @@ Retriever = Annotated[
     ),
 ]
 PromptOrder = Annotated[
-    Literal["score", "document", "reuse"] | None,
+    Literal["score", "document"] | None,
     typer.Option(
         rich_help_panel=SEARCH,
-        help="Order of the passages in the prompt: the best first, as ingested, or first those whose stored KV is "
-        "exact there (store.chained_entries).",
+        help="Order of the passages in the prompt: the best first, or as ingested.",
         show_default="as the applied gate result says, else score; document for the bundled reader",
     ),
 ]

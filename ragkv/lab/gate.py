@@ -14,7 +14,6 @@ import random
 import statistics
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal, Self
@@ -163,15 +162,14 @@ def gate(
     tolerance = tolerance or Tolerance()
     until_s = None if limit_s is None else began + 0.7 * limit_s
     confirmations: list[Point] = []
-    with _without_chains(engine):
-        points = bench.measure(choosing, settings, until_s, tolerance=tolerance)
-        by_setting = {(one.selector.name, one.ratio, one.order): one for one in settings}
-        for found in candidates(points, tolerance)[:CONFIRMED]:
-            until_s = None if limit_s is None else max(began + limit_s, time.monotonic() + 0.1 * limit_s)
-            repeats = REPEATS if len(confirming) <= FEW_PROMPTS else 1
-            confirmations += bench.measure(confirming, [by_setting[found.is_setting_of]], until_s, repeats)
-            if confirmations[-1].keeps(tolerance):
-                break
+    points = bench.measure(choosing, settings, until_s, tolerance=tolerance)
+    by_setting = {(one.selector.name, one.ratio, one.order): one for one in settings}
+    for found in candidates(points, tolerance)[:CONFIRMED]:
+        until_s = None if limit_s is None else max(began + limit_s, time.monotonic() + 0.1 * limit_s)
+        repeats = REPEATS if len(confirming) <= FEW_PROMPTS else 1
+        confirmations += bench.measure(confirming, [by_setting[found.is_setting_of]], until_s, repeats)
+        if confirmations[-1].keeps(tolerance):
+            break
     return GateResult(tolerance, tuple(points), tuple(confirmations), source, bench.tokens, _machine(engine), left_out)
 
 
@@ -247,17 +245,6 @@ class _Bench:
                     fulls.append(_next_tokens(engine, probe, chunks, None))
         for index in mine:
             found[index].add(fulls, fused[index])
-
-
-@contextmanager
-def _without_chains(engine: Engine) -> Iterator[None]:
-    """No chained entries: asked again, a prompt would find its own, and be exact with any setting."""
-    chained = engine.parts.chained
-    most, chained.most = chained.most, 0
-    try:
-        yield
-    finally:
-        chained.most = most
 
 
 def _settings(

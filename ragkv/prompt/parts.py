@@ -22,7 +22,7 @@ from ragkv.prompt.constraints import ConstraintTokenizer, Grammars
 from ragkv.prompt.history import BlockWriter
 from ragkv.runtime import limit_kernel_caches
 from ragkv.scheduling import Activity, AdmissionQueue, DecodeBatch
-from ragkv.scheduling.encoding import BackgroundEncoder, ChainedEntries, Encoder, Warmer
+from ragkv.scheduling.encoding import BackgroundEncoder, Encoder, Warmer
 from ragkv.store import Identity, Store, dtype_name
 
 from .generation import AnswerGenerator
@@ -92,7 +92,6 @@ class EngineParts:
     readers: Readers
     fusor: Fusor
     encoder: Encoder
-    chained: ChainedEntries
     background: BackgroundEncoder
     warmer: Warmer
     admission: AdmissionQueue
@@ -137,8 +136,7 @@ class EngineParts:
         scorer = Scorer(adapter, prefix, texts, between, network) if texts else None
         needs_scores = make_selector(fusion.selector).needs_scores
         encoder = Encoder(adapter, prefix, identity, scorer, between, makes_scores=needs_scores)
-        chained = ChainedEntries(encoder, store, settings.chained_entries)
-        background = BackgroundEncoder(encoder, store, activity, chained)
+        background = BackgroundEncoder(encoder, store, activity)
         if settings.directory is not None:
             intake.apply_gate_result(gate_result.load(settings.directory, encoder.measured_as, fusion))
         block_writer = BlockWriter(store, identity, config.session.save_buffer_bytes)
@@ -147,7 +145,7 @@ class EngineParts:
         unused = other_dtype_note(store, identity, shared.dtype_choice.why)
         if unused is not None:
             log.info("In %s %s.", settings.directory, unused)
-        planner = Planner(adapter, encoder, store, activity, block_writer, background, chained, unused)
+        planner = Planner(adapter, encoder, store, activity, block_writer, background, unused)
         offloading = Offloading(adapter, config.kcache)
         prefiller = Prefiller(planner, fusor, activity, shared.batch, load_control, offloading)
         return cls(
@@ -159,7 +157,6 @@ class EngineParts:
             readers=readers,
             fusor=fusor,
             encoder=encoder,
-            chained=chained,
             background=background,
             warmer=Warmer(encoder, store, activity, background.single_flight),
             admission=AdmissionQueue(config.scheduler, store),

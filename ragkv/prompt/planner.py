@@ -14,7 +14,7 @@ from ragkv.fusion import Plan, Scorer, Span, SpanKind, SpanState
 from ragkv.model import Adapter
 from ragkv.prompt.history import Block, BlockWriter, exact_blocks
 from ragkv.scheduling import Activity
-from ragkv.scheduling.encoding import BackgroundEncoder, ChainedEntries, Encoder, StoredScores, chainable
+from ragkv.scheduling.encoding import BackgroundEncoder, Encoder, StoredScores
 from ragkv.store import CODECS, HintedEntry, Identity, Lease, PrefetchHint, Store, ids_digest
 
 from .request import ActiveRequest, Prompt
@@ -43,16 +43,15 @@ class Planner:
         activity: Activity,
         block_writer: BlockWriter,
         background: BackgroundEncoder,
-        chained: ChainedEntries,
         unused_note: str | None = None,
     ) -> None:
-        """`background` is given every chunk whose entry is missing or lacks scores, and the chains that are missing.
+        """`background` is given every chunk whose entry is missing or lacks scores.
 
         `unused_note` says why stored entries are not reused; the first report of a cache miss has it.
         """
         self.adapter, self._encoder, self._store, self._activity = adapter, encoder, store, activity
         self._scores = StoredScores(encoder, store)
-        self._block_writer, self._background, self._chained = block_writer, background, chained
+        self._block_writer, self._background = block_writer, background
         self._unreported = (unused_note,) if unused_note else ()
 
     def plan(self, active: ActiveRequest, leases: ExitStack) -> Planned:
@@ -72,24 +71,15 @@ class Planner:
         spans += history.spans(reuse, inexact, by_scores=method.selector.needs_scores)
         behind_prefix = len(prompt.prefix)
         at, missed, unused = behind_prefix + len(prompt.history), [], dict[int, str]()
-        chain = self._chain(prompt, reuse)
-        is_chained = bool(chain)  # as long as every chunk so far is exact or computed
         for index, token_ids in enumerate(prompt.chunks):
             # A chunk right behind the application's prefix was encoded behind exactly what precedes it here.
             exact = at == behind_prefix and prompt.own_prefix
-            lease = None
-            if is_chained and 0 < index < len(chain):  # so was the entry that is chained to the chunks before it
-                lease = self._lease(self._chained.identity(chain[:index]), token_ids, damaged, leases)
-                lease = None if lease is None or lease.info.frequencies != frequencies else lease
-            exact |= lease is not None
             wanted = index not in prompt.plain and (reuse == "fused" or (reuse == "prefix" and exact))
-            if wanted and lease is None:
-                lease = self._lease(self._encoder.identity, token_ids, damaged, leases)
+            lease = self._lease(self._encoder.identity, token_ids, damaged, leases) if wanted else None
             if wanted and lease is None:
                 missed.append(index)
-            is_own = lease is not None and not lease.info.identity.behind
-            scores = self._scores.find(token_ids) if is_own else None
-            if wanted and (lease is None or (is_own and scores is None and self._encoder.makes_scores)):
+            scores = None if lease is None else self._scores.find(token_ids)
+            if wanted and (lease is None or (scores is None and self._encoder.makes_scores)):
                 self._background.add(token_ids)  # now, so that a deletion from here on cancels it
             state = SpanState.COMPUTED
             if lease is not None and exact and lease.info.lossless and lease.info.frequencies == frequencies:
@@ -98,12 +88,10 @@ class Planner:
                 state = SpanState.FUSED
             if state is SpanState.COMPUTED and index not in prompt.plain:
                 is_damaged = self._encoder.identity.key(token_ids) in damaged
-                unused[index] = _why_unused(reuse, exact, bool(chain), lease is not None, is_damaged)
+                unused[index] = _why_unused(reuse, exact, lease is not None, is_damaged)
             used = None if state is SpanState.COMPUTED else lease
             spans.append(Span(SpanKind.CHUNK, at, at + len(token_ids), state, used, index, scores=scores))
             at += len(token_ids)
-            is_chained &= state is not SpanState.FUSED
-        self._background.add_chain(chain)
         if prompt.question:
             spans.append(Span(SpanKind.QUESTION, at, length, SpanState.COMPUTED))
         plan = Plan.of(torch.tensor(prompt.token_ids), spans)
@@ -138,21 +126,10 @@ class Planner:
             if block.frequencies == frequencies
         ]
         chunks = [ids for index, ids in enumerate(prompt.chunks) if index not in prompt.plain]
-        found = self._chained.stored(self._chain(prompt, reuse))
-        if reuse == "prefix":  # only the chunk right behind the prefix can be exact, and what is chained to it
-            chunks = list(prompt.chunks[: len(found) or 1]) if not prompt.history and 0 not in prompt.plain else []
-        identities = (*found, *[identity] * (len(chunks) - len(found)))
-        hinted = [
-            HintedEntry(own, ids, self._bytes(ids), scores_slot="" if own.behind else slot)
-            for own, ids in zip(identities, chunks, strict=True)
-        ]
+        if reuse == "prefix":  # only the chunk right behind the prefix can be exact
+            chunks = list(prompt.chunks[:1]) if not prompt.history and 0 not in prompt.plain else []
+        hinted = [HintedEntry(identity, ids, self._bytes(ids), scores_slot=slot) for ids in chunks]
         return PrefetchHint((*blocks, *hinted))
-
-    def _chain(self, prompt: Prompt, reuse: ReuseMode) -> Sequence[tuple[int, ...]]:
-        """The chunks that may be chained: those right behind the application's prefix, up to one that is only text."""
-        if reuse == "none" or not self._chained.used or prompt.history or not prompt.own_prefix:
-            return ()
-        return chainable(prompt.chunks, prompt.plain)
 
     def _away(self, missed: int) -> Iterator[str]:
         """What the report says about storage that does not answer."""
@@ -187,12 +164,10 @@ def _of_model(lease: Lease, adapter: Adapter) -> Lease | None:
     return lease if (info.layers, info.kv_heads, info.head_dim) == adapter.kv_shape else None
 
 
-def _why_unused(reuse: ReuseMode, may_be_exact: bool, chains: bool, stored: bool, damaged: bool) -> str:
+def _why_unused(reuse: ReuseMode, may_be_exact: bool, stored: bool, damaged: bool) -> str:
     """Why a chunk's KV is computed. `may_be_exact`: the chunk stands where its stored KV could be exact."""
     if reuse == "none":
         return "the request asks for a full recompute"
-    if reuse == "prefix" and not may_be_exact and chains:
-        return "the request asks for exact reuse, and no KV was stored that was made behind what precedes it here"
     if reuse == "prefix" and not may_be_exact:
         return "the request asks for exact reuse, which only a passage right behind the prefix can have"
     if damaged:

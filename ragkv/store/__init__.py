@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from .background import Background, Job
     from .codecs import CODECS, Codec
     from .entry import (
-        CHAINED_INDEX,
         FORMAT_VERSION,
         SCORE_SLOTS,
         EncodedEntry,
@@ -59,7 +58,6 @@ def __getattr__(name: str) -> Any:
 __all__ = [
     "ALIGNMENT",
     "Background",
-    "CHAINED_INDEX",
     "CODECS",
     "Claim",
     "Codec",

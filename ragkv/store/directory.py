@@ -3,8 +3,7 @@
     writer.lock, writer.json    the lock of the one writing process, and which process holds it
     index/                      see `index.py`
     tmp/                        files being written; files found here at open were left by a killed writer
-    entries/ab/ab12...safetensors   complete, durable files, named by their key; scores: ab12....a.safetensors,
-                                chained entries: ab12...~cd34....safetensors
+    entries/ab/ab12...safetensors   complete, durable files, named by their key; scores: ab12....a.safetensors
 
 A file is synced under `tmp/` and then renamed to `entries/`, so every visible file is complete. A reader needs only a
 key: a process that reads next to the writer either opens the file or has a miss.
@@ -24,7 +23,7 @@ from ragkv.runtime import make_private_folder, replace_file, sync
 from .record import Bytes
 from .writer_lock import acquire
 
-_ENTRY_NAME = re.compile(r"([0-9a-f]{64}(?:\.[ab]|~[0-9a-f]{32})?)\.safetensors")
+_ENTRY_NAME = re.compile(r"([0-9a-f]{64}(?:\.[ab])?)\.safetensors")
 
 
 class EntryDirectory:

@@ -3,9 +3,6 @@
 Sensitivity scores lie next to their entry, as a small entry without layers. Their identity is the KV's and that of the
 network that made them, their key is the entry's key and a slot. So scores can be made anew while the KV stays.
 
-A chained entry has the KV of a chunk behind other chunks. Its key is the chunk's and a digest of theirs, and its group
-names them, so that it is found, and deleted, by the key of every chunk that it holds or has seen.
-
 An entry is immutable; readers copy it into fresh buffers. Its key is a cryptographic hash of its identity and its token
 ids. The stored record repeats both, so a hit is proven and does not rely on the hash alone (CacheBlend section 5.1, "KV
 cache store"; the paper hashes only the text, which would serve one model's KV to another).
@@ -29,7 +26,6 @@ import torch
 from .codecs import CODECS, RAW, Codec
 
 FORMAT_VERSION = 4
-CHAINED_INDEX = 2  # of a chained entry in the group of its chunk: scores have 1, so it goes before them
 SCORE_SLOTS = ("a", "b")  # scores of two networks may lie next to one entry: those in use, and those being made
 
 
@@ -47,7 +43,6 @@ class Identity:
     tenant: str = ""  # salt: tenants never share entries
     codec: str = "raw"  # part of the identity, so that rounded KV never replaces the model's own KV, nor the reverse
     scorer: str = ""  # "" for KV; of scores: their slot, a dash, and how they were made, with the digest of a network
-    behind: str = ""  # of a chained entry: digest of the token ids of the chunks between the prefix and this one
     format_version: int = FORMAT_VERSION
 
     def key(self, token_ids: Sequence[int]) -> str:
@@ -57,8 +52,6 @@ class Identity:
         """
         if self.scorer:
             return f"{self.of_kv.key(token_ids)}.{self.scorer[0]}"
-        if self.behind:
-            return f"{self.of_chunk.key(token_ids)}~{self.behind}"
         return hashlib.blake2b(self.to_json().encode() + ids_bytes(token_ids), digest_size=32).hexdigest()
 
     @property
@@ -67,14 +60,9 @@ class Identity:
         return self._of_kv() if self.scorer else self
 
     @property
-    def of_chunk(self) -> "Identity":
-        """The identity of the chunk's own entry, which saw nothing but the prefix."""
-        return replace(self, behind="") if self.behind else self
-
-    @property
     def is_extra(self) -> bool:
         """Whether entries of this identity need not be there: looking for one in vain is no cache miss."""
-        return bool(self.scorer or self.behind)
+        return bool(self.scorer)
 
     @functools.lru_cache(maxsize=64)  # noqa: B019 - as below
     def _of_kv(self) -> "Identity":
@@ -82,11 +70,8 @@ class Identity:
 
     @functools.lru_cache(maxsize=64)  # noqa: B019 - identities are few; a request hashes a key for every chunk
     def to_json(self) -> str:
-        """Canonical JSON: sorted keys, no spaces; without an empty `behind`, which earlier versions did not have."""
-        fields = asdict(self)
-        if not self.behind:
-            del fields["behind"]
-        return json.dumps(fields, sort_keys=True, separators=(",", ":"))
+        """Canonical JSON: sorted keys, no spaces."""
+        return json.dumps(asdict(self), sort_keys=True, separators=(",", ":"))
 
     @classmethod
     def from_json(cls, text: str) -> "Identity":
@@ -98,21 +83,6 @@ class Identity:
 def is_scores_key(key: str) -> bool:
     """Whether `key` is of scores."""
     return "." in key
-
-
-def is_chained_key(key: str) -> bool:
-    """Whether `key` is of a chained entry."""
-    return "~" in key
-
-
-def chunk_key(key: str) -> str:
-    """The key of the chunk whose KV the chained entry `key` has; `key` itself if it is no chained entry's."""
-    return key.partition("~")[0]
-
-
-def chunk_keys(key: str, group: str) -> tuple[str, ...]:
-    """The keys of the chunks that the entry `key` of a chunk holds or, as a chained entry with this group, has seen."""
-    return (chunk_key(key), *(group.split() if is_chained_key(key) else ()))
 
 
 def entry_key(key: str) -> str:
@@ -144,9 +114,7 @@ class EntryInfo:
     layers: int  # L
     kv_heads: int  # G
     head_dim: int  # D
-    # The conversation it belongs to; "" for a chunk; of scores: the key of their entry; of a chained entry: the keys of
-    # the chunks before it, with spaces between them.
-    group: str = ""
+    group: str = ""  # the conversation it belongs to; "" for a chunk; of scores: the key of their entry
     index: int = 0  # the number of its block in the conversation; of scores 1, so that they go before their entry
 
     def matches(self, identity: Identity, token_ids: Sequence[int]) -> bool:
@@ -161,11 +129,6 @@ class EntryInfo:
             and self.identity.of_kv == identity.of_kv
             and self.token_ids == tuple(token_ids)
         )
-
-    @property
-    def chunk_keys(self) -> tuple[str, ...]:
-        """The keys of the chunks that this entry of a chunk holds or has seen."""
-        return chunk_keys(self.key, self.group)
 
     @property
     def tokens(self) -> int:

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 
 from ragkv.runtime import openmp
 
-from .entry import Identity, chunk_key
+from .entry import Identity
 from .tiers import Tier
 
 log = logging.getLogger(__name__)
@@ -47,7 +47,7 @@ class PrefetchHint:
     @property
     def groups(self) -> tuple[str, ...]:
         """The groups that policies know these entries by, without repetition."""
-        return tuple(dict.fromkeys(entry.group or chunk_key(entry.key) for entry in self.entries))
+        return tuple(dict.fromkeys(entry.group or entry.key for entry in self.entries))
 
 
 Fetch = Callable[[HintedEntry, Set[str], Callable[[], None]], bool]

@@ -22,7 +22,7 @@ from ragkv.errors import StoreReadOnlyError
 from ragkv.runtime import Closing
 
 from .background import Background, Job
-from .entry import EncodedEntry, Entry, EntryInfo, Identity, chunk_key, entry_key
+from .entry import EncodedEntry, Entry, EntryInfo, Identity, entry_key
 from .policies import PolicySettings, Turn, make_policy
 from .prefetch import Prefetcher, PrefetchHint
 from .promotion import Promoter, Writers
@@ -134,8 +134,6 @@ class Store(Closing):
         promotion = self._promoter.register(key)
         waiting = self._writers.entry(key)  # before the lookup: if its write ends meanwhile, a tier has it
         for depth, tier in enumerate(below, len(self._tiers) - len(below)):
-            if identity.behind and tier.is_remote:  # chained entries are stored on this machine alone
-                continue
             lease = _or_none("look up an entry", tier.lease, identity, token_ids)
             if lease is not None:
                 return self._promoter.promoting(lease, promotion, depth) if depth and promote else lease
@@ -189,26 +187,6 @@ class Store(Closing):
         stored = {tier: _or_none("store an entry", tier.put, encoded) for tier in self._tiers}
         self._free_reserve()
         return any(stored[tier] for tier in self._durable)
-
-    def put_chained(self, entry: Entry, most: int) -> None:
-        """Store a chained entry in the tiers of this machine, where at most `most` of its chunk remain.
-
-        Returns when it is stored; a read-only store takes none. The caller sees to it that no chunk of the entry is
-        deleted meanwhile.
-        """
-        if self.read_only:
-            return
-        encoded, chunk = EncodedEntry.of(entry).compact(self._page_locked), chunk_key(entry.info.key)
-        for tier in self._local:
-            own = [key for key in tier.chained(chunk) if chunk_key(key) == chunk and key != entry.info.key]
-            for key in own[max(0, most - 1) :]:
-                _or_none("drop a chained entry", self._delete_from, [tier], key)
-            _or_none("store an entry", tier.put, encoded)
-        self._free_reserve()
-
-    def contains_chained(self, key: str) -> bool:
-        """Whether the chained entry `key` is on this machine. Does not count as a use; quick."""
-        return any(tier.contains(key) for tier in self._local)
 
     def ensure_durable(self, identity: Identity, token_ids: Sequence[int]) -> bool:
         """Whether a tier below memory has the entry. If one has it, the entry is copied to those that lack it."""
@@ -273,8 +251,6 @@ class Store(Closing):
 
     def delete(self, key: str) -> bool:
         """Drop `key`, and the scores next to it, from every tier and from the write buffer; whether it was anywhere.
-
-        With a chunk all chained entries go that hold it or have seen it, and they count as the chunk's.
 
         After this returns, no tier of this process has it, and no running write or copy brings it back. A remote tier
         that does not answer serves it no more, and deletes it as soon as it answers. Raises `StoreReadOnlyError` if a
@@ -359,11 +335,6 @@ class Store(Closing):
         return tuple(tier for tier in self._tiers if not tier.is_remote)
 
     def _delete(self, key: str, tiers: Sequence[Tier]) -> bool:
-        chained = dict.fromkeys(each for tier in self._local for each in tier.chained(key))
-        deleted = [self._delete_one(each, self._local) for each in chained]
-        return self._delete_one(key, tiers) or any(deleted)
-
-    def _delete_one(self, key: str, tiers: Sequence[Tier]) -> bool:
         found = self._writers.discard(key)
         deleted = self._delete_from(tiers, key)
         if self._writers.discard(key):  # a promotion submitted a write between the two
@@ -381,7 +352,7 @@ class Store(Closing):
         for tier in reversed(self._remote):
             look = functools.partial(tier.look_up_ahead, on_missing=look)
         local = self._local
-        keys = [entry.key for entry in hint.entries if not entry.identity.behind]
+        keys = [entry.key for entry in hint.entries]
         keys += [f"{entry.key}.{entry.scores_slot}" for entry in hint.entries if entry.scores_slot]
         look([key for key in keys if self._writers.entry(key) is None and not any(t.contains(key) for t in local)])
 

@@ -109,7 +109,6 @@ def test_the_request_chooses_filter_order_and_retriever(client: TestClient) -> N
     assert [s["document_id"] for s in ask(client, filter={"n": {"gte": 1}})["sources"]] == ["1"]
     assert [s["document_id"] for s in ask(client, order="score")["sources"]] == ["1", "0"]
     assert [s["document_id"] for s in ask(client, order="document")["sources"]] == ["0", "1"]
-    assert [s["document_id"] for s in ask(client, order="reuse")["sources"]] == ["0", "1"]  # no chain: the reader's
     assert len(ask(client, k=1, retriever="bm25")["sources"]) == 1
 
 

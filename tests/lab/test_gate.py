@@ -149,16 +149,6 @@ def test_an_order_that_only_some_prompts_have_is_not_measured() -> None:
             gate(engine, probes=probes, selectors=["none"])
 
 
-def test_chained_entries_are_neither_used_nor_made_while_the_gate_measures(tmp_path: Path) -> None:
-    store = StoreConfig(directory=str(tmp_path), chained_entries=4)
-    with Engine(tiny_models.model("llama"), config=EngineConfig(store=store)) as engine:
-        result = gate(engine, helpers.CHUNKS, selectors=["none"])
-        assert result.points[0].kl > 0.0, "nothing but the first chunk was exact"
-        engine.flush()
-        assert engine.reuse_order(helpers.CHUNKS[::-1]) == list(range(4))[: len(helpers.CHUNKS)]
-        assert engine.parts.chained.most == 4
-
-
 def test_measuring_ends_with_the_prompts_that_the_time_allows() -> None:
     with helpers.engine() as engine:
         chunks = [tiny_models.tokens(20, seed) for seed in range(40)]

@@ -84,10 +84,10 @@ class Retrieval(Search):
     """Which passages of which collection to find, and their order in the prompt."""
 
     collection: Name = Field(default="default", description="The collection to search.", examples=["docs"])
-    order: Literal["score", "document", "reuse"] | None = Field(
+    order: Literal["score", "document"] | None = Field(
         default=None,
-        description="Best passage first, in the order of the documents, or first those whose stored KV is exact there "
-        "(store.chained_entries). Null: as an applied gate result says; without one the first, but not for the reader.",
+        description="Best passage first, or in the order of the documents. Null: as an applied gate result says; "
+        "without one the first, but not for the reader.",
     )
 
 

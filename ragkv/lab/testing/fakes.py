@@ -64,9 +64,6 @@ class WrappedTier(Tier):
     def scan(self) -> Iterator[tuple[str, EntryInfo | None]]:
         return self.tier.scan()
 
-    def chained(self, key: str) -> list[str]:
-        return self.tier.chained(key)
-
     def block_keys(self) -> list[str]:
         return self.tier.block_keys()
 

@@ -24,7 +24,7 @@ from ragkv.types import Answer, Chunk, TokenEvent
 from .files import FileOptions, FileOutcome, FileReader, nothing_read
 from .writer import CorpusWriter, Progress
 
-Order = Literal["score", "document", "reuse"]
+Order = Literal["score", "document"]
 DEFAULT_K = 6  # chunks for a question, as in the evaluation of the CacheBlend paper
 
 
@@ -133,9 +133,7 @@ class Rag(Closing):
         """The best `k` passages: best first, or in the order of the corpus, so that references point backwards.
 
         `None` is the order of the applied gate result; without one best first, but for the bundled reader the order of
-        the corpus, in which "she" follows the name. "reuse" puts those in front whose stored KV is exact there
-        (`Engine.reuse_order`), then the others as `None` does; passages of equal text are dropped. What `check` raises
-        between two steps ends the search.
+        the corpus, in which "she" follows the name. What `check` raises between two steps ends the search.
         """
         with tracing.span("ragkv.retrieve", **{"ragkv.k": k}) as trace:
             hits = self.index.search(question, k, retriever=retriever, where=where, reranker=reranker, check=check)
@@ -147,11 +145,9 @@ class Rag(Closing):
         """Hits, the best first, in the order of a prompt. Raises `InputError` for an unknown order."""
         if order not in get_args(Order):
             raise InputError(f"Unknown order {order!r}. Known: {', '.join(get_args(Order))}.")
-        if order == "document" or (order == "reuse" and self.default_order == "document"):
+        if order == "document":
             positions = self.index.positions({hit.passage.document_id for hit in hits})
             hits = sorted(hits, key=lambda hit: (positions.get(hit.passage.document_id, math.inf), hit.passage.span))
-        if order == "reuse":
-            hits = [hits[index] for index in self.engine.reuse_order([self.chunk(hit.passage) for hit in hits])]
         return tuple(hits)
 
     @property

@@ -1,7 +1,6 @@
 """Encodes chunks into entries, at once or in the background if a request missed them; scores them from stored KV."""
 
 from .background import BackgroundEncoder
-from .chained import ChainedEntries, chainable
 from .encoder import Encoder
 from .rescoring import Rescorer, RescoreReport
 from .scores import StoredScores
@@ -10,7 +9,6 @@ from .warming import Warmer, WarmReport
 
 __all__ = [
     "BackgroundEncoder",
-    "ChainedEntries",
     "Encoder",
     "EncodingClaim",
     "RescoreReport",
@@ -19,5 +17,4 @@ __all__ = [
     "StoredScores",
     "WarmReport",
     "Warmer",
-    "chainable",
 ]

@@ -1,42 +1,33 @@
-"""Encodes missed chunks, and chunks behind others (`chained.py`), in the background, between requests."""
+"""Encodes missed chunks in the background, between requests."""
 
 import logging
 import queue
 import threading
 from collections.abc import Callable, Iterable, Sequence
 
-import torch
-
 from ragkv.runtime import openmp
 from ragkv.scheduling import Activity
 from ragkv.store import Entry, Store
 
-from .chained import ChainedEntries
 from .encoder import Encoder
 from .scores import StoredScores
 from .single_flight import SingleFlight
 
 log = logging.getLogger(__name__)
 
-Run = tuple[tuple[int, ...], ...]  # chunks, one behind the other
-
 IDLE_PATIENCE_S = 30.0  # a background encoding waits at most so long for the engine to be idle
 
 
 class BackgroundEncoder:
-    """Encodes missed chunks, and scores chunks that were stored without scores.
+    """Encodes missed chunks, and scores chunks that were stored without scores."""
 
-    What waits is a run of chunks: one chunk to be encoded alone, or several, each to be encoded behind those before it.
-    """
-
-    def __init__(self, encoder: Encoder, store: Store, activity: Activity, chained: ChainedEntries) -> None:
-        self._encoder, self._store, self._activity, self._chained = encoder, store, activity, chained
+    def __init__(self, encoder: Encoder, store: Store, activity: Activity) -> None:
+        self._encoder, self._store, self._activity = encoder, store, activity
         self._scores = StoredScores(encoder, store)
         self.single_flight = SingleFlight(store)
-        self._queue: queue.SimpleQueue[Run | None] = queue.SimpleQueue()
-        self._wanted: set[Run] = set()  # queued or being encoded, and not forgotten since
+        self._queue: queue.SimpleQueue[tuple[int, ...] | None] = queue.SimpleQueue()
+        self._wanted: set[tuple[int, ...]] = set()  # queued or being encoded, and not forgotten since
         self._changed = threading.Condition()
-        self._storing = False  # whether a chained entry is being stored, for which deletions wait
         self._closing = False
         self._flushing = 0  # calls of `flush` under way; meanwhile encoding does not wait for idle time
         self._thread = threading.Thread(target=self._work, name="ragkv-encoder", daemon=True)
@@ -44,22 +35,14 @@ class BackgroundEncoder:
 
     def add(self, token_ids: tuple[int, ...]) -> None:
         """Encode this chunk when there is time; once, however often it is added."""
-        self._add((token_ids,))
-
-    def add_chain(self, chunks: Sequence[tuple[int, ...]]) -> None:
-        """Encode each of these chunks behind those before it when there is time, as far as that is not stored."""
-        if len(chunks) > 1 and self._chained.made and len(self._chained.stored(chunks)) < len(chunks):
-            self._add(tuple(chunks))
-
-    def _add(self, run: Run) -> None:
         with self._changed:
-            if self._closing or run in self._wanted:
+            if self._closing or token_ids in self._wanted:
                 return
-            self._wanted.add(run)
-        self._queue.put(run)
+            self._wanted.add(token_ids)
+        self._queue.put(token_ids)
 
     def forget(self, token_ids: tuple[int, ...]) -> None:
-        """Do not encode this chunk, nor any behind it: it was deleted."""
+        """Do not encode this chunk: it was deleted."""
         self._forget(lambda ids: ids == token_ids)
 
     def forget_keys(self, keys: Iterable[str]) -> None:
@@ -68,11 +51,10 @@ class BackgroundEncoder:
             self._forget(lambda ids: self._encoder.identity.key(ids) in deleted)
 
     def _forget(self, is_deleted: Callable[[tuple[int, ...]], bool]) -> None:
-        """Drop every run that has a deleted chunk; then none of them is being stored."""
+        """Drop every deleted chunk; none of them is being put, because that holds the lock too."""
         with self._changed:
-            self._wanted = {run for run in self._wanted if not any(map(is_deleted, run))}
+            self._wanted = {ids for ids in self._wanted if not is_deleted(ids)}
             self._changed.notify_all()
-            self._changed.wait_for(lambda: not self._storing)
 
     def flush(self) -> None:
         """Return when no chunk waits. Does not wait for requests to end."""
@@ -100,58 +82,19 @@ class BackgroundEncoder:
         return True
 
     def _work(self) -> None:
-        while (run := self._queue.get()) is not None:
+        while (token_ids := self._queue.get()) is not None:
             self._activity.wait_idle(IDLE_PATIENCE_S, self._hurried)
             try:
-                if len(run) == 1:
-                    self._encode(*run)
-                else:
-                    self._encode_chain(run)
+                self._encode(token_ids)
             except Exception:
-                tokens = sum(map(len, run))
-                log.exception("%d missed chunks of %d tokens could not be encoded; they stay a miss.", len(run), tokens)
+                log.exception("A missed chunk of %d tokens could not be encoded; it stays a miss.", len(token_ids))
             openmp.release_threads()  # the store's codec may have started some
             with self._changed:
-                self._wanted.discard(run)
-                self._changed.notify_all()
-
-    def _encode_chain(self, run: Run) -> None:
-        """Encode each chunk of `run` behind those before it, as far as that is not stored: one chunk a pass.
-
-        A run whose RoPE frequencies change with its length is left out: no two of its prompts share them.
-        """
-        start, chained, pieces = len(self._encoder.prefix_ids), self._chained, list[torch.Tensor]()
-        frequencies = self._encoder.frequencies(start + sum(map(len, run)))
-        if frequencies != self._encoder.frequencies(start + len(run[0])):
-            return
-        for number, token_ids in enumerate(run):
-            if run not in self._wanted:
-                return
-            before = run[:number]
-            kv = chained.read(before, token_ids, frequencies)
-            if kv is None:
-                self._activity.wait_idle(IDLE_PATIENCE_S, self._hurried)
-                with self._activity.acquire_for_encoding():
-                    entry = chained.encode(before, pieces, token_ids)
-                if before:
-                    self._put_chained(run, entry)
-                kv = entry.kv
-            pieces.append(kv)
-
-    def _put_chained(self, run: Run, entry: Entry) -> None:
-        with self._changed:
-            if run not in self._wanted:  # one of its chunks was deleted meanwhile
-                return
-            self._storing = True
-        try:
-            self._chained.put(entry)
-        finally:
-            with self._changed:
-                self._storing = False
+                self._wanted.discard(token_ids)
                 self._changed.notify_all()
 
     def _encode(self, token_ids: tuple[int, ...]) -> None:
-        if (token_ids,) not in self._wanted or self._complete(token_ids):
+        if token_ids not in self._wanted or self._complete(token_ids):
             return
         if (entry := self._scores.unscored(token_ids)) is not None:
             self._score(token_ids, entry)
@@ -179,7 +122,7 @@ class BackgroundEncoder:
 
     def _put(self, token_ids: tuple[int, ...], entry: Entry | None, scores: Sequence[Entry]) -> None:
         with self._changed:
-            if (token_ids,) not in self._wanted:  # deleted meanwhile
+            if token_ids not in self._wanted:  # deleted meanwhile
                 return
             if entry is not None:
                 self._store.put(entry)

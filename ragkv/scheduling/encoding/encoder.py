@@ -16,7 +16,7 @@ import torch
 
 from ragkv.fusion import MOST_MOVED_LEARNED, ResidentLease, Scorer
 from ragkv.model import PASS_ROWS, Adapter, Context, TokenRun, raw_kv
-from ragkv.store import CHAINED_INDEX, Entry, EntryInfo, Identity, ids_digest
+from ragkv.store import Entry, EntryInfo, Identity, ids_digest
 
 KEPT_PREFIXES = 4  # prefix entries kept in memory, one for each of the last sets of RoPE frequencies
 
@@ -115,38 +115,6 @@ class Encoder:
         """The entries of chunks that go through the model together. The caller holds the compute lock."""
         found = raw_kv(self._adapter, [self._behind_prefix(token_ids) for token_ids in chunks], self._between)
         return [self._entry(ids, kv, self.prefix_ids) for ids, kv in zip(chunks, found, strict=True)]
-
-    def chained(
-        self,
-        identity: Identity,
-        before: Sequence[tuple[int, ...]],
-        pieces: Sequence[torch.Tensor],
-        ids: tuple[int, ...],
-    ) -> Entry:
-        """The entry of the chunk `ids` behind the chunks `before`, whose KV is `pieces` (L, 2, G, T, D).
-
-        `identity` is the entry's. All must have the RoPE frequencies of a prompt that ends with the chunk. The caller
-        holds the compute lock.
-        """
-        length = len(self.prefix_ids) + sum(map(len, before)) + len(ids)
-        lease = self.prefix(length)
-        context = Context((*(() if lease is None else (lease.kv,)), *pieces))
-        (kv,) = raw_kv(self._adapter, [TokenRun(ids, context)], self._between)
-        entry = self._entry(ids, kv, self.prefix_ids)
-        saw = " ".join(dict.fromkeys(self.identity.key(chunk) for chunk in before))
-        info = dataclasses.replace(
-            entry.info,
-            key=identity.key(ids),
-            identity=identity,
-            frequencies=self.frequencies(length),
-            group=saw,
-            index=CHAINED_INDEX,
-        )
-        return Entry(info, entry.kv)
-
-    def frequencies(self, length: int) -> str:
-        """The digest of the RoPE frequencies of a prompt of `length` tokens."""
-        return self._adapter.rope.frequencies(length)
 
     def scores(self, entries: Sequence[Entry], scorer: Scorer | None = None) -> list[Entry]:
         """The scores to be put next to the entries of chunks, made now or long ago; none if it makes no scores.

@@ -224,13 +224,6 @@ class Tier(ABC):
         """The keys of the blocks of conversations that a tier of this machine holds and may delete."""
         return []
 
-    def chained(self, key: str) -> list[str]:
-        """The keys of the chained entries here that hold or have seen the chunk `key`; first those that hold it.
-
-        Those come in order of their use, the last used first. Reads no file; a tier that cannot delete knows none.
-        """
-        return []
-
     def infos(self) -> Iterator[EntryInfo]:
         """The readable entries of `scan`, without scores."""
         return (info for _, info in self.scan() if info is not None and not info.identity.scorer)

@@ -27,7 +27,11 @@ def needs_upgrade(directory: EntryDirectory) -> bool:
 
 
 def upgrade(directory: EntryDirectory) -> None:
-    """Move the scores of all entries next to them. Raises `OSError`; then the next opening goes on."""
+    """Remove what no version reads any more, and move the scores of all entries next to them.
+
+    Raises `OSError`; then the next opening goes on.
+    """
+    _remove_chained(directory)
     if not needs_upgrade(directory):
         return
     keys = [key for key, _ in directory.scan() if not is_scores_key(key)]
@@ -37,6 +41,15 @@ def upgrade(directory: EntryDirectory) -> None:
     if keys:
         log.warning("Upgraded: the scores of %d entries were moved, and no KV is encoded again.", moved)
     replace_file(directory.root / MARKER, b"")
+
+
+def _remove_chained(directory: EntryDirectory) -> None:
+    """Remove the KV of chunks behind other chunks: it saw texts whose deletion would not find it any more."""
+    files = list(directory.root.glob("entries/*/*~*.safetensors"))
+    if files:
+        log.warning("Removing %d entries of chunks behind other chunks from %s.", len(files), directory.root)
+    for file in files:
+        file.unlink(missing_ok=True)
 
 
 def _upgraded(directory: EntryDirectory, key: str) -> bool:

@@ -4,13 +4,12 @@ It holds metadata only; the tier holds the lock and moves the bytes. Two invaria
 items' sizes and never above the capacity, and a pinned item is never evicted.
 """
 
-from bisect import insort, insort_left
-from collections import defaultdict
+from bisect import insort
 from collections.abc import Callable, Iterator, Set
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
-from ..entry import chunk_key, chunk_keys, entry_key, is_chained_key, is_scores_key
+from ..entry import entry_key, is_scores_key
 from ..policies import Cut, Item, Policy, Turn
 
 P = TypeVar("P")
@@ -36,7 +35,7 @@ class Group(Generic[P]):
 
     @property
     def extent(self) -> int:
-        """The number of the last held block, plus one; scores and chained entries are no blocks of their own."""
+        """The number of the last held block, plus one; scores are no blocks of their own."""
         return _end(self.slots[-1].item) if self.slots else 0
 
 
@@ -51,7 +50,6 @@ class Ledger(Generic[P]):
     entries: int = 0  # held items that are not scores
     _slots: dict[str, Slot[P]] = field(default_factory=dict)
     _groups: dict[str, Group[P]] = field(default_factory=dict)
-    _chained: defaultdict[str, set[str]] = field(default_factory=lambda: defaultdict(set))  # keys, by chunk
     _pinned: set[str] = field(default_factory=set)  # groups
     _pinned_bytes: int = 0  # of everything in those groups
 
@@ -75,15 +73,6 @@ class Ledger(Generic[P]):
         own = self._slots.get(key)
         return [*(slot for slot in together if slot is not own), *([] if own is None else [own])]
 
-    def chained(self, key: str) -> list[str]:
-        """The chained entries that hold or have seen the chunk `key`; first those that hold it, by last use."""
-        found = self._chained.get(key)
-        if found is None:
-            return []
-        group = self._groups.get(key)
-        own = [slot.item.key for slot in group.slots if is_chained_key(slot.item.key)] if group else []
-        return [*own, *found.difference(own)]
-
     def served(self, turn: Turn, now: float) -> None:
         """Tell the policy that a conversation's turn was served; it may trim."""
         self.policy.served(turn)
@@ -93,10 +82,6 @@ class Ledger(Generic[P]):
         """Tell the policy that a held slot was leased. Scores are leased with their entry, so they do not count."""
         if not is_scores_key(slot.item.key):
             self.policy.used(slot.group, now)
-        if is_chained_key(slot.item.key):
-            slots = self._groups[slot.group].slots
-            slots.remove(slot)
-            _insert(slots, slot)
 
     def make_space(self, item: Item, now: float, protected: Set[str] = frozenset()) -> bool:
         """Evict until `item` fits, and announce it to the policy; `add` or `cancel` must follow.
@@ -127,9 +112,7 @@ class Ledger(Generic[P]):
         assert item.key not in self._slots
         slot = self._slots[item.key] = Slot(item, payload, group_of(item))
         group = self._groups.setdefault(slot.group, Group())
-        _insert(group.slots, slot)
-        for chunk in _chunks(item):
-            self._chained[chunk].add(item.key)
+        insort(group.slots, slot, key=lambda other: other.item.index)
         group.size += item.size
         if group.pins:
             self._pinned_bytes += item.size
@@ -149,10 +132,6 @@ class Ledger(Generic[P]):
             return None
         group = self._groups[slot.group]
         group.slots.remove(slot)
-        for chunk in _chunks(slot.item):
-            self._chained[chunk].discard(key)
-            if not self._chained[chunk]:
-                del self._chained[chunk]
         group.size -= slot.item.size
         self.used_bytes -= slot.item.size
         self.entries -= not is_scores_key(key)
@@ -231,20 +210,9 @@ class Ledger(Generic[P]):
 
 def _end(item: Item) -> int:
     """How many blocks a group has at least that holds `item`."""
-    return 1 if is_scores_key(item.key) or is_chained_key(item.key) else item.index + 1
-
-
-def _chunks(item: Item) -> tuple[str, ...]:
-    """The chunks that a chained entry holds or has seen; none if the item is another entry."""
-    return chunk_keys(item.key, item.group) if is_chained_key(item.key) else ()
-
-
-def _insert(slots: list[Slot[P]], slot: Slot[P]) -> None:
-    """Insert a slot behind those of its index; a chained entry before them, so that the last one used goes last."""
-    insert = insort_left if is_chained_key(slot.item.key) else insort
-    insert(slots, slot, key=lambda other: other.item.index)
+    return 1 if is_scores_key(item.key) else item.index + 1
 
 
 def group_of(item: Item) -> str:
     """The group of an item: its conversation, or the key of its chunk."""
-    return chunk_key(item.key) if is_chained_key(item.key) else item.group or item.key
+    return item.group or item.key

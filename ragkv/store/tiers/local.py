@@ -4,7 +4,7 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Generic, TypeVar
 
-from ..entry import is_chained_key, is_scores_key
+from ..entry import is_scores_key
 from ..policies import Policy, Turn
 from .base import Counts, Tier, TierStats
 from .ledger import Ledger, Slot
@@ -43,13 +43,9 @@ class LocalTier(Tier, Generic[P]):
         with self._lock:
             return key in self._ledger
 
-    def chained(self, key: str) -> list[str]:
-        with self._lock:
-            return self._ledger.chained(key)
-
     def block_keys(self) -> list[str]:
         with self._lock:
-            keys = [slot.item.key for slot in self._ledger if slot.item.group and not is_chained_key(slot.item.key)]
+            keys = [slot.item.key for slot in self._ledger if slot.item.group]
         return [key for key in keys if not is_scores_key(key)]  # scores are in the group of their chunk
 
     def stats(self) -> TierStats:

@@ -63,22 +63,6 @@ def test_an_unknown_order_or_retriever_is_refused(rag: Rag, how: dict[str, Any])
         rag.retrieve("paper of the mill of Marl", **how)
 
 
-def test_hits_whose_stored_kv_is_exact_can_come_first(model_folder: Path) -> None:  # noqa: F811
-    config = EngineConfig(store=StoreConfig(chained_entries=2))
-    with Engine.from_pretrained(model_folder, config) as engine, Rag(engine, None) as rag:
-        rag.ingest(DOCUMENTS)
-        question = "paper of the mill of Marl"
-        asked = rag.ask(question, 3, order="document", max_new_tokens=1)
-        engine.flush()
-        again = rag.ask(question, 3, order="reuse", reuse="prefix", max_new_tokens=1)
-        assert [hit.passage.document_id for hit in rag.retrieve(question, 3)] == ["b", "a"]
-        assert again.hits == asked.hits, "the stored chain, not the best hit, comes first"
-        assert [span.state for span in again.answer.spans if span.kind == "chunk"] == ["exact", "exact"]
-        rag.delete("a")
-        assert [hit.passage.document_id for hit in rag.retrieve(question, 3, order="reuse")] == ["b"]
-        assert not any(info.identity.behind for info in engine.parts.store.infos())
-
-
 def test_a_filter_excludes_documents_that_do_not_match(rag: Rag) -> None:
     rag.ingest(DOCUMENTS)
     hits = rag.retrieve("Marl", 5, where={"year": {"gte": 1900}})
