@@ -16,24 +16,15 @@ try:
 except ImportError as error:
     raise MissingExtraError("langchain-core", "langchain", "ragkv.integrations.langchain") from error
 
-from .byte_store import RagKVByteStore
-from .chains import create_cached_documents_chain, map_reduce_chain, map_rerank_chain
 from .chat import ChatRagKV
-from .embeddings import RagKVEmbeddings
 from .engines import close_engines
 from .history import RagKVChatMessageHistory
-from .retriever import RagKVRetriever
-from .vector_store import RagKVVectorStore
+from .retriever import RagKVEmbeddings, RagKVRetriever
 
 __all__ = [
     "ChatRagKV",
-    "RagKVByteStore",
     "RagKVChatMessageHistory",
     "RagKVEmbeddings",
     "RagKVRetriever",
-    "RagKVVectorStore",
     "close_engines",
-    "create_cached_documents_chain",
-    "map_reduce_chain",
-    "map_rerank_chain",
 ]

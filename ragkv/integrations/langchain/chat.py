@@ -5,9 +5,9 @@ chains carry them (see `messages`). Any number of threads and tasks may call one
 """
 
 import threading
-from collections.abc import AsyncIterator, Generator, Iterable, Sequence
+from collections.abc import AsyncIterator, Generator, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackManagerForLLMRun
 from langchain_core.documents import Document
@@ -20,18 +20,29 @@ from pydantic import ConfigDict, Field, PrivateAttr, SecretStr, SkipValidation
 from ragkv.api.chat import CallFilter, DialoguePrompt, required_form
 from ragkv.config import EngineConfig, ReuseMode
 from ragkv.engine import Engine
-from ragkv.errors import InputError
+from ragkv.errors import InputError, UnsupportedError
 from ragkv.model.decode.token_text import TokenText
+from ragkv.prompt import AnswerOptions
+from ragkv.prompt.constraints import parse
 from ragkv.runtime import iterate_in_thread
 from ragkv.scheduling.encoding import WarmReport
 from ragkv.types import Answer, TokenEvent
 
-from .call_options import OWN, answer_options, refuse_unknown
 from .engines import SharedEngine, config_for, shared_engine, shared_engine_of
-from .messages import dialogue_request, to_document
-from .results import chat_chunk, chat_result
+from .messages import bound_tools, chat_chunk, chat_result, dialogue_request, text_behind, to_document
 from .structured_output import Method, structured
-from .tools import bound_tools, text_behind
+
+SAMPLING = (
+    *("temperature", "top_p", "top_k", "min_p", "seed", "presence_penalty", "frequency_penalty", "logit_bias"),
+    *("repetition_penalty", "no_repeat_ngram_size", "min_new_tokens"),
+)
+LOGPROBS = ("logprobs", "top_logprobs")
+TOOLS = ("tools", "tool_choice", "parallel_tool_calls")
+FUSION = ("ratio", "selector", "reuse")
+# The settings of a call: LangChain's names, ours, and the options of `Engine.stream`.
+OWN = ("model", "max_tokens", "documents", "session_id", "response_format", *TOOLS, *LOGPROBS, *FUSION, *SAMPLING)
+NOT_OFFERED = {"functions": "the old form of tools"}
+_LANGCHAIN = ("ls_structured_output_format", "stream_usage")  # added by LangChain itself; ignored
 
 
 class ChatRagKV(BaseChatModel):
@@ -261,3 +272,28 @@ class ChatRagKV(BaseChatModel):
             if self.warm_corpus != "never":
                 self._shared.encode_known(wait=self.warm_corpus == "before")
         return self._shared
+
+
+def refuse_unknown(call: Mapping[str, Any]) -> None:
+    """Raises `InputError` for a setting that would be ignored, `UnsupportedError` for one that is not offered."""
+    for name, value in call.items():
+        if name in NOT_OFFERED and value:
+            raise UnsupportedError(f"{name} was given, but {NOT_OFFERED[name]} is not offered yet. Leave it out.")
+    unknown = sorted(call.keys() - set(OWN) - set(NOT_OFFERED) - set(_LANGCHAIN))
+    if unknown:
+        raise InputError(f"Unknown settings of a call: {', '.join(unknown)}. Known: {', '.join(sorted(OWN))}.")
+
+
+def answer_options(settings: Mapping[str, Any]) -> AnswerOptions:
+    """The engine's options for these settings. A setting that is `None` is left to the engine."""
+    names = ("selector", "reuse", *SAMPLING)
+    options = {name: settings[name] for name in names if settings[name] is not None}
+    if (form := parse(settings["response_format"])) is not None:
+        options["response_format"] = form
+    if settings["logprobs"]:
+        options["logprobs"] = settings["top_logprobs"] or 0
+    elif settings["top_logprobs"]:
+        raise InputError("top_logprobs need logprobs: set it to True.")
+    if settings["ratio"] is not None:
+        options["ratio"] = None if settings["ratio"] == "auto" else settings["ratio"]
+    return cast("AnswerOptions", {**options, "max_new_tokens": settings["max_tokens"]})

@@ -1,20 +1,42 @@
-"""Converts LangChain's messages to turns of text, with the documents they carry.
+"""LangChain's messages as turns of text with their documents and tools, and answers as LangChain's messages.
 
 Documents come as content blocks, as artifacts of tool messages, or with the call. The text of a block replaces the
 block. A document whose text is in no message is put before the text of the last user turn. In both cases the text is
 recognised afterwards like any other known text, so there is one code path. Content that is not text is refused.
+
+In an answer's token counts, `cache_read` counts the reused tokens, exact and fused, as the REST service does;
+`kv_cache` tells them apart, with the rest of the engine's report. `cache_creation` counts the chunks that were missed;
+their entries are stored afterwards.
 """
 
+import json
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
 from langchain_core.documents import Document
-from langchain_core.messages import AIMessage, BaseMessage, ChatMessage, SystemMessage, ToolMessage
+from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage, ChatMessage, SystemMessage, ToolMessage
+from langchain_core.messages.ai import InputTokenDetails, UsageMetadata
+from langchain_core.messages.tool import ToolCall as LangChainCall
+from langchain_core.messages.tool import tool_call, tool_call_chunk
+from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResult
+from langchain_core.utils.function_calling import convert_to_openai_tool
+from pydantic_core import to_jsonable_python
 
-from ragkv.api.chat import DialogueDocument, DialogueRequest, Tool, Turn, insert_documents
+from ragkv.api.chat import (
+    DialogueDocument,
+    DialoguePrompt,
+    DialogueRequest,
+    Tool,
+    ToolCall,
+    Turn,
+    find_calls,
+    insert_documents,
+)
 from ragkv.errors import InputError, UnsupportedError
-
-from .tools import dialogue_calls
+from ragkv.model.decode.token_text import TokenText
+from ragkv.prompt import cite
+from ragkv.types import Answer, TokenEvent, TokenLogprob
 
 _IGNORED_BLOCKS = ("reasoning", "thinking", "tool_call", "tool_use", "invalid_tool_call", "non_standard")
 
@@ -110,3 +132,140 @@ def to_document(item: Any) -> DialogueDocument:
                 others = {key: value for key, value in item.items() if key not in (name, "metadata")}
                 return DialogueDocument(item[name], {**others, **(item.get("metadata") or {})})
     raise InputError(f"A document must be a Document, a text or a mapping with 'text', not {item!r:.80}.")
+
+
+# Tools
+
+
+def bound_tools(tools: Sequence[Any], choice: Any) -> dict[str, Any]:
+    """The call settings of `bind_tools`. Raises `InputError` for a choice that names none of the tools."""
+    converted = [_plain(convert_to_openai_tool(tool)) for tool in tools]
+    names = tool_names(converted)
+    if isinstance(choice, Mapping):
+        choice = choice.get("function", {}).get("name")
+    choice = {None: "auto", True: "required", False: "none", "any": "required"}.get(choice, choice)
+    if choice not in ("auto", "none", "required", *names):
+        raise InputError(f"tool_choice is {choice!r}; it must be auto, any, none or one of {', '.join(names)}.")
+    return {"tools": converted, "tool_choice": choice}
+
+
+def _plain(tool: Mapping[str, Any]) -> dict[str, Any]:
+    function = {"description": "", "parameters": {"type": "object", "properties": {}}, **tool["function"]}
+    function.pop("strict", None)
+    return {"type": "function", "function": function}
+
+
+def tool_names(tools: Sequence[Tool]) -> list[str]:
+    """The names of the tools."""
+    return [tool["function"]["name"] for tool in tools]
+
+
+def calls_of(text: str, names: Sequence[str]) -> tuple[str, list[LangChainCall]]:
+    """The text of an answer without its calls, and the calls."""
+    content, calls = find_calls(text, names) if names else (text, ())
+    return content, [tool_call(name=call.name, args=json.loads(call.arguments), id=call.id) for call in calls]
+
+
+def text_behind(text: str, sent: str, tools: Sequence[Tool]) -> str:
+    """What is left to send of an answer whose beginning was sent: nothing if the rest is calls."""
+    return "" if find_calls(text, tool_names(tools))[1] else text[len(sent) :]
+
+
+def dialogue_calls(calls: Sequence[Any]) -> tuple[ToolCall, ...]:
+    """LangChain's calls of an earlier answer."""
+    return tuple(
+        ToolCall(call["name"], json.dumps(call["args"], ensure_ascii=False, default=str), call["id"] or "")
+        for call in calls
+    )
+
+
+# Answers
+
+
+def chat_result(event: TokenEvent | Answer, prompt: DialoguePrompt, model: str, tokens: TokenText) -> ChatResult:
+    """The result of a call whose last event is `event`, an `Answer`."""
+    assert isinstance(event, Answer)
+    content, calls = calls_of(event.text, tool_names(prompt.tools))
+    message = AIMessage(content=content, tool_calls=calls, **_reports(event, prompt, model, bool(calls)))
+    info = _logprobs(event.logprobs, tokens)
+    generation = ChatGeneration(message=message, generation_info=info)
+    return ChatResult(generations=[generation], llm_output={"model_name": model})
+
+
+def chat_chunk(
+    event: TokenEvent | Answer, prompt: DialoguePrompt, model: str, tokens: TokenText
+) -> ChatGenerationChunk | None:
+    """The piece of a streamed message for `event`; `None` for an event without text and log probability."""
+    if isinstance(event, Answer):
+        _, calls = calls_of(event.text, tool_names(prompt.tools))
+        pieces = [
+            tool_call_chunk(name=call["name"], args=json.dumps(call["args"]), id=call["id"], index=number)
+            for number, call in enumerate(calls)
+        ]
+        reports = _reports(event, prompt, model, bool(calls))
+        last = AIMessageChunk(content="", tool_call_chunks=pieces, chunk_position="last", **reports)
+        return ChatGenerationChunk(message=last)
+    info = _logprobs([event.logprob] if event.logprob else [], tokens)
+    if not event.text and info is None:
+        return None
+    return ChatGenerationChunk(message=AIMessageChunk(content=event.text), generation_info=info)
+
+
+def _logprobs(logprobs: Sequence[TokenLogprob], tokens: TokenText) -> dict[str, Any] | None:
+    """Log probabilities where `ChatOpenAI` gives them: LangChain puts them into `response_metadata`."""
+    return {"logprobs": {"content": tokens.entries(logprobs), "refusal": None}} if logprobs else None
+
+
+def _reports(answer: Answer, prompt: DialoguePrompt, model: str, has_calls: bool) -> dict[str, Any]:
+    """The metadata of a message."""
+    reuse, output = answer.reuse, len(answer.token_ids)
+    return {
+        "usage_metadata": UsageMetadata(
+            input_tokens=reuse.tokens,
+            output_tokens=output,
+            total_tokens=reuse.tokens + output,
+            input_token_details=InputTokenDetails(
+                cache_read=reuse.exact + reuse.fused, cache_creation=reuse.missed_tokens
+            ),
+        ),
+        "response_metadata": {
+            "model_name": model,
+            "finish_reason": "tool_calls" if has_calls and answer.finish_reason == "stop" else answer.finish_reason,
+            "kv_cache": _kv_cache(answer, prompt),
+        },
+    }
+
+
+def _kv_cache(answer: Answer, prompt: DialoguePrompt) -> dict[str, Any]:
+    """The engine's report as plain JSON."""
+    mode, reason = _mode(answer, prompt)
+    conversation = prompt.conversation
+    recognition = {"recognition_s": prompt.recognition_s, "layout_s": prompt.layout_s}
+    report = {
+        "mode": mode,
+        "reason": reason,
+        "reuse": asdict(answer.reuse),
+        "timing": {**asdict(answer.timing), **recognition},
+        "documents": [dict(chunk.metadata) for chunk in prompt.documents],
+        "citations": [asdict(citation) for citation in cite(answer.text, prompt.documents)],
+        "conversation": {
+            "session": None if conversation is None or conversation.by_content else conversation.session.session_id,
+            "turns": conversation.turns if conversation else 0,
+            "tokens": conversation.tokens if conversation else 0,
+        },
+    }
+    return dict(to_jsonable_python(report, bytes_mode="base64", fallback=str))  # metadata holds any type
+
+
+def _mode(answer: Answer, prompt: DialoguePrompt) -> tuple[str, str]:
+    """How the prompt was reused, and why so."""
+    reuse = answer.reuse
+    if reuse.fused or reuse.recomputed:
+        return "fused", f"{len(prompt.documents)} chunks in the prompt"
+    if not prompt.documents:
+        reason = "no known chunks in the prompt"
+    elif reuse.missed_chunks:
+        reason = f"{reuse.missed_chunks} of {len(prompt.documents)} chunks had no stored entry yet"
+    else:
+        reason = "; ".join(reuse.notes) or "as the settings ask"
+    return ("exact" if reuse.exact else "full_prefill"), reason

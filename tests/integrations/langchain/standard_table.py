@@ -7,20 +7,16 @@ from pathlib import Path
 
 import pytest
 
-PAGE = Path(__file__).parents[2] / "docs" / "langchain.md"
+PAGE = Path(__file__).parents[3] / "docs" / "langchain.md"
 BEGIN, END = "<!-- standard suites: written by tests/integrations/langchain/standard_table.py -->", "<!-- end -->"
 SUITES = {
     "test_standard_chat.py::TestUnit": "chat model, unit",
     "test_standard_chat.py::TestIntegration": "chat model, integration",
     "test_standard_others.py::TestEmbeddingsUnit": "embeddings, unit",
     "test_standard_others.py::TestEmbeddings": "embeddings, integration",
-    "test_standard_others.py::TestVectorStore": "vector store",
     "test_standard_others.py::TestRetriever": "retriever",
-    "test_standard_others.py::TestByteStore": "byte store",
-    "test_standard_others.py::TestByteStoreAsync": "byte store, async",
 }
 VACUOUS = {  # they pass without testing any of our code
-    "test_three_values": "tests its own fixture",
     "test_no_overrides_DO_NOT_OVERRIDE": "checks whether a test was overridden",
 }
 REASONS = {  # a word in the reason of a skip -> the text in the docs

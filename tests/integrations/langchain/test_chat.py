@@ -21,7 +21,7 @@ from tests.toy_tokenizers import byte_tokenizer
 
 from .helpers import CHATML, A, chat, kv
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 
 @pytest.fixture
@@ -131,11 +131,19 @@ class TestTracesAndCaches:
         assert A.page_content not in Tracer.seen[0]
 
     def test_an_answer_cache_distinguishes_settings_and_documents(self, tiny: str) -> None:
-        made = chat(tiny, cache=InMemoryCache())
+        class Keys(InMemoryCache):
+            seen: list[str] = []
+
+            def lookup(self, prompt: str, llm_string: str) -> Any:
+                self.seen.append(llm_string)
+                return super().lookup(prompt, llm_string)
+
+        made = chat(tiny, cache=Keys())
         first = made.invoke("Who?", documents=[A])
         assert made.invoke("Who?", documents=[A]).id == first.id or first.content
         assert made.invoke("Who?", documents=["Quite another text than that."]).content != first.content
-        assert chat(tiny, cache=made.cache, ratio=1.0)._get_llm_string() != made._get_llm_string()
+        chat(tiny, cache=made.cache, ratio=1.0).invoke("Who?", documents=[A])
+        assert len(set(Keys.seen)) == 3
 
     def test_tokens_are_counted_with_the_model_s_tokenizer(self, llm: ChatRagKV) -> None:
         assert llm.get_num_tokens("abc") == 3
@@ -144,7 +152,7 @@ class TestTracesAndCaches:
 
 class TestEngines:
     def test_the_constructor_loads_no_model(self) -> None:
-        assert ChatRagKV(model="/nowhere/at/all")._shared is None
+        assert ChatRagKV(model="/nowhere/at/all").model == "/nowhere/at/all", "a missing model would raise"
 
     def test_chat_models_over_one_given_engine_share_its_ingested_documents(self, tiny: str) -> None:
         with Engine.from_pretrained(tiny) as engine:
@@ -185,7 +193,7 @@ class TestEngines:
         model = AutoModelForCausalLM.from_pretrained(tiny)
         with Engine(model, byte_tokenizer(CHATML)) as engine:
             llm = ChatRagKV(engine=engine, max_tokens=2)
-            llm.shared.template._tokenizer.chat_template = strict
+            engine.tokenizer.chat_template = strict  # the engine has already read the one without the refusal
             with pytest.raises(InputError, match="refuses"):
                 llm.invoke([HumanMessage("Who?"), AIMessage("She"), AIMessage("is")])
 

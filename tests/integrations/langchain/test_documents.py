@@ -9,13 +9,10 @@ import torch
 import transformers
 from langchain_core.documents import Document
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, SystemMessage, ToolMessage
-from langchain_core.output_parsers import StrOutputParser
-from langchain_core.prompts import ChatPromptTemplate, PromptTemplate
-from pydantic import Field
 
 from ragkv import EngineConfig, PromptConfig, RagKVError
-from ragkv.errors import InputError, UnsupportedError
-from ragkv.integrations.langchain import ChatRagKV, create_cached_documents_chain
+from ragkv.errors import UnsupportedError
+from ragkv.integrations.langchain import ChatRagKV
 
 from .helpers import QUESTION, A, B, C, chat, kv
 
@@ -207,57 +204,6 @@ def test_a_text_without_the_chunk_end_after_it_is_another_writing_of_the_chunk(t
     assert len(without["documents"]) == 3
     assert without["reuse"]["missed_chunks"] == 1, "after the last one there is no chunk end: another writing"
     assert len(kv(llm.invoke(QUESTION, documents=[A, B]))["documents"]) == 2
-
-
-class TestCachedDocumentsChain:
-    PROMPT = ChatPromptTemplate.from_messages([("system", "Use this:\n\n{context}"), ("human", "{question}")])
-
-    def test_the_chain_answers_like_a_stuff_chain_and_reuses_kv(self, llm: ChatRagKV) -> None:
-        inputs = {"context": [A, B, C], "question": QUESTION}
-        spy = _Spy()
-        chain = create_cached_documents_chain(llm, self.PROMPT, output_parser=spy)
-        stuffed = self.PROMPT | llm | StrOutputParser()
-        assert chain.invoke(inputs) == stuffed.invoke({"context": CONTEXT, "question": QUESTION})
-        assert len(kv(spy.seen[0])["documents"]) == 3
-        assert "".join(chain.stream(inputs)) == chain.invoke(inputs)
-
-    def test_text_of_a_document_prompt_around_a_chunk_does_not_hide_it(self, llm: ChatRagKV) -> None:
-        spy = _Spy()
-        chain = create_cached_documents_chain(
-            llm,
-            self.PROMPT,
-            output_parser=spy,
-            document_prompt=PromptTemplate.from_template("[{source}] {page_content}"),
-            document_separator="\n--\n",
-        )
-        chain.invoke({"context": [A, B], "question": QUESTION})
-        assert [one["source"] for one in kv(spy.seen[0])["documents"]] == ["a", "b"]
-
-    def test_the_chain_stores_documents_that_were_not_ingested(self, tiny: str) -> None:
-        llm = chat(tiny)
-        new = Document(page_content="Nobody has ever seen this sentence before.")
-        llm.forget([new])
-        spy = _Spy()
-        chain = create_cached_documents_chain(llm, self.PROMPT, output_parser=spy)
-        for _ in range(2):
-            chain.invoke({"context": [new], "question": QUESTION})
-            llm.shared.engine.flush()
-        assert [kv(message)["reuse"]["missed_chunks"] for message in spy.seen] == [1, 0]
-        llm.forget([new])
-
-    def test_a_prompt_without_the_document_variable_is_refused(self, llm: ChatRagKV) -> None:
-        with pytest.raises(InputError, match="context"):
-            create_cached_documents_chain(llm, ChatPromptTemplate.from_messages([("human", "{question}")]))
-
-
-class _Spy(StrOutputParser):
-    """Records the messages that it parses."""
-
-    seen: list[Any] = Field(default_factory=list)
-
-    def parse_result(self, result: Any, *, partial: bool = False) -> str:
-        self.seen.append(result[0].message)
-        return super().parse_result(result, partial=partial)
 
 
 @pytest.mark.parametrize(

@@ -1,24 +1,13 @@
-"""LangChain's own suites for embeddings, vector stores, retrievers and byte stores."""
+"""LangChain's own suites for embeddings and retrievers."""
 
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
-import pytest
 from langchain_core.embeddings import Embeddings
 from langchain_core.retrievers import BaseRetriever
-from langchain_core.stores import BaseStore
-from langchain_core.vectorstores import VectorStore
-from langchain_tests.integration_tests import (
-    BaseStoreAsyncTests,
-    BaseStoreSyncTests,
-    EmbeddingsIntegrationTests,
-    RetrieversIntegrationTests,
-    VectorStoreIntegrationTests,
-)
+from langchain_tests.integration_tests import EmbeddingsIntegrationTests, RetrieversIntegrationTests
 from langchain_tests.unit_tests import EmbeddingsUnitTests
 
-from ragkv.integrations.langchain import RagKVByteStore, RagKVEmbeddings, RagKVRetriever, RagKVVectorStore
+from ragkv.integrations.langchain import RagKVEmbeddings, RagKVRetriever
 from ragkv.retrieval import Document, Index
 from ragkv.retrieval.testing import HashEmbedder, word_splitter
 
@@ -41,12 +30,6 @@ class TestEmbeddings(_Embeddings, EmbeddingsIntegrationTests):
     pass
 
 
-class TestVectorStore(VectorStoreIntegrationTests):
-    @pytest.fixture
-    def vectorstore(self) -> VectorStore:
-        return RagKVVectorStore(self.get_embeddings())
-
-
 class TestRetriever(RetrieversIntegrationTests):
     @property
     def retriever_constructor(self) -> type[BaseRetriever]:
@@ -61,23 +44,3 @@ class TestRetriever(RetrieversIntegrationTests):
     @property
     def retriever_query_example(self) -> str:
         return "Which paper does the mill make?"
-
-
-class _ByteStore:
-    @pytest.fixture
-    def kv_store(self, tmp_path: Path) -> Iterator[BaseStore[str, bytes]]:
-        store = RagKVByteStore(tmp_path)
-        yield store
-        store.close()
-
-    @pytest.fixture
-    def three_values(self) -> tuple[bytes, bytes, bytes]:
-        return b"foo", b"", b"\x00\xff" * 5_000
-
-
-class TestByteStore(_ByteStore, BaseStoreSyncTests[bytes]):
-    pass
-
-
-class TestByteStoreAsync(_ByteStore, BaseStoreAsyncTests[bytes]):
-    pass

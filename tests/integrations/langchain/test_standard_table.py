@@ -20,7 +20,7 @@ def test_the_table_in_the_docs_matches_the_results_of_the_suites(suites: dict[st
     if os.environ.get("RAGKV_WRITE_TABLE"):
         PAGE.write_text(before + BEGIN + table + END + after, "utf-8")
         return
-    assert shown == table, "run the tests of tests/langchain with RAGKV_WRITE_TABLE=1"
+    assert shown == table, "run the tests of tests/integrations/langchain with RAGKV_WRITE_TABLE=1"
 
 
 def test_a_skip_without_an_explanation_is_an_error() -> None:

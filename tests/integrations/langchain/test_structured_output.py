@@ -6,7 +6,6 @@ import pytest
 from pydantic import BaseModel
 
 from ragkv.integrations.langchain import ChatRagKV
-from ragkv.integrations.langchain.structured_output import _closed
 
 from .helpers import chat
 
@@ -61,11 +60,14 @@ def test_an_object_has_no_properties_but_those_that_its_schema_names(llm: ChatRa
     assert got in ({"a": []}, {"a": [{"properties": 1}]})
 
 
-def test_an_object_that_several_parts_describe_stays_open() -> None:
+def test_an_object_that_several_parts_describe_stays_open(llm: ChatRagKV) -> None:
+    def sent(schema: dict[str, Any]) -> Any:
+        return llm.with_structured_output(schema).first.kwargs["response_format"]["json_schema"]["schema"]  # type: ignore[attr-defined]
+
     parts = [{"required": ["a"]}, {"properties": {"b": {"const": 1}}}]
     schema = {"type": "object", "properties": {"a": {"const": 1}}, "anyOf": parts}
-    assert _closed(schema) == schema
-    assert _closed({"properties": {"a": {}}, "additionalProperties": True})["additionalProperties"] is True
+    assert sent(schema) == schema
+    assert sent({"properties": {"a": {}}, "additionalProperties": True})["additionalProperties"] is True
 
 
 def test_structured_output_that_is_cut_is_an_error_and_not_a_part_of_it(tiny: str) -> None:
