@@ -7,8 +7,9 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
-from fastapi import FastAPI
+from fastapi import FastAPI, Security
 from fastapi.responses import FileResponse
+from fastapi.security import HTTPBearer
 from fastapi.staticfiles import StaticFiles
 
 from ragkv import __version__
@@ -17,7 +18,7 @@ from ragkv.errors import RagKVError
 from ragkv.retrieval import Embedder
 from ragkv.runtime import freeze_objects
 
-from . import errors, health, middleware, openapi
+from . import errors, health, middleware
 from .routes import ROUTERS
 from .server_state import Readiness, ServerState
 from .service import Service
@@ -28,6 +29,10 @@ log = logging.getLogger(__name__)
 PAGE = Path(__file__).parent / "page"
 # Newer versions of FastAPI trace and log requests by themselves, with paths and texts of errors. Ours hold neither.
 OWN_TELEMETRY: Any = {"tracing": False, "metrics": False, "logs": False, "operation_spans": False}
+# The OpenAPI document says that routes take a key. `AuthMiddleware` checks it, before anything of the body is read.
+_DOCUMENTED_KEY = HTTPBearer(
+    scheme_name="key", description="A key made by `ragkv keys add`, if keys exist.", auto_error=False
+)
 DESCRIPTION = "Answers over documents from stored KV: a chunk is computed once and fused at question time."
 
 
@@ -75,9 +80,9 @@ def create_app(
     app.state.service, app.state.server = service, server
     server.readiness.cut_work = service.cut
     errors.install(app)
-    openapi.install(app, server)
-    for router in (*ROUTERS, health.router(server, health.WriteProbe(service.kv_directories))):
-        app.include_router(router)
+    for router in ROUTERS:
+        app.include_router(router, responses=errors.RESPONSES, dependencies=[Security(_DOCUMENTED_KEY)])
+    app.include_router(health.router(server, health.WriteProbe(service.kv_directories)))
     if (PAGE / "index.html").is_file():
 
         @app.get("/", include_in_schema=False)

@@ -60,8 +60,6 @@ class ChatCompletion:
     principal: Principal
     body: ChatRequest
     session_id: str | None
-    checked: bool = False  # whether the texts of the messages are checked already
-    keeps: bool | None = None  # whether the conversation is kept, documents included; None: without documents
     id: str = field(default_factory=lambda: f"chatcmpl-{uuid.uuid4().hex}")
     created: int = field(default_factory=lambda: int(time.time()))
 
@@ -75,7 +73,7 @@ class ChatCompletion:
             raise ApiError(400, "There is no user message: the prompt needs a question.", param="messages")
         if body.stream_options is not None and not body.stream:
             raise ApiError(400, "stream_options require stream; set stream, or leave them out.", param="stream_options")
-        for number, message in enumerate(() if self.checked else body.messages):
+        for number, message in enumerate(body.messages):
             check_text(message.text, limits, f"messages.{number}")
         check_at_most(len(body.stop_strings), limits.stop_strings, "stop", "strings")
         documents = body.documents or []
@@ -142,11 +140,11 @@ class ChatCompletion:
                     elif isinstance(event, Answer):
                         answers.append(event)  # sent after the loop, when the session is free again
         finally:
-            if len(answers) != 1 or self.keeps is False:  # it failed, or there is no one answer to continue from
+            if len(answers) != 1:  # it failed, or there is no one answer to continue from
                 tenant.dialogue.drop_turn(prompt)
         # 3. Save the turn, so that messages which continue it find its KV.
         found = [find_calls(answer.text, names) if names else (answer.text, ()) for answer in answers]
-        if count == 1 and self.keeps is not False:
+        if count == 1:
             answers = [tenant.dialogue.save_turn(prompt, answers[0], *found[0])]
         # 4. Take calls out of the text. Append the markers of sources that an answer cites and does not name.
         contents = []
@@ -227,12 +225,12 @@ class ChatCompletion:
 
     def _prompt(self, tenant: Tenant, sources: Sequence[Source]) -> DialoguePrompt:
         documents = tuple(DialogueDocument(source.text, {"source": source.source}) for source in sources)
-        turns = [turn_of(message) for message in self.body.messages]
+        turns = [_turn_of(message) for message in self.body.messages]
         tools = tuple(tool.for_prompt for tool in self.body.tools or ())
         request = DialogueRequest(insert_documents(turns, documents, tenant.dialogue.separator), documents, tools)
         if self.session_id is None:
-            keeps = not documents if self.keeps is None else self.keeps
-            return tenant.dialogue.build_prompt(request, keeps, None)
+            # The next request's messages will not hold the documents, so such a conversation is not kept.
+            return tenant.dialogue.build_prompt(request, not documents, None)
         if turns[-1].role not in ("user", "tool"):
             raise InputError("With a session the last message must be the user's or a tool's: it is the question.")
         return tenant.dialogue.build_prompt(request, False, tenant.engine_session_id(self.session_id))
@@ -293,7 +291,7 @@ def _message(content: str, sources: Sequence[Source], calls: Sequence[ToolCall])
     return AssistantMessage(content=text, annotations=annotations, tool_calls=called(calls) or None)
 
 
-def turn_of(message: Message) -> Turn:
+def _turn_of(message: Message) -> Turn:
     """A message as a turn. Raises `ApiError` for a call whose arguments are no JSON object."""
     if message.role == "assistant":
         calls = tuple(given.call for given in message.tool_calls or ())

@@ -58,7 +58,6 @@ _MAPPED: dict[type[Exception], tuple[int, str | None]] = {  # status and code; s
     errors.SessionUnavailableError: (503, "session_unavailable"),
     errors.StoreLockedError: (503, "store_locked"),
 }
-_COMMON_STATUSES = (400, 401, 403, 408, 413, 415, 429, 500, 503, 504)  # any endpoint may answer with these
 
 
 class ErrorDetail(BaseModel):
@@ -74,6 +73,13 @@ class ErrorBody(BaseModel):
     """Every error's body."""
 
     error: ErrorDetail
+
+
+# What FastAPI's OpenAPI document says of every route: one shape for all errors. With "4XX" it adds no 422 of its own.
+RESPONSES: dict[int | str, dict[str, Any]] = {
+    "4XX": {"model": ErrorBody, "description": "The request is refused."},
+    "5XX": {"model": ErrorBody, "description": "The server failed, is full, or is not ready."},
+}
 
 
 class ApiError(Exception):
@@ -157,12 +163,6 @@ def as_api_error(error: BaseException) -> ApiError:
             return ApiError(status, str(error), code, param, RETRY_AFTER_S if status == 503 else None)
     log.error("request_failed", exc_info=error)
     return ApiError(500, "The server failed to answer; its log says why, under this request's id.")
-
-
-def responses(*statuses: int) -> dict[int | str, dict[str, Any]]:
-    """The error responses of an endpoint for OpenAPI: `statuses`, and those that every endpoint may give."""
-    all_statuses = sorted({*_COMMON_STATUSES, *statuses})
-    return {status: {"model": ErrorBody, "description": _phrase(status)} for status in all_statuses}
 
 
 def install(app: FastAPI) -> None:

@@ -43,7 +43,7 @@ class LimitsConfig:
     filter_values: int = 1_000  # values that one filter compares with
     known_chars: int = 16_000_000  # letters and digits of a tenant's passages that are looked for in its messages
     question_chars: int = 100_000  # characters of a question, a query or a message
-    answers: int = 8  # answers to one request: `n`, times the prompts of a completion
+    answers: int = 8  # answers to one request: `n`
     max_tokens: int = 1024  # the most tokens a request may set for its answer
     stop_strings: int = 4  # stop strings in one request
     inputs: int = 256  # texts in one embeddings request

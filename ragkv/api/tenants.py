@@ -30,7 +30,6 @@ from .keys import TENANT, Principal, Quota
 from .limits import QuotaGuard
 from .metrics import TenantStats
 from .settings import LimitsConfig, QuotaConfig, ServeConfig
-from .stored_responses import StoredResponses
 from .work.descriptors import collection_limit
 
 log = logging.getLogger(__name__)
@@ -39,13 +38,10 @@ _NAMED = "named-"  # prefix of sessions that a client named; the others are foun
 
 
 class Tenant(Closing):
-    """One open tenant: engine, collections, sessions, stored responses and quotas."""
+    """One open tenant: engine, collections, sessions and quotas."""
 
-    def __init__(
-        self, engine: Engine, collections: Collections, quotas: QuotaConfig, limits: LimitsConfig, directory: Path
-    ) -> None:
+    def __init__(self, engine: Engine, collections: Collections, quotas: QuotaConfig, limits: LimitsConfig) -> None:
         self.engine, self.collections = engine, collections
-        self.responses = StoredResponses(directory / "responses", engine.config.session.ttl_s)
         self.dialogue = DialogueEngine(engine)
         self.known_passages = KnownPassages(collections.folders, self.dialogue.catalogue.passages, limits.known_chars)
         self.quotas = QuotaGuard(quotas)
@@ -169,7 +165,7 @@ class Tenants(Closing):
         engine = self._model.with_config(config, self._backend)
         try:
             collections = Collections(directory, engine, self.embedder, self._collections)
-            return Tenant(engine, collections, self._config.quotas, self._config.limits, directory)
+            return Tenant(engine, collections, self._config.quotas, self._config.limits)
         except BaseException:
             engine.close()
             raise

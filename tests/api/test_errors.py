@@ -86,15 +86,3 @@ def test_an_unexpected_error_becomes_a_bare_500(
         assert told.status_code == 200 and "event: error" in told.text and "secret" not in told.text
         body = {"model": "reader", "messages": [{"role": "user", "content": "x"}], "stream": True}
         assert client.post("/v1/chat/completions", json=body).status_code == 500  # before the first token
-
-
-def test_every_endpoint_declares_its_error_responses(client: TestClient) -> None:
-    paths = client.get("/openapi.json").json()["paths"]
-    for path, methods in paths.items():
-        for operation in methods.values():
-            if path.startswith("/v1/"):
-                assert {"400", "401", "403", "429", "500", "503", "504"} <= set(operation["responses"]), path
-                assert "422" not in operation["responses"], path
-                assert operation["summary"] and operation["description"], path
-            if "{" in path:
-                assert "404" in operation["responses"], path

@@ -1,4 +1,4 @@
-"""Completions, embeddings, models and errors of the openai client."""
+"""Embeddings, models and errors of the openai client."""
 
 import math
 from pathlib import Path
@@ -15,38 +15,6 @@ from .helpers import app_on, client_at, on_port
 from .test_openai_client_chat import SAY, chat
 
 pytestmark = pytest.mark.enable_socket
-
-
-def complete(client: openai.OpenAI, prompt: Any = "Once upon a time", **more: Any) -> Any:
-    return client.completions.create(**{"model": "talker", "prompt": prompt, "max_tokens": 8, **more})
-
-
-def test_a_text_is_continued(openai_client: openai.OpenAI) -> None:
-    got = complete(openai_client)
-    assert got.choices[0].text and got.choices[0].finish_reason == "length" and got.usage.completion_tokens == 8
-
-
-def test_several_texts_are_continued_in_order(openai_client: openai.OpenAI) -> None:
-    got = complete(openai_client, ["Once upon a time", "Another text"])
-    assert [choice.index for choice in got.choices] == [0, 1]
-    assert got.choices[0].text == complete(openai_client).choices[0].text
-
-
-def test_a_streamed_continuation_is_the_whole_one(openai_client: openai.OpenAI) -> None:
-    pieces = [chunk.choices[0].text for chunk in complete(openai_client, stream=True)]
-    assert "".join(pieces) == complete(openai_client).choices[0].text
-
-
-def test_a_continuation_has_log_probabilities(openai_client: openai.OpenAI) -> None:
-    logprobs = complete(openai_client, logprobs=2).choices[0].logprobs
-    assert len(logprobs.tokens) == len(logprobs.token_logprobs) == len(logprobs.text_offset) == 8
-    assert all(len(one) == 2 for one in logprobs.top_logprobs)
-
-
-def test_echo_is_a_bad_request(openai_client: openai.OpenAI) -> None:
-    with pytest.raises(openai.BadRequestError) as caught:
-        complete(openai_client, echo=True)
-    assert caught.value.param == "echo"
 
 
 def test_one_text_is_embedded_as_a_unit_vector(openai_client: openai.OpenAI) -> None:
@@ -71,7 +39,7 @@ def test_models_are_listed_and_shown(openai_client: openai.OpenAI) -> None:
 
 def test_an_unknown_model_is_not_found(openai_client: openai.OpenAI) -> None:
     with pytest.raises(openai.NotFoundError) as caught:
-        complete(openai_client, model="gpt-9")
+        chat(openai_client, model="gpt-9")
     assert caught.value.code == "model_not_found" and caught.value.param == "model"
 
 

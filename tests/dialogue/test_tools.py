@@ -209,9 +209,6 @@ def test_a_dialogue_goes_on_from_a_tools_result_where_the_template_writes_it_as_
         assert going_on.reuse.exact > len(answer.token_ids)
         full = engine.prefill(following.question, following.chunks, session=session, reuse="none")
         assert (going_on.logits - full.logits).abs().max() < 1e-3
-        dialogue.forget_turns(turns[:2], (TOOL,))
-        again = dialogue.build_prompt(DialogueRequest(turns, (), (TOOL,)))
-        assert again.conversation is not None and again.conversation.turns == 0
 
 
 def test_a_conversation_with_other_tools_starts_afresh() -> None:

@@ -5,7 +5,6 @@ A chunk keeps the token ids it was ingested with. So at ratio 1 the model reads 
 except for how words at the seams between pieces are split into tokens.
 """
 
-import contextlib
 import functools
 import json
 import logging
@@ -15,7 +14,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ragkv.engine import Engine
-from ragkv.errors import InputError
 from ragkv.types import Answer, Chunk, Text
 
 from .catalogue import ChunkCatalogue, DialogueDocument
@@ -30,7 +28,6 @@ LONG_PROMPT = 500  # characters: a shorter prompt holds no documents
 LONG_SYSTEM = 2_000  # characters: a shorter system text holds no documents
 TEMPLATE_CHARS = 100  # of a system text: the application's own words, before any documents
 MAX_WARNED = 64  # system texts
-_QUESTION = "?"  # any text: it stands for a question that is not asked yet
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,18 +124,6 @@ class DialogueEngine:
             tuple(turns), text, tuple(pieces), question, conversation, recognition_s, layout_s, request.tools
         )
 
-    def build_text_prompt(self, text: str) -> tuple[tuple[Chunk, ...], tuple[int, ...]]:
-        """The chunks of a text that stands for itself, without a template, and the token ids after the last one."""
-        matches = self.catalogue.find(text)
-        start = matches[0].start if matches else len(text)
-        opening, rest = self.template.text_ids(text[:start]), text[start:]
-        if not rest:
-            return (), opening
-        inside = [replace(match, start=match.start - start, stop=match.stop - start) for match in matches]
-        pieces, question = self._split(rest, inside, {})
-        first = [Text(opening, text[:start], opening=True)] if opening else []
-        return (*first, *pieces), question
-
     def save_turn(
         self, prompt: DialoguePrompt, answer: Answer, text: str | None = None, calls: Sequence[ToolCall] = ()
     ) -> Answer:
@@ -161,12 +146,6 @@ class DialogueEngine:
         """Delete a turn without an answer, or that no later request can continue. A named session stays as it was."""
         if prompt.conversation is not None and prompt.conversation.by_content:
             prompt.conversation.session.delete()
-
-    def forget_turns(self, turns: Sequence[Turn], tools: Sequence[Tool] = ()) -> None:
-        """Delete the stored conversation that a question after these turns would continue."""
-        template = self.template_for(tools)
-        with contextlib.suppress(InputError):  # the chat template refuses the turns: nothing was stored
-            self.conversations.forget(template.head(template.turns([*turns, Turn("user", _QUESTION)])))
 
     def forget_requests(self) -> None:
         """Forget what requests brought: their documents' texts, and conversations without a name."""

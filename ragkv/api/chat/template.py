@@ -117,11 +117,6 @@ class Template:
         bos = () if self.is_chat or self._tokenizer.bos_token_id is None else (int(self._tokenizer.bos_token_id),)
         return bos + self.encode(text)
 
-    def text_ids(self, text: str) -> tuple[int, ...]:
-        """The ids of a text that stands for itself: with BOS, if the tokenizer has one."""
-        bos = () if self._tokenizer.bos_token_id is None else (int(self._tokenizer.bos_token_id),)
-        return bos + self.encode(text)
-
     def encode(self, text: str) -> tuple[int, ...]:
         """The ids of `text` without special tokens."""
         return tuple(self._tokenizer(text, add_special_tokens=False)["input_ids"])

@@ -2,12 +2,10 @@
 
 from fastapi import APIRouter
 
-from . import ask, chat, collections, completions, embeddings, models, responses, sessions, stats
+from . import ask, chat, collections, embeddings, models, sessions, stats
 
 ROUTERS: tuple[APIRouter, ...] = (
     chat.router,
-    completions.router,
-    responses.router,
     ask.router,
     collections.router,
     embeddings.router,

@@ -14,7 +14,7 @@ from ragkv.types import Answer, Chunk, TokenEvent
 
 from ..answers import check_filter, check_text, checked_max_tokens, session_of, stream_answer
 from ..bodies.resources import AskRequest, AskResponse, CompareRequest, CompareResponse, Measured, PrefillReport
-from ..errors import as_api_error, check_at_most, responses
+from ..errors import as_api_error, check_at_most
 from ..reports import answer_fields, prefill_fields, sources_of
 from ..service import PrincipalDep, ServiceDep
 from ..settings import LimitsConfig
@@ -36,7 +36,7 @@ _EVENTS = (
     "/ask",
     summary="Ask a question over a collection",
     response_model=AskResponse,
-    responses={**responses(404), 200: {"description": _EVENTS, "content": {"text/event-stream": {}}}},
+    responses={200: {"description": _EVENTS, "content": {"text/event-stream": {}}}},
 )
 async def ask(
     body: AskRequest, request: Request, service: ServiceDep, principal: PrincipalDep
@@ -78,7 +78,7 @@ async def ask(
     return await service.answer_pool.run_stream(request, work, AskResponse)
 
 
-@router.post("/compare", summary="Time a question's prompt both ways", responses=responses(404))
+@router.post("/compare", summary="Time a question's prompt both ways")
 async def compare(
     body: CompareRequest, request: Request, service: ServiceDep, principal: PrincipalDep
 ) -> CompareResponse:

@@ -10,7 +10,6 @@ from ..bodies.chat import ChatRequest, ChatResponse
 from ..bodies.resources import SESSION_PATTERN
 from ..bodies.values import Piece
 from ..chat_completion import ChatCompletion
-from ..errors import responses
 from ..service import PrincipalDep, ServiceDep
 from ..sse import EventStream, openai_events
 
@@ -23,7 +22,7 @@ _STREAM = "With `stream`: chat.completion.chunk objects, then `[DONE]`; the last
     "/chat/completions",
     summary="Answer a chat",
     response_model=ChatResponse,
-    responses={**responses(404), 200: {"description": _STREAM, "content": {"text/event-stream": {}}}},
+    responses={200: {"description": _STREAM, "content": {"text/event-stream": {}}}},
 )
 async def chat(
     body: ChatRequest,

@@ -12,7 +12,7 @@ from ragkv.runtime import Check
 
 from ..answers import check_text
 from ..bodies.documents import Strict
-from ..errors import ApiError, check_at_most, responses, unknown_model
+from ..errors import ApiError, check_at_most, unknown_model
 from ..server_state import record_embedding
 from ..service import PrincipalDep, Service, ServiceDep
 
@@ -72,7 +72,7 @@ class EmbeddingsResponse(BaseModel):
     usage: EmbeddingsUsage
 
 
-@router.post("/embeddings", summary="Embed texts", responses=responses(404))
+@router.post("/embeddings", summary="Embed texts")
 async def embeddings(
     body: EmbeddingsRequest, request: Request, service: ServiceDep, principal: PrincipalDep
 ) -> EmbeddingsResponse:

@@ -6,7 +6,7 @@ from fastapi import APIRouter, Path
 from pydantic import BaseModel, Field
 
 from ..bodies.documents import ID_PATTERN
-from ..errors import responses, unknown_model
+from ..errors import unknown_model
 from ..service import Service, ServiceDep
 
 router = APIRouter(prefix="/v1/models", tags=["openai"])
@@ -28,13 +28,13 @@ class ModelList(BaseModel):
     data: list[Model] = Field(description="The models.")
 
 
-@router.get("", summary="List models", responses=responses())
+@router.get("", summary="List models")
 async def list_models(service: ServiceDep) -> ModelList:
     """The language model, then the embedding model, if there is one."""
     return ModelList(data=_models(service))
 
 
-@router.get("/{model:path}", summary="Show a model", responses=responses(404))
+@router.get("/{model:path}", summary="Show a model")
 async def show_model(
     model: Annotated[str, Path(pattern=ID_PATTERN, description="The model's id.", examples=["reader"])],
     service: ServiceDep,

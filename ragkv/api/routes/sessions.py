@@ -13,7 +13,7 @@ from ragkv.errors import InputError
 
 from ..bodies.documents import Strict
 from ..bodies.resources import SESSION_PATTERN, Deleted, SessionId
-from ..errors import ApiError, not_found, responses
+from ..errors import ApiError, not_found
 from ..service import TenantExecutorDep
 from ..tenants import Tenant
 
@@ -70,7 +70,7 @@ class ForkRequest(Strict):
     to: SessionId | None = Field(default=None, description="The copy's id; left out: a new one.", examples=["s2"])
 
 
-@router.get("", summary="List conversations", responses=responses())
+@router.get("", summary="List conversations")
 async def list_sessions(
     executor: TenantExecutorDep,
     limit: Annotated[int, Query(ge=1, le=1000, description="Conversations per page.")] = 1000,
@@ -80,20 +80,20 @@ async def list_sessions(
     return await executor.run(lambda tenant: _page(tenant, limit, after))
 
 
-@router.get("/{session_id}", summary="Show a conversation", responses=responses(404))
+@router.get("/{session_id}", summary="Show a conversation")
 async def show_session(session_id: SessionPath, executor: TenantExecutorDep) -> SessionInfo:
     """The length of a conversation."""
     return await executor.run(lambda tenant: _info(tenant, session_id))
 
 
-@router.delete("/{session_id}", summary="Delete a conversation", responses=responses(404))
+@router.delete("/{session_id}", summary="Delete a conversation")
 async def delete_session(session_id: SessionPath, executor: TenantExecutorDep) -> Deleted:
     """Delete its history, and its KV unless another conversation shares it."""
     await executor.run(lambda tenant: _stored_session(tenant, session_id).delete())
     return Deleted(id=session_id)
 
 
-@router.post("/{session_id}/truncate", summary="Shorten a conversation", responses=responses(404))
+@router.post("/{session_id}/truncate", summary="Shorten a conversation")
 async def truncate_session(
     session_id: SessionPath, body: KeepTokens | Discard, executor: TenantExecutorDep
 ) -> Truncated:
@@ -112,7 +112,7 @@ async def truncate_session(
     return await executor.run(work)
 
 
-@router.post("/{session_id}/fork", status_code=201, summary="Copy a conversation", responses=responses(404, 409))
+@router.post("/{session_id}/fork", status_code=201, summary="Copy a conversation")
 async def fork_session(session_id: SessionPath, body: ForkRequest, executor: TenantExecutorDep) -> SessionInfo:
     """A new conversation with the same history. Both share its KV and continue independently."""
     copy_id = body.to or f"fork-{uuid.uuid4().hex}"

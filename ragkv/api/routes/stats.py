@@ -7,7 +7,6 @@ from pydantic import BaseModel, Field
 
 from ..bodies.resources import EngineValue
 from ..degraded import described
-from ..errors import responses
 from ..service import TenantExecutorDep
 from ..tenants import Tenant
 
@@ -85,7 +84,7 @@ class StatsResponse(BaseModel):
     vllm: VllmInfo | None = Field(description="The vLLM server; null: this process computes the answers.")
 
 
-@router.get("/stats", summary="Show the caller's store", responses=responses())
+@router.get("/stats", summary="Show the caller's store")
 async def stats(executor: TenantExecutorDep) -> StatsResponse:
     """Tiers, queue and settings of the caller; nothing about other tenants."""
 
