@@ -18,7 +18,7 @@ for _package in ("fastapi", "uvicorn"):
 
 from ragkv.runtime import is_loopback  # noqa: E402
 
-from .keys import ANONYMOUS, Key, KeyFile, KeyRing, Quota, Rate  # noqa: E402 - after the check for packages
+from .keys import ANONYMOUS, Key, KeyFile, KeyRing, Quota, RateLimit  # noqa: E402 - after the check for packages
 from .settings import ServeConfig  # noqa: E402
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ __all__ = [
     "KeyFile",
     "KeyRing",
     "Quota",
-    "Rate",
+    "RateLimit",
     "ServeConfig",
     "check_network_exposure",
     "configure_logging",

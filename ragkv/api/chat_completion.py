@@ -30,23 +30,30 @@ from ragkv.runtime import Check
 from ragkv.types import Answer, Chunk, Text, TokenEvent
 
 from .answers import ChoiceEvents, check_filter, check_text, checked_max_tokens, session_of, stream_choices
-from .bodies.chat import (
+from .bodies.chat import ChatRequest, Message, notes_of, refuse_unsupported
+from .bodies.chat_answer import (
     Annotation,
     AssistantMessage,
-    ChatRequest,
     ChatResponse,
     Choice,
-    Message,
+    Logprobs,
+    Piece,
     UrlCitation,
-    refuse_unsupported,
+    UsageBody,
 )
-from .bodies.resources import AnswerReport, Source
+from .bodies.resources import AnswerReport, SourceBody
 from .bodies.tools import NamedTool, ToolDefinition, called, check_choice
-from .bodies.values import Logprobs, Piece, Usage, notes_of
-from .citation_markers import MarkerFilter, marker_spans, missing_markers, without_markers
 from .errors import ApiError, check_at_most, unknown_model
 from .keys import Principal
-from .reports import answer_fields, citations_of, sources_of
+from .reports import (
+    MarkerFilter,
+    answer_fields,
+    citations_of,
+    marker_spans,
+    missing_markers,
+    sources_of,
+    without_markers,
+)
 from .service import Service
 from .tenants import Tenant
 from .work.work_context import WorkContext
@@ -199,10 +206,10 @@ class ChatCompletion:
             **options,
         )
 
-    def _sources(self, tenant: Tenant, check: Check) -> list[Source]:
+    def _sources(self, tenant: Tenant, check: Check) -> list[SourceBody]:
         """The documents of the request, then those that retrieval finds."""
         sources = [
-            Source(
+            SourceBody(
                 number=number,
                 document_id=document.id or f"document-{number}",
                 source=document.title or document.id or f"document-{number}",
@@ -223,7 +230,7 @@ class ChatCompletion:
             )
         return sources + sources_of(hits, len(sources) + 1)
 
-    def _prompt(self, tenant: Tenant, sources: Sequence[Source]) -> DialoguePrompt:
+    def _prompt(self, tenant: Tenant, sources: Sequence[SourceBody]) -> DialoguePrompt:
         documents = tuple(DialogueDocument(source.text, {"source": source.source}) for source in sources)
         turns = [_turn_of(message) for message in self.body.messages]
         tools = tuple(tool.for_prompt for tool in self.body.tools or ())
@@ -241,7 +248,7 @@ class ChatCompletion:
         prompt: DialoguePrompt,
         answers: Sequence[Answer],
         contents: Sequence[str],
-        sources: list[Source],
+        sources: list[SourceBody],
         calls: Sequence[Sequence[ToolCall]],
     ) -> ChatResponse:
         """The response; its report is that of the first answer."""
@@ -268,12 +275,12 @@ class ChatCompletion:
             created=self.created,
             model=self.body.model,
             choices=choices,
-            usage=Usage.of([answers[0].reuse], sum(len(answer.token_ids) for answer in answers)),
+            usage=UsageBody.of(answers[0].reuse, sum(len(answer.token_ids) for answer in answers)),
             ragkv=report,
         )
 
 
-def _message(content: str, sources: Sequence[Source], calls: Sequence[ToolCall]) -> AssistantMessage:
+def _message(content: str, sources: Sequence[SourceBody], calls: Sequence[ToolCall]) -> AssistantMessage:
     """An answer, with its calls and the places where it names its sources."""
     by_number = {source.number: source for source in sources}
     annotations = [

@@ -10,7 +10,7 @@ import hmac
 import os
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Literal
@@ -23,7 +23,6 @@ from pydantic import BaseModel, Field
 
 from ragkv import __version__
 
-from .degraded import described
 from .errors import ApiError, invalid_key
 from .logs import logger
 from .server_state import ServerState
@@ -31,17 +30,22 @@ from .server_state import ServerState
 PROBE_INTERVAL_S = 5.0  # how long the result of a write probe is reused
 PROBE_BYTES = 4096
 PROBE_WAIT_S = 3.0  # a disk that needs longer for one page is not ready
+# What a replica does without while shared storage does not answer.
+CONVERSATIONS = (
+    "The Redis server of the conversations does not answer: a request that names a conversation is refused with 503, "
+    "and a conversation without a name is computed from its messages."
+)
 PROXY_HEADERS = ("forwarded", "x-forwarded-for", "x-forwarded-host", "x-real-ip")  # the client is on another machine
 
 
-class Health(BaseModel):
+class HealthBody(BaseModel):
     """The server's health."""
 
     status: Literal["ok", "unavailable"] = Field(description="ok: all is well.")
     reason: str | None = Field(default=None, description="Why it is unavailable.")
 
 
-class Ready(Health):
+class Ready(HealthBody):
     """Whether requests are accepted, and what they do without."""
 
     degraded: list[str] = Field(default=[], description="What does not answer, and what that means; requests go on.")
@@ -81,9 +85,9 @@ def router(server: ServerState, probe: WriteProbe) -> APIRouter:
     routes = APIRouter(tags=["health"])
 
     @routes.get("/livez")
-    async def livez() -> Health:
+    async def livez() -> HealthBody:
         """The process answers."""
-        return Health(status="ok")
+        return HealthBody(status="ok")
 
     @routes.get("/readyz", responses={503: {"model": Ready, "description": "Not accepting requests"}})
     async def readyz(response: Response) -> Ready:
@@ -116,6 +120,12 @@ def router(server: ServerState, probe: WriteProbe) -> APIRouter:
         return Response(await asyncio.to_thread(server.metrics.render, is_ready), media_type=CONTENT_TYPE_LATEST)
 
     return routes
+
+
+def described(away: Iterable[str]) -> list[str]:
+    """A sentence for each thing that does not answer; `away` is as in `Engine.away`."""
+    tier = "{} does not answer: what only it holds is computed, and other replicas do not find what is stored here now."
+    return [CONVERSATIONS if name == "conversations" else tier.format(name) for name in sorted(set(away))]
 
 
 def _write_to_all(directories: Sequence[Path]) -> str | None:

@@ -56,7 +56,7 @@ class Quota:
 
 
 @dataclass(frozen=True, slots=True)
-class Rate:
+class RateLimit:
     """How much a key may use per minute; `None`: no limit."""
 
     requests_per_minute: int | None = None
@@ -74,7 +74,7 @@ class Principal:
     name: str
     tenant: str
     quota: Quota = field(default_factory=Quota)
-    rate: Rate = field(default_factory=Rate)
+    rate: RateLimit = field(default_factory=RateLimit)
 
 
 ANONYMOUS = Principal(key_id="", name="anyone", tenant="")
@@ -90,7 +90,7 @@ class Key:
     digest: str  # SHA-256 of the whole key, hex
     created: float  # seconds since the epoch
     expires: float | None = None  # seconds since the epoch; None: never
-    rate: Rate = field(default_factory=Rate)
+    rate: RateLimit = field(default_factory=RateLimit)
 
     def is_valid(self, now: float) -> bool:
         """Whether the key is accepted at the time `now`."""
@@ -121,7 +121,7 @@ class KeyFileContent:
                     f"`ragkv keys rotate {key.id}` for a new secret."
                 )
 
-    def create(self, name: str, tenant: str | None, rate: Rate, lifetime_s: float | None) -> tuple[str, Key]:
+    def create(self, name: str, tenant: str | None, rate: RateLimit, lifetime_s: float | None) -> tuple[str, Key]:
         """Add a new key; returns its secret text and the key. `tenant=None`: a tenant of its own."""
         taken = {key.id for key in self.keys}
         while (key_id := secrets.token_hex(ID_BYTES)) in taken:
@@ -160,7 +160,7 @@ class KeyFile:
         name: str,
         tenant: str | None = None,
         quota: Quota | None = None,
-        rate: Rate | None = None,
+        rate: RateLimit | None = None,
         lifetime_s: float | None = None,
     ) -> tuple[str, Key]:
         """Add a key. Returns its text, which is not stored, and the key as it is stored.
@@ -175,7 +175,7 @@ class KeyFile:
         with self._edit() as content:
             if tenant is None:
                 content.check_new(name)
-            text, key = content.create(name, tenant, rate or Rate(), lifetime_s)
+            text, key = content.create(name, tenant, rate or RateLimit(), lifetime_s)
             if quota is not None:
                 changes = {name: value for name, value in dataclasses.asdict(quota).items() if value is not None}
                 old = content.quotas.get(key.tenant, Quota())

@@ -1,6 +1,12 @@
-"""The engine's values as response schemas: sources, citations, and the report of an answer."""
+"""The engine's values as response bodies: sources, citations, the report of an answer, and markers in its text.
+
+A citation marker `[n]` means the n-th source, and no other number is ever shown. A marker that the model writes passes
+if its source exists. Sources that say what the answer says, and that the answer does not name, are named at its end.
+Markers belong to the server, not to the conversation: they are removed from an earlier answer that a client sends back.
+"""
 
 import dataclasses
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -8,7 +14,11 @@ from ragkv.prompt import ServedPrompt, cite
 from ragkv.retrieval import Document, DocumentSummary, Hit, Passage
 from ragkv.types import Answer, Chunk
 
-from .bodies.resources import Citation, Reuse, Source, Span, Timing
+from .bodies.resources import CitationBody, ReuseBody, SourceBody, SpanBody, TimingBody
+
+_MARKER = re.compile(r"\[(\d{1,4})\]")
+_PARTIAL = re.compile(r"\[\d{0,4}$")  # the beginning of a possible marker
+_FINAL = re.compile(r" (?:\[\d{1,4}\])+$")
 
 
 def title_of(described: Document | DocumentSummary | Passage) -> str | None:
@@ -23,10 +33,10 @@ def page_of(passage: Passage) -> int | None:
     return page if isinstance(page, int) and not isinstance(page, bool) else None
 
 
-def sources_of(hits: Sequence[Hit], first: int = 1) -> list[Source]:
+def sources_of(hits: Sequence[Hit], first: int = 1) -> list[SourceBody]:
     """Found passages as sources, numbered from `first`."""
     return [
-        Source(
+        SourceBody(
             number=number,
             document_id=hit.passage.document_id,
             source=hit.passage.source,
@@ -41,7 +51,7 @@ def sources_of(hits: Sequence[Hit], first: int = 1) -> list[Source]:
     ]
 
 
-def citations_of(answer: str, sources: Sequence[Source]) -> list[Citation]:
+def citations_of(answer: str, sources: Sequence[SourceBody]) -> list[CitationBody]:
     """Where the sources say what `answer` says. Markers of sources that do not exist are ignored."""
     chunks = [Chunk((), source.text) for source in sources]
     stripped = answer.strip()
@@ -53,7 +63,7 @@ def citations_of(answer: str, sources: Sequence[Source]) -> list[Citation]:
         start = answer.find(marker) if marker in answer else begin
         length = len(marker) if marker in answer else len(stripped)
         found.append(
-            Citation(
+            CitationBody(
                 number=source.number,
                 document_id=source.document_id,
                 page=source.page,
@@ -69,20 +79,73 @@ def citations_of(answer: str, sources: Sequence[Source]) -> list[Citation]:
 def prefill_fields(made: ServedPrompt | Answer, numbers: Sequence[int | None]) -> dict[str, Any]:
     """The fields of a `PrefillReport`. `numbers` are the source numbers of the request's chunks."""
     spans = [
-        Span(
+        SpanBody(
             **dataclasses.asdict(span),
             recomputed=span.recomputed,
             number=None if span.chunk is None or span.chunk >= len(numbers) else numbers[span.chunk],
         )
         for span in made.spans
     ]
-    reuse, timing = Reuse.model_validate(made.reuse), Timing.model_validate(made.timing)
+    reuse, timing = ReuseBody.model_validate(made.reuse), TimingBody.model_validate(made.timing)
     return {"reuse": reuse, "timing": timing, "prompt": spans}
 
 
 def answer_fields(
-    answer: Answer, content: str, sources: list[Source], numbers: Sequence[int | None], session_id: str | None
+    answer: Answer, content: str, sources: list[SourceBody], numbers: Sequence[int | None], session_id: str | None
 ) -> dict[str, Any]:
     """The fields of an `AnswerReport`. `content` is the answer's text as the client sees it."""
     report = {"citations": citations_of(content, sources), "sources": sources, "session_id": session_id}
     return {**prefill_fields(answer, numbers), **report}
+
+
+class MarkerFilter:
+    """Passes streamed text through, without the markers of sources that do not exist."""
+
+    def __init__(self, sources: int) -> None:
+        """`sources` is their number; with 0, all brackets pass."""
+        self._sources, self._held = sources, ""
+        self.text = ""  # everything that passed
+
+    def add(self, piece: str) -> str:
+        """Add a piece of text; returns the text that is certain now."""
+        if not self._sources:
+            return self._pass(piece)
+        self._held += piece
+        partial = _PARTIAL.search(self._held)
+        cut = len(self._held) if partial is None else partial.start()
+        certain, self._held = self._held[:cut], self._held[cut:]
+        return self._pass(_MARKER.sub(self._checked, certain))
+
+    def finish(self) -> str:
+        """The text that was held back."""
+        held, self._held = self._held, ""
+        return self._pass(held)
+
+    def _checked(self, marker: re.Match[str]) -> str:
+        return marker[0] if 1 <= int(marker[1]) <= self._sources else ""
+
+    def _pass(self, text: str) -> str:
+        self.text += text
+        return text
+
+
+def missing_markers(text: str, citations: Sequence[CitationBody]) -> str:
+    """The markers to append to `text`: those of cited sources that it does not name."""
+    named = {int(number) for number in _MARKER.findall(text)}
+    missing = [citation.number for citation in citations if citation.number not in named]
+    return " " + "".join(f"[{number}]" for number in missing) if missing else ""
+
+
+def marker_spans(text: str, citations: Sequence[CitationBody]) -> list[tuple[CitationBody, int, int]]:
+    """Each citation with start and end of its first marker in `text`; citations without a marker are left out."""
+    found = []
+    for citation in citations:
+        marker = f"[{citation.number}]"
+        if (start := text.find(marker)) >= 0:
+            found.append((citation, start, start + len(marker)))
+    return found
+
+
+def without_markers(text: str) -> str:
+    """An earlier answer without the markers that the server appended."""
+    return _FINAL.sub("", text)

@@ -36,7 +36,7 @@ ACCEPTED_AT_ONCE = 8  # each takes a descriptor before `ConnectionTable` sees it
 SWITCH_S = 0.0002  # a thread that wants Python's lock gets it after so long: the event loop waits behind many answers
 
 
-class Server(uvicorn.Server):
+class DrainingServer(uvicorn.Server):
     """A uvicorn server that drains before it stops listening."""
 
     def __init__(self, config: uvicorn.Config, readiness: Readiness, graceful_s: float, close_s: float) -> None:
@@ -135,7 +135,7 @@ def serve(app: FastAPI, config: ServeConfig) -> None:
     with contextlib.ExitStack() as stack:
         if config.on_loopback:
             _announce(stack, config, listener, server.replica)
-        Server(settings, server.readiness, config.graceful_s, config.close_s).run(sockets=[listener])
+        DrainingServer(settings, server.readiness, config.graceful_s, config.close_s).run(sockets=[listener])
     logger().info("closed")
 
 

@@ -43,11 +43,11 @@ def add(
     as_json: AsJson = False,
 ) -> None:
     """Make a key and show it once. The keys of a tenant share its quota; a quota given here replaces the old one."""
-    from ragkv.api import Quota, Rate
+    from ragkv.api import Quota, RateLimit
 
     quota = Quota(disk_bytes, memory_bytes, documents, sessions, collections)
     lifetime_s = None if days is None else days * DAY_S
-    secret, key = _key_file(home, file).add(name, tenant, quota, Rate(rpm, tpm), lifetime_s)
+    secret, key = _key_file(home, file).add(name, tenant, quota, RateLimit(rpm, tpm), lifetime_s)
     _show_new(secret, key, as_json)
 
 

@@ -6,7 +6,7 @@ import pytest
 from fastapi.testclient import TestClient
 
 from ragkv import Engine, EngineConfig
-from ragkv.api.bodies.resources import Source
+from ragkv.api.bodies.resources import SourceBody
 from ragkv.api.reports import citations_of
 from ragkv.retrieval import Document
 from ragkv.retrieval.rag import Rag, default_chunk_tokens
@@ -170,7 +170,7 @@ def test_sources_and_citations_of_a_document_with_pages_name_the_page(client: Te
     client.post("/v1/collections/pages/documents", files=[("files", ("plain.txt", b"Irvburg lies on a river."))])
     sources = ask(client, question="Where does Nesibissa live?", collection="pages")["sources"]
     assert {(source["document_id"], source["page"]) for source in sources} == {("plain.txt", None), ("two.pdf", 1)}
-    cited = citations_of("Irvburg", [Source(**source) for source in sources])
+    cited = citations_of("Irvburg", [SourceBody(**source) for source in sources])
     assert {(one.document_id, one.page) for one in cited} == {("plain.txt", None), ("two.pdf", 1)}
     hits = client.post("/v1/collections/pages/search", json={"query": "librarian"}).json()["hits"]
     assert hits[0]["page"] == 1

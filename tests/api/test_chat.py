@@ -8,9 +8,9 @@ import pytest
 from fastapi.testclient import TestClient
 
 from ragkv import Engine
-from ragkv.api.bodies.resources import Citation
-from ragkv.api.bodies.values import IGNORED
-from ragkv.api.citation_markers import MarkerFilter, marker_spans, missing_markers, without_markers
+from ragkv.api.bodies.chat import IGNORED
+from ragkv.api.bodies.resources import CitationBody
+from ragkv.api.reports import MarkerFilter, marker_spans, missing_markers, without_markers
 
 from .helpers import EXAMPLES, FACTS, app_on, client_of, corpus, engine_of, events, filled, questions
 
@@ -316,7 +316,9 @@ def test_markers_of_sources_that_do_not_exist_are_removed() -> None:
 
 
 def test_missing_markers_are_those_of_cited_sources_that_the_text_does_not_name() -> None:
-    cited = [Citation(number=n, document_id="d", start=0, end=1, answer_start=None, answer_end=None) for n in (1, 3)]
+    cited = [
+        CitationBody(number=n, document_id="d", start=0, end=1, answer_start=None, answer_end=None) for n in (1, 3)
+    ]
     assert missing_markers("Ann [3]", cited) == " [1]"
     assert missing_markers("Ann", cited) == " [1][3]" and missing_markers("Ann", []) == ""
     assert [(start, stop) for _, start, stop in marker_spans("Ann [3] [1]", cited)] == [(8, 11), (4, 7)]

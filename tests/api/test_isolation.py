@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
-from ragkv.api.keys import Quota, Rate
+from ragkv.api.keys import Quota, RateLimit
 from ragkv.config import MIB
 
 from .whole import ask, documents, ingest, key, needs_reader, whole
@@ -177,7 +177,7 @@ def test_quotas_for_documents_and_sessions_hold(tmp_path: Path) -> None:
 
 
 def test_answers_use_up_the_rate_of_their_key_only(tmp_path: Path) -> None:
-    a, b = key(tmp_path, "a", rate=Rate(tokens_per_minute=10)), key(tmp_path, "b")
+    a, b = key(tmp_path, "a", rate=RateLimit(tokens_per_minute=10)), key(tmp_path, "b")
     with whole(tmp_path) as client:
         assert _chat(client, a, SECRET)["usage"]["total_tokens"] > 10
         refused = ask(client, QUESTION, a)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from ragkv.api.keys import KeyFile, KeyRing, Principal, Quota, Rate, digest_of
+from ragkv.api.keys import KeyFile, KeyRing, Principal, Quota, RateLimit, digest_of
 from ragkv.api.server import check_network_exposure
 from ragkv.api.settings import ServeConfig
 from ragkv.cli.app import app
@@ -23,11 +23,11 @@ def file(tmp_path: Path) -> KeyFile:
 
 
 def test_a_key_is_stored_as_a_digest_and_found_by_its_text(file: KeyFile) -> None:
-    secret, key = file.add("alice", rate=Rate(10, 1000), quota=Quota(documents=5))
+    secret, key = file.add("alice", rate=RateLimit(10, 1000), quota=Quota(documents=5))
     text = file.path.read_text()
     assert secret.startswith(f"rk-{key.id}-") and secret.rpartition("-")[2] not in text
     assert key.digest == digest_of(secret) and key.digest in text
-    expected = Principal(key.id, "alice", key.id, Quota(documents=5), Rate(10, 1000))
+    expected = Principal(key.id, "alice", key.id, Quota(documents=5), RateLimit(10, 1000))
     assert KeyRing(file.path).principal(secret) == expected
 
 
@@ -148,7 +148,7 @@ def test_an_expired_key_is_refused(file: KeyFile) -> None:
 
 
 def test_a_rotated_key_keeps_tenant_rate_and_quota(file: KeyFile) -> None:
-    old, key = file.add("alice", rate=Rate(10, None), quota=Quota(sessions=3))
+    old, key = file.add("alice", rate=RateLimit(10, None), quota=Quota(sessions=3))
     file.add("bob")
     new, successor = file.rotate(key.id, grace_s=1000.0)
     assert [one.name for one in file.read().keys] == ["alice", "bob", "alice"]  # the old key stays in its place
@@ -196,7 +196,7 @@ def test_negative_quotas_and_zero_rates_are_refused() -> None:
     with pytest.raises(ConfigError, match="documents is -1"):
         Quota(documents=-1)
     with pytest.raises(ConfigError, match="requests_per_minute is 0"):
-        Rate(requests_per_minute=0)
+        RateLimit(requests_per_minute=0)
 
 
 def test_listening_beyond_loopback_needs_keys_or_no_auth(file: KeyFile) -> None:

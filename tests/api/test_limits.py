@@ -12,7 +12,7 @@ from starlette.testclient import TestClient
 
 from ragkv.api.bodies.chat import ChatRequest
 from ragkv.api.errors import ApiError
-from ragkv.api.keys import ANONYMOUS, KeyFile, Principal, Quota, Rate
+from ragkv.api.keys import ANONYMOUS, KeyFile, Principal, Quota, RateLimit
 from ragkv.api.limits import Held, QuotaGuard, RateLimiter
 from ragkv.api.middleware.body import count_values
 from ragkv.api.settings import LimitsConfig, QuotaConfig, ServeConfig
@@ -21,7 +21,7 @@ from .small_app import small_app
 
 
 def _who(requests: int | None = None, tokens: int | None = None, key_id: str = "a") -> Principal:
-    return Principal(key_id, key_id, key_id, Quota(), Rate(requests, tokens))
+    return Principal(key_id, key_id, key_id, Quota(), RateLimit(requests, tokens))
 
 
 def test_requests_per_minute_are_counted_per_key() -> None:
@@ -65,7 +65,7 @@ def test_a_rate_is_restored_after_a_minute(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_a_key_above_its_rate_gets_429_with_retry_after(small: TestClient, tmp_path: Path) -> None:
-    secret, _ = KeyFile(tmp_path / "keys.json").add("alice", rate=Rate(requests_per_minute=2))
+    secret, _ = KeyFile(tmp_path / "keys.json").add("alice", rate=RateLimit(requests_per_minute=2))
     headers = {"authorization": f"Bearer {secret}"}
     first = small.post("/v1/echo", json={}, headers=headers)
     assert first.headers["x-ratelimit-limit-requests"] == "2"
@@ -80,7 +80,7 @@ def test_a_key_above_its_rate_gets_429_with_retry_after(small: TestClient, tmp_p
 
 
 def test_answers_and_embeddings_use_up_the_tokens_of_their_key(small: TestClient, tmp_path: Path) -> None:
-    secret, _ = KeyFile(tmp_path / "keys.json").add("alice", rate=Rate(tokens_per_minute=80))
+    secret, _ = KeyFile(tmp_path / "keys.json").add("alice", rate=RateLimit(tokens_per_minute=80))
     headers = {"authorization": f"Bearer {secret}"}
     assert small.post("/v1/answers", json={}, headers=headers).status_code == 200  # 42 prompt tokens, 5 answer tokens
     response = small.post("/v1/embeds", headers=headers)

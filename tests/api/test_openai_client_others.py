@@ -8,7 +8,7 @@ import openai
 import pytest
 
 from ragkv import Engine
-from ragkv.api.keys import KeyFile, Rate
+from ragkv.api.keys import KeyFile, RateLimit
 from ragkv.api.settings import LimitsConfig
 
 from .helpers import app_on, client_at, on_port
@@ -80,7 +80,7 @@ def test_a_prompt_that_does_not_fit_the_context_is_named_so(openai_client: opena
 
 
 def test_a_key_above_its_rate_gets_a_rate_limit_error(talker: Engine, tmp_path: Path) -> None:
-    key, _ = KeyFile(tmp_path / "keys.json").add("me", rate=Rate(requests_per_minute=1))
+    key, _ = KeyFile(tmp_path / "keys.json").add("me", rate=RateLimit(requests_per_minute=1))
     app = app_on(talker, tmp_path, model=str(tmp_path / "talker"))
     with on_port(app) as url, client_at(url, key, max_retries=0) as client:
         assert chat(client, max_tokens=1).choices

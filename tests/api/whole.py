@@ -11,7 +11,7 @@ from starlette.testclient import TestClient
 
 from ragkv import Engine, EngineConfig, StoreConfig
 from ragkv.api import create_app
-from ragkv.api.keys import KeyFile, Quota, Rate
+from ragkv.api.keys import KeyFile, Quota, RateLimit
 from ragkv.api.settings import ServeConfig
 from ragkv.config import MIB
 from ragkv.model.loading import READER
@@ -51,7 +51,9 @@ def server(
         yield process
 
 
-def key(home: Path, name: str, quota: Quota | None = None, rate: Rate | None = None, **more: Any) -> dict[str, str]:
+def key(
+    home: Path, name: str, quota: Quota | None = None, rate: RateLimit | None = None, **more: Any
+) -> dict[str, str]:
     """Add a key; returns the request headers that present it."""
     secret, _ = KeyFile(home / "keys.json").add(name, quota=quota, rate=rate, **more)
     return {"authorization": f"Bearer {secret}"}

@@ -1,26 +1,59 @@
-"""The request and response of /v1/chat/completions: OpenAI's fields and ragkv's extensions.
+"""The request of /v1/chat/completions: OpenAI's fields and ragkv's extensions.
 
 Parameters of OpenAI's that this server does not offer are refused by name, unless their value asks for nothing.
 """
 
-from typing import Annotated, Any, Literal
+from collections.abc import Iterable, Mapping
+from typing import Annotated, Any, Literal, cast
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints, field_validator
+from pydantic import ConfigDict, Field, StringConstraints, field_validator
 
+from ragkv.model.decode.sampling import LEAST_REPETITION, MOST_BIASES, MOST_REPETITION
 from ragkv.prompt import MAX_LOGPROBS, AnswerOptions
 from ragkv.prompt.constraints import ResponseFormat
 
 from ..errors import ApiError
-from .documents import GivenDocument, Part
-from .resources import AnswerReport, Retrieval, ReuseOptions, SessionId
-from .response_formats import FormatRequest
-from .sampling import SamplingFields
-from .tools import Call, GivenCall, NamedTool, ToolDefinition
+from .documents import GivenDocument, RequestPart, Strict
+from .resources import FormatRequest, RetrievalBody, ReuseOptions, SessionId
 from .tools import Choice as ToolChoice
-from .values import Logprobs, Usage, ignored
+from .tools import GivenCall, NamedTool, ToolDefinition
 
 _IGNORED = "Accepted and ignored."
 _NOT_TEXT = {"image": "images", "audio": "audio recordings", "video": "videos", "file": "files"}
+
+
+TokenId = Annotated[str, StringConstraints(pattern=r"^[0-9]{1,9}$")]
+Bias = Annotated[float, Field(ge=-100.0, le=100.0)]
+Biases = Annotated[
+    dict[TokenId, Bias], Field(max_length=MOST_BIASES, json_schema_extra={"additionalProperties": False})
+]
+
+# Fields of other servers and clients that cannot change an answer here, and why.
+IGNORED: Mapping[str, str] = {
+    "user": "the key says who asks",
+    "safety_identifier": "the key says who asks",
+    "metadata": "requests are not stored",
+    "store": "requests are not stored",
+    "service_tier": "all requests are served alike",
+    "prompt_cache_key": "KV is found by content",
+    "prompt_cache_retention": "KV is found by content",
+    "cache_control": "KV is found by content",
+    "cache_prompt": "KV is found by content",
+    "num_ctx": "the context is the model's",
+    "keep_alive": "the model stays loaded",
+    "chat_template_kwargs": "the chat template is rendered without arguments",
+}
+
+
+def ignored(name: str) -> Any:
+    """A field of `IGNORED`."""
+    return Field(default=None, description=f"Accepted and ignored, with a note: {IGNORED[name]}.")
+
+
+def notes_of(values: Iterable[RequestPart]) -> list[str]:
+    """Notes on the fields that were given and are ignored, each once."""
+    names = dict.fromkeys(name for part in values for name in IGNORED if getattr(part, name, None))
+    return [f"{name} is ignored: {IGNORED[name]}" for name in names]
 
 
 def not_offered(*neutral: Any) -> Any:
@@ -38,7 +71,7 @@ def refuse_other_content(content: Any) -> Any:
     return content
 
 
-class TextPart(Part):
+class TextPart(RequestPart):
     """A piece of a message. Only text is accepted."""
 
     type: Literal["text"]
@@ -46,7 +79,7 @@ class TextPart(Part):
     cache_control: Any = ignored("cache_control")
 
 
-class Message(Part):
+class Message(RequestPart):
     """A message."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"] = Field(
@@ -78,11 +111,50 @@ class Message(Part):
         return self.content or ""
 
 
-class StreamOptions(Part):
+class StreamOptions(RequestPart):
     """What a stream contains besides the answer."""
 
     include_usage: bool = Field(default=False, description="Send a last chunk with the token counts.")
     include_obfuscation: bool | None = Field(default=None, description=_IGNORED)
+
+
+class SamplingFields(Strict):
+    """How tokens are chosen: the fields of OpenAI, and `top_k`, `min_p` and `repetition_penalty`.
+
+    The ranges are those of the engine's `Sampling`, which has the rules.
+    """
+
+    temperature: float | None = Field(default=None, ge=0.0, le=2.0, description="Above 0: samples. 0: greedy.")
+    top_p: float | None = Field(default=None, gt=0.0, le=1.0, description="Below 1: samples.")
+    top_k: int | None = Field(default=None, ge=0, lt=2**31, description="Above 0: samples, the likeliest tokens only.")
+    min_p: float | None = Field(default=None, ge=0.0, le=1.0, description="Above 0: samples.")
+    seed: int | None = Field(default=None, ge=-(2**63), lt=2**63, description="The same seed samples the same answer.")
+    presence_penalty: float | None = Field(
+        default=None, ge=-2.0, le=2.0, description="Subtracted from the logits of tokens that the answer has."
+    )
+    frequency_penalty: float | None = Field(
+        default=None, ge=-2.0, le=2.0, description="The same, for each time that the answer has the token."
+    )
+    repetition_penalty: float | None = Field(
+        default=None,
+        ge=LEAST_REPETITION,
+        le=MOST_REPETITION,
+        description="Divides the logits of tokens of the prompt and the answer.",
+    )
+    logit_bias: Biases | None = Field(
+        default=None,
+        description="Added to the logits of these token ids.",
+        examples=[{"5": 1.0}],
+    )
+
+    @property
+    def sampling_options(self) -> AnswerOptions:
+        """The engine's options for these fields; what was left out is not among them."""
+        given = {name: getattr(self, name) for name in SamplingFields.model_fields}
+        options = {name: value for name, value in given.items() if value is not None}
+        if self.logit_bias is not None:
+            options["logit_bias"] = {int(token): bias for token, bias in self.logit_bias.items()}
+        return cast("AnswerOptions", options)
 
 
 class ChatRequest(SamplingFields):
@@ -104,7 +176,7 @@ class ChatRequest(SamplingFields):
 
     response_format: FormatRequest | None = Field(default=None, description="The form of the answer; left out: text.")
     documents: list[GivenDocument] | None = Field(default=None, description="Documents to answer from.")
-    rag: Retrieval | None = Field(
+    rag: RetrievalBody | None = Field(
         default=None, description="Documents to find and answer from; the last user message is the query."
     )
     session_id: SessionId | None = Field(
@@ -166,7 +238,7 @@ class ChatRequest(SamplingFields):
         return {**options, **self.sampling_options, "stop": self.stop_strings, "response_format": self.form}
 
 
-def refuse_unsupported(body: Part) -> None:
+def refuse_unsupported(body: RequestPart) -> None:
     """Raise `ApiError` 400 for the first parameter that asks for something this server does not offer."""
     for name, field in type(body).model_fields.items():
         extra = field.json_schema_extra
@@ -183,52 +255,3 @@ def refuse_unsupported(body: Part) -> None:
 def _equal(value: Any, neutral: Any) -> bool:
     """Whether they are equal and of one type: True is not 1. A float may stand for an int."""
     return value == neutral and (type(value) is type(neutral) or (type(value), type(neutral)) == (float, int))
-
-
-class UrlCitation(BaseModel):
-    """A source, and where the content names it."""
-
-    url: str = Field(description="The source's origin, or its document's id.")
-    title: str = Field(description="The source's title, or its document's id.")
-    start_index: int = Field(description="Start of the marker in the content.")
-    end_index: int = Field(description="End of the marker in the content.")
-
-
-class Annotation(BaseModel):
-    """A citation, as OpenAI's clients read it."""
-
-    type: Literal["url_citation"] = "url_citation"
-    url_citation: UrlCitation
-
-
-class AssistantMessage(BaseModel):
-    """The answer."""
-
-    role: Literal["assistant"] = "assistant"
-    content: str | None = Field(description="The answer's text; null if it is nothing but calls.")
-    tool_calls: list[Call] | None = Field(default=None, description="Calls for the client to answer.")
-    refusal: None = Field(default=None, description="Always null.")
-    annotations: list[Annotation] = Field(description="The citations in the content.")
-
-
-class Choice(BaseModel):
-    """One answer."""
-
-    index: int = Field(description="Its number, from 0.")
-    message: AssistantMessage
-    logprobs: Logprobs | None = Field(default=None, description="Its tokens, if they were asked for.")
-    finish_reason: Literal["stop", "length", "tool_calls"] = Field(description="length: `max_tokens` ended it.")
-
-
-class ChatResponse(BaseModel):
-    """An answer."""
-
-    model_config = ConfigDict(title="ChatCompletion")
-
-    id: str = Field(description="The answer's id.")
-    object: Literal["chat.completion"] = "chat.completion"
-    created: int = Field(description="Seconds since the epoch.")
-    model: str = Field(description="The model, as the request named it.")
-    choices: list[Choice] = Field(description="The answers.")
-    usage: Usage
-    ragkv: AnswerReport = Field(description="The report of the first answer.")

@@ -23,7 +23,7 @@ _TEXT = Field(
 _METADATA = Field(default=None, description="JSON values to filter by.", examples=[{"year": 1931, "lang": "en"}])
 
 
-class Part(BaseModel):
+class RequestPart(BaseModel):
     """A part of a request's body."""
 
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
@@ -45,7 +45,7 @@ class Part(BaseModel):
         return {name: int(one) if isinstance(one, float) and one.is_integer() else one for name, one in values.items()}
 
 
-class Strict(Part):
+class Strict(RequestPart):
     """A request's body."""
 
     @model_validator(mode="before")
@@ -61,7 +61,7 @@ class Strict(Part):
         return values
 
 
-class GivenDocument(Part):
+class GivenDocument(RequestPart):
     """A document in a request."""
 
     id: Id | None = Field(default=None, description="Left out: derived from the text.", examples=["kiralus"])

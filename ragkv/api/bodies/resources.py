@@ -1,4 +1,4 @@
-"""The request and response bodies of ragkv's own endpoints; those with documents are in `document_schemas.py`."""
+"""The request and response bodies of ragkv's own endpoints; those with documents are in `documents.py`."""
 
 from typing import Annotated, Any, Literal
 
@@ -7,10 +7,11 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints, WithJsonSc
 from ragkv.config import ReuseMode
 from ragkv.fusion import SELECTORS
 from ragkv.prompt import AnswerOptions
+from ragkv.prompt.constraints import ResponseFormat, parse
 from ragkv.retrieval import RETRIEVERS
 
-from .documents import Part, Strict
-from .response_formats import FormatRequest
+from ..errors import ApiError
+from .documents import RequestPart, Strict
 
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
 SESSION_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._:@=+-]{0,127}$"
@@ -27,7 +28,7 @@ RetrieverName = Annotated[
 ]
 
 
-class FusionOptions(Part):
+class FusionOptions(RequestPart):
     """How the prompt's KV is made from stored KV."""
 
     ratio: Annotated[float, Field(ge=0.0, le=1.0)] | None = Field(
@@ -60,6 +61,34 @@ class ReuseOptions(FusionOptions):
         return {**super().engine_options, "reuse": self.reuse}
 
 
+class NamedSchema(RequestPart):
+    """A JSON schema with OpenAI's fields around it."""
+
+    name: str | None = Field(default=None, max_length=64, description="Accepted and ignored.", examples=["city"])
+    description: str | None = Field(default=None, description="Accepted and ignored.")
+    schema_: dict[str, Any] = Field(
+        alias="schema",
+        description="The schema. One that cannot be kept is refused, and the error names the part.",
+        examples=[{"type": "object", "properties": {"year": {"type": "integer"}}, "required": ["year"]}],
+    )
+    strict: bool | None = Field(default=None, description="Ignored: every schema is kept strictly.")
+
+
+class FormatRequest(RequestPart):
+    """The form of the answer."""
+
+    type: Literal["text", "json_object", "json_schema"] = Field(description="json_object: any JSON object.")
+    json_schema: NamedSchema | None = Field(default=None, description="Only with json_schema.")
+
+    @property
+    def form(self) -> ResponseFormat | None:
+        """The engine's form; `None` for text. Raises `ApiError` and `SchemaError`."""
+        if (self.type == "json_schema") != (self.json_schema is not None):
+            message = "response_format: give json_schema if type is json_schema, and only then."
+            raise ApiError(400, message, param="response_format.json_schema")
+        return parse(self.model_dump(by_alias=True))
+
+
 class Search(Strict):
     """Which passages to find."""
 
@@ -80,7 +109,7 @@ class SearchRequest(Search):
     query: str = Field(min_length=1, description="What to search for.", examples=["librarian"])
 
 
-class Retrieval(Search):
+class RetrievalBody(Search):
     """Which passages of which collection to find, and their order in the prompt."""
 
     collection: Name = Field(default="default", description="The collection to search.", examples=["docs"])
@@ -91,7 +120,7 @@ class Retrieval(Search):
     )
 
 
-class CompareRequest(Retrieval, FusionOptions):
+class CompareRequest(RetrievalBody, FusionOptions):
     """A question whose prompt is timed both ways."""
 
     question: str = Field(min_length=1, description="The question.", examples=["What is the job of Kiralus?"])
@@ -108,7 +137,7 @@ class AskRequest(CompareRequest, ReuseOptions):
     stream: bool = Field(default=False, description="Answer with server-sent events.")
 
 
-class Source(BaseModel):
+class SourceBody(BaseModel):
     """A passage that was found, or put into the prompt."""
 
     number: int = Field(description="1 for the first in the prompt; [n] in an answer names it.")
@@ -122,7 +151,7 @@ class Source(BaseModel):
     score: float | None = Field(description="Comparable within one search only.")
 
 
-class Citation(BaseModel):
+class CitationBody(BaseModel):
     """Where a source says what the answer says."""
 
     number: int = Field(description="The source's number.")
@@ -140,7 +169,7 @@ class EngineValue(BaseModel):
     model_config = ConfigDict(from_attributes=True)
 
 
-class Reuse(EngineValue):
+class ReuseBody(EngineValue):
     """How the prompt's tokens were obtained. The first four counts are disjoint and sum to `tokens`."""
 
     exact: int = Field(description="Reused, and equal to what a full prefill computes.")
@@ -158,7 +187,7 @@ class Reuse(EngineValue):
     decision: list[str] = Field(description="Why the load controller chose this ratio, if it was asked.")
 
 
-class Timing(EngineValue):
+class TimingBody(EngineValue):
     """Where the time went, in seconds."""
 
     queue_s: float = Field(description="Waiting for the model while other requests have it.")
@@ -170,15 +199,15 @@ class Timing(EngineValue):
     decode_s: float = Field(description="From the first token to the last.")
 
 
-class Span(BaseModel):
-    """A run of the prompt's tokens with the same state. All spans together sum to `Reuse`."""
+class SpanBody(BaseModel):
+    """A run of the prompt's tokens with the same state. All spans together sum to `ReuseBody`."""
 
     kind: Literal["prefix", "history", "chunk", "question", "template"] = Field(
         description="What it is of the prompt; template: the text around the others."
     )
     start: int = Field(description="Position of its first token in the prompt.")
     tokens: int = Field(description="How many tokens it has.")
-    state: Literal["exact", "fused", "computed"] = Field(description="How its KV was obtained, as in `Reuse`.")
+    state: Literal["exact", "fused", "computed"] = Field(description="How its KV was obtained, as in `ReuseBody`.")
     recomputed: int = Field(description="How many tokens of a fused span were computed again.")
     recomputed_at: list[int] = Field(description="The positions of these tokens, counted from the span's start.")
     number: int | None = Field(description="The number of its source, for chunks.")
@@ -188,21 +217,21 @@ class Span(BaseModel):
 class Measured(EngineValue):
     """A prefill, measured."""
 
-    timing: Timing
-    reuse: Reuse
+    timing: TimingBody
+    reuse: ReuseBody
 
 
 class PrefillReport(Measured):
     """A prefill, with the spans of its prompt."""
 
-    prompt: list[Span] = Field(description="The spans of the prompt, in order.")
+    prompt: list[SpanBody] = Field(description="The spans of the prompt, in order.")
 
 
 class AnswerReport(PrefillReport):
     """How an answer was made, and what it rests on."""
 
-    citations: list[Citation] = Field(description="Where the sources say what the answer says.")
-    sources: list[Source] = Field(description="The passages in the prompt, in order.")
+    citations: list[CitationBody] = Field(description="Where the sources say what the answer says.")
+    sources: list[SourceBody] = Field(description="The passages in the prompt, in order.")
     session_id: str | None = Field(description="The conversation that the answer belongs to, if the request named one.")
     notes: list[str] = Field(default=[], description="What was ignored of the request.")
 
@@ -250,7 +279,7 @@ class CollectionIn(Strict):
     name: Name = Field(description="Its name, which is also its id.", examples=["docs"])
 
 
-class Collection(BaseModel):
+class CollectionBody(BaseModel):
     """A collection."""
 
     name: str = Field(description="Its name, which is also its id.")
@@ -262,7 +291,7 @@ class Collection(BaseModel):
 class CollectionList(BaseModel):
     """A page of the caller's collections, by name."""
 
-    data: list[Collection] = Field(description="The collections.")
+    data: list[CollectionBody] = Field(description="The collections.")
     next: str | None = Field(description="Send it as `after` for the next page; null: no further page.")
 
 
@@ -300,4 +329,4 @@ class Deleted(BaseModel):
 class SearchResponse(BaseModel):
     """Passages, best first."""
 
-    hits: list[Source] = Field(description="The passages.")
+    hits: list[SourceBody] = Field(description="The passages.")

@@ -9,13 +9,13 @@ from pydantic import BaseModel, Field, StringConstraints
 from ragkv.api.chat import ToolCall
 
 from ..errors import ApiError
-from .documents import Part
+from .documents import RequestPart
 
 ToolName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_.-]{1,64}$")]
 Choice = Literal["none", "auto", "required"]
 
 
-class FunctionDefinition(Part):
+class FunctionDefinition(RequestPart):
     """A function that the model may call."""
 
     name: ToolName = Field(description="Its name.", examples=["search"])
@@ -24,7 +24,7 @@ class FunctionDefinition(Part):
     strict: bool | None = Field(default=None, description="Ignored: a constrained call is always strict.")
 
 
-class ToolDefinition(Part):
+class ToolDefinition(RequestPart):
     """A tool."""
 
     type: Literal["function"]
@@ -39,27 +39,27 @@ class ToolDefinition(Part):
         return {"type": "function", "function": described}
 
 
-class NamedFunction(Part):
+class NamedFunction(RequestPart):
     """A function by its name."""
 
     name: ToolName = Field(description="Its name.")
 
 
-class NamedTool(Part):
+class NamedTool(RequestPart):
     """A tool by its name."""
 
     type: Literal["function"]
     function: NamedFunction
 
 
-class GivenFunction(Part):
+class GivenFunction(RequestPart):
     """A function that was called."""
 
     name: ToolName = Field(description="Its name.")
     arguments: str = Field(description="Its arguments as JSON.")
 
 
-class GivenCall(Part):
+class GivenCall(RequestPart):
     """A call in an earlier answer."""
 
     id: str = Field(max_length=256, description="The call's id.")

@@ -64,7 +64,7 @@ class CollectionFolders:
         index = self._command_line_index() if name == DEFAULT_COLLECTION else None
         return None if index is None else CollectionKey(index, None)
 
-    def info(self, name: str) -> schemas.Collection | None:
+    def info(self, name: str) -> schemas.CollectionBody | None:
         """The collection as it is listed, `None` if there is none."""
         key = self.key(name)
         if key is None:
@@ -74,7 +74,7 @@ class CollectionFolders:
             created = key.path.stat().st_ctime if key.created is None else key.created
         except OSError:
             return None
-        return schemas.Collection(name=name, documents=documents, chunks=chunks, created=created)
+        return schemas.CollectionBody(name=name, documents=documents, chunks=chunks, created=created)
 
     def documents(self) -> int:
         """The number of documents in all collections."""

@@ -64,13 +64,13 @@ class Collections(Closing):
         for leftover in self.folders.leftovers():  # a kill interrupted its deletion
             self._erase(leftover)
 
-    def info(self, name: str) -> schemas.Collection:
+    def info(self, name: str) -> schemas.CollectionBody:
         """The collection as it is listed. Raises `ApiError` 404 if there is none."""
         if (found := self.folders.info(name)) is None:
             raise not_found("collection", name, "name")
         return found
 
-    def list(self, limit: int | None = None, after: str = "") -> list[schemas.Collection]:
+    def list(self, limit: int | None = None, after: str = "") -> list[schemas.CollectionBody]:
         """The next `limit` collections by name, after the name `after`."""
         names = [name for name in self.folders.names() if name > after][:limit]
         return [info for info in map(self.folders.info, names) if info is not None]

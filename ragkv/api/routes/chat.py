@@ -6,9 +6,9 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Header, Request
 from fastapi.responses import Response
 
-from ..bodies.chat import ChatRequest, ChatResponse
+from ..bodies.chat import ChatRequest
+from ..bodies.chat_answer import ChatResponse, Piece
 from ..bodies.resources import SESSION_PATTERN
-from ..bodies.values import Piece
 from ..chat_completion import ChatCompletion
 from ..service import PrincipalDep, ServiceDep
 from ..sse import EventStream, openai_events

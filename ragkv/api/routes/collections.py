@@ -77,14 +77,14 @@ async def list_collections(
     "",
     status_code=201,
     summary="Create a collection",
-    responses={200: {"description": "It existed", "model": schemas.Collection}},
+    responses={200: {"description": "It existed", "model": schemas.CollectionBody}},
 )
 async def create_collection(
     body: schemas.CollectionIn, response: Response, executor: TenantExecutorDep
-) -> schemas.Collection:
+) -> schemas.CollectionBody:
     """Create an empty collection of that name, unless it exists."""
 
-    def work(tenant: Tenant) -> tuple[bool, schemas.Collection]:
+    def work(tenant: Tenant) -> tuple[bool, schemas.CollectionBody]:
         def check(held: int) -> None:
             tenant.quotas.check(executor.principal, "collections", held, 1)
 
@@ -97,7 +97,7 @@ async def create_collection(
 
 
 @router.get("/{name}", summary="Show a collection")
-async def show_collection(name: CollectionName, executor: TenantExecutorDep) -> schemas.Collection:
+async def show_collection(name: CollectionName, executor: TenantExecutorDep) -> schemas.CollectionBody:
     """The size of a collection."""
     return await executor.run(lambda tenant: tenant.collections.info(name))
 

@@ -24,7 +24,7 @@ POSITION = r"^[0-9]{1,20}(\.[0-9]{1,20})?:.{1,128}$"  # the last use and the id 
 SessionPath = Annotated[str, Path(pattern=SESSION_PATTERN, description="The conversation's id.", examples=["s1"])]
 
 
-class SessionInfo(BaseModel):
+class SessionBody(BaseModel):
     """A conversation."""
 
     id: str = Field(description="The conversation's id.")
@@ -38,7 +38,7 @@ class SessionInfo(BaseModel):
 class SessionList(BaseModel):
     """A page of the caller's conversations, the last used first."""
 
-    data: list[SessionInfo] = Field(description="The conversations.")
+    data: list[SessionBody] = Field(description="The conversations.")
     next: str | None = Field(description="Send it as `after` for the next page; null: no further page.")
 
 
@@ -81,7 +81,7 @@ async def list_sessions(
 
 
 @router.get("/{session_id}", summary="Show a conversation")
-async def show_session(session_id: SessionPath, executor: TenantExecutorDep) -> SessionInfo:
+async def show_session(session_id: SessionPath, executor: TenantExecutorDep) -> SessionBody:
     """The length of a conversation."""
     return await executor.run(lambda tenant: _info(tenant, session_id))
 
@@ -113,11 +113,11 @@ async def truncate_session(
 
 
 @router.post("/{session_id}/fork", status_code=201, summary="Copy a conversation")
-async def fork_session(session_id: SessionPath, body: ForkRequest, executor: TenantExecutorDep) -> SessionInfo:
+async def fork_session(session_id: SessionPath, body: ForkRequest, executor: TenantExecutorDep) -> SessionBody:
     """A new conversation with the same history. Both share its KV and continue independently."""
     copy_id = body.to or f"fork-{uuid.uuid4().hex}"
 
-    def work(tenant: Tenant) -> SessionInfo:
+    def work(tenant: Tenant) -> SessionBody:
         session = _stored_session(tenant, session_id)
         with tenant.quotas.session(executor.principal, copy_id, tenant.has_session, tenant.session_ids):
             try:
@@ -149,11 +149,11 @@ def _position(after: str) -> tuple[float, str]:
     return float(used_at), session_id
 
 
-def _infos(tenant: Tenant, session_ids: Sequence[str]) -> list[SessionInfo]:
-    return [SessionInfo(id=info.session_id, **dataclasses.asdict(info)) for info in tenant.sessions(session_ids)]
+def _infos(tenant: Tenant, session_ids: Sequence[str]) -> list[SessionBody]:
+    return [SessionBody(id=info.session_id, **dataclasses.asdict(info)) for info in tenant.sessions(session_ids)]
 
 
-def _info(tenant: Tenant, session_id: str) -> SessionInfo:
+def _info(tenant: Tenant, session_id: str) -> SessionBody:
     for info in _infos(tenant, [session_id]):
         return info
     raise not_found("conversation", session_id, "session_id")

@@ -6,7 +6,7 @@ from fastapi import APIRouter
 from pydantic import BaseModel, Field
 
 from ..bodies.resources import EngineValue
-from ..degraded import described
+from ..health import described
 from ..service import TenantExecutorDep
 from ..tenants import Tenant
 

@@ -1,0 +1,116 @@
+"""The answer of /v1/chat/completions, its pieces in a stream, its token counts and log probabilities."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from ragkv.types import Reuse
+
+from .resources import AnswerReport
+from .tools import Call
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A piece of one of the answers to a request."""
+
+    index: int  # of the answer
+    text: str
+    logprobs: Sequence[Mapping[str, Any]] = ()  # of its tokens, if they were asked for
+
+
+class PromptTokensDetails(BaseModel):
+    """Details of the prompt's tokens."""
+
+    cached_tokens: int = Field(description="Reused tokens, exact and fused.")
+
+
+class UsageBody(BaseModel):
+    """Token counts."""
+
+    prompt_tokens: int = Field(description="Tokens of the prompt, counted once for all its answers.")
+    completion_tokens: int = Field(description="Tokens of the answers.")
+    total_tokens: int = Field(description="Both together.")
+    prompt_tokens_details: PromptTokensDetails
+
+    @classmethod
+    def of(cls, prompt: Reuse, answer_tokens: int) -> Self:
+        """The counts of a prompt, which is prefilled once, and of the tokens of all answers to it."""
+        return cls(
+            prompt_tokens=prompt.tokens,
+            completion_tokens=answer_tokens,
+            total_tokens=prompt.tokens + answer_tokens,
+            prompt_tokens_details=PromptTokensDetails(cached_tokens=prompt.exact + prompt.fused),
+        )
+
+
+class Alternative(BaseModel):
+    """A token and how probable the model found it, before penalties, biases and temperature."""
+
+    token: str = Field(description="The token's text; parts of a character are shown as \ufffd.")
+    logprob: float = Field(description="The natural logarithm of its probability.")
+    bytes: list[int] | None = Field(description="The token's bytes; null: the tokenizer does not say.")
+
+
+class TokenLogprobs(Alternative):
+    """A token of the answer."""
+
+    top_logprobs: list[Alternative] = Field(description="The most probable tokens at its place.")
+
+
+class Logprobs(BaseModel):
+    """The tokens of an answer."""
+
+    content: list[TokenLogprobs] = Field(description="One for each token.")
+    refusal: None = Field(default=None, description="Always null.")
+
+
+class UrlCitation(BaseModel):
+    """A source, and where the content names it."""
+
+    url: str = Field(description="The source's origin, or its document's id.")
+    title: str = Field(description="The source's title, or its document's id.")
+    start_index: int = Field(description="Start of the marker in the content.")
+    end_index: int = Field(description="End of the marker in the content.")
+
+
+class Annotation(BaseModel):
+    """A citation, as OpenAI's clients read it."""
+
+    type: Literal["url_citation"] = "url_citation"
+    url_citation: UrlCitation
+
+
+class AssistantMessage(BaseModel):
+    """The answer."""
+
+    role: Literal["assistant"] = "assistant"
+    content: str | None = Field(description="The answer's text; null if it is nothing but calls.")
+    tool_calls: list[Call] | None = Field(default=None, description="Calls for the client to answer.")
+    refusal: None = Field(default=None, description="Always null.")
+    annotations: list[Annotation] = Field(description="The citations in the content.")
+
+
+class Choice(BaseModel):
+    """One answer."""
+
+    index: int = Field(description="Its number, from 0.")
+    message: AssistantMessage
+    logprobs: Logprobs | None = Field(default=None, description="Its tokens, if they were asked for.")
+    finish_reason: Literal["stop", "length", "tool_calls"] = Field(description="length: `max_tokens` ended it.")
+
+
+class ChatResponse(BaseModel):
+    """An answer."""
+
+    model_config = ConfigDict(title="ChatCompletion")
+
+    id: str = Field(description="The answer's id.")
+    object: Literal["chat.completion"] = "chat.completion"
+    created: int = Field(description="Seconds since the epoch.")
+    model: str = Field(description="The model, as the request named it.")
+    choices: list[Choice] = Field(description="The answers.")
+    usage: UsageBody
+    ragkv: AnswerReport = Field(description="The report of the first answer.")
