@@ -137,7 +137,7 @@ def answers(codec: Codec, contexts: list[quality_data.Context]) -> dict[str, Any
 
 def error(codec: Codec, engine: Engine, token_ids: tuple[int, ...]) -> list[float]:
     """Relative root mean square error of keys and of values, the mean over layers."""
-    with engine.parts.activity.acquire_compute_lock():
+    with engine.parts.scheduler.turn():
         entry = engine.parts.encoder.chunk(token_ids)
     pairs = []
     for layer in entry.kv:

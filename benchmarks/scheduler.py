@@ -5,7 +5,7 @@
 Claim (CachedAttention sections 3.3 and 4.3.3): with memory for 10 % of all sessions and disk for all, look-ahead (with
 prefetch) serves above 95 % of hits from memory under overload, and never less than LRU.
 
-The conversations (kv-cache-tester: tokens of prompts and answers, pauses), the `AdmissionQueue`, the `Store`, its
+The conversations (kv-cache-tester: tokens of prompts and answers, pauses), the `Scheduler`, the `Store`, its
 tiers, policies, threads and files are real. The model is a stand-in (a pass sleeps .03 ms for each uncached token and
 350 ms for a turn's share of decoding, as in the simulator), and so is the KV (16 bytes a token; disk reads are
 throttled to 500,000 tokens a second, like the 28 KiB a token of Qwen2.5-7B in int8 from two NVMe drives at 7 GB/s).
@@ -29,6 +29,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any, cast
 
 import torch
 
@@ -38,7 +39,7 @@ from ragkv.lab.simulate import Trace, load_trace
 from ragkv.lab.simulate.queueing import Server, serve
 from ragkv.lab.simulate.workloads import Session
 from ragkv.lab.testing import ThrottledTier
-from ragkv.scheduling import AdmissionQueue
+from ragkv.scheduling import ModelTurns, Scheduler
 from ragkv.store import (
     DiskTier,
     Entry,
@@ -135,7 +136,8 @@ class Live:
             prefetch=policy == "lookahead",
             memory_reserve_bytes=int(RESERVE * memory_bytes),
         )
-        self.scheduler = AdmissionQueue(SchedulerConfig(workers=2, queue_limit=1_000_000), self.store)
+        turns = ModelTurns(cast(Any, None))  # nothing decodes here, so there is no model
+        self.scheduler = Scheduler(turns, SchedulerConfig(workers=2, queue_limit=1_000_000), self.store)
         self._scale = scale
         self._model = threading.Lock()
         self._counting = threading.Lock()

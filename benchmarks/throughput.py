@@ -33,8 +33,7 @@ from ragkv.model.decode.batching import DecodeRow, decode_rows
 from ragkv.model.decode.decoding import decode, single_prompt_step
 from ragkv.model.decode.sampling import Sampler, Sampling
 from ragkv.model.shapes import SHAPES, random_model
-from ragkv.runtime import openmp
-from ragkv.scheduling import ComputeLock
+from ragkv.runtime import FairLock, openmp
 from ragkv.scheduling import decode_batch as batching
 
 TRACE = Path(__file__).parents[2] / "shared" / "data" / "traces" / "ragpulse"
@@ -127,7 +126,7 @@ def _answer(adapter: Adapter, step: Callable[[int], torch.Tensor], steps: int) -
 
 def _through_batch(adapter: Adapter, prompts: Sequence[PromptKV], steps: int) -> float:
     """Decodes each prompt on its own thread with its own sampler; returns the mean number of rows in a step."""
-    batch, sizes = batching.DecodeBatch(adapter, ComputeLock()), []
+    batch, sizes = batching.DecodeBatch(adapter, FairLock()), []
 
     def counting(adapter: Adapter, rows: Sequence[DecodeRow]) -> torch.Tensor:
         sizes.append(len(rows))

@@ -24,7 +24,7 @@ from transformers import DynamicCache
 from benchmarks.random_scores import put_random_scores
 from ragkv import Engine, EngineConfig, StoreConfig
 from ragkv.lab.simulate.readers.ragpulse import read_rag_requests
-from ragkv.scheduling import ComputeLock
+from ragkv.runtime import FairLock
 from ragkv.store import Entry, EntryInfo
 
 QUESTION_TOKENS = 32
@@ -118,10 +118,10 @@ class Full(Server):
     name = "full recompute"
 
     def __init__(self, model: Any) -> None:
-        self._model, self._compute = model, ComputeLock()
+        self._model, self._compute = model, FairLock()
 
     def serve(self, request: Request) -> Served:
-        with self._compute:
+        with self._compute.hold():
             self._prefill(_tensor(request), DynamicCache())
         return Served(time.perf_counter(), 0.0)
 
@@ -152,7 +152,7 @@ class ExactPrefix(Full):
         self._pieces: OrderedDict[bytes, torch.Tensor] = OrderedDict()  # (L, 2, 1, G, T, D), least recent first
 
     def serve(self, request: Request) -> Served:
-        with self._compute:
+        with self._compute.hold():
             _, reused, cache = self.prefill(request)
             served = Served(time.perf_counter(), reused)
             self._store(request, cache)

@@ -1,6 +1,6 @@
 """The engine: answers questions over chunks from stored KV. `Engine.stream` is the main path.
 
-Validate and tokenize -> wait for the session's turn and for admission -> find entries and plan -> load and fuse, layer
+Validate and tokenize -> wait for the session's turn and to be admitted -> find entries and plan -> load and fuse, layer
 by layer -> decode -> store the turn's new KV in the background. The engine holds no request's state: any number of
 threads may call it, and their passes over the model run one after another.
 """
@@ -108,7 +108,7 @@ class Engine(Closing):
         `weights`, `packed_bytes` and `scheduler.batch_rows` stay those of the first engine, whatever `config` says.
         """
         self._check_open()
-        return type(self)(self.parts.shared.for_another_engine(), config=config, backend=backend)
+        return type(self)(self.parts.shared, config=config, backend=backend)
 
     def answer(
         self,
@@ -272,14 +272,14 @@ class Engine(Closing):
         if not request.max_new_tokens and not self._backend.makes_kv:
             raise UnsupportedError("Another server computes this engine's answers, so it makes no KV of prompts.")
         self._backend.check(request)
-        ticket = parts.admission.ticket(request.deadline_s, request.cancel)
-        with traced(request) as trace, parts.activity.request(), self._sessions.turn(kept, ticket) as turn:
+        ticket = parts.scheduler.ticket(request.deadline_s, request.cancel)
+        with traced(request) as trace, parts.scheduler.request(), self._sessions.turn(kept, ticket) as turn:
             past = turn.past if session is None or keep else session.past
             session_id = session.session_id if session else ""
             prompt = parts.intake.prompt(request, past)
             trace.active = active = ActiveRequest(request, prompt, ticket, session_id, keep=turn.keeps)
             with active.held:
-                with parts.admission.admitted(self._backend.prefetch_hint(active), ticket):
+                with parts.scheduler.admitted(self._backend.prefetch_hint(active), ticket):
                     events = self._backend.begin(active)
                 with closing(events):
                     turn.prefilled(prompt, active.prefill)
@@ -412,7 +412,7 @@ class Engine(Closing):
             )
         checked = parts.intake.chunks(chunks)
         scorer = old.with_network(network)
-        rescorer = Rescorer(parts.encoder, parts.store, parts.activity)
+        rescorer = Rescorer(parts.encoder, parts.store, parts.scheduler)
         report = rescorer.rescore(scorer, [chunk.token_ids for chunk in checked], on_progress, check)
         if report.is_complete and directory is not None and scorer.learned is not None:
             learned.save(scorer.learned, directory)
@@ -496,7 +496,7 @@ class Engine(Closing):
             dtype=self.parts.identity.dtype,
             dtype_why=self.parts.shared.dtype_choice.why,
             store=self.parts.store.stats(),
-            queue=self.parts.admission.stats(),
+            queue=self.parts.scheduler.stats(),
             sessions=self._sessions.server_stats(),
         )
 
@@ -529,7 +529,7 @@ def _own_prefill(active: ActiveRequest) -> Prefill:
 def _shut(parts: EngineParts, sessions: Sessions) -> None:
     """Stop the engine's threads, then close what they use. Holds no reference to the engine, so that it can go."""
     if parts.background.close():
-        parts.activity.close()  # after the pass under way
+        parts.scheduler.close()  # after the pass under way
         sessions.close()
         parts.store.close()
         parts.readers.close()

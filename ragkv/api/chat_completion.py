@@ -223,8 +223,8 @@ class ChatCompletion:
         ]
         if (rag := self.body.rag) is None:
             return sources
-        activity = tenant.engine.parts.activity
-        with activity.request(), tenant.collections.lease(rag.collection, "rag.collection") as collection:
+        scheduler = tenant.engine.parts.scheduler
+        with scheduler.request(), tenant.collections.lease(rag.collection, "rag.collection") as collection:
             hits = collection.rag.retrieve(
                 self._question, rag.k, retriever=rag.retriever, where=rag.filter, order=rag.order, check=check
             )

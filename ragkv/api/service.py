@@ -131,7 +131,7 @@ class Service(Closing):
         """Return what `work` returns, which is not an answer. `work` calls what it is given before each batch."""
 
         def on_thread(context: WorkContext) -> T:
-            with self._pauses.task(context, self.tenants.activity, principal.tenant) as check:
+            with self._pauses.task(context, self.tenants.scheduler, principal.tenant) as check:
                 return work(check)
 
         return await self.task_pool.run(request, on_thread)

@@ -21,7 +21,7 @@ from ragkv.errors import InputError, SessionUnavailableError
 from ragkv.prompt import ModelBackend
 from ragkv.retrieval import Embedder
 from ragkv.runtime import Closing, LeasePool, make_private_folder
-from ragkv.scheduling import Activity
+from ragkv.scheduling import Scheduler
 
 from .documents.collections import Collections, collection_pool
 from .documents.deletion_follower import DeletionFollower
@@ -103,9 +103,9 @@ class Tenants(Closing):
         self._collections = collection_pool(collection_limit(config))
 
     @property
-    def activity(self) -> Activity:
+    def scheduler(self) -> Scheduler:
         """Which answers run on the model, of any tenant."""
-        return self._model.parts.activity
+        return self._model.parts.scheduler
 
     @contextmanager
     def lease(self, principal: Principal) -> Iterator[Tenant]:

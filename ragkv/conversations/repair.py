@@ -53,15 +53,6 @@ class RepairTurn(SessionTurn):
 TurnOf = Callable[["Session", Ticket], AbstractContextManager[RepairTurn]]
 
 
-class _RepairTicket(IdleTicket):
-    """Waits for no turn either."""
-
-    def acquire(self, lock: threading.Lock) -> None:
-        """Acquire `lock`. Raises `CancelledError` if a turn has it: when it ends, it asks for this again."""
-        if not lock.acquire(blocking=False):
-            raise CancelledError("A turn of the conversation runs.")
-
-
 class Repair:
     """The conversations whose history is to be made exact, and the thread that does it. Thread-safe."""
 
@@ -91,7 +82,7 @@ class Repair:
         openmp.release_threads()
         with self._changed:
             self._flushing += 1
-            self._parts.activity.wake()
+            self._parts.scheduler.wake()
             self._changed.wait_for(lambda: self._closing or not (self._waiting or self._working))
             self._flushing -= 1
 
@@ -101,7 +92,7 @@ class Repair:
             self._closing = True
             self._waiting.clear()
             self._changed.notify_all()
-        self._parts.activity.wake()
+        self._parts.scheduler.wake()
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join()
 
@@ -130,7 +121,7 @@ class Repair:
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: self._waiting or self._closing)
-            self._parts.activity.wait_idle(LOOK_S, lambda: self._closing or self._flushing > 0)
+            self._parts.scheduler.wait_idle(LOOK_S, lambda: self._closing or self._flushing > 0)
             with self._changed:
                 if self._closing:
                     return None
@@ -139,11 +130,11 @@ class Repair:
                     return self._waiting.popitem(last=False)[1]
 
     def _busy(self) -> bool:
-        return self._closing or (self._parts.activity.lock.requests > 0 and not self._flushing)
+        return self._closing or (self._parts.scheduler.busy and not self._flushing)
 
     def _repair_block(self, session: "Session") -> bool:
         """Compute the first block that is not exact; whether there was one. Raises `CancelledError`."""
-        ticket = _RepairTicket(self._busy)
+        ticket = IdleTicket(self._busy)
         with self._turn(session, ticket) as turn:
             prompt = self._prompt(session.conversation.history)
             if prompt is None:

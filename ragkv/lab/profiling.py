@@ -203,7 +203,7 @@ class _Measuring:
         engine, device = self._engine, self._adapter.device
         with (
             engine.parts.fusor.open(plan, make_selector("first-k"), ratio) as fusing,
-            engine.parts.activity.acquire_compute_lock(),
+            engine.parts.scheduler.turn(),
         ):
             _settle(device)
             began = time.perf_counter()
@@ -240,7 +240,7 @@ class _Measuring:
 
     @torch.no_grad()
     def _timed(self, work: Callable[[], object]) -> float:
-        with self._engine.parts.activity.acquire_compute_lock():
+        with self._engine.parts.scheduler.turn():
             _settle(self._adapter.device)
             began = time.perf_counter()
             work()

@@ -222,7 +222,7 @@ class _Trainer:
         prepared = self._cache.get(example)
         if prepared is None:
             # The lock also guards the scorer, which requests and the background encoder use too.
-            with self._engine.parts.activity.acquire_compute_lock():
+            with self._engine.parts.scheduler.turn():
                 prepared = self._prepare(example)
             if not self._keep_kv:
                 prepared = prepared.without_kv()

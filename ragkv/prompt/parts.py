@@ -21,7 +21,7 @@ from ragkv.model.layout import TemplateRuns, template_runs
 from ragkv.prompt.constraints import ConstraintTokenizer, Grammars
 from ragkv.prompt.history import BlockWriter
 from ragkv.runtime import limit_kernel_caches
-from ragkv.scheduling import Activity, AdmissionQueue, DecodeBatch
+from ragkv.scheduling import ModelTurns, Scheduler
 from ragkv.scheduling.encoding import BackgroundEncoder, Encoder, Warmer
 from ragkv.store import Identity, Store, dtype_name
 
@@ -42,8 +42,7 @@ class SharedModel:
     adapter: Adapter
     tokenizer: Any | None
     identity: Identity  # of every entry this model makes; an engine adds its application's part
-    activity: Activity
-    batch: DecodeBatch
+    turns: ModelTurns
     dtype_choice: DtypeChoice
     constraint_tokenizer: ConstraintTokenizer
 
@@ -59,7 +58,7 @@ class SharedModel:
                 f"Engine.from_pretrained({str(model)!r}), or with transformers, and pass model and tokenizer."
             )
         limit_kernel_caches()
-        adapter, activity = adapt(model, config.packed_bytes), Activity()
+        adapter = adapt(model, config.packed_bytes)
         identity = Identity(
             weights=weights_digest(adapter.model),
             architecture=architecture_digest(adapter),
@@ -71,13 +70,9 @@ class SharedModel:
         )
         choice = choice or DtypeChoice(identity.dtype, f"{identity.dtype}, in which the model was given")
         log.info("The model computes in %s.", choice.why)
-        batch = DecodeBatch(adapter, activity.lock, rows=config.scheduler.batch_rows)
+        turns = ModelTurns(adapter, config.scheduler.batch_rows)
         constraint_tokenizer = ConstraintTokenizer(tokenizer, adapter.vocabulary, end_tokens(adapter.model, tokenizer))
-        return cls(adapter, tokenizer, identity, activity, batch, choice, constraint_tokenizer)
-
-    def for_another_engine(self) -> "SharedModel":
-        """The same model for one more engine, which is closed by itself."""
-        return replace(self, activity=Activity(self.activity.lock))
+        return cls(adapter, tokenizer, identity, turns, choice, constraint_tokenizer)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +89,7 @@ class EngineParts:
     encoder: Encoder
     background: BackgroundEncoder
     warmer: Warmer
-    admission: AdmissionQueue
+    scheduler: Scheduler
     block_writer: BlockWriter
     load_control: LoadControl
     planner: Planner
@@ -107,15 +102,10 @@ class EngineParts:
         """The model, driven layer by layer."""
         return self.shared.adapter
 
-    @property
-    def activity(self) -> Activity:
-        """Who is computing with the model."""
-        return self.shared.activity
-
     @classmethod
     def build(cls, shared: SharedModel, config: EngineConfig) -> Self:
         """Open the store and build every part. Whatever is refused is refused before the store is opened."""
-        adapter, activity, settings, fusion = shared.adapter, shared.activity, config.store, config.fusion
+        adapter, settings, fusion = shared.adapter, config.store, config.fusion
         bos_token_id = getattr(adapter.config, "bos_token_id", None)
         runs = template_runs(shared.tokenizer, bos_token_id, config.prompt.system)
         intake = Intake(adapter, shared.tokenizer, runs, config, Grammars(shared.constraint_tokenizer))
@@ -123,20 +113,16 @@ class EngineParts:
 
         cuda = adapter.device.type == "cuda"
         store = Store.open(settings, page_locked=cuda, block_tokens=config.session.block_tokens)
+        scheduler = Scheduler(shared.turns, config.scheduler, store)
         readers = Readers(settings.reader_threads)
         fusor = Fusor(adapter, readers, fusion.read_ahead_layers, fusion.seed)
         network = _learned_scores(adapter, config)
 
-        def between() -> None:
-            """Called between the layers of a chunk that is encoded: others decode a step or compute."""
-            shared.batch.step_waiting()
-            activity.give_way()
-
         prefix, texts = runs.before_documents, fusion.sensitivity_prefixes
-        scorer = Scorer(adapter, prefix, texts, between, network) if texts else None
+        scorer = Scorer(adapter, prefix, texts, scheduler.between_layers, network) if texts else None
         needs_scores = make_selector(fusion.selector).needs_scores
-        encoder = Encoder(adapter, prefix, identity, scorer, between, makes_scores=needs_scores)
-        background = BackgroundEncoder(encoder, store, activity)
+        encoder = Encoder(adapter, prefix, identity, scorer, scheduler.between_layers, makes_scores=needs_scores)
+        background = BackgroundEncoder(encoder, store, scheduler)
         if settings.directory is not None:
             intake.apply_gate_result(gate_result.load(settings.directory, encoder.measured_as, fusion))
         block_writer = BlockWriter(store, identity, config.session.save_buffer_bytes)
@@ -145,9 +131,9 @@ class EngineParts:
         unused = other_dtype_note(store, identity, shared.dtype_choice.why)
         if unused is not None:
             log.info("In %s %s.", settings.directory, unused)
-        planner = Planner(adapter, encoder, store, activity, block_writer, background, unused)
+        planner = Planner(adapter, encoder, store, scheduler, block_writer, background, unused)
         offloading = Offloading(adapter, config.kcache)
-        prefiller = Prefiller(planner, fusor, activity, shared.batch, load_control, offloading)
+        prefiller = Prefiller(planner, fusor, scheduler, load_control, offloading)
         return cls(
             shared=shared,
             identity=identity,
@@ -158,13 +144,13 @@ class EngineParts:
             fusor=fusor,
             encoder=encoder,
             background=background,
-            warmer=Warmer(encoder, store, activity, background.single_flight),
-            admission=AdmissionQueue(config.scheduler, store),
+            warmer=Warmer(encoder, store, scheduler, background.single_flight),
+            scheduler=scheduler,
             block_writer=block_writer,
             load_control=load_control,
             planner=planner,
             prefiller=prefiller,
-            generator=AnswerGenerator(adapter, shared.tokenizer, shared.batch),
+            generator=AnswerGenerator(adapter, shared.tokenizer, scheduler.batch),
             unused_note=unused,
         )
 

@@ -13,7 +13,7 @@ from ragkv.config import ReuseMode
 from ragkv.fusion import Plan, Scorer, Span, SpanKind, SpanState
 from ragkv.model import Adapter
 from ragkv.prompt.history import Block, BlockWriter, exact_blocks
-from ragkv.scheduling import Activity
+from ragkv.scheduling import Scheduler
 from ragkv.scheduling.encoding import BackgroundEncoder, Encoder, StoredScores
 from ragkv.store import CODECS, HintedEntry, Identity, Lease, PrefetchHint, Store, ids_digest
 
@@ -40,7 +40,7 @@ class Planner:
         adapter: Adapter,
         encoder: Encoder,
         store: Store,
-        activity: Activity,
+        scheduler: Scheduler,
         block_writer: BlockWriter,
         background: BackgroundEncoder,
         unused_note: str | None = None,
@@ -49,7 +49,7 @@ class Planner:
 
         `unused_note` says why stored entries are not reused; the first report of a cache miss has it.
         """
-        self.adapter, self._encoder, self._store, self._activity = adapter, encoder, store, activity
+        self.adapter, self._encoder, self._store, self._scheduler = adapter, encoder, store, scheduler
         self._scores = StoredScores(encoder, store)
         self._block_writer, self._background = block_writer, background
         self._unreported = (unused_note,) if unused_note else ()
@@ -145,7 +145,7 @@ class Planner:
 
     def _prefix(self, prompt: Prompt, reuse: ReuseMode, length: int) -> Span:
         wanted = reuse != "none" and prompt.own_prefix
-        lease = self._encoder.prefix(length, self._activity.acquire_compute_lock) if wanted else None
+        lease = self._encoder.prefix(length, self._scheduler.turn) if wanted else None
         state = SpanState.COMPUTED if lease is None else SpanState.EXACT
         return Span(SpanKind.PREFIX, 0, len(prompt.prefix), state, lease)
 

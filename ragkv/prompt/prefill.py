@@ -15,7 +15,7 @@ from ragkv.fusion import Fused, Fusor, Plan, Selector, SpanKind, SpanState, budg
 from ragkv.model import Recording
 from ragkv.model.kcache import OffloadedKV, Offloading
 from ragkv.runtime import crowding_notice
-from ragkv.scheduling import Activity, DecodeBatch
+from ragkv.scheduling import Scheduler
 from ragkv.types import Reuse, Timing
 
 from .load_control import LoadControl
@@ -42,15 +42,13 @@ class Prefiller:
         self,
         planner: Planner,
         fusor: Fusor,
-        activity: Activity,
-        batch: DecodeBatch,
+        scheduler: Scheduler,
         load_control: LoadControl,
         offloading: Offloading,
     ) -> None:
-        """Between two layers `batch` may decode a step for other requests, and other tenants may compute."""
+        """Between two layers the scheduler may decode a step for other requests, and let other tenants compute."""
         self._planner, self._fusor, self._adapter = planner, fusor, planner.adapter
-        self._activity, self._batch = activity, batch
-        self._load_control, self._offloading = load_control, offloading
+        self._scheduler, self._load_control, self._offloading = scheduler, load_control, offloading
 
     def prefill(self, active: ActiveRequest) -> Prefill:
         """Prefill the request's prompt. Its first layers are read while others still compute.
@@ -61,8 +59,7 @@ class Prefiller:
         def between_layers() -> None:
             active.ticket.check()
             began = time.perf_counter()
-            self._batch.step_waiting()
-            self._activity.give_way()
+            self._scheduler.between_layers()
             active.other_steps_s += time.perf_counter() - began
 
         if self._adapter.device.type == "cpu":
@@ -77,7 +74,7 @@ class Prefiller:
                 record = self._recording(active, todo.planned) if active.keep else None
                 active.lookup_s += time.perf_counter() - looked_up
                 try:
-                    with self._activity.acquire_compute_lock(active.ticket.check):
+                    with self._scheduler.turn(active.ticket.check):
                         active.queue_s, active.other_steps_s = active.elapsed_s() - active.lookup_s, 0.0
                         new_kv = self._offloading.new_kv(len(plan.token_ids))
                         fused = fusing.run(headroom, record, between_layers, new_kv)

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ragkv.errors import ConfigError, InputError, MissingExtraError, ModelNotFoundError
-from ragkv.runtime import BatchLock, Check, no_check
+from ragkv.runtime import Check, FairLock, no_check
 
 from .values import Vectors
 
@@ -92,7 +92,7 @@ class SentenceTransformerEmbedder(Embedder):
         self._window_tokens = window_tokens
         self._batch_size = batch_size
         self._batch_tokens = CPU_BATCH_TOKENS if device == "cpu" else None
-        self._lock = BatchLock()  # fast tokenizers are not thread-safe; a query waits for one batch at most
+        self._lock = FairLock()  # fast tokenizers are not thread-safe; a query waits for one batch at most
         self._loaded: Any = None
         self.name = self._path.name
         self.id = f"sentence-transformers:{_fingerprint(self._path)}:{window_tokens}"

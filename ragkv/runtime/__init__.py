@@ -2,9 +2,10 @@
 
 from . import openmp, tracing
 from .addresses import is_loopback
-from .batches import BatchLock, Check, acquired, never_urgent, no_check
+from .batches import Check, acquired, never_urgent, no_check
 from .closing import Closing
 from .crowding import cores, crowding_hint, crowding_notice, load
+from .fair_lock import FairLock, Wait
 from .files import make_private_folder, replace_file, sync
 from .lease_pool import LeasePool
 from .memory import available_bytes, freeze_objects, limit_kernel_caches, release_memory, total_bytes
@@ -16,15 +17,16 @@ from .thread_stream import iterate_in_thread, run_in_thread
 from .time_shares import OwnerQueues, TimeShareQueue, current_owner, working_for
 
 __all__ = [
-    "BatchLock",
     "Check",
     "Closing",
+    "FairLock",
     "FileState",
     "LeasePool",
     "OwnerQueues",
     "PriorityThreadPool",
     "Rate",
     "TimeShareQueue",
+    "Wait",
     "acquired",
     "available_bytes",
     "cores",

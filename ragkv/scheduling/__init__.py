@@ -1,4 +1,4 @@
-"""Who may compute, and when: admission, the compute lock, batched decoding, routing to replicas.
+"""Who may compute, and when: the scheduler of an engine, batched decoding, routing to replicas.
 
 Routing and the simulator need no torch, so it loads with the first name of this door.
 """
@@ -7,11 +7,11 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .admission import AdmissionQueue, IdleTicket, QueueStats, Ticket
-    from .compute_lock import Activity, ComputeLock, Waiter
     from .decode_batch import DecodeBatch, DecodeSlot
+    from .scheduler import ModelTurns, QueueStats, Scheduler
+    from .ticket import IdleTicket, Ticket
 
-_MODULES = (".compute_lock", ".admission", ".decode_batch")
+_MODULES = (".ticket", ".decode_batch", ".scheduler")
 
 
 def __getattr__(name: str) -> Any:
@@ -24,13 +24,11 @@ def __getattr__(name: str) -> Any:
 
 
 __all__ = [
-    "Activity",
-    "AdmissionQueue",
-    "ComputeLock",
     "DecodeBatch",
     "DecodeSlot",
     "IdleTicket",
+    "ModelTurns",
     "QueueStats",
+    "Scheduler",
     "Ticket",
-    "Waiter",
 ]

@@ -18,9 +18,7 @@ import torch
 
 from ragkv.model import Adapter, PromptKV, Recording
 from ragkv.model.decode.batching import DecodeRow, decode_rows
-from ragkv.runtime import Closing, openmp
-
-from .compute_lock import ComputeLock, Waiter
+from ragkv.runtime import Closing, FairLock, Wait, openmp
 
 # The leader of a step waits this share of the last step's time for the requests that were served in it and will ask
 # again. Without it the first request steps alone and the others together: half the batch on average (docs/log.md).
@@ -54,7 +52,7 @@ class _TokenRequest:
     def __init__(self, slot: DecodeSlot, row: DecodeRow) -> None:
         self.slot, self.row = slot, row
         self.length = row.kv.length
-        self.waiter = Waiter()
+        self.wait = Wait()
         self.logits: torch.Tensor | None = None  # (V,)
         self.error: Exception | None = None
 
@@ -73,9 +71,7 @@ class _TokenRequest:
 class DecodeBatch:
     """Decodes for many requests on one model."""
 
-    def __init__(
-        self, adapter: Adapter, lock: ComputeLock, patience: float = PATIENCE, rows: int | None = None
-    ) -> None:
+    def __init__(self, adapter: Adapter, lock: FairLock, patience: float = PATIENCE, rows: int | None = None) -> None:
         """`patience` is the share of a step's time that a leader waits for latecomers.
 
         `rows` is the most rows of a step, `None` for all that wait: at 1 requests decode one by one.
@@ -129,14 +125,14 @@ class DecodeBatch:
 
     def _wait_for(self, request: _TokenRequest) -> None:
         """Return when the request is done: another thread's step serves it, or this thread's own."""
-        if self._lock.acquire(request.waiter):
+        if self._lock.acquire(request.wait):
             try:
                 if self._rows != 1:
                     self._wait_for_expected()
                 while not request.done:  # a full step may serve other requests first
                     self._step()
             finally:
-                self._lock.release(keep_threads=self._slots == 1)
+                self._lock.release(coming_back=self._slots == 1)
 
     def _leave(self, slot: DecodeSlot) -> None:
         with self._changed:
@@ -169,16 +165,16 @@ class DecodeBatch:
                 self._expected = {request.slot for request in served if request.error is None}
             self._stepped_at = time.perf_counter()
             self._step_s = self._stepped_at - began
-            self._lock.share([request.waiter.owner for request in requests], self._step_s)
-            self._lock.dismiss(request.waiter for request in served)
+            self._lock.share([request.wait.owner for request in requests], self._step_s)
+            self._lock.dismiss(request.wait for request in served)
 
     def _next_requests(self) -> list[_TokenRequest]:
         """The requests of the next step, the oldest first; where several owners wait, in turns. Needs `_changed`."""
         seen: Counter[str] = Counter()
         ranked: list[tuple[int, _TokenRequest]] = []  # the number of its owner's requests that are older
         for request in self._waiting:
-            ranked.append((seen[request.waiter.owner], request))
-            seen[request.waiter.owner] += 1
+            ranked.append((seen[request.wait.owner], request))
+            seen[request.wait.owner] += 1
         if len(seen) > 1:
             ranked = sorted((one for one in ranked if one[0] < SHARED_ROWS), key=lambda one: one[0])
         return [request for _, request in ranked][: self._rows]

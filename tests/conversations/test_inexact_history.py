@@ -8,9 +8,9 @@ import torch
 
 from ragkv import Engine, EngineConfig, FusionConfig, Session, StoreConfig
 from ragkv.config import SessionConfig
-from ragkv.conversations.repair import _RepairTicket
 from ragkv.errors import CancelledError
 from ragkv.prompt.history import exact_blocks
+from ragkv.scheduling import IdleTicket
 from ragkv.store import entry_key
 from tests import tiny_models
 from tests.engine.helpers import A, B, C, active_request
@@ -217,7 +217,7 @@ class TestBackground:
 
     def test_nothing_is_made_exact_while_a_request_runs(self, tmp_path: Path) -> None:
         with engine_at(tmp_path, session={"inexact_history": "background"}) as engine:
-            with engine.parts.activity.request():
+            with engine.parts.scheduler.request():
                 session = fused_turn(engine)
                 before = session.conversation
                 assert engine._sessions._repair._busy()
@@ -233,13 +233,13 @@ class TestBackground:
         """A request comes during each of the first passes; every block is computed in the end."""
         given_up = []
 
-        def interrupted(_: _RepairTicket) -> None:
+        def interrupted(_: IdleTicket) -> None:
             if len(given_up) < 3:
                 given_up.append(1)
                 raise CancelledError("a request came")
 
         with engine_at(tmp_path, session={"inexact_history": "background"}) as engine:
-            monkeypatch.setattr(_RepairTicket, "check", interrupted)
+            monkeypatch.setattr(IdleTicket, "check", interrupted)
             session = fused_turn(engine)
             engine.flush()
             assert len(given_up) == 3
@@ -248,7 +248,7 @@ class TestBackground:
 
     def test_blocks_are_made_exact_one_by_one_and_each_stays_so(self, tmp_path: Path) -> None:
         with engine_at(tmp_path, session={"inexact_history": "background"}) as engine:
-            with engine.parts.activity.request():
+            with engine.parts.scheduler.request():
                 session = fused_turn(engine)
                 engine._sessions._repair._waiting.clear()
             blocks, left = session.conversation.history.blocks, inexact(engine, session)
@@ -277,7 +277,7 @@ class TestBackground:
 
     def test_closing_the_engine_gives_up_what_waits(self, tmp_path: Path) -> None:
         engine = engine_at(tmp_path, session={"inexact_history": "background"})
-        with engine.parts.activity.request():
+        with engine.parts.scheduler.request():
             session = fused_turn(engine)
             engine.close()
         assert inexact(engine, session) > 0

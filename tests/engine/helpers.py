@@ -73,4 +73,4 @@ def active_request(
     parts = engine.parts
     request = parts.intake.prefill_request(question, chunks, {})
     prompt = parts.intake.prompt(request, session.past if session else Past())
-    return ActiveRequest(request, prompt, parts.admission.ticket(), keep=False)
+    return ActiveRequest(request, prompt, parts.scheduler.ticket(), keep=False)

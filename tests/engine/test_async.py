@@ -28,7 +28,7 @@ def engine() -> Iterator[Engine]:
 
 def wait_until_idle(engine: Engine) -> None:
     ends = time.monotonic() + 20
-    while engine.parts.activity.lock.requests:
+    while engine.parts.scheduler.busy:
         assert time.monotonic() < ends, "the request did not end"
         time.sleep(0.01)
 

@@ -156,7 +156,7 @@ class TestClosing:
 
 def test_requests_go_before_background_encoding() -> None:
     with engine_of() as engine:
-        with engine.parts.activity.request():
+        with engine.parts.scheduler.request():
             engine.prefill(Q, [A])
             engine.prefill(Q, [B])
             assert stored(engine, A) is None

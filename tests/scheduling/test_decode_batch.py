@@ -15,7 +15,8 @@ from ragkv.model import Adapter, PromptKV, adapt, full_pass
 from ragkv.model.decode.batching import DecodeRow, decode_rows
 from ragkv.model.decode.decoding import decode, single_prompt_step
 from ragkv.model.decode.sampling import Sampler, Sampling
-from ragkv.scheduling import ComputeLock, DecodeBatch, decode_batch
+from ragkv.runtime import FairLock
+from ragkv.scheduling import DecodeBatch, decode_batch
 from tests import tiny_models
 from tests.engine.helpers import A, B, C, engine_of
 from tests.engine.test_concurrency import together
@@ -78,7 +79,7 @@ def batch_of(engine: Engine) -> DecodeBatch:
 
 
 def at_rest(batch: DecodeBatch) -> bool:
-    return not batch._waiting and not batch._expected and not batch._lock._holder and not batch._lock._queue
+    return not batch._waiting and not batch._expected and not batch._lock.held and not batch._lock.waiting
 
 
 class TestManyThreads:
@@ -110,14 +111,14 @@ class TestManyThreads:
             assert at_rest(batch_of(engine))
 
     def test_requests_that_ask_again_at_once_share_one_step(self, adapter: Adapter, sizes: list[int]) -> None:
-        batch = DecodeBatch(adapter, ComputeLock(), patience=1000.0)
+        batch = DecodeBatch(adapter, FairLock(), patience=1000.0)
         together([lambda at=at: through(batch, adapter, LENGTHS[at % 4]) for at in range(16)])
         assert sum(sizes) == 16 * (STEPS - 1)
         assert sum(sizes) / len(sizes) > 8
 
     @pytest.mark.parametrize("rows", [1, 3])
     def test_a_step_has_at_most_the_configured_rows(self, adapter: Adapter, sizes: list[int], rows: int) -> None:
-        batch = DecodeBatch(adapter, ComputeLock(), patience=1000.0, rows=rows)
+        batch = DecodeBatch(adapter, FairLock(), patience=1000.0, rows=rows)
         wanted = {length: solo(adapter, length) for length in LENGTHS}
         sizes.clear()
         found = together([lambda at=at: through(batch, adapter, LENGTHS[at % 4]) for at in range(16)])
@@ -128,7 +129,7 @@ class TestManyThreads:
 
 class TestSlowConsumer:
     def test_a_slow_consumer_delays_only_itself(self, adapter: Adapter) -> None:
-        batch = DecodeBatch(adapter, ComputeLock())
+        batch = DecodeBatch(adapter, FairLock())
         kv, logits = prompt(adapter, 11)
         with batch.slot(kv) as slot:
             slow = tokens_of(slot.step, logits)
@@ -138,7 +139,7 @@ class TestSlowConsumer:
         assert at_rest(batch)
 
     def test_a_leader_waits_for_a_latecomer_once_and_within_its_patience(self, adapter: Adapter) -> None:
-        batch = DecodeBatch(adapter, ComputeLock(), patience=0.0)
+        batch = DecodeBatch(adapter, FairLock(), patience=0.0)
         kv, logits = prompt(adapter, 11)
         slot = batch.slot(kv)
         slow = tokens_of(slot.step, logits)
@@ -148,7 +149,7 @@ class TestSlowConsumer:
         assert slot not in batch._expected
 
     def test_a_slot_that_was_left_is_kept_nowhere(self, adapter: Adapter) -> None:
-        batch = DecodeBatch(adapter, ComputeLock())
+        batch = DecodeBatch(adapter, FairLock())
         kv, logits = prompt(adapter, 11)
         with batch.slot(kv) as slot:
             slot.step(5)
@@ -187,7 +188,7 @@ def test_streams_that_stop_in_the_middle_do_not_change_the_others() -> None:
 
 class TestErrors:
     def test_an_error_of_one_sampler_fails_only_its_own_row(self, adapter: Adapter) -> None:
-        batch = DecodeBatch(adapter, ComputeLock())
+        batch = DecodeBatch(adapter, FairLock())
 
         def broken() -> str:
             kv, logits = prompt(adapter, 9)
@@ -205,7 +206,7 @@ class TestErrors:
         assert at_rest(batch)
 
     def test_an_error_of_one_kv_cache_fails_only_its_own_row(self, adapter: Adapter) -> None:
-        batch = DecodeBatch(adapter, ComputeLock(), patience=1000.0)
+        batch = DecodeBatch(adapter, FairLock(), patience=1000.0)
 
         def full() -> int:
             kv, logits = prompt(adapter, 9)
@@ -221,7 +222,7 @@ class TestErrors:
         assert results == [6, *(solo(adapter, length) for length in LENGTHS)]
 
     def test_an_error_of_the_model_fails_every_row(self, adapter: Adapter, monkeypatch: pytest.MonkeyPatch) -> None:
-        batch = DecodeBatch(adapter, ComputeLock())
+        batch = DecodeBatch(adapter, FairLock())
 
         def fails(*_: Any) -> torch.Tensor:
             raise RuntimeError("the device is gone")
@@ -239,7 +240,7 @@ class TestErrors:
     def test_an_interrupt_of_the_leader_ends_only_its_own_request(
         self, adapter: Adapter, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        compute = ComputeLock()
+        compute = FairLock()
         batch = DecodeBatch(adapter, compute)
         interrupted: list[int] = []
 
@@ -270,7 +271,7 @@ class TestErrors:
         threads = threading.Thread(target=lambda: results.extend(together([lambda n=n: ask(n) for n in (4, 11, 23)])))
         results: list[Any] = []
         threads.start()
-        until(lambda: len(compute._queue) == 3)
+        until(lambda: compute.waiting == 3)
         compute.release()
         threads.join(20)
         assert results.count("interrupted") == 1
@@ -366,10 +367,10 @@ class TestLongPrefill:
             events.close()
 
     def test_a_prefill_computes_at_least_as_long_as_the_step_before(self, adapter: Adapter, sizes: list[int]) -> None:
-        compute = ComputeLock()
+        compute = FairLock()
         batch = DecodeBatch(adapter, compute)
         batch._step_s, batch._stepped_at = 1000.0, time.perf_counter()
-        with compute:
+        with compute.hold():
             thread = threading.Thread(target=through, args=(batch, adapter, 4))
             thread.start()
             until(lambda: batch._waiting)
@@ -382,7 +383,7 @@ class TestLongPrefill:
         assert len(sizes) == STEPS - 1
 
     def test_step_waiting_takes_no_lock_if_no_request_waits(self, adapter: Adapter, sizes: list[int]) -> None:
-        batch = DecodeBatch(adapter, ComputeLock())
+        batch = DecodeBatch(adapter, FairLock())
         with batch._changed:  # `step_waiting` must not need this lock
             thread = threading.Thread(target=batch.step_waiting)
             thread.start()
@@ -392,7 +393,7 @@ class TestLongPrefill:
 
 
 def test_decoded_kv_is_recorded(adapter: Adapter) -> None:
-    batch = DecodeBatch(adapter, ComputeLock(), patience=1000.0)
+    batch = DecodeBatch(adapter, FairLock(), patience=1000.0)
 
     def ask(length: int) -> tuple[torch.Tensor, torch.Tensor]:
         kv, logits = prompt(adapter, length)

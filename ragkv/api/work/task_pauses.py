@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from ragkv.runtime import Check, never_urgent, openmp, release_memory
-from ragkv.scheduling import Activity
+from ragkv.scheduling import Scheduler
 
 from .work_context import WorkContext
 
@@ -31,10 +31,10 @@ class TaskPauses:
         self._owed_s: dict[str, float] = {}  # by tenant: computing of ended tasks, to be paused for by the next one
 
     @contextmanager
-    def task(self, context: WorkContext, activity: Activity, tenant: str) -> Iterator[Check]:
+    def task(self, context: WorkContext, scheduler: Scheduler, tenant: str) -> Iterator[Check]:
         """What a task of the `tenant` calls before each batch. It raises what `context.check` raises.
 
-        `activity` tells whether answers run. The call computes on this thread.
+        `scheduler` tells whether answers run. The call computes on this thread.
         """
         began = time.thread_time()
         with self._lock:
@@ -47,7 +47,7 @@ class TaskPauses:
             if (computed_s := time.thread_time() - resumed) < BATCH_S:
                 return
             openmp.release_threads()
-            activity.wait_idle(PAUSE_SHARE * computed_s * self._running, context.cancelled.is_set)
+            scheduler.wait_idle(PAUSE_SHARE * computed_s * self._running, context.cancelled.is_set)
             resumed = time.thread_time()
             context.check()
 

@@ -131,7 +131,7 @@ class PromptScheduler:
     def _begin(self, name: str) -> None:
         """Note that vLLM has the request `name`."""
         if not self._waiting_or_running:
-            self._busy.enter_context(self._engine.parts.activity.request())
+            self._busy.enter_context(self._engine.parts.scheduler.request())
         self._waiting_or_running.add(name)
 
     def _promised(self, request: Any) -> int | None:

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Iterable, Sequence
 
 from ragkv.runtime import openmp
-from ragkv.scheduling import Activity
+from ragkv.scheduling import Scheduler
 from ragkv.store import Entry, Store
 
 from .encoder import Encoder
@@ -21,8 +21,8 @@ IDLE_PATIENCE_S = 30.0  # a background encoding waits at most so long for the en
 class BackgroundEncoder:
     """Encodes missed chunks, and scores chunks that were stored without scores."""
 
-    def __init__(self, encoder: Encoder, store: Store, activity: Activity) -> None:
-        self._encoder, self._store, self._activity = encoder, store, activity
+    def __init__(self, encoder: Encoder, store: Store, scheduler: Scheduler) -> None:
+        self._encoder, self._store, self._scheduler = encoder, store, scheduler
         self._scores = StoredScores(encoder, store)
         self.single_flight = SingleFlight(store)
         self._queue: queue.SimpleQueue[tuple[int, ...] | None] = queue.SimpleQueue()
@@ -61,7 +61,7 @@ class BackgroundEncoder:
         openmp.release_threads()
         with self._changed:
             self._flushing += 1
-            self._activity.wake()
+            self._scheduler.wake()
             self._changed.wait_for(lambda: not self._wanted)
             self._flushing -= 1
 
@@ -74,7 +74,7 @@ class BackgroundEncoder:
             self._closing = True
             self._wanted.clear()
             self._changed.notify_all()
-        self._activity.wake()
+        self._scheduler.wake()
         self._queue.put(None)
         if threading.current_thread() is self._thread:
             return False
@@ -83,7 +83,7 @@ class BackgroundEncoder:
 
     def _work(self) -> None:
         while (token_ids := self._queue.get()) is not None:
-            self._activity.wait_idle(IDLE_PATIENCE_S, self._hurried)
+            self._scheduler.wait_idle(IDLE_PATIENCE_S, self._hurried)
             try:
                 self._encode(token_ids)
             except Exception:
@@ -105,7 +105,7 @@ class BackgroundEncoder:
             return  # another replica encoded it; looking it up copied it to this replica
         encoded = False
         try:
-            with self._activity.acquire_for_encoding():
+            with self._scheduler.encoding_turn():
                 entry = self._encoder.chunk(token_ids)
                 scores = self._encoder.scores([entry])
             encoded = True
@@ -116,7 +116,7 @@ class BackgroundEncoder:
 
     def _score(self, token_ids: tuple[int, ...], entry: Entry) -> None:
         """Score a stored chunk from its KV, which stays as it is."""
-        with self._activity.acquire_for_encoding():
+        with self._scheduler.encoding_turn():
             scores = self._encoder.scores([entry])
         self._put(token_ids, None, scores)
 

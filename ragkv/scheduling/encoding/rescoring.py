@@ -11,7 +11,7 @@ from dataclasses import replace as with_fields
 from ragkv.errors import QueueError, StoreReadOnlyError
 from ragkv.fusion import Scorer
 from ragkv.runtime import Check, Rate, no_check, openmp
-from ragkv.scheduling import Activity
+from ragkv.scheduling import Scheduler
 from ragkv.store import Entry, Store
 
 from .encoder import Encoder
@@ -36,8 +36,8 @@ class RescoreReport:
 class Rescorer:
     """Gives the stored chunks of one encoder the scores of another network."""
 
-    def __init__(self, encoder: Encoder, store: Store, activity: Activity) -> None:
-        self._encoder, self._store, self._activity = encoder, store, activity
+    def __init__(self, encoder: Encoder, store: Store, scheduler: Scheduler) -> None:
+        self._encoder, self._store, self._scheduler = encoder, store, scheduler
         self._entries = StoredScores(encoder, store)
 
     def rescore(
@@ -80,7 +80,7 @@ class Rescorer:
         return RescoreReport(scored, present, unreadable)
 
     def _scores(self, scorer: Scorer, chunks: Sequence[tuple[int, ...]], entries: Sequence[Entry]) -> list[Entry]:
-        with self._activity.acquire_for_encoding():
+        with self._scheduler.encoding_turn():
             scorer.register(chunks)
             return self._encoder.scores(entries, scorer)
 

@@ -10,7 +10,7 @@ from itertools import zip_longest
 
 from ragkv.errors import QueueError
 from ragkv.runtime import Check, Rate, no_check, openmp
-from ragkv.scheduling import Activity
+from ragkv.scheduling import Scheduler
 from ragkv.store import Entry, Store
 
 from .encoder import Encoder
@@ -36,8 +36,8 @@ class WarmReport:
 class Warmer:
     """Encodes chunks for one engine. Replicas that warm the same chunks at once encode each of them once."""
 
-    def __init__(self, encoder: Encoder, store: Store, activity: Activity, single_flight: SingleFlight) -> None:
-        self._encoder, self._store, self._activity, self._single_flight = encoder, store, activity, single_flight
+    def __init__(self, encoder: Encoder, store: Store, scheduler: Scheduler, single_flight: SingleFlight) -> None:
+        self._encoder, self._store, self._scheduler, self._single_flight = encoder, store, scheduler, single_flight
         self._scores = StoredScores(encoder, store)
 
     def warm(
@@ -95,7 +95,7 @@ class Warmer:
     def _encode(self, work: "_Warming") -> None:
         """Compute the entries and scores that the batch lacks, and store them durably."""
         batch = tuple(work.batch)
-        with self._activity.acquire_for_encoding():
+        with self._scheduler.encoding_turn():
             self._encoder.register(work.chunks)
             made = iter(self._encoder.chunks([waiting.token_ids for waiting in batch if waiting.entry is None]))
             entries = [waiting.entry or next(made) for waiting in batch]

@@ -21,7 +21,7 @@ def encode_while(
         begun.set()
         time.sleep(0.05)  # more than an owner may use before another one is due
 
-    monkeypatch.setattr(engine.parts.shared.batch, "step_waiting", slow_layer)
+    monkeypatch.setattr(engine.parts.scheduler.batch, "step_waiting", slow_layer)
 
     def run() -> None:
         with working_for("first"):
@@ -41,7 +41,7 @@ def test_another_tenant_computes_before_the_chunk_is_complete(how: str, monkeypa
         identity, seen = engine.parts.encoder.identity, []
 
         def compute() -> None:
-            with engine.parts.activity.acquire_compute_lock():
+            with engine.parts.scheduler.turn():
                 seen.append(engine.parts.store.lease(identity, tuple(A)) is None)
 
         def background() -> None:

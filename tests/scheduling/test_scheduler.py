@@ -1,4 +1,4 @@
-"""The admission queue: order, limits, deadlines, cancellation at every stage, and nothing held afterwards."""
+"""The scheduler: order, limits, deadlines, cancellation at every stage, and nothing held afterwards."""
 
 import threading
 import time
@@ -11,8 +11,10 @@ import pytest
 from ragkv import Engine, StoreConfig
 from ragkv.config import EngineConfig, SchedulerConfig, SessionConfig
 from ragkv.errors import CancelledError, ConfigError, DeadlineError, QueueFullError
-from ragkv.scheduling import AdmissionQueue
+from ragkv.model import adapt
+from ragkv.scheduling import ModelTurns, Scheduler
 from ragkv.store import PrefetchHint
+from tests import tiny_models
 from tests.engine.helpers import A, B, C, Q, engine_of, text_engine
 
 from .helpers import until
@@ -35,11 +37,12 @@ class Listener:
 
 
 class Queue:
-    """An admission queue, and requests on threads that hold their slot until a test releases them."""
+    """A scheduler, and requests on threads that hold their slot until a test releases them."""
 
     def __init__(self, **settings: Any) -> None:
         self.listener = Listener()
-        self.admission = AdmissionQueue(SchedulerConfig(**settings), self.listener)
+        turns = ModelTurns(adapt(tiny_models.model("llama")))
+        self.scheduler = Scheduler(turns, SchedulerConfig(**settings), self.listener)
         self.order: list[int] = []
         self.errors: list[Exception] = []
         self.go = [threading.Event() for _ in range(20)]
@@ -50,16 +53,16 @@ class Queue:
 
         def run() -> None:
             try:
-                with self.admission.admitted(PrefetchHint(), self.admission.ticket(**patience)):
+                with self.scheduler.admitted(PrefetchHint(), self.scheduler.ticket(**patience)):
                     self.order.append(number)
                     self.go[number].wait(20)
             except Exception as error:
                 self.errors.append(error)
 
-        before = self.admission.stats()
+        before = self.scheduler.stats()
         self.threads.append(threading.Thread(target=run))
         self.threads[-1].start()
-        until(lambda: self.admission.stats() != before)
+        until(lambda: self.scheduler.stats() != before)
 
     def end(self) -> None:
         """End all requests, and check that nothing is held."""
@@ -67,7 +70,7 @@ class Queue:
             event.set()
         for thread in self.threads:
             thread.join(20)
-        stats = self.admission.stats()
+        stats = self.scheduler.stats()
         assert (stats.waiting, stats.admitted) == (0, 0)
         for hint in {hint for _, hint in self.listener.calls}:
             calls = [what for what, other in self.listener.calls if other is hint]
@@ -80,10 +83,10 @@ class TestQueue:
         for number in range(6):
             queue.ask(number)
         assert queue.order == [0]
-        assert (queue.admission.stats().waiting, queue.admission.stats().admitted) == (5, 1)
+        assert (queue.scheduler.stats().waiting, queue.scheduler.stats().admitted) == (5, 1)
         queue.end()
         assert queue.order == [0, 1, 2, 3, 4, 5]
-        assert queue.admission.stats().served == 6
+        assert queue.scheduler.stats().served == 6
 
     def test_the_queue_has_as_many_slots_as_workers(self) -> None:
         queue = Queue(workers=3)
@@ -101,10 +104,10 @@ class TestQueue:
         calls = len(queue.listener.calls)
         with (
             pytest.raises(QueueFullError, match="2 requests wait and the queue takes 2"),
-            queue.admission.admitted(PrefetchHint(), queue.admission.ticket()),
+            queue.scheduler.admitted(PrefetchHint(), queue.scheduler.ticket()),
         ):
             pytest.fail("no slot is free")
-        assert (queue.admission.stats().refused, len(queue.listener.calls)) == (1, calls)
+        assert (queue.scheduler.stats().refused, len(queue.listener.calls)) == (1, calls)
         queue.end()
 
     def test_a_queue_limit_of_zero_serves_only_requests_that_find_a_free_slot(self) -> None:
@@ -120,9 +123,9 @@ class TestQueue:
         queue.ask(1, deadline_s=0.05)
         queue.ask(2)
         until(lambda: bool(queue.errors))
-        assert isinstance(queue.errors[0], DeadlineError) and queue.admission.stats().waiting == 1
+        assert isinstance(queue.errors[0], DeadlineError) and queue.scheduler.stats().waiting == 1
         queue.end()
-        assert (queue.order, queue.admission.stats().expired) == ([0, 2], 1)
+        assert (queue.order, queue.scheduler.stats().expired) == ([0, 2], 1)
 
     def test_a_cancelled_request_leaves_the_queue_at_once(self) -> None:
         queue, cancel = Queue(workers=1), threading.Event()
@@ -133,7 +136,7 @@ class TestQueue:
         until(lambda: bool(queue.errors))
         assert isinstance(queue.errors[0], CancelledError)
         queue.end()
-        assert (queue.order, queue.admission.stats().cancelled) == ([0, 2], 1)
+        assert (queue.order, queue.scheduler.stats().cancelled) == ([0, 2], 1)
 
     def test_a_request_without_a_deadline_has_that_of_the_config(self) -> None:
         queue = Queue(workers=1, deadline_s=0.05)
@@ -145,9 +148,9 @@ class TestQueue:
 
     def test_a_request_that_fails_frees_its_slot(self) -> None:
         queue = Queue(workers=1)
-        with pytest.raises(ZeroDivisionError), queue.admission.admitted(PrefetchHint(), queue.admission.ticket()):
+        with pytest.raises(ZeroDivisionError), queue.scheduler.admitted(PrefetchHint(), queue.scheduler.ticket()):
             raise ZeroDivisionError
-        assert queue.admission.stats().served == 0
+        assert queue.scheduler.stats().served == 0
         queue.ask(0)
         queue.end()
 
@@ -168,7 +171,7 @@ class TestQueue:
             for _ in range(20):
                 patience: dict[str, Any] = {"deadline_s": 0.002} if number % 3 else {}
                 try:
-                    with queue.admission.admitted(PrefetchHint(), queue.admission.ticket(**patience)):
+                    with queue.scheduler.admitted(PrefetchHint(), queue.scheduler.ticket(**patience)):
                         time.sleep(0.0005)
                     ended.append("served")
                 except (DeadlineError, QueueFullError) as error:
@@ -178,7 +181,7 @@ class TestQueue:
         for thread in queue.threads:
             thread.start()
         queue.end()
-        stats = queue.admission.stats()
+        stats = queue.scheduler.stats()
         assert len(ended) == 640
         assert [ended.count(what) for what in ("served", "DeadlineError", "QueueFullError")] == [
             stats.served,
@@ -197,8 +200,8 @@ def held(engine: Engine) -> dict[str, int]:
         "waiting": stats.waiting,
         "admitted": stats.admitted,
         "queued": len(engine.parts.store._prefetcher._queue),
-        "requests": engine.parts.activity.lock.requests,
-        "computing": int(engine.parts.activity.lock._holder is not None),
+        "requests": int(engine.parts.scheduler.busy),
+        "computing": int(engine.parts.shared.turns.lock.held),
     }
 
 
@@ -271,7 +274,7 @@ class TestCancellation:
         session = engine.session("s")  # the reference keeps the session object alive
         with session.lock:
             thread = self.answer(engine, cancellation)
-            until(lambda: engine.parts.activity.lock.requests == 1)
+            until(lambda: engine.parts.scheduler.busy)
             assert engine.stats().queue.admitted == 0  # a request that waits for a session holds no slot
             assert engine.prefill(Q, [A]).reuse.tokens
             cancellation.now()
@@ -281,7 +284,7 @@ class TestCancellation:
     def test_a_request_can_be_cancelled_while_it_waits_in_the_queue(
         self, engine: Engine, cancellation: Cancellation
     ) -> None:
-        with engine.parts.admission.admitted(PrefetchHint(), engine.parts.admission.ticket()):
+        with engine.parts.scheduler.admitted(PrefetchHint(), engine.parts.scheduler.ticket()):
             thread = self.answer(engine, cancellation)
             until(lambda: engine.stats().queue.waiting == 1)
             cancellation.now()
@@ -291,7 +294,7 @@ class TestCancellation:
     def test_a_request_can_be_cancelled_while_it_waits_for_the_compute_lock(
         self, engine: Engine, cancellation: Cancellation
     ) -> None:
-        with engine.parts.activity.lock:
+        with engine.parts.scheduler.turn():
             thread = self.answer(engine, cancellation)
             until(lambda: held(engine)["pins"] >= 2)
             cancellation.now()
@@ -357,7 +360,7 @@ def test_an_open_stream_blocks_no_other_request_even_on_its_own_thread() -> None
 def test_an_engine_with_a_full_queue_refuses_with_one_clear_error() -> None:
     with engine_of(scheduler=SchedulerConfig(workers=1, queue_limit=0)) as engine:
         with (
-            engine.parts.admission.admitted(PrefetchHint(), engine.parts.admission.ticket()),
+            engine.parts.scheduler.admitted(PrefetchHint(), engine.parts.scheduler.ticket()),
             pytest.raises(QueueFullError, match="Ask again later"),
         ):
             engine.answer(Q, [A])
@@ -369,7 +372,7 @@ class TestPrefetching:
     def ask_behind_another(self, engine: Engine, ask: Callable[[], Any], entries: int) -> Any:
         """The result of `ask`, which waits in the queue until `entries` entries are in memory."""
         got: list[Any] = []
-        with engine.parts.admission.admitted(PrefetchHint(), engine.parts.admission.ticket()):
+        with engine.parts.scheduler.admitted(PrefetchHint(), engine.parts.scheduler.ticket()):
             thread = threading.Thread(target=lambda: got.append(ask()))
             thread.start()
             until(lambda: engine.stats().store.tiers[0].entries == entries)

@@ -1,0 +1,231 @@
+"""The scheduler: which request or background work computes with the model now (CachedAttention section 3.3).
+
+    a request                                             background work
+        |                                                        |
+    request()        it runs from here on                        |
+        |                                                        |
+    admitted()       first come first served, `workers` at a     |
+        |            time; the store knows what those that       |
+        |            wait will read, and fetches it           wait_idle()     until no request runs,
+        |                                                        |            or its patience ends
+        +------------------> turn() <------ encoding_turn() -----+
+        |              one thread computes; next is the owner
+        |              that used least time, oldest request first
+        |              between_layers(): a decode step for those
+        |              that wait, then way for other owners
+        |
+    batch.slot()     decodes: a request that waits for a token gets
+        |            the turn and computes one step for all that wait
+      answer
+
+The callers' threads do the work. An admission covers planning and prefill, never decoding: one admitted request
+computes while the others look up and read ahead (section 3.2.1), and an open stream delays no other request. What is
+held for a request is released however it ends. Engines on one model have a scheduler each, with a queue of its own,
+and share the `ModelTurns`. The scheduler knows no prompts.
+"""
+
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Protocol
+
+from ragkv.config import SchedulerConfig
+from ragkv.errors import CancelledError, DeadlineError, QueueFullError, RagKVError
+from ragkv.model import Adapter
+from ragkv.runtime import Check, FairLock, no_check, openmp
+from ragkv.store import PrefetchHint
+
+from .decode_batch import DecodeBatch
+from .ticket import Ticket
+
+
+class QueueListener(Protocol):
+    """Sees the queue change: the store."""
+
+    def queued(self, hint: PrefetchHint) -> None: ...
+
+    def started(self, hint: PrefetchHint) -> None: ...
+
+    def left(self, hint: PrefetchHint) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class QueueStats:
+    """The queue now, and counts of requests since the engine was built."""
+
+    waiting: int  # now
+    admitted: int  # now: planning or prefilling
+    served: int  # prefilled
+    refused: int  # the queue was full
+    expired: int  # their deadline passed while they waited, prefilled or decoded
+    cancelled: int  # cancelled while they waited, prefilled or decoded
+
+
+class ModelTurns:
+    """What the engines on one model share: whose turn it is, the decode batch, and how many requests run."""
+
+    def __init__(self, adapter: Adapter, rows: int | None = None) -> None:
+        """`rows` is the most rows of a decode step, `None` for all that wait."""
+        self.lock = FairLock(openmp.release_threads)  # only the thread that computes keeps an OpenMP pool
+        self.encoding = FairLock()  # of those that encode one waits for its turn, so a request waits for one chunk
+        self.batch = DecodeBatch(adapter, self.lock, rows=rows)
+        self.requests = 0  # that run
+        self.changed = threading.Condition()  # guards `requests`
+
+
+class _Place:
+    """A request that waits or is admitted."""
+
+    def __init__(self, hint: PrefetchHint) -> None:
+        self.hint = hint
+        self.admitted = threading.Event()
+
+
+class Scheduler:
+    """One engine's requests and background work. All methods are thread-safe."""
+
+    def __init__(self, turns: ModelTurns, config: SchedulerConfig, listener: QueueListener) -> None:
+        self._turns, self._config, self._listener = turns, config, listener
+        self._lock = threading.Lock()
+        self._waiting: deque[_Place] = deque()
+        self._running: set[_Place] = set()
+        self._served = self._refused = self._expired = self._cancelled = 0
+        self._closed = False
+
+    # A request, from its call to its answer.
+
+    def ticket(self, deadline_s: float | None = None, cancel: threading.Event | None = None) -> Ticket:
+        """A ticket for a new request. Without a deadline of its own it has the config's."""
+        return Ticket(self._config.deadline_s if deadline_s is None else deadline_s, cancel, self._count)
+
+    @contextmanager
+    def request(self) -> Iterator[None]:
+        """A request runs inside the block: background work waits."""
+        self._add_requests(1)
+        try:
+            yield
+        finally:
+            self._add_requests(-1)
+
+    @contextmanager
+    def admitted(self, hint: PrefetchHint, ticket: Ticket) -> Iterator[None]:
+        """Wait to be admitted. The store knows `hint` from when the request queues until the block ends.
+
+        Raises `QueueFullError` at once if too many requests wait, and what `ticket.check` raises.
+        """
+        ticket.check()
+        place = self._join(hint)
+        try:
+            ticket.wait(place.admitted)
+            ticket.check()
+            self._listener.started(hint)
+            yield
+            with self._lock:
+                self._served += 1
+        finally:
+            self._leave(place)
+
+    @contextmanager
+    def turn(self, check: Check = no_check) -> Iterator[None]:
+        """Compute with the model inside the block. Raises what `check` raises, and `RagKVError` once closed."""
+        with self._turns.lock.hold(check=check):
+            self._check_open()
+            yield
+
+    def between_layers(self) -> None:
+        """Let requests that wait for a token decode a step, and owners that used less compute first.
+
+        The thread whose turn it is calls this between two layers. Raises `RagKVError` if the engine was closed.
+        """
+        self._turns.batch.step_waiting()
+        self._turns.lock.give_way()
+        self._check_open()
+
+    @property
+    def batch(self) -> DecodeBatch:
+        """Where requests decode together, of all engines on the model."""
+        return self._turns.batch
+
+    # Background work.
+
+    @property
+    def busy(self) -> bool:
+        """Whether a request runs on the model, of this engine or of another one."""
+        return self._turns.requests > 0
+
+    def wait_idle(self, timeout_s: float, hurried: Callable[[], bool]) -> None:
+        """Return when no request runs, when `hurried` is true after a `wake`, or after `timeout_s`."""
+        with self._turns.changed:
+            self._turns.changed.wait_for(lambda: not self.busy or hurried(), timeout_s)
+
+    def wake(self) -> None:
+        """Wake the threads in `wait_idle`, so that they ask `hurried` again."""
+        self._add_requests(0)
+
+    @contextmanager
+    def encoding_turn(self) -> Iterator[None]:
+        """A turn to encode one batch of chunks. Raises what `turn` raises."""
+        with self._turns.encoding.hold(), self.turn():
+            yield
+
+    # The engine.
+
+    def stats(self) -> QueueStats:
+        """The queue now, and counts."""
+        with self._lock:
+            counts = self._served, self._refused, self._expired, self._cancelled
+            return QueueStats(len(self._waiting), len(self._running), *counts)
+
+    def close(self) -> None:
+        """Wait for the turn under way to end, and allow no other. Answers that decode already go on."""
+        with self._turns.lock.hold():
+            self._closed = True
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise RagKVError("The engine is closed; build a new one.")
+
+    def _add_requests(self, count: int) -> None:
+        with self._turns.changed:
+            self._turns.requests += count
+            self._turns.changed.notify_all()
+
+    def _join(self, hint: PrefetchHint) -> _Place:
+        limit, place = self._config.queue_limit, _Place(hint)
+        with self._lock:
+            if len(self._running) >= self._config.workers and len(self._waiting) >= limit:
+                self._refused += 1
+                raise QueueFullError(
+                    f"{len(self._waiting)} requests wait and the queue takes {limit}. Ask again later, or raise "
+                    "scheduler.queue_limit."
+                )
+            self._listener.queued(hint)  # under the lock, so that the store sees the requests in this queue's order
+            self._waiting.append(place)
+            self._admit()
+        return place
+
+    def _admit(self) -> None:
+        """Admit as many of those that wait as there are workers. Needs `_lock`."""
+        while self._waiting and len(self._running) < self._config.workers:
+            place = self._waiting.popleft()
+            self._running.add(place)
+            place.admitted.set()
+
+    def _leave(self, place: _Place) -> None:
+        self._listener.left(place.hint)
+        with self._lock:
+            if place in self._running:
+                self._running.remove(place)
+            else:
+                self._waiting.remove(place)
+            self._admit()
+
+    def _count(self, error: Exception) -> None:
+        with self._lock:
+            self._expired += isinstance(error, DeadlineError)
+            self._cancelled += isinstance(error, CancelledError)
+
+
+__all__ = ["ModelTurns", "QueueStats", "Scheduler"]

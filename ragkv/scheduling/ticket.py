@@ -1,0 +1,79 @@
+"""How long a request, or background work, is willing to wait and to compute."""
+
+import threading
+import time
+from collections.abc import Callable
+
+from ragkv.errors import CancelledError, DeadlineError
+
+POLL_S = 0.02  # `POLL_S` is how often a cancellation is looked for: a thread cannot wait for two events at a time.
+
+
+class Ticket:
+    """The deadline of one request, and the event that cancels it."""
+
+    def __init__(
+        self, deadline_s: float | None, cancel: threading.Event | None, ended: Callable[[Exception], None]
+    ) -> None:
+        """`ended` is called once, with the first error that `check` raises."""
+        self._deadline_s, self._cancel, self._ended = deadline_s, cancel, ended
+        self._began = time.monotonic()
+        self._over = False
+
+    def check(self) -> None:
+        """Raise `CancelledError` or `DeadlineError` if the request should not go on."""
+        error: CancelledError | DeadlineError
+        if self._cancel is not None and self._cancel.is_set():
+            error = CancelledError("The request was cancelled by its caller; what it held is released.")
+        elif self._deadline_s is not None and time.monotonic() - self._began >= self._deadline_s:
+            error = DeadlineError(
+                f"The request's deadline of {self._deadline_s:g} s passed; what it held is released. Give it more "
+                "time, ask for fewer tokens, or ask again when the queue is shorter."
+            )
+        else:
+            return
+        if not self._over:
+            self._over = True
+            self._ended(error)
+        try:
+            raise error
+        finally:
+            del error  # or it and this frame hold each other, and with them the request and its KV
+
+    def wait(self, event: threading.Event) -> None:
+        """Wait for `event`; raises what `check` raises."""
+        while not event.wait(self._pause_s()):
+            self.check()
+
+    def acquire(self, lock: threading.Lock) -> None:
+        """Wait for `lock` and acquire it; raises what `check` raises, without the lock."""
+        while not lock.acquire(timeout=-1 if (pause_s := self._pause_s()) is None else pause_s):
+            self.check()
+
+    def _pause_s(self) -> float | None:
+        """How long to wait until the next `check`; `None`: for ever."""
+        if self._cancel is not None:
+            return POLL_S
+        return None if self._deadline_s is None else max(0.0, self._deadline_s - time.monotonic() + self._began)
+
+
+class IdleTicket(Ticket):
+    """A ticket of work that is done only while no request runs, and that waits for nothing."""
+
+    def __init__(self, busy: Callable[[], bool]) -> None:
+        """`busy` says whether to stop."""
+        super().__init__(None, None, lambda _: None)
+        self._busy = busy
+
+    def check(self) -> None:
+        """Raise `CancelledError` if a request runs."""
+        if self._busy():
+            raise CancelledError("A request came; this work goes on later, or not at all.")
+
+    def acquire(self, lock: threading.Lock) -> None:
+        """Acquire `lock`. Raises `CancelledError` if another thread has it."""
+        if not lock.acquire(blocking=False):
+            raise CancelledError("A request has what this work needs; it goes on later, or not at all.")
+
+
+__all__ = ["IdleTicket", "Ticket"]

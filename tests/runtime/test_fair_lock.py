@@ -1,0 +1,194 @@
+"""One thread holds the lock at a time: urgent ones first, then who used least; a waiting one may be dismissed."""
+
+import threading
+import time
+from contextlib import nullcontext
+
+import pytest
+
+from ragkv.errors import CancelledError
+from ragkv.runtime import FairLock, Wait, acquired, never_urgent, working_for
+from tests.scheduling.helpers import until
+
+
+def enqueue(lock: FairLock, wait: Wait, got: list[tuple[Wait, bool]]) -> threading.Thread:
+    """Start a thread that queues for the lock; `got` receives the result of `acquire`."""
+    before = lock.waiting
+
+    def run() -> None:
+        granted = lock.acquire(wait)
+        got.append((wait, granted))
+        if granted:
+            lock.release()
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    until(lambda: lock.waiting > before)
+    return thread
+
+
+def test_only_one_thread_holds_the_lock_at_a_time() -> None:
+    lock, inside, most = FairLock(), [0], [0]
+
+    def enter() -> None:
+        for _ in range(200):
+            with lock.hold():
+                inside[0] += 1
+                most[0] = max(most[0], inside[0])
+                inside[0] -= 1
+
+    threads = [threading.Thread(target=enter) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(20)
+    assert most == [1]
+    assert not lock.held
+
+
+def test_the_lock_is_granted_in_the_order_of_arrival() -> None:
+    lock, got = FairLock(), []
+    waits = [Wait() for _ in range(5)]
+    lock.acquire()
+    threads = [enqueue(lock, wait, got) for wait in waits]
+    lock.release()
+    for thread in threads:
+        thread.join(20)
+    assert got == [(wait, True) for wait in waits]
+
+
+def test_a_thread_that_comes_back_queues_behind_the_waiting_ones() -> None:
+    lock, got = FairLock(), []
+    lock.acquire()
+    thread = enqueue(lock, first := Wait(), got)
+    lock.release()
+    lock.acquire()
+    thread.join(20)
+    assert got == [(first, True)]
+    lock.release()
+
+
+def wait_for(owner: str) -> Wait:
+    with working_for(owner):
+        return Wait()
+
+
+def test_a_tenant_with_one_request_is_served_before_another_tenants_second_one() -> None:
+    lock, got = FairLock(), []
+    lock.acquire(wait_for("a"))
+    waits = [wait_for("a"), wait_for("a"), wait_for("b")]
+    threads = [enqueue(lock, wait, got) for wait in waits]
+    lock.release()
+    for thread in threads:
+        thread.join(20)
+    assert [wait for wait, _ in got] == [waits[2], waits[0], waits[1]]
+
+
+def test_a_holder_gives_way_to_another_tenant_and_then_continues_before_its_own_tenants_others() -> None:
+    lock, got = FairLock(), []
+    lock.acquire(wait_for("a"))
+    other, own = wait_for("b"), wait_for("a")
+    threads = [enqueue(lock, wait, got) for wait in (own, other)]
+    time.sleep(0.05)  # more than an owner may use before another one is due
+    lock.give_way()
+    assert [wait for wait, _ in got] == [other]
+    lock.give_way()  # "a" waits, which is not another tenant
+    lock.release()
+    for thread in threads:
+        thread.join(20)
+    assert [wait for wait, _ in got] == [other, own]
+    assert not lock.held
+
+
+def test_a_step_is_charged_to_the_tenants_of_its_rows_and_not_to_its_leader() -> None:
+    lock, got = FairLock(), []
+    lock.acquire(wait_for("a"))
+    waits = [wait_for("b"), wait_for("a")]
+    threads = [enqueue(lock, wait, got) for wait in waits]
+    time.sleep(0.02)
+    lock.share(["b", "b"], 10.0)  # which is more than "a" held the lock
+    lock.release()
+    for thread in threads:
+        thread.join(20)
+    assert [wait for wait, _ in got] == [waits[1], waits[0]]
+
+
+def test_a_dismissed_wait_ends_its_wait_without_the_lock() -> None:
+    lock, got = FairLock(), []
+    waits = [Wait() for _ in range(3)]
+    lock.acquire()
+    threads = [enqueue(lock, wait, got) for wait in waits]
+    lock.dismiss(waits[::2])
+    for thread in threads[::2]:
+        thread.join(20)
+    assert dict(got) == {waits[0]: False, waits[2]: False}
+    lock.release()
+    threads[1].join(20)
+    assert got[2:] == [(waits[1], True)]
+    assert not lock.held
+
+
+def test_a_wait_dismissed_before_it_queues_does_not_wait() -> None:
+    lock, wait = FairLock(), Wait()
+    lock.dismiss([wait])
+    assert not lock.acquire(wait)
+    assert lock.acquire()
+
+
+def test_an_interrupted_wait_holds_neither_a_place_nor_the_lock() -> None:
+    lock = FairLock()
+
+    class Interrupted(threading.Event):
+        def wait(self, timeout: float | None = None) -> bool:
+            if handed_over:
+                lock.release()  # the holder grants the lock to this wait right now
+            raise KeyboardInterrupt
+
+    for handed_over in (False, True):
+        wait = Wait()
+        wait.over = Interrupted()
+        lock.acquire()
+        try:
+            lock.acquire(wait)
+        except KeyboardInterrupt:
+            assert not lock.waiting
+            assert lock.held is not handed_over
+            if not handed_over:
+                lock.release()
+        else:
+            raise AssertionError("not interrupted")
+
+
+def test_waiting_threads_get_the_lock_in_order_and_urgent_ones_first() -> None:
+    lock, order, threads = FairLock(), list[str](), []
+
+    def work(name: str, urgent: bool) -> None:
+        with never_urgent() if name == "task" else nullcontext(), lock.hold(urgent):
+            order.append(name)
+
+    with lock.hold():
+        for number, (name, urgent) in enumerate(
+            [("a", False), ("b", False), ("task", True), ("x", True), ("c", False), ("y", True)]
+        ):
+            threads.append(threading.Thread(target=work, args=[name, urgent]))
+            threads[-1].start()
+            until(lambda lock=lock, number=number: lock.waiting > number)
+    for thread in threads:
+        thread.join(60)
+    assert order == ["x", "y", "a", "b", "task", "c"]
+
+
+def test_a_check_that_raises_ends_the_wait_and_the_lock_goes_to_the_next_thread() -> None:
+    lock = FairLock()
+
+    def check() -> None:
+        raise CancelledError("enough")
+
+    with lock.hold():
+        with pytest.raises(CancelledError), lock.hold(check=check):
+            pass
+        plain = threading.Lock()
+        with plain, pytest.raises(CancelledError), acquired(plain, check):
+            pass
+    with lock.hold(), acquired(plain, check):
+        pass
