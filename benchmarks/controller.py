@@ -19,8 +19,6 @@ it is compared with, and the drift is shown. A disk that other processes use at 
 
 import argparse
 import dataclasses
-import importlib
-import importlib.util
 import statistics
 import tempfile
 from collections.abc import Sequence
@@ -41,7 +39,6 @@ from ragkv.lab.profiling import disk_speed, measure, reading_s, save
 from ragkv.lab.testing import ThrottledTier
 from ragkv.model.shapes import SHAPES, random_model
 
-FIGURE = Path(__file__).parents[1] / "docs" / "figures" / "estimators.png"
 QUESTION_TOKENS = 32
 CROSSINGS = (0.1, 0.3, 0.6, 0.9)
 AROUND = 0.05  # T_recompute is measured at this much below and above a crossing and interpolated
@@ -238,25 +235,6 @@ def alternate_loads(bench: Bench, chunks: Sequence[list[int]], loads: Sequence[L
     return statistics.median(measured), statistics.median(estimated)
 
 
-def draw(rows: Sequence[dict[str, Any]], title: str, path: Path) -> None:
-    """Estimated against measured times, with lines at 15 %."""
-    importlib.import_module("matplotlib").use("Agg")
-    plots: Any = importlib.import_module("matplotlib.pyplot")
-    figure, axes = plots.subplots(figsize=(5.5, 5))
-    for what, mark in (("TTFT", "o"), ("recompute", "^"), ("load", "s")):
-        points = [row for row in rows if row["what"] == what]
-        name = what if what == "TTFT" else f"{what}, a layer"
-        axes.plot([row["measured_s"] for row in points], [row["estimate_s"] for row in points], mark, ms=4, label=name)
-    ends = [min(row["measured_s"] for row in rows) / 1.5, max(row["measured_s"] for row in rows) * 1.5]
-    for factor, style in ((1.0, "-"), (0.85, ":"), (1.15, ":")):
-        axes.plot(ends, [factor * end for end in ends], style, color="grey", lw=1)
-    axes.set(xscale="log", yscale="log", xlabel="measured, s", ylabel="estimated, s", title=title)
-    axes.legend()
-    figure.tight_layout()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=120)
-
-
 def main() -> None:
     """Measure, print, and write the JSON file."""
     options = _options()
@@ -289,10 +267,6 @@ def main() -> None:
     shape = bench.shape(chunks)[0]
     layers_ms = [recompute_s(profile, 0.1, shape).layer_s * 1e3 for profile in bench.profiles]
     print("a layer at .1 by each profile of this run, ms:", ", ".join(f"{took:.1f}" for took in layers_ms))
-    if "estimates" in found and importlib.util.find_spec("matplotlib") is not None:
-        path = report.RESULTS / "controller-quick.png" if options.quick else FIGURE
-        draw(found["estimates"], title, path)
-        print("drawn:", path)
     print(
         "written:",
         report.save(

@@ -1,11 +1,11 @@
 """The time to encode chunks for the store, with and without scores, and the time of transformers for the same tokens.
 
-    python -m benchmarks.ingest [--quick] [--avx2] [--threads 2] [--shape qwen2.5-0.5b] [--layers 24] [--dtype auto]
+    python -m benchmarks.ingest [--quick] [--threads 2] [--shape qwen2.5-0.5b] [--layers 24] [--dtype auto]
 
 The baseline is the model of transformers without its head, over the same chunks in batches of the same number of
 tokens, with a cache; it stores nothing, and computes in float32 where the processor does not multiply bfloat16. `warm`
 computes the same tokens behind a prefix of one token and stores the entries in memory. All run alternately in one
-process, and the table has medians. `--avx2` plays a processor with AVX2 alone.
+process, and the table has medians.
 """
 
 import argparse
@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM
 
-from benchmarks import avx2, report
+from benchmarks import report
 from benchmarks.ttft_world import auto_dtype, model_of
 from ragkv import Engine, EngineConfig, FusionConfig, StoreConfig
 from ragkv.config import GIB
@@ -33,7 +33,6 @@ LIMITS = {"without scores": 1.1, "with scores": 2.0, "with learned scores": 2.0}
 
 def main() -> None:
     options = _options()
-    avx2.play(options)
     torch.set_num_threads(options.threads)
     lengths = [int(length) for length in options.tokens.split(",")]
     model = _model(options, longest=1024 + max(lengths))
@@ -62,7 +61,7 @@ def main() -> None:
                 rate, over = f"{count * length / seconds:.0f}", f"{seconds / medians['transformers']:.2f}x"
                 rows.append((f"{count} x {length}", name, f"{seconds * 1e3:.0f}", rate, over, limit))
     report.table(("chunks", "what", "ms", "tokens/s", "over transformers", "at most"), rows)
-    name = f"ingest-{options.shape}-{dtype}-{'avx2' if options.avx2 else 'native'}-{options.threads}"
+    name = f"ingest-{options.shape}-{dtype}-{options.threads}"
     print("written:", report.save(name, [list(row) for row in rows]))
 
 
@@ -109,7 +108,6 @@ def _by_transformers(model: Any, chunks: Sequence[Sequence[int]]) -> None:
 
 def _options() -> argparse.Namespace:
     parser = report.parser(__doc__, quick="four layers, one length, three runs", threads=2, runs=5)
-    avx2.add_option(parser)
     parser.add_argument("--shape", default="qwen2.5-0.5b", help='or "reader", the bundled model')
     parser.add_argument("--layers", type=int, default=24)
     parser.add_argument("--dtype", default="auto", help="float32, bfloat16, or what this processor computes faster")

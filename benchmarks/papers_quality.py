@@ -26,7 +26,6 @@ import torch
 import transformers
 
 from benchmarks import quality_data, report
-from benchmarks.gpu import machine_lines
 from benchmarks.papers_methods import Asker
 from benchmarks.papers_report import Results, rendered
 from benchmarks.papers_tasks import Task, task_of
@@ -162,7 +161,7 @@ def write(
         f"model: {options.model}, {stats.architecture}, {stats.layers} layers",
         f"KV: {stats.kv_bytes_per_token} bytes a token, stored in memory",
         f"dtype: {stats.dtype}; device: {options.device}; transformers {transformers.__version__}",
-        *machine_lines(),
+        *report.machine_lines(),
         f"chunks: {options.chunks} of at most {options.chunk_tokens} tokens, retrieved by {settings['retriever']}",
         *(f"{each.name}: file digest {each.digest}, {len(each.contexts)} questions" for each in sets),
     ]

@@ -1,6 +1,6 @@
 """Eviction policies on real traces and generated loads: where policies for the tail gain, and where they lose.
 
-    python -m benchmarks.policies [--quick] [--traces DIR] [--part tail|short|tiers|queue|passages|speed ...]
+    python -m benchmarks.policies [--quick] [--traces DIR] [--part tail|queue|passages ...]
 
 Everything here is simulated: blocks of 16 tokens, TTFT = .1 ms a computed token (alpha of the T-LRU paper), cold start,
 first turns included, optional caching, Q^ the trace's mean. Capacities are shares of peak live, the most blocks of
@@ -13,15 +13,12 @@ ET-LRU has TEL at most 1 % above LRU's and at least 80 % of T-LRU's gain in ever
 """
 
 import statistics
-import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from benchmarks.report import RESULTS, parser, save, table
-from ragkv.errors import MissingExtraError
+from benchmarks.report import parser, save, table
 from ragkv.lab.simulate import (
     BirthDeath,
     Profile,
@@ -31,14 +28,11 @@ from ragkv.lab.simulate import (
     Trace,
     load_trace,
     make_any_policy,
-    policy_for,
     read_rag_requests,
-    replay,
     simulate,
 )
 from ragkv.lab.simulate.chunks import exact_prefix, position_free, replay_chunks
 from ragkv.lab.simulate.queueing import Server, serve
-from ragkv.lab.simulate.report import plot
 
 TRACES = Path(__file__).parents[2] / "shared" / "data" / "traces"
 FILES = {
@@ -52,7 +46,6 @@ XIS_MS = (100.0, 200.0, 300.0)
 SLO_MS = 200.0
 STEADY = ("lru", "threshold-lru")  # policies that do not know xi
 ONLINE = ("t-lru", "t-lru-guarded", "et-lru", "et-lru-learned", "auto")
-DRAWN = ("lru", "threshold-lru", "t-lru", "et-lru-learned", "end-aware", "length-aware", "tail-belady")
 OFFLINE = ("end-aware", "length-aware", "tail-belady")
 PAPER = {  # the T-LRU paper's claims against LRU: WildChat (tables 1 and 3), ShareGPT (tables 4 and 6)
     "P90": "up to -27.5 % / -10 %",
@@ -102,8 +95,6 @@ def tail(folder: Path, quick: bool) -> list[dict[str, Any]]:
                     for report in reports.values()
                 ]
                 lru = reports["lru"]
-                if share == 0.3:
-                    draw(trace, [reports[name] for name in DRAWN], xi_ms)
                 shown.append(
                     [share, int(xi_ms), lru.tel_blocks]
                     + [f"{change(reports[n].tel_blocks, lru.tel_blocks):+.1f}" for n in (STEADY + ONLINE + OFFLINE)[1:]]
@@ -114,14 +105,6 @@ def tail(folder: Path, quick: bool) -> list[dict[str, Any]]:
         compare_with_t_lru(rows, policy)
     latencies(rows)
     return rows
-
-
-def draw(trace: Trace, reports: list[Report], xi_ms: float) -> None:
-    """The paper's figures 5 and 7: percentiles of TTFT by policy; nothing where matplotlib is not installed."""
-    RESULTS.mkdir(exist_ok=True)
-    name = trace.name.split()[0].strip(",").lower()
-    with suppress(MissingExtraError):
-        plot(trace, reports, str(RESULTS / f"policies-{name}-{int(xi_ms)}ms.png"))
 
 
 def compare_with_t_lru(rows: list[dict[str, Any]], policy: str) -> None:
@@ -162,41 +145,6 @@ def latencies(rows: list[dict[str, Any]]) -> None:
                 ]
                 shown.append([trace, share, policy, *pairs])
     table(["trace", "capacity", "policy", "median", "P90", "P95", "P99", "over SLO"], shown)
-
-
-def short(folder: Path, quick: bool) -> list[dict[str, Any]]:
-    """The paper's own size: the first 2,000 requests, cold, at tight capacities."""
-    rows = []
-    for trace in traces(folder, True):
-        for share in (0.3,) if quick else (0.1, 0.3, 0.6, 1.0):
-            reports = cell(trace, share, 200.0, ("lru", "t-lru", "et-lru-learned", "et-lru-posterior", "tail-belady"))
-            lru = reports.pop("lru")
-            for report in reports.values():
-                changes = [
-                    change(getattr(report, k), getattr(lru, k)) for k in ("tel_ms", "p90_ms", "p95_ms", "slo_misses")
-                ]
-                rows.append([trace.name, share, report.policy, *(f"{value:+.1f}" for value in changes)])
-    print(f"\nFirst 2,000 requests, xi 200 ms, per cent against LRU. The paper: {PAPER}")
-    table(["trace", "capacity", "policy", "TEL", "P90", "P95", "over SLO"], rows)
-    return [dict(zip(("trace", "share", "policy", "tel", "p90", "p95", "slo"), row, strict=True)) for row in rows]
-
-
-def tiers(_folder: Path, quick: bool) -> list[dict[str, Any]]:
-    """Memory over disk, where evictions are demotions: T-LRU's gain by the cost of loading a block."""
-    rows: list[dict[str, Any]] = []
-    for trace in (_short(BirthDeath().trace(BLOCK), quick), _short(ShareGPTLike().trace(BLOCK), quick)):
-        for load in (0.0, 0.1, 0.25, 0.5, 0.75, 1.0):
-            profile = Profile(load_token_ms=0.1 * load)
-            memory, disk = int(0.3 * trace.peak_live), int(2 * trace.peak_live)
-            setting = Setting(memory, disk, profile.xi_blocks(200, BLOCK), 200.0, profile=profile)
-            lru, t_lru, learned = simulate(trace, ("lru", "t-lru", "et-lru-learned"), setting)
-            row: dict[str, Any] = {"trace": trace.name, "load/compute": load, "LRU TEL ms": round(lru.tel_ms)}
-            row |= {f"{r.policy} %": f"{change(r.tel_ms, lru.tel_ms):+.1f}" for r in (t_lru, learned)}
-            row |= {f"{r.policy} P95 ms": round(r.p95_ms) for r in (lru, t_lru, learned)}
-            rows.append(row)
-    print("\nMemory .3 and disk 2 of peak live, xi 200 ms: TEL against LRU by the cost of loading over computing")
-    table(list(rows[0]), [list(row.values()) for row in rows])
-    return rows
 
 
 def queue(_folder: Path, quick: bool) -> list[dict[str, Any]]:
@@ -274,25 +222,8 @@ def passages(folder: Path, quick: bool) -> list[dict[str, Any]]:
     return rows
 
 
-def speed(_folder: Path, quick: bool) -> list[dict[str, Any]]:
-    """Requests a second on one core; floors: LRU 100k, T-LRU and ET-LRU 20k. Best of three."""
-    rows = []
-    for trace in (BirthDeath(requests=2_000 if quick else 12_000).trace(BLOCK),):
-        setting = Setting(int(0.6 * trace.peak_live), xi_blocks=125)
-        for name in (*STEADY, *ONLINE, "et-lru-posterior", *OFFLINE):
-            rates = []
-            for _ in range(3):
-                policy, began = policy_for(name, trace, setting), time.perf_counter()
-                replay(trace, policy, setting.capacity_blocks)
-                rates.append(len(trace.turns) / (time.perf_counter() - began))
-            rows.append({"trace": trace.name, "policy": name, "requests_per_s": round(max(rates))})
-    print("\nSpeed at .6 of peak live, xi 200 ms")
-    table(["policy", "requests/s"], [[row["policy"], row["requests_per_s"]] for row in rows])
-    return rows
-
-
 PARTS: dict[str, Callable[[Path, bool], list[dict[str, Any]]]] = {
-    "tail": tail, "short": short, "tiers": tiers, "queue": queue, "passages": passages, "speed": speed,
+    "tail": tail, "queue": queue, "passages": passages,
 }  # fmt: skip
 
 

@@ -37,9 +37,7 @@ SELECTORS = (
     "hkvd", "hkvd-gradual", "sensitivity", "sensitivity-query", "variance", "first-k", "random", "oracle",
 )  # fmt: skip
 RATIOS = (0.05, 0.1, 0.15, 0.3, 0.5)
-SWEEP = ("full prefill", "full reuse", "hkvd 0.15", "sensitivity 0.15")
 RESAMPLES = 2000
-TIMED = 15  # contexts on which MapReduce is timed
 
 Outcomes = dict[str, list[Outcome]]
 
@@ -49,33 +47,18 @@ def main() -> None:
     torch.set_num_threads(options.threads)
     began = time.perf_counter()
     contexts = contexts_of(options)
-    outcomes, spent = shared_out(options)
-    orders, seconds = {}, {}
-    if options.orders and not options.quick and not options.apart:
-        with _engine(options) as engine:
-            orders = _orders(engine, contexts, options.orders)
-            seconds |= _seconds(engine, contexts[:TIMED])
+    outcomes = joined(report.over_processes(_part, options))
     guess = [question.guess for context in contexts for question in context.questions]
-    results = summarized(outcomes, statistics.mean(guess)) | {"orders": orders}
-    results["seconds"] = seconds | ({"map-rerank": statistics.median(spent)} if spent else {})
-    results["by_chunk_count"] = _grouped(outcomes, lambda number: len(contexts[number].chunks))
-    results["by_chunk_words"] = _grouped(outcomes, lambda number: _length_class(contexts[number]))
+    results = summarized(outcomes, statistics.mean(guess))
     _print(results)
     kind = ("-apart" if options.apart else "") + ("-quick" if options.quick else "")
     name = f"quality-{Path(options.model).name}{kind}{options.tag}"
     print("written:", report.save(name, results), f"{time.perf_counter() - began:.0f} s")
-    _plot(results, report.RESULTS / f"{name}.png")
 
 
 def _engine(options: argparse.Namespace) -> Engine:
     config = EngineConfig(dtype=options.dtype, fusion=FusionConfig(sensitivity_prefixes=options.prefixes))
     return Engine.from_pretrained(options.model, config)
-
-
-def shared_out(options: argparse.Namespace) -> tuple[Outcomes, list[float]]:
-    """All outcomes, with contexts distributed over processes; seconds of every MapRerank."""
-    parts = report.over_processes(_part, options)
-    return joined(found for found, _ in parts), [seconds for _, spent in parts for seconds in spent]
 
 
 def joined(parts: Iterable[Outcomes]) -> Outcomes:
@@ -87,7 +70,7 @@ def joined(parts: Iterable[Outcomes]) -> Outcomes:
     return outcomes
 
 
-def _part(options: argparse.Namespace, part: int) -> tuple[Outcomes, list[float]]:
+def _part(options: argparse.Namespace, part: int) -> Outcomes:
     """One process's share of the contexts."""
     torch.set_num_threads(options.threads)
     contexts = dict(list(enumerate(contexts_of(options)))[part :: options.workers])
@@ -106,22 +89,17 @@ def _encode_apart(engine: Engine, contexts: Sequence[Context], with_variances: b
         lens.variances_of(engine).measured([chunk.token_ids for chunk in chunks])
 
 
-def measured(
-    engine: Engine, contexts: Mapping[int, Context], methods: Sequence[Method], map_rerank: bool
-) -> tuple[Outcomes, list[float]]:
-    """Every question of numbered contexts with every method; seconds of every MapRerank, if wanted."""
+def measured(engine: Engine, contexts: Mapping[int, Context], methods: Sequence[Method], map_rerank: bool) -> Outcomes:
+    """Every question of numbered contexts with every method."""
     outcomes: Outcomes = defaultdict(list)
-    spent = []
     for number, context in contexts.items():
         asker = Asker(engine, context, number)
         outcomes["no context"] += asker.no_context()
         for method in methods:
             outcomes[method.name] += asker.outcomes(method)
         if map_rerank:
-            for outcome, seconds in asker.map_rerank():
-                outcomes["map-rerank"].append(outcome)
-                spent.append(seconds)
-    return outcomes, spent
+            outcomes["map-rerank"] += asker.map_rerank()
+    return outcomes
 
 
 def summarized(outcomes: Outcomes, guess: float) -> dict[str, Any]:
@@ -184,53 +162,6 @@ def _by_type(found: Iterable[Outcome]) -> dict[str, float]:
     return {kind: statistics.fmean(values) for kind, values in sorted(types.items())}
 
 
-def _grouped(outcomes: Outcomes, group: Callable[[int], Any]) -> dict[str, dict[str, float]]:
-    """EM of a few methods by a property of the context."""
-    groups: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
-    for name in SWEEP:
-        for outcome in outcomes.get(name, ()):
-            groups[str(group(outcome.context))][name].append(outcome.exact)
-    return {
-        key: {name: statistics.fmean(values) for name, values in found.items()}
-        | {"questions": len(found["full prefill"])}
-        for key, found in sorted(groups.items(), key=lambda item: float(item[0].split("-")[0]))
-    }
-
-
-def _length_class(context: Context) -> str:
-    words = statistics.fmean(len(chunk.split()) for chunk in context.chunks)
-    low = int(words // 16 * 16)
-    return f"{low}-{low + 15}"
-
-
-def _orders(engine: Engine, contexts: Sequence[Context], count: int) -> dict[str, dict[str, Any]]:
-    """A few methods on the first contexts, with chunks as told, reversed and shuffled."""
-    methods = [
-        Method("full prefill", reuse="none"),
-        Method("full reuse", 0.0, "none"),
-        Method("hkvd 0.15", 0.15, "hkvd"),
-        Method("sensitivity 0.15", 0.15, "sensitivity"),
-    ]
-    found: dict[str, dict[str, Any]] = {}
-    for order in ("told", "reversed", "shuffled"):
-        changed = {n: quality_data.reordered(context, order) for n, context in enumerate(contexts[:count])}
-        outcomes, _ = measured(engine, changed, methods, map_rerank=False)
-        found[order] = {
-            m.name: {key: statistics.fmean(getattr(o, key) for o in outcomes[m.name]) for key in ("exact", "kl")}
-            for m in methods
-        }
-    return found
-
-
-def _seconds(engine: Engine, contexts: Sequence[Context]) -> dict[str, float]:
-    """Median seconds of one question: full prefill and MapReduce, which is only timed."""
-    askers = [Asker(engine, context, 0) for context in contexts]
-    return {
-        "full prefill": statistics.median(asker.full_prefill_s() for asker in askers),
-        "map-reduce": statistics.median(asker.map_reduce_s() for asker in askers),
-    }
-
-
 def _methods(options: argparse.Namespace, layers: int) -> list[Method]:
     methods = [
         Method("full prefill", reuse="none"),
@@ -291,49 +222,6 @@ def _print(results: dict[str, Any]) -> None:
     for name, row in methods.items():
         if row["minus_hkvd_95"]:
             print(f"  {name:28s} {row['minus_hkvd_95']}  gap closed {row['gap_closed_95']}")
-    for title in ("by_chunk_count", "by_chunk_words"):
-        print(f"\nEM {title.replace('_', ' ')}")
-        report.table(
-            ("", *SWEEP, "n"),
-            [(key, *(v.get(n, float("nan")) for n in SWEEP), v["questions"]) for key, v in results[title].items()],
-        )
-    if results["orders"]:
-        print("\nby order of chunks: EM (KL)")
-        cells = [
-            (key, *(f"{v[n]['exact']:.3f} ({v[n]['kl']:.2f})" for n in SWEEP)) for key, v in results["orders"].items()
-        ]
-        report.table(("", *SWEEP), cells)
-    if results["seconds"]:
-        print("\nmedian ms a question:", {name: round(value * 1e3) for name, value in results["seconds"].items()})
-
-
-def _plot(results: dict[str, Any], path: Path) -> None:
-    """Plot quality against compute, one line per selector; without matplotlib print a sentence."""
-    try:
-        import matplotlib
-    except ImportError:
-        print("no plot: matplotlib is not installed (pip install matplotlib)")
-        return
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, axes = pyplot.subplots(figsize=(7, 4.5))
-    for selector in SELECTORS:
-        points = [
-            (row["compute"], row["exact"])
-            for name, row in results["methods"].items()
-            if name.rpartition(" ")[0] == selector
-        ]
-        if points:
-            axes.plot(*zip(*sorted(points), strict=True), marker="o", label=selector)
-    for name, style in (("full prefill", "--"), ("full reuse", ":"), ("no context", "-.")):
-        axes.axhline(results["methods"][name]["exact"], linestyle=style, color="grey", linewidth=1, label=name)
-    axes.set_xlabel("compute beyond full reuse, share of a full recompute")
-    axes.set_ylabel("exact match")
-    axes.set_xlim(0, 0.65)
-    axes.legend(fontsize=8)
-    figure.savefig(path, dpi=150, bbox_inches="tight")
-    print("plot:", path)
 
 
 def options_of(arguments: Sequence[str] | None = None) -> argparse.Namespace:
@@ -351,9 +239,6 @@ def options_of(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--triangle", nargs="*", type=float, default=[0.15], help="ratios of the wrong mask")
     parser.add_argument("--prefixes", type=int, default=2, help="k of sensitivity")
     parser.add_argument("--apart", action="store_true", help="encode the chunks of all contexts in one shuffled order")
-    parser.add_argument(
-        "--orders", type=int, default=40, help="contexts used to test chunk order; 0: none, as with --apart"
-    )
     parser.add_argument("--map-rerank", action=argparse.BooleanOptionalAction, default=True)
     parser.add_argument("--tag", default="", help="added to the results' name")
     parser.add_argument("--dtype", default="float32", help="float32 avoids rounding effects")

@@ -9,7 +9,6 @@ in each line (`.jsonl`).
 
 import ast
 import json
-import random
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
@@ -169,16 +168,6 @@ def worlds(count: int, seed: int, level: int) -> list[Context]:
     spec = replace(spec_of(level), questions=30)
     base = 8_000_000_000_000 + seed * 1_000_000  # far from the seeds of training and evaluation
     return [_world(json.loads(json.dumps(record(world(base + number, spec))))) for number in range(count)]
-
-
-def reordered(context: Context, order: str) -> Context:
-    """The same chunks "reversed" or "shuffled"; "told" keeps their order."""
-    chunks = list(context.chunks)
-    if order == "reversed":
-        chunks.reverse()
-    elif order == "shuffled":
-        random.Random(len(chunks[0])).shuffle(chunks)
-    return replace(context, chunks=tuple(chunks))
 
 
 def _plain(record: dict[str, Any]) -> Context:

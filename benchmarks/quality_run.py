@@ -5,7 +5,6 @@ question then run over that KV, as a request would do.
 """
 
 import math
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -23,7 +22,6 @@ from ragkv.model.decode.decoding import end_tokens
 from ragkv.retrieval.rag.baselines import surest
 
 MAX_NEW_TOKENS = 12
-SUMMARY_TOKENS = 24
 
 
 @dataclass(frozen=True)
@@ -234,39 +232,15 @@ class Asker:
             kl = _divergence(reference.log_probabilities, log_probabilities)
             yield self._scored(question, self.text(tokens), kl, math.nan, 0.0, 0.0, 0.0)
 
-    def map_rerank(self) -> Iterator[tuple[Outcome, float]]:
-        """Every question asked of each chunk alone; the surest answer except "unknown" wins. Also returns seconds."""
+    def map_rerank(self) -> Iterator[Outcome]:
+        """Every question asked of each chunk alone; the surest answer except "unknown" wins."""
         for question in self._context.questions:
-            began, ids, answers = time.perf_counter(), self.tail(question), []
+            ids, answers = self.tail(question), []
             for chunk in self.chunks:
                 head = (*self._runs.before_documents, *chunk.token_ids)
                 log_probabilities, tokens = self.answer(self._adapter.new_kv(0), (*head, *ids), 0)
                 answers.append((float(log_probabilities.max()), self.text(tokens)))
-            spent = time.perf_counter() - began
-            yield self._scored(question, surest(answers), math.nan, math.nan, 1.0, 1.0, 1.0), spent
-
-    def map_reduce_s(self) -> float:
-        """Seconds of the first question by MapReduce: a summary of every chunk, then the question over those.
-
-        Time alone: the reader cannot summarise, so its tokens stand in for a summary of `SUMMARY_TOKENS`.
-        """
-        began, ids, summaries = time.perf_counter(), self.tail(self._context.questions[0]), []
-        prefix = self._runs.before_documents
-        for chunk in self.chunks:
-            kv = self._adapter.new_kv(len(prefix) + len(chunk) + SUMMARY_TOKENS)
-            self._drive(kv, (*prefix, *chunk.token_ids), 0)
-            for step, token in enumerate(chunk.token_ids[:SUMMARY_TOKENS]):
-                self._drive(kv, [token], len(prefix) + len(chunk) + step)
-            summaries += chunk.token_ids[:SUMMARY_TOKENS]
-        self.answer(self._adapter.new_kv(0), (*prefix, *summaries, *ids), 0)
-        return time.perf_counter() - began
-
-    def full_prefill_s(self) -> float:
-        """Seconds of the first question over a full prefill."""
-        began, ids = time.perf_counter(), self.tail(self._context.questions[0])
-        context = [token for chunk in self.chunks for token in chunk.token_ids]
-        self.answer(self._adapter.new_kv(0), (*self._runs.before_documents, *context, *ids), 0)
-        return time.perf_counter() - began
+            yield self._scored(question, surest(answers), math.nan, math.nan, 1.0, 1.0, 1.0)
 
 
 def _divergence(wanted: torch.Tensor, got: torch.Tensor) -> float:

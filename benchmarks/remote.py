@@ -1,43 +1,33 @@
-"""Entries on shared storage: TTFT from memory, disk, Redis and S3; and whether loading hides behind computing.
+"""Entries on shared storage: TTFT from memory, disk, Redis and S3 against full recompute in the same run.
 
     python -m benchmarks.remote [--quick]
     python -m benchmarks.remote --shape qwen2.5-0.5b --chunks 6 --tokens 512 --runs 5
 
 Real architectures with random weights and random entries (neither changes time), one question of 32 tokens, batch 1.
-Redis is a real server on loopback. S3 is moto's server, one Python process: a real one near by is faster. The first
-table compares every tier with full recompute in the same run. For the second table a proxy (1 ms each way, 100 MB/s),
-in a process of its own, stands between engine and Redis. It compares a pipelined prefill with the longer of loading
-alone (lookups and all layers, through the same reader) and computing alone (the same prefill, entries in memory). A
-selector that scores by the question first (sensitivity-query) begins its second pass when all is loaded, so no loading
-hides behind that pass. The engine may not compute what loads slower than it computes, so that loading is measured.
+Redis is a real server on loopback. S3 is moto's server, one Python process: a real one near by is faster. The
+engine may not compute what loads slower than it computes, so that loading is measured.
 """
 
 import argparse
-import subprocess
-import sys
 import tempfile
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
 
 from benchmarks import report
-from benchmarks.random_scores import put_random_scores
+from benchmarks.random_model import put_random_scores
 from benchmarks.ttft_world import QUESTION_TOKENS, model_of
 from ragkv import Engine, EngineConfig, StoreConfig
 from ragkv.config import RedisConfig, S3Config
-from ragkv.fusion.pipeline import LayerReader
 from ragkv.model.shapes import SHAPES
-from ragkv.store import Entry, EntryInfo, HintedEntry, Lease, PrefetchHint
-from tests.store.remote.servers import LOOPBACK, RedisServer, S3Server, with_credentials
+from ragkv.store import Entry, EntryInfo
+from tests.store.remote.servers import RedisServer, S3Server, with_credentials
 
 TIMEOUT_S = 30.0  # long: no call may time out here
 DEFAULT = "sensitivity"
-SCORES_BY_QUESTION = "sensitivity-query"  # loads all before it chooses
-PIPELINED = (DEFAULT, "hkvd", SCORES_BY_QUESTION)
-READ_AHEAD = 2  # layers; the config's default
 
 
 @dataclass(frozen=True)
@@ -49,25 +39,6 @@ class Row:
     ratio: float
     seconds: float  # median
     speedup: float  # over full recompute in the same run
-
-
-@dataclass(frozen=True)
-class PipelineRow:
-    """One prefill through the shaped network."""
-
-    chunks: int
-    tokens: int
-    selector: str
-    ratio: float
-    loaded_bytes: int
-    load_s: float
-    compute_s: float
-    pipelined_s: float
-
-    @property
-    def over(self) -> float:
-        """Pipelined over the longer of the two: 1 is perfect."""
-        return self.pipelined_s / max(self.load_s, self.compute_s)
 
 
 class TierBenchmark:
@@ -113,25 +84,6 @@ class TierBenchmark:
         """Full recompute."""
         self._engine.prefill(self.question, self.chunks, reuse="none")
 
-    def load(self, engine: Engine) -> Callable[[], None]:
-        """Only the lookups and the reading of all layers, as in a request."""
-        identity, adapter, store = engine.parts.encoder.identity, engine.parts.adapter, engine.parts.store
-        wanted = tuple(HintedEntry(identity, chunk, 0) for chunk in self.chunks)
-
-        def run() -> None:
-            hint = PrefetchHint(wanted)
-            store.queued(hint)
-            store.started(hint)
-            with ExitStack() as held:
-                leases = [held.enter_context(_found(store.lease(identity, chunk))) for chunk in self.chunks]
-                reader = LayerReader(leases, adapter.layer_count, READ_AHEAD, engine.parts.readers, adapter.device)
-                held.enter_context(reader)
-                for layer in range(adapter.layer_count):
-                    reader.layer(layer)
-            store.left(hint)
-
-        return run
-
 
 def main() -> None:
     options = _options()
@@ -148,10 +100,8 @@ def main() -> None:
         held.callback(s3.kill)
         benchmark = TierBenchmark(engine, options.chunks, options.tokens)
         rows = _tiers(benchmark, redis, s3, folder, options)
-        shaped = _pipelines(benchmark, redis, options)
     name = f"remote-{options.shape}{'-quick' if options.quick else ''}"
-    found = {"tiers": [asdict(row) for row in rows], "pipeline": [{**asdict(row), "over": row.over} for row in shaped]}
-    print("written:", report.save(name, found))
+    print("written:", report.save(name, [asdict(row) for row in rows]))
     engine.close()
 
 
@@ -183,79 +133,15 @@ def _tiers(
     return rows
 
 
-def _pipelines(benchmark: TierBenchmark, redis: RedisServer, options: argparse.Namespace) -> list[PipelineRow]:
-    rows = []
-    chosen = [("none", 0.0), *((selector, ratio) for selector in PIPELINED for ratio in options.ratios)]
-    for bandwidth in options.bandwidths:
-        with ExitStack() as held:
-            port = held.enter_context(_proxy_process(redis.port, options.latency_s, bandwidth))
-            url, prefix = f"redis://{LOOPBACK}:{port}/0", f"shaped-{bandwidth:.0f}"
-            through_proxy = RedisConfig(url=url, prefix=prefix, timeout_s=TIMEOUT_S, group_bytes=options.group_bytes)
-            shaped = held.enter_context(benchmark.open(StoreConfig(memory_bytes=0, redis=through_proxy)))
-            in_memory = held.enter_context(benchmark.open(StoreConfig(memory_bytes=4 * benchmark.size_bytes)))
-            actions: dict[Any, Callable[[], Any]] = {"load": benchmark.load(shaped)}
-            for method in chosen:
-                actions["compute", *method] = benchmark.prefill(in_memory, *method)
-                actions["pipelined", *method] = benchmark.prefill(shaped, *method)
-            medians: dict[Any, float] = report.alternate(actions, options.runs)
-        facts = options.chunks, options.tokens
-        for method in chosen:
-            took_s = medians["load"], medians["compute", *method], medians["pipelined", *method]
-            rows.append(PipelineRow(*facts, *method, benchmark.size_bytes, *took_s))
-        print(f"\nthrough a proxy: {options.latency_s * 1e3:g} ms each way, {bandwidth / 1e6:g} MB/s")
-        report.table(
-            ["selector", "ratio", "MB", "load ms", "compute ms", "pipelined ms", "over max"],
-            [
-                [
-                    r.selector,
-                    f"{r.ratio:.2f}",
-                    f"{r.loaded_bytes / 1e6:.1f}",
-                    *(f"{seconds * 1e3:.0f}" for seconds in (r.load_s, r.compute_s, r.pipelined_s)),
-                    f"{r.over:.2f}x",
-                ]
-                for r in rows[-len(chosen) :]
-            ],
-        )
-    return rows
-
-
-@contextmanager
-def _proxy_process(port: int, latency_s: float, bandwidth: float) -> Iterator[int]:
-    """Run a proxy in a process of its own; its port."""
-    command = [
-        sys.executable,
-        "-m",
-        "ragkv.lab.testing.faulty_proxy",
-        f"{LOOPBACK}:{port}",
-        "--latency-s",
-        str(latency_s),
-    ]
-    with subprocess.Popen(
-        [*command, "--bandwidth", str(bandwidth)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as proxy:
-        assert proxy.stdin is not None and proxy.stdout is not None
-        yield int(proxy.stdout.readline())
-        proxy.stdin.close()
-
-
-def _found(lease: Lease | None) -> Lease:
-    assert lease is not None, "an entry was not found"
-    return lease
-
-
 def _options() -> argparse.Namespace:
     parser = report.parser(__doc__, quick="a tiny shape and few runs, for a minute on a laptop", threads=2, runs=5)
     parser.add_argument("--shape", default="qwen2.5-0.5b", choices=sorted(SHAPES))
     parser.add_argument("--chunks", type=int, default=6)
     parser.add_argument("--tokens", type=int, default=512, help="of a chunk")
     parser.add_argument("--ratios", nargs="+", type=float, default=[0.05, 0.15])
-    parser.add_argument("--bandwidths", nargs="+", type=float, default=[100e6], help="bytes a second")
-    parser.add_argument("--latency-s", type=float, default=0.001, help="of one direction")
-    parser.add_argument("--group-bytes", type=int, default=512 * 1024, help="of a layer group; the config's default")
     options = parser.parse_args()
     if options.quick:
         options.shape, options.chunks, options.tokens, options.runs = "tiny", 6, 512, 3
-        options.group_bytes = 64 * 1024  # else an entry of so few small layers would be one value
     return options
 
 

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import torch
 from transformers import DynamicCache
 
-from benchmarks.random_scores import put_random_scores
+from benchmarks.random_model import put_random_scores
 from ragkv import Engine, EngineConfig, StoreConfig
 from ragkv.lab.simulate.readers.ragpulse import read_rag_requests
 from ragkv.runtime import FairLock

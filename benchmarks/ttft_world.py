@@ -14,7 +14,7 @@ from typing import Any, Self
 import torch
 from transformers import DynamicCache
 
-from benchmarks.random_scores import put_random_scores
+from benchmarks.random_model import put_random_scores
 from ragkv import Engine, EngineConfig, StoreConfig
 from ragkv.model.dtype_choice import DtypeChoice, faster_dtype
 from ragkv.model.shapes import random_model

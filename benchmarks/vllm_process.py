@@ -86,14 +86,6 @@ class VLLMServer:
         found = re.findall(r"^vllm:ragkv_(\w+?)_total\S* (\S+)$", text, re.MULTILINE)
         return {name: float(value) for name, value in found}
 
-    def memory_bytes(self) -> int:
-        """Memory of the server's processes; pages that several share are counted once."""
-        total = 0
-        for process in (top := psutil.Process(self._popen.pid), *top.children(recursive=True)):
-            with suppress(psutil.NoSuchProcess):
-                total += process.memory_full_info().pss
-        return total
-
     def log(self) -> str:
         """What the server has said."""
         return self._log.read_text(errors="replace")

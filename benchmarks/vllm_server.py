@@ -1,6 +1,6 @@
 """vLLM's OpenAI server with ragkv's connector against vLLM alone, in the same run, on a CPU in float32.
 
-    python -m benchmarks.vllm_server [--quick] [--part first|clients|decode|memory ...] [--threads 2] [--layers 24]
+    python -m benchmarks.vllm_server [--quick] [--part first|clients ...] [--threads 2] [--layers 24]
 
 It runs in vLLM's environment (`make test-vllm` sets it up). Both servers run all the time and take turns, so noise hits
 both alike. vLLM alone has its prefix caching on, which is its default; the connector needs it off. Prompts are the BOS
@@ -13,10 +13,6 @@ clients: 8 and 16 clients send requests of one token of answer, each after a ran
 sent twice. vLLM alone is saturated first (no pauses), then measured with pauses for half of that rate: its mean time to
 the first token is the bound. Then the connector is given 2, 3, 4, 6 and 8 times that rate, each for half of the time,
 until its mean time to the first token exceeds the bound.
-
-decode: the tokens of two running answers while a third prompt is prefilled: fused, and by vLLM's own full prefill.
-
-memory: of all processes of each server, idle before the first request and after the last.
 """
 
 import argparse
@@ -28,7 +24,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Coroutine, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,7 +34,7 @@ import torch
 
 from benchmarks import report
 
-PARTS = ("first", "clients", "decode", "memory")
+PARTS = ("first", "clients")
 QUESTION_TOKENS = 32
 CORPUS = 12  # chunks that are stored
 FIRST = (("fused, ratio .15", 0.15), ("fused, ratio .05", 0.05), ("reuse alone", 0.0))
@@ -93,7 +89,6 @@ def main() -> None:
             servers[name] = stack.enter_context(started)
             print(f"{name}: started in {time.monotonic() - began:.0f} s", file=sys.stderr, flush=True)
         alone, ragkv = servers.values()
-        idle = {name: server.memory_bytes() for name, server in servers.items()}
         found: dict[str, Any] = {}
         if "first" in options.part:
             found["first"] = asyncio.run(_first(alone, ragkv, prompts, options))
@@ -101,11 +96,6 @@ def main() -> None:
             found["clients"] = [
                 row for count in options.clients for row in asyncio.run(_clients(alone, ragkv, prompts, count, options))
             ]
-        if "decode" in options.part:
-            found["decode"] = asyncio.run(_decode(ragkv, prompts, options))
-        if "memory" in options.part:
-            weights = sum(path.stat().st_size for path in model.glob("*.safetensors"))
-            found["memory"] = _memory(servers, idle, weights)
         where = f"{options.shape}, {options.layers} layers, float32, random weights, {options.threads} threads"
         size = f"{options.chunks} x {options.tokens} + {QUESTION_TOKENS} tokens"
         print(f"\n{where}, {size}, {report.machine()['cpu']}, load {report.machine()['load_before']:.1f}")
@@ -117,8 +107,7 @@ def main() -> None:
 
 def _prepare(folder: Path, options: argparse.Namespace) -> Prompts:
     """Save the model, and store random entries for the chunks."""
-    from benchmarks.random_scores import put_random_scores
-    from benchmarks.serve_process import talker
+    from benchmarks.random_model import put_random_scores, talker
     from ragkv import Engine, EngineConfig, StoreConfig
     from ragkv.store import Entry, EntryInfo
 
@@ -238,51 +227,6 @@ def _row(count: int, name: str, load: Load, half: Load) -> dict[str, Any]:
     }
 
 
-async def _decode(ragkv: Any, prompts: Prompts, options: argparse.Namespace) -> list[dict[str, Any]]:
-    """Tokens a second of two running answers: undisturbed, with a fused prefill, with a full one."""
-    rows = []
-    wishes = {"nothing": None, f"fused prefill, ratio {options.ratio:g}": {"ratio": options.ratio}}
-    wishes["vLLM's full prefill"] = {"reuse": "none"}
-    for name, wish in wishes.items():
-        async with ragkv.client() as http:
-            short = [prompts.make(seed)[-QUESTION_TOKENS:] for seed in (1, 2)]
-            running = [asyncio.create_task(ragkv.stream(http, ids, options.decode_tokens)) for ids in short]
-            await asyncio.sleep(options.decode_tokens / 1000)
-            other = None if wish is None else await _during(ragkv.stream(http, prompts.make(3), 1, wish))
-            answers = [await one for one in running]
-        start, stop = (other.sent_at, other.tokens_at[0]) if other else (answers[0].tokens_at[1], 1e300)
-        gaps = [
-            late - early
-            for one in answers
-            for early, late in zip(one.tokens_at, one.tokens_at[1:], strict=False)
-            if start <= late and early <= stop
-        ]
-        rows.append(
-            {
-                "meanwhile": name,
-                "tokens/s of one answer": 1 / statistics.fmean(gaps),
-                "median gap s": statistics.median(gaps),
-                "longest gap s": max(gaps),
-                "the prefill's first token s": f"{other.ttft_s:.3f}" if other else "-",
-            }
-        )
-    return rows
-
-
-async def _during(request: Coroutine[Any, Any, Any]) -> Any:
-    return await request
-
-
-def _memory(servers: Mapping[str, Any], idle: Mapping[str, int], weights: int) -> list[dict[str, Any]]:
-    base, rows = dict[str, float](), []
-    for name, server in servers.items():
-        now = {"idle GB": idle[name] / 1e9, "after all requests GB": server.memory_bytes() / 1e9}
-        base = base or now
-        ratios = {f"of alone, {key.split()[0]}": f"{now[key] / base[key]:.2f}x" for key in now}
-        rows.append({"server": name, "weights GB": weights / 1e9, **now, **ratios})
-    return rows
-
-
 def _expect(before: Mapping[str, float], now: Mapping[str, float], fused: int) -> None:
     """Raise `RuntimeError` unless `fused` requests were fused."""
     counted = now.get("prompts_fused", 0) - before.get("prompts_fused", 0)
@@ -303,8 +247,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--tokens", type=int, default=512, help="of each chunk")
     parser.add_argument("--clients", nargs="+", type=int, default=[8, 16])
     parser.add_argument("--seconds", type=float, default=300.0, help="of vLLM alone at one rate, in the part clients")
-    parser.add_argument("--ratio", type=float, default=0.15, help="of the parts clients and decode")
-    parser.add_argument("--decode-tokens", type=int, default=400, help="of each running answer")
+    parser.add_argument("--ratio", type=float, default=0.15, help="of the part clients")
     parser.add_argument("--vllm", nargs="*", default=["--enforce-eager"], help="further arguments for both servers")
     options = parser.parse_args()
     if options.quick:

@@ -19,14 +19,12 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
 from training.discourse import Fact, Mention, MentionType
-from training.harder import harder_world
 from training.questions import UNKNOWN, Question
 from training.templates import SYSTEM
 from training.tokenizer import ASSISTANT, BOS, END, PAD, USER, build
 from training.worlds import World, level, world
 
 IGNORE = -100
-HARDER = 9  # among the levels of a stream: harder worlds
 BUCKETS = (128, 192, 256, 320, 384, 448, 512, 640, 768, 1024, 1280, 1536, 2048, 2560, 3072)
 # What an auxiliary head predicts the name of. A label holds the index into this tuple.
 AUXILIARY_HEADS = ("previous", "reference", "subject", "object", "bridge", "asked", "described")
@@ -241,14 +239,14 @@ class Stream(torch.utils.data.IterableDataset[Batch]):
             random = Random(self._seed * 1_000_003 + number)
             drawn = random.choices(list(self._mix), list(self._mix.values()))[0]
             seed = self._seed * 1_000_000_000 + number
-            made = harder_world(seed) if drawn == HARDER else world(seed, replace(level(drawn), questions=24))
+            made = world(seed, replace(level(drawn), questions=24))
             number += self._stride
             context = sum(len(encoder.ids(chunk)) for chunk in made.chunks)
             wanted = context + 60 + context // 4
             bucket = next((size for size in BUCKETS if size >= wanted), None)
             if bucket is None:
                 continue
-            row = encoder.row(made, random, bucket, extras=drawn != HARDER)
+            row = encoder.row(made, random, bucket, extras=True)
             if len(row.ids) > bucket:
                 continue
             rows = waiting.setdefault(bucket, [])

@@ -1,7 +1,6 @@
 """Trains the reader's learned scores on training worlds: chunks of one prompt, followed by questions and answers.
 
     python -m training.scores --seed 6 --out runs/scores
-    python -m training.scores --reader runs/harder/export --levels 3 9 9 --out runs/harder-scores
 
 The question types of a world are drawn evenly. The target is the reader's own output under a full prefill. This takes
 an hour of one core.
@@ -17,7 +16,6 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from random import Random
@@ -27,11 +25,10 @@ import torch
 from ragkv import Engine, EngineConfig, FusionConfig
 from ragkv.fusion import ScoreModel
 from ragkv.lab.score_training import Continuation, TrainingExample, train
-from training.batches import HARDER, Encoder
-from training.harder import harder_world
+from training.batches import Encoder
 from training.questions import Question
 from training.tokenizer import USER, build
-from training.worlds import World, level, world
+from training.worlds import level, world
 
 FIRST_WORLD = 50_000_000_000  # far from training's and from evaluation's
 LEVELS = (2, 3, 3, 3, 4)
@@ -50,20 +47,15 @@ def tail(question: Question, encoder: Encoder) -> Continuation:
     return Continuation(tuple(ids), known)
 
 
-def training_examples(engine: Engine, count: int, seed: int, levels: Sequence[int]) -> list[TrainingExample]:
-    """`count` worlds of levels drawn from `levels`, as training examples."""
+def training_examples(engine: Engine, count: int, seed: int) -> list[TrainingExample]:
+    """`count` worlds of levels drawn from `LEVELS`, as training examples."""
     encoder, random, made = Encoder(build()), Random(seed), []
     for number in range(count):
-        made_world = _world(FIRST_WORLD + seed * 1_000_000 + number, random.choice(levels))
+        spec = replace(level(random.choice(LEVELS)), questions=QUESTIONS, even=True)
+        made_world = world(FIRST_WORLD + seed * 1_000_000 + number, spec)
         tails = tuple(tail(question, encoder) for question in made_world.questions)
         made.append(TrainingExample(tuple(engine.chunk(text) for text in made_world.chunks), tails))
     return made
-
-
-def _world(seed: int, number: int) -> World:
-    if number == HARDER:
-        return harder_world(seed, questions=QUESTIONS)
-    return world(seed, replace(level(number), questions=QUESTIONS, even=True))
 
 
 def main() -> None:
@@ -71,7 +63,6 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument("--reader", default="reader")
     parser.add_argument("--worlds", type=int, default=1500)
-    parser.add_argument("--levels", type=int, nargs="+", default=LEVELS, help=f"of the worlds; {HARDER}: harder ones")
     parser.add_argument("--steps", type=int, default=3000)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--start", type=Path, help="a file to go on from; scores and gains are trained together")
@@ -89,7 +80,7 @@ def main() -> None:
 
     config = EngineConfig(dtype="float32", fusion=FusionConfig(learned_scores=False))
     with Engine.from_pretrained(options.reader, config) as engine:
-        made = training_examples(engine, options.worlds, options.seed, options.levels)
+        made = training_examples(engine, options.worlds, options.seed)
         start = ScoreModel.from_bytes(options.start.read_bytes()) if options.start else None
         network = train(engine, made, options.steps, options.seed, show, start)
     options.out.write_bytes(network.to_bytes())

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import time
 from collections import defaultdict
 from dataclasses import asdict, dataclass
@@ -24,14 +23,13 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.multiprocessing.spawn import spawn
 
-from training.batches import ATTENTION_TARGETS, AUXILIARY_HEADS, HARDER, IGNORE, Batch, Stream
-from training.model import Block, Reader, Shape, bias, export, load
+from training.batches import ATTENTION_TARGETS, AUXILIARY_HEADS, IGNORE, Batch, Stream
+from training.model import Block, Reader, Shape, bias, export
 from training.optimizer import Optimizer, Rates
 from training.tokenizer import build
 
-Stages = tuple[tuple[float, dict[int, float]], ...]
-# Each stage: the progress at which it ends, and its mix of levels. Each stage is a new stream.
-STAGES: Stages = (
+# `STAGES` is the curriculum: the progress at which each stage ends, and its mix of levels. Each stage is a new stream.
+STAGES: tuple[tuple[float, dict[int, float]], ...] = (
     (0.05, {0: 1.0}),
     (0.14, {0: 0.2, 1: 0.8}),
     (0.30, {1: 0.3, 2: 0.7}),
@@ -39,12 +37,6 @@ STAGES: Stages = (
     (0.88, {2: 0.35, 3: 0.65}),
     (1.01, {2: 0.2, 3: 0.6, 4: 0.2}),
 )
-LONG_STAGES: Stages = (
-    *STAGES[:-2],
-    (0.88, {2: 0.35, 3: 0.57, 4: 0.05, 5: 0.03}),
-    (1.01, {2: 0.2, 3: 0.5, 4: 0.2, 5: 0.1}),
-)
-HARDER_STAGES: Stages = ((1.01, {2: 0.15, 3: 0.2, HARDER: 0.65}),)  # for a reader that read plain worlds before
 WARMUP_STEPS, DECAY_FROM = 60, 0.45
 AUXILIARY_WEIGHTS = {
     "previous": 0.2,
@@ -187,9 +179,7 @@ def save_reader(reader: Reader, folder: Path) -> None:
     build().save_pretrained(str(folder))
 
 
-def train(
-    run: Run, minutes: float, steps: int | None, tokens: int, export_minutes: float, stop: float, stages: Stages
-) -> None:
+def train(run: Run, minutes: float, steps: int | None, tokens: int, export_minutes: float, stop: float) -> None:
     """Trains until the minutes (or the steps, if given) are used, or `stop` of them."""
     p, saved = run.progress, time.monotonic()
     clock = Clock(run)
@@ -198,7 +188,7 @@ def train(
         return p.step / steps if steps else clock.minutes / minutes
 
     sums: dict[str, list[float]] = defaultdict(list)
-    for end, mix in stages:
+    for end, mix in STAGES:
         if used() >= min(end, stop):
             continue
         start = p.worlds - p.worlds % run.workers + run.rank
@@ -253,37 +243,22 @@ def _shape(options: argparse.Namespace) -> Shape:
         heads=options.heads,
         kv_heads=options.kv_heads,
         inner=2 * options.hidden,
-        positions=4096 if options.long else 2048,
     )
 
 
 def worker(rank: int, options: argparse.Namespace) -> None:
     """Runs one worker process."""
     torch.set_num_threads(options.threads)
-    if options.sessions:
-        os.setsid()
     if options.workers > 1:
         dist.init_process_group(
             "gloo", init_method=f"file://{options.out.resolve()}/rendezvous", rank=rank, world_size=options.workers
         )
-    start = load(options.start) if options.start else None
-    shape = start.shape if start else _shape(options)
-    run = Run(options.out, shape, options.seed, Rates(options.muon, options.adam), rank, options.workers)
-    if start:
-        run.reader.load_state_dict(start.state_dict())
+    run = Run(options.out, _shape(options), options.seed, Rates(options.muon, options.adam), rank, options.workers)
     run.resume()
     if options.compile:
         torch._dynamo.config.cache_size_limit = 64
         Block.forward = torch.compile(Block.forward, dynamic=False)  # type: ignore[method-assign]
-    train(
-        run,
-        options.minutes,
-        options.steps,
-        options.tokens,
-        options.export_minutes,
-        options.stop,
-        HARDER_STAGES if options.start else LONG_STAGES if options.long else STAGES,
-    )
+    train(run, options.minutes, options.steps, options.tokens, options.export_minutes, options.stop)
 
 
 def main() -> None:
@@ -297,9 +272,6 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=4000, help="tokens per step, of all workers together")
     parser.add_argument("--threads", type=int, default=1, help="threads per worker")
     parser.add_argument("--workers", type=int, default=2, help="processes that share a step; faster than threads here")
-    parser.add_argument(
-        "--sessions", action="store_true", help="one session per worker, for kernels that schedule by session"
-    )
     parser.add_argument("--export-minutes", type=float, default=8)
     parser.add_argument("--muon", type=float, default=0.006)
     parser.add_argument("--adam", type=float, default=0.004)
@@ -307,8 +279,6 @@ def main() -> None:
     parser.add_argument("--layers", type=int, default=8)
     parser.add_argument("--heads", type=int, default=4)
     parser.add_argument("--kv-heads", type=int, default=2)
-    parser.add_argument("--long", action="store_true", help="late stages also have contexts of some 2,000 tokens")
-    parser.add_argument("--start", type=Path, help="the folder of a reader that goes on to harder worlds")
     parser.add_argument("--compile", action="store_true", help="needs a C++ compiler; about a third faster")
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)

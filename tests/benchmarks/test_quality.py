@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 
-followups = pytest.importorskip("benchmarks.followups")
 lens = pytest.importorskip("benchmarks.lens")
 quality_data = pytest.importorskip("benchmarks.quality_data")
 quality_run = pytest.importorskip("benchmarks.quality_run")
@@ -78,11 +77,3 @@ def test_the_variance_of_a_chunk_stays_what_it_was_behind_its_first_neighbours()
     assert again[1] is far, "a chunk was measured again behind other neighbours"
     assert not near[1].equal(far), "the neighbours make no difference"
     assert [len(found) for found in near] == [len(ids[first]), len(ids[second])]
-
-
-def test_two_of_three_turns_of_the_conversations_are_follow_ups() -> None:
-    made = list(followups.conversations(6, seed=1, number=3))
-    assert [len(turns) for turns in made] == [3, 4, 5, 3, 4, 5]
-    assert sum(turn.is_follow_up for turns in made for turn in turns) == 16  # of 24
-    for turns in made:
-        assert [bool(turn.chunks) for turn in turns] == [not turn.is_follow_up for turn in turns]

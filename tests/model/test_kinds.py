@@ -9,7 +9,6 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
-from benchmarks.gguf_file import add_shape
 from ragkv import Engine, EngineConfig, StoreConfig
 from ragkv.errors import MissingExtraError, ModelNotFoundError, UnsupportedModelError
 from ragkv.model import loading
@@ -217,7 +216,15 @@ def _write_gguf(gguf: Any, path: Path, model: Any) -> None:
     """Write a Qwen2 model with a vocabulary of toy tokens to a GGUF file."""
     config, words = model.config, ["a", "b", "ab", *(f"w{number}" for number in range(3, model.config.vocab_size))]
     writer = gguf.GGUFWriter(str(path), "qwen2")
-    add_shape(writer, config)
+    writer.add_context_length(config.max_position_embeddings)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_block_count(config.num_hidden_layers)
+    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_head_count(config.num_attention_heads)
+    writer.add_head_count_kv(config.num_key_value_heads)
+    writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
+    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    writer.add_vocab_size(config.vocab_size)
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("qwen2")
     writer.add_token_list(words)
