@@ -165,9 +165,8 @@ class TestEnvironment:
     def test_a_variable_that_kubernetes_sets_for_a_service_named_ragkv_is_ignored(self, name: str, text: str) -> None:
         assert EngineConfig.from_env({name: text, "RAGKV_DEVICE": "cuda"}) == EngineConfig(device="cuda")
 
-    @pytest.mark.parametrize("name", ["RAGKV_CONFIG", "RAGKV_MCP_KEY"])
-    def test_a_variable_that_commands_read_by_themselves_is_no_setting(self, name: str) -> None:
-        assert EngineConfig.from_env({name: "a value"}) == EngineConfig()
+    def test_the_variable_that_names_the_settings_file_is_no_setting(self) -> None:
+        assert EngineConfig.from_env({"RAGKV_CONFIG": "a value"}) == EngineConfig()
 
     @pytest.mark.parametrize(
         ("environment", "says"),

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -14,7 +15,7 @@ from . import output
 from .ask import ask
 from .chat import chat
 from .config import config as config_commands
-from .docs import docs
+from .docs import docs, search
 from .doctor import doctor
 from .explain import explain
 from .gate import gate
@@ -23,32 +24,28 @@ from .keys import keys
 from .learn import learn
 from .mcp import mcp
 from .options import (
-    HOME,
-    Adapter,
     AsJson,
     CodecChoice,
-    Device,
-    Dtype,
     EngineOptions,
-    Home,
     Model,
-    Settings,
-    Weights,
     command_group,
     file_defaults,
     require_index,
     settings_file,
     show_help,
+    with_engine_options,
 )
-from .output import console, print_json
+from .output import console, print_json, print_note
 from .profile import profile
-from .search import search
 from .serve import serve
 from .stats import stats
-from .tracing import start_tracing
 
 KvDtype = Literal["float32", "bfloat16", "float16"]
 COMPARED_POLICIES = "lru,t-lru,t-lru-guarded,tail-belady"
+# The variable of OpenTelemetry that names the exporters of traces, and the group in which packages register them.
+TRACES_VARIABLE = "OTEL_TRACES_EXPORTER"
+_EXPORTERS = "opentelemetry_traces_exporter"
+_REGISTERED = {"otlp": ("otlp", "otlp_proto_http", "otlp_proto_grpc")}  # the names that exporters register
 POLICIES = sorted((*POLICY_NAMES, *SIMULATOR_POLICY_NAMES))
 
 app = command_group(
@@ -85,6 +82,38 @@ def _defaults(command: Any, values: dict[str, str]) -> dict[str, Any]:
     return {name: _defaults(one, values) for name, one in commands.items() if name != "demo"}
 
 
+def start_tracing() -> None:
+    """Set a tracer provider (docs/traces.md) if `OTEL_TRACES_EXPORTER` names exporters. A note says what is missing."""
+    wanted = [name.strip() for name in os.environ.get(TRACES_VARIABLE, "none").split(",")]
+    if wanted == ["none"]:
+        return
+    try:
+        from opentelemetry import trace
+        from opentelemetry.sdk.trace import TracerProvider
+        from opentelemetry.sdk.trace.export import BatchSpanProcessor
+    except ImportError:
+        print_note(f"{TRACES_VARIABLE} is set, but opentelemetry-sdk is not installed: no traces.")
+        return
+    provider = TracerProvider()  # reads the name of the service, the sampler and the limits from the environment
+    for name in wanted:
+        exporter = _exporter(name)
+        if exporter is None:
+            print_note(
+                f"{TRACES_VARIABLE} names {name!r}, but no installed package has this exporter: it gets no traces."
+            )
+        else:
+            provider.add_span_processor(BatchSpanProcessor(exporter))
+    trace.set_tracer_provider(provider)
+
+
+def _exporter(name: str) -> Any | None:
+    """The exporter of that name; `None` if no installed package has it."""
+    for one in _REGISTERED.get(name, (name,)):
+        for found in entry_points(group=_EXPORTERS, name=one):
+            return found.load()()
+    return None
+
+
 def size(
     model: Annotated[str, typer.Argument(help="'reader', a model folder, a hub id, or a shape such as llama-3-8b.")],
     chunk_tokens: Annotated[int, typer.Option(min=1, help="Tokens of a chunk.")] = 512,
@@ -108,20 +137,15 @@ def size(
     console.print(f"{output.size(numbers['corpus'])} for {chunks:,} chunks")
 
 
+@with_engine_options
 def gc(
-    home: Home = HOME,
-    model: Model = "reader",
-    config: Settings = None,
-    device: Device = None,
-    dtype: Dtype = None,
-    adapter: Adapter = None,
-    weights: Weights = None,
+    options: EngineOptions,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Count the entries and delete nothing.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Delete the KV of other models and of deleted documents."""
-    require_index(home)
-    with EngineOptions(home, model, config, device, dtype, adapter, weights).rag() as rag:
+    require_index(options.home)
+    with options.rag() as rag:
         others, deleted = rag.engine.count_stale(rag.chunks())
         freed = None if dry_run else rag.engine.gc()
         if not dry_run:
@@ -176,14 +200,13 @@ def demo(
         Path | None, typer.Option(help="Folder for index and KV.", show_default="a temporary folder")
     ] = None,
     repeats: Annotated[int, typer.Option(min=1, help="Runs of each timing; the median is shown.")] = 3,
-    shape: Annotated[str | None, typer.Option(help="Also time a shape such as qwen2.5-0.5b, random weights.")] = None,
     questions: Annotated[int | None, typer.Option(min=1, help="Only this many of the example's questions.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Ingest the example corpus and answer its questions four ways: full, exact prefix, fused cold, fused warm."""
     from .demo import run
 
-    run(model, home, repeats, shape, questions, as_json)
+    run(model, home, repeats, questions, as_json)
 
 
 GROUPS: dict[str, tuple[Callable[..., None] | typer.Typer, ...]] = {  # in the order in which a user meets them

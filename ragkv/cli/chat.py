@@ -13,24 +13,17 @@ from ragkv.types import Answer, Chunk
 
 from . import output
 from .options import (
-    HOME,
     SEARCH,
-    Adapter,
-    Device,
-    Dtype,
     EngineOptions,
-    Home,
     MaxNewTokens,
-    Model,
     Ratio,
     Retriever,
     SelectorName,
-    Settings,
     Temperature,
-    Weights,
     Where,
     answer_options,
     metadata_filter,
+    with_engine_options,
 )
 from .output import console, print_note
 
@@ -43,14 +36,9 @@ if TYPE_CHECKING:
 HELP = "/reset forgets the turns, /forget deletes the conversation, /stats shows what is stored, /quit leaves."
 
 
+@with_engine_options
 def chat(
-    home: Home = HOME,
-    model: Model = "reader",
-    config: Settings = None,
-    device: Device = None,
-    dtype: Dtype = None,
-    adapter: Adapter = None,
-    weights: Weights = None,
+    options: EngineOptions,
     session: Annotated[str | None, typer.Option(help="Id of a conversation to continue; it is kept.")] = None,
     k: Annotated[
         int,
@@ -64,14 +52,13 @@ def chat(
     max_new_tokens: MaxNewTokens = 64,
 ) -> None:
     """Chat: each line is a turn, answered from the passages it retrieves. /reset, /forget, /stats, /quit."""
-    options = EngineOptions(home, model, config, device, dtype, adapter, weights)
-    retrieval = Retrieval(k, retriever, metadata_filter(where))
+    retrieval = TurnRetrieval(k, retriever, metadata_filter(where))
     answering = answer_options(ratio, selector, temperature, max_new_tokens)
     with ExitStack() as stack:
-        rag = stack.enter_context(options.rag()) if (home / "index").is_dir() else None
+        rag = stack.enter_context(options.rag()) if (options.home / "index").is_dir() else None
         engine = rag.engine if rag is not None else stack.enter_context(options.engine())
         if rag is None:
-            print_note(f"nothing was ingested at {home}: the model answers without documents.")
+            print_note(f"nothing was ingested at {options.home}: the model answers without documents.")
         chat = Chat(engine, rag, engine.session(session or f"chat-{uuid.uuid4().hex}"), retrieval, answering)
         if chat.session.turns:
             console.print(f"{chat.session.turns} turns so far.", style="dim")
@@ -98,7 +85,7 @@ def _lines() -> Iterator[str]:
 
 
 @dataclass(frozen=True, slots=True)
-class Retrieval:
+class TurnRetrieval:
     """How the passages of every turn are retrieved."""
 
     k: int
@@ -113,7 +100,7 @@ class Chat:
     engine: "Engine"
     rag: "Rag | None"
     session: "Session"
-    retrieval: Retrieval
+    retrieval: TurnRetrieval
     options: "AnswerOptions"
     last: Answer | None = None
 

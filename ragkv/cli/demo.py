@@ -18,7 +18,6 @@ from ragkv.errors import InputError
 from ragkv.types import Answer, Chunk, Reuse
 
 from . import output
-from .demo_shape import time_shape
 from .options import EngineOptions
 from .output import console
 
@@ -59,7 +58,7 @@ class Result:
         return {"full": self.full_s, "prefix": self.prefix_s, "cold": self.cold_s, "warm": self.warm_s}
 
 
-def run(model: str, home: Path | None, repeats: int, shape: str | None, count: int | None, as_json: bool) -> None:
+def run(model: str, home: Path | None, repeats: int, count: int | None, as_json: bool) -> None:
     """Run the demo with the first `count` questions (`None`: all) and print it."""
     examples = next((folder for folder in _EXAMPLES if (folder / "questions.jsonl").is_file()), None)
     if examples is None:
@@ -81,9 +80,8 @@ def run(model: str, home: Path | None, repeats: int, shape: str | None, count: i
                 on_question(number, len(questions))
         summary = _summary(results)
         show(_describe_summary(summary, model))
-    shape_times = time_shape(shape, show) if shape else None
     if as_json:
-        output.print_json({"questions": results, "summary": summary, "shape": shape_times})
+        output.print_json({"questions": results, "summary": summary})
 
 
 def _ingest(rag: "Rag", corpus: Path) -> str:

@@ -1,5 +1,6 @@
-"""`ragkv docs list | show | delete`: the ingested documents."""
+"""`ragkv docs list | show | delete`: the ingested documents; `ragkv search`: the passages that a question retrieves."""
 
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated
@@ -11,19 +12,19 @@ from ragkv.errors import InputError
 from . import output
 from .options import (
     HOME,
-    Adapter,
     AsJson,
-    Device,
-    Dtype,
     EngineOptions,
     Home,
-    Model,
-    Settings,
-    Weights,
+    Passages,
+    Retriever,
+    Where,
     command_group,
+    metadata_filter,
+    note_writer,
     require_index,
+    with_engine_options,
 )
-from .output import console, print_json
+from .output import console, print_json, print_note
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -68,21 +69,16 @@ def show(
 
 
 @docs.command()
+@with_engine_options
 def delete(
     names: Annotated[list[str], typer.Argument(help="Ids of documents, or the ends of their paths.")],
-    home: Home = HOME,
-    model: Model = "reader",
-    config: Settings = None,
-    device: Device = None,
-    dtype: Dtype = None,
-    adapter: Adapter = None,
-    weights: Weights = None,
+    options: EngineOptions,
     as_json: AsJson = False,
 ) -> None:
     """Delete documents, their passages and this model's KV of them. `ragkv gc` deletes the KV of other models."""
-    with _index(home) as index:
+    with _index(options.home) as index:
         ids = [_id_of(index, name) for name in names]
-    with EngineOptions(home, model, config, device, dtype, adapter, weights).rag() as rag:
+    with options.rag() as rag:
         removal = rag.delete(ids)
     if as_json:
         print_json({"deleted": removal.deleted, "passages": len(removal.passages)})
@@ -114,3 +110,39 @@ def _id_of(index: "Index", name: str) -> str:
         raise InputError(f"There is no document {name!r}; `ragkv docs list` shows those there are.")
     some = ", ".join(found[:5])
     raise InputError(f"{len(found)} documents end with {name!r}: {some}. Give more of the path.")
+
+
+def search(
+    query: Annotated[str, typer.Argument(help="A question, or words of the passages.")],
+    home: Home = HOME,
+    k: Passages = 6,
+    retriever: Retriever = None,
+    where: Where = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show the passages that a question retrieves, the best first, and their scores.
+
+    Needs no model, and no lock on the home.
+    """
+    from ragkv.retrieval import Index, resolve_embedder
+
+    if not query.strip():
+        raise InputError("The query is empty. Give at least one word.")
+    require_index(home)
+    note_writer(home)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # from other packages; the user cannot fix them
+        embedder = None if retriever == "bm25" else resolve_embedder()
+        with output.quiet("ragkv.retrieval"), Index(home / "index", embedder=embedder, read_only=True) as index:
+            hits = index.search(query, k, retriever=retriever, where=metadata_filter(where))
+            notice = None if retriever == "bm25" else index.notice
+    if notice:
+        print_note(notice)
+    if as_json:
+        print_json({"query": query, "hits": hits})
+        return
+    if not hits:
+        print_note("no passage matches.")
+    for hit in hits:
+        console.print(f"[{hit.rank}] {output.place(hit.passage)}  score {hit.score:.3g}", style="bold")
+        console.print(f"    {' '.join(hit.passage.text.split())}")

@@ -9,21 +9,7 @@ from ragkv.config import ReuseMode
 from ragkv.errors import InputError, ProfileError
 
 from . import output
-from .options import (
-    HOME,
-    Adapter,
-    AsJson,
-    Device,
-    Dtype,
-    EngineOptions,
-    Home,
-    Model,
-    Passages,
-    SelectorName,
-    Settings,
-    Weights,
-    require_index,
-)
+from .options import AsJson, EngineOptions, Passages, SelectorName, require_index, with_engine_options
 from .output import console, milliseconds, print_json, print_note
 
 if TYPE_CHECKING:
@@ -36,19 +22,14 @@ TierName = Literal["memory", "disk", "redis", "s3"]
 USES_CHUNKS = 6  # chunks of the prompt in which an entry's use is counted
 
 
+@with_engine_options
 def explain(
+    options: EngineOptions,
     question: Annotated[str | None, typer.Argument(help="The question; without one, describe a request.")] = None,
     chunks: Annotated[int | None, typer.Option(min=1, help="Described request: its chunks.")] = None,
     tokens: Annotated[int, typer.Option(min=1, help="Described request: tokens of each chunk.")] = 512,
     tier: Annotated[TierName, typer.Option(help="Described request: the tier of its chunks.")] = "disk",
     question_tokens: Annotated[int, typer.Option(min=1, help="Described request: tokens of its question.")] = 32,
-    home: Home = HOME,
-    model: Model = "reader",
-    config: Settings = None,
-    device: Device = None,
-    dtype: Dtype = None,
-    adapter: Adapter = None,
-    weights: Weights = None,
     k: Passages = 6,
     selector: SelectorName = None,
     as_json: AsJson = False,
@@ -56,13 +37,12 @@ def explain(
     """Explain the recompute ratio, the chunks computed instead of loaded and the cheapest tier; compare the times."""
     if (question is None) == (chunks is None):
         raise InputError('Give a question, `ragkv explain "Who ...?"`, or a description: `--chunks 6 --tokens 512`.')
-    options = EngineOptions(home, model, config, device, dtype, adapter, weights)
     if question is None:
         assert chunks is not None
         with options.engine(reads=True) as engine:
             found = _explain_description(engine, chunks, tokens, tier, question_tokens, selector)
     else:
-        require_index(home)
+        require_index(options.home)
         with options.rag(reads=True) as rag:
             found = _explain_question(rag, question, k, selector)
             rag.engine.flush()

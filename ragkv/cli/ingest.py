@@ -1,41 +1,47 @@
-"""`ragkv ingest`: files and folders into the index and the store, with an outcome for every file; `--watch` follows."""
+"""`ragkv ingest`: files and folders into the index and the store, with an outcome for every file; `--watch` follows.
+
+The report counts every file, and names each that was not read with the reason. How far an ingestion is, with a rate and
+the time left, is a bar on a terminal, else a line into the log every ten seconds.
+"""
 
 import os
 import signal
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 import typer
+from rich.progress import BarColumn, Progress, TextColumn
 
 from ragkv.config import GIB
 from ragkv.errors import DocumentError, MissingExtraError
+from ragkv.runtime import Rate, duration
 
 from . import output
-from .ingest_progress import IngestProgress
-from .ingest_report import as_json_value, learning_note, print_outcome, print_report
-from .options import HOME, Adapter, AsJson, Device, Dtype, EngineOptions, Home, Model, Settings, Weights
-from .output import print_json, print_note
+from .options import AsJson, EngineOptions, with_engine_options
+from .output import console, errors, print_json, print_note
 
 if TYPE_CHECKING:
+    from ragkv.engine import Engine
     from ragkv.retrieval.rag import FileOptions, FileOutcome, FileProgress, Rag, RagIngestReport
 
-WATCH_MS = 200  # how long a wait for changes takes
+WATCH_MS = 200  # How long one wait for changes takes.
+LOG_EVERY_S = 10.0  # How often a log gets a line.
+STATUSES = ("added", "changed", "unchanged", "deleted", "ignored", "failed")
+LEARN_STEPS = 400  # The default of `ragkv learn`.
+LEAST_LEARNED = 12  # Fewer chunks than these teach nothing, and their time says little.
+NAMED = 5  # So many files are named for each reason to ignore them; --json names all.
 
 
+@with_engine_options
 def ingest(
     paths: Annotated[list[Path], typer.Argument(help="Files and folders.")],
-    home: Home = HOME,
-    model: Model = "reader",
-    config: Settings = None,
-    device: Device = None,
-    dtype: Dtype = None,
-    adapter: Adapter = None,
-    weights: Weights = None,
+    options: EngineOptions,
     chunk_tokens: Annotated[
         int | None, typer.Option(help="Longest chunk, in tokens.", show_default="512; the reader: 128")
     ] = None,
@@ -57,18 +63,19 @@ def ingest(
     Every file seen is reported as added, changed, unchanged, ignored or failed. The exit status is 1 if one failed.
     """
     _check_paths(paths, all_needed=watch)
-    engine_options = EngineOptions(home, model, config, device, dtype, adapter, weights)
-    engine_options.check_writable()
+    options.check_writable()
     from ragkv.retrieval import ParseLimits
     from ragkv.retrieval.rag import FileOptions
 
     delete: Literal["others", "missing", "nothing"] = "others" if prune else "missing" if watch else "nothing"
-    options = FileOptions(encoding, strict=strict, delete=delete, limits=ParseLimits(inflated_bytes=inflated_bytes))
-    with engine_options.rag(chunk_tokens) as rag:
-        runs = Runs(rag, paths, options, encode=not index_only, verbose=verbose)
+    file_options = FileOptions(
+        encoding, strict=strict, delete=delete, limits=ParseLimits(inflated_bytes=inflated_bytes)
+    )
+    with options.rag(chunk_tokens) as rag:
+        runs = Runs(rag, paths, file_options, encode=not index_only, verbose=verbose)
         if watch:
             with _ended_by_signal() as ended:
-                _follow(runs, home, as_json, ended)
+                _follow(runs, options.home, as_json, ended)
         else:
             _end(paths, runs.first(as_json))
 
@@ -207,3 +214,150 @@ def _end(paths: Sequence[Path], report: "RagIngestReport") -> None:
         raise DocumentError(problem)
     if _failures(report.files):
         raise typer.Exit(1)
+
+
+# The report
+
+
+def as_json_value(report: "RagIngestReport", seconds: float) -> dict[str, Any]:
+    """The report as JSON values: every file with its status, reason and documents."""
+    index = report.index
+    documents = {name: getattr(index, name) for name in ("added", "changed", "unchanged", "deleted", "embedded_texts")}
+    return {
+        "files": output.plain(report.files),
+        "counts": _counts(report),
+        "index": documents,
+        "kv": output.plain(report.kv),
+        "deleted_entries": report.deleted_entries,
+        "seconds": round(seconds, 3),
+    }
+
+
+def print_report(report: "RagIngestReport", seconds: float) -> None:
+    """Print the counts, then the files that were not read, with the reasons."""
+    index, kv = report.index, report.kv
+    counts = ", ".join(f"{count} {status}" for status, count in _counts(report).items() if count)
+    console.print(f"Files: {counts or 'none'}, in {duration(seconds)}.")
+    documents = {"added": index.added, "changed": index.changed, "unchanged": index.unchanged, "deleted": index.deleted}
+    parts = ", ".join(f"{len(ids)} {what}" for what, ids in documents.items() if ids)
+    console.print(
+        f"Documents: {parts or 'none'}. "
+        f"Chunks: {kv.encoded} encoded, {kv.present} already stored, {report.deleted_entries} dropped.",
+    )
+    ignored: dict[str, list[str]] = {}
+    for outcome in report.files:
+        if outcome.status == "ignored":
+            ignored.setdefault(outcome.reason, []).append(outcome.path)
+    for reason, paths in ignored.items():
+        more = f" and {len(paths) - NAMED} more (--json names all)" if len(paths) > NAMED else ""
+        console.print(f"ignored, {reason}: {', '.join(paths[:NAMED])}{more}")
+    for outcome in report.files:
+        if outcome.status == "failed":
+            console.print(f"failed: {outcome.reason}")
+
+
+def learning_note(engine: "Engine", encoded: int, seconds: float) -> str | None:
+    """What learned scores would bring and take, if chunks are scored without them; `None` if too little was encoded.
+
+    A step of training costs about as much as seven passes over its six chunks; two of its three parts run the model.
+    """
+    encoder = engine.parts.encoder
+    scorer = encoder.scorer
+    if scorer is None or not encoder.makes_scores or scorer.learned is not None or encoded < LEAST_LEARNED:
+        return None
+    if not engine.config.fusion.learned_scores:
+        return None
+    pass_s = seconds / (encoded * encoder.passes)  # over one chunk; too long by what reading and indexing took
+    takes_s = pass_s * (2 * LEARN_STEPS * 7 * 6 + scorer.passes * encoded)
+    return (
+        "tokens to recompute are chosen by how their KV varies with context: no scores were learned for this model."
+        f" `ragkv learn` learns them from these documents, in about {duration(takes_s)} on this machine, and encodes "
+        "nothing again. On the bundled reader learned scores close .97 of the gap to a full recompute at 5 % of its "
+        "compute, the variance .55."
+    )
+
+
+def print_outcome(outcome: "FileOutcome") -> None:
+    """One line for a file, on standard error."""
+    ignored = f" ({outcome.reason})" if outcome.reason else ""
+    what = outcome.reason if outcome.status == "failed" else f"{outcome.path}{ignored}"  # the reason names the file
+    errors.print(f"{outcome.status}: {what}")
+    errors.file.flush()
+
+
+def _counts(report: "RagIngestReport") -> dict[str, int]:
+    counted = Counter(outcome.status for outcome in report.files)
+    return {status: counted[status] for status in STATUSES}  # type: ignore[index]
+
+
+# The progress
+
+
+class IngestProgress:
+    """One ingestion of files: first they are read, then the KV of their chunks is computed."""
+
+    def __init__(self, every_s: float = LOG_EVERY_S) -> None:
+        self._every_s = every_s
+        self._lock = threading.Lock()
+        self._reading, self._embedding, self._encoding = Rate(), Rate(), Rate()
+        self._files = self._texts = ""
+        self._line = "reading: looking for files"
+        self._done, self._total = 0.0, 0.0
+
+    def on_file(self, progress: "FileProgress") -> None:
+        """Called before and after each file."""
+        with self._lock:
+            self._reading.update(progress.size, progress.size_total)
+            self._done, self._total = progress.size, progress.size_total
+            sizes = f"{output.size(progress.size)} of {output.size(progress.size_total)}"
+            rate = f", {output.size(self._reading.per_s)}/s" if self._reading.per_s else ""
+            name = f": {progress.path}" if progress.outcome is None else ""
+            counts = f"{progress.files} of {progress.files_total} files, {sizes}"
+            self._files = f"reading: {counts}{rate}{self._reading.left}{name}"
+            self._line, self._embedding = self._files, Rate()
+
+    def on_embed(self, done: int, total: int) -> None:
+        """Called after each batch of passages that was embedded."""
+        with self._lock:
+            self._embedding.update(done, total)
+            rate = f", {self._embedding.per_s:.1f}/s" if self._embedding.per_s else ""
+            self._line = f"{self._files} ({done} of {total} passages embedded{rate}{self._embedding.left})"
+
+    def on_encode(self, done: int, total: int) -> None:
+        """Called after each chunk whose KV is stored."""
+        with self._lock:
+            self._encoding.update(done, total)
+            self._done, self._total = done, total
+            rate = f", {self._encoding.per_s:.1f} chunks/s" if self._encoding.per_s else ""
+            self._line = f"encoding KV: {done} of {total} chunks{rate}{self._encoding.left}"
+
+    @property
+    def line(self) -> str:
+        """What is being done."""
+        with self._lock:
+            return self._line
+
+    @contextmanager
+    def shown(self) -> Iterator[Self]:
+        """Show the progress while the block runs: it is told also while one long file is parsed."""
+        ended = threading.Event()
+        show = self._show_bar if errors.is_terminal else self._write_lines
+        thread = threading.Thread(target=show, args=(ended,), name="ragkv-progress", daemon=True)
+        thread.start()
+        try:
+            yield self
+        finally:
+            ended.set()
+            thread.join()
+
+    def _write_lines(self, ended: threading.Event) -> None:
+        while not ended.wait(self._every_s):
+            errors.print(self.line)
+            errors.file.flush()
+
+    def _show_bar(self, ended: threading.Event) -> None:
+        columns = (BarColumn(bar_width=20), TextColumn("{task.description}", markup=False))
+        with Progress(*columns, console=errors, transient=True) as bar:
+            task = bar.add_task("", total=None)
+            while not ended.wait(0.2):
+                bar.update(task, description=self.line, completed=self._done, total=self._total or None)

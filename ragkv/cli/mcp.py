@@ -1,71 +1,77 @@
-"""`ragkv mcp`: the corpus as tools of the Model Context Protocol, over standard input and output or over HTTP.
+"""`ragkv mcp`: the corpus as tools of the Model Context Protocol, over standard input and output.
 
-Over standard streams the output holds the protocol alone; notes and logs go to standard error.
+Standard output holds the protocol alone; notes and logs go to standard error. Over HTTP, `ragkv serve --mcp` has them.
 """
 
-import os
-from typing import Annotated
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ragkv.errors import ConfigError, MissingExtraError
-from ragkv.runtime import is_loopback
-from ragkv.runtime.setting_values import MCP_KEY_VARIABLE
+from ragkv.errors import InputError, RagKVError
+from ragkv.runtime import run_in_thread
 
-from .options import HOME, Adapter, Device, Dtype, EngineOptions, Home, Model, Settings, require_index
+from .ask import Refused, send, server_of
+from .options import EngineOptions, require_index, with_engine_options
 from .output import print_note
 
-KEY_CHARACTERS = 16
+if TYPE_CHECKING:
+    from ragkv.integrations.mcp.corpus import ToolCorpus
+    from ragkv.runtime.server_file import ServerAddress
+
+REQUEST_S = 600.0  # The longest wait for a response of a server; its own deadline is shorter by default.
 
 
+@with_engine_options
 def mcp(
-    home: Home = HOME,
-    model: Model = "reader",
-    config: Settings = None,
-    device: Device = None,
-    dtype: Dtype = None,
-    adapter: Adapter = None,
+    options: EngineOptions,
     read_only: Annotated[bool, typer.Option("--read-only", help="Offer no tool that adds documents.")] = False,
-    http: Annotated[bool, typer.Option("--http", help="Serve HTTP at /mcp, instead of standard streams.")] = False,
-    host: Annotated[
-        str,
-        typer.Option(help=f"With --http: address to listen on. Beyond this machine {MCP_KEY_VARIABLE} must be set."),
-    ] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="With --http: port; 0 is any free one.")] = 8001,
 ) -> None:
     """Offer the ingested documents to MCP clients: search, ask, list and add.
 
     Where `ragkv serve` has the home, its server answers.
     """
-    try:
-        import mcp  # noqa: F401 - before anything is loaded
-    except ImportError as error:
-        raise MissingExtraError("mcp", "mcp", "`ragkv mcp`") from error
-    from .mcp_corpus import open_corpus
-    from .mcp_tools import build_server
+    from ragkv.integrations.mcp import build_server
 
-    key = checked_key(os.environ.get(MCP_KEY_VARIABLE, ""), host) if http else ""
     if read_only:
-        require_index(home)
-    with open_corpus(EngineOptions(home, model, config, device, dtype, adapter)) as corpus:
-        server = build_server(corpus, read_only=read_only)
-        if not http:
-            server.run("stdio")
-            return
-        from .mcp_http import serve_http
-
-        if not port:
-            print_note("the port is any free one; it is logged when the server listens.")
-        serve_http(server, host, port, key)
+        require_index(options.home)
+    with _open_corpus(options) as corpus:
+        build_server(lambda _: corpus, read_only=read_only).run("stdio")
 
 
-def checked_key(key: str, host: str) -> str:
-    """The key that clients send; "" for none. Raises `ConfigError` for a short one, and beyond loopback for none."""
-    if key and len(key) < KEY_CHARACTERS:
-        raise ConfigError(f"{MCP_KEY_VARIABLE} has {len(key)} characters; give at least {KEY_CHARACTERS} random ones.")
-    if not key and not is_loopback(host):
-        raise ConfigError(
-            f"{host} can be reached from other machines, and there is no key. Set {MCP_KEY_VARIABLE} to at least "
-            f"{KEY_CHARACTERS} random characters, or listen on 127.0.0.1."
-        )
-    return key
+@contextmanager
+def _open_corpus(options: EngineOptions) -> Iterator["ToolCorpus"]:
+    """The corpus of a home, through its server if it has one that answers without a key."""
+    from ragkv.integrations.mcp import HomeCorpus, ServedCorpus
+
+    address = server_of(options.home, options.model)
+    if address is not None and _answers(address):
+
+        async def ask(method: str, path: str, body: Mapping[str, Any] | None) -> dict[str, Any]:
+            return await run_in_thread(lambda _: _send(address, method, path, body))
+
+        print_note(f"the server at {address.url} (pid {address.pid}), which has this home, answers.")
+        yield ServedCorpus(ask)
+        return
+    with HomeCorpus(lambda: options.rag(reads=True)) as corpus:
+        yield corpus
+
+
+def _answers(address: "ServerAddress") -> bool:
+    """Whether the server answers without a key; if not, a note says why."""
+    try:
+        _send(address, "GET", "/v1/collections/default/documents?limit=1", None)
+    except RagKVError as error:
+        print_note(f"the server at {address.url} is not asked: {error}")
+        return False
+    return True
+
+
+def _send(address: "ServerAddress", method: str, path: str, body: Mapping[str, Any] | None) -> dict[str, Any]:
+    try:
+        return send(address, method, path, body, REQUEST_S)
+    except Refused as error:
+        raise InputError(str(error)) from error
+    except (OSError, ValueError) as error:
+        raise RagKVError(f"The server at {address.url} does not answer: {error}. Start it again.") from error

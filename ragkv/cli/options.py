@@ -1,9 +1,11 @@
 """The options that many commands take, and the engine and corpus that they describe."""
 
+import functools
+import inspect
 import json
 import os
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -176,6 +178,11 @@ class EngineOptions:
     adapter: str | None = None
     weights: str | None = None
 
+    @property
+    def uses_server_settings(self) -> bool:
+        """Whether a server of the home, whatever its settings are, may answer in place of an engine of these."""
+        return self.device is None and self.dtype is None and self.adapter is None and self.weights is None
+
     def config(self) -> EngineConfig:
         """The settings of the TOML file, overridden by the environment, overridden by these options."""
         config = EngineConfig.gather(self.settings)
@@ -248,6 +255,37 @@ class EngineOptions:
             index = self.home / "index"
             with Rag(engine, index, chunk_tokens=tokens, embedder=embedder, read_only=read_only) as rag:
                 yield rag
+
+
+_SHARED = (  # The parameters of `EngineOptions`, as options of a command: field, annotation, default.
+    ("home", Home, HOME),
+    ("model", Model, "reader"),
+    ("config", Settings, None),
+    ("device", Device, None),
+    ("dtype", Dtype, None),
+    ("adapter", Adapter, None),
+    ("weights", Weights, None),
+)
+
+
+def with_engine_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Replace the parameter `options: EngineOptions` of `command` by the options from which it is made."""
+    signature = inspect.signature(command)
+    kind = inspect.Parameter.KEYWORD_ONLY
+    shared = [
+        inspect.Parameter(name, kind, annotation=annotation, default=default) for name, annotation, default in _SHARED
+    ]
+    parameters = [
+        one for given in signature.parameters.values() for one in (shared if given.name == "options" else [given])
+    ]
+
+    @functools.wraps(command)
+    def run(**arguments: Any) -> None:
+        home, model, *others = (arguments.pop(name) for name, _, _ in _SHARED)
+        command(options=EngineOptions(home, model, *others), **arguments)
+
+    run.__signature__ = signature.replace(parameters=[one.replace(kind=kind) for one in parameters])  # type: ignore[attr-defined]
+    return run
 
 
 def _loaded(model: str, config: EngineConfig) -> "Engine":

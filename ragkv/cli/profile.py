@@ -1,17 +1,13 @@
 """`ragkv profile`: measures this model on this machine for the loading controller, and saves the profile."""
 
 import dataclasses
-import importlib
-import importlib.util
-from collections.abc import Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.table import Table
 
 from . import output
-from .options import HOME, Adapter, AsJson, Device, Dtype, EngineOptions, Home, Model, Settings, Weights
+from .options import AsJson, EngineOptions, with_engine_options
 from .output import console, milliseconds, print_json, print_note
 
 if TYPE_CHECKING:
@@ -20,42 +16,30 @@ if TYPE_CHECKING:
 BAD_FIT = 0.25  # relative error of a fit; a larger one suggests other work on the machine
 
 
+@with_engine_options
 def profile(
-    home: Home = HOME,
-    model: Model = "reader",
-    config: Settings = None,
-    device: Device = None,
-    dtype: Dtype = None,
-    adapter: Adapter = None,
-    weights: Weights = None,
+    options: EngineOptions,
     quick: Annotated[
         bool, typer.Option("--quick", help="Short prompts, fewer rounds: takes seconds, less exact.")
     ] = False,
-    plot: Annotated[Path | None, typer.Option(help="File for the plot.", show_default="next to the profile")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Measure prefill, recompute, loading and decoding here. Engines with ratio = None use the profile."""
     from ragkv.lab.profiling import measure, save
 
-    with EngineOptions(home, model, config, device, dtype, adapter, weights).engine() as engine:
+    with options.engine() as engine:
         with output.progress("measuring") as on_progress:
             measured = measure(engine, quick=quick, on_progress=on_progress)
         path = save(engine, measured)
         dtype_why = engine.stats().dtype_why
-    picture = plot or (path.with_suffix(".png") if path else None)
-    drawn = picture is not None and draw(measured, picture)
     if as_json:
-        print_json(
-            {**dataclasses.asdict(measured), "dtype_why": dtype_why, "file": path, "plot": picture if drawn else None}
-        )
+        print_json({**dataclasses.asdict(measured), "dtype_why": dtype_why, "file": path})
         return
     show(measured)
     console.print(f"dtype: {dtype_why}", style="dim")
-    console.print(f"saved in {path}" + (f", drawn in {picture}" if drawn else ""), style="dim")
+    console.print(f"saved in {path}", style="dim")
     if (error := _largest_error(measured)) > BAD_FIT:
         print_note(f"the fit is off by up to {error:.0%}; if the machine was busy, measure again when it is idle.")
-    if not drawn:
-        print_note("no plot was drawn: it needs matplotlib, `pip install matplotlib`.")
 
 
 def show(measured: "Profile") -> None:
@@ -86,32 +70,6 @@ def show(measured: "Profile") -> None:
         console.print(f"copies to the device: {output.size(measured.copy_bytes_per_s)}/s")
 
 
-def draw(measured: "Profile", path: Path) -> bool:
-    """Write a plot of measured and fitted times. Returns `False` if matplotlib is not installed."""
-    if importlib.util.find_spec("matplotlib") is None:
-        return False
-    importlib.import_module("matplotlib").use("Agg")
-    plots: Any = importlib.import_module("matplotlib.pyplot")
-    figure, (lengths, layers, tiers) = plots.subplots(1, 3, figsize=(13, 4))
-    for name, fit in (("prefill", measured.prefill), ("decode step", measured.decode)):
-        _plot(lengths, name, [point.tokens for point in fit.points], fit.points)
-    lengths.set(xlabel="tokens", ylabel="ms", title="whole passes", yscale="log")
-    for keys in sorted({point.keys for point in measured.recompute.points}):
-        points = [point for point in measured.recompute.points if point.keys == keys]
-        _plot(layers, f"{keys} keys", [point.rows for point in points], points)
-    layers.set(xlabel="rows", ylabel="ms a layer", title="selective recompute")
-    for name, speed in measured.tiers.items():
-        _plot(tiers, name, [point.slice_bytes / 2**10 for point in speed.points], speed.points)
-    tiers.set(xlabel="KiB a slice", ylabel="ms", title="loading")
-    for axes in (lengths, layers, tiers):
-        axes.legend()
-    figure.suptitle(f"{measured.subject.cpu}, {measured.subject.threads} threads, {measured.subject.device}; line: fit")
-    figure.tight_layout()
-    figure.savefig(path, dpi=120)
-    plots.close(figure)
-    return True
-
-
 def _largest_error(measured: "Profile") -> float:
     """The largest relative error of the fitted times of whole passes and layers."""
     pairs = [(point.measured_s, point.fitted_s) for point in measured.prefill.points]
@@ -122,9 +80,3 @@ def _largest_error(measured: "Profile") -> float:
 def _row(table: Table, what: str, at: str, measured_s: float, fitted_s: float) -> None:
     off = f"{fitted_s / measured_s - 1:+.0%}" if measured_s else ""
     table.add_row(what, at, f"{measured_s * 1e3:.3g} ms", f"{fitted_s * 1e3:.3g} ms", off)
-
-
-def _plot(axes: Any, label: str, x: Sequence[float], points: Sequence[Any]) -> None:
-    """Plot fitted times as a line and measured times as dots of the same colour, in ms."""
-    (line,) = axes.plot(x, [1e3 * point.fitted_s for point in points], label=label)
-    axes.plot(x, [1e3 * point.measured_s for point in points], "o", color=line.get_color())

@@ -68,6 +68,7 @@ VllmUrl = Annotated[
     str | None,
     typer.Option(help="With --engine vllm: where vLLM listens.", show_default=_from_settings("http://127.0.0.1:8000")),
 ]
+Mcp = Annotated[bool, typer.Option("--mcp", help="Also offer the documents to MCP clients, at /mcp: docs/mcp.md.")]
 Level = Annotated[
     LogLevel | None,
     typer.Option("--log-level", show_default=_from_settings("info"), help="The least severe events logged."),
@@ -93,6 +94,7 @@ def serve(
     replicas: Replicas = None,
     engine: AnsweredBy = None,
     vllm_url: VllmUrl = None,
+    mcp: Mcp = False,
     log_level: Level = None,
     log_format: Format = None,
 ) -> None:
@@ -122,11 +124,13 @@ def serve(
         raise ConfigError("--vllm-url is the server of --engine vllm; give both.")
     if ray and settings.in_front_of_vllm:
         raise ConfigError("One process serves in front of vLLM: leave --ray out.")
+    if ray and mcp:
+        raise ConfigError("MCP is served by one process: leave --ray or --mcp out.")
     locate(settings.model)  # a missing model is reported now and not after the start
     if ray:
         _run_replicas(settings)
     else:
-        _run(settings)
+        _run(settings, mcp)
 
 
 def _run_replicas(settings: "ServeConfig") -> None:
@@ -138,12 +142,16 @@ def _run_replicas(settings: "ServeConfig") -> None:
     run(settings)
 
 
-def _run(settings: "ServeConfig") -> NoReturn:
+def _run(settings: "ServeConfig", mcp: bool) -> NoReturn:
     """Serve in this process until a signal ends it."""
     from ragkv.api import check_network_exposure, create_app
     from ragkv.api import serve as listen
 
     app = create_app(settings)
+    if mcp:
+        from ragkv.integrations.mcp import mount
+
+        mount(app)
     check_network_exposure(settings, app.state.server.keys)
     if settings.port:
         shown = f"[{settings.host}]" if ":" in settings.host else settings.host

@@ -18,7 +18,6 @@ from ragkv.errors import ConfigError
 
 PREFIX = "RAGKV_"  # of the environment variables
 FILE_VARIABLE = "RAGKV_CONFIG"  # names the settings file, for commands
-MCP_KEY_VARIABLE = "RAGKV_MCP_KEY"  # holds the secret of `ragkv mcp --http`, which is no setting
 # Kubernetes sets these in every pod for a service whose name is `ragkv` or begins with `ragkv-`.
 _KUBERNETES_NAME = re.compile(
     r"RAGKV(_[A-Z0-9]+)*_(SERVICE_HOST|SERVICE_PORT(_[A-Z0-9]+)*|PORT_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)"
@@ -44,7 +43,7 @@ def environment_values(environment: Mapping[str, str]) -> dict[str, Any]:
     """The variables with the prefix as nested mappings: `RAGKV_STORE__CODEC` is `codec` in the group `store`."""
     values: dict[str, Any] = {}
     for name, text in environment.items():
-        is_setting = name.startswith(PREFIX) and name not in (FILE_VARIABLE, MCP_KEY_VARIABLE)
+        is_setting = name.startswith(PREFIX) and name != FILE_VARIABLE
         if is_setting and not _is_of_kubernetes(name, text):
             *groups, leaf = name.removeprefix(PREFIX).lower().split("__")
             place = values

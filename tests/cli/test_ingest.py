@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from ragkv.cli import ingest_progress, output
-from ragkv.cli.ingest_progress import IngestProgress
+from ragkv.cli import output
+from ragkv.cli.ingest import LOG_EVERY_S, IngestProgress
 from ragkv.retrieval.rag import FileProgress
 from ragkv.runtime import Rate, duration
 from tests.retrieval import sample_files
@@ -103,7 +103,7 @@ def test_a_log_gets_lines_while_one_file_takes_long(monkeypatch: pytest.MonkeyPa
     log = io.StringIO()
     errors = output.LiteralConsole()
     errors.file = log
-    monkeypatch.setattr(output, "errors", errors)
+    monkeypatch.setattr("ragkv.cli.ingest.errors", errors)
     with IngestProgress(every_s=0.02).shown() as progress:
         progress.on_file(progress_of(0, 0, "docs/[red]big.pdf"))
         deadline = time.monotonic() + 20
@@ -111,7 +111,7 @@ def test_a_log_gets_lines_while_one_file_takes_long(monkeypatch: pytest.MonkeyPa
             time.sleep(0.01)
     lines = log.getvalue().splitlines()
     assert "reading: 0 of 4 files, 0 B of 3.9 KiB: docs/[red]big.pdf" in lines
-    assert ingest_progress.LOG_EVERY_S <= 10
+    assert LOG_EVERY_S <= 10
     assert "ragkv-progress" not in {thread.name for thread in threading.enumerate()}
 
 

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from ragkv.cli.prompt_bar import prompt_bars
+from ragkv.cli.ask import prompt_bars
 from ragkv.types import PromptSpan
 
 from .conftest import Run

@@ -104,8 +104,8 @@ def test_an_answer_of_the_server_is_read_without_loading_torch() -> None:
     }
     code = f"""
 import sys
-from ragkv.cli import ask, output, running_server
-served = running_server.served_answer({found!r})
+from ragkv.cli import ask, output
+served = ask.served_answer({found!r})
 assert output.place(served.hits[0].passage) == "c (page 2)" and served.answer.reuse.notes == ("x",)
 assert served.answer.citations[0].chunk == 0 and served.answer.spans[0].chunk == 0
 assert "torch" not in sys.modules and "ragkv.retrieval.rag" not in sys.modules

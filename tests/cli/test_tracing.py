@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ragkv.cli import tracing
+from ragkv.cli.app import start_tracing
 
 from .conftest import Run
 from .test_two_processes import DRIVER
@@ -33,7 +33,7 @@ def test_without_an_exporter_nothing_is_looked_for(monkeypatch: pytest.MonkeyPat
     else:
         monkeypatch.setenv("OTEL_TRACES_EXPORTER", exporter)
     monkeypatch.setitem(sys.modules, "opentelemetry", None)
-    tracing.start_tracing()
+    start_tracing()
 
 
 def test_a_missing_sdk_is_said_and_the_command_goes_on(
@@ -41,7 +41,7 @@ def test_a_missing_sdk_is_said_and_the_command_goes_on(
 ) -> None:
     monkeypatch.setenv("OTEL_TRACES_EXPORTER", "console")
     monkeypatch.setitem(sys.modules, "opentelemetry", None)
-    tracing.start_tracing()
+    start_tracing()
     assert "opentelemetry-sdk is not installed" in capsys.readouterr().err
 
 
@@ -52,5 +52,5 @@ def test_an_exporter_that_no_package_has_is_named(
     pytest.importorskip("opentelemetry.sdk")
     monkeypatch.setenv("OTEL_TRACES_EXPORTER", "nonsense")
     monkeypatch.setattr(trace, "set_tracer_provider", lambda provider: provider.shutdown())
-    tracing.start_tracing()
+    start_tracing()
     assert "names 'nonsense', but no installed package has this exporter" in capsys.readouterr().err

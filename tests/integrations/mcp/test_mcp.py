@@ -1,11 +1,9 @@
-"""`ragkv mcp` with MCP's own client over both transports: tools, refusals, and what guards the HTTP side."""
+"""MCP's own client over standard streams and in the REST service: tools, refusals, and what guards the HTTP side."""
 
 import os
-import re
-import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterator
-from contextlib import AbstractContextManager, asynccontextmanager
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -20,25 +18,20 @@ from mcp import Client
 from mcp.client.stdio import StdioServerParameters, stdio_client
 from mcp.client.streamable_http import streamable_http_client
 
-from ragkv.cli.mcp import MCP_KEY_VARIABLE, checked_key
-from ragkv.cli.mcp_corpus import HomeCorpus
-from ragkv.cli.mcp_http import http_app
-from ragkv.cli.mcp_tools import build_server
-from ragkv.cli.options import EngineOptions
-from ragkv.errors import ConfigError
-from tests.api.helpers import on_port
+from ragkv import Engine
+from ragkv.api import ServeConfig, create_app
+from ragkv.integrations.mcp import mount
+from tests.api.helpers import BARE, on_port
 from tests.api.serving import process
-
-from .conftest import Run
-from .test_two_processes import DRIVER
+from tests.cli.conftest import Run, documents, model_folder, run  # noqa: F401 - fixtures
+from tests.cli.test_two_processes import DRIVER
 
 pytestmark = [pytest.mark.enable_socket, pytest.mark.timeout(600)]
-KEY = "a-key-of-more-than-16-characters"
 TOOLS = {"search", "ask", "list_documents", "add_document"}
 
 
 @pytest.fixture
-def home(run: Run, documents: Path, tmp_path: Path) -> Path:
+def home(run: Run, documents: Path, tmp_path: Path) -> Path:  # noqa: F811
     assert run("ingest", documents).code == 0
     return tmp_path / "home"
 
@@ -125,69 +118,56 @@ async def test_a_home_that_a_server_has_is_asked_through_it(tmp_path: Path) -> N
 
 
 @pytest.fixture
-def corpus(home: Path, model_folder: Path) -> Iterator[HomeCorpus]:
-    with HomeCorpus(EngineOptions(home, str(model_folder))) as corpus:
-        yield corpus
+def url(home: Path, model_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:  # noqa: F811
+    """A REST service over the home, with MCP mounted, on a port."""
+    monkeypatch.setenv("RAGKV_FUSION__FLOOR_TOKENS", "0")
+    engine = Engine.from_pretrained(model_folder, BARE)
+    app = create_app(ServeConfig(home=str(home)), engine=engine)
+    mount(app)
+    with on_port(app) as url:
+        yield url
 
 
-def url_of(corpus: HomeCorpus, key: str = "") -> AbstractContextManager[str]:
-    """The server over HTTP on a port; gives its URL."""
-    return on_port(http_app(build_server(corpus, read_only=False), "127.0.0.1", key))  # type: ignore[arg-type]
+async def test_over_http_a_client_uses_all_tools(url: str) -> None:
+    async with Client(f"{url}/mcp") as client:
+        await check_tools(client)
+        await check_refusals(client)
 
 
-async def test_over_http_a_client_uses_all_tools(corpus: HomeCorpus) -> None:
-    with url_of(corpus) as url:
-        async with Client(f"{url}/mcp") as client:
-            await check_tools(client)
-            await check_refusals(client)
+async def test_with_keys_only_their_holders_are_served_each_with_its_own_documents(
+    url: str,
+    home: Path,
+    run: Run,  # noqa: F811
+) -> None:
+    key = run("keys", "add", "ada", "--home", home).out.strip()
+    for headers in ({}, {"authorization": "Bearer wrong"}, {"authorization": key}):
+        response = httpx.post(f"{url}/mcp", json={}, headers=headers, trust_env=False)
+        assert response.status_code == 401, response.text
+    held = httpx2.AsyncClient(headers={"authorization": f"Bearer {key}"}, trust_env=False, timeout=60)
+    async with held as http, Client(streamable_http_client(f"{url}/mcp", http_client=http)) as client:
+        assert (await call(client, "add_document", id="a", text="The mill of Marl ."))["change"] == "added"
+        listed = (await call(client, "list_documents"))["documents"]
+        assert [one["id"] for one in listed] == ["a"], "the documents of the home belong to who needs no key"
 
 
-async def test_with_a_key_only_its_holder_is_served(corpus: HomeCorpus) -> None:
-    with url_of(corpus, KEY) as url:
-        for headers in ({}, {"authorization": "Bearer wrong"}, {"authorization": KEY}):
-            response = httpx.post(f"{url}/mcp", json={}, headers=headers, trust_env=False)
-            assert response.status_code == 401 and "Authorization: Bearer KEY" in response.json()["error"]["message"]
-        held = httpx2.AsyncClient(headers={"authorization": f"Bearer {KEY}"}, trust_env=False)
-        async with held as http, Client(streamable_http_client(f"{url}/mcp", http_client=http)) as client:
-            assert len((await client.list_tools()).tools) == len(TOOLS)
-
-
-def test_another_host_and_a_foreign_page_are_refused_as_by_the_rest_service(corpus: HomeCorpus) -> None:
-    with url_of(corpus) as url:
-        for headers, code in (
-            ({"host": "evil.example"}, "host_not_allowed"),
-            ({"origin": "http://evil.example"}, "cross_origin"),
-            ({"origin": "null"}, "cross_origin"),
-        ):
-            response = httpx.post(f"{url}/mcp", json={}, headers=headers, trust_env=False)
-            assert response.status_code == 403 and response.json()["error"]["code"] == code
+def test_another_host_and_a_foreign_page_are_refused_as_by_the_rest_service(url: str) -> None:
+    for headers, code in (
+        ({"host": "evil.example"}, "host_not_allowed"),
+        ({"origin": "http://evil.example"}, "cross_origin"),
+        ({"origin": "null"}, "cross_origin"),
+    ):
+        response = httpx.post(f"{url}/mcp", json={}, headers=headers, trust_env=False)
+        assert response.status_code == 403 and response.json()["error"]["code"] == code
 
 
 @pytest.mark.usefixtures("home")
-async def test_the_command_listens_on_loopback_and_says_where() -> None:
-    program = subprocess.Popen(
-        command("--http", "--port", "0"), stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    )
-    try:
-        assert program.stderr is not None
-        said = next(line for line in program.stderr if "listens at" in line)
-        url = re.findall(r"http://127\.0\.0\.1:\d+/mcp", said)[0]
-        async with Client(url) as client:
+async def test_the_serving_command_mounts_mcp_where_it_is_asked_to() -> None:
+    with process([sys.executable, "-c", DRIVER, "serve", "--port", "0", "--mcp"]) as served:
+        served.wait_ready()
+        async with Client(f"{served.url}/mcp") as client:
             assert len((await call(client, "list_documents"))["documents"]) == 2
-    finally:
-        program.terminate()
-        out, _ = program.communicate(timeout=60)
-    assert out == ""
 
 
-def test_beyond_this_machine_a_key_is_needed_and_a_short_one_is_refused(run: Run) -> None:
-    ran = run("mcp", "--http", "--host", "0.0.0.0")
-    assert ran.code == 1 and f"Set {MCP_KEY_VARIABLE}" in ran.err
-    with pytest.raises(ConfigError, match="has 5 characters"):
-        checked_key("short", "127.0.0.1")
-    assert checked_key(KEY, "0.0.0.0") == KEY and checked_key("", "::1") == ""
-
-
-def test_read_only_needs_ingested_documents(run: Run) -> None:
+def test_read_only_needs_ingested_documents(run: Run) -> None:  # noqa: F811
     ran = run("mcp", "--read-only")
     assert ran.code == 1 and "Nothing was ingested" in ran.err
