@@ -21,10 +21,10 @@ from typing import Any
 from benchmarks.report import parser, save, table
 from ragkv.lab.simulate import (
     BirthDeath,
-    Profile,
+    ReplaySetting,
     Report,
-    Setting,
     ShareGPTLike,
+    TokenTimes,
     Trace,
     load_trace,
     make_any_policy,
@@ -32,7 +32,7 @@ from ragkv.lab.simulate import (
     simulate,
 )
 from ragkv.lab.simulate.chunks import exact_prefix, position_free, replay_chunks
-from ragkv.lab.simulate.queueing import Server, serve
+from ragkv.lab.simulate.queueing import QueueServer, serve
 
 TRACES = Path(__file__).parents[2] / "shared" / "data" / "traces"
 FILES = {
@@ -70,8 +70,8 @@ def _short(trace: Trace, short: bool) -> Trace:
 
 def cell(trace: Trace, share: float, xi_ms: float, names: tuple[str, ...]) -> dict[str, Report]:
     """Reports of policies at one capacity and threshold."""
-    setting = Setting(
-        int(share * trace.peak_live), xi_blocks=Profile().xi_blocks(xi_ms, BLOCK), xi_ms=xi_ms, slo_ms=SLO_MS
+    setting = ReplaySetting(
+        int(share * trace.peak_live), xi_blocks=TokenTimes().xi_blocks(xi_ms, BLOCK), xi_ms=xi_ms, slo_ms=SLO_MS
     )
     return {report.policy: report for report in simulate(trace, names, setting)}
 
@@ -153,7 +153,7 @@ def queue(_folder: Path, quick: bool) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = []
 
     def run(
-        what: str, load: ShareGPTLike, server: Server, names: tuple[str, ...] = ("fifo", "lru", "lookahead")
+        what: str, load: ShareGPTLike, server: QueueServer, names: tuple[str, ...] = ("fifo", "lru", "lookahead")
     ) -> None:
         drawn = load.draw()
         for name in names:
@@ -166,15 +166,15 @@ def queue(_folder: Path, quick: bool) -> list[dict[str, Any]]:
     load, scale = ShareGPTLike(sessions=sessions), sessions / 9_000
     for turn_ms, name in ((350.0, "overload"), (100.0, "no overload")):
         for disk_gib in (1024, 2048, 4096, 10240):
-            server = Server(int(128 * GIB_TOKENS * scale), int(disk_gib * GIB_TOKENS * scale), turn_ms=turn_ms)
+            server = QueueServer(int(128 * GIB_TOKENS * scale), int(disk_gib * GIB_TOKENS * scale), turn_ms=turn_ms)
             run(f"128G/{disk_gib // 1024}T {name}", load, server)
     per_hour = 3_600 * 4_096 * scale  # CCpUT: distinct sessions an hour times the context
     for share in (0.05, 0.1, 0.25, 0.5, 1.0):
         memory = int(min(128 * GIB_TOKENS * scale, share * per_hour / 2))
-        server = Server(memory, int(share * per_hour) - memory, turn_ms=100.0, ttl_s=3_600.0)
+        server = QueueServer(memory, int(share * per_hour) - memory, turn_ms=100.0, ttl_s=3_600.0)
         run(f"RCC/CCpUT {share}", load, server, ("lru", "lookahead"))
     for rate in (0.5, 1.0, 1.5, 2.0):
-        server = Server(int(128 * GIB_TOKENS * scale), int(2048 * GIB_TOKENS * scale))
+        server = QueueServer(int(128 * GIB_TOKENS * scale), int(2048 * GIB_TOKENS * scale))
         run(
             f"{rate:g} sessions/s, 128G/2T",
             ShareGPTLike(sessions=sessions, arrivals_per_s=rate),

@@ -22,11 +22,11 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.report import parser, save, table
-from ragkv.lab.simulate import Profile, RagLoad, Shape, poisson, read_rag_requests, serve_replicas
+from ragkv.lab.simulate import RagLoad, ReplicaSetup, TokenTimes, poisson, read_rag_requests, serve_replicas
 from ragkv.scheduling.replica_routing import RouterSettings
 
 TRACES = Path(__file__).parents[2] / "shared" / "data" / "traces"
-CPU = Profile(token_ms=2.762, fixed_ms=75.0, found_token_ms=0.438, load_token_ms=0.005, remote_token_ms=0.0098)
+CPU = TokenTimes(token_ms=2.762, fixed_ms=75.0, found_token_ms=0.438, load_token_ms=0.005, remote_token_ms=0.0098)
 SHARED_WAIT = 1.0  # with a shared tier, misses are loaded, not computed, so waiting weighs more
 ORDER = ("random", "round-robin", "least-loaded", "session-sticky", "chunk-aware")
 HEADINGS = (
@@ -43,7 +43,7 @@ def rag(folder: Path, quick: bool) -> RagLoad | None:
     return RagLoad(requests, "RAGPulse", times=poisson(len(requests), requests[-1].at - requests[0].at))
 
 
-def cells(load: RagLoad, shape: Shape, each: float, busy: float) -> list[Cell]:
+def cells(load: RagLoad, shape: ReplicaSetup, each: float, busy: float) -> list[Cell]:
     """Every router over one shape."""
     shape = replace(shape, speedup=load.speedup_for(busy, shape.replicas, shape.profile))
     if shape.remote_tokens is None:
@@ -83,7 +83,7 @@ def ragpulse(folder: Path, quick: bool) -> list[Cell]:
     for replicas in (4, 16) if quick else (2, 4, 16, 64):
         for each in (0.05,) if quick else (0.02, 0.1):
             for remote in (0, None):
-                shape = Shape(
+                shape = ReplicaSetup(
                     replicas, int(each * load.stored_tokens), remote_tokens=remote, policy="gdsf-memory", profile=CPU
                 )
                 for busy in (0.9,) if quick else (0.9, 1.5):

@@ -28,7 +28,7 @@ POLICY_NAMES = (  # ragkv.store.POLICIES
     *("gdsf-memory", "lfu-da", "lookahead", "lru", "t-lru", "t-lru-guarded", "threshold-lru"),
 )
 # ragkv.lab.simulate.SIMULATOR_ONLY
-SIMULATOR_POLICY_NAMES = ("belady", "length-aware", "t-lru-all", "t-lru-eager", "t-lru-literal", "tail-belady")
+SIMULATOR_POLICY_NAMES = ("belady", "length-aware", "tail-belady")
 # ragkv.fusion.SELECTORS
 SELECTOR_NAMES = ("all", "first-k", "hkvd", "hkvd-gradual", "none", "random", "sensitivity", "sensitivity-query")
 RETRIEVER_NAMES = ("bm25", "dense", "fused")  # ragkv.retrieval.RETRIEVERS

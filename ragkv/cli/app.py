@@ -181,7 +181,7 @@ def simulate(
     block_tokens: Annotated[int, typer.Option(help="Tokens of a block.")] = 16,
     kv_bytes_per_token: Annotated[int, typer.Option(help="For --memory and --disk; see `ragkv size`.")] = 131_072,
     slo_ms: Annotated[float, typer.Option(help="TTFT limit of a request.")] = 200.0,
-    profile: Annotated[Path | None, typer.Option(help="JSON: token_ms, fixed_ms, load_token_ms.")] = None,
+    profile: Annotated[Path | None, typer.Option(help="File that `ragkv profile` saved, for times.")] = None,
     requests: Annotated[int | None, typer.Option(min=1, help="Replay only this many requests.")] = None,
     forced: Annotated[bool, typer.Option("--forced", help="Forced caching: never evict what was just served.")] = False,
     plot: Annotated[Path | None, typer.Option(help="File for a plot.")] = None,

@@ -62,7 +62,7 @@ class Probe:
 
 
 @dataclass(frozen=True, slots=True)
-class Setting:
+class GateSetting:
     """What is tried."""
 
     selector: Selector
@@ -71,7 +71,7 @@ class Setting:
 
 
 @dataclass(frozen=True, slots=True)
-class _Pass:
+class _ProbePass:
     """One prefill of a probe."""
 
     log_probs: torch.Tensor  # (A, V): of the next tokens
@@ -90,7 +90,7 @@ class _Measurements:
     fused_s: list[float] = field(default_factory=list)
     full_s: list[float] = field(default_factory=list)
 
-    def add(self, fulls: Sequence[_Pass], fused: Sequence[_Pass]) -> None:
+    def add(self, fulls: Sequence[_ProbePass], fused: Sequence[_ProbePass]) -> None:
         """Passes over one prompt."""
         expected, found = fulls[0].log_probs, fused[0].log_probs
         self.kls.append(float((expected.exp() * (expected - found)).sum(-1).mean()))
@@ -107,7 +107,7 @@ class _Measurements:
         best = statistics.fmean(self.agreements) + _margin(self.agreements) if self.agreements else 1.0
         return best < tolerance.agreement or statistics.fmean(self.kls) - _margin(self.kls) > tolerance.kl
 
-    def point(self, setting: Setting) -> Point:
+    def point(self, setting: GateSetting) -> Point:
         """Means and one-sided 95 % bounds."""
         # A few prompts without any difference do not prove that there is none: the bound counts one more prompt, in
         # which one token differs.
@@ -194,7 +194,7 @@ class _Bench:
     def measure(
         self,
         probes: Sequence[Probe],
-        settings: Sequence[Setting],
+        settings: Sequence[GateSetting],
         until_s: float | None,
         repeats: int = 1,
         tolerance: Tolerance | None = None,
@@ -223,7 +223,7 @@ class _Bench:
         self,
         probe: Probe,
         chunks: tuple[Chunk, ...],
-        settings: Sequence[Setting],
+        settings: Sequence[GateSetting],
         found: Sequence[_Measurements],
         mine: Sequence[int],
         repeats: int,
@@ -237,7 +237,7 @@ class _Bench:
             _next_tokens(engine, probe, chunks, None)  # the first prefill of a process is slower than all later ones
         fulls = [_next_tokens(engine, probe, chunks, None)]
         self.tokens += len(fulls[0].log_probs)
-        fused: dict[int, list[_Pass]] = {index: [] for index in mine}
+        fused: dict[int, list[_ProbePass]] = {index: [] for index in mine}
         for _ in range(repeats):
             for place, index in enumerate(mine, 1):
                 fused[index].append(_next_tokens(engine, probe, chunks, settings[index]))
@@ -249,7 +249,7 @@ class _Bench:
 
 def _settings(
     engine: Engine, probes: Sequence[Probe], selectors: Sequence[str | Selector], ratios: Sequence[float]
-) -> list[Setting]:
+) -> list[GateSetting]:
     """Every selector at every ratio in every order that all probes have."""
     parts = engine.parts
     chosen = {one.name: one for one in map(make_selector, selectors)}
@@ -263,7 +263,7 @@ def _settings(
     if not orders:
         raise InputError("The gate's prompts have no order of their chunks in common, so no setting fits them all.")
     return [
-        Setting(selector, ratio, order)
+        GateSetting(selector, ratio, order)
         for order in orders
         for selector in chosen.values()
         for ratio in (sorted(set(ratios)) if selector.uses_ratio else (0.0,))
@@ -271,7 +271,7 @@ def _settings(
 
 
 def _not_failed(
-    left: Sequence[int], settings: Sequence[Setting], found: Sequence[_Measurements], tolerance: Tolerance
+    left: Sequence[int], settings: Sequence[GateSetting], found: Sequence[_Measurements], tolerance: Tolerance
 ) -> list[int]:
     """Those of `left` that have not failed, nor a higher ratio of their selector and order (`candidates`)."""
     highest: dict[tuple[str, str | None], float] = {}  # the highest ratio that failed
@@ -334,7 +334,7 @@ def _rotated(values: Sequence[int], by: int) -> list[int]:
 
 
 @torch.no_grad()
-def _next_tokens(engine: Engine, probe: Probe, chunks: tuple[Chunk, ...], setting: Setting | None) -> _Pass:
+def _next_tokens(engine: Engine, probe: Probe, chunks: tuple[Chunk, ...], setting: GateSetting | None) -> _ProbePass:
     """A prefill with `setting`, `None` for full recompute, and what it expects behind each token of the text."""
     question: tuple[int, ...] = probe.question or probe.following[:1]
     reuse: Literal["fused", "none"] = "none" if setting is None else "fused"
@@ -357,7 +357,7 @@ def _next_tokens(engine: Engine, probe: Probe, chunks: tuple[Chunk, ...], settin
         hidden = full_pass(adapter, torch.tensor(text, device=adapter.device), kv, start=kv.length)
         logits.append(adapter.logits(hidden).cpu())
     log_probs = torch.cat(logits).log_softmax(-1)
-    return _Pass(log_probs, prefill.timing.first_token_s, prefill.fused.remaining_deviation)
+    return _ProbePass(log_probs, prefill.timing.first_token_s, prefill.fused.remaining_deviation)
 
 
 def _equal(full: torch.Tensor, fused: torch.Tensor) -> torch.Tensor:

@@ -198,7 +198,7 @@ class _Measuring:
         placing_s = statistics.median(placing) if placed_s is None else placed_s
         return fit_length(full), fit_length(steps, quadratic=False), fit, placing_s
 
-    def _pass(self, plan: Plan, ratio: float) -> "_Pass":
+    def _pass(self, plan: Plan, ratio: float) -> "_TimedPass":
         """One pass of the fusor. Placing is timed separately on a CPU; a GPU does it asynchronously."""
         engine, device = self._engine, self._adapter.device
         with (
@@ -211,7 +211,7 @@ class _Measuring:
             _settle(device)
             whole_s = time.perf_counter() - began - fused.load_s
         rows = plan.forced.numel() + fused.selected_by_layer[0].numel()
-        return _Pass(rows, whole_s, fused.fuse_s if device.type == "cpu" else 0.0)
+        return _TimedPass(rows, whole_s, fused.fuse_s if device.type == "cpu" else 0.0)
 
     def _fused_plan(self, entries: Sequence[Entry], length: int) -> tuple[Plan, int]:
         """A plan of fused chunks and a question, `length` tokens in all; and how many tokens are placed."""
@@ -299,7 +299,7 @@ class _Measuring:
 
 
 @dataclass(frozen=True, slots=True)
-class _Pass:
+class _TimedPass:
     """The times of one pass."""
 
     rows: int  # R, in each layer

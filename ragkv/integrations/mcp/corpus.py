@@ -187,6 +187,7 @@ class ServedCorpus:
         return ToolDocuments(documents=page, next=None if found["next"] is None else int(found["next"]))
 
     async def add(self, document_id: str, text: str, title: str) -> str:
+        await self._send("POST", "/v1/collections", {"name": "default"})  # a tenant may have none yet
         body = {"text": text, **({"title": title} if title else {})}
         found = await self._send("PUT", f"{_COLLECTION}/documents/{quote(document_id, safe='')}", body)
         return "added" if found["added"] else "changed" if found["changed"] else "unchanged"

@@ -1,13 +1,12 @@
 """The simulator's door: real and generated traces, replayed through the policies the live store runs. No torch here."""
 
-from .cluster import Bounds, RagLoad, Routed, Shape, TurnLoad, poisson, serve_replicas
+from .cluster import Bounds, RagLoad, ReplicaSetup, Routed, TurnLoad, poisson, serve_replicas
 from .policies import ALL_POLICIES, SIMULATOR_ONLY, make_any_policy
-from .profile import Profile
 from .readers import RagRequest, read_rag_requests, read_trace
-from .replay import Replay, replay
-from .report import Measure, Report
-from .run import Setting, load_trace, policy_for, simulate
-from .trace import Row, Trace, read_rows, write_rows
+from .report import Measure, Replay, Report, replay
+from .run import ReplaySetting, load_trace, policy_for, simulate
+from .token_times import TokenTimes
+from .trace import Trace, TraceRow, read_rows, write_rows
 from .workloads import BirthDeath, ShareGPTLike
 
 __all__ = [
@@ -17,15 +16,15 @@ __all__ = [
     "BirthDeath",
     "Bounds",
     "Measure",
-    "Profile",
+    "TokenTimes",
     "RagLoad",
     "RagRequest",
     "Replay",
     "Report",
     "Routed",
-    "Row",
-    "Setting",
-    "Shape",
+    "TraceRow",
+    "ReplaySetting",
+    "ReplicaSetup",
     "ShareGPTLike",
     "Trace",
     "TurnLoad",

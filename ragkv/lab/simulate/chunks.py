@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from ragkv.store.policies import NEVER, NextRequest, Policy, Turn
 
-from .readers.ragpulse import PARTS, Part, RagRequest
+from .readers.ragpulse import PARTS, PromptPart, RagRequest
 
 OnEvict = Callable[[str], None]
 
@@ -135,7 +135,7 @@ def exact_prefix(requests: Iterable[RagRequest], *, canonical: bool = False) -> 
     return reads
 
 
-def _in_order(parts: Sequence[Part], canonical: bool) -> list[Part]:
+def _in_order(parts: Sequence[PromptPart], canonical: bool) -> list[PromptPart]:
     """Parts as they stand, or with the passages, which are adjacent, sorted by number."""
     kinds = list(PARTS)
     if not canonical:

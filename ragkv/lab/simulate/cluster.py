@@ -26,15 +26,15 @@ from ragkv.store.policies import Policy, PrefixTier
 
 from .chunks import ChunkTier, Read, position_free, replay_chunks
 from .policies import ALL_POLICIES, make_any_policy
-from .profile import Profile
 from .readers import RagRequest
-from .replay import replay
-from .run import Setting, policy_for
+from .report import replay
+from .run import ReplaySetting, policy_for
+from .token_times import TokenTimes
 from .trace import Trace
 
 
 @dataclass(frozen=True)
-class Shape:
+class ReplicaSetup:
     """The replicas that serve a load, and the router in front of them."""
 
     replicas: int
@@ -46,7 +46,7 @@ class Shape:
     router: str = "chunk-aware"
     routers: int = 1  # routers that take requests in turns and know nothing of each other
     routing: RouterSettings = field(default_factory=RouterSettings)
-    profile: Profile = field(default_factory=Profile)
+    profile: TokenTimes = field(default_factory=TokenTimes)
     speedup: float = 1.0  # of the trace's times
     xi_blocks: int = 0  # for policies that serve the tail
 
@@ -56,11 +56,11 @@ class Shape:
             raise ConfigError(f"speedup is {self.speedup}; it must be more than 0.")
         if self.policy in ALL_POLICIES and ALL_POLICIES[self.policy].needs_future:
             raise ConfigError(
-                f"Policy {self.policy!r} knows the future of one store, not of a replica: see `Load.bounds`."
+                f"Policy {self.policy!r} knows the future of one store, not of a replica: see `RequestLoad.bounds`."
             )
 
 
-class Found(NamedTuple):
+class FoundTokens(NamedTuple):
     """Tokens of one prompt by where they came from; the first four sum to its length."""
 
     memory: int
@@ -74,14 +74,14 @@ class Stores(ABC):
     """The tiers of all replicas, and the tier they share."""
 
     @abstractmethod
-    def serve(self, number: int, replica: int, start_s: float) -> Found:
+    def serve(self, number: int, replica: int, start_s: float) -> FoundTokens:
         """Serve request `number` of the load on a replica, from `start_s` on."""
 
     def finished(self, end_s: float) -> None:  # noqa: B027
         """The prefill served last ends at `end_s`: the others may read what it computed from then on."""
 
 
-class Load(ABC):
+class RequestLoad(ABC):
     """Requests in order of time, as replicas see them."""
 
     name: str
@@ -90,14 +90,14 @@ class Load(ABC):
     routing_requests: Sequence[RoutingRequest]
 
     @abstractmethod
-    def stores(self, shape: Shape) -> Stores:
+    def stores(self, shape: ReplicaSetup) -> Stores:
         """Empty tiers."""
 
     @abstractmethod
-    def bounds(self, shape: Shape) -> "Bounds":
+    def bounds(self, shape: ReplicaSetup) -> "Bounds":
         """The hit shares that no routing can exceed."""
 
-    def speedup_for(self, busy: float, replicas: int, profile: Profile) -> float:
+    def speedup_for(self, busy: float, replicas: int, profile: TokenTimes) -> float:
         """The speedup at which `replicas` would be busy this share of the time without any hit; at 1 or more they would
         not keep up."""
         work_s = (profile.fixed_ms * len(self.tokens) + profile.token_ms * sum(self.tokens)) / 1000
@@ -142,7 +142,7 @@ class Routed:
         return self.local + self.remote
 
 
-def serve_replicas(load: Load, shape: Shape) -> Routed:
+def serve_replicas(load: RequestLoad, shape: ReplicaSetup) -> Routed:
     """Serve a load; raises `ConfigError` for an unknown router or policy."""
     done = route(load, shape)
     ttft, work = done.ttft_ms, done.ttft_ms - done.wait_ms
@@ -173,19 +173,19 @@ def serve_replicas(load: Load, shape: Shape) -> Routed:
 class Served:
     """Every request of a load, in order."""
 
-    found: list[Found]
+    found: list[FoundTokens]
     replica: list[int]
     ttft_ms: NDArray[np.float64]
     wait_ms: NDArray[np.float64]  # waiting alone, part of ttft_ms
 
 
-def route(load: Load, shape: Shape) -> Served:
+def route(load: RequestLoad, shape: ReplicaSetup) -> Served:
     """Serve a load, request by request."""
     routers = [make_router(shape.router, shape.routing) for _ in range(shape.routers)]
     stores, queues = load.stores(shape), [_ReplicaQueue() for _ in range(shape.replicas)]
     names = [f"r{number}" for number in range(shape.replicas)]
     ttft, wait = np.zeros(len(load.times)), np.zeros(len(load.times))
-    found: list[Found] = []
+    found: list[FoundTokens] = []
     chosen: list[int] = []
     for number, (at, request) in enumerate(zip(load.times, load.routing_requests, strict=True)):
         now, router = at / shape.speedup, routers[number % len(routers)]
@@ -222,7 +222,7 @@ class _ReplicaQueue:
         self._ends.append(end)
 
 
-class RagLoad(Load):
+class RagLoad(RequestLoad):
     """RAG requests: stored parts are found wherever they stand; the rest is computed."""
 
     def __init__(self, requests: Sequence[RagRequest], name: str = "RAG", times: Sequence[float] | None = None) -> None:
@@ -241,10 +241,10 @@ class RagLoad(Load):
         """Tokens of all stored parts, each counted once."""
         return sum({read.key: read.tokens for reads in self.reads for read in reads}.values())
 
-    def stores(self, shape: Shape) -> Stores:
+    def stores(self, shape: ReplicaSetup) -> Stores:
         return _ChunkStores(self, shape)
 
-    def bounds(self, shape: Shape) -> Bounds:
+    def bounds(self, shape: ReplicaSetup) -> Bounds:
         reads, tokens = [read for reads in self.reads for read in reads], sum(self.tokens)
         capacity = self.stored_tokens if shape.remote_tokens is None else total_capacity(shape)
         belady = replay_chunks(reads, make_any_policy("belady"), capacity)
@@ -252,7 +252,7 @@ class RagLoad(Load):
         return Bounds(unbounded.hit_tokens / tokens, belady.hit_tokens / tokens)
 
 
-class TurnLoad(Load):
+class TurnLoad(RequestLoad):
     """A trace of conversations: each replica that served a conversation's turns holds a prefix of its blocks."""
 
     def __init__(self, trace: Trace, times: Sequence[float] | None = None) -> None:
@@ -266,10 +266,10 @@ class TurnLoad(Load):
             RoutingRequest(turn.group, (RoutedPart(turn.group, turn.shared * self.block),)) for turn in trace.turns
         ]
 
-    def stores(self, shape: Shape) -> Stores:
+    def stores(self, shape: ReplicaSetup) -> Stores:
         return _TurnStores(self, shape)
 
-    def bounds(self, shape: Shape) -> Bounds:
+    def bounds(self, shape: ReplicaSetup) -> Bounds:
         blocks = sum(turn.prompt for turn in self.trace.turns)
         capacity = self.trace.weight if shape.remote_tokens is None else total_capacity(shape) // self.block
         belady = replay(self.trace, make_any_policy("belady"), capacity)
@@ -283,13 +283,13 @@ def poisson(count: int, over_s: float, seed: int = 0) -> list[float]:
     return sorted(draw.uniform(0, over_s) for _ in range(count))
 
 
-def total_capacity(shape: Shape) -> int:
+def total_capacity(shape: ReplicaSetup) -> int:
     """Tokens that all replicas and the shared tier hold together; a disk holds what its memory holds, too."""
     return shape.replicas * max(shape.memory_tokens, shape.disk_tokens) + (shape.remote_tokens or 0)
 
 
 class _ChunkStores(Stores):
-    def __init__(self, load: RagLoad, shape: Shape) -> None:
+    def __init__(self, load: RagLoad, shape: ReplicaSetup) -> None:
         def tiers(tokens: int) -> list[ChunkTier]:
             return [ChunkTier(make_any_policy(shape.policy), tokens) for _ in range(shape.replicas)]
 
@@ -302,7 +302,7 @@ class _ChunkStores(Stores):
         self._made: list[str] = []
         self._written = 0
 
-    def serve(self, number: int, replica: int, start_s: float) -> Found:
+    def serve(self, number: int, replica: int, start_s: float) -> FoundTokens:
         memory, disk = self._memories[replica], self._disks[replica]
         from_memory = from_disk = from_remote = 0
         self._made, self._written = [], 0
@@ -317,7 +317,7 @@ class _ChunkStores(Stores):
             else:
                 self._made.append(read.key)
         computed = self._load.tokens[number] - from_memory - from_disk - from_remote
-        return Found(from_memory, from_disk, from_remote, computed, self._written)
+        return FoundTokens(from_memory, from_disk, from_remote, computed, self._written)
 
     def _is_remote(self, read: Read, start_s: float) -> bool:
         if read.key not in self._remote.held:
@@ -336,11 +336,11 @@ class _ChunkStores(Stores):
 
 
 class _TurnStores(Stores):
-    def __init__(self, load: TurnLoad, shape: Shape) -> None:
+    def __init__(self, load: TurnLoad, shape: ReplicaSetup) -> None:
         self._turns, self._block = load.trace.turns, load.block
 
         def policy(blocks: int) -> Policy:
-            return policy_for(shape.policy, load.trace, Setting(blocks, xi_blocks=shape.xi_blocks))
+            return policy_for(shape.policy, load.trace, ReplaySetting(blocks, xi_blocks=shape.xi_blocks))
 
         def tiers(tokens: int) -> list[PrefixTier]:
             blocks = tokens // load.block
@@ -350,7 +350,7 @@ class _TurnStores(Stores):
         remote = load.trace.weight if shape.remote_tokens is None else shape.remote_tokens // load.block
         self._remote = PrefixTier(policy(remote), remote)
 
-    def serve(self, number: int, replica: int, start_s: float) -> Found:
+    def serve(self, number: int, replica: int, start_s: float) -> FoundTokens:
         turn = self._turns[number]
         memory = turn.prompt - self._memories[replica].serve(turn)
         disk = max(0, turn.prompt - self._disks[replica].serve(turn) - memory)
@@ -358,4 +358,4 @@ class _TurnStores(Stores):
         remote = max(0, turn.prompt - self._remote.serve(turn) - memory - disk)
         written = max(0, self._remote.held.get(turn.group, 0) - had)
         blocks = (memory, disk, remote, turn.prompt - memory - disk - remote, written)
-        return Found(*(count * self._block for count in blocks))
+        return FoundTokens(*(count * self._block for count in blocks))

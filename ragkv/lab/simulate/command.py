@@ -10,9 +10,9 @@ from rich.console import Console
 
 from ragkv.errors import ConfigError
 
-from .profile import Profile
 from .report import Report, plot
-from .run import Setting, load_trace, simulate
+from .run import ReplaySetting, load_trace, simulate
+from .token_times import TokenTimes, read_profile
 from .trace import Trace
 
 HEADINGS = (
@@ -53,21 +53,25 @@ def run(options: Options, as_json: bool, console: Console) -> None:
     names = list(dict.fromkeys(name.strip() for name in options.policies.split(",") if name.strip()))
     if not names:
         raise ConfigError("--policy names no policy.")
-    setting = setting_for(options, trace)
+    profile = None if options.profile is None else read_profile(options.profile)
+    setting = setting_for(options, trace, TokenTimes() if profile is None else TokenTimes.of(profile))
     reports = simulate(trace, names, setting)
     if options.plot is not None:
         plot(trace, reports, str(options.plot))
     if as_json:
         console.file.write("[\n" + ",\n".join(json.dumps(asdict(report)) for report in reports) + "\n]\n")
     else:
+        if profile is not None:
+            of = profile.subject
+            where = f"{of.cpu}, {of.threads} threads, {of.device}, {of.dtype}, {profile.layers} layers"
+            console.print(f"times measured on {where}: {setting.profile}", style="dim")
         show(trace, setting, reports, console)
 
 
-def setting_for(options: Options, trace: Trace) -> Setting:
+def setting_for(options: Options, trace: Trace, profile: TokenTimes) -> ReplaySetting:
     """The replay's setting, in blocks of the trace."""
-    profile = Profile() if options.profile is None else Profile.read(options.profile)
     xi_ms, xi_blocks = xi_of(options, profile, trace.block_tokens)
-    return Setting(
+    return ReplaySetting(
         capacity_blocks=capacity_of(options, trace),
         disk_blocks=blocks_of(options.disk, "--disk", options) if options.disk else 0,
         xi_blocks=xi_blocks,
@@ -102,7 +106,7 @@ def blocks_of(text: str, option: str, options: Options) -> int:
     return int(float(found[1]) * UNITS[found[2].upper()] / (options.kv_bytes_per_token * options.block_tokens))
 
 
-def xi_of(options: Options, profile: Profile, block_tokens: int) -> tuple[float | None, int]:
+def xi_of(options: Options, profile: TokenTimes, block_tokens: int) -> tuple[float | None, int]:
     """The threshold as a time, if it was given as one, and in blocks. With `auto`, the policy `auto` finds it."""
     if options.xi is not None and options.xi_blocks is not None:
         raise ConfigError("Give only one of --xi and --xi-blocks.")
@@ -118,7 +122,7 @@ def xi_of(options: Options, profile: Profile, block_tokens: int) -> tuple[float 
     return None, int(float(found[1])) // block_tokens
 
 
-def show(trace: Trace, setting: Setting, reports: Sequence[Report], console: Console) -> None:
+def show(trace: Trace, setting: ReplaySetting, reports: Sequence[Report], console: Console) -> None:
     """Print the table."""
     share = (
         f"{setting.capacity_blocks / trace.peak_live:.2f} of peak live"

@@ -1,14 +1,13 @@
-"""Policies that only the simulator runs: the offline bounds, which know the future, and other readings of T-LRU.
+"""Policies that only the simulator runs: the offline bounds, which know the future.
 
-The bounds are Belady's furthest-in-future rule, tail-optimized Belady (T-LRU paper, theorem 1), and T-LRU that knows
-the next turn's lengths (figure 5). The readings trim more eagerly than `t-lru` or as algorithm 1 is printed; they serve
-to compare.
+They are Belady's furthest-in-future rule, tail-optimized Belady (T-LRU paper, theorem 1), and T-LRU that knows the next
+turn's lengths (figure 5).
 """
 
 from collections.abc import Container, Iterable
 
 from ragkv.errors import ConfigError
-from ragkv.store.policies import LRU, NEVER, POLICIES, TLRU, Cut, Departed, Policy, PolicySettings, Ranking, Turn
+from ragkv.store.policies import NEVER, POLICIES, TLRU, Cut, Departed, Policy, PolicySettings, Ranking, Turn
 
 
 class Belady(Policy):
@@ -94,52 +93,7 @@ class LengthAware(TLRU):
         return max(0, min(turn.next.shared, turn.next.prompt - self.settings.xi_blocks))
 
 
-class TLRUAll(TLRU):
-    """On overflow every conversation is trimmed, needed or not; then LRU."""
-
-    name = "t-lru-all"
-
-    def trims(self, overflows: bool, now: float) -> Iterable[Cut]:
-        return [Cut(group, keep, whole=True) for group, keep in self._free.items()] if overflows else ()
-
-
-class TLRUEager(TLRU):
-    """Every conversation is trimmed as soon as its turn is served; then LRU."""
-
-    name = "t-lru-eager"
-
-    def trims(self, overflows: bool, now: float) -> Iterable[Cut]:
-        return [Cut(group, keep, whole=True) for group, keep in self._free.items()]
-
-
-class TLRULiteral(TLRU):
-    """As printed: on overflow each conversation with X >= L + Q^ - xi (and X >= 1) loses one block; then LRU."""
-
-    name = "t-lru-literal"
-
-    def __init__(self, settings: PolicySettings | None = None) -> None:
-        super().__init__(settings)
-        self._printed: dict[str, int] = {}  # L + Q^ - xi, which may be negative
-
-    def served(self, turn: Turn) -> None:
-        super().served(turn)
-        self._printed[turn.group] = turn.length + self._expected.blocks - self.settings.xi_blocks
-
-    def trims(self, overflows: bool, now: float) -> Iterable[Cut]:
-        if not overflows:
-            return ()
-        least = self._printed.get
-        return [Cut(g, x - 1, whole=True) for g, x in self._held.items() if x >= least(g, x + 1)]
-
-    def victim(self, pinned: Container[str], now: float) -> Cut | None:
-        return LRU.victim(self, pinned, now)
-
-    def _forget(self, group: str) -> None:
-        super()._forget(group)
-        self._printed.pop(group, None)
-
-
-_SIMULATOR_ONLY: tuple[type[Policy], ...] = (Belady, TailBelady, LengthAware, TLRUAll, TLRUEager, TLRULiteral)
+_SIMULATOR_ONLY: tuple[type[Policy], ...] = (Belady, TailBelady, LengthAware)
 SIMULATOR_ONLY: dict[str, type[Policy]] = {policy.name: policy for policy in _SIMULATOR_ONLY}
 ALL_POLICIES: dict[str, type[Policy]] = POLICIES | SIMULATOR_ONLY
 

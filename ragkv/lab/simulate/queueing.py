@@ -14,11 +14,11 @@ from itertools import islice
 
 from ragkv.store.policies import Policy, PolicySettings, make_policy
 
-from .workloads import Session
+from .workloads import GeneratedSession
 
 
 @dataclass(frozen=True)
-class Server:
+class QueueServer:
     """The server of the queue. The defaults are CachedAttention's LLaMA-13B: .78 MB a token, a context of 4,096."""
 
     memory_tokens: int
@@ -57,7 +57,7 @@ class Hits:
         return self.from_memory / max(1, self.from_memory + self.from_disk)
 
 
-class _Place:
+class _SessionPlace:
     """Memory or disk: holds whole sessions, under one policy."""
 
     def __init__(self, policy: Policy, capacity: int) -> None:
@@ -89,11 +89,11 @@ class _Place:
 class _Hierarchy:
     """Memory above disk."""
 
-    def __init__(self, name: str, server: Server, mean_tokens: float) -> None:
+    def __init__(self, name: str, server: QueueServer, mean_tokens: float) -> None:
         window = int((server.memory_tokens + server.disk_tokens) / mean_tokens)
         settings = PolicySettings(window_groups=max(1, window))
-        self.memory = _Place(make_policy(name, settings), server.memory_tokens)
-        self.disk = _Place(make_policy(name, settings), server.disk_tokens)
+        self.memory = _SessionPlace(make_policy(name, settings), server.memory_tokens)
+        self.disk = _SessionPlace(make_policy(name, settings), server.disk_tokens)
         self.fetch_window = int(server.memory_tokens / mean_tokens) if name == "lookahead" else 0
 
     def queued(self, session: str) -> None:
@@ -124,7 +124,11 @@ class _Hierarchy:
 
 
 def serve(
-    sessions: Sequence[Session], name: str, server: Server, warm_up_turns: int = 0, until_s: float = float("inf")
+    sessions: Sequence[GeneratedSession],
+    name: str,
+    server: QueueServer,
+    warm_up_turns: int = 0,
+    until_s: float = float("inf"),
 ) -> Hits:
     """Serve all sessions under one policy for memory and disk; turns that arrive after `until_s` are not counted."""
     lengths = [min(server.context_tokens, sum(new + out for new, out, _ in s.turns)) for s in sessions]

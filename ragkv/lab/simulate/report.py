@@ -1,4 +1,7 @@
-"""The report of a replay: integers in blocks, to be compared exactly, and the times that a profile makes of them."""
+"""The replay of a trace, and its report: integers in blocks, to be compared exactly, and the times made of them.
+
+A trace drives a tier of prefix blocks, which asks the policy objects of the live store.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -7,12 +10,30 @@ from importlib import import_module
 import numpy as np
 
 from ragkv.errors import MissingExtraError
+from ragkv.store.policies import OnEvict, Policy, PrefixTier
 
-from .profile import Profile
-from .replay import Replay
+from .token_times import TokenTimes
 from .trace import Trace
 
 PERCENTILES = {"median": 50, "p90": 90, "p95": 95, "p99": 99}
+
+
+@dataclass(frozen=True)
+class Replay:
+    """The result of one policy on a trace at one capacity."""
+
+    policy: str
+    capacity_blocks: int
+    uncached: list[int]  # b of every request, in order
+
+
+def replay(
+    trace: Trace, policy: Policy, capacity_blocks: int, *, forced: bool = False, on_evict: OnEvict | None = None
+) -> Replay:
+    """Run `trace` through `policy` with a tier of `capacity_blocks`; `forced`: the conversation just served stays."""
+    tier = PrefixTier(policy, capacity_blocks, on_evict)
+    serve = tier.serve
+    return Replay(policy.name, capacity_blocks, [serve(turn, forced) for turn in trace.turns])
 
 
 @dataclass(frozen=True)
@@ -40,7 +61,7 @@ class Report:
 class Measure:
     """The profile and thresholds that turn replays into reports."""
 
-    profile: Profile
+    profile: TokenTimes
     xi_blocks: int
     xi_ms: float
     slo_ms: float

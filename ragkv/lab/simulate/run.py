@@ -8,10 +8,9 @@ from ragkv.config import at_least
 from ragkv.store.policies import Policy, PolicySettings
 
 from .policies import make_any_policy
-from .profile import Profile
 from .readers import read_trace
-from .replay import replay
-from .report import Measure, Report
+from .report import Measure, Report, replay
+from .token_times import TokenTimes
 from .trace import Trace
 from .workloads import BirthDeath, ShareGPTLike
 
@@ -19,7 +18,7 @@ GENERATED: dict[str, type[BirthDeath] | type[ShareGPTLike]] = {"birth-death": Bi
 
 
 @dataclass(frozen=True)
-class Setting:
+class ReplaySetting:
     """How a trace is replayed."""
 
     capacity_blocks: int  # of memory
@@ -29,7 +28,7 @@ class Setting:
     new_blocks: int | None = None  # Q^; None: the trace's mean
     slo_ms: float = 200.0
     forced: bool = False  # forced caching: the conversation just served is not evicted
-    profile: Profile = field(default_factory=Profile)
+    profile: TokenTimes = field(default_factory=TokenTimes)
 
     def __post_init__(self) -> None:
         at_least(self, capacity_blocks=0, disk_blocks=0, xi_blocks=0)
@@ -42,7 +41,7 @@ def load_trace(where: str, block_tokens: int) -> Trace:
     return read_trace(Path(where), block_tokens)
 
 
-def policy_for(name: str, trace: Trace, setting: Setting, *, load_share: float = 1.0) -> Policy:
+def policy_for(name: str, trace: Trace, setting: ReplaySetting, *, load_share: float = 1.0) -> Policy:
     """A policy with the knowledge of the trace that the papers give it: Q^, Q's distribution, the model's rates."""
     turns, ends = trace.rates
     settings = PolicySettings(
@@ -58,7 +57,7 @@ def policy_for(name: str, trace: Trace, setting: Setting, *, load_share: float =
     return make_any_policy(name, settings)
 
 
-def simulate(trace: Trace, names: Sequence[str], setting: Setting) -> list[Report]:
+def simulate(trace: Trace, names: Sequence[str], setting: ReplaySetting) -> list[Report]:
     """Every policy over the trace, one report each; raises `ConfigError` for an unknown policy."""
     xi_ms = setting.profile.xi_ms(setting.xi_blocks, trace.block_tokens) if setting.xi_ms is None else setting.xi_ms
     measure = Measure(setting.profile, setting.xi_blocks, xi_ms, setting.slo_ms)
@@ -67,7 +66,7 @@ def simulate(trace: Trace, names: Sequence[str], setting: Setting) -> list[Repor
     return [_one(trace, name, setting, measure) for name in names]
 
 
-def _one(trace: Trace, name: str, setting: Setting, measure: Measure) -> Report:
+def _one(trace: Trace, name: str, setting: ReplaySetting, measure: Measure) -> Report:
     share = 1.0
     if setting.disk_blocks:  # a block that memory drops costs loading, not computing
         share = min(1.0, setting.profile.load_token_ms / setting.profile.token_ms)

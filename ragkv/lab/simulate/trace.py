@@ -19,7 +19,7 @@ from ragkv.store.policies import NEVER, NextRequest, Turn
 COLUMNS = ("t", "request", "conversation", "in", "sh", "L")
 
 
-class Row(NamedTuple):
+class TraceRow(NamedTuple):
     """One request, as a row of the CSV format."""
 
     at: float  # seconds
@@ -40,7 +40,7 @@ class Trace:
     notes: tuple[str, ...] = field(default=())  # what we chose where the published trace leaves it open
 
     @classmethod
-    def of(cls, rows: Iterable[Row], block_tokens: int, name: str = "", notes: tuple[str, ...] = ()) -> "Trace":
+    def of(cls, rows: Iterable[TraceRow], block_tokens: int, name: str = "", notes: tuple[str, ...] = ()) -> "Trace":
         """Sort rows by time and request number, and give each turn its number, its gap and its next request."""
         ordered = sorted(rows)
         nexts: dict[str, NextRequest] = {}
@@ -101,7 +101,7 @@ class Trace:
 
     def first(self, requests: int) -> "Trace":
         """The first `requests` requests as a trace; no turn's `next` refers to a later request."""
-        rows = (Row(t.at, t.request, t.group, t.prompt, t.shared, t.length) for t in self.turns[:requests])
+        rows = (TraceRow(t.at, t.request, t.group, t.prompt, t.shared, t.length) for t in self.turns[:requests])
         return Trace.of(rows, self.block_tokens, f"{self.name}, first {requests}", self.notes)
 
 
@@ -114,13 +114,13 @@ class TraceBuilder:
     def __init__(self, block_tokens: int) -> None:
         self._block = block_tokens
         self._length: dict[str, int] = {}  # L of a conversation's last request
-        self._rows: list[Row] = []
+        self._rows: list[TraceRow] = []
 
     def add(self, at: float, group: str, prompt_tokens: int, shared_tokens: int, response_tokens: int) -> None:
         """One request; `shared_tokens` of its prompt are a prefix of what its conversation stored."""
         shared = min(shared_tokens // self._block, self._length.get(group, 0))
         length = self._length[group] = (prompt_tokens + response_tokens) // self._block
-        self._rows.append(Row(at, len(self._rows), group, -(-prompt_tokens // self._block), shared, length))
+        self._rows.append(TraceRow(at, len(self._rows), group, -(-prompt_tokens // self._block), shared, length))
 
     def trace(self, name: str, *notes: str) -> Trace:
         return Trace.of(self._rows, self._block, name, notes)
@@ -156,10 +156,10 @@ def read_rows(path: Path, block_tokens: int) -> Trace:
     return Trace.of(rows, block_tokens, path.name)
 
 
-def _row(path: Path, line: int, cells: Sequence[str], places: Sequence[int]) -> Row:
+def _row(path: Path, line: int, cells: Sequence[str], places: Sequence[int]) -> TraceRow:
     try:
         at, request, group, prompt, shared, length = (cells[place] for place in places)
-        row = Row(float(at), int(request), group.strip(), int(prompt), int(shared), int(length))
+        row = TraceRow(float(at), int(request), group.strip(), int(prompt), int(shared), int(length))
     except (IndexError, ValueError) as error:
         raise InputError(
             f"{path}, line {line}: {','.join(cells)!r} is no row of {','.join(COLUMNS)} ({error})."

@@ -49,7 +49,7 @@ class BirthDeath:
 
 
 @dataclass(frozen=True)
-class Session:
+class GeneratedSession:
     """A ShareGPT-like session: its arrival; of each turn new prompt tokens, response tokens and thinking time."""
 
     at: float
@@ -73,7 +73,7 @@ class ShareGPTLike:
     think_s: float = 60.0
     seed: int = 0
 
-    def draw(self) -> list[Session]:
+    def draw(self) -> list[GeneratedSession]:
         """The sessions, in order of arrival."""
         draw, at, sessions = random.Random(self.seed), 0.0, []
         more = (self.mean_turns - 0.27) / 0.73 - 2  # mean of turns beyond the second, of those that have any
@@ -90,7 +90,7 @@ class ShareGPTLike:
                 )
                 for _ in range(turns)
             )
-            sessions.append(Session(at, lengths))
+            sessions.append(GeneratedSession(at, lengths))
         return sessions
 
     def trace(self, block_tokens: int) -> Trace:

@@ -2,7 +2,7 @@
 
 A turn whose uncached blocks stay within xi meets its latency target, so keeping more than `L + Q^ - xi` blocks of a
 conversation does not shorten the tail: blocks beyond that budget are free. As printed, the algorithm frees one block
-more (`>=`) and may cut below zero; we do neither. The simulator has the other readings (`ragkv.lab.simulate.policies`).
+more (`>=`) and may cut below zero; we do neither.
 """
 
 from abc import abstractmethod

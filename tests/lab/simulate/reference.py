@@ -7,14 +7,14 @@ import itertools
 import random
 from math import exp
 
-from ragkv.lab.simulate import Row
+from ragkv.lab.simulate import TraceRow
 
 BLOCK_TOKENS = 16
-RECENCY = {"lru", "threshold-lru", "t-lru-all", "t-lru-eager", "t-lru-literal"}  # LRU, after what `trim` does
+RECENCY = {"lru", "threshold-lru"}  # LRU, after what `trim` does
 FREE_FIRST = {"t-lru", "end-aware", "length-aware"}
 
 
-def random_rows(seed: int, *, requests: int = 30, conversations: int = 5, contracting: bool = True) -> list[Row]:
+def random_rows(seed: int, *, requests: int = 30, conversations: int = 5, contracting: bool = True) -> list[TraceRow]:
     """A small trace with ties of time, conversations that contract, and turns that add nothing."""
     draw, stored, rows, now = random.Random(seed), dict[str, int](), [], 0
     for request in range(requests):
@@ -26,7 +26,7 @@ def random_rows(seed: int, *, requests: int = 30, conversations: int = 5, contra
         stored[group] = max(0, prompt + draw.choice([-1, 0, 1, 4]))
         if not contracting:
             stored[group] = max(stored[group], length)
-        rows.append(Row(float(now), request, group, prompt, shared, stored[group]))
+        rows.append(TraceRow(float(now), request, group, prompt, shared, stored[group]))
     draw.shuffle(rows)
     return rows
 
@@ -37,7 +37,7 @@ class Reference:
     def __init__(
         self,
         policy: str,
-        rows: list[Row],
+        rows: list[TraceRow],
         capacity: int,
         xi: int,
         *,
@@ -85,20 +85,10 @@ class Reference:
         self.evicted.append(group)
 
     def trim(self, number: int, served: str) -> None:
-        overflows = sum(self.x.values()) > self.capacity
         if self.policy == "threshold-lru" and self.length[served] * BLOCK_TOKENS < self.threshold_tokens:
             self.cap(served, 0)
         if self.policy == "tail-belady":
             self.cap(served, self.useful(served, number))
-        if self.policy == "t-lru-eager":
-            self.cap(served, self.budget(served, number))
-        if self.policy == "t-lru-all" and overflows:
-            for group in self.x:
-                self.cap(group, self.budget(group, number))
-        if self.policy == "t-lru-literal" and overflows:
-            for group in self.x:
-                if self.x[group] >= max(1, self.length[group] + self.expected - self.xi):
-                    self.take(group)
 
     def cap(self, group: str, most: int) -> None:
         while self.x[group] > most:
@@ -149,7 +139,7 @@ class Reference:
         raise LookupError(f"no reference for {self.policy}")
 
 
-def best_possible(rows: list[Row], capacity: int, xi: int) -> int:
+def best_possible(rows: list[TraceRow], capacity: int, xi: int) -> int:
     """The least TEL, in blocks, that any caching can reach: tries every choice after every request."""
     ordered = sorted(rows, key=lambda row: (row.at, row.request))
     groups = sorted({row.conversation for row in ordered})

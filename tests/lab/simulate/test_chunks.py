@@ -4,12 +4,16 @@ import pytest
 
 from ragkv.lab.simulate import ALL_POLICIES, RagRequest, make_any_policy
 from ragkv.lab.simulate.chunks import Read, exact_prefix, position_free, replay_chunks
-from ragkv.lab.simulate.readers.ragpulse import Part
+from ragkv.lab.simulate.readers.ragpulse import PromptPart
 from ragkv.store.policies import make_policy
 
 
 def request(at: float, *passages: int) -> RagRequest:
-    parts = (Part("sys_prompt", 0, 10), *(Part("passages_ids", n, 5) for n in passages), Part("user_input", int(at), 2))
+    parts = (
+        PromptPart("sys_prompt", 0, 10),
+        *(PromptPart("passages_ids", n, 5) for n in passages),
+        PromptPart("user_input", int(at), 2),
+    )
     return RagRequest(at, "s", parts, 7)
 
 

@@ -144,7 +144,7 @@ def run_session(tier: MemoryTier, turn: Turn, blocks: dict[tuple[str, int], Entr
 
 
 # The others decide on whole sessions, or once a turn, whereas a live store overflows at every block.
-BY_BLOCK = sorted(set(ALL_POLICIES) - {"lookahead", "t-lru-all", "t-lru-literal", "gdsf", "lfu-da", "gdsf-memory"})
+BY_BLOCK = sorted(set(ALL_POLICIES) - {"lookahead", "gdsf", "lfu-da", "gdsf-memory"})
 
 
 @pytest.mark.parametrize("name", BY_BLOCK)

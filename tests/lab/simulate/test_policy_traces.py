@@ -146,14 +146,6 @@ def _has_free_blocks_everywhere(tier: Tier) -> None:
     tier.turn("c", 2, length=4)
 
 
-@trace_of("t-lru-all", 11, "aabbcc", TAIL)
-@trace_of("t-lru-eager", 11, "aabbccdd", TAIL)
-@trace_of("t-lru-literal", 8, "abcaabcd", TAIL)  # a block of each, then LRU; again a block of each
-def _has_free_blocks_and_space_for_most_of_them(tier: Tier) -> None:
-    _has_free_blocks_everywhere(tier)
-    tier.turn("d", 3, length=4)
-
-
 @trace_of("t-lru-guarded", 8, "aaaaccbb", TAIL)
 def _has_a_conversation_idle_beyond_all_gaps(tier: Tier) -> None:
     tier.turn("a", 0, length=4)

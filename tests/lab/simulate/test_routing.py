@@ -7,10 +7,10 @@ from hypothesis import strategies as st
 from ragkv.errors import ConfigError
 from ragkv.lab.simulate import (
     ALL_POLICIES,
-    Profile,
     RagLoad,
     RagRequest,
-    Shape,
+    ReplicaSetup,
+    TokenTimes,
     Trace,
     TurnLoad,
     make_any_policy,
@@ -21,27 +21,27 @@ from ragkv.lab.simulate import (
 )
 from ragkv.lab.simulate.chunks import position_free, replay_chunks
 from ragkv.lab.simulate.cluster import route
-from ragkv.lab.simulate.readers.ragpulse import Part
-from ragkv.lab.simulate.run import Setting
+from ragkv.lab.simulate.readers.ragpulse import PromptPart
+from ragkv.lab.simulate.run import ReplaySetting
 from ragkv.scheduling.replica_routing import ROUTERS, RouterSettings
 
 from .reference import random_rows
 
-UNIT = Profile(token_ms=1.0)  # a second for 1,000 computed tokens, nothing for found tokens
+UNIT = TokenTimes(token_ms=1.0)  # a second for 1,000 computed tokens, nothing for found tokens
 ONLINE = sorted(name for name, policy in ALL_POLICIES.items() if not policy.needs_future and name != "lookahead")
 
 
 def request(at: float, *passages: int, session: str = "s", question: int = 0) -> RagRequest:
-    parts = [Part("passages_ids", n, 1_000) for n in passages]
+    parts = [PromptPart("passages_ids", n, 1_000) for n in passages]
     if question:
-        parts.append(Part("user_input", 0, question))
+        parts.append(PromptPart("user_input", 0, question))
     return RagRequest(at, session, tuple(parts), 0)
 
 
 def test_round_robin_over_two_replicas_gives_the_hand_computed_hits_and_times() -> None:
     #      r0: 1, computed          r1: 1, computed          r0: 1 and 2, half found
     load = RagLoad([request(0, 1), request(0, 1), request(0.5, 1, 2)])
-    done = route(load, Shape(2, 9_000, router="round-robin", profile=UNIT))
+    done = route(load, ReplicaSetup(2, 9_000, router="round-robin", profile=UNIT))
     assert done.replica == [0, 1, 0]
     assert [tuple(f) for f in done.found] == [(0, 0, 0, 1_000, 0), (0, 0, 0, 1_000, 0), (1_000, 0, 0, 1_000, 0)]
     assert done.wait_ms.tolist() == [0, 0, 500]  # r0 is free at 1 s
@@ -50,8 +50,8 @@ def test_round_robin_over_two_replicas_gives_the_hand_computed_hits_and_times() 
 
 def test_the_shared_tier_has_an_entry_once_the_prefill_that_made_it_has_ended() -> None:
     load = RagLoad([request(0, 1), request(0.5, 1), request(1.0, 2), request(1.5, 1), request(2.5, 2)])
-    profile = Profile(token_ms=1.0, remote_token_ms=0.1)
-    done = route(load, Shape(5, 9_000, remote_tokens=None, router="round-robin", profile=profile))
+    profile = TokenTimes(token_ms=1.0, remote_token_ms=0.1)
+    done = route(load, ReplicaSetup(5, 9_000, remote_tokens=None, router="round-robin", profile=profile))
     assert [f.remote for f in done.found] == [0, 0, 0, 1_000, 1_000]
     assert done.ttft_ms.tolist() == pytest.approx([1_000, 1_000, 1_000, 100, 100])
 
@@ -59,7 +59,9 @@ def test_the_shared_tier_has_an_entry_once_the_prefill_that_made_it_has_ended() 
 def test_the_shared_tier_can_take_a_chunk_only_when_it_is_computed_again() -> None:
     load = RagLoad([request(2.0 * t, n) for t, n in enumerate((1, 1, 1, 2))])
     found = {
-        times: route(load, Shape(4, 0, remote_tokens=None, remote_from=times, router="round-robin", profile=UNIT)).found
+        times: route(
+            load, ReplicaSetup(4, 0, remote_tokens=None, remote_from=times, router="round-robin", profile=UNIT)
+        ).found
         for times in (1, 2)
     }
     assert [(f.remote, f.written) for f in found[1]] == [(0, 1_000), (1_000, 0), (1_000, 0), (0, 1_000)]
@@ -67,9 +69,9 @@ def test_the_shared_tier_can_take_a_chunk_only_when_it_is_computed_again() -> No
 
 
 def test_a_chunk_is_read_from_the_fastest_tier_that_still_has_it() -> None:
-    profile = Profile(token_ms=1.0, load_token_ms=0.01, remote_token_ms=0.1)
+    profile = TokenTimes(token_ms=1.0, load_token_ms=0.01, remote_token_ms=0.1)
     load = RagLoad([request(t, n) for t, n in enumerate((1, 2, 1, 3, 4, 1, 4))])
-    done = route(load, Shape(1, 1_000, disk_tokens=2_000, remote_tokens=4_000, profile=profile))
+    done = route(load, ReplicaSetup(1, 1_000, disk_tokens=2_000, remote_tokens=4_000, profile=profile))
     places = ["memory", "disk", "remote", "computed"]
     assert [next(p for p in places if getattr(f, p)) for f in done.found] == [
         "computed", "computed", "disk", "computed", "computed", "remote", "disk",
@@ -78,9 +80,9 @@ def test_a_chunk_is_read_from_the_fastest_tier_that_still_has_it() -> None:
 
 def test_chunk_aware_divides_the_chunks_among_replicas_where_random_copies_them() -> None:
     asked = [request(float(t), t % 4) for t in range(400)]
-    load, shape = RagLoad(asked), Shape(4, 1_000, profile=UNIT)  # each holds one of four chunks
+    load, shape = RagLoad(asked), ReplicaSetup(4, 1_000, profile=UNIT)  # each holds one of four chunks
     aware, anyone = (
-        serve_replicas(load, Shape(4, 1_000, profile=UNIT, router=name, routing=RouterSettings(seed=1)))
+        serve_replicas(load, ReplicaSetup(4, 1_000, profile=UNIT, router=name, routing=RouterSettings(seed=1)))
         for name in ("chunk-aware", "random")
     )
     assert aware.memory > 0.9 > 0.4 > anyone.memory
@@ -90,8 +92,8 @@ def test_chunk_aware_divides_the_chunks_among_replicas_where_random_copies_them(
 
 def test_a_popular_chunk_does_not_overload_one_replica() -> None:
     load = RagLoad([request(0.01 * t, 7) for t in range(500)])
-    slow = Profile(token_ms=0.001, found_token_ms=0.03)  # 30 ms each: four replicas keep up, one does not
-    done = serve_replicas(load, Shape(4, 9_000, profile=slow))
+    slow = TokenTimes(token_ms=0.001, found_token_ms=0.03)  # 30 ms each: four replicas keep up, one does not
+    done = serve_replicas(load, ReplicaSetup(4, 9_000, profile=slow))
     assert done.most_requests < 1.4 and done.wait_p95_ms < 60
 
 
@@ -106,8 +108,8 @@ def test_one_replica_computes_the_blocks_of_the_plain_replay_of_conversations(
     policy: str, router: str, seed: int, capacity: int
 ) -> None:
     trace = Trace.of(random_rows(seed, requests=60), 16)
-    shape = Shape(1, capacity * 16, policy=policy, router=router, profile=UNIT, xi_blocks=2)
-    plain = replay(trace, policy_for(policy, trace, Setting(capacity, xi_blocks=2)), capacity)
+    shape = ReplicaSetup(1, capacity * 16, policy=policy, router=router, profile=UNIT, xi_blocks=2)
+    plain = replay(trace, policy_for(policy, trace, ReplaySetting(capacity, xi_blocks=2)), capacity)
     done = route(TurnLoad(trace), shape)
     assert [found.computed for found in done.found] == [16 * blocks for blocks in plain.uncached]
 
@@ -127,7 +129,7 @@ def test_one_replica_finds_the_tokens_of_the_plain_replay_of_chunks(
 ) -> None:
     requests = [request(float(t), *numbers, question=7) for t, numbers in enumerate(asked)]
     plain = replay_chunks(position_free(requests), make_any_policy(policy), capacity)
-    done = route(RagLoad(requests), Shape(1, capacity, policy=policy, router=router, profile=UNIT))
+    done = route(RagLoad(requests), ReplicaSetup(1, capacity, policy=policy, router=router, profile=UNIT))
     assert sum(found.memory for found in done.found) == plain.hit_tokens
 
 
@@ -151,8 +153,8 @@ def test_replicas_serve_every_request_once_in_order_within_the_offline_bounds(
         at += gap
         requests.append(request(at, *numbers, session=session, question=5))
     load = RagLoad(requests)
-    profile = Profile(token_ms=1.0, fixed_ms=1.0, found_token_ms=0.1, load_token_ms=0.05, remote_token_ms=0.2)
-    shape = Shape(replicas, *sizes, router=router, routers=routers, profile=profile)
+    profile = TokenTimes(token_ms=1.0, fixed_ms=1.0, found_token_ms=0.1, load_token_ms=0.05, remote_token_ms=0.2)
+    shape = ReplicaSetup(replicas, *sizes, router=router, routers=routers, profile=profile)
     done = route(load, shape)
     seen: set[int] = set()
     free = dict.fromkeys(range(replicas), float("-inf"))
@@ -174,20 +176,20 @@ def test_replicas_serve_every_request_once_in_order_within_the_offline_bounds(
 
 def test_replicas_with_an_unbounded_shared_tier_compute_no_chunk_twice() -> None:
     load = RagLoad([request(10.0 * t, t * t % 7, t % 3) for t in range(60)])
-    shape = Shape(4, 2_000, remote_tokens=None, router="random", profile=UNIT)
+    shape = ReplicaSetup(4, 2_000, remote_tokens=None, router="random", profile=UNIT)
     assert serve_replicas(load, shape).found == pytest.approx(load.bounds(shape).unbounded)
 
 
 def test_the_speedup_for_a_load_makes_replicas_busy_to_that_share() -> None:
     load = RagLoad([request(t, t) for t in poisson(50, 1_000.0)], times=poisson(50, 1_000.0))
-    shape = Shape(2, 0, router="round-robin", profile=UNIT, speedup=load.speedup_for(0.5, 2, UNIT))
+    shape = ReplicaSetup(2, 0, router="round-robin", profile=UNIT, speedup=load.speedup_for(0.5, 2, UNIT))
     assert serve_replicas(load, shape).busy == pytest.approx(0.5, rel=0.1)
 
 
 def test_a_cluster_without_replicas_or_with_an_unusable_policy_is_refused() -> None:
     with pytest.raises(ConfigError, match="belady"):
-        Shape(2, 10, policy="belady")
+        ReplicaSetup(2, 10, policy="belady")
     with pytest.raises(ConfigError, match="replicas"):
-        Shape(0, 10)
+        ReplicaSetup(0, 10)
     with pytest.raises(ConfigError, match="Unknown policy"):
-        serve_replicas(RagLoad([request(0, 1)]), Shape(1, 10, policy="nonsense"))
+        serve_replicas(RagLoad([request(0, 1)]), ReplicaSetup(1, 10, policy="nonsense"))

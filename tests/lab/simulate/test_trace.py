@@ -5,11 +5,16 @@ from pathlib import Path
 import pytest
 
 from ragkv.errors import InputError
-from ragkv.lab.simulate import BirthDeath, Row, ShareGPTLike, Trace, read_rows, write_rows
+from ragkv.lab.simulate import BirthDeath, ShareGPTLike, Trace, TraceRow, read_rows, write_rows
 from ragkv.store.policies import NEVER, NextRequest
 
 HEADER = "t,request,conversation,in,sh,L\n"
-TINY = [Row(0, 0, "A", 3, 0, 4), Row(1, 1, "B", 2, 0, 2), Row(5, 2, "A", 6, 4, 7), Row(6, 3, "A", 8, 5, 9)]
+TINY = [
+    TraceRow(0, 0, "A", 3, 0, 4),
+    TraceRow(1, 1, "B", 2, 0, 2),
+    TraceRow(5, 2, "A", 6, 4, 7),
+    TraceRow(6, 3, "A", 8, 5, 9),
+]
 
 
 def test_a_trace_that_is_written_and_read_again_is_unchanged(tmp_path: Path) -> None:
@@ -27,7 +32,7 @@ def test_a_trace_gives_each_turn_its_number_gap_and_next_request() -> None:
 
 
 def test_rows_are_replayed_in_order_of_time_then_request_number() -> None:
-    rows = [Row(1, 2, "A", 1, 0, 1), Row(1, 1, "B", 1, 0, 1), Row(0, 3, "C", 1, 0, 1)]
+    rows = [TraceRow(1, 2, "A", 1, 0, 1), TraceRow(1, 1, "B", 1, 0, 1), TraceRow(0, 3, "C", 1, 0, 1)]
     assert [turn.group for turn in Trace.of(rows, 16).turns] == ["C", "B", "A"]
 
 
@@ -37,7 +42,7 @@ def test_the_expected_new_blocks_are_the_rounded_up_mean_over_later_turns() -> N
 
 
 def test_weight_sums_the_largest_lengths_and_peak_live_counts_returning_conversations() -> None:
-    trace = Trace.of([*TINY, Row(7, 4, "A", 1, 1, 1)], 16)  # A contracts at last
+    trace = Trace.of([*TINY, TraceRow(7, 4, "A", 1, 1, 1)], 16)  # A contracts at last
     assert trace.weight == 9 + 2
     assert trace.peak_live == 9
 

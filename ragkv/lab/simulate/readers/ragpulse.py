@@ -21,7 +21,7 @@ PARTS = {  # file, its id field; prompts are laid out in this order
 }
 
 
-class Part(NamedTuple):
+class PromptPart(NamedTuple):
     """A run of tokens of a prompt."""
 
     kind: str  # a key of PARTS
@@ -34,7 +34,7 @@ class RagRequest(NamedTuple):
 
     at: float  # seconds
     session: str
-    parts: tuple[Part, ...]
+    parts: tuple[PromptPart, ...]
     response_tokens: int
 
     @property
@@ -53,7 +53,9 @@ def read_rag_requests(folder: Path) -> list[RagRequest]:
     requests = []
     for entry in json_lines(folder / "0_trace.jsonl", "timestamp", "session_id", "hash_ids", "output_length"):
         try:
-            parts = tuple(Part(kind, n, lengths[kind, n]) for kind in PARTS for n in entry["hash_ids"].get(kind, ()))
+            parts = tuple(
+                PromptPart(kind, n, lengths[kind, n]) for kind in PARTS for n in entry["hash_ids"].get(kind, ())
+            )
         except KeyError as error:
             raise InputError(f"{folder}: request at {entry['timestamp']} names an unknown part {error}.") from error
         requests.append(RagRequest(float(entry["timestamp"]), entry["session_id"], parts, int(entry["output_length"])))
