@@ -22,6 +22,8 @@ from .tenants import Tenant
 from .work.work_context import WorkContext
 
 DEFAULT_MAX_TOKENS = 256
+FILTER_VALUES = 1_000  # The most values that one filter compares with.
+SAVE_S = 5.0  # The end of an answer waits so long, in seconds, until the turn of its conversation is on disk.
 TITLE_CHARS = 80
 
 AnswerEvents = Generator[ServedPrompt | TokenEvent | Answer, None, None]
@@ -47,7 +49,7 @@ def check_filter(where: Mapping[str, Any] | None, limits: LimitsConfig, param: s
     for wanted in (where or {}).values():
         compared = wanted.values() if isinstance(wanted, dict) else [wanted]
         values += sum(len(one) if isinstance(one, list) else 1 for one in compared)
-    check_at_most(values, limits.filter_values, param, "values")
+    check_at_most(values, FILTER_VALUES, param, "values")
     check_at_most(len(json.dumps(where, ensure_ascii=False)), limits.question_chars, param, "characters")
 
 
@@ -124,7 +126,7 @@ def stream_choices(
             timing = next((answer.timing for answer in answers.values()), prefills[0].timing)
             tokens = sum(len(answer.token_ids) for answer in answers.values()) if len(answers) == choices else tokens
             record_answer(context.request, timing, prefills[0].reuse, tokens)
-    unsaved = None if session is None else session.wait_saved(limits.save_s)
+    unsaved = None if session is None else session.wait_saved(SAVE_S)
     for index, answer in sorted(answers.items()):
         yield index, answer.with_notes(unsaved) if unsaved else answer
 

@@ -30,7 +30,7 @@ from ragkv.runtime import Check
 from ragkv.types import Answer, Chunk, Text, TokenEvent
 
 from .answers import ChoiceEvents, check_filter, check_text, checked_max_tokens, session_of, stream_choices
-from .bodies.chat import ChatRequest, Message, notes_of, refuse_unsupported
+from .bodies.chat import ChatRequest, Message, notes_of
 from .bodies.chat_answer import (
     Annotation,
     AssistantMessage,
@@ -73,7 +73,6 @@ class ChatCompletion:
     def check(self) -> None:
         """Raise `ApiError` for everything that can be refused before any work."""
         body, limits = self.body, self.service.config.limits
-        refuse_unsupported(body)
         if body.model != self.service.model_id:
             raise unknown_model(body.model, repr(self.service.model_id))
         if not any(message.role == "user" for message in body.messages):
@@ -82,7 +81,6 @@ class ChatCompletion:
             raise ApiError(400, "stream_options require stream; set stream, or leave them out.", param="stream_options")
         for number, message in enumerate(body.messages):
             check_text(message.text, limits, f"messages.{number}")
-        check_at_most(len(body.stop_strings), limits.stop_strings, "stop", "strings")
         documents = body.documents or []
         check_at_most(len(documents) + (body.rag.k if body.rag else 0), limits.documents, "documents", "documents")
         check_filter(body.rag.filter if body.rag else None, limits, "rag.filter")

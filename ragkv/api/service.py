@@ -33,6 +33,7 @@ from .work.worker_pool import PoolLimits, WorkerPool
 
 log = logging.getLogger(__name__)
 
+VLLM_KEY_VARIABLE = "VLLM_API_KEY"  # the environment variable with the key of the vLLM server, if it has one
 ASK_S = 5.0  # between two questions to a Redis server that no open tenant uses
 
 T = TypeVar("T")
@@ -54,8 +55,10 @@ class Service(Closing):
         self.parser = DocumentParser(config.parsing, config.limits)
         self._tenants: Tenants | None = None
         self._asked_at, self._redis_answers = -ASK_S, True  # of a server that no open tenant uses
-        vllm, key = config.vllm, os.environ.get(config.vllm.key_variable, "")
-        self.vllm = VllmServer(vllm.url, key, vllm.connect_s, vllm.timeout_s) if config.in_front_of_vllm else None
+        self.vllm = None
+        if config.in_front_of_vllm:
+            key = os.environ.get(VLLM_KEY_VARIABLE, "")
+            self.vllm = VllmServer(config.vllm.url, key, timeout_s=config.vllm.timeout_s)
 
     @property
     def model_id(self) -> str:

@@ -40,22 +40,19 @@ class LimitsConfig:
     nesting: int = 32  # depth of metadata, and of HTML elements whose text is dropped
     pages: int = 2_000  # pages of a PDF
     inflated_bytes: int = 64 * MIB  # decompressed contents of a PDF's pages; a stream counts for each page that uses it
-    filter_values: int = 1_000  # values that one filter compares with
     known_chars: int = 16_000_000  # letters and digits of a tenant's passages that are looked for in its messages
     question_chars: int = 100_000  # characters of a question, a query or a message
     answers: int = 8  # answers to one request: `n`
     max_tokens: int = 1024  # the most tokens a request may set for its answer
-    stop_strings: int = 4  # stop strings in one request
     inputs: int = 256  # texts in one embeddings request
     input_chars: int = 1_000_000  # characters of all texts in one embeddings request
     body_s: float = 60.0  # seconds a request's body may take to arrive
     body_idle_s: float = 10.0  # seconds between two pieces of a body
     stall_s: float = 60.0  # seconds a client may not read its answer before it is disconnected
-    save_s: float = 5.0  # seconds the end of an answer waits until the turn of its conversation is on disk
     upload_types: tuple[str, ...] = (".txt", ".md", ".html", ".jsonl", ".pdf")  # accepted file name endings
 
     def __post_init__(self) -> None:
-        seconds = {"body_s": 0.001, "body_idle_s": 0.001, "stall_s": 0.001, "save_s": 0.0}
+        seconds = {"body_s": 0.001, "body_idle_s": 0.001, "stall_s": 0.001}
         counts = {f.name: 1 for f in dataclasses.fields(self) if f.name not in ("upload_types", *seconds)}
         at_least(self, **counts, **seconds)
 
@@ -155,27 +152,25 @@ class ClusterConfig:
     cpus: float = 1.0  # per replica, as Ray counts them
     gpus: float = 0.0  # per replica, as Ray counts them
     router: str = "chunk-aware"  # see ragkv.scheduling.replica_routing.ROUTERS
-    wait_share: float | None = None  # see RouterSettings; None: 1
-    session_tokens: int = 2_000  # weight of a conversation's history against chunks, in tokens
 
     def __post_init__(self) -> None:
         at_least(self, replicas=1, most_replicas=self.replicas, requests=1, threads=1, cpus=0.0, gpus=0.0)
-        at_least(self, wait_share=0.0, session_tokens=0)
 
 
 @dataclass(frozen=True, slots=True)
 class VllmConfig:
-    """The vLLM server that computes answers if `answer_engine` is "vllm"; ragkv's connector must be in it."""
+    """The vLLM server that computes answers if `answer_engine` is "vllm"; ragkv's connector must be in it.
+
+    Its API key, if it has one, is in the environment variable `VLLM_API_KEY`.
+    """
 
     url: str = "http://127.0.0.1:8000"  # where vLLM's OpenAI server listens
-    key_variable: str = "VLLM_API_KEY"  # name of the environment variable with its API key, if it has one
-    connect_s: float = 5.0  # seconds to connect to it
     timeout_s: float = 120.0  # the longest time without a byte of an answer; then the request gets 503
 
     def __post_init__(self) -> None:
         if not self.url.startswith(("http://", "https://")) or "@" in self.url:
             raise ConfigError("vllm.url must be http://host:port or https://host:port, without a user or a key in it.")
-        at_least(self, connect_s=0.01, timeout_s=0.01)
+        at_least(self, timeout_s=0.01)
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,7 +185,6 @@ class ServeConfig:
     hosts: tuple[str, ...] = ()  # host names of this server; none: any if keys are required, else loopback names
     cors_origins: tuple[str, ...] = ()  # origins whose pages may call this server from a browser; none: its own only
     proxies: tuple[str, ...] = ()  # addresses of reverse proxies whose X-Forwarded-* headers are trusted
-    embedding_token_ids: bool = False  # accept token ids in /v1/embeddings; they must be the embedding model's own
     open_tenants: int = 8  # tenants open at once; for the next one, the longest idle is closed
     open_collections: int = 256  # collections open at once, of all tenants; fewer if few files may be open (ulimit -n)
     graceful_s: float = 30.0  # how long running requests may take to finish after SIGTERM

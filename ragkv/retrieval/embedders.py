@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ragkv.errors import ConfigError, InputError, MissingExtraError, ModelNotFoundError
+from ragkv.errors import ConfigError, MissingExtraError, ModelNotFoundError
 from ragkv.runtime import Check, FairLock, no_check
 
 from .values import Vectors
@@ -51,10 +51,6 @@ class Embedder(ABC):
     def count_tokens(self, text: str) -> int:
         """The number of tokens of a text; of words, if there is no tokenizer."""
         return len(text.split())
-
-    def text_of(self, token_ids: Sequence[int]) -> str:
-        """The text of the embedder's own token ids. Raises `InputError` without a tokenizer or for an unknown id."""
-        raise InputError(f"Embedder {self.name} has no tokenizer: give texts, not token ids.")
 
 
 def one_vector(windows: Vectors) -> Vectors:
@@ -130,14 +126,6 @@ class SentenceTransformerEmbedder(Embedder):
     def count_tokens(self, text: str) -> int:
         with self._lock.hold():
             return len(self._model().tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
-
-    def text_of(self, token_ids: Sequence[int]) -> str:
-        with self._lock.hold():
-            tokenizer = self._model().tokenizer
-            wrong = next((token for token in token_ids if not 0 <= token < len(tokenizer)), None)
-            if wrong is not None:
-                raise InputError(f"Token id {wrong} is not in {self.name}'s vocabulary of {len(tokenizer)}.")
-            return str(tokenizer.decode(list(token_ids), skip_special_tokens=True))
 
     def _batches(self, windows: Sequence[_Window]) -> Iterator[list[int]]:
         """The places of all windows, longest first, so that there is little padding."""

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from ragkv import Engine
-from ragkv.api.settings import LimitsConfig
+from ragkv.api import answers
 from ragkv.conversations import Manifests
 
 from .helpers import app_on, client_of, events, filled, on_port, plain
@@ -70,10 +70,11 @@ def test_an_answer_ends_when_its_turn_is_on_disk_and_delays_no_other_request(
         assert client.get("/v1/sessions/s").json()["turns"] == 2
 
 
-def test_an_answer_waits_for_a_slow_disk_no_longer_than_its_setting_and_says_so(
-    reader: Engine, tmp_path: Path, disk: HeldDisk
+def test_an_answer_waits_for_a_slow_disk_no_longer_than_the_limit_and_says_so(
+    reader: Engine, tmp_path: Path, disk: HeldDisk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with client_of(app_on(reader, tmp_path, limits=LimitsConfig(save_s=0.2))) as client:
+    monkeypatch.setattr(answers, "SAVE_S", 0.2)
+    with client_of(app_on(reader, tmp_path)) as client:
         filled(client)
         disk.free.clear()
         notes = client.post("/v1/ask", json=QUESTION).json()["reuse"]["notes"]

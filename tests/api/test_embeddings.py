@@ -1,7 +1,6 @@
 """/v1/embeddings: the vectors of retrieval, in both encodings, for texts and for token ids."""
 
 import base64
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +11,6 @@ from fastapi.testclient import TestClient
 from ragkv import Engine
 from ragkv.api import ServeConfig, create_app
 from ragkv.api.settings import LimitsConfig
-from ragkv.retrieval import MiniLM
-from ragkv.retrieval.embedders import minilm_path
 from ragkv.retrieval.testing import HashEmbedder
 
 from .helpers import BARE, app_on, client_of
@@ -88,30 +85,3 @@ def test_without_an_embedder_the_error_says_what_to_install(reader: Engine, tmp_
         response = client.post("/v1/embeddings", json={"model": "hash", "input": "a"})
         assert response.status_code == 404 and "pip install" in response.json()["error"]["message"]
         assert [one["id"] for one in client.get("/v1/models").json()["data"]] == ["reader"]
-
-
-@pytest.fixture
-def minilm(reader: Engine, tmp_path: Path) -> Iterator[TestClient]:
-    config = ServeConfig(home=str(tmp_path), embedding_token_ids=True)
-    app = create_app(config, engine=reader.with_config(BARE), embedder=MiniLM())
-    with client_of(app) as client:
-        yield client
-
-
-@pytest.mark.skipif(minilm_path() is None, reason="MiniLM is not installed")
-def test_token_ids_of_the_embedding_model_give_the_texts_vector(minilm: TestClient) -> None:
-    from transformers import AutoTokenizer
-
-    ids = AutoTokenizer.from_pretrained(minilm_path())("the harbour of oro", add_special_tokens=False)["input_ids"]
-
-    def of(given: Any) -> Any:
-        response = minilm.post("/v1/embeddings", json={"model": "all-MiniLM-L6-v2", "input": given})
-        return response.json() if response.status_code == 200 else response.status_code
-
-    text, tokens, several = of("the harbour of oro"), of(ids), of([ids, ids])
-    np.testing.assert_allclose(vectors(tokens), vectors(text), atol=1e-6)
-    assert len(several["data"]) == 2 and text["usage"] == tokens["usage"] == {
-        "prompt_tokens": len(ids),
-        "total_tokens": len(ids),
-    }
-    assert of([10**6]) == 400

@@ -30,7 +30,7 @@ class Front:
     def __init__(self, loaded: Engine, folder: Path, held: ExitStack) -> None:
         self.fake = FakeVllm(loaded, folder / "front", EngineConfig(prompt=_prompt(loaded)))
         held.callback(self.fake.close)
-        vllm = VllmConfig(url=held.enter_context(on_port(self.fake.app)), connect_s=60.0, timeout_s=60.0)
+        vllm = VllmConfig(url=held.enter_context(on_port(self.fake.app)), timeout_s=60.0)
         self.app = app_on(loaded, folder / "front", model=str(folder / "m"), answer_engine="vllm", vllm=vllm)
         self.client = held.enter_context(plain(held.enter_context(on_port(self.app))))
         self.own = held.enter_context(client_of(app_on(loaded, folder / "own", model=str(folder / "m"))))

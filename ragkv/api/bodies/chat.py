@@ -12,13 +12,13 @@ from ragkv.model.decode.sampling import LEAST_REPETITION, MOST_BIASES, MOST_REPE
 from ragkv.prompt import MAX_LOGPROBS, AnswerOptions
 from ragkv.prompt.constraints import ResponseFormat
 
-from ..errors import ApiError
 from .documents import GivenDocument, RequestPart, Strict
 from .resources import FormatRequest, RetrievalBody, ReuseOptions, SessionId
+from .tools import CallBody, NamedTool, ToolDefinition
 from .tools import Choice as ToolChoice
-from .tools import GivenCall, NamedTool, ToolDefinition
 
 _IGNORED = "Accepted and ignored."
+_NOT_OFFERED: Any = Field(default=None, description="Not offered.")
 _NOT_TEXT = {"image": "images", "audio": "audio recordings", "video": "videos", "file": "files"}
 
 
@@ -56,21 +56,6 @@ def notes_of(values: Iterable[RequestPart]) -> list[str]:
     return [f"{name} is ignored: {IGNORED[name]}" for name in names]
 
 
-def not_offered(*neutral: Any) -> Any:
-    """A field that may only be left out, null, or one of the values that ask for nothing."""
-    return Field(default=None, description="Not offered.", json_schema_extra={"enum": [None, *neutral]})
-
-
-def refuse_other_content(content: Any) -> Any:
-    """`content` as it is. Raises `ValueError` for a part that is not text."""
-    for part in content if isinstance(content, list) else ():
-        kind = part.get("type") if isinstance(part, dict) else None
-        for word, many in _NOT_TEXT.items():
-            if isinstance(kind, str) and word in kind:
-                raise ValueError(f"{many} are not supported: send text")
-    return content
-
-
 class TextPart(RequestPart):
     """A piece of a message. Only text is accepted."""
 
@@ -90,10 +75,10 @@ class Message(RequestPart):
     )
     name: str | None = Field(default=None, description=_IGNORED)
     refusal: str | None = Field(default=None, description=_IGNORED)
-    tool_calls: list[GivenCall] | None = Field(default=None, max_length=128, description="Of an assistant.")
+    tool_calls: list[CallBody] | None = Field(default=None, max_length=128, description="Of an assistant.")
     tool_call_id: str | None = Field(default=None, max_length=256, description="Of a tool: the call it answers.")
-    function_call: None = Field(default=None, description="Not offered.")
-    audio: None = Field(default=None, description="Not offered.")
+    function_call: None = _NOT_OFFERED
+    audio: None = _NOT_OFFERED
     annotations: list[Any] | None = Field(default=None, description=_IGNORED)
     cache_control: Any = ignored("cache_control")
 
@@ -101,7 +86,12 @@ class Message(RequestPart):
     @classmethod
     def _is_text(cls, content: Any) -> Any:
         """Name the kind of content that is not offered."""
-        return refuse_other_content(content)
+        for part in content if isinstance(content, list) else ():
+            kind = part.get("type") if isinstance(part, dict) else None
+            for word, many in _NOT_TEXT.items():
+                if isinstance(kind, str) and word in kind:
+                    raise ValueError(f"{many} are not supported: send text")
+        return content
 
     @property
     def text(self) -> str:
@@ -170,7 +160,7 @@ class ChatRequest(SamplingFields):
     stream_options: StreamOptions | None = Field(default=None, description="Only with `stream`.")
     max_tokens: int | None = Field(default=None, ge=1, description="The most tokens of the answer.")
     max_completion_tokens: int | None = Field(default=None, ge=1, description="The same; give one of the two.")
-    stop: str | list[Annotated[str, StringConstraints(min_length=1)]] | None = Field(
+    stop: str | Annotated[list[Annotated[str, StringConstraints(min_length=1)]], Field(max_length=4)] | None = Field(
         default=None, description="Texts that end the answer; they are not part of it."
     )
 
@@ -208,14 +198,15 @@ class ChatRequest(SamplingFields):
         default=None, description="required or a name: the answer is calls whose arguments have their schema."
     )
     parallel_tool_calls: bool | None = Field(default=None, description="false: one call with tool_choice required.")
-    functions: Any = not_offered([])
-    function_call: Any = not_offered("none", "auto")
-    modalities: Any = not_offered(["text"])
-    audio: Any = not_offered()
-    prediction: Any = not_offered()
-    web_search_options: Any = not_offered()
-    reasoning_effort: Any = not_offered("none")
-    verbosity: Any = not_offered("medium")
+    # Not offered. Values that ask for nothing are accepted, because clients send them.
+    functions: Annotated[list[Any], Field(max_length=0)] | None = _NOT_OFFERED
+    function_call: Literal["none", "auto"] | None = _NOT_OFFERED
+    modalities: list[Literal["text"]] | None = _NOT_OFFERED
+    audio: None = _NOT_OFFERED
+    prediction: None = _NOT_OFFERED
+    web_search_options: None = _NOT_OFFERED
+    reasoning_effort: Literal["none"] | None = _NOT_OFFERED
+    verbosity: Literal["medium"] | None = _NOT_OFFERED
 
     @property
     def stop_strings(self) -> tuple[str, ...]:
@@ -236,22 +227,3 @@ class ChatRequest(SamplingFields):
         if self.logprobs:
             options["logprobs"] = self.top_logprobs or 0
         return {**options, **self.sampling_options, "stop": self.stop_strings, "response_format": self.form}
-
-
-def refuse_unsupported(body: RequestPart) -> None:
-    """Raise `ApiError` 400 for the first parameter that asks for something this server does not offer."""
-    for name, field in type(body).model_fields.items():
-        extra = field.json_schema_extra
-        if not isinstance(extra, dict) or not isinstance(neutral := extra.get("enum"), list):
-            continue
-        value = getattr(body, name)
-        if any(_equal(value, one) for one in neutral):
-            continue
-        allowed = " or ".join(repr(one) for one in neutral if one is not None)
-        hint = f"give {allowed}, or leave it out" if allowed else "leave it out"
-        raise ApiError(400, f"{name} is not offered by this server: {hint}.", "unsupported_parameter", name)
-
-
-def _equal(value: Any, neutral: Any) -> bool:
-    """Whether they are equal and of one type: True is not 1. A float may stand for an int."""
-    return value == neutral and (type(value) is type(neutral) or (type(value), type(neutral)) == (float, int))

@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from ragkv.types import Reuse
 
 from .resources import AnswerReport
-from .tools import Call
+from .tools import CallBody
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +88,7 @@ class AssistantMessage(BaseModel):
 
     role: Literal["assistant"] = "assistant"
     content: str | None = Field(description="The answer's text; null if it is nothing but calls.")
-    tool_calls: list[Call] | None = Field(default=None, description="Calls for the client to answer.")
+    tool_calls: list[CallBody] | None = Field(default=None, description="Calls for the client to answer.")
     refusal: None = Field(default=None, description="Always null.")
     annotations: list[Annotation] = Field(description="The citations in the content.")
 

@@ -4,7 +4,7 @@ import json
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, Field, StringConstraints
+from pydantic import Field, StringConstraints
 
 from ragkv.api.chat import ToolCall
 
@@ -52,19 +52,19 @@ class NamedTool(RequestPart):
     function: NamedFunction
 
 
-class GivenFunction(RequestPart):
+class CalledFunction(RequestPart):
     """A function that was called."""
 
     name: ToolName = Field(description="Its name.")
     arguments: str = Field(description="Its arguments as JSON.")
 
 
-class GivenCall(RequestPart):
-    """A call in an earlier answer."""
+class CallBody(RequestPart):
+    """A call in an answer, which the client sends back with a `tool` message."""
 
     id: str = Field(max_length=256, description="The call's id.")
     type: Literal["function"] = Field(default="function", description="Only functions can be called.")
-    function: GivenFunction
+    function: CalledFunction
 
     @property
     def call(self) -> ToolCall:
@@ -79,24 +79,9 @@ class GivenCall(RequestPart):
         return ToolCall(self.function.name, json.dumps(arguments, ensure_ascii=False), self.id)
 
 
-class CalledFunction(BaseModel):
-    """A function and its arguments."""
-
-    name: str = Field(description="Its name.")
-    arguments: str = Field(description="Its arguments as JSON.")
-
-
-class Call(BaseModel):
-    """A call for the client to answer with a `tool` message."""
-
-    id: str = Field(description="The call's id.")
-    type: Literal["function"] = "function"
-    function: CalledFunction
-
-
-def called(calls: Sequence[ToolCall]) -> list[Call]:
+def called(calls: Sequence[ToolCall]) -> list[CallBody]:
     """Calls as the response has them."""
-    return [Call(id=call.id, function=CalledFunction(name=call.name, arguments=call.arguments)) for call in calls]
+    return [CallBody(id=call.id, function=CalledFunction(name=call.name, arguments=call.arguments)) for call in calls]
 
 
 def check_choice(tools: Sequence[ToolDefinition], choice: Choice | NamedTool | None) -> None:

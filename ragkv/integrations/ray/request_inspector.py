@@ -23,6 +23,7 @@ log = logging.getLogger(__name__)
 
 CHARS_PER_TOKEN = 4  # an estimate: routers weigh parts and need no exact counts
 OPEN_INDEXES = 32
+SESSION_TOKENS = 2_000  # The weight of a conversation's history against chunks, in tokens.
 _SESSION = re.compile(r"/v1/sessions/([^/]+)")
 
 
@@ -30,7 +31,7 @@ class RequestInspector:
     """Makes the `RoutingRequest` of an HTTP request. Not thread-safe: call it from one thread."""
 
     def __init__(self, config: ServeConfig) -> None:
-        self._home, self._session_tokens = Path(config.home), config.cluster.session_tokens
+        self._home = Path(config.home)
         self._limits = config.limits
         self._keys = KeyRing(config.keys_path)
         self._indexes: OrderedDict[Path, tuple[int, Index]] = OrderedDict()  # least recently used first
@@ -42,7 +43,7 @@ class RequestInspector:
             fields = json.loads(body) if self._is_worth_parsing(path, headers, body) else {}
             fields = fields if isinstance(fields, dict) else {}
             session = _session_of(path, headers, fields)
-            parts = [RoutedPart(_digest("session", caller, session), self._session_tokens)] if session else []
+            parts = [RoutedPart(_digest("session", caller, session), SESSION_TOKENS)] if session else []
             for text in self._texts(path, caller, fields):
                 parts.append(RoutedPart(_digest("text", caller, text), len(text) // CHARS_PER_TOKEN + 1))
         except Exception as error:  # a request may hold anything
