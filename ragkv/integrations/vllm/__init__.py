@@ -5,8 +5,8 @@
         "kv_connector_extra_config": {"home": "corpus"}}'
 
 vLLM schedules, decodes and serves. This package finds stored chunks in a prompt, fuses their KV with the engine of
-ragkv, and writes it into vLLM's paged cache; vLLM computes what follows the last chunk. Only `connector.py`,
-`paged_cache.py` and `stats.py` import vLLM, and no code of vLLM is changed.
+ragkv, and writes it into vLLM's paged cache; vLLM computes what follows the last chunk. Only `connector.py` and
+`paged_cache.py` import vLLM, and no code of vLLM is changed.
 """
 
 from typing import TYPE_CHECKING, Any

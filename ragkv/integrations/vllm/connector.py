@@ -1,8 +1,14 @@
-"""`RagKVConnector`: the KV connector that vLLM loads, once for its scheduler and once for its worker."""
+"""`RagKVConnector`: the KV connector that vLLM loads, once for its scheduler and once for its worker.
+
+The worker's half writes fused KV into the paged cache before vLLM computes the rest of a prompt. Both halves count, and
+vLLM reports the counts in its log and as Prometheus metrics of its server.
+"""
 
 import logging
+import time
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
+from weakref import WeakValueDictionary
 
 import torch
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
@@ -10,27 +16,109 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorMetadata,
     KVConnectorRole,
 )
+from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorPromMetrics, KVConnectorStats
 
 from ragkv.config import EngineConfig
 from ragkv.engine import Engine
-from ragkv.errors import UnsupportedModelError
+from ragkv.errors import ConfigError, UnsupportedModelError
 from ragkv.model.loading import config_of, load_tokenizer
 
-from .requirements import check_config
-from .scheduler import Load, PromptScheduler
-from .settings import ConnectorSettings
+from .paged_cache import PagedCache
+from .scheduler import COUNTERS, ConnectorCounts, PagedLoad, PromptScheduler
+from .settings import ConnectorSettings, check_config
 from .shared_weights import served_model, shared_model
-from .stats import RagKVMetrics, RagKVStats
-from .worker import Worker, worker_of
 
 log = logging.getLogger(__name__)
+
+_WORKERS: "WeakValueDictionary[str, Worker]" = (
+    WeakValueDictionary()
+)  # Those of this process, by the id of their engine.
+
+
+class Worker:
+    """The paged cache of one vLLM engine, and what is written to it."""
+
+    def __init__(self, engine_id: str) -> None:
+        self.counts = ConnectorCounts()
+        self._cache: PagedCache | None = None
+        _WORKERS[engine_id] = self
+
+    @property
+    def cache(self) -> PagedCache:
+        """The paged cache. vLLM registers it before its scheduler starts."""
+        assert self._cache is not None, "vLLM has not registered its KV cache"
+        return self._cache
+
+    def register(self, vllm_config: Any, kv_cache_config: Any, kv_caches: dict[str, torch.Tensor]) -> None:
+        """Take over the tensors of the paged cache. Raises `UnsupportedModelError`."""
+        self._cache = PagedCache(vllm_config, kv_cache_config, kv_caches)
+
+    def write(self, loads: tuple[PagedLoad, ...]) -> None:
+        """Write the KV of `loads`; vLLM's pass over what follows comes after it."""
+        began = time.perf_counter()
+        for load in loads:
+            self.cache.write(load.kv, load.tokens, load.block_ids)
+        if loads:
+            self.counts.add(writing_seconds=time.perf_counter() - began)
+
+
+def worker_of(engine_id: str) -> Worker:
+    """The worker of this process that belongs to the engine. Raises `ConfigError` if it runs in another process."""
+    worker = _WORKERS.get(engine_id)
+    if worker is None:
+        raise ConfigError(
+            "vLLM's worker runs in another process than its scheduler; RagKVConnector needs both in one: start vLLM "
+            "with --distributed-executor-backend uni, and on a CPU with VLLM_ENABLE_V1_MULTIPROCESSING=0."
+        )
+    return worker
+
+
+@dataclass
+class RagKVStats(KVConnectorStats):  # type: ignore[misc]
+    """The counts of one report, by the names of `COUNTERS`."""
+
+    def reset(self) -> None:
+        """Begin again at 0."""
+        self.data: dict[str, float] = {}
+
+    def aggregate(self, other: Any) -> Self:
+        """Add the counts of `other`."""
+        for name, count in other.data.items():
+            self.data[name] = self.data.get(name, 0) + count
+        return self
+
+    def reduce(self) -> dict[str, int | float]:
+        """The counts for a line of vLLM's log."""
+        return {name: round(count, 3) for name, count in self.data.items()}
+
+    def is_empty(self) -> bool:
+        """Whether nothing was counted."""
+        return not self.data
+
+
+class RagKVMetrics(KVConnectorPromMetrics):  # type: ignore[misc]
+    """The counts as Prometheus counters: `vllm:ragkv_prompts_fused` and so on."""
+
+    def __init__(self, *arguments: Any) -> None:
+        """Takes what vLLM gives: its config, classes of metrics, and the names and values of their labels."""
+        super().__init__(*arguments)
+        self._counters = {
+            name: self._counter_cls(name=f"vllm:ragkv_{name}", documentation=text, labelnames=self._labelnames)
+            for name, text in COUNTERS.items()
+        }
+
+    def observe(self, transfer_stats_data: dict[str, Any], engine_idx: int = 0) -> None:
+        """Add the counts of one report of an engine."""
+        labels = self.per_engine_labelvalues[engine_idx]
+        for name, count in transfer_stats_data.items():
+            self._counters[name].labels(*labels).inc(count)
 
 
 @dataclass
 class RagKVMetadata(KVConnectorMetadata):  # type: ignore[misc]
     """What the scheduler tells the worker in one step."""
 
-    loads: tuple[Load, ...] = ()
+    loads: tuple[PagedLoad, ...] = ()
 
 
 class RagKVConnector(KVConnectorBase_V1):  # type: ignore[misc]

@@ -16,7 +16,7 @@ from ragkv.prompt import Prefill, PrefillOptions
 from ragkv.runtime import Closing
 from ragkv.types import Text
 
-from .layout import Layout
+from .layout import FusedLayout
 from .settings import ConnectorSettings
 
 log = logging.getLogger(__name__)
@@ -27,7 +27,7 @@ THREADS = 2  # one computes, the other looks up entries and reads ahead
 class PromptJob:
     """One prompt on its way to fused KV. It ends with a prefill, or with a reason why there is none."""
 
-    def __init__(self, layout: Layout, note: str = "") -> None:
+    def __init__(self, layout: FusedLayout, note: str = "") -> None:
         """`note` is for the report."""
         self.layout, self.note = layout, note
         self.cancel = threading.Event()
@@ -102,14 +102,14 @@ class FusingQueue(Closing):
         engine.parts.adapter.wait_for_device()  # vLLM reads the KV on another stream
         job.prefill = prefill
 
-    def _stored(self, layout: Layout) -> tuple[int, list[tuple[int, ...]]]:
+    def _stored(self, layout: FusedLayout) -> tuple[int, list[tuple[int, ...]]]:
         """How many tokens of the prompt's chunks have stored KV, and the chunks that have none."""
         store, identity = self._engine.parts.store, self._engine.parts.encoder.identity
         chunks = [run.token_ids for run in layout.runs if not isinstance(run, Text)]
         lacking = [ids for ids in chunks if not store.contains(identity.key(ids))]
         return sum(map(len, chunks)) - sum(map(len, lacking)), lacking
 
-    def _needs_question(self, layout: Layout) -> bool:
+    def _needs_question(self, layout: FusedLayout) -> bool:
         """Whether the tokens to recompute depend on the question, so that ragkv must compute it too."""
         selector = self._engine.parts.intake.method(cast(PrefillOptions, layout.options)).selector
         scorer = self._engine.parts.encoder.scorer

@@ -52,7 +52,7 @@ class Wish:
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class FusedLayout:
     """A prompt whose first `promised` tokens ragkv fuses."""
 
     token_ids: tuple[int, ...]  # (S,) the whole prompt
@@ -67,7 +67,7 @@ class Layout:
         return self.token_ids[at:] if whole else self.token_ids[at : self.promised + 1]
 
 
-def layout(token_ids: Sequence[int], wish: Wish, index: ChunkIndex, prefix: Sequence[int]) -> Layout | None:
+def layout(token_ids: Sequence[int], wish: Wish, index: ChunkIndex, prefix: Sequence[int]) -> FusedLayout | None:
     """The layout of a prompt; `None` if nothing of it is to be fused.
 
     `prefix` is the application's, behind which entries were encoded: if the prompt begins with it, a chunk right behind
@@ -88,10 +88,10 @@ def layout(token_ids: Sequence[int], wish: Wish, index: ChunkIndex, prefix: Sequ
             runs.append(Text(ids[at : one.start]))
         runs.append(Chunk(ids[one.start : one.stop]))
         at = one.stop
-    return Layout(ids, tuple(runs), min(at, len(ids) - 1), len(found), wish.options)
+    return FusedLayout(ids, tuple(runs), min(at, len(ids) - 1), len(found), wish.options)
 
 
-def uncovered(token_ids: Sequence[int], found: Layout | None) -> list[Sequence[int]]:
+def uncovered(token_ids: Sequence[int], found: FusedLayout | None) -> list[Sequence[int]]:
     """The parts of a prompt (S,) that are not in chunks."""
     if found is None:
         return [token_ids]
@@ -128,4 +128,4 @@ def _whole(number: Any) -> int:
     return number
 
 
-__all__ = ["Layout", "Wish", "layout", "uncovered"]
+__all__ = ["FusedLayout", "Wish", "layout", "uncovered"]

@@ -17,7 +17,7 @@ from ragkv.errors import UnsupportedModelError
 from ragkv.model import Adapter, PromptKV
 from ragkv.model.attention import attend_one
 
-from .requirements import check_layer
+from .settings import check_layer
 
 NULL_BLOCK = 0  # vLLM's block for positions that no query sees any more; it is never written
 MOST_CHECKED_TOKENS = 8192

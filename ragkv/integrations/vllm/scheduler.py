@@ -6,6 +6,7 @@ goes wrong before, vLLM computes the prompt. No error leaves this class, because
 """
 
 import logging
+import threading
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
@@ -18,7 +19,6 @@ from ragkv.errors import InputError
 from ragkv.model import PromptKV
 
 from .chunk_index import ChunkIndex
-from .counts import Counts
 from .fusing import FusingQueue, PromptJob
 from .layout import Wish, layout, uncovered
 from .settings import ConnectorSettings
@@ -33,9 +33,42 @@ IDLE_S = 0.005  # a step that has nothing to compute waits so long for a prompt 
 MOST_NAMED = 4096  # reports that are kept until they are asked for
 MOST_ENTRIES = 1_000_000  # entries of the store that are listed
 
+# What the connector counts, and what its metrics say of each.
+COUNTERS = {
+    "prompts_fused": "Prompts whose KV ragkv fused",
+    "prompts_computed": "Prompts with chunks that vLLM computed after all",
+    "tokens_reused": "Prompt tokens whose stored KV was used as it is",
+    "tokens_recomputed": "Prompt tokens with stored KV that were computed again, selected by the selector",
+    "tokens_computed": "Prompt tokens that ragkv computed because they had no stored KV",
+    "bytes_read": "Bytes of stored KV that were read",
+    "fusing_seconds": "Seconds from the arrival of prompts to their fused KV, summed",
+    "writing_seconds": "Seconds spent on writing fused KV into the paged cache",
+}
+
+
+class ConnectorCounts:
+    """Counts by the names of `COUNTERS`, collected until they are taken."""
+
+    def __init__(self) -> None:
+        self._guard = threading.Lock()
+        self._counts: dict[str, float] = {}
+
+    def add(self, **counts: float) -> None:
+        """Add `counts`, by their names."""
+        with self._guard:
+            for name, count in counts.items():
+                assert name in COUNTERS, name
+                self._counts[name] = self._counts.get(name, 0) + count
+
+    def take(self) -> dict[str, float]:
+        """The counts so far; they begin again at 0."""
+        with self._guard:
+            counts, self._counts = self._counts, {}
+        return counts
+
 
 @dataclass(frozen=True, slots=True)
-class Load:
+class PagedLoad:
     """One prompt's KV that the worker is to write."""
 
     kv: PromptKV
@@ -54,12 +87,12 @@ class PromptScheduler:
             settings.refresh_s,
         )
         self._queue = FusingQueue(engine, settings)
-        self.counts = Counts()
+        self.counts = ConnectorCounts()
         self._jobs: dict[str, PromptJob | None] = {}  # by request; None: vLLM computes the prompt
         self._submitted: set[str] = set()  # requests whose prompts are in the queue, or fused and not yet written
         self._waiting_or_running: set[str] = set()  # requests that have not ended
         self._busy = ExitStack()  # meanwhile the engine counts a request, so that missed chunks are encoded later
-        self._loads: list[Load] = []  # of the step that is being scheduled
+        self._loads: list[PagedLoad] = []  # of the step that is being scheduled
         self._reports: dict[str, dict[str, Any]] = {}  # by request
         self._names: dict[str, str] = {}  # of the reports of requests, by request
         self._named: OrderedDict[str, dict[str, Any]] = OrderedDict()  # reports by their names, the oldest first
@@ -85,7 +118,7 @@ class PromptScheduler:
         self._submitted.discard(request.request_id)
         if job is None or job.prefill is None or not tokens:
             return
-        self._loads.append(Load(job.prefill.fused.kv, tokens, tuple(block_ids)))
+        self._loads.append(PagedLoad(job.prefill.fused.kv, tokens, tuple(block_ids)))
         reuse = job.prefill.reuse
         self._reports[request.request_id] = _report(job)
         self._keep(request.request_id, fused_report(job.prefill, job.layout.promised, job.note))
@@ -98,7 +131,7 @@ class PromptScheduler:
             fusing_seconds=job.took_s,
         )
 
-    def take_loads(self, *, idle: bool) -> tuple[Load, ...]:
+    def take_loads(self, *, idle: bool) -> tuple[PagedLoad, ...]:
         """What is to be written in this step. If vLLM has nothing to compute (`idle`), wait a moment for a prompt."""
         loads, self._loads = tuple(self._loads), []
         if idle and self._submitted:
@@ -224,4 +257,4 @@ def _report(job: PromptJob) -> dict[str, Any]:
     }
 
 
-__all__ = ["Load", "PromptScheduler"]
+__all__ = ["COUNTERS", "ConnectorCounts", "PagedLoad", "PromptScheduler"]

@@ -7,7 +7,7 @@ import pytest
 
 from ragkv.errors import InputError
 from ragkv.integrations.vllm.chunk_index import ChunkIndex
-from ragkv.integrations.vllm.layout import Layout, Wish, layout
+from ragkv.integrations.vllm.layout import FusedLayout, Wish, layout
 from ragkv.types import Text
 
 PREFIX = (1, 2)
@@ -21,7 +21,7 @@ def index() -> Iterator[ChunkIndex]:
         yield index
 
 
-def laid_out(index: ChunkIndex, *ids: int, prefix: tuple[int, ...] = PREFIX, **params: Any) -> Layout | None:
+def laid_out(index: ChunkIndex, *ids: int, prefix: tuple[int, ...] = PREFIX, **params: Any) -> FusedLayout | None:
     return layout(ids, Wish.of({"ragkv": params}, len(ids)), index, prefix)
 
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from ragkv.errors import RagKVError, UnsupportedModelError
-from ragkv.integrations.vllm.requirements import check_config, check_layer
+from ragkv.integrations.vllm.settings import check_config, check_layer
 from ragkv.model import adapt
 from tests import tiny_models
 
