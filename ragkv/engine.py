@@ -37,7 +37,7 @@ from .prompt.history import Discard
 from .runtime import Check, Closing, iterate_in_thread, limit_kernel_caches, no_check, openmp, run_in_thread
 from .scheduling import QueueStats
 from .scheduling.encoding import Rescorer, RescoreReport, WarmReport
-from .store import Identity, RemoteStats, StoreStats, entry_key
+from .store import EntryKey, Identity, RemoteStats, StoreStats
 from .types import Answer, Chunk, TokenEvent
 
 
@@ -436,11 +436,11 @@ class Engine(Closing):
         with self._sessions.telling(keys):
             return sum(parts.store.delete(key) for key in keys)
 
-    def keys(self, chunks: Sequence[ChunkLike]) -> list[str]:
+    def keys(self, chunks: Sequence[ChunkLike]) -> list[EntryKey]:
         """The keys of the entries of `chunks`, whether they are stored or not."""
         return [self.parts.encoder.identity.key(chunk.token_ids) for chunk in self.parts.intake.chunks(chunks)]
 
-    def drop(self, keys: Sequence[str], stop: Callable[[], bool] = lambda: False) -> bool:
+    def drop(self, keys: Sequence[EntryKey], stop: Callable[[], bool] = lambda: False) -> bool:
         """Drop entries that another engine was asked to delete; `False` if `stop` ended this.
 
         While a remote tier does not answer they are dropped from the tiers of this machine alone. No one is told.
@@ -460,7 +460,7 @@ class Engine(Closing):
         with self._sessions.telling(stale):
             return sum(self.parts.store.delete(key) for key in stale)
 
-    def _others(self, chunks: Sequence[ChunkLike]) -> list[str]:
+    def _others(self, chunks: Sequence[ChunkLike]) -> list[EntryKey]:
         """The keys of this model's and application's entries of all other chunks."""
         self.flush()
         identity = self.parts.encoder.identity
@@ -477,7 +477,7 @@ class Engine(Closing):
 
     def count_stale(self, chunks: Sequence[ChunkLike]) -> tuple[int, int]:
         """How many entries `gc()` and `retain(chunks)` would drop. Changes nothing."""
-        refused = {entry_key(key) for key in self.parts.store.refused(self._is_own)}  # scores go with their entry
+        refused = {key.kv for key in self.parts.store.refused(self._is_own)}  # scores go with their entry
         return len(refused), len(self._others(chunks))
 
     def _is_own(self, identity: Identity) -> bool:

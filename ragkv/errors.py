@@ -29,6 +29,8 @@ RagKVError
 └── MissingExtraError       an optional package is not installed; the message has the pip line
 """
 
+from typing import Any
+
 
 class RagKVError(Exception):
     """Root of every error ragkv raises on purpose."""
@@ -96,8 +98,9 @@ class StoreReadOnlyError(StoreError):
 class EntryDamagedError(StoreError):
     """Stored bytes do not match their identity or checksum. The engine turns it into a cache miss."""
 
-    def __init__(self, key: str, why: str) -> None:
-        super().__init__(f"Entry {key[:12]} is damaged: {why}. It was dropped and counts as a cache miss.")
+    def __init__(self, key: Any, why: str) -> None:
+        """`key` is the entry's `EntryKey`, which this floor does not know."""
+        super().__init__(f"Entry {key} is damaged: {why}. It was dropped and counts as a cache miss.")
         self.key = key
 
 
@@ -112,8 +115,8 @@ class RemoteError(StoreError):
 class EntryUnreachableError(EntryDamagedError):
     """An entry could not be read to its end. The engine turns it into a cache miss, as if it were damaged."""
 
-    def __init__(self, key: str, why: str) -> None:
-        StoreError.__init__(self, f"Entry {key[:12]} could not be read: {why}. It counts as a cache miss.")
+    def __init__(self, key: Any, why: str) -> None:
+        StoreError.__init__(self, f"Entry {key} could not be read: {why}. It counts as a cache miss.")
         self.key = key
 
 

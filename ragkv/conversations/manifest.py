@@ -19,7 +19,7 @@ from typing import Any
 
 from ragkv.prompt.history import Block, Conversation, History, Part, PartKind, PastTurn
 from ragkv.runtime import make_private_folder, replace_file, sync
-from ragkv.store import Identity
+from ragkv.store import EntryKey, Identity
 
 log = logging.getLogger(__name__)
 
@@ -38,7 +38,7 @@ class Summary:
     tokens: int
     used_at: float  # seconds since the epoch
     ttl_s: float | None
-    keys: tuple[str, ...]  # of the blocks of its history, each once
+    keys: tuple[EntryKey, ...]  # of the blocks of its history, each once
     key_tokens: tuple[int, ...]  # tokens of each block
     title: str = ""
 
@@ -55,10 +55,11 @@ class Summary:
     def from_json(cls, line: str | bytes) -> "Summary":
         """Inverse of `to_json`; raises one of `NOT_A_MANIFEST` on anything else."""
         values = json.loads(line)
-        found = cls(**{**values, **{name: tuple(values[name]) for name in ("keys", "key_tokens")}})
+        keys = tuple(EntryKey.from_text(text) for text in values["keys"])
+        found = cls(**{**values, "keys": keys, "key_tokens": tuple(values["key_tokens"])})
         numbers = (found.turns, found.tokens, found.used_at, *found.key_tokens)
         found.session_id.encode()  # half of a surrogate pair could not be sent to anyone
-        is_one = isinstance(found.session_id, str) and all(isinstance(key, str) for key in found.keys)
+        is_one = isinstance(found.session_id, str) and None not in keys
         if not is_one or not all(isinstance(number, int | float) for number in numbers):
             raise ValueError("its fields have other types")
         if len(found.keys) != len(found.key_tokens):
@@ -67,7 +68,7 @@ class Summary:
 
     def to_json(self) -> str:
         """One line of JSON."""
-        return json.dumps(asdict(self))
+        return json.dumps({**asdict(self), "keys": [key.to_text() for key in self.keys]})
 
 
 class Manifests:
@@ -144,7 +145,7 @@ class ManifestVersionError(Exception):
 
 def encode(summary: Summary, conversation: Conversation, base: Identity, secret: str | None = None) -> bytes:
     """A manifest's three lines. With a `secret` the checksum proves that the writer knows it."""
-    rows: dict[str, int] = {}  # row in the table, by the block's key: each entry is written once
+    rows: dict[EntryKey, int] = {}  # row in the table, by the block's key: each entry is written once
     table: list[Any] = []
     histories: list[Any] = []
     before = History()

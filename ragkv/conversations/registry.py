@@ -20,7 +20,7 @@ from ragkv.errors import InputError
 from ragkv.prompt import EngineParts
 from ragkv.prompt.history import Conversation, Discard, find
 from ragkv.scheduling import Ticket
-from ragkv.store import RemoteStats
+from ragkv.store import EntryKey, RemoteStats
 
 from .manifest import Summary
 from .repair import Repair, RepairTurn
@@ -40,8 +40,8 @@ class Sessions(SessionOwner):
         self._lock = threading.RLock()
         self._live: WeakValueDictionary[str, Session] = WeakValueDictionary()
         self._known: dict[str, Summary] = {}  # every conversation, by its id
-        self._references: Counter[str] = Counter()  # how many histories have a block, by the block's key
-        self._unsaved_keys: dict[str, tuple[str, ...]] = {}  # of the blocks of each unsaved session, by its id
+        self._references: Counter[EntryKey] = Counter()  # how many histories have a block, by the block's key
+        self._unsaved_keys: dict[str, tuple[EntryKey, ...]] = {}  # of the blocks of each unsaved session, by its id
         self._turns: set[SessionTurn] = set()  # under way
         self.request_numbers = count(1)
         self.unsaved = UnsavedSessions(self, self._set_unsaved_keys)
@@ -126,7 +126,7 @@ class Sessions(SessionOwner):
             session.deleted = True
             self._live.pop(session.session_id, None)
 
-    def drop(self, keys: Iterable[str]) -> None:
+    def drop(self, keys: Iterable[EntryKey]) -> None:
         for key in keys:
             with self._lock:
                 if self._references[key] > 0 or any(key in turn.saved_keys for turn in self._turns):
@@ -157,7 +157,7 @@ class Sessions(SessionOwner):
         return len(blocks)
 
     @contextmanager
-    def telling(self, keys: Sequence[str]) -> Iterator[None]:
+    def telling(self, keys: Sequence[EntryKey]) -> Iterator[None]:
         """The block deletes the entries of `keys`; the replicas that share the conversations are told of it."""
         yield
 
@@ -202,7 +202,7 @@ class Sessions(SessionOwner):
     def _summary(self, session_id: str, conversation: Conversation) -> Summary:
         return Summary.of(session_id, conversation, self.parts.identity)
 
-    def _set_summary(self, session_id: str, new: Summary | None) -> set[str]:
+    def _set_summary(self, session_id: str, new: Summary | None) -> set[EntryKey]:
         """Record what a conversation consists of; returns the keys that its history has no more. Needs `_lock`."""
         old = self._known.pop(session_id, None)
         if new is not None:
@@ -211,7 +211,7 @@ class Sessions(SessionOwner):
         self._references.subtract(old.keys if old else ())
         return set(old.keys if old else ()) - set(new.keys if new else ())
 
-    def _set_unsaved_keys(self, session_id: str, keys: Iterable[str]) -> set[str]:
+    def _set_unsaved_keys(self, session_id: str, keys: Iterable[EntryKey]) -> set[EntryKey]:
         """Record which blocks an unsaved session has; returns the keys that its history has no more."""
         new = tuple(keys)
         with self._lock:
@@ -231,7 +231,7 @@ class Sessions(SessionOwner):
         now = self.clock()
         return Conversation(created_at=now, used_at=now, ttl_s=ttl_s)
 
-    def _forget_turns(self, session: Session) -> set[str]:
+    def _forget_turns(self, session: Session) -> set[EntryKey]:
         """Empty a session in memory; returns the keys that its history had."""
         with self._lock:
             session.conversation = self._empty(session.conversation.ttl_s)

@@ -12,6 +12,7 @@ from ragkv.errors import InputError
 from ragkv.prompt import EngineParts, Past
 from ragkv.prompt.history import Conversation, Discard, History, discardable, find, fitted, merged
 from ragkv.scheduling import Ticket
+from ragkv.store import EntryKey
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +63,7 @@ class SessionOwner(ABC):
         """A session of that id with the same past, without a turn that is under way."""
 
     @abstractmethod
-    def drop(self, keys: Iterable[str]) -> None:
+    def drop(self, keys: Iterable[EntryKey]) -> None:
         """Delete the blocks of these keys that are in no history."""
 
 

@@ -20,7 +20,7 @@ from ragkv.config import SessionConfig
 from ragkv.errors import SessionUnavailableError
 from ragkv.prompt import EngineParts
 from ragkv.prompt.history import Conversation
-from ragkv.store import RemoteStats
+from ragkv.store import EntryKey, RemoteStats
 from ragkv.store.remote.tombstones import Tombstones
 
 from .manifest import Summary
@@ -116,7 +116,7 @@ class SharedSessions(Sessions):
 
     def delete_all(self, session_ids: Iterable[str]) -> None:
         """Delete the conversations of these ids for every replica. Raises `SessionUnavailableError`."""
-        keys: set[str] = set()
+        keys: set[EntryKey] = set()
         for session_id in session_ids:
             self.manifests.delete(session_id)
             with self._lock:
@@ -130,7 +130,7 @@ class SharedSessions(Sessions):
         return self.manifests.health.stats(0)
 
     @contextmanager
-    def telling(self, keys: Sequence[str]) -> Iterator[None]:
+    def telling(self, keys: Sequence[EntryKey]) -> Iterator[None]:
         """See `Sessions.telling`. Noted first: a kill, or an outage of the server, only delays what is told."""
         if keys:
             self._untold.add(*keys)
@@ -140,7 +140,7 @@ class SharedSessions(Sessions):
         except SessionUnavailableError as error:
             log.warning("Other replicas are told of %d deleted entries later: %s", len(keys), error)
 
-    def _tell(self, keys: Sequence[str]) -> None:
+    def _tell(self, keys: Sequence[EntryKey]) -> None:
         """Tell the other replicas of deleted entries. Raises `SessionUnavailableError`."""
         if keys:
             self.manifests.announce(keys)
@@ -167,7 +167,7 @@ class SharedSessions(Sessions):
         ids = conversation.history.token_ids
         return not ids or (min(ids) >= 0 and max(ids) < self.parts.adapter.vocabulary)
 
-    def _drop_unused(self, keys: set[str]) -> None:
+    def _drop_unused(self, keys: set[EntryKey]) -> None:
         """Delete the blocks of these keys that are in no history of any replica."""
         if not keys:
             return

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 from ragkv.config import RedisConfig
 from ragkv.errors import RemoteError, SessionConflictError, SessionUnavailableError
 from ragkv.prompt.history import Conversation
-from ragkv.store import Identity
+from ragkv.store import EntryKey, Identity
 from ragkv.store.remote.health import Health
 from ragkv.store.remote.redis_server import RedisServer
 
@@ -189,16 +189,16 @@ class SharedManifests:
             except NOT_A_MANIFEST:
                 continue  # `load` reports it to the caller that asks for this conversation
 
-    def announce(self, keys: Sequence[str]) -> None:
+    def announce(self, keys: Sequence[EntryKey]) -> None:
         """Tell all replicas that the entries of these keys were deleted."""
-        fields = {"keys": json.dumps(list(keys)), "by": self._replica}
+        fields = {"keys": json.dumps([key.to_text() for key in keys]), "by": self._replica}
         self._call(lambda: self._server.client.xadd(self._keys[2], fields, maxlen=DELETIONS, approximate=True))
 
-    def deleted(self, since: str) -> tuple[str, list[str]]:
+    def deleted(self, since: str) -> tuple[str, list[EntryKey]]:
         """The position to ask from next time, and the keys of entries that others deleted after `since` ("0": all)."""
         begin = f"({since}" if since != "0" else "-"
         rows = self._call(lambda: self._server.client.xrange(self._keys[2], begin, "+", LOGGED))
-        keys: list[str] = []
+        keys: list[EntryKey] = []
         for _, fields in rows:
             if fields.get(b"by") != self._replica.encode():
                 keys += _logged_keys(fields.get(b"keys", b""))
@@ -234,13 +234,14 @@ class SharedManifests:
             return action()
 
 
-def _logged_keys(row: bytes) -> list[str]:
+def _logged_keys(row: bytes) -> list[EntryKey]:
     """The keys in a row of the log of deletions; none if it is no such row."""
     try:
         found = json.loads(row)
     except (ValueError, RecursionError):
         return []
-    return [key for key in found if isinstance(key, str)] if isinstance(found, list) else []
+    texts = [text for text in found if isinstance(text, str)] if isinstance(found, list) else []
+    return [key for text in texts if (key := EntryKey.from_text(text)) is not None]
 
 
 __all__ = ["SharedState", "SharedManifests"]

@@ -12,7 +12,7 @@ from functools import partial
 from ragkv.prompt import Past, Prompt, ServedPrompt, TurnKV
 from ragkv.prompt.history import Block, Chain, History, Part, PartKind, PastTurn
 from ragkv.runtime import Closing
-from ragkv.store import Turn, ids_digest
+from ragkv.store import EntryKey, Turn, ids_digest
 from ragkv.types import Answer, TokenEvent
 
 from .session import Session, SessionOwner
@@ -44,11 +44,11 @@ class SessionTurn(DetachedTurn, Closing):
         self.past = session.past
         self._before = session.conversation
         self._taint = secrets.token_hex(16)  # in the context of inexact blocks, so that only this session finds them
-        self._saved: list[str] = []  # keys
+        self._saved: list[EntryKey] = []
         self._ended = False
 
     @property
-    def saved_keys(self) -> tuple[str, ...]:
+    def saved_keys(self) -> tuple[EntryKey, ...]:
         """The keys of the blocks that this turn has saved so far."""
         return tuple(self._saved)
 

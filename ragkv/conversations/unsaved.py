@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 from ragkv.prompt.history import Conversation
+from ragkv.store import EntryKey
 
 from .manifest import Summary
 from .session import Session, SessionOwner
@@ -17,7 +18,7 @@ from .session import Session, SessionOwner
 class UnsavedSessions(SessionOwner):
     """The unsaved sessions of one engine. Thread-safe."""
 
-    def __init__(self, saved: SessionOwner, set_keys: Callable[[str, Iterable[str]], set[str]]) -> None:
+    def __init__(self, saved: SessionOwner, set_keys: Callable[[str, Iterable[EntryKey]], set[EntryKey]]) -> None:
         """`set_keys` records the keys of the blocks of a session, and returns those that it has no more."""
         self.parts, self.settings, self.clock = saved.parts, saved.settings, saved.clock
         self.request_numbers = saved.request_numbers
@@ -50,14 +51,14 @@ class UnsavedSessions(SessionOwner):
     def fork(self, session: Session, session_id: str) -> Session:
         return self._saved.fork(session, session_id)
 
-    def drop(self, keys: Iterable[str]) -> None:
+    def drop(self, keys: Iterable[EntryKey]) -> None:
         self._saved.drop(keys)
 
     def _empty(self) -> Conversation:
         now = self.clock()
         return Conversation(created_at=now, used_at=now)
 
-    def _count(self, session: Session) -> set[str]:
+    def _count(self, session: Session) -> set[EntryKey]:
         """Record which blocks the session's history has; returns the keys that it has no more."""
         summary = Summary.of(session.session_id, session.conversation, self.parts.identity)
         return self._set_keys(session.session_id, summary.keys)

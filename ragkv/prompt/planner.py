@@ -15,7 +15,7 @@ from ragkv.model import Adapter
 from ragkv.prompt.history import Block, BlockWriter, exact_blocks
 from ragkv.scheduling import Scheduler
 from ragkv.scheduling.encoding import BackgroundEncoder, Encoder, StoredScores
-from ragkv.store import CODECS, HintedEntry, Identity, Lease, PrefetchHint, Store, ids_digest
+from ragkv.store import CODECS, EntryKey, HintedEntry, Identity, Lease, PrefetchHint, Store, ids_digest
 
 from .request import ActiveRequest, Prompt
 
@@ -150,7 +150,7 @@ class Planner:
         return Span(SpanKind.PREFIX, 0, len(prompt.prefix), state, lease)
 
     def _lease(
-        self, identity: Identity, token_ids: tuple[int, ...], damaged: Container[str], leases: ExitStack
+        self, identity: Identity, token_ids: tuple[int, ...], damaged: Container[EntryKey], leases: ExitStack
     ) -> Lease | None:
         if identity.key(token_ids) in damaged:
             return None
@@ -186,7 +186,7 @@ class _HistoryPlan:
         block_writer: BlockWriter,
         scorer: Scorer | None,
         prompt: Prompt,
-        damaged: Container[str],
+        damaged: Container[EntryKey],
         leases: ExitStack,
     ) -> None:
         """`scorer` made the scores in use, if any are made."""

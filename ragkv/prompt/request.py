@@ -23,6 +23,7 @@ from ragkv.model.decode.sampling import Sampling
 from ragkv.prompt.constraints import Grammar, ResponseFormat
 from ragkv.prompt.history import EMPTY, Discard, History, Part, PartKind
 from ragkv.scheduling import Ticket
+from ragkv.store import EntryKey
 from ragkv.types import Answer, Chunk, PromptSpan, Reuse, Timing
 
 ChunkLike = Chunk | str | Sequence[int]
@@ -192,7 +193,7 @@ class ActiveRequest:
         """`keep`: the turn's KV is recorded, because a conversation stores it."""
         self.request, self.prompt, self.ticket = request, prompt, ticket
         self.session_id, self.keep = session_id, keep
-        self.damaged: dict[str, str] = {}  # entries that were found damaged: the reason by key
+        self.damaged: dict[EntryKey, str] = {}  # entries that were found damaged: the reason by key
         self.lookup_at_s = 0.0  # when finding entries began, since the call
         self.lookup_s = 0.0  # spent on finding entries and planning
         self.queue_s = 0.0  # spent on waiting, before the pass

@@ -15,17 +15,16 @@ if TYPE_CHECKING:
     from .codecs import CODECS, Codec
     from .entry import (
         FORMAT_VERSION,
-        SCORE_SLOTS,
         EncodedEntry,
         Entry,
         EntryInfo,
         Identity,
         dtype_from_name,
         dtype_name,
-        entry_key,
         ids_bytes,
         ids_digest,
     )
+    from .key import SCORE_SLOTS, EntryKey, EntryKind
     from .prefetch import HintedEntry, PrefetchHint
     from .store import Claim, Store, StoreStats
     from .tiers import (
@@ -43,7 +42,7 @@ if TYPE_CHECKING:
         aligned_empty,
     )
 
-_MODULES = (".background", ".codecs", ".entry", ".prefetch", ".store", ".tiers")
+_MODULES = (".background", ".codecs", ".entry", ".key", ".prefetch", ".store", ".tiers")
 
 
 def __getattr__(name: str) -> Any:
@@ -65,6 +64,8 @@ __all__ = [
     "EncodedEntry",
     "Entry",
     "EntryInfo",
+    "EntryKey",
+    "EntryKind",
     "FORMAT_VERSION",
     "SCORE_SLOTS",
     "HintedEntry",
@@ -90,7 +91,6 @@ __all__ = [
     "aligned_empty",
     "dtype_from_name",
     "dtype_name",
-    "entry_key",
     "ids_bytes",
     "ids_digest",
     "make_policy",

@@ -13,6 +13,8 @@ from typing import Generic, TypeVar
 from ragkv.errors import EntryDamagedError
 from ragkv.runtime import openmp
 
+from .key import EntryKey
+
 log = logging.getLogger(__name__)
 
 E = TypeVar("E")
@@ -23,7 +25,7 @@ class Job(Generic[E]):
     """One piece of work."""
 
     run: Callable[[], object]
-    key: str = ""  # of the entry it works on
+    key: EntryKey | None = None  # of the entry it works on
     size_bytes: int = 0  # memory it holds until it is done
     entry: E | None = None  # the entry to be written; `None` for other work
     cancel: Callable[[], object] = lambda: None  # called instead of `run` if the job is dropped
@@ -61,13 +63,13 @@ class Background(Generic[E]):
             self._changed.notify_all()
         return True
 
-    def entry(self, key: str) -> E | None:
+    def entry(self, key: EntryKey) -> E | None:
         """The entry of `key` that a waiting or running job writes, or `None`."""
         with self._changed:
             running = () if self._running is None else (self._running,)
             return next((job.entry for job in (*self._jobs, *running) if job.key == key and job.entry), None)
 
-    def discard(self, key: str) -> bool:
+    def discard(self, key: EntryKey) -> bool:
         """Drop the waiting jobs of `key` and wait until a running one is done; whether there was any.
 
         Does nothing when called by the background thread itself: jobs for `key` that wait then were submitted later.
@@ -98,7 +100,7 @@ class Background(Generic[E]):
         if thread is not None and thread is not threading.current_thread():
             thread.join()
 
-    def _runs(self, key: str) -> bool:
+    def _runs(self, key: EntryKey) -> bool:
         return self._running is not None and self._running.key == key
 
     def _work(self) -> None:
@@ -109,8 +111,7 @@ class Background(Generic[E]):
             except EntryDamagedError as error:  # Redis went away while the entry was read, for example
                 log.warning("%s: an entry was not copied. %s", self._name, error)
             except Exception:  # a store failure never fails a request, and the next job must run
-                entry = job.key[:12] or "(none)"
-                log.exception("%s: work for entry %s failed; going on without it.", self._name, entry)
+                log.exception("%s: work for entry %s failed; going on without it.", self._name, job.key or "(none)")
             with self._changed:
                 self._running = None
                 self._pending_bytes -= job.size_bytes

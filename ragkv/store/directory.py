@@ -10,8 +10,8 @@ key: a process that reads next to the writer either opens the file or has a miss
 """
 
 import contextlib
+import logging
 import os
-import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -20,10 +20,17 @@ import filelock
 from ragkv.errors import StoreError
 from ragkv.runtime import make_private_folder, replace_file, sync
 
+from .key import EntryKey
 from .record import Bytes
 from .writer_lock import acquire
 
-_ENTRY_NAME = re.compile(r"([0-9a-f]{64}(?:\.[ab])?)\.safetensors")
+log = logging.getLogger(__name__)
+
+_SUFFIX = ".safetensors"
+
+
+# A directory with this file has scores next to entries. Earlier ones had them inside, and are refused.
+_FORMAT = "scores-apart"
 
 
 class EntryDirectory:
@@ -39,7 +46,8 @@ class EntryDirectory:
     def open_for_writing(self) -> None:
         """Make the directory, acquire the writer's lock, remove files that a killed writer left in `tmp/`.
 
-        Raises `StoreLockedError` if another process holds the lock, `StoreError` if the directory cannot be written.
+        Raises `StoreLockedError` if another process holds the lock, `StoreError` if the directory cannot be written or
+        has an earlier format.
         """
         try:
             make_private_folder(self.root)
@@ -47,8 +55,14 @@ class EntryDirectory:
                 make_private_folder(folder)
                 folder.chmod(0o700)  # it may have existed with another mode; the root may hold other people's files
             self._lock = acquire(self.root)
-            for orphan in self._temporary.iterdir():
-                orphan.unlink()
+            self._refuse_earlier_format()
+            for orphan in (*self._temporary.iterdir(), *self._chained()):
+                orphan.unlink(missing_ok=True)
+            if not (self.root / _FORMAT).exists():
+                replace_file(self.root / _FORMAT, b"")
+        except StoreError:
+            self.release()
+            raise
         except OSError as error:
             self.release()
             raise StoreError(
@@ -57,7 +71,7 @@ class EntryDirectory:
             ) from error
 
     def open_for_reading(self) -> None:
-        """Raise `StoreError` if there is no store to read. Writes nothing."""
+        """Raise `StoreError` if there is no store to read, or one of an earlier format. Writes nothing."""
         try:
             with os.scandir(self._entries):
                 pass
@@ -66,6 +80,7 @@ class EntryDirectory:
                 f"There is no store to read in {self.root}: {error.strerror or error}. "
                 "Check the directory, or open it once without read_only."
             ) from error
+        self._refuse_earlier_format()
 
     def release(self) -> None:
         """Release the writer's lock. Twice is harmless."""
@@ -73,20 +88,21 @@ class EntryDirectory:
             self._lock.release()
             self._lock = None
 
-    def path(self, key: str) -> Path:
+    def path(self, key: EntryKey) -> Path:
         """The path of the file of `key`, whether it exists or not."""
-        return self._entries / key[:2] / f"{key}.safetensors"
+        return self._entries / key.chunk[:2] / f"{key.to_text()}{_SUFFIX}"
 
-    def scan(self) -> Iterator[tuple[str, int]]:
+    def scan(self) -> Iterator[tuple[EntryKey, int]]:
         """Key and size in bytes of every entry file, in no particular order. Files may vanish meanwhile."""
         for shard in _listed(self._entries):
             for file in _listed(Path(shard.path)):
-                match = _ENTRY_NAME.fullmatch(file.name)
-                if match is not None and match[1][:2] == shard.name:
+                text = file.name.removesuffix(_SUFFIX)
+                key = EntryKey.from_text(text) if text != file.name else None
+                if key is not None and key.chunk[:2] == shard.name:
                     with contextlib.suppress(FileNotFoundError):
-                        yield match[1], file.stat().st_size
+                        yield key, file.stat().st_size
 
-    def write(self, key: str, pieces: Iterable[Bytes]) -> None:
+    def write(self, key: EntryKey, pieces: Iterable[Bytes]) -> None:
         """Write `pieces` to the file of `key`, which becomes visible after it is durable. Raises `OSError`."""
         path = self.path(key)
         if not path.parent.is_dir():
@@ -94,12 +110,30 @@ class EntryDirectory:
             sync(self._entries)
         replace_file(path, *pieces, drafts=self._temporary)
 
-    def remove(self, key: str, durably: bool = False) -> None:
+    def remove(self, key: EntryKey, durably: bool = False) -> None:
         """Unlink the file of `key`, if it exists; `durably`: a power cut does not undo it. Raises `OSError`."""
         with contextlib.suppress(FileNotFoundError):
             self.path(key).unlink()
             if durably:
                 sync(self.path(key).parent)
+
+    def _refuse_earlier_format(self) -> None:
+        if not (self.root / _FORMAT).exists() and next(self.scan(), None) is not None:
+            raise StoreError(
+                f"The entries in {self.root} were stored by an early version, in a format that is not read any more. "
+                f"Nothing was changed. Choose another directory, or delete {self._entries}: what was stored there is "
+                "computed again when it is asked for."
+            )
+
+    def _chained(self) -> Iterator[Path]:
+        """Files of chunks behind other chunks, which a later version than that of the format made; none reads them.
+
+        They go, because they saw texts whose deletion would not find them any more.
+        """
+        found = list(self._entries.glob("*/*~*.safetensors"))
+        if found:
+            log.warning("%d entries of chunks behind other chunks are removed from %s.", len(found), self.root)
+        return iter(found)
 
 
 def _listed(folder: Path) -> list[os.DirEntry[str]]:

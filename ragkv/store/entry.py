@@ -1,7 +1,7 @@
 """Entries: the KV of one run of tokens, stored without positions, and the identity that decides who may use it.
 
 Sensitivity scores lie next to their entry, as a small entry without layers. Their identity is the KV's and that of the
-network that made them, their key is the entry's key and a slot. So scores can be made anew while the KV stays.
+network that made them, their key is the entry's with a slot. So scores can be made anew while the KV stays.
 
 An entry is immutable; readers copy it into fresh buffers. Its key is a cryptographic hash of its identity and its token
 ids. The stored record repeats both, so a hit is proven and does not rely on the hash alone (CacheBlend section 5.1, "KV
@@ -24,9 +24,9 @@ from typing import Any, Union
 import torch
 
 from .codecs import CODECS, RAW, Codec
+from .key import EntryKey
 
 FORMAT_VERSION = 4
-SCORE_SLOTS = ("a", "b")  # scores of two networks may lie next to one entry: those in use, and those being made
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,14 +45,10 @@ class Identity:
     scorer: str = ""  # "" for KV; of scores: their slot, a dash, and how they were made, with the digest of a network
     format_version: int = FORMAT_VERSION
 
-    def key(self, token_ids: Sequence[int]) -> str:
-        """Hex digest (blake2b, 32 bytes) of this identity and the token ids; of scores: their entry's key and the slot.
-
-        So what lies next to an entry is found, and deleted, by the entry's key alone.
-        """
-        if self.scorer:
-            return f"{self.of_kv.key(token_ids)}.{self.scorer[0]}"
-        return hashlib.blake2b(self.to_json().encode() + ids_bytes(token_ids), digest_size=32).hexdigest()
+    def key(self, token_ids: Sequence[int]) -> EntryKey:
+        """The digest of the KV's identity and the token ids; of scores: the same digest, and their slot."""
+        digest = hashlib.blake2b(self.of_kv.to_json().encode() + ids_bytes(token_ids), digest_size=32)
+        return EntryKey(digest.hexdigest(), self.scorer[:1])
 
     @property
     def of_kv(self) -> "Identity":
@@ -80,16 +76,6 @@ class Identity:
         return cls(**fields)
 
 
-def is_scores_key(key: str) -> bool:
-    """Whether `key` is of scores."""
-    return "." in key
-
-
-def entry_key(key: str) -> str:
-    """The key of the entry next to which the scores of `key` lie; `key` itself if it is an entry's."""
-    return key.partition(".")[0]
-
-
 def ids_bytes(token_ids: Sequence[int]) -> bytes:
     """Token ids as little-endian int64 bytes, for hashing."""
     ids = array("q", token_ids)
@@ -107,14 +93,14 @@ def ids_digest(token_ids: Sequence[int]) -> str:
 class EntryInfo:
     """An entry without its tensors."""
 
-    key: str
+    key: EntryKey
     identity: Identity
     token_ids: tuple[int, ...]
     frequencies: str  # digest of the RoPE frequencies used when it was encoded (they may depend on the length)
     layers: int  # L
     kv_heads: int  # G
     head_dim: int  # D
-    group: str = ""  # the conversation it belongs to; "" for a chunk; of scores: the key of their entry
+    group: str = ""  # the conversation it belongs to; "" for a chunk; of scores: the digest in their key
     index: int = 0  # the number of its block in the conversation; of scores 1, so that they go before their entry
 
     def matches(self, identity: Identity, token_ids: Sequence[int]) -> bool:
@@ -173,7 +159,7 @@ class Entry:
     def of_scores(cls, chunk: EntryInfo, scorer: str, scores: torch.Tensor) -> "Entry":
         """The `scores` (T, C) float16 that `scorer` made for `chunk`."""
         identity = replace(chunk.identity, scorer=scorer)
-        key, group = identity.key(chunk.token_ids), entry_key(chunk.key)
+        key, group = identity.key(chunk.token_ids), chunk.key.chunk
         info = replace(chunk, key=key, identity=identity, layers=0, group=group, index=1)
         return cls(info, torch.empty((0, *info.shape), dtype=info.dtype), scores)
 

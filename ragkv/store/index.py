@@ -27,6 +27,7 @@ from ragkv.errors import StoreError
 from ragkv.runtime import make_private_folder
 
 from .background import Background, Job
+from .key import EntryKey
 
 log = logging.getLogger(__name__)
 
@@ -102,8 +103,8 @@ class DiskIndex:
     def __init__(self, directory: Path) -> None:
         self._directory = directory
         self._cache: _Database | None = None  # used by the background thread alone; `None`: rows are not kept
-        self.rows: Mapping[str, Row] = {}  # found at open, without those that cannot be read
-        self._pending: dict[str, Row | None] = {}  # None: delete the row
+        self.rows: Mapping[EntryKey, Row] = {}  # found at open, without those that cannot be read
+        self._pending: dict[EntryKey, Row | None] = {}  # None: delete the row
         self._pending_lock = threading.Lock()
         self._closing = threading.Event()
         self._broken = False
@@ -111,7 +112,7 @@ class DiskIndex:
         self._worker.submit(Job(self._open))
         self._worker.flush()
 
-    def record(self, key: str, row: Row | None) -> None:
+    def record(self, key: EntryKey, row: Row | None) -> None:
         """Write `row`, or delete the row of `key`, in the background. The entry file must be durable already."""
         with self._pending_lock:
             waiting = bool(self._pending)
@@ -146,9 +147,9 @@ class DiskIndex:
             with self._cache.transact():  # not with retry=True, which loops for ever on a full disk
                 for key, row in batch.items():
                     if row is None:
-                        self._cache.delete(key)
+                        self._cache.delete(key.to_text())
                     else:
-                        self._cache.set(key, json.dumps(asdict(row)))
+                        self._cache.set(key.to_text(), json.dumps(asdict(row)))
         except Exception as error:  # as above
             if not self._broken:  # log it once; the next open finds the entries without their rows
                 log.warning("The index in %s cannot be written: %s. The order of use is lost.", self._directory, error)
@@ -182,11 +183,14 @@ def _database(directory: Path) -> _Database:
     return _Database(directory)
 
 
-def _load(cache: _Database) -> dict[str, Row]:
+def _load(cache: _Database) -> dict[EntryKey, Row]:
     rows = {}
-    for key in list(cache.iterkeys()):
+    for text in list(cache.iterkeys()):
         try:
-            rows[key] = Row.from_json(cache.get(key))
+            key = EntryKey.from_text(text)
+            if key is None:
+                raise ValueError(f"{text[:80]!r} is no key")
+            rows[key] = Row.from_json(cache.get(text))
         except (StoreError, ValueError, TypeError) as error:
             log.warning("An index row was refused: %s", error)
     return rows

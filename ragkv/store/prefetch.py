@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from ragkv.runtime import openmp
 
 from .entry import Identity
+from .key import EntryKey
 from .tiers import Tier
 
 log = logging.getLogger(__name__)
@@ -32,7 +33,7 @@ class HintedEntry:
     size_bytes: int  # in memory, as far as it is known
     group: str = ""  # the conversation it is stored under; "" for a chunk
     scores_slot: str = ""  # where the scores next to it lie that are looked up as well; "" for none
-    key: str = field(init=False)
+    key: EntryKey = field(init=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "key", self.identity.key(self.token_ids))
@@ -47,7 +48,7 @@ class PrefetchHint:
     @property
     def groups(self) -> tuple[str, ...]:
         """The groups that policies know these entries by, without repetition."""
-        return tuple(dict.fromkeys(entry.group or entry.key for entry in self.entries))
+        return tuple(dict.fromkeys(entry.group or entry.key.chunk for entry in self.entries))
 
 
 Fetch = Callable[[HintedEntry, Set[str], Callable[[], None]], bool]
@@ -65,7 +66,7 @@ class _Queued:
         self.groups = hint.groups
         self.started = False
         self.left = False
-        self.missing: set[str] = set()  # keys that could not be fetched
+        self.missing: set[EntryKey] = set()  # keys that could not be fetched
 
 
 class Prefetcher:
@@ -151,7 +152,7 @@ class Prefetcher:
         """The entries to fetch, in order, each with the groups that must not be evicted for it."""
         fastest = self._tiers[0]
         free_bytes = fastest.stats().capacity_bytes - self._reserve_bytes
-        counted: set[str] = set()
+        counted: set[EntryKey] = set()
         protected: set[str] = set()
         for request in queue:
             protected.update(request.groups)
@@ -180,6 +181,6 @@ class Prefetcher:
         except _Stopped:
             return
         except Exception as error:  # damage included: the tier has dropped the entry
-            log.warning("Entry %s could not be fetched ahead: %s. It counts as a miss.", entry.key[:12], error)
+            log.warning("Entry %s could not be fetched ahead: %s. It counts as a miss.", entry.key, error)
         if not found:
             request.missing.add(entry.key)

@@ -15,7 +15,8 @@ import torch
 from ragkv.errors import EntryDamagedError
 
 from .background import Background, Job
-from .entry import SCORE_SLOTS, EncodedEntry, entry_key, is_scores_key
+from .entry import EncodedEntry
+from .key import EntryKey
 from .prefetch import HintedEntry
 from .tiers import Lease, Tier, WrappedLease
 
@@ -54,16 +55,15 @@ class Writers:
         if not present and not self.submit(tier, Job(write, key, entry.size_bytes, entry)):
             self._count_drop()
 
-    def entry(self, key: str) -> EncodedEntry | None:
+    def entry(self, key: EntryKey) -> EncodedEntry | None:
         """The entry of `key` that waits to be written, or `None`."""
         found = (thread.entry(key) for thread in self._threads.values())
         return next((entry for entry in found if entry is not None), None)
 
-    def discard(self, key: str) -> bool:
+    def discard(self, key: EntryKey) -> bool:
         """Drop every job of `key` and of its scores, and wait for the running ones; whether `key` had any."""
-        if not is_scores_key(key):
-            for slot in SCORE_SLOTS:
-                self.discard(f"{key}.{slot}")
+        for each in key.scores:
+            self.discard(each)
         found = [thread.discard(key) for thread in self._threads.values()]
         return any(found)
 
@@ -85,7 +85,7 @@ class Writers:
 class Promotion:
     """One copy under way, or one that a lookup may lead to."""
 
-    def __init__(self, key: str) -> None:
+    def __init__(self, key: EntryKey) -> None:
         self.key = key
         self.depth = 0  # number of the source tier: the tiers above it get the copy
         self.cancelled = False  # read and written under the promoter's lock
@@ -103,7 +103,7 @@ class Promoter:
         self._running_lock = threading.Lock()
         self._lock = threading.Lock()  # held by the last step of a promotion, and by deletions
 
-    def register(self, key: str) -> Promotion:
+    def register(self, key: EntryKey) -> Promotion:
         """A promotion that deletions cancel from now on. To be called before `key` is looked up."""
         promotion = Promotion(key)
         with self._running_lock:
@@ -138,13 +138,13 @@ class Promoter:
         return True
 
     @contextmanager
-    def deleting(self, key: str | None = None) -> Iterator[None]:
+    def deleting(self, key: EntryKey | None = None) -> Iterator[None]:
         """No promotion stores anything during the block; those of `key` and its scores, or all, are cancelled then."""
         with self._lock:
             yield
             with self._running_lock:
                 for promotion in self._running:
-                    promotion.cancelled |= key is None or key in (promotion.key, entry_key(promotion.key))
+                    promotion.cancelled |= key is None or key in (promotion.key, promotion.key.kv)
 
     def _promote(self, lease: Lease, promotion: Promotion) -> None:
         """Copy a leased entry in the background, and close the lease."""

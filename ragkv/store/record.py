@@ -25,6 +25,7 @@ from ragkv.errors import EntryDamagedError
 
 from .codecs import CODECS, Codec, Layout
 from .entry import FORMAT_VERSION, EncodedEntry, Entry, EntryInfo, Identity, ids_bytes
+from .key import EntryKey
 
 Bytes = bytes | bytearray | memoryview
 ALIGNMENT = 4096  # bytes; the header ends, and every layer begins, at a multiple
@@ -125,7 +126,7 @@ def _read_into(fd: int, into: memoryview, offset: int) -> int:
     return len(data)
 
 
-def read_head(fd: int, key: str) -> RecordHead:
+def read_head(fd: int, key: EntryKey) -> RecordHead:
     """The verified head of the record open at `fd`, stored under `key`.
 
     Raises `EntryDamagedError` if the head's checksum, the file's length or the key is wrong, `OtherVersionError` for
@@ -134,7 +135,7 @@ def read_head(fd: int, key: str) -> RecordHead:
     return parse_head(key, lambda size: os.pread(fd, size, 0), os.fstat(fd).st_size)
 
 
-def parse_head(key: str, first: Callable[[int], bytes], size: int) -> RecordHead:
+def parse_head(key: EntryKey, first: Callable[[int], bytes], size: int) -> RecordHead:
     """As `read_head`, for a record of `size` bytes; `first(n)` returns its first n bytes, or all if it has fewer."""
     start = first(_HEAD_GUESS)
     try:
@@ -153,7 +154,7 @@ def parse_head(key: str, first: Callable[[int], bytes], size: int) -> RecordHead
         raise EntryDamagedError(key, f"unreadable head ({type(error).__name__}: {error})") from error
 
 
-def read_info(path: Path, key: str) -> EntryInfo:
+def read_info(path: Path, key: EntryKey) -> EntryInfo:
     """The `EntryInfo` in the record at `path`, stored under `key`. Raises as `read_head` does."""
     with path.open("rb", buffering=0) as file:
         return read_head(file.fileno(), key).info
@@ -164,7 +165,7 @@ def _facts(info: EntryInfo, codec: str, checksums: list[str]) -> dict[str, str]:
         "checksum": _BLANK,  # first, so that it begins at _CHECKSUM_START
         "format": FORMAT_NAME,
         "version": str(FORMAT_VERSION),
-        "key": info.key,
+        "key": info.key.to_text(),
         "identity": info.identity.to_json(),
         "frequencies": info.frequencies,
         "shape": json.dumps([info.layers, info.kv_heads, info.tokens, info.head_dim]),  # L, G, T, D
@@ -222,7 +223,7 @@ def _parse_header(first: Callable[[int], bytes], start: bytes) -> tuple[int, dic
     return 8 + length, tensors, facts
 
 
-def _check_head(key: str, head: bytes, head_end: int) -> None:
+def _check_head(key: EntryKey, head: bytes, head_end: int) -> None:
     if len(head) != head_end:
         raise EntryDamagedError(key, f"the file ends after {len(head)} bytes, inside its head")
     blank = bytearray(head)
@@ -231,11 +232,13 @@ def _check_head(key: str, head: bytes, head_end: int) -> None:
         raise EntryDamagedError(key, "checksum of its head does not match")
 
 
-def _head(key: str, head: bytes, start: int, tensors: dict[str, Any], facts: dict[str, str], size: int) -> RecordHead:
+def _head(
+    key: EntryKey, head: bytes, start: int, tensors: dict[str, Any], facts: dict[str, str], size: int
+) -> RecordHead:
     """The head as values. Its checksum was verified before, so an error here was made when it was written."""
     layers, kv_heads, tokens, head_dim = json.loads(facts["shape"])
     info = EntryInfo(
-        key=facts["key"],
+        key=_key(facts["key"]),
         identity=Identity.from_json(facts["identity"]),
         token_ids=tuple(_tensor(head, start, tensors["token_ids"], torch.int64).tolist()),
         frequencies=facts["frequencies"],
@@ -246,8 +249,8 @@ def _head(key: str, head: bytes, start: int, tensors: dict[str, Any], facts: dic
         index=int(facts["index"]),
     )
     end = start + max(place["data_offsets"][1] for place in tensors.values())
-    if key not in (info.key, "") or info.tokens != tokens:
-        raise EntryDamagedError(key, f"it holds {info.tokens} tokens of entry {info.key[:12]}")
+    if key != info.key or info.tokens != tokens:
+        raise EntryDamagedError(key, f"it holds {info.tokens} tokens of entry {info.key}")
     if size != end:
         raise EntryDamagedError(key, f"the file has {size} bytes, not {end}")
     scores = tensors.get("sensitivity")
@@ -261,6 +264,13 @@ def _head(key: str, head: bytes, start: int, tensors: dict[str, Any], facts: dic
         layer_bytes=spans[0][1] - spans[0][0] if spans else 0,
         file_bytes=end,
     )
+
+
+def _key(text: str) -> EntryKey:
+    key = EntryKey.from_text(text)
+    if key is None:
+        raise ValueError(f"{text[:80]!r} is no key")
+    return key
 
 
 def _tensor(head: bytes, start: int, place: dict[str, Any], dtype: torch.dtype) -> torch.Tensor:

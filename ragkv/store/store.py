@@ -12,7 +12,7 @@ import functools
 import itertools
 import logging
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ParamSpec, TypeVar
 
 import torch
@@ -22,7 +22,8 @@ from ragkv.errors import StoreReadOnlyError
 from ragkv.runtime import Closing
 
 from .background import Background, Job
-from .entry import EncodedEntry, Entry, EntryInfo, Identity, entry_key
+from .entry import EncodedEntry, Entry, EntryInfo, Identity
+from .key import EntryKey
 from .policies import PolicySettings, Turn, make_policy
 from .prefetch import Prefetcher, PrefetchHint
 from .promotion import Promoter, Writers
@@ -162,7 +163,7 @@ class Store(Closing):
             self.put_durably(scores)
         else:
             self.put(scores)
-        if not self.contains(entry_key(scores.info.key)):
+        if not self.contains(scores.info.key.kv):
             self.delete(scores.info.key)
 
     def put(self, entry: Entry) -> None:
@@ -249,7 +250,7 @@ class Store(Closing):
         for tier in self._tiers:
             _or_none("tell a policy about a turn", tier.served, turn)
 
-    def delete(self, key: str) -> bool:
+    def delete(self, key: EntryKey) -> bool:
         """Drop `key`, and the scores next to it, from every tier and from the write buffer; whether it was anywhere.
 
         After this returns, no tier of this process has it, and no running write or copy brings it back. A remote tier
@@ -258,17 +259,17 @@ class Store(Closing):
         """
         return self._delete(key, self._tiers)
 
-    def delete_here(self, key: str) -> bool:
+    def delete_here(self, key: EntryKey) -> bool:
         """Drop `key` from the tiers of this machine alone; whether it was there. Waits for no remote tier."""
         return self._delete(key, self._local)
 
-    def contains(self, key: str) -> bool:
+    def contains(self, key: EntryKey) -> bool:
         """Whether `key` is in a tier or waits to be written. Does not count as a use."""
         return self._writers.entry(key) is not None or any(tier.contains(key) for tier in self._tiers)
 
     def infos(self) -> Iterator[EntryInfo]:
         """The entries in all tiers, each key once, in no particular order. Does not count as a use."""
-        seen: set[str] = set()
+        seen: set[EntryKey] = set()
         for tier in self._tiers:
             for info in tier.infos():
                 if info.key not in seen:
@@ -279,7 +280,7 @@ class Store(Closing):
         """At most `count` of the entries that are stored on this machine, or all; asks no remote tier."""
         return list(itertools.islice((info for tier in self._local for info in tier.infos()), count))
 
-    def block_keys(self) -> list[str]:
+    def block_keys(self) -> list[EntryKey]:
         """The keys of the blocks of conversations that are stored on this machine. Reads no file."""
         return [key for tier in self._local for key in tier.block_keys()]
 
@@ -289,7 +290,7 @@ class Store(Closing):
         with self._promoter.deleting():
             return sum(tier.gc(keep) for tier in self._tiers)
 
-    def refused(self, keep: Callable[[Identity], bool]) -> set[str]:
+    def refused(self, keep: Callable[[Identity], bool]) -> set[EntryKey]:
         """The keys that `gc` would drop."""
         self.flush()
         return {key for tier in self._tiers for key in tier.refused(keep)}
@@ -334,26 +335,26 @@ class Store(Closing):
     def _local(self) -> tuple[Tier, ...]:
         return tuple(tier for tier in self._tiers if not tier.is_remote)
 
-    def _delete(self, key: str, tiers: Sequence[Tier]) -> bool:
+    def _delete(self, key: EntryKey, tiers: Sequence[Tier]) -> bool:
         found = self._writers.discard(key)
         deleted = self._delete_from(tiers, key)
         if self._writers.discard(key):  # a promotion submitted a write between the two
             deleted |= self._delete_from(tiers, key)
         return found or deleted
 
-    def _delete_from(self, tiers: Sequence[Tier], key: str) -> bool:
+    def _delete_from(self, tiers: Sequence[Tier], key: EntryKey) -> bool:
         with self._promoter.deleting(key):
             deleted = [tier.delete(key) for tier in tiers]
         return any(deleted)
 
     def _look_ahead(self, hint: PrefetchHint) -> None:
         """Let the remote tiers look up what no local tier has; the second looks up what the first misses."""
-        look: Callable[[Sequence[str]], None] = _ignore
+        look: Callable[[Sequence[EntryKey]], None] = _ignore
         for tier in reversed(self._remote):
             look = functools.partial(tier.look_up_ahead, on_missing=look)
         local = self._local
         keys = [entry.key for entry in hint.entries]
-        keys += [f"{entry.key}.{entry.scores_slot}" for entry in hint.entries if entry.scores_slot]
+        keys += [replace(entry.key, slot=entry.scores_slot) for entry in hint.entries if entry.scores_slot]
         look([key for key in keys if self._writers.entry(key) is None and not any(t.contains(key) for t in local)])
 
     def _free_reserve(self) -> None:
@@ -362,7 +363,7 @@ class Store(Closing):
             self._evictor.submit(Job(lambda: self._tiers[0].free(self._reserve_bytes)))
 
 
-def _ignore(keys: Sequence[str]) -> None:
+def _ignore(keys: Sequence[EntryKey]) -> None:
     """No tier is below the last one to look up what it misses."""
 
 

@@ -11,6 +11,13 @@ from ragkv.api.documents import deletion_journal
 from ragkv.api.documents.deletion_follower import FILE, DeletionFollower
 from ragkv.api.documents.deletion_journal import DeletionJournal, Position
 from ragkv.errors import StoreError
+from ragkv.store import EntryKey
+
+NAMES = {EntryKey(name.encode().hex().ljust(64, "0")): name for name in (*"abcdef", "old", "new")}
+
+
+def named(*names: str) -> list[EntryKey]:
+    return [key for name in names for key, known in NAMES.items() if known == name]
 
 
 class Engine:
@@ -22,8 +29,8 @@ class Engine:
         self.remotes_away: tuple[str, ...] = ()
         self.parts = SimpleNamespace(store=SimpleNamespace(sample=lambda count: [] if is_new else [count]))
 
-    def drop(self, keys: Sequence[str], stop: Callable[[], bool]) -> bool:
-        self.dropped += keys
+    def drop(self, keys: Sequence[EntryKey], stop: Callable[[], bool]) -> bool:
+        self.dropped += (NAMES[key] for key in keys)
         return not stop()
 
     def retain(self, chunks: Sequence[str]) -> None:
@@ -59,15 +66,15 @@ class Replica:
 
 
 def keys(journal: DeletionJournal) -> list[str]:
-    return [note.key for note in journal.after(Position()).notes]
+    return [NAMES[note.key] for note in journal.after(Position()).notes]
 
 
 def test_a_journal_outlives_its_process_and_tells_whose_a_note_is(tmp_path: Path) -> None:
     one, other = DeletionJournal(tmp_path), DeletionJournal(tmp_path)
     assert one.state() is None and one.after(Position()).notes == ()
-    one.add(["a", "b"])
-    other.add(["c"])
-    assert [(note.key, note.is_own) for note in other.after(Position()).notes] == [
+    one.add(named("a", "b"))
+    other.add(named("c"))
+    assert [(NAMES[note.key], note.is_own) for note in other.after(Position()).notes] == [
         ("a", False),
         ("b", False),
         ("c", True),
@@ -78,55 +85,55 @@ def test_a_journal_outlives_its_process_and_tells_whose_a_note_is(tmp_path: Path
 
 def test_a_position_is_behind_the_notes_that_were_read(tmp_path: Path) -> None:
     journal = DeletionJournal(tmp_path)
-    journal.add(["a"])
+    journal.add(named("a"))
     end = journal.after(Position()).end
-    journal.add(["b"])
-    assert [note.key for note in journal.after(end).notes] == ["b"]
-    assert [note.key for note in journal.after(Position("of another home", 99)).notes] == ["a", "b"]
+    journal.add(named("b"))
+    assert [NAMES[note.key] for note in journal.after(end).notes] == ["b"]
+    assert [NAMES[note.key] for note in journal.after(Position("of another home", 99)).notes] == ["a", "b"]
 
 
 def test_a_text_that_is_stored_again_is_taken_out(tmp_path: Path) -> None:
     journal = DeletionJournal(tmp_path)
-    journal.discard(["a"])  # there is no journal, and none is created
+    journal.discard(named("a"))  # there is no journal, and none is created
     assert journal.state() is None
-    journal.add(["a", "b"])
-    journal.discard(["b"])
+    journal.add(named("a", "b"))
+    journal.discard(named("b"))
     found = journal.after(Position())
-    assert [note.key for note in found.notes] == ["a"] and found.is_complete
-    journal.add(["c"])
-    assert [note.key for note in journal.after(found.end).notes] == ["c"]
+    assert [NAMES[note.key] for note in found.notes] == ["a"] and found.is_complete
+    journal.add(named("c"))
+    assert [NAMES[note.key] for note in journal.after(found.end).notes] == ["c"]
 
 
 def test_a_key_that_is_deleted_again_is_noted_anew(tmp_path: Path) -> None:
     journal = DeletionJournal(tmp_path)
-    journal.add(["a", "b"])
+    journal.add(named("a", "b"))
     end = journal.after(Position()).end
-    journal.add(["a"])
-    assert [note.key for note in journal.after(end).notes] == ["a"] and keys(journal) == ["b", "a"]
+    journal.add(named("a"))
+    assert [NAMES[note.key] for note in journal.after(end).notes] == ["a"] and keys(journal) == ["b", "a"]
 
 
 def test_a_journal_is_bounded_and_says_what_it_does_not_have(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(deletion_journal, "KEPT", 3)
     journal = DeletionJournal(tmp_path)
-    journal.add(["a", "b"])
+    journal.add(named("a", "b"))
     here = journal.after(Position()).end
-    journal.add(["c", "d", "e"])
+    journal.add(named("c", "d", "e"))
     assert keys(journal) == ["c", "d", "e"] and journal.after(here).is_complete
     assert not journal.after(Position()).is_complete
-    journal.add(["f"])
+    journal.add(named("f"))
     assert not journal.after(here).is_complete
 
 
 def test_a_damaged_journal_is_an_error_that_names_the_file(tmp_path: Path) -> None:
     (tmp_path / deletion_journal.FILE).write_bytes(b"no database " * 100)
     with pytest.raises(StoreError, match=r"deletions\.sqlite"):
-        DeletionJournal(tmp_path).add(["a"])
+        DeletionJournal(tmp_path).add(named("a"))
 
 
 def test_a_note_of_another_replica_is_applied_at_once_and_once_more(tmp_path: Path) -> None:
     deleting, replica = Replica(tmp_path, "deleting"), Replica(tmp_path, "replica")
     replica.follow()
-    deleting.journal.add(["a"])
+    deleting.journal.add(named("a"))
     assert replica.follow() == ["a"]
     assert replica.follow() == ["a"]  # a request may have stored it again while the text was deleted
     assert replica.follow(3) == []
@@ -136,7 +143,7 @@ def test_a_note_of_another_replica_is_applied_at_once_and_once_more(tmp_path: Pa
 def test_a_note_of_its_own_is_applied_later_and_forgets_no_request(tmp_path: Path) -> None:
     replica = Replica(tmp_path, "replica")
     replica.follow()
-    replica.journal.add(["a"])
+    replica.journal.add(named("a"))
     assert replica.follow() == []  # it is being deleted right now
     assert replica.follow() == ["a"]
     assert replica.follow(3) == [] and replica.forgot == 0
@@ -145,9 +152,9 @@ def test_a_note_of_its_own_is_applied_later_and_forgets_no_request(tmp_path: Pat
 def test_what_is_stored_again_before_the_second_time_is_left_alone(tmp_path: Path) -> None:
     replica = Replica(tmp_path, "replica")
     replica.follow()
-    replica.journal.add(["a", "b"])
+    replica.journal.add(named("a", "b"))
     assert replica.follow() == []
-    replica.journal.discard(["b"])
+    replica.journal.discard(named("b"))
     assert replica.follow() == ["a"]
     assert replica.follow(5) == []
 
@@ -157,7 +164,7 @@ def test_a_replica_that_is_killed_at_any_moment_follows_everything_after_its_sta
     """It is killed after so many looks at the journal, before or after it has dropped what is noted."""
     replica = Replica(tmp_path, "replica")
     replica.follow()
-    replica.journal.add(["a"])
+    replica.journal.add(named("a"))
     replica.follow(looks)
     again = Replica(tmp_path, "replica")
     assert set(again.follow(3)) == (set() if looks > 2 else {"a"}) or looks == 2
@@ -167,14 +174,14 @@ def test_a_replica_that_is_killed_at_any_moment_follows_everything_after_its_sta
 def test_what_was_deleted_while_a_replica_was_down_is_dropped_at_its_start(tmp_path: Path) -> None:
     deleting = Replica(tmp_path, "deleting")
     Replica(tmp_path, "replica").follow(3)
-    deleting.journal.add(["a"])
+    deleting.journal.add(named("a"))
     assert set(Replica(tmp_path, "replica").follow(2)) == {"a"}
 
 
 def test_a_replica_whose_remote_is_away_drops_here_and_again_when_it_is_back(tmp_path: Path) -> None:
     deleting, replica = Replica(tmp_path, "deleting"), Replica(tmp_path, "replica")
     replica.follow()
-    deleting.journal.add(["a"])
+    deleting.journal.add(named("a"))
     replica.engine.remotes_away = ("redis",)
     assert "a" in replica.follow(5)
     assert replica.forgot == 1
@@ -187,7 +194,7 @@ def test_a_replica_whose_remote_is_away_drops_here_and_again_when_it_is_back(tmp
 def test_a_replica_that_was_killed_while_its_remote_was_away_does_it_again(tmp_path: Path) -> None:
     deleting, replica = Replica(tmp_path, "deleting"), Replica(tmp_path, "replica")
     replica.follow(3)
-    deleting.journal.add(["a"])
+    deleting.journal.add(named("a"))
     replica.engine.remotes_away = ("redis",)
     replica.follow(5)
     again = Replica(tmp_path, "replica")
@@ -200,12 +207,12 @@ def test_a_replica_that_missed_more_than_is_kept_compares_everything(
     monkeypatch.setattr(deletion_journal, "KEPT", 2)
     deleting, replica = Replica(tmp_path, "deleting"), Replica(tmp_path, "replica")
     replica.follow(3)
-    deleting.journal.add(["a", "b", "c", "d"])
+    deleting.journal.add(named("a", "b", "c", "d"))
     replica.follow()
     assert replica.engine.retained == ["chunk of a text"] and replica.forgot == 1
     replica.follow(3)
     replica.engine.retained = None
-    deleting.journal.add(["e"])
+    deleting.journal.add(named("e"))
     assert replica.follow(3) == ["e", "e"] and replica.engine.retained is None
 
 
@@ -213,28 +220,28 @@ def test_a_new_replica_reads_the_latest_notes_alone(tmp_path: Path, monkeypatch:
     deleting = Replica(tmp_path, "deleting")
     clock: Any = SimpleNamespace(time=lambda: 1_000.0)
     monkeypatch.setattr(deletion_journal, "time", clock)
-    deleting.journal.add(["old"])
+    deleting.journal.add(named("old"))
     clock.time = lambda: 100_000.0
-    deleting.journal.add(["new"])
+    deleting.journal.add(named("new"))
     assert set(Replica(tmp_path, "empty", is_new=True).follow(3)) == {"new"}
     assert set(Replica(tmp_path, "with entries").follow(3)) == {"old", "new"}
 
 
 def test_a_home_that_was_restored_from_a_backup_is_followed_from_its_beginning(tmp_path: Path) -> None:
     deleting, replica = Replica(tmp_path, "deleting"), Replica(tmp_path, "replica")
-    deleting.journal.add(["a"])
+    deleting.journal.add(named("a"))
     backup = (tmp_path / deletion_journal.FILE).read_bytes()
-    deleting.journal.add(["b"])
+    deleting.journal.add(named("b"))
     replica.follow(4)
     (tmp_path / deletion_journal.FILE).write_bytes(backup)
     assert set(replica.follow(4)) == {"a"}
-    deleting.journal.add(["c"])
+    deleting.journal.add(named("c"))
     assert set(replica.follow(4)) == {"c"}
 
 
 def test_a_position_that_cannot_be_read_follows_everything_again(tmp_path: Path) -> None:
     replica = Replica(tmp_path, "replica")
-    replica.journal.add(["a"])
+    replica.journal.add(named("a"))
     replica.follow(3)
     (tmp_path / "replica" / FILE).write_text("{broken")
     assert set(Replica(tmp_path, "replica").follow(3)) == {"a"}

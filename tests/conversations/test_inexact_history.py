@@ -11,7 +11,6 @@ from ragkv.config import SessionConfig
 from ragkv.errors import CancelledError
 from ragkv.prompt.history import exact_blocks
 from ragkv.scheduling import IdleTicket
-from ragkv.store import entry_key
 from tests import tiny_models
 from tests.engine.helpers import A, B, C, active_request
 
@@ -186,7 +185,7 @@ class TestSelect:
             engine.flush()
             chunks = {engine.parts.encoder.identity.key(tuple(chunk)) for chunk in (A, B, C)}
             scored = engine.parts.store.refused(lambda identity: not identity.scorer)
-            assert {entry_key(key) for key in scored} - chunks
+            assert {key.kv for key in scored} - chunks
             session.delete()
             engine.delete([A, B, C])
             assert engine.parts.store.refused(lambda _: False) == set()

@@ -112,7 +112,7 @@ def test_scores_are_those_that_ingest_would_make(engine: Engine, tmp_path: Path)
 
 def test_a_damaged_entry_is_counted_and_the_others_are_scored(engine: Engine, tmp_path: Path) -> None:
     key = engine.parts.encoder.identity.key(tuple(B))
-    (path,) = tmp_path.glob(f"entries/*/{key}.safetensors")
+    (path,) = tmp_path.glob(f"entries/*/{key.to_text()}.safetensors")
     engine.close()
     data = bytearray(path.read_bytes())
     header = 8 + int.from_bytes(data[:8], "little")

@@ -14,6 +14,7 @@ from ragkv.api.documents.deletion_journal import FILE, DeletionJournal
 from ragkv.retrieval.database import FILE as INDEX
 from ragkv.retrieval.database import Database, state_of
 from ragkv.runtime import sqlite_files
+from ragkv.store import EntryKey
 
 WRITE = "import sqlite3, sys; sqlite3.connect(sys.argv[1], timeout=0, isolation_level=None).execute('BEGIN IMMEDIATE')"
 
@@ -52,7 +53,7 @@ def test_every_transaction_changes_the_state_of_a_file(tmp_path: Path) -> None:
     assert journal.state() is None
     states = []
     for key in "abc":
-        journal.add([key])
+        journal.add([EntryKey(key * 64)])
         states.append(journal.state())
     assert len({id(state) for state in states}) == 3 and states[0] != states[1] != states[2] != states[0]
     assert len({state.inode for state in states if state is not None}) == 1
@@ -60,7 +61,7 @@ def test_every_transaction_changes_the_state_of_a_file(tmp_path: Path) -> None:
 
 def test_the_state_of_a_file_that_does_not_change_settles(tmp_path: Path) -> None:
     journal = DeletionJournal(tmp_path)
-    journal.add(["a"])
+    journal.add([EntryKey("a" * 64)])
     assert journal.state() != journal.state()  # too soon after the change
     os.utime(tmp_path / FILE, (1e9, 1e9))
     assert journal.state() == journal.state()

@@ -5,11 +5,13 @@ import logging
 import pytest
 
 from ragkv.errors import EntryUnreachableError
+from ragkv.store import EntryKey
 from ragkv.store.background import Background, Job
 
 
 @pytest.mark.parametrize(
-    ("error", "level"), [(EntryUnreachableError("k" * 64, "Redis went away"), "WARNING"), (KeyError("x"), "ERROR")]
+    ("error", "level"),
+    [(EntryUnreachableError(EntryKey("k" * 64), "Redis went away"), "WARNING"), (KeyError("x"), "ERROR")],
 )
 def test_a_failed_job_is_logged_and_the_next_one_runs(
     error: Exception, level: str, caplog: pytest.LogCaptureFixture
@@ -21,7 +23,7 @@ def test_a_failed_job_is_logged_and_the_next_one_runs(
 
     worker = Background[None](100, "worker")
     with caplog.at_level(logging.WARNING):
-        assert worker.submit(Job(fail, "k" * 64, 10)) and worker.submit(Job(lambda: ran.append(1)))
+        assert worker.submit(Job(fail, EntryKey("k" * 64), 10)) and worker.submit(Job(lambda: ran.append(1)))
         worker.close()
     assert ran == [1]
     (record,) = caplog.records

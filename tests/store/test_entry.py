@@ -36,11 +36,11 @@ def test_moving_text_between_fields_changes_the_key() -> None:
 
 
 def test_keys_are_the_same_in_every_process() -> None:
-    program = "from tests.store.entries import IDENTITY; print(IDENTITY.key([1, 2, 3]))"
+    program = "from tests.store.entries import IDENTITY; print(IDENTITY.key([1, 2, 3]).to_text())"
     seed = "1" if os.environ.get("PYTHONHASHSEED") != "1" else "2"
     environment = {"PYTHONHASHSEED": seed, "PYTHONPATH": str(Path(__file__).parents[2])}
     done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == IDENTITY.key([1, 2, 3])
+    assert done.stdout.strip() == IDENTITY.key([1, 2, 3]).to_text()
 
 
 def test_no_module_of_the_store_calls_hash() -> None:

@@ -8,8 +8,10 @@ import diskcache
 import pytest
 
 from ragkv.errors import StoreError
+from ragkv.store import EntryKey
 from ragkv.store.index import DiskIndex, JsonDisk, Row
 
+KEYS = {letter: EntryKey(letter * 64) for letter in "ab"}
 ROW = Row(size=4096, used=12.5, group="talk", index=3)
 
 
@@ -23,7 +25,7 @@ class Bomb:
         return Path.touch, (self.path,)
 
 
-def rows_of(directory: Path) -> dict[str, Row]:
+def rows_of(directory: Path) -> dict[EntryKey, Row]:
     index = DiskIndex(directory)
     index.close()
     return dict(index.rows)
@@ -31,19 +33,19 @@ def rows_of(directory: Path) -> dict[str, Row]:
 
 def test_index_rows_survive_a_restart(tmp_path: Path) -> None:
     index = DiskIndex(tmp_path / "index")
-    index.record("a", ROW)
-    index.record("b", ROW)
-    index.record("b", None)
+    index.record(KEYS["a"], ROW)
+    index.record(KEYS["b"], ROW)
+    index.record(KEYS["b"], None)
     index.close()
-    assert rows_of(tmp_path / "index") == {"a": ROW}
+    assert rows_of(tmp_path / "index") == {KEYS["a"]: ROW}
 
 
 def test_the_last_change_of_a_row_is_stored(tmp_path: Path) -> None:
     index = DiskIndex(tmp_path / "index")
     for used in range(200):
-        index.record("a", Row(1, float(used)))
+        index.record(KEYS["a"], Row(1, float(used)))
     index.close()
-    assert rows_of(tmp_path / "index") == {"a": Row(1, 199.0)}
+    assert rows_of(tmp_path / "index") == {KEYS["a"]: Row(1, 199.0)}
 
 
 @pytest.mark.parametrize("large", [False, True])
@@ -52,7 +54,7 @@ def test_a_pickled_value_is_refused_and_never_loaded(
 ) -> None:
     DiskIndex(tmp_path / "index").close()
     with diskcache.Cache(str(tmp_path / "index")) as attacker:  # diskcache's own serializer: it pickles
-        attacker["a"] = (Bomb(tmp_path / "boom"), "x" * (10**5 if large else 1))  # a large one goes to a file
+        attacker["a" * 64] = (Bomb(tmp_path / "boom"), "x" * (10**5 if large else 1))  # a large one goes to a file
     assert rows_of(tmp_path / "index") == {}
     assert "pickle" in caplog.text
     assert not (tmp_path / "boom").exists()
@@ -75,7 +77,7 @@ def test_a_pickled_key_is_refused_and_the_index_rebuilt(tmp_path: Path, caplog: 
 def test_a_value_that_is_not_a_row_is_left_out(tmp_path: Path, value: str) -> None:
     DiskIndex(tmp_path / "index").close()
     with diskcache.Cache(str(tmp_path / "index"), disk=JsonDisk) as cache:
-        cache["a"] = value
+        cache["a" * 64] = value
     assert rows_of(tmp_path / "index") == {}
 
 
@@ -98,14 +100,14 @@ def test_the_index_refuses_everything_but_text(tmp_path: Path, write: object) ->
 @pytest.mark.parametrize("content", [b"", b"no database at all" * 1000])
 def test_a_broken_index_is_rebuilt(tmp_path: Path, content: bytes) -> None:
     index = DiskIndex(tmp_path / "index")
-    index.record("a", ROW)
+    index.record(KEYS["a"], ROW)
     index.close()
     (tmp_path / "index" / "cache.db").write_bytes(content)
     index = DiskIndex(tmp_path / "index")
     assert index.rows == {}
-    index.record("b", ROW)
+    index.record(KEYS["b"], ROW)
     index.close()
-    assert rows_of(tmp_path / "index") == {"b": ROW}
+    assert rows_of(tmp_path / "index") == {KEYS["b"]: ROW}
 
 
 def test_an_index_that_cannot_be_written_is_logged_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -114,6 +116,6 @@ def test_an_index_that_cannot_be_written_is_logged_once(tmp_path: Path, caplog: 
         connection.execute("DROP TABLE Cache")
     connection.close()
     for number in range(3):
-        index.record(str(number), ROW)
+        index.record(EntryKey(str(number) * 64), ROW)
     index.close()
     assert caplog.text.count("cannot be written") == 1

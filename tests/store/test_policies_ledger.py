@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ragkv.lab.simulate import ALL_POLICIES, make_any_policy
-from ragkv.store import Item, Policy, Turn, make_policy
+from ragkv.store import EntryKey, Item, Policy, Turn, make_policy
 from ragkv.store.policies import PolicySettings
 from ragkv.store.tiers.ledger import Ledger, Slot
 
@@ -29,7 +29,7 @@ class LedgerModel:
 
     def do(self, what: str, group: str, index: int, size: int) -> None:
         self.now += 1
-        key = f"{group or 'chunk'}{index}"
+        key = EntryKey(f"{group or 'chunk'}{index}")
         slot = self.ledger.get(key)
         if what == "put" and slot is None:
             item = Item(key, size, group, index if group else 0)
@@ -73,9 +73,9 @@ def test_every_policy_keeps_the_ledger_within_capacity_and_its_leases_held(
         model.check()
 
 
-def ledger_of(capacity: int, policy: Policy) -> tuple[Ledger[None], list[str]]:
+def ledger_of(capacity: int, policy: Policy) -> tuple[Ledger[None], list[EntryKey]]:
     """A ledger, and the keys that it evicts from now on."""
-    evicted: list[str] = []
+    evicted: list[EntryKey] = []
     return Ledger(capacity, policy, lambda slot: evicted.append(slot.item.key)), evicted
 
 
@@ -90,11 +90,11 @@ def add(ledger: Ledger[None], item: Item, now: float = 0.0) -> bool:
 @pytest.mark.parametrize("name", sorted(ALL_POLICIES))
 def test_a_refused_put_leaves_the_policy_unchanged(name: str) -> None:
     ledger, evicted = ledger_of(4, make_any_policy(name))
-    assert add(ledger, Item("held", 4))
-    slot = ledger.get("held")
+    assert add(ledger, Item(EntryKey("held"), 4))
+    slot = ledger.get(EntryKey("held"))
     assert slot is not None
     ledger.pin(slot)
-    assert not ledger.make_space(Item("more", 1), 1.0)
+    assert not ledger.make_space(Item(EntryKey("more"), 1), 1.0)
     assert evicted == []
     ledger.unpin(slot)
     cut = ledger.policy.victim((), 2.0)
@@ -103,14 +103,14 @@ def test_a_refused_put_leaves_the_policy_unchanged(name: str) -> None:
 
 def test_a_conversation_loses_its_tail_first() -> None:
     ledger, evicted = ledger_of(4, make_policy("lru"))
-    assert all(add(ledger, Item(f"a{index}", 1, "a", index)) for index in range(4))
-    assert ledger.make_space(Item("b0", 2, "b", 0), 1.0)
-    assert evicted == ["a3", "a2"]
+    assert all(add(ledger, Item(EntryKey(f"a{index}"), 1, "a", index)) for index in range(4))
+    assert ledger.make_space(Item(EntryKey("b0"), 2, "b", 0), 1.0)
+    assert [key.chunk for key in evicted] == ["a3", "a2"]
 
 
 def test_a_block_that_would_evict_its_own_conversation_is_refused() -> None:
     ledger, evicted = ledger_of(2, make_policy("lru"))
-    assert [add(ledger, Item(f"a{index}", 1, "a", index)) for index in range(4)] == [True, True, False, False]
+    assert [add(ledger, Item(EntryKey(f"a{index}"), 1, "a", index)) for index in range(4)] == [True, True, False, False]
     assert evicted == []
 
 
@@ -119,6 +119,9 @@ def test_free_blocks_are_evicted_before_blocks_of_older_use() -> None:
     for number, group in enumerate("ab"):
         ledger.served(Turn(float(number), number, group, 4, 0, 4), float(number))
         for index in range(4):
-            add(ledger, Item(f"{group}{index}", 1, group, index), float(number))
-    assert evicted == ["a3", "a2"]  # budget 4 + 1 - 3 = 2 each; b's third and fourth blocks are free too, but younger
-    assert [slot.item.key for slot in ledger] == ["a0", "a1", "b0", "b1", "b2", "b3"]
+            add(ledger, Item(EntryKey(f"{group}{index}"), 1, group, index), float(number))
+    assert [key.chunk for key in evicted] == [
+        "a3",
+        "a2",
+    ]  # budget 4 + 1 - 3 = 2 each; b's third and fourth blocks are free too, but younger
+    assert [slot.item.key.chunk for slot in ledger] == ["a0", "a1", "b0", "b1", "b2", "b3"]

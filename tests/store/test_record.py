@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file
 
 from ragkv.errors import EntryDamagedError
-from ragkv.store import FORMAT_VERSION, Entry
+from ragkv.store import FORMAT_VERSION, Entry, EntryKey
 from ragkv.store.record import ALIGNMENT, OtherVersionError, Record, RecordHead, bytes_of, read_fully, read_head
 
 from .entries import make_entry, other_identities
@@ -20,7 +20,7 @@ def write(path: Path, entry: Entry) -> Path:
     return path
 
 
-def head_of(path: Path, key: str) -> RecordHead:
+def head_of(path: Path, key: EntryKey) -> RecordHead:
     with path.open("rb") as file:
         return read_head(file.fileno(), key)
 
@@ -62,7 +62,7 @@ def test_the_metadata_of_a_record_names_its_entry(tmp_path: Path) -> None:
     entry = make_entry(1, group="talk", index=2)
     with safetensors.safe_open(write(tmp_path / "e", entry), "pt") as file:
         facts = file.metadata()
-    assert facts["key"] == entry.info.key
+    assert facts["key"] == entry.info.key.to_text()
     assert facts["identity"] == entry.info.identity.to_json()
     assert (facts["codec"], facts["group"], facts["index"], facts["frequencies"]) == ("raw", "talk", "2", "f0")
 

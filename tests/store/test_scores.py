@@ -1,18 +1,14 @@
-"""Scores in a store: replaced by another network's, deleted with their entry, and moved out of older directories."""
+"""Scores in a store: replaced by another network's, and deleted with their entry."""
 
-import dataclasses
 from pathlib import Path
 
 import pytest
 import torch
 
 from ragkv.config import StoreConfig
-from ragkv.store import LRU, DiskTier, Entry, ReadOnlyDiskTier, Store
-from ragkv.store.directory import EntryDirectory
-from ragkv.store.record import Record
-from ragkv.store.tiers.disk_upgrade import MARKER
+from ragkv.store import Entry, Store
 
-from .entries import IDENTITY, as_stored, ids_of, leased, make_entry, read_all, same
+from .entries import ids_of, make_entry
 
 
 def scores_of(number: int, network: str, value: float) -> Entry:
@@ -62,56 +58,3 @@ class TestPut:
             store.put_scores(scores_of(1, "b-one", 1.0), durably=True)
         with Store.open(StoreConfig(directory=str(tmp_path / "store"), memory_bytes=0)) as again:
             assert values(again, 1, "b-one") == [1.0] * 4
-
-
-class TestUpgrade:
-    """A directory as earlier versions wrote it: scores in the entry, their network in its identity."""
-
-    NETWORK = "5" * 32
-
-    def old_directory(self, root: Path) -> None:
-        directory = EntryDirectory(root)
-        directory.open_for_writing()
-        for number, network in ((1, self.NETWORK), (2, ""), (3, self.NETWORK)):
-            entry = make_entry(number, scored=number != 3)
-            identity = dataclasses.replace(IDENTITY, scorer=network)
-            info = dataclasses.replace(
-                entry.info, identity=identity, key=f"{number}" * 64 if network else entry.info.key
-            )
-            directory.write(info.key, Record.of(dataclasses.replace(entry, info=info)).pieces())
-        directory.release()
-
-    def test_kv_and_scores_of_an_older_directory_are_found_where_they_belong(self, tmp_path: Path) -> None:
-        self.old_directory(tmp_path)
-        tier = DiskTier(tmp_path, 10**6, LRU())
-        for number in (1, 2, 3):
-            with leased(tier, make_entry(number)) as lease:
-                assert torch.equal(read_all(lease).kv, as_stored(make_entry(number)).kv)
-        for number, network in ((1, self.NETWORK), (2, "variance")):
-            with leased(tier, scores_of(number, f"a-{network}", 0.0)) as lease:
-                assert lease.sensitivity is not None
-                assert torch.equal(lease.sensitivity, make_entry(number).sensitivity)  # type: ignore[arg-type]
-        assert tier.stats().entries == 3
-        tier.close()
-
-    def test_it_is_upgraded_once(self, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-        self.old_directory(tmp_path)
-        for _ in range(2):
-            DiskTier(tmp_path, 10**6, LRU()).close()
-        assert caplog.text.count("Upgrading 3 entries") == 1
-        assert (tmp_path / MARKER).exists()
-
-    def test_a_reader_says_that_it_must_be_upgraded(self, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-        self.old_directory(tmp_path)
-        ReadOnlyDiskTier(tmp_path).close()
-        assert "Open the directory once for writing" in caplog.text
-
-    def test_a_new_directory_needs_none(self, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-        tier = DiskTier(tmp_path, 10**6, LRU())
-        tier.put(make_entry(1))
-        tier.close()
-        again = DiskTier(tmp_path, 10**6, LRU())
-        with leased(again, make_entry(1)) as lease:
-            assert same(read_all(lease), as_stored(make_entry(1)))
-        again.close()
-        assert not caplog.text

@@ -18,6 +18,7 @@ from ragkv.retrieval import Document, Embedder, IngestReport, Passage, Removal
 from ragkv.retrieval.rag import Rag, default_chunk_tokens
 from ragkv.runtime import Check, Closing, LeasePool, acquired, no_check
 from ragkv.scheduling.encoding import WarmReport
+from ragkv.store import EntryKey
 
 from ..bodies import resources as schemas
 from ..errors import not_found
@@ -211,14 +212,14 @@ class Collections(Closing):
         """Note for all replicas that texts are forgotten, before they are: a kill in between loses no note."""
         self.journal.add(self._keys(passage.text for passage in passages))
 
-    def _take_out(self, keys: Sequence[str]) -> None:
+    def _take_out(self, keys: Sequence[EntryKey]) -> None:
         """Take the notes of texts that are held out of the journal. Without that they would be encoded once more."""
         try:
             self.journal.discard(keys)
         except StoreError as error:
             log.warning("Notes of deletions stay, so stored texts lose their KV once: %s", error)
 
-    def _keys(self, texts: Iterable[str]) -> Sequence[str]:
+    def _keys(self, texts: Iterable[str]) -> Sequence[EntryKey]:
         return self._engine.keys([self._engine.chunk(text) for text in texts])
 
     def _erase(self, folder: Path) -> None:

@@ -18,6 +18,7 @@ from typing import NamedTuple
 
 from ragkv.errors import StoreError
 from ragkv.runtime import FileState, create_private, state_of
+from ragkv.store import EntryKey
 
 FILE = "deletions.sqlite"
 KEPT = 10_000  # notes
@@ -42,7 +43,7 @@ class Note(NamedTuple):
     """One entry to be dropped."""
 
     number: int
-    key: str
+    key: EntryKey
     is_own: bool  # written by this process
 
 
@@ -69,11 +70,11 @@ class DeletionJournal:
         except OSError as error:
             raise self._failed(error) from error
 
-    def add(self, keys: Sequence[str]) -> None:
+    def add(self, keys: Sequence[EntryKey]) -> None:
         """Note that the entries of `keys` are deleted. Returns when that is durable."""
         if not keys:
             return
-        rows = [(key, self._writer, time.time()) for key in dict.fromkeys(keys)]
+        rows = [(key.to_text(), self._writer, time.time()) for key in dict.fromkeys(keys)]
         with self._transaction() as connection:
             connection.executemany("DELETE FROM deletions WHERE key = ?", [(key,) for key, _, _ in rows])
             connection.executemany("INSERT INTO deletions (key, writer, at) VALUES (?, ?, ?)", rows)
@@ -81,11 +82,12 @@ class DeletionJournal:
             if connection.execute("DELETE FROM deletions WHERE number <= ?", (last,)).rowcount:
                 connection.execute("INSERT OR REPLACE INTO facts VALUES ('dropped', ?)", (str(last),))
 
-    def discard(self, keys: Sequence[str]) -> None:
+    def discard(self, keys: Sequence[EntryKey]) -> None:
         """Take out the notes of `keys`: their texts are stored again."""
         if keys and self.state() is not None:
             with self._transaction() as connection:
-                connection.executemany("DELETE FROM deletions WHERE key = ?", [(key,) for key in dict.fromkeys(keys)])
+                texts = [(key.to_text(),) for key in dict.fromkeys(keys)]
+                connection.executemany("DELETE FROM deletions WHERE key = ?", texts)
 
     def after(self, position: Position) -> Notes:
         """The notes after `position`, oldest first."""
@@ -99,7 +101,8 @@ class DeletionJournal:
             rows = connection.execute(
                 "SELECT number, key, writer FROM deletions WHERE number > ? ORDER BY number", (since,)
             ).fetchall()
-        notes = tuple(Note(number, key, writer == self._writer) for number, key, writer in rows)
+        known = [(number, EntryKey.from_text(text), writer == self._writer) for number, text, writer in rows]
+        notes = tuple(Note(number, key, is_own) for number, key, is_own in known if key is not None)
         return Notes(notes, end, since >= dropped)
 
     def before(self, seconds: float) -> Position:

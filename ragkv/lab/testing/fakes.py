@@ -10,7 +10,19 @@ from enum import Enum
 import torch
 
 from ragkv.errors import EntryDamagedError
-from ragkv.store import EncodedEntry, Entry, EntryInfo, Identity, Lease, Speed, Tier, TierStats, Turn, WrappedLease
+from ragkv.store import (
+    EncodedEntry,
+    Entry,
+    EntryInfo,
+    EntryKey,
+    Identity,
+    Lease,
+    Speed,
+    Tier,
+    TierStats,
+    Turn,
+    WrappedLease,
+)
 
 from .bandwidth import SharedBandwidth, sleep_until
 
@@ -46,7 +58,7 @@ class WrappedTier(Tier):
     def served(self, turn: Turn) -> None:
         self.tier.served(turn)
 
-    def look_up_ahead(self, keys: Sequence[str], on_missing: Callable[[Sequence[str]], None]) -> None:
+    def look_up_ahead(self, keys: Sequence[EntryKey], on_missing: Callable[[Sequence[EntryKey]], None]) -> None:
         self.tier.look_up_ahead(keys, on_missing)
 
     def claim(self, name: str, expires_s: float) -> str | None:
@@ -55,16 +67,16 @@ class WrappedTier(Tier):
     def release(self, name: str, token: str) -> None:
         self.tier.release(name, token)
 
-    def contains(self, key: str) -> bool:
+    def contains(self, key: EntryKey) -> bool:
         return self.tier.contains(key)
 
-    def delete(self, key: str) -> bool:
+    def delete(self, key: EntryKey) -> bool:
         return self.tier.delete(key)
 
-    def scan(self) -> Iterator[tuple[str, EntryInfo | None]]:
+    def scan(self) -> Iterator[tuple[EntryKey, EntryInfo | None]]:
         return self.tier.scan()
 
-    def block_keys(self) -> list[str]:
+    def block_keys(self) -> list[EntryKey]:
         return self.tier.block_keys()
 
     def gc(self, keep: Callable[[Identity], bool]) -> int:

@@ -13,7 +13,7 @@ import torch
 
 from ragkv.errors import StoreError, StoreReadOnlyError
 from ragkv.fusion import ResidentLease
-from ragkv.store import SCORE_SLOTS, Background, Entry, EntryInfo, Identity, Job, Lease, Store, Turn
+from ragkv.store import Background, Entry, EntryInfo, EntryKey, Identity, Job, Lease, Store, Turn
 
 from .history import Block
 
@@ -39,7 +39,7 @@ class BlockWriter:
         """KV in the buffer."""
         return self._worker.pending_bytes
 
-    def key(self, block: Block) -> str:
+    def key(self, block: Block) -> EntryKey:
         """The key of a block's entry."""
         return block.key(self._base)
 
@@ -90,9 +90,9 @@ class BlockWriter:
         """Run `action` once everything saved so far is stored; `False` after `close`: then it is not run."""
         return self._worker.submit(Job(action))
 
-    def delete(self, key: str) -> None:
+    def delete(self, key: EntryKey) -> None:
         """Delete a block from the buffer and from every tier before this returns."""
-        for one in (key, *(f"{key}.{slot}" for slot in SCORE_SLOTS)):
+        for one in (key, *key.scores):
             self._worker.discard(one)
         try:
             self._store.delete(key)
@@ -101,7 +101,7 @@ class BlockWriter:
         except StoreError as error:
             log.warning("A block of a conversation could not be deleted: %s", error)
 
-    def stored(self, key: str) -> bool:
+    def stored(self, key: EntryKey) -> bool:
         """Whether a block is in the buffer or in the store. Policies do not count this as a use."""
         return self._worker.entry(key) is not None or self._store.contains(key)
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from itertools import chain
 
-from ragkv.store import Identity, ids_bytes
+from ragkv.store import EntryKey, Identity, ids_bytes
 
 Ranges = Sequence[tuple[int, int]]  # start, stop of token indices; ascending, disjoint, not empty
 
@@ -65,7 +65,7 @@ class Block:
         """The identity of its entry; `base` is the engine's."""
         return replace(base, context=self.context)
 
-    def key(self, base: Identity) -> str:
+    def key(self, base: Identity) -> EntryKey:
         """The key of its entry."""
         return self.identity(base).key(self.token_ids)
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from ragkv.runtime import openmp
 from ragkv.scheduling import Scheduler
-from ragkv.store import Entry, Store
+from ragkv.store import Entry, EntryKey, Store
 
 from .encoder import Encoder
 from .scores import StoredScores
@@ -45,7 +45,7 @@ class BackgroundEncoder:
         """Do not encode this chunk: it was deleted."""
         self._forget(lambda ids: ids == token_ids)
 
-    def forget_keys(self, keys: Iterable[str]) -> None:
+    def forget_keys(self, keys: Iterable[EntryKey]) -> None:
         """Do not encode the chunks whose entries have these keys: another replica deleted them."""
         if deleted := set(keys):
             self._forget(lambda ids: self._encoder.identity.key(ids) in deleted)

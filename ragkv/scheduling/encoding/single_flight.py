@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from ragkv.store import Claim, Store
+from ragkv.store import Claim, EntryKey, Store
 
 UNMEASURED_S = 60.0  # a claim's expiry until this replica has encoded an entry
 HEADROOM = 4.0  # a claim's expiry, times what encoding takes: a claim outlives a slow encoding
@@ -35,7 +35,7 @@ class SingleFlight:
         self._store = store
         self._token_s: deque[float] = deque(maxlen=8)  # seconds per token to encode and write the latest entries here
 
-    def claim(self, key: str, tokens: int, is_stored: Callable[[], bool]) -> EncodingClaim | None:
+    def claim(self, key: EntryKey, tokens: int, is_stored: Callable[[], bool]) -> EncodingClaim | None:
         """Claim the entry of `key`; `None` if another replica encodes it or has done so. `finish` must follow.
 
         `is_stored` looks up the entry again: another replica may have stored it and ended its claim after the caller
@@ -43,7 +43,7 @@ class SingleFlight:
         """
         takes_s = self._expected_s(tokens)
         expires_s = UNMEASURED_S if takes_s is None else max(LEAST_S, HEADROOM * takes_s)
-        claim = self._store.claim(key, expires_s)
+        claim = self._store.claim(key.to_text(), expires_s)
         if claim is not None and claim.tier is not None and is_stored():
             self._store.release(claim)
             return None
@@ -58,7 +58,7 @@ class SingleFlight:
 
         self._store.release(claim.claim, record)
 
-    def arrived(self, key: str, tokens: int, stop: Callable[[], bool] = lambda: False) -> bool:
+    def arrived(self, key: EntryKey, tokens: int, stop: Callable[[], bool] = lambda: False) -> bool:
         """Wait for another replica's entry. `False` once that takes longer than encoding would, or `stop` says so."""
         takes_s = self._expected_s(tokens)
         if takes_s is None:

@@ -18,6 +18,8 @@ from typing import ClassVar, NamedTuple
 from ragkv.config import at_least
 from ragkv.errors import ConfigError
 
+from ..key import EntryKey
+
 
 class NextRequest(NamedTuple):
     """A conversation's next request, which only the simulator knows."""
@@ -56,7 +58,7 @@ class Cut(NamedTuple):
 class Item:
     """One stored thing, as a tier's ledger knows it."""
 
-    key: str
+    key: EntryKey
     size: int  # bytes
     group: str = ""  # the conversation it belongs to; "" for a chunk that stands alone
     index: int = 0  # the number of its block in the group

@@ -9,6 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence, Set
 from dataclasses import dataclass
 
+from ..key import EntryKey
 from ..record import Bytes
 from ..tiers.base import TierKind
 
@@ -41,22 +42,22 @@ class Connector(ABC):
     arbitrates: bool = False  # whether `claim` is a lock among all replicas
 
     @abstractmethod
-    def find(self, keys: Sequence[str]) -> list[Bytes | None]:
+    def find(self, keys: Sequence[EntryKey]) -> list[Bytes | None]:
         """For each key the first `HEAD_BYTES` of its head, `None` if the entry is missing or incomplete.
 
         Counts as a use: a time to live begins anew.
         """
 
     @abstractmethod
-    def get(self, key: str, layer_group: int, start: int = 0, stop: int | None = None) -> Bytes | None:
+    def get(self, key: EntryKey, layer_group: int, start: int = 0, stop: int | None = None) -> Bytes | None:
         """A value's bytes from `start` to before `stop`, or to its end; `None` if there are none. Not a use."""
 
-    def exists(self, key: str) -> bool:
+    def exists(self, key: EntryKey) -> bool:
         """Whether the head of `key` is there. Not a use."""
         return self.get(key, 0, 0, 1) is not None
 
     @abstractmethod
-    def put(self, key: str, values: Sequence[Bytes], pinned: Set[str]) -> PutResult:
+    def put(self, key: EntryKey, values: Sequence[Bytes], pinned: Set[EntryKey]) -> PutResult:
         """Write `values`, one a layer group, and evict least recently used entries if needed.
 
         Keys in `pinned`, which this process reads, are not evicted. An entry already there is left as it is. Scores are
@@ -64,14 +65,14 @@ class Connector(ABC):
         """
 
     @abstractmethod
-    def delete(self, key: str, layer_groups: int = 0, content_digest: bytes | None = None) -> bool:
+    def delete(self, key: EntryKey, layer_groups: int = 0, content_digest: bytes | None = None) -> bool:
         """Delete the values of `key`, at least `layer_groups`, and the scores next to it; whether its head was there.
 
         With a `content_digest`, only if the head has it: another replica may have written the entry anew.
         """
 
     @abstractmethod
-    def all_keys(self) -> Iterator[str]:
+    def all_keys(self) -> Iterator[EntryKey]:
         """The keys that are held, in no particular order. Not a use."""
 
     @abstractmethod
@@ -84,7 +85,7 @@ class Connector(ABC):
 
     def ping(self) -> None:
         """Raise `RemoteError` if the storage does not answer."""
-        self.exists("0" * 64)
+        self.exists(EntryKey("0" * 64))
 
     def claim(self, name: str, expires_s: float) -> str | None:
         """Acquire the distributed lock `name`: a token for `release`, or `None` if another replica holds it."""

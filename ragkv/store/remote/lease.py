@@ -86,7 +86,7 @@ class RemoteLease(StoredLease):
         """Request those of `layer_groups` that exist and are not here; the payload of the first."""
         with self._lock:
             if self._closed:
-                raise StoreError(f"The lease of entry {self.info.key[:12]} is closed; read before closing it.")
+                raise StoreError(f"The lease of entry {self.info.key} is closed; read before closing it.")
             for layer_group in layer_groups:
                 if layer_group not in self._payloads and layer_group < self._head.layer_groups:
                     self._payloads[layer_group] = self._reader.fetch(self._head, layer_group)

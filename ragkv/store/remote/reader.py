@@ -15,6 +15,7 @@ from ragkv.config import RedisConfig, S3Config
 from ragkv.errors import EntryDamagedError, EntryUnreachableError, RemoteError
 from ragkv.runtime import PriorityThreadPool
 
+from ..key import EntryKey
 from ..record import Bytes
 from ..tiers.base import Counts
 from . import values
@@ -26,7 +27,7 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-Lookup = Future[dict[str, Bytes | None]]  # by key, the beginning of its head
+Lookup = Future[dict[EntryKey, Bytes | None]]  # by key, the beginning of its head
 
 GRACE_S = 0.25  # of waiting for a thread beyond the connector's own timeout
 _LOOKUP_PRIORITY = -1  # before all layers
@@ -54,10 +55,12 @@ class RemoteReader:
         self._pool = PriorityThreadPool(config.connections, f"ragkv-{self._name}")
         self._lock = threading.RLock()  # re-entrant: garbage collection may close an abandoned lease under it
 
-    def look_up(self, keys: Sequence[str], on_missing: Callable[[Sequence[str]], None] = lambda _: None) -> Lookup:
+    def look_up(
+        self, keys: Sequence[EntryKey], on_missing: Callable[[Sequence[EntryKey]], None] = lambda _: None
+    ) -> Lookup:
         """Look for the heads of `keys` in one exchange; `on_missing` gets the keys that were not found."""
 
-        def look() -> dict[str, Bytes | None]:
+        def look() -> dict[EntryKey, Bytes | None]:
             began = time.monotonic()
             try:
                 starts = self.health.call(lambda: self.connector.find(keys))
@@ -93,7 +96,7 @@ class RemoteReader:
                     raise late from None
                 ran = future.running()  # else it is queued behind others, each of which takes a timeout at most
 
-    def head(self, key: str, start: Bytes) -> RemoteHead | None:
+    def head(self, key: EntryKey, start: Bytes) -> RemoteHead | None:
         """The head that begins with `start`, verified. Raises `RemoteError`, `EntryDamagedError` if it is bad twice."""
         try:
             return self.parse_head(key, start)
@@ -102,11 +105,11 @@ class RemoteReader:
             again = self.head_start(key)
             return None if again is None else self.parse_head(key, again)
 
-    def head_start(self, key: str) -> Bytes | None:
+    def head_start(self, key: EntryKey) -> Bytes | None:
         """The beginning of the head of `key`. Not a use. Raises `RemoteError`."""
         return self.health.call(lambda: self.connector.get(key, 0, 0, HEAD_BYTES))
 
-    def parse_head(self, key: str, start: Bytes) -> RemoteHead:
+    def parse_head(self, key: EntryKey, start: Bytes) -> RemoteHead:
         """As `head`, without a second attempt."""
 
         def more(size: int) -> Bytes:
@@ -114,7 +117,7 @@ class RemoteReader:
 
         return values.parse_head(key, values.parse(key, start, self._digester, more))
 
-    def drop(self, key: str, why: EntryDamagedError, head: RemoteHead | None) -> None:
+    def drop(self, key: EntryKey, why: EntryDamagedError, head: RemoteHead | None) -> None:
         """Delete an entry that is bad or lacks a part, unless it was written anew since `head` was read.
 
         A head deletes once: what was written anew may be the same bytes, and reads that began before then lack parts.
@@ -130,7 +133,7 @@ class RemoteReader:
         try:
             self.health.call(lambda: self.connector.delete(key, *known), brief=False)
         except RemoteError as error:
-            log.debug("Damaged entry %s could not be deleted: %s", key[:12], error)
+            log.debug("Damaged entry %s could not be deleted: %s", key, error)
 
     def reserve_read_cache(self, size_bytes: int) -> bool:
         """Whether so many bytes that were read may stay; then `release_read_cache` must follow."""
@@ -181,7 +184,7 @@ class RemoteReader:
         header.check_payload(key, data, self._digester)
         return data
 
-    def _get(self, key: str, layer_group: int, start: int, stop: int) -> Bytes | None:
+    def _get(self, key: EntryKey, layer_group: int, start: int, stop: int) -> Bytes | None:
         data = None
         self.health.meter.begin_read()
         try:

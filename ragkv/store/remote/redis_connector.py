@@ -11,6 +11,7 @@ from typing import Any
 from ragkv.config import RedisConfig
 from ragkv.errors import RemoteError
 
+from ..key import EntryKey
 from ..record import Bytes
 from ..tiers.base import TierKind
 from . import redis_scripts as scripts
@@ -39,26 +40,26 @@ class RedisConnector(Connector):
         self._server = RedisServer(config)
         self._client, self._call = self._server.client, self._server.call
 
-    def find(self, keys: Sequence[str]) -> list[Bytes | None]:
+    def find(self, keys: Sequence[EntryKey]) -> list[Bytes | None]:
         with self._call(), self._client.pipeline(transaction=False) as pipeline:
             for key in keys:
                 self._script(pipeline, scripts.FIND, key, HEAD_BYTES, self._ttl_ms)
             return [start or None for start in pipeline.execute()]
 
-    def get(self, key: str, layer_group: int, start: int = 0, stop: int | None = None) -> Bytes | None:
+    def get(self, key: EntryKey, layer_group: int, start: int = 0, stop: int | None = None) -> Bytes | None:
         most = ANSWER_BYTES if stop is None else stop - start + _OVERHEAD_BYTES
         with self._call(most):
             part: bytes = self._client.getrange(self._value(key, layer_group), start, -1 if stop is None else stop - 1)
         return part or None
 
-    def put(self, key: str, values: Sequence[Bytes], pinned: Set[str]) -> PutResult:
+    def put(self, key: EntryKey, values: Sequence[Bytes], pinned: Set[EntryKey]) -> PutResult:
         try:
             return self._put(key, values, pinned)
         except FullError:  # not a fault: the entry is not stored, and reads go on
             return PutResult(stored=False)
 
-    def _put(self, key: str, values: Sequence[Bytes], pinned: Set[str]) -> PutResult:
-        size, others = sum(len(value) for value in values), sorted(pinned - {key})
+    def _put(self, key: EntryKey, values: Sequence[Bytes], pinned: Set[EntryKey]) -> PutResult:
+        size, others = sum(len(value) for value in values), [other.to_text() for other in pinned - {key}]
         with self._call():
             state, evicted = self._script(
                 self._client, scripts.RESERVE, key, size, len(values), self.capacity_bytes, *others
@@ -79,12 +80,12 @@ class RedisConnector(Connector):
             raise
         return PutResult(stored=True, written_bytes=size, evicted=evicted)
 
-    def delete(self, key: str, layer_groups: int = 0, content_digest: bytes | None = None) -> bool:
+    def delete(self, key: EntryKey, layer_groups: int = 0, content_digest: bytes | None = None) -> bool:
         with self._call():
             arguments = (layer_groups, content_digest or b"", CONTENT_DIGEST_AT)
             return bool(self._script(self._client, scripts.DROP, key, *arguments))
 
-    def all_keys(self) -> Iterator[str]:
+    def all_keys(self) -> Iterator[EntryKey]:
         for page in self._counted():
             yield from page
 
@@ -114,7 +115,7 @@ class RedisConnector(Connector):
             if stopped():
                 return
             with self._call():
-                rows = self._client.hmget(self._accounting[0], keys) if keys else []
+                rows = self._client.hmget(self._accounting[0], [key.to_text() for key in keys]) if keys else []
             for key in (key for key, row in zip(keys, rows, strict=True) if row is None):
                 with self._call():
                     self._script(self._client, scripts.RECOUNT, key, _MAX_GROUPS)
@@ -135,25 +136,25 @@ class RedisConnector(Connector):
     def close(self) -> None:
         self._server.close()
 
-    def _script(self, client: Any, script: str, key: str, *arguments: Any) -> Any:
-        return client.eval(scripts.FUNCTIONS + script, 2, *self._accounting, self._root, key, *arguments)
+    def _script(self, client: Any, script: str, key: EntryKey, *arguments: Any) -> Any:
+        return client.eval(scripts.FUNCTIONS + script, 2, *self._accounting, self._root, key.to_text(), *arguments)
 
-    def _set(self, client: Any, key: str, layer_group: int, value: Bytes) -> None:
+    def _set(self, client: Any, key: EntryKey, layer_group: int, value: Bytes) -> None:
         client.set(self._value(key, layer_group), value, px=self._ttl_ms or None)
 
-    def _value(self, key: str, layer_group: int) -> str:
-        return f"{self._root}{key}:{layer_group}"
+    def _value(self, key: EntryKey, layer_group: int) -> str:
+        return f"{self._root}{key.to_text()}:{layer_group}"
 
-    def _counted(self) -> Iterator[list[str]]:
+    def _counted(self) -> Iterator[list[EntryKey]]:
         """The keys in the accounting, in pages."""
         for names in self._pages(lambda cursor: self._client.hscan(self._accounting[0], cursor, count=_PAGE)):
-            yield [name for name in names if name not in ("", ".")]
+            yield _keys(names)  # without the two sums, whose names are no keys
 
-    def _present(self) -> Iterator[list[str]]:
+    def _present(self) -> Iterator[list[EntryKey]]:
         """The keys of all heads, in pages; this looks at every name on the server."""
         pattern = self._root.replace("[", "\\[") + "*:0"
         for names in self._pages(lambda cursor: self._client.scan(cursor, match=pattern, count=_PAGE)):
-            yield [name[len(self._root) : -2] for name in names]
+            yield _keys(name[len(self._root) : -2] for name in names)
 
     def _pages(self, scan: Callable[[int], tuple[int, Iterable[bytes]]]) -> Iterator[list[str]]:
         cursor = 0
@@ -163,3 +164,8 @@ class RedisConnector(Connector):
             yield [name.decode(errors="replace") for name in names]
             if not cursor:
                 return
+
+
+def _keys(texts: Iterable[str]) -> list[EntryKey]:
+    """The keys among these names; another program may have put names of its own between them."""
+    return [key for text in texts if (key := EntryKey.from_text(text)) is not None]

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, cast
 from ragkv.config import S3Config
 from ragkv.errors import MissingExtraError, RemoteError
 
-from ..entry import SCORE_SLOTS, is_scores_key
+from ..key import EntryKey
 from ..record import Bytes
 from ..tiers.base import TierKind
 from .connector import HEAD_BYTES, Connector, PutResult, Usage
@@ -35,11 +35,6 @@ _PAGE = 1000  # objects in one answer while listing
 class _Size(NamedTuple):
     stored_bytes: int
     layer_groups: int
-
-
-def _score_keys(key: str) -> tuple[str, ...]:
-    """The keys of the scores that may lie next to an entry."""
-    return () if is_scores_key(key) else tuple(f"{key}.{slot}" for slot in SCORE_SLOTS)
 
 
 class S3Connector(Connector):
@@ -66,14 +61,14 @@ class S3Connector(Connector):
             },
             retry_config={"max_retries": 0, "retry_timeout": timedelta(0)},
         )
-        self._sizes: OrderedDict[str, _Size] = OrderedDict()  # by key, least recently used first
+        self._sizes: OrderedDict[EntryKey, _Size] = OrderedDict()  # by key, least recently used first
         self._used_bytes = 0
-        self._writing: set[str] = set()  # counted keys whose head is not written yet
-        self._changed: set[str] = set()  # keys counted or forgotten since the audit began
+        self._writing: set[EntryKey] = set()  # counted keys whose head is not written yet
+        self._changed: set[EntryKey] = set()  # keys counted or forgotten since the audit began
         self._lock = threading.Lock()
         self._pool = ThreadPoolExecutor(config.connections, thread_name_prefix="ragkv-s3")
 
-    def find(self, keys: Sequence[str]) -> list[Bytes | None]:
+    def find(self, keys: Sequence[EntryKey]) -> list[Bytes | None]:
         found = [self._start(keys[0])] if len(keys) == 1 else list(self._pool.map(self._start, keys))
         with self._lock:
             for key, start in zip(keys, found, strict=True):
@@ -83,7 +78,7 @@ class S3Connector(Connector):
                     self._sizes.move_to_end(key)
         return found
 
-    def get(self, key: str, layer_group: int, start: int = 0, stop: int | None = None) -> Bytes | None:
+    def get(self, key: EntryKey, layer_group: int, start: int = 0, stop: int | None = None) -> Bytes | None:
         wanted: Any = {"offset": start} if stop is None else (start, stop)
         with self._call():
             try:
@@ -92,7 +87,7 @@ class S3Connector(Connector):
             except FileNotFoundError:
                 return None
 
-    def put(self, key: str, values: Sequence[Bytes], pinned: Set[str]) -> PutResult:
+    def put(self, key: EntryKey, values: Sequence[Bytes], pinned: Set[EntryKey]) -> PutResult:
         if self.exists(key):
             return PutResult(stored=True)
         size = _Size(sum(len(value) for value in values), len(values))
@@ -116,10 +111,10 @@ class S3Connector(Connector):
             with self._lock:
                 self._writing.discard(key)
         return PutResult(
-            stored=True, written_bytes=size.stored_bytes, evicted=sum(not is_scores_key(key) for key in victims)
+            stored=True, written_bytes=size.stored_bytes, evicted=sum(not key.is_scores for key in victims)
         )
 
-    def delete(self, key: str, layer_groups: int = 0, content_digest: bytes | None = None) -> bool:
+    def delete(self, key: EntryKey, layer_groups: int = 0, content_digest: bytes | None = None) -> bool:
         if content_digest is not None:  # S3 cannot compare and delete in one step: a rewrite right now is lost
             found = self.get(key, 0, CONTENT_DIGEST_AT, CONTENT_DIGEST_AT + CONTENT_DIGEST_BYTES)
             if found is not None and bytes(found) != content_digest:
@@ -129,16 +124,16 @@ class S3Connector(Connector):
             known = self._sizes.get(key, _Size(0, 0)).layer_groups
         self._delete_values(key, max(layer_groups, known))
         with self._lock:
-            for each in (key, *_score_keys(key)):
+            for each in (key, *key.scores):
                 self._forget(each)
         return there
 
-    def all_keys(self) -> Iterator[str]:
+    def all_keys(self) -> Iterator[EntryKey]:
         yield from self._listed()
 
     def usage(self) -> Usage:
         with self._lock:
-            return Usage(sum(not is_scores_key(key) for key in self._sizes), self._used_bytes)
+            return Usage(sum(not key.is_scores for key in self._sizes), self._used_bytes)
 
     def audit(self, stopped: Callable[[], bool] = lambda: False) -> None:
         """Count what is there, by listing it."""
@@ -170,33 +165,35 @@ class S3Connector(Connector):
             timed_out, first_line = "timed out" in text or "timeout" in text.lower(), text.partition("\n")[0]
             raise RemoteError(f"s3: {type(error).__name__}: {first_line}", timed_out) from error
 
-    def _start(self, key: str) -> Bytes | None:
+    def _start(self, key: EntryKey) -> Bytes | None:
         return self.get(key, 0, 0, HEAD_BYTES)
 
-    def _path(self, key: str, layer_group: int) -> str:
-        return f"{self._root}{key[:2]}/{key}/{layer_group:04d}"
+    def _path(self, key: EntryKey, layer_group: int) -> str:
+        return f"{self._root}{key.chunk[:2]}/{key.to_text()}/{layer_group:04d}"
 
-    def _delete_values(self, key: str, layer_groups: int) -> None:
+    def _delete_values(self, key: EntryKey, layer_groups: int) -> None:
         """Delete the head first, so that no lookup finds a part. With 0 `layer_groups`, list them."""
         with self._call():
-            obstore.delete(self._store, [self._path(each, 0) for each in (*_score_keys(key), key)])
+            obstore.delete(self._store, [self._path(each, 0) for each in (*key.scores, key)])
             rest = [self._path(key, layer_group) for layer_group in range(1, layer_groups)]
             if not layer_groups:
-                found = obstore.list(self._store, f"{self._root}{key[:2]}/{key}/").collect()
+                found = obstore.list(self._store, f"{self._root}{key.chunk[:2]}/{key.to_text()}/").collect()
                 rest = [item["path"] for item in found]
             if rest:
                 obstore.delete(self._store, rest)
 
-    def _listed(self, stopped: Callable[[], bool] = lambda: False) -> dict[str, _Size]:
+    def _listed(self, stopped: Callable[[], bool] = lambda: False) -> dict[EntryKey, _Size]:
         """The entries that have a head, the least recently written first."""
-        sizes: dict[str, dict[int, int]] = {}
-        written: dict[str, float] = {}
+        sizes: dict[EntryKey, dict[int, int]] = {}
+        written: dict[EntryKey, float] = {}
         with self._call():
             for page in obstore.list(self._store, self._root, chunk_size=_PAGE):
                 if stopped():
                     break
                 for item in page:
-                    *_, key, layer_group = item["path"].split("/")
+                    *_, text, layer_group = item["path"].split("/")
+                    if (key := EntryKey.from_text(text)) is None or not layer_group.isdecimal():
+                        continue  # another program's object
                     sizes.setdefault(key, {})[int(layer_group)] = item["size"]
                     written[key] = max(written.get(key, 0.0), item["last_modified"].timestamp())
         whole = sorted((key for key in sizes if 0 in sizes[key]), key=written.__getitem__)
@@ -204,7 +201,7 @@ class S3Connector(Connector):
 
     # Accounting; the caller holds the lock
 
-    def _reserve(self, key: str, size: _Size, pinned: Set[str]) -> dict[str, _Size] | None:
+    def _reserve(self, key: EntryKey, size: _Size, pinned: Set[EntryKey]) -> dict[EntryKey, _Size] | None:
         """Count `key`, and forget the victims evicted for it. `None`, with nothing changed, if it cannot fit."""
         mine = self._sizes.get(key, _Size(0, 0)).stored_bytes
         over = self._used_bytes - mine + size.stored_bytes - self.capacity_bytes
@@ -218,16 +215,16 @@ class S3Connector(Connector):
         if over > 0:
             return None
         for other in victims:
-            for each in (other, *_score_keys(other)):
+            for each in (other, *other.scores):
                 self._forget(each)
         self._count(key, size)
         return victims
 
-    def _count(self, key: str, size: _Size) -> None:
+    def _count(self, key: EntryKey, size: _Size) -> None:
         self._forget(key)
         self._sizes[key] = size
         self._used_bytes += size.stored_bytes
 
-    def _forget(self, key: str) -> None:
+    def _forget(self, key: EntryKey) -> None:
         self._changed.add(key)
         self._used_bytes -= self._sizes.pop(key, _Size(0, 0)).stored_bytes

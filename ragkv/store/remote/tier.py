@@ -16,7 +16,8 @@ from typing import TypeVar
 from ragkv.config import RedisConfig, S3Config
 from ragkv.errors import EntryDamagedError, RemoteError
 
-from ..entry import EncodedEntry, Entry, EntryInfo, Identity, entry_key
+from ..entry import EncodedEntry, Entry, EntryInfo, Identity
+from ..key import EntryKey
 from ..tiers.base import Counts, Lease, Speed, Tier, TierStats
 from . import values
 from .connector import Connector, Usage
@@ -57,9 +58,9 @@ class RemoteTier(Tier):
         self._counts = Counts()
         self._reader = RemoteReader(connector, config, self._health, digester, self._counts, read_cache_bytes)
         self._usage = Usage(0, 0)  # as last known
-        self._leases: dict[str, set[RemoteLease]] = {}
-        self._deleting: set[str] = set()
-        self._lookups: dict[str, tuple[Lookup, float]] = {}  # ahead of their leases, and when they began
+        self._leases: dict[EntryKey, set[RemoteLease]] = {}
+        self._deleting: set[EntryKey] = set()
+        self._lookups: dict[EntryKey, tuple[Lookup, float]] = {}  # ahead of their leases, and when they began
         self._lock = threading.RLock()  # re-entrant: garbage collection may close an abandoned lease under it
         self._closing = threading.Event()
         self._maintainer = threading.Thread(target=self._maintain, name=f"ragkv-{self.kind.value}-keeper", daemon=True)
@@ -71,7 +72,7 @@ class RemoteTier(Tier):
 
     # Reading
 
-    def look_up_ahead(self, keys: Sequence[str], on_missing: Callable[[Sequence[str]], None]) -> None:
+    def look_up_ahead(self, keys: Sequence[EntryKey], on_missing: Callable[[Sequence[EntryKey]], None]) -> None:
         now = time.monotonic()
         with self._lock:
             self._lookups = {key: lookup for key, lookup in self._lookups.items() if now - lookup[1] < FRESH_S}
@@ -93,7 +94,7 @@ class RemoteTier(Tier):
             self._reader.drop(key, error, head)
             head = None
         except RemoteError as error:
-            log.debug("Entry %s was not looked up: %s", key[:12], error)
+            log.debug("Entry %s was not looked up: %s", key, error)
         with self._lock:
             if head is None or self._is_deleted(key):
                 self._counts.misses += not identity.scorer
@@ -103,7 +104,7 @@ class RemoteTier(Tier):
             self._leases.setdefault(key, set()).add(lease)
         return lease
 
-    def _find(self, key: str) -> RemoteHead | None:
+    def _find(self, key: EntryKey) -> RemoteHead | None:
         with self._lock:
             if self._is_deleted(key):
                 return None
@@ -141,14 +142,14 @@ class RemoteTier(Tier):
                 pinned = frozenset(self._leases)
             result = self._health.call(lambda: self._connector.put(key, packed, pinned), brief=False)
         except RemoteError as error:
-            log.debug("Entry %s was not stored: %s", key[:12], error)
+            log.debug("Entry %s was not stored: %s", key, error)
             return False
         with self._lock:
             self._counts.written_bytes += result.written_bytes
             self._counts.evictions += result.evicted
         return result.stored
 
-    def delete(self, key: str) -> bool:
+    def delete(self, key: EntryKey) -> bool:
         """See `Tier.delete`. `False` where the remote does not answer; the deletion is then noted and repeated."""
         with self._lock:
             self._deleting.add(key)
@@ -162,7 +163,7 @@ class RemoteTier(Tier):
             self._tombstones.add(key)
             log.warning(
                 "Entry %s could not be deleted from %s yet (%s); it is not served here, and deletion is tried again.",
-                key[:12],
+                key,
                 self.kind.value,
                 error,
             )
@@ -181,14 +182,14 @@ class RemoteTier(Tier):
 
     # State
 
-    def contains(self, key: str) -> bool:
+    def contains(self, key: EntryKey) -> bool:
         """See `Tier.contains`; `False` where the remote does not answer."""
         with self._lock:
             if self._is_deleted(key):
                 return False
         return self._call(lambda: self._connector.exists(key), False)
 
-    def scan(self) -> Iterator[tuple[str, EntryInfo | None]]:
+    def scan(self) -> Iterator[tuple[EntryKey, EntryInfo | None]]:
         """Every key with its entry's info, `None` if this code cannot read it; ends early if the remote fails."""
         try:
             for key in self._connector.all_keys():
@@ -228,8 +229,8 @@ class RemoteTier(Tier):
             log.debug("%s: %s", self.kind.value, error)
             return otherwise
 
-    def _is_deleted(self, key: str) -> bool:
-        return bool({key, entry_key(key)} & (self._deleting | self._tombstones.keys))
+    def _is_deleted(self, key: EntryKey) -> bool:
+        return bool({key, key.kv} & (self._deleting | self._tombstones.keys))
 
     # The maintenance thread
 
@@ -256,7 +257,7 @@ class RemoteTier(Tier):
             except Exception:  # the thread must live on
                 log.exception("Maintenance of %s failed; the next round comes all the same.", self.kind.value)
 
-    def _delete_pending(self, key: str) -> None:
+    def _delete_pending(self, key: EntryKey) -> None:
         """Delete what a tombstone names. Raises `RemoteError`."""
         self._health.call(lambda: self._connector.delete(key), brief=False)
         self._tombstones.discard(key)

@@ -10,6 +10,8 @@ from pathlib import Path
 
 from ragkv.runtime import make_private_folder, replace_file
 
+from ..key import EntryKey
+
 log = logging.getLogger(__name__)
 
 
@@ -18,17 +20,17 @@ class Tombstones:
 
     def __init__(self, path: Path | None) -> None:
         """Read the keys noted in `path`. With `None` they stay in memory, and a restart forgets them."""
-        self.keys: frozenset[str] = frozenset() if path is None else _read(path)
+        self.keys: frozenset[EntryKey] = frozenset() if path is None else _read(path)
         self._path = path
         self._lock = threading.Lock()
 
-    def add(self, *keys: str) -> None:
+    def add(self, *keys: EntryKey) -> None:
         """Note `keys`, durably."""
         with self._lock:
             self.keys |= set(keys)
             self._write()
 
-    def discard(self, *keys: str) -> None:
+    def discard(self, *keys: EntryKey) -> None:
         """The remote has confirmed the deletion of `keys`."""
         with self._lock:
             if not self.keys.isdisjoint(keys):
@@ -40,12 +42,12 @@ class Tombstones:
             return
         try:
             make_private_folder(self._path.parent)
-            replace_file(self._path, json.dumps(sorted(self.keys)).encode())
+            replace_file(self._path, json.dumps(sorted(key.to_text() for key in self.keys)).encode())
         except OSError as error:
             log.error("Pending deletions cannot be noted in %s: %s. A restart would forget them.", self._path, error)
 
 
-def _read(path: Path) -> frozenset[str]:
+def _read(path: Path) -> frozenset[EntryKey]:
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -53,4 +55,7 @@ def _read(path: Path) -> frozenset[str]:
     except (OSError, ValueError) as error:
         log.error("Pending deletions in %s cannot be read: %s. Delete those documents again.", path, error)
         return frozenset()
-    return frozenset(key for key in found if isinstance(key, str)) if isinstance(found, list) else frozenset()
+    keys = [EntryKey.from_text(str(text)) for text in found] if isinstance(found, list) else [None]
+    if None in keys:
+        log.error("Pending deletions in %s name what is no key. Delete those documents again.", path)
+    return frozenset(key for key in keys if key is not None)

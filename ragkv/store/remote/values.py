@@ -28,6 +28,7 @@ from ragkv.errors import EntryDamagedError
 
 from ..codecs import CODECS, Codec
 from ..entry import EncodedEntry, EntryInfo, Identity, ids_bytes, ids_digest
+from ..key import EntryKey
 from ..record import ALIGNMENT, Bytes, bytes_of
 
 MAGIC = b"ragkvRV1"
@@ -72,7 +73,7 @@ class ValueHeader:
     facts: dict[str, Any]  # the JSON
     tail: bytes  # what follows the JSON
 
-    def check_payload(self, key: str, payload: Bytes, digester: Digester) -> None:
+    def check_payload(self, key: EntryKey, payload: Bytes, digester: Digester) -> None:
         """Raise `EntryDamagedError` unless `payload` is exactly the bytes that were written."""
         group = self.layer_group
         if len(payload) != self.payload_bytes:
@@ -116,11 +117,11 @@ def pack(entry: EncodedEntry, group_bytes: int, digester: Digester) -> list[byte
     payloads = [bytes_of(layers[group.start : group.stop]) if group else memoryview(b"") for group in groups]
     digests = [digester.digest(payload) for payload in payloads]
     scores = b"" if encoded.sensitivity is None else bytes(bytes_of(encoded.sensitivity))
-    described = json.dumps([info.key, encoded.codec.name, per_group, info.layers, info.group, info.index])
+    described = json.dumps([info.key.to_text(), encoded.codec.name, per_group, info.layers, info.group, info.index])
     content_digest = digester.digest(*digests, scores, described.encode())[:CONTENT_DIGEST_BYTES]
     identity = info.identity.to_json()
     common = {
-        "key": info.key,
+        "key": info.key.to_text(),
         "identity_digest": hashlib.blake2b(identity.encode(), digest_size=16).hexdigest(),
         "ids_digest": ids_digest(info.token_ids),
         "groups": len(groups),
@@ -145,7 +146,7 @@ def pack(entry: EncodedEntry, group_bytes: int, digester: Digester) -> list[byte
     return values
 
 
-def parse(key: str, data: Bytes, digester: Digester, more: Callable[[int], Bytes] | None = None) -> ValueHeader:
+def parse(key: EntryKey, data: Bytes, digester: Digester, more: Callable[[int], Bytes] | None = None) -> ValueHeader:
     """The verified header at the beginning of `data`.
 
     `more(n)` returns the value's first n bytes, or all it has, where `data` is not the whole. Raises
@@ -165,7 +166,7 @@ def parse(key: str, data: Bytes, digester: Digester, more: Callable[[int], Bytes
         raise EntryDamagedError(key, "digest of a value's header does not match")
     try:
         facts: dict[str, Any] = json.loads(header[_FIXED.size : _FIXED.size + text_bytes])
-        if facts["key"] != key:
+        if facts["key"] != key.to_text():
             raise EntryDamagedError(key, f"it holds entry {str(facts['key'])[:12]}")
         return ValueHeader(
             content_digest=content_digest,
@@ -181,10 +182,10 @@ def parse(key: str, data: Bytes, digester: Digester, more: Callable[[int], Bytes
         raise EntryDamagedError(key, f"its header is not as this version writes it ({error!r:.80})") from error
 
 
-def parse_head(key: str, header: ValueHeader) -> RemoteHead:
+def parse_head(key: EntryKey, header: ValueHeader) -> RemoteHead:
     """The head that `header` begins; raises `EntryDamagedError` if it is none that this code writes."""
     try:
-        head = _head(header)
+        head = _head(key, header)
         if not _is_sound(head):
             raise ValueError("its numbers contradict each other")
     except _FORGED as error:
@@ -192,7 +193,7 @@ def parse_head(key: str, header: ValueHeader) -> RemoteHead:
     return head
 
 
-def _head(header: ValueHeader) -> RemoteHead:
+def _head(key: EntryKey, header: ValueHeader) -> RemoteHead:
     """What the head's header says; raises one of `_FORGED`."""
     facts = header.facts
     layers, kv_heads, tokens, head_dim = map(int, facts["shape"])
@@ -201,7 +202,7 @@ def _head(header: ValueHeader) -> RemoteHead:
         raise ValueError(f"a shape of {facts['shape']}")
     scores = bytearray(header.tail[ids_end : ids_end + 2 * topics * tokens])
     info = EntryInfo(
-        key=facts["key"],
+        key=key,
         identity=Identity.from_json(facts["identity"]),
         token_ids=struct.unpack(f"<{tokens}q", header.tail[:ids_end]),
         frequencies=str(facts["frequencies"]),

@@ -16,6 +16,7 @@ from ragkv.runtime import Closing
 
 from ..codecs import RAW
 from ..entry import EncodedEntry, Entry, EntryInfo, Identity
+from ..key import EntryKey
 from ..policies import Turn
 
 
@@ -192,7 +193,7 @@ class Tier(ABC):
     def served(self, turn: Turn) -> None:  # noqa: B027
         """Tell the policy that a conversation's turn was served, before the turn's blocks are put. It may trim."""
 
-    def look_up_ahead(self, keys: Sequence[str], on_missing: Callable[[Sequence[str]], None]) -> None:  # noqa: B027
+    def look_up_ahead(self, keys: Sequence[EntryKey], on_missing: Callable[[Sequence[EntryKey]], None]) -> None:  # noqa: B027
         """These keys will be leased soon: a remote tier begins to look them up, and reports missing keys."""
 
     def claim(self, name: str, expires_s: float) -> str | None:
@@ -206,21 +207,21 @@ class Tier(ABC):
         """Release the distributed lock `name`. It also ends by itself when it expires."""
 
     @abstractmethod
-    def contains(self, key: str) -> bool:
+    def contains(self, key: EntryKey) -> bool:
         """Whether `key` is here now. Does not count as a use."""
 
     @abstractmethod
-    def delete(self, key: str) -> bool:
+    def delete(self, key: EntryKey) -> bool:
         """Drop `key` and its scores; whether `key` was here. Open leases stay readable, but no new lease is given."""
 
     @abstractmethod
-    def scan(self) -> Iterator[tuple[str, EntryInfo | None]]:
+    def scan(self) -> Iterator[tuple[EntryKey, EntryInfo | None]]:
         """Every key held, in no particular order, with its `EntryInfo`, or `None` if this code cannot read the entry.
 
         Does not count as a use.
         """
 
-    def block_keys(self) -> list[str]:
+    def block_keys(self) -> list[EntryKey]:
         """The keys of the blocks of conversations that a tier of this machine holds and may delete."""
         return []
 
@@ -235,7 +236,7 @@ class Tier(ABC):
             self.delete(key)
         return before - self.stats().used_bytes
 
-    def refused(self, keep: Callable[[Identity], bool]) -> list[str]:
+    def refused(self, keep: Callable[[Identity], bool]) -> list[EntryKey]:
         """The keys that `gc` would drop."""
         return [key for key, info in self.scan() if info is None or not keep(info.identity)]
 

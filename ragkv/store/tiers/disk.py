@@ -20,13 +20,13 @@ from typing import Never
 from ragkv.errors import EntryDamagedError, StoreError, StoreReadOnlyError
 
 from ..directory import EntryDirectory
-from ..entry import EncodedEntry, Entry, EntryInfo, Identity, is_scores_key
+from ..entry import EncodedEntry, Entry, EntryInfo, Identity
 from ..index import DiskIndex, Row
+from ..key import EntryKey
 from ..policies import Item, Policy, Turn
 from ..record import OtherVersionError, Record, read_info
 from .base import Counts, Lease, Tier, TierKind, TierStats
 from .disk_lease import open_lease
-from .disk_upgrade import needs_upgrade, upgrade
 from .ledger import Slot
 from .local import LocalTier
 
@@ -58,7 +58,6 @@ class DiskTier(LocalTier[None]):
         self._directory = EntryDirectory(directory)
         self._directory.open_for_writing()
         try:
-            upgrade(self._directory)
             self._index = DiskIndex(self._directory.index)
             self._adopt_files()
         except OSError as error:
@@ -105,7 +104,7 @@ class DiskTier(LocalTier[None]):
         with self._write_lock:  # not between making space and writing
             super().served(turn)
 
-    def delete(self, key: str) -> bool:
+    def delete(self, key: EntryKey) -> bool:
         """See `Tier.delete`; a power cut does not undo it. Raises `StoreError` if the file cannot be removed."""
         with self._lock:
             held = [slot.item.key for slot in self._ledger.with_scores(key)]
@@ -114,13 +113,13 @@ class DiskTier(LocalTier[None]):
                     self._directory.remove(each, durably=True)
                 except OSError as error:
                     raise StoreError(
-                        f"Entry {key[:12]} could not be deleted from disk: {error}. It is still there."
+                        f"Entry {key} could not be deleted from disk: {error}. It is still there."
                     ) from error
                 self._ledger.remove(each)
                 self._index.record(each, None)
         return key in held
 
-    def scan(self) -> Iterator[tuple[str, EntryInfo | None]]:
+    def scan(self) -> Iterator[tuple[EntryKey, EntryInfo | None]]:
         with self._lock:
             slots = list(self._ledger)
         for slot in slots:
@@ -132,7 +131,7 @@ class DiskTier(LocalTier[None]):
             except EntryDamagedError as error:
                 self._drop(slot, error)
             except OSError as error:
-                log.warning("Entry %s cannot be read: %s", key[:12], error)
+                log.warning("Entry %s cannot be read: %s", key, error)
             yield key, info
 
     def close(self) -> None:
@@ -157,7 +156,7 @@ class DiskTier(LocalTier[None]):
             else:
                 self._unlink(item.key)  # larger than the whole capacity, which may be a smaller setting now
 
-    def _orphan(self, key: str, size: int) -> Row | None:
+    def _orphan(self, key: EntryKey, size: int) -> Row | None:
         """A row for a file that the index does not know; `None` if the file is no entry and was removed."""
         path = self._directory.path(key)
         try:
@@ -220,12 +219,12 @@ class DiskTier(LocalTier[None]):
         super()._evict(slot)
         self._unlink(slot.item.key)
 
-    def _unlink(self, key: str) -> None:
+    def _unlink(self, key: EntryKey) -> None:
         """Remove the file, then its row: a file without a row is examined at the next open, so it is not lost."""
         try:
             self._directory.remove(key)
         except OSError as error:
-            log.warning("Entry %s cannot be removed from disk: %s", key[:12], error)
+            log.warning("Entry %s cannot be removed from disk: %s", key, error)
         self._index.record(key, None)
 
 
@@ -239,12 +238,6 @@ class ReadOnlyDiskTier(Tier):
         """Raises `StoreError` if there is no store in `directory`."""
         self._directory = EntryDirectory(directory)
         self._directory.open_for_reading()
-        if needs_upgrade(self._directory):
-            log.warning(
-                "The entries in %s were stored by an earlier version, and some are not found. Open the directory once "
-                "for writing: they are upgraded in place.",
-                directory,
-            )
         self._direct = direct
         self._counts = Counts()
         self._lock = threading.RLock()  # re-entrant: garbage collection may close an abandoned lease while it is held
@@ -263,20 +256,20 @@ class ReadOnlyDiskTier(Tier):
 
     def put(self, entry: Entry | EncodedEntry, protected: Set[str] = frozenset()) -> bool:
         """Raises `StoreReadOnlyError`."""
-        self._refuse(f"store entry {entry.info.key[:12]}")
+        self._refuse(f"store entry {entry.info.key}")
 
-    def delete(self, key: str) -> bool:
+    def delete(self, key: EntryKey) -> bool:
         """Raises `StoreReadOnlyError`."""
-        self._refuse(f"delete entry {key[:12]}")
+        self._refuse(f"delete entry {key}")
 
     def gc(self, keep: Callable[[Identity], bool]) -> int:
         """Raises `StoreReadOnlyError`."""
         self._refuse("drop entries")
 
-    def contains(self, key: str) -> bool:
+    def contains(self, key: EntryKey) -> bool:
         return self._directory.path(key).exists()
 
-    def scan(self) -> Iterator[tuple[str, EntryInfo | None]]:
+    def scan(self) -> Iterator[tuple[EntryKey, EntryInfo | None]]:
         for key, _ in self._directory.scan():
             info = None
             try:
@@ -291,7 +284,7 @@ class ReadOnlyDiskTier(Tier):
 
     def stats(self) -> TierStats:
         found = list(self._directory.scan())
-        entries, used = sum(not is_scores_key(key) for key, _ in found), sum(size for _, size in found)
+        entries, used = sum(not key.is_scores for key, _ in found), sum(size for _, size in found)
         with self._lock:
             return self._counts.stats(self.kind, entries, used, used)
 

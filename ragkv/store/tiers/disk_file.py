@@ -19,6 +19,7 @@ from typing import Self
 import numpy as np
 import torch
 
+from ..key import EntryKey
 from ..record import ALIGNMENT, RecordHead, bytes_of, parse_head, read_fully, read_head
 
 HUGE_PAGE = 2 * 1024**2  # bytes
@@ -45,7 +46,7 @@ class EntryFile:
     def __del__(self) -> None:
         os.close(self._fd)
 
-    def head(self, key: str) -> RecordHead:
+    def head(self, key: EntryKey) -> RecordHead:
         """See `read_head`."""
         if not self.direct:
             return read_head(self._fd, key)

@@ -58,7 +58,7 @@ class DiskLease(StoredLease):
     def _read(self, first: int, into: Sequence[torch.Tensor]) -> None:
         key, file = self.info.key, self._file
         if file is None:
-            raise StoreError(f"The lease of entry {key[:12]} is closed; read before closing it.")
+            raise StoreError(f"The lease of entry {key} is closed; read before closing it.")
         try:
             try:
                 filled = file.read(into, self._head.layer_offsets[first])
@@ -88,7 +88,7 @@ def open_lease(
 
     `direct` reads past the page cache. `on_close` is called only if a lease is returned. Raises `FileNotFoundError`.
     """
-    key = path.stem
+    key = identity.key(token_ids)
     try:
         file = EntryFile.open(path, direct)
         head = file.head(key)
@@ -105,5 +105,5 @@ def open_lease(
         if error.errno == errno.EIO:
             on_damage(EntryDamagedError(key, f"its file cannot be read ({error})"))
         else:  # too many open files, for example: the entry itself is sound
-            log.warning("Entry %s cannot be opened: %s. It counts as a miss.", key[:12], error)
+            log.warning("Entry %s cannot be opened: %s. It counts as a miss.", key, error)
     return None

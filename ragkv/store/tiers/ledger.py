@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Set
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
-from ..entry import entry_key, is_scores_key
+from ..key import EntryKey
 from ..policies import Cut, Item, Policy, Turn
 
 P = TypeVar("P")
@@ -48,7 +48,7 @@ class Ledger(Generic[P]):
     on_evict: Callable[[Slot[P]], None]  # called after the slot has left the ledger
     used_bytes: int = 0
     entries: int = 0  # held items that are not scores
-    _slots: dict[str, Slot[P]] = field(default_factory=dict)
+    _slots: dict[EntryKey, Slot[P]] = field(default_factory=dict)
     _groups: dict[str, Group[P]] = field(default_factory=dict)
     _pinned: set[str] = field(default_factory=set)  # groups
     _pinned_bytes: int = 0  # of everything in those groups
@@ -62,16 +62,13 @@ class Ledger(Generic[P]):
     def __iter__(self) -> Iterator[Slot[P]]:
         return iter(self._slots.values())
 
-    def get(self, key: str) -> Slot[P] | None:
+    def get(self, key: EntryKey) -> Slot[P] | None:
         """The slot of `key`, or `None`."""
         return self._slots.get(key)
 
-    def with_scores(self, key: str) -> list[Slot[P]]:
+    def with_scores(self, key: EntryKey) -> list[Slot[P]]:
         """The slots of `key` and of the scores that lie next to it, which come first; empty if none is held."""
-        group = self._groups.get(key)
-        together = [slot for slot in group.slots if entry_key(slot.item.key) == key] if group else []
-        own = self._slots.get(key)
-        return [*(slot for slot in together if slot is not own), *([] if own is None else [own])]
+        return [slot for each in (*key.scores, key) if (slot := self._slots.get(each)) is not None]
 
     def served(self, turn: Turn, now: float) -> None:
         """Tell the policy that a conversation's turn was served; it may trim."""
@@ -80,7 +77,7 @@ class Ledger(Generic[P]):
 
     def used(self, slot: Slot[P], now: float) -> None:
         """Tell the policy that a held slot was leased. Scores are leased with their entry, so they do not count."""
-        if not is_scores_key(slot.item.key):
+        if not slot.item.key.is_scores:
             self.policy.used(slot.group, now)
 
     def make_space(self, item: Item, now: float, protected: Set[str] = frozenset()) -> bool:
@@ -117,7 +114,7 @@ class Ledger(Generic[P]):
         if group.pins:
             self._pinned_bytes += item.size
         self.used_bytes += item.size
-        self.entries += not is_scores_key(item.key)
+        self.entries += not item.key.is_scores
         self._report(slot.group, group, now)  # again: the group may have changed since `make_space`
 
     def cancel(self, item: Item, now: float) -> None:
@@ -125,7 +122,7 @@ class Ledger(Generic[P]):
         name = group_of(item)
         self._report(name, self._groups.get(name) or Group(), now)
 
-    def remove(self, key: str, now: float = 0.0) -> Slot[P] | None:
+    def remove(self, key: EntryKey, now: float = 0.0) -> Slot[P] | None:
         """Remove and return the slot of `key`, pinned or not; its leases stay valid."""
         slot = self._slots.pop(key, None)
         if slot is None:
@@ -134,7 +131,7 @@ class Ledger(Generic[P]):
         group.slots.remove(slot)
         group.size -= slot.item.size
         self.used_bytes -= slot.item.size
-        self.entries -= not is_scores_key(key)
+        self.entries -= not key.is_scores
         if group.pins:
             self._pinned_bytes -= slot.item.size
             self._unpin_group(slot.group, slot.pins)
@@ -210,9 +207,9 @@ class Ledger(Generic[P]):
 
 def _end(item: Item) -> int:
     """How many blocks a group has at least that holds `item`."""
-    return 1 if is_scores_key(item.key) else item.index + 1
+    return 1 if item.key.is_scores else item.index + 1
 
 
 def group_of(item: Item) -> str:
-    """The group of an item: its conversation, or the key of its chunk."""
-    return item.group or item.key
+    """The group of an item: its conversation, or its chunk, to which the scores next to it belong."""
+    return item.group or item.key.chunk

@@ -4,7 +4,7 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Generic, TypeVar
 
-from ..entry import is_scores_key
+from ..key import EntryKey
 from ..policies import Policy, Turn
 from .base import Counts, Tier, TierStats
 from .ledger import Ledger, Slot
@@ -39,14 +39,14 @@ class LocalTier(Tier, Generic[P]):
         with self._lock:
             self._ledger.free(size_bytes, self._clock())
 
-    def contains(self, key: str) -> bool:
+    def contains(self, key: EntryKey) -> bool:
         with self._lock:
             return key in self._ledger
 
-    def block_keys(self) -> list[str]:
+    def block_keys(self) -> list[EntryKey]:
         with self._lock:
-            keys = [slot.item.key for slot in self._ledger if slot.item.group]
-        return [key for key in keys if not is_scores_key(key)]  # scores are in the group of their chunk
+            items = [slot.item for slot in self._ledger]
+        return [item.key for item in items if item.group and not item.key.is_scores]
 
     def stats(self) -> TierStats:
         with self._lock:
@@ -54,7 +54,7 @@ class LocalTier(Tier, Generic[P]):
             return self._counts.stats(self.kind, ledger.entries, ledger.used_bytes, ledger.capacity_bytes)
 
     def _evict(self, slot: Slot[P]) -> None:
-        self._counts.evictions += not is_scores_key(slot.item.key)
+        self._counts.evictions += not slot.item.key.is_scores
 
     def _unpin(self, slot: Slot[P]) -> None:
         with self._lock:

@@ -15,6 +15,7 @@ import torch
 from ragkv.errors import EntryDamagedError
 
 from ..entry import EncodedEntry, Entry, EntryInfo, Identity
+from ..key import EntryKey
 from ..policies import Item, Policy
 from .base import Lease, TierKind
 from .local import LocalTier
@@ -106,14 +107,14 @@ class MemoryTier(LocalTier[EncodedEntry]):
             self._counts.written_bytes += item.size
         return True
 
-    def delete(self, key: str) -> bool:
+    def delete(self, key: EntryKey) -> bool:
         with self._lock:
             held = self._ledger.with_scores(key)
             for slot in held:
                 self._ledger.remove(slot.item.key)
             return any(slot.item.key == key for slot in held)
 
-    def scan(self) -> Iterator[tuple[str, EntryInfo | None]]:
+    def scan(self) -> Iterator[tuple[EntryKey, EntryInfo | None]]:
         with self._lock:
             held = [slot.payload.info for slot in self._ledger]
         return ((info.key, info) for info in held)

@@ -12,6 +12,7 @@ from ragkv import Engine
 from ragkv.api.documents import deletion_journal
 from ragkv.api.documents.collections import Collections
 from ragkv.errors import StoreError
+from ragkv.store import EntryKey
 from tests.api.helpers import FACTS, client_of, engine_of, filled, service_of, wait_until
 
 from .replicas import QUESTION, AwayRedis, replica
@@ -53,11 +54,11 @@ class World:
     def stop(self, name: str) -> None:
         self._open.pop(name).close()
 
-    def has(self, name: str, key: str) -> bool:
+    def has(self, name: str, key: EntryKey) -> bool:
         """Whether the entry of a key is on a replica's disk."""
-        return (self.home / name / "kv" / "entries" / key[:2] / f"{key}.safetensors").is_file()
+        return (self.home / name / "kv" / "entries" / key.chunk[:2] / f"{key.to_text()}.safetensors").is_file()
 
-    def stored_by_both(self) -> tuple[TestClient, TestClient, list[str]]:
+    def stored_by_both(self) -> tuple[TestClient, TestClient, list[EntryKey]]:
         """Two replicas that have the KV of the same documents on their disks, and the keys of its entries."""
         one, other = self.start("one"), self.start("other")
         filled(one)

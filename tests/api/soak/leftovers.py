@@ -17,7 +17,7 @@ from transformers import AutoTokenizer
 
 from ragkv.config import RedisConfig, StoreConfig
 from ragkv.model.loading import READER
-from ragkv.store import EntryInfo, Store
+from ragkv.store import EntryInfo, EntryKey, Store
 
 from .files import LETTERS
 from .findings import LEFT, OWN, Findings
@@ -32,7 +32,7 @@ class Leftover:
     """An entry that should be gone."""
 
     place: str
-    key: str
+    key: EntryKey
     why: str
 
 
@@ -61,7 +61,7 @@ def check_leftovers(world: World, findings: Findings) -> None:
     if not listed:
         findings.fail(OWN, "no entry was listed at the end: nothing was checked")
     for one in left:
-        findings.fail(LEFT, f"{one.place}: {one.key[:12]}: {one.why}")
+        findings.fail(LEFT, f"{one.place}: {one.key}: {one.why}")
 
 
 def _live_words(replica: Replica, headers: dict[str, str]) -> set[str]:

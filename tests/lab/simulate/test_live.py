@@ -8,7 +8,7 @@ import pytest
 
 from ragkv.lab.simulate import ALL_POLICIES, Trace, make_any_policy, read_rag_requests, replay
 from ragkv.lab.simulate.chunks import Read, futures, replay_chunks
-from ragkv.store import DiskTier, Entry, MemoryTier, Policy, Store, Turn, make_policy
+from ragkv.store import DiskTier, Entry, EntryKey, MemoryTier, Policy, Store, Turn, make_policy
 from ragkv.store.policies import PolicySettings
 from ragkv.store.tiers.ledger import Slot
 from tests.store.entries import IDENTITY, make_entry
@@ -35,7 +35,7 @@ class LoggedMemory(MemoryTier):
         self.log: list[str] = []
 
     def _evict(self, slot: Slot[Entry]) -> None:
-        self.log.append(slot.item.key)
+        self.log.append(slot.item.key.chunk)
         super()._evict(slot)
 
 
@@ -47,7 +47,7 @@ class LoggedDisk(DiskTier):
         self.log: list[str] = []
 
     def _evict(self, slot: Slot[None]) -> None:
-        self.log.append(slot.item.key)
+        self.log.append(slot.item.key.chunk)
         super()._evict(slot)
 
 
@@ -81,7 +81,7 @@ def compare(name: str, asked: list[tuple[float, int, int]]) -> int:
     """Assert equal evictions and hits of one policy in the live store and the simulator; returns their number."""
     made = {number: tiny(number, tokens) for _, number, tokens in asked}
     entries = [made[number] for _, number, _ in asked]
-    reads = [Read(at, e.info.key, e.size_bytes) for (at, _, _), e in zip(asked, entries, strict=True)]
+    reads = [Read(at, e.info.key.chunk, e.size_bytes) for (at, _, _), e in zip(asked, entries, strict=True)]
     capacity = sum(entry.size_bytes for entry in made.values()) // 10
     expected: list[str] = []
     done = replay_chunks(reads, make_any_policy(name), capacity, on_evict=expected.append)
@@ -115,14 +115,14 @@ def test_the_disk_tier_evicts_the_chunks_of_the_simulator_in_the_same_order(name
     made = {number: tiny(number, tokens) for _, number, tokens in passages(40)}
     entries = [made[number] for _, number, _ in passages(40)]
     page = 4096
-    sizes: dict[str, int] = {}
+    sizes: dict[EntryKey | None, int] = {}
     sized = DiskTier(tmp_path / "sizes", 10**9, make_policy("lru"))
     for entry in made.values():
         sized.put(entry)
     sized.close()
     for path in (tmp_path / "sizes" / "entries").glob("*/*"):
-        sizes[path.stem] = path.stat().st_size
-    reads = [Read(at, e.info.key, sizes[e.info.key]) for (at, _, _), e in zip(passages(40), entries, strict=True)]
+        sizes[EntryKey.from_text(path.stem)] = path.stat().st_size
+    reads = [Read(at, e.info.key.chunk, sizes[e.info.key]) for (at, _, _), e in zip(passages(40), entries, strict=True)]
     expected: list[str] = []
     replay_chunks(reads, make_any_policy(name), 30 * page, on_evict=expected.append)
     clock, policy = Clock(), make_any_policy(name)

@@ -23,7 +23,7 @@ def on_disk(directory: Path, **changes: Any) -> Engine:
 
 def file_of(engine: Engine, directory: Path, chunk: list[int]) -> Path:
     key = engine.parts.encoder.identity.key(chunk)
-    (found,) = directory.glob(f"entries/*/{key}.safetensors")
+    (found,) = directory.glob(f"entries/*/{key.to_text()}.safetensors")
     return found
 
 
@@ -78,7 +78,7 @@ class TestDamage:
             assert counts(damaged.reuse) == counts(missed.reuse)
             assert (damaged.reuse.missed_chunks, damaged.reuse.bytes_by_tier) == (1, missed.reuse.bytes_by_tier)
             (note,) = damaged.reuse.notes
-            assert engine.parts.encoder.identity.key(B)[:12] in note
+            assert str(engine.parts.encoder.identity.key(B)) in note
             assert "miss" in note
 
             engine.flush()

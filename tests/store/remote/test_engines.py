@@ -14,6 +14,7 @@ from ragkv import Engine, StoreConfig
 from ragkv.config import RedisConfig
 from ragkv.lab.testing.faulty_proxy import Proxy
 from ragkv.scheduling.encoding import Encoder, SingleFlight
+from ragkv.store import EntryKey
 from tests.engine.helpers import A, B, C, Q, close, engine_of, full_prefill, ids, stored
 
 from .helpers import redis_config, redis_store, s3_config, unique_prefix, wait_until
@@ -143,21 +144,21 @@ def test_two_replicas_that_warm_the_same_chunks_share_the_work(
 def test_a_chunk_stored_since_the_caller_looked_is_not_claimed(redis_server: RedisServer) -> None:
     with redis_store(redis_config(redis_server)) as store:
         single_flight = SingleFlight(store)
-        assert single_flight.claim("came", 100, lambda: True) is None
+        assert single_flight.claim(EntryKey("came"), 100, lambda: True) is None
         # The store's writing thread releases the claim.
-        wait_until(lambda: single_flight.claim("came", 100, lambda: False) is not None, 60)
+        wait_until(lambda: single_flight.claim(EntryKey("came"), 100, lambda: False) is not None, 60)
 
 
 def test_a_replica_waits_for_a_claimed_chunk_no_longer_than_encoding_takes(redis_server: RedisServer) -> None:
     config = redis_config(redis_server, timeout_s=10.0)
     with redis_store(config) as dead, redis_store(config) as store:
         single_flight = SingleFlight(store)
-        assert SingleFlight(dead).claim("k", 100, lambda: False) is not None  # and never encodes it
-        assert single_flight.claim("k", 100, lambda: False) is None
-        assert not single_flight.arrived("k", 100)  # it was not measured yet how long encoding takes
+        assert SingleFlight(dead).claim(EntryKey("k"), 100, lambda: False) is not None  # and never encodes it
+        assert single_flight.claim(EntryKey("k"), 100, lambda: False) is None
+        assert not single_flight.arrived(EntryKey("k"), 100)  # it was not measured yet how long encoding takes
         single_flight.took(100, 0.4)
         began = time.monotonic()
-        assert not single_flight.arrived("k", 100)
+        assert not single_flight.arrived(EntryKey("k"), 100)
         assert 0.35 < time.monotonic() - began < 5.0
 
 

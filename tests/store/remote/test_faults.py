@@ -221,7 +221,7 @@ class TestRedis:
         self, proxied: ProxiedServer, damage: str, layer_group: int
     ) -> None:
         client = proxied.tier(through=False)._connector._client  # type: ignore[attr-defined]
-        (name,) = client.keys(f"*{entry(1).info.key}:{layer_group}")
+        (name,) = client.keys(f"*{entry(1).info.key.to_text()}:{layer_group}")
         value = bytearray(client.get(name))
         if damage == "flip":
             value[len(value) // 2] ^= 1
@@ -230,7 +230,7 @@ class TestRedis:
         elif damage == "lengthen":
             value += b"\0" * 1000
         elif damage == "swap":
-            value = bytearray(client.get(client.keys(f"*{entry(1).info.key}:1")[0]))
+            value = bytearray(client.get(client.keys(f"*{entry(1).info.key.to_text()}:1")[0]))
         else:
             value = bytearray(b"?")
         client.set(name, bytes(value))
@@ -255,12 +255,12 @@ class TestRedis:
     ) -> None:
         client = proxied.tier(through=False)._connector._client  # type: ignore[attr-defined]
         tier = proxied.tier()
-        client.delete(*client.keys(f"*{entry(1).info.key}:3"))
+        client.delete(*client.keys(f"*{entry(1).info.key.to_text()}:3"))
         assert outcome(tier) is None
         assert tier.stats().damaged == 0
         assert tier.put(entry(1))
         assert outcome(tier) is not None
-        gone = client.keys(f"*{entry(1).info.key}:3")
+        gone = client.keys(f"*{entry(1).info.key.to_text()}:3")
         outcome(tier, before_layer=lambda layer: layer == 1 and client.delete(*gone))  # perhaps after it was fetched
         assert tier.put(entry(1))
         assert outcome(tier) is not None

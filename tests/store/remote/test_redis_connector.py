@@ -38,8 +38,8 @@ class TestAudit:
             connector: Any = redis_tier_of(store)._connector
             client, (sizes, uses) = connector._client, connector._accounting
             _, whole = counted(store)
-            client.delete(*client.keys(f"*{make_entry(0).info.key}:*"))
-            client.zadd(uses, {make_entry(0).info.key: 0})  # long ago: no replica is writing it now
+            client.delete(*client.keys(f"*{make_entry(0).info.key.to_text()}:*"))
+            client.zadd(uses, {make_entry(0).info.key.to_text(): 0})  # long ago: no replica is writing it now
             client.delete(connector._audited)
             connector.audit()
             assert counted(store) == (3, whole * 3 // 4)
@@ -74,7 +74,9 @@ class TestAudit:
     def test_a_row_of_zero_bytes_is_replaced(self, config: RedisConfig) -> None:
         with redis_store(config) as store:
             connector: Any = redis_tier_of(store)._connector
-            connector._client.hset(connector._accounting[0], make_entry(1).info.key, "0:0")  # of an earlier version
+            connector._client.hset(
+                connector._accounting[0], make_entry(1).info.key.to_text(), "0:0"
+            )  # of an earlier version
             assert store.put_durably(make_entry(1)) and hit(store, 1) is TierKind.REDIS
             assert counted(store)[0] == 1
 
