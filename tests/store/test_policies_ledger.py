@@ -120,8 +120,6 @@ def test_free_blocks_are_evicted_before_blocks_of_older_use() -> None:
         ledger.served(Turn(float(number), number, group, 4, 0, 4), float(number))
         for index in range(4):
             add(ledger, Item(EntryKey(f"{group}{index}"), 1, group, index), float(number))
-    assert [key.chunk for key in evicted] == [
-        "a3",
-        "a2",
-    ]  # budget 4 + 1 - 3 = 2 each; b's third and fourth blocks are free too, but younger
+    # budget 4 + 1 - 3 = 2 each; b's third and fourth blocks are free too, but younger
+    assert [key.chunk for key in evicted] == ["a3", "a2"]
     assert [slot.item.key.chunk for slot in ledger] == ["a0", "a1", "b0", "b1", "b2", "b3"]
