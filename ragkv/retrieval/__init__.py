@@ -10,8 +10,8 @@ This package knows no model, no engine and no KV. Without any extra it retrieves
 
 from .database import Database, look_into, state_of
 from .documents.files import FoundFile, find_files
-from .documents.limits import UNLIMITED, ParseLimits
 from .documents.loaders import KNOWN, LOADERS, TEXT_NAMES, check_not_blank, load_bytes, load_documents, read_bytes
+from .documents.reading import LOST, UNLIMITED, ParseLimits
 from .embedders import Embedder, MiniLM, SentenceTransformerEmbedder, one_vector, resolve_embedder
 from .filters import Where
 from .index import Index
@@ -23,6 +23,7 @@ from .values import Document, DocumentSummary, FileRecord, Hit, IndexStats, Inge
 __all__ = [
     "KNOWN",
     "LOADERS",
+    "LOST",
     "RETRIEVERS",
     "TEXT_NAMES",
     "UNLIMITED",

@@ -2,31 +2,82 @@
 
 import io
 import zipfile
+from collections.abc import Sequence
 from email.message import EmailMessage
 from typing import Any
 
 
 def pdf(*texts: str) -> bytes:
     """The smallest PDF with a line of text on each page."""
-    objects = ["<< /Type /Catalog /Pages 2 0 R >>"]
-    kids = " ".join(f"{4 + 2 * i} 0 R" for i in range(len(texts)))
-    objects.append(f"<< /Type /Pages /Kids [{kids}] /Count {len(texts)} >>")
-    objects.append("<< /Type /Font /Subtype /Type1 /BaseFont /Helvetica >>")
-    for i, text in enumerate(texts):
-        stream = f"BT /F1 12 Tf 72 720 Td ({text}) Tj ET"
-        font = "/Resources << /Font << /F1 3 0 R >> >>"
-        box = "/MediaBox [0 0 612 792]"
-        objects.append(f"<< /Type /Page /Parent 2 0 R {box} {font} /Contents {5 + 2 * i} 0 R >>")
+    return _pdf([(f"({text})", "<< /Type /Font /Subtype /Type1 /BaseFont /Helvetica >>") for text in texts])
+
+
+def pdf_mapping(unicode_hex: str) -> bytes:
+    """A PDF that shows "AB" and says that its A means the UTF-16 `unicode_hex`."""
+    table = f"1 begincodespacerange <00> <FF> endcodespacerange 1 beginbfchar <41> <{unicode_hex}> endbfchar"
+    font = "<< /Type /Font /Subtype /Type1 /BaseFont /Helvetica /ToUnicode 3 0 R >>"
+    return _pdf([("(AB)", font)], f"<< /Length {len(table)} >>\nstream\n{table}\nendstream")
+
+
+def pdf_form(**values: str) -> bytes:
+    """A page with a form that was filled in."""
+    font = "<< /Type /Font /Subtype /Type1 /BaseFont /Helvetica >>"
+    return _pdf([("(A form.)", font)], fields=[f"<< /FT /Tx /T ({n}) /V ({value}) >>" for n, value in values.items()])
+
+
+def _pdf(pages: list[tuple[str, str]], third: str = "null", fields: Sequence[str] = ()) -> bytes:
+    """A PDF of pages with a string in a font each. `third` is object 3; fonts may refer to it."""
+    kids = " ".join(f"{4 + 2 * i} 0 R" for i in range(len(pages)))
+    form = " ".join(f"{4 + 2 * len(pages) + i} 0 R" for i in range(len(fields)))
+    objects = [f"<< /Type /Catalog /Pages 2 0 R /AcroForm << /Fields [{form}] >> >>"]
+    objects += [f"<< /Type /Pages /Kids [{kids}] /Count {len(pages)} >>", third]
+    for i, (string, font) in enumerate(pages):
+        stream = f"BT /F1 12 Tf 72 720 Td {string} Tj ET"
+        rest = f"/MediaBox [0 0 612 792] /Resources << /Font << /F1 {font} >> >>"
+        objects.append(f"<< /Type /Page /Parent 2 0 R {rest} /Contents {5 + 2 * i} 0 R >>")
         objects.append(f"<< /Length {len(stream)} >>\nstream\n{stream}\nendstream")
+    objects += fields
     out, offsets = "%PDF-1.4\n", []
     for number, body in enumerate(objects, start=1):
         offsets.append(len(out))
         out += f"{number} 0 obj\n{body}\nendobj\n"
-    table = "".join(f"{offset:010} 00000 n \n" for offset in offsets)
+    entries = "".join(f"{offset:010} 00000 n \n" for offset in offsets)
     start = len(out)
-    out += f"xref\n0 {len(objects) + 1}\n0000000000 65535 f \n{table}"
+    out += f"xref\n0 {len(objects) + 1}\n0000000000 65535 f \n{entries}"
     out += f"trailer\n<< /Size {len(objects) + 1} /Root 1 0 R >>\nstartxref\n{start}\n%%EOF\n"
     return out.encode()
+
+
+def word(body: str) -> bytes:
+    """A Word file with this WordprocessingML in its body."""
+    import docx as library
+    from docx.oxml import parse_xml
+
+    document = library.Document()
+    own = document.element.body
+    space = 'xmlns:w="http://schemas.openxmlformats.org/wordprocessingml/2006/main"'
+    for element in list(parse_xml(f"<w:body {space}>{body}</w:body>")):
+        own.insert(len(own) - 1, element)
+    return _saved(document)
+
+
+def paragraph(text: str, style: str = "") -> str:
+    """WordprocessingML of a paragraph."""
+    named = f'<w:pPr><w:pStyle w:val="{style}"/></w:pPr>' if style else ""
+    return f"<w:p>{named}<w:r><w:t>{text}</w:t></w:r></w:p>"
+
+
+def cell(content: str, span: int = 1, merge: str = "") -> str:
+    """WordprocessingML of a cell, over `span` columns, or the first ("restart") or next of cells merged downwards."""
+    inner = content + paragraph("") if content.startswith("<w:tbl>") else paragraph(content)
+    merged = f'<w:vMerge w:val="{merge}"/>' if merge else ""
+    return f'<w:tc><w:tcPr><w:gridSpan w:val="{span}"/>{merged}</w:tcPr>{inner}</w:tc>'
+
+
+def table(*rows: list[str]) -> str:
+    """WordprocessingML of a table of texts, tables or cells."""
+    made = ("".join(one if one.startswith(("<w:tc>", "<w:sdt>")) else cell(one) for one in row) for row in rows)
+    return "<w:tbl>" + "".join(f"<w:tr>{row}</w:tr>" for row in made) + "</w:tbl>"
 
 
 def docx() -> bytes:

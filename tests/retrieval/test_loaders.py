@@ -62,14 +62,8 @@ paragraph &amp; more.</p><ul><li>one</li><li>two</li></ul><pre>a
 
 def test_html_keeps_block_boundaries_and_drops_scripts_and_styles(tmp_path: Path) -> None:
     (document,) = load_documents(write(tmp_path / "page.html", HTML))
-    assert document.text == "Head\n\nFirst paragraph & more.\n\none\ntwo\n\na\n  b\n\nx\ty"
-    assert document.metadata == {"title": "The Page"}
-
-
-def test_html_in_the_encoding_it_declares_is_read(tmp_path: Path) -> None:
-    page = '<meta charset="iso-8859-1"><p>caf\u00e9</p>'.encode("latin-1")
-    (document,) = load_documents(write(tmp_path / "page.html", page))
-    assert document.text == "caf\u00e9"
+    assert document.text == "# Head\n\nFirst paragraph & more.\n\n- one\n- two\n\n```\na\n  b\n```\n\nx\ty"
+    assert document.metadata == {"format": "markdown", "title": "The Page"}
 
 
 def test_a_json_line_is_a_document_whose_other_keys_are_metadata(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ def find_files(paths: Iterable[str | Path], suffixes: Iterable[str], names: Iter
     """Every file of `paths` once, folders recursively and sorted. A path that is given itself is always to be read.
 
     In a folder a file is read if it ends in one of `suffixes` or is called one of `names`. A hidden folder is one
-    entry, and is not entered; neither are links to folders, which may lead in circles.
+    entry, and is not entered. Links in a folder are not followed: they lead in circles, or to what was not named.
     """
     found: dict[Path, FoundFile] = {}
     rules = _Rules(frozenset(suffixes), frozenset(names))
@@ -60,6 +60,8 @@ class _Rules:
     def _file(self, file: Path, root: Path) -> FoundFile:
         if file.name.startswith("."):
             return FoundFile(file, "ignored", "a hidden file")
+        if file.name.startswith("~$"):
+            return FoundFile(file, "ignored", "a lock file of Office, which has the document open")
         try:
             kind = file.stat()
         except FileNotFoundError:
@@ -77,10 +79,12 @@ class _Rules:
             return f"no loader for {file.suffix}" if file.suffix else "no loader for a name without an ending"
         if kind.st_size == 0:
             return "empty"
-        target = file.resolve()
-        if file.is_symlink() and target.is_relative_to(root.resolve()):
-            return f"a link to {target.relative_to(root.resolve())} in the same folder"
-        return ""
+        if not file.is_symlink():
+            return ""
+        target, folder = file.resolve(), root.resolve()
+        if target.is_relative_to(folder):
+            return f"a link to {target.relative_to(folder)} in the same folder"
+        return "a link that leads out of the folder; name it to read it"
 
 
 def _is_folder(path: Path) -> bool:

@@ -1,76 +1,62 @@
 """Word, PowerPoint, Excel and EPUB files. All four are ZIP archives of XML.
 
 Before anything is parsed, the sizes that the archive declares are added up and checked: `zipfile`, which all parsers
-used here read with, never inflates more than declared. No parser resolves XML entities: lxml is told so by python-docx
-and python-pptx, and defusedxml, which openpyxl takes if it is there, refuses them.
+used here read with, never inflates more than declared. No parser resolves XML entities: python-pptx and this file tell
+lxml so; for the others, which use expat, an archive that declares entities is refused (Office writes none).
 """
 
 import io
 import posixpath
+import re
 import zipfile
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
-from ragkv.errors import DocumentError, MissingExtraError
+from lxml import etree
 
-from .html import text_of
-from .limits import ParseLimits
-from .reading import Loaded, document_of, parsing
+from ragkv.errors import DocumentError
+
+from .html import declared_encoding, text_of
+from .reading import FileContent, Loaded, decode, part
 from .tables import lines_of
 
 EXTRA = "office"
-_CONTAINER = "META-INF/container.xml"
-_NAMES = {"c": "urn:oasis:names:tc:opendocument:xmlns:container", "o": "http://www.idpf.org/2007/opf"}
-_TITLE = "{http://purl.org/dc/elements/1.1/}title"
+WORD_STYLES = "p[style-name='Title'] => h1:fresh\np[style-name='Subtitle'] => h2:fresh"  # besides mammoth's own
+CORE = "docProps/core.xml"
 
 
-def load_docx(file: Path, data: bytes, encoding: str, limits: ParseLimits) -> Loaded:  # noqa: ARG001 - XML names its own
-    """Paragraphs and tables in order. Headings become Markdown headings; headers, footers and notes are left out."""
-    try:
-        import docx  # an extra
-    except ImportError as error:
-        raise MissingExtraError("python-docx", EXTRA, f"Reading {file}") from error
-    with parsing(file, "DOCX"):
-        _check_archive(file, data, limits)
-        document = docx.Document(io.BytesIO(data))
-        blocks = [_block(block) for block in document.iter_inner_content()]
-        title = document.core_properties.title
-    yield _described(file, "\n\n".join(filter(None, blocks)), {"format": "markdown"}, title)
+def load_docx(content: FileContent) -> Loaded:
+    """The text with headings, lists, tables and notes, by way of mammoth's HTML. Headers and footers are left out."""
+    mammoth = content.need("mammoth", "mammoth", EXTRA)
+    with content.parsing("DOCX"):
+        archive = _archive(content, by_expat=True)
+        pictures = mammoth.images.img_element(lambda _: {})
+        made = mammoth.convert_to_html(io.BytesIO(content.data), style_map=WORD_STYLES, convert_image=pictures)
+        text, _ = text_of(made.value)
+        title = _title(archive, CORE)
+    found = (re.search(r"element was ignored: (.+)", message.message) for message in made.messages)
+    lost = [f"elements of the kind {kind}" for kind in sorted({one.group(1) for one in found if one})]
+    yield content.document(text, {"format": "markdown", "title": title}, lost)
 
 
-def _block(block: Any) -> str:
-    """A paragraph, with its level if it is a heading, or the rows of a table."""
-    if hasattr(block, "rows"):
-        return "\n".join("\t".join(" ".join(cell.text.split()) for cell in row.cells) for row in block.rows).strip()
-    text, style = block.text.strip(), str(getattr(block.style, "name", "") or "")
-    level = style.removeprefix("Heading ")
-    if text and (style == "Title" or (style != level and level.isdigit())):
-        return f"{'#' * min(6, int(level) if level.isdigit() else 1)} {' '.join(text.split())}"
-    return str(text)
-
-
-def load_pptx(file: Path, data: bytes, encoding: str, limits: ParseLimits) -> Loaded:  # noqa: ARG001 - XML names its own
+def load_pptx(content: FileContent) -> Loaded:
     """The texts, tables and notes of each slide; slides count as pages."""
-    try:
-        import pptx  # an extra
-    except ImportError as error:
-        raise MissingExtraError("python-pptx", EXTRA, f"Reading {file}") from error
-    text, starts = "", []
-    with parsing(file, "PPTX"):
-        _check_archive(file, data, limits)
-        presentation = pptx.Presentation(io.BytesIO(data))
-        limits.check("pages", len(presentation.slides), f"{file}: the number of slides")
-        for slide in presentation.slides:
-            starts.append(len(text))
-            parts = [part for shape in slide.shapes for part in _shape_texts(shape)]
-            if slide.has_notes_slide and slide.notes_slide.notes_text_frame is not None:
-                parts.append(slide.notes_slide.notes_text_frame.text)
-            if slide_text := "\n\n".join(filter(None, (part.strip() for part in parts))):
-                text += slide_text.replace("\v", "\n") + "\n\n"
-        title = presentation.core_properties.title
-    yield _described(file, text.rstrip(), {}, title, tuple(start for start in starts if start < len(text.rstrip())))
+    pptx = content.need("pptx", "python-pptx", EXTRA)
+    texts, lost = list[str](), list[str]()
+    with content.parsing("PPTX"):
+        archive = _archive(content)
+        slides = pptx.Presentation(io.BytesIO(content.data)).slides
+        content.limits.check("pages", len(slides), f"{content.path}: the number of slides")
+        for number, slide in enumerate(slides, start=1):
+            with part(lost, f"slide {number}"):
+                found = [text for shape in slide.shapes for text in _shape_texts(shape)]
+                if slide.has_notes_slide and slide.notes_slide.notes_text_frame is not None:
+                    found.append(slide.notes_slide.notes_text_frame.text)
+                texts.append("\n\n".join(filter(None, map(str.strip, found))).replace("\v", "\n"))
+        title = _title(archive, CORE)
+    text, starts = paged(texts)
+    yield content.document(text, {"title": title}, lost, starts)
 
 
 def _shape_texts(shape: Any) -> Iterator[str]:
@@ -84,63 +70,78 @@ def _shape_texts(shape: Any) -> Iterator[str]:
         yield shape.text_frame.text
 
 
-def load_xlsx(file: Path, data: bytes, encoding: str, limits: ParseLimits) -> Loaded:  # noqa: ARG001 - XML names its own
+def load_xlsx(content: FileContent) -> Loaded:
     """Every sheet under its name as a heading; each row is a line that names its columns. Formulas: their values."""
-    try:
-        import openpyxl  # an extra
-    except ImportError as error:
-        raise MissingExtraError("openpyxl", EXTRA, f"Reading {file}") from error
-    _need_defusedxml(file)
-    with parsing(file, "XLSX"):
-        _check_archive(file, data, limits)
-        book = openpyxl.load_workbook(io.BytesIO(data), read_only=True, data_only=True)
-        sheets = [(sheet.title, "\n".join(lines_of(_rows(file, sheet, limits)))) for sheet in book.worksheets]
-        title = book.properties.title
-    text = "\n\n".join(f"# {name}\n\n{lines}" for name, lines in sheets if lines)
-    yield _described(file, text, {"format": "markdown"}, title)
+    openpyxl = content.need("openpyxl", "openpyxl", EXTRA)
+    sheets, lost = list[str](), list[str]()
+    with content.parsing("XLSX"):
+        archive = _archive(content, by_expat=True)
+        book = openpyxl.load_workbook(io.BytesIO(content.data), read_only=True, data_only=True)
+        for sheet in book.worksheets:
+            with part(lost, f"sheet {sheet.title}"):
+                if lines := "\n".join(lines_of(_rows(content, sheet))):
+                    sheets.append(f"# {sheet.title}\n\n{lines}")
+        title = _title(archive, CORE)
+    yield content.document("\n\n".join(sheets), {"format": "markdown", "title": title}, lost)
 
 
-def _rows(file: Path, sheet: Any, limits: ParseLimits) -> Iterator[list[str]]:
+def _rows(content: FileContent, sheet: Any) -> Iterator[list[str]]:
     sheet.reset_dimensions()  # a file may declare a million empty columns
     for number, row in enumerate(sheet.iter_rows(values_only=True), start=1):
-        limits.check("lines", number, f"{file}: the number of rows of a sheet")
+        content.limits.check("lines", number, f"{content.path}: the number of rows of a sheet")
         yield ["" if value is None else str(value) for value in row]
 
 
-def load_epub(file: Path, data: bytes, encoding: str, limits: ParseLimits) -> Loaded:  # noqa: ARG001 - XML names its own
+def load_epub(content: FileContent) -> Loaded:
     """The chapters in reading order, as text."""
-    _need_defusedxml(file)
-    from defusedxml.ElementTree import fromstring
-
-    with parsing(file, "EPUB"), _check_archive(file, data, limits) as archive:
-        package_path = fromstring(archive.read(_CONTAINER)).find(".//c:rootfile", _NAMES).get("full-path")
-        package = fromstring(archive.read(package_path))
-        items = {item.get("id"): item.get("href") for item in package.iterfind(".//o:manifest/o:item", _NAMES)}
-        spine = [items[entry.get("idref")] for entry in package.iterfind(".//o:spine/o:itemref", _NAMES)]
-        folder = posixpath.dirname(package_path)
-        names = [posixpath.normpath(posixpath.join(folder, unquote(name))) for name in spine]
-        chapters = [text_of(archive.read(name).decode("utf-8-sig"), limits)[0] for name in names]
-        title = package.findtext(f".//{_TITLE}")
-    yield _described(file, "\n\n".join(filter(None, chapters)), {}, title)
-
-
-def _need_defusedxml(file: Path) -> None:
-    try:
-        import defusedxml  # noqa: F401 - an extra
-    except ImportError as error:
-        raise MissingExtraError("defusedxml", EXTRA, f"Reading {file}") from error
+    chapters, lost = list[str](), list[str]()
+    with content.parsing("EPUB"):
+        archive = _archive(content)
+        package_path = str(_xml(archive, "META-INF/container.xml").find(".//{*}rootfile").get("full-path"))
+        package = _xml(archive, package_path)
+        items = {item.get("id"): str(item.get("href")) for item in package.iterfind(".//{*}manifest/{*}item")}
+        for number, entry in enumerate(package.iterfind(".//{*}spine/{*}itemref"), start=1):
+            with part(lost, f"chapter {number}"):
+                name = posixpath.normpath(
+                    posixpath.join(posixpath.dirname(package_path), unquote(items[entry.get("idref")]))
+                )
+                data = archive.read(name)
+                chapters.append(text_of(decode(name, data, content.encoding, declared_encoding(data)))[0])
+        title = _title(archive, package_path)
+    yield content.document("\n\n".join(filter(None, chapters)), {"format": "markdown", "title": title}, lost)
 
 
-def _check_archive(file: Path, data: bytes, limits: ParseLimits) -> zipfile.ZipFile:
-    """The archive, after its declared sizes were checked."""
-    archive = zipfile.ZipFile(io.BytesIO(data))
+def paged(texts: list[str]) -> tuple[str, tuple[int, ...]]:
+    """The texts of pages as one, and where each begins. Pages without text at the end are left out."""
+    while texts and not texts[-1].strip():
+        texts.pop()
+    pages = [f"{text.strip()}\n\n" for text in texts]
+    starts = [0]
+    for page in pages:
+        starts.append(starts[-1] + len(page))
+    return "".join(pages).rstrip(), tuple(starts[:-1])
+
+
+def _archive(content: FileContent, by_expat: bool = False) -> zipfile.ZipFile:
+    """The archive, after its declared sizes were checked; if it is read `by_expat`, after a look for entities, too."""
+    archive = zipfile.ZipFile(io.BytesIO(content.data))
     inflated = sum(info.file_size for info in archive.infolist())
-    limits.check("inflated_bytes", inflated, f"{file}: the size of its unpacked contents in bytes")
+    content.limits.check("inflated_bytes", inflated, f"{content.path}: the size of its unpacked contents in bytes")
+    for name in archive.namelist() if by_expat else ():
+        if name.endswith((".xml", ".rels")) and b"<!ENTITY" in archive.read(name).replace(b"\0", b""):  # UTF-16, too
+            raise DocumentError(
+                f"{content.path} declares XML entities in {name}, as attacks do. Save it anew in Office."
+            )
     return archive
 
 
-def _described(file: Path, text: str, metadata: dict[str, Any], title: str | None, starts: tuple[int, ...] = ()) -> Any:
-    if not text.strip():
-        raise DocumentError(f"{file} holds no text. Does it consist of pictures? Remove it, or skip it.")
-    named = {"title": " ".join(title.split())} if title and title.strip() else {}
-    return document_of(file, text, {**metadata, **named}, starts)
+def _xml(archive: zipfile.ZipFile, name: str) -> Any:
+    return etree.fromstring(archive.read(name), etree.XMLParser(resolve_entities=False, no_network=True))
+
+
+def _title(archive: zipfile.ZipFile, name: str) -> str:
+    """The title that an archive has in its XML file `name`; "" if it has none that can be read."""
+    try:
+        return " ".join(_xml(archive, name).findtext(".//{http://purl.org/dc/elements/1.1/}title", "").split())
+    except (KeyError, etree.XMLSyntaxError):
+        return ""

@@ -1,19 +1,29 @@
-"""What all loaders use: the text in a file's bytes, documents named after their file, one error for broken files."""
+"""What all loaders use: limits, the text in a file's bytes, documents named after their file, errors for broken files.
+
+What is lost of a file is never lost in silence: a loader names each lost part in the document's metadata under `LOST`,
+from where it comes into the outcome of the file and into the answers of the API.
+"""
 
 import codecs
-from collections.abc import Callable, Iterator
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import Any
+
+import webencodings
 
 from ragkv.errors import DocumentError, DocumentLimitError, MissingExtraError
 
 from ..values import Document
-from .limits import ParseLimits
 
 AUTO = "auto"  # the encoding is guessed for text that is not UTF-8
 GUESS_BYTES = 256 * 1024  # the guess is made from the start of a file
 WESTERN = "cp1252"  # the encoding of most text that is not Unicode
+LOST = "lost"  # the name in a document's metadata of what could not be read, a list of sentences
+NAMED_LOSSES = 5  # so many lost parts of a file are named, the others counted
 # A longer mark comes before the one that it begins with.
 BYTE_ORDER_MARKS = (
     (codecs.BOM_UTF8, "utf-8-sig"),
@@ -23,14 +33,130 @@ BYTE_ORDER_MARKS = (
     (codecs.BOM_UTF16_BE, "utf-16"),
 )
 
+
+@dataclass(frozen=True, slots=True)
+class ParseLimits:
+    """How much a file may make a loader do; `None`: any amount. A small file can hold much: PDF pages share a stream.
+
+    Time and memory are limited by killing the process that parses.
+    """
+
+    document_chars: int | None = None  # characters of one document
+    metadata_chars: int | None = None  # characters of one document's metadata, as JSON
+    lines: int | None = None  # lines of a JSONL file, blank ones included; rows of a table
+    nesting: int | None = None  # depth of JSON values
+    pages: int | None = None  # pages of a PDF, slides
+    inflated_bytes: int | None = None  # unpacked contents of a file; a stream that PDF pages share counts each time
+
+    def check(self, limit: str, amount: int, what: str) -> None:
+        """Raise `DocumentLimitError` if `amount` is above the limit of that name. `what` says whose amount it is."""
+        most: int | None = getattr(self, limit)
+        if most is not None and amount > most:
+            raise DocumentLimitError(f"{what} is above the limit of {most} ({limit})", limit)
+
+    def check_text(self, name: str, text: str) -> None:
+        """Raise `DocumentLimitError` if the text of the document `name` is too long."""
+        self.check("document_chars", len(text), f"{name}: the number of characters")
+
+    def check_metadata(self, name: str, metadata: Mapping[str, Any]) -> None:
+        """Raise `DocumentLimitError` if the metadata of the document `name` is too deep or too long."""
+        if self.nesting is not None:
+            self.check("nesting", _depth(metadata, self.nesting + 1), f"{name}: the nesting of its metadata")
+        if self.metadata_chars is not None:
+            chars = len(json.dumps(metadata, ensure_ascii=False))
+            self.check("metadata_chars", chars, f"{name}: the size of its metadata in characters")
+
+
+UNLIMITED = ParseLimits()
+
+
+@dataclass(frozen=True, slots=True)
+class FileContent:
+    """A file as its loader gets it."""
+
+    path: Path
+    data: bytes
+    encoding: str | None = None  # overrules what the file declares; `None`: what it declares, or else UTF-8
+    limits: ParseLimits = UNLIMITED
+
+    def text(self, declared: str | None = None) -> str:
+        """The file as text, in its own encoding, in `encoding`, or in the one that it `declared`."""
+        return decode(str(self.path), self.data, self.encoding, declared)
+
+    def document(
+        self, text: str, metadata: Mapping[str, Any], lost: Sequence[str] = (), page_starts: tuple[int, ...] = ()
+    ) -> Document:
+        """The only document of the file; its id is the absolute path. Raises `DocumentError` for a blank text."""
+        cleaned = clean(text)
+        if not cleaned.strip():
+            why = f": {lost[0]}" if lost else ""
+            raise DocumentError(
+                f"{self.path} holds no text that can be read{why}. Are these pictures? Remove or skip it."
+            )
+        path, losses = str(self.path.absolute()), [*lost]
+        if halves := cleaned.count("\ufffd") - text.count("\ufffd"):
+            losses.append(f"{halves} characters are no text and stand as \ufffd")
+        if len(losses) > NAMED_LOSSES:
+            losses[NAMED_LOSSES:] = [f"and {len(losses) - NAMED_LOSSES} more parts"]
+        told = {LOST: [clean(loss) for loss in losses]} if losses else {}
+        named = {name: clean(value) if isinstance(value, str) else value for name, value in metadata.items() if value}
+        return Document(path, cleaned, path, {**named, **told}, page_starts)
+
+    @contextmanager
+    def parsing(self, kind: str) -> Iterator[None]:
+        """Turns whatever a parser raises on a broken file into one `DocumentError`; parsers raise many kinds."""
+        try:
+            yield
+        except (DocumentError, DocumentLimitError, MissingExtraError, MemoryError):
+            raise
+        except Exception as error:
+            message = f"Cannot read {self.path} as {kind}: {_why(error)}. Is it complete, and not encrypted?"
+            raise DocumentError(message) from error
+
+    def need(self, module: str, package: str, extra: str) -> Any:
+        """An optional library. Raises `MissingExtraError`."""
+        try:
+            return import_module(module)
+        except ImportError as error:
+            raise MissingExtraError(package, extra, f"Reading {self.path}") from error
+
+
 Loaded = Iterator[Document | DocumentError]  # what a loader could read, and why it could not read the rest
-Loader = Callable[[Path, bytes, str, ParseLimits], Loaded]  # file, its bytes, the encoding to assume, limits
+Loader = Callable[[FileContent], Loaded]
 
 
-def document_of(file: Path, text: str, metadata: dict[str, Any], page_starts: tuple[int, ...] = ()) -> Document:
-    """The only document of a file. Its id is the file's absolute path."""
-    path = str(file.absolute())
-    return Document(id=path, text=text, source=path, metadata=metadata, page_starts=page_starts)
+@contextmanager
+def part(lost: list[str], name: str) -> Iterator[None]:
+    """Whatever is wrong with the part `name` of a file costs this part: it is noted in `lost`."""
+    try:
+        yield
+    except (DocumentLimitError, MemoryError):
+        raise
+    except Exception as error:
+        lost.append(f"{name}: {_why(error)}")
+
+
+def clean(text: str) -> str:
+    """`text` without NUL, where SQLite ends a text, and with U+FFFD for each half of a surrogate pair."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        text = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    return text.replace("\0", "")
+
+
+def codec_of(label: str) -> str | None:
+    """Python's codec for an encoding's name on the web, or for its own name; `None` if both know none.
+
+    On the web old names stand for larger encodings: "iso-8859-1" for windows-1252, "gb2312" for GB 18030.
+    """
+    label = label.strip().strip("\"'")
+    known = webencodings.lookup(label)
+    try:
+        found = codecs.lookup(label) if known is None else known.codec_info
+    except (LookupError, ValueError):
+        return None
+    return {"gbk": "gb18030"}.get(found.name, found.name)
 
 
 def marked_encoding(data: bytes) -> str | None:
@@ -38,26 +164,31 @@ def marked_encoding(data: bytes) -> str | None:
     return next((encoding for mark, encoding in BYTE_ORDER_MARKS if data.startswith(mark)), None)
 
 
-def decode(file: Path, data: bytes, encoding: str) -> str:
-    """The text of `data` with line ends as "\\n"; a byte order mark overrides `encoding`."""
-    encoding = marked_encoding(data) or (_guess(file, data) if encoding == AUTO else encoding)
-    if b"\0" in data and "16" not in encoding and "32" not in encoding:
-        position = data.index(0)
-        raise DocumentError(f"{file} looks binary: zero byte at offset {position}. Convert it to text, or skip it.")
+def decode(name: str, data: bytes, encoding: str | None, declared: str | None = None) -> str:
+    """The text of `data`, its line ends as "\\n". A byte order mark overrules `encoding`, that overrules `declared`."""
+    wanted = encoding if encoding not in (None, AUTO) else declared
+    codec = marked_encoding(data) or (
+        codec_of(wanted) if wanted else _guess(name, data) if encoding == AUTO else "utf-8"
+    )
+    if codec is None:
+        raise DocumentError(
+            f"{name}: unknown encoding {wanted!r}. Name another with --encoding, or let {AUTO} guess it."
+        )
+    if b"\0" in data and "16" not in codec and "32" not in codec:
+        raise DocumentError(
+            f"{name} looks binary: zero byte at offset {data.index(0)}. Convert it to text, or skip it."
+        )
     try:
-        text = data.decode(encoding)
-    except LookupError as error:
-        message = f"{file}: unknown encoding {encoding!r}. Name one Python knows, such as latin-1, or {AUTO}."
-        raise DocumentError(message) from error
+        text = data.decode(codec)
     except UnicodeDecodeError as error:
         raise DocumentError(
-            f"{file} is not {encoding}: byte {data[error.start]:#04x} at offset {error.start}. "
+            f"{name} is not {codec}: byte {data[error.start]:#04x} at offset {error.start}. "
             f"Name its encoding (latin-1, or {AUTO} to guess it; --encoding on the command line), or make it UTF-8."
         ) from error
     return text.replace("\r\n", "\n").replace("\r", "\n")
 
 
-def _guess(file: Path, data: bytes) -> str:
+def _guess(name: str, data: bytes) -> str:
     """UTF-8 if the bytes are valid, else the best guess of charset-normalizer; the most common one of equal guesses."""
     try:
         data.decode("utf-8")
@@ -67,7 +198,7 @@ def _guess(file: Path, data: bytes) -> str:
         guesses = charset_normalizer.from_bytes(data[:GUESS_BYTES])
         best = guesses.best()
         if best is None:
-            message = f"{file}: no encoding fits its first bytes. Is it text? Name its encoding: --encoding latin-1."
+            message = f"{name}: no encoding fits its first bytes. Is it text? Name its encoding: --encoding latin-1."
             raise DocumentError(message) from None
         equal = [guess for guess in guesses if (guess.chaos, guess.coherence) == (best.chaos, best.coherence)]
         names = {name for guess in equal for name in (guess.encoding, *guess.could_be_from_charset)}
@@ -75,13 +206,17 @@ def _guess(file: Path, data: bytes) -> str:
     return "utf-8"
 
 
-@contextmanager
-def parsing(file: Path, kind: str) -> Iterator[None]:
-    """Turns whatever a parser raises on a broken file into one `DocumentError`; parsers raise many kinds."""
-    try:
-        yield
-    except (DocumentError, DocumentLimitError, MissingExtraError, MemoryError):
-        raise
-    except Exception as error:
-        why = " ".join(str(error).split())[:200] or type(error).__name__
-        raise DocumentError(f"Cannot read {file} as {kind}: {why}. Is it complete, and not encrypted?") from error
+def _why(error: Exception) -> str:
+    return " ".join(str(error).split())[:200].rstrip(".") or type(error).__name__
+
+
+def _depth(value: Any, enough: int) -> int:
+    """How many objects and lists lie inside each other; counts no further than `enough`. Does not recurse."""
+    level, depth = [value], 0
+    while depth < enough:
+        containers = [one for one in level if isinstance(one, dict | list | tuple)]
+        level = [item for one in containers for item in (one.values() if isinstance(one, dict) else one)]
+        if not level:
+            break
+        depth += 1
+    return depth

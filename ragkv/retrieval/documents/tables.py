@@ -1,17 +1,18 @@
-"""Rows to text: each row is one line that names its columns, so a passage from the middle of a table makes sense."""
+"""Rows to text: each row is one line that names its columns, so a passage from the middle of a table makes sense.
+
+clevercsv finds what separates the columns, by how regular the table becomes; the standard library's reader reads it.
+"""
 
 import csv
 import io
+import re
 from collections.abc import Iterable, Iterator, Sequence
-from pathlib import Path
+from typing import Any
 
-from ragkv.errors import DocumentError
-
-from .limits import ParseLimits
-from .reading import Loaded, decode, document_of, parsing
+from .reading import FileContent, Loaded
 
 DELIMITERS = ",;\t|"
-SAMPLE_CHARS = 64 * 1024
+SAMPLE_CHARS = 16 * 1024  # the separator is found in the start of a file
 
 
 def lines_of(rows: Iterable[Sequence[str]]) -> Iterator[str]:
@@ -36,26 +37,36 @@ def lines_of(rows: Iterable[Sequence[str]]) -> Iterator[str]:
         yield "; ".join(filter(None, header))
 
 
-def load_csv(file: Path, data: bytes, encoding: str, limits: ParseLimits) -> Loaded:
-    """One document. In a `.tsv` columns are separated by tabs; else the separator is found in the first rows."""
-    text = decode(file, data, encoding)
-    delimiter = "\t" if file.suffix.lower() == ".tsv" else _delimiter(text)
-    with parsing(file, "a table"):
-        rows = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter)
-        lines = "\n".join(lines_of(_counted(file, rows, limits)))
-    if not lines:
-        raise DocumentError(f"{file} holds no values. Remove it, or skip what cannot be read.")
-    yield document_of(file, lines, {})
+def load_csv(content: FileContent) -> Loaded:
+    """One document. A line "sep=;" names the separator, as Excel writes it; in a `.tsv` it is a tab."""
+    text, lost = content.text(), list[str]()
+    if named := re.match(r"sep=(.)\n", text):
+        delimiter, text = named.group(1), text[named.end() :]
+    else:
+        delimiter = "\t" if content.path.suffix.lower() == ".tsv" else _delimiter(text[:SAMPLE_CHARS])
+    with content.parsing("a table"):
+        csv.field_size_limit(max(csv.field_size_limit(), len(text)))  # of the process; a file has a limit of its own
+        rows = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, skipinitialspace=True)
+        lines = "\n".join(lines_of(_counted(content, rows, lost, text.count('"') % 2 == 1)))
+    yield content.document(lines, {}, lost)
 
 
-def _counted(file: Path, rows: Iterable[list[str]], limits: ParseLimits) -> Iterator[list[str]]:
+def _counted(content: FileContent, rows: Any, lost: list[str], is_odd: bool) -> Iterator[list[str]]:
+    """The rows. If a quote is never closed, the last "row" has all lines behind it, and this is told."""
+    before = 0
     for number, row in enumerate(rows, start=1):
-        limits.check("lines", number, f"{file}: the number of rows")
+        content.limits.check("lines", number, f"{content.path}: the number of rows")
+        first, before = before + 1, rows.line_num
         yield row
+    if is_odd and before > first:
+        lost.append(f"the columns from line {first} on, where a quote is never closed; their text is kept")
 
 
-def _delimiter(text: str) -> str:
+def _delimiter(sample: str) -> str:
+    import clevercsv  # takes a tenth of a second
+
     try:
-        return csv.Sniffer().sniff(text[:SAMPLE_CHARS], DELIMITERS).delimiter
-    except csv.Error:  # one column, or no regular table
+        found = clevercsv.Sniffer().sniff(sample, delimiters=DELIMITERS)
+    except clevercsv.exceptions.Error:  # one column, or no regular table
         return ","
+    return (found and found.delimiter) or ","

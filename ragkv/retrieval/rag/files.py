@@ -18,6 +18,7 @@ from ragkv.errors import DocumentError, InputError, MissingExtraError
 from ragkv.retrieval import (
     KNOWN,
     LOADERS,
+    LOST,
     TEXT_NAMES,
     UNLIMITED,
     Document,
@@ -36,7 +37,8 @@ from .writer import CorpusWriter, Progress
 logger = logging.getLogger(__name__)
 
 FileStatus = Literal["added", "changed", "unchanged", "ignored", "failed", "deleted"]
-LOADER_VERSION = "1"  # files are read again when loaders make another text of them
+LOADER_VERSION = "2"  # files are read again when loaders make another text of them
+KEPT = "What it held before stays in the index."
 SETTLED_NS = 2_000_000_000  # a file changed less than this before it was read may change again at the same time
 
 
@@ -46,7 +48,7 @@ class FileOutcome:
 
     path: str  # printable: bytes that are not UTF-8 are shown as escapes
     status: FileStatus
-    reason: str = ""  # why it was ignored or failed
+    reason: str = ""  # why it was ignored or failed; of a file that was read, what of it could not be
     documents: tuple[str, ...] = ()  # ids, also of those that were read before the file failed
 
 
@@ -66,7 +68,7 @@ class FileProgress:
 class FileOptions:
     """How files are read."""
 
-    encoding: str = "utf-8"  # of text without a byte order mark; "auto": guessed where it is not UTF-8
+    encoding: str | None = None  # overrules what files declare; "auto": guessed where they declare none
     strict: bool = False  # raise at the first file that fails
     delete: Literal["nothing", "missing", "others"] = "nothing"  # what else to delete, see `FileReader`
     limits: ParseLimits = UNLIMITED
@@ -148,17 +150,33 @@ class FileReader:
 
     def _looks_unchanged(self, path: Path, now: os.stat_result) -> bool:
         record = self._record(path)
-        return record is not None and (record.size, record.mtime_ns) == (now.st_size, now.st_mtime_ns)
+        same = record is not None and (record.size, record.mtime_ns) == (now.st_size, now.st_mtime_ns)
+        return same and os.access(path, os.R_OK)
 
-    def _record(self, path: Path) -> FileRecord | None:
-        """What is known of a file, if it was read as it would be now and its documents are still there."""
+    def _known(self, path: Path) -> FileRecord | None:
+        """What is known of a file whose documents are still there."""
         with suppress(UnicodeEncodeError):
             record = self._index.file_record(str(path.absolute()))
-            if record is not None and record.method == self._method and self._index.holds_documents_of(record):
+            if record is not None and record.documents and self._index.holds_documents_of(record):
                 return record
         return None
 
+    def _record(self, path: Path) -> FileRecord | None:
+        """The same, if the file was read as it would be now."""
+        record = self._known(path)
+        return record if record is not None and record.method == self._method else None
+
     def _outcome(self, file: FoundFile, is_named: bool) -> tuple[FileOutcome, tuple[IngestReport, int] | None]:
+        """The outcome of a file. Where its text is still here although it cannot be read any more, this is told."""
+        outcome, put = self._outcome_now(file, is_named)
+        if outcome.status in ("ignored", "failed") and not outcome.documents and self._known(file.path) is not None:
+            reason = (
+                outcome.reason if outcome.status == "failed" else f"{outcome.path} is ignored now: {outcome.reason}."
+            )
+            outcome = replace(outcome, status="failed", reason=f"{reason} {KEPT}")
+        return outcome, put
+
+    def _outcome_now(self, file: FoundFile, is_named: bool) -> tuple[FileOutcome, tuple[IngestReport, int] | None]:
         shown = printable(file.path)
         if file.fate != "read":
             reason = f"{shown} {file.reason}." if file.fate == "failed" else file.reason
@@ -216,7 +234,8 @@ class FileReader:
             read = "1 document of the file was read." if len(ids) == 1 else f"{len(ids)} documents of it were read."
             reason = f"{errors[0]}{more} {read}"
             return FileOutcome(shown, "failed", printable(reason), ids), put
-        return FileOutcome(shown, _status(put[0]), documents=ids), put
+        lost = "; ".join(loss for document in documents for loss in document.metadata.get(LOST, ()))
+        return FileOutcome(shown, _status(put[0]), printable(lost and f"not read: {lost}"), ids), put
 
     def _own(self, document_ids: Iterable[str], path: str) -> None:
         """Note the file of documents. Raises `InputError` for a document that another file of this run has, too."""

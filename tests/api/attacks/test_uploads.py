@@ -77,7 +77,6 @@ ATTACKS: dict[str, tuple[Attack, str]] = {
     ),
     "many-pages": (lambda up: send_file(up, "a.pdf", uploads.pages_pdf(3_000, uploads.stream(b""))), "limits.pages"),
     "angle-brackets": (lambda up: send_file(up, "a.html", uploads.angle_brackets(8_000_000)), "parsing.cpu_s"),
-    "nested-html": (lambda up: send_file(up, "a.html", uploads.nested_html(250_000)), "limits.nesting"),
     "many-json-lines": (lambda up: send_file(up, "a.jsonl", uploads.many_lines(400_000)), "limits.documents"),
     "blank-lines": (lambda up: send_file(up, "a.jsonl", b"\n" * 8_000_000), "limits.lines"),
     "long-text": (lambda up: send_file(up, "a.txt", b"word " * 5_000_000), "limits.document_chars"),
@@ -137,7 +136,7 @@ def test_a_json_body_of_very_many_values_gets_413_that_names_the_limit(up: Targe
 
 def test_hostile_uploads_harm_no_bystander(up: Target, quiet: Watch) -> None:
     with Watch(up) as watch:
-        for name in ("pages-share-a-stream", "angle-brackets", "many-values", "nested-html"):
+        for name in ("pages-share-a-stream", "angle-brackets", "many-values"):
             ATTACKS[name][0](up)
     print(watch)
     watch.assert_unharmed(quiet, NOISY_S + up.prefill_s, livez_s=NOISY_LIVEZ_S)

@@ -171,6 +171,35 @@ def test_files_that_fail_are_logged_so_a_script_loses_none_silently(
     assert "bad.txt looks binary" in caplog.text
 
 
+@pytest.mark.parametrize("data", [b"", b" \n", b"\x00", None])
+def test_a_file_that_becomes_empty_or_unreadable_keeps_its_text_and_this_is_told(
+    rag: Rag, folder: Path, monkeypatch: pytest.MonkeyPatch, data: bytes | None
+) -> None:
+    age(folder)
+    ingest(rag, folder)
+    if data is None:
+        monkeypatch.setattr(os, "access", lambda *_: False)  # as it is to others than root
+        monkeypatch.setattr(ragkv.retrieval.rag.files, "read_bytes", _refuse)
+    else:
+        (folder / "a.txt").write_bytes(data)
+    report = ingest(rag, folder)
+    assert statuses(report)["a.txt"] == "failed"
+    assert "a.txt" in report.files[0].reason and "What it held before stays in the index" in report.files[0].reason
+    assert str(folder / "a.txt") in rag.index.document_ids()
+
+
+def _refuse(file: Path) -> bytes:
+    raise DocumentError(f"Cannot read {file}: Permission denied.")
+
+
+def test_what_is_lost_of_a_file_is_in_its_outcome(rag: Rag, folder: Path) -> None:
+    (folder / "form.csv").write_text('a,b\n1,"2\n3,4\n')
+    (folder / "~$plan.docx").write_bytes(b"lock")
+    found = {Path(outcome.path).name: outcome for outcome in ingest(rag, folder).files}
+    assert (found["form.csv"].status, "a quote is never closed" in found["form.csv"].reason) == ("added", True)
+    assert (found["~$plan.docx"].status, "lock file" in found["~$plan.docx"].reason) == ("ignored", True)
+
+
 def test_pruning_keeps_what_files_held_that_fail_now(rag: Rag, folder: Path) -> None:
     rag.ingest([Document("other", "Not from a file.")], encode=False)
     ingest(rag, folder)
@@ -190,17 +219,18 @@ def test_pruning_to_nothing_is_refused(rag: Rag, folder: Path, tmp_path: Path) -
         ingest(rag, tmp_path / "empty", delete="others")
 
 
-def test_links_lead_out_of_the_folder_and_never_in_circles(rag: Rag, folder: Path, tmp_path: Path) -> None:
+def test_links_in_a_folder_are_not_followed(rag: Rag, folder: Path, tmp_path: Path) -> None:
     (tmp_path / "outside.txt").write_text("From outside.")
     (folder / "c.txt").symlink_to(tmp_path / "outside.txt")
     (folder / "d.txt").symlink_to(folder / "a.txt")
     (folder / "e.txt").symlink_to(folder / "e.txt")
     (folder / "inner").symlink_to(folder)
-    found = statuses(ingest(rag, folder))
-    assert found == {
+    assert statuses(ingest(rag, folder / "c.txt")) == {"c.txt": "added"}, "but one that is named is read"
+    rag.delete(str(folder / "c.txt"))
+    assert statuses(ingest(rag, folder)) == {
         "a.txt": "added",
         "b.txt": "added",
-        "c.txt": "added",
+        "c.txt": "ignored",
         "d.txt": "ignored",
         "e.txt": "failed",
         "inner": "ignored",
@@ -219,7 +249,7 @@ def test_a_name_that_is_not_utf_8_fails_with_a_name_that_can_be_printed(rag: Rag
 def test_a_missing_extra_ignores_a_file_in_a_folder_and_fails_one_that_is_named(
     rag: Rag, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(sys.modules, "docx", None)
+    monkeypatch.setitem(sys.modules, "mammoth", None)
     (folder / "plan.docx").write_bytes(b"PK")
     outcome = next(one for one in ingest(rag, folder).files if one.path.endswith("plan.docx"))
     assert (outcome.status, 'pip install "ragkv[office]"' in outcome.reason) == ("ignored", True)
