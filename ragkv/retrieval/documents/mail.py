@@ -80,7 +80,7 @@ class _Mail:
         if part.get_content_maintype() != "text":
             self.attachments.append(kind)
             return ""
-        data = bytes(part.get_payload(decode=True) or b"")  # type: ignore[arg-type]
+        data = bytes(part.get_payload(decode=True) or b"")
         charset = part.get_content_charset()
         if kind == "text/html":
             return text_of(self._decode(data, charset or declared_encoding(data)))[0]
