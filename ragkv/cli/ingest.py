@@ -33,8 +33,7 @@ if TYPE_CHECKING:
 WATCH_MS = 200  # How long one wait for changes takes.
 LOG_EVERY_S = 10.0  # How often a log gets a line.
 STATUSES = ("added", "changed", "unchanged", "deleted", "ignored", "failed")
-LEARN_STEPS = 400  # The default of `ragkv learn`.
-LEAST_LEARNED = 12  # Fewer chunks than these teach nothing, and their time says little.
+LEAST_LEARNED = 12  # Fewer chunks than these teach nothing.
 NAMED = 5  # So many files are named for each reason to ignore them; --json names all.
 
 
@@ -75,8 +74,8 @@ def ingest(
     with options.rag(chunk_tokens) as rag:
         runs = Runs(rag, paths, file_options, encode=not index_only, verbose=verbose)
         if watch:
-            with _ended_by_signal() as ended:
-                _follow(runs, options.home, as_json, ended)
+            with ended_by_signal() as ended:
+                follow(runs, options.home, as_json, ended)
         else:
             _end(paths, runs.first(as_json))
 
@@ -102,7 +101,7 @@ class Runs:
                 f"{report.kv.failed} entries could not be stored. Questions that need these chunks compute them."
             )
         seconds = time.monotonic() - began
-        if (note := learning_note(self.rag.engine, report.kv.encoded, seconds)) is not None:
+        if (note := learning_note(self.rag.engine, report.kv.encoded)) is not None:
             print_note(note)
         if as_json:
             print_json(as_json_value(report, seconds))
@@ -128,7 +127,7 @@ class Runs:
 
 
 @contextmanager
-def _ended_by_signal() -> Iterator[threading.Event]:
+def ended_by_signal() -> Iterator[threading.Event]:
     """Inside the block SIGINT and SIGTERM set the event and raise `KeyboardInterrupt`.
 
     SIGINT does so too where it was ignored, as a shell starts its background jobs. The event says that a signal came
@@ -148,7 +147,7 @@ def _ended_by_signal() -> Iterator[threading.Event]:
             signal.signal(number, handler)
 
 
-def _follow(runs: Runs, home: Path, as_json: bool, ended: threading.Event) -> None:
+def follow(runs: Runs, home: Path, as_json: bool, ended: threading.Event) -> None:
     """Ingest all, and again after each change, until it is interrupted or `ended` is set."""
     changes = _changes(runs.paths, home, ended)
     next(changes)  # from here on no change is missed
@@ -259,24 +258,15 @@ def print_report(report: "RagIngestReport", seconds: float) -> None:
             console.print(f"read in part: {outcome.path}: {outcome.reason}")
 
 
-def learning_note(engine: "Engine", encoded: int, seconds: float) -> str | None:
-    """What learned scores would bring and take, if chunks are scored without them; `None` if too little was encoded.
-
-    A step of training costs about as much as seven passes over its six chunks; two of its three parts run the model.
-    """
+def learning_note(engine: "Engine", encoded: int) -> str | None:
+    """That scores can be learned, if chunks are scored without learned ones; `None` if too little was encoded."""
     encoder = engine.parts.encoder
-    scorer = encoder.scorer
-    if scorer is None or not encoder.makes_scores or scorer.learned is not None or encoded < LEAST_LEARNED:
+    learns = encoder.makes_scores and engine.config.fusion.learned_scores
+    if not learns or encoder.scorer is None or encoder.scorer.learned is not None or encoded < LEAST_LEARNED:
         return None
-    if not engine.config.fusion.learned_scores:
-        return None
-    pass_s = seconds / (encoded * encoder.passes)  # over one chunk; too long by what reading and indexing took
-    takes_s = pass_s * (2 * LEARN_STEPS * 7 * 6 + scorer.passes * encoded)
     return (
         "tokens to recompute are chosen by how their KV varies with context: no scores were learned for this model."
-        f" `ragkv learn` learns them from these documents, in about {duration(takes_s)} on this machine, and encodes "
-        "nothing again. On the bundled reader learned scores close .97 of the gap to a full recompute at 5 % of its "
-        "compute, the variance .55."
+        " `ragkv learn` learns them from these documents and encodes nothing again (docs/selection.md)."
     )
 
 

@@ -125,7 +125,7 @@ def train(
             if on_step:
                 on_step(done, total, loss)
 
-    trainer = _Trainer(engine, examples)
+    trainer = ScoreTrainer(engine, examples)
     if first:
         optimize(model.score_parameters(), first, RATE, trainer.score_loss, True)
         optimize(model.question_parameters(), QUESTION_STEPS * first, RATE, trainer.question_loss, False)
@@ -170,12 +170,12 @@ def kl(predicted: torch.Tensor, teacher: torch.Tensor) -> torch.Tensor:
     return functional.kl_div(predicted, teacher, log_target=True, reduction="none").sum(1)
 
 
-class _Trainer:
+class ScoreTrainer:
     """Goes through the examples again and again, and runs an engine's model so that gradients pass through it."""
 
     def __init__(self, engine: Engine, examples: Sequence[TrainingExample] = ()) -> None:
         self._engine = engine
-        self._adapter = adapt(engine.parts.adapter.model)  # without packed weights, which have no gradients
+        self.adapter = adapt(engine.parts.adapter.model)  # without packed weights, which have no gradients
         self._examples = list(examples)
         self._cache: dict[TrainingExample, PreparedExample] = {}
         self._keep_kv = True
@@ -196,7 +196,7 @@ class _Trainer:
         prepared = self._next()
         log_scores = torch.cat([model(features)[:, 0] for features in prepared.features])
         budget = max(1.0, self._order.choice(RATIOS) * len(log_scores))
-        return kl(predict(self._adapter, prepared, prepared.fresh(shares(log_scores, budget))), prepared.teacher).mean()
+        return kl(predict(self.adapter, prepared, prepared.fresh(shares(log_scores, budget))), prepared.teacher).mean()
 
     def question_loss(self, model: ScoreModel) -> torch.Tensor:
         """Cross-entropy of the gains against the attention of the next example's questions, in nats per question."""
@@ -213,7 +213,7 @@ class _Trainer:
         found = torch.cat([model(features) for features in prepared.features])
         log_scores = found[:, 0] + model.gains(found[:, 1:], prepared.questions[number])
         budget = max(1.0, self._order.choice(RATIOS) * len(log_scores))
-        return kl(predict(self._adapter, asked, asked.fresh(shares(log_scores, budget))), asked.teacher).mean()
+        return kl(predict(self.adapter, asked, asked.fresh(shares(log_scores, budget))), asked.teacher).mean()
 
     def _next(self) -> PreparedExample:
         if not self._queue:
@@ -223,7 +223,7 @@ class _Trainer:
         if prepared is None:
             # The lock also guards the scorer, which requests and the background encoder use too.
             with self._engine.parts.scheduler.turn():
-                prepared = self._prepare(example)
+                prepared = self.prepare(example)
             if not self._keep_kv:
                 prepared = prepared.without_kv()
         if self._cached_bytes < KEPT_BYTES and example not in self._cache:
@@ -231,8 +231,9 @@ class _Trainer:
         return prepared
 
     @torch.no_grad()
-    def _prepare(self, example: TrainingExample) -> PreparedExample:
-        parts, adapter = self._engine.parts, self._adapter
+    def prepare(self, example: TrainingExample) -> PreparedExample:
+        """The tensors of an example, with what a full prefill predicts."""
+        parts, adapter = self._engine.parts, self.adapter
         tensor = partial(torch.tensor, device=adapter.device)
         ids = list(parts.runs.before_documents)
         reused: list[int] = []

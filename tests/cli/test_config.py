@@ -144,7 +144,7 @@ def test_an_interrupted_command_says_so_and_exits_with_130(run: Run, monkeypatch
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("ragkv.cli.config._settings", interrupt)
+    monkeypatch.setattr("ragkv.api.ServeConfig.gather", interrupt)
     ran = run("config", "check")
     assert (ran.code, ran.err) == (130, "interrupted\n")
 

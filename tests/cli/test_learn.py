@@ -55,7 +55,7 @@ def test_with_out_only_the_file_is_written(run: Run, documents: Path, model_fold
     assert not (tmp_path / "home" / "kv" / FILE_NAME).exists()
 
 
-def test_ingest_says_what_learning_would_bring_and_take(run: Run, model_folder: Path, tmp_path: Path) -> None:
+def test_ingest_says_that_scores_can_be_learned(run: Run, model_folder: Path, tmp_path: Path) -> None:
     folder = tmp_path / "many"
     folder.mkdir()
     for words in product(("mill", "town", "quill"), ("marl", "paper"), ("rope", "ada", "founded")):

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from ragkv.cli.ingest import _ended_by_signal, _follow
+from ragkv.cli.ingest import ended_by_signal, follow
 
 
 class SignalledWhenDeleted:
@@ -47,14 +47,14 @@ class FakeRuns:
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.timeout(60)
-def test_a_signal_during_a_finalizer_ends_the_following(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_signal_during_a_finalizer_ends_thefollowing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("watchfiles", reason="needs watchfiles (extra watch)")
     folder = tmp_path / "docs"
     folder.mkdir()
     runs: Any = FakeRuns(folder)
     before = signal.getsignal(signal.SIGINT)  # ignored, where a shell started the tests in the background
-    with _ended_by_signal() as ended:
-        _follow(runs, tmp_path / "home", False, ended)
+    with ended_by_signal() as ended:
+        follow(runs, tmp_path / "home", False, ended)
     assert runs.repeated == 1
     assert "no longer following changes" in capsys.readouterr().err
     assert signal.getsignal(signal.SIGINT) is before

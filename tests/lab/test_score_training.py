@@ -10,7 +10,7 @@ from ragkv.errors import InputError, UnsupportedModelError
 from ragkv.fusion.learned import ScoreModel
 from ragkv.fusion.selectors.sensitivity import inherited_attention
 from ragkv.lab.mixed_pass import predict
-from ragkv.lab.score_training import Continuation, TrainingExample, _Trainer, examples_of, kl, shares, train
+from ragkv.lab.score_training import Continuation, ScoreTrainer, TrainingExample, examples_of, kl, shares, train
 from ragkv.model import Rows
 from ragkv.model.attention import Watch
 from tests import tiny_models
@@ -45,33 +45,33 @@ class TestTrainingPass:
     def test_training_with_all_tokens_fresh_equals_a_full_prefill_and_with_none_full_reuse(self, family: str) -> None:
         with cold_engine(family) as engine:
             engine.warm(CHUNKS)
-            trainer = _Trainer(engine)
-            at = trainer._prepare(example(engine))
+            trainer = ScoreTrainer(engine)
+            at = trainer.prepare(example(engine))
             wanted = torch.cat([predicted(engine, tail, reuse="none") for tail in CONTINUATIONS])
             torch.testing.assert_close(at.teacher, wanted, atol=1e-4, rtol=1e-4)
             fresh = torch.ones(len(at.token_ids)).index_fill(0, at.reused, 0.0)
             stale = torch.cat([predicted(engine, tail, ratio=0.0) for tail in CONTINUATIONS])
-            torch.testing.assert_close(predict(trainer._adapter, at, fresh), stale, atol=1e-4, rtol=1e-4)
+            torch.testing.assert_close(predict(trainer.adapter, at, fresh), stale, atol=1e-4, rtol=1e-4)
             assert (stale - wanted).abs().max() > 0.01
 
     def test_training_with_some_tokens_fresh_equals_fusing_them(self, engine: Engine) -> None:
         engine.warm(CHUNKS)
-        trainer = _Trainer(engine)
-        at = trainer._prepare(example(engine))
+        trainer = ScoreTrainer(engine)
+        at = trainer.prepare(example(engine))
         got = engine.prefill(CONTINUATIONS[0].token_ids[:2], CHUNKS, ratio=0.3, selector="sensitivity")
         fresh = torch.ones(len(at.token_ids)).index_fill(0, at.reused, 0.0).index_fill(0, got.selected, 1.0)
-        said = predict(trainer._adapter, at, fresh)[0]
+        said = predict(trainer.adapter, at, fresh)[0]
         torch.testing.assert_close(said, got.logits.log_softmax(-1), atol=1e-4, rtol=1e-4)
 
     def test_the_gradient_of_freshness_equals_the_measured_slope(self, engine: Engine) -> None:
-        trainer = _Trainer(engine)
-        at = trainer._prepare(example(engine))
+        trainer = ScoreTrainer(engine)
+        at = trainer.prepare(example(engine))
         fresh = torch.ones(len(at.token_ids)).index_fill(0, at.reused, 0.5)
         place, step = int(at.reused[7]), 1e-2
 
         def worse(values: torch.Tensor) -> torch.Tensor:
             return torch.nn.functional.kl_div(
-                predict(trainer._adapter, at, values), at.teacher, log_target=True, reduction="batchmean"
+                predict(trainer.adapter, at, values), at.teacher, log_target=True, reduction="batchmean"
             )
 
         given = fresh.clone().requires_grad_()
@@ -104,8 +104,8 @@ class TestShares:
 class TestTraining:
     def test_training_improves_the_predictions_for_its_example(self, engine: Engine) -> None:
         taught = train(engine, [example(engine)], steps=40, seed=3)
-        trainer = _Trainer(engine)
-        at = trainer._prepare(example(engine))
+        trainer = ScoreTrainer(engine)
+        at = trainer.prepare(example(engine))
 
         def left(model: ScoreModel) -> float:
             scores = torch.cat([model(one)[:, 0] for one in at.features])
@@ -113,7 +113,7 @@ class TestTraining:
             fresh = torch.ones(len(at.token_ids)).index_fill(0, at.reused, 0.0).index_fill(0, chosen, 1.0)
             return float(
                 torch.nn.functional.kl_div(
-                    predict(trainer._adapter, at, fresh), at.teacher, log_target=True, reduction="batchmean"
+                    predict(trainer.adapter, at, fresh), at.teacher, log_target=True, reduction="batchmean"
                 )
             )
 
@@ -122,7 +122,7 @@ class TestTraining:
 
     def test_tokens_that_a_question_attends_to_gain_by_training(self, engine: Engine) -> None:
         taught = train(engine, [example(engine)], steps=40, seed=3)
-        at = _Trainer(engine)._prepare(example(engine))
+        at = ScoreTrainer(engine).prepare(example(engine))
         topics = torch.cat([taught(one)[:, 1:] for one in at.features])
         for asked, attended in zip(at.questions, at.attended, strict=True):
             gains = taught.gains(topics, asked).softmax(0)
@@ -131,8 +131,8 @@ class TestTraining:
     def test_together_scores_and_gains_improve_the_predictions_behind_each_question(self, engine: Engine) -> None:
         apart = train(engine, [example(engine)], steps=40, seed=3)
         together = train(engine, [example(engine)], steps=60, seed=4, start=apart)
-        trainer = _Trainer(engine)
-        at = trainer._prepare(example(engine))
+        trainer = ScoreTrainer(engine)
+        at = trainer.prepare(example(engine))
 
         def left(model: ScoreModel) -> float:
             found, total = torch.cat([model(one) for one in at.features]), 0.0
@@ -140,19 +140,19 @@ class TestTraining:
                 asked, weights = at.asked(number), found[:, 0] + model.gains(found[:, 1:], question)
                 chosen = at.reused[weights.topk(2).indices]
                 fresh = torch.ones(len(asked.token_ids)).index_fill(0, at.reused, 0.0).index_fill(0, chosen, 1.0)
-                total += float(kl(predict(trainer._adapter, asked, fresh), asked.teacher).mean())
+                total += float(kl(predict(trainer.adapter, asked, fresh), asked.teacher).mean())
             return total
 
         with torch.no_grad():
             assert left(together) < left(apart) < left(ScoreModel(4, 32, 64))
 
     def test_one_question_alone_is_predicted_as_among_the_others(self, engine: Engine) -> None:
-        trainer = _Trainer(engine)
-        at = trainer._prepare(example(engine))
+        trainer = ScoreTrainer(engine)
+        at = trainer.prepare(example(engine))
         torch.manual_seed(0)
         drawn = torch.rand(len(at.reused))
-        together = predict(trainer._adapter, at, at.fresh(drawn))
-        alone = [predict(trainer._adapter, at.asked(n), at.asked(n).fresh(drawn)) for n in range(len(CONTINUATIONS))]
+        together = predict(trainer.adapter, at, at.fresh(drawn))
+        alone = [predict(trainer.adapter, at.asked(n), at.asked(n).fresh(drawn)) for n in range(len(CONTINUATIONS))]
         torch.testing.assert_close(torch.cat(alone), together, atol=1e-4, rtol=1e-4)
         assert torch.equal(torch.cat([at.asked(n).teacher for n in range(len(CONTINUATIONS))]), at.teacher)
 
@@ -166,7 +166,7 @@ class TestTraining:
 
     def test_the_training_target_equals_the_attention_that_an_asking_selector_gets(self, engine: Engine) -> None:
         """`Watch` collects the last row's attention in a full prefill."""
-        at = _Trainer(engine)._prepare(example(engine))
+        at = ScoreTrainer(engine).prepare(example(engine))
         adapter, prefix = engine.parts.adapter, engine.parts.runs.before_documents
         for tail, attended in zip(CONTINUATIONS, at.attended, strict=True):
             ids = [*prefix, *sum(CHUNKS, ()), *tail.token_ids[: tail.known]]

@@ -15,9 +15,9 @@ from fastapi import FastAPI
 
 from ragkv import Engine, EngineConfig, StoreConfig
 from ragkv.config import RedisConfig, SessionConfig
-from ragkv.lab.testing.faulty_proxy import Proxy
 from tests.api.helpers import app_on, on_port, plain
 from tests.api.whole import server
+from tests.store.remote.faulty_proxy import Proxy
 from tests.store.remote.servers import LOOPBACK, RedisServer
 
 TIMEOUT_S = 0.5  # of the Redis server

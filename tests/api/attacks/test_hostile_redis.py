@@ -18,7 +18,6 @@ from ragkv.config import RedisConfig
 from ragkv.conversations import manifest
 from ragkv.conversations.shared import SharedSessions
 from ragkv.errors import RemoteError
-from ragkv.lab.testing.faulty_proxy import Proxy
 from ragkv.store import EncodedEntry
 from ragkv.store.remote import values
 from ragkv.store.remote.redis_server import RedisServer as Client
@@ -26,6 +25,7 @@ from ragkv.store.remote.values import Digester
 from tests.conversations.helpers import ask, engine_at, is_full_prefill, question
 from tests.engine.helpers import A, B
 from tests.store.entries import make_entry
+from tests.store.remote.faulty_proxy import Proxy
 from tests.store.remote.helpers import hit, redis_store, redis_tier_of, unique_prefix
 from tests.store.remote.servers import LOOPBACK, RedisServer
 

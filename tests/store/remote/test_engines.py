@@ -12,10 +12,10 @@ import torch
 
 from ragkv import Engine, StoreConfig
 from ragkv.config import RedisConfig
-from ragkv.lab.testing.faulty_proxy import Proxy
 from ragkv.scheduling.encoding import Encoder, SingleFlight
 from ragkv.store import EntryKey
 from tests.engine.helpers import A, B, C, Q, close, engine_of, full_prefill, ids, stored
+from tests.store.remote.faulty_proxy import Proxy
 
 from .helpers import redis_config, redis_store, s3_config, unique_prefix, wait_until
 from .servers import LOOPBACK, RedisServer, S3Server

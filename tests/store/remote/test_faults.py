@@ -8,10 +8,10 @@ import pytest
 
 from ragkv.config import RedisConfig, S3Config, StoreConfig
 from ragkv.errors import EntryDamagedError
-from ragkv.lab.testing.faulty_proxy import Proxy
 from ragkv.store import Entry, Tier
 from ragkv.store.remote import RemoteTier, open_remote
 from tests.store.entries import IDENTITY, ids_of, make_entry, read_all, same
+from tests.store.remote.faulty_proxy import Proxy
 
 from .helpers import unique_prefix, wait_until
 from .servers import LOOPBACK, RedisServer, S3Server, free_port

@@ -10,9 +10,9 @@ import pytest
 
 from ragkv.config import RedisConfig, StoreConfig
 from ragkv.errors import RemoteError
-from ragkv.lab.testing.faulty_proxy import Proxy
 from ragkv.store import HintedEntry, PrefetchHint, Store, TierKind
 from tests.store.entries import IDENTITY, ids_of, make_entry, read_all
+from tests.store.remote.faulty_proxy import Proxy
 
 from .helpers import hit, redis_config, redis_store, redis_tier_of, s3_config, unique_prefix, wait_until
 from .servers import LOOPBACK, RedisServer, S3Server

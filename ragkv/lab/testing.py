@@ -3,6 +3,7 @@
 store = Store([ThrottledTier(MemoryTier(10**9, LRU()), bandwidth_bytes_per_s=1e9)], write_buffer_bytes=0)
 """
 
+import threading
 import time
 from collections.abc import Callable, Container, Iterator, Sequence, Set
 from enum import Enum
@@ -24,7 +25,24 @@ from ragkv.store import (
     WrappedLease,
 )
 
-from .bandwidth import SharedBandwidth, sleep_until
+
+class SharedBandwidth:
+    """A bandwidth that transfers share: they go one after the other, in the order they were asked for. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._free_at = 0.0  # when all transfers asked for so far will be through, on the monotonic clock
+        self._lock = threading.Lock()
+
+    def due_at(self, size_bytes: int, bytes_per_s: float) -> float:
+        """Add a transfer; the monotonic time at which it will be through."""
+        with self._lock:
+            self._free_at = max(self._free_at, time.monotonic()) + size_bytes / bytes_per_s
+            return self._free_at
+
+
+def sleep_until(due_at: float) -> None:
+    """Sleep until the monotonic time `due_at`, not at all if it is past."""
+    time.sleep(max(0.0, due_at - time.monotonic()))
 
 
 class WrappedTier(Tier):
@@ -181,3 +199,6 @@ class _FailingLease(WrappedLease):
             raise OSError(f"layer {layer} fails on purpose")
         self._tier.delete(self.info.key)
         raise EntryDamagedError(self.info.key, f"layer {layer} is damaged on purpose")
+
+
+__all__ = ["FailingTier", "Failure", "SharedBandwidth", "ThrottledTier", "WrappedLease", "WrappedTier", "sleep_until"]

@@ -3,24 +3,19 @@
     with Proxy(("127.0.0.1", 6379), latency_s=0.001, bandwidth_bytes_per_s=100e6) as proxy:
         ...  # connect to ("127.0.0.1", proxy.port)
 
-Its behaviour may be changed at any time. It also runs as a process of its own, so that it takes no time from the
-process that is measured: `python -m ragkv.lab.testing.faulty_proxy 127.0.0.1:6379 --latency-s 0.001 --bandwidth 100e6`
-prints its port.
+Its behaviour may be changed at any time.
 """
 
-import argparse
 import contextlib
 import functools
 import socket
-import sys
 import threading
 import time
 from collections.abc import Callable
 from queue import Queue
 
+from ragkv.lab.testing import SharedBandwidth, sleep_until
 from ragkv.runtime import Closing
-
-from .bandwidth import SharedBandwidth, sleep_until
 
 LOOPBACK = "127.0.0.1"
 _PIECE_BYTES = 64 * 1024
@@ -131,21 +126,3 @@ def _close(one: socket.socket) -> None:
     with contextlib.suppress(OSError):
         one.shutdown(socket.SHUT_RDWR)
     one.close()
-
-
-def _main() -> None:
-    parser = argparse.ArgumentParser(
-        prog="python -m ragkv.lab.testing.faulty_proxy", description="A TCP proxy that is as slow as you ask."
-    )
-    parser.add_argument("target", help="host:port")
-    parser.add_argument("--latency-s", type=float, default=0.0, help="of one direction")
-    parser.add_argument("--bandwidth", type=float, default=None, help="bytes a second, of each direction")
-    options = parser.parse_args()
-    host, _, port = options.target.rpartition(":")
-    with Proxy((host, int(port)), options.latency_s, options.bandwidth) as proxy:
-        print(proxy.port, flush=True)
-        sys.stdin.read()  # until the process that started it ends
-
-
-if __name__ == "__main__":
-    _main()
